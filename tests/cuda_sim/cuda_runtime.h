@@ -113,7 +113,7 @@ inline long long __double_as_longlong(double x) {
     return u;
 }
 
-/* One thread runs at a time; but the thread sanitizer is to see that these are atomic, and order nothing. */
+/* One thread runs at a time; but races.cpp is to see that these are atomic, and order nothing. */
 inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) {
     return __atomic_fetch_add(p, x, __ATOMIC_RELAXED);
 }

@@ -7,13 +7,8 @@
  * all that are not done wait for their block they go on together; when some are done and others wait there,
  * or lanes of one warp wait for different things, nobody can go on: that is said, and the process ends.
  *
- * Stacks are kept from block to block; shared memory is not.
- *
- * The thread sanitizer (SIM_THREAD_SANITIZER) sees each thread of a grid as a fiber of its own: what this
- * file and the runtime do is not instrumented, switching makes no order, and threads are ordered by what
- * orders them on a GPU alone: a launch and its end, a barrier of their block, a meeting of their warp. So it
- * finds races inside a block and between blocks. Its fibers are dear: SLOTS of them serve all blocks in turn,
- * so that of neighbouring blocks no two threads have the same. Shared memory lives until the grid has ended.
+ * Stacks are kept from block to block; shared memory is not. How often a thread has met the others of its
+ * block and of its warp is counted: what it touches in between races with what others do (races.cpp).
  */
 #include "cuda_runtime.h"
 #include "sim.h"
@@ -40,29 +35,6 @@
 #define TO_FIBER(fake, bottom, size) ((void)(fake), (void)(bottom), (void)(size))
 #endif
 
-#ifdef SIM_THREAD_SANITIZER
-extern "C" {
-void *__tsan_get_current_fiber(void);
-void *__tsan_create_fiber(unsigned flags);
-void __tsan_switch_to_fiber(void *fiber, unsigned flags);
-void __tsan_acquire(void *address);
-void __tsan_release(void *address);
-}
-enum { NO_SYNC = 1, RACES = 1, SLOTS = 2048 };
-#define AS_FIBER(fiber) __tsan_switch_to_fiber((fiber), NO_SYNC)
-#define NEW_FIBER() __tsan_create_fiber(0)
-#define THIS_FIBER() __tsan_get_current_fiber()
-#define ACQUIRE(cell) __tsan_acquire(cell)
-#define RELEASE(cell) __tsan_release(cell)
-#else
-enum { RACES = 0, SLOTS = 1024 };
-#define AS_FIBER(fiber) ((void)(fiber))
-#define NEW_FIBER() NULL
-#define THIS_FIBER() NULL
-#define ACQUIRE(cell) ((void)(cell))
-#define RELEASE(cell) ((void)(cell))
-#endif
-
 SimThread *sim_thread;
 dim3 sim_block_index, sim_block, sim_grid;
 
@@ -71,31 +43,17 @@ namespace {
 enum { LANES = 32, THREADS_MAX = 1024, STACK = 256 << 10 };
 enum State { READY, AT_WARP, AT_BLOCK, DONE };
 
-/* What threads run on. */
-struct Slot {
-    void *stack;
-    void *as; /* the thread sanitizer's fiber */
-};
-
 struct Fiber {
     SimThread thread;
     State state;
-    Slot *slot;
-    void *at;     /* saved stack pointer */
-    void *fake;   /* the address sanitizer's */
-    int barriers; /* passed or waited at */
-};
-
-/* Addresses that stand for what orders threads; two in turn, since one thread may be at the next meeting when
- * another has not left this one. */
-struct Cells {
-    char start, block[2], warp[THREADS_MAX / LANES][2];
+    void *at;   /* saved stack pointer */
+    void *fake; /* the address sanitizer's */
 };
 
 struct Warp {
     int first, count, waiting; /* waiting: at the warp's barrier */
-    int turn;                  /* of the two sets of lanes below */
-    SimLane lanes[2][LANES];
+    unsigned meetings;         /* in this block */
+    SimLane lanes[2][LANES];   /* taken in turns */
 };
 
 struct Shared {
@@ -103,18 +61,18 @@ struct Shared {
     void *memory;
 };
 
-Slot slots[SLOTS];
+char *stacks; /* of all fibers, one behind the other */
 Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / LANES];
 int current, count;
-void *scheduler, *scheduler_fake, *scheduler_as;
+uint64_t block_number; /* of the block in its grid */
+unsigned barriers;     /* that the block has passed */
+void *scheduler, *scheduler_fake;
 const void *scheduler_bottom;
 size_t scheduler_size;
 const std::function<void()> *body;
+thread_local bool in_grid; /* what calls is a thread of a kernel, not the host */
 std::vector<Shared> shared;
-std::vector<void *> kept; /* of blocks that have ended */
-Cells *cells;             /* of this block */
-char grid_end;            /* likewise, of a grid */
 char *dynamic;
 int either; /* of __syncthreads_or */
 uint64_t draws;
@@ -149,45 +107,36 @@ void to_scheduler(State state) {
     Fiber *f = &fibers[current];
     f->state = state;
     TO_FIBER(state == DONE ? NULL : &f->fake, scheduler_bottom, scheduler_size);
-    AS_FIBER(scheduler_as);
     sim_switch(&f->at, scheduler);
     FROM_FIBER(f->fake, &scheduler_bottom, &scheduler_size);
 }
+
+char *stack_of(int i) { return stacks + (size_t)i * STACK; }
 
 void run_fiber(int i) {
     Fiber *f = &fibers[i];
     current = i;
     sim_thread = &f->thread;
-    TO_FIBER(&scheduler_fake, f->slot->stack, STACK);
-    AS_FIBER(f->slot->as);
+    TO_FIBER(&scheduler_fake, stack_of(i), STACK);
     sim_switch(&scheduler, f->at);
     FROM_FIBER(scheduler_fake, NULL, NULL);
 }
 
 [[noreturn]] void fiber_main(void) {
     FROM_FIBER(NULL, &scheduler_bottom, &scheduler_size);
-    ACQUIRE(&cells->start);
     (*body)();
-    RELEASE(&grid_end);
     to_scheduler(DONE);
     abort();
 }
 
 /* Stacks begin at different lines of a cache, or all threads of a block would share one of its sets. */
-char *end_of_stack(const Slot *slot) { return (char *)slot->stack + STACK - (slot - slots) % 64 * 17 * 64; }
+char *end_of_stack(int i) { return stack_of(i) + STACK - i % 64 * 17 * 64; }
 
 /* Six registers and the address to return to, which is fiber_main's; behind a call the stack is 8 short of a
  * multiple of 16. */
-void start_fiber(int i, Slot *slot) {
+void start_fiber(int i) {
     Fiber *f = &fibers[i];
-    if (!slot->stack) {
-        slot->stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        slot->as = NEW_FIBER();
-    }
-    if (slot->stack == MAP_FAILED) broken("no memory for a stack");
-    f->slot = slot;
-    f->barriers = 0;
-    void **top = (void **)end_of_stack(slot) - 1;
+    void **top = (void **)end_of_stack(i) - 1;
     *--top = (void *)fiber_main;
     top -= 6;
     f->at = top;
@@ -212,7 +161,7 @@ void run_warp(Warp *w) {
         }
         if (w->waiting == 0 || w->waiting < w->count) continue;
         w->waiting = 0;
-        w->turn ^= 1;
+        w->meetings++;
         for (int i = 0; i < w->count; i++) fibers[w->first + i].state = READY;
         moved = true;
     }
@@ -225,75 +174,82 @@ bool release_block(void) {
     if (done == count) return false;
     if (waiting < count) broken("some threads wait at a barrier that others do not reach");
     for (int i = 0; i < count; i++) fibers[i].state = READY;
+    barriers++;
     return true;
 }
 
-void keep_shared(void) {
-    for (Shared &s : shared) kept.push_back(s.memory);
+void free_shared(void) {
+    for (Shared &s : shared) free(s.memory);
     shared.clear();
-    if (dynamic) kept.push_back(dynamic);
+    free(dynamic);
     dynamic = NULL;
-    kept.push_back(cells);
-}
-
-void free_kept(void) {
-    for (void *memory : kept) free(memory);
-    kept.clear();
 }
 
 void *poisoned(size_t bytes) {
     void *memory = malloc(bytes);
     if (!memory) broken("no memory");
     memset(memory, 0xff, bytes);
+    races_forget(memory, bytes);
     return memory;
 }
 
-/* number: of the block in its grid. */
-void run_block(size_t dynamic_bytes, uint64_t number) {
+void run_block(size_t dynamic_bytes) {
     int warp_count = (count + LANES - 1) / LANES;
     if (dynamic_bytes) dynamic = (char *)poisoned(dynamic_bytes);
-    cells = (Cells *)poisoned(sizeof *cells);
-    for (int i = 0; i < count; i++)
-        start_fiber(i, &slots[RACES ? (number * (uint64_t)count + (uint64_t)i) % SLOTS : (uint64_t)i]);
-    RELEASE(&cells->start);
+    barriers = 0;
+    for (int i = 0; i < count; i++) start_fiber(i);
     for (int w = 0; w < warp_count; w++) {
         warps[w].first = w * LANES;
         warps[w].count = count - w * LANES < LANES ? count - w * LANES : LANES;
-        warps[w].waiting = warps[w].turn = 0;
+        warps[w].waiting = 0;
+        warps[w].meetings = 0;
     }
     do {
         int begin = (int)(draw() % (uint64_t)warp_count);
         for (int w = 0; w < warp_count; w++) run_warp(&warps[(begin + w) % warp_count]);
     } while (release_block());
-    keep_shared();
+    free_shared();
+}
+
+void take_stacks(void) {
+    void *memory = mmap(NULL, (size_t)THREADS_MAX * STACK, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) broken("no memory for stacks");
+    stacks = (char *)memory;
 }
 
 } // namespace
 
 void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()> &thread) {
+    if (!stacks) take_stacks();
     sim_grid = grid;
     sim_block = block;
     count = (int)(block.x * block.y);
     body = &thread;
-    scheduler_as = THIS_FIBER();
+    block_number = 0;
+    in_grid = true;
     for (unsigned y = 0; y < grid.y; y++)
-        for (unsigned x = 0; x < grid.x; x++) {
+        for (unsigned x = 0; x < grid.x; x++, block_number++) {
             sim_block_index = dim3(x, y);
-            run_block(dynamic_bytes, (uint64_t)y * grid.x + x);
-            if (!RACES) free_kept();
+            run_block(dynamic_bytes);
         }
-    ACQUIRE(&grid_end);
-    free_kept();
+    in_grid = false;
+    races_end();
+}
+
+SimPlace sim_place(void) {
+    return {block_number, barriers, (unsigned)current, warps[current / LANES].meetings};
+}
+
+bool sim_private(const void *address) {
+    const char *at = (const char *)address, *lanes = (const char *)warps;
+    return !in_grid || (at >= stacks && at < stacks + (size_t)THREADS_MAX * STACK) ||
+           (at >= lanes && at < lanes + sizeof warps);
 }
 
 /* ---- what kernels call ---- */
 
-void __syncthreads(void) {
-    int turn = fibers[current].barriers++ & 1;
-    RELEASE(&cells->block[turn]);
-    to_scheduler(AT_BLOCK);
-    ACQUIRE(&cells->block[turn]);
-}
+void __syncthreads(void) { to_scheduler(AT_BLOCK); }
 
 /* Written before the barrier, read after it, and cleared between two more. */
 int __syncthreads_or(int condition) {
@@ -308,36 +264,20 @@ int __syncthreads_or(int condition) {
 
 SimLane *sim_lanes(void) {
     Warp *w = &warps[current / LANES];
-    return w->lanes[w->turn];
+    return w->lanes[w->meetings & 1];
 }
 int sim_lane(void) { return current % LANES; }
 
 void sim_meet_warp(void) {
-    Warp *w = &warps[current / LANES];
-    char *cell = &cells->warp[current / LANES][w->turn];
-    w->waiting++;
-    RELEASE(cell);
+    warps[current / LANES].waiting++;
     to_scheduler(AT_WARP);
-    ACQUIRE(cell);
-}
-
-/* Taken by the scheduler, who is ordered before the block and nothing else: not by the thread that happens to
- * come first. */
-static void *take_shared(const void *key, size_t bytes) {
-    AS_FIBER(scheduler_as);
-    shared.push_back({key, poisoned(bytes)});
-    RELEASE(&cells->start);
-    AS_FIBER(fibers[current].slot->as);
-    return shared.back().memory;
 }
 
 void *sim_shared(const void *key, size_t bytes) {
-    void *memory = NULL;
     for (const Shared &s : shared)
-        if (s.key == key) memory = s.memory;
-    if (!memory) memory = take_shared(key, bytes);
-    ACQUIRE(&cells->start);
-    return memory;
+        if (s.key == key) return s.memory;
+    shared.push_back({key, poisoned(bytes)});
+    return shared.back().memory;
 }
 
 char *sim_dynamic_shared(void) { return dynamic; }

@@ -1,36 +1,18 @@
 #!/bin/bash
 # The checks of GPU kernels without a GPU can fail: each mutant of the plugin's sources is found by a test. Compiling takes most of the time.
 . "$(dirname "$0")/../support/prelude.sh"
-source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
-tests=$WEFT_BINARY_DIR
-export TEST_BRIEF=1
+. "$(dirname "$0")/plugin.sh"
 
-# build NAME FILE SED: mutant.so, the plugin with FILE changed by SED.
-build() {
-    local name=$1 file=$2 change=$3 language=c compiler=$SIM_CC flags="-O1 -fPIC -fvisibility=hidden" objects=() object
-    sed -E "$change" "$source/$file" >"$file"
-    ! cmp -s "$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
-    case $file in *.cu) language=c++ compiler=$SIM_CXX flags=${SIM_FLAGS/-O3/-O1} ;; esac
-    # shellcheck disable=SC2086
-    "$compiler" -x "$language" $flags -w -D_GNU_SOURCE -I"$WEFT_SOURCE_DIR/tests/cuda_sim" -I"$WEFT_SOURCE_DIR/src" -c "$file" -o mutant.o ||
-        { fail "$name: it does not compile"; return 1; }
-    for object in $SIM_OBJECTS; do
-        case $object in */"$file".o) ;; *) objects+=("$object") ;; esac
-    done
-    # shellcheck disable=SC2086
-    "$SIM_CXX" ${SIM_SANITIZE:+-fsanitize=$SIM_SANITIZE} -shared "${objects[@]}" mutant.o -o mutant.so || { fail "$name: it does not link"; return 1; }
-}
 # mutant NAME FILE SED WORD...: with FILE changed by SED, the test WORD... fails.
 mutant() {
     local name=$1
-    build "$@" || return
+    build "${@:1:3}" || return
     shift 3
     ! WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1 || fail "$name is not found by $*"
 }
 # passes_over PLUGIN WORD...; passes WORD...: without a change the same test passes.
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
-op() { echo "$tests/test_ops" cuda "$1"; }
 
 for check in test_bias test_attention test_elements test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
 passes env TEST_KIND=cuda "$tests/test_queue"

@@ -1,4 +1,4 @@
-/* Between the two files of the simulated runtime. */
+/* Between the files of the simulated runtime. */
 #ifndef WEFT_TESTS_CUDA_SIM_SIM_H
 #define WEFT_TESTS_CUDA_SIM_SIM_H
 
@@ -12,6 +12,21 @@
 uint64_t sim_draw(uint64_t n);
 /* Runs all blocks of a grid, one after another. */
 void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()> &thread);
+
+/* Where the thread that runs stands: what orders it against others of its grid. */
+struct SimPlace {
+    uint64_t block;            /* of the grid */
+    unsigned barriers;         /* that its block has passed */
+    unsigned thread, meetings; /* of its block; that its warp has passed in this block */
+};
+SimPlace sim_place(void);
+/* Memory of one thread, or of the simulation itself; all of it while no thread of a kernel runs. */
+bool sim_private(const void *address);
+
+/* races.cpp: memory that is taken anew; the end of a grid, which orders all that it did before all that
+ * follows. */
+void races_forget(const void *memory, size_t bytes);
+void races_end(void);
 
 /* Queues work that is tried until it says that it is done: what it waits for is another process. */
 void sim_queue_until(cudaStream_t s, std::function<bool()> work);

@@ -1,0 +1,27 @@
+# For checks of kernels: the plugin over the simulation, with a file changed.
+source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
+tests=$WEFT_BINARY_DIR
+export TEST_BRIEF=1
+
+# compile FILE OBJECT FLAG...: as the build does, with less optimization.
+compile() {
+    local language=c compiler=$SIM_CC flags="-O1 -fPIC -fvisibility=hidden"
+    case $1 in *.cu) language=c++ compiler=$SIM_CXX flags=${SIM_FLAGS/-O3/-O1} ;; esac
+    # shellcheck disable=SC2086
+    "$compiler" -x "$language" $flags -w -D_GNU_SOURCE -I"$WEFT_SOURCE_DIR/tests/cuda_sim" -I"$WEFT_SOURCE_DIR/src" -c "$1" -o "$2" "${@:3}"
+}
+# build NAME FILE SED [FLAG...]: mutant.so, the plugin with FILE changed by SED. An object that lies here is taken for that of the build.
+build() {
+    local name=$1 file=$2 objects=() object
+    sed -E "$3" "$source/$file" >"$file"
+    ! cmp -s "$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
+    compile "$file" mutant.o "${@:4}" || { fail "$name: it does not compile"; return 1; }
+    for object in $SIM_OBJECTS; do
+        case $object in */"$file".o) continue ;; esac
+        [ ! -e "$(basename "$object")" ] || object=$(basename "$object")
+        objects+=("$object")
+    done
+    link mutant.so "${objects[@]}" mutant.o || { fail "$name: it does not link"; return 1; }
+}
+link() { "$SIM_CXX" ${SIM_SANITIZE:+-fsanitize=$SIM_SANITIZE} -shared "${@:2}" -o "$1"; }
+op() { echo "$tests/test_ops" cuda "$1"; }

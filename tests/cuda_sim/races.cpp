@@ -1,0 +1,185 @@
+/* Races of kernels. Where kernels are compiled with -fsanitize=thread, the compiler calls a function before
+ * each access; these are those functions, in place of the sanitizer's library: what orders threads of a GPU
+ * is simpler than what it looks for, and known exactly. Kernels compiled without it never come here.
+ *
+ * Of two accesses of a grid to the same byte, one of which writes, the first must be ordered before the
+ * second:
+ *
+ *   by one thread                                              in order
+ *   by threads of a block, with a barrier of it in between     in order
+ *   by lanes of a warp, with a meeting of it in between        in order
+ *   else                                                       a race, whatever the order here happens to be
+ *
+ * Atomic operations do not race with each other. A race is said, with the place in the plugin's code
+ * (addr2line), and ends the process.
+ *
+ * Of the reads of a byte, and of its atomic operations, two are kept: the last, and of those that are not
+ * ordered before it the farthest (block, warp, lane). No other is needed: blocks run one after another, a
+ * block's threads from barrier to barrier, so whoever does not race with these two does not race with any. */
+#include "sim.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <unordered_map>
+
+namespace {
+
+enum { PAGE = 4096, LANES = 32 };
+enum Kind { READ, ATOMIC, WRITE };
+
+/* A SimPlace in 8 bytes; meetings begin at 1, so zero is none. */
+struct Access {
+    uint64_t block : 20, barriers : 16, thread : 10, meetings : 18;
+};
+
+struct Farthest {
+    Access last, other;
+};
+
+/* What has been done with a byte in this grid. */
+struct Byte {
+    Access write;
+    Farthest kept[WRITE]; /* by READ, ATOMIC */
+};
+
+struct Page {
+    Byte bytes[PAGE];
+};
+
+std::unordered_map<uintptr_t, Page *> pages;
+uintptr_t latest_number;
+Page *latest;
+
+/* How far `now` is from an access before it: 0 if they are ordered, else more for more that would have to
+ * meet. */
+enum Distance { ORDERED, LANE, WARP, BLOCK };
+Distance distance(Access before, Access now) {
+    if (before.meetings == 0) return ORDERED;
+    if (before.block != now.block) return BLOCK;
+    if (before.barriers != now.barriers || before.thread == now.thread) return ORDERED;
+    if (before.thread / LANES != now.thread / LANES) return WARP;
+    return before.meetings != now.meetings ? ORDERED : LANE;
+}
+
+void keep(Farthest *f, Access now) {
+    if (distance(f->last, now) > distance(f->other, now)) f->other = f->last;
+    f->last = now;
+}
+
+Access here(void) {
+    SimPlace p = sim_place();
+    Access a;
+    a.block = p.block;
+    a.barriers = p.barriers;
+    a.thread = p.thread;
+    a.meetings = p.meetings + 1;
+    if (a.block != p.block || a.barriers != p.barriers || a.meetings != p.meetings + 1) {
+        fprintf(stderr, "cuda_sim: this grid is too large to look for races in it\n");
+        abort();
+    }
+    return a;
+}
+
+Page *page_of(uintptr_t number) {
+    if (number == latest_number && latest) return latest;
+    Page *&page = pages[number];
+    if (!page) page = (Page *)calloc(1, sizeof *page);
+    if (!page) abort();
+    latest_number = number;
+    return latest = page;
+}
+
+const char *const names[] = {"reads", "changes atomically", "writes"};
+
+[[noreturn]] void race(Kind kind, Access now, const char *before, Access then, const void *code) {
+    Dl_info info;
+    bool known = dladdr(code, &info) != 0;
+    fprintf(stderr,
+            "cuda_sim: a race: block %u, thread %u %s what block %u, thread %u %s since they last met\n"
+            "    addr2line -e %s 0x%zx\n",
+            (unsigned)now.block, (unsigned)now.thread, names[kind], (unsigned)then.block,
+            (unsigned)then.thread, before, known ? info.dli_fname : "?",
+            (size_t)((const char *)code - (const char *)(known ? info.dli_fbase : 0)));
+    abort();
+}
+
+void check(Kind kind, Access now, const char *before, Access then, const void *code) {
+    if (distance(then, now) != ORDERED) race(kind, now, before, then, code);
+}
+
+void touch(Byte *b, Kind kind, Access now, const void *code) {
+    check(kind, now, "wrote", b->write, code);
+    for (int k = READ; k < WRITE; k++) {
+        if (k == (int)kind) continue;
+        const char *before = k == READ ? "read" : "changed atomically";
+        check(kind, now, before, b->kept[k].last, code);
+        check(kind, now, before, b->kept[k].other, code);
+    }
+    if (kind == WRITE)
+        b->write = now;
+    else
+        keep(&b->kept[kind], now);
+}
+
+void access(const void *address, size_t bytes, Kind kind, const void *code) {
+    if (sim_private(address)) return;
+    Access now = here();
+    for (uintptr_t at = (uintptr_t)address, end = at + bytes; at < end; at++)
+        touch(&page_of(at / PAGE)->bytes[at % PAGE], kind, now, code);
+}
+
+} // namespace
+
+void races_forget(const void *memory, size_t bytes) {
+    if (pages.empty()) return;
+    for (uintptr_t at = (uintptr_t)memory, end = at + bytes; at < end; at++) {
+        auto page = pages.find(at / PAGE);
+        if (page != pages.end()) page->second->bytes[at % PAGE] = Byte();
+    }
+}
+
+void races_end(void) {
+    for (auto &page : pages) free(page.second);
+    pages.clear();
+    latest = NULL;
+}
+
+/* ---- what the compiler calls ---- */
+
+#define HERE __builtin_return_address(0)
+#define SIZED(bytes)                                                             \
+    void __tsan_read##bytes(void *p) { access(p, bytes, READ, HERE); }           \
+    void __tsan_write##bytes(void *p) { access(p, bytes, WRITE, HERE); }         \
+    void __tsan_unaligned_read##bytes(void *p) { access(p, bytes, READ, HERE); } \
+    void __tsan_unaligned_write##bytes(void *p) { access(p, bytes, WRITE, HERE); }
+/* Those that cuda_runtime.h makes use of; a kernel's atomic operations are these and no others. */
+#define ATOMIC_OF(bits, T)                                             \
+    T __tsan_atomic##bits##_load(const volatile T *p, int order) {     \
+        access((const void *)p, sizeof *p, ATOMIC, HERE);              \
+        return __atomic_load_n(p, order);                              \
+    }                                                                  \
+    void __tsan_atomic##bits##_store(volatile T *p, T x, int order) {  \
+        access((const void *)p, sizeof *p, ATOMIC, HERE);              \
+        __atomic_store_n(p, x, order);                                 \
+    }                                                                  \
+    T __tsan_atomic##bits##_fetch_add(volatile T *p, T x, int order) { \
+        access((const void *)p, sizeof *p, ATOMIC, HERE);              \
+        return __atomic_fetch_add(p, x, order);                        \
+    }
+
+extern "C" {
+void __tsan_init(void) {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit(void) {}
+SIZED(1)
+SIZED(2)
+SIZED(4)
+SIZED(8)
+SIZED(16)
+void __tsan_read_range(void *p, size_t bytes) { access(p, bytes, READ, HERE); }
+void __tsan_write_range(void *p, size_t bytes) { access(p, bytes, WRITE, HERE); }
+ATOMIC_OF(32, uint32_t)
+ATOMIC_OF(64, uint64_t)
+}
