@@ -97,7 +97,8 @@ while IFS=$'\t' read -r key effect value; do
     [ "$effect" = curve ] && [ "${value:0:1}" != "[" ] && grep -q "which would change the curve" "row.$key.err" && words+=("$key=$value") && keys="$keys${keys:+, }$key"
     [ "$effect" = run ] || continue
     train base "$key=$value" "run.allow_changes=[$key]"
-    [ "$(cat base.status)" -eq 78 ] && grep -q "^weft: .*$key.*\(another run\|not a multiple\|model\)" base.err || fail "$key, with leave: $(tail -1 base.err)"
+    refused="^weft: .*$key.*\(another run\|not a multiple\|model\|: set train\)\|^weft: model: the family .* no key for another ${key#*.} than its own"
+    [ "$(cat base.status)" -eq 78 ] && grep -q "$refused" base.err || fail "$key, with leave: $(tail -1 base.err)"
 done <rows
 cp -r base leave
 train leave train.steps=6 "${words[@]}" "run.allow_changes=[$keys, data, mixture]"
