@@ -1111,11 +1111,9 @@ const Option config_options[] = {
      .offset = AT(train.multi_token_kind),
      .fallback = "heads",
      .choices = "heads|module",
-     .help =
-         "What they are. heads: a matrix each, on the states of the head. module: DeepSeek-V3's, one: a "
-         "block "
-         "behind the last one that reads the next token too, before the model's own head; of deepseek_v3, "
-         "whose checkpoints have it."},
+     .help = "What they are. heads: a matrix each, on the states of the head. module: one as DeepSeek-V3 has "
+             "it, a block behind the last that reads the next token too and ends in the model's own head. "
+             "For deepseek_v3, whose files have it."},
     {.key = "train.multi_token_weight",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,

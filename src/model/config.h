@@ -95,7 +95,8 @@ typedef struct ModelConfig {
     int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
     double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
-    bool norm_topk_prob;                /* weights of a token's experts are divided by their sum */
+    bool further_module; /* of train.multi_token_kind: a module (layers/module.c) in place of further heads */
+    bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
     /* Of the adapters that were put to it (model/adapters.h): in no config.json. rank 0: there are none. */
@@ -105,7 +106,6 @@ typedef struct ModelConfig {
      * that of its experts. In no config.json either; 0 ranks: all are here. */
     int64_t expert_ranks, expert_place;
     int64_t further_heads; /* of train.multi_token: in no config.json; at most FURTHER_HEADS */
-    bool further_module;   /* one, which is a module (layers/module.c) in place of a head */
 } ModelConfig;
 enum { FURTHER_HEADS = 4 };
 /* Ranks that share experts out, and how many of a layer each has. */

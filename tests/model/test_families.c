@@ -359,12 +359,43 @@ static void mixers_are_a_pattern(void **state) {
     check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"hawk\"],\"conv_size\":9}", "conv_size is 9");
 }
 
+/* A module is a block more, two norms and a matrix before it and a norm behind it: as many parameters as that
+ * of DeepSeek-V3 has without its copies of embedding and head, by the names of a layer behind the last. */
+static void a_module_is_a_layer_behind_the_last(void **state) {
+    (void)state;
+    Error err = {0};
+    ParamTable t;
+    Text text = {0};
+    ModelConfig c = shape_of(&family_deepseek_v3, &family_deepseek_v3.sizes[0]);
+    c.further_heads = 1, c.further_module = true;
+    assert_int_equal(model_config_complete(&c, "module", &err), OK);
+    assert_int_equal(model_parameter_count(&c), family_deepseek_v3.sizes[0].parameters + 11610068224);
+    assert_int_equal(param_table_build(&t, &c, &err), OK);
+    assert_int_equal(t.elements, model_parameter_count(&c));
+    const Param *joins = param_find(&t, "model.layers.61.eh_proj.weight");
+    assert_non_null(joins);
+    assert_int_equal(joins->cols, 2 * c.hidden_size);
+    assert_int_equal(joins->unit, 62);
+    assert_non_null(param_find(&t, "model.layers.61.shared_head.norm.weight"));
+    assert_non_null(param_find(&t, "model.layers.61.mlp.experts.255.down_proj.weight"));
+    assert_non_null(param_find(&t, "model.norm.weight"));
+    assert_null(param_find(&t, "model.layers.62.enorm.weight"));
+    param_table_free(&t);
+    model_config_write(&c, "bfloat16", &text);
+    assert_non_null(strstr(text.data, "\"num_nextn_predict_layers\": 1"));
+    text_free(&text);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes_are_met),           cmocka_unit_test(entries_are_whole),
-        cmocka_unit_test(an_entry_is_all_it_takes),          cmocka_unit_test(what_an_entry_refuses_is_named),
-        cmocka_unit_test(experts_follow_each_other),         cmocka_unit_test(experts_freeze_together),
-        cmocka_unit_test(recurrences_have_their_parameters), cmocka_unit_test(mixers_are_a_pattern),
-        cmocka_unit_test(keys_of_experts_are_read)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(published_sizes_are_met),
+                                       cmocka_unit_test(entries_are_whole),
+                                       cmocka_unit_test(an_entry_is_all_it_takes),
+                                       cmocka_unit_test(what_an_entry_refuses_is_named),
+                                       cmocka_unit_test(experts_follow_each_other),
+                                       cmocka_unit_test(experts_freeze_together),
+                                       cmocka_unit_test(recurrences_have_their_parameters),
+                                       cmocka_unit_test(mixers_are_a_pattern),
+                                       cmocka_unit_test(keys_of_experts_are_read),
+                                       cmocka_unit_test(a_module_is_a_layer_behind_the_last)};
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -196,8 +196,8 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
-    if (p->records &&
-        own->losses == p->losses) /* of all logits: where ranks share them nothing asks (train/setup.c) */
+    /* Of all logits: where ranks share them nothing asks (train/setup.c). */
+    if (p->records && own->losses == p->losses)
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
            p->batch.targets + c.first, WHOLE_VOCABULARY, p->records + c.first);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
