@@ -110,9 +110,8 @@ static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t 
 }
 
 Cost unit_part_cost(const ModelConfig *c, int unit, int part, int64_t context) {
-    Step steps[UNIT_PARTS];
-    CHECK(part >= 0 && part < unit_steps(c, unit, steps));
-    return steps[part].kind == STEP_LAYER ? part_cost(c, unit, steps[part].part, context) : (Cost){0, 0, 0};
+    Step step = unit_step(c, unit, part);
+    return step.kind == STEP_LAYER ? part_cost(c, unit, step.part, context) : (Cost){0, 0, 0};
 }
 
 static Cost unit_cost(const ModelConfig *c, int unit, Recompute recompute, int64_t context) {

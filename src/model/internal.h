@@ -22,6 +22,7 @@ typedef struct Step {
 
 /* Returns how many. */
 int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]);
+Step unit_step(const ModelConfig *c, int unit, int part); /* one of them */
 
 /* The tensors of a sublayer. Of one that stands alone x alone is there, which is n, or nothing. */
 typedef struct SublayerTensors {

@@ -37,10 +37,12 @@ static const ParamRow *norm_before(NormPlace place, int sublayer) {
     return NULL;
 }
 
-static Sublayer sublayer_of(const Arch *a, int sublayer, const Layer *layer) {
-    return (Sublayer){.in = norm_before(a->norms, sublayer),
-                      .out = a->norms == NORMS_BEFORE ? NULL : around_out[sublayer],
-                      .layer = layer};
+/* Member by member: a whole one, put together on the stack and copied, took a third of planning. */
+static void put_sublayer(const Arch *a, int sublayer, const Layer *layer, Sublayer *out) {
+    out->in = norm_before(a->norms, sublayer);
+    out->out = a->norms == NORMS_BEFORE ? NULL : around_out[sublayer];
+    out->layer = layer;
+    out->training = false;
 }
 
 /* What a block does along the sequence, and whether an MLP follows: behind Lingua's minGRU and minLSTM none.
@@ -63,10 +65,10 @@ static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
 static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]) {
     const Arch *a = &model_family(c)->arch;
     BlockShape block = model_block(c, number);
-    out[0] = sublayer_of(a, 0, mixer_layer(c, block.mixer));
+    put_sublayer(a, 0, mixer_layer(c, block.mixer), &out[0]);
     if (mixers[block.mixer].alone) return 1;
     const Layer *experts = c->n_shared_experts > 0 ? &layer_shared_experts : &layer_experts;
-    out[1] = sublayer_of(a, 1, block.experts ? experts : &layer_mlp);
+    put_sublayer(a, 1, block.experts ? experts : &layer_mlp, &out[1]);
     return 2;
 }
 
@@ -122,28 +124,33 @@ bool lifetime_stays(Lifetime life, Recompute recompute) {
     return false;
 }
 
+/* A block enters its sublayers even where no norm stands there: the stream has to take the result before; so
+ * does what ends a stream. */
+static bool enters(const Sublayer *s, int index) { return !sublayer_alone(s) || index > 0; }
+
+static int sublayer_steps(const Sublayer *s, int index) {
+    return (enters(s, index) ? 1 : 0) + s->layer->part_count + (s->out ? 1 : 0);
+}
+
 /* The parts of the sublayer's layer, of which the last makes its result, and some a term of it. */
-static int layer_steps(const Layer *layer, int sublayer, Lifetime result, Step *steps) {
-    for (int i = 0; i < layer->part_count; i++) {
-        const Part *part = &layer->parts[i];
-        bool last = i == layer->part_count - 1;
-        steps[i] = (Step){STEP_LAYER, sublayer, part, last, last || part->term ? result : part->makes};
-    }
-    return layer->part_count;
+static Step layer_step(const Layer *layer, int sublayer, Lifetime result, int i) {
+    const Part *part = &layer->parts[i];
+    bool last = i == layer->part_count - 1;
+    return (Step){STEP_LAYER, sublayer, part, last, last || part->term ? result : part->makes};
 }
 
 /* What a sublayer adds is made again exactly if a stream after it is: the next sublayer's; the last one's is
  * on its way to the unit's output, the next unit's input, which nothing makes again. A norm after the layer
  * is done again with its 1 / rms, and needs the layer's result itself: both are saved, or made again. */
-static int sublayer_steps(const Sublayer *s, int index, bool ends, Step *steps) {
+static Step sublayer_step(const Sublayer *s, int index, bool ends, int i) {
     Lifetime result = ends ? LIFE_INPUT : stream_lifetime(index + 1);
-    int n = 0;
-    if (!sublayer_alone(s) || index > 0)
-        steps[n++] = (Step){
+    int first = enters(s, index) ? 1 : 0;
+    if (i < first)
+        return (Step){
             .kind = STEP_ENTER, .sublayer = index, .makes = s->in ? LIFE_CHEAP : stream_lifetime(index)};
-    n += layer_steps(s->layer, index, s->out ? LIFE_SAVED : result, &steps[n]);
-    if (s->out) steps[n++] = (Step){.kind = STEP_LEAVE, .sublayer = index, .makes = LIFE_SAVED};
-    return n;
+    if (i - first < s->layer->part_count)
+        return layer_step(s->layer, index, s->out ? LIFE_SAVED : result, i - first);
+    return (Step){.kind = STEP_LEAVE, .sublayer = index, .makes = LIFE_SAVED};
 }
 
 /* Of a block, where norms stand before the layers (e: enter, l: leave), and where after:
@@ -151,66 +158,74 @@ static int sublayer_steps(const Sublayer *s, int index, bool ends, Step *steps) 
  *     e  q k v  attention  output     e  gate and up  down     sum
  *     e  q k v  attention  output  l  e  gate and up  down  l  sum
  *
- * A block enters its sublayers even where no norm stands there: the stream has to take the result before; so
- * does what ends a stream. */
-int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]) {
+ * Planning asks for single steps, millions of times: so none but these is made. False: there is none. */
+static bool find_step(const ModelConfig *c, int unit, int part, Step *step) {
     Sublayer sublayers[UNIT_SUBLAYERS];
-    int count = unit_sublayers(c, unit, sublayers), n = 0;
-    for (int s = 0; s < count; s++) {
-        CHECK(n + sublayers[s].layer->part_count + 3 <= UNIT_PARTS);
-        n += sublayer_steps(&sublayers[s], s, s == count - 1, &steps[n]);
+    int count = unit_sublayers(c, unit, sublayers);
+    for (int s = 0; s < count && part >= 0; s++) {
+        int steps = sublayer_steps(&sublayers[s], s);
+        if (part < steps) {
+            *step = sublayer_step(&sublayers[s], s, s == count - 1, part);
+            return true;
+        }
+        part -= steps;
     }
-    if (!sublayer_alone(&sublayers[count - 1]))
-        steps[n++] = (Step){.kind = STEP_ADD, .sublayer = count - 1, .makes = LIFE_INPUT};
-    return n;
+    *step = (Step){.kind = STEP_ADD, .sublayer = count - 1, .makes = LIFE_INPUT};
+    return part == 0 && !sublayer_alone(&sublayers[count - 1]);
 }
 
 Parts unit_parts(const ModelConfig *c, int unit) {
-    Step steps[UNIT_PARTS];
-    return (Parts){0, unit_steps(c, unit, steps)};
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    int count = unit_sublayers(c, unit, sublayers), end = sublayer_alone(&sublayers[count - 1]) ? 0 : 1;
+    for (int s = 0; s < count; s++) end += sublayer_steps(&sublayers[s], s);
+    return (Parts){0, end};
 }
 
-static Step step_of(const ModelConfig *c, int unit, int part) {
-    Step steps[UNIT_PARTS];
-    CHECK(part >= 0 && part < unit_steps(c, unit, steps));
-    return steps[part];
+int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]) {
+    int n = 0, end = unit_parts(c, unit).end;
+    CHECK(end <= UNIT_PARTS);
+    while (n < end && find_step(c, unit, n, &steps[n])) n++;
+    return n;
+}
+
+Step unit_step(const ModelConfig *c, int unit, int part) {
+    Step step;
+    CHECK(find_step(c, unit, part, &step));
+    return step;
 }
 
 const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
-    Step step = step_of(c, unit, part);
+    Step step = unit_step(c, unit, part);
     return step.kind == STEP_LAYER ? step.part->product : NULL;
 }
 
 bool unit_part_fused(const ModelConfig *c, int unit, int part) {
-    Step step = step_of(c, unit, part);
+    Step step = unit_step(c, unit, part);
     return step.kind == STEP_LAYER && step.part->fused;
 }
 
 bool unit_part_attends(const ModelConfig *c, int unit, int part) {
-    if (part < 0 || part >= unit_parts(c, unit).end) return false;
-    Step step = step_of(c, unit, part);
-    return step.kind == STEP_LAYER && step.part->attends;
+    Step step;
+    return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->attends;
 }
 
 bool unit_part_by_experts(const ModelConfig *c, int unit, int part) {
-    if (part < 0 || part >= unit_parts(c, unit).end) return false;
-    Step step = step_of(c, unit, part);
-    return step.kind == STEP_LAYER && step.part->by_experts;
+    Step step;
+    return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->by_experts;
 }
 
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {
-    return !lifetime_stays(step_of(c, unit, part).makes, policy);
+    return !lifetime_stays(unit_step(c, unit, part).makes, policy);
 }
 
 /* For people: the listing of a plan names parts by these. */
 const char *unit_part_name(const ModelConfig *c, int unit, int part) {
-    Step steps[UNIT_PARTS];
+    Step step = unit_step(c, unit, part);
     Sublayer sublayers[UNIT_SUBLAYERS];
-    CHECK(part >= 0 && part < unit_steps(c, unit, steps));
     unit_sublayers(c, unit, sublayers);
-    switch (steps[part].kind) {
-    case STEP_ENTER: return sublayers[steps[part].sublayer].in ? "norm" : "stream";
-    case STEP_LAYER: return steps[part].part->name;
+    switch (step.kind) {
+    case STEP_ENTER: return sublayers[step.sublayer].in ? "norm" : "stream";
+    case STEP_LAYER: return step.part->name;
     case STEP_LEAVE: return "norm of the result";
     case STEP_ADD: return "sum";
     }
