@@ -9,8 +9,8 @@ SECONDS ?= 60
 TARGET ?=
 TESTS ?=
 JOBS ?= $(shell nproc)
-# Tests wait for files and for each other's messages: two for a core keep it busy.
-TEST_JOBS ?= $(shell expr 2 \* $(JOBS))
+# Tests wait for files and for each other's messages: three for a core keep it busy.
+TEST_JOBS ?= $(shell expr 3 \* $(JOBS))
 
 .PHONY: all build setup demo test fuzz bench interop soak plan-cases cluster install format format-check clean help
 
