@@ -26,9 +26,9 @@ TINY_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_po
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 8,
           "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1, "first_k_dense_replace": 1}
-# By model_type: the classes' name, and what the family has of its own, each variant one model.
 # transformers has none of these.
 OURS = {"recurrent"}
+# By model_type: the classes' name, and what the family has of its own, each variant one model.
 FAMILIES = {
     "llama": ("Llama", [{}, {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "tie_word_embeddings": True},
                         {"rope_parameters": YARN},
@@ -68,8 +68,8 @@ SAME_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_lay
                "head_dim", "sliding_window", "layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings", "rms_norm_eps",
                "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "n_inner", "layer_norm_epsilon",
                "max_position_embeddings", "attention_bias", "mlp_bias", "num_experts", "num_local_experts", "num_experts_per_tok",
-               "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-               "v_head_dim", "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor"]
+               "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "q_lora_rank", "kv_lora_rank",
+               "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor"]
 failures = []
 
 

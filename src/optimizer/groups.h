@@ -32,8 +32,8 @@ typedef struct ParamGroup {
 
 typedef struct ParamGroups {
     int count;
-    ParamGroup
-        *items;    /* [count] items of optimizer.groups, the rest, those beside others, the base, the fixed */
+    /* [count] items of optimizer.groups, the rest, those beside others, the base, the fixed */
+    ParamGroup *items;
     int *of;       /* [parameters] group of each */
     uint64_t seed; /* of the rounding of states */
     double ema;    /* decay of the average of all weights; 0: none is kept */

@@ -214,12 +214,6 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
             "run.device: %s: the family %s has attention sinks, for which there are no kernels yet: "
             "take run.device=cpu",
             d->name, model_family(model)->model_type);
-    if (model_family(model)->arch.latent && !described && !d->ops.latent_forward)
-        return error_set(
-            err, ERR_CONFIG,
-            "run.device: %s: the family %s has latent attention, for which there are no kernels yet: "
-            "take run.device=cpu",
-            d->name, model_family(model)->model_type);
     if (model_is_recurrent(model) && !described && !d->ops.scan_forward)
         return error_set(
             err, ERR_CONFIG,

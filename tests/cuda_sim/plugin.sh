@@ -10,18 +10,22 @@ compile() {
     # shellcheck disable=SC2086
     "$compiler" -x "$language" $flags -w -D_GNU_SOURCE -I"$WEFT_SOURCE_DIR/tests/cuda_sim" -I"$WEFT_SOURCE_DIR/src" -c "$1" -o "$2" "${@:3}"
 }
-# build NAME FILE SED [FLAG...]: mutant.so, the plugin with FILE changed by SED. An object that lies here is taken for that of the build.
-build() {
-    local name=$1 file=$2 objects=() object
-    sed -E "$3" "$source/$file" >"$file"
-    ! cmp -s "$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
-    compile "$file" mutant.o "${@:4}" || { fail "$name: it does not compile"; return 1; }
+# link PLUGIN [FILE OBJECT]: of the build's objects, with OBJECT in place of FILE's. One that lies here is taken for that of the build.
+link() {
+    local objects=() object
     for object in $SIM_OBJECTS; do
-        case $object in */"$file".o) continue ;; esac
+        case $object in */"${2:-none}".o) object=$3 ;; esac
         [ ! -e "$(basename "$object")" ] || object=$(basename "$object")
         objects+=("$object")
     done
-    link mutant.so "${objects[@]}" mutant.o || { fail "$name: it does not link"; return 1; }
+    "$SIM_CXX" ${SIM_SANITIZE:+-fsanitize=$SIM_SANITIZE} -shared "${objects[@]}" -o "$1"
 }
-link() { "$SIM_CXX" ${SIM_SANITIZE:+-fsanitize=$SIM_SANITIZE} -shared "${@:2}" -o "$1"; }
+# build NAME FILE SED [FLAG...]: mutant.so, the plugin with FILE changed by SED.
+build() {
+    local name=$1 file=$2
+    sed -E "$3" "$source/$file" >"$file"
+    ! cmp -s "$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
+    compile "$file" mutant.o "${@:4}" || { fail "$name: it does not compile"; return 1; }
+    link mutant.so "$file" mutant.o || { fail "$name: it does not link"; return 1; }
+}
 op() { echo "$tests/test_ops" cuda "$1"; }

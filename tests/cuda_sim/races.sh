@@ -9,12 +9,7 @@ export TEST_TOKENS=17
 for file in "$source"/*.cu; do
     compile "$file" "$(basename "$file").o" -fsanitize=thread -g1 || fail "$file does not compile"
 done
-objects=()
-for object in $SIM_OBJECTS; do
-    [ ! -e "$(basename "$object")" ] || object=$(basename "$object")
-    objects+=("$object")
-done
-link races.so "${objects[@]}" || fail "the plugin does not link"
+link races.so || fail "the plugin does not link"
 
 # A race is a line of the simulation's, and where in the source.
 runs() { WEFT_CUDA=$PWD/$1 "$tests/test_ops" cuda ${2:+"$2"} >log 2>&1; }

@@ -82,8 +82,8 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
         if (f == &family_qwen3_moe) c.moe_intermediate_size = 10;
         c.norm_topk_prob = c.norm_topk_prob || (f == &family_olmoe && tied);
     }
-    if (f->arch
-            .latent) { /* queries with a latent or without, groups or none, values as wide as keys or not */
+    if (f->arch.latent) {
+        /* Queries with a latent or without, values as wide as keys or not, shared experts or none. */
         c.num_key_value_heads = 4, c.head_dim = 0, c.moe_intermediate_size = 10;
         c.q_lora_rank = tied ? 0 : 8, c.kv_lora_rank = 12, c.qk_nope_head_dim = 4, c.qk_rope_head_dim = 6;
         c.v_head_dim = biases ? 10 : 7, c.n_shared_experts = tied ? 0 : 2, c.first_k_dense_replace = 0;

@@ -98,6 +98,7 @@ has out 'visits of ep: where tokens go evenly'
 exits 0 plan run.yaml -n 4 mesh.ep=2 --program
 has out 'VISIT_X        u1 m0 FWD gate and up of experts, down of experts'
 has out 'VISIT_X        u1 m0 BWD gate and up of experts, down of experts'
+
 # DeepSeek: latent attention, grouped sigmoid routing with a bias, shared experts, a dense first layer; on meshes as alone.
 deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
   model.router_aux_loss_coef=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8

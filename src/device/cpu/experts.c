@@ -32,11 +32,10 @@ static void sort_ascending(int32_t *x, int count) {
         }
 }
 
-/* The `count` largest, ascending by their places; returns how many. */
-static int choose(int n, const float *keys, int count, int32_t *chosen) {
+/* The `count` largest, ascending by their places. */
+static void choose(int n, const float *keys, int count, int32_t *chosen) {
     for (int i = 0; i < count; i++) chosen[i] = (int32_t)best_left(keys, n, chosen, i);
     sort_ascending(chosen, count);
-    return count;
 }
 
 static void softmax(int n, float *x) {
@@ -63,31 +62,36 @@ static float group_key(int count, const float *keys, bool two) {
     return two ? first + second : first;
 }
 
-/* What experts are chosen by, of those in groups that are: they stay side by side. `of` says which they
- * are. */
-static int open_keys(RouteShape s, const float *x, float *keys, int32_t *of) {
-    int size = s.groups > 1 ? s.experts / s.groups : s.experts, groups = s.groups > 1 ? s.groups : 1, n = 0;
+/* The keys of the groups that are chosen, side by side; `of` says whose they are. */
+static int open_keys(RouteShape s, float *keys, int32_t *of) {
+    int size = s.experts / s.groups, n = 0;
     float best[EXPERTS_MAX];
     int32_t open[EXPERTS_MAX];
-    open[0] = 0;
-    for (int e = 0; e < s.experts; e++) keys[e] = s.bias ? x[e] + s.bias[e] : x[e];
-    for (int g = 0; g < groups; g++) best[g] = group_key(size, keys + g * size, s.sigmoid);
-    int chosen = s.groups > 1 ? choose(groups, best, s.groups_chosen, open) : 1;
-    for (int g = 0; g < chosen; g++)
+    for (int g = 0; g < s.groups; g++) best[g] = group_key(size, keys + g * size, s.sigmoid);
+    choose(s.groups, best, s.groups_chosen, open);
+    for (int g = 0; g < s.groups_chosen; g++)
         for (int e = open[g] * size; e < (open[g] + 1) * size; e++) keys[n] = keys[e], of[n++] = e;
     return n;
+}
+
+static void choose_of_groups(RouteShape s, float *keys, int32_t *chosen) {
+    int32_t of[EXPERTS_MAX];
+    int open = open_keys(s, keys, of);
+    CHECK(s.chosen <= open);
+    choose(open, keys, s.chosen, chosen);
+    for (int i = 0; i < s.chosen; i++) chosen[i] = of[chosen[i]];
 }
 
 /* A softmax keeps the order of logits, and is more than is needed to choose. */
 void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights) {
     float keys[EXPERTS_MAX];
-    int32_t of[EXPERTS_MAX];
     CHECK(s.experts <= EXPERTS_MAX && s.chosen <= s.experts);
     if (s.sigmoid) route_score(s, scores);
-    int open = open_keys(s, scores, keys, of);
-    CHECK(s.chosen <= open);
-    choose(open, keys, s.chosen, chosen);
-    for (int i = 0; i < s.chosen; i++) chosen[i] = of[chosen[i]];
+    for (int e = 0; e < s.experts; e++) keys[e] = s.bias ? scores[e] + s.bias[e] : scores[e];
+    if (s.groups > 1)
+        choose_of_groups(s, keys, chosen);
+    else
+        choose(s.experts, keys, s.chosen, chosen);
     if (!s.sigmoid) route_score(s, scores);
     route_weigh(s, scores, chosen, weights);
 }

@@ -216,16 +216,21 @@ static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {
     return (Chunk){model_chunk_first(m, i), model_chunk_rows(m, i), span, begins, input, weight};
 }
 
-/* The slice that is asked for, or all chunks. */
-static void all_chunks(const LayerPass *w, bool input, bool weight) {
+/* The slice that is asked for, or all chunks, for a head with the model's matrix. */
+typedef Head HeadOf(const LayerPass *w, Chunk c);
+static void all_chunks(const LayerPass *w, HeadOf *head_of, bool input, bool weight) {
     const Model *m = w->pass->model;
-    if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
     for (int i = 0; i < model_chunks(m); i++) {
         Chunk c = chunk_of(m, i, input, weight);
-        Head own = first_head(w, c);
+        Head own = head_of(w, c);
         if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
         if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
     }
+}
+
+static void first_chunks(const LayerPass *w, bool input, bool weight) {
+    if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
+    all_chunks(w, first_head, input, weight);
 }
 
 static void all_further(const LayerPass *w, bool input, bool weight) {
@@ -253,14 +258,14 @@ static void final_norm_backward(const LayerPass *w, Half half) {
 /* Without a backward pass to come, losses only. */
 static void head_forward(const LayerPass *w) {
     bool training = w->pass->training;
-    all_chunks(w, training, training && !w->pass->defer_head);
+    first_chunks(w, training, training && !w->pass->defer_head);
 }
 
 /* Deferred, the weight half finds neither normed states nor logits: scratch was others' in between. */
 static void head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
     final_norm(w);
-    all_chunks(w, false, true);
+    first_chunks(w, false, true);
 }
 
 /* An evaluation asks the head alone. */
@@ -286,32 +291,26 @@ static void module_norm_backward(const LayerPass *w, Half half) {
                       w->tensors[MODULE_DNORMED], w->dstream, false);
 }
 
-static void module_chunks(const LayerPass *w, bool input, bool weight) {
-    const Model *m = w->pass->model;
-    for (int i = 0; i < model_chunks(m); i++) {
-        Chunk c = chunk_of(m, i, input, weight);
-        Head own = module_head(w, c);
-        make_logits(w, c);
-        use_logits(w, c, &own);
-    }
-}
-
 static void module_head_forward(const LayerPass *w) {
     CHECK(!w->pass->training || w->pass->defer_head);
-    if (w->pass->training) module_chunks(w, true, false);
+    if (w->pass->training) all_chunks(w, module_head, true, false);
 }
 
 static void module_head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT)) return;
     module_norm(w);
-    module_chunks(w, false, true);
+    all_chunks(w, module_head, false, true);
+}
+
+static double product_flops(const ModelConfig *c) {
+    return 2 * (double)c->vocab_size * (double)c->hidden_size;
 }
 
 /* Of either head with a module: logits and the gradient of the states forward; on the way back logits again,
  * and the gradient of the matrix. */
 static Cost deferred_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)unit, (void)context;
-    double product = 2 * (double)c->vocab_size * (double)c->hidden_size;
+    double product = product_flops(c);
     return (Cost){2 * product, 0, 2 * product};
 }
 
@@ -324,7 +323,7 @@ static Cost no_cost(const ModelConfig *c, int unit, int64_t context) {
 /* ... and is used twice. */
 static Cost second_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)unit, (void)context;
-    double product = 2 * (double)c->vocab_size * (double)c->hidden_size;
+    double product = product_flops(c);
     return (Cost){product, product, product};
 }
 
