@@ -288,8 +288,16 @@ static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *s
     return describe(args, q, c, d, err);
 }
 
-/* The order of a run: configuration, shape, device, dtype, plan. The device is opened for its figures;
- * nothing is computed on it. */
+/* Opened for its figures; nothing is computed on it. Hardware that was stated is described instead, so that
+ * its plan is the same wherever it is made: one thread a rank feeds a GPU, and products in bf16 need no room
+ * to be widened in. */
+static ErrorCode take_device(const Request *q, const Config *c, Device *d, Error *err) {
+    if (!q->speed.hardware) return setup_device(c, NULL, d, err);
+    device_describe(d, q->hardware.name, c->run.threads > 0 ? (int)c->run.threads : 1, true);
+    return OK;
+}
+
+/* The order of a run: configuration, shape, device, dtype, plan. */
 static ErrorCode run(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
@@ -300,7 +308,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
                                  checkpoint_find_model, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = tasks_check_config(&c, err);
-    if (code == OK) code = setup_device(&c, NULL, &d, err);
+    if (code == OK) code = take_device(&q, &c, &d, err);
     if (code == OK) {
         code = plan(args, &q, &c, &set, &d, err);
         device_close(&d);

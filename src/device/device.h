@@ -740,7 +740,7 @@ struct Device {
     Ops ops;
     DeviceRuntime runtime;
     const DeviceWires *wires; /* NULL: there are none */
-    const char *name;         /* of CPU_KERNELS, or "cuda" */
+    const char *name;         /* of CPU_KERNELS, or "cuda"; NULL: described, not opened */
     char processor[128];      /* the processor's own name, or the GPU's */
     int threads;
     bool native_bf16;  /* bf16 matrix products are at least as fast as fp32 ones */
@@ -792,9 +792,10 @@ void device_close(Device *d);
  * unless the program breaks the contract. device_open_cpu does it by itself where the environment has
  * WEFT_DEFER=seed. */
 void device_defer(Device *d, uint64_t seed);
-/* A CPU to plan for, which may be another one than this: only scratch_bytes may be asked of it, and tells the
- * most that any of the implementations takes. threads as above. Nothing to close. */
-void device_describe_cpu(Device *d, int threads, bool native_bf16);
+/* A device to plan for, which may be another one than this: only scratch_bytes may be asked of it, and
+ * tells the most that any of the CPU's implementations takes. It has no name. threads as above. Nothing to
+ * close. */
+void device_describe(Device *d, const char *processor, int threads, bool native_bf16);
 /* Cores this process may run on. */
 int device_cpu_cores(void);
 

@@ -70,7 +70,10 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                     "        batch warm-up: %s tokens at first, doubled %d time%s, all from step %lld on\n",
                     text_count(c->train.batch_start, tokens), l->smaller_count,
                     l->smaller_count == 1 ? "" : "s", (long long)config_first_whole_step(c) + 1);
-    text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
+    if (d->name)
+        text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
+    else
+        text_printf(out, "device  %s, as stated: not this machine\n", d->processor);
     layout_describe(l, c, out);
     param_groups_print(&p->groups, &p->model.table, false, out);
 }
@@ -89,6 +92,7 @@ void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Dev
         text_puts(out, "memory\n");
     memory_plan_print(plan, &p->program, &p->model, &p->groups, out);
     partition_print_owners(&p->partition, &p->groups, out);
+    if (!d->name) return;
     uint64_t there = d->memory ? d->memory : machine.machine;
     double share = 100.0 * (double)memory_plan_total(plan) / (double)(there ? there : 1);
     text_printf(out, "  of this %s's %s: %.1f%%%s\n", d->memory ? "GPU" : "machine",

@@ -114,7 +114,7 @@ ErrorCode fit_measure(const Config *c, const Layout *l, MemoryCount *count, doub
     int64_t threads = c->run.most_threads > 0 ? c->run.most_threads : c->run.threads;
     Device d;
     *bytes = 0;
-    device_describe_cpu(&d, (int)threads, false);
+    device_describe(&d, "", (int)threads, false);
     for (int place = 0; place < mesh_size(&l->mesh, MESH_PIPELINE); place++)
         TRY(plan_place(c, l, &d, place, count, bytes, err));
     return OK;

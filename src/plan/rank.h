@@ -73,7 +73,7 @@ CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh);
 CrossingSpec rank_crossings_of(const Config *c);
 
 /* Layout and optimizer need not outlive the call. Of the device only scratch_bytes is asked: one that
- * device_describe_cpu made will do. ERR_CONFIG for a model that cannot be built, and for groups of parameters
+ * device_describe made will do. ERR_CONFIG for a model that cannot be built, and for groups of parameters
  * that do not fit it. Free it also after a failure. */
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err);

@@ -42,7 +42,7 @@ static void configure(Planned *p, int count, const char *const *words) {
     if (config_load(&p->c, &p->set, NULL, BASE + count, all, checkpoint_find_model, &err) != OK)
         fail_msg("%s", err.message);
     if (model_config_complete(&p->c.model.shape, "model", &err) != OK) fail_msg("%s", err.message);
-    device_describe_cpu(&p->d, 1, false); /* as choices and splits plan, wherever they are made */
+    device_describe(&p->d, "", 1, false); /* as choices and splits plan, wherever they are made */
 }
 #define WORDS(...) \
     sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (const char *const[]) { __VA_ARGS__ }

@@ -293,6 +293,12 @@ plan 78 -n 3 mesh.cp=3
 has err "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: change train.microbatch or train.context, to a multiple of 6"
 
 # Hardware: seconds, tokens/s and MFU that hang together; its memory is the limit.
+plan 0 -n 4 mesh.pp=2 train.compute=auto --hardware h100
+has out "compute bf16"
+has out "device  h100, as stated: not this machine"
+mv out here
+WEFT_CPU=reference plan 0 -n 4 mesh.pp=2 train.compute=auto --hardware h100
+cmp here out || fail "a plan for stated hardware depends on this machine's kernels"
 plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware h100
 has out "prediction on h100: peak 989 TFLOP/s in bf16"
 has out "% at most, on rank"
