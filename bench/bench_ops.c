@@ -135,11 +135,13 @@ static void leaves_product(Bench *b, bool tb, int64_t n, Leaves l) {
     OP(d, OP_GEMM, gemm, false, tb, b->t, n, k, b->x, b->y, b->c, b->z, b->c, n, false, l);
 }
 static void output_leaves(Bench *b) {
-    leaves_product(b, true, HIDDEN, (Leaves){1, {{HIDDEN, HIDDEN / LEAVES}}});
+    leaves_product(b, true, HIDDEN, (Leaves){1, {{HIDDEN, HIDDEN / LEAVES, 0}}});
 }
-static void down_leaves(Bench *b) { leaves_product(b, true, HIDDEN, (Leaves){1, {{INTER, INTER / LEAVES}}}); }
+static void down_leaves(Bench *b) {
+    leaves_product(b, true, HIDDEN, (Leaves){1, {{INTER, INTER / LEAVES, 0}}});
+}
 static void gate_up_dx_leaves(Bench *b) {
-    leaves_product(b, false, HIDDEN, (Leaves){2, {{INTER, INTER / LEAVES}, {INTER, INTER / LEAVES}}});
+    leaves_product(b, false, HIDDEN, (Leaves){2, {{INTER, INTER / LEAVES, 0}, {INTER, INTER / LEAVES, 0}}});
 }
 
 /* Behind the queries of a row. */

@@ -1,7 +1,8 @@
 /* Coordinates of ranks, by division with remainder from the innermost axis outwards, and the checks that a
  * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would.
  *
- *     rank = ((((pp * R + dp_replicate) * S + dp_shard) * E + ep) * C + cp) * T + tp    (R, ...: degrees)
+ *     rank = (((((pp * R + dp_replicate) * S + dp_shard) * E + ep) * C + cp) * T + tp) * K + kv
+ * (R, ...: degrees)
  *
  * So neighbours in rank differ in the innermost axis, whose traffic is the heaviest, and lie on one
  * machine where a launcher fills machines one after the other. A group is a set of axes: the ranks whose
@@ -12,9 +13,10 @@
 
 #include "base/text.h"
 
-/* As the options of section mesh are called; any number may be asked for, since names go into messages. */
+/* As the options of section mesh are called; any number may be asked for, since names go into messages. kv is
+ * a part of tp that nobody has asked for. */
 const char *axis_name(Axis axis) {
-    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "ep", "cp", "tp"};
+    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "ep", "cp", "tp", "tp"};
     return (unsigned)axis < AXES ? names[axis] : "unknown";
 }
 
@@ -22,6 +24,7 @@ const char *axis_name(Axis axis) {
 char *mesh_set_name(AxisSet set, char out[64]) {
     size_t length = 0;
     *out = 0;
+    if (set & 1u << AXIS_TP) set &= ~(1u << AXIS_KV);
     for (int axis = 0; axis < AXES; axis++)
         if (set >> axis & 1)
             length += (size_t)snprintf(out + length, 64 - length, "%s%s", length ? " x " : "",
@@ -133,13 +136,21 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
     else
         TRY(check_product(&o, world, err));
     TRY(check_experts(&o, err));
-    *mesh = (Mesh){
-        {(int)o.pp, (int)o.dp_replicate, (int)(o.dp_shard / o.ep), (int)o.ep, (int)o.cp, (int)o.tp}, world};
+    *mesh =
+        (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)(o.dp_shard / o.ep), (int)o.ep, (int)o.cp, (int)o.tp, 1},
+               world};
     return OK;
 }
 
+void mesh_lay_copies(Mesh *mesh, int copies) {
+    int tp = mesh_size(mesh, MESH_TENSOR);
+    CHECK(copies > 0 && tp % copies == 0);
+    mesh->degree[AXIS_TP] = tp / copies, mesh->degree[AXIS_KV] = copies;
+}
+
 int mesh_degree(const Mesh *mesh, Axis axis) {
-    return mesh->degree[axis] * (axis == AXIS_DP_SHARD ? mesh->degree[AXIS_EP] : 1);
+    int part = axis == AXIS_DP_SHARD ? mesh->degree[AXIS_EP] : axis == AXIS_TP ? mesh->degree[AXIS_KV] : 1;
+    return mesh->degree[axis] * part;
 }
 
 /* ---- places ---- */

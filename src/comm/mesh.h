@@ -1,13 +1,15 @@
 /* Where a rank stands: coordinates of ranks on the axes of parallelism. Pure arithmetic; nothing here knows
  * of processes.
  *
- * Axes from outer to inner: pp, dp_replicate, dp_shard, ep, cp, tp. The inner ones vary fastest, so that
+ * Axes from outer to inner: pp, dp_replicate, dp_shard, ep, cp, tp, kv. The inner ones vary fastest, so that
  * those who talk most are neighbours:
- *     rank = ((((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * EP + ep) * CP + cp) * TP + tp
+ *     rank = (((((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * EP + ep) * CP + cp) * TP + tp)
+ *            * KV + kv
  *
  * ep is laid over dp_shard: of the ranks that mesh.dp_shard asks for, each mesh.ep neighbours are a group
  * that shares a layer's experts out. So mesh.dp_shard is the product of two axes here, of which only
- * experts tell one from the other. */
+ * experts tell one from the other. In the same way kv is laid over tp, where ranks are more than heads of
+ * keys and values: each so many neighbours hold the same ones. It has no option, and no name but tp's. */
 #ifndef WEFT_COMM_MESH_H
 #define WEFT_COMM_MESH_H
 
@@ -15,7 +17,17 @@
 
 #include "base/error.h"
 
-typedef enum Axis { AXIS_PP, AXIS_DP_REPLICATE, AXIS_DP_SHARD, AXIS_EP, AXIS_CP, AXIS_TP, AXES } Axis;
+typedef enum Axis {
+    AXIS_PP,
+    AXIS_DP_REPLICATE,
+    AXIS_DP_SHARD,
+    AXIS_EP,
+    AXIS_CP,
+    AXIS_TP,
+    AXIS_KV,
+    AXES,
+    NAMED_AXES = AXIS_KV /* those before it have an option each */
+} Axis;
 const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
 
 /* Ranks talk in groups, and a group is a set of axes: those ranks that differ on these axes alone, in the
@@ -28,7 +40,8 @@ enum {
     MESH_EXPERT_SHARDS =
         1 << AXIS_DP_SHARD | 1 << AXIS_CP,           /* those that share the same experts' parameters */
     MESH_SHARDS = MESH_EXPERT_SHARDS | MESH_EXPERTS, /* those that share all other parameters out */
-    MESH_TENSOR = 1 << AXIS_TP,                      /* those that share single matrices out */
+    MESH_TENSOR = 1 << AXIS_TP | 1 << AXIS_KV,       /* those that share single matrices out */
+    MESH_KEY_COPIES = 1 << AXIS_KV,                  /* of these, those with the same heads of keys */
     MESH_CONTEXT = 1 << AXIS_CP,                     /* those that share the tokens of a sequence out */
     /* those that read different data */
     MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD | 1 << AXIS_EP,
@@ -49,7 +62,10 @@ typedef struct Mesh {
 
 /* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
-/* The degree of an axis as an option says it: dp_shard's has ep in it. */
+/* Of the ranks along tp each `copies` neighbours hold the same heads of keys and values: a divisor of them.
+ * plan/axes.h knows how many these are. */
+void mesh_lay_copies(Mesh *mesh, int copies);
+/* The degree of an axis as an option says it: dp_shard's has ep in it, tp's has kv. */
 int mesh_degree(const Mesh *mesh, Axis axis);
 /* The mesh with one rank along the axes of the set. */
 Mesh mesh_without(const Mesh *mesh, AxisSet set);

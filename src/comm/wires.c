@@ -93,8 +93,8 @@ static ErrorCode join_way(Comm *c, const Mesh *mesh, int from, int to, Error *er
 /* A stage's neighbours, those of the last and the first stage too: parameters that both have are exchanged.
  * */
 static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err) {
-    static const AxisSet sets[] = {MESH_SHARDS,   MESH_EXPERT_SHARDS, MESH_EXPERTS,
-                                   MESH_REPLICAS, MESH_TENSOR,        MESH_CONTEXT};
+    static const AxisSet sets[] = {MESH_SHARDS, MESH_EXPERT_SHARDS, MESH_EXPERTS, MESH_REPLICAS,
+                                   MESH_TENSOR, MESH_KEY_COPIES,    MESH_CONTEXT};
     int stages = mesh_size(mesh, MESH_PIPELINE);
     TRY(c->device->wires->open(c->device, key, c->size, c->rank, err));
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) TRY(join_group(c, mesh, sets[i], err));

@@ -136,12 +136,13 @@ static inline int64_t latent_head(LatentShape s) { return s.plain + s.turned; } 
  *
  * Of a product, leaves lie along the inner dimension. That may consist of runs, one after another, which are
  * cut alike: leaf i is piece i of q, of k and of v, chained in this order. Pieces are `leaf` terms long, the
- * last of a run may be shorter; every run has the same number of them. */
+ * last of a run may be shorter; every run has the same number of them. Before a run `skip` terms are left
+ * out, and all behind the last: they are other ranks'. */
 enum { LEAF_RUNS = 3, LEAVES_MAX = 64 };
 typedef struct Leaves {
     int runs; /* 0: no leaves, for a sum that no rank shares */
     struct {
-        int64_t length, leaf;
+        int64_t length, leaf, skip;
     } run[LEAF_RUNS];
 } Leaves;
 #define NO_LEAVES ((Leaves){.runs = 0})
@@ -396,7 +397,8 @@ typedef struct Ops {
                             const float *wk /* [D] or [G*D] */, void *out /* [T, (H+2G)*D] c */, Dtype c);
     /* dqkv, the gradient of `out`, becomes that of raw; dwq and dwk += sums over tokens and heads, a row for
      * each of `leaves` equal runs of heads (1: all of them; `flat` has no more), to be added in the tree when
-     * all microbatches have been. */
+     * all microbatches have been. Of heads that are fewer, each is in the first of as many leaves as it has,
+     * and the others are left alone. */
     void (*qk_norm_backward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
                              const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                              const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */,

@@ -1,6 +1,6 @@
-/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS; over those of cp:
- * SWAP_X, GATHER_KV, SUM_KV (model/unit.h says which tensors these are, and where they lie). CROSSED waits
- * for it, and ends it.
+/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS; over those of
+ * them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X, GATHER_KV, SUM_KV
+ * (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
  *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32      CROSSED --round, bias--> result
@@ -8,6 +8,7 @@
  *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads      and back, unpacked by CROSSED
  *     GATHER_KV  own keys --pack--> own rows of all ==all-gather==> all
  *     SUM_KV     terms of all ==reduce-scatter==> own rows, fp32
+ *     SUM_COPIES terms of own rows ==all-reduce==> the same, fp32
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
@@ -77,6 +78,16 @@ static ErrorCode sum_keys(Engine *e, const Crossing *c, Error *err) {
     return OK;
 }
 
+static ErrorCode sum_copies(Engine *e, const Crossing *c, Error *err) {
+    const Model *m = &e->model;
+    int64_t each = model_dim(&m->config, DIM_KEY_VALUE);
+    for (int i = 0; i < model_stretches(m); i++)
+        TRY(comm_all_reduce(e->comm, MESH_KEY_COPIES, COMM_F32,
+                            (float *)c->all + model_stretch_first(m, m->contexts.place, i) * each,
+                            model_stretch(m) * each, e->work.crossing, &e->traffic.keys[i], err));
+    return OK;
+}
+
 static CrossingAt place_of(Action a) {
     PassKind pass = a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_AGAIN ? PASS_AGAIN : PASS_BACKWARD;
     return (CrossingAt){crossing_of(a), pass, pass_half(a.pass), a.parts.first};
@@ -111,6 +122,7 @@ void crossing_start(Execution *x, Action a) {
         code = gather_keys(e, &c, &err);
         break;
     case CROSS_KEY_SUM: code = sum_keys(e, &c, &err); break;
+    case CROSS_COPY_SUM: code = sum_copies(e, &c, &err); break;
     case CROSS_VISIT:
     case CROSSINGS: break;
     }

@@ -4,7 +4,7 @@
  *     parameters.c  GATHER, RELEASE
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
- *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS, CROSSED
+ *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, RECORDS, CROSSED
  *     visits.c      VISIT_X
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
@@ -79,8 +79,8 @@ typedef struct Traffic {
     unsigned turn[3];                                /* reductions started, by the group that they are over */
     CommHandle crossings[CROSSINGS][UNIT_PARTS + 1]; /* by place in the unit at work */
     CommPart *crossing_parts[2]; /* [ranks of tp] each: of the stream's tokens; of a chunk's records */
-    CommHandle keys[2];          /* of GATHER_KV or SUM_KV: of each stretch; one of these crosses at a time */
-    CommPart *stretches[2];      /* [ranks of cp] each */
+    CommHandle keys[2];     /* of GATHER_KV, SUM_KV, SUM_COPIES: of each stretch; one crosses at a time */
+    CommPart *stretches[2]; /* [ranks of cp] each */
 } Traffic;
 
 /* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */

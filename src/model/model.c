@@ -37,7 +37,7 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
 }
 
 void model_share(Model *m, Sharing sharing, int64_t vocabulary) {
-    CHECK(sharing.leaves % sharing.ranks == 0 && m->tokens % sharing.leaves == 0);
+    CHECK(sharing.leaves % sharing.ranks == 0 && m->tokens % sharing.leaves == 0 && sharing.copies > 0);
     m->sharing = sharing, m->vocabulary = vocabulary;
 }
 
@@ -53,7 +53,7 @@ void model_deal(Model *m, Contexts contexts) {
 
 Leaves model_one_leaf(const Model *m, int64_t terms) {
     if (!model_is_sliced(m)) return NO_LEAVES;
-    return (Leaves){.runs = 1, .run = {{terms, terms}}};
+    return (Leaves){.runs = 1, .run = {{.length = terms, .leaf = terms}}};
 }
 
 /* All but the vocabulary are cut into equal leaves. */
@@ -61,12 +61,17 @@ static int64_t vocabulary_leaf(const Model *m) {
     return (m->vocabulary + m->sharing.leaves - 1) / m->sharing.leaves;
 }
 
-static void add_run(const Model *m, Leaves *l, Dim dim) {
-    int64_t length = model_dim(&m->config, dim);
+/* Ranks with copies of a head of keys take a piece of it each, so that no term is there twice; where it has
+ * several leaves on one rank, these do. `left`: elements behind the run before that are others'. */
+static void add_run(const Model *m, Leaves *l, Dim dim, int64_t *left) {
+    int64_t all = model_dim(&m->config, dim), copies = dim == DIM_KEY ? m->sharing.copies : 1,
+            length = all / copies, before = m->sharing.place % copies * length;
     int64_t leaf = dim == DIM_VOCAB ? vocabulary_leaf(m) : length / model_own_leaves(m);
-    CHECK(l->runs < LEAF_RUNS);
+    CHECK(l->runs < LEAF_RUNS && length * copies == all);
+    l->run[l->runs].skip = *left + before;
     l->run[l->runs].length = length;
     l->run[l->runs++].leaf = leaf;
+    *left = all - length - before;
 }
 
 /* Matrices that a product takes as one are runs of its inner dimension: a leaf has some heads' q, k and v,
@@ -75,8 +80,14 @@ Leaves model_leaves(const Model *m, Dim dim) {
     Leaves l = NO_LEAVES;
     Dim outputs[PARAM_MATRICES];
     int count = param_outputs(&m->config, dim, outputs);
-    for (int i = 0; i < count && model_is_sliced(m); i++) add_run(m, &l, outputs[i]);
+    int64_t left = 0;
+    for (int i = 0; i < count && model_is_sliced(m); i++) add_run(m, &l, outputs[i], &left);
     return l;
+}
+
+int model_key_leaves(const Model *m) {
+    int own = model_own_leaves(m), heads = (int)m->config.num_key_value_heads;
+    return heads > 0 && own > heads ? own / heads : 1;
 }
 
 static int64_t first_of_vocabulary(const Model *m) {
@@ -207,6 +218,10 @@ static int depth_of(int runs) {
 }
 
 int model_term_depth(const Model *m) { return depth_of(model_query_runs(m)); }
+
+bool model_has_terms(const Model *m) {
+    return model_query_runs(m) > 1 || model_key_leaves(m) > 1 || m->sharing.copies > 1;
+}
 
 /* Of those that are normed, or have a bias: a router's is as wide as there are experts. */
 static int64_t widest_row(const ModelConfig *c) {

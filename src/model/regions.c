@@ -54,7 +54,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_CHOICES: return model_choices(m);
     case EXTENT_WORKED: return m->visitors > 0 ? m->visitors : model_choices(m);
     case EXTENT_KEYS: return keys_of(m);
-    case EXTENT_TERMS: return keys_of(m) * model_term_depth(m);
+    case EXTENT_KEY_LEAVES: return keys_of(m) * model_key_leaves(m);
+    case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
     case EXTENT_ONE: return 1;
     }
     return 0;
@@ -64,7 +65,8 @@ static bool is_needed(const Model *m, Need need) {
     switch (need) {
     case NEED_ALWAYS: break;
     case NEED_SWAP: return model_swaps(m);
-    case NEED_TERMS: return model_query_runs(m) > 1;
+    case NEED_TERMS: return model_has_terms(m);
+    case NEED_KEY_LEAVES: return model_key_leaves(m) > 1;
     case NEED_VISITS: return m->visitors > 0;
     }
     return true;

@@ -267,18 +267,22 @@ static Crossing swapping(const Run *r, CrossingAt at) {
 }
 
 /* At the part that attends. */
-static void *key_tensor(const Run *r, CrossingAt at, bool terms) {
+static void *key_tensor(const Run *r, CrossingAt at) {
     int sublayer = r->steps[at.part].sublayer;
     const KeysOfAll *keys = r->sublayers[sublayer].layer->keys;
-    return r->tensors.sublayers[sublayer].layer[terms ? keys->terms : keys->all];
+    bool apart = model_key_leaves(r->u->pass->model) > 1;
+    int tensor = at.kind == CROSS_KEYS                ? keys->all
+                 : apart && at.kind == CROSS_COPY_SUM ? keys->apart
+                                                      : keys->terms;
+    return r->tensors.sublayers[sublayer].layer[tensor];
 }
 
 Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
     CHECK(at.part >= 0 && at.part <= r.count);
     if (at.kind == CROSS_SWAP) return swapping(&r, at);
-    if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM)
-        return (Crossing){.all = key_tensor(&r, at, at.kind == CROSS_KEY_SUM)};
+    if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM || at.kind == CROSS_COPY_SUM)
+        return (Crossing){.all = key_tensor(&r, at)};
     CHECK(is_shared(&r));
     const Step *step = step_at(&r, at.part);
     switch (at.kind) {
@@ -288,6 +292,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_SWAP:
     case CROSS_KEYS:
     case CROSS_KEY_SUM:
+    case CROSS_COPY_SUM:
     case CROSS_VISIT:
     case CROSSINGS: break;
     }
@@ -427,8 +432,8 @@ static void place_keys(const Run *r, CrossingAt at) {
     int64_t rows = model_stretch(m);
     for (int i = 0; i < model_stretches(m); i++)
         OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
-           (char *)key_tensor(r, at, false) + (size_t)model_stretch_first(m, m->contexts.place, i) * bytes,
-           bytes, own + (size_t)(i * rows) * row + (size_t)model_dim(&m->config, DIM_QUERY) * e, row);
+           (char *)key_tensor(r, at) + (size_t)model_stretch_first(m, m->contexts.place, i) * bytes, bytes,
+           own + (size_t)(i * rows) * row + (size_t)model_dim(&m->config, DIM_QUERY) * e, row);
 }
 
 void unit_pack(const UnitPass *u, CrossingAt at) {

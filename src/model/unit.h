@@ -28,11 +28,12 @@
 
 /* How tp shares a model out (plan/axes.h): its ranks, this one's place among them, and the leaves (device.h)
  * that all of them together cut a sum into which they share. These are as many on one rank as on several, so
- * that the bits are; 1: no rank ever shared, and sums are made as is fastest. A multiple of ranks. */
+ * that the bits are; 1: no rank ever shared, and sums are made as is fastest. A multiple of ranks. Copies:
+ * ranks, neighbours, that have the same heads of keys and values, of which there are fewer than ranks. */
 typedef struct Sharing {
-    int ranks, place, leaves;
+    int ranks, place, leaves, copies;
 } Sharing;
-#define ALONE ((Sharing){1, 0, 1})
+#define ALONE ((Sharing){1, 0, 1, 1})
 
 /* How cp shares the tokens of a microbatch out: its ranks, and this one's place among them; and the spans
  * that all of them together cut these tokens into, a multiple of ranks. Where gradients are summed in fixed
@@ -138,6 +139,9 @@ static inline bool model_swaps(const Model *m) { return m->contexts.ranks > 1 &&
 static inline int64_t model_choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 /* Leaves that this rank has. */
 static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
+/* Leaves here of the queries that look at one head of keys: 1 where a leaf has whole heads. Where a head has
+ * several, the gradients of its keys and values are sums over them, which ranks may share. */
+int model_key_leaves(const Model *m);
 /* Spans that this rank has, and how many of `tokens`, which are all that it has of something, one takes. */
 static inline int model_spans(const Model *m) {
     return m->contexts.spans > 0 ? m->contexts.spans / m->contexts.ranks : 1;
@@ -171,11 +175,14 @@ AttentionShape model_heads(const Model *m, int64_t layer);
 /* Runs of equally many queries by which a rank attends: gradients of keys and values are sums over all of
  * them, so these are cut as ranks of cp may share them, into spans. Where there are none, one; by keys, a run
  * is a stretch. Spans are added in the canonical tree, the first and the last, the second and the last but
- * one, ...: so each rank has a block of it. */
+ * one, ...: so each rank has a block of it. Where leaves share a head of keys too, each leaf's come to a sum
+ * first, and those are added then. */
 int model_query_runs(const Model *m);
 int model_query_run(const Model *m, int i); /* the i-th in that order */
 /* Terms that are there at once while they are added up. */
 int model_term_depth(const Model *m);
+/* Whether gradients of keys and values are sums of terms at all, here or over ranks. */
+bool model_has_terms(const Model *m);
 
 /* ---- what a unit is made of ---- */
 
@@ -260,6 +267,11 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *     KEYS     [stretch, 2G*D] c of each rank  -->  of all
  *     KEY_SUM  [all, 2G*D] fp32 terms of each rank  -->  [stretch, 2G*D], in place
  *
+ * Where ranks have copies of heads of keys, and each some of the queries that look at them, they sum their
+ * gradients at the same place, on the way back, behind KEY_SUM if there is one:
+ *
+ *     COPY_SUM [T, 2G*D] fp32 terms of each rank  -->  their sum on each, in place
+ *
  * Places are named by the part behind them; one behind the last part is the unit's end. */
 typedef enum CrossingKind {
     CROSS_GATHER,
@@ -268,6 +280,7 @@ typedef enum CrossingKind {
     CROSS_SWAP,
     CROSS_KEYS,
     CROSS_KEY_SUM,
+    CROSS_COPY_SUM,
     CROSS_VISIT, /* of parts: below */
     CROSSINGS
 } CrossingKind;
@@ -283,7 +296,8 @@ typedef struct CrossingAt {
 
 typedef struct Crossing {
     const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM: the terms; RECORDS: [leaves, rows of the chunk] */
+    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM: the terms; RECORDS: [leaves, rows of the
+     * chunk] */
     void *all;
     void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;

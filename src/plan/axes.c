@@ -16,37 +16,50 @@ static const int table[KINDS][AXES] = {
                     [AXIS_DP_SHARD] = CUT_SUM,
                     [AXIS_EP] = CUT_SUM,
                     [AXIS_CP] = CUT_SUM,
-                    [AXIS_TP] = COPY_SUM},
+                    [AXIS_TP] = COPY_SUM,
+                    [AXIS_KV] = COPY_SUM},
     [KIND_ROWS] = {[AXIS_PP] = DOES_CUT,
                    [AXIS_DP_REPLICATE] = COPY_SUM,
                    [AXIS_DP_SHARD] = CUT_SUM,
                    [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
-                   [AXIS_TP] = DOES_CUT},
+                   [AXIS_TP] = DOES_CUT,
+                   [AXIS_KV] = DOES_CUT},
     [KIND_COLUMNS] = {[AXIS_PP] = DOES_CUT,
                       [AXIS_DP_REPLICATE] = COPY_SUM,
                       [AXIS_DP_SHARD] = CUT_SUM,
                       [AXIS_EP] = CUT_SUM,
                       [AXIS_CP] = CUT_SUM,
-                      [AXIS_TP] = DOES_CUT},
+                      [AXIS_TP] = DOES_CUT,
+                      [AXIS_KV] = DOES_CUT},
+    [KIND_KEYS] = {[AXIS_PP] = DOES_CUT,
+                   [AXIS_DP_REPLICATE] = COPY_SUM,
+                   [AXIS_DP_SHARD] = CUT_SUM,
+                   [AXIS_EP] = CUT_SUM,
+                   [AXIS_CP] = CUT_SUM,
+                   [AXIS_TP] = DOES_CUT,
+                   [AXIS_KV] = DOES_COPY},
     [KIND_EXPERTS] = {[AXIS_PP] = DOES_CUT,
                       [AXIS_DP_REPLICATE] = COPY_SUM,
                       [AXIS_DP_SHARD] = CUT_SUM,
                       [AXIS_EP] = DOES_CUT,
                       [AXIS_CP] = CUT_SUM,
-                      [AXIS_TP] = COPY_SUM},
+                      [AXIS_TP] = COPY_SUM,
+                      [AXIS_KV] = COPY_SUM},
     [KIND_TIED] = {[AXIS_PP] = COPY_SUM,
                    [AXIS_DP_REPLICATE] = COPY_SUM,
                    [AXIS_DP_SHARD] = CUT_SUM,
                    [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
-                   [AXIS_TP] = DOES_CUT},
+                   [AXIS_TP] = DOES_CUT,
+                   [AXIS_KV] = DOES_CUT},
     [KIND_BESIDE_TIED] = {[AXIS_PP] = COPY_SUM,
                           [AXIS_DP_REPLICATE] = COPY_SUM,
                           [AXIS_DP_SHARD] = CUT_SUM,
                           [AXIS_EP] = CUT_SUM,
                           [AXIS_CP] = CUT_SUM,
-                          [AXIS_TP] = COPY_SUM},
+                          [AXIS_TP] = COPY_SUM,
+                          [AXIS_KV] = COPY_SUM},
 };
 
 /* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline; and
@@ -56,6 +69,7 @@ ParamKind axes_kind(const ModelConfig *c, const Param *p) {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (p->row->expert) return KIND_EXPERTS;
+    if (p->row->cut == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
     if (!tied) return kind[p->row->cut];
     return p->row->init == ROLE_EMBEDDING ? KIND_TIED : KIND_BESIDE_TIED;
 }
@@ -103,6 +117,15 @@ static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c,
 
 static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+int axes_copies(const ModelConfig *c, int ranks) {
+    int heads = (int)c->num_key_value_heads;
+    return heads > 0 && ranks % heads == 0 ? ranks / heads : 1;
+}
+
+void axes_lay_copies(const ModelConfig *c, Mesh *mesh) {
+    mesh_lay_copies(mesh, axes_copies(c, mesh_size(mesh, MESH_TENSOR)));
+}
+
 /* Rounded up, which changes nothing where parts are equal; unequal ones are rounded up to leaves, so that
  * each leaf is one rank's. Copies are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
  * their queries are those that it serves (head q looks at key q G / H). */
@@ -111,47 +134,34 @@ Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
     CHECK(r != NULL && s.place >= 0 && s.place < s.ranks && s.leaves % s.ranks == 0);
     int64_t all = grains(c, r), size = grain(c, r), each = round_up_quotient(all, s.ranks);
     if (r->uneven) each = round_up_quotient(all, s.leaves) * (s.leaves / s.ranks);
-    int copies = r->copies && all < s.ranks ? s.ranks / (int)all : 1;
+    int copies = r->copies ? axes_copies(c, s.ranks) : 1;
     int64_t first = s.place / copies * each, left = all - first;
-    return (Deal){
-        .first = first * size, .count = (left < each ? left : each) * size, .copy = s.place % copies};
+    return (Deal){.first = first * size, .count = (left < each ? left : each) * size};
 }
 
-Held axes_box(const ModelConfig *c, const Param *p, Sharing s) {
+Box axes_box(const ModelConfig *c, const Param *p, Sharing s) {
     int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
     if (p->transposed) rows = model_dim(c, p->row->cols), columns = model_dim(c, p->row->rows);
     rows *= p->stack;
-    Held h = {.box = {0, rows, 0, columns, columns}, .copy = s.place};
+    Box b = {0, rows, 0, columns, columns};
     ParamKind kind = axes_kind(c, p);
-    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return h;
+    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return b;
     bool by_columns = kind == KIND_COLUMNS;
     Deal d = axes_deal(c, by_columns ? p->row->cols : p->row->rows, s);
-    *(by_columns ? &h.box.column : &h.box.row) = d.first;
-    *(by_columns ? &h.box.columns : &h.box.rows) = d.count;
-    h.copy = d.copy;
-    return h;
+    *(by_columns ? &b.column : &b.row) = d.first;
+    *(by_columns ? &b.columns : &b.rows) = d.count;
+    return b;
 }
 
-/* The axes on which a parameter is copied to all ranks. On tp some may have copies of each other, and others
- * not: there its box tells. */
-static AxisSet copied(const ModelConfig *c, const Param *p) {
-    return axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_TENSOR;
-}
-
-/* Where boxes end does not matter for that. */
-static int copy_on_tp(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
-    int ranks = mesh_size(mesh, MESH_TENSOR);
-    return axes_box(c, p, (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), ranks}).copy;
-}
+/* The axes on which a parameter is copied to all ranks. */
+static AxisSet copied(const ModelConfig *c, const Param *p) { return axes_any(axes_kind(c, p), DOES_COPY); }
 
 int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
-    AxisSet others = (AxisSet)(MESH_SETS - 1) & ~copied(c, p);
-    return mesh_place(mesh, others, rank) - copy_on_tp(c, p, mesh, rank); /* tp varies fastest */
+    return mesh_place(mesh, (AxisSet)(MESH_SETS - 1) & ~copied(c, p), rank);
 }
 
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
-    return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0 &&
-           copy_on_tp(c, p, mesh, rank) == 0;
+    return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
 }
 
 /* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
@@ -196,17 +206,19 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (axes_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
     if (axes_swaps(c, unit, part)) set |= MESH_CONTEXT;
+    if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
     if (axes_visits(c, unit, part)) set |= cut_inside(KIND_EXPERTS);
     return embedded ? set | cut_inside(KIND_ROWS) : set;
 }
 
 /* ---- what fits ---- */
 
-/* Uneven parts are rounded up, so that the last rank is the first to go without. */
+/* Uneven parts are rounded up, so that the last rank is the first to go without. Of a head that several ranks
+ * have, what the input of q k v gets is dealt out to them, element by element. */
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
-    return all % ranks == 0 || (r->copies && ranks % all == 0);
+    return all % ranks == 0 || (r->copies && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
 }
 
 /* The first rule that so many ranks break; NULL: none. */
@@ -236,18 +248,29 @@ static const char *uncut(const ModelConfig *c) {
     return a->qk_norm == QK_NORM_FLAT ? "norms all heads of a token as one row" : NULL;
 }
 
+/* Behind the name of what does not fit; nothing where it simply does not divide. */
+static void put_reason(const ModelConfig *c, const Rule *r, int64_t ranks, Text *out) {
+    int64_t all = grains(c, r);
+    if (r->uneven) text_puts(out, ", for a rank would have none of them");
+    if (r->copies && ranks % all == 0)
+        text_printf(out, ", for %lld ranks would share a head, whose head_dim %lld they do not divide",
+                    (long long)(ranks / all), (long long)c->head_dim);
+}
+
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
     const Rule *r = broken(c, ranks);
     const char *why = uncut(c);
     if (ranks > 1 && why)
         return error_set(err, ERR_CONFIG, "mesh.tp %d: the family %s %s, which weft does not cut yet: use 1",
                          ranks, model_family(c)->model_type, why);
-    Text fitting = {0};
+    Text fitting = {0}, reason = {0};
     if (!r) return OK;
     put_fitting(c, &fitting);
+    put_reason(c, r, ranks, &reason);
     error_set(err, ERR_CONFIG, "mesh.tp %d does not fit %s %lld%s: %s would", ranks, r->name,
-              (long long)grains(c, r), r->uneven ? ", for a rank would have none of them" : "", fitting.data);
+              (long long)grains(c, r), reason.length ? reason.data : "", fitting.data);
     text_free(&fitting);
+    text_free(&reason);
     return ERR_CONFIG;
 }
 
@@ -315,12 +338,6 @@ ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t
         return leaves == ranks
                    ? code
                    : error_context(err, "numerics.canonical_tp %d cuts sums as that degree does", leaves);
-    if (c->num_key_value_heads % leaves != 0)
-        return error_set(
-            err, ERR_CONFIG,
-            "%s %d: key and value heads would be held by several ranks each, which is not in this "
-            "version: a divisor of num_key_value_heads %lld would do",
-            leaves == ranks ? "mesh.tp" : "numerics.canonical_tp", leaves, (long long)c->num_key_value_heads);
     if (tokens % leaves != 0)
         return error_set(err, ERR_CONFIG,
                          "%s %d does not divide the %lld tokens of a microbatch: change train.microbatch or "
@@ -364,6 +381,19 @@ static ErrorCode refuse_spans(int ranks, int spans, bool heads, Error *err) {
     return ERR_CONFIG;
 }
 
+bool axes_deals_keys(const ModelConfig *c, Sharing s) {
+    return s.leaves <= c->num_key_value_heads || s.leaves == s.ranks;
+}
+
+static ErrorCode refuse_keys(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+    return error_set(
+        err, ERR_CONFIG,
+        "mesh.cp %d by keys: numerics.canonical_tp %d, more than num_key_value_heads %lld, needs "
+        "as many ranks along tp beside it, and there are %d: set mesh.tp to %d%s",
+        ranks, s.leaves, (long long)c->num_key_value_heads, s.ranks, s.leaves,
+        axes_deals_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
+}
+
 static ErrorCode refuse_heads(int ranks, Sharing s, int heads, Error *err) {
     refuse_contexts("mesh.cp", ranks,
                     s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
@@ -398,6 +428,7 @@ ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts
             model_family(c)->model_type);
     if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
         return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
+    if (contexts.keys && !axes_deals_keys(c, s)) return refuse_keys(c, s, ranks, err);
     TRY(check_spans(contexts, axes_deals_heads(c, s, ranks), err));
     if (tokens % pieces == 0) return OK;
     return error_set(

@@ -1,12 +1,13 @@
 /* What each kind of parameter does on each axis of the mesh: the one table that partition, norm, checks,
  * checkpoints, lowering and tests read.
  *
- *                       pp           dp_replicate   dp_shard, cp   ep         tp
- *     whole             cut          copied, sum    cut, sum       cut, sum   copied, sum
- *     rows, columns     cut          copied, sum    cut, sum       cut, sum   cut
- *     experts           cut          copied, sum    cut, sum       cut        copied, sum
- *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut
- *     beside a tied one copied, sum  copied, sum    cut, sum       cut, sum   copied, sum
+ *                       pp           dp_replicate   dp_shard, cp   ep         tp           kv
+ *     whole             cut          copied, sum    cut, sum       cut, sum   copied, sum  copied, sum
+ *     rows, columns     cut          copied, sum    cut, sum       cut, sum   cut          cut
+ *     keys, values      cut          copied, sum    cut, sum       cut, sum   cut          copied
+ *     experts           cut          copied, sum    cut, sum       cut        copied, sum  copied, sum
+ *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut          cut
+ *     beside a tied one copied, sum  copied, sum    cut, sum       cut, sum   copied, sum  copied, sum
  *
  *   cut      ranks along the axis hold different elements of it
  *   copied   they hold the same elements, which the first of them counts
@@ -20,9 +21,13 @@
  * adapters, beside which tp is refused.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
- * queries, keys and values, single elements else. Key and value heads that are fewer than the ranks are held
- * by several ranks each. A vocabulary may be dealt out in unequal parts, in whole leaves (device.h). What
- * does not fit is refused by name.
+ * queries, keys and values, single elements else. A vocabulary may be dealt out in unequal parts, in whole
+ * leaves (device.h). What does not fit is refused by name.
+ *
+ * Key and value heads that are fewer than the ranks are held by several neighbours each, of which each has
+ * some of the queries that look at them: these ranks are the axis kv (comm/mesh.h). They sum the gradients of
+ * keys and values themselves, over the queries of all (CROSS_COPY_SUM), so that those of the weights are made
+ * alike, and complete, on each: they are copied and no sum.
  *
  * Once dealt out, a rank's model is a model of smaller dimensions (axes_local): names, rows of layers and
  * flats are those of any other. */
@@ -36,6 +41,7 @@ typedef enum ParamKind {
     KIND_WHOLE,
     KIND_ROWS,
     KIND_COLUMNS,
+    KIND_KEYS,
     KIND_EXPERTS,
     KIND_TIED,
     KIND_BESIDE_TIED,
@@ -49,10 +55,14 @@ AxisSet axes_that(ParamKind kind, int does);
 /* The axes on which it does any of `does`. */
 AxisSet axes_any(ParamKind kind, int does);
 
-/* What one rank along tp has of a dimension; copy: how many before it have the same. */
+/* How many of so many ranks along tp hold the same heads of keys and values: 1 where heads are enough. */
+int axes_copies(const ModelConfig *c, int ranks);
+/* The ranks of a mesh along tp with that; what does not fit is left alone, to be refused (axes_check). */
+void axes_lay_copies(const ModelConfig *c, Mesh *mesh);
+
+/* What one rank along tp has of a dimension. */
 typedef struct Deal {
     int64_t first, count;
-    int copy;
 } Deal;
 Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s);
 
@@ -61,11 +71,7 @@ Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s);
 typedef struct Box {
     int64_t row, rows, column, columns, stride;
 } Box;
-typedef struct Held {
-    Box box;
-    int copy; /* as in Deal */
-} Held;
-Held axes_box(const ModelConfig *c, const Param *p, Sharing s);
+Box axes_box(const ModelConfig *c, const Param *p, Sharing s);
 
 /* Ranks of one number hold the same elements of a parameter, if they hold any: they differ on axes only along
  * which it is copied. */
@@ -77,7 +83,8 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
  * followed by the unit's end), where they have more than one rank. A product whose matrix is cut by rows
  * reads all tokens, of which each rank has some: its input is gathered. One whose matrix is cut by columns
  * makes a term of its sum on each rank: its output is reduce-scattered; so is what an embedding of which a
- * rank has some rows finds in them. Backward passes cross at the same places, the other way round. */
+ * rank has some rows finds in them. Backward passes cross at the same places, the other way round; before
+ * attention they sum over copies of keys. */
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 /* Whether that is before attention, or behind it, which looks at tokens of all ranks of cp: by heads
  * something crosses at both places, by keys (model/unit.h: Contexts) at the first alone. */
@@ -107,6 +114,9 @@ ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t
 ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens, Error *err);
 /* Whether whole heads of keys and values can be dealt out to so many ranks of cp. */
 bool axes_deals_heads(const ModelConfig *c, Sharing s, int ranks);
+/* By keys, whether no rank has several of the leaves that look at one head of keys: what each comes to would
+ * have to cross by itself. */
+bool axes_deals_keys(const ModelConfig *c, Sharing s);
 /* Whether ranks of cp can have the bits of so many spans by keys; 0: any number can. */
 bool axes_deals_spans(int ranks, int spans);
 

@@ -14,10 +14,11 @@ static bool is_block(const CrossingSpec *s, int unit) {
     return unit > 0 && unit <= s->model->num_hidden_layers;
 }
 
+static int copies_of(const CrossingSpec *s) { return axes_copies(s->model, s->tensors); }
+
 /* Heads of keys and values of a rank, before cp. */
 static int64_t key_heads(const CrossingSpec *s) {
-    int64_t own = s->model->num_key_value_heads / s->tensors;
-    return own > 0 ? own : 1;
+    return s->model->num_key_value_heads * copies_of(s) / s->tensors;
 }
 static int64_t query_heads(const CrossingSpec *s) { return s->model->num_attention_heads / s->tensors; }
 
@@ -34,6 +35,12 @@ static Crossings count_input(const CrossingSpec *s) {
 }
 static Crossings count_weight(const CrossingSpec *s) { return (Crossings){s->apart ? 4 : 0, 0}; }
 
+/* Of the gradients of keys and values, over the ranks that hold copies of them: an all-reduce. */
+static double copy_sums(const CrossingSpec *s) {
+    double keys = 2 * (double)key_heads(s) * (double)s->model->head_dim;
+    return 2 * others(copies_of(s)) * (double)s->tokens / s->contexts * keys * (double)s->partial;
+}
+
 /* The embedding's rows come from the one rank that has them, and lose nothing in the compute dtype. The head
  * makes its gradients with its forward pass, and the ranks exchange a record for each row. */
 Cost crossings_tensor(const CrossingSpec *s, int unit) {
@@ -44,8 +51,8 @@ Cost crossings_tensor(const CrossingSpec *s, int unit) {
     if (!is_block(s, unit))
         return (Cost){gather + sum + (double)s->tokens / s->contexts * RECORD * (s->tensors - 1), 0, 0};
     Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
-    return (Cost){forward.gathers * gather + forward.sums * sum, input.gathers * gather + input.sums * sum,
-                  weight.gathers * gather};
+    return (Cost){forward.gathers * gather + forward.sums * sum,
+                  input.gathers * gather + input.sums * sum + copy_sums(s), weight.gathers * gather};
 }
 
 static Cost by_heads(const CrossingSpec *s) {
@@ -64,13 +71,14 @@ static Cost by_keys(const CrossingSpec *s) {
 /* ---- which method ---- */
 
 static bool heads_fit(const CrossingSpec *s) {
-    return axes_deals_heads(s->model, (Sharing){s->tensors, 0, s->tensors}, s->contexts);
+    return axes_deals_heads(s->model, (Sharing){.ranks = s->tensors}, s->contexts);
 }
 
 /* Two stretches a rank, each of which ranks of tp share. */
 static bool keys_fit(const CrossingSpec *s) {
     int64_t leaves = s->leaves > s->tensors ? s->leaves : s->tensors;
-    return axes_deals_spans(s->contexts, s->spans) && s->tokens % (2 * (int64_t)s->contexts * leaves) == 0;
+    return axes_deals_keys(s->model, (Sharing){.ranks = s->tensors, .leaves = (int)leaves}) &&
+           axes_deals_spans(s->contexts, s->spans) && s->tokens % (2 * (int64_t)s->contexts * leaves) == 0;
 }
 
 /* What auto compares: bytes of a block and microbatch with nothing recomputed and sums in fp32, so that no
@@ -127,7 +135,8 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
         Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
         if (s->tensors == 1) return 0;
         if (!is_block(s, unit)) return unit == 0 ? 2 : 3;
-        return forward.gathers + forward.sums + input.gathers + input.sums + weight.gathers;
+        return forward.gathers + forward.sums + input.gathers + input.sums + weight.gathers +
+               (copies_of(s) > 1 ? 2 : 0);
     }
     if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
     if (!is_block(s, unit) || s->contexts == 1) return 0;

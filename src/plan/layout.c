@@ -149,6 +149,7 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 void layout_unit_costs(const Config *c, StageCost *units) {
     ModelConfig m = c->model.shape;
     m.expert_ranks = c->mesh.ep; /* what visits is made again, and both halves of its backward pass are one */
+    m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* copies are made by each rank */
     model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
 }
 
@@ -293,6 +294,7 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     int64_t microbatches;
     *l = (Layout){0};
     TRY(mesh_build(&l->mesh, &c->mesh, world, err));
+    axes_lay_copies(&c->model.shape, &l->mesh);
     TRY(config_geometry(c, mesh_dp_degree(&l->mesh), &l->sequences, &microbatches, err));
     l->microbatches = (int)microbatches;
     TRY(config_check_ranks(c, world, err));
@@ -336,7 +338,7 @@ int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches 
 static void describe_mesh(const Mesh *m, Text *out) {
     if (m->world == 1) return;
     text_printf(out, "mesh    %d ranks:", m->world);
-    for (int a = 0; a < AXES; a++)
+    for (int a = 0; a < NAMED_AXES; a++)
         if (mesh_degree(m, (Axis)a) > 1)
             text_printf(out, " %s %d", axis_name((Axis)a), mesh_degree(m, (Axis)a));
     text_puts(out, "\n");

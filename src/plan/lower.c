@@ -217,7 +217,7 @@ static bool hands_on(const Descent *d, Parts parts) {
     return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first);
 }
 
-/* Keys and values of attention, or the sums of their gradients. */
+/* Keys and values of attention, or the sums of their gradients, over tokens or over copies. */
 static void cross_keys(Descent *d, ActionKind kind, int place) {
     if (!start_crossing(d->p, kind, d->pass, place)) return;
     run_late(d, false, false);
@@ -243,6 +243,7 @@ static void run_down(Descent *d, Parts parts) {
         append(d->p, a);
     d->late |= late;
     cross_keys(d, ACT_SUM_KV, parts.first);
+    cross_keys(d, ACT_SUM_COPIES, parts.first);
     if (reads) end_layer(d, parts.first);
 }
 

@@ -172,6 +172,7 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_SWAP_X:
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
+    case ACT_SUM_COPIES:
     case ACT_VISIT_X:
     case ACT_RECORDS:
     case ACT_CROSSED: name_crossing(&n, a); break;
@@ -371,6 +372,8 @@ static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
     VectorRun run;
     if (training && p->partition->contexts.keys)
         most = most_of(most, comm_reduce_scatter_workspace(p->partition->contexts.ranks, COMM_F32, keys));
+    if (training && p->partition->copies > 1)
+        most = most_of(most, comm_all_reduce_workspace(p->partition->copies, COMM_F32, keys));
     for (int u = 0; ranks > 1 && training && u < p->units; u++)
         for (int next = 0; partition_holds(p->partition, u) && program_next_sum(p, u, &next, &run);) {
             size_t bytes = comm_all_reduce_workspace(ranks, p->exact ? COMM_I64 : COMM_F32, run.count);

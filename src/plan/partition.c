@@ -114,7 +114,8 @@ static void make_shares(Partition *p, const PartitionSpec *spec) {
 
 Sharing partition_sharing(const Mesh *mesh, int rank, int leaves) {
     int ranks = mesh_size(mesh, MESH_TENSOR);
-    return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks};
+    return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks,
+                     mesh_size(mesh, MESH_KEY_COPIES)};
 }
 
 Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys) {
@@ -150,6 +151,8 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
     Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
     p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
+    p->copies = sharing.copies, p->copy = mesh_place(mesh, MESH_KEY_COPIES, rank);
+    CHECK(p->copies == axes_copies(spec->model, p->tensors));
     p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_place(mesh, MESH_EXPERTS, rank);
     p->contexts = partition_contexts(mesh, rank, spec->spans, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
@@ -210,7 +213,7 @@ int partition_param_rows(const Partition *p, const Param *param) {
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
-    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves}).box;
+    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies});
     CHECK(box.rows * box.columns == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;

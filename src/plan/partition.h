@@ -52,6 +52,7 @@ typedef struct Partition {
     int pipe;             /* place in the pipeline */
     int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
+    int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */
     int leaves;                           /* of the sums that these share */
     Contexts contexts;                    /* MESH_CONTEXT: the same, and the spans of tokens */

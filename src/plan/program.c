@@ -31,7 +31,7 @@ bool action_is_pass(ActionKind kind) {
 
 bool action_is_crossing(ActionKind kind) {
     return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS || kind == ACT_CROSSED ||
-           kind == ACT_VISIT_X || action_crosses_contexts(kind);
+           kind == ACT_VISIT_X || kind == ACT_SUM_COPIES || action_crosses_contexts(kind);
 }
 
 bool action_crosses_contexts(ActionKind kind) {
@@ -41,8 +41,8 @@ bool action_crosses_contexts(ActionKind kind) {
 CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {
         [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
-        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_RECORDS] = CROSS_RECORDS,
-        [ACT_VISIT_X] = CROSS_VISIT};
+        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_SUM_COPIES] = CROSS_COPY_SUM,
+        [ACT_RECORDS] = CROSS_RECORDS, [ACT_VISIT_X] = CROSS_VISIT};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -104,6 +104,11 @@ static unsigned keys_in(const Program *p, ActionKind pass, int unit, int part) {
     return again ? sum : keys | sum;
 }
 
+/* What ranks with copies of heads of keys make of their gradients is summed where attention has made it. */
+static unsigned copies_in(const Program *p, ActionKind pass) {
+    return p->partition->copies > 1 && (pass == ACT_BWD || pass == ACT_BWD_IN) ? 1u << CROSS_COPY_SUM : 0;
+}
+
 /* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
  * the former summed, and for the weight half what was read is gathered once more. Making again stops where
@@ -112,8 +117,10 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM, SWAP = 1u << CROSS_SWAP };
     const ModelConfig *c = p->model;
     if (!p->crosses(p->partition, unit, part)) return NOTHING;
-    if (p->partition->contexts.keys && unit_part_attends(c, unit, part)) return keys_in(p, pass, unit, part);
-    if (!p->partition->contexts.keys && axes_swaps(c, unit, part))
+    bool attends = unit_part_attends(c, unit, part), keys = p->partition->contexts.keys;
+    if (attends && (keys || p->partition->copies > 1))
+        return copies_in(p, pass) | (keys ? keys_in(p, pass, unit, part) : NOTHING);
+    if (!keys && p->partition->contexts.ranks > 1 && axes_swaps(c, unit, part))
         return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
     if (p->partition->tensors == 1) return NOTHING;
     bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
@@ -153,10 +160,10 @@ bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",   "GATHER",  "RELEASE", "RECV_F",  "FWD",      "SEND_F",         "RECV_B",     "BWD",
-        "BWD_IN", "BWD_W",   "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",          "SWAP_X",     "GATHER_KV",
-        "SUM_KV", "VISIT_X", "RECORDS", "CROSSED", "LEAVES",   "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED",
-        "TIE",    "NORM",    "UPDATE"};
+        "LOAD",   "GATHER",         "RELEASE",    "RECV_F",     "FWD",     "SEND_F",   "RECV_B",
+        "BWD",    "BWD_IN",         "BWD_W",      "SEND_B",     "AGAIN",   "GATHER_X", "SUM_X",
+        "SWAP_X", "GATHER_KV",      "SUM_KV",     "SUM_COPIES", "VISIT_X", "RECORDS",  "CROSSED",
+        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED",    "TIE",     "NORM",     "UPDATE"};
     return names[kind];
 }
 
@@ -244,7 +251,8 @@ static const char *check_crossed(Check *c, Action a) {
     static const char missing[] = "comes before what crosses between its parts";
     int first = a.parts.first, end = a.parts.end;
     for (int part = first; part < end; part++) {
-        if (part > first && program_crossing(c->p, ACT_FWD, a.unit, part))
+        unsigned copies = program_crossing(c->p, a.kind, a.unit, part) & 1u << CROSS_COPY_SUM;
+        if (part > first && (copies || program_crossing(c->p, ACT_FWD, a.unit, part)))
             return "runs past a place where something crosses";
         /* The weight half has nothing to do there. */
         if (a.kind != ACT_BWD_W && program_visits(c->p, a.unit, part) != (a.pass == a.kind))
@@ -259,7 +267,8 @@ static const char *check_crossed(Check *c, Action a) {
                         has_crossed(c, a.kind, a, first, CROSS_SUM))
                    ? NULL
                    : missing;
-    if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM)) return missing;
+    if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM) || !has_crossed(c, a.kind, a, end, CROSS_COPY_SUM))
+        return missing;
     /* What it reads was made again. */
     if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) || !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS))
         return missing;
@@ -316,8 +325,9 @@ static bool is_made(Check *c, Action a) {
     Parts all = unit_parts(c->p->model, a.unit);
     int place = a.parts.first;
     CrossingKind kind = crossing_of(a);
-    bool sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM,
+    bool copies = kind == CROSS_COPY_SUM, sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || copies,
          reads = kind == CROSS_KEYS || axes_reads_all(c->p->model, a.unit, place);
+    if (copies && !has_crossed(c, a.pass, a, place, CROSS_KEY_SUM)) return false;
     uint32_t done = *parts_done(c, a.pass == ACT_FWD ? WAY_FORWARD : WAY_INPUT, a), needed = 0;
     if (a.pass == ACT_FWD)
         needed = bits(all.first, place + (sum && reads));
@@ -683,6 +693,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_SWAP_X:
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
+    case ACT_SUM_COPIES:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
     case ACT_VISIT_X: return check_visit(c, a);
@@ -789,6 +800,13 @@ static uint64_t visit_bytes(const Program *p, const Model *m, Action a) {
            runs * sizeof(int32_t);
 }
 
+/* Of each stretch of this rank's tokens. */
+static uint64_t copies_bytes(const Program *p, const Model *m) {
+    int64_t count = model_stretch(m) * model_dim(&m->config, DIM_KEY_VALUE),
+            bytes = comm_sum_outer_traffic(1, p->partition->copies, p->partition->copy, COMM_F32, count);
+    return (uint64_t)(model_stretches(m) * bytes);
+}
+
 /* Everybody has equally many tokens, and so the same part of what is gathered or summed. */
 uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->tensors - 1;
@@ -798,6 +816,7 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
         return ((uint64_t)p->partition->contexts.ranks - 1) * unit_swap_bytes(m, a.unit, a.parts.first);
     if (a.kind == ACT_GATHER_KV || a.kind == ACT_SUM_KV)
         return ((uint64_t)p->partition->contexts.ranks - 1) * (uint64_t)m->tokens * key_bytes(m, a.kind);
+    if (a.kind == ACT_SUM_COPIES) return copies_bytes(p, m);
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
@@ -859,7 +878,7 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
 static void print_crossing(const Program *p, Action a, Text *out) {
     int part = a.parts.first;
     ActionKind kind = a.kind == ACT_CROSSED ? a.start : a.kind;
-    bool keys = kind == ACT_GATHER_KV || kind == ACT_SUM_KV;
+    bool keys = kind == ACT_GATHER_KV || kind == ACT_SUM_KV || kind == ACT_SUM_COPIES;
     bool reads = keys || axes_reads_all(p->model, a.unit, part),
          back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
     const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
@@ -869,7 +888,8 @@ static void print_crossing(const Program *p, Action a, Text *out) {
     else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
     else if (keys)
-        text_printf(out, " %skeys and values that %s reads", kind == ACT_SUM_KV ? "gradient of " : "", name);
+        text_printf(out, " %skeys and values that %s reads", kind == ACT_GATHER_KV ? "" : "gradient of ",
+                    name);
     else if (kind == ACT_SUM_X)
         text_printf(out, reads ? " gradient of what %s reads" : " what %s makes", name);
     else

@@ -20,6 +20,8 @@
  *     GATHER_KV u m     before attention: start to all-gather the keys and values of each rank of cp
  *     SUM_KV u m        behind its way back: start to sum their gradients over cp, each rank gets those of
  *                       its tokens
+ *     SUM_COPIES u m    the same, behind it: start to sum them over the ranks of tp that hold the same heads
+ *                       of keys, of which each has some of the queries that look at them
  *     RECORDS u m       between a chunk's logits and its loss: start to all-gather their records over tp
  *     CROSSED u m       wait until what one of these has started is there
  *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
@@ -83,6 +85,7 @@ typedef enum ActionKind {
     ACT_SWAP_X,
     ACT_GATHER_KV,
     ACT_SUM_KV,
+    ACT_SUM_COPIES,
     ACT_VISIT_X,
     ACT_RECORDS,
     ACT_CROSSED,
@@ -110,7 +113,8 @@ typedef struct Action {
     ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
 bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
-/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, RECORDS: its start; CROSSED: its end; VISIT_X: both. */
+/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, RECORDS: its start; CROSSED: its end; VISIT_X:
+ * both. */
 bool action_is_crossing(ActionKind kind);
 bool action_crosses_contexts(ActionKind kind); /* SWAP_X, GATHER_KV, SUM_KV: over cp */
 CrossingKind crossing_of(Action a);

@@ -22,7 +22,8 @@ static void count_flops(const CrossingSpec *s, int64_t context, UnitTime *units)
     size_t n = (size_t)s->model->num_hidden_layers + 2;
     Cost *all = mem_alloc_array(n, sizeof *all), *products = mem_alloc_array(n, sizeof *products);
     ModelConfig model = *s->model;
-    model.expert_ranks = s->experts; /* what visits is made again */
+    model.expert_ranks = s->experts;                              /* what visits is made again */
+    model.num_key_value_heads *= axes_copies(&model, s->tensors); /* copies are made by each */
     model_unit_costs(&model, s->recompute, context, all);
     model_unit_costs(&model, s->recompute, 0, products);
     for (size_t u = 0; u < n; u++) {

@@ -706,7 +706,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     m.sent_dp_replicate = comm_traffic(t->comm, MESH_REPLICAS).bytes;
     m.sent_dp_shard = sent_to_shards(t->comm);
     m.sent_cp = comm_traffic(t->comm, MESH_CONTEXT).bytes;
-    m.sent_tp = comm_traffic(t->comm, MESH_TENSOR).bytes;
+    m.sent_tp = comm_traffic(t->comm, MESH_TENSOR).bytes + comm_traffic(t->comm, MESH_KEY_COPIES).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));
     TRY(record_probe(t, &options, err));

@@ -58,7 +58,9 @@ static bool takes_long(const Device *d, int64_t tokens) {
 /* ---- products ---- */
 
 /* A product that ranks may share though one has all of it, or that none shares: made differently. */
-static Leaves shared(bool is, int64_t k) { return is ? (Leaves){.runs = 1, .run = {{k, k}}} : NO_LEAVES; }
+static Leaves shared(bool is, int64_t k) {
+    return is ? (Leaves){.runs = 1, .run = {{.length = k, .leaf = k}}} : NO_LEAVES;
+}
 
 static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, Dtype ab, Dtype c) {
     bool trans_a = bits & 1, trans_b = bits & 2, accumulate = bits & 4;

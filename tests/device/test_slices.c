@@ -93,7 +93,7 @@ static void *product_box(Device *d, const Operands *o, int64_t i, int64_t j, int
     void *b = f->trans_b ? box_of(o->b, o->k, j, 0, cols, o->k, o->type)
                          : box_of(o->b, o->n, 0, j, o->k, cols, o->type);
     void *c = box_of(o->c, o->n, i, j, rows, cols, o->c_type);
-    Leaves one = {.runs = 1, .run = {{o->k, o->k}}};
+    Leaves one = {.runs = 1, .run = {{.length = o->k, .leaf = o->k}}};
     RUN(d, gemm, f->trans_a, f->trans_b, rows, cols, o->k, a, b, o->type, c, o->c_type, cols, accumulate,
         one);
     return c;
@@ -188,6 +188,23 @@ static float *partial_product(Device *d, const Operands *o, const Inner *in, int
     return c;
 }
 
+/* The same from all terms, of which those of other ranks are left out. */
+static void check_skipped(Device *d, const Operands *o, const Inner *in, int first, int count) {
+    Inner part = part_of_inner(in, first, count);
+    Leaves l = leaves_here(&part);
+    int64_t left = 0;
+    for (int r = 0; r < in->runs; r++) {
+        int64_t before = first * in->leaf[r];
+        l.run[r].skip = left + before;
+        left = in->length[r] - before - part.length[r];
+    }
+    float *c = tensor(o->m * o->n, DTYPE_F32);
+    RUN(d, gemm, o->form->trans_a, o->form->trans_b, o->m, o->n, o->k, o->a, o->b, o->type, c, DTYPE_F32,
+        o->n, false, l);
+    assert_box(d, "leaves among others'", partial_product(d, o, in, first, count), o->n, 0, 0, c, o->m, o->n,
+               DTYPE_F32);
+}
+
 /* As ranks would: each its leaves, then the tree over ranks, then rounded. */
 static void *product_on_ranks(Device *d, const Operands *o, const Inner *in, int ranks) {
     const float *parts[LEAVES];
@@ -209,6 +226,8 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
     for (int i = 0; i < DEGREES; i++)
         assert_box(d, "leaves of a product", whole, o.n, 0, 0, product_on_ranks(d, &o, in, degrees[i]), o.m,
                    o.n, c_type);
+    check_skipped(d, &o, in, 2, 4);
+    check_skipped(d, &o, in, LEAVES - 1, 1);
     if (c_type == DTYPE_F32) { /* C + the tree; and leaves of other lengths */
         float *c = tensor(o.m * o.n, DTYPE_F32), *want = tensor(o.m * o.n, DTYPE_F32);
         RUN(d, add, o.m * o.n, o.c, whole, want, DTYPE_F32);
@@ -432,6 +451,62 @@ static void check_normed_heads(Device *d, AttentionShape s, const void *raw, con
     }
 }
 
+/* Leaves that share heads of keys: those of a head have the row of the first of them, and no other. */
+static void check_fewer_heads(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
+    int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
+    int each = s.heads / s.kv_heads;
+    float *w = random_tensor(dim, DTYPE_F32, 0.5, 1.5), *dk[2], *dq = tensor(s.heads * dim, DTYPE_F32);
+    void *grad[2];
+    for (int i = 0; i < 2; i++) {
+        dk[i] = tensor(s.heads * dim, DTYPE_F32), grad[i] = copy_of(dout, t * wide, c);
+        memset(dk[i], 0, (size_t)(s.heads * dim) * sizeof(float));
+        RUN(d, qk_norm_backward, s, false, NORM_RMS, 1e-5f, raw, w, w, grad[i], dq, dk[i],
+            i ? s.heads : s.kv_heads, c);
+    }
+    assert_bits("gradient of normed heads", d, grad[1], grad[0], t * wide, c);
+    for (int i = 0; i < s.heads; i++)
+        if (i % each == 0)
+            assert_bits("dw of fewer keys", d, dk[1] + i * dim, dk[0] + i / each * dim, dim, DTYPE_F32);
+        else
+            for (int k = 0; k < dim; k++) assert_true(dk[1][i * dim + k] == 0);
+}
+
+/* Queries of one head of keys on several ranks, each of which has that head: what one makes is what it makes
+ * beside the others, if each has a copy of the head there. */
+static void check_shared_keys(Device *d, AttentionShape s, const void *qkv, const void *dout,
+                              const int32_t *first, Dtype c) {
+    int64_t dim = s.head_dim, query = s.heads * dim, t = s.tokens;
+    AttentionRun all = attention_whole(s);
+    AttentionShape spread = s, one = SHAPE(s.tokens, 1, 1, s.head_dim);
+    AttentionRun wide = {0, t, all.q_row, 2 * query, true}, own = {0, t, 3 * dim, 3 * dim, true};
+    char *copies = tensor(t * 2 * query, c);
+    void *out = tensor(t * query, c), *dq = tensor(t * all.q_row, c);
+    float *lse = tensor(t * s.heads, DTYPE_F32), *terms = tensor(t * 2 * query, DTYPE_F32);
+    size_t bytes = (size_t)dim * dtype_bytes(c);
+    int each = s.heads / s.kv_heads;
+    for (int i = 0; i < 2 * s.heads; i++)
+        RUN(d, copy_rows, t, bytes, copies + (size_t)i * bytes, (size_t)(2 * s.heads) * bytes,
+            tensor_at(qkv, query + i / each * dim, c), (size_t)all.q_row * dtype_bytes(c));
+    spread.kv_heads = s.heads;
+    RUN(d, attention_forward, s, all, qkv, tensor_at(qkv, query, c), first, out, lse, c);
+    RUN(d, attention_backward, spread, wide, qkv, copies, first, out, lse, dout, dq, terms, c);
+    for (int h = 0; h < s.heads; h++) {
+        Columns in = {
+            3, {h * dim, query + h / each * dim, query + (s.kv_heads + h / each) * dim}, {dim, dim, dim}};
+        Columns res = {1, {h * dim}, {dim}}, kv = {2, {h * dim, query + h * dim}, {dim, dim}};
+        void *part = columns_of(qkv, t, all.q_row, &in, c), *dpart = columns_of(dout, t, query, &res, c);
+        void *out2 = tensor(t * dim, c), *dq2 = tensor(t * 3 * dim, c);
+        float *lse2 = tensor(t, DTYPE_F32), *terms2 = tensor(t * 2 * dim, DTYPE_F32);
+        RUN(d, attention_forward, one, own, part, tensor_at(part, dim, c), first, out2, lse2, c);
+        RUN(d, attention_backward, one, own, part, tensor_at(part, dim, c), first, out2, lse2, dpart, dq2,
+            terms2, c);
+        assert_columns(d, "attention of shared keys", out, t, query, &res, out2, c);
+        assert_columns(d, "queries of shared keys", dq, t, all.q_row, &res,
+                       columns_of(dq2, t, 3 * dim, &(Columns){1, {0}, {dim}}, c), c);
+        assert_columns(d, "terms of shared keys", terms, t, 2 * query, &kv, terms2, DTYPE_F32);
+    }
+}
+
 static void check_heads(Device *d, Dtype c) {
     static const AttentionShape shapes[] = {SHAPE(133, 8, 8, 20), SHAPE(70, 8, 4, 40), SHAPE(65, 4, 4, 64)};
     for (int i = 0; i < 3; i++) {
@@ -448,6 +523,8 @@ static void check_heads(Device *d, Dtype c) {
         for (int n = 2; n <= s.kv_heads; n *= 2)
             check_heads_of(d, s, n, n - 1, qkv, dout, &whole, first, positions, angles, c);
         check_runs(d, s, qkv, dout, first, c);
+        check_shared_keys(d, s, qkv, dout, first, c);
+        check_fewer_heads(d, s, qkv, random_tensor(t * wide, c, -1, 1), c);
         drop_all();
     }
 }

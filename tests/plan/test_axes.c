@@ -29,12 +29,13 @@ static ModelConfig shape(bool tied) {
 }
 
 static Mesh mesh_of(int pp, int replicas, int shards, int cp, int tp) {
-    return (Mesh){.degree = {pp, replicas, shards, 1, cp, tp}, .world = pp * replicas * shards * cp * tp};
+    return (Mesh){.degree = {pp, replicas, shards, 1, cp, tp, 1}, .world = pp * replicas * shards * cp * tp};
 }
 
 /* `shards` ranks, of which each `experts` neighbours share experts out. */
 static Mesh mesh_of_experts(int pp, int replicas, int shards, int experts) {
-    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1}, .world = pp * replicas * shards};
+    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1, 1},
+                  .world = pp * replicas * shards};
 }
 
 static ModelConfig shape_of_experts(void) {
@@ -108,16 +109,14 @@ static void add_rank(Tally *t, const ModelConfig *c, const Mesh *mesh, const Sta
 
 /* Copies of a parameter that there must be: the product of the degrees of the axes where it is copied. */
 static int copies_of(const ModelConfig *c, const Param *p, const Mesh *mesh) {
-    AxisSet copied = axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_PIPELINE;
-    int tp = mesh_size(mesh, MESH_TENSOR), groups = (int)c->num_key_value_heads;
-    int heads = p->row->rows == DIM_KEY && tp > groups ? tp / groups : 1;
-    return mesh_size(mesh, copied) * heads;
+    return mesh_size(mesh, axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_PIPELINE);
 }
 
 static void check_mesh(const ModelConfig *c, Mesh mesh) {
     Tally t;
     Stages stages;
     int units = (int)c->num_hidden_layers + 2, pp = mesh_size(&mesh, MESH_PIPELINE);
+    axes_lay_copies(c, &mesh);
     tally_open(&t, c);
     stages =
         (Stages){pp, mem_alloc_array((size_t)pp + 1, sizeof(int)), mem_alloc_array((size_t)pp, sizeof(int))};
@@ -146,9 +145,10 @@ static void boxes_tile_the_model(void **state) {
     static const int degrees[][5] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 1, 2}, {1, 1, 1, 1, 4},
                                      {1, 1, 1, 1, 8}, {1, 2, 3, 1, 2}, {2, 1, 2, 1, 4}, {3, 2, 1, 1, 8},
                                      {2, 2, 3, 1, 2}, {1, 1, 2, 2, 2}, {1, 2, 5, 1, 8}};
-    for (int tied = 0; tied < 2; tied++)
+    for (int way = 0; way < 6; way++) /* four heads of keys, one, two */
         for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
-            ModelConfig c = shape(tied);
+            ModelConfig c = shape(way % 2);
+            if (way > 1) c.num_key_value_heads = way / 2, c.head_dim = 8;
             const int *d = degrees[i];
             check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
         }
@@ -222,12 +222,12 @@ static void a_ranks_model_is_a_model(void **state) {
     for (int tp = 1; tp <= 8; tp *= 2)
         for (int place = 0; place < tp; place++) {
             Error err = {0};
-            ModelConfig own = axes_local(&c, (Sharing){tp, place, tp});
+            ModelConfig own = axes_local(&c, (Sharing){tp, place, tp, 1});
             ParamTable table;
             assert_int_equal(param_table_build(&table, &own, &err), OK);
             for (int i = 0; i < table.count; i++) {
                 const Param *p = &table.params[i];
-                Box b = axes_box(&c, p, (Sharing){tp, place, tp}).box;
+                Box b = axes_box(&c, p, (Sharing){tp, place, tp, 1});
                 assert_int_equal(b.rows, p->rows);
                 assert_int_equal(b.columns, p->cols ? p->cols : 1);
             }
@@ -254,6 +254,17 @@ static void odd_sizes_are_refused_by_name(void **state) {
     refused(c, 4, "mesh.tp 4 does not fit num_key_value_heads 6: 1, 2, 3, 6 or 12 would");
     c = shape(false), c.vocab_size = 9;
     refused(c, 8, "mesh.tp 8 does not fit vocab_size 9, for a rank would have none of them: 1 or 2 would");
+    c = shape(false), c.num_key_value_heads = 2;
+    assert_int_equal(axes_check_leaves(&c, 4, 4, 16, &err), OK);
+    assert_int_equal(axes_check_leaves(&c, 8, 8, 16, &err), ERR_CONFIG);
+    refused(c, 8,
+            "mesh.tp 8 does not fit num_key_value_heads 2, for 4 ranks would share a head, whose "
+            "head_dim 6 they do not divide: 1, 2 or 4 would");
+    Contexts contexts = {2, 0, 0, true};
+    assert_int_equal(axes_check_contexts(&c, (Sharing){4, 0, 4, 2}, contexts, 16, &err), OK);
+    assert_int_equal(axes_check_contexts(&c, (Sharing){2, 0, 4, 1}, contexts, 16, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "mesh.cp 2 by keys: numerics.canonical_tp 4, more than "
+                                        "num_key_value_heads 2, needs as many ranks along tp"));
 }
 
 /* Groups have names, which say the same as the table. */
@@ -264,13 +275,14 @@ static void groups_are_those_of_the_table(void **state) {
                          kind == KIND_EXPERTS ? MESH_EXPERT_SHARDS : MESH_SHARDS);
         AxisSet summed = axes_that((ParamKind)kind, DOES_COPY | DOES_SUM);
         assert_true(summed & MESH_REPLICAS);
+        AxisSet copied = axes_any((ParamKind)kind, DOES_COPY);
         bool all_have = kind == KIND_WHOLE || kind == KIND_BESIDE_TIED || kind == KIND_EXPERTS,
              at_both_ends = kind == KIND_TIED || kind == KIND_BESIDE_TIED;
         assert_int_equal(summed & MESH_TENSOR, all_have ? MESH_TENSOR : 0);
         assert_int_equal(summed & MESH_PIPELINE, at_both_ends ? MESH_PIPELINE : 0);
-        assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) | summed,
-                         MESH_SETS - 1); /* no axis is left out */
-        assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) & axes_any((ParamKind)kind, DOES_COPY), 0);
+        assert_int_equal(copied & ~summed, kind == KIND_KEYS ? MESH_KEY_COPIES : 0);
+        assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) | copied, MESH_SETS - 1); /* none is left out */
+        assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) & copied, 0);
     }
 }
 
@@ -392,21 +404,27 @@ static void passes_are_cut_at_crossings(void **state) {
     (void)state;
     ModelConfig c = shape(false), own;
     int last = (int)c.num_hidden_layers + 1;
-    expect_crossings(&c, 0, MESH_TENSOR, "end");
-    expect_crossings(&c, 1, MESH_TENSOR, "q k v, norm, gate and up, sum");
-    expect_crossings(&c, last, MESH_TENSOR, "head and loss");
+    AxisSet tensor = MESH_TENSOR & ~(AxisSet)MESH_KEY_COPIES;
+    expect_crossings(&c, 0, tensor, "end");
+    expect_crossings(&c, 1, tensor, "q k v, norm, gate and up, sum");
+    expect_crossings(&c, last, tensor, "head and loss");
+    expect_crossings(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
     expect_crossings(&c, 0, MESH_CONTEXT, "");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
     expect_crossings(&c, last, MESH_CONTEXT, "");
-    for (int way = 0; way < 60; way++) {
+    for (int way = 0; way < 84; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
         int cp = 1 + way / 12 % 2;
-        bool split = way % 2, keys = way >= 36, normed = way >= 24 && way < 48;
+        bool copied = way >= 60; /* heads of keys, of which there is one */
+        bool split = way % 2, keys = way >= 36 && way < 72,
+             normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
         c.family = normed ? &family_qwen3 : NULL; /* norms of heads are made again alone */
         c.attention_bias = !normed;
         if (way >= 24) cp = 2;
+        if (copied) c.num_key_value_heads = 1, tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
+        axes_lay_copies(&c, &mesh);
         Schedule schedule;
         Stages stages;
         Partition p;
@@ -434,7 +452,7 @@ static void passes_are_cut_at_crossings(void **state) {
         int forward = 0;
         for (int i = 0; i < program.count; i++)
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
-        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? 0 : keys ? 1 : 2));
+        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         nothing_starts_too_early(&program);
@@ -494,6 +512,9 @@ static void copies_have_one_number(void **state) {
     ModelConfig c = shape(false);
     Mesh mesh = mesh_of(1, 2, 1, 1, 8);
     ParamTable table;
+    axes_lay_copies(&c, &mesh);
+    assert_int_equal(mesh_size(&mesh, MESH_KEY_COPIES), 2);
+    assert_int_equal(mesh_size(&mesh, MESH_TENSOR), 8);
     Error err = {0};
     assert_int_equal(param_table_build(&table, &c, &err), OK);
     const Param *norm = param_find(&table, "model.norm.weight"),
@@ -501,7 +522,7 @@ static void copies_have_one_number(void **state) {
                 *query = param_find(&table, "model.layers.0.self_attn.q_proj.weight");
     for (int rank = 0; rank < 16; rank++) {
         assert_int_equal(axes_share(&c, norm, &mesh, rank), 0);
-        assert_int_equal(axes_share(&c, key, &mesh, rank), rank % 8 / 2 * 2);
+        assert_int_equal(axes_share(&c, key, &mesh, rank), rank % 8 / 2);
         assert_int_equal(axes_share(&c, query, &mesh, rank), rank % 8);
         assert_int_equal(axes_first(&c, norm, &mesh, rank), rank == 0);
         assert_int_equal(axes_first(&c, key, &mesh, rank), rank < 8 && rank % 2 == 0);

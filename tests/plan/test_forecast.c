@@ -98,6 +98,10 @@ static void bytes_over_tp_are_the_formulas(void **state) {
     /* Done again: a product's input is gathered and the attention's output reduced once more. */
     s.recompute = RECOMPUTE_FULL;
     assert_true(fabs(both(crossings_tensor(&s, 1)) - 11 * 0.875 * 8192 * 4096) < 1);
+    /* Two ranks have each head of keys: an all-reduce of both gradients, fp32. */
+    s.tensors = 16, s.recompute = RECOMPUTE_NONE, s.partial = 4, s.contexts = 1;
+    assert_true(fabs(both(crossings_tensor(&s, 1)) -
+                     (28 * 15.0 / 16 * 8192 * 4096 + 2 * 0.5 * 8192 * 2 * 128 * 4)) < 1);
     s.tensors = 1;
     for (int u = 0; u < 34; u++) assert_true(both(crossings_tensor(&s, u)) <= 0);
 }
@@ -390,17 +394,20 @@ static void exposed_is_what_work_does_not_hide(void **state) {
 }
 
 /* Of a block, to the byte: with backward passes in one where nothing is made again, and with their halves
- * apart either way. */
+ * apart either way; with copies of heads of keys. */
 static void formulas_are_what_programs_send(void **state) {
     (void)state;
     enum { BLOCK = 1 };
-    for (int way = 0; way < 3; way++) {
+    for (int way = 0; way < 5; way++) {
         Planned p;
         double sent = 0;
         bool apart = way > 0;
         plan(&p, 4, unknown,
              WORDS("mesh.tp=4", "train.tokens_per_step=256",
                    way == 2 ? "train.recompute=full" : "train.recompute=none",
+                   way == 3   ? "model.num_key_value_heads=1"
+                   : way == 4 ? "model.num_key_value_heads=2"
+                              : "model.num_key_value_heads=4",
                    apart ? "train.split_backward=true" : "train.split_backward=false"));
         const RankPlan *rank = &p.f.ranks[0].plan;
         for (int i = 0; i < rank->program.count; i++) {
@@ -421,7 +428,7 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
     (void)state;
     static const char *const meshes[] = {"mesh.tp=4", "mesh.cp=4"};
     Hardware h = simple_hardware();
-    Planned one;
+    Planned one, copied;
     plan(&one, 1, (ForecastSpeed){.hardware = &h}, WORDS("train.tokens_per_step=256"));
     for (int i = 0; i < 2; i++) {
         Planned p;
@@ -440,6 +447,16 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
         release(&p);
     }
     release(&one);
+    /* Four copies of one head of keys take what four heads do. */
+    for (int i = 0; i < 2; i++)
+        plan(i ? &copied : &one, 4, (ForecastSpeed){.hardware = &h},
+             WORDS("mesh.tp=4", "train.tokens_per_step=256",
+                   i ? "model.num_key_value_heads=1" : "model.num_key_value_heads=4"));
+    assert_true(fabs(copied.f.time.products / one.f.time.products - 1) < 1e-9);
+    assert_true(fabs(copied.f.ranks[0].flops / one.f.ranks[0].flops - 1) < 1e-9);
+    assert_true(copied.f.time.tensor > one.f.time.tensor);
+    release(&one);
+    release(&copied);
 }
 
 /* With a speed of messages the passes of a unit take what is exposed of its crossings: forward all of them,

@@ -2,7 +2,7 @@
  * prints a line for each: what must have equal bits, and a digest of losses, norms and final weights.
  *
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
- *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD tp TP CANONICAL [STEPS]
+ *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD tp TP CANONICAL [STEPS [KEY_HEADS]]
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD heads|keys CP TP SPANS CANONICAL [STEPS]
  *
  * Lines of equal first words must have equal second words, whatever mesh printed them
@@ -43,7 +43,7 @@ typedef struct Case {
 typedef struct World {
     Comm *comm;
     Mesh mesh;
-    int rank, steps, canonical, spans;
+    int rank, steps, canonical, spans, key_heads; /* key_heads: 0: enough for all leaves */
     ContextMethod method;
 } World;
 
@@ -63,6 +63,7 @@ static ModelConfig shape(const World *w, const Case *c) {
     m.attention_bias = !c->normed;
     if (w->canonical > 1 || w->spans > 1)
         m.num_attention_heads = 8, m.num_key_value_heads = 4, m.mlp_bias = !c->normed;
+    if (w->key_heads > 0) m.num_key_value_heads = w->key_heads, m.head_dim = 8, m.intermediate_size = 32;
     if (c->normed) m.family = &family_qwen3;
     if (!c->experts) return m;
     m.family = &family_qwen3_moe, m.attention_bias = false;
@@ -281,6 +282,7 @@ static void report(World *w, const Case *c) {
                 : c->normed ? "normed"
                             : "plain",
                 w->canonical, c->clip_norm > 0 ? c->clip_norm : 2);
+    if (w->key_heads > 0) text_printf(&key, "-g%d", w->key_heads);
     if (c->exact && w->spans > 1) text_printf(&key, "-s%d", w->spans);
     if (!c->exact)
         text_printf(&key, "-dp%d-cp%d%s-%s", dp, w->mesh.degree[AXIS_CP],
@@ -293,7 +295,7 @@ static void report(World *w, const Case *c) {
             "%d split %d\n",
             key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_CP],
             w->mesh.degree[AXIS_CP] > 1 && w->method == CONTEXT_KEYS ? " by keys" : "",
-            w->mesh.degree[AXIS_TP], w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-",
+            mesh_degree(&w->mesh, AXIS_TP), w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-",
             w->mesh.degree[AXIS_DP_REPLICATE], shards, syncs[c->sync], c->reshard, c->recompute,
             c->split_backward || c->uneven);
         fflush(stdout);
@@ -447,6 +449,9 @@ int main(int argc, char **argv) {
     must(&w, comm_open(&w.comm, &err), &err);
     w.rank = comm_rank(w.comm);
     must(&w, mesh_build(&w.mesh, &options, comm_size(w.comm), &err), &err);
+    if (shares && argc > 6) w.key_heads = atoi(argv[6]);
+    ModelConfig model = shape(&w, &(Case){.exact = true});
+    axes_lay_copies(&model, &w.mesh);
     must(&w, comm_set_mesh(w.comm, &w.mesh, &err), &err);
     w.steps = argc > 5 ? atoi(argv[5]) : 100;
     if (shares) {

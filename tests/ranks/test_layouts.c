@@ -90,6 +90,7 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
         for (int i = 0; i < s->pp; i++) l->stages.rank[i] = i;
     }
     MUST(mesh_build(&l->mesh, &o, comm_size(c), &err) == OK);
+    axes_lay_copies(m, &l->mesh);
 }
 
 /* Planned is sent, to the byte, and counted by what it was sent for, also where cp's ranks are those of
@@ -106,7 +107,9 @@ static void check_traffic(Comm *c, const RankPlan *p) {
     MUST((uint64_t)comm_traffic(c, MESH_REPLICAS).bytes == t.replicas);
     MUST(shards == t.parameters + t.gradients);
     MUST((uint64_t)comm_traffic(c, MESH_CONTEXT).bytes == t.context);
-    MUST((uint64_t)comm_traffic(c, MESH_TENSOR).bytes == t.tensor);
+    uint64_t copies = (uint64_t)comm_traffic(c, MESH_KEY_COPIES).bytes;
+    MUST((uint64_t)comm_traffic(c, MESH_TENSOR).bytes + copies == t.tensor);
+    MUST((copies > 0) == (p->partition.copies > 1));
 }
 
 /* What must stay whole is all here, or not at all; and is not all on one rank. */
@@ -320,6 +323,39 @@ static void test_tensors(void **state) {
     }
 }
 
+/* Heads of keys that are fewer than the ranks, and than the leaves: one or two, in figures of one rank; with
+ * norms of heads, biases, spans of tokens, and all else beside. */
+static void test_copies(void **state) {
+    static Run one, other;
+    static const struct {
+        Shape shape;
+        int tensors, contexts;
+        ContextMethod method;
+    } meshes[] = {{{1, 1, 1, .exact = true}, 2, 1, CONTEXT_HEADS},
+                  {{1, 1, 1, .exact = true}, 4, 1, CONTEXT_HEADS},
+                  {{1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 4, 1, CONTEXT_HEADS},
+                  {{2, 1, 1, .exact = true}, 4, 1, CONTEXT_HEADS},
+                  {{1, 1, 2, .exact = true}, 4, 1, CONTEXT_HEADS},
+                  {{1, 1, 1, .exact = true}, 4, 2, CONTEXT_KEYS}};
+    static const Shape alone = {1, 1, 1, .exact = true};
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
+        m.num_key_value_heads = 1 + way % 2, m.head_dim = 8, m.attention_bias = way < 2;
+        if (way >= 2) m.family = &family_qwen3, m.tie_word_embeddings = true;
+        one = (Run){&alone, .tensors = 1, .leaves = 4, .contexts = 1, .spans = 4, .model = &m};
+        run_all(&one);
+        for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+            int dp = meshes[i].shape.replicas * meshes[i].shape.shards;
+            other = (Run){
+                &meshes[i].shape, .tensors = meshes[i].tensors, .leaves = 4, .contexts = meshes[i].contexts,
+                .spans = 4,       .method = meshes[i].method,   .model = &m, .own = OWN / dp};
+            run_all(&other);
+            assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+        }
+    }
+}
+
 /* Ranks that share the tokens of a microbatch: in fixed point their number does not show; else each mesh
  * sends what was planned. */
 static void test_contexts(void **state) {
@@ -419,7 +455,7 @@ enum { WAYS = sizeof ways / sizeof *ways };
 static bool goes(const ModelConfig *m, const Way *w) {
     Error err = {.message = ""};
     Contexts contexts = {w->contexts, 0, 4, w->method == CONTEXT_KEYS};
-    Sharing sharing = {w->tensors, 0, w->tensors};
+    Sharing sharing = {w->tensors, 0, w->tensors, 1};
     if ((w->tensors == 1 || axes_check_leaves(m, w->tensors, w->tensors, CONTEXT, &err) == OK) &&
         (w->contexts == 1 || axes_check_contexts(m, sharing, contexts, CONTEXT, &err) == OK) &&
         (w->experts == 0 || axes_check_experts(m, w->experts, &err) == OK))
@@ -496,6 +532,6 @@ int main(void) {
         cmocka_unit_test(test_contexts),     cmocka_unit_test(test_stages),
         cmocka_unit_test(test_muon),         cmocka_unit_test(test_count_rides),
         cmocka_unit_test(test_replica_sync), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_families)};
+        cmocka_unit_test(test_families),     cmocka_unit_test(test_copies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

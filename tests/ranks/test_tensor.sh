@@ -23,9 +23,9 @@ brief) steps=2 meshes=("1 1 1 1" "1 1 1 2" "1 1 1 4" "2 1 1 2" "1 1 2 2" "1 2 1 
 *) echo "CURVE is ${CURVE}: expected full, quick or brief"; exit 2 ;;
 esac
 
-# run CANONICAL PP DP_REPLICATE DP_SHARD TP: its lines go to all.
+# run CANONICAL PP DP_REPLICATE DP_SHARD TP [KEY_HEADS]: its lines go to all.
 run() {
-    on_ranks $(($2 * $3 * $4 * $5)) "$program" "$2" "$3" "$4" tp "$5" "$1" "$steps" >lines 2>err ||
+    on_ranks $(($2 * $3 * $4 * $5)) "$program" "$2" "$3" "$4" tp "$5" "$1" "$steps" "${6:-0}" >lines 2>err ||
         { echo "FAILED: mesh $*: ended with $?: $(tail -5 err)"; exit 1; }
     [ -s lines ] || { echo "FAILED: mesh $* printed nothing"; exit 1; }
     cat lines >>all
@@ -34,24 +34,39 @@ run() {
 for mesh in "${meshes[@]}"; do run 4 $mesh; done
 # shellcheck disable=SC2086
 for mesh in "1 1 1 1" "1 1 1 2"; do run 2 $mesh; done
+# Heads of keys that are fewer than the leaves, and than the ranks.
+if [ "${CURVE:-quick}" != full ]; then
+    run 4 1 1 1 1 2; run 4 1 1 1 4 2; run 4 1 1 1 1 1; run 4 1 1 1 2 1; run 4 2 1 1 2 1
+else
+    # shellcheck disable=SC2086
+    for heads in 1 2; do for mesh in "${meshes[@]}"; do run 4 $mesh $heads; done; done
+    for tp in 1 2 4 8; do run 8 1 1 1 "$tp" 2; done
+fi
 one_curve all 0 || exit 1
 grep -q ' tp 4 ' all || [ "${CURVE:-quick}" = brief ] || fail "no run had four ranks along tp"
 [ "${CURVE:-quick}" != brief ] || { conclude; exit; }
 
 # The same on a device that runs ops when it must.
-for seed in 1 2; do
-    WEFT_DEFER=$seed on_ranks 2 "$program" 1 1 1 tp 2 4 "$steps" >deferred 2>err || fail "deferred: $(tail -3 err)"
-    grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' | diff - deferred >/dev/null || fail "deferred, seed $seed: other bits"
+for heads in 0 1; do
+    WEFT_DEFER=$((heads + 1)) on_ranks 2 "$program" 1 1 1 tp 2 4 "$steps" "$heads" >deferred 2>err || fail "deferred: $(tail -3 err)"
+    grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' | awk -v g="-g$heads" 'g == "-g0" ? $1 !~ /-g[0-9]/ : index($1, g)' |
+        diff - deferred >/dev/null || fail "deferred, $heads heads of keys: other bits"
 done
 
 # ---- as users run it ----
 
 degrees tp 4
+# The same with one head of keys, which all ranks have.
+sed -i 's/num_key_value_heads: 4/num_key_value_heads: 1/' run.yaml
+rm -rf one four both piped moved
+degrees tp 4
 
 refused 'mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would' -n 3 mesh.tp=3
 refused 'mesh.tp 4 cannot have the bits of numerics.canonical_tp 6' -n 4 mesh.tp=4 numerics.canonical_tp=6
 refused 'numerics.canonical_tp 3' numerics.canonical_tp=3
-refused 'a divisor of num_key_value_heads 2 would do' -n 4 mesh.tp=4 model.num_key_value_heads=2
+refused 'mesh.tp 4 does not fit num_key_value_heads 3: 1, 3, 6 or 12 would' -n 4 mesh.tp=4 model.num_attention_heads=12 model.num_key_value_heads=3 model.head_dim=4
+refused 'for 4 ranks would share a head, whose head_dim 6 they do not divide: 1 or 2 would' -n 4 mesh.tp=4 model.head_dim=6
+refused 'mesh.cp 2 by keys: numerics.canonical_tp 4, more than num_key_value_heads 1, needs as many ranks along tp' -n 2 mesh.cp=2 numerics.canonical_tp=4
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.tp=4 train.context=30 train.tokens_per_step=120
 refused 'which mesh.tp 2 cuts' -n 2 mesh.tp=2 'optimizer.groups=[{match: proj, whole: true}]'
 conclude "tensor parallelism has the bits of one rank"

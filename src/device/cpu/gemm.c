@@ -260,6 +260,7 @@ static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64
     int64_t start = 0;
     for (int r = 0; r < runs; r++) {
         int64_t length = l->runs ? l->run[r].length : w->tile.k, each = l->runs ? l->run[r].leaf : length;
+        if (l->runs) start += l->run[r].skip;
         Product piece = moved(&w->tile, 0, 0, start + leaf * each);
         piece.k = min_i64(each, length - leaf * each);
         piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
@@ -621,17 +622,19 @@ static void native_leaves(Gemm *g, Device *d, const Product *p) {
 
 /* Which way a product takes:
  *
- *                               no leaves              one leaf of one run    all others
+ *                               no leaves              one leaf, of all       all others
  *     fp32                      library                packed                 packed
  *     bf16 by primitives        native_whole           native_whole           native_leaves
  *     bf16 without them         library, widened       packed                 packed */
 static void run(Gemm *g, Device *d, const Product *p) {
     bool by_primitives = p->ab_type != DTYPE_F32 && g->native;
+    const Leaves *l = &p->leaves;
+    bool whole = l->runs == 0 || (l->runs == 1 && l->run[0].leaf >= p->k);
     if (!by_primitives && p->leaves.runs == 0)
         library(d, p);
     else if (!by_primitives)
         packed(g, d, p);
-    else if (leaf_count(&p->leaves) == 1 && p->leaves.runs <= 1)
+    else if (whole)
         native_whole(g, d, p);
     else
         native_leaves(g, d, p);
@@ -724,7 +727,7 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
     bool narrow_c = compute != DTYPE_F32;
     size_t panels = narrow_c && !native ? panel_bytes : 0;
-    if (leaves == 0 || (leaves == 1 && native && narrow_c)) return panels;
+    if (leaves == 0) return panels;
     size_t tiles = thread_floats(narrow_c + (leaves > 1) + levels_of(leaves));
     size_t packing = (size_t)threads * tiles * sizeof(float);
     return packing > panels ? packing : panels;

@@ -27,13 +27,14 @@ static double dot(const Terms *t, int64_t i, int64_t j, int64_t first, int64_t c
     return sum;
 }
 
-/* Piece `leaf` of every run, one chain over all of them: a rank that has some heads has their q, their k
- * and their v, and its sum is to be this one. */
-static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i, int64_t j) {
-    double sum = 0;
+/* Piece `leaf` of every run, one chain over all of them, after `sum`: a rank that has some heads has their q,
+ * their k and their v, and its sum is to be this one. */
+static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i, int64_t j, double sum) {
     int64_t start = 0;
+    if (l->runs == 0) return dot(t, i, j, 0, t->k, sum);
     for (int r = 0; r < l->runs; start += l->run[r++].length) {
         int64_t first = leaf * l->run[r].leaf;
+        start += l->run[r].skip;
         sum = dot(t, i, j, start + first, min_i64(l->run[r].leaf, l->run[r].length - first), sum);
     }
     return sum;
@@ -42,7 +43,7 @@ static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i,
 /* In fp32 between leaves, as ranks would send them to each other: that a leaf is rounded before it is
  * added must not depend on where it was made. */
 static float tree_of_leaves(const Terms *t, const Leaves *l, int first, int count, int64_t i, int64_t j) {
-    if (count == 1) return (float)leaf_dot(t, l, first, i, j);
+    if (count == 1) return (float)leaf_dot(t, l, first, i, j, 0);
     int half = tree_half(count);
     return tree_of_leaves(t, l, first, half, i, j) + tree_of_leaves(t, l, first + half, count - half, i, j);
 }
@@ -58,7 +59,7 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             float before = accumulate ? tensor_get(c, i * ldc + j, c_type) : 0;
-            float sum = count == 1 ? (float)dot(&t, i, j, 0, k, (double)before)
+            float sum = count == 1 ? (float)leaf_dot(&t, &leaves, 0, i, j, (double)before)
                                    : before + tree_of_leaves(&t, &leaves, 0, count, i, j);
             tensor_set(c, i * ldc + j, c_type, sum);
         }
@@ -256,12 +257,13 @@ static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind ki
         NormRows rows = head_rows(s, flat, kind, keys, raw, keys ? wk : wq, &at, c);
         void *grad = tensor_to(dqkv, at, c);
         NormRows leaf = rows;
-        leaf.groups /= leaves;
-        for (int64_t i = 0; i < leaves; i++) {
+        int64_t count = min_i64(leaves, rows.groups), step = leaves / count;
+        leaf.groups /= count;
+        for (int64_t i = 0; i < count; i++) {
             int64_t before = i * leaf.groups * leaf.n;
             leaf.x = tensor_at(rows.x, before, c);
             norm_leaf_gradient(&leaf, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
-                               (keys ? dwk : dwq) + i * leaf.n);
+                               (keys ? dwk : dwq) + i * step * leaf.n);
         }
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
             norm_row_gradient(&rows, r, row_rstd(&rows, r, eps), grad, grad, false);

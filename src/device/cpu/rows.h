@@ -182,12 +182,11 @@ INLINE void qk_norm_forward_typed(AttentionShape s, bool flat, float eps, const 
 
 INLINE void qk_backward_rows(int64_t groups, int64_t n, float eps, const void *raw, const float *w,
                              void *grad, float *dw, int64_t leaves, const bool plus_one, Dtype c) {
-    int64_t each = groups / leaves;
     for (int64_t g = 0; g < groups; g++) {
         const void *x = tensor_at(raw, g * n, c);
         void *dx = tensor_to(grad, g * n, c);
         float rstd = qk_rstd(x, n, eps, c);
-        rms_backward_typed(1, n, x, w, &rstd, dx, dx, false, dw + g / each * n, plus_one, c);
+        rms_backward_typed(1, n, x, w, &rstd, dx, dx, false, dw + g * leaves / groups * n, plus_one, c);
     }
 }
 

@@ -67,7 +67,16 @@ static const ParamRow params[PARAMS] = {
  *     forward    QKV -> KEYS =gather=> KEYS  attention
  *     backward   QKV -> KEYS =gather=> KEYS  attention  TERMS =sum=> TERMS -> KEYS -> DQKV
  *
- * TERMS and KEYS are there, for that way back alone, wherever queries come in several runs. */
+ * TERMS and KEYS are there, for that way back alone, wherever queries come in several runs.
+ *
+ * Where leaves of what tp may share are more than heads of keys, each head is looked at by the queries of
+ * several, and gradients of keys and values are sums over these leaves. Those that are here get a copy of
+ * each head each, SPREAD, so that TERMS are of one leaf; APART they lie leaf by leaf, and are added up in the
+ * first. Ranks that have copies of a head then sum over what each has come to:
+ *
+ *     backward   QKV -> SPREAD  attention  TERMS -> APART  =sum over copies=>  -> KEYS -> DQKV
+ *
+ * With one leaf here that sum is over TERMS as they are. Leaves are added outside of runs of queries. */
 enum {
     QKV,
     ATTENDED,
@@ -79,29 +88,33 @@ enum {
     HANDED,
     KEYS,
     TERMS,
+    SPREAD,
+    APART,
     PLAIN_TENSORS,
     RAW = PLAIN_TENSORS,
     NORMED_TENSORS
 };
-#define SHARED_TENSORS                                                                                 \
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                            \
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */            \
-        [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                            \
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                          \
-    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                            \
-    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                          \
-    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP}, [KEYS] = {EXTENT_KEYS,     \
-                                                                                      DIM_KEY_VALUE,   \
-                                                                                      ELEMENT_COMPUTE, \
-                                                                                      LIFE_SCRATCH,    \
-                                                                                      false,           \
-                                                                                      NEED_TERMS},     \
-    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_TERMS}
+#define SHARED_TENSORS                                                                                    \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                               \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */               \
+        [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                               \
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                             \
+    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                               \
+    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                             \
+    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP}, [KEYS] = {EXTENT_KEYS,        \
+                                                                                      DIM_KEY_VALUE,      \
+                                                                                      ELEMENT_COMPUTE,    \
+                                                                                      LIFE_SCRATCH,       \
+                                                                                      false,              \
+                                                                                      NEED_TERMS},        \
+    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_TERMS},               \
+    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_KEY_LEAVES}, \
+    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_KEY_LEAVES}
 static const Swap swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
                                   [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
                                   [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
                                   [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
-static const KeysOfAll keys_of_all = {.own = QKV, .all = KEYS, .terms = TERMS};
+static const KeysOfAll keys_of_all = {.own = QKV, .all = KEYS, .terms = TERMS, .apart = APART};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
     SHARED_TENSORS,
@@ -135,26 +148,32 @@ static void *either(const LayerPass *w, int tensor, int swapped) {
     return w->tensors[model_swaps(w->pass->model) ? swapped : tensor];
 }
 
-/* Of `rows` tokens from `first` of TERMS on: gradients of keys and values are rounded, and put behind those
- * of queries in the row `at` of dqkv and those below. */
+/* Elements of a token's keys and values. */
+static int64_t key_width(AttentionShape s) { return 2 * (int64_t)s.kv_heads * s.head_dim; }
+
+/* Of `rows` tokens from `first` of the terms' sums on: gradients of keys and values are rounded, and put
+ * behind those of queries in the row `at` of dqkv and those below. */
 static void take_terms(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     AttentionShape s = heads_of(w);
-    int64_t width = 2 * (int64_t)s.kv_heads * s.head_dim, row = attention_whole(s).q_row;
+    int64_t width = key_width(s), row = attention_whole(s).q_row;
     size_t e = dtype_bytes(m->compute), bytes = (size_t)width * e;
-    const float *terms = w->tensors[TERMS];
+    const float *terms = w->tensors[model_key_leaves(m) > 1 ? APART : TERMS];
     OP(p->device, OP_CAST, cast, rows * width, terms + first * width, DTYPE_F32, w->tensors[KEYS],
        m->compute);
     OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
        model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), (size_t)row * e, w->tensors[KEYS], bytes);
 }
 
-/* By keys the sums of this rank's tokens have come after attention's own part. */
+/* Whether terms are summed over ranks, behind attention's own part. */
+static bool sums_cross(const Model *m) { return m->contexts.keys || m->sharing.copies > 1; }
+
+/* Then the sums of this rank's tokens have come. */
 static void take_sums(const LayerPass *w) {
     const Model *m = w->pass->model;
     int64_t rows = model_stretch(m);
-    for (int i = 0; m->contexts.keys && i < model_stretches(m); i++)
+    for (int i = 0; sums_cross(m) && i < model_stretches(m); i++)
         take_terms(w, model_stretch_first(m, m->contexts.place, i), rows, w->tensors[DQKV], i * rows);
 }
 
@@ -209,6 +228,15 @@ static void heads_forward(const LayerPass *w) {
     rotate(w, turned, false);
 }
 
+/* What heads of keys add to the gradient of their norm's weight is the same on all ranks with copies of them:
+ * it is the first one's. */
+static void drop_copies(const LayerPass *w, float *gradient /* [leaves, D] */) {
+    const Model *m = w->pass->model;
+    if (m->sharing.place % m->sharing.copies == 0) return;
+    OP(w->pass->device, OP_ZERO, zero, gradient,
+       (size_t)(model_own_leaves(m) * m->config.head_dim) * sizeof *gradient);
+}
+
 /* In reverse: turned back, then through the norms, in place. DQKV is then the gradient of RAW, which the
  * product's own part takes; weights of norms are vectors, and get theirs in this half. */
 static void heads_backward(const LayerPass *w, Half half) {
@@ -228,6 +256,7 @@ static void heads_backward(const LayerPass *w, Half half) {
            weights_vector(p->weights, q), weights_vector(p->weights, k),
            model_at(m, w->tensors[DQKV], r * elements), gradient_of_span(&p->gradients, q, r),
            gradient_of_span(&p->gradients, k, r), model_own_leaves(m), m->compute);
+    for (int r = 0; r < model_spans(m); r++) drop_copies(w, gradient_of_span(&p->gradients, k, r));
 }
 
 /* ---- attention ---- */
@@ -272,7 +301,7 @@ static Queries queries_of(const LayerPass *w, int run) {
     q.r = attention_whole(q.s);
     q.s.tokens /= model_query_runs(m);
     q.r.first = q.at = run * q.s.tokens;
-    q.r.terms = model_query_runs(m) > 1;
+    q.r.terms = model_has_terms(m);
     if (!m->contexts.keys) return q;
     int64_t stretch = model_stretch(m), in = q.at / stretch;
     q.r.first = model_stretch_first(m, m->contexts.place, (int)in) + q.at % stretch;
@@ -314,11 +343,43 @@ static void attend(const LayerPass *w) {
         for (int i = 0; i < model_query_runs(w->pass->model); i++) attend_run(w, i);
 }
 
+/* Each leaf its copy of the heads that it shares with others: those of one head lie side by side. */
+static void spread_keys(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    Queries q = queries_of(w, 0);
+    int leaves = model_key_leaves(m);
+    size_t e = dtype_bytes(m->compute), row = (size_t)(leaves * key_width(q.s)) * e;
+    for (int i = 0; i < leaves * 2 * q.s.kv_heads; i++)
+        OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)q.s.head_dim * e,
+           model_at(m, w->tensors[SPREAD], (int64_t)i * q.s.head_dim), row,
+           model_at(m, keys_of(w, &q), (int64_t)(i / leaves) * q.s.head_dim), (size_t)q.r.kv_row * e);
+}
+
+/* From each leaf's heads of TERMS, side by side, to leaf by leaf; and these in the canonical tree. */
+static void add_leaves(const LayerPass *w) {
+    const Pass *p = w->pass;
+    Queries q = queries_of(w, 0);
+    int leaves = model_key_leaves(p->model);
+    int64_t width = key_width(q.s), dim = q.s.head_dim;
+    float *apart = w->tensors[APART];
+    const float *terms = w->tensors[TERMS], *parts[LEAVES_MAX];
+    for (int i = 0; i < leaves * 2 * q.s.kv_heads; i++)
+        OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)dim * sizeof *apart,
+           apart + i % leaves * q.r.keys * width + i / leaves * dim, (size_t)width * sizeof *apart,
+           terms + i * dim, (size_t)(leaves * width) * sizeof *terms);
+    for (int i = 0; i < leaves; i++) parts[i] = apart + i * q.r.keys * width;
+    OP(p->device, OP_SUM_PARTS, sum_parts, q.r.keys * width, leaves, parts, apart);
+}
+
 static void run_backward(const LayerPass *w, int run, void *dkv) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     Queries q = queries_of(w, run);
-    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, q.s, q.r, queries_at(w, &q), keys_of(w, &q),
+    const void *keys = keys_of(w, &q);
+    if (model_key_leaves(m) > 1)
+        q.s.kv_heads *= model_key_leaves(m), q.r.kv_row = key_width(q.s), keys = w->tensors[SPREAD];
+    OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, q.s, q.r, queries_at(w, &q), keys,
        p->batch.first_key, results_at(w, &q, either(w, ATTENDED, BY_HEADS)), sums_at(w, &q),
        results_at(w, &q, either(w, DATTENDED, TURNED)),
        model_at(m, either(w, DQKV, HANDED), q.at * q.r.q_row), dkv, m->compute);
@@ -332,7 +393,7 @@ static void add_terms(const LayerPass *w, int first, int count, float *to) {
         return;
     }
     Queries q = queries_of(w, 0);
-    int64_t elements = q.r.keys * 2 * q.s.kv_heads * q.s.head_dim;
+    int64_t elements = q.r.keys * model_key_leaves(m) * key_width(q.s);
     int half = tree_half(count);
     const float *parts[2] = {to, to + elements};
     add_terms(w, first, half, to);
@@ -353,15 +414,16 @@ static void attend_backward(const LayerPass *w, Half half) {
     const Model *m = w->pass->model;
     Queries q = queries_of(w, 0);
     char *dqkv = either(w, DQKV, HANDED);
-    int runs = model_query_runs(m);
     if (!(half & HALF_INPUT)) return;
-    if (runs == 1) {
+    if (!model_has_terms(m)) {
         run_backward(w, 0, model_at(m, dqkv, (int64_t)q.s.heads * q.s.head_dim));
         sinks_backward(w);
         return;
     }
-    add_terms(w, 0, runs, w->tensors[TERMS]);
-    if (!m->contexts.keys) take_terms(w, 0, q.r.keys, dqkv, 0);
+    if (model_key_leaves(m) > 1) spread_keys(w);
+    add_terms(w, 0, model_query_runs(m), w->tensors[TERMS]);
+    if (model_key_leaves(m) > 1) add_leaves(w);
+    if (!sums_cross(m)) take_terms(w, 0, q.r.keys, dqkv, 0);
 }
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and

@@ -49,12 +49,13 @@ typedef enum Extent {
     EXTENT_CHOICES,
     EXTENT_WORKED,
     EXTENT_KEYS,
+    EXTENT_KEY_LEAVES,
     EXTENT_TERMS,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
-             holds, which then is scratch; of keys that attention looks at, of terms of their gradients
-             (model_term_depth); one */
+             holds, which then is scratch; of keys that attention looks at, once for each leaf of queries
+             that does (model_key_leaves), of terms of their gradients (model_term_depth); one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -66,8 +67,9 @@ typedef enum Element {
 typedef enum Need {
     NEED_ALWAYS,
     NEED_SWAP,  /* ranks of cp change tokens for heads */
-    NEED_TERMS, /* gradients of keys are sums of terms: several runs of queries look at them */
-    NEED_VISITS /* ranks share experts out */
+    NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
+    NEED_KEY_LEAVES, /* several leaves do, here */
+    NEED_VISITS      /* ranks share experts out */
 } Need;
 
 /* A tensor of a layer's passes: [rows, width]. */
@@ -187,6 +189,7 @@ typedef struct KeysOfAll {
     int own;   /* [T, (H+2G)*D] c: of this rank, behind its queries */
     int all;   /* [tokens of all ranks, 2G*D] c */
     int terms; /* [tokens of all ranks, 2G*D] fp32 */
+    int apart; /* where leaves share heads of keys, in place of the terms: their sum, [T, 2G*D] fp32 */
 } KeysOfAll;
 /* Where ranks share experts out, and parts need those rows of all ranks that go to some of them
  * (Part.by_experts): rows visit the ranks of their experts. At home they lie sorted by expert, so that those

@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(BLOCK) leaves_kernel(Product g, const T *a, co
         float sums[4] = {0, 0, 0, 0};
         int64_t run_start = 0;
         for (int r = 0; r < leaves.runs; run_start += leaves.run[r++].length) {
+            run_start += leaves.run[r].skip;
             int64_t first = leaf * leaves.run[r].leaf,
                     end = smaller(leaves.run[r].length, first + leaves.run[r].leaf);
             for (int64_t at = first; at < end; at += TILE) {

@@ -227,16 +227,17 @@ void norm_heads_backward(Device *d, AttentionShape s, bool flat, NormKind kind, 
         int64_t at;
         Rows r = head_rows(s, flat, keys, &at);
         float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
-        for (int i = 0; i < leaves; i++) { /* runs of heads, each by itself */
+        int64_t count = r.groups < leaves ? r.groups : leaves, step = leaves / count;
+        for (int64_t i = 0; i < count; i++) { /* runs of heads, each by itself */
             Rows part = r;
-            part.count /= leaves, part.groups /= leaves;
+            part.count /= count, part.groups /= count;
             int64_t there = at + i * part.groups * part.n;
             LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(part.count), BLOCK, 0, kind,
                    part, eps, raw + there, (float *)NULL, rstds);
             add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
-                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * part.n);
+                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * step * part.n);
         }
-        if (leaves > 1)
+        if (count > 1)
             LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
                    eps, raw + at, (float *)NULL, rstds);
         LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
