@@ -31,14 +31,14 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
                       int64_t loss_rows, Error *err) {
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
     m->loss_rows = model_loss_rows(c, tokens, loss_rows);
-    model_share(m, ALONE, c->vocab_size);
+    model_share(m, ALONE, c);
     model_deal(m, ALL_TOKENS);
     return param_table_build(&m->table, c, err);
 }
 
-void model_share(Model *m, Sharing sharing, int64_t vocabulary) {
+void model_share(Model *m, Sharing sharing, const ModelConfig *whole) {
     CHECK(sharing.leaves % sharing.ranks == 0 && m->tokens % sharing.leaves == 0 && sharing.copies > 0);
-    m->sharing = sharing, m->vocabulary = vocabulary;
+    m->sharing = sharing, m->vocabulary = whole->vocab_size, m->learned = whole->max_position_embeddings;
 }
 
 /* Of no span there is more than the chunks of its own logits: they are what its gradient is added up from. */
@@ -56,10 +56,11 @@ Leaves model_one_leaf(const Model *m, int64_t terms) {
     return (Leaves){.runs = 1, .run = {{.length = terms, .leaf = terms}}};
 }
 
-/* All but the vocabulary are cut into equal leaves. */
-static int64_t vocabulary_leaf(const Model *m) {
-    return (m->vocabulary + m->sharing.leaves - 1) / m->sharing.leaves;
+/* All but rows of embeddings are cut into equal leaves: of `all` these. */
+static int64_t leaf_of(const Model *m, int64_t all) {
+    return (all + m->sharing.leaves - 1) / m->sharing.leaves;
 }
+static int64_t vocabulary_leaf(const Model *m) { return leaf_of(m, m->vocabulary); }
 
 /* Ranks with copies of a head of keys take a piece of it each, so that no term is there twice; where it has
  * several leaves on one rank, these do. `left`: elements behind the run before that are others'. */
@@ -90,18 +91,23 @@ int model_key_leaves(const Model *m) {
     return heads > 0 && own > heads ? own / heads : 1;
 }
 
-static int64_t first_of_vocabulary(const Model *m) {
-    return m->sharing.place * model_own_leaves(m) * vocabulary_leaf(m);
+/* Where the leaves of this rank begin. */
+static int64_t first_of(const Model *m, int64_t all) {
+    return m->sharing.place * model_own_leaves(m) * leaf_of(m, all);
 }
 
-EmbedRows model_vocabulary(const Model *m) {
-    if (m->sharing.ranks == 1) return ALL_ROWS;
-    return (EmbedRows){first_of_vocabulary(m), m->config.vocab_size};
+static EmbedRows rows_here(const Model *m, int64_t all, int64_t own) {
+    return m->sharing.ranks == 1 ? ALL_ROWS : (EmbedRows){first_of(m, all), own};
+}
+
+EmbedRows model_vocabulary(const Model *m) { return rows_here(m, m->vocabulary, m->config.vocab_size); }
+EmbedRows model_learned(const Model *m) {
+    return rows_here(m, m->learned, m->config.max_position_embeddings);
 }
 
 VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records) {
     if (m->sharing.leaves == 1) return WHOLE_VOCABULARY;
-    return (VocabLeaves){.first = first_of_vocabulary(m),
+    return (VocabLeaves){.first = first_of(m, m->vocabulary),
                          .leaf = vocabulary_leaf(m),
                          .count = records ? m->sharing.leaves : 0,
                          .records = records};

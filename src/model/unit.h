@@ -58,7 +58,7 @@ typedef struct Model {
     Dtype compute;
     Recompute recompute;
     Sharing sharing;
-    int64_t vocabulary; /* of all ranks together */
+    int64_t vocabulary, learned; /* rows of the embedding, and of learned positions, of all ranks together */
     Contexts contexts;
     int64_t tokens;    /* T of a microbatch, of cp's ranks this one's; of the stream between products a rank
                            of tp has T / sharing.ranks */
@@ -112,8 +112,8 @@ typedef struct Pass {
 /* Fills m->table, picks loss_rows when it is 0. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err);
-/* It is the model of one rank of several: `vocabulary` is that of all. */
-void model_share(Model *m, Sharing sharing, int64_t vocabulary);
+/* It is the model of one rank of several: `whole` is that of all. */
+void model_share(Model *m, Sharing sharing, const ModelConfig *whole);
 /* It has some of a microbatch's tokens. */
 void model_deal(Model *m, Contexts contexts);
 /* Its experts are some of a layer's (ModelConfig.expert_ranks): other ranks' rows visit them, in rounds of as
@@ -160,8 +160,9 @@ static inline void *model_at(const Model *m, const void *tensor, int64_t element
 /* Of a sum over a dimension that tp cuts, its own part of it, and over `terms` that no rank shares. */
 Leaves model_leaves(const Model *m, Dim dim);
 Leaves model_one_leaf(const Model *m, int64_t terms);
-/* Rows of the embedding, and logits, that are here. */
+/* Rows of the embedding, and logits, that are here; learned positions. */
 EmbedRows model_vocabulary(const Model *m);
+EmbedRows model_learned(const Model *m);
 VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records);
 /* The tables of angles: bytes, taken from a pool, and computed (after commit). */
 size_t model_constants_bytes(const ModelConfig *c, int64_t positions);

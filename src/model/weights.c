@@ -14,11 +14,12 @@ const float *weights_vector(const Weights *w, const Param *p) { return weight(w,
 const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, p); }
 
 /* Rows of leaves make a flat so many times as long, and leave its order. What continues another vector is one
- * with it for the op that adds to both, and has one row, as that has: its place is behind it. */
+ * with it for the op that adds to both, and has one row, as that has: its place is behind it. An MLP without
+ * gate has only what would continue the gate's. */
 size_t gradient_place(const Gradients *g, const Param *p) {
     size_t rows = p->flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
     const Param *first = p;
-    while (rows > 1 && first->row->continues) first--;
+    while (rows > 1 && first->row->continues && first[-1].row == first->row - 1) first--;
     return rows * first->place + (p->place - first->place);
 }
 

@@ -53,25 +53,17 @@ static const int table[KINDS][AXES] = {
                    [AXIS_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT,
                    [AXIS_KV] = DOES_CUT},
-    [KIND_BESIDE_TIED] = {[AXIS_PP] = COPY_SUM,
-                          [AXIS_DP_REPLICATE] = COPY_SUM,
-                          [AXIS_DP_SHARD] = CUT_SUM,
-                          [AXIS_EP] = CUT_SUM,
-                          [AXIS_CP] = CUT_SUM,
-                          [AXIS_TP] = COPY_SUM,
-                          [AXIS_KV] = COPY_SUM},
 };
 
-/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline; and
- * so is what shares its unit (learned positions), which goes where the unit goes. */
+/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
+ * so do learned positions, which go where their unit goes. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (p->row->expert) return KIND_EXPERTS;
     if (p->row->cut == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
-    if (!tied) return kind[p->row->cut];
-    return p->row->init == ROLE_EMBEDDING ? KIND_TIED : KIND_BESIDE_TIED;
+    return tied ? KIND_TIED : kind[p->row->cut];
 }
 
 AxisSet axes_that(ParamKind kind, int does) {
@@ -102,7 +94,8 @@ typedef struct Rule {
 static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
                              {DIM_KEY, "num_key_value_heads", true, true, false},
                              {DIM_INTER, "intermediate_size", false, false, false},
-                             {DIM_VOCAB, "vocab_size", false, false, true}};
+                             {DIM_VOCAB, "vocab_size", false, false, true},
+                             {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
 enum { RULES = sizeof rules / sizeof *rules };
 
 /* Dimensions without a rule are never cut. */
@@ -111,6 +104,8 @@ static const Rule *rule_of(Dim dim) {
         if (rules[i].dim == dim) return &rules[i];
     return NULL;
 }
+
+static bool learns_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
 
 static int64_t grain(const ModelConfig *c, const Rule *r) { return r->heads ? c->head_dim : 1; }
 static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c, r->dim) / grain(c, r); }
@@ -139,19 +134,39 @@ Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
     return (Deal){.first = first * size, .count = (left < each ? left : each) * size};
 }
 
+/* Of each of the matrices that a dimension is of, a band of the whole. */
+static void deal_bands(const ModelConfig *c, Dim dim, Sharing s, Band bands[PARAM_MATRICES]) {
+    Dim outputs[PARAM_MATRICES];
+    int count = param_outputs(c, dim, outputs);
+    int64_t before = 0;
+    for (int k = 0; k < count; k++) {
+        Deal d = axes_deal(c, outputs[k], s);
+        bands[k] = (Band){before + d.first, d.count};
+        before += model_dim(c, outputs[k]);
+    }
+}
+
+/* A matrix that is stored transposed has its outputs side by side. */
 Box axes_box(const ModelConfig *c, const Param *p, Sharing s) {
-    int64_t rows = model_dim(c, p->row->rows), columns = p->cols ? model_dim(c, p->row->cols) : 1;
-    if (p->transposed) rows = model_dim(c, p->row->cols), columns = model_dim(c, p->row->rows);
-    rows *= p->stack;
-    Box b = {0, rows, 0, columns, columns};
+    int64_t outputs = model_dim(c, p->row->rows), inputs = p->cols ? model_dim(c, p->row->cols) : 1,
+            rows = p->stack * (p->transposed ? inputs : outputs), columns = p->transposed ? outputs : inputs;
+    Box b = {.rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns};
     ParamKind kind = axes_kind(c, p);
     if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return b;
-    bool by_columns = kind == KIND_COLUMNS;
-    Deal d = axes_deal(c, by_columns ? p->row->cols : p->row->rows, s);
-    *(by_columns ? &b.column : &b.row) = d.first;
-    *(by_columns ? &b.columns : &b.rows) = d.count;
+    bool by_inputs = kind == KIND_COLUMNS;
+    deal_bands(c, by_inputs ? p->row->cols : p->row->rows, s,
+               by_inputs != p->transposed ? b.columns : b.rows);
     return b;
 }
+
+static int64_t all_of(const Band bands[PARAM_MATRICES]) {
+    int64_t sum = 0;
+    for (int i = 0; i < PARAM_MATRICES; i++) sum += bands[i].count;
+    return sum;
+}
+
+int64_t box_rows(const Box *b) { return all_of(b->rows); }
+int64_t box_columns(const Box *b) { return all_of(b->columns); }
 
 /* The axes on which a parameter is copied to all ranks. */
 static AxisSet copied(const ModelConfig *c, const Param *p) { return axes_any(axes_kind(c, p), DOES_COPY); }
@@ -172,6 +187,7 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s) {
     local.num_key_value_heads = axes_deal(c, DIM_KEY, s).count / c->head_dim;
     local.intermediate_size = axes_deal(c, DIM_INTER, s).count;
     local.vocab_size = axes_deal(c, DIM_VOCAB, s).count;
+    if (learns_positions(c)) local.max_position_embeddings = axes_deal(c, DIM_POSITIONS, s).count;
     return local;
 }
 
@@ -214,11 +230,14 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
 /* ---- what fits ---- */
 
 /* Uneven parts are rounded up, so that the last rank is the first to go without. Of a head that several ranks
- * have, what the input of q k v gets is dealt out to them, element by element. */
+ * have, what the input of q k v gets is dealt out to them, element by element; no head has several where q, k
+ * and v are stored as one, for queries have no copies. */
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
+    bool copies = r->copies && !model_family(c)->arch.fused_qkv;
+    if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
-    return all % ranks == 0 || (r->copies && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
+    return all % ranks == 0 || (copies && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
 }
 
 /* The first rule that so many ranks break; NULL: none. */
@@ -237,14 +256,11 @@ static void put_fitting(const ModelConfig *c, Text *out) {
         if (!broken(c, n)) text_printf(out, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
 }
 
-/* A matrix of q, k and v as one is cut in three places, one that is stored transposed along the other
- * dimension, and a norm of all heads at once is a sum over ranks: none of that is done. */
+/* A norm of all heads at once is a sum over ranks, which is not done. */
 static const char *uncut(const ModelConfig *c) {
     const Arch *a = &model_family(c)->arch;
     if (c->num_experts > 0) return "has experts";
     if (model_is_recurrent(c)) return "has recurrences";
-    if (a->fused_qkv) return "stores q, k and v as one matrix";
-    if (a->transposed) return "stores its matrices transposed";
     return a->qk_norm == QK_NORM_FLAT ? "norms all heads of a token as one row" : NULL;
 }
 

@@ -7,7 +7,6 @@
  *     keys, values      cut          copied, sum    cut, sum       cut, sum   cut          copied
  *     experts           cut          copied, sum    cut, sum       cut        copied, sum  copied, sum
  *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut          cut
- *     beside a tied one copied, sum  copied, sum    cut, sum       cut, sum   copied, sum  copied, sum
  *
  *   cut      ranks along the axis hold different elements of it
  *   copied   they hold the same elements, which the first of them counts
@@ -18,11 +17,12 @@
  * and their gradients complete there, since the rows of all ranks of ep visit them. "Whole" are norms, and
  * biases that are added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al.
  * 2022), so that their gradients are sums; this is what other trainers have forgotten most often. So are
- * adapters, beside which tp is refused.
+ * adapters, beside which tp is refused. Learned positions are cut as the embedding is that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
- * queries, keys and values, single elements else. A vocabulary may be dealt out in unequal parts, in whole
- * leaves (device.h). What does not fit is refused by name.
+ * queries, keys and values, single elements else; where a family stores several matrices as one, each of them
+ * by itself. A vocabulary, and learned positions, may be dealt out in unequal parts, in whole leaves
+ * (device.h). What does not fit is refused by name.
  *
  * Key and value heads that are fewer than the ranks are held by several neighbours each, of which each has
  * some of the queries that look at them: these ranks are the axis kv (comm/mesh.h). They sum the gradients of
@@ -44,7 +44,6 @@ typedef enum ParamKind {
     KIND_KEYS,
     KIND_EXPERTS,
     KIND_TIED,
-    KIND_BESIDE_TIED,
     KINDS
 } ParamKind;
 enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
@@ -66,11 +65,21 @@ typedef struct Deal {
 } Deal;
 Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s);
 
+/* Rows, or columns, next to each other. */
+typedef struct Band {
+    int64_t first, count;
+} Band;
+
 /* What tp leaves a rank of a parameter: rows and columns of the matrix that the model file has, whose rows
- * have `stride` elements. A vector is a matrix of one column. */
+ * have `stride` elements. A vector is a matrix of one column. Of matrices that are stored as one it has a
+ * band each: of rows, or of columns where they lie side by side. What a rank has is a matrix of these rows
+ * and columns without what is between them. */
 typedef struct Box {
-    int64_t row, rows, column, columns, stride;
+    Band rows[PARAM_MATRICES], columns[PARAM_MATRICES]; /* empty behind the last */
+    int64_t stride;
 } Box;
+int64_t box_rows(const Box *b);
+int64_t box_columns(const Box *b);
 Box axes_box(const ModelConfig *c, const Param *p, Sharing s);
 
 /* Ranks of one number hold the same elements of a parameter, if they hold any: they differ on axes only along

@@ -214,7 +214,7 @@ Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
     Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies});
-    CHECK(box.rows * box.columns == param->count);
+    CHECK(box_rows(&box) * box_columns(&box) == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;
     if (first >= last) return (Piece){.box = box};
@@ -241,22 +241,27 @@ int64_t partition_counted(const Partition *p) {
     return sum;
 }
 
-static bool is_full_width(const Box *b) { return b->columns == b->stride; }
+/* The i-th of the rows, or columns, of a box as the matrix numbers them, and how many of its band are left
+ * from there on. */
+static Band band_from(const Band *b, int64_t i) {
+    for (; i >= b->count; b++) i -= b->count;
+    return (Band){b->first + i, b->count - i};
+}
 
-/* Row by row where the box is narrower than its matrix; where it is not, rows follow each other in both, and
- * one run is enough. */
+/* Row by row where the box is narrower than its matrix, band by band of its columns; where it is not, rows of
+ * a band follow each other in both, and one run is enough. */
 PieceRun piece_run(const Piece *piece, int64_t at) {
     const Box *b = &piece->box;
-    int64_t place = piece->first + at, row = place / b->columns, column = place % b->columns;
-    PieceRun run = {(b->row + row) * b->stride + b->column + column, piece->count - at};
-    if (!is_full_width(b) && b->columns - column < run.count) run.count = b->columns - column;
-    return run;
+    int64_t place = piece->first + at, left = piece->count - at, columns = box_columns(b);
+    Band row = band_from(b->rows, place / columns), column = band_from(b->columns, place % columns);
+    int64_t next = columns == b->stride ? row.count * columns - place % columns : column.count;
+    return (PieceRun){row.first * b->stride + column.first, next < left ? next : left};
 }
 
 int64_t piece_runs(const Piece *piece) {
-    const Box *b = &piece->box;
-    if (piece->count == 0 || is_full_width(b)) return piece->count > 0;
-    return (piece->first + piece->count - 1) / b->columns - piece->first / b->columns + 1;
+    int64_t runs = 0;
+    for (int64_t at = 0; at < piece->count; runs++) at += piece_run(piece, at).count;
+    return runs;
 }
 
 size_t partition_whole(const Partition *p, int unit, Flat flat) { return (size_t)p->share[unit][flat].whole; }

@@ -124,7 +124,8 @@ int64_t partition_counted(
 bool partition_has_copies(const Partition *p);
 
 /* Where a piece lies in the parameter as model files have it, and as names and seeds number it: a run for
- * each row of a box that is narrower than the matrix, else one. */
+ * each band of columns of each row of a box that is narrower than the matrix, else one for each band of
+ * rows. */
 typedef struct PieceRun {
     int64_t element, count; /* elements of the whole parameter */
 } PieceRun;

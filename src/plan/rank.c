@@ -289,7 +289,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     TRY(axes_check_contexts(whole, sharing, contexts, spec->tokens, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
-    model_share(&p->model, sharing, whole->vocab_size);
+    model_share(&p->model, sharing, whole);
     model_deal(&p->model, contexts);
     model_visit(&p->model, spec->capacity > 1 ? spec->capacity : 1);
     TRY(put_adapters(p, sharing, err));

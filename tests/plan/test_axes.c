@@ -45,6 +45,18 @@ static ModelConfig shape_of_experts(void) {
     return c;
 }
 
+/* Families that store several matrices as one; the second transposed, beside learned positions, of which the
+ * last of eight ranks has one, others two. */
+static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2};
+enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
+
+static ModelConfig shape_of_family(const Family *f, bool tied) {
+    ModelConfig c = shape(tied);
+    c.family = f, c.max_position_embeddings = 15;
+    if (f->arch.fused_qkv) c.num_key_value_heads = 8;
+    return c;
+}
+
 /* Of each element of each parameter of the whole model: how often it is held, and counted. */
 typedef struct Tally {
     ParamTable table;
@@ -145,10 +157,11 @@ static void boxes_tile_the_model(void **state) {
     static const int degrees[][5] = {{1, 1, 1, 1, 1}, {1, 1, 3, 1, 1}, {1, 1, 1, 1, 2}, {1, 1, 1, 1, 4},
                                      {1, 1, 1, 1, 8}, {1, 2, 3, 1, 2}, {2, 1, 2, 1, 4}, {3, 2, 1, 1, 8},
                                      {2, 2, 3, 1, 2}, {1, 1, 2, 2, 2}, {1, 2, 5, 1, 8}};
-    for (int way = 0; way < 6; way++) /* four heads of keys, one, two */
+    for (int way = 0; way < 2 * (FAMILIES_OF_BOXES + 2); way++)
         for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
-            ModelConfig c = shape(way % 2);
-            if (way > 1) c.num_key_value_heads = way / 2, c.head_dim = 8;
+            bool copies = way < 4; /* of heads of keys, of which there are one and two, elsewhere enough */
+            ModelConfig c = shape_of_family(copies ? &family_llama : families_of_boxes[way / 2 - 2], way % 2);
+            if (copies) c.num_key_value_heads = 1 + way / 2, c.head_dim = 8;
             const int *d = degrees[i];
             check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
         }
@@ -200,11 +213,13 @@ static void batches_are_counted_once(void **state) {
 /* A matrix that is cut by columns lies in the model file as a run for each of its rows. */
 static void columns_are_strips(void **state) {
     (void)state;
-    Piece whole = {.box = {0, 4, 0, 6, 6}, .first = 7, .count = 10};
+    Piece whole = {.box = {.rows = {{0, 4}}, .columns = {{0, 6}}, .stride = 6}, .first = 7, .count = 10};
     assert_int_equal(piece_runs(&whole), 1);
     assert_int_equal(piece_run(&whole, 0).element, 7);
     assert_int_equal(piece_run(&whole, 0).count, 10);
-    Piece strip = {.box = {0, 4, 2, 3, 6}, .first = 1, .count = 7}; /* columns 2 to 4 of 6 */
+    Piece strip = {.box = {.rows = {{0, 4}}, .columns = {{2, 3}}, .stride = 6}, /* columns 2 to 4 of 6 */
+                   .first = 1,
+                   .count = 7};
     assert_int_equal(piece_runs(&strip), 3);
     assert_int_equal(piece_run(&strip, 0).element, 3);
     assert_int_equal(piece_run(&strip, 0).count, 2);
@@ -214,22 +229,44 @@ static void columns_are_strips(void **state) {
     assert_int_equal(piece_run(&strip, 5).count, 2);
 }
 
+static void assert_runs(const Piece *piece, const PieceRun *runs, int count) {
+    int64_t at = 0;
+    assert_int_equal(piece_runs(piece), count);
+    for (int i = 0; i < count; i++, at += runs[i - 1].count) {
+        PieceRun run = piece_run(piece, at);
+        assert_int_equal(run.element, runs[i].element);
+        assert_int_equal(run.count, runs[i].count);
+    }
+    assert_int_equal(at, piece->count);
+}
+
+/* Of several matrices that are stored as one: a run for each, where they lie side by side in each row. */
+static void matrices_in_one_are_bands(void **state) {
+    (void)state;
+    Piece below = {
+        .box = {.rows = {{1, 2}, {5, 1}, {8, 1}}, .columns = {{0, 3}}, .stride = 3}, .first = 4, .count = 7};
+    assert_runs(&below, (PieceRun[]){{7, 2}, {15, 3}, {24, 2}}, 3);
+    Piece beside = {
+        .box = {.rows = {{0, 2}}, .columns = {{1, 2}, {5, 1}, {8, 1}}, .stride = 10}, .first = 1, .count = 6};
+    assert_runs(&beside, (PieceRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
+}
+
 /* The model of a rank has the sizes of its boxes: what tp cuts of a parameter and what it makes of the model
  * are one thing. */
 static void a_ranks_model_is_a_model(void **state) {
     (void)state;
-    ModelConfig c = shape(false);
-    for (int tp = 1; tp <= 8; tp *= 2)
-        for (int place = 0; place < tp; place++) {
+    for (int way = 0; way < 4 * FAMILIES_OF_BOXES; way++)
+        for (int tp = 1 << way % 4, place = 0; place < tp; place++) {
             Error err = {0};
-            ModelConfig own = axes_local(&c, (Sharing){tp, place, tp, 1});
+            ModelConfig c = shape_of_family(families_of_boxes[way / 4], false),
+                        own = axes_local(&c, (Sharing){tp, place, tp, 1});
             ParamTable table;
             assert_int_equal(param_table_build(&table, &own, &err), OK);
             for (int i = 0; i < table.count; i++) {
                 const Param *p = &table.params[i];
                 Box b = axes_box(&c, p, (Sharing){tp, place, tp, 1});
-                assert_int_equal(b.rows, p->rows);
-                assert_int_equal(b.columns, p->cols ? p->cols : 1);
+                assert_int_equal(box_rows(&b), p->rows);
+                assert_int_equal(box_columns(&b), p->cols ? p->cols : 1);
             }
             param_table_free(&table);
         }
@@ -265,6 +302,12 @@ static void odd_sizes_are_refused_by_name(void **state) {
     assert_int_equal(axes_check_contexts(&c, (Sharing){2, 0, 4, 1}, contexts, 16, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "mesh.cp 2 by keys: numerics.canonical_tp 4, more than "
                                         "num_key_value_heads 2, needs as many ranks along tp"));
+    c = shape_of_family(&family_gpt2, false), c.max_position_embeddings = 9;
+    refused(c, 8, "mesh.tp 8 does not fit max_position_embeddings 9, for a rank would have none of them");
+    c = shape(false), c.max_position_embeddings = 9; /* not learned */
+    assert_int_equal(axes_check(&c, 8, &err), OK);
+    c.family = &family_phi3; /* its keys and values cannot be copied without the queries */
+    refused(c, 8, "mesh.tp 8 does not fit num_key_value_heads 4: 1, 2 or 4 would");
 }
 
 /* Groups have names, which say the same as the table. */
@@ -276,8 +319,7 @@ static void groups_are_those_of_the_table(void **state) {
         AxisSet summed = axes_that((ParamKind)kind, DOES_COPY | DOES_SUM);
         assert_true(summed & MESH_REPLICAS);
         AxisSet copied = axes_any((ParamKind)kind, DOES_COPY);
-        bool all_have = kind == KIND_WHOLE || kind == KIND_BESIDE_TIED || kind == KIND_EXPERTS,
-             at_both_ends = kind == KIND_TIED || kind == KIND_BESIDE_TIED;
+        bool all_have = kind == KIND_WHOLE || kind == KIND_EXPERTS, at_both_ends = kind == KIND_TIED;
         assert_int_equal(summed & MESH_TENSOR, all_have ? MESH_TENSOR : 0);
         assert_int_equal(summed & MESH_PIPELINE, at_both_ends ? MESH_PIPELINE : 0);
         assert_int_equal(copied & ~summed, kind == KIND_KEYS ? MESH_KEY_COPIES : 0);
@@ -538,6 +580,7 @@ int main(void) {
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
         cmocka_unit_test(passes_are_cut_at_crossings),   cmocka_unit_test(batches_are_counted_once),
         cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(visits_are_not_missed),
+        cmocka_unit_test(matrices_in_one_are_bands),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

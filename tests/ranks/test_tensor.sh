@@ -61,6 +61,18 @@ sed -i 's/num_key_value_heads: 4/num_key_value_heads: 1/' run.yaml
 rm -rf one four both piped moved
 degrees tp 4
 
+# Of matrices that are stored as one, and transposed, a rank has bands: read and written on another degree they are the file of one rank.
+families=(gpt2)
+[ "${CURVE:-quick}" != full ] || families+=(phi3)
+for family in "${families[@]}"; do
+    train stored numerics.canonical_tp=4 "model.family=$family" train.steps=4
+    train bands -n 4 mesh.tp=4 "model.family=$family" train.steps=2 schedule.total_steps=4
+    train bands -n 2 mesh.tp=2 "model.family=$family" train.steps=4 schedule.total_steps=4
+    [ "$status" -eq 0 ] || fail "$family: $(tail -3 bands.err)"
+    cmp -s bands/checkpoints/latest/model.safetensors stored/checkpoints/latest/model.safetensors || fail "$family ends with other weights"
+    rm -rf stored bands
+done
+
 refused 'mesh.tp 3 does not fit num_attention_heads 4: 1, 2 or 4 would' -n 3 mesh.tp=3
 refused 'mesh.tp 4 cannot have the bits of numerics.canonical_tp 6' -n 4 mesh.tp=4 numerics.canonical_tp=6
 refused 'numerics.canonical_tp 3' numerics.canonical_tp=3

@@ -2,9 +2,8 @@
  * P in those that learn positions. Its input is the microbatch itself, so nothing is saved; its backward pass
  * adds each token's gradient to its rows, tokens in ascending order.
  *
- * Where ranks share its rows, each has those of some tokens, and y is a sum of which all terms but one are -0
- * (device.h): exact, whatever the order. Learned positions are whole, and only in families that are not
- * shared.
+ * Where ranks share its rows, each has those of some tokens, and some positions, and y is a sum of which all
+ * terms but one, or two, are -0 (device.h): the same sum, whatever the order.
  *
  * Its gradients are always added to, never set: a microbatch reaches few rows, and clearing all of them for
  * each would cost more than the pass. Who owns them clears them once a step. */
@@ -18,7 +17,7 @@ static const ParamRow params[PARAMS] = {
     [TOKENS] = {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_EMBEDDING,
                 .decays = true, .outside = true},
     [POSITIONS] = {"model.embed_positions.weight", DIM_POSITIONS, DIM_HIDDEN, .when = WHEN_LEARNED_POSITIONS,
-                   .init = ROLE_POSITIONS, .decays = true, .outside = true},
+                   .cut = CUT_ROWS, .init = ROLE_POSITIONS, .decays = true, .outside = true},
 };
 
 /* Not of the head that is tied to it. In fp32 as the root is: transformers rounds it to bf16 with the rest.
@@ -39,10 +38,10 @@ static void forward(const LayerPass *w) {
     OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, p->batch.ids,
        weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale_of(m), false, y,
        m->compute);
-    if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->terms, DTYPE_F32);
     if (positions)
         OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, p->batch.positions,
-           weights_matrix(p->weights, positions), ALL_ROWS, 1, true, y, m->compute);
+           weights_matrix(p->weights, positions), model_learned(m), 1, true, y, m->compute);
+    if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->terms, DTYPE_F32);
 }
 
 /* No gradient of an input: ids have none. So there is only a weight half. */
@@ -59,7 +58,7 @@ static void backward(const LayerPass *w, Half half) {
                model_vocabulary(m), scale_of(m), gradient_of_span(&p->gradients, tokens, r), m->compute);
         if (positions && positions->flat != FLAT_FROZEN)
             OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.positions + r * count, dy,
-               ALL_ROWS, 1, gradient_of_span(&p->gradients, positions, r), m->compute);
+               model_learned(m), 1, gradient_of_span(&p->gradients, positions, r), m->compute);
     }
 }
 
