@@ -7,7 +7,6 @@
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$0")/../support/degrees.sh"
 needs_ranks
-program=$WEFT_BINARY_DIR/ranks_engine
 
 # METHOD PP DP_REPLICATE DP_SHARD CP TP CANONICAL_TP
 case ${CURVE:-quick} in
@@ -30,15 +29,11 @@ brief) steps=2 meshes=("heads 1 1 1 1 1 1" "heads 1 1 1 2 1 1" "keys 1 1 2 2 1 1
 *) echo "CURVE is ${CURVE}: expected full, quick or brief"; exit 2 ;;
 esac
 
-# run METHOD PP DP_REPLICATE DP_SHARD CP TP CANONICAL_TP: its lines go to all.
-run() {
-    on_ranks $(($2 * $3 * $4 * $5 * $6)) "$program" "$2" "$3" "$4" "$1" "$5" "$6" 8 "$7" "$steps" >lines 2>err ||
-        { echo "FAILED: mesh $*: ended with $?: $(tail -5 err)"; exit 1; }
-    [ -s lines ] || { echo "FAILED: mesh $* printed nothing"; exit 1; }
-    cat lines >>all
-}
+# run METHOD PP DP_REPLICATE DP_SHARD CP TP CANONICAL_TP
+run() { curves $(($2 * $3 * $4 * $5 * $6)) "$2" "$3" "$4" "$1" "$5" "$6" 8 "$7" "$steps"; }
 # shellcheck disable=SC2086
 for mesh in "${meshes[@]}"; do run $mesh; done
+curves_to all
 grep '^exact' all >exact
 one_curve exact 0 || exit 1
 # Fast ones agree as far as they are run more than once: with the same ranks along cp, on other axes.
@@ -47,32 +42,37 @@ grep -q ' cp 4 tp ' exact && grep -q ' cp 4 by keys' exact || [ "${CURVE:-quick}
 [ "${CURVE:-quick}" != brief ] || { conclude; exit; }
 
 # The same on a device that runs ops when it must.
-WEFT_DEFER=1 on_ranks 2 "$program" 1 1 1 keys 2 1 8 1 "$steps" >deferred 2>err || fail "deferred: $(tail -3 err)"
+WEFT_DEFER=1 run keys 1 1 1 2 1 1
+curves_to deferred
 grep ' cp 2 by keys tp 1 pp 1 - replicate 1 shard 2 ' all | grep -e '-c1-' | diff - deferred >/dev/null || fail "deferred: other bits"
 
 # ---- as users run it ----
 
 degrees cp 8 parallel.context=keys
 # By heads too, the same bits.
-train heads -n 4 mesh.cp=4 parallel.context=heads numerics.canonical_cp=8
-same heads one
+launch heads -n 4 mesh.cp=4 parallel.context=heads numerics.canonical_cp=8
 # With tp beside: both kinds of pieces.
-train plain numerics.canonical_cp=4 numerics.canonical_tp=2
-train crossed -n 4 mesh.cp=2 mesh.tp=2 numerics.canonical_cp=4
-same crossed plain
+launch plain numerics.canonical_cp=4 numerics.canonical_tp=2
+launch crossed -n 4 mesh.cp=2 mesh.tp=2 numerics.canonical_cp=4
 # Fewer heads of keys than ranks, windows, bf16: auto goes by keys, with two spans a rank.
 few=(model.family=mistral model.sliding_window=10 model.num_key_value_heads=1 train.compute=bf16)
-train narrow numerics.canonical_cp=8 "${few[@]}"
-train shared -n 4 mesh.cp=4 "${few[@]}"
+launch narrow numerics.canonical_cp=8 "${few[@]}"
+launch shared -n 4 mesh.cp=4 "${few[@]}"
+# Fast: cp's ranks are terms of sums, and another number of them is said to change last bits.
+fast() {
+    train fast -n 2 mesh.cp=2 train.numerics=fast train.steps=4 schedule.total_steps=8
+    went fast
+    train fast -n 2 mesh.cp=2 parallel.context=keys train.numerics=fast train.steps=6 schedule.total_steps=8
+    grep -q 'mesh.cp by keys' fast.err fast.out || fail "another method in fast numerics is not said: $(tail -5 fast.err)"
+    train fast train.numerics=fast schedule.total_steps=8
+    grep -q 'is fast over 1 data-parallel rank now' fast.err fast.out || fail "another cp in fast numerics is not said: $(tail -5 fast.err)"
+}
+meanwhile 2 fast
+together
+same heads one
+same crossed plain
 same shared narrow
 grep -q 'canonical_cp: 8' shared/config.yaml || fail "by keys a rank has two spans: $(grep canonical shared/config.yaml)"
-# Fast: cp's ranks are terms of sums, and another number of them is said to change last bits.
-train fast -n 2 mesh.cp=2 train.numerics=fast train.steps=4 schedule.total_steps=8
-[ "$status" -eq 0 ] || fail "fast: $(tail -3 fast.err)"
-train fast -n 2 mesh.cp=2 parallel.context=keys train.numerics=fast train.steps=6 schedule.total_steps=8
-grep -q 'mesh.cp by keys' fast.err fast.out || fail "another method in fast numerics is not said: $(tail -5 fast.err)"
-train fast train.numerics=fast schedule.total_steps=8
-grep -q 'is fast over 1 data-parallel rank now' fast.err fast.out || fail "another cp in fast numerics is not said: $(tail -5 fast.err)"
 
 refused 'mesh.cp 4 does not divide num_key_value_heads 2: 1 or 2 would' -n 4 mesh.cp=4 model.num_key_value_heads=2 parallel.context=heads
 refused 'mesh.cp 4 does not divide the key and value heads that mesh.tp leaves a rank, 2: 1 or 2 would' -n 8 mesh.cp=4 mesh.tp=2 parallel.context=heads
@@ -81,4 +81,5 @@ refused 'mesh.cp 4 does not divide numerics.canonical_cp 6: 1, 2, 3 or 6 would' 
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.cp=4 train.context=30 train.tokens_per_step=120
 refused 'which is of train.numerics: exact' -n 2 mesh.cp=2 train.numerics=fast numerics.canonical_cp=2
 refused 'metrics.probe: with mesh.cp 2' -n 2 mesh.cp=2 metrics.probe=2
+refusals
 conclude "context parallelism has the bits of one rank"

@@ -7,7 +7,6 @@
 # ranks: 8
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
-program=$WEFT_BINARY_DIR/ranks_engine
 
 # PP DP_REPLICATE DP_SHARD
 fall=1 # of the loss, in nats
@@ -28,23 +27,12 @@ guard)
 *) echo "CURVE is ${CURVE}: expected full, quick, brief or guard"; exit 2 ;;
 esac
 
-# run MESH: its lines go to all. Every second mesh sends even small messages by rendezvous, as large ones go.
-turn=0
-run() {
-    local mesh=$1 count
+# Every second mesh sends even small messages by rendezvous, as large ones go.
+eager=(256 4096) turn=0
+for mesh in "1 1 1" "${meshes[@]}"; do
     read -ra shape <<<"$mesh"
-    count=$((shape[0] * shape[1] * shape[2]))
-    export OMPI_MCA_btl_vader_eager_limit=$((turn % 2 ? 4096 : 256)) OMPI_MCA_btl_sm_eager_limit=$((turn % 2 ? 4096 : 256))
-    turn=$((turn + 1))
-    if [ "$count" -eq 1 ]; then
-        "$program" "${shape[@]}" "${mode[@]}"
-    else
-        on_ranks "$count" "$program" "${shape[@]}" "${mode[@]}"
-    fi >"$directory/lines" 2>"$directory/err" || { echo "FAILED: mesh $mesh ended with $?: $(tail -5 "$directory/err")"; exit 1; }
-    [ -s "$directory/lines" ] || { echo "FAILED: mesh $mesh printed nothing"; exit 1; }
-    cat "$directory/lines" >>"$directory/all"
-}
-run "1 1 1"
-for mesh in "${meshes[@]}"; do run "$mesh"; done
-
-one_curve "$directory/all" "$fall" || exit 1
+    limit=${eager[turn++ % 2]}
+    OMPI_MCA_btl_vader_eager_limit=$limit OMPI_MCA_btl_sm_eager_limit=$limit curves $((shape[0] * shape[1] * shape[2])) "${shape[@]}" "${mode[@]}"
+done
+curves_to all
+one_curve all "$fall" || exit 1

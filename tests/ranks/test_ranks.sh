@@ -21,13 +21,14 @@ metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1}
 EOF
 
-# train DIR WORD... : one run; status in $status. Ranks that wait for each other end in time, too.
+# train DIR WORD... : one run, whose status goes to DIR.status; launch: the same beside others. Ranks that wait for each other end in time, too.
 train() {
-    local dir=$1
-    shift
-    status=0
-    timeout -k 5 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+    timeout -k 5 1500 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null
+    echo $? >"$1.status"
 }
+launch() { meanwhile "$(ranks_in "$@")" train "$@"; }
+# went DIR : well.
+went() { [ "$(cat "$1.status")" -eq 0 ] || { fail "$1: exit status $(cat "$1.status"): $(tail -3 "$1.err")"; return 1; }; }
 # All digits of every loss and norm, and of every validation.
 curve() {
     sed -n -e 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' \
@@ -36,7 +37,7 @@ curve() {
 last() { ls -d "$1"/checkpoints/step-* | tail -1; }
 # same DIR BASE : a run went as another, to the last bit of its model file.
 same() {
-    [ "$status" -eq 0 ] || { fail "$1: exit status $status: $(tail -3 "$1.err")"; return; }
+    went "$1" || return
     [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
     [ "$("$weft" inspect --digest "$1")" = "$("$weft" inspect --digest "$2")" ] || fail "$1 ends with other weights than $2"
     cmp -s "$(last "$1")/model.safetensors" "$(last "$2")/model.safetensors" || fail "$1 writes another model file than $2"
@@ -47,26 +48,39 @@ said() {
     [ "$(grep -c '^weft: ' "$1.err")" -eq 1 ] || fail "$1: not said once: $(cat "$1.err")"
 }
 
-# Exact: 1 rank with 8 microbatches, 2 with 4, 4 with 2, 8 with 1; every kind of sharding and moment of summing.
+# Runs that are compared below, as many beside each other as there are ranks; the first makes the tokens that all read.
+whole='optimizer.groups=[{match: proj|embed, whole: true}]'
+fast="train.numerics=fast train.steps=30 checkpoint.every=0 validation.every=0 data.audit=false"
+long="train.steps=300 checkpoint.every=0 validation.every=0"
+# Orders of a file: rank 1 takes the microbatches in another order than rank 0 sends them.
+printf '0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n1F7,1B7,1F5,1B5,1F6,1B6,1F0,1B0,1F1,1B1,1F2,1B2,1F4,1B4,1F3,1B3\n' >own.csv
 train one
-[ "$status" -eq 0 ] || { cat one.err; exit 1; }
+went one || exit 1
+launch hsdp4 -n 4 mesh.dp_replicate=2 mesh.dp_shard=2 train.gradient_sync=replica 'metrics.log_ranks=[0, 3]' metrics.all_ranks=true
+launch pp2fsdp2 -n 4 mesh.pp=2 pipeline.schedule=interleaved_zero_bubble train.gradient_sync=microbatch train.recompute=full
+launch whole4 -n 4 mesh.dp_replicate=2 "$whole"
+launch own -n 2 mesh.pp=2 pipeline.schedule=own.csv
+launch ddp2 -n 2 mesh.dp_replicate=2 train.gradient_sync=microbatch
+launch fsdp8 -n 8 train.gradient_sync=step train.reshard_after_forward=never
+launch quiet2 -n 2 -q mesh.pp=2 train.steps=6
+launch long $long
+launch fast1 $fast
+launch ddp4 -n 4 mesh.dp_replicate=4 $fast
+launch fsdp4 -n 4 $fast train.recompute=selective
+launch wholefsdp4 -n 4 $fast "$whole"
+launch hsdp22 -n 4 mesh.dp_replicate=2 $fast train.recompute=full train.reshard_after_forward=always
+launch fast1f1b -n 2 mesh.pp=2 $fast 'pipeline.split=[layers.1]'
+launch fastzbv -n 2 mesh.pp=2 $fast pipeline.schedule=zbv train.recompute=full
+launch fast4 -n 4 mesh.pp=4 $fast pipeline.schedule=gpipe
+together
+
+# Exact: 1 rank with 8 microbatches, 2 with 4, 4 with 2, 8 with 1; every kind of sharding and moment of summing.
 [ "$(curve one | wc -l)" -eq 103 ] || fail "100 steps and 3 validations make $(curve one | wc -l) records"
 awk 'NR == 1 { first = $2 } { end = $2 } END { exit !(end < 0.5 * first) }' <(curve one) || fail "the loss does not fall"
 "$weft" audit one >/dev/null || fail "weft audit of one rank"
-train ddp2 -n 2 mesh.dp_replicate=2 train.gradient_sync=microbatch
-same ddp2 one
-train quiet2 -n 2 -q mesh.pp=2 train.steps=6
-[ "$status" -eq 0 ] && [ ! -s quiet2.out ] && [ ! -s quiet2.err ] || fail "train -n 2 -q: $status: $(head -3 quiet2.out quiet2.err)"
-train hsdp4 -n 4 mesh.dp_replicate=2 mesh.dp_shard=2 train.gradient_sync=replica 'metrics.log_ranks=[0, 3]' metrics.all_ranks=true
-same hsdp4 one
-whole='optimizer.groups=[{match: proj|embed, whole: true}]'
-train fsdp8 -n 8 train.gradient_sync=step train.reshard_after_forward=never
-same fsdp8 one
-train whole4 -n 4 mesh.dp_replicate=2 "$whole"
-same whole4 one
+for run in ddp2 hsdp4 fsdp8 whole4 pp2fsdp2 own; do same $run one; done
+went quiet2 && [ ! -s quiet2.out ] && [ ! -s quiet2.err ] || fail "train -n 2 -q: $(head -3 quiet2.out quiet2.err)"
 grep -q 'whole matrices, each on one of 2 shards' whole4.err || fail "who has whole matrices is not said: $(head -40 whole4.err)"
-train pp2fsdp2 -n 4 mesh.pp=2 pipeline.schedule=interleaved_zero_bubble train.gradient_sync=microbatch train.recompute=full
-same pp2fsdp2 one
 
 # What ranks say: those asked for, with their names; and a file of metrics each.
 [ "$(grep -c '^\[rank 3\] *step:' hsdp4.err)" -eq 100 ] && [ "$(grep -c '^\[rank 0\] *step:' hsdp4.err)" -eq 100 ] || fail "metrics.log_ranks: $(grep -c step: hsdp4.err) lines: $(grep step: hsdp4.err | head -2)"
@@ -81,27 +95,10 @@ ls ddp2 | grep -q 'metrics-' && fail "metrics of other ranks that nobody asked f
 "$weft" audit pp2fsdp2 >/dev/null || fail "weft audit of pipelines"
 
 # Without exact: DDP = FSDP = HSDP at one data-parallel degree, any pipeline, recompute.
-fast="train.numerics=fast train.steps=30 checkpoint.every=0 validation.every=0 data.audit=false"
-train ddp4 -n 4 mesh.dp_replicate=4 $fast
-[ "$status" -eq 0 ] || fail "ddp4: exit status $status: $(tail -3 ddp4.err)"
-train fsdp4 -n 4 $fast train.recompute=selective
-same fsdp4 ddp4
-train wholefsdp4 -n 4 $fast "$whole"
-same wholefsdp4 ddp4
-train hsdp22 -n 4 mesh.dp_replicate=2 $fast train.recompute=full train.reshard_after_forward=always
-same hsdp22 ddp4
-train fast1 $fast
+went ddp4
+for run in fsdp4 wholefsdp4 hsdp22; do same $run ddp4; done
 [ "$(curve fast1 | head -20)" != "$(curve ddp4 | head -20)" ] || fail "4 ranks add up as one does: the test cannot tell them apart"
-train fast1f1b -n 2 mesh.pp=2 $fast 'pipeline.split=[layers.1]'
-same fast1f1b fast1
-train fastzbv -n 2 mesh.pp=2 $fast pipeline.schedule=zbv train.recompute=full
-same fastzbv fast1
-train fast4 -n 4 mesh.pp=4 $fast pipeline.schedule=gpipe
-same fast4 fast1
-# Orders of a file: rank 1 takes the microbatches in another order than rank 0 sends them.
-printf '0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n1F7,1B7,1F5,1B5,1F6,1B6,1F0,1B0,1F1,1B1,1F2,1B2,1F4,1B4,1F3,1B3\n' >own.csv
-train own -n 2 mesh.pp=2 pipeline.schedule=own.csv
-same own one
+for run in fast1f1b fastzbv fast4; do same $run fast1; done
 
 # Stopped on one mesh, by a signal and by weft stop, and gone on on others.
 # stop HOW WORD... : a part of the run `moved`, which is asked to stop where rank 0 stands still until it is.
@@ -125,73 +122,85 @@ stop() {
     [ "$status" -eq 75 ] || { fail "$* stopped by $how: exit status $status: $(tail -2 moved.err)"; return; }
     [ "$(grep -c 'everything saved' moved.err)" -eq 1 ] || fail "$*: not one word about stopping: $(tail -3 moved.err)"
 }
-long="train.steps=300 checkpoint.every=0 validation.every=0"
-train long $long
-stop signal -n 4 mesh.pp=4 pipeline.schedule=1f1b
-stop verb -n 4 mesh.pp=2 mesh.dp_replicate=2 pipeline.schedule=zbv
-stop signal -n 4 mesh.pp=2 "$whole" run.allow_changes=[optimizer.groups]
-stop signal -n 3 run.allow_changes=[optimizer.groups] mesh.pp=3 pipeline.schedule=interleaved_1f1b checkpoint.dtype=bf16
-train moved $long checkpoint.dtype=bf16
-[ "$status" -eq 0 ] || fail "moved: exit status $status: $(tail -3 moved.err)"
-grep -q "resumed after step" moved.err || fail "moved did not go on: $(head -30 moved.err)"
-[ "$(curve moved)" = "$(curve long)" ] || fail "a run moved between meshes is another curve: $(diff <(curve long) <(curve moved) | head -4)"
-"$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
-grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
+moves() {
+    stop signal -n 4 mesh.pp=4 pipeline.schedule=1f1b
+    stop verb -n 4 mesh.pp=2 mesh.dp_replicate=2 pipeline.schedule=zbv
+    stop signal -n 4 mesh.pp=2 "$whole" run.allow_changes=[optimizer.groups]
+    stop signal -n 3 run.allow_changes=[optimizer.groups] mesh.pp=3 pipeline.schedule=interleaved_1f1b checkpoint.dtype=bf16
+    train moved $long checkpoint.dtype=bf16
+    went moved
+    went long
+    grep -q "resumed after step" moved.err || fail "moved did not go on: $(head -30 moved.err)"
+    [ "$(curve moved)" = "$(curve long)" ] || fail "a run moved between meshes is another curve: $(diff <(curve long) <(curve moved) | head -4)"
+    "$weft" audit moved >audit.out || fail "weft audit of the moved run: $(tail -3 audit.out)"
+    grep -q "exactly once" audit.out || fail "weft audit says: $(cat audit.out)"
+    # Models on their way in and out: rounded, and from a directory of Hugging Face.
+    local in="model.init=moved train.steps=5 schedule.warmup_steps=0 checkpoint.dtype=bf16"
+    train in1 $in
+    train in4 -n 4 mesh.pp=2 $in
+    same in4 in1
+    [ "$(curve in1 | head -1)" != "$(curve one | head -1)" ] || fail "weights of model.init are not used"
+    # A copy that is the mesh's own is read by one rank too.
+    train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
+    went in4
+}
+meanwhile 4 moves
 
 # A second SIGINT ends it at once, with nothing said about saving.
-"$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
-pid=$!
-await has_lines impatient/metrics.jsonl 3
-# Rank 0 is stopped, so that the first is not followed before the second comes; the other ends on that, and mpirun wakes rank 0.
-chief=$(cat impatient/lock)
-kill -STOP "$chief"
-await is_stopped "$chief"
-kill -INT $pid
-await pending "$chief" 200 # SIGUSR1
-kill -INT $pid
-status=0
-wait $pid || status=$?
-# Had the ranks not ended by themselves, that would have been said.
-[ "$status" -eq 130 ] || fail "a second SIGINT: exit status $status: $(tail -3 impatient.err)"
-hasnt impatient.err "did not end on the second SIGINT"
-! grep -q "^weft:" impatient.err || fail "a second SIGINT: $(grep '^weft:' impatient.err)"
-# The empty word is refused before anything is started.
-status=0
-"$weft" train run.yaml run.dir=impatient -n 2 --inject '' >/dev/null 2>impatient.err </dev/null || status=$?
-[ "$status" -eq 2 ] || fail "--inject '': exit status $status"
-said impatient '--inject names no fault'
-
-# Models on their way in and out: rounded, and from a directory of Hugging Face.
-in="model.init=moved train.steps=5 schedule.warmup_steps=0 checkpoint.dtype=bf16"
-train in1 $in
-train in4 -n 4 mesh.pp=2 $in
-same in4 in1
-[ "$(curve in1 | head -1)" != "$(curve one | head -1)" ] || fail "weights of model.init are not used"
-# A copy that is the mesh's own is read by one rank too.
-train in4 $in train.steps=8 'run.allow_changes=[train.steps]'
-[ "$status" -eq 0 ] || fail "one rank goes on with the checkpoint of four: $(tail -2 in4.err)"
+impatient() {
+    local pid chief status=0
+    "$weft" train run.yaml run.dir=impatient $long train.steps=1000000 schedule.total_steps=300 -n 2 >/dev/null 2>impatient.err </dev/null &
+    pid=$!
+    await has_lines impatient/metrics.jsonl 3
+    # Rank 0 is stopped, so that the first is not followed before the second comes; the other ends on that, and mpirun wakes rank 0.
+    chief=$(cat impatient/lock)
+    kill -STOP "$chief"
+    await is_stopped "$chief"
+    kill -INT $pid
+    await pending "$chief" 200 # SIGUSR1
+    kill -INT $pid
+    wait $pid || status=$?
+    # Had the ranks not ended by themselves, that would have been said.
+    [ "$status" -eq 130 ] || fail "a second SIGINT: exit status $status: $(tail -3 impatient.err)"
+    hasnt impatient.err "did not end on the second SIGINT"
+    ! grep -q "^weft:" impatient.err || fail "a second SIGINT: $(grep '^weft:' impatient.err)"
+    # The empty word is refused before anything is started.
+    status=0
+    "$weft" train run.yaml run.dir=impatient -n 2 --inject '' >/dev/null 2>impatient.err </dev/null || status=$?
+    [ "$status" -eq 2 ] || fail "--inject '': exit status $status"
+    said impatient '--inject names no fault'
+}
+meanwhile 2 impatient
 
 # The rank with the sum that is not finite is not the one that made it.
-train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
-grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
+first_nan() {
+    train nan -n 2 train.steps=3 --inject nan:rank=1,step=2
+    grep -q "warning: step 2: .* first in .* (held by rank [01], stage 0)" nan.err || fail "a NaN: $(grep warning nan.err)"
+}
+meanwhile 2 first_nan
 
 # More threads than cores: ranks that weft starts wait without spinning, of others it is asked.
-unset OMP_WAIT_POLICY
-many="run.threads=$(($(nproc) + 1)) train.steps=2"
-train crowd -n 2 $many
-[ "$status" -eq 0 ] || fail "more threads than cores: exit status $status: $(tail -2 crowd.err)"
-! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft are told how to wait: $(grep OMP_WAIT crowd.err)"
-on_ranks 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
-[ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun are not told once how to wait: $(head -5 crowd2.err)"
+crowds() {
+    local many="run.threads=$(($(nproc) + 1)) train.steps=2"
+    unset OMP_WAIT_POLICY
+    train crowd -n 2 $many
+    went crowd
+    ! grep -q OMP_WAIT_POLICY crowd.err || fail "ranks of weft are told how to wait: $(grep OMP_WAIT crowd.err)"
+    on_ranks 2 "$weft" train run.yaml run.dir=crowd2 $many >crowd2.err 2>&1 || fail "crowd2: $(tail -2 crowd2.err)"
+    [ "$(grep -c OMP_WAIT_POLICY crowd2.err)" -eq 1 ] || fail "ranks of mpirun are not told once how to wait: $(head -5 crowd2.err)"
+}
+meanwhile 2 crowds
 
 # bad STATUS TEXT WORD... : fails with that status, said once.
-bad() {
-    local wanted=$1 text=$2
-    shift 2
-    train bad "$@"
-    [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 bad.err)"
-    said bad "$text"
-    rm -rf bad
+number=0
+bad() { meanwhile "$(ranks_in "${@:3}")" ends_badly "bad$((number += 1))" "$@"; }
+ends_badly() {
+    local dir=$1 wanted=$2 text=$3 status
+    shift 3
+    train "$dir" "$@"
+    status=$(cat "$dir.status")
+    [ "$status" -eq "$wanted" ] || fail "$*: exit status $status, expected $wanted: $(tail -2 "$dir.err")"
+    said "$dir" "$text"
 }
 bad 78 'mesh.pp 3 x mesh.dp_replicate 1 = 3 does not divide 4 ranks' -n 4 mesh.pp=3
 bad 78 'needs at least 8 ranks, and there are 4' -n 4 mesh.pp=2 mesh.dp_replicate=4
@@ -219,4 +228,5 @@ bad 65 'waits.csv: its SEND and RECV cells' -n 2 mesh.pp=2 pipeline.schedule=wai
 printf '{"text": "fine"}\n{"text": 3}\n' >broken.jsonl
 bad 65 'broken.jsonl:2' -n 4 'data.sources=[broken.jsonl]' data.validation_fraction=0
 bad 66 'no/such/model' -n 2 model.init=no/such/model
+together
 conclude "all meshes as one"

@@ -7,7 +7,6 @@
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$0")/../support/degrees.sh"
 needs_ranks
-program=$WEFT_BINARY_DIR/ranks_engine
 
 # PP DP_REPLICATE DP_SHARD TP
 case ${CURVE:-quick} in
@@ -23,13 +22,8 @@ brief) steps=2 meshes=("1 1 1 1" "1 1 1 2" "1 1 1 4" "2 1 1 2" "1 1 2 2" "1 2 1 
 *) echo "CURVE is ${CURVE}: expected full, quick or brief"; exit 2 ;;
 esac
 
-# run CANONICAL PP DP_REPLICATE DP_SHARD TP [KEY_HEADS]: its lines go to all.
-run() {
-    on_ranks $(($2 * $3 * $4 * $5)) "$program" "$2" "$3" "$4" tp "$5" "$1" "$steps" "${6:-0}" >lines 2>err ||
-        { echo "FAILED: mesh $*: ended with $?: $(tail -5 err)"; exit 1; }
-    [ -s lines ] || { echo "FAILED: mesh $* printed nothing"; exit 1; }
-    cat lines >>all
-}
+# run CANONICAL PP DP_REPLICATE DP_SHARD TP [KEY_HEADS]
+run() { curves $(($2 * $3 * $4 * $5)) "$2" "$3" "$4" tp "$5" "$1" "$steps" "${6:-0}"; }
 # shellcheck disable=SC2086
 for mesh in "${meshes[@]}"; do run 4 $mesh; done
 # shellcheck disable=SC2086
@@ -42,16 +36,18 @@ else
     for heads in 1 2; do for mesh in "${meshes[@]}"; do run 4 $mesh $heads; done; done
     for tp in 1 2 4 8; do run 8 1 1 1 "$tp" 2; done
 fi
+curves_to all
 one_curve all 0 || exit 1
 grep -q ' tp 4 ' all || [ "${CURVE:-quick}" = brief ] || fail "no run had four ranks along tp"
 [ "${CURVE:-quick}" != brief ] || { conclude; exit; }
 
 # The same on a device that runs ops when it must.
+for heads in 0 1; do WEFT_DEFER=$((heads + 1)) run 4 1 1 1 2 "$heads"; done
+curves_to deferred
+grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' >at_once
 for heads in 0 1; do
-    WEFT_DEFER=$((heads + 1)) on_ranks 2 "$program" 1 1 1 tp 2 4 "$steps" "$heads" >deferred 2>err || fail "deferred: $(tail -3 err)"
-    grep ' cp 1 tp 2 pp 1 - replicate 1 shard 1 ' all | grep -e '-c4-' | awk -v g="-g$heads" 'g == "-g0" ? $1 !~ /-g[0-9]/ : index($1, g)' |
-        diff - deferred >/dev/null || fail "deferred, $heads heads of keys: other bits"
-done
+    awk -v g="-g$heads" 'g == "-g0" ? $1 !~ /-g[0-9]/ : index($1, g)' at_once
+done | diff - deferred >/dev/null || fail "deferred: other bits"
 
 # ---- as users run it ----
 
@@ -81,4 +77,5 @@ refused 'for 4 ranks would share a head, whose head_dim 6 they do not divide: 1 
 refused 'mesh.cp 2 by keys: numerics.canonical_tp 4, more than num_key_value_heads 1, needs as many ranks along tp' -n 2 mesh.cp=2 numerics.canonical_tp=4
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.tp=4 train.context=30 train.tokens_per_step=120
 refused 'which mesh.tp 2 cuts' -n 2 mesh.tp=2 'optimizer.groups=[{match: proj, whole: true}]'
+refusals
 conclude "tensor parallelism has the bits of one rank"

@@ -16,12 +16,14 @@ metrics: {log_freq: 1, tensorboard: false}
 check: {replicas_every: 2}
 run: {threads: 1}
 EOF
+# train DIR WORD...: a run, whose status goes to DIR.status. launch: the same beside others.
 train() {
-    local dir=$1
-    shift
-    status=0
-    timeout -k 5 900 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || status=$?
+    timeout -k 5 900 "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null
+    echo $? >"$1.status"
 }
+launch() { meanwhile "$(ranks_in "$@")" train "$@"; }
+# went DIR: well.
+went() { [ "$(cat "$1.status")" -eq 0 ] || { fail "$1: exit status $(cat "$1.status"): $(tail -3 "$1.err")"; return 1; }; }
 # All digits of every loss and norm, and of every validation.
 curve() {
     sed -n -e 's/.*"kind": "train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' \
@@ -29,17 +31,24 @@ curve() {
 }
 # same DIR BASE: a run went as another, to the last byte of its model file.
 same() {
-    [ "$status" -eq 0 ] || { fail "$1: exit status $status: $(tail -3 "$1.err")"; return; }
+    went "$1" && went "$2" || return
     [ "$(curve "$1")" = "$(curve "$2")" ] || fail "$1 is another curve than $2: $(diff <(curve "$2") <(curve "$1") | head -4)"
     cmp -s "$1/checkpoints/latest/model.safetensors" "$2/checkpoints/latest/model.safetensors" || fail "$1 writes another model file than $2"
 }
+# refused TEXT WORD...: a run that is refused with that. refusals: they have been.
+texts=()
 refused() {
-    local text=$1
-    shift
-    train bad "$@"
-    [ "$status" -eq 78 ] || fail "$*: exit status $status, expected 78: $(tail -2 bad.err)"
-    grep -qF -- "$text" bad.err || fail "$*: no \"$text\" in: $(tail -3 bad.err)"
-    rm -rf bad
+    texts+=("$1")
+    launch "bad${#texts[@]}" "${@:2}"
+}
+refusals() {
+    local i bad
+    together
+    for i in "${!texts[@]}"; do
+        bad=bad$((i + 1))
+        [ "$(cat $bad.status)" -eq 78 ] || fail "\"${texts[i]}\": exit status $(cat $bad.status), expected 78: $(tail -2 $bad.err)"
+        grep -qF -- "${texts[i]}" $bad.err || fail "no \"${texts[i]}\" in: $(tail -3 $bad.err)"
+    done
 }
 
 # degrees AXIS PIECES WORD...: the same curve, weights and evaluation on one rank, on four along the axis, on two with all that beside; and
@@ -48,25 +57,30 @@ degrees() {
     local axis=$1 pieces=$2 key="numerics.canonical_$1=$2" kept="canonical_$1: $2"
     shift 2
     train one "$key"
-    [ "$status" -eq 0 ] || { cat one.err; exit 1; }
+    went one || exit 1
     [ "$(curve one | wc -l)" -eq 11 ] || fail "8 steps and 3 validations make $(curve one | wc -l) records"
-    train four -n 4 "mesh.$axis=4" "$@"
+    launch four -n 4 "mesh.$axis=4" "$@"
+    launch both -n 4 "mesh.$axis=2" "$key" train.recompute=full train.gradient_sync=microbatch "$@"
+    meanwhile 4 move "$@"
+    launch piped -n 4 mesh.pp=2 "mesh.$axis=2" "$key" pipeline.schedule=zb_h1
+    together
     same four one
     # What a step sends along the axis is what was planned, as far as that is printed.
     "$weft" plan four/config.yaml -n 4 run.dir=none | awk '/^work and bytes/ { on = 1 } on && $1 ~ /^0/ && NF > 4 { print $(NF - 3), $(NF - 2); exit }' >planned
     sed -n "s/.*\"sent_$axis\": \([0-9]*\).*/\1/p" four/metrics.jsonl | tail -1 | awk '{ printf "%.2f KiB\n", $1 / 1024 }' | diff planned - ||
         fail "sent_$axis is not what was planned: $(cat planned)"
-    train both -n 4 "mesh.$axis=2" "$key" train.recompute=full train.gradient_sync=microbatch "$@"
     same both one
-    train piped -n 4 mesh.pp=2 "mesh.$axis=2" "$key" pipeline.schedule=zb_h1
     same piped one
-    train moved -n 4 "mesh.$axis=4" train.steps=4 schedule.total_steps=8 "$@"
-    [ "$status" -eq 0 ] || fail "moved: $(tail -3 moved.err)"
-    train moved schedule.total_steps=8 train.steps=6
-    [ "$status" -eq 0 ] || fail "moved to one rank: $(tail -3 moved.err)"
-    grep -q "$kept" moved/config.yaml || fail "not \"$kept\": $(grep canonical moved/config.yaml)"
-    train moved -n 4 "mesh.$axis=2" schedule.total_steps=8
-    [ "$status" -eq 0 ] || fail "moved to two: $(tail -3 moved.err)"
     cmp -s moved/checkpoints/latest/model.safetensors one/checkpoints/latest/model.safetensors || fail "moved ends with other weights"
     "$weft" eval one text.txt >one.eval 2>/dev/null && "$weft" eval four text.txt >four.eval 2>/dev/null && cmp -s one.eval four.eval || fail "weft eval"
+}
+# Of `degrees`: one run on four ranks, on one, on two.
+move() {
+    train moved -n 4 "mesh.$axis=4" train.steps=4 schedule.total_steps=8 "$@"
+    went moved
+    train moved schedule.total_steps=8 train.steps=6
+    went moved
+    grep -q "$kept" moved/config.yaml || fail "not \"$kept\": $(grep canonical moved/config.yaml)"
+    train moved -n 4 "mesh.$axis=2" schedule.total_steps=8
+    went moved
 }

@@ -24,6 +24,7 @@ needs_ranks() {
     [ -n "$ranks" ] || { echo "$0 starts ranks, but has no line \"# ranks: N\""; exit 1; }
     command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
+    export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} # what Open MPI comes to on one machine: it need not load the others to ask them
 }
 # on_ranks N WORD...: a program by mpirun. Ranks that wait for each other end in time, too.
 on_ranks() {
@@ -31,8 +32,52 @@ on_ranks() {
     # shellcheck disable=SC2086
     timeout -k 5 1500 $mpirun -n "$@"
 }
+# meanwhile N WORD...: in the background, with N ranks, as soon as no more ranks run so than the test has: while those of one launch start,
+# or wait for each other, others compute. It may `fail`; what else it leaves for the test stands in files. together: when all have ended.
+meanwhile() {
+    local need=$1
+    shift
+    [ "$need" -le "$ranks" ] || { fail "$need ranks of $ranks: $*"; return; }
+    [ -n "${slots:-}" ] || { mkfifo slots.fifo && exec {slots}<>slots.fifo; }
+    while [ $((taken + need)) -gt "$ranks" ]; do give_back; done
+    taken=$((taken + need))
+    (
+        failures=0
+        trap 'echo "$need $failures" >&"$slots"' EXIT
+        "$@"
+    ) &
+}
+taken=0
+give_back() {
+    local freed failed
+    read -r freed failed <&"$slots"
+    taken=$((taken - freed)) failures=$((failures + failed))
+}
+together() { while [ "$taken" -gt 0 ]; do give_back; done; }
+ranks_in() { sed -n 's/.* -n \([1-9][0-9]*\) .*/\1/p; t; s/.*/1/p' <<<" $* "; } # WORD... of weft train
+
 # mesh N DIR WORD...: a run of run.yaml over N ranks, which must end well.
 mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
+
+# curves N WORD...: ranks_engine on N ranks, beside others. curves_to FILE: when all of them have ended, their lines, in the order of the calls.
+asked=()
+curves() {
+    asked+=("$*")
+    meanwhile "$1" curve_of "${#asked[@]}" "$@"
+}
+curve_of() { # NUMBER N WORD...
+    local program=("$WEFT_BINARY_DIR/ranks_engine" "${@:3}")
+    [ "$2" -eq 1 ] || program=(on_ranks "$2" "${program[@]}")
+    "${program[@]}" >"lines.$1" 2>"err.$1" || fail "ranks_engine on $2 ranks, ${*:3}: ended with $?: $(tail -5 "err.$1")"
+    [ -s "lines.$1" ] || fail "ranks_engine on $2 ranks, ${*:3}: printed nothing"
+}
+curves_to() {
+    local i
+    together
+    [ "$failures" -eq 0 ] || exit 1
+    for i in "${!asked[@]}"; do cat "lines.$((i + 1))"; done >"$1"
+    asked=()
+}
 
 # one_curve FILE FALL: lines of ranks_engine. Those with equal first words have equal second ones, most of them are compared with another, and
 # losses fall by FALL nats.
