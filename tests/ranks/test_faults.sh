@@ -3,7 +3,7 @@
 # the words that belong to the fault, is started again, and in the end there are the bits of a run that was left alone. What the
 # restarts took is printed.
 #   FAULTS=30 SEED=1 tests/ranks/test_faults.sh     (make soak)
-# ranks: 4
+# ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 faults=${FAULTS:-3}

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Ranks that were started unlike each other (a stale file on a node): every such launch ends before the first step, with one
 # error that names ranks and keys. Unlike processors are no error.
-# ranks: 4
+# ranks: 4, mostly waiting
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
