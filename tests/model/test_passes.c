@@ -485,35 +485,50 @@ static double objective(Bench *b) {
     return sum;
 }
 
-static double slope_over(Bench *b, float *at, float step) {
-    float value, moved;
-    double side[2];
-    device_fetch(&b->device, &value, at, sizeof value);
-    for (int i = 0; i < 2; i++) {
-        moved = i ? value + step : value - step;
-        OP(&b->device, OP_UPLOAD, upload, at, &moved, sizeof moved);
-        side[i] = objective(b);
-    }
-    OP(&b->device, OP_UPLOAD, upload, at, &value, sizeof value);
-    return (side[1] - side[0]) / (2 * (double)step);
+/* How far each of n neighbours moves in a step: one by all of it, several to both sides, as far together. */
+static double move_of(size_t n, size_t i) {
+    return n == 1 ? 1 : (rng_u64(8, i) & 1 ? 1 : -1) / sqrt((double)n);
 }
 
-/* From two steps, so that the error is of their fourth power: norms of short rows curve. */
-static void check_slope(Bench *b, float *at, double found, const char *what) {
-    double expected = (4 * slope_over(b, at, 4e-3f) - slope_over(b, at, 8e-3f)) / 3;
+static double slope_over(Bench *b, float *at, size_t n, double step) {
+    float *values = mem_alloc_array(n, sizeof *values), *moved = mem_alloc_array(n, sizeof *moved);
+    double side[2];
+    device_fetch(&b->device, values, at, n * sizeof *values);
+    for (int s = 0; s < 2; s++) {
+        for (size_t i = 0; i < n; i++)
+            moved[i] = (float)((double)values[i] + (s ? step : -step) * move_of(n, i));
+        OP(&b->device, OP_UPLOAD, upload, at, moved, n * sizeof *moved);
+        side[s] = objective(b);
+    }
+    OP(&b->device, OP_UPLOAD, upload, at, values, n * sizeof *values);
+    free(values);
+    free(moved);
+    return (side[1] - side[0]) / (2 * step);
+}
+
+/* Along n numbers and their gradient. From two steps, so that the error is of their fourth power: norms of
+ * short rows curve. */
+static void check_slope(Bench *b, float *at, size_t n, const float *gradient, const char *what) {
+    double expected = (4 * slope_over(b, at, n, 4e-3) - slope_over(b, at, n, 8e-3)) / 3, found = 0;
+    for (size_t i = 0; i < n; i++) found += (double)gradient[i] * move_of(n, i);
     if (!(fabs(expected - found) <= 4e-3 + 1e-2 * fabs(expected)))
-        fail_msg("%s, unit %d, %s: gradient %g, by differences %g",
-                 model_family(&b->model.config)->model_type, b->unit, what, found, expected);
+        fail_msg("%s, unit %d, %s (%zu numbers): gradient %g, by differences %g",
+                 model_family(&b->model.config)->model_type, b->unit, what, n, found, expected);
+}
+
+/* All of them at once, and some alone. */
+static void check_slopes(Bench *b, float *at, size_t n, const float *gradient, int alone, const char *what) {
+    check_slope(b, at, n, gradient, what);
+    for (int k = 0; k < alone; k++) {
+        size_t i = rng_u64(6, (uint64_t)k) % n;
+        check_slope(b, at + i, 1, gradient + i, what);
+    }
 }
 
 static void check_parameter(Bench *b, const Param *p, const float *gradient) {
     char *base = p->cols ? b->matrices[p->unit].base : b->vectors[p->unit].base;
     size_t place = p->place + (p->flat == FLAT_EXPERTS ? b->model.table.flats[p->unit][FLAT_MATRICES] : 0);
-    float *values = (float *)(void *)base + place;
-    for (uint64_t k = 0; k < 4; k++) {
-        size_t i = rng_u64(6, k) % (uint64_t)p->count;
-        check_slope(b, values + i, (double)gradient[place + i], p->name);
-    }
+    check_slopes(b, (float *)(void *)base + place, (size_t)p->count, gradient + place, 1, p->name);
 }
 
 /* Every parameter that the unit reads: its own, and in a tied head the embedding. */
@@ -541,10 +556,7 @@ static void check_differences(Case c) {
     /* Further heads have losses in training alone; the weight half apart, gradients stay as they are. */
     b.pass.training = c.further > 0, b.pass.defer_head = true;
     check_parameters(&b);
-    for (uint64_t k = 0; k < 8 && b.unit > 0; k++) {
-        size_t i = rng_u64(7, k) % state_count(&b);
-        check_slope(&b, (float *)(void *)b.slab.base + i, (double)dx[i], "input");
-    }
+    if (b.unit > 0) check_slopes(&b, (float *)(void *)b.slab.base, state_count(&b), dx, 3, "input");
     free(dx);
     close_bench(&b);
 }
