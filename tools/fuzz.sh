@@ -20,7 +20,8 @@ find_clang() {
 }
 
 compile() {
-    cmake -S . -B "$build" -DCMAKE_C_COMPILER="$(find_clang)" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWEFT_FUZZ=ON -DWEFT_WERROR=ON
+    cmake -S . -B "$build" -DCMAKE_C_COMPILER="$(find_clang)" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" \
+        -DWEFT_FUZZ=ON -DWEFT_WERROR=ON
     cmake --build "$build" -j "$(nproc)" --target fuzzers
 }
 

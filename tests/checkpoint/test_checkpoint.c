@@ -1,5 +1,7 @@
 /* Checkpoints: round trip, every kind of damage, what is left after a kill or a failing call at every single
- * step of the commit protocol, retention, and the background writer. */
+ * step of the commit protocol, retention, and the background writer.
+ *
+ *     test_checkpoint [TEST]     those of that name, which may have * in it */
 #include "support/files.h"
 
 #include <errno.h>
@@ -539,7 +541,7 @@ static CheckpointWriter *start_writer(const FileOps *ops, const char *dir, const
     return w;
 }
 
-static void the_writer_saves_what_was_there_at_the_call(void **state) {
+static void the_background_writer_saves_what_was_there_at_the_call(void **state) {
     (void)state;
     const char *dir = files_path("async");
     char left[128];
@@ -584,7 +586,7 @@ static ErrorCode failing_fetch(void *ctx, int index, size_t offset, size_t bytes
     return error_set(err, ERR_IO, "the device is gone");
 }
 
-static void the_copy_may_run_beside_the_training(void **state) {
+static void the_background_copy_may_run_beside_the_training(void **state) {
     (void)state;
     const char *dir = files_path("beside");
     Trainer t;
@@ -668,7 +670,8 @@ static int set_up(void **state) {
     return files_setup_in_memory(state);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_saved_is_loaded),
         cmocka_unit_test(weights_alone_are_not_resumed),
@@ -685,8 +688,8 @@ int main(void) {
         cmocka_unit_test(interruptions_and_short_writes_do_no_harm),
         cmocka_unit_test(syncs_stand_where_the_protocol_has_them),
         cmocka_unit_test(the_last_and_every_nth_are_kept),
-        cmocka_unit_test(the_writer_saves_what_was_there_at_the_call),
-        cmocka_unit_test(the_copy_may_run_beside_the_training),
+        cmocka_unit_test(the_background_writer_saves_what_was_there_at_the_call),
+        cmocka_unit_test(the_background_copy_may_run_beside_the_training),
         cmocka_unit_test(a_failure_in_the_background_is_returned_once),
         cmocka_unit_test(the_interval_is_youngs),
         cmocka_unit_test(companions_are_json),
