@@ -14,6 +14,7 @@
  *         |  |
  *         |  |<-- the call returned --|
  *         |------ comm_blocked ----> BLOCKED ---- limit ----> the end
+ *         |------ comm_waits_in ---> as WAITS, but that the watchdog's thread hears notices
  *
  *    WORKS    computes, reads, saves; long work beats (log.h progress_beat): each beat says that it moves on.
  *    WAITS    in comm_wait: messages move, notices are heard, and what it waits for has a name.
@@ -257,12 +258,13 @@ static void describe_action(Comm *c, char *out, size_t size) {
  * held, unless it is blocked in MPI. */
 static void describe_wait(Comm *c, char *out, size_t size) {
     char what[192] = "a communication", doing[256];
-    const char *blocked = atomic_load(&c->blocked_in);
+    const char *all = atomic_load(&c->blocked_in);
+    if (!all) all = atomic_load(&c->waits_in);
     long long since = stalled(c);
     *out = 0;
     if (since <= limit_of(c) / 2) return;
-    if (blocked)
-        snprintf(what, sizeof what, "all ranks (%s)", blocked);
+    if (all)
+        snprintf(what, sizeof what, "all ranks (%s)", all);
     else if (c->waiting_for && !op_ended(c, c->waiting_for))
         op_describe(c, &c->ops[(uint32_t)c->waiting_for - 1], what, sizeof what);
     describe_action(c, doing, sizeof doing);
@@ -318,10 +320,11 @@ static void list_ranks(const Comm *c, NoticeKind kind, Text *out) {
 #define AGAIN "with --restarts N a run goes on from its last checkpoint"
 
 /* In this order: who does not answer at all; who answers that it is busy; nobody, and then the ranks wait
- * for each other, which is a bug, or a message was lost. */
+ * for each other: in a library that does not say for which, or it is a bug, or a message was lost. */
 static void blame(Comm *c, Error *err) {
     Text ranks = {0};
     char doing[256];
+    const char *waits_in = atomic_load(&c->waits_in);
     int mute = count_heard(c, NOTICE_NONE), busy = count_heard(c, NOTICE_BUSY);
     list_ranks(c, mute ? NOTICE_NONE : NOTICE_BUSY, &ranks);
     describe_action(c, doing, sizeof doing);
@@ -335,6 +338,12 @@ static void blame(Comm *c, Error *err) {
             "the others have waited for %s for more than comm.watchdog_s = %g s: see what it does, raise the "
             "limit if that may take so long; " AGAIN,
             ranks.data, limit_seconds(c));
+    else if (waits_in)
+        error_set(
+            err, ERR_PEER,
+            "all ranks answer, and each has been %s for more than comm.watchdog_s = %g s: one hangs there, "
+            "or does not reach the others; " AGAIN,
+            waits_in, limit_seconds(c));
     else
         error_set(err, ERR_PEER,
                   "all ranks answer, and each waits for another for more than comm.watchdog_s = %g s; " AGAIN,
@@ -445,6 +454,11 @@ void comm_blocked(Comm *c, const char *call) {
     atomic_store(&c->waits_since, call ? comm_nanoseconds() : 0);
 }
 
+void comm_waits_in(Comm *c, const char *what) {
+    atomic_store(&c->waits_in, what);
+    atomic_store(&c->waits_since, what ? comm_nanoseconds() : 0);
+}
+
 /* ---- the thread ---- */
 
 /* Beats are counted by the process, times kept by the rank's own watchdog. */
@@ -475,7 +489,8 @@ static void look(Comm *c) {
         if (asks && stalled(c) > LEAST_BLOCKED_S * 1000000000LL) end_blocked(c);
         return;
     }
-    if (!asks && atomic_load(&c->waits_since)) return; /* the program takes notices itself */
+    if (!asks && atomic_load(&c->waits_since) && !atomic_load(&c->waits_in))
+        return; /* the program takes notices itself */
     if (asks && !lock_soon(c)) {
         atomic_store(&c->blocked_in, "a call that does not return");
         end_blocked(c);

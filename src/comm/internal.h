@@ -213,6 +213,7 @@ struct Comm {
     atomic_llong beat_at;             /* when its work last did; 0: it has not begun */
     uint64_t beats;                   /* the watchdog's: as many were there then */
     _Atomic(const char *) blocked_in; /* a call of MPI in which nothing can be asked; NULL: none */
+    _Atomic(const char *) waits_in;   /* what the program waits in outside of the link; NULL: it does not */
     const char *rank_variable;        /* of the environment, in which the launcher gave the rank */
 };
 
@@ -296,6 +297,8 @@ ErrorCode watchdog_start(Comm *c, Error *err);
 ErrorCode watchdog_agree(Comm *c, Error *err); /* collective: on the longest limit */
 void watchdog_stop(Comm *c);
 void comm_blocked(Comm *c, const char *call); /* from now on in it; NULL: no longer */
-void comm_print_line(const char *line);       /* one write */
+/* Likewise, in something that is not MPI's: the watchdog takes notices, asks and answers meanwhile. */
+void comm_waits_in(Comm *c, const char *what);
+void comm_print_line(const char *line); /* one write */
 
 #endif

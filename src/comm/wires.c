@@ -105,6 +105,7 @@ static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err
     return OK;
 }
 
+/* A rank that fails here tells all: the others may be in NCCL, waiting for it, and could agree on nothing. */
 ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err) {
     Verdict v;
     snprintf(problem, size, "%s", "");
@@ -113,10 +114,11 @@ ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size,
     snprintf(problem, size, "%s", v.problem);
     if (*v.problem) return OK;
     TRY(comm_join(c, "making groups", &c->ready, err));
-    comm_blocked(c, "joining the GPUs of all ranks");
+    comm_waits_in(c, "joining the GPUs of all ranks");
     ErrorCode code = join_all(c, mesh, v.key, err);
-    comm_blocked(c, NULL);
-    TRY(comm_agree(c, code, err));
+    comm_waits_in(c, NULL);
+    if (code != OK) comm_fail(c, err);
+    TRY(code);
     atomic_store(&c->wired, c->device);
     return OK;
 }

@@ -4,7 +4,10 @@
  * order of their calls; a receive of another size ends the process, where the real one would hang or spoil
  * memory.
  *
- * Of each pair of ranks each has a socket for what it sends; what it sent is acknowledged on it. */
+ * Of each pair of ranks each has a socket for what it sends; what it sent is acknowledged on it.
+ *
+ * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that one fails, hangs in the call, or is
+ * stopped (SIGSTOP). */
 #include "cuda_runtime.h"
 #include "device/cuda/plugin/nccl.h"
 #include "sim.h"
@@ -12,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -184,7 +188,16 @@ int get_unique_id(NcclKey *key) {
     return NCCL_OK;
 }
 
+/* Whether this rank is to do so. */
+bool asked_to(const char *what, int rank) {
+    const char *asked = getenv("WEFT_SIM_NCCL");
+    return asked && asked == std::string(what) + ":" + std::to_string(rank);
+}
+
 int comm_init_rank(NcclComm *comm, int ranks, NcclKey key, int rank) {
+    if (asked_to("fail", rank)) return SYSTEM_ERROR;
+    if (asked_to("stop", rank)) raise(SIGSTOP);
+    while (asked_to("hang", rank)) pause();
     *comm = new ncclComm{key.internal, ranks, rank, 0, NCCL_OK, false, {}, {}};
     meet(*comm);
     return NCCL_OK;
@@ -267,7 +280,11 @@ int receive_bytes(void *data, size_t count, int type, int peer, NcclComm c, cuda
 }
 
 const char *get_error_string(int error) {
-    return error == REMOTE_ERROR ? "remote process exited or there was a network error" : "invalid argument";
+    switch (error) {
+    case REMOTE_ERROR: return "remote process exited or there was a network error";
+    case SYSTEM_ERROR: return "unhandled system error";
+    }
+    return "invalid argument";
 }
 
 } // namespace
