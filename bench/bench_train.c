@@ -36,7 +36,7 @@ typedef struct Result {
     size_t planned;
 } Result;
 
-static void print_profile(const Device *d, double seconds) {
+static void print_profile(Device *d, double seconds) {
     Text out = {0};
     device_profile_print(d, seconds, &out);
     fputs(out.data, stderr);

@@ -69,6 +69,7 @@ for type in fp32 bf16; do
     step 120 "split-$type" bash -c "train split-$type run.device=cuda train.compute=$type train.split_backward=true && same split-$type gpu-$type"
 done
 step 120 checked env WEFT_CUDA_CHECK=1 bash -c "train checked run.device=cuda train.compute=bf16 && same checked gpu-bf16"
+step 120 profile bash -c "train profile run.device=cuda train.compute=bf16 metrics.profile=true && same profile gpu-bf16"
 step 120 exact bash -c "train exact run.device=cuda train.numerics=exact train.compute=fp32 && train exact1 run.device=cuda train.numerics=exact train.compute=fp32 train.split_backward=true && same exact1 exact"
 if command -v mpirun >/dev/null; then
     # Over wires where there are two GPUs and NCCL, else through the host, as the log says.

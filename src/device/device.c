@@ -249,16 +249,20 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
 /* ---- around an op ---- */
 
 /* The clock is read only when profiling: ops of small models take less than a microsecond. On a deferred
- * device the profile times the queueing, not the op. */
-double device_op_enter(Device *d) {
+ * device the profile times the queueing, not the op; a GPU takes times itself, by events. */
+int64_t device_op_enter(Device *d) {
     pool_unlock_all();
-    return d->profiling ? clock_seconds() : 0;
+    if (!d->profiling) return 0;
+    return d->runtime.begin_op ? d->runtime.begin_op(d) : now();
 }
 
-void device_op_leave(Device *d, OpId op, double start) {
+void device_op_leave(Device *d, OpId op, int64_t begun) {
     if (d->profiling) {
         d->profile[op].calls++;
-        d->profile[op].seconds += clock_seconds() - start;
+        if (d->runtime.end_op)
+            d->runtime.end_op(d, op, begun);
+        else
+            d->profile[op].seconds += (double)(now() - begun) / 1e9;
     }
     pool_lock_all();
 }
@@ -356,7 +360,8 @@ double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
 
 /* Ops that never ran are left out. What is missing from the whole to the ops' sum is host work and
  * waiting. */
-void device_profile_print(const Device *d, double seconds, Text *out) {
+void device_profile_print(Device *d, double seconds, Text *out) {
+    if (d->runtime.read_times) d->runtime.read_times(d);
     double named = 0;
     for (int i = 0; i < OP_COUNT; i++) named += d->profile[i].seconds;
     double whole = seconds > 0 ? seconds : named;

@@ -702,6 +702,12 @@ typedef struct DeviceRuntime {
     size_t (*available)(const Device *d);        /* bytes of tensor memory; 0: not known */
     void *(*host_take)(Device *d, size_t bytes); /* pinned host memory, zeroed */
     void (*host_give)(Device *d, void *host);
+    /* Times of ops, where a profile is asked for and ops have not ended when their calls return; else NULL.
+     * Neither of the first two waits; begin_op returns what end_op gets on the same stream. Times come into
+     * the profile when the host has waited for something. read_times waits for all that is under way. */
+    int64_t (*begin_op)(Device *d);
+    void (*end_op)(Device *d, OpId op, int64_t begun);
+    void (*read_times)(Device *d);
     void (*close)(Device *d); /* of what opening has made; also half way */
 } DeviceRuntime;
 
@@ -734,8 +740,8 @@ typedef struct DeviceWires {
 
 typedef struct OpProfile {
     int64_t calls;
-    double seconds;
-    double flops; /* gemm: 2MNK; attention: by visited blocks */
+    double seconds; /* on the device; those of streams that run side by side are added up */
+    double flops;   /* gemm: 2MNK; attention: by visited blocks */
 } OpProfile;
 
 struct Device {
@@ -803,17 +809,18 @@ int device_cpu_cores(void);
 
 /* Every op call goes through this: it opens the guard, and keeps the profile when asked to.
  *     OP(d, OP_ADD, add, n, a, b, out); */
-#define OP(d, id, slot, ...)                     \
-    do {                                         \
-        double op_start_ = device_op_enter((d)); \
-        (d)->ops.slot((d), __VA_ARGS__);         \
-        device_op_leave((d), (id), op_start_);   \
+#define OP(d, id, slot, ...)                      \
+    do {                                          \
+        int64_t op_begun_ = device_op_enter((d)); \
+        (d)->ops.slot((d), __VA_ARGS__);          \
+        device_op_leave((d), (id), op_begun_);    \
     } while (0)
-double device_op_enter(Device *d);
-void device_op_leave(Device *d, OpId op, double start);
+int64_t device_op_enter(Device *d);
+void device_op_leave(Device *d, OpId op, int64_t begun);
 
-/* A table of the profile: calls, seconds, share of `seconds` (0: of all ops), rate. */
-void device_profile_print(const Device *d, double seconds, Text *out);
+/* A table of the profile: calls, seconds, share of `seconds` (0: of all ops), rate. Waits for what is under
+ * way on the device. */
+void device_profile_print(Device *d, double seconds, Text *out);
 
 /* Matrix-product peak of this device, measured: the best of square products of several sizes, in FLOP/s; 0
  * where memory is short. Takes about `seconds` and `flops` at most: below 5e9 FLOPs the products are small

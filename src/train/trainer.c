@@ -954,7 +954,7 @@ static void show_curve(const Trainer *t) {
     metrics_table_free(&table);
 }
 
-static void show_profile(const Trainer *t) {
+static void show_profile(Trainer *t) {
     Text out = {0};
     device_profile_print(&t->device, 0, &out);
     log_lines(out.data);

@@ -4,7 +4,7 @@
  *
  *   shared memory   a piece of the heap for each array and block, NaN until it is written
  *   a barrier       that some threads never reach ends the process, and says so
- *   a launch        with more threads or shared memory than GPUs have is refused
+ *   a launch        with more blocks, threads or shared memory than GPUs have is refused
  *
  * What cannot be seen here: coalescing, bank conflicts, registers, orders of memory weaker than the
  * program's, alignment of wide accesses (there are none). */
@@ -142,10 +142,11 @@ void sim_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t share
     sim_launch((const void *)kernel, grid, block, shared, s, [=] { std::apply(kernel, held); });
 }
 
-#define LAUNCH(d, op, kernel, grid, block, shared, ...)                                    \
-    do {                                                                                   \
-        sim_launch_kernel(kernel, (grid), (block), (shared), cuda_stream(d), __VA_ARGS__); \
-        cuda_launched((d), (op));                                                          \
+#define LAUNCH(d, op, kernel, grid, block, shared, ...)                                          \
+    do {                                                                                         \
+        sim_launch_kernel(kernel, fitting((d), (op), (grid)), (block), (shared), cuda_stream(d), \
+                          __VA_ARGS__);                                                          \
+        cuda_launched((d), (op));                                                                \
     } while (0)
 
 /* Queues work that is no grid (cublaslt.cpp). */

@@ -6,10 +6,12 @@
  *   device memory   cannot be read or written but by work that runs: a stray access is a crash
  *   pinned memory   is read and written when a copy runs; the target of a download holds NaN until then
  *   other memory    is copied from at once, and copied to before the call returns, as by the real runtime
+ *   time            passes by a microsecond with each work that runs, and only so
  *
  * With WEFT_SIM_STRICT=1 transfers of memory of the wrong kind fail, as by the real runtime; without it
  * tensor memory may be the host's own, which tests of single ops make use of.
- * WEFT_SIM_FAULT=N makes the Nth launch fail when it runs, as a fault inside a kernel does. */
+ * WEFT_SIM_FAULT=N makes the Nth launch fail when it runs, as a fault inside a kernel does. WEFT_SIM_DRY=1:
+ * launches are accepted or refused, and nothing of them runs, so that shapes may be as large as they like. */
 #ifndef WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H
 #define WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H
 
@@ -25,6 +27,7 @@ typedef enum cudaError {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorNoDevice = 100,
+    cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719
 } cudaError_t;
@@ -51,7 +54,12 @@ struct cudaDeviceProp {
     int major, minor;
 };
 
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+enum {
+    cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
+    cudaEventDisableTiming = 2,
+    cudaHostAllocDefault = 0
+};
 
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaRuntimeGetVersion(int *version);
@@ -80,6 +88,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e);
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value);
 
 #ifdef __cplusplus

@@ -16,6 +16,7 @@ passes() { passes_over "$CUDA_SIM" "$@"; }
 
 for check in test_bias test_attention test_elements test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
 passes env TEST_KIND=cuda "$tests/test_queue"
+passes env WEFT_SIM_DRY=1 $(op test_grids)
 # Nor does it fail because a file was compiled and linked here: with a comment more it passes.
 for file in norms.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
@@ -31,4 +32,7 @@ mutant "rows of a part taken for rows of their own" optimizers.cu 's/shape\.row 
 mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)
 mutant "a wait for an event less" backend.c 's/must\(d, "waiting for an event", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "pinned memory used again too early" backend.c 's/must\(d, "upload", cudaEventSynchronize.*//' env TEST_KIND=cuda "$tests/test_queue"
+mutant "an op whose end has no time" times.c 's/return cudaEventRecord\(p->ended, s\);/return cudaSuccess;/' env TEST_KIND=cuda "$tests/test_queue"
+mutant "a grid that is not looked at" backend.c 's/if \(x > MOST_X \|\| y > MOST_Y\)/if (!d)/' env WEFT_SIM_DRY=1 $(op test_grids)
+has log "the GPU failed in add: invalid configuration argument" # the simulation takes it no more than a driver would
 conclude "every mutant is found"

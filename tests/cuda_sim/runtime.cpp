@@ -3,7 +3,8 @@
  *     call --> queue of its stream --(something waits: cudaEventSynchronize, ...)--> runs
  *
  * Which stream goes next is drawn from the seed, among those whose next work does not wait for an event. An
- * event stands for a number of works of one stream: it has been reached when so many have run. */
+ * event stands for a number of works of one stream: it has been reached when so many have run. One with a time
+ * is a work itself, that takes none. */
 #include "cuda_runtime.h"
 #include "sim.h"
 
@@ -23,6 +24,7 @@ struct Work {
     std::function<bool()> run; /* empty: only waits; false: it is not done, and is to be tried again */
     cudaStream_t after;        /* NULL: for nothing */
     uint64_t number;
+    cudaEvent_t stamped = NULL; /* not NULL: nothing to run, but the time to be noted */
 };
 
 } // namespace
@@ -34,11 +36,19 @@ struct CUstream_st {
 struct CUevent_st {
     cudaStream_t stream; /* NULL: never recorded */
     uint64_t number;
+    bool timed;
+    uint64_t at; /* microseconds, when it has been reached */
 };
 
 namespace {
 
-enum { SHARED_USUAL = 48 << 10, SHARED_MOST = 163 << 10 /* of sm_80 */, THREADS_MOST = 1024, GRID_Y = 65535 };
+enum {
+    SHARED_USUAL = 48 << 10,
+    SHARED_MOST = 163 << 10 /* of sm_80 */,
+    THREADS_MOST = 1024,
+    GRID_X = 0x7fffffff,
+    GRID_Y = 65535
+};
 constexpr size_t MEMORY = (size_t)8 << 30;
 
 std::recursive_mutex mutex;
@@ -47,8 +57,9 @@ std::vector<cudaStream_t> streams;
 std::map<void *, size_t> device_memory, pinned;
 std::map<const void *, size_t> allowed; /* dynamic shared memory of kernels */
 size_t taken;
-uint64_t draws, launches;
-cudaError_t last_error, sticky;
+uint64_t draws, launches, microseconds;
+thread_local cudaError_t last_error;
+cudaError_t sticky;
 
 uint64_t environment(const char *name) {
     const char *value = getenv(name);
@@ -85,6 +96,8 @@ bool run_one(void) {
         cudaStream_t s = ready[(begin + i) % ready.size()];
         const Work &w = s->works.front();
         if (w.run && !w.run()) continue;
+        if (w.run) microseconds++;
+        if (w.stamped) w.stamped->at = microseconds;
         s->works.pop_front();
         s->run++;
         return true;
@@ -157,13 +170,15 @@ void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaSt
                 std::function<void()> thread) {
     Lock lock(mutex);
     static const uint64_t fault = environment("WEFT_SIM_FAULT");
+    static const bool dry = environment("WEFT_SIM_DRY") != 0;
     size_t most = allowed.count(kernel) ? allowed[kernel] : (size_t)SHARED_USUAL;
     uint64_t number = ++launches;
-    if (grid.x == 0 || grid.y == 0 || grid.y > GRID_Y || grid.z != 1 || block.z != 1 ||
+    if (grid.x == 0 || grid.x > GRID_X || grid.y == 0 || grid.y > GRID_Y || grid.z != 1 || block.z != 1 ||
         block.x * block.y == 0 || block.x * block.y > THREADS_MOST || shared > most) {
         fail(cudaErrorInvalidConfiguration);
         return;
     }
+    if (dry) return;
     sim_queue(s, [=] {
         if (number == fault) sticky = last_error = cudaErrorLaunchFailure;
         sim_run_grid(grid, block, shared, thread);
@@ -203,6 +218,7 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
@@ -212,8 +228,8 @@ const char *cudaGetErrorString(cudaError_t e) {
 
 cudaError_t cudaGetLastError(void) {
     Lock lock(mutex);
-    cudaError_t e = last_error;
-    last_error = sticky;
+    cudaError_t e = last_error != cudaSuccess ? last_error : sticky;
+    last_error = cudaSuccess;
     return e;
 }
 
@@ -343,8 +359,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
-    (void)flags;
-    *e = new CUevent_st{};
+    *e = new CUevent_st{NULL, 0, (flags & cudaEventDisableTiming) == 0, 0};
     return cudaSuccess;
 }
 
@@ -355,7 +370,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     Lock lock(mutex);
-    *e = {s, s->queued};
+    if (e->timed) {
+        s->works.push_back({nullptr, NULL, 0, e});
+        s->queued++;
+    }
+    e->stream = s, e->number = s->queued;
     return cudaSuccess;
 }
 
@@ -364,15 +383,27 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     return e->stream ? run_until(e->stream, e->number) : sticky;
 }
 
-/* A GPU goes on by itself; here it does while somebody looks. */
+static bool has_passed(cudaEvent_t e) { return !e->stream || e->stream->run >= e->number; }
+
+/* A GPU goes on by itself; here it does while somebody looks. What is not ready is an error that the next call
+ * of cudaGetLastError has, as by the real runtime. */
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     enum { STEPS = 64 };
     Lock lock(mutex);
     if (sticky != cudaSuccess || !e->stream) return sticky;
     open_memory(true);
-    for (int i = 0; i < STEPS && e->stream->run < e->number && run_one(); i++) {}
+    for (int i = 0; i < STEPS && !has_passed(e) && run_one(); i++) {}
     open_memory(false);
-    return sticky != cudaSuccess ? sticky : e->stream->run >= e->number ? cudaSuccess : cudaErrorNotReady;
+    return sticky != cudaSuccess ? sticky : has_passed(e) ? cudaSuccess : fail(cudaErrorNotReady);
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    Lock lock(mutex);
+    if (!from->timed || !to->timed || !from->stream || !to->stream)
+        return fail(cudaErrorInvalidResourceHandle);
+    if (!has_passed(from) || !has_passed(to)) return fail(cudaErrorNotReady);
+    *milliseconds = (float)(to->at - from->at) / 1000;
+    return sticky;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value) {

@@ -5,6 +5,8 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "support/devices.h"
 
@@ -55,6 +57,9 @@ static bool takes_long(const Device *d, int64_t tokens) {
     const char *most = getenv("TEST_TOKENS"); /* where each access is looked at, fewer are enough */
     return (strcmp(d->name, CUDA) == 0 && tokens > (most ? atoi(most) : 65)) || (d->deferred && tokens > 17);
 }
+
+/* Nor does it hang on their width what threads do with each other for heads. */
+static bool too_wide(int head_dim) { return head_dim > 16 && getenv("TEST_TOKENS"); }
 
 /* ---- products ---- */
 
@@ -718,7 +723,7 @@ static void check_attention(Device *d, Dtype c) {
             AttentionShape s = attention_shapes[i];
             s.tokens = *t;
             bool tiles = *t == 65 && s.head_dim == 8 && pattern == 0; /* several, one after another */
-            if (takes_long(d, *t) && !tiles) continue;
+            if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim)) continue;
             if (*t == 257 && pattern != (s.head_dim > 80 ? 2 : i % 4))
                 continue; /* the reference takes its time */
             DeviceNeeds needs = {
@@ -736,7 +741,7 @@ static void check_decode(Device *d, Dtype c) {
     EACH(start, starts) EACH(t, counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
-        if (takes_long(d, 4 * *t)) continue;
+        if (takes_long(d, 4 * *t) || too_wide(s.head_dim)) continue;
         DeviceNeeds needs = {
             .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
         set_scratch(d, &needs);
@@ -2101,6 +2106,73 @@ static void test_peak(void **state) {
     device_close(&d);
 }
 
+/* ---- grids ---- */
+
+/* Launches of which one direction has more than 65,535 blocks: tokens, rows of experts and leaves lie along the
+ * one that takes them. Nothing is touched. */
+static void launch_large(Device *d, Dtype c) {
+    enum { TOKENS = 1 << 23, LEAF = 64, EXPERTS = 512 };
+    static char there[4096];
+    void *p = there;
+    float *f = p;
+    int32_t *ids = p;
+    AttentionShape s = SHAPE(TOKENS, 4, 2, 8);
+    AttentionRun whole = attention_whole(s);
+    RouteShape routed = {.tokens = TOKENS, .sequence = LEAF, .experts = EXPERTS, .chosen = 2};
+    Routes routes = {f, ids, f, ids, ids, ids};
+    ExpertRows rows = {TOKENS, EXPERTS, ids, 1 << 20};
+    VocabLeaves vocab = {.leaf = LEAF};
+    d->scratch = there, d->scratch_size = SIZE_MAX;
+    d->ops.gemm(d, false, true, TOKENS, LEAF, LEAF, p, p, c, p, c, LEAF, false, shared(true, LEAF));
+    d->ops.attention_forward(d, s, whole, p, p, ids, p, f, c);
+    d->ops.attention_backward(d, s, whole, p, p, ids, p, f, p, p, p, c);
+    d->ops.attention_decode(d, s, 0, p, p, p, p, c);
+    d->ops.norm_backward(d, NORM_LAYER, TOKENS, LEAF, p, f, f, p, p, false, f, LEAF, c);
+    d->ops.bias_backward(d, TOKENS, LEAF, p, f, LEAF, c);
+    d->ops.embed_backward(d, TOKENS, LEAF, ids, p, ALL_ROWS, 1, f, c);
+    d->ops.route(d, routed, routes, NULL);
+    d->ops.route_backward(d, routed, routes, f, f, f, p, c);
+    d->ops.gemm_experts(d, rows, true, LEAF, LEAF, p, p, c, p, c);
+    d->ops.gemm_experts_weight(d, rows, 1 << 14, LEAF, p, p, c, f, true);
+    d->ops.experts_weigh(d, routed, routes, LEAF, p, p, f, c);
+    d->ops.loss_records(d, TOKENS, 2 * LEAF, p, c, ids, vocab, p);
+    d->ops.cross_entropy(d, TOKENS, 2 * LEAF, p, c, ids, vocab, f, 0, 0, f, f, p, c);
+    d->scratch = NULL;
+}
+
+/* What a process that makes a launch of 2^31 blocks says as it ends. */
+static void launch_too_large(Device *d, char *said, size_t size) {
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        d->ops.add(d, INT64_C(1) << 39, said, said, said, DTYPE_F32);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t length = read(ends[0], said, size - 1);
+    said[length > 0 ? length : 0] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), ERR_UNAVAILABLE);
+}
+
+static void test_grids(void **state) {
+    Device d;
+    char said[1024];
+    (void)state;
+    if (!only || strcmp(only, CUDA) != 0 || !getenv("WEFT_SIM_DRY")) skip();
+    open_backend(&d, CUDA, 1);
+    launch_large(&d, DTYPE_F32);
+    launch_large(&d, DTYPE_BF16);
+    launch_too_large(&d, said, sizeof said);
+    if (!strstr(said, "add would take 2147483648 x 1 blocks of threads; GPUs take 2147483647 x 65535"))
+        fail_msg("%s", said);
+    device_close(&d);
+}
+
 static int open_reference(void **state) {
     (void)state;
     open_device(&reference, "reference", 1);
@@ -2156,6 +2228,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_fixed_limit),
         cmocka_unit_test(test_differences),
         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_grids),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);
 }

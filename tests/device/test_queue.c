@@ -15,18 +15,20 @@
 
 #include "device/pool.h"
 
-enum { N = 8, SEEDS = 20 };
+enum { N = 8, SEEDS = 20, OPS = 600 /* more than are timed at a time at first */ };
 
 typedef struct Bench {
     Device d;
     Pool pool;
     float *a, *b, *sum; /* [N] tensor memory */
+    GradStats *stats;   /* likewise */
 } Bench;
 
 static void lay_out(Bench *t) {
     t->a = pool_take(&t->pool, N * sizeof(float));
     t->b = pool_take(&t->pool, N * sizeof(float));
     t->sum = pool_take(&t->pool, N * sizeof(float));
+    t->stats = pool_take(&t->pool, sizeof *t->stats);
 }
 
 /* seed 0: not deferred. */
@@ -159,6 +161,49 @@ static void test_waits(void **state) {
     }
 }
 
+static void cube(Bench *t) {
+    const double one = 1;
+    OP(&t->d, OP_UPLOAD, upload, t->b, &one, sizeof one);
+    OP(&t->d, OP_GRAD_STATS, grad_stats, N, t->a, 3, (const double *)(const void *)t->b, t->stats);
+}
+
+/* Times of ops are there behind a wait, and nothing waits for them. One of the ops waits itself: they are read
+ * while it is under way. */
+static void test_times(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        Bench t;
+        open_bench(&t, seed);
+        bool later = seed && getenv("TEST_KIND");
+        const OpProfile *add = &t.d.profile[OP_ADD];
+        float *host = t.d.runtime.host_take(&t.d, N * sizeof *host);
+        t.d.profiling = true;
+        fill(&t, t.a, 2);
+        OP(&t.d, OP_ADD, add, N, t.a, t.a, t.sum, DTYPE_F32);
+        OP(&t.d, OP_DOWNLOAD, download, host, t.sum, N * sizeof *host);
+        if (later && shows_mistakes()) assert_true(isnan(host[0]) && is((float)add->seconds, 0));
+        for (int i = 1; i < OPS; i++) OP(&t.d, OP_ADD, add, N, t.a, t.a, t.sum, DTYPE_F32);
+        cube(&t);
+        device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
+        assert_true(is(host[0], 4));
+        assert_int_equal(t.d.waits[WAIT_RESULT], 1);
+        assert_int_equal(add->calls, OPS);
+        /* Simulated, a kernel takes a microsecond; of so many the sum of floats is not exact. */
+        if (later && shows_mistakes()) assert_true(fabs(add->seconds - OPS * 1e-6) < 1e-9);
+        if (later) assert_true(add->seconds > 0 && t.d.profile[OP_GRAD_STATS].seconds > 0);
+        device_on(ON_COPY);
+        OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
+        device_on(ON_COMPUTE);
+        Text table = {0};
+        device_profile_print(&t.d, 0, &table); /* which waits for the copy */
+        assert_non_null(strstr(table.data, "grad_stats"));
+        if (later) assert_true(t.d.profile[OP_COPY].seconds > 0);
+        text_free(&table);
+        t.d.runtime.host_give(&t.d, host);
+        close_bench(&t);
+    }
+}
+
 /* ---- two streams ---- */
 
 /* One stream fills, the other copies what it finds; an event between them, or none. */
@@ -282,6 +327,7 @@ int main(void) {
         cmocka_unit_test(test_streams),     cmocka_unit_test(test_event),
         cmocka_unit_test(test_memory),      cmocka_unit_test(test_threads),
         cmocka_unit_test(test_environment), cmocka_unit_test(test_long_upload),
+        cmocka_unit_test(test_times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,9 +62,14 @@ same() {
     [ "$(curve "$1")" = "$(curve "$2")" ] && [ "$(digest "$1")" = "$(digest "$2")" ] ||
         fail "$1 differs from $2: $(diff <(curve "$1") <(curve "$2") | head -4)"
 }
-train cpu run.device=cpu
-train base run.device=cuda
+# named FILE...: the ops that its table of times has.
+named() { cat "$@" | sed -n '/op  *calls  *seconds/,/^$/p' | sed 's/^.*| //' | awk '$2 ~ /^[0-9]+$/ { print $1 }' | sort; }
+train cpu run.device=cpu metrics.profile=true
+train base run.device=cuda metrics.profile=true
 near base cpu
+[ "$(named base.out base.err | grep -c .)" -gt 20 ] || fail "few ops have times: $(named base.out base.err)"
+[ "$(named base.out base.err)" = "$(named cpu.out cpu.err)" ] ||
+    fail "other ops have times than on a CPU: $(diff <(named base.out base.err) <(named cpu.out cpu.err))"
 WEFT_SIM_SEED=5 train order run.device=cuda train.recompute=full
 same order base
 train half run.device=cuda train.steps=2 schedule.total_steps=4
@@ -107,6 +112,20 @@ grep -q "through the memory of the host: ranks 0 and 1 share a GPU" crowded.out 
 train shared run.device=cuda numerics.canonical_tp=2
 train tensor run.device=cuda numerics.canonical_tp=2 -n 2 mesh.tp=2
 same tensor shared
+# joined FAULT WORD...: ranks that are joined, one of which does what FAULT says.
+joined() {
+    WEFT_SIM_NCCL=$1 exits 76 train run.yaml run.dir="joined-${1/:/-}" run.device=cuda -n 2 mesh.dp_shard=2 "${@:2}"
+    [ "$(grep -c '^weft: .*exit status' err)" -eq 1 ] || fail "$1: not one verdict: $(cat err)"
+}
+joined fail:1
+has err "weft: rank 1: NCCL: joining the ranks: unhandled system error"
+joined fail:0
+has err "weft: rank 0: NCCL: joining the ranks: unhandled system error"
+joined stop:1 comm.watchdog_s=2
+has err "while waiting for all ranks (joining the GPUs of all ranks), in allocating"
+has err "weft: rank 1 answers nobody: it hangs, or the machine does; this was found in allocating"
+joined hang:1 comm.watchdog_s=2
+has err "weft: all ranks answer, and each has been joining the GPUs of all ranks for more than comm.watchdog_s = 2 s"
 unset WEFT_SIM_DEVICES
 
 # ---- what is refused, and what fails ----

@@ -359,7 +359,7 @@ void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *
                        const int32_t *first_key, void *out, float *lse, Dtype c) {
     if (s.tokens == 0) return;
     Attention a = attention_of(d, s, r);
-    dim3 grid(blocks_of(s.tokens, TILE), (unsigned)s.heads);
+    Grid grid(blocks_of(s.tokens, TILE), s.heads);
     BY_DTYPE(c, T,
              BY_WIDTH(s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
                       LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, tile_bytes(s, 3, 1), a,
@@ -373,8 +373,7 @@ void run_backward(Device *d, Attention a, const T *q, const T *kv, const int32_t
     int64_t pairs = a.s.tokens * a.s.heads;
     float *delta = (float *)cuda_scratch(d, (size_t)pairs * sizeof *delta);
     size_t bytes = tile_bytes(a.s, 4, 2);
-    dim3 queries(blocks_of(a.s.tokens, TILE), (unsigned)a.s.heads),
-        keys(blocks_of(a.r.keys, TILE), (unsigned)a.s.kv_heads);
+    Grid queries(blocks_of(a.s.tokens, TILE), a.s.heads), keys(blocks_of(a.r.keys, TILE), a.s.kv_heads);
     LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
            delta);
     auto of_queries = query_gradient_kernel<T, COLUMNS>;
@@ -399,7 +398,7 @@ void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qk
                       const void *v_cache, void *out, Dtype c) {
     if (s.tokens == 0) return;
     Attention a = attention_of(d, s, attention_whole(s));
-    dim3 grid((unsigned)s.tokens, (unsigned)s.heads);
+    Grid grid(s.tokens, s.heads);
     BY_DTYPE(c, T,
              LAUNCH(d, OP_ATTENTION_DECODE, attention_decode_kernel<T>, grid, BLOCK, 0, a, start,
                     (const T *)qkv, (const T *)k_cache, (const T *)v_cache, (T *)out));

@@ -11,7 +11,7 @@
  * Host memory of an upload may be used again at once (device.h, 3): it goes through pinned memory of the
  * stream, SEGMENTS of SEGMENT bytes that are used in turn, each again when what was copied out of it has run.
  *
- * One mutex guards tickets and segments: several threads mark, upload and wait. */
+ * One mutex guards tickets, segments and times of ops: several threads mark, upload and wait. */
 #include "device/cuda/plugin/backend.h"
 
 #include <pthread.h>
@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "device/cuda/plugin/products.h"
+#include "device/cuda/plugin/times.h"
 
 enum { RING = 1024, SEGMENTS = 4, SEGMENT = 1 << 20 };
 
@@ -41,6 +42,7 @@ typedef struct Backend {
     cudaEvent_t ring[DEVICE_STREAMS][RING];
     uint64_t marks[DEVICE_STREAMS];
     Pinned pinned[DEVICE_STREAMS];
+    Times times[DEVICE_STREAMS];
     pthread_mutex_t mutex;
     Products *products;
     Wires *wires;
@@ -88,6 +90,17 @@ void cuda_launched(Device *d, OpId op) {
     if (e == cudaSuccess && b->check && s < ON_WIRES) e = cudaStreamSynchronize(b->streams[s]);
     if (e != cudaSuccess)
         cuda_fatal(d, "the GPU failed in %s: %s", b->host->op_name(op), cudaGetErrorString(e));
+}
+
+/* The limits of all chips from sm_80 on. */
+void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y) {
+    enum { MOST_X = INT32_MAX, MOST_Y = 65535 };
+    if (x > MOST_X || y > MOST_Y)
+        cuda_fatal(
+            d,
+            "%s would take %lld x %lld blocks of threads; GPUs take %d x %d at most: give it less at a "
+            "time (train.microbatch, train.context, train.loss_rows)",
+            backend_of(d)->host->op_name(op), (long long)x, (long long)y, MOST_X, MOST_Y);
 }
 
 void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
@@ -157,16 +170,28 @@ static void follow(Device *d, DeviceStream s, Event e) {
     pthread_mutex_unlock(&b->mutex);
 }
 
+static void read_what_ended(Device *d) {
+    Backend *b = backend_of(d);
+    pthread_mutex_lock(&b->mutex);
+    for (int s = 0; s < DEVICE_STREAMS; s++)
+        must(d, "reading times of ops", times_read(&b->times[s], d->profile));
+    pthread_mutex_unlock(&b->mutex);
+}
+
 /* Not under the mutex: others go on meanwhile, and may record the event anew, which only makes the wait
  * longer. */
 static void finish(Device *d, Event e) {
     if (e != 0) must(d, "waiting for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
+    if (d->profiling) read_what_ended(d);
 }
 
 bool cuda_reached(Device *d, Event e) {
     choose_gpu(backend_of(d));
     cudaError_t error = e == 0 ? cudaSuccess : cudaEventQuery(event_of(backend_of(d), e));
-    if (error != cudaErrorNotReady) must(d, "looking for a result", error);
+    if (error == cudaErrorNotReady)
+        cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
+    else
+        must(d, "looking for a result", error);
     return error == cudaSuccess;
 }
 
@@ -180,6 +205,33 @@ static void finish_all(Device *d) {
     const Backend *b = backend_of(d);
     for (int s = 0; s < DEVICE_STREAMS; s++)
         if (b->streams[s]) must(d, "waiting for the end", cudaStreamSynchronize(b->streams[s]));
+}
+
+/* ---- times of ops ---- */
+
+static int64_t begin_op(Device *d) {
+    Backend *b = backend_of(d);
+    DeviceStream s = b->host->stream();
+    int64_t number;
+    choose_gpu(b);
+    pthread_mutex_lock(&b->mutex);
+    must(d, "timing an op", times_begin(&b->times[s], b->streams[s], d->profile, &number));
+    pthread_mutex_unlock(&b->mutex);
+    return number;
+}
+
+static void end_op(Device *d, OpId op, int64_t begun) {
+    Backend *b = backend_of(d);
+    DeviceStream s = b->host->stream();
+    pthread_mutex_lock(&b->mutex);
+    must(d, "timing an op", times_end(&b->times[s], b->streams[s], op, begun));
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static void read_times(Device *d) {
+    if (!d->profiling) return;
+    finish_all(d);
+    read_what_ended(d);
 }
 
 /* ---- memory ---- */
@@ -371,6 +423,7 @@ static void close_backend(Device *d) {
         for (int i = 0; i < SEGMENTS; i++)
             if (b->pinned[s].free[i]) cudaEventDestroy(b->pinned[s].free[i]);
         if (b->pinned[s].memory) cudaFreeHost(b->pinned[s].memory);
+        times_close(&b->times[s]);
         if (b->streams[s]) cudaStreamDestroy(b->streams[s]);
     }
     products_close(b->products);
@@ -439,6 +492,9 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
                                  .available = available,
                                  .host_take = host_take,
                                  .host_give = host_give,
+                                 .begin_op = begin_op,
+                                 .end_op = end_op,
+                                 .read_times = read_times,
                                  .close = close_backend};
     fill_ops(&d->ops);
     ErrorCode code = start(d, b, ordinal, err);

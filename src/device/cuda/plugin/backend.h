@@ -23,6 +23,8 @@ void *cuda_scratch(Device *d, size_t bytes);
 /* After each launch: a configuration that was refused ends the process with the op's name, and with
  * WEFT_CUDA_CHECK=1 so does a fault inside it. */
 void cuda_launched(Device *d, OpId op);
+/* Before each launch: more blocks than GPUs take end the process with the op's name. */
+void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y);
 /* A kernel may use more than 48 KiB of dynamic shared memory only after it was allowed to. */
 void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes);
 /* Ends the process with the message: for faults of the device, which are sticky. */

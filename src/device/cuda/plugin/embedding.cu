@@ -63,8 +63,8 @@ void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *id
                     EmbedRows rows, float scale, float *dtable, Dtype c) {
     if (tokens == 0) return;
     BY_DTYPE(c, T,
-             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, (unsigned)tokens, BLOCK, 0, tokens,
-                    hidden, ids, (const T *)dout, rows, scale, dtable));
+             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, tokens, BLOCK, 0, tokens, hidden, ids,
+                    (const T *)dout, rows, scale, dtable));
 }
 
 } // namespace

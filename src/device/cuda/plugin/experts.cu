@@ -174,10 +174,10 @@ void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
         cuda_fatal(d, "route: %d experts; at most %d are done", s.experts, EXPERTS_MAX);
     size_t room = (size_t)s.chosen * sizeof(int32_t) + (size_t)s.experts +
                   (s.groups > 1 ? (size_t)s.groups * sizeof(float) : 0);
-    if (s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, (unsigned)s.tokens, BLOCK, room, s, r);
-    LAUNCH(d, OP_ROUTE, count_choices_kernel, (unsigned)s.experts, BLOCK, 0, choices, r);
+    if (s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, s.tokens, BLOCK, room, s, r);
+    LAUNCH(d, OP_ROUTE, count_choices_kernel, s.experts, BLOCK, 0, choices, r);
     LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, s.experts, r, counts);
-    LAUNCH(d, OP_ROUTE, order_rows_kernel, (unsigned)s.experts, BLOCK, 0, choices, s.chosen, r);
+    LAUNCH(d, OP_ROUTE, order_rows_kernel, s.experts, BLOCK, 0, choices, s.chosen, r);
 }
 
 /* ---- backward ---- */
@@ -198,22 +198,22 @@ struct ScoreGradient {
     }
 };
 
-/* blockIdx.y: the sequence, whose choices each of its blocks counts; blockIdx.x: tokens of it. */
+/* blockIdx.x: the sequence, whose choices each of its blocks counts; blockIdx.y: tokens of it. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     route_backward_kernel(RouteShape s, Routes r, const float *dweights, const float *scale, float *balance,
                           T *dlogits) {
     DYNAMIC_SHARED(room);
     unsigned *counts = (unsigned *)room;
-    int64_t first = (int64_t)blockIdx.y * s.sequence, tokens = smaller(s.sequence, s.tokens - first);
+    int64_t first = (int64_t)blockIdx.x * s.sequence, tokens = smaller(s.sequence, s.tokens - first);
     for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) counts[e] = 0;
     __syncthreads();
     for (int64_t i = threadIdx.x; i < tokens * s.chosen; i += BLOCK)
         atomicAdd(&counts[r.chosen[first * s.chosen + i]], 1u);
     __syncthreads();
     double each = (double)s.balance * s.experts / (double)tokens;
-    int64_t end = smaller(tokens, ((int64_t)blockIdx.x + 1) * TOKENS);
-    for (int64_t i = (int64_t)blockIdx.x * TOKENS + threadIdx.x / WARP; i < end; i += BLOCK / WARP) {
+    int64_t end = smaller(tokens, ((int64_t)blockIdx.y + 1) * TOKENS);
+    for (int64_t i = (int64_t)blockIdx.y * TOKENS + threadIdx.x / WARP; i < end; i += BLOCK / WARP) {
         int64_t t = first + i, at = t * s.chosen;
         const float *scores = r.scores + t * s.experts;
         ScoreGradient g = {s, r.chosen + at, dweights + at, each * (double)*scale, 0, 1};
@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(BLOCK)
 void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
                     float *balance, void *dlogits, Dtype c) {
     if (s.tokens == 0) return;
-    dim3 grid(blocks_of(s.sequence < s.tokens ? s.sequence : s.tokens, TOKENS),
-              blocks_of(s.tokens, s.sequence));
+    Grid grid(blocks_of(s.tokens, s.sequence),
+              blocks_of(s.sequence < s.tokens ? s.sequence : s.tokens, TOKENS));
     size_t room = (size_t)s.experts * sizeof(unsigned);
     BY_DTYPE(c, T, auto kernel = route_backward_kernel<T>;
              LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, room, s, r, dweights, scale, balance,
@@ -298,16 +298,17 @@ INLINE Tile tile_of(ExpertRows e, int64_t tile) {
     return {-1, 0, 0};
 }
 
+/* blockIdx.x: tiles of rows of all experts; blockIdx.y: of columns. */
 template <typename T, typename C>
 __global__ void __launch_bounds__(BLOCK)
     gemm_experts_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k, const T *a, const T *b, C *c) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
-    Tile tile = tile_of(e, blockIdx.y);
+    Tile tile = tile_of(e, blockIdx.x);
     if (tile.expert < 0) return; /* the whole block */
     const T *matrix = b + tile.expert * e.step;
-    int64_t column = (int64_t)blockIdx.x * TILE;
+    int64_t column = (int64_t)blockIdx.y * TILE;
     Sums sums;
     sums.clear();
     for (int64_t p = 0; p < k; p += DEPTH) {
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-/* blockIdx.y: tiles of m of the first expert, then of the second, ... */
+/* blockIdx.x: tiles of m of the first expert, then of the second, ...; blockIdx.y: of n. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     gemm_experts_weight_kernel(ExpertRows e, int64_t m, int64_t n, const T *a, const T *b, float *c,
@@ -334,8 +335,8 @@ __global__ void __launch_bounds__(BLOCK)
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
-    unsigned tiles = gridDim.y / (unsigned)e.experts, expert = blockIdx.y / tiles;
-    int64_t first_row = (int64_t)(blockIdx.y % tiles) * TILE, column = (int64_t)blockIdx.x * TILE;
+    unsigned tiles = gridDim.x / (unsigned)e.experts, expert = blockIdx.x / tiles;
+    int64_t first_row = (int64_t)(blockIdx.x % tiles) * TILE, column = (int64_t)blockIdx.y * TILE;
     int64_t end = e.first[expert + 1];
     float *matrix = c + expert * e.step;
     Sums sums;
@@ -358,19 +359,12 @@ __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-/* The most that a grid's y may be. */
-void check_grid(Device *d, const char *op, int64_t tiles) {
-    if (tiles > 65535) cuda_fatal(d, "%s: %lld tiles; at most 65535 are done", op, (long long)tiles);
-}
-
 void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a, const void *b,
                   Dtype ab_type, void *c, Dtype c_type) {
     if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)k;
     if (e.rows == 0 || n == 0) return;
     /* Each expert may have one tile that is not full. */
-    int64_t tiles = e.rows / TILE + e.experts;
-    check_grid(d, "gemm_experts", tiles);
-    dim3 grid(blocks_of(n, TILE), (unsigned)tiles);
+    Grid grid(e.rows / TILE + e.experts, blocks_of(n, TILE));
     BY_DTYPE(ab_type, T,
              BY_DTYPE(c_type, C, auto kernel = gemm_experts_kernel<T, C>;
                       LAUNCH(d, OP_GEMM_EXPERTS, kernel, grid, BLOCK, 0, e, trans_b, n, k, (const T *)a,
@@ -382,9 +376,7 @@ void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const vo
     if (d->profiling)
         d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
     if (m == 0 || n == 0) return;
-    int64_t tiles = (int64_t)blocks_of(m, TILE) * e.experts;
-    check_grid(d, "gemm_experts_weight", tiles);
-    dim3 grid(blocks_of(n, TILE), (unsigned)tiles);
+    Grid grid(blocks_of(m, TILE) * e.experts, blocks_of(n, TILE));
     BY_DTYPE(ab_type, T, auto kernel = gemm_experts_weight_kernel<T>;
              LAUNCH(d, OP_GEMM_EXPERTS_WEIGHT, kernel, grid, BLOCK, 0, e, m, n, (const T *)a, (const T *)b, c,
                     accumulate));
@@ -438,8 +430,7 @@ void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, 
     int64_t choices = s.tokens * s.chosen;
     if (choices == 0) return;
     BY_DTYPE(c, T, auto kernel = experts_weigh_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_WEIGH, kernel, (unsigned)choices, BLOCK, 0, r, inter, (T *)act, (T *)dact,
-                    dweights));
+             LAUNCH(d, OP_EXPERTS_WEIGH, kernel, choices, BLOCK, 0, r, inter, (T *)act, (T *)dact, dweights));
 }
 
 } // namespace

@@ -3,7 +3,7 @@
  * Compiled by nvcc for GPUs and by a C++ compiler for tests/cuda_sim, which stands in for cuda_runtime.h.
  * So that both can, three things are written in one way only:
  *
- *   LAUNCH(d, op, kernel, grid, block, shared bytes, arguments...)     for kernel<<<...>>>(...)
+ *   LAUNCH(d, op, kernel, grid, block, shared bytes, arguments...)     for kernel<<<...>>>(...); grid: see Grid
  *   SHARED(type, name, count)                                          an array of the block
  *   FUSED(a, b, c)                                                     a * b + c, rounded once on a GPU
  *
@@ -24,11 +24,12 @@
 #define SHARED(type, name, count) __shared__ type name[count]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) char name[]
 #define FUSED(a, b, c) fmaf((a), (b), (c))
-#define LAUNCH(d, op, kernel, grid, block, shared, ...)                        \
-    do {                                                                       \
-        auto launched_ = kernel;                                               \
-        launched_<<<(grid), (block), (shared), cuda_stream(d)>>>(__VA_ARGS__); \
-        cuda_launched((d), (op));                                              \
+#define LAUNCH(d, op, kernel, grid, block, shared, ...)                       \
+    do {                                                                      \
+        auto launched_ = kernel;                                              \
+        dim3 grid_ = fitting((d), (op), (grid));                              \
+        launched_<<<grid_, (block), (shared), cuda_stream(d)>>>(__VA_ARGS__); \
+        cuda_launched((d), (op));                                             \
     } while (0)
 #endif
 
@@ -37,7 +38,18 @@
 enum { WARP = 32, BLOCK = 256 };
 
 /* Blocks of `each` that cover n; n is at least 1, or nothing is launched. */
-static inline unsigned blocks_of(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }
+static inline int64_t blocks_of(int64_t n, int64_t each) { return (n + each - 1) / each; }
+
+/* Blocks of a grid, in 64 bits until it is known that they are few enough. What grows with the number of
+ * tokens lies along x, where the limit is 2^31 - 1; along y it is 65,535. */
+struct Grid {
+    int64_t x, y;
+    Grid(int64_t x_, int64_t y_ = 1) : x(x_), y(y_) {}
+};
+static inline dim3 fitting(Device *d, OpId op, Grid g) {
+    cuda_check_grid(d, op, g.x, g.y);
+    return dim3((unsigned)g.x, (unsigned)g.y);
+}
 
 /* ---- elements ---- */
 

@@ -3,7 +3,7 @@
  * canonical tree over leaves: whatever tile it lies in, and whoever has the leaf.
  *
  * A block makes a tile of TILE x TILE elements of C, four a thread, from tiles of both operands in shared
- * memory. Terms behind the end of a leaf are zeros, which change no sum. */
+ * memory: blockIdx.x of its rows, which may be many, blockIdx.y of its columns. Terms behind the end of a leaf are zeros, which change no sum. */
 #include "device/cuda/plugin/kernels.cuh"
 
 namespace {
@@ -24,12 +24,12 @@ INLINE void load_tiles(Product g, const T *a, const T *b, int64_t at, int64_t co
         /* Neighbouring threads read neighbouring elements, whichever way the operand lies. */
         int fast = e % TILE, slow = e / TILE;
         int row = g.trans_a ? fast : slow, term = g.trans_a ? slow : fast;
-        int64_t i = (int64_t)blockIdx.y * TILE + row, p = at + term;
+        int64_t i = (int64_t)blockIdx.x * TILE + row, p = at + term;
         left[term * PITCH + row] =
             i < g.m && term < count ? load(a, g.trans_a ? p * g.m + i : i * g.k + p) : 0;
         int column = g.trans_b ? slow : fast;
         term = g.trans_b ? fast : slow;
-        int64_t j = (int64_t)blockIdx.x * TILE + column;
+        int64_t j = (int64_t)blockIdx.y * TILE + column;
         p = at + term;
         right[term * PITCH + column] =
             j < g.n && term < count ? load(b, g.trans_b ? j * g.k + p : p * g.n + j) : 0;
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(BLOCK) leaves_kernel(Product g, const T *a, co
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        int64_t i = (int64_t)blockIdx.y * TILE + y + e / 2 * HALF,
-                j = (int64_t)blockIdx.x * TILE + x + e % 2 * HALF;
+        int64_t i = (int64_t)blockIdx.x * TILE + y + e / 2 * HALF,
+                j = (int64_t)blockIdx.y * TILE + x + e % 2 * HALF;
         if (i >= g.m || j >= g.n) continue;
         float sum = trees[e].sum();
         store(c, i * ldc + j, accumulate ? load(c, i * ldc + j) + sum : sum);
@@ -88,10 +88,10 @@ extern "C" void leaves_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, in
                             bool accumulate, Leaves leaves) {
     Product g = {trans_a, trans_b, m, n, k};
     int count = (int)blocks_of(leaves.run[0].length, leaves.run[0].leaf);
-    dim3 grid(blocks_of(n, TILE), blocks_of(m, TILE));
-    if (count > LEAVES_MAX || grid.y > 65535)
-        cuda_fatal(d, "gemm: %lld x %lld in %d leaves; at most %d rows and %d leaves are done", (long long)m,
-                   (long long)n, count, 65535 * TILE, LEAVES_MAX);
+    Grid grid(blocks_of(m, TILE), blocks_of(n, TILE));
+    if (count > LEAVES_MAX)
+        cuda_fatal(d, "gemm: %lld x %lld in %d leaves; at most %d leaves are done", (long long)m,
+                   (long long)n, count, LEAVES_MAX);
     BY_DTYPE(ab_type, T,
              BY_DTYPE(c_type, C, auto kernel = leaves_kernel<T, C>;
                       LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, g, (const T *)a, (const T *)b, (C *)c, ldc,

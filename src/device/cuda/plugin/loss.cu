@@ -101,9 +101,10 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 int count_leaves(Device *d, int64_t vocab, int64_t leaf) {
-    unsigned count = blocks_of(vocab, leaf);
+    int64_t count = blocks_of(vocab, leaf);
     if (count > LEAVES_MAX)
-        cuda_fatal(d, "cross_entropy: %u leaves of the vocabulary; at most %d are done", count, LEAVES_MAX);
+        cuda_fatal(d, "cross_entropy: %lld leaves of the vocabulary; at most %d are done", (long long)count,
+                   LEAVES_MAX);
     return (int)count;
 }
 
@@ -111,7 +112,7 @@ void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dt
                   const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
     if (rows == 0) return;
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
-    dim3 grid((unsigned)rows, (unsigned)count_leaves(d, vocab, leaf));
+    Grid grid(rows, count_leaves(d, vocab, leaf));
     BY_DTYPE(logits_type, T,
              LAUNCH(d, OP_LOSS_RECORDS, loss_records_kernel<T>, grid, BLOCK, 0, vocab, (const T *)logits,
                     targets, leaves.first, leaf, records));
@@ -125,8 +126,8 @@ void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, D
     int count = leaves.records ? leaves.count : count_leaves(d, vocab, leaf);
     BY_DTYPE(logits_type, T,
              BY_DTYPE(grad_type, G, auto kernel = cross_entropy_kernel<T, G>;
-                      LAUNCH(d, OP_CROSS_ENTROPY, kernel, (unsigned)rows, BLOCK, 0, vocab, (const T *)logits,
-                             targets, leaves, leaf, count, scale, cap, z, loss, z_loss, (G *)dlogits)));
+                      LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, 0, vocab, (const T *)logits, targets,
+                             leaves, leaf, count, scale, cap, z, loss, z_loss, (G *)dlogits)));
 }
 
 } // namespace

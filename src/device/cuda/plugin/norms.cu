@@ -119,13 +119,14 @@ __global__ void copy_values_kernel(int64_t count, int64_t values, int64_t wide, 
     if (i < count) out[at] = raw[at];
 }
 
-/* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. */
+/* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. blockIdx.x:
+ * the leaf, blockIdx.y: columns. */
 constexpr int SIDE = 32;
 template <typename T>
 __global__ void column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, const T *x, const float *means,
                                    const float *rstds, float *sums) {
     SHARED(float, room, SIDE *SIDE);
-    int64_t column = (int64_t)blockIdx.x * SIDE + threadIdx.x, first = blockIdx.y * rows_of_leaf,
+    int64_t column = (int64_t)blockIdx.y * SIDE + threadIdx.x, first = blockIdx.x * rows_of_leaf,
             end = smaller(r.count, first + rows_of_leaf);
     float sum = 0;
     for (int64_t row = first + threadIdx.y; row < end && column < r.n; row += SIDE) {
@@ -140,17 +141,18 @@ __global__ void column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, co
         if ((int)threadIdx.y < half) room[here] += room[here + half * SIDE];
         __syncthreads();
     }
-    if (threadIdx.y == 0 && column < r.n) sums[blockIdx.y * r.n + column] += room[here];
+    if (threadIdx.y == 0 && column < r.n) sums[blockIdx.x * r.n + column] += room[here];
 }
 
 /* ---- slots ---- */
 
-unsigned blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
+int64_t blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
 
 template <typename T>
 void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_leaf, const T *dy, const T *x,
                  const float *means, const float *rstds, float *sums) {
-    dim3 grid(blocks_of(r.n, SIDE), blocks_of(r.count, rows_of_leaf)), block(SIDE, SIDE);
+    Grid grid(blocks_of(r.count, rows_of_leaf), blocks_of(r.n, SIDE));
+    dim3 block(SIDE, SIDE);
     LAUNCH(d, op, column_sums_kernel<T>, grid, block, 0, r, rows_of_leaf, dy, x, means, rstds, sums);
 }
 
