@@ -15,7 +15,9 @@
  *
  * Of the reads of a byte, and of its atomic operations, two are kept: the last, and of those that are not
  * ordered before it the farthest (block, warp, lane). No other is needed: blocks run one after another, a
- * block's threads from barrier to barrier, so whoever does not race with these two does not race with any. */
+ * block's threads from barrier to barrier, so whoever does not race with these two does not race with any.
+ *
+ * The four bytes of a word that are always touched together are looked at as one. */
 #include "sim.h"
 
 #include <dlfcn.h>
@@ -26,7 +28,7 @@
 
 namespace {
 
-enum { PAGE = 4096, LANES = 32 };
+enum { PAGE = 4096, WORD = 4, LANES = 32 };
 enum Kind { READ, ATOMIC, WRITE };
 
 /* A SimPlace in 8 bytes; meetings begin at 1, so zero is none. */
@@ -44,8 +46,13 @@ struct Byte {
     Farthest kept[WRITE]; /* by READ, ATOMIC */
 };
 
+struct Word {
+    Byte bytes[WORD];
+    bool apart; /* else the first is all of them */
+};
+
 struct Page {
-    Byte bytes[PAGE];
+    Word words[PAGE / WORD];
 };
 
 std::unordered_map<uintptr_t, Page *> pages;
@@ -123,21 +130,34 @@ void touch(Byte *b, Kind kind, Access now, const void *code) {
         keep(&b->kept[kind], now);
 }
 
+/* Its bytes from..to-1, as what they are to be touched as: one byte, or each. */
+template <typename F> void each_of(Word *w, size_t from, size_t to, F with) {
+    bool whole = from == 0 && to == WORD;
+    if (!whole && !w->apart) {
+        for (Byte &b : w->bytes) b = w->bytes[0];
+        w->apart = true;
+    }
+    for (size_t i = from; i < (whole && !w->apart ? 1 : to); i++) with(&w->bytes[i]);
+}
+
+template <typename F> void each_byte(const void *address, size_t bytes, F with) {
+    for (uintptr_t at = (uintptr_t)address, end = at + bytes; at < end;) {
+        uintptr_t word = at - at % WORD, next = word + WORD < end ? word + WORD : end;
+        each_of(&page_of(at / PAGE)->words[at % PAGE / WORD], at - word, next - word, with);
+        at = next;
+    }
+}
+
 void access(const void *address, size_t bytes, Kind kind, const void *code) {
     if (sim_private(address)) return;
     Access now = here();
-    for (uintptr_t at = (uintptr_t)address, end = at + bytes; at < end; at++)
-        touch(&page_of(at / PAGE)->bytes[at % PAGE], kind, now, code);
+    each_byte(address, bytes, [=](Byte *b) { touch(b, kind, now, code); });
 }
 
 } // namespace
 
 void races_forget(const void *memory, size_t bytes) {
-    if (pages.empty()) return;
-    for (uintptr_t at = (uintptr_t)memory, end = at + bytes; at < end; at++) {
-        auto page = pages.find(at / PAGE);
-        if (page != pages.end()) page->second->bytes[at % PAGE] = Byte();
-    }
+    if (!pages.empty()) each_byte(memory, bytes, [](Byte *b) { *b = Byte(); });
 }
 
 void races_end(void) {
