@@ -10,8 +10,8 @@ set -eu
 weft=${BUILD:-build}/weft out=${OUT:-runs/mixers} steps=${STEPS:-12}
 mkdir -p "$out"
 printf '%-10s %-12s %-12s %s\n' mixer parameters tokens/s GFLOP/s
-# Blocks of 12, 8, 10 and about 15.6 squares of the width.
-for row in "attention 8" "min_gru 12" "min_lstm 10" "hawk 6"; do
+# Blocks of 12, 8, 10, about 15.6 and about 6.8 squares of the width.
+for row in "attention 8" "min_gru 12" "min_lstm 10" "hawk 6" "mamba2 14"; do
     mixer=${row% *} blocks=${row#* } family=recurrent
     [ "$mixer" != attention ] || family=llama
     word=model.mixer="$mixer"

@@ -249,6 +249,15 @@ static void host_give(Device *d, void *host) {
     X(scan_gate, (ScanShape, s), (const void *, gate), (const float *, h), (void *, out), (Dtype, c))       \
     X(scan_backward, (ScanShape, s), (ScanInputs, in), (const int32_t *, first_key), (const float *, h),    \
       (const void *, dout), (ScanGradients, out), (Dtype, c))                                               \
+    X(mamba_forward, (MambaShape, s), (MambaInputs, in), (const int32_t *, first_key), (float *, state),    \
+      (float *, starts), (void *, y), (Dtype, c))                                                           \
+    X(mamba_backward, (MambaShape, s), (MambaInputs, in), (const int32_t *, first_key),                     \
+      (const float *, starts), (const void *, dy), (float *, carry), (float *, room),                       \
+      (MambaGradients, out), (Dtype, c))                                                                    \
+    X(gated_norm_forward, (GatedNorm, s), (const void *, x), (const void *, gate), (const float *, w),      \
+      (void *, y), (Dtype, c))                                                                              \
+    X(gated_norm_backward, (GatedNorm, s), (const void *, x), (const void *, gate), (const float *, w),     \
+      (const void *, dy), (void *, dx), (void *, dgate), (float *, dw), (Dtype, c))                         \
     X(route, (RouteShape, s), (Routes, r), (int64_t *, counts))                                             \
     X(route_backward, (RouteShape, s), (Routes, r), (const float *, dweights), (const float *, scale),      \
       (float *, balance), (void *, dlogits), (Dtype, c))                                                    \

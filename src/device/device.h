@@ -68,6 +68,8 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(CONV_FORWARD, conv_forward)               X(CONV_BACKWARD, conv_backward)                        \
     X(SCAN_FORWARD, scan_forward)               X(SCAN_BACKWARD, scan_backward)                        \
     X(SCAN_GATE, scan_gate)                                                                            \
+    X(MAMBA_FORWARD, mamba_forward)             X(MAMBA_BACKWARD, mamba_backward)                      \
+    X(GATED_NORM_FORWARD, gated_norm_forward)   X(GATED_NORM_BACKWARD, gated_norm_backward)            \
     X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
     X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
     X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
@@ -260,6 +262,43 @@ typedef struct ScanGradients {
     void *gates, *values, *gate;
     float *lambda; /* [W], added to */
 } ScanGradients;
+
+/* A recurrence whose state is a matrix S [P, N] of each head, zeros where a document begins. x and y are P
+ * numbers of a head and token, B and C N numbers of a token for all heads of a group, dt is one of a head:
+ *
+ *     S_t = exp(-step_t exp(A_log)) S_{t-1} + step_t x_t B_t^T      step_t = log(1 + exp(dt_t + dt_bias))
+ *     y_t = S_t C_t + D x_t
+ *
+ * Dao & Gu, "Transformers are SSMs", 2024 (Mamba-2). States are kept before every MAMBA_STRIDE-th token: the
+ * way back makes those between again. A constant, since sums over tokens are cut by it. */
+typedef struct MambaShape {
+    int64_t tokens;          /* T */
+    int64_t heads, groups;   /* H, G: equally many heads of each */
+    int64_t head_dim, state; /* P, N, of which the latter is at most MAMBA_STATE */
+    int64_t row, dt_row;     /* elements from one token to the next in x, B and C, and in dt; in gradients
+                                likewise */
+} MambaShape;
+enum { MAMBA_STRIDE = 128, MAMBA_STATE = 256 };
+static inline int64_t mamba_starts(int64_t tokens) { return (tokens + MAMBA_STRIDE - 1) / MAMBA_STRIDE; }
+
+/* What it reads, or the gradients of it; tensor memory. */
+typedef struct MambaInputs {
+    const void *x;                    /* [T, H*P] c */
+    const void *B, *C;                /* [T, G*N] c */
+    const void *dt;                   /* [T, H] c */
+    const float *dt_bias, *A_log, *D; /* [H] */
+} MambaInputs;
+typedef struct MambaGradients {
+    void *x, *B, *C, *dt;
+    float *dt_bias, *A_log, *D; /* added to */
+} MambaGradients;
+
+/* A gate, then an RMS norm of runs of a token's numbers by themselves: y = w n / rms(n), n = x silu(gate). */
+typedef struct GatedNorm {
+    int64_t tokens, width, run; /* T, W, numbers of a run */
+    int64_t gate_row;           /* elements from one token to the next in the gate, and in its gradient */
+    float eps;
+} GatedNorm;
 
 /* Of an optimizer, what stays as it is ... */
 typedef struct AdamW {
@@ -504,6 +543,26 @@ typedef struct Ops {
     void (*scan_backward)(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key /* [T] */,
                           const float *h /* [T, W] */, const void *dout /* [T, W] c */, ScanGradients out,
                           Dtype c);
+
+    /* As scan_forward, with a state [H, P, N]: each row of it by itself from token to token, so that a
+     * sequence in pieces has the bits of the whole. starts: the states before every MAMBA_STRIDE-th token. */
+    void (*mamba_forward)(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key /* [T] or NULL */,
+                          float *state /* [H, P, N] or NULL */,
+                          float *starts /* [mamba_starts(T), H, P, N] */, void *y /* [T, H*P] c */, Dtype c);
+    /* With G_t the gradient of S_t: G_t = dy_t C_t^T + a_{t+1} G_{t+1}. carry is that of a stride's last
+     * token; room has the terms of the gradients of B, then C, of each head. Neither is read before it is
+     * written. */
+    void (*mamba_backward)(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key /* [T] */,
+                           const float *starts, const void *dy /* [T, H*P] c */, float *carry /* [H, P, N] */,
+                           float *room /* [H, min(T, MAMBA_STRIDE), 2, N] */, MambaGradients out, Dtype c);
+    void (*gated_norm_forward)(Device *d, GatedNorm s, const void *x /* [T, W] c */,
+                               const void *gate /* [T, W] c */, const float *w /* [W] */,
+                               void *y /* [T, W] c */, Dtype c);
+    /* dw += sums over tokens. */
+    void (*gated_norm_backward)(Device *d, GatedNorm s, const void *x /* [T, W] c */,
+                                const void *gate /* [T, W] c */, const float *w /* [W] */,
+                                const void *dy /* [T, W] c */, void *dx /* [T, W] c */,
+                                void *dgate /* [T, W] c */, float *dw /* [W] */, Dtype c);
 
     /* Scores of the logits that stand in r.scores, in place; then each token's k experts with the largest
      * logits (s.sigmoid: scores, with the bias), of equal ones those with lower numbers, their scores without

@@ -19,6 +19,14 @@ static int64_t expert_width(const ModelConfig *c) {
     return c->moe_intermediate_size > 0 ? c->moe_intermediate_size : c->intermediate_size;
 }
 
+static int64_t mamba_heads(const ModelConfig *c) {
+    return c->mamba_d_head > 0 ? c->recurrent_size / c->mamba_d_head : 0;
+}
+
+static int64_t mamba_read(const ModelConfig *c) {
+    return c->recurrent_size + 2 * c->mamba_n_groups * c->mamba_d_state;
+}
+
 /* Needs no care of overflow once check_sizes has passed: heads and a head's elements are at most 2^16
  * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58; stacks of
  * experts, of 2^25 and 2^24 a matrix, below 2^61. A dimension that is not there is 0: by that a vector is
@@ -55,6 +63,14 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_CONV_2: return c->conv_size > 0 ? 2 * c->recurrent_size : 0;
     case DIM_TAPS: return c->conv_size * c->recurrent_size;
     case DIM_TAPS_2: return 2 * c->conv_size * c->recurrent_size;
+    case DIM_MAMBA_HEADS: return mamba_heads(c);
+    case DIM_MAMBA_GROUPS: return c->mamba_n_groups * c->mamba_d_state;
+    case DIM_MAMBA_READ: return mamba_read(c);
+    case DIM_MAMBA_IN: return c->recurrent_size + mamba_read(c) + mamba_heads(c);
+    case DIM_MAMBA_CONV: return c->conv_size > 0 ? mamba_read(c) : 0;
+    case DIM_MAMBA_TAPS: return c->conv_size * mamba_read(c);
+    case DIM_MAMBA_STATES: return c->recurrent_size * c->mamba_d_state;
+    case DIM_MAMBA_TERMS: return 2 * mamba_heads(c) * c->mamba_d_state;
     case DIM_ADAPTER: return c->adapter_rank;
     case DIM_FURTHER: return c->further_heads * c->vocab_size;
     case DIM_JOINED: return 2 * c->hidden_size;
@@ -249,6 +265,23 @@ static ErrorCode check_recurrence(const ModelConfig *c, const char *where, Error
                      c->conv_size, CONV_TAPS);
 }
 
+/* Heads divide the channels, and groups the heads. */
+static ErrorCode check_mamba(const ModelConfig *c, const char *where, Error *err) {
+    if (!model_has_mixer(c, MIXER_MAMBA2)) return OK;
+    TRY(check_size(where, "mamba_d_state", c->mamba_d_state, MAMBA_STATE, err));
+    TRY(check_size(where, "mamba_d_head", c->mamba_d_head, MODEL_MAX_COUNT, err));
+    if (c->recurrent_size % c->mamba_d_head != 0)
+        return error_set(err, ERR_CONFIG,
+                         "%s: recurrent_size %" PRId64 " is not a multiple of mamba_d_head %" PRId64, where,
+                         c->recurrent_size, c->mamba_d_head);
+    TRY(check_size(where, "mamba_n_groups", c->mamba_n_groups, mamba_heads(c), err));
+    if (mamba_heads(c) % c->mamba_n_groups == 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: mamba_n_groups %" PRId64 " does not divide the %" PRId64
+                     " heads that recurrent_size and mamba_d_head make",
+                     where, c->mamba_n_groups, mamba_heads(c));
+}
+
 /* heads * head_dim need not be hidden_size: it is not in Qwen3 4B, Mistral Nemo, or Gemma 2 9B. That the
  * number of heads divides it is asked only where transformers' class of the family asks it. Each key/value
  * head serves equally many query heads (Ainslie et al., "GQA", 2023). */
@@ -365,13 +398,26 @@ static void shorten_mixers(MixerPattern *p, int64_t layers) {
 /* As Lingua has them; a size for both kinds is that of the wider one. */
 static int64_t usual_recurrence(const ModelConfig *c) {
     enum { MULTIPLE = 256 };
-    if (model_has_mixer(c, MIXER_MIN_GRU) || model_has_mixer(c, MIXER_MIN_LSTM)) return 2 * c->hidden_size;
+    bool twice = model_has_mixer(c, MIXER_MIN_GRU) || model_has_mixer(c, MIXER_MIN_LSTM) ||
+                 model_has_mixer(c, MIXER_MAMBA2);
+    if (twice) return 2 * c->hidden_size;
     return (4 * c->hidden_size / 3 + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
 }
 
 int64_t model_usual_head_dim(const ModelConfig *c) {
     if (arch_of(c)->latent) return c->qk_nope_head_dim + c->qk_rope_head_dim;
     return c->num_attention_heads > 0 ? c->hidden_size / c->num_attention_heads : 0;
+}
+
+/* Those of the published models (state-spaces/mamba2-2.7b). */
+static void make_mamba_canonical(ModelConfig *c) {
+    if (!model_has_mixer(c, MIXER_MAMBA2)) {
+        c->mamba_d_state = c->mamba_d_head = c->mamba_n_groups = 0;
+        return;
+    }
+    if (c->mamba_d_state == 0) c->mamba_d_state = 128;
+    if (c->mamba_d_head == 0) c->mamba_d_head = 64;
+    if (c->mamba_n_groups == 0) c->mamba_n_groups = 1;
 }
 
 /* What can be said in several ways is said in one, so that equal shapes are equal bytes. No window leaves
@@ -390,6 +436,7 @@ static void make_canonical(ModelConfig *c) {
     shorten_mixers(&c->mixers, c->num_hidden_layers);
     if (!model_is_recurrent(c)) c->mixers = (MixerPattern){.period = 0}, c->recurrent_size = c->conv_size = 0;
     if (model_is_recurrent(c) && c->recurrent_size == 0) c->recurrent_size = usual_recurrence(c);
+    make_mamba_canonical(c);
     shorten(&c->no_rope, c->num_hidden_layers);
     shorten(&c->dense_layers, c->num_hidden_layers);
     if (c->windows.period == 0) c->sliding_window = 0;
@@ -403,6 +450,7 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     TRY(check_sizes(c, where, err));
     TRY(check_experts(c, where, err));
     TRY(check_recurrence(c, where, err));
+    TRY(check_mamba(c, where, err));
     TRY(check_latents(c, where, err));
     TRY(check_divisions(c, where, err));
     TRY(check_attention(c, where, err));

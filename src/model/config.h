@@ -45,9 +45,9 @@ typedef struct LayerSet {
 } LayerSet;
 enum { LAYER_SET_PERIOD = 52 }; /* at most: a mask is a whole number that a double holds */
 
-/* What a block does along the sequence: attention, or a recurrence (layers/recurrence.c). */
-typedef enum Mixer { MIXER_ATTENTION, MIXER_MIN_GRU, MIXER_MIN_LSTM, MIXER_HAWK, MIXERS } Mixer;
-#define MIXER_NAMES "attention, min_gru, min_lstm or hawk"
+/* What a block does along the sequence: attention, or a recurrence (layers/recurrence.c, layers/mamba.c). */
+typedef enum Mixer { MIXER_ATTENTION, MIXER_MIN_GRU, MIXER_MIN_LSTM, MIXER_HAWK, MIXER_MAMBA2, MIXERS } Mixer;
+#define MIXER_NAMES "attention, min_gru, min_lstm, hawk or mamba2"
 const char *mixer_name(Mixer mixer);
 bool mixer_find(const char *name, Mixer *out);
 
@@ -85,7 +85,10 @@ typedef struct ModelConfig {
     MixerPattern mixers;
     int64_t recurrent_size; /* channels of a recurrence; 0, where there is one: 2 hidden_size, of hawk 4/3 */
     int64_t conv_size;      /* taps of the convolution before its gates; 0: none */
-    LayerSet dense_layers;  /* of a model with experts: layers that have an MLP instead */
+    /* Of Mamba-2: numbers of a state for each channel, channels of a head, groups of heads with one B and C.
+     * 0, where a block has it: 128, 64, 1 */
+    int64_t mamba_d_state, mamba_d_head, mamba_n_groups;
+    LayerSet dense_layers;         /* of a model with experts: layers that have an MLP instead */
     int64_t first_k_dense_replace; /* and so many of the first */
     int64_t n_shared_experts;      /* as wide as so many experts is an MLP that all tokens meet besides */
     int64_t n_group, topk_group;   /* groups of experts, and of how many a token's are; up to 1: no groups */
@@ -178,6 +181,14 @@ typedef enum Dim {
     DIM_CONV_2,         /* twice that */
     DIM_TAPS,           /* K W */
     DIM_TAPS_2,         /* twice that */
+    DIM_MAMBA_HEADS,    /* W / mamba_d_head */
+    DIM_MAMBA_GROUPS,   /* B, or C, of all groups: mamba_n_groups * mamba_d_state */
+    DIM_MAMBA_READ,     /* W and twice that: what its recurrence reads */
+    DIM_MAMBA_IN,       /* all that its first product makes: gate, that, and steps */
+    DIM_MAMBA_CONV,     /* DIM_MAMBA_READ where it goes through a convolution, else 0 */
+    DIM_MAMBA_TAPS,     /* K times DIM_MAMBA_READ */
+    DIM_MAMBA_STATES,   /* of all heads: W * mamba_d_state */
+    DIM_MAMBA_TERMS,    /* of gradients of B and C, which each head has */
     DIM_ADAPTER,        /* r, the rank of adapters */
     DIM_FURTHER,        /* V for each further head */
     DIM_JOINED,         /* 2h, what a module reads of a token */
@@ -216,9 +227,10 @@ int64_t model_expert_blocks(const ModelConfig *c);
 double model_balance(const ModelConfig *c);
 int64_t model_parameter_count_without_embedding(
     const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
-/* Training FLOPs of one token: 6 N + 12 d p a block, with d = heads * head_dim, N without the embedding and
- * without the experts that the token does not go to, and p the keys that a token sees in the mean: half of T,
- * less where a window ends before. */
+/* Training FLOPs of one token: 6 N, with N without the embedding and without the experts that the token does
+ * not go to; 12 d p a block with attention, with d = heads * head_dim, and p the keys that a token sees in
+ * the mean: half of T, less where a window ends before; 16 W S a block with Mamba-2, with S =
+ * mamba_d_state. */
 double model_flops_per_token(const ModelConfig *c, int64_t context);
 
 #endif

@@ -90,6 +90,13 @@ static double lambda_of(double uniform) {
     return log(expm1(-log(u) / 2));
 }
 
+/* log(1 + exp(dt_bias)) is then 0.001^(1 - u) 0.1^u. */
+static double step_of(double uniform) {
+    double step = 0.001 * pow(100, uniform);
+    return log(expm1(step));
+}
+static double decay_of(double uniform) { return log(1 + 15 * uniform); }
+
 /* init_normal cuts in standard deviations; an absolute limit is brought to them by the parameter's own,
  * after depth has made that smaller: so the deeper layers of torchtitan's are cut further out. */
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std) {
@@ -103,6 +110,9 @@ InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, do
     /* As Lingua has it; one channel has K taps. */
     if (role == ROLE_CONV) return (InitRule){.std = 1 / sqrt((double)c->conv_size), .lo = -3, .hi = 3};
     if (role == ROLE_LAMBDA) return (InitRule){.of = lambda_of};
+    if (role == ROLE_STEP) return (InitRule){.of = step_of};
+    if (role == ROLE_DECAY) return (InitRule){.of = decay_of};
+    if (role == ROLE_SKIP) return (InitRule){.value = 1};
     /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
     if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
     const Start *s = &starts[kind][role];

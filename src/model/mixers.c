@@ -7,7 +7,8 @@
 static const char *const names[MIXERS] = {[MIXER_ATTENTION] = "attention",
                                           [MIXER_MIN_GRU] = "min_gru",
                                           [MIXER_MIN_LSTM] = "min_lstm",
-                                          [MIXER_HAWK] = "hawk"};
+                                          [MIXER_HAWK] = "hawk",
+                                          [MIXER_MAMBA2] = "mamba2"};
 
 const char *mixer_name(Mixer mixer) { return names[mixer]; }
 

@@ -231,9 +231,12 @@ bool model_has_terms(const Model *m) {
 
 /* Of those that are normed, or have a bias: a router's is as wide as there are experts. */
 static int64_t widest_row(const ModelConfig *c) {
-    int64_t width = c->hidden_size > c->num_experts ? c->hidden_size : c->num_experts,
-            latent = model_dim(c, DIM_LATENT_WIDEST);
-    return width > latent ? width : latent;
+    int64_t widths[] = {c->num_experts, model_dim(c, DIM_LATENT_WIDEST),
+                        model_has_mixer(c, MIXER_MAMBA2) ? c->recurrent_size : 0},
+            widest = c->hidden_size;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        if (widths[i] > widest) widest = widths[i];
+    return widest;
 }
 
 /* The first layer stands for all: they differ in windows, which change what attention visits and not what

@@ -69,6 +69,9 @@ typedef enum InitRole {
     ROLE_DOWN,    /* and the MLP's, and a recurrence's */
     ROLE_CONV,    /* taps */
     ROLE_LAMBDA,  /* how fast a channel of HAWK forgets */
+    ROLE_STEP,    /* of Mamba-2: the bias of a head's steps, */
+    ROLE_DECAY,   /* how fast it forgets, */
+    ROLE_SKIP,    /* and how much goes past its state */
     ROLE_ADAPTER, /* A of an adapter; its B begins with zeros */
     INIT_ROLES
 } InitRole;
@@ -195,8 +198,10 @@ int64_t param_copies(const ModelConfig *c, const ParamRow *row);
  *   gpt2        N(0, 0.02), but o and down 0.02 / sqrt(2 L)
  * What reads the stream in a recurrence starts as a gate does, its output as down; taps of convolutions from
  * K^-0.5, cut at 3 std, and lambda so that a^(1/4) is from U(0.81, 0.998) where the gate is open (De et al.,
- * "Griffin", 2024), everywhere. Learned positions start as the embedding of `normal` and of gpt2 does,
- * elsewhere from N(0, 0.02). Norms begin as the identity, whatever their weights then are. */
+ * "Griffin", 2024), everywhere. So do a Mamba-2 head's A_log as the logarithm of U(1, 16), its dt_bias so
+ * that a step is the exponential of U(log 0.001, log 0.1), and D as 1 (Dao & Gu, "Transformers are SSMs",
+ * 2024). Learned positions start as the embedding of `normal` and of gpt2 does, elsewhere from N(0, 0.02).
+ * Norms begin as the identity, whatever their weights then are. */
 typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA, INIT_GPT2, INIT_KINDS } InitKind;
 #define INIT_NAMES "normal|torchtitan|lingua|gpt2"
 typedef struct InitRule {

@@ -56,6 +56,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_KEYS: return keys_of(m);
     case EXTENT_KEY_LEAVES: return keys_of(m) * model_key_leaves(m);
     case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
+    case EXTENT_STARTS: return mamba_starts(m->tokens);
+    case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
     case EXTENT_ONE: return 1;
     }
     return 0;

@@ -45,14 +45,16 @@ static void put_sublayer(const Arch *a, int sublayer, const Layer *layer, Sublay
     out->training = false;
 }
 
-/* What a block does along the sequence, and whether an MLP follows: behind Lingua's minGRU and minLSTM none.
+/* What a block does along the sequence, and whether an MLP follows: behind Mamba-2, and Lingua's minGRU and
+ * minLSTM, none.
  * Which attention is a matter of the family alone. */
 static const struct {
     const Layer *layer; /* NULL: attention */
     bool alone;
 } mixers[MIXERS] = {[MIXER_MIN_GRU] = {&layer_min_gru, true},
                     [MIXER_MIN_LSTM] = {&layer_min_lstm, true},
-                    [MIXER_HAWK] = {&layer_hawk, false}};
+                    [MIXER_HAWK] = {&layer_hawk, false},
+                    [MIXER_MAMBA2] = {&layer_mamba2, true}};
 
 static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
     const Arch *a = &model_family(c)->arch;

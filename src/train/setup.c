@@ -106,15 +106,25 @@ static ErrorCode check_experts(const ModelConfig *m, Error *err) {
     return OK;
 }
 
-/* They would be passed over where no block has a recurrence. */
+/* They would be passed over where no block has a recurrence, or not that one. */
 static ErrorCode check_recurrence(const ModelConfig *m, Error *err) {
-    if (model_is_recurrent(m) || (m->recurrent_size == 0 && m->conv_size == 0)) return OK;
-    bool size = m->recurrent_size > 0;
-    return error_set(err, ERR_CONFIG,
-                     "model.%s is %lld, but no block has a recurrence: name one in model.mixer, with "
-                     "model.family: recurrent",
-                     size ? "recurrent_size" : "conv_size",
-                     (long long)(size ? m->recurrent_size : m->conv_size));
+    const struct {
+        const char *key;
+        int64_t value;
+        bool read;
+        const char *by;
+    } keys[] = {{"recurrent_size", m->recurrent_size, model_is_recurrent(m), "a recurrence: name one"},
+                {"conv_size", m->conv_size, model_is_recurrent(m), "a recurrence: name one"},
+                {"mamba_d_state", m->mamba_d_state, model_has_mixer(m, MIXER_MAMBA2), "mamba2: name it"},
+                {"mamba_d_head", m->mamba_d_head, model_has_mixer(m, MIXER_MAMBA2), "mamba2: name it"},
+                {"mamba_n_groups", m->mamba_n_groups, model_has_mixer(m, MIXER_MAMBA2), "mamba2: name it"}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!keys[i].read && keys[i].value > 0)
+            return error_set(err, ERR_CONFIG,
+                             "model.%s is %lld, but no block has %s in model.mixer, with model.family: "
+                             "recurrent",
+                             keys[i].key, (long long)keys[i].value, keys[i].by);
+    return OK;
 }
 
 /* What follows from other keys (heads, sizes) is written down as derived. */

@@ -531,6 +531,170 @@ static void test_scan_formulas(void **state) {
     }
 }
 
+/* ---- Mamba-2 ---- */
+
+static MambaShape mamba_shape(int64_t tokens, int64_t heads, int64_t groups, int64_t head_dim,
+                              int64_t state) {
+    return (MambaShape){.tokens = tokens,
+                        .heads = heads,
+                        .groups = groups,
+                        .head_dim = head_dim,
+                        .state = state,
+                        .row = heads * head_dim + 2 * groups * state + 5,
+                        .dt_row = heads + 3};
+}
+static int64_t mamba_outputs(MambaShape s) { return s.tokens * s.heads * s.head_dim; }
+static int64_t mamba_states(MambaShape s) { return mamba_starts(s.tokens) * mamba_state_at(&s, s.heads, 0); }
+
+/* What is read, or the gradients of it: x, B and C side by side; dt; and dt_bias, A_log and D. Rows lie
+ * further apart than they are long. */
+typedef struct MambaTensors {
+    void *read, *dt;
+    float *heads;
+} MambaTensors;
+static MambaTensors mamba_random(MambaShape s, Dtype c) {
+    return (MambaTensors){random_tensor(s.tokens * s.row, c, -1, 1),
+                          random_tensor(s.tokens * s.dt_row, c, -3, 1),
+                          random_tensor(3 * s.heads, DTYPE_F32, -1, 1)};
+}
+/* From token t on. */
+static MambaGradients mamba_gradients(MambaShape s, MambaTensors m, int64_t t, Dtype c) {
+    void *x = tensor_to(m.read, t * s.row, c);
+    return (MambaGradients){.x = x,
+                            .B = tensor_to(x, s.heads * s.head_dim, c),
+                            .C = tensor_to(x, s.heads * s.head_dim + s.groups * s.state, c),
+                            .dt = tensor_to(m.dt, t * s.dt_row, c),
+                            .dt_bias = m.heads,
+                            .A_log = m.heads + s.heads,
+                            .D = m.heads + 2 * s.heads};
+}
+static MambaInputs mamba_inputs(MambaShape s, MambaTensors m, int64_t t, Dtype c) {
+    MambaGradients g = mamba_gradients(s, m, t, c);
+    return (MambaInputs){g.x, g.B, g.C, g.dt, g.dt_bias, g.A_log, g.D};
+}
+
+static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
+    int64_t n = mamba_outputs(s), states = mamba_states(s), carried = mamba_state_at(&s, s.heads, 0),
+            wide = s.tokens * s.row, steps = s.tokens * s.dt_row;
+    MambaTensors from = mamba_random(s, c), to = mamba_random(s, c),
+                 to2 = {copy_of(to.read, wide, c), copy_of(to.dt, steps, c),
+                        copy_of(to.heads, 3 * s.heads, DTYPE_F32)};
+    MambaInputs in = mamba_inputs(s, from, 0, c);
+    float *starts = tensor(states, DTYPE_F32), *starts2 = tensor(states, DTYPE_F32),
+          *carry = tensor(carried, DTYPE_F32),
+          *room = tensor(min_i64(s.tokens, MAMBA_STRIDE) * s.heads * 2 * s.state, DTYPE_F32);
+    void *y = tensor(n, c), *y2 = tensor(n, c), *dy = random_tensor(n, c, -1, 1);
+    int32_t *first = documents(s.tokens, pattern);
+    double terms = 32; /* a state forgets what is longer ago */
+    RUN(d, mamba_forward, s, in, first, NULL, starts, y, c);
+    reference.ops.mamba_forward(&reference, s, in, first, NULL, starts2, y2, c);
+    assert_sums("mamba: states", d, starts, starts2, states, DTYPE_F32, terms, 1);
+    assert_sums("mamba", d, y, y2, n, c, terms * (double)s.state, 1);
+    RUN(d, mamba_backward, s, in, first, starts2, dy, carry, room, mamba_gradients(s, to, 0, c), c);
+    reference.ops.mamba_backward(&reference, s, in, first, starts2, dy, carry, room,
+                                 mamba_gradients(s, to2, 0, c), c);
+    double sums = terms * (double)(s.state + s.heads * s.head_dim);
+    assert_sums("mamba: x, B and C", d, to.read, to2.read, wide, c, sums, 1);
+    assert_sums("mamba: dt", d, to.dt, to2.dt, steps, c, sums, (double)s.head_dim);
+    assert_sums("mamba: heads", d, to.heads, to2.heads, 3 * s.heads, DTYPE_F32, sums * (double)s.tokens,
+                (double)s.head_dim);
+}
+
+/* In pieces, with a state, the bits of the whole. */
+static void check_mamba_state(Device *d, MambaShape s, Dtype c) {
+    int64_t n = mamba_outputs(s), row = s.heads * s.head_dim, states = mamba_state_at(&s, s.heads, 0);
+    MambaTensors from = mamba_random(s, c);
+    void *y = tensor(n, c), *whole = tensor(n, c);
+    float *state = tensor(states, DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32);
+    RUN(d, mamba_forward, s, mamba_inputs(s, from, 0, c), documents(s.tokens, 0), NULL, starts, whole, c);
+    memset(state, 0, (size_t)states * sizeof *state);
+    MambaShape piece = s;
+    for (int64_t at = 0, step = 1; at < s.tokens; at += piece.tokens, step *= 3) {
+        piece.tokens = min_i64(step, s.tokens - at);
+        RUN(d, mamba_forward, piece, mamba_inputs(s, from, at, c), NULL, state, starts,
+            tensor_to(y, at * row, c), c);
+    }
+    assert_bits("mamba in pieces", d, y, whole, n, c);
+}
+
+static void check_mamba(Device *d, Dtype c) {
+    static const int64_t shapes[][4] = {{1, 1, 1, 1}, {2, 1, 5, 3}, {4, 2, 3, 16}, {3, 3, 4, 40}};
+    if (!d->ops.mamba_forward) return;
+    EACH(t, token_counts) for (int i = 0; i < 4; i++) {
+        const int64_t *of = shapes[i];
+        check_mamba_shape(d, mamba_shape(*t, of[0], of[1], of[2], of[3]), (int)(*t + i) % 3, c);
+        drop_all();
+        check_mamba_state(d, mamba_shape(*t, of[0], of[1], of[2], of[3]), c);
+        drop_all();
+    }
+    check_mamba_shape(d, mamba_shape(130, 1, 1, 2, MAMBA_STATE), 2, c);
+    drop_all();
+}
+static void test_mamba(void **state) { (void)state, on_all(check_mamba); }
+
+/* In double, as a sum over the tokens before, without any state: "the dual form" of Dao & Gu. */
+static double mamba_by_sums(MambaShape s, MambaInputs in, const int32_t *first, int64_t t, int64_t head,
+                            int64_t p) {
+    double y = 0, decay = 0;
+    for (int64_t u = t; u >= first[t]; u--) {
+        double along = 0, x = (double)((const float *)in.x)[mamba_x_at(&s, u, head, p)],
+               step = log(
+                   1 + exp((double)((const float *)in.dt)[u * s.dt_row + head] + (double)in.dt_bias[head]));
+        for (int64_t n = 0; n < s.state; n++)
+            along += (double)((const float *)in.C)[mamba_group_at(&s, t, head) + n] *
+                     (double)((const float *)in.B)[mamba_group_at(&s, u, head) + n];
+        y += exp(decay) * step * along * x + (u == t ? (double)in.D[head] * x : 0);
+        decay -= step * exp((double)in.A_log[head]);
+    }
+    return y;
+}
+
+static void test_mamba_formulas(void **state) {
+    (void)state;
+    if (only) skip();
+    MambaShape s = mamba_shape(150, 4, 2, 3, 5);
+    MambaTensors from = mamba_random(s, DTYPE_F32);
+    MambaInputs in = mamba_inputs(s, from, 0, DTYPE_F32);
+    float *y = tensor(mamba_outputs(s), DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32);
+    int32_t *first = documents(s.tokens, 2);
+    reference.ops.mamba_forward(&reference, s, in, first, NULL, starts, y, DTYPE_F32);
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = 0; i < 12; i++) {
+            double want = mamba_by_sums(s, in, first, t, i / 3, i % 3);
+            if (!(fabs((double)y[t * 12 + i] - want) < 1e-5))
+                fail_msg("token %d, channel %d: %g, by its sum %g", (int)t, (int)i, (double)y[t * 12 + i],
+                         want);
+        }
+    drop_all();
+}
+
+static void check_gated_norm(Device *d, Dtype c) {
+    if (!d->ops.gated_norm_forward) return;
+    EACH(t, token_counts) EACH(h, widths) for (int64_t runs = 1; runs <= 4; runs += 3) {
+        GatedNorm s = {*t, runs * *h, *h, runs * *h + 3, 1e-5f};
+        int64_t n = *t * s.width, wide = *t * s.gate_row;
+        DeviceNeeds needs = small_needs(c, *t, s.width);
+        set_scratch(d, &needs);
+        void *x = random_tensor(n, c, -1, 1), *gate = random_tensor(wide, c, -2, 2),
+             *dy = random_tensor(n, c, -1, 1), *y = tensor(n, c), *y2 = tensor(n, c), *dx = tensor(n, c),
+             *dx2 = tensor(n, c), *dgate = random_tensor(wide, c, -1, 1), *dgate2 = copy_of(dgate, wide, c);
+        float *w = random_tensor(s.width, DTYPE_F32, -1, 1), *dw = copy_of(w, s.width, DTYPE_F32),
+              *dw2 = copy_of(w, s.width, DTYPE_F32);
+        RUN(d, gated_norm_forward, s, x, gate, w, y, c);
+        reference.ops.gated_norm_forward(&reference, s, x, gate, w, y2, c);
+        assert_sums("gated norm", d, y, y2, n, c, (double)*h, 1);
+        RUN(d, gated_norm_backward, s, x, gate, w, dy, dx, dgate, dw, c);
+        reference.ops.gated_norm_backward(&reference, s, x, gate, w, dy, dx2, dgate2, dw2, c);
+        /* One number alone is normed to +-w, whatever it is: up to 1 / sqrt(eps) times what is left of it. */
+        double size = *h == 1 ? 300 : 10;
+        assert_sums("gated norm dx", d, dx, dx2, n, c, (double)*h, size);
+        assert_sums("gated norm dgate", d, dgate, dgate2, wide, c, (double)*h, size);
+        assert_sums("gated norm dw", d, dw, dw2, s.width, DTYPE_F32, (double)*t, 2);
+        drop_all();
+    }
+}
+static void test_gated_norm(void **state) { (void)state, on_all(check_gated_norm); }
+
 /* ---- RoPE and attention ---- */
 
 static const AttentionShape attention_shapes[] = {
@@ -1897,6 +2061,47 @@ static void scan_back(const float *x, const float *dy, float *dx) {
         (ScanGradients){dx, dx + 2 * SCAN_N, dx + 3 * SCAN_N, in.lambda ? dx + 4 * SCAN_N : NULL}, DTYPE_F32);
 }
 
+/* x is what is read, dt, and what heads have; the last document goes on in the second stride, and what is
+ * looked at is in the last tokens. */
+enum { MAMBA_T = 131, MAMBA_ROW = 4 + 2 * 3, MAMBA_LOOK = 5, MAMBA_OUT = 4 * MAMBA_LOOK };
+enum { MAMBA_IN = MAMBA_T * (MAMBA_ROW + 2) + 3 * 2 };
+static const MambaShape probe_mamba = {MAMBA_T, 2, 1, 2, 3, MAMBA_ROW, 2};
+static int32_t mamba_documents[MAMBA_T];
+static MambaTensors probe_tensors(const float *x) {
+    float *at = (float *)(uintptr_t)x;
+    for (int32_t t = 0; t < MAMBA_T; t++) mamba_documents[t] = t < 124 ? 0 : 124;
+    return (MambaTensors){at, at + MAMBA_T * MAMBA_ROW, at + MAMBA_T * (MAMBA_ROW + 2)};
+}
+static float mamba_kept[2 * 4 * 3];
+static void mamba_out(const float *x, float *y) {
+    float all[MAMBA_T * 4];
+    reference.ops.mamba_forward(&reference, probe_mamba,
+                                mamba_inputs(probe_mamba, probe_tensors(x), 0, DTYPE_F32), mamba_documents,
+                                NULL, mamba_kept, all, DTYPE_F32);
+    memcpy(y, all + 4 * (MAMBA_T - MAMBA_LOOK), MAMBA_OUT * sizeof *y);
+}
+static void mamba_back(const float *x, const float *dy, float *dx) {
+    float y[MAMBA_OUT], all[MAMBA_T * 4] = {0}, carry[4 * 3], room[2 * MAMBA_STRIDE * 2 * 3];
+    mamba_out(x, y);
+    memcpy(all + 4 * (MAMBA_T - MAMBA_LOOK), dy, MAMBA_OUT * sizeof *dy);
+    memset(dx, 0, MAMBA_IN * sizeof *dx);
+    reference.ops.mamba_backward(&reference, probe_mamba,
+                                 mamba_inputs(probe_mamba, probe_tensors(x), 0, DTYPE_F32), mamba_documents,
+                                 mamba_kept, all, carry, room,
+                                 mamba_gradients(probe_mamba, probe_tensors(dx), 0, DTYPE_F32), DTYPE_F32);
+}
+
+/* x is the input, the gate, and the weight. */
+static const GatedNorm probe_gated_norm = {5, 12, 6, 12, 1e-5f};
+static void gated_out(const float *x, float *y) {
+    reference.ops.gated_norm_forward(&reference, probe_gated_norm, x, x + 60, x + 120, y, DTYPE_F32);
+}
+static void gated_back(const float *x, const float *dy, float *dx) {
+    memset(dx + 120, 0, 12 * sizeof *dx);
+    reference.ops.gated_norm_backward(&reference, probe_gated_norm, x, x + 60, x + 120, dy, dx, dx + 60,
+                                      dx + 120, DTYPE_F32);
+}
+
 /* x is the input, then the taps. */
 static const ConvShape probe_conv = {SCAN_T, SCAN_W, SCAN_W, 3};
 static void conv_out(const float *x, float *y) {
@@ -1928,6 +2133,8 @@ static void test_differences(void **state) {
         probe_scan.kind = (ScanKind)kind;
         check_differences("scan", &(Probe){4 * SCAN_N + SCAN_W, SCAN_N, scan_out, scan_back});
     }
+    check_differences("mamba", &(Probe){MAMBA_IN, MAMBA_OUT, mamba_out, mamba_back});
+    check_differences("gated norm", &(Probe){132, 60, gated_out, gated_back});
     for (probe_norm = NORM_RMS; probe_norm <= NORM_LAYER; probe_norm++)
         check_differences("norm",
                           &(Probe){NORM_T * NORM_H + NORM_H, NORM_T * NORM_H, norm_forward, norm_backward});
@@ -1960,11 +2167,34 @@ static void test_differences(void **state) {
 
 /* The ops that add across pieces of work, with 1, 2, 3 and 5 threads. */
 typedef struct Results {
-    void *out, *dqkv, *dx;
-    float *lse, *dw, *db, *dtable, *dexperts, *dtaps;
+    void *out, *dqkv, *dx, *dread;
+    float *lse, *dw, *db, *dtable, *dexperts, *dtaps, *dheads, *dgated;
     Routes routes;
     GradStats stats;
 } Results;
+
+/* Five heads of 16 channels, whose x, B, C and dt lie in rows of qkv. */
+static void run_mamba(Device *d, Dtype c, int64_t t, int64_t width, const void *qkv, const int32_t *first,
+                      Results *r) {
+    MambaShape s = {t, 5, 1, 16, 24, width, width};
+    GatedNorm norm = {t, width, width, width, 1e-5f};
+    if (!d->ops.mamba_forward) return;
+    float *heads = tensor(3 * 5, DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32),
+          *carry = tensor(mamba_states(s), DTYPE_F32), *room = tensor(MAMBA_STRIDE * 5 * 2 * 24, DTYPE_F32),
+          *w = tensor(width, DTYPE_F32);
+    void *y = tensor(mamba_outputs(s), c);
+    MambaTensors from = {(void *)(uintptr_t)qkv, tensor_to((void *)(uintptr_t)qkv, 5 * 16 + 2 * 24, c),
+                         heads},
+                 to = {r->dread, tensor_to(r->dread, 5 * 16 + 2 * 24, c), r->dheads};
+    RUN(d, fill, 3 * 5, 0, heads);
+    RUN(d, fill, 3 * 5, 0, r->dheads);
+    RUN(d, fill, width, 0, r->dgated);
+    RUN(d, fill, width, 1, w);
+    RUN(d, gated_norm_backward, norm, qkv, qkv, w, qkv, r->dqkv, r->dread, r->dgated, c);
+    RUN(d, mamba_forward, s, mamba_inputs(s, from, 0, c), first, NULL, starts, y, c);
+    RUN(d, mamba_backward, s, mamba_inputs(s, from, 0, c), first, starts, y, carry, room,
+        mamba_gradients(s, to, 0, c), c);
+}
 
 static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, const int32_t *first,
                      const int32_t *ids, Results *r) {
@@ -1978,6 +2208,9 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
                    .dtable = tensor(9 * width, DTYPE_F32),
                    .dexperts = tensor(9 * width * 24, DTYPE_F32),
                    .dtaps = tensor(4 * width, DTYPE_F32),
+                   .dheads = tensor(3 * 5, DTYPE_F32),
+                   .dgated = tensor(width, DTYPE_F32),
+                   .dread = tensor(t * width, c),
                    .routes = {.scores = tensor(t * 9, DTYPE_F32),
                               .chosen = tensor(t, DTYPE_F32),
                               .weights = tensor(t, DTYPE_F32),
@@ -1996,6 +2229,7 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     if (d->ops.conv_backward)
         RUN(d, conv_backward, (ConvShape){t, width, width, 4}, qkv, r->dexperts, first, qkv, r->dqkv,
             r->dtaps, c);
+    run_mamba(d, c, t, width, qkv, first, r);
     RUN(d, fill, width, 0, r->dw);
     RUN(d, fill, width, 0, r->db);
     RUN(d, fill, 9 * width, 0, r->dtable);
@@ -2038,6 +2272,11 @@ static void check_threads(Device *base, Dtype c) {
         assert_bits("bias gradient", &d, r.db, one.db, width, DTYPE_F32);
         assert_bits("embedding gradient", &d, r.dtable, one.dtable, 9 * width, DTYPE_F32);
         assert_bits("taps' gradient", &d, r.dtaps, one.dtaps, 4 * width, DTYPE_F32);
+        if (d.ops.mamba_forward) {
+            assert_bits("mamba's gradient", &d, r.dread, one.dread, t * width, c);
+            assert_bits("heads' gradient", &d, r.dheads, one.dheads, 3 * 5, DTYPE_F32);
+            assert_bits("gated norm's gradient", &d, r.dgated, one.dgated, width, DTYPE_F32);
+        }
         assert_bits("experts' gradient", &d, r.dexperts, one.dexperts, 9 * width * 24, DTYPE_F32);
         assert_memory_equal(&r.stats, &one.stats, sizeof r.stats);
         close_device(&d);
@@ -2184,49 +2423,29 @@ int main(int argc, char **argv) {
     if (argc > 2) cmocka_set_test_filter(argv[2]);
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),
-        cmocka_unit_test(test_profile),
-        cmocka_unit_test(test_peak),
-        cmocka_unit_test(test_gemm),
-        cmocka_unit_test(test_gemm_op),
-        cmocka_unit_test(test_gemm_refuses_native),
-        cmocka_unit_test(test_gemm_threads),
-        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_bias),
-        cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_conv),
-        cmocka_unit_test(test_scan),
-        cmocka_unit_test(test_scan_formulas),
-        cmocka_unit_test(test_qk_norm),
-        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_latent),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_activation),
-        cmocka_unit_test(test_softcap),
-        cmocka_unit_test(test_scale),
-        cmocka_unit_test(test_route),
-        cmocka_unit_test(test_grouped_route),
-        cmocka_unit_test(test_nan_route),
-        cmocka_unit_test(test_gemm_experts),
-        cmocka_unit_test(test_experts_rows),
-        cmocka_unit_test(test_activation_ends),
-        cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_nan_loss),
-        cmocka_unit_test(test_loss_sum),
-        cmocka_unit_test(test_updates),
-        cmocka_unit_test(test_muon),
-        cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_formula),
-        cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_state_ends),
-        cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_sum_parts),
-        cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_fixed_limit),
-        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_open),           cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_peak),           cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_gemm_op),        cmocka_unit_test(test_gemm_refuses_native),
+        cmocka_unit_test(test_gemm_threads),   cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_bias),           cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_rounding),       cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_conv),           cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan_formulas),  cmocka_unit_test(test_mamba),
+        cmocka_unit_test(test_mamba_formulas), cmocka_unit_test(test_gated_norm),
+        cmocka_unit_test(test_qk_norm),        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_latent),         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_decode),         cmocka_unit_test(test_activation),
+        cmocka_unit_test(test_softcap),        cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_route),          cmocka_unit_test(test_grouped_route),
+        cmocka_unit_test(test_nan_route),      cmocka_unit_test(test_gemm_experts),
+        cmocka_unit_test(test_experts_rows),   cmocka_unit_test(test_activation_ends),
+        cmocka_unit_test(test_cross_entropy),  cmocka_unit_test(test_nan_loss),
+        cmocka_unit_test(test_loss_sum),       cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_muon),           cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_formula),        cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_state_ends),     cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_sum_parts),      cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_fixed_limit),    cmocka_unit_test(test_differences),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_grids),
     };

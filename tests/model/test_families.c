@@ -322,7 +322,8 @@ static int64_t layer_parameters(const char *mixer, const char *more) {
     return model_parameter_count(&c) - 2 * 50 * 16 - 16;
 }
 
-/* By the formulas of layers/recurrence.c: matrices, taps, lambda, norms, MLP. */
+/* By the formulas of layers/recurrence.c: matrices, taps, lambda, norms, MLP; and of layers/mamba.c: what
+ * heads have, too. */
 static void recurrences_have_their_parameters(void **state) {
     (void)state;
     assert_int_equal(layer_parameters("min_gru", ""), 4 * 16 * 32 + 4 * 32 + 16);
@@ -330,6 +331,11 @@ static void recurrences_have_their_parameters(void **state) {
     assert_int_equal(layer_parameters("min_gru", ",\"conv_size\":0,\"recurrent_size\":7"), 4 * 16 * 7 + 16);
     assert_int_equal(layer_parameters("hawk", ""),
                      3 * 16 * 256 + 2 * 256 * 256 + 4 * 256 + 256 + 3 * 16 * 24 + 2 * 16);
+    assert_int_equal(
+        layer_parameters("mamba2", ",\"mamba_d_head\":8,\"mamba_d_state\":6,\"mamba_n_groups\":2"),
+        (2 * 32 + 2 * 12 + 4) * 16 + 16 * 32 + 4 * (32 + 2 * 12) + 3 * 4 + 32 + 16);
+    assert_int_equal(layer_parameters("mamba2", ",\"recurrent_size\":128"),
+                     (2 * 128 + 2 * 128 + 2) * 16 + 16 * 128 + 4 * (128 + 2 * 128) + 3 * 2 + 128 + 16);
 }
 
 static void mixers_are_a_pattern(void **state) {
@@ -337,13 +343,14 @@ static void mixers_are_a_pattern(void **state) {
     Error err = {0};
     ModelConfig c, back;
     Text text = {0};
-    const char *file = RECURRENT_SIZES
-        "6,\"layer_types\":[\"hawk\",\"min_gru\",\"attention\",\"hawk\",\"min_gru\",\"attention\"]}";
+    const char *file = RECURRENT_SIZES "6,\"mamba_d_head\":16,\"layer_types\":[\"mamba2\",\"min_gru\","
+                                       "\"attention\",\"mamba2\",\"min_gru\",\"attention\"]}";
     if (model_config_read(&c, files_text("config.json", file), &err) != OK) fail_msg("%s", err.message);
     assert_int_equal(c.mixers.period, 3);
     assert_int_equal(c.recurrent_size, 32);
     assert_int_equal(model_block(&c, 4).mixer, MIXER_MIN_GRU);
     assert_int_equal(model_rotations(&c), 1);
+    assert_int_equal(c.mamba_d_state, 128);
     model_config_write(&c, "float32", &text);
     if (model_config_read(&back, files_text("config.json", text.data), &err) != OK)
         fail_msg("%s", err.message);
@@ -357,6 +364,12 @@ static void mixers_are_a_pattern(void **state) {
     check_refused(RECURRENT_SIZES "1,\"layer_types\":[7]}", "not a string");
     check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"attention\"]}", "no block of the family recurrent");
     check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"hawk\"],\"conv_size\":9}", "conv_size is 9");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"mamba2\"]}",
+                  "recurrent_size 32 is not a multiple of mamba_d_head 64");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"mamba2\"],\"mamba_d_head\":8,\"mamba_n_groups\":3}",
+                  "mamba_n_groups 3 does not divide the 4 heads");
+    check_refused(RECURRENT_SIZES "1,\"layer_types\":[\"mamba2\"],\"mamba_d_head\":8,\"mamba_d_state\":257}",
+                  "mamba_d_state is 257");
 }
 
 /* A module is a block more, two norms and a matrix before it and a norm behind it: as many parameters as that

@@ -76,6 +76,7 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
     if (f == &family_recurrent) {
         c.mixers = (MixerPattern){1, {(uint8_t)mixer}};
         c.recurrent_size = 10, c.conv_size = tied ? 0 : 3;
+        if (mixer == MIXER_MAMBA2) c.mamba_d_state = 3, c.mamba_d_head = 5, c.mamba_n_groups = tied ? 1 : 2;
     }
     if (family_has_experts(f)) {
         c.num_experts = 5, c.num_experts_per_tok = all_experts ? 5 : 2;
@@ -616,9 +617,10 @@ static void adapters_are_parameters_like_others(void **state) {
 /* ---- FLOPs ---- */
 
 static double products(Bench *b) {
-    static const OpId ops[] = {OP_GEMM, OP_GEMM_EXPERTS, OP_GEMM_EXPERTS_WEIGHT};
+    static const OpId ops[] = {OP_GEMM, OP_GEMM_EXPERTS, OP_GEMM_EXPERTS_WEIGHT, OP_MAMBA_FORWARD,
+                               OP_MAMBA_BACKWARD};
     double flops = 0;
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         flops += b->device.profile[ops[i]].flops;
         b->device.profile[ops[i]].flops = 0;
     }
@@ -631,7 +633,7 @@ static void check_flops(Case c) {
         Cost costs[3];
         c.recompute = (Recompute)recompute;
         open_bench(&b, c);
-        /* Without context: what is left are products. */
+        /* Without context: what is left are products, and Mamba-2's scan. */
         model_unit_costs(&b.model.config, c.recompute, 0, costs);
         b.device.profiling = true;
         set_input(&b);
@@ -669,8 +671,9 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         int64_t rows = row->rows == EXTENT_LOGITS ? CHUNK
                        : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED
                            ? TOKENS * m->config.num_experts_per_tok
-                       : row->rows == EXTENT_ONE ? 1
-                                                 : TOKENS,
+                       : row->rows == EXTENT_STARTS ? mamba_starts(TOKENS)
+                       : row->rows == EXTENT_ONE    ? 1
+                                                    : TOKENS,
                 width = model_dim(&m->config, row->width);
         bool none = row->need != NEED_ALWAYS || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);

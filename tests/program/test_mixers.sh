@@ -7,11 +7,11 @@ needs_ranks
 
 letters 60 3 >text.txt
 cat >run.yaml <<END
-model: {family: recurrent, mixer: [min_gru, min_lstm, attention, hawk], hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4,
-  num_attention_heads: 4, conv_size: 3}
+model: {family: recurrent, mixer: [min_gru, min_lstm, mamba2, attention, hawk], hidden_size: 32, intermediate_size: 48, num_hidden_layers: 5,
+  num_attention_heads: 4, conv_size: 3, mamba_d_head: 16, mamba_d_state: 8}
 data: {sources: [{path: text.txt, split: paragraphs}], validation: [{path: text.txt, split: paragraphs}], cache_dir: cache}
-train: {steps: 6, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32, numerics: exact, recompute: selective}
-validation: {every: 6, samples: 4}
+train: {steps: 6, context: 32, microbatch: 5, tokens_per_step: 640, compute: fp32, numerics: exact, recompute: selective}
+validation: {every: 6, samples: 20}
 schedule: {warmup_steps: 2}
 checkpoint: {every: 3}
 metrics: {log_freq: 1, tensorboard: false}
@@ -19,7 +19,7 @@ run: {threads: 1}
 END
 
 exits 0 train run.yaml run.dir=one || cat err
-has err 'blocks: min_gru, min_lstm, attention, hawk'
+has err 'blocks: min_gru, min_lstm, mamba2, attention, hawk'
 curve one >one.curve
 [ "$(wc -l <one.curve)" -eq 6 ] || fail "no curve"
 exits 0 train run.yaml run.dir=threads run.threads=2
@@ -34,29 +34,35 @@ done
 
 last=one/checkpoints/step-00000006
 exits 0 inspect $last
-has out 'blocks      min_gru, min_lstm, attention, hawk'
+has out 'blocks      min_gru, min_lstm, mamba2, attention, hawk'
 has out 'model.layers.1.mixer.forget.weight'
-has out 'model.layers.2.mlp.gate_proj.weight'
-has out 'model.layers.3.mixer.lambda'
+has out 'model.layers.2.mixer.A_log'
+has out 'model.layers.3.mlp.gate_proj.weight'
+has out 'model.layers.4.mixer.lambda'
 hasnt out 'model.layers.1.mlp'
+hasnt out 'model.layers.2.mlp'
 grep -q '"architectures": \[ *$' $last/config.json && grep -q '"min_lstm"' $last/config.json || fail "config.json: $(cat $last/config.json)"
 exits 0 generate one --prompt abc --tokens 4 --temperature 0
 exits 0 train run.yaml run.dir=from model.init=$last train.steps=1
 exits 0 plan run.yaml
-has out 'blocks: min_gru, min_lstm, attention, hawk'
-exits 0 train run.yaml run.dir=bf16 train.steps=2 train.compute=bf16 model.mixer=min_gru model.conv_size=0
-exits 0 train run.yaml run.dir=hawk train.steps=2 train.compute=bf16 model.mixer=hawk model.conv_size=0 model.recurrent_size=48
+has out 'blocks: min_gru, min_lstm, mamba2, attention, hawk'
+exits 0 train run.yaml run.dir=bf16 train.steps=2 train.compute=bf16 'model.mixer=[min_gru, mamba2]' model.conv_size=0
+exits 0 train run.yaml run.dir=hawk train.steps=2 train.compute=bf16 'model.mixer=[hawk, mamba2]' model.conv_size=0 model.recurrent_size=48
 
 exits 78 train run.yaml run.dir=no model.mixer=gru
-has err '"gru" is no mixer that models have: expected attention, min_gru, min_lstm or hawk'
+has err '"gru" is no mixer that models have: expected attention, min_gru, min_lstm, hawk or mamba2'
 exits 78 train run.yaml run.dir=no model.family=llama
 has err 'blocks of the family llama have attention, all of them'
 exits 78 train run.yaml run.dir=no model.mixer=attention
 has err 'no block has a recurrence'
 exits 78 train run.yaml run.dir=no model.init=$last model.mixer=min_gru
 has err 'model.mixer does not fit the weights of model.init'
-exits 78 train run.yaml run.dir=one model.mixer=min_gru
+exits 78 train run.yaml run.dir=one 'model.mixer=[min_gru, mamba2]'
 has err 'model.mixer'
+exits 78 plan run.yaml model.mixer=min_gru
+has err 'model.mamba_d_state is 8, but no block has mamba2'
+exits 78 plan run.yaml model.mamba_d_head=24
+has err 'recurrent_size 64 is not a multiple of mamba_d_head 24'
 exits 78 plan run.yaml -n 2 mesh.tp=2
 has err 'mesh.tp 2: the family recurrent has recurrences, which weft does not cut yet'
 exits 78 plan run.yaml -n 2 mesh.cp=2

@@ -430,8 +430,8 @@ static ModelConfig family_shape(const Family *f) {
         c.v_head_dim = 7, c.n_group = 2, c.topk_group = 1;
     }
     if (f == &family_recurrent)
-        c.recurrent_size = 10, c.conv_size = 3,
-        c.mixers = (MixerPattern){2, {MIXER_MIN_GRU, MIXER_ATTENTION}};
+        c.recurrent_size = 10, c.conv_size = 3, c.mamba_d_state = 3, c.mamba_d_head = 5,
+        c.mixers = (MixerPattern){2, {MIXER_MIN_GRU, MIXER_MAMBA2}};
     if (f->arch.partial_rotation) c.partial_rotary_factor = 0.7;
     if (family_reads(f, KEY_WINDOWS))
         c.sliding_window = 5, c.windows = (LayerSet){f->window_keys == WINDOWS_SOME ? 2 : 1, 1};

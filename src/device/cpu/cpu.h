@@ -98,6 +98,48 @@ static inline bool scan_begins(const int32_t *first_key, int64_t t) { return fir
 /* Runs of W gates that a kind has. */
 static inline int scan_gates(ScanKind kind) { return kind == SCAN_MIN_GRU ? 1 : 2; }
 
+/* What Mamba-2's passes read and write: the arguments of its two ops. */
+typedef struct MambaRun {
+    MambaShape s;
+    MambaInputs in;
+    const int32_t *first_key;
+    Dtype c;
+    float *starts;
+    /* forward */
+    float *state;
+    void *y;
+    /* backward */
+    const void *dy;
+    float *carry, *room;
+    MambaGradients out;
+} MambaRun;
+/* FLOPs of an element of the state and a token: of the way back too those of making states again. */
+enum { MAMBA_FORWARD_FLOPS = 5, MAMBA_BACKWARD_FLOPS = 14 };
+
+/* Places of a head's state, of a row of it, of a token's x, and of its B or C. */
+static inline int64_t mamba_state_at(const MambaShape *s, int64_t head, int64_t p) {
+    return (head * s->head_dim + p) * s->state;
+}
+static inline int64_t mamba_x_at(const MambaShape *s, int64_t t, int64_t head, int64_t p) {
+    return t * s->row + head * s->head_dim + p;
+}
+static inline int64_t mamba_group_at(const MambaShape *s, int64_t t, int64_t head) {
+    return t * s->row + head / (s->heads / s->groups) * s->state;
+}
+/* Of y, and of its gradient. */
+static inline int64_t mamba_y_at(const MambaShape *s, int64_t t, int64_t head, int64_t p) {
+    return (t * s->heads + head) * s->head_dim + p;
+}
+/* The states before token `first`, which a stride begins with. */
+static inline float *mamba_start(const MambaRun *r, int64_t first) {
+    return r->starts + first / MAMBA_STRIDE * mamba_state_at(&r->s, r->s.heads, 0);
+}
+/* Terms of a head's dB at the stride's i-th token; behind them those of dC. A head's lie together: they are
+ * gone over once for each row of its state. */
+static inline float *mamba_room(const MambaRun *r, int64_t i, int64_t head) {
+    return r->room + (head * min_i64(MAMBA_STRIDE, r->s.tokens) + i) * 2 * r->s.state;
+}
+
 /* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose;
  * then the order of rows; experts.c. */
 void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights);
@@ -127,12 +169,13 @@ void cpu_host_give(Device *d, void *host);
 /* deferred.c */
 void deferred_close(Device *d);
 
-/* Every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c and
- * reference_scans.c. */
+/* Every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c,
+ * reference_scans.c and reference_mamba.c. */
 void reference_fill_ops(Ops *ops);
 void reference_fill_attention(Ops *ops);
 void reference_fill_experts(Ops *ops);
 void reference_fill_latent(Ops *ops);
 void reference_fill_scans(Ops *ops);
+void reference_fill_mamba(Ops *ops);
 
 #endif

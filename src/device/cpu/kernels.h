@@ -114,6 +114,16 @@ typedef struct Kernels {
     void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
     void (*scan_backward)(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
                           const float *h, const void *dout, ScanGradients out, Dtype c);
+    /* Of a head's tokens first .. first+count-1, a stride. Forward from its start to that of the next one, or
+     * to the state of r; backward to the head's terms in r->room, which mamba_sum then adds up, of the
+     * stride's i-th token. */
+    void (*mamba_forward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
+    void (*mamba_backward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
+    void (*mamba_sum)(const MambaRun *r, int64_t first, int64_t i);
+    void (*gated_norm_forward)(GatedNorm s, const void *x, const void *gate, const float *w, void *y,
+                               Dtype c);
+    void (*gated_norm_backward)(GatedNorm s, const void *x, const void *gate, const float *w, const void *dy,
+                                void *dx, void *dgate, float *dw /* partial, added to */, Dtype c);
     /* Of the n logits of one row that are in a leaf; target counts from the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
     /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. share:

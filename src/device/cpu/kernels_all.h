@@ -14,6 +14,8 @@
 #include "device/cpu/scans.h"
 #include "device/cpu/tile.h"
 
+#include "device/cpu/mamba.h"
+
 #include "device/cpu/flash.h"
 #include "device/cpu/product.h"
 
@@ -36,6 +38,11 @@ const Kernels KERNELS = {.add = add,
                          .scan_forward = scan_forward,
                          .scan_gate = scan_gate,
                          .scan_backward = scan_backward,
+                         .mamba_forward = mamba_forward,
+                         .mamba_backward = mamba_backward,
+                         .mamba_sum = mamba_sum,
+                         .gated_norm_forward = gated_norm_forward,
+                         .gated_norm_backward = gated_norm_backward,
                          .loss_record = loss_record,
                          .loss_gradient = loss_gradient,
                          .adamw = adamw,

@@ -141,6 +141,39 @@ static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidd
     }
 }
 
+static GatedNorm tokens_of(GatedNorm s, int64_t tokens) {
+    s.tokens = tokens;
+    return s;
+}
+
+static void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
+                               void *y, Dtype c) {
+    int64_t step = rows_for(s.width);
+    EACH_PIECE(d, first, s.tokens, step)
+    kernels_of(d)->gated_norm_forward(
+        tokens_of(s, min_i64(step, s.tokens - first)), tensor_at(x, first * s.width, c),
+        tensor_at(gate, first * s.gate_row, c), w, tensor_to(y, first * s.width, c), c);
+}
+
+/* As norm_backward: all tokens are one leaf. */
+static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
+                                const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
+    TokenBlocks b = token_blocks(s.tokens, s.tokens);
+    float *room = block_room(d, s.width);
+    for (int64_t first = 0; first < b.count; first += PARTS) {
+        int64_t count = min_i64(PARTS, b.count - first);
+        EACH_PIECE(d, p, count, 1) {
+            int64_t start = block_start(&b, first + p), at = start * s.width, gates = start * s.gate_row;
+            float *sum = room + p * s.width;
+            memset(sum, 0, (size_t)s.width * sizeof *sum);
+            kernels_of(d)->gated_norm_backward(tokens_of(s, block_rows(&b, first + p)), tensor_at(x, at, c),
+                                               tensor_at(gate, gates, c), w, tensor_at(dy, at, c),
+                                               tensor_to(dx, at, c), tensor_to(dgate, gates, c), sum, c);
+        }
+        add_blocks(d, &b, first, count, s.width, s.width, room, dw);
+    }
+}
+
 /* Elements of a token in qkv: queries, keys, values. */
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
 
@@ -555,6 +588,8 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.norm_backward = norm_backward;
     d->ops.qk_norm_forward = qk_norm_forward;
     d->ops.qk_norm_backward = qk_norm_backward;
+    d->ops.gated_norm_forward = gated_norm_forward;
+    d->ops.gated_norm_backward = gated_norm_backward;
     d->ops.rope = rope;
     d->ops.bias_forward = bias_forward;
     d->ops.bias_backward = bias_backward;

@@ -41,10 +41,62 @@ static void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *
                                  out, c);
 }
 
+/* ---- Mamba-2 ---- */
+
+/* A head knows nothing of another: forward it is a piece, through all tokens. */
+static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
+                          float *starts, void *y, Dtype c) {
+    MambaRun r = {.s = s, .in = in, .first_key = first_key, .c = c, .starts = starts, .state = state, .y = y};
+    size_t bytes = (size_t)(s.head_dim * s.state) * sizeof(float);
+    EACH_PIECE(d, head, s.heads, 1) {
+        int64_t at = mamba_state_at(&s, head, 0);
+        if (state)
+            memcpy(starts + at, state + at, bytes);
+        else
+            memset(starts + at, 0, bytes);
+        for (int64_t first = 0; first < s.tokens; first += MAMBA_STRIDE)
+            kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_STRIDE, s.tokens - first));
+    }
+    if (d->profiling)
+        d->profile[OP_MAMBA_FORWARD].flops +=
+            (double)(MAMBA_FORWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+}
+
+/* Heads of a group have terms of the same sums, which are added when a stride's are there, in the order of
+ * the heads. */
+static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key,
+                           const float *starts, const void *dy, float *carry, float *room, MambaGradients out,
+                           Dtype c) {
+    MambaRun r = {.s = s,
+                  .in = in,
+                  .first_key = first_key,
+                  .c = c,
+                  .starts = (float *)(uintptr_t)starts,
+                  .dy = dy,
+                  .carry = carry,
+                  .room = room,
+                  .out = out};
+    int64_t step = rows_for(2 * s.heads * s.state);
+    memset(carry, 0, (size_t)mamba_state_at(&s, s.heads, 0) * sizeof *carry);
+    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_STRIDE; first >= 0; first -= MAMBA_STRIDE) {
+        int64_t count = min_i64(MAMBA_STRIDE, s.tokens - first);
+        EACH_PIECE(d, head, s.heads, 1)
+        kernels_of(d)->mamba_backward(&r, head, first, count);
+        EACH_PIECE(d, i, count, step) {
+            for (int64_t t = i; t < min_i64(count, i + step); t++) kernels_of(d)->mamba_sum(&r, first, t);
+        }
+    }
+    if (d->profiling)
+        d->profile[OP_MAMBA_BACKWARD].flops +=
+            (double)(MAMBA_BACKWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+}
+
 void optimised_fill_scans(Ops *ops) {
     ops->conv_forward = conv_forward;
     ops->conv_backward = conv_backward;
     ops->scan_forward = scan_forward;
     ops->scan_gate = scan_gate;
     ops->scan_backward = scan_backward;
+    ops->mamba_forward = mamba_forward;
+    ops->mamba_backward = mamba_backward;
 }

@@ -746,6 +746,7 @@ void reference_fill_ops(Ops *ops) {
                  .scratch_bytes = scratch_bytes};
     reference_fill_attention(ops);
     reference_fill_scans(ops);
+    reference_fill_mamba(ops);
     reference_fill_experts(ops);
     reference_fill_latent(ops);
 }

@@ -1,5 +1,5 @@
-/* Recurrences in place of attention, or beside it: minGRU, minLSTM and Hawk; where a block has attention
- * it is Llama's.
+/* Recurrences in place of attention, or beside it: minGRU, minLSTM, Hawk and Mamba-2; where a block has
+ * attention it is Llama's.
  *
  * The family is weft's own: no class of transformers is of it, and its names and keys are nobody else's. In
  * config.json layer_types is a list of one mixer for each layer. */
@@ -13,6 +13,9 @@ static const KeyRule keys[] = {
     {"layer_types", KEY_MIXERS, 0, true},
     {"recurrent_size", KEY_SIZE, AT(recurrent_size), false},
     {"conv_size", KEY_COUNT, AT(conv_size), false},
+    {"mamba_d_state", KEY_COUNT, AT(mamba_d_state), false},
+    {"mamba_d_head", KEY_COUNT, AT(mamba_d_head), false},
+    {"mamba_n_groups", KEY_COUNT, AT(mamba_n_groups), false},
     KEY_SILU,
     KEYS_STREAM,
     KEYS_END,

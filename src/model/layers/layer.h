@@ -51,11 +51,14 @@ typedef enum Extent {
     EXTENT_KEYS,
     EXTENT_KEY_LEAVES,
     EXTENT_TERMS,
+    EXTENT_STARTS,
+    EXTENT_STRIDE,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
              holds, which then is scratch; of keys that attention looks at, once for each leaf of queries
-             that does (model_key_leaves), of terms of their gradients (model_term_depth); one */
+             that does (model_key_leaves), of terms of their gradients (model_term_depth); states that
+             Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -254,6 +257,7 @@ extern const Layer layer_latent_keys;      /* of keys and values alone */
 extern const Layer layer_min_gru;          /* the same, by recurrences */
 extern const Layer layer_min_lstm;
 extern const Layer layer_hawk;
+extern const Layer layer_mamba2;
 extern const Layer layer_mlp;            /* x -> y, with a gate or without */
 extern const Layer layer_experts;        /* x -> y, in place of an MLP */
 extern const Layer layer_shared_experts; /* the same, with some that all tokens meet */
@@ -281,6 +285,12 @@ void product_summed(const LayerPass *w, const Product *p, const float *terms /* 
 /* Generation: puts keys and values of the new tokens behind those of the block's cache, and attends to it. */
 void attend_to_cache(const LayerPass *w, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
                      void *out /* [T, H*D] c */);
+/* What a recurrence carries in generation, as many numbers as its layer says; NULL in training. */
+float *carried_of(const LayerPass *w);
+/* Before its first pass: whatever was carried is another sequence's. */
+void begin_sequence(const LayerPass *w, int64_t elements);
+/* Training finds where documents begin in the batch; generation has one: NULL. */
+const int32_t *documents_of(const LayerPass *w);
 /* Keys that a token of `layer` sees, in the mean over a sequence. */
 double keys_seen(const ModelConfig *c, int64_t layer, int64_t context);
 

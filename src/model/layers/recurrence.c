@@ -231,30 +231,24 @@ static int64_t gru_carried(const ModelConfig *c) { return carried(c, MIXER_MIN_G
 static int64_t lstm_carried(const ModelConfig *c) { return carried(c, MIXER_MIN_LSTM); }
 static int64_t hawk_carried(const ModelConfig *c) { return carried(c, MIXER_HAWK); }
 
-/* NULL in training. */
-static float *carried_of(const LayerPass *w) {
+float *carried_of(const LayerPass *w) {
     const KeyValueCache *cache = w->pass->cache;
     return cache ? (float *)(void *)(cache->base + (size_t)(w->unit - 1) * cache->unit_bytes) : NULL;
 }
 
-/* Whatever was carried is another sequence's. */
-static void begin_sequence(const LayerPass *w) {
+void begin_sequence(const LayerPass *w, int64_t elements) {
     const Pass *p = w->pass;
-    const ModelConfig *c = &p->model->config;
     if (p->cache && p->cache->start == 0)
-        OP(p->device, OP_ZERO, zero, carried_of(w),
-           (size_t)carried(c, model_block(c, w->unit - 1).mixer) * sizeof(float));
+        OP(p->device, OP_ZERO, zero, carried_of(w), (size_t)elements * sizeof(float));
 }
 
-/* Training finds where documents begin in the batch; generation has one. */
-static const int32_t *first_key_of(const LayerPass *w) {
-    return w->pass->cache ? NULL : w->pass->batch.first_key;
-}
+const int32_t *documents_of(const LayerPass *w) { return w->pass->cache ? NULL : w->pass->batch.first_key; }
 
 /* ---- parts ---- */
 
 static void in_forward(const LayerPass *w) {
-    begin_sequence(w);
+    const ModelConfig *c = &w->pass->model->config;
+    begin_sequence(w, carried(c, model_block(c, w->unit - 1).mixer));
     product_forward(w, kind_of(w)->in, w->x, w->tensors[RAW]);
 }
 
@@ -278,7 +272,7 @@ static void conv_forward(const LayerPass *w) {
     float *carries = carried_of(w);
     if (taps)
         OP(p->device, OP_CONV_FORWARD, conv_forward, conv_of(w), run_of(w, RAW, 1),
-           weights_vector(p->weights, taps), first_key_of(w), carries ? carries + width_of(w) : NULL,
+           weights_vector(p->weights, taps), documents_of(w), carries ? carries + width_of(w) : NULL,
            w->tensors[CONVOLVED], p->model->compute);
     else if (k->gates)
         copy_run(w, w->tensors[CONVOLVED], 1, run_of(w, RAW, 1), k->raw);
@@ -316,7 +310,7 @@ static void gates_backward(const LayerPass *w, Half half) {
 static void scan_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     Operands o = read_by_scan(w);
-    OP(p->device, OP_SCAN_FORWARD, scan_forward, o.shape, inputs_of(w, &o), first_key_of(w), carried_of(w),
+    OP(p->device, OP_SCAN_FORWARD, scan_forward, o.shape, inputs_of(w, &o), documents_of(w), carried_of(w),
        w->tensors[STATES], p->model->compute);
 }
 

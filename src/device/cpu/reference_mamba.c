@@ -1,0 +1,220 @@
+/* Mamba-2 as its formulas stand in device.h, one number of a state after the other, in double.
+ *
+ * States, and the terms of B's and C's gradients, are kept in fp32, as they are stored: who takes a
+ * sequence in two calls finds the same numbers as who takes it in one. */
+#include <math.h>
+
+#include "device/cpu/cpu.h"
+
+/* ---- the recurrence ---- */
+
+/* Of a head at a token; what its state is multiplied by is 0 where a document begins. */
+typedef struct Step {
+    double raw, step, keep;
+} Step;
+
+static double rate_of(const MambaRun *r, int64_t head) { return -exp((double)r->in.A_log[head]); }
+
+static Step step_at(const MambaRun *r, int64_t head, int64_t t) {
+    double raw = (double)tensor_get(r->in.dt, t * r->s.dt_row + head, r->c) + (double)r->in.dt_bias[head];
+    double step = raw > 0 ? raw + log1p(exp(-raw)) : log1p(exp(raw));
+    return (Step){raw, step, scan_begins(r->first_key, t) ? 0 : exp(step * rate_of(r, head))};
+}
+
+static double x_of(const MambaRun *r, int64_t head, int64_t p, int64_t t) {
+    return (double)tensor_get(r->in.x, mamba_x_at(&r->s, t, head, p), r->c);
+}
+/* An element of B or C. */
+static double shared_of(const MambaRun *r, const void *tensor, int64_t head, int64_t t, int64_t n) {
+    return (double)tensor_get(tensor, mamba_group_at(&r->s, t, head) + n, r->c);
+}
+
+/* From the row's state before token t to that after it. */
+static void advance(const MambaRun *r, int64_t head, int64_t p, int64_t t, const float *before, float *now) {
+    Step k = step_at(r, head, t);
+    double x = k.step * x_of(r, head, p, t);
+    for (int64_t n = 0; n < r->s.state; n++)
+        now[n] = (float)(k.keep * (double)before[n] + x * shared_of(r, r->in.B, head, t, n));
+}
+
+static void row_forward(const MambaRun *r, int64_t head, int64_t p) {
+    float now[MAMBA_STATE] = {0};
+    int64_t row = mamba_state_at(&r->s, head, p);
+    size_t bytes = (size_t)r->s.state * sizeof *now;
+    if (r->state) memcpy(now, r->state + row, bytes);
+    for (int64_t t = 0; t < r->s.tokens; t++) {
+        double y = (double)r->in.D[head] * x_of(r, head, p, t);
+        if (t % MAMBA_STRIDE == 0) memcpy(mamba_start(r, t) + row, now, bytes);
+        advance(r, head, p, t, now, now);
+        for (int64_t n = 0; n < r->s.state; n++) y += (double)now[n] * shared_of(r, r->in.C, head, t, n);
+        tensor_set(r->y, mamba_y_at(&r->s, t, head, p), r->c, (float)y);
+    }
+    if (r->state) memcpy(r->state + row, now, bytes);
+}
+
+static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
+                          float *starts, void *y, Dtype c) {
+    MambaRun r = {.s = s, .in = in, .first_key = first_key, .c = c, .starts = starts, .state = state, .y = y};
+    for (int64_t head = 0; head < s.heads; head++)
+        for (int64_t p = 0; p < s.head_dim; p++) row_forward(&r, head, p);
+    if (d->profiling)
+        d->profile[OP_MAMBA_FORWARD].flops +=
+            (double)(MAMBA_FORWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+}
+
+/* What the rows of a head add up, of a stride: gradients of steps, and of what they multiply states by. */
+typedef struct Sums {
+    double step[MAMBA_STRIDE], keep[MAMBA_STRIDE], skip;
+} Sums;
+
+/* Back through token t, the stride's i-th: `later` is what the token behind it hands on. */
+static void retreat(const MambaRun *r, int64_t head, int64_t p, int64_t t, int64_t i, const float *before,
+                    const float *now, double *later, Sums *sums) {
+    Step k = step_at(r, head, t);
+    double x = x_of(r, head, p, t), along = 0,
+           dy = (double)tensor_get(r->dy, mamba_y_at(&r->s, t, head, p), r->c);
+    float *dB = mamba_room(r, i, head), *dC = dB + r->s.state;
+    for (int64_t n = 0; n < r->s.state; n++) {
+        double g = dy * shared_of(r, r->in.C, head, t, n) + later[n];
+        dB[n] += (float)(g * k.step * x);
+        dC[n] += (float)(dy * (double)now[n]);
+        along += g * shared_of(r, r->in.B, head, t, n);
+        sums->keep[i] += g * (double)before[n];
+        later[n] = k.keep * g;
+    }
+    sums->step[i] += x * along;
+    sums->skip += x * dy;
+    tensor_set(r->out.x, mamba_x_at(&r->s, t, head, p), r->c,
+               (float)(k.step * along + (double)r->in.D[head] * dy));
+}
+
+static void row_backward(const MambaRun *r, int64_t head, int64_t p, int64_t first, int64_t count,
+                         Sums *sums) {
+    float states[MAMBA_STRIDE + 1][MAMBA_STATE];
+    double later[MAMBA_STATE];
+    int64_t row = mamba_state_at(&r->s, head, p);
+    memcpy(states[0], mamba_start(r, first) + row, (size_t)r->s.state * sizeof(float));
+    for (int64_t i = 0; i < count; i++) advance(r, head, p, first + i, states[i], states[i + 1]);
+    for (int64_t n = 0; n < r->s.state; n++) later[n] = (double)r->carry[row + n];
+    for (int64_t i = count - 1; i >= 0; i--)
+        retreat(r, head, p, first + i, i, states[i], states[i + 1], later, sums);
+    for (int64_t n = 0; n < r->s.state; n++) r->carry[row + n] = (float)later[n];
+}
+
+static void head_backward(const MambaRun *r, int64_t head, int64_t first, int64_t count) {
+    Sums sums = {{0}, {0}, 0};
+    double bias = 0, rate = 0;
+    for (int64_t p = 0; p < r->s.head_dim; p++) row_backward(r, head, p, first, count, &sums);
+    for (int64_t i = 0; i < count; i++) {
+        Step k = step_at(r, head, first + i);
+        double along = sums.keep[i] * k.keep * rate_of(r, head),
+               dt = (sums.step[i] + along) / (1 + exp(-k.raw));
+        tensor_set(r->out.dt, (first + i) * r->s.dt_row + head, r->c, (float)dt);
+        bias += dt;
+        rate += along * k.step;
+    }
+    r->out.dt_bias[head] += (float)bias;
+    r->out.A_log[head] += (float)rate;
+    r->out.D[head] += (float)sums.skip;
+}
+
+/* Of a group's heads, at the stride's i-th token. */
+static void add_terms(const MambaRun *r, int64_t first, int64_t i, int64_t head) {
+    for (int64_t n = 0; n < r->s.state; n++) {
+        double dB = 0, dC = 0;
+        int64_t at = mamba_group_at(&r->s, first + i, head) + n;
+        for (int64_t k = 0; k < r->s.heads / r->s.groups; k++) {
+            dB += (double)mamba_room(r, i, head + k)[n];
+            dC += (double)mamba_room(r, i, head + k)[r->s.state + n];
+        }
+        tensor_set(r->out.B, at, r->c, (float)dB);
+        tensor_set(r->out.C, at, r->c, (float)dC);
+    }
+}
+
+static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key,
+                           const float *starts, const void *dy, float *carry, float *room, MambaGradients out,
+                           Dtype c) {
+    MambaRun r = {.s = s,
+                  .in = in,
+                  .first_key = first_key,
+                  .c = c,
+                  .starts = (float *)(uintptr_t)starts,
+                  .dy = dy,
+                  .carry = carry,
+                  .room = room,
+                  .out = out};
+    memset(carry, 0, (size_t)mamba_state_at(&s, s.heads, 0) * sizeof *carry);
+    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_STRIDE; first >= 0; first -= MAMBA_STRIDE) {
+        int64_t count = min_i64(MAMBA_STRIDE, s.tokens - first);
+        memset(room, 0, (size_t)(min_i64(MAMBA_STRIDE, s.tokens) * s.heads * 2 * s.state) * sizeof *room);
+        for (int64_t head = 0; head < s.heads; head++) head_backward(&r, head, first, count);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t head = 0; head < s.heads; head += s.heads / s.groups) add_terms(&r, first, i, head);
+    }
+    if (d->profiling)
+        d->profile[OP_MAMBA_BACKWARD].flops +=
+            (double)(MAMBA_BACKWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+}
+
+/* ---- the gate and its norm ---- */
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+/* A run of a token: x, its gate, and 1 / rms of what both make. */
+typedef struct GatedRun {
+    int64_t at, gate_at;
+    double rstd;
+} GatedRun;
+
+static double gated(const GatedRun *g, const void *x, const void *gate, int64_t i, Dtype c) {
+    double z = (double)tensor_get(gate, g->gate_at + i, c);
+    return (double)tensor_get(x, g->at + i, c) * z * sigmoid(z);
+}
+
+static GatedRun gated_run(GatedNorm s, const void *x, const void *gate, int64_t t, int64_t first, Dtype c) {
+    GatedRun g = {t * s.width + first, t * s.gate_row + first, 0};
+    double squares = 0;
+    for (int64_t i = 0; i < s.run; i++) squares += pow(gated(&g, x, gate, i, c), 2);
+    g.rstd = 1 / sqrt(squares / (double)s.run + (double)s.eps);
+    return g;
+}
+
+static void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
+                               void *y, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t first = 0; first < s.width; first += s.run) {
+            GatedRun g = gated_run(s, x, gate, t, first, c);
+            for (int64_t i = 0; i < s.run; i++)
+                tensor_set(y, g.at + i, c, (float)(gated(&g, x, gate, i, c) * g.rstd * (double)w[first + i]));
+        }
+}
+
+static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
+                                const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
+    (void)d;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t first = 0; first < s.width; first += s.run) {
+            GatedRun g = gated_run(s, x, gate, t, first, c);
+            double mean = 0;
+            for (int64_t i = 0; i < s.run; i++)
+                mean += gated(&g, x, gate, i, c) * g.rstd * (double)tensor_get(dy, g.at + i, c) *
+                        (double)w[first + i] / (double)s.run;
+            for (int64_t i = 0; i < s.run; i++) {
+                double z = (double)tensor_get(gate, g.gate_at + i, c), q = sigmoid(z),
+                       v = (double)tensor_get(x, g.at + i, c), out = (double)tensor_get(dy, g.at + i, c),
+                       n = v * z * q * g.rstd, dn = (out * (double)w[first + i] - n * mean) * g.rstd;
+                dw[first + i] += (float)(out * n);
+                tensor_set(dx, g.at + i, c, (float)(dn * z * q));
+                tensor_set(dgate, g.gate_at + i, c, (float)(dn * v * q * (1 + z * (1 - q))));
+            }
+        }
+}
+
+void reference_fill_mamba(Ops *ops) {
+    ops->mamba_forward = mamba_forward;
+    ops->mamba_backward = mamba_backward;
+    ops->gated_norm_forward = gated_norm_forward;
+    ops->gated_norm_backward = gated_norm_backward;
+}

@@ -1,0 +1,263 @@
+/* Mamba-2 (Dao & Gu, "Transformers are SSMs", 2024), whose state is a matrix of each head, however long the
+ * sequence:
+ *
+ *     product  [g|x|B|C|dt] = u [Wg;Wx;WB;WC;Wdt]^T
+ *     conv     [x|B|C] = silu(conv([x|B|C]))             K taps a channel; a model may do without
+ *     scan     S_t = exp(-s_t exp(A_log)) S_{t-1} + s_t x_t B_t^T      s = log(1 + exp(dt + dt_bias))
+ *              y_t = S_t C_t + D x_t
+ *     output   norm(y silu(g)) Wo^T                      an RMS norm of each group's channels by themselves
+ *
+ * Shapes: T tokens, W channels in H heads of P; B and C are N numbers for all heads of a group, of which
+ * there are G. No MLP follows. State and convolution begin anew with each document. Generation carries S,
+ * and what the convolution will see of the last tokens.
+ *
+ * The gate and the norm are done again on the way back, as an MLP's activation is; so are states, of which
+ * one for every MAMBA_STRIDE tokens is kept. */
+#include "model/unit.h"
+
+/* ---- rows ---- */
+
+enum { TAPS, DT_BIAS, A_LOG, SKIP, NORM, GATE, VALUE, KEY, QUERY, DT, OUTPUT, MATRICES };
+enum {
+    GATE_A = MATRICES,
+    GATE_B,
+    VALUE_A,
+    VALUE_B,
+    KEY_A,
+    KEY_B,
+    QUERY_A,
+    QUERY_B,
+    DT_A,
+    DT_B,
+    OUTPUT_A,
+    OUTPUT_B,
+    PARAMS
+};
+
+/* Taps are a vector, as those of other recurrences (recurrence.c). B and C are what keys and queries are to
+ * attention. */
+static const ParamRow params[PARAMS] = {
+    [TAPS] = {"mixer.conv.weight", DIM_MAMBA_TAPS, .when = WHEN_CONV, .init = ROLE_CONV},
+    [DT_BIAS] = {"mixer.dt_bias", DIM_MAMBA_HEADS, .init = ROLE_STEP},
+    [A_LOG] = {"mixer.A_log", DIM_MAMBA_HEADS, .init = ROLE_DECAY},
+    [SKIP] = {"mixer.D", DIM_MAMBA_HEADS, .init = ROLE_SKIP},
+    [NORM] = {"mixer.norm.weight", DIM_STATE, .init = ROLE_NORM},
+    [GATE] = {"mixer.gate.weight", DIM_STATE, DIM_HIDDEN, .init = ROLE_INNER, .decays = true},
+    [VALUE] = {"mixer.x.weight", DIM_STATE, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
+               .continues = true},
+    [KEY] = {"mixer.B.weight", DIM_MAMBA_GROUPS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
+             .continues = true},
+    [QUERY] = {"mixer.C.weight", DIM_MAMBA_GROUPS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
+               .continues = true},
+    [DT] = {"mixer.dt.weight", DIM_MAMBA_HEADS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
+            .continues = true},
+    [OUTPUT] = {"mixer.out.weight", DIM_HIDDEN, DIM_STATE, .init = ROLE_DOWN, .decays = true},
+    ADAPTER_ROWS(GATE, DIM_STATE, DIM_HIDDEN),
+    ADAPTER_ROWS(VALUE, DIM_STATE, DIM_HIDDEN),
+    ADAPTER_ROWS(KEY, DIM_MAMBA_GROUPS, DIM_HIDDEN),
+    ADAPTER_ROWS(QUERY, DIM_MAMBA_GROUPS, DIM_HIDDEN),
+    ADAPTER_ROWS(DT, DIM_MAMBA_HEADS, DIM_HIDDEN),
+    ADAPTER_ROWS(OUTPUT, DIM_HIDDEN, DIM_STATE),
+};
+
+/* RAW is what the first product makes, CONVOLVED what the convolution makes of its x, B and C, Y what the
+ * scan makes; CARRY and TERMS are the room of its way back. */
+enum { RAW, CONVOLVED, STARTS, Y, OUT, DOUT, DY, DRAW, DCONVOLVED, CARRY, TERMS, TENSORS };
+static const TensorRow tensors[TENSORS] = {
+    [RAW] = {.width = DIM_MAMBA_IN, .life = LIFE_SAVED},
+    [CONVOLVED] = {.width = DIM_MAMBA_CONV, .life = LIFE_CHEAP},
+    [STARTS] = {EXTENT_STARTS, DIM_MAMBA_STATES, ELEMENT_FP32, LIFE_SAVED, false, NEED_ALWAYS},
+    [Y] = {.width = DIM_STATE, .life = LIFE_SAVED},
+    [OUT] = {.width = DIM_STATE, .life = LIFE_SCRATCH, .operand = true},
+    [DOUT] = {.width = DIM_STATE, .life = LIFE_SCRATCH},
+    [DY] = {.width = DIM_STATE, .life = LIFE_SCRATCH},
+    [DRAW] = {.width = DIM_MAMBA_IN, .life = LIFE_SCRATCH, .operand = true},
+    [DCONVOLVED] = {.width = DIM_MAMBA_CONV, .life = LIFE_SCRATCH},
+    [CARRY] = {EXTENT_ONE, DIM_MAMBA_STATES, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS},
+    [TERMS] = {EXTENT_STRIDE, DIM_MAMBA_TERMS, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS},
+};
+
+enum { IN_ROWS = 5 };
+static const Product in = {&params[GATE], NULL, IN_ROWS, DIM_MAMBA_IN, DIM_HIDDEN};
+static const Product out = {&params[OUTPUT], NULL, 1, DIM_HIDDEN, DIM_STATE};
+
+/* ---- what the ops get ---- */
+
+static int64_t dim(const LayerPass *w, Dim d) { return model_dim(&w->pass->model->config, d); }
+
+static const Param *param_at(const LayerPass *w, int row) {
+    return param_of(&w->pass->model->table, w->unit, &params[row]);
+}
+static const float *vector_of(const LayerPass *w, int row) {
+    return weights_vector(w->pass->weights, param_at(w, row));
+}
+static float *gradient_at(const LayerPass *w, int row) {
+    return gradient_of(&w->pass->gradients, param_at(w, row));
+}
+
+/* What lies behind the gate in RAW or DRAW. */
+static void *behind_gate(const LayerPass *w, int raw) {
+    return model_at(w->pass->model, w->tensors[raw], dim(w, DIM_STATE));
+}
+
+/* x, then B, then C: as the convolution made them, or straight from the product. */
+static void *read_by_scan(const LayerPass *w, int raw, int convolved) {
+    return param_at(w, TAPS) ? w->tensors[convolved] : behind_gate(w, raw);
+}
+static void *keys_at(const LayerPass *w, void *read, int groups) {
+    return model_at(w->pass->model, read, dim(w, DIM_STATE) + groups * dim(w, DIM_MAMBA_GROUPS));
+}
+static void *steps_at(const LayerPass *w, int raw) {
+    return model_at(w->pass->model, behind_gate(w, raw), dim(w, DIM_MAMBA_READ));
+}
+
+static MambaShape scan_of(const LayerPass *w) {
+    const ModelConfig *c = &w->pass->model->config;
+    return (MambaShape){.tokens = w->pass->model->tokens,
+                        .heads = dim(w, DIM_MAMBA_HEADS),
+                        .groups = c->mamba_n_groups,
+                        .head_dim = c->mamba_d_head,
+                        .state = c->mamba_d_state,
+                        .row = dim(w, param_at(w, TAPS) ? DIM_MAMBA_READ : DIM_MAMBA_IN),
+                        .dt_row = dim(w, DIM_MAMBA_IN)};
+}
+
+static MambaInputs inputs_of(const LayerPass *w) {
+    void *read = read_by_scan(w, RAW, CONVOLVED);
+    return (MambaInputs){.x = read,
+                         .B = keys_at(w, read, 0),
+                         .C = keys_at(w, read, 1),
+                         .dt = steps_at(w, RAW),
+                         .dt_bias = vector_of(w, DT_BIAS),
+                         .A_log = vector_of(w, A_LOG),
+                         .D = vector_of(w, SKIP)};
+}
+
+static MambaGradients gradients_of(const LayerPass *w) {
+    void *read = read_by_scan(w, DRAW, DCONVOLVED);
+    return (MambaGradients){.x = read,
+                            .B = keys_at(w, read, 0),
+                            .C = keys_at(w, read, 1),
+                            .dt = steps_at(w, DRAW),
+                            .dt_bias = gradient_at(w, DT_BIAS),
+                            .A_log = gradient_at(w, A_LOG),
+                            .D = gradient_at(w, SKIP)};
+}
+
+static ConvShape conv_of(const LayerPass *w) {
+    return (ConvShape){.tokens = w->pass->model->tokens,
+                       .width = dim(w, DIM_MAMBA_READ),
+                       .row = dim(w, DIM_MAMBA_IN),
+                       .taps = (int)w->pass->model->config.conv_size};
+}
+
+static GatedNorm norm_of(const LayerPass *w) {
+    const ModelConfig *c = &w->pass->model->config;
+    return (GatedNorm){.tokens = w->pass->model->tokens,
+                       .width = dim(w, DIM_STATE),
+                       .run = dim(w, DIM_STATE) / c->mamba_n_groups,
+                       .gate_row = dim(w, DIM_MAMBA_IN),
+                       .eps = (float)c->rms_norm_eps};
+}
+
+/* ---- what generation carries: S, then the tail of the convolution ---- */
+
+static int64_t carried(const ModelConfig *c) {
+    int64_t tail = c->conv_size > 1 ? (c->conv_size - 1) * model_dim(c, DIM_MAMBA_READ) : 0;
+    return model_dim(c, DIM_MAMBA_STATES) + tail;
+}
+
+/* ---- parts ---- */
+
+static void in_forward(const LayerPass *w) {
+    begin_sequence(w, carried(&w->pass->model->config));
+    product_forward(w, &in, w->x, w->tensors[RAW]);
+}
+
+static void in_backward(const LayerPass *w, Half half) {
+    if (half & HALF_WEIGHT) product_weight(w, &in, w->tensors[DRAW], w->x);
+    if (half & HALF_INPUT) product_input(w, &in, w->tensors[DRAW], w->dx);
+}
+
+static void conv_forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    float *carries = carried_of(w);
+    if (!param_at(w, TAPS)) return;
+    OP(p->device, OP_CONV_FORWARD, conv_forward, conv_of(w), behind_gate(w, RAW), vector_of(w, TAPS),
+       documents_of(w), carries ? carries + dim(w, DIM_MAMBA_STATES) : NULL, w->tensors[CONVOLVED],
+       p->model->compute);
+}
+
+static void conv_backward(const LayerPass *w, Half half) {
+    const Pass *p = w->pass;
+    if (!(half & HALF_INPUT) || !param_at(w, TAPS)) return;
+    OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), behind_gate(w, RAW), vector_of(w, TAPS),
+       p->batch.first_key, w->tensors[DCONVOLVED], behind_gate(w, DRAW), gradient_at(w, TAPS),
+       p->model->compute);
+}
+
+static void scan_forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    OP(p->device, OP_MAMBA_FORWARD, mamba_forward, scan_of(w), inputs_of(w), documents_of(w), carried_of(w),
+       w->tensors[STARTS], w->tensors[Y], p->model->compute);
+}
+
+static void scan_backward(const LayerPass *w, Half half) {
+    const Pass *p = w->pass;
+    void *const *t = w->tensors;
+    if (half & HALF_INPUT)
+        OP(p->device, OP_MAMBA_BACKWARD, mamba_backward, scan_of(w), inputs_of(w), p->batch.first_key,
+           t[STARTS], t[DY], t[CARRY], t[TERMS], gradients_of(w), p->model->compute);
+}
+
+/* By the operations of device.h (MambaShape) on an element of the state: five forward; eleven on the way
+ * back, where the state is made again with three. */
+static Cost scan_cost(const ModelConfig *c, int unit, int64_t context) {
+    double elements = (double)model_dim(c, DIM_MAMBA_STATES);
+    (void)unit, (void)context;
+    return (Cost){5 * elements, 14 * elements, 0};
+}
+static Cost scan_needs(const ModelConfig *c, int unit, int64_t context) {
+    double elements = (double)model_dim(c, DIM_MAMBA_STATES);
+    (void)unit, (void)context;
+    return (Cost){5 * elements, 11 * elements, 0};
+}
+
+static void gate_output(const LayerPass *w) {
+    const Pass *p = w->pass;
+    OP(p->device, OP_GATED_NORM_FORWARD, gated_norm_forward, norm_of(w), w->tensors[Y], w->tensors[RAW],
+       vector_of(w, NORM), w->tensors[OUT], p->model->compute);
+}
+
+static void out_forward(const LayerPass *w) {
+    gate_output(w);
+    product_forward(w, &out, w->tensors[OUT], w->y);
+}
+
+static void out_backward(const LayerPass *w, Half half) {
+    const Pass *p = w->pass;
+    void *const *t = w->tensors;
+    if (half & HALF_INPUT) {
+        product_input(w, &out, w->dy, t[DOUT]);
+        OP(p->device, OP_GATED_NORM_BACKWARD, gated_norm_backward, norm_of(w), t[Y], t[RAW],
+           vector_of(w, NORM), t[DOUT], t[DY], t[DRAW], gradient_at(w, NORM), p->model->compute);
+        gate_output(w);
+    }
+    if (half & HALF_WEIGHT) product_weight(w, &out, w->dy, t[OUT]);
+}
+
+static const Part parts[] = {
+    {"gate, x, B, C and steps", LIFE_SAVED, in_forward, in_backward, .product = &in},
+    {"convolution", LIFE_CHEAP, conv_forward, conv_backward, .product = NULL},
+    {"scan", LIFE_SAVED, scan_forward, scan_backward, .more = scan_cost, .needed = scan_needs},
+    {"output", LIFE_SAVED, out_forward, out_backward, .product = &out},
+};
+
+const Layer layer_mamba2 = {.name = "Mamba-2",
+                            .params = params,
+                            .tensors = tensors,
+                            .parts = parts,
+                            .param_count = PARAMS,
+                            .tensor_count = TENSORS,
+                            .part_count = sizeof parts / sizeof *parts,
+                            .carried = carried};
