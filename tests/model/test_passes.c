@@ -76,7 +76,8 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
     if (f == &family_recurrent) {
         c.mixers = (MixerPattern){1, {(uint8_t)mixer}};
         c.recurrent_size = 10, c.conv_size = tied ? 0 : 3;
-        if (mixer == MIXER_MAMBA2) c.mamba_d_state = 3, c.mamba_d_head = 5, c.mamba_n_groups = tied ? 1 : 2;
+        if (mixer == MIXER_MAMBA2) /* more of everything than adapters' rank */
+            c.recurrent_size = 20, c.mamba_d_head = 5, c.mamba_d_state = 5, c.mamba_n_groups = tied ? 1 : 2;
     }
     if (family_has_experts(f)) {
         c.num_experts = 5, c.num_experts_per_tok = all_experts ? 5 : 2;
