@@ -339,7 +339,7 @@ static ErrorCode measure_text(Job *j, Error *err) {
 
 /* ---- what is asked ---- */
 
-static bool is_key(const char *word) { return strncmp(word, "mesh.", 5) == 0 && strchr(word, '='); }
+static bool is_key(const char *word) { return model_is_key(word) && strchr(word, '='); }
 
 /* MODEL [TEXT] [mesh.KEY=N ...]: a text or tasks, and not both. */
 static ErrorCode read_operands(Job *j, Error *err) {
@@ -359,13 +359,6 @@ static ErrorCode read_operands(Job *j, Error *err) {
     if (tasks != text) return OK;
     return error_set(err, ERR_USAGE, "eval: expected %s",
                      tasks ? "a text or --tasks, not both" : "a text to evaluate on, or --tasks FILE.yaml");
-}
-
-/* Before anything is opened, or started. */
-static ErrorCode check_mesh(const Job *j, int size, Error *err) {
-    MeshOptions mesh;
-    TRY(model_check_ranks(&j->ranks, size, &mesh, err));
-    return j->text ? OK : tasks_check_mesh(&mesh, "", err);
 }
 
 /* A whole configuration, or a file of that section alone: nothing else of it is looked at. */
@@ -415,7 +408,7 @@ static void catch_signals(void) {
 static ErrorCode evaluate_joined(Job *j, Error *err) {
     doing_enter(&j->doing, PHASE_READING, 0);
     if (!speaks(j)) log_set_level(LOG_ERROR);
-    TRY(comm_agree(j->ranks.comm, check_mesh(j, comm_size(j->ranks.comm), err), err));
+    TRY(comm_agree(j->ranks.comm, model_check_ranks(&j->ranks, comm_size(j->ranks.comm), err), err));
     TRY(comm_agree(j->ranks.comm, read_tasks(j, err), err));
     ErrorCode code = open_for(j, err);
     if (code == OK) code = j->text ? measure_text(j, err) : run_tasks(j, err);
@@ -448,7 +441,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(read_operands(&j, err));
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
     if (ranks == 1) return evaluate_here(&j, err);
-    TRY(check_mesh(&j, (int)ranks, err));
+    TRY(model_check_ranks(&j.ranks, (int)ranks, err));
     Config c = {.run.threads = 0};
     TRY(arguments_int(args, "--threads", 0, 4096, &c.run.threads, err));
     setup_before_ranks(&c, (int)ranks);
@@ -471,7 +464,9 @@ const Verb verb_eval = {
         "errors, on files that are there (docs/evaluation.md).\n\n"
         "With -n N, or started by mpirun or srun, ranks share the work; keys of mesh say how, as they do for "
         "weft train: by default each has a share of\n"
-        "the weights (mesh.dp_shard). The figures have the same bits on any number of them.\n\n"
+        "the weights (mesh.dp_shard). The figures have the same bits on any number of them; with mesh.tp and "
+        "mesh.cp they are those of\n"
+        "numerics.canonical_tp and numerics.canonical_cp, which one rank may be given too.\n\n"
         "Examples:\n"
         "  weft eval runs/demo some-text.txt\n"
         "  weft eval runs/demo held-out.jsonl.zst --context 512 --json\n"

@@ -103,36 +103,29 @@ static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error 
 
 /* ---- ranks ---- */
 
+bool model_is_key(const char *word) {
+    return strncmp(word, "mesh.", 5) == 0 || strncmp(word, "numerics.canonical_", 19) == 0;
+}
+
 static ErrorCode read_keys(OptionSet *set, const ModelRanks *ranks, Error *err) {
     for (int i = 0; i < ranks->key_count; i++) {
         const char *key = ranks->keys[i];
-        if (strncmp(key, "mesh.", 5) != 0)
+        if (!model_is_key(key))
             return error_set(err, ERR_USAGE, "\"%s\": expected keys of mesh here, as in mesh.pp=2", key);
         TRY(options_apply_override(set, key, err));
     }
     return OK;
 }
 
-ErrorCode model_check_ranks(const ModelRanks *ranks, int size, MeshOptions *mesh, Error *err) {
+ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err) {
     Config c = {.data.seed = 0};
     OptionSet set = {0};
     Mesh built;
     ErrorCode code = options_init(&set, config_options, &c, err);
     if (code == OK) code = read_keys(&set, ranks, err);
     if (code == OK) code = mesh_build(&built, &c.mesh, size, err);
-    *mesh = c.mesh;
     options_free(&set);
     return code;
-}
-
-/* Adapters are not cut; a run has config_load to say so. */
-static ErrorCode check_adapter(const OpenModel *m, Error *err) {
-    const MeshOptions *mesh = &m->config.mesh;
-    if (!m->adapter.dir || (mesh->tp <= 1 && mesh->cp <= 1)) return OK;
-    return error_set(err, ERR_CONFIG,
-                     "mesh.%s: the matrices of adapters are not cut: \"weft merge\" makes a model "
-                     "of them, or set it to 1",
-                     mesh->tp > 1 ? "tp" : "cp");
 }
 
 /* What all ranks must have alike: build, passes, mesh and shape; and weights. */
@@ -162,11 +155,13 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     TRY(read_device(m, args, err));
     TRY(checkpoint_find_weights(where, &m->dir, err));
     TRY(open_adapter(m, args, err));
-    TRY(check_adapter(m, err));
     TRY(open_tokenizer(m, args, err));
     TRY(read_shape(m, &spec->model, err));
     TRY(modelfiles_check_shape(weights_of(m), &spec->model, err));
     spec->adapters = adapter_spec(&m->adapter);
+    spec->leaves = (int)c->numerics.canonical_tp;
+    spec->spans = (int)c->numerics.canonical_cp;
+    spec->exact = spec->spans > 0; /* only exact sums have spans; here nothing is summed over them */
     spec->positions = context_of(&spec->model, shape);
     TRY(check_positions(&spec->model, spec->positions, err));
     spec->tokens = shape.sequences > 0 ? shape.sequences * spec->positions : shape.tokens;

@@ -32,15 +32,17 @@ typedef struct PassShape {
 } PassShape;
 
 /* Ranks that share a model out, or its work: a Comm without a mesh as yet, and how its ranks are laid, by
- * keys of that section: "mesh.pp=2". */
+ * keys of that section, "mesh.pp=2", and the degrees whose bits passes have, "numerics.canonical_tp=4". */
 typedef struct ModelRanks {
     Comm *comm;
     int key_count;
     const char *const *keys;
 } ModelRanks;
 
-/* What the keys come to; refused unless so many ranks can be laid so. */
-ErrorCode model_check_ranks(const ModelRanks *ranks, int size, MeshOptions *mesh, Error *err);
+/* Whether a word is about one of these. */
+bool model_is_key(const char *word);
+/* Before anything is opened, or started: refused unless so many ranks can be laid so. */
+ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err);
 
 /* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
  * --tokenizer, --base, --compute, --device, --threads of the verb are obeyed. ranks: NULL for this process

@@ -20,7 +20,6 @@
 #include "plan/forecast.h"
 #include "plan/sync.h"
 #include "train/setup.h"
-#include "train/tasks.h"
 
 #define GIB 1073741824.0
 
@@ -307,7 +306,6 @@ static ErrorCode run(const Arguments *args, Error *err) {
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_model, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
-    if (code == OK) code = tasks_check_config(&c, err);
     if (code == OK) code = take_device(&q, &c, &d, err);
     if (code == OK) {
         code = plan(args, &q, &c, &set, &d, err);

@@ -138,6 +138,20 @@ void crossing_end(Execution *x, Action a) {
     if (at.kind == CROSS_SUM) {
         parameters_ready(x, a.unit); /* a bias */
         unit_summed(&unit, at);
+        probe_output(x, a, unit.out);
     }
     if (at.kind == CROSS_SWAP) unit_unpack(&unit, at);
+}
+
+/* Behind an evaluation, and no action of it: most of them ask for sums alone. Nothing else of cp is under
+ * way. */
+void crossing_gather_scores(Engine *e, LossRecord *all) {
+    const Model *m = &e->model;
+    CommPart *parts = e->traffic.stretches[0];
+    CommHandle handle = 0;
+    Error err = {.message = ""};
+    if (m->contexts.ranks == 1) return;
+    for (int r = 0; r < m->contexts.ranks; r++) parts[r] = (CommPart){r * model_records(m), model_records(m)};
+    execution_must(e, comm_all_gather(e->comm, MESH_CONTEXT, parts, sizeof *all, all, &handle, &err), &err);
+    execution_wait(e, &handle);
 }

@@ -298,12 +298,16 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + batch_array_offset(&x->engine->model, array);
 }
 
+/* Records of an evaluation, and where this rank's begin. */
+static LossRecord *scores_of(const Execution *x, int m) { return batch_array(x, m, BATCH_ARRAYS); }
+static int64_t own_scores(const Engine *e) { return e->model.contexts.place * model_records(&e->model); }
+
 void execution_enter(Execution *x, int m) {
     x->pass.batch =
         (Microbatch){batch_array(x, m, 0), batch_array(x, m, 1), batch_array(x, m, 2), batch_array(x, m, 3)};
     x->pass.losses = batch_array(x, m, 4);
     x->pass.z_losses = x->pass.z_loss > 0 ? batch_array(x, m, BATCH_ARRAYS - 1) : NULL;
-    x->pass.records = x->scoring ? batch_array(x, m, BATCH_ARRAYS) : NULL;
+    x->pass.records = x->scoring ? scores_of(x, m) + own_scores(x->engine) : NULL;
     for (int k = 0; k < program_further_heads(x->program); k++) {
         x->pass.further_targets[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k);
         x->pass.further_losses[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k + 1);
@@ -620,7 +624,9 @@ void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
 bool engine_score(Engine *e, const Batch *batch, LossRecord *records) {
     Execution x = forward_only(e, batch, true);
     if (!partition_runs(&e->plan->partition, x.program->units - 1)) return false;
-    device_fetch(e->device, records, batch_array(&x, 0, BATCH_ARRAYS),
-                 (size_t)batch->tokens * sizeof *records);
+    LossRecord *all = scores_of(&x, 0);
+    crossing_gather_scores(e, all);
+    device_fetch(e->device, records, all,
+                 (size_t)(e->model.contexts.ranks * model_records(&e->model)) * sizeof *records);
     return true;
 }

@@ -100,9 +100,11 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
  * their number. Collective over the pipeline and the shards. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);
 
-/* The same, row by row: of each token the largest logit, that of its target, and the sum of exponentials.
- * False, and nothing is written, on ranks that do not have the losses. */
-bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [T] */);
+/* The same, row by row: of each token the largest logit, that of its target, and the sum of exponentials, in
+ * leaves of the vocabulary: of one rank of cp after the other, of one chunk of its logits after the other,
+ * [leaves, rows]. False, and nothing is written, on ranks that do not have the losses. Collective, as above,
+ * and over the ranks that share matrices or tokens, all of which get the same. */
+bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [ranks of cp, model_records] */);
 
 const RankPlan *engine_plan(const Engine *e);
 Device *engine_device(const Engine *e);

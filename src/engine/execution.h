@@ -55,7 +55,7 @@ typedef struct Workspace {
 /* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
 typedef struct Probe {
     GradStats *slots; /* tensor memory: of passes, then of parameters */
-    float *wide;      /* [T, h] tensor memory: states of bf16 in fp32 */
+    float *wide;      /* [own, h] tensor memory: states of bf16 in fp32 */
     GradStats *host;  /* pinned: what was fetched */
 } Probe;
 
@@ -161,6 +161,8 @@ void execution_enter(Execution *x, int microbatch);
 /* Starts what crosses between two parts of a unit over tp or cp; waits for it, and puts it in its place. */
 void crossing_start(Execution *x, Action a);
 void crossing_end(Execution *x, Action a);
+/* Records of the tokens of each rank of cp, [ranks, model_records], go to all of them. */
+void crossing_gather_scores(Engine *e, LossRecord *all);
 
 /* Runs parts whose rows visit the ranks of their experts. */
 void visit_run(Execution *x, Action a);
@@ -210,9 +212,10 @@ void probe_layout(Engine *e); /* as statistics_layout */
 ErrorCode probe_open(Engine *e, Error *err);
 void probe_close(Engine *e);
 void probe_begin(Execution *x);
-/* A pass of the unit has made its output; `dx`: the gradient of its input. */
-void probe_output(const Execution *x, Action a, const void *out /* [T, h], NULL: none */);
-void probe_gradient(const Execution *x, Action a, Half half, const void *dx /* [T, h] */);
+/* A forward pass of the unit has made some of `out`, be it by what ranks have summed; a backward pass of
+ * `dx`, the gradient of its input. They are looked at when all of it is there. */
+void probe_output(const Execution *x, Action a, const void *out /* [own, h], NULL: none */);
+void probe_gradient(const Execution *x, Action a, Half half, const void *dx /* [own, h] */);
 /* Waits: fills options->probe. All ranks. */
 void probe_end(Execution *x);
 

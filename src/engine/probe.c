@@ -3,12 +3,14 @@
  * On a step that is probed, ops take figures of what passes have just made, in tensor memory; nothing is read
  * before the step has ended, and then all at once. On other steps nothing happens.
  *
- *     forward of u       figures of its output            slot (OUTPUT, u, m)
+ *     forward of u       figures of its output            slot (OUTPUT, u, m): behind its last part, or
+ *                                                         behind the sum over ranks that ends it
  *     backward of u      of its input's gradient          slot (GRADIENT, u - 1, m): that of u - 1's output
  *     end of the step    of weights and their gradients   slots behind them, one a parameter
  *
- * Sums are exact and each element is counted by one rank, so the figures have the same bits on every mesh
- * whose activations and gradients have. In bf16 they are taken of a copy in fp32, which changes no number. */
+ * Sums are exact and each element is counted by one rank - of the stream each has its own tokens, where tp or
+ * cp share them - so the figures have the same bits on every mesh whose activations and gradients have. In
+ * bf16 they are taken of a copy in fp32, which changes no number. */
 #include <math.h>
 
 #include "engine/execution.h"
@@ -57,10 +59,15 @@ static void take(Engine *e, int64_t count, const float *values, GradStats *slot)
     OP(e->device, OP_GRAD_STATS, grad_stats, count, values, 2, &e->statistics.scalars->norm_unit, slot);
 }
 
-/* [T, h] in the compute dtype. */
+/* Of what a unit puts out in a microbatch, those that are this rank's. */
+static int64_t own_states(const Engine *e) {
+    return model_own_tokens(&e->model) * e->model.config.hidden_size;
+}
+
+/* [own, h] in the compute dtype. */
 static void take_states(const Execution *x, int kind, int unit, int microbatch, const void *states) {
     Engine *e = x->engine;
-    int64_t count = e->model.tokens * e->model.config.hidden_size;
+    int64_t count = own_states(e);
     const float *wide = states;
     if (e->model.compute == DTYPE_BF16) {
         OP(e->device, OP_CAST, cast, count, states, DTYPE_BF16, e->statistics.probe.wide, DTYPE_F32);
@@ -69,9 +76,15 @@ static void take_states(const Execution *x, int kind, int unit, int microbatch, 
     take(e, count, wide, pass_slot(e, kind, unit, microbatch));
 }
 
+/* What ranks have terms of is there when their sum has crossed. */
+static bool makes_output(const Program *p, Action a) {
+    int end = unit_parts(p->model, a.unit).end;
+    if (action_is_crossing(a.kind)) return a.pass == ACT_FWD && a.parts.first == end;
+    return program_ends_unit(p, a) && program_crossing(p, ACT_FWD, a.unit, end) == 0;
+}
+
 void probe_output(const Execution *x, Action a, const void *out) {
-    if (probing(x) && out && program_ends_unit(x->program, a))
-        take_states(x, OUTPUT, a.unit, a.microbatch, out);
+    if (probing(x) && out && makes_output(x->program, a)) take_states(x, OUTPUT, a.unit, a.microbatch, out);
 }
 
 void probe_gradient(const Execution *x, Action a, Half half, const void *dx) {
@@ -139,7 +152,7 @@ static const GradStats *on_host(const Engine *e, const GradStats *slot) {
 static void add_passes(const Execution *x, int unit, ProbeRecord *r) {
     const Engine *e = x->engine;
     const Partition *p = &e->plan->partition;
-    int64_t each = e->model.tokens * e->model.config.hidden_size;
+    int64_t each = own_states(e);
     bool output = partition_runs(p, unit), gradient = partition_runs(p, unit + 1);
     for (int m = 0; m < x->program->microbatches; m++) {
         if (output) add(r, PROBE_OUTPUT, on_host(e, pass_slot(e, OUTPUT, unit, m)), each);

@@ -4,14 +4,16 @@
  *             0           a           b           c        T      segment's first token
  *
  * A token of the batch predicts the next one of its request; those that are scored have it as their target.
- * Every request is in one batch, and so is scored by the ranks of one data-parallel place; the others add
- * zeros, and sums of a number and zeros are exact in any order. */
+ * Every request is in one batch, and so is scored by the ranks of one data-parallel place. Of those that
+ * share matrices or tokens each has what all have found, and the first speaks; the others add zeros, and sums
+ * of a number and zeros are exact in any order. So a score is added up token by token, as on one rank. */
 #include "engine/score.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/losses.h"
 #include "engine/execution.h"
 
 /* Scores that travel in one record. */
@@ -27,14 +29,18 @@ typedef struct Span {
 
 /* A batch and what it is made in. */
 typedef struct Packer {
+    const Model *model;
     const Task *task;
     Batch batch;
+    LossRecord *leaves;  /* [ranks of cp, model_records] as engine_score has them */
     LossRecord *records; /* [T] */
     int32_t *memory;
 } Packer;
 
-static void packer_open(Packer *p, const Task *t, int64_t tokens) {
-    *p = (Packer){.task = t};
+static void packer_open(Packer *p, const Model *m, const Task *t) {
+    int64_t tokens = model_all_tokens(m);
+    *p = (Packer){.model = m, .task = t};
+    p->leaves = mem_alloc_array((size_t)(m->contexts.ranks * model_records(m)), sizeof *p->leaves);
     p->records = mem_alloc_array((size_t)tokens, sizeof *p->records);
     p->memory = mem_alloc_array(4 * (size_t)tokens, sizeof *p->memory);
     p->batch =
@@ -42,6 +48,7 @@ static void packer_open(Packer *p, const Task *t, int64_t tokens) {
 }
 
 static void packer_close(Packer *p) {
+    free(p->leaves);
     free(p->records);
     free(p->memory);
 }
@@ -90,6 +97,25 @@ static void pack(Packer *p, Span s) {
     clear(&p->batch, at, p->batch.tokens);
 }
 
+/* Of a chunk of logits of one rank of cp: what the leaves of each row come to, to the token's place. */
+static void merge_chunk(Packer *p, int place, int chunk) {
+    const Model *m = p->model;
+    int64_t first = model_chunk_first(m, chunk), rows = model_chunk_rows(m, chunk),
+            leaf = model_vocabulary_leaves(m, NULL).leaf;
+    const LossRecord *of = p->leaves + place * model_records(m) + first * m->sharing.leaves;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = model_token(m, place, first + r), target = p->batch.targets[at];
+        if (target >= 0)
+            p->records[at] =
+                loss_record_of_leaves(of + r, rows, m->sharing.leaves, leaf > 0 ? target / leaf : 0);
+    }
+}
+
+static void merge(Packer *p) {
+    for (int place = 0; place < p->model->contexts.ranks; place++)
+        for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, place, i);
+}
+
 /* A row's log-likelihood: target - log sum exp, in double. */
 static void take(TaskScore *s, const LossRecord *r) {
     double value = (double)r->target - (double)r->max - log(r->sum);
@@ -98,8 +124,9 @@ static void take(TaskScore *s, const LossRecord *r) {
     s->missed += !(r->target >= r->max);
 }
 
-static void read_scores(const Packer *p, Span s, TaskScore *scores) {
+static void read_scores(Packer *p, Span s, TaskScore *scores) {
     int64_t at = 0;
+    merge(p);
     for (size_t i = s.first; i < s.end; i++) {
         const TaskRequest *r = &p->task->request[i];
         for (int32_t k = r->first; k < r->count; k++) take(&scores[i], &p->records[at + k - 1]);
@@ -112,6 +139,7 @@ static void read_scores(const Packer *p, Span s, TaskScore *scores) {
 static void run(Engine *e, Packer *p, TaskScore *scores) {
     const Mesh *mesh = &e->plan->partition.mesh;
     int ranks = mesh_dp_degree(mesh), own = mesh_dp_rank(mesh, e->plan->rank);
+    bool speaks = p->model->sharing.place == 0 && p->model->contexts.place == 0;
     for (size_t next = 0; next < p->task->requests;) {
         Span mine = {0, 0};
         for (int r = 0; r < ranks; r++) {
@@ -120,7 +148,7 @@ static void run(Engine *e, Packer *p, TaskScore *scores) {
             next = s.end;
         }
         pack(p, mine);
-        if (engine_score(e, &p->batch, p->records)) read_scores(p, mine, scores);
+        if (engine_score(e, &p->batch, p->leaves) && speaks) read_scores(p, mine, scores);
     }
 }
 
@@ -149,7 +177,7 @@ static ErrorCode share(Engine *e, TaskScore *scores, size_t count, Error *err) {
 ErrorCode score_task(Engine *e, const Task *t, TaskScore *scores, Error *err) {
     Packer p;
     memset(scores, 0, t->requests * sizeof *scores);
-    packer_open(&p, t, e->plan->spec.tokens);
+    packer_open(&p, engine_model(e), t);
     run(e, &p, scores);
     packer_close(&p);
     return share(e, scores, t->requests, err);

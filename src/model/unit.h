@@ -95,7 +95,7 @@ typedef struct Pass {
     float z_loss;        /* its coefficient; 0: none */
     int64_t *routed;     /* [blocks, E] choices of each expert are added here; NULL: nobody asks */
     LossSum *balance;    /* and the balance loss here */
-    LossRecord *records; /* [T] of the head, what its losses are made of; NULL: not asked for */
+    LossRecord *records; /* of the head, [leaves, rows] of each chunk in turn; NULL: not asked for */
     /* Of each further head: targets [T], and the same as losses [T]; what its gradient is multiplied with,
      * [1] tensor memory. Training only */
     const int32_t *further_targets[FURTHER_HEADS];
@@ -133,6 +133,13 @@ static inline int64_t model_stretch(const Model *m) { return m->tokens / model_s
 static inline int64_t model_stretch_first(const Model *m, int place, int i) {
     return (i == 0 ? place : 2 * m->contexts.ranks - 1 - place) * model_stretch(m);
 }
+/* Where among the tokens of all ranks the i-th of the rank at that place is. */
+static inline int64_t model_token(const Model *m, int place, int64_t i) {
+    int64_t each = model_stretch(m);
+    return model_stretch_first(m, place, (int)(i / each)) + i % each;
+}
+/* Records of losses that this rank's tokens have. */
+static inline int64_t model_records(const Model *m) { return m->tokens * m->sharing.leaves; }
 /* Whether tokens are changed for heads. */
 static inline bool model_swaps(const Model *m) { return m->contexts.ranks > 1 && !m->contexts.keys; }
 /* Choices of this rank's tokens. */

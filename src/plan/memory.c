@@ -70,8 +70,9 @@ bool program_has_module(const Program *p) { return program_further_heads(p) > 0 
 
 static size_t batch_bytes(const Program *p, const Model *m) {
     int further = 2 * program_further_heads(p) + program_has_module(p);
-    size_t tokens = (size_t)m->tokens, arrays = batch_array_offset(m, BATCH_ARRAYS + further);
-    return pool_round(arrays + (p->evaluates ? tokens * sizeof(LossRecord) : 0));
+    size_t arrays = batch_array_offset(m, BATCH_ARRAYS + further),
+           records = (size_t)(model_records(m) * m->contexts.ranks);
+    return pool_round(arrays + (p->evaluates ? records * sizeof(LossRecord) : 0));
 }
 
 static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, int unit) {
@@ -434,7 +435,7 @@ static void plan_probes(MemoryPlan *plan, const Program *p, const Model *m) {
     size_t slots = 2 * ((size_t)p->units * (size_t)p->microbatches + (size_t)m->table.count);
     plan->probe.slots = pool_round(slots * sizeof(GradStats));
     if (m->compute == DTYPE_BF16)
-        plan->probe.wide = pool_round((size_t)m->tokens * (size_t)m->config.hidden_size * sizeof(float));
+        plan->probe.wide = pool_round((size_t)(model_own_tokens(m) * m->config.hidden_size) * sizeof(float));
     plan->statistics += plan->probe.slots + plan->probe.wide;
 }
 

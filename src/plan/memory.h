@@ -14,9 +14,9 @@
 
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
-     * fp32; behind them in an evaluation [T] LossRecord, in training and with the head targets [T] int32 and
-     * losses [T] fp32 of each further head, then of a module next ids [T] int32. First keys are of all ranks
-     * of cp */
+     * fp32; behind them in an evaluation [T, leaves] LossRecord of each rank of cp, in training and with the
+     * head targets [T] int32 and losses [T] fp32 of each further head, then of a module next ids [T] int32.
+     * First keys are of all ranks of cp */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
@@ -86,7 +86,7 @@ typedef struct MemoryPlan {
     struct {
         size_t
             slots; /* GradStats of each unit's output and its gradient, a microbatch, and of each parameter */
-        size_t wide; /* [T, h] fp32, where states are bf16 */
+        size_t wide; /* [own, h] fp32, where states are bf16 */
     } probe;
     size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each group that sums gradients */
     int reductions;   /* groups that do */

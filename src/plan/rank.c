@@ -150,18 +150,23 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
     return param_groups_build(&p->groups, p->spec.optimizer, t, err);
 }
 
-static ErrorCode refuse_probes(const char *key, int ranks, Error *err) {
-    return error_set(
-        err, ERR_CONFIG,
-        "metrics.probe: with %s %d a rank has some of the tokens, and figures of all are not put "
-        "together: leave it out, or set %s to 1",
-        key, ranks, key);
+/* Of a run config.c says so first; other degrees than its own are tried by plan/compare.c. */
+static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
+    const ModelConfig *m = &p->spec.model;
+    if (m->further_heads > 0 && sharing.leaves > 1)
+        return error_set(err, ERR_CONFIG,
+                         "train.multi_token: further heads are not cut over tp: set mesh.tp to 1");
+    if (m->further_module && (p->model.contexts.ranks > 1 || model_spans(&p->model) > 1))
+        return error_set(err, ERR_CONFIG,
+                         "train.multi_token: nothing crosses over cp inside a module: set mesh.cp to 1");
+    return OK;
 }
 
 /* Gathering boxes for an update is not there; nor is a gradient of one microbatch whole where its sums are
  * shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.inference) return OK;
+    TRY(check_further(p, sharing, err));
     if (sharing.ranks > 1 && param_groups_need_matrices(&p->groups))
         return error_set(err, ERR_CONFIG,
                          "mesh.tp %d: muon sees whole matrices, which tp cuts: use 1, or adamw",
@@ -172,9 +177,6 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
             "optimizer.groups asks for whole matrices, which mesh.tp %d cuts: leave out `whole`, "
             "or set mesh.tp to 1",
             sharing.ranks);
-    if (p->spec.probes && sharing.ranks > 1) return refuse_probes("mesh.tp", sharing.ranks, err);
-    if (p->spec.probes && p->model.contexts.ranks > 1)
-        return refuse_probes("mesh.cp", p->model.contexts.ranks, err);
     if (p->spec.noise && p->model.visitors > 0)
         return error_set(
             err, ERR_CONFIG,
@@ -230,7 +232,11 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
 /* What the whole model and this rank's own have of them is the same: nothing cuts them but shares. */
 static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
     const AdapterSpec *adapters = &p->spec.adapters;
-    CHECK(adapters->rank == 0 || sharing.leaves == 1); /* config.c refuses it */
+    if (adapters->rank > 0 && sharing.leaves > 1)
+        return error_set(
+            err, ERR_CONFIG,
+            "adapters are not cut over tp yet: set mesh.tp to 1, and numerics.canonical_tp to 0, or "
+            "make a model of base and adapter (weft merge)");
     TRY(adapters_put(&p->model.table, &p->model.config, adapters, err));
     p->spec.model.adapter_rank = p->model.config.adapter_rank;
     p->spec.model.adapter_scale = p->model.config.adapter_scale;

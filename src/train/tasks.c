@@ -12,24 +12,6 @@
 #include "observe/metrics.h"
 #include "train/agree.h"
 
-/* Rows of logits and of states are whole on a rank where these are read. */
-ErrorCode tasks_check_mesh(const MeshOptions *mesh, const char *instead, Error *err) {
-    bool tp = mesh->tp > 1;
-    if (!tp && mesh->cp <= 1) return OK;
-    return error_set(
-        err, ERR_CONFIG,
-        "evaluation.tasks: with mesh.%s %lld a rank has some of the %s, and what tasks read of them "
-        "is not put together: %sset mesh.%s to 1",
-        tp ? "tp" : "cp", (long long)(tp ? mesh->tp : mesh->cp), tp ? "logits of a token" : "tokens", instead,
-        tp ? "tp" : "cp");
-}
-
-/* Without tasks any mesh will do. */
-ErrorCode tasks_check_config(const Config *c, Error *err) {
-    if (c->evaluation.tasks.count == 0) return OK;
-    return tasks_check_mesh(&c->mesh, "leave it out and take weft eval, or ", err);
-}
-
 /* Figures are known by it: in records, tags and keys. */
 static ErrorCode check_name(const Tasks *t, size_t own, const TaskSource *source, Error *err) {
     const char *name = t->items[own]->name;

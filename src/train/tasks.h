@@ -12,12 +12,6 @@ typedef struct Tasks {
     Task **items; /* [count] */
 } Tasks;
 
-/* ERR_CONFIG for a mesh on which no rank has a token's logits, or a sequence's tokens, whole; `instead`: what
- * else one may do, "take weft eval, or ". */
-ErrorCode tasks_check_mesh(const MeshOptions *mesh, const char *instead, Error *err);
-/* The same of evaluation.tasks, for a run and its plan. */
-ErrorCode tasks_check_config(const Config *c, Error *err);
-
 /* `context` as in task_open. ERR_CONFIG for names that are no names, or that two tasks have. Close it also
  * after a failure. */
 ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,

@@ -171,7 +171,6 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
     Text said = {0};
-    TOGETHER(t, tasks_check_config(t->c, err));
     TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
     TRY(tasks_agree(&t->tasks, t->comm, err));
     tasks_describe(&t->tasks, t->c->train.context, &said);

@@ -80,6 +80,5 @@ refused 'mesh.cp 4 by keys cannot have the bits of numerics.canonical_cp 12, of 
 refused 'mesh.cp 4 does not divide numerics.canonical_cp 6: 1, 2, 3 or 6 would' -n 4 mesh.cp=4 numerics.canonical_cp=6
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.cp=4 train.context=30 train.tokens_per_step=120
 refused 'which is of train.numerics: exact' -n 2 mesh.cp=2 train.numerics=fast numerics.canonical_cp=2
-refused 'metrics.probe: with mesh.cp 2' -n 2 mesh.cp=2 metrics.probe=2
 refusals
 conclude "context parallelism has the bits of one rank"

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Figures of validation sets, of tasks and of probes do not depend on the mesh, to the last bit.
+# Figures of validation sets, of tasks and of probes do not depend on the mesh, to the last bit; where ranks share matrices or tokens, at one
+# canonical degree.
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
@@ -31,7 +32,10 @@ train() {
     timeout -k 5 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || fail "$dir: $(tail -3 "$dir.err")"
 }
 figures() { grep -E '"kind": "(validation|set|task|probe)"' "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
-same() { [ "$(figures "$1")" = "$(figures one)" ] || fail "$1: $(diff <(figures one) <(figures "$1") | head -4)"; }
+same() { # DIR [BASE]
+    local base=${2:-one}
+    [ "$(figures "$1")" = "$(figures "$base")" ] || fail "$1: $(diff <(figures "$base") <(figures "$1") | head -4)"
+}
 
 train one
 [ "$(figures one | wc -l)" -eq 31 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks, and twice five units"
@@ -46,10 +50,21 @@ same pp2x2
 train pp3 -n 3 mesh.pp=3 pipeline.schedule=gpipe
 same pp3
 
+# Ranks that share matrices, the vocabulary among them, and tokens, by keys and by heads.
+sliced=(model.num_key_value_heads=2 numerics.canonical_tp=2 numerics.canonical_cp=4 train.compute=bf16)
+train slices "${sliced[@]}"
+[ "$(figures slices | wc -l)" -eq 31 ] || fail "$(figures slices | wc -l) records of slices"
+train tp2cp2 -n 4 "${sliced[@]}" mesh.tp=2 mesh.cp=2
+same tp2cp2 slices
+train tp2pp2 -n 4 "${sliced[@]}" mesh.tp=2 mesh.pp=2
+same tp2pp2 slices
+train cp2 -n 2 "${sliced[@]}" mesh.cp=2 parallel.context=heads train.recompute=full
+same cp2 slices
+
 # weft eval has the same bits on any mesh: of a text, and of tasks with examples.
 sed -i 's/^evaluation: .*/evaluation: {tasks: [hellaswag.jsonl, {path: winogrande.jsonl, num_fewshot: 2}, lambada.jsonl, text.jsonl]}/' run.yaml
 evaluates() { # N WORD...
-    timeout -k 5 600 "$weft" eval one "${@:2}" --compute fp32 --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
+    timeout -k 5 600 "$weft" eval "${run:-one}" "${@:2}" --compute fp32 --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
 }
 evaluates 1 text.txt >text1.json
 evaluates 1 --tasks run.yaml --samples samples1 >tasks1.json
@@ -59,8 +74,19 @@ for keys in "3" "4 mesh.dp_replicate=2" "4 mesh.pp=2 mesh.dp_replicate=2"; do
     evaluates "$1" text.txt "${@:2}" | cmp - text1.json || fail "a text on the ranks $keys"
     evaluates "$1" --tasks run.yaml --samples samples "${@:2}" | cmp - tasks1.json && cmp samples samples1 || fail "tasks on the ranks $keys"
 done
-exits 78 eval one --tasks run.yaml -n 2 mesh.tp=2
-has err "with mesh.tp 2 a rank has some of the logits"
+# With tp and cp they are those of one rank at the same canonical degrees, and of any other but for last bits.
+run=slices canonical="numerics.canonical_tp=2 numerics.canonical_cp=4"
+# shellcheck disable=SC2086
+{
+    evaluates 1 --tasks run.yaml --samples samples2 $canonical >tasks2.json
+    evaluates 1 --tasks run.yaml --samples samples1 >tasks1.json
+    evaluates 4 --tasks run.yaml --samples samples4 mesh.tp=2 mesh.cp=2 $canonical | cmp - tasks2.json && cmp samples4 samples2 || fail "tasks on ranks of tp and cp"
+    evaluates 2 text.txt mesh.tp=2 $canonical | cmp - <(evaluates 1 text.txt $canonical) || fail "a text on ranks of tp"
+}
+numbers() { grep -o '"sums": *\[[^]]*' "$1" | grep -oE -- '-?[0-9]+\.?[0-9]*(e[-+]?[0-9]+)?'; }
+[ "$(numbers samples1 | wc -l)" -gt 60 ] || fail "scores of one rank: $(head -2 samples1)"
+paste <(numbers samples1) <(numbers samples2) | awk 'NF != 2 { bad = 1 } { d = $1 - $2; if (d < 0) d = -d; if (d > -1e-5 * $1) bad = 1 } END { exit bad }' ||
+    fail "scores with leaves are others: $(diff samples1 samples2 | head -4)"
 exits 78 eval one text.txt -n 2 mesh.pp=3
 exits 2 eval one text.txt mesh.pp=2 nonsense
 

@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "device/cpu/cpu.h"
+#include "device/losses.h"
 
 enum {
     TOKEN_BLOCK = 32, /* tokens of a sum over tokens that are added in one chain */
@@ -356,23 +357,6 @@ static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *log
     }
 }
 
-/* Of the leaves of one row, `step` records apart, relative to the largest logit of all. */
-static double tree_of_sums(const LossRecord *records, int64_t step, int count, float max) {
-    if (count == 1) return records->sum * exp((double)records->max - (double)max);
-    int half = tree_half(count);
-    return tree_of_sums(records, step, half, max) +
-           tree_of_sums(records + half * step, step, count - half, max);
-}
-
-/* The largest needs no order. A NaN is never larger, but it is in its leaf's sum, and so in the loss. */
-static RowSum row_sum(const LossRecord *records, int64_t step, int count) {
-    RowSum of = {.max = -HUGE_VALF};
-    for (int i = 0; i < count; i++)
-        if (records[i * step].max > of.max) of.max = records[i * step].max;
-    of.sum = tree_of_sums(records, step, count, of.max);
-    return of;
-}
-
 /* Where all logits are here, a row's records are made just before its gradient: it comes from memory once. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                           const int32_t *targets, VocabLeaves leaves, const float *scale, float cap, float z,
@@ -394,10 +378,10 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
         }
         for (int i = 0; !leaves.records && i < count; i++)
             own[i] = record_of(d, vocab, x, logits_type, targets[r], &leaves, i * leaf);
-        RowSum of = row_sum(records, step, count);
-        float target = records[targets[r] / leaf * step].target;
+        LossRecord row = loss_record_of_leaves(records, step, count, targets[r] / leaf);
+        RowSum of = {row.max, row.sum};
         double whole = (double)of.max + log(of.sum), share = 1 + 2 * (double)z * whole;
-        loss[r] = (float)((double)of.max - (double)target + log(of.sum));
+        loss[r] = (float)((double)of.max - (double)row.target + log(of.sum));
         if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
         if (dx)
             kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, share,

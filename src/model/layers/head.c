@@ -188,6 +188,19 @@ static void make_input(const LayerPass *w, Chunk c, const Head *own, const void 
        m->compute, to, type, h, own->adds, model_leaves(m, DIM_VOCAB));
 }
 
+/* For whoever asks for them, of all leaves: as the loss is made of them. */
+static void keep_records(const LayerPass *w, Chunk c) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    LossRecord *to = p->records + c.first * m->sharing.leaves;
+    if (m->sharing.ranks > 1)
+        OP(p->device, OP_COPY, copy, to, w->shared->records,
+           (size_t)(c.rows * m->sharing.leaves) * sizeof *to);
+    else
+        OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
+           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, NULL), to);
+}
+
 /* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
  * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
  * microbatch sets, or of each span of it; all others add. */
@@ -196,10 +209,7 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
-    /* Of all logits: where ranks share them nothing asks (train/setup.c). */
-    if (p->records && own->losses == p->losses)
-        OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-           p->batch.targets + c.first, WHOLE_VOCABULARY, p->records + c.first);
+    if (p->records && own->losses == p->losses) keep_records(w, c);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
        own->targets + c.first, model_vocabulary_leaves(m, w->shared->records), own->scale,
        (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
