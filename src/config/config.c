@@ -2146,10 +2146,6 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
         return options_fail(
             set, "lora.rank", err,
             "adapters are not cut over tp yet: set mesh.tp to 1, and numerics.canonical_tp to 0");
-    if (c->mesh.cp > 1 || c->numerics.canonical_cp > 1)
-        return options_fail(
-            set, "lora.rank", err,
-            "adapters have not been tried with cp yet: set mesh.cp to 1, and numerics.canonical_cp to 0");
     if (c->optimizer.ema > 0)
         return options_fail(set, "optimizer.ema", err,
                             "no average of weights is kept with lora.rank: set it to 0");

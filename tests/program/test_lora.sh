@@ -41,6 +41,12 @@ for run in resumed full shard replicate stages both; do
     curve $run | cmp -s - one.curve || fail "$run has another curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other adapters"
 done
+# Ranks that share tokens, by keys as by heads.
+exits 0 train run.yaml run.dir=spans numerics.canonical_cp=4
+mesh 4 contexts numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=heads train.steps=4 schedule.total_steps=8
+mesh 2 contexts numerics.canonical_cp=4 mesh.cp=2 parallel.context=keys
+curve contexts | cmp -s - <(curve spans) || fail "ranks that share tokens have another curve"
+[ "$(digest contexts)" = "$(digest spans)" ] || fail "ranks that share tokens have other adapters"
 # On another mesh it goes on, too.
 mesh 2 moved train.steps=4 schedule.total_steps=8 mesh.dp_shard=2
 exits 0 train run.yaml run.dir=moved
@@ -64,13 +70,17 @@ exits 0 checkpoint verify one
 
 # The same text, and the same loss within rounding, of base with adapter and of both merged; another one than that of the base.
 letters 8 9 >held.txt
-loss() { "$weft" eval "$@" held.txt --context 32 --compute fp32 --json 2>err | sed -n 's/.*"loss": \([0-9.]*\).*/\1/p'; }
+loss() { "$weft" eval "$1" held.txt "${@:2}" --context 32 --compute fp32 --json 2>err | sed -n 's/.*"loss": \([0-9.]*\).*/\1/p'; }
 exits 0 merge one merged || cat err
 has out "21 of its matrices"
 [ ! -e merged/adapter_config.json ] || fail "a merged model has an adapter"
 adapted=$(loss one) whole=$(loss merged) plain=$(loss base)
 awk -v a="$adapted" -v b="$whole" -v c="$plain" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && d < 1e-5 * a && (c - a > 1e-3 || a - c > 1e-3)) }' ||
     fail "loss $adapted, merged $whole, of the base $plain"
+shared=$(loss one -n 2 mesh.cp=2)
+awk -v a="$adapted" -v b="$shared" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d < 1e-5 * a) }' || fail "loss $adapted, on ranks of cp $shared"
+exits 78 eval one held.txt numerics.canonical_tp=2
+has err "adapters are not cut over tp"
 exits 0 generate one --prompt abc --tokens 12 --temperature 0 --compute fp32
 cp out adapted.text
 exits 0 generate merged --prompt abc --tokens 12 --temperature 0 --compute fp32
@@ -132,6 +142,8 @@ expect 78 plan run.yaml lora.rank=16
 has err "k_proj.weight is [16, 32]"
 expect 78 plan run.yaml mesh.tp=2
 has err "adapters are not cut over tp yet"
+exits 0 plan run.yaml -n 2 --compare --memory 1GiB --link 25
+has out "adapters are not cut over tp yet"
 expect 78 plan run.yaml optimizer.ema=0.9
 expect 78 plan run.yaml 'optimizer.groups=[{match: norm, lr: 1}]'
 has err "nothing else is trained"

@@ -32,7 +32,7 @@ static Leaves leaves_over(const Model *m, const Product *p, Cut cut, Dim dim) {
     return p->weight->cut == cut ? model_leaves(m, dim) : model_one_leaf(m, model_dim(&m->config, dim));
 }
 
-/* ---- adapters ---- */
+/* ---- adapters: no rank shares a sum of theirs but over tokens ---- */
 
 /* Of one of the matrices that a product takes as one. */
 typedef struct Adapter {
@@ -65,7 +65,7 @@ static void adapter_inner(const LayerPass *w, const Adapter *a, const void *x) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a->rank, a->in, x,
        weights_matrix(w->pass->weights, a->a), m->compute, w->adapters->inner, m->compute, a->rank, false,
-       NO_LEAVES);
+       model_one_leaf(m, a->in));
 }
 
 /* outer [T, out] = s dy, of this matrix's outputs; inner [T, r] = outer B */
@@ -75,7 +75,7 @@ static void adapter_outer(const LayerPass *w, const Adapter *a, const void *dy) 
        model_at(m, dy, a->first), a->width, w->adapters->outer, m->compute);
     OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a->rank, a->out, w->adapters->outer,
        weights_matrix(w->pass->weights, a->b), m->compute, w->adapters->inner, m->compute, a->rank, false,
-       NO_LEAVES);
+       model_one_leaf(m, a->out));
 }
 
 /* The scale goes to the narrow side. */
@@ -88,7 +88,7 @@ static void adapters_forward(const LayerPass *w, const Product *p, const void *x
            w->adapters->inner, a.rank, w->adapters->inner, m->compute);
         OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a.out, a.rank, w->adapters->inner,
            weights_matrix(w->pass->weights, a.b), m->compute, model_at(m, y, a.first), m->compute, a.width,
-           true, NO_LEAVES);
+           true, model_one_leaf(m, a.rank));
     }
 }
 
@@ -99,16 +99,20 @@ static void adapters_input(const LayerPass *w, const Product *p, const void *dy,
     for (int next = 0; next_adapter(w, p, &next, &a);) {
         adapter_outer(w, &a, dy);
         OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a.in, a.rank, w->adapters->inner,
-           weights_matrix(w->pass->weights, a.a), m->compute, dx, m->compute, a.in, true, NO_LEAVES);
+           weights_matrix(w->pass->weights, a.a), m->compute, dx, m->compute, a.in, true,
+           model_one_leaf(m, a.rank));
     }
 }
 
-/* dW [out, in] += left [T, out]^T right [T, in]; the first microbatch sets. */
+/* dW [out, in] += left [T, out]^T right [T, in], span by span; the first microbatch sets. */
 static void adapter_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
-    if (p->flat == FLAT_FROZEN) return;
-    OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, m->tokens, left, right, m->compute,
-       gradient_of(&w->pass->gradients, p), DTYPE_F32, p->cols, !w->pass->first, NO_LEAVES);
+    int64_t tokens = model_span(m, m->tokens);
+    for (int r = 0; p->flat != FLAT_FROZEN && r < model_spans(m); r++)
+        OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, tokens,
+           model_at(m, left, r * tokens * p->rows), model_at(m, right, r * tokens * p->cols), m->compute,
+           gradient_of_span(&w->pass->gradients, p, r), DTYPE_F32, p->cols, !w->pass->first,
+           model_one_leaf(m, tokens));
 }
 
 /* dA += (s dy B)^T x, dB += (s dy)^T (x A^T) */
