@@ -332,13 +332,16 @@ static bool goes_on(const Batch *b, int64_t t, int64_t on) {
     return t + on < b->tokens && b->first_key[t + on] == b->first_key[t];
 }
 
-/* A token's own target, k + 1 tokens on in its segment, where that is one. */
+/* A token's own target, k + 1 tokens on in its segment, where that is one: wherever it is, as all targets. */
 static void load_further(Execution *x, int m, int k) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens, on = k + 1;
     int32_t *targets = e->further + (m * further_rows(&e->model.config) + k) * tokens;
-    for (int64_t t = 0; t < tokens; t++) targets[t] = goes_on(b, t, on) ? b->targets[t + on] : -1;
+    for (int64_t i = 0; i < tokens; i++) {
+        int64_t t = model_token(&e->model, e->model.contexts.place, i);
+        targets[i] = goes_on(b, t, on) ? b->targets[t + on] : -1;
+    }
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.further_targets[k], targets,
        (size_t)tokens * sizeof *targets);
 }

@@ -61,19 +61,24 @@ further_losses() { sed -n 's/.*"loss_2": \([^,]*\), "loss_3": \([^,]*\), "loss_4
     on 1 heads1 $heads train.microbatch=1 train.split_backward=true
     on 2 stopped_heads $heads mesh.dp_replicate=2 train.steps=2
     on 2 stopped_heads $heads mesh.dp_shard=2
+    on 1 spans $heads numerics.canonical_cp=4
+    on 4 contexts $heads numerics.canonical_cp=4 mesh.cp=2 mesh.pp=2 train.steps=2
+    on 2 contexts $heads numerics.canonical_cp=4 mesh.cp=2 parallel.context=keys
     on 1 unweighted $heads train.multi_token_weight=0 optimizer.weight_decay=0
     on 1 headless $further optimizer.weight_decay=0
 }
 [ "$(curve heads4)" = "$(curve heads1)" ] && [ "$(further_losses heads4)" = "$(further_losses heads1)" ] &&
     [ "$(digest heads4)" = "$(digest heads1)" ] || fail "a pipeline with shards has another curve with further heads"
 [ "$(curve stopped_heads)" = "$(curve heads)" ] && [ "$(digest stopped_heads)" = "$(digest heads)" ] || fail "a stop changes further heads"
+[ "$(curve contexts)" = "$(curve spans)" ] && [ "$(further_losses contexts)" = "$(further_losses spans)" ] &&
+    [ "$(digest contexts)" = "$(digest spans)" ] || fail "ranks that share tokens have another curve with further heads"
 [ "$(curve unweighted)" = "$(curve headless)" ] || fail "heads without weight change the curve"
 [ "$(curve heads)" != "$(curve headless)" ] || fail "further heads change nothing"
 further_losses heads | awk 'NF != 3 || $3 != "null" || !($1 > 1 && $2 > 1) { exit 1 } END { exit NR != 4 }' || fail "losses of further heads: $(further_losses heads)"
 exits 0 inspect heads
 grep -q 'lm_heads.weight' out || fail "the checkpoint has no further heads: $(tail -4 out)"
 exits 0 eval heads text.txt --context 16 --json
-for words in model.tie_word_embeddings=true mesh.tp=2 mesh.cp=2; do
+for words in model.tie_word_embeddings=true mesh.tp=2 numerics.canonical_tp=2; do
     # shellcheck disable=SC2086
     exits 78 train run.yaml run.dir=wrong $heads "$words"
     has err "further heads beside"
