@@ -796,6 +796,9 @@ static void before_start(const char *name, char **ranks) {
         if (atoi(*ranks) == launched_find().rank) raise(SIGSTOP);
 }
 
+/* For longer than anybody waits, without a beat; a signal ends it. */
+static void sleep_long(void) { sleep(8 * (unsigned)number_of("TEST_WATCHDOG", 60)); }
+
 /* For longer than anybody waits, but with a beat now and then. */
 static void work(void) {
     for (int i = 0; i < 3 * 100 * number_of("TEST_WATCHDOG", 60); i++) {
@@ -825,8 +828,7 @@ static ErrorCode play(const char *name, char **ranks) {
     if (strcmp(name, "freeze") == 0 && named) raise(SIGSTOP);
     if (strcmp(name, "doze") == 0 && named) freeze_soon();
     if (strcmp(name, "nap") == 0 && named) freeze_soon();
-    if ((strcmp(name, "busy") == 0 || strcmp(name, "nap") == 0) && named)
-        nanosleep(&(struct timespec){30, 0}, NULL), sleep(30);
+    if ((strcmp(name, "busy") == 0 || strcmp(name, "nap") == 0) && named) sleep_long(), sleep_long();
     if (strcmp(name, "work") == 0) {
         if (named) work();
         return comm_barrier(comm, &err);
