@@ -189,7 +189,7 @@ static Figures step(Bench *b) {
 }
 
 /* What took the time on this rank, by kind of action and by op. */
-static void describe_step(const Bench *b, double seconds, Text *out) {
+static void describe_step(Bench *b, double seconds, Text *out) {
     const Program *p = &b->plan.program;
     const StepTimes *times = engine_times(b->engine);
     struct {
