@@ -229,15 +229,18 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
 
 /* ---- what fits ---- */
 
+/* No head has several ranks where q, k and v are stored as one, for queries have no copies. */
+static bool may_copy(const ModelConfig *c, const Rule *r) {
+    return r->copies && !model_family(c)->arch.fused_qkv;
+}
+
 /* Uneven parts are rounded up, so that the last rank is the first to go without. Of a head that several ranks
- * have, what the input of q k v gets is dealt out to them, element by element; no head has several where q, k
- * and v are stored as one, for queries have no copies. */
+ * have, what the input of q k v gets is dealt out to them, element by element. */
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
-    bool copies = r->copies && !model_family(c)->arch.fused_qkv;
     if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
-    return all % ranks == 0 || (copies && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
+    return all % ranks == 0 || (may_copy(c, r) && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
 }
 
 /* The first rule that so many ranks break; NULL: none. */
@@ -268,7 +271,7 @@ static const char *uncut(const ModelConfig *c) {
 static void put_reason(const ModelConfig *c, const Rule *r, int64_t ranks, Text *out) {
     int64_t all = grains(c, r);
     if (r->uneven) text_puts(out, ", for a rank would have none of them");
-    if (r->copies && ranks % all == 0)
+    if (may_copy(c, r) && ranks % all == 0)
         text_printf(out, ", for %lld ranks would share a head, whose head_dim %lld they do not divide",
                     (long long)(ranks / all), (long long)c->head_dim);
 }

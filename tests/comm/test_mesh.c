@@ -46,8 +46,8 @@ static void test_places(void **state) {
 /* tp varies fastest, also where this version allows it only by hand. */
 static void test_order_of_axes(void **state) {
     (void)state;
-    Mesh m = {{2, 2, 2, 1, 2, 2}, 32};
-    int at[AXES] = {1, 0, 1, 0, 0, 1}, back[AXES];
+    Mesh m = {{2, 2, 2, 1, 2, 2, 1}, 32};
+    int at[AXES] = {1, 0, 1, 0, 0, 1, 0}, back[AXES];
     assert_int_equal(mesh_rank(&m, at), 16 + 4 + 1);
     mesh_coordinates(&m, 2, back);
     assert_int_equal(back[AXIS_CP], 1);

@@ -2446,8 +2446,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_state_ends),     cmocka_unit_test(test_stats),
         cmocka_unit_test(test_sum_parts),      cmocka_unit_test(test_fixed),
         cmocka_unit_test(test_fixed_limit),    cmocka_unit_test(test_differences),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_grids),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_grids),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);
 }

@@ -142,7 +142,7 @@ expect 78 plan run.yaml lora.rank=16
 has err "k_proj.weight is [16, 32]"
 expect 78 plan run.yaml mesh.tp=2
 has err "adapters are not cut over tp yet"
-exits 0 plan run.yaml -n 2 --compare --memory 1GiB --link 25
+exits 0 plan run.yaml -n 2 --compare --memory 1GiB --tflops 1 --link 25
 has out "adapters are not cut over tp yet"
 expect 78 plan run.yaml optimizer.ema=0.9
 expect 78 plan run.yaml 'optimizer.groups=[{match: norm, lr: 1}]'
