@@ -6,8 +6,8 @@
  *
  * Of each pair of ranks each has a socket for what it sends; what it sent is acknowledged on it.
  *
- * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that one fails, hangs in the call, or is
- * stopped (SIGSTOP). */
+ * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that one fails, hangs in the call,
+ * or is stopped (SIGSTOP). */
 #include "cuda_runtime.h"
 #include "device/cuda/plugin/nccl.h"
 #include "sim.h"

@@ -3,8 +3,8 @@
  *     call --> queue of its stream --(something waits: cudaEventSynchronize, ...)--> runs
  *
  * Which stream goes next is drawn from the seed, among those whose next work does not wait for an event. An
- * event stands for a number of works of one stream: it has been reached when so many have run. One with a time
- * is a work itself, that takes none. */
+ * event stands for a number of works of one stream: it has been reached when so many have run. One with a
+ * time is a work itself, that takes none. */
 #include "cuda_runtime.h"
 #include "sim.h"
 
@@ -385,8 +385,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 
 static bool has_passed(cudaEvent_t e) { return !e->stream || e->stream->run >= e->number; }
 
-/* A GPU goes on by itself; here it does while somebody looks. What is not ready is an error that the next call
- * of cudaGetLastError has, as by the real runtime. */
+/* A GPU goes on by itself; here it does while somebody looks. What is not ready is an error that the next
+ * call of cudaGetLastError has, as by the real runtime. */
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     enum { STEPS = 64 };
     Lock lock(mutex);

@@ -2347,8 +2347,8 @@ static void test_peak(void **state) {
 
 /* ---- grids ---- */
 
-/* Launches of which one direction has more than 65,535 blocks: tokens, rows of experts and leaves lie along the
- * one that takes them. Nothing is touched. */
+/* Launches of which one direction has more than 65,535 blocks: tokens, rows of experts and leaves lie along
+ * the one that takes them. Nothing is touched. */
 static void launch_large(Device *d, Dtype c) {
     enum { TOKENS = 1 << 23, LEAF = 64, EXPERTS = 512 };
     static char there[4096];

@@ -167,8 +167,8 @@ static void cube(Bench *t) {
     OP(&t->d, OP_GRAD_STATS, grad_stats, N, t->a, 3, (const double *)(const void *)t->b, t->stats);
 }
 
-/* Times of ops are there behind a wait, and nothing waits for them. One of the ops waits itself: they are read
- * while it is under way. */
+/* Times of ops are there behind a wait, and nothing waits for them. One of the ops waits itself: they are
+ * read while it is under way. */
 static void test_times(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 4; seed++) {

@@ -3,7 +3,7 @@
  * Compiled by nvcc for GPUs and by a C++ compiler for tests/cuda_sim, which stands in for cuda_runtime.h.
  * So that both can, three things are written in one way only:
  *
- *   LAUNCH(d, op, kernel, grid, block, shared bytes, arguments...)     for kernel<<<...>>>(...); grid: see Grid
+ *   LAUNCH(d, op, kernel, grid, block, shared bytes, arguments...)     for kernel<<<...>>>(...); grid: a Grid
  *   SHARED(type, name, count)                                          an array of the block
  *   FUSED(a, b, c)                                                     a * b + c, rounded once on a GPU
  *

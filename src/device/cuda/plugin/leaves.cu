@@ -3,7 +3,8 @@
  * canonical tree over leaves: whatever tile it lies in, and whoever has the leaf.
  *
  * A block makes a tile of TILE x TILE elements of C, four a thread, from tiles of both operands in shared
- * memory: blockIdx.x of its rows, which may be many, blockIdx.y of its columns. Terms behind the end of a leaf are zeros, which change no sum. */
+ * memory: blockIdx.x of its rows, which may be many, blockIdx.y of its columns. Terms behind the end of a
+ * leaf are zeros, which change no sum. */
 #include "device/cuda/plugin/kernels.cuh"
 
 namespace {
