@@ -59,7 +59,7 @@ ErrorCode comm_open_watched(Comm **c, const CommWatch *watch, Error *err);
 /* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL:
  * alone. Watched, from when all ranks are there. */
 typedef struct Link Link;
-enum { COMM_EVENTS = 33792 };
+enum { COMM_EVENTS = 50176 };
 ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
 ErrorCode comm_open_link_watched(Comm **c, Link *link, const CommWatch *watch, Error *err);
 /* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls

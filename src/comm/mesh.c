@@ -1,8 +1,7 @@
 /* Coordinates of ranks, by division with remainder from the innermost axis outwards, and the checks that a
  * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would.
  *
- *     rank = (((((pp * R + dp_replicate) * S + dp_shard) * E + ep) * C + cp) * T + tp) * K + kv
- * (R, ...: degrees)
+ *     rank = ((((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T + tp) * K + kv    (R, ...: degrees)
  *
  * So neighbours in rank differ in the innermost axis, whose traffic is the heaviest, and lie on one
  * machine where a launcher fills machines one after the other. A group is a set of axes: the ranks whose
@@ -16,15 +15,16 @@
 /* As the options of section mesh are called; any number may be asked for, since names go into messages. kv is
  * a part of tp that nobody has asked for. */
 const char *axis_name(Axis axis) {
-    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "ep", "cp", "tp", "tp"};
+    static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "ep", "cp", "cp", "tp", "tp"};
     return (unsigned)axis < AXES ? names[axis] : "unknown";
 }
 
-/* "dp_replicate x dp_shard", for messages. */
+/* "dp_replicate x dp_shard", for messages. What ep has of cp goes by the other name of the set. */
 char *mesh_set_name(AxisSet set, char out[64]) {
     size_t length = 0;
     *out = 0;
     if (set & 1u << AXIS_TP) set &= ~(1u << AXIS_KV);
+    if (set & (1u << AXIS_EP | 1u << AXIS_CP)) set &= ~(1u << AXIS_EP_CP);
     for (int axis = 0; axis < AXES; axis++)
         if (set >> axis & 1)
             length += (size_t)snprintf(out + length, 64 - length, "%s%s", length ? " x " : "",
@@ -100,20 +100,24 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
 }
 
 /* Sums over the ranks of a group of ep are taken by one of them, and must be blocks of the canonical tree
- * over all (base/tree.h). */
-static bool lies_over(int64_t ep, int64_t shards) { return shards % ep == 0 && (ep & (ep - 1)) == 0; }
+ * over all (base/tree.h): so they are neighbours, along cp first. */
+static bool lies_over(int64_t ep, int64_t shards, int64_t contexts) {
+    if ((ep & (ep - 1)) != 0) return false;
+    return ep <= contexts ? contexts % ep == 0 : ep % contexts == 0 && shards % (ep / contexts) == 0;
+}
 
-/* Of the ranks along dp_shard, which are known by now. */
+/* Of the ranks along dp_shard, which are known by now, and cp. */
 static ErrorCode check_experts(const MeshOptions *o, Error *err) {
-    char that[256];
+    char that[256], contexts[40] = "";
     size_t at = 0;
     int64_t last = 1;
-    if (o->ep > 1 && o->cp * o->tp > 1)
+    if (o->ep > 1 && o->tp > 1)
         return error_set(err, ERR_CONFIG,
-                         "mesh.ep %lld beside mesh.%s %lld is not in this version: use 1 of it",
-                         (long long)o->ep, o->cp > 1 ? "cp" : "tp", (long long)(o->cp > 1 ? o->cp : o->tp));
-    if (lies_over(o->ep, o->dp_shard)) return OK;
-    while (lies_over(2 * last, o->dp_shard)) last *= 2;
+                         "mesh.ep %lld beside mesh.tp %lld is not in this version: use 1 of it",
+                         (long long)o->ep, (long long)o->tp);
+    if (lies_over(o->ep, o->dp_shard, o->cp)) return OK;
+    if (o->cp > 1) snprintf(contexts, sizeof contexts, " x mesh.cp %lld", (long long)o->cp);
+    while (lies_over(2 * last, o->dp_shard, o->cp)) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         at += (size_t)snprintf(that + at, sizeof that - at, "%s%lld",
                                n == 1      ? ""
@@ -121,9 +125,10 @@ static ErrorCode check_experts(const MeshOptions *o, Error *err) {
                                            : ", ",
                                (long long)n);
     return error_set(err, ERR_CONFIG,
-                     "mesh.ep %lld is laid over mesh.dp_shard %lld, in groups of a power of two that divides "
-                     "it: %s would do",
-                     (long long)o->ep, (long long)o->dp_shard, that);
+                     "mesh.ep %lld is laid over mesh.dp_shard %lld%s, in groups of a power of two that "
+                     "divides %s: %s would do",
+                     (long long)o->ep, (long long)o->dp_shard, contexts,
+                     o->cp > 1 ? "mesh.cp, or is a multiple of it" : "it", that);
 }
 
 /* Each degree by itself first: products of what is no degree would say nothing. */
@@ -136,9 +141,10 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
     else
         TRY(check_product(&o, world, err));
     TRY(check_experts(&o, err));
-    *mesh =
-        (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)(o.dp_shard / o.ep), (int)o.ep, (int)o.cp, (int)o.tp, 1},
-               world};
+    int contexts = (int)(o.ep < o.cp ? o.ep : o.cp), shards = (int)o.ep / contexts;
+    *mesh = (Mesh){{(int)o.pp, (int)o.dp_replicate, (int)o.dp_shard / shards, shards, (int)o.cp / contexts,
+                    contexts, (int)o.tp, 1},
+                   world};
     return OK;
 }
 
@@ -149,7 +155,10 @@ void mesh_lay_copies(Mesh *mesh, int copies) {
 }
 
 int mesh_degree(const Mesh *mesh, Axis axis) {
-    int part = axis == AXIS_DP_SHARD ? mesh->degree[AXIS_EP] : axis == AXIS_TP ? mesh->degree[AXIS_KV] : 1;
+    int part = 1;
+    if (axis == AXIS_DP_SHARD) part = mesh->degree[AXIS_EP];
+    if (axis == AXIS_CP || axis == AXIS_EP) part = mesh->degree[AXIS_EP_CP];
+    if (axis == AXIS_TP) part = mesh->degree[AXIS_KV];
     return mesh->degree[axis] * part;
 }
 
@@ -211,12 +220,6 @@ Mesh mesh_without(const Mesh *mesh, AxisSet set) {
         if (set >> axis & 1) left.degree[axis] = 1;
     left.world /= mesh_size(mesh, set);
     return left;
-}
-
-Mesh mesh_contexts_as_shards(const Mesh *mesh) {
-    Mesh all = *mesh;
-    all.degree[AXIS_DP_SHARD] *= all.degree[AXIS_CP], all.degree[AXIS_CP] = 1;
-    return all;
 }
 
 int mesh_dp_degree(const Mesh *mesh) { return mesh_size(mesh, MESH_DATA); }

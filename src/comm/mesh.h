@@ -1,18 +1,20 @@
 /* Where a rank stands: coordinates of ranks on the axes of parallelism. Pure arithmetic; nothing here knows
  * of processes.
  *
- * Axes from outer to inner: pp, dp_replicate, dp_shard, ep, cp, tp, kv. The inner ones vary fastest, so that
+ * Axes from outer to inner: pp, dp_replicate, dp_shard, cp, tp, kv. The inner ones vary fastest, so that
  * those who talk most are neighbours:
- *     rank = (((((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * EP + ep) * CP + cp) * TP + tp)
- *            * KV + kv
+ *     rank = ((((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp) * TP + tp) * KV + kv
  *
- * ep is laid over dp_shard: of the ranks that mesh.dp_shard asks for, each mesh.ep neighbours are a group
- * that shares a layer's experts out. So mesh.dp_shard is the product of two axes here, of which only
- * experts tell one from the other. In the same way kv is laid over tp, where ranks are more than heads of
- * keys and values: each so many neighbours hold the same ones. It has no option, and no name but tp's. */
+ * ep is laid over dp_shard x cp: of these ranks each mesh.ep neighbours are a group that shares a layer's
+ * experts out. They are some of cp's, or all of these and some of dp_shard's. So mesh.dp_shard and mesh.cp
+ * are the products of two axes each here, of which only experts tell one from the other:
+ *     dp_shard = dp_shard * EP + ep, cp = cp * EP_CP + ep_cp, where CP or EP is 1
+ * In the same way kv is laid over tp, where ranks are more than heads of keys and values: each so many
+ * neighbours hold the same ones. It has no option, and no name but tp's. */
 #ifndef WEFT_COMM_MESH_H
 #define WEFT_COMM_MESH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -23,26 +25,28 @@ typedef enum Axis {
     AXIS_DP_SHARD,
     AXIS_EP,
     AXIS_CP,
+    AXIS_EP_CP,
     AXIS_TP,
     AXIS_KV,
-    AXES,
-    NAMED_AXES = AXIS_KV /* those before it have an option each */
+    AXES
 } Axis;
 const char *axis_name(Axis axis); /* "pp", "dp_replicate", ... */
+/* It has a key of its own, which says its degree (mesh_degree). */
+static inline bool axis_is_asked(Axis axis) { return axis != AXIS_EP_CP && axis != AXIS_KV; }
 
 /* Ranks talk in groups, and a group is a set of axes: those ranks that differ on these axes alone, in the
  * order of their numbers. What a group is for has a name here, so that nobody else needs to know its axes. */
 typedef uint32_t AxisSet; /* bit a: Axis a */
 enum {
-    MESH_PIPELINE = 1 << AXIS_PP,           /* the stages of one pipeline */
-    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE, /* those with equal shares of the parameters */
-    MESH_EXPERTS = 1 << AXIS_EP,            /* those that share a layer's experts out */
+    MESH_PIPELINE = 1 << AXIS_PP,                  /* the stages of one pipeline */
+    MESH_REPLICAS = 1 << AXIS_DP_REPLICATE,        /* those with equal shares of the parameters */
+    MESH_EXPERTS = 1 << AXIS_EP | 1 << AXIS_EP_CP, /* those that share a layer's experts out */
     MESH_EXPERT_SHARDS =
         1 << AXIS_DP_SHARD | 1 << AXIS_CP,           /* those that share the same experts' parameters */
     MESH_SHARDS = MESH_EXPERT_SHARDS | MESH_EXPERTS, /* those that share all other parameters out */
     MESH_TENSOR = 1 << AXIS_TP | 1 << AXIS_KV,       /* those that share single matrices out */
     MESH_KEY_COPIES = 1 << AXIS_KV,                  /* of these, those with the same heads of keys */
-    MESH_CONTEXT = 1 << AXIS_CP,                     /* those that share the tokens of a sequence out */
+    MESH_CONTEXT = 1 << AXIS_CP | 1 << AXIS_EP_CP,   /* those that share the tokens of a sequence out */
     /* those that read different data */
     MESH_DATA = 1 << AXIS_DP_REPLICATE | 1 << AXIS_DP_SHARD | 1 << AXIS_EP,
     MESH_SETS = 1 << AXES
@@ -65,12 +69,10 @@ ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *e
 /* Of the ranks along tp each `copies` neighbours hold the same heads of keys and values: a divisor of them.
  * plan/axes.h knows how many these are. */
 void mesh_lay_copies(Mesh *mesh, int copies);
-/* The degree of an axis as an option says it: dp_shard's has ep in it, tp's has kv. */
+/* The degree of an axis as an option says it: dp_shard's and cp's have what ep has of them, tp's has kv. */
 int mesh_degree(const Mesh *mesh, Axis axis);
 /* The mesh with one rank along the axes of the set. */
 Mesh mesh_without(const Mesh *mesh, AxisSet set);
-/* The same ranks, those along cp along dp_shard: MESH_SHARDS is what it was. */
-Mesh mesh_contexts_as_shards(const Mesh *mesh);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);

@@ -1281,9 +1281,8 @@ const Option config_options[] = {
      .fallback = "1",
      .min = 1,
      .max = 1e6,
-     .help = "Expert-parallel ranks: of those of dp_shard, so many neighbours share the experts of each "
-             "layer out, and "
-             "send them each other's tokens; a power of two. The curve has the same bits."},
+     .help = "Expert-parallel ranks: of those of dp_shard x cp, so many neighbours share the experts of each "
+             "layer out, and send them each other's tokens; a power of two. The curve has the same bits."},
     /* In exact numerics both have the same bits. */
     {.key = "parallel.context",
      .type = OPT_CHOICE,

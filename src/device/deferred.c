@@ -259,8 +259,9 @@ static void host_give(Device *d, void *host) {
     X(gated_norm_backward, (GatedNorm, s), (const void *, x), (const void *, gate), (const float *, w),     \
       (const void *, dy), (void *, dx), (void *, dgate), (float *, dw), (Dtype, c))                         \
     X(route, (RouteShape, s), (Routes, r), (int64_t *, counts))                                             \
-    X(route_backward, (RouteShape, s), (Routes, r), (const float *, dweights), (const float *, scale),      \
-      (float *, balance), (void *, dlogits), (Dtype, c))                                                    \
+    X(route_count, (RouteShape, s), (const int32_t *, chosen), (int64_t *, counts))                         \
+    X(route_backward, (RouteShape, s), (Routes, r), (const int64_t *, counts), (const float *, dweights),   \
+      (const float *, scale), (float *, balance), (void *, dlogits), (Dtype, c))                            \
     X(gemm_experts, (ExpertRows, e), (bool, trans_b), (int64_t, n), (int64_t, k), (const void *, a),        \
       (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type))                                    \
     X(gemm_experts_weight, (ExpertRows, e), (int64_t, m), (int64_t, n), (const void *, a),                  \

@@ -71,6 +71,7 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(MAMBA_FORWARD, mamba_forward)             X(MAMBA_BACKWARD, mamba_backward)                      \
     X(GATED_NORM_FORWARD, gated_norm_forward)   X(GATED_NORM_BACKWARD, gated_norm_backward)            \
     X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
+    X(ROUTE_COUNT, route_count)                                                                        \
     X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
     X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
     X(EXPERTS_BIAS_FORWARD, experts_bias_forward)                                                      \
@@ -189,6 +190,7 @@ typedef struct RouteShape {
     int groups_chosen; /* from which the k experts are */
     float factor;      /* weights are multiplied by it; 0: by 1 */
     const float *bias; /* [E] tensor memory, of sigmoid: added to scores where experts are chosen; or NULL */
+    int64_t before;    /* tokens of the microbatch before the first: sequences may have begun there */
 } RouteShape;
 enum { EXPERTS_MAX = 4096 };
 
@@ -572,17 +574,21 @@ typedef struct Ops {
      * sparsely-gated mixture-of-experts layer", 2017; groups and sigmoid: DeepSeek-AI, "DeepSeek-V2" and
      * "DeepSeek-V3 technical report", 2024; bias: Wang et al., "Auxiliary-loss-free load balancing", 2024. */
     void (*route)(Device *d, RouteShape s, Routes r, int64_t *counts /* [E] or NULL */);
+    /* counts[q, e] += choices of expert e by those tokens that are of sequence q of the microbatch. */
+    void (*route_count)(Device *d, RouteShape s, const int32_t *chosen /* [T, k] */,
+                        int64_t *counts /* [sequences, E] */);
     /* dlogits from dweights, through what is chosen alone: the choice has no gradient. With s.balance each
      * sequence has a loss that is least where experts have equally many tokens, f_e being the sequence's
-     * choices of e divided by its tokens, and taken as a constant:
+     * choices of e, of all its tokens wherever they are, divided by these, and taken as a constant:
      *
      *     balance[t] = s.balance * E * sum_e f_e scores[t, e]
      *
      * dlogits are then also of the sum of balance, times *scale. Fedus, Zoph & Shazeer,
      * "Switch transformers", 2021; by sequence: DeepSeek-AI, "DeepSeek-V3 technical report", 2024. */
-    void (*route_backward)(Device *d, RouteShape s, Routes r, const float *dweights /* [T, k] */,
-                           const float *scale /* [1] */, float *balance /* [T] */,
-                           void *dlogits /* [T, E] c */, Dtype c);
+    void (*route_backward)(Device *d, RouteShape s, Routes r,
+                           const int64_t *counts /* [sequences, E]: of s.balance */,
+                           const float *dweights /* [T, k] */, const float *scale /* [1] */,
+                           float *balance /* [T] */, void *dlogits /* [T, E] c */, Dtype c);
     /* Each expert's rows by its matrix: C[r] = A[r] op(B_e), B_e [k, n], or with trans_b the transpose of
      * [n, k]. An expert's product is what gemm makes of its rows alone. */
     void (*gemm_experts)(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k,

@@ -1,5 +1,5 @@
 /* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS; over those of
- * them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X, GATHER_KV, SUM_KV
+ * them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X, GATHER_KV, SUM_KV, COUNT_X
  * (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
@@ -9,6 +9,7 @@
  *     GATHER_KV  own keys --pack--> own rows of all ==all-gather==> all
  *     SUM_KV     terms of all ==reduce-scatter==> own rows, fp32
  *     SUM_COPIES terms of own rows ==all-reduce==> the same, fp32
+ *     COUNT_X    own tokens' choices of each sequence ==all-reduce==> all tokens'
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
@@ -123,6 +124,10 @@ void crossing_start(Execution *x, Action a) {
         break;
     case CROSS_KEY_SUM: code = sum_keys(e, &c, &err); break;
     case CROSS_COPY_SUM: code = sum_copies(e, &c, &err); break;
+    case CROSS_COUNTS:
+        code = comm_all_reduce(e->comm, MESH_CONTEXT, COMM_I64, c.all, model_counts(&e->model),
+                               e->work.crossing, handle, &err);
+        break;
     case CROSS_VISIT:
     case CROSSINGS: break;
     }

@@ -4,7 +4,7 @@
  *     parameters.c  GATHER, RELEASE
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
- *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, RECORDS, CROSSED
+ *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, COUNT_X, RECORDS, CROSSED
  *     visits.c      VISIT_X
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
@@ -85,8 +85,8 @@ typedef struct Traffic {
 
 /* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
 typedef struct Visiting {
-    int32_t *runs;         /* [ranks, E + 1] rows by expert, of each rank */
-    int32_t *own_runs;     /* [ranks, own experts + 1] of these, the experts here */
+    int32_t *runs;         /* [ranks, spans, E + 1] rows by expert, of each rank */
+    int32_t *own_runs;     /* [spans, ranks, own experts + 1] of these, the experts here */
     int *round;            /* [ranks, ranks] in which rows go from the second to the first, */
     int64_t *first;        /* and where they lie there */
     CommPart *home, *away; /* of the exchange under way */

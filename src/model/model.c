@@ -133,8 +133,9 @@ int64_t model_chunk_rows(const Model *m, int chunk) {
 
 void model_visit(Model *m, double capacity) {
     if (model_expert_ranks(&m->config) == 1) return;
-    m->visitors = (int64_t)ceil(capacity * (double)model_choices(m));
-    CHECK(m->visitors >= model_choices(m));
+    int64_t least = model_span(m, model_choices(m));
+    m->visitors = (int64_t)ceil(capacity * (double)least);
+    CHECK(m->visitors >= least);
 }
 
 void model_free(Model *m) {

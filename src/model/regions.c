@@ -58,6 +58,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
     case EXTENT_STARTS: return mamba_starts(m->tokens);
     case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
+    case EXTENT_SPANS: return model_spans(m);
+    case EXTENT_SEQUENCES: return model_sequences(m);
     case EXTENT_ONE: return 1;
     }
     return 0;
@@ -70,6 +72,7 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_TERMS: return model_has_terms(m);
     case NEED_KEY_LEAVES: return model_key_leaves(m) > 1;
     case NEED_VISITS: return m->visitors > 0;
+    case NEED_BALANCE: return model_balance(&m->config) > 0;
     }
     return true;
 }
@@ -78,7 +81,9 @@ static bool is_needed(const Model *m, Need need) {
  * is fp32: its layer works in the wide one beside it (head.c). */
 static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     bool narrow = row->element == ELEMENT_COMPUTE || row->element == ELEMENT_NARROW;
-    size_t element = narrow ? dtype_bytes(m->compute) : sizeof(float);
+    size_t element = narrow                          ? dtype_bytes(m->compute)
+                     : row->element == ELEMENT_COUNT ? sizeof(int64_t)
+                                                     : sizeof(float);
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
     if (!is_needed(m, row->need)) return 0;
     return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);

@@ -216,6 +216,11 @@ bool unit_part_by_experts(const ModelConfig *c, int unit, int part) {
     return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->by_experts;
 }
 
+bool unit_part_routes(const ModelConfig *c, int unit, int part) {
+    Step step;
+    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->routes;
+}
+
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {
     return !lifetime_stays(unit_step(c, unit, part).makes, policy);
 }

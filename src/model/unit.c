@@ -277,9 +277,16 @@ static void *key_tensor(const Run *r, CrossingAt at) {
     return r->tensors.sublayers[sublayer].layer[tensor];
 }
 
+/* Behind the part that routes. */
+static void *counts_at(const Run *r, int part) {
+    int sublayer = r->steps[part - 1].sublayer;
+    return r->tensors.sublayers[sublayer].layer[r->sublayers[sublayer].layer->counts];
+}
+
 Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
     CHECK(at.part >= 0 && at.part <= r.count);
+    if (at.kind == CROSS_COUNTS) return (Crossing){.all = counts_at(&r, at.part)};
     if (at.kind == CROSS_SWAP) return swapping(&r, at);
     if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM || at.kind == CROSS_COPY_SUM)
         return (Crossing){.all = key_tensor(&r, at)};
@@ -293,6 +300,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_KEYS:
     case CROSS_KEY_SUM:
     case CROSS_COPY_SUM:
+    case CROSS_COUNTS:
     case CROSS_VISIT:
     case CROSSINGS: break;
     }

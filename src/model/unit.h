@@ -62,9 +62,9 @@ typedef struct Model {
     Contexts contexts;
     int64_t tokens;    /* T of a microbatch, of cp's ranks this one's; of the stream between products a rank
                            of tp has T / sharing.ranks */
-    int64_t visitors;  /* rows of other ranks' choices that a round of visits has room for; 0: none visit */
+    int64_t visitors;  /* rows of all ranks' choices that a round of visits has room for; 0: none visit */
     int64_t loss_rows; /* tokens whose logits exist at a time */
-    int64_t positions; /* rows of a table of angles */
+    int64_t positions; /* rows of a table of angles: tokens of a sequence */
     float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
 } Model;
 
@@ -117,7 +117,8 @@ void model_share(Model *m, Sharing sharing, const ModelConfig *whole);
 /* It has some of a microbatch's tokens. */
 void model_deal(Model *m, Contexts contexts);
 /* Its experts are some of a layer's (ModelConfig.expert_ranks): other ranks' rows visit them, in rounds of as
- * many as `capacity` times its own choices, at least 1: what one rank may send at most. No-op else. */
+ * many as `capacity` times the choices of a span of its own, at least 1: what one rank may send at most.
+ * After model_deal. No-op else. */
 void model_visit(Model *m, double capacity);
 void model_free(Model *m);
 /* What loss_rows 0 becomes: by the vocabulary of all ranks, since chunks are sums. */
@@ -142,6 +143,16 @@ static inline int64_t model_token(const Model *m, int place, int64_t i) {
 static inline int64_t model_records(const Model *m) { return m->tokens * m->sharing.leaves; }
 /* Whether tokens are changed for heads. */
 static inline bool model_swaps(const Model *m) { return m->contexts.ranks > 1 && !m->contexts.keys; }
+/* Tokens of a sequence, which are in order, and sequences, those of all ranks of cp. */
+static inline int64_t model_sequence(const Model *m) {
+    int64_t all = model_all_tokens(m);
+    return m->positions > 0 && m->positions < all ? m->positions : all;
+}
+static inline int64_t model_sequences(const Model *m) {
+    return (model_all_tokens(m) + model_sequence(m) - 1) / model_sequence(m);
+}
+/* Numbers that tell how often each sequence chose each expert. */
+static inline int64_t model_counts(const Model *m) { return model_sequences(m) * m->config.num_experts; }
 /* Choices of this rank's tokens. */
 static inline int64_t model_choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 /* Leaves that this rank has. */
@@ -154,6 +165,15 @@ static inline int model_spans(const Model *m) {
     return m->contexts.spans > 0 ? m->contexts.spans / m->contexts.ranks : 1;
 }
 static inline int64_t model_span(const Model *m, int64_t tokens) { return tokens / model_spans(m); }
+/* Runs of its tokens that are next to each other among those of all ranks, and in one span; where the i-th
+ * begins among all. */
+static inline int model_runs(const Model *m) {
+    return model_spans(m) > model_stretches(m) ? model_spans(m) : model_stretches(m);
+}
+static inline int64_t model_run_first(const Model *m, int i) {
+    int64_t at = i * (m->tokens / model_runs(m)), stretch = at / model_stretch(m);
+    return model_stretch_first(m, m->contexts.place, (int)stretch) + at % model_stretch(m);
+}
 /* Tokens in a leaf. */
 static inline int64_t model_token_leaf(const Model *m) {
     return model_span(m, m->tokens) / m->sharing.leaves;
@@ -217,6 +237,7 @@ const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* N
 bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
 bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */
 bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
+bool unit_part_routes(const ModelConfig *c, int unit, int part);            /* Part.routes */
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -280,6 +301,10 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *
  *     COPY_SUM [T, 2G*D] fp32 terms of each rank  -->  their sum on each, in place
  *
+ * And what sequences have of each expert, where a balance loss asks for it, is of tokens of all of them:
+ *
+ *     COUNTS   [sequences, E] int64 of each rank's tokens  -->  of all, in place
+ *
  * Places are named by the part behind them; one behind the last part is the unit's end. */
 typedef enum CrossingKind {
     CROSS_GATHER,
@@ -289,6 +314,7 @@ typedef enum CrossingKind {
     CROSS_KEYS,
     CROSS_KEY_SUM,
     CROSS_COPY_SUM,
+    CROSS_COUNTS,
     CROSS_VISIT, /* of parts: below */
     CROSSINGS
 } CrossingKind;
@@ -304,8 +330,8 @@ typedef struct CrossingAt {
 
 typedef struct Crossing {
     const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM: the terms; RECORDS: [leaves, rows of the
-     * chunk] */
+    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS: the terms; RECORDS: [leaves, rows
+     * of the chunk] */
     void *all;
     void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;
@@ -331,9 +357,9 @@ int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of 
 /* Rows of choices and the ranks of their experts (layer.h: Visits), of the parts by experts that begin with
  * `part`. Addresses are tensor memory. */
 typedef struct VisitTensors {
-    const int32_t *runs; /* [E + 1] */
-    int32_t *all_runs;   /* [ranks, E + 1] */
-    int32_t *own_runs;   /* [ranks, own experts + 1] */
+    const int32_t *runs; /* [spans, E + 1] */
+    int32_t *all_runs;   /* [ranks, spans, E + 1] */
+    int32_t *own_runs;   /* [spans, ranks, own experts + 1] */
     struct {
         char *home, *away; /* rows */
         size_t bytes;      /* of one */

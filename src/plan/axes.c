@@ -16,6 +16,7 @@ static const int table[KINDS][AXES] = {
                     [AXIS_DP_SHARD] = CUT_SUM,
                     [AXIS_EP] = CUT_SUM,
                     [AXIS_CP] = CUT_SUM,
+                    [AXIS_EP_CP] = CUT_SUM,
                     [AXIS_TP] = COPY_SUM,
                     [AXIS_KV] = COPY_SUM},
     [KIND_ROWS] = {[AXIS_PP] = DOES_CUT,
@@ -23,6 +24,7 @@ static const int table[KINDS][AXES] = {
                    [AXIS_DP_SHARD] = CUT_SUM,
                    [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
+                   [AXIS_EP_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT,
                    [AXIS_KV] = DOES_CUT},
     [KIND_COLUMNS] = {[AXIS_PP] = DOES_CUT,
@@ -30,6 +32,7 @@ static const int table[KINDS][AXES] = {
                       [AXIS_DP_SHARD] = CUT_SUM,
                       [AXIS_EP] = CUT_SUM,
                       [AXIS_CP] = CUT_SUM,
+                      [AXIS_EP_CP] = CUT_SUM,
                       [AXIS_TP] = DOES_CUT,
                       [AXIS_KV] = DOES_CUT},
     [KIND_KEYS] = {[AXIS_PP] = DOES_CUT,
@@ -37,6 +40,7 @@ static const int table[KINDS][AXES] = {
                    [AXIS_DP_SHARD] = CUT_SUM,
                    [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
+                   [AXIS_EP_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT,
                    [AXIS_KV] = DOES_COPY},
     [KIND_EXPERTS] = {[AXIS_PP] = DOES_CUT,
@@ -44,6 +48,7 @@ static const int table[KINDS][AXES] = {
                       [AXIS_DP_SHARD] = CUT_SUM,
                       [AXIS_EP] = DOES_CUT,
                       [AXIS_CP] = CUT_SUM,
+                      [AXIS_EP_CP] = DOES_CUT,
                       [AXIS_TP] = COPY_SUM,
                       [AXIS_KV] = COPY_SUM},
     [KIND_TIED] = {[AXIS_PP] = COPY_SUM,
@@ -51,6 +56,7 @@ static const int table[KINDS][AXES] = {
                    [AXIS_DP_SHARD] = CUT_SUM,
                    [AXIS_EP] = CUT_SUM,
                    [AXIS_CP] = CUT_SUM,
+                   [AXIS_EP_CP] = CUT_SUM,
                    [AXIS_TP] = DOES_CUT,
                    [AXIS_KV] = DOES_CUT},
 };
@@ -216,12 +222,16 @@ bool axes_visits(const ModelConfig *c, int unit, int part) {
     return unit_part_by_experts(c, unit, part) != unit_part_by_experts(c, unit, part - 1);
 }
 
+bool axes_counts(const ModelConfig *c, int unit, int part) {
+    return unit_part_routes(c, unit, part - 1) && model_balance(c) > 0;
+}
+
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
     if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (axes_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
-    if (axes_swaps(c, unit, part)) set |= MESH_CONTEXT;
+    if (axes_swaps(c, unit, part) || axes_counts(c, unit, part)) set |= MESH_CONTEXT;
     if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
     if (axes_visits(c, unit, part)) set |= cut_inside(KIND_EXPERTS);
     return embedded ? set | cut_inside(KIND_ROWS) : set;
@@ -430,21 +440,23 @@ static ErrorCode check_spans(Contexts contexts, bool heads, Error *err) {
     return OK;
 }
 
+/* Gradients of sinks are sums over tokens by heads, which are not taken by spans. */
+static const char *unshared(const ModelConfig *c) {
+    if (model_is_recurrent(c)) return "recurrences, which go through a sequence on one rank";
+    return model_family(c)->arch.sinks ? "attention sinks, whose tokens weft does not share out yet" : NULL;
+}
+
+bool axes_shares_tokens(const ModelConfig *c) { return !unshared(c); }
+
 ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens,
                               Error *err) {
     int ranks = contexts.ranks, spans = contexts.spans, stretches = contexts.keys ? 2 * ranks : ranks,
         pieces = (spans > stretches ? spans : stretches) * s.leaves;
-    if (c->num_experts > 0 && (ranks > 1 || spans > 1))
-        return error_set(err, ERR_CONFIG,
-                         "%s %d: the family %s has experts, whose tokens weft does not share out yet: use 1",
+    const char *why = unshared(c);
+    if (why && (ranks > 1 || spans > 1))
+        return error_set(err, ERR_CONFIG, "%s %d: the family %s has %s: use 1",
                          ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
-                         model_family(c)->model_type);
-    if (model_is_recurrent(c) && (ranks > 1 || spans > 1))
-        return error_set(
-            err, ERR_CONFIG,
-            "%s %d: the family %s has recurrences, which go through a sequence on one rank: use 1",
-            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
-            model_family(c)->model_type);
+                         model_family(c)->model_type, why);
     if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
         return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
     if (contexts.keys && !axes_deals_keys(c, s)) return refuse_keys(c, s, ranks, err);

@@ -13,11 +13,12 @@
  *   sum      the gradients that they make are terms of one sum, and no rank has the others' terms
  *
  * What is cut and summed is reduce-scattered, what is copied and summed is all-reduced, and what is cut alone
- * is complete where it was made. On pp a parameter is with its unit. Experts are cut over ep each as a whole,
- * and their gradients complete there, since the rows of all ranks of ep visit them. "Whole" are norms, and
- * biases that are added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al.
- * 2022), so that their gradients are sums; this is what other trainers have forgotten most often. So are
- * adapters, beside which tp is refused. Learned positions are cut as the embedding is that they are beside.
+ * is complete where it was made. On pp a parameter is with its unit. ep is what it has of dp_shard and cp,
+ * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
+ * since the rows of all ranks of ep visit them. "Whole" are norms, and biases that are added to a sum over
+ * tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that their gradients are
+ * sums; this is what other trainers have forgotten most often. So are adapters, beside which tp is refused.
+ * Learned positions are cut as the embedding is that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else; where a family stores several matrices as one, each of them
@@ -100,6 +101,9 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 bool axes_swaps(const ModelConfig *c, int unit, int part);
 /* Whether rows of choices visit the ranks of their experts there, or have come back. */
 bool axes_visits(const ModelConfig *c, int unit, int part);
+/* Whether the part before it routes, and a balance loss asks how often sequences, whose tokens ranks of cp
+ * share, chose each expert. */
+bool axes_counts(const ModelConfig *c, int unit, int part);
 /* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by
  * rows. */
 bool axes_reads_all(const ModelConfig *c, int unit, int part);
@@ -121,6 +125,8 @@ ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t
 /* The same of cp, whose ranks share the tokens of a microbatch out, and, by heads, the heads for attention,
  * of which tp leaves them some. By keys a rank must have a block of the tree of spans, of two or more. */
 ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens, Error *err);
+/* Whether the tokens of its sequences can be shared out at all. */
+bool axes_shares_tokens(const ModelConfig *c);
 /* Whether whole heads of keys and values can be dealt out to so many ranks of cp. */
 bool axes_deals_heads(const ModelConfig *c, Sharing s, int ranks);
 /* By keys, whether no rank has several of the leaves that look at one head of keys: what each comes to would

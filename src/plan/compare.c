@@ -183,12 +183,12 @@ static bool take_degrees(Compare *p, int tp, int cp, int ep) {
     return true;
 }
 
-/* Their tokens are not shared out by cp. */
 static bool has_experts(const Compare *p) { return p->c->model.shape.num_experts > 0; }
 
 static void try_degrees(Compare *p) {
     int machine = p->q->speed.hardware ? (int)p->q->speed.hardware->links.ranks : MACHINE;
-    int contexts = has_experts(p) ? 1 : MOST_CONTEXTS, experts = has_experts(p) ? LEAVES_MAX : 1;
+    int contexts = axes_shares_tokens(&p->c->model.shape) ? MOST_CONTEXTS : 1,
+        experts = has_experts(p) ? LEAVES_MAX : 1;
     for (int tp = 1; tp <= machine; tp *= 2)
         for (int cp = 1; cp <= contexts; cp *= 2)
             for (int ep = 1; ep <= experts; ep *= 2)
@@ -300,7 +300,7 @@ static void put_taken(const Compare *p, Text *out) {
                 name_experts(p, a, experts), p->pp > 1 ? a->schedule : "", p->pp > 1 ? " with " : "",
                 a->microbatches, a->microbatches == 1 ? "" : "es", fitting);
     put_reason(a, a->tp * a->cp * a->ep > 1 ? first_of(p, is_plain) : NULL,
-               has_experts(p) ? "without ep" : "without tp and cp", out);
+               has_experts(p) ? "without tp, cp and ep" : "without tp and cp", out);
     put_reason(a, first_of(p, is_configured), "as configured", out);
     text_puts(out, "\n");
 }

@@ -116,15 +116,24 @@ void crossings_describe(const CrossingSpec *s, Text *out) {
                     text_bytes(bytes_by(s, keys ? CONTEXT_HEADS : CONTEXT_KEYS), other));
 }
 
+/* A balance loss asks how often each sequence chose each expert. */
+static bool counts(const CrossingSpec *s, int unit) {
+    return model_balance(s->model) > 0 && model_block(s->model, unit - 1).experts;
+}
+
 Cost crossings_context(const CrossingSpec *s, int unit) {
     if (!is_block(s, unit) || s->contexts == 1) return (Cost){0, 0, 0};
-    return crossings_method(s) == CONTEXT_KEYS ? by_keys(s) : by_heads(s);
+    Cost c = crossings_method(s) == CONTEXT_KEYS ? by_keys(s) : by_heads(s);
+    if (counts(s, unit))
+        c.forward += 2 * others(s->contexts) * (double)(s->sequences * s->model->num_experts) *
+                     (double)sizeof(int64_t);
+    return c;
 }
 
 /* Rows of x and of results; then rows of x, of dy, and weights, and gradients of the first and the last. */
 Cost crossings_experts(const CrossingSpec *s, int unit) {
     const ModelConfig *c = s->model;
-    double rows = others(s->experts) * (double)s->tokens * (double)c->num_experts_per_tok,
+    double rows = others(s->experts) * (double)s->tokens / s->contexts * (double)c->num_experts_per_tok,
            row = (double)c->hidden_size * (double)dtype_bytes(s->compute);
     if (s->experts <= 1 || !is_block(s, unit) || !model_block(c, unit - 1).experts) return (Cost){0, 0, 0};
     return (Cost){rows * 2 * row, rows * (3 * row + 2 * sizeof(float)), 0};
@@ -140,6 +149,7 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
     }
     if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
     if (!is_block(s, unit) || s->contexts == 1) return 0;
-    if (crossings_method(s) == CONTEXT_KEYS) return 3 * 2; /* one for each stretch */
-    return s->recompute == RECOMPUTE_FULL ? 6 : 4;
+    int more = counts(s, unit);
+    if (crossings_method(s) == CONTEXT_KEYS) return 3 * 2 + more; /* one for each stretch */
+    return (s->recompute == RECOMPUTE_FULL ? 6 : 4) + more;
 }

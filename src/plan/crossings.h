@@ -39,10 +39,11 @@ typedef struct CrossingSpec {
     int tensors, contexts;
     int leaves; /* of tp: numerics.canonical_tp; 0: as many as its ranks */
     ContextMethod asked;
-    int spans;      /* numerics.canonical_cp of exact sums; 0: any */
-    size_t partial; /* bytes of a partial sum on its way: 4 */
-    int experts;    /* ranks of ep; 0: 1 */
-    bool apart;     /* the halves of backward passes run apart */
+    int spans;         /* numerics.canonical_cp of exact sums; 0: any */
+    size_t partial;    /* bytes of a partial sum on its way: 4 */
+    int experts;       /* ranks of ep; 0: 1 */
+    bool apart;        /* the halves of backward passes run apart */
+    int64_t sequences; /* of a microbatch: ranks of cp tell each other what these chose of experts */
 } CrossingSpec;
 
 /* With one rank along cp it is CONTEXT_HEADS, of all of them. */

@@ -419,8 +419,9 @@ static void put_why(const Forecast *f, Text *out) {
         text_printf(out, "  gradients cross %s%s\n", sync[p->sync],
                     p->exact ? ", in fixed point of 8 bytes" : "");
     text_puts(out, "  0 on an axis of degree 1:");
-    for (int a = 0; a < NAMED_AXES; a++)
-        if (mesh_degree(mesh, (Axis)a) == 1) text_printf(out, " %s", axis_name((Axis)a));
+    for (int a = 0; a < AXES; a++)
+        if (axis_is_asked((Axis)a) && mesh_degree(mesh, (Axis)a) == 1)
+            text_printf(out, " %s", axis_name((Axis)a));
     text_puts(out, "\n");
     if (mesh_size(mesh, MESH_EXPERTS) > 1)
         text_printf(

@@ -338,8 +338,8 @@ int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches 
 static void describe_mesh(const Mesh *m, Text *out) {
     if (m->world == 1) return;
     text_printf(out, "mesh    %d ranks:", m->world);
-    for (int a = 0; a < NAMED_AXES; a++)
-        if (mesh_degree(m, (Axis)a) > 1)
+    for (int a = 0; a < AXES; a++)
+        if (axis_is_asked((Axis)a) && mesh_degree(m, (Axis)a) > 1)
             text_printf(out, " %s %d", axis_name((Axis)a), mesh_degree(m, (Axis)a));
     text_puts(out, "\n");
 }

@@ -34,7 +34,7 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
 
 bool program_crosses(const Partition *p, int unit, int part) {
     AxisSet over = axes_crossing(p->whole, unit, part);
-    if (p->contexts.keys && !unit_part_attends(p->whole, unit, part)) over &= ~(AxisSet)MESH_CONTEXT;
+    if (p->contexts.keys && unit_part_attends(p->whole, unit, part - 1)) over &= ~(AxisSet)MESH_CONTEXT;
     return p->tensors * p->contexts.ranks * p->experts > 1 && mesh_size(&p->mesh, over) > 1;
 }
 
@@ -123,12 +123,14 @@ static void emit_ascending(Program *p, Action a) {
         emit_crossing(p, ACT_SWAP_X, a, first);
         emit_crossing(p, ACT_GATHER_KV, a, first);
         emit_crossing(p, ACT_GATHER_X, a, first);
+        bool counts = start_crossing(p, ACT_COUNT_X, a, first);
         if (program_visits(p, a.unit, first))
             emit_visit(p, a);
         else if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
             emit_slices(p, a);
         else if (a.kind == ACT_FWD || makes_again(p, a.unit, a.parts))
             append(p, a);
+        if (counts) append_crossed(p, ACT_COUNT_X, a, first);
         if (reads && a.kind == ACT_FWD) emit_crossing(p, ACT_SUM_X, a, first);
         if (!axes_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_SUM_X, a, end);
     }
@@ -224,18 +226,28 @@ static void cross_keys(Descent *d, ActionKind kind, int place) {
     append_crossed(d->p, kind, d->pass, place);
 }
 
+/* Of a run of parts those whose weight halves come late: all that have one, or none. */
+static unsigned late_of(const Descent *d, Parts parts) {
+    unsigned late = 0;
+    for (int part = parts.first; part < parts.end; part++) {
+        bool product = unit_part_product(d->p->model, d->pass.unit, part) != NULL;
+        if (product && !may_be_late(d, part)) return 0;
+        late |= product ? 1u << part : 0;
+    }
+    return late;
+}
+
 static void run_down(Descent *d, Parts parts) {
     bool reads = axes_reads_all(d->p->model, d->pass.unit, parts.first);
     Action a = d->pass;
-    unsigned late = 0;
+    unsigned late = late_of(d, parts);
     if (!hands_on(d, parts)) make_again(d);
     if (reads) {
         run_late(d, false, true);
         start_crossing(d->p, ACT_GATHER_X, d->pass, parts.first);
     }
     a.parts = parts;
-    for (int part = parts.first; part < parts.end; part++)
-        if (may_be_late(d, part)) late |= 1u << part, a.half = HALF_INPUT;
+    if (late) a.half = HALF_INPUT;
     cross_keys(d, ACT_GATHER_KV, parts.first);
     if (program_visits(d->p, a.unit, parts.first))
         emit_visit(d->p, a);

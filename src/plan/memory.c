@@ -174,6 +174,7 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
     case ACT_SUM_COPIES:
+    case ACT_COUNT_X:
     case ACT_VISIT_X:
     case ACT_RECORDS:
     case ACT_CROSSED: name_crossing(&n, a); break;
@@ -369,8 +370,11 @@ static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
     int ranks = p->partition->tensors;
     int64_t own = model_own_tokens(m) * m->config.hidden_size,
             keys = model_stretch(m) * model_dim(&m->config, DIM_KEY_VALUE);
-    size_t most = ranks > 1 ? comm_reduce_scatter_workspace(ranks, COMM_F32, own) : 0;
+    size_t most = 0;
     VectorRun run;
+    if (training && p->partition->contexts.ranks > 1 && model_balance(&m->config) > 0)
+        most = comm_all_reduce_workspace(p->partition->contexts.ranks, COMM_I64, model_counts(m));
+    if (ranks > 1) most = most_of(most, comm_reduce_scatter_workspace(ranks, COMM_F32, own));
     if (training && p->partition->contexts.keys)
         most = most_of(most, comm_reduce_scatter_workspace(p->partition->contexts.ranks, COMM_F32, keys));
     if (training && p->partition->copies > 1)

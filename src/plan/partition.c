@@ -200,7 +200,7 @@ int partition_spans(const Partition *p) {
 bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
 
 int partition_gradients(const Partition *p, Flat flat) {
-    return flat == FLAT_EXPERTS && p->experts > 1 ? p->experts : partition_spans(p);
+    return partition_spans(p) * (flat == FLAT_EXPERTS ? p->experts : 1);
 }
 
 int partition_param_rows(const Partition *p, const Param *param) {

@@ -91,8 +91,8 @@ int partition_param_rows(const Partition *p, const Param *param);
 bool partition_splits_shards(const Partition *p);
 /* Spans of tokens that gradients of a microbatch are made of, each by itself, before they are rounded. */
 int partition_spans(const Partition *p);
-/* Gradients of a flat that passes make each by itself: of each span; of experts, of the tokens of each rank
- * of ep. */
+/* Gradients of a flat that passes make each by itself: of each span; of experts, of the spans of each rank of
+ * ep, rank after rank. */
 int partition_gradients(const Partition *p, Flat flat);
 
 int partition_pipeline_rank(const Partition *p, int unit);

@@ -35,14 +35,14 @@ bool action_is_crossing(ActionKind kind) {
 }
 
 bool action_crosses_contexts(ActionKind kind) {
-    return kind == ACT_SWAP_X || kind == ACT_GATHER_KV || kind == ACT_SUM_KV;
+    return kind == ACT_SWAP_X || kind == ACT_GATHER_KV || kind == ACT_SUM_KV || kind == ACT_COUNT_X;
 }
 
 CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {
-        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
-        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_SUM_COPIES] = CROSS_COPY_SUM,
-        [ACT_RECORDS] = CROSS_RECORDS, [ACT_VISIT_X] = CROSS_VISIT};
+        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,       [ACT_SWAP_X] = CROSS_SWAP,
+        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM,  [ACT_SUM_COPIES] = CROSS_COPY_SUM,
+        [ACT_COUNT_X] = CROSS_COUNTS,  [ACT_RECORDS] = CROSS_RECORDS, [ACT_VISIT_X] = CROSS_VISIT};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -109,6 +109,12 @@ static unsigned copies_in(const Program *p, ActionKind pass) {
     return p->partition->copies > 1 && (pass == ACT_BWD || pass == ACT_BWD_IN) ? 1u << CROSS_COPY_SUM : 0;
 }
 
+/* What routers chose is known with the forward pass of training, and asked for on the way back. */
+static bool counts_in(const Program *p, ActionKind pass, int unit, int part) {
+    return p->training && pass == ACT_FWD && p->partition->contexts.ranks > 1 &&
+           axes_counts(p->model, unit, part);
+}
+
 /* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
  * the former summed, and for the weight half what was read is gathered once more. Making again stops where
@@ -122,6 +128,7 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
         return copies_in(p, pass) | (keys ? keys_in(p, pass, unit, part) : NOTHING);
     if (!keys && p->partition->contexts.ranks > 1 && axes_swaps(c, unit, part))
         return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
+    if (counts_in(p, pass, unit, part)) return 1u << CROSS_COUNTS;
     if (p->partition->tensors == 1) return NOTHING;
     bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
     bool again = unit_part_again(c, unit, reads ? part : part - 1, p->recompute);
@@ -160,10 +167,10 @@ bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",   "GATHER",         "RELEASE",    "RECV_F",     "FWD",     "SEND_F",   "RECV_B",
-        "BWD",    "BWD_IN",         "BWD_W",      "SEND_B",     "AGAIN",   "GATHER_X", "SUM_X",
-        "SWAP_X", "GATHER_KV",      "SUM_KV",     "SUM_COPIES", "VISIT_X", "RECORDS",  "CROSSED",
-        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED",    "TIE",     "NORM",     "UPDATE"};
+        "LOAD",       "GATHER",     "RELEASE", "RECV_F",  "FWD",      "SEND_F",  "RECV_B", "BWD",
+        "BWD_IN",     "BWD_W",      "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",   "SWAP_X", "GATHER_KV",
+        "SUM_KV",     "SUM_COPIES", "COUNT_X", "VISIT_X", "RECORDS",  "CROSSED", "LEAVES", "REDUCE_SCATTER",
+        "ALL_REDUCE", "REDUCED",    "TIE",     "NORM",    "UPDATE"};
     return names[kind];
 }
 
@@ -251,9 +258,10 @@ static const char *check_crossed(Check *c, Action a) {
     static const char missing[] = "comes before what crosses between its parts";
     int first = a.parts.first, end = a.parts.end;
     for (int part = first; part < end; part++) {
-        unsigned copies = program_crossing(c->p, a.kind, a.unit, part) & 1u << CROSS_COPY_SUM;
-        if (part > first && (copies || program_crossing(c->p, ACT_FWD, a.unit, part)))
-            return "runs past a place where something crosses";
+        unsigned there = program_crossing(c->p, ACT_FWD, a.unit, part);
+        if (a.kind != ACT_FWD) there &= ~(1u << CROSS_COUNTS); /* of this pass alone */
+        there |= program_crossing(c->p, a.kind, a.unit, part) & 1u << CROSS_COPY_SUM;
+        if (part > first && there) return "runs past a place where something crosses";
         /* The weight half has nothing to do there. */
         if (a.kind != ACT_BWD_W && program_visits(c->p, a.unit, part) != (a.pass == a.kind))
             return "runs experts that are elsewhere, or visits what is here";
@@ -269,6 +277,10 @@ static const char *check_crossed(Check *c, Action a) {
                    : missing;
     if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM) || !has_crossed(c, a.kind, a, end, CROSS_COPY_SUM))
         return missing;
+    for (int part = first; part < end; part++)
+        if (unit_part_routes(c->p->model, a.unit, part) &&
+            !has_crossed(c, ACT_FWD, a, part + 1, CROSS_COUNTS))
+            return missing;
     /* What it reads was made again. */
     if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) || !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS))
         return missing;
@@ -694,6 +706,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
     case ACT_SUM_COPIES:
+    case ACT_COUNT_X:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
     case ACT_VISIT_X: return check_visit(c, a);
@@ -797,7 +810,7 @@ static uint64_t visit_bytes(const Program *p, const Model *m, Action a) {
     uint64_t rows = (uint64_t)model_choices(m) * others / (others + 1),
              runs = a.pass == ACT_FWD ? others * (uint64_t)model_dim(&m->config, DIM_RUNS) : 0;
     return rows * unit_visit_bytes(m, a.unit, a.parts.first, back ? VISIT_BACKWARD : VISIT_FORWARD) +
-           runs * sizeof(int32_t);
+           runs * (uint64_t)model_spans(m) * sizeof(int32_t);
 }
 
 /* Of each stretch of this rank's tokens. */
@@ -817,6 +830,9 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     if (a.kind == ACT_GATHER_KV || a.kind == ACT_SUM_KV)
         return ((uint64_t)p->partition->contexts.ranks - 1) * (uint64_t)m->tokens * key_bytes(m, a.kind);
     if (a.kind == ACT_SUM_COPIES) return copies_bytes(p, m);
+    if (a.kind == ACT_COUNT_X)
+        return (uint64_t)comm_sum_outer_traffic(1, p->partition->contexts.ranks, p->partition->contexts.place,
+                                                COMM_I64, model_counts(m));
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
@@ -885,6 +901,8 @@ static void print_crossing(const Program *p, Action a, Text *out) {
     if (a.kind == ACT_CROSSED) text_printf(out, " %s", action_name(kind));
     if (kind == ACT_RECORDS)
         text_printf(out, " chunk %d", (a.slice - 1) / 2);
+    else if (kind == ACT_COUNT_X)
+        text_printf(out, " how often %s took which expert", name);
     else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
     else if (keys)

@@ -253,6 +253,7 @@ CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh) {
                           .contexts = mesh_size(mesh, MESH_CONTEXT),
                           .leaves = spec->leaves,
                           .experts = mesh_size(mesh, MESH_EXPERTS),
+                          .sequences = spec->positions > 0 ? spec->tokens / spec->positions : 1,
                           .asked = spec->context,
                           .spans = spec->exact ? spec->spans : 0,
                           .partial = sizeof(float)};
@@ -295,6 +296,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     TRY(axes_check_contexts(whole, sharing, contexts, spec->tokens, err));
     TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
+    p->model.positions = spec->positions;
     model_share(&p->model, sharing, whole);
     model_deal(&p->model, contexts);
     model_visit(&p->model, spec->capacity > 1 ? spec->capacity : 1);

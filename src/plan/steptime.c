@@ -49,12 +49,7 @@ static void count_bytes(const CrossingSpec *s, const Model *kept, UnitTime *unit
 
 static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, AxisSet over) {
     bool tensor = over == MESH_TENSOR, experts = over == MESH_EXPERTS;
-    int ranks = tensor    ? s->tensors
-                : experts ? s->experts
-                          : s->contexts,
-        stride = tensor    ? 1
-                 : experts ? s->tensors * s->contexts
-                           : s->tensors;
+    int ranks = tensor ? s->tensors : experts ? s->experts : s->contexts, stride = tensor ? 1 : s->tensors;
     Cost bytes = tensor    ? crossings_tensor(s, unit)
                  : experts ? crossings_experts(s, unit)
                            : crossings_context(s, unit);

@@ -46,8 +46,8 @@ static void test_places(void **state) {
 /* tp varies fastest, also where this version allows it only by hand. */
 static void test_order_of_axes(void **state) {
     (void)state;
-    Mesh m = {{2, 2, 2, 1, 2, 2, 1}, 32};
-    int at[AXES] = {1, 0, 1, 0, 0, 1, 0}, back[AXES];
+    Mesh m = {{2, 2, 2, 1, 2, 1, 2, 1}, 32};
+    int at[AXES] = {1, 0, 1, 0, 0, 0, 1, 0}, back[AXES];
     assert_int_equal(mesh_rank(&m, at), 16 + 4 + 1);
     mesh_coordinates(&m, 2, back);
     assert_int_equal(back[AXIS_CP], 1);
@@ -92,8 +92,11 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 3, "mesh.ep 3 is laid over mesh.dp_shard 3", "power of two", ": 1 would do");
     o.ep = 2, o.tp = 2;
     EXPECT_REFUSAL(o, 4, "mesh.ep 2 beside mesh.tp 2 is not in this version");
-    o.tp = 1, o.cp = 2;
-    EXPECT_REFUSAL(o, 4, "mesh.ep 2 beside mesh.cp 2 is not in this version");
+    o.tp = 1, o.cp = 3;
+    EXPECT_REFUSAL(o, 12, "mesh.ep 2 is laid over mesh.dp_shard 4 x mesh.cp 3",
+                   "or is a multiple of it: 1 would do");
+    o.cp = 2, o.ep = 16;
+    EXPECT_REFUSAL(o, 12, "mesh.ep 16 is laid over mesh.dp_shard 6 x mesh.cp 2", "1, 2 or 4 would do");
     o = one, o.ep = 0;
     EXPECT_REFUSAL(o, 4, "mesh.ep is 0", "at least 1");
     o = (MeshOptions){INT64_MAX, INT64_MAX, INT64_MAX, 1, 1, 1};
@@ -136,8 +139,42 @@ static void test_experts_lie_over_shards(void **state) {
     }
 }
 
+/* Over cp its groups are cp's neighbours first. */
+static void test_experts_lie_over_contexts(void **state) {
+    (void)state;
+    static const struct {
+        int ep, shards, contexts; /* of a group, along these */
+    } cases[] = {{2, 1, 2}, {4, 1, 4}, {8, 2, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        MeshOptions o = one;
+        Mesh m;
+        Error err = {0};
+        char name[64];
+        o.cp = 4, o.ep = cases[i].ep;
+        assert_int_equal(mesh_build(&m, &o, 16, &err), OK);
+        assert_int_equal(mesh_degree(&m, AXIS_DP_SHARD), 4);
+        assert_int_equal(mesh_degree(&m, AXIS_CP), 4);
+        assert_int_equal(mesh_degree(&m, AXIS_EP), o.ep);
+        assert_int_equal(mesh_size(&m, MESH_SHARDS), 16);
+        assert_int_equal(mesh_size(&m, MESH_CONTEXT), 4);
+        assert_int_equal(mesh_size(&m, MESH_DATA), 4);
+        assert_int_equal(m.degree[AXIS_EP], cases[i].shards);
+        assert_int_equal(m.degree[AXIS_EP_CP], cases[i].contexts);
+        for (int rank = 0; rank < 16; rank++) {
+            assert_int_equal(mesh_place(&m, MESH_EXPERTS, rank), rank % o.ep);
+            assert_int_equal(mesh_place(&m, MESH_EXPERT_SHARDS, rank), rank / o.ep);
+            assert_int_equal(mesh_place(&m, MESH_CONTEXT, rank), rank % 4);
+            assert_int_equal(mesh_dp_rank(&m, rank), rank / 4);
+        }
+        assert_string_equal(mesh_set_name(MESH_SHARDS, name), "dp_shard x ep x cp");
+        assert_string_equal(mesh_set_name(MESH_CONTEXT, name), "cp");
+        assert_string_equal(mesh_set_name(MESH_EXPERTS, name), "ep");
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_context_ranks_are_shards),
+                                       cmocka_unit_test(test_experts_lie_over_contexts),
                                        cmocka_unit_test(test_experts_lie_over_shards),
                                        cmocka_unit_test(test_left_ranks_become_shards),
                                        cmocka_unit_test(test_places),

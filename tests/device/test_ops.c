@@ -1053,15 +1053,41 @@ static void assert_best(RouteShape s, const float *logits, const int32_t *chosen
         }
 }
 
+/* Of all sequences. */
+static int64_t *new_counts(RouteShape s) {
+    int64_t n = ((s.before + s.tokens - 1) / s.sequence + 1) * s.experts;
+    int64_t *counts = tensor(2 * n, DTYPE_F32);
+    memset(counts, 0, (size_t)n * sizeof *counts);
+    return counts;
+}
+
+/* Whether the tokens come at once, or some after the others, which begin inside a sequence, does not show. */
 static void check_route_backward(Device *d, RouteShape s, Routes r, Dtype c) {
-    int64_t choices = s.tokens * s.chosen;
+    int64_t choices = s.tokens * s.chosen, *counts = new_counts(s), *parts = new_counts(s);
     float *dweights = random_tensor(choices, DTYPE_F32, -1, 1), *scale = random_tensor(1, DTYPE_F32, 0.1f, 1),
           *balance = tensor(s.tokens, DTYPE_F32), *want_balance = tensor(s.tokens, DTYPE_F32);
     void *got = tensor(s.tokens * s.experts, c), *want = tensor(s.tokens * s.experts, c);
-    RUN(d, route_backward, s, r, dweights, scale, balance, got, c);
-    RUN(&reference, route_backward, s, r, dweights, scale, want_balance, want, c);
+    RUN(&reference, route_count, s, r.chosen, counts);
+    RUN(&reference, route_backward, s, r, counts, dweights, scale, want_balance, want, c);
+    RUN(d, route_backward, s, r, counts, dweights, scale, balance, got, c);
     assert_sums("route_backward", d, got, want, s.tokens * s.experts, c, s.experts, 1);
     assert_near("balance", d, balance, want_balance, s.tokens, DTYPE_F32);
+    void *whole = copy_of(got, s.tokens * s.experts, c);
+    float *whole_balance = copy_of(balance, s.tokens, DTYPE_F32);
+    for (int64_t at = 0, step = 0; at < s.tokens; at += step) {
+        RouteShape some = s;
+        Routes of = {.scores = r.scores + at * s.experts,
+                     .chosen = r.chosen + at * s.chosen,
+                     .weights = r.weights + at * s.chosen};
+        step = s.tokens - at < 11 ? s.tokens - at : 11;
+        some.tokens = step, some.before = at;
+        RUN(d, route_count, some, of.chosen, parts);
+        RUN(d, route_backward, some, of, counts, dweights + at * s.chosen, scale, balance + at,
+            tensor_to(got, at * s.experts, c), c);
+    }
+    assert_bits("counts", d, parts, counts, 2 * ((s.tokens - 1) / s.sequence + 1) * s.experts, DTYPE_F32);
+    assert_bits("route_backward in parts", d, got, whole, s.tokens * s.experts, c);
+    assert_bits("balance in parts", d, balance, whole_balance, s.tokens, DTYPE_F32);
 }
 
 static void check_route_shape(Device *d, RouteShape s, Dtype c) {
@@ -2020,17 +2046,21 @@ static Routes probe_routes(const float *x, int32_t ints[4 * ROUTE_T * ROUTE_K], 
     reference.ops.route(&reference, probe_route, r, NULL);
     return r;
 }
+static void probe_backward(Routes r, const float *dweights, const float *scale, float *balance, float *dx) {
+    int64_t counts[2 * ROUTE_E] = {0};
+    reference.ops.route_count(&reference, probe_route, r.chosen, counts);
+    reference.ops.route_backward(&reference, probe_route, r, counts, dweights, scale, balance, dx, DTYPE_F32);
+}
 static void route_backward(const float *x, const float *dy, float *dx) {
     int32_t ints[4 * ROUTE_T * ROUTE_K];
     float scores[ROUTE_T * ROUTE_E], weights[ROUTE_T * ROUTE_K], balance[ROUTE_T];
-    reference.ops.route_backward(&reference, probe_route, probe_routes(x, ints, scores, weights), dy,
-                                 &dy[ROUTE_OUT - 1], balance, dx, DTYPE_F32);
+    probe_backward(probe_routes(x, ints, scores, weights), dy, &dy[ROUTE_OUT - 1], balance, dx);
 }
 static void route_forward(const float *x, float *y) {
     int32_t ints[4 * ROUTE_T * ROUTE_K];
     float scores[ROUTE_T * ROUTE_E], balance[ROUTE_T], dx[ROUTE_T * ROUTE_E], none[ROUTE_OUT] = {0};
     Routes r = probe_routes(x, ints, scores, y);
-    reference.ops.route_backward(&reference, probe_route, r, none, none, balance, dx, DTYPE_F32);
+    probe_backward(r, none, none, balance, dx);
     y[ROUTE_OUT - 1] = 0;
     for (int t = 0; t < ROUTE_T; t++) y[ROUTE_OUT - 1] += balance[t];
 }
@@ -2370,7 +2400,8 @@ static void launch_large(Device *d, Dtype c) {
     d->ops.bias_backward(d, TOKENS, LEAF, p, f, LEAF, c);
     d->ops.embed_backward(d, TOKENS, LEAF, ids, p, ALL_ROWS, 1, f, c);
     d->ops.route(d, routed, routes, NULL);
-    d->ops.route_backward(d, routed, routes, f, f, f, p, c);
+    d->ops.route_count(d, routed, ids, p);
+    d->ops.route_backward(d, routed, routes, p, f, f, f, p, c);
     d->ops.gemm_experts(d, rows, true, LEAF, LEAF, p, p, c, p, c);
     d->ops.gemm_experts_weight(d, rows, 1 << 14, LEAF, p, p, c, f, true);
     d->ops.experts_weigh(d, routed, routes, LEAF, p, p, f, c);

@@ -25,7 +25,7 @@ static const ParamGroups groups = {.count = 1, .items = &group, .of = group_of_p
 static ParamPrint prints[MOST][PARAMS];
 
 static Mesh mesh_of(int pp, int replicas, int shards) {
-    return (Mesh){.degree = {pp, replicas, shards, 1, 1, 1, 1}, .world = pp * replicas * shards};
+    return (Mesh){.degree = {pp, replicas, shards, 1, 1, 1, 1, 1}, .world = pp * replicas * shards};
 }
 
 /* Every share on every rank of its place; the first stage has the embedding, the last the head. */

@@ -672,9 +672,9 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         int64_t rows = row->rows == EXTENT_LOGITS ? CHUNK
                        : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED
                            ? TOKENS * m->config.num_experts_per_tok
-                       : row->rows == EXTENT_STARTS ? mamba_starts(TOKENS)
-                       : row->rows == EXTENT_ONE    ? 1
-                                                    : TOKENS,
+                       : row->rows == EXTENT_STARTS                           ? mamba_starts(TOKENS)
+                       : row->rows == EXTENT_ONE || row->rows == EXTENT_SPANS ? 1
+                                                                              : TOKENS,
                 width = model_dim(&m->config, row->width);
         bool none = row->need != NEED_ALWAYS || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);

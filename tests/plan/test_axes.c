@@ -29,12 +29,13 @@ static ModelConfig shape(bool tied) {
 }
 
 static Mesh mesh_of(int pp, int replicas, int shards, int cp, int tp) {
-    return (Mesh){.degree = {pp, replicas, shards, 1, cp, tp, 1}, .world = pp * replicas * shards * cp * tp};
+    return (Mesh){.degree = {pp, replicas, shards, 1, cp, 1, tp, 1},
+                  .world = pp * replicas * shards * cp * tp};
 }
 
 /* `shards` ranks, of which each `experts` neighbours share experts out. */
 static Mesh mesh_of_experts(int pp, int replicas, int shards, int experts) {
-    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1, 1},
+    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1, 1, 1},
                   .world = pp * replicas * shards};
 }
 
@@ -511,11 +512,18 @@ static void passes_are_cut_at_crossings(void **state) {
 static void visits_are_not_missed(void **state) {
     (void)state;
     ModelConfig c = shape_of_experts(), own;
-    expect_crossings(&c, 1, MESH_EXPERTS, "gate and up of experts, sum");
+    AxisSet both = MESH_EXPERTS & MESH_CONTEXT, experts = MESH_EXPERTS & ~both,
+            contexts = MESH_CONTEXT & ~both;
+    expect_crossings(&c, 1, experts, "gate and up of experts, sum");
     expect_crossings(&c, 0, MESH_EXPERTS, "");
-    for (int way = 0; way < 6; way++) {
+    expect_crossings(&c, 1, contexts, "attention, output");
+    c.output_router_logits = true, c.router_aux_loss_coef = 0.1;
+    expect_crossings(&c, 1, contexts, "attention, output, gate and up of experts");
+    for (int way = 0; way < 12; way++) {
         Error err = {0};
-        Mesh mesh = mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2);
+        bool over = way >= 6; /* two ranks of cp, of which ep has both */
+        Mesh mesh = over ? (Mesh){.degree = {1, 1, 2, 1, 1, 2, 1, 1}, .world = 4}
+                         : mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2);
         Schedule schedule;
         Stages stages;
         Partition p;
@@ -526,8 +534,12 @@ static void visits_are_not_missed(void **state) {
         assert_int_equal(schedule_make(&schedule, way % 2 ? PIPE_ZB_H1 : PIPE_1F1B, 1, 2, 1, &err), OK);
         assert_int_equal(schedule_add_transfers(&schedule, &err), OK);
         stages_single(&stages, table.units);
-        partition_build(
-            &p, &(PartitionSpec){.model = &c, .table = &table, .mesh = &mesh, .rank = 1, .stages = &stages});
+        partition_build(&p, &(PartitionSpec){.model = &c,
+                                             .table = &table,
+                                             .mesh = &mesh,
+                                             .rank = 1,
+                                             .stages = &stages,
+                                             .keys = over && way % 4 < 2});
         program_lower(&program, &(ProgramSpec){.model = &own,
                                                .partition = &p,
                                                .schedule = &schedule,
@@ -535,9 +547,12 @@ static void visits_are_not_missed(void **state) {
                                                .sync = way % 3 ? SYNC_MICROBATCH : SYNC_STEP,
                                                .recompute = (Recompute)(way % 3),
                                                .chunks = 1});
-        int visits = 0;
-        for (int i = 0; i < program.count; i++) visits += program.actions[i].kind == ACT_VISIT_X;
+        int visits = 0, counts = 0;
+        for (int i = 0; i < program.count; i++)
+            visits += program.actions[i].kind == ACT_VISIT_X,
+                counts += program.actions[i].kind == ACT_COUNT_X;
         assert_int_equal(visits, 2 * 2 * (int)c.num_hidden_layers);
+        assert_int_equal(counts, over ? 2 * (int)c.num_hidden_layers : 0);
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         program_free(&program);

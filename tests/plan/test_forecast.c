@@ -89,7 +89,7 @@ static double over_units(const Planned *p, Cost (*bytes)(const CrossingSpec *, i
 static void bytes_over_tp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CONTEXT_AUTO, 0, 4, 1, false};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CONTEXT_AUTO, 0, 4, 1, false, 0};
     assert_true(fabs(both(crossings_tensor(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
     s.partial = 2;
     assert_true(fabs(both(crossings_tensor(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
@@ -111,7 +111,7 @@ static void test_experts(void **state) {
     (void)state;
     ModelConfig m = llama8b();
     m.num_experts = 8, m.num_experts_per_tok = 2, m.dense_layers = (LayerSet){2, 1};
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CONTEXT_AUTO, 0, 4, 4, false};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CONTEXT_AUTO, 0, 4, 4, false, 0};
     assert_true(fabs(both(crossings_experts(&s, 2)) - 0.75 * 8192 * 2 * (5 * 4096 * 2 + 8)) < 1);
     assert_true(both(crossings_experts(&s, 1)) == 0); /* an MLP */
     assert_int_equal(crossings_operations(&s, 2, MESH_EXPERTS), 8);
@@ -123,7 +123,7 @@ static void test_experts(void **state) {
 static void bytes_over_cp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CONTEXT_AUTO, 0, 4, 1, false};
+    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CONTEXT_AUTO, 0, 4, 1, false, 0};
     assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
     assert_true(fabs(both(crossings_context(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) <
                 1);

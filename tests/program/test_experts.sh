@@ -1,8 +1,8 @@
 #!/bin/bash
 # ranks: 4
 # Models with experts: one curve on every mesh, with any number of threads and after a restart; files with a matrix an expert, from which it
-# goes on, evaluates and generates; ranks that share experts out (mesh.ep), also from a checkpoint of one that has all; the figures of how evenly
-# tokens go; what is refused.
+# goes on, evaluates and generates; ranks that share experts out (mesh.ep), also from a checkpoint of one that has all; ranks that share sequences
+# out (mesh.cp), and experts over these; the figures of how evenly tokens go; what is refused.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -39,6 +39,20 @@ mesh 4 all mesh.pp=2 mesh.dp_shard=2 mesh.ep=2 pipeline.schedule=zbv train.recom
 for run in threads resumed shard replicate both experts all; do
     curve $run | cmp -s - one.curve || fail "$run has another curve"
     [ "$(digest $run)" = "$(digest one)" ] || fail "$run has other weights"
+done
+# Sequences begin on one rank and end on another, whose tokens their balance is of.
+exits 0 train run.yaml run.dir=spans numerics.canonical_cp=4
+curve spans >spans.curve
+mesh 2 contexts mesh.cp=2 parallel.context=heads numerics.canonical_cp=4
+mesh 4 keys mesh.cp=2 mesh.dp_shard=2 parallel.context=keys mesh.ep=2 numerics.canonical_cp=4 train.recompute=full
+mesh 4 crossed mesh.cp=2 mesh.pp=2 mesh.ep=2 pipeline.schedule=zbv numerics.canonical_cp=4 train.expert_capacity=1
+for run in contexts keys crossed; do
+    curve $run | cmp -s - spans.curve || fail "$run has another curve"
+    [ "$(digest $run)" = "$(digest spans)" ] || fail "$run has other weights"
+    for figure in balance_loss expert_imbalance; do
+        [ "$(grep -o "\"$figure\": [0-9.e-]*" $run/metrics.jsonl)" = "$(grep -o "\"$figure\": [0-9.e-]*" spans/metrics.jsonl)" ] ||
+            fail "$run has another $figure"
+    done
 done
 exits 0 train run.yaml run.dir=free model.output_router_logits=false
 curve free | cmp -s - one.curve && fail "the balance loss changes nothing"
@@ -91,6 +105,8 @@ exits 78 plan run.yaml -n 4 mesh.ep=4
 has err 'mesh.ep 4 does not deal num_experts 6 out: 1 or 2 would'
 exits 78 plan run.yaml -n 2 mesh.ep=2 mesh.dp_replicate=2
 has err 'mesh.ep 2 is laid over mesh.dp_shard 1'
+exits 78 plan run.yaml -n 6 mesh.ep=2 mesh.cp=3
+has err 'mesh.ep 2 is laid over mesh.dp_shard 2 x mesh.cp 3, in groups of a power of two that divides mesh.cp, or is a multiple of it: 1 would do'
 exits 78 train run.yaml -n 2 run.dir=no mesh.ep=2 metrics.noise_scale=true
 has err 'metrics.noise_scale: with mesh.ep 2'
 exits 0 plan run.yaml -n 4 mesh.ep=2
@@ -98,6 +114,9 @@ has out 'visits of ep: where tokens go evenly'
 exits 0 plan run.yaml -n 4 mesh.ep=2 --program
 has out 'VISIT_X        u1 m0 FWD gate and up of experts, down of experts'
 has out 'VISIT_X        u1 m0 BWD gate and up of experts, down of experts'
+exits 0 plan run.yaml -n 2 mesh.cp=2 mesh.ep=2 --program
+has out 'COUNT_X        u1 m0 how often router took which expert'
+has out 'CROSSED        u1 m0 COUNT_X how often router took which expert'
 
 # DeepSeek: latent attention, grouped sigmoid routing with a bias, shared experts, a dense first layer; on meshes as alone.
 deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
@@ -107,6 +126,9 @@ exits 0 train run.yaml run.dir=latent $deepseek || cat err
 curve latent >latent.curve
 mesh 4 latent4 $deepseek mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv train.recompute=full
 curve latent4 | cmp -s - latent.curve && [ "$(digest latent4)" = "$(digest latent)" ] || fail "deepseek_v3 differs on a mesh"
+exits 0 train run.yaml run.dir=latent_spans $deepseek numerics.canonical_cp=4
+mesh 4 latent_cp $deepseek numerics.canonical_cp=4 mesh.dp_shard=2 mesh.cp=2 parallel.context=keys mesh.ep=2
+[ "$(digest latent_cp)" = "$(digest latent_spans)" ] && [ "$(curve latent_cp)" = "$(curve latent_spans)" ] || fail "deepseek_v3 differs with cp"
 mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
 curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
 exits 0 inspect latent/checkpoints/step-00000003

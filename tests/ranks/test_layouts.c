@@ -189,7 +189,8 @@ static void body(Comm *c, void *context) {
         spec.model = *run->model;
     else if (run->experts > 0)
         spec.model.family = &family_qwen3_moe, spec.model.num_experts = 8, spec.model.num_experts_per_tok = 3,
-        spec.model.moe_intermediate_size = 9, spec.model.norm_topk_prob = true;
+        spec.model.moe_intermediate_size = 9, spec.model.norm_topk_prob = true,
+        spec.model.output_router_logits = true, spec.model.router_aux_loss_coef = 0.1;
     if (run->experts > 0 && !s->exact) spec.recompute = RECOMPUTE_NONE;
     make_layout(c, run, &spec.model, &l);
     MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
@@ -409,6 +410,25 @@ static void test_experts(void **state) {
     }
 }
 
+/* The same over cp, within a group or beyond it. */
+static void test_experts_over_contexts(void **state) {
+    static Run one, other;
+    static const Shape shapes[] = {{1, 1, 2, .sync = SYNC_STEP},
+                                   {1, 2, 1, .sync = SYNC_MICROBATCH},
+                                   {2, 1, 1, .sync = SYNC_STEP, .tied = true}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int method = CONTEXT_HEADS; method <= CONTEXT_KEYS; method++) {
+            one.experts = 1;
+            run_by((ContextMethod)method, &shapes[i], 2, 0, 1, &one);
+            for (int ep = 2; ep <= 2 * shapes[i].shards; ep *= 2) {
+                other.experts = ep;
+                run_by((ContextMethod)method, &shapes[i], 2, 0, 1, &other);
+                assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+            }
+        }
+}
+
 /* ---- families ---- */
 
 /* A family at its smallest: heads for two ranks of either axis, a vocabulary that is dealt out unequally,
@@ -423,6 +443,7 @@ static ModelConfig family_shape(const Family *f) {
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
     if (no_heads) c.max_position_embeddings = CONTEXT + 1; /* unequally, too */
     if (family_has_experts(f)) c.num_experts = 4, c.num_experts_per_tok = 2;
+    if (c.router_aux_loss_coef > 0) c.output_router_logits = true, c.router_aux_loss_coef = 0.5;
     if (f == &family_qwen3_moe || f->arch.latent) c.moe_intermediate_size = 10;
     if (f->arch.latent) {
         c.num_key_value_heads = 4, c.head_dim = 0, c.first_k_dense_replace = 1, c.n_shared_experts = 1;
@@ -455,6 +476,8 @@ static const Way ways[] = {
     {"cp by keys", {1, 1, 1, .exact = true}, 2, 1, 0, CONTEXT_KEYS},
     {"ep", {1, 1, 2, .exact = true}, 1, 1, 2, CONTEXT_HEADS},
     {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
+    {"ep over cp", {1, 1, 1, .exact = true}, 2, 1, 2, CONTEXT_KEYS},
+    {"ep over dp_shard, cp", {1, 1, 2, .exact = true}, 2, 1, 4, CONTEXT_HEADS},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -512,33 +535,40 @@ static void test_families(void **state) {
     (void)state;
     for (int i = 0; families[i]; i++) walk_family(families[i], &refused);
     assert_string_equal(refused.data,
-                        "llama: ep;\n"
-                        "qwen2: ep;\n"
-                        "qwen3: ep;\n"
-                        "mistral: ep;\n"
-                        "olmo2: tp; ep; tp, cp by keys, dp_shard;\n"
-                        "olmo3: tp; ep; tp, cp by keys, dp_shard;\n"
-                        "gemma2: ep;\n"
-                        "gemma3_text: ep;\n"
-                        "smollm3: ep;\n"
-                        "phi3: ep;\n"
-                        "gpt2: ep;\n"
-                        "mixtral: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
-                        "qwen3_moe: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
-                        "olmoe: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
-                        "gpt_oss: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard;\n"
-                        "deepseek_v3: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
-                        "deepseek_v2: tp; cp by heads; cp by keys; tp, cp by keys, dp_shard;\n"
-                        "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard;\n");
+                        "llama: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "qwen2: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "qwen3: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "mistral: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "olmo2: tp; ep; tp, cp by keys, dp_shard; ep over cp; ep over dp_shard, cp;\n"
+                        "olmo3: tp; ep; tp, cp by keys, dp_shard; ep over cp; ep over dp_shard, cp;\n"
+                        "gemma2: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "gemma3_text: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "smollm3: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "phi3: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "gpt2: ep; ep over cp; ep over dp_shard, cp;\n"
+                        "mixtral: tp; tp, cp by keys, dp_shard;\n"
+                        "qwen3_moe: tp; tp, cp by keys, dp_shard;\n"
+                        "olmoe: tp; tp, cp by keys, dp_shard;\n"
+                        "gpt_oss: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard; ep over cp; ep "
+                        "over dp_shard, cp;\n"
+                        "deepseek_v3: tp; tp, cp by keys, dp_shard;\n"
+                        "deepseek_v2: tp; tp, cp by keys, dp_shard;\n"
+                        "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard; ep over cp; "
+                        "ep over dp_shard, cp;\n");
     text_free(&refused);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_degrees),      cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_contexts),     cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_muon),         cmocka_unit_test(test_count_rides),
-        cmocka_unit_test(test_replica_sync), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_families),     cmocka_unit_test(test_copies)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees),
+                                       cmocka_unit_test(test_tensors),
+                                       cmocka_unit_test(test_contexts),
+                                       cmocka_unit_test(test_stages),
+                                       cmocka_unit_test(test_muon),
+                                       cmocka_unit_test(test_count_rides),
+                                       cmocka_unit_test(test_replica_sync),
+                                       cmocka_unit_test(test_experts),
+                                       cmocka_unit_test(test_experts_over_contexts),
+                                       cmocka_unit_test(test_families),
+                                       cmocka_unit_test(test_copies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,8 +149,15 @@ void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float
 double route_divisor(RouteShape s, const float *scores, const int32_t *chosen);
 static inline double route_factor(RouteShape s) { return s.factor > 0 ? (double)s.factor : 1; }
 void route_order(RouteShape s, Routes r, int64_t *counts);
-/* How often a sequence chooses each expert. */
-void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts);
+/* The op route_count. */
+void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts);
+/* Of the sequence of token t: what the balance loss has for each expert, balance * E * f_e; its first token
+ * behind t. */
+void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes /* [E] */);
+static inline int64_t route_next(RouteShape s, int64_t t) {
+    int64_t end = ((s.before + t) / s.sequence + 1) * s.sequence - s.before;
+    return end < s.tokens ? end : s.tokens;
+}
 
 /* The choice that stands in a row of expert e. */
 static inline int64_t route_choice(RouteShape s, Routes r, int64_t row, int e) {

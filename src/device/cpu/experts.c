@@ -108,16 +108,29 @@ void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float
     for (int i = 0; i < s.chosen; i++) weights[i] = (float)(factor * (double)scores[chosen[i]] / divisor);
 }
 
-void route_count(int64_t tokens, int experts, int k, const int32_t *chosen, int32_t *counts) {
-    memset(counts, 0, (size_t)experts * sizeof *counts);
-    for (int64_t i = 0; i < tokens * k; i++) counts[chosen[i]]++;
+void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {
+    (void)d;
+    for (int64_t i = 0; i < s.tokens * s.chosen; i++)
+        counts[(s.before + i / s.chosen) / s.sequence * s.experts + chosen[i]]++;
+}
+
+/* A sequence has as many tokens as choices of them all make: the last may be shorter. */
+void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes) {
+    bool balanced = s.balance > 0;
+    int64_t choices = 0;
+    if (balanced) counts += (s.before + t) / s.sequence * s.experts;
+    for (int e = 0; balanced && e < s.experts; e++) choices += counts[e];
+    for (int e = 0; e < s.experts; e++)
+        slopes[e] =
+            !balanced ? 0 : (double)s.balance * s.experts * (double)counts[e] / (double)(choices / s.chosen);
 }
 
 /* A stable sort by counting: rows of an expert are in the order of their tokens. */
 void route_order(RouteShape s, Routes r, int64_t *counts) {
     int32_t next[EXPERTS_MAX];
     CHECK(s.experts <= EXPERTS_MAX && s.chosen <= s.experts);
-    route_count(s.tokens, s.experts, s.chosen, r.chosen, next);
+    memset(next, 0, (size_t)s.experts * sizeof *next);
+    for (int64_t i = 0; i < s.tokens * s.chosen; i++) next[r.chosen[i]]++;
     r.first[0] = 0;
     for (int e = 0; e < s.experts; e++) {
         if (counts) counts[e] += next[e];

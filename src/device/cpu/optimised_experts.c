@@ -16,7 +16,7 @@ static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
 }
 
 /* slopes: what the sequence's balance loss has for each expert. */
-static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const float *slopes,
+static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const double *slopes,
                            double scale, float *balance, void *dlogits, Dtype c) {
     double ds[EXPERTS_MAX], mean = 0, along = 0, value = 0;
     const float *scores = r.scores + t * s.experts, *weights = r.weights + t * s.chosen;
@@ -24,8 +24,8 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     const float *dw = dweights + t * s.chosen;
     double divisor = route_divisor(s, scores, chosen), factor = route_factor(s);
     for (int e = 0; e < s.experts; e++) {
-        ds[e] = (double)slopes[e] * scale;
-        value += (double)slopes[e] * (double)scores[e];
+        ds[e] = slopes[e] * scale;
+        value += slopes[e] * (double)scores[e];
     }
     for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dw[i] * (double)weights[i];
     for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += (factor * (double)dw[i] - along) / divisor;
@@ -37,16 +37,13 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     balance[t] = (float)value;
 }
 
-static void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
-                           float *balance, void *dlogits, Dtype c) {
+static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, const float *dweights,
+                           const float *scale, float *balance, void *dlogits, Dtype c) {
     int64_t step = rows_for(s.experts);
-    for (int64_t start = 0; start < s.tokens; start += s.sequence) {
-        int32_t counts[EXPERTS_MAX];
-        float slopes[EXPERTS_MAX];
-        int64_t tokens = min_i64(s.sequence, s.tokens - start);
-        route_count(tokens, s.experts, s.chosen, r.chosen + start * s.chosen, counts);
-        for (int e = 0; e < s.experts; e++)
-            slopes[e] = (float)((double)s.balance * s.experts * counts[e] / (double)tokens);
+    for (int64_t start = 0, tokens; start < s.tokens; start += tokens) {
+        double slopes[EXPERTS_MAX];
+        tokens = route_next(s, start) - start;
+        route_slopes(s, counts, start, slopes);
         EACH_PIECE(d, first, tokens, step) {
             for (int64_t t = first; t < min_i64(tokens, first + step); t++)
                 token_backward(s, r, start + t, dweights, slopes, (double)*scale, balance, dlogits, c);
@@ -186,6 +183,7 @@ static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, 
 
 void optimised_fill_experts(Ops *ops) {
     ops->route = route;
+    ops->route_count = route_count;
     ops->route_backward = route_backward;
     ops->gemm_experts = gemm_experts;
     ops->gemm_experts_weight = gemm_experts_weight;

@@ -13,26 +13,24 @@ static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
 /* The gradient of the scores of one token: of those that are chosen, and of all by the balance loss, whose
  * value is returned. */
 static double score_gradients(RouteShape s, const float *scores, const int32_t *chosen, const float *weights,
-                              const float *dweights, const int32_t *counts, int64_t sequence, double scale,
-                              double *ds) {
+                              const float *dweights, const double *slopes, double scale, double *ds) {
     double along = 0, value = 0, sum = route_divisor(s, scores, chosen), factor = route_factor(s);
     for (int e = 0; e < s.experts; e++) {
-        double slope = (double)s.balance * s.experts * counts[e] / (double)sequence;
-        ds[e] = slope * scale;
-        value += slope * (double)scores[e];
+        ds[e] = slopes[e] * scale;
+        value += slopes[e] * (double)scores[e];
     }
     for (int i = 0; i < s.chosen && s.normalise; i++) along += (double)dweights[i] * (double)weights[i];
     for (int i = 0; i < s.chosen; i++) ds[chosen[i]] += (factor * (double)dweights[i] - along) / sum;
     return value;
 }
 
-static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const int32_t *counts,
-                           int64_t sequence, double scale, float *balance, void *dlogits, Dtype c) {
+static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const double *slopes,
+                           double scale, float *balance, void *dlogits, Dtype c) {
     double ds[EXPERTS_MAX], mean = 0;
     const float *scores = r.scores + t * s.experts;
     int64_t at = t * s.chosen;
     double value =
-        score_gradients(s, scores, r.chosen + at, r.weights + at, dweights + at, counts, sequence, scale, ds);
+        score_gradients(s, scores, r.chosen + at, r.weights + at, dweights + at, slopes, scale, ds);
     for (int e = 0; e < s.experts && !s.sigmoid; e++) mean += (double)scores[e] * ds[e];
     for (int e = 0; e < s.experts; e++) {
         double along = s.sigmoid ? ds[e] * (1 - (double)scores[e]) : ds[e] - mean;
@@ -41,15 +39,13 @@ static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweig
     balance[t] = (float)value;
 }
 
-static void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
-                           float *balance, void *dlogits, Dtype c) {
+static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, const float *dweights,
+                           const float *scale, float *balance, void *dlogits, Dtype c) {
     (void)d;
-    int32_t counts[EXPERTS_MAX];
-    for (int64_t first = 0; first < s.tokens; first += s.sequence) {
-        int64_t tokens = min_i64(s.sequence, s.tokens - first);
-        route_count(tokens, s.experts, s.chosen, r.chosen + first * s.chosen, counts);
-        for (int64_t t = first; t < first + tokens; t++)
-            token_backward(s, r, t, dweights, counts, tokens, (double)*scale, balance, dlogits, c);
+    double slopes[EXPERTS_MAX];
+    for (int64_t t = 0; t < s.tokens; t++) {
+        route_slopes(s, counts, t, slopes);
+        token_backward(s, r, t, dweights, slopes, (double)*scale, balance, dlogits, c);
     }
 }
 
@@ -149,6 +145,7 @@ static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, 
 
 void reference_fill_experts(Ops *ops) {
     ops->route = route;
+    ops->route_count = route_count;
     ops->route_backward = route_backward;
     ops->gemm_experts = gemm_experts;
     ops->gemm_experts_weight = gemm_experts_weight;

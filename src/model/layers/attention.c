@@ -17,6 +17,7 @@
  * to be made again. */
 #include "base/tree.h"
 #include "model/families/family.h"
+#include "model/layers/heads.h"
 #include "model/unit.h"
 
 enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, SINKS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, MATRICES };
@@ -52,75 +53,20 @@ static const ParamRow params[PARAMS] = {
     ADAPTER_ROWS(O, DIM_HIDDEN, DIM_QUERY),
 };
 
-/* The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies.
- *
- * Where ranks of cp share the tokens out by heads, QKV, LSE and BY_HEADS are of all tokens and some heads,
- * and the others of some tokens and all heads; it takes as many bytes. HANDED and TURNED are on the way
- * between the two:
- *
- *     forward    TURNED -> HANDED =swap=> QKV  attention  BY_HEADS =swap=> HANDED -> ATTENDED
- *     backward   DATTENDED -> HANDED =swap=> TURNED  attention  HANDED =swap=> TURNED -> DQKV
- *
- * By keys, queries are those of QKV, keys and values those of KEYS; TERMS are of their gradients, which are
- * rounded in KEYS and then go to DQKV:
- *
- *     forward    QKV -> KEYS =gather=> KEYS  attention
- *     backward   QKV -> KEYS =gather=> KEYS  attention  TERMS =sum=> TERMS -> KEYS -> DQKV
- *
- * TERMS and KEYS are there, for that way back alone, wherever queries come in several runs.
- *
- * Where leaves of what tp may share are more than heads of keys, each head is looked at by the queries of
- * several, and gradients of keys and values are sums over these leaves. Those that are here get a copy of
- * each head each, SPREAD, so that TERMS are of one leaf; APART they lie leaf by leaf, and are added up in the
- * first. Ranks that have copies of a head then sum over what each has come to:
- *
- *     backward   QKV -> SPREAD  attention  TERMS -> APART  =sum over copies=>  -> KEYS -> DQKV
- *
- * With one leaf here that sum is over TERMS as they are. Leaves are added outside of runs of queries. */
-enum {
-    QKV,
-    ATTENDED,
-    LSE,
-    DQKV,
-    DATTENDED,
-    TURNED,
-    BY_HEADS,
-    HANDED,
-    KEYS,
-    TERMS,
-    SPREAD,
-    APART,
-    PLAIN_TENSORS,
-    RAW = PLAIN_TENSORS,
-    NORMED_TENSORS
-};
-#define SHARED_TENSORS                                                                                    \
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                               \
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */               \
-        [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},                               \
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                             \
-    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                               \
-    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                             \
-    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP}, [KEYS] = {EXTENT_KEYS,        \
-                                                                                      DIM_KEY_VALUE,      \
-                                                                                      ELEMENT_COMPUTE,    \
-                                                                                      LIFE_SCRATCH,       \
-                                                                                      false,              \
-                                                                                      NEED_TERMS},        \
-    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_TERMS},               \
-    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_KEY_LEAVES}, \
-    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_KEY_LEAVES}
-static const Swap swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
-                                  [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
-                                  [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
-                                  [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
-static const KeysOfAll keys_of_all = {.own = QKV, .all = KEYS, .terms = TERMS, .apart = APART};
+enum { PLAIN_TENSORS = ATTENTION_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
+const Swap attention_swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
+                                     [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
+                                     [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
+                                     [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
+const KeysOfAll attention_keys = {.own = QKV, .all = KEYS, .terms = TERMS, .apart = APART};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
+    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
     SHARED_TENSORS,
 };
 static const TensorRow normed_tensors[NORMED_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_CHEAP}, /* normed and turned, from RAW */
+    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
     SHARED_TENSORS,
     [RAW] = {.width = DIM_QKV, .life = LIFE_SAVED},
 };
@@ -148,6 +94,8 @@ static void *either(const LayerPass *w, int tensor, int swapped) {
     return w->tensors[model_swaps(w->pass->model) ? swapped : tensor];
 }
 
+void *attend_made(const LayerPass *w) { return either(w, QKV, TURNED); }
+
 /* Elements of a token's keys and values. */
 static int64_t key_width(AttentionShape s) { return 2 * (int64_t)s.kv_heads * s.head_dim; }
 
@@ -169,8 +117,7 @@ static void take_terms(const LayerPass *w, int64_t first, int64_t rows, char *dq
 /* Whether terms are summed over ranks, behind attention's own part. */
 static bool sums_cross(const Model *m) { return m->contexts.keys || m->sharing.copies > 1; }
 
-/* Then the sums of this rank's tokens have come. */
-static void take_sums(const LayerPass *w) {
+void attend_take_sums(const LayerPass *w) {
     const Model *m = w->pass->model;
     int64_t rows = model_stretch(m);
     for (int i = 0; sums_cross(m) && i < model_stretches(m); i++)
@@ -193,7 +140,7 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
 /* One product for the three: their matrices lie one after the other (params.h, invariant 2), and a wide
  * product is faster than three. */
 static void qkv_forward(const LayerPass *w) {
-    void *turned = either(w, QKV, TURNED);
+    void *turned = attend_made(w);
     product_forward(w, &qkv, w->x, turned);
     rotate(w, turned, false);
 }
@@ -205,7 +152,7 @@ static void qkv_gradients(const LayerPass *w, Half half) {
 
 /* Turned back in the input half alone. The weight half comes after it, and finds the gradient turned. */
 static void qkv_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) take_sums(w), rotate(w, w->tensors[DQKV], true);
+    if (half & HALF_INPUT) attend_take_sums(w), rotate(w, w->tensors[DQKV], true);
     qkv_gradients(w, half);
 }
 
@@ -221,7 +168,7 @@ static void heads_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Arch *a = &model_family(&m->config)->arch;
-    void *turned = either(w, QKV, TURNED);
+    void *turned = attend_made(w);
     OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
        (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, norm_of(w, Q_NORM)),
        weights_vector(p->weights, norm_of(w, K_NORM)), turned, m->compute);
@@ -245,7 +192,7 @@ static void heads_backward(const LayerPass *w, Half half) {
     const Arch *a = &model_family(&m->config)->arch;
     const Param *q = norm_of(w, Q_NORM), *k = norm_of(w, K_NORM);
     if (!(half & HALF_INPUT)) return;
-    take_sums(w);
+    attend_take_sums(w);
     rotate(w, w->tensors[DQKV], true);
     AttentionShape s = shape_of(w);
     s.tokens = model_span(m, s.tokens);
@@ -336,7 +283,7 @@ static void attend_run(const LayerPass *w, int run) {
 
 /* Training attends within the microbatch, by first_key; generation to the cache, which has one sequence
  * and so needs none. */
-static void attend(const LayerPass *w) {
+void attend_forward(const LayerPass *w) {
     if (w->pass->cache)
         attend_to_cache(w, heads_of(w), w->tensors[QKV], w->tensors[ATTENDED]);
     else
@@ -410,7 +357,7 @@ static void sinks_backward(const LayerPass *w) {
            w->tensors[DATTENDED], gradient_of(&p->gradients, sinks), p->model->compute);
 }
 
-static void attend_backward(const LayerPass *w, Half half) {
+void attend_backward(const LayerPass *w, Half half) {
     const Model *m = w->pass->model;
     Queries q = queries_of(w, 0);
     char *dqkv = either(w, DQKV, HANDED);
@@ -448,9 +395,9 @@ static void output_backward(const LayerPass *w, Half half) {
 
 /* ---- the two layers ---- */
 
-#define SHARED_PARTS                                                                            \
-    {"attention", LIFE_SAVED, attend, attend_backward, .attends = true, .more = attend_cost}, { \
-        "output", LIFE_SAVED, output_forward, output_backward, .product = &output               \
+#define SHARED_PARTS                                                                                    \
+    {"attention", LIFE_SAVED, attend_forward, attend_backward, .attends = true, .more = attend_cost}, { \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output                       \
     }
 static const Part plain_parts[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
@@ -470,8 +417,8 @@ const Layer layer_attention = {.name = "attention",
                                .tensor_count = PLAIN_TENSORS,
                                .part_count = sizeof plain_parts / sizeof *plain_parts,
                                .cached = DIM_KEY_VALUE,
-                               .swaps = swaps,
-                               .keys = &keys_of_all};
+                               .swaps = attention_swaps,
+                               .keys = &attention_keys};
 const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .params = params,
                                       .tensors = normed_tensors,
@@ -480,5 +427,5 @@ const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .tensor_count = NORMED_TENSORS,
                                       .part_count = sizeof normed_parts / sizeof *normed_parts,
                                       .cached = DIM_KEY_VALUE,
-                                      .swaps = swaps,
-                                      .keys = &keys_of_all};
+                                      .swaps = attention_swaps,
+                                      .keys = &attention_keys};

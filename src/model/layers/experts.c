@@ -23,7 +23,12 @@
  * where it went. Rows of x are gathered again for the weight half, which is a copy, rather than kept.
  *
  * Where ranks share the experts out, rows visit the ranks of theirs (layer.h: Visits), and each rank's are
- * worked on by themselves: the products are those of one rank that has all experts, and so are the bits. */
+ * worked on by themselves: the products are those of one rank that has all experts, and so are the bits.
+ *
+ * Where cp may share the tokens of a microbatch out, and gradients of each span are rounded by themselves
+ * (unit.h: Contexts), the rows of each span are sorted, and worked on, by themselves too: an expert's product
+ * hangs on how many rows it has, and those are the span's, whoever has it. Sequences may then begin on one
+ * rank and end on another: how often each chose an expert is added up over cp before the way back. */
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -98,6 +103,7 @@ enum {
     DWEIGHTS,
     DLOGITS,
     BALANCE,
+    COUNTS,
     ALL_FIRST,
     OWN_FIRST,
     HOME_DY,
@@ -113,13 +119,14 @@ enum {
     SHARED_TENSORS
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
-    /* Routes: device.h. The weight half reads them too, but they stay anyway. */
+    /* Routes: device.h; rows, and tokens of them, by number in their span. The weight half reads them too,
+     * but they stay anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
-    [FIRST] = {EXTENT_ONE, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
+    [FIRST] = {EXTENT_SPANS, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
     [ROWS] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of the result, of gradients */
     [ACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true}, /* there times the weight */
@@ -128,9 +135,10 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [DWEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
+    [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
     /* FIRST of all ranks; of their rows here, from each one's first on. */
-    [ALL_FIRST] = {EXTENT_ONE, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .need = NEED_VISITS},
-    [OWN_FIRST] = {EXTENT_ONE, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    [ALL_FIRST] = {EXTENT_SPANS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .need = NEED_VISITS},
+    [OWN_FIRST] = {EXTENT_SPANS, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH, .need = NEED_VISITS},
     [HOME_DY] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
     [ROW_WEIGHTS] = {EXTENT_CHOICES, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
     [AWAY_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS}, /* as ROWS */
@@ -148,13 +156,15 @@ static const Product down = {&params[DOWN], NULL, DOWN_ROWS, DIM_HIDDEN, DIM_EXP
 static const Product shared_gate_up = {&params[SHARED_GATE], NULL, 2, DIM_SHARED_GATE_UP, DIM_HIDDEN};
 static const Product shared_down = {&params[SHARED_DOWN], NULL, 1, DIM_HIDDEN, DIM_SHARED};
 
+static int spans(const LayerPass *w) { return model_spans(w->pass->model); }
+
+/* Of a span of tokens. */
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
-    int64_t tokens = m->tokens;
     const Param *bias = param_of(&m->table, w->unit, &params[CHOICE_BIAS]);
-    return (RouteShape){.tokens = tokens,
-                        .sequence = m->positions > 0 && m->positions < tokens ? m->positions : tokens,
+    return (RouteShape){.tokens = model_span(m, m->tokens),
+                        .sequence = model_sequence(m),
                         .experts = (int)c->num_experts,
                         .chosen = (int)c->num_experts_per_tok,
                         .normalise = c->norm_topk_prob,
@@ -166,9 +176,24 @@ static RouteShape shape_of(const LayerPass *w) {
                         .bias = bias ? weights_vector(w->pass->weights, bias) : NULL};
 }
 
-static Routes routes_of(const LayerPass *w) {
+/* Where those of a token begin; runs of rows are a span's. */
+static Routes routes_at(const LayerPass *w, int64_t token) {
+    const ModelConfig *c = &w->pass->model->config;
     void *const *t = w->tensors;
-    return (Routes){t[SCORES], t[CHOSEN], t[WEIGHTS], t[ROW], t[TOKEN], t[FIRST]};
+    int64_t choice = token * c->num_experts_per_tok;
+    return (Routes){(float *)t[SCORES] + token * c->num_experts,
+                    (int32_t *)t[CHOSEN] + choice,
+                    (float *)t[WEIGHTS] + choice,
+                    (int32_t *)t[ROW] + choice,
+                    (int32_t *)t[TOKEN] + choice,
+                    t[FIRST]};
+}
+
+static Routes routes_of(const LayerPass *w, int span) {
+    const Model *m = w->pass->model;
+    Routes r = routes_at(w, span * model_span(m, m->tokens));
+    r.first += span * model_dim(&m->config, DIM_RUNS);
+    return r;
 }
 
 /* Of experts that are parameters by themselves, that of the first one that is here. */
@@ -179,24 +204,45 @@ static const Param *matrix_of(const LayerPass *w, const Product *p) {
     return param_of_expert(&m->table, w->unit, first->row, (int)model_first_expert(&m->config));
 }
 
-static int64_t choices(const Model *m) { return model_choices(m); }
+/* Of a span. */
+static int64_t choices(const LayerPass *w) {
+    return model_span(w->pass->model, model_choices(w->pass->model));
+}
+
+/* Of [T, h], from a span's first token on. */
+static void *tokens_of(const LayerPass *w, int span, const void *tokens) {
+    const Model *m = w->pass->model;
+    return model_at(m, tokens, span * model_span(m, m->tokens) * m->config.hidden_size);
+}
+
+static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
+    const Model *m = w->pass->model;
+    return model_at(m, w->tensors[tensor], row * model_dim(&m->config, width));
+}
 
 /* ---- products of experts: [rows, in] to [rows, out], and back ---- */
 
-/* Rows that experts here work on at once, sorted by expert: all of this rank's choices, or the visitors of
- * one rank, whose gradients of weights are apart from those of others. */
+/* Rows that experts here work on at once, sorted by expert: the choices of a span of this rank's tokens, or
+ * of another rank's, which visit. */
 typedef struct Rows {
     int64_t count;
     const int32_t *first;
-    int span;                                  /* of gradients */
+    int gradient;                              /* which of those that weights have: of each rank's spans */
     void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
     const void *dy;
 } Rows;
 
-static Rows rows_at_home(const LayerPass *w) {
-    void *const *t = w->tensors;
-    return (Rows){
-        choices(w->pass->model), t[FIRST], 0, t[ROWS], t[GATE_UP], t[ACT], t[DACT], t[DGATE_UP], t[ROWS]};
+static Rows rows_at_home(const LayerPass *w, int span) {
+    int64_t count = choices(w), first = span * count;
+    return (Rows){.count = count,
+                  .first = routes_of(w, span).first,
+                  .gradient = span,
+                  .x = row_at(w, ROWS, DIM_HIDDEN, first),
+                  .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, first),
+                  .act = row_at(w, ACT, DIM_EXPERT, first),
+                  .dact = row_at(w, DACT, DIM_EXPERT, first),
+                  .dgate_up = row_at(w, DGATE_UP, DIM_EXPERT_GATE_UP, first),
+                  .dy = row_at(w, ROWS, DIM_HIDDEN, first)};
 }
 
 static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first) {
@@ -225,7 +271,7 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
     if (first->flat >= GRADIENT_FLATS) return;
     OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, r, first), turned ? in : out,
        turned ? out : in, turned ? x : dy, turned ? dy : x, m->compute,
-       gradient_of_span(&w->pass->gradients, first, r->span), !w->pass->first);
+       gradient_of_span(&w->pass->gradients, first, r->gradient), !w->pass->first);
 }
 
 /* ---- their biases: none where rows visit ---- */
@@ -234,36 +280,42 @@ static const Param *bias_of(const LayerPass *w, int row) {
     return param_of(&w->pass->model->table, w->unit, &params[row]);
 }
 
-static void add_bias(const LayerPass *w, int row, Dim width, void *y /* [choices, width] c */) {
+static void add_bias(const LayerPass *w, int row, Dim width, const Rows *r, void *y /* [rows, width] c */) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, row);
-    Rows r = rows_at_home(w);
     if (bias)
-        OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, &r, bias),
+        OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, r, bias),
            model_dim(&m->config, width), y, weights_vector(w->pass->weights, bias), m->compute);
 }
 
-static void bias_gradient(const LayerPass *w, int row, Dim width, const void *dy /* [choices, width] c */,
-                          bool weighed) {
+/* dweights: of what the bias was added to, where that is weighed; else NULL. */
+static void bias_gradient(const LayerPass *w, int row, Dim width, int span,
+                          const void *dy /* [choices, width] c */, float *dweights) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, row);
     if (bias)
-        OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w), routes_of(w),
-           model_dim(&m->config, width), dy, weighed, weights_vector(w->pass->weights, bias),
-           gradient_of(&w->pass->gradients, bias), weighed ? w->tensors[DWEIGHTS] : NULL, m->compute);
+        OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w), routes_of(w, span),
+           model_dim(&m->config, width), dy, dweights != NULL, weights_vector(w->pass->weights, bias),
+           gradient_of_span(&w->pass->gradients, bias, span), dweights, m->compute);
 }
 
 /* Of each row's token: rows are looked up as an embedding's are. */
-static void gather(const LayerPass *w, const void *x /* [T, h] c */, void *rows /* [T k, h] c */) {
+static void gather(const LayerPass *w, int span, const void *x /* [T, h] c */, int to /* [T k, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(m), m->config.hidden_size, w->tensors[TOKEN],
-       x, ALL_ROWS, 1.0f, false, rows, m->compute);
+    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(w), m->config.hidden_size,
+       routes_of(w, span).token, tokens_of(w, span, x), ALL_ROWS, 1.0f, false,
+       row_at(w, to, DIM_HIDDEN, span * choices(w)), m->compute);
 }
 
-static void combine(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
+static void combine(const LayerPass *w, int span, bool weighed, void *y /* [T, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w), m->config.hidden_size,
-       w->tensors[ROWS], weighed, false, y, m->compute);
+    OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, span),
+       m->config.hidden_size, row_at(w, ROWS, DIM_HIDDEN, span * choices(w)), weighed, false,
+       tokens_of(w, span, y), m->compute);
+}
+
+static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
+    for (int s = 0; s < spans(w); s++) combine(w, s, weighed, y);
 }
 
 /* ---- shared experts, and what all of them come to ---- */
@@ -277,7 +329,7 @@ static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
 }
 
 static void finish(const LayerPass *w) {
-    combine(w, true, w->y);
+    combine_all(w, true, w->y);
     if (has_shared(w)) add_rows(w, w->y);
 }
 
@@ -315,6 +367,26 @@ static void shared_down_backward(const LayerPass *w, Half half) {
 
 /* ---- router ---- */
 
+/* Of tokens that are next to each other in a sequence, wherever it began. */
+static RouteShape shape_of_run(const LayerPass *w, int run) {
+    const Model *m = w->pass->model;
+    RouteShape s = shape_of(w);
+    s.tokens = m->tokens / model_runs(m), s.before = model_run_first(m, run);
+    return s;
+}
+
+static void count_sequences(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    RouteShape s = shape_of(w);
+    if (!(s.balance > 0)) return;
+    OP(w->pass->device, OP_ZERO, zero, w->tensors[COUNTS], (size_t)model_counts(m) * sizeof(int64_t));
+    for (int i = 0; i < model_runs(m); i++) {
+        s = shape_of_run(w, i);
+        OP(w->pass->device, OP_ROUTE_COUNT, route_count, s, routes_at(w, i * s.tokens).chosen,
+           w->tensors[COUNTS]);
+    }
+}
+
 /* Logits in fp32 whatever the compute dtype, since choices hang on their differences. They are counted here
  * and nowhere else: this part is never done again. */
 static void router_forward(const LayerPass *w) {
@@ -323,31 +395,51 @@ static void router_forward(const LayerPass *w) {
     const ModelConfig *c = &m->config;
     OP(p->device, OP_GEMM, gemm, false, true, m->tokens, c->num_experts, c->hidden_size, w->x,
        weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->tensors[SCORES], DTYPE_F32,
-       c->num_experts, false, NO_LEAVES);
+       c->num_experts, false, model_one_leaf(m, c->hidden_size));
     const Param *bias = product_bias(w, &router);
     if (bias)
         OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, c->num_experts, w->tensors[SCORES],
            weights_vector(p->weights, bias), DTYPE_F32);
-    OP(p->device, OP_ROUTE, route, shape_of(w), routes_of(w),
-       p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
+    for (int s = 0; s < spans(w); s++)
+        OP(p->device, OP_ROUTE, route, shape_of(w), routes_of(w, s),
+           p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
+    if (p->training) count_sequences(w);
+}
+
+static void router_bias(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    const Param *bias = product_bias(w, &router);
+    int64_t tokens = model_span(m, m->tokens), experts = m->config.num_experts;
+    for (int s = 0; bias && s < spans(w); s++)
+        OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, tokens, experts,
+           model_at(m, w->tensors[DLOGITS], s * tokens * experts),
+           gradient_of_span(&w->pass->gradients, bias, s), tokens, m->compute);
+}
+
+static void route_back(const LayerPass *w, int run) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    const ModelConfig *c = &m->config;
+    RouteShape s = shape_of_run(w, run);
+    int64_t first = run * s.tokens;
+    OP(p->device, OP_ROUTE_BACKWARD, route_backward, s, routes_at(w, first), w->tensors[COUNTS],
+       (const float *)w->tensors[DWEIGHTS] + first * c->num_experts_per_tok, p->loss_scale,
+       (float *)w->tensors[BALANCE] + first, model_at(m, w->tensors[DLOGITS], first * c->num_experts),
+       m->compute);
 }
 
 /* The gradient of the weights has come from the experts; that of x is added to theirs. */
 static void router_input(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    RouteShape s = shape_of(w);
-    OP(p->device, OP_ROUTE_BACKWARD, route_backward, s, routes_of(w), w->tensors[DWEIGHTS], p->loss_scale,
-       w->tensors[BALANCE], w->tensors[DLOGITS], m->compute);
-    if (p->balance && s.balance > 0)
-        OP(p->device, OP_LOSS_SUM, loss_sum, s.tokens, w->tensors[BALANCE], p->balance);
-    OP(p->device, OP_GEMM, gemm, false, false, s.tokens, m->config.hidden_size, m->config.num_experts,
-       w->tensors[DLOGITS], weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx,
-       m->compute, m->config.hidden_size, true, NO_LEAVES);
-    const Param *bias = product_bias(w, &router);
-    if (bias)
-        OP(p->device, OP_BIAS_BACKWARD, bias_backward, s.tokens, m->config.num_experts, w->tensors[DLOGITS],
-           gradient_of(&p->gradients, bias), s.tokens, m->compute);
+    int64_t experts = m->config.num_experts, hidden = m->config.hidden_size;
+    for (int i = 0; i < model_runs(m); i++) route_back(w, i);
+    if (p->balance && shape_of(w).balance > 0)
+        OP(p->device, OP_LOSS_SUM, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
+    OP(p->device, OP_GEMM, gemm, false, false, m->tokens, hidden, experts, w->tensors[DLOGITS],
+       weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx, m->compute, hidden, true,
+       model_one_leaf(m, experts));
+    router_bias(w);
 }
 
 static void router_backward(const LayerPass *w, Half half) {
@@ -360,25 +452,31 @@ static void router_backward(const LayerPass *w, Half half) {
 static bool visits(const LayerPass *w) { return w->pass->model->visitors > 0; }
 
 static void gate_up_forward(const LayerPass *w) {
-    Rows r = rows_at_home(w);
-    gather(w, w->x, r.x);
-    expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
-    add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, r.gate_up);
+    for (int s = 0; s < spans(w); s++) {
+        Rows r = rows_at_home(w, s);
+        gather(w, s, w->x, ROWS);
+        expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
+        add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, &r, r.gate_up);
+    }
 }
 
 /* ROWS are x for the one half, then the gradient of that. */
-static void gate_up_backward(const LayerPass *w, Half half) {
-    Rows r = rows_at_home(w);
-    if (visits(w)) return; /* with the input half, away */
+static void gate_up_back(const LayerPass *w, int span, Half half) {
+    Rows r = rows_at_home(w, span);
     if (half & HALF_WEIGHT) {
-        gather(w, w->x, r.x);
+        gather(w, span, w->x, ROWS);
         expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     }
     if (half & HALF_INPUT) {
-        bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, r.dgate_up, false);
+        bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, span, r.dgate_up, NULL);
         expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
-        combine(w, false, w->dx);
+        combine(w, span, false, w->dx);
     }
+}
+
+/* Of visitors with the input half, away. */
+static void gate_up_backward(const LayerPass *w, Half half) {
+    for (int s = 0; !visits(w) && s < spans(w); s++) gate_up_back(w, s, half);
 }
 
 /* ---- down ---- */
@@ -390,10 +488,12 @@ static void activate(const LayerPass *w, const Rows *r) {
 }
 
 static void down_forward(const LayerPass *w) {
-    Rows r = rows_at_home(w);
-    activate(w, &r);
-    expert_product(w, &down, &r, false, r.act, r.x);
-    add_bias(w, DOWN_BIAS, DIM_HIDDEN, r.x);
+    for (int s = 0; s < spans(w); s++) {
+        Rows r = rows_at_home(w, s);
+        activate(w, &r);
+        expert_product(w, &down, &r, false, r.act, r.x);
+        add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x);
+    }
     finish(w);
 }
 
@@ -407,32 +507,31 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
     expert_product(w, &down, r, true, r->dy, r->dact);
     activate(w, r);
     OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, r->act, r->dact, dweights, m->compute);
-    bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, r->dy, true);
+    bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, r->gradient, r->dy, dweights);
     OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
        true, r->count, inter, r->gate_up, r->dact, r->dgate_up, r->dact, m->compute);
 }
 
-static void down_backward(const LayerPass *w, Half half) {
-    Rows r = rows_at_home(w);
-    if (visits(w)) return;
-    gather(w, w->dy, w->tensors[ROWS]);
-    if (half & HALF_INPUT) down_input(w, &r, shape_of(w), routes_of(w), w->tensors[DWEIGHTS]);
+static void down_back(const LayerPass *w, int span, Half half) {
+    Rows r = rows_at_home(w, span);
+    gather(w, span, w->dy, ROWS);
+    if (half & HALF_INPUT)
+        down_input(w, &r, shape_of(w), routes_of(w, span), (float *)w->tensors[DWEIGHTS] + span * choices(w));
     if (half & HALF_WEIGHT) expert_weight(w, &down, &r, r.dy, r.act);
+}
+
+static void down_backward(const LayerPass *w, Half half) {
+    for (int s = 0; !visits(w) && s < spans(w); s++) down_back(w, s, half);
 }
 
 /* ---- visits ---- */
 
-static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
-    const Model *m = w->pass->model;
-    return (char *)w->tensors[tensor] +
-           (size_t)(row * model_dim(&m->config, width)) * dtype_bytes(m->compute);
-}
-
 static Rows rows_of_visitors(const LayerPass *w, const Visitors *v) {
-    const int32_t *first = w->tensors[OWN_FIRST];
+    const ModelConfig *c = &w->pass->model->config;
+    int64_t runs = v->span * model_expert_ranks(c) + v->rank;
     return (Rows){.count = v->count,
-                  .first = first + v->rank * (model_own_experts(&w->pass->model->config) + 1),
-                  .span = v->rank,
+                  .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_own_experts(c) + 1),
+                  .gradient = v->rank * spans(w) + v->span,
                   .x = row_at(w, AWAY_X, DIM_HIDDEN, v->first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
                   .act = row_at(w, ACT, DIM_EXPERT, v->first),
@@ -441,7 +540,9 @@ static Rows rows_of_visitors(const LayerPass *w, const Visitors *v) {
                   .dy = row_at(w, AWAY_DY, DIM_HIDDEN, v->first)};
 }
 
-static void leave_forward(const LayerPass *w) { gather(w, w->x, w->tensors[ROWS]); }
+static void leave_forward(const LayerPass *w) {
+    for (int s = 0; s < spans(w); s++) gather(w, s, w->x, ROWS);
+}
 
 static void work_forward(const LayerPass *w, const Visitors *v) {
     Rows r = rows_of_visitors(w, v);
@@ -456,13 +557,16 @@ static void arrive_forward(const LayerPass *w) { finish(w); }
 /* Weights go with their rows, and their gradients come back so; at home these lie choice by choice. */
 static void leave_backward(const LayerPass *w) {
     Device *d = w->pass->device;
-    void *const *t = w->tensors;
-    int64_t count = choices(w->pass->model);
-    gather(w, w->x, t[ROWS]);
-    gather(w, w->dy, t[HOME_DY]);
-    OP(d, OP_ZERO, zero, t[ROW_WEIGHTS], (size_t)count * sizeof(float));
-    OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, t[ROW], t[WEIGHTS], ALL_ROWS, 1.0f, t[ROW_WEIGHTS],
-       DTYPE_F32);
+    float *weights = w->tensors[ROW_WEIGHTS];
+    int64_t count = choices(w);
+    OP(d, OP_ZERO, zero, weights, (size_t)(spans(w) * count) * sizeof(float));
+    for (int s = 0; s < spans(w); s++) {
+        Routes r = routes_of(w, s);
+        gather(w, s, w->x, ROWS);
+        gather(w, s, w->dy, HOME_DY);
+        OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, r.row, r.weights, ALL_ROWS, 1.0f,
+           weights + s * count, DTYPE_F32);
+    }
 }
 
 /* A rank without visitors sets its gradients too. */
@@ -480,10 +584,13 @@ static void work_backward(const LayerPass *w, const Visitors *v) {
 }
 
 static void arrive_backward(const LayerPass *w) {
-    void *const *t = w->tensors;
-    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(w->pass->model), 1, t[ROW], t[ROW_WEIGHTS],
-       ALL_ROWS, 1.0f, false, t[DWEIGHTS], DTYPE_F32);
-    combine(w, false, w->dx);
+    const float *weights = w->tensors[ROW_WEIGHTS];
+    float *dweights = w->tensors[DWEIGHTS];
+    int64_t count = choices(w);
+    for (int s = 0; s < spans(w); s++)
+        OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, count, 1, routes_of(w, s).row,
+           weights + s * count, ALL_ROWS, 1.0f, false, dweights + s * count, DTYPE_F32);
+    combine_all(w, false, w->dx);
 }
 
 static const Visits visiting = {
@@ -509,7 +616,7 @@ static const Visits visiting = {
                                 .arrive = arrive_backward}}};
 
 #define ROUTER_PART \
-    { "router", LIFE_INPUT, router_forward, router_backward, .product = &router }
+    { "router", LIFE_INPUT, router_forward, router_backward, .product = &router, .routes = true }
 #define EXPERT_PARTS                                                                                     \
     {"gate and up of experts", LIFE_CHEAP,          gate_up_forward,                                     \
      gate_up_backward,         .product = &gate_up, .by_experts = true},                                 \
@@ -533,7 +640,8 @@ const Layer layer_experts = {.name = "experts",
                              .param_count = PARAMS,
                              .tensor_count = TENSORS,
                              .part_count = sizeof parts / sizeof *parts,
-                             .visits = &visiting};
+                             .visits = &visiting,
+                             .counts = COUNTS};
 const Layer layer_shared_experts = {.name = "experts, some shared",
                                     .params = params,
                                     .tensors = tensors,
@@ -541,4 +649,5 @@ const Layer layer_shared_experts = {.name = "experts, some shared",
                                     .param_count = PARAMS,
                                     .tensor_count = SHARED_TENSORS,
                                     .part_count = sizeof shared_parts / sizeof *shared_parts,
-                                    .visits = &visiting};
+                                    .visits = &visiting,
+                                    .counts = COUNTS};

@@ -16,6 +16,7 @@
  * Latents lie side by side in what the first product makes, and norms want rows of their own: they are
  * copied out, in both passes, rather than kept twice. */
 #include "model/families/family.h"
+#include "model/layers/heads.h"
 #include "model/unit.h"
 
 /* Whatever rms_norm_eps says: transformers' classes have it so. */
@@ -62,20 +63,16 @@ static const ParamRow params[PARAMS] = {
     ADAPTER_ROWS(O, DIM_HIDDEN, DIM_VALUES),
 };
 
+/* ATTENDED has zeros behind each head's values. */
 enum {
-    DOWN,
+    DOWN = ATTENTION_TENSORS,
     KEY_LATENT, /* normed */
     KEY_RSTD,
-    UP, /* then the gradient of it */
-    QKV,
-    ATTENDED, /* [T, H*D]: zeros behind each head's values */
-    LSE,
-    VALUES, /* without them; then the gradient of it */
+    UP,     /* then the gradient of it */
+    VALUES, /* ATTENDED without zeros; then the gradient of it */
     RAW,    /* a latent before its norm */
     DRAW,
     DKEY_LATENT,
-    DQKV,
-    DATTENDED,
     DDOWN,
     KEYS_TENSORS,
     QUERY_LATENT = KEYS_TENSORS,
@@ -85,19 +82,17 @@ enum {
     TENSORS
 };
 static const TensorRow tensors[TENSORS] = {
+    [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED},
+    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH},
+    SHARED_TENSORS,
     [DOWN] = {.width = DIM_LATENT_ALL, .life = LIFE_SAVED},
     [KEY_LATENT] = {.width = DIM_LATENT_KEY, .life = LIFE_CHEAP, .operand = true},
     [KEY_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
     [UP] = {.width = DIM_LATENT_UP, .life = LIFE_SCRATCH, .operand = true},
-    [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED},
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */
     [VALUES] = {.width = DIM_VALUES, .life = LIFE_SCRATCH},
     [RAW] = {.width = DIM_LATENT_WIDEST, .life = LIFE_SCRATCH},
     [DRAW] = {.width = DIM_LATENT_WIDEST, .life = LIFE_SCRATCH},
     [DKEY_LATENT] = {.width = DIM_LATENT_KEY, .life = LIFE_SCRATCH},
-    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH},
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},
     [DDOWN] = {.width = DIM_LATENT_ALL, .life = LIFE_SCRATCH, .operand = true},
     [QUERY_LATENT] = {.width = DIM_LATENT_QUERY, .life = LIFE_CHEAP, .operand = true},
     [QUERY_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
@@ -236,13 +231,14 @@ static void keys_forward(const LayerPass *w) {
     product_forward(w, &keys_values, t[KEY_LATENT], t[UP]);
     OP(p->device, OP_LATENT_FORWARD, latent_forward, heads_of(w),
        has_latent_queries(w) ? t[QUERIES] : t[DOWN], t[UP], common_key(w, DOWN), p->batch.positions,
-       model_angles(p->model, 0), t[QKV], p->model->compute);
+       model_angles(p->model, 0), attend_made(w), p->model->compute);
 }
 
 static void keys_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
     if (half & HALF_INPUT) {
+        attend_take_sums(w);
         OP(p->device, OP_LATENT_BACKWARD, latent_backward, heads_of(w), t[DQKV], p->batch.positions,
            model_angles(p->model, 0), has_latent_queries(w) ? t[QUERIES] : t[DDOWN], t[UP],
            common_key(w, DDOWN), p->model->compute);
@@ -252,30 +248,6 @@ static void keys_backward(const LayerPass *w, Half half) {
 }
 
 /* ---- attention ---- */
-
-static void attend(const LayerPass *w) {
-    const Pass *p = w->pass;
-    const Model *m = p->model;
-    void *const *t = w->tensors;
-    AttentionShape s = model_heads(m, w->unit - 1);
-    if (p->cache)
-        attend_to_cache(w, s, t[QKV], t[ATTENDED]);
-    else
-        OP(p->device, OP_ATTENTION_FORWARD, attention_forward, s, attention_whole(s), t[QKV],
-           model_at(m, t[QKV], dim_of(w, DIM_QUERY)), p->batch.first_key, t[ATTENDED], t[LSE], m->compute);
-}
-
-static void attend_backward(const LayerPass *w, Half half) {
-    const Pass *p = w->pass;
-    const Model *m = p->model;
-    void *const *t = w->tensors;
-    AttentionShape s = model_heads(m, w->unit - 1);
-    int64_t behind = dim_of(w, DIM_QUERY);
-    if (half & HALF_INPUT)
-        OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, s, attention_whole(s), t[QKV],
-           model_at(m, t[QKV], behind), p->batch.first_key, t[ATTENDED], t[LSE], t[DATTENDED], t[DQKV],
-           model_at(m, t[DQKV], behind), m->compute);
-}
 
 /* Per pair: `keys` and `values` elements of all heads, 2 FLOPs each, and twice that on the way back. */
 static Cost pairs_cost(const ModelConfig *c, int unit, int64_t context, Dim keys, Dim values) {
@@ -332,13 +304,8 @@ static void output_backward(const LayerPass *w, Half half) {
     }
 #define LAST_PARTS                                                                         \
     {"keys and values", LIFE_SAVED, keys_forward, keys_backward, .product = &keys_values}, \
-        {"attention",                                                                      \
-         LIFE_SAVED,                                                                       \
-         attend,                                                                           \
-         attend_backward,                                                                  \
-         .attends = true,                                                                  \
-         .more = attend_cost,                                                              \
-         .needed = attend_needed},                                                         \
+        {"attention",     LIFE_SAVED,          attend_forward,         attend_backward,    \
+         .attends = true, .more = attend_cost, .needed = attend_needed},                   \
     {                                                                                      \
         "output", LIFE_SAVED, output_forward, output_backward, .product = &output          \
     }
@@ -353,7 +320,9 @@ const Layer layer_latent = {.name = "latent attention",
                             .param_count = PARAMS,
                             .tensor_count = TENSORS,
                             .part_count = sizeof parts / sizeof *parts,
-                            .cached = DIM_KEY_VALUE};
+                            .cached = DIM_KEY_VALUE,
+                            .swaps = attention_swaps,
+                            .keys = &attention_keys};
 const Layer layer_latent_keys = {.name = "latent attention, queries without a latent",
                                  .params = params,
                                  .tensors = tensors,
@@ -361,4 +330,6 @@ const Layer layer_latent_keys = {.name = "latent attention, queries without a la
                                  .param_count = PARAMS,
                                  .tensor_count = KEYS_TENSORS,
                                  .part_count = sizeof keys_parts / sizeof *keys_parts,
-                                 .cached = DIM_KEY_VALUE};
+                                 .cached = DIM_KEY_VALUE,
+                                 .swaps = attention_swaps,
+                                 .keys = &attention_keys};

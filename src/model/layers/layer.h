@@ -53,16 +53,20 @@ typedef enum Extent {
     EXTENT_TERMS,
     EXTENT_STARTS,
     EXTENT_STRIDE,
+    EXTENT_SPANS,
+    EXTENT_SEQUENCES,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
              holds, which then is scratch; of keys that attention looks at, once for each leaf of queries
              that does (model_key_leaves), of terms of their gradients (model_term_depth); states that
-             Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one */
+             Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for
+             each span of tokens, for each sequence of all ranks; one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
     ELEMENT_INDEX, /* int32_t */
+    ELEMENT_COUNT, /* int64_t */
     ELEMENT_NARROW /* the compute dtype; no tensor at all where that is fp32 */
 } Element;
 
@@ -72,7 +76,8 @@ typedef enum Need {
     NEED_SWAP,  /* ranks of cp change tokens for heads */
     NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
     NEED_KEY_LEAVES, /* several leaves do, here */
-    NEED_VISITS      /* ranks share experts out */
+    NEED_VISITS,     /* ranks share experts out */
+    NEED_BALANCE     /* experts have a loss that is least where all have equally many tokens */
 } Need;
 
 /* A tensor of a layer's passes: [rows, width]. */
@@ -167,6 +172,7 @@ typedef struct Part {
     bool term;              /* what it makes is a term of the layer's result: made again with that alone */
     bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
     bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
+    bool routes;            /* it says which: see Layer.counts */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
@@ -201,6 +207,7 @@ typedef struct KeysOfAll {
  *
  *     home   leave       ROWS --out-->  away   work, rank after rank  --back-->  home   arrive
  *
+ * Where tokens have spans, rows are sorted span by span, and those of one go out and back before the next.
  * These parts run in one go, in both halves of a backward pass at once, in as many rounds as what has come
  * needs room. They make again what the forward pass made away, whatever the policy. */
 typedef struct Carried {
@@ -210,9 +217,9 @@ typedef struct Carried {
 } Carried;
 enum { CARRIED = 3 }; /* at most */
 
-/* The rows of one rank away, from `first` on. */
+/* The rows of a span of one rank's tokens away, from `first` on. */
 typedef struct Visitors {
-    int rank;
+    int rank, span;
     int64_t first, count;
 } Visitors;
 
@@ -226,8 +233,8 @@ typedef struct Visit {
 typedef enum VisitWay { VISIT_FORWARD, VISIT_BACKWARD, VISIT_WAYS } VisitWay;
 
 typedef struct Visits {
-    /* Tensors of the layer: runs of rows by expert, of this rank [E + 1], of all that share experts out, and
-     * of those that visit here, from each rank's first on */
+    /* Tensors of the layer: runs of rows by expert, of this rank [spans, E + 1], of all that share experts
+     * out, and of those that visit here, from each rank's first on [spans, ranks, own experts + 1] */
     int runs, all_runs, own_runs;
     Visit way[VISIT_WAYS];
 } Visits;
@@ -247,6 +254,9 @@ typedef struct Layer {
     const Swap *swaps; /* [SWAPS] of its part that attends; NULL: it has none */
     const KeysOfAll *keys;
     const Visits *visits; /* of its parts by experts; NULL: it has none */
+    /* Of one with a part that routes: what each sequence has of each expert, [sequences, E] int64. Ranks of
+     * cp each count their tokens, and the sums are there on the way back. */
+    int counts;
 } Layer;
 
 extern const Layer layer_embedding;        /* ids -> y */

@@ -184,37 +184,55 @@ void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
 
 constexpr int TOKENS = 32; /* of a block, a warp each in turn */
 
+/* An element a choice. */
+__global__ void route_count_kernel(RouteShape s, const int32_t *chosen, int64_t *counts) {
+    int64_t i = element();
+    if (i >= s.tokens * s.chosen) return;
+    int64_t sequence = (s.before + i / s.chosen) / s.sequence;
+    atomicAdd((unsigned long long *)&counts[sequence * s.experts + chosen[i]], 1ull);
+}
+
+void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {
+    int64_t choices = s.tokens * s.chosen;
+    if (choices == 0) return;
+    LAUNCH(d, OP_ROUTE_COUNT, route_count_kernel, blocks_of(choices, BLOCK), BLOCK, 0, s, chosen, counts);
+}
+
 /* The gradient of a token's score of expert e. */
 struct ScoreGradient {
     RouteShape s;
     const int32_t *chosen;
     const float *dweights;
     double slope, along, sum; /* slope: of the balance loss for each choice of the sequence, times scale */
-    INLINE double of(int e, unsigned count) const {
-        double d = slope * count;
+    INLINE double of(int e, int64_t count) const {
+        double d = slope * (double)count;
         for (int i = 0; i < s.chosen; i++)
             if (chosen[i] == e) d += (factor_of(s) * (double)dweights[i] - along) / sum;
         return d;
     }
 };
 
-/* blockIdx.x: the sequence, whose choices each of its blocks counts; blockIdx.y: tokens of it. */
+/* blockIdx.x: the sequence, of which the first begins before these tokens, or with them; blockIdx.y: tokens
+ * of it. It has as many tokens as choices of them all make. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    route_backward_kernel(RouteShape s, Routes r, const float *dweights, const float *scale, float *balance,
-                          T *dlogits) {
-    DYNAMIC_SHARED(room);
-    unsigned *counts = (unsigned *)room;
-    int64_t first = (int64_t)blockIdx.x * s.sequence, tokens = smaller(s.sequence, s.tokens - first);
-    for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) counts[e] = 0;
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < tokens * s.chosen; i += BLOCK)
-        atomicAdd(&counts[r.chosen[first * s.chosen + i]], 1u);
-    __syncthreads();
-    double each = (double)s.balance * s.experts / (double)tokens;
-    int64_t end = smaller(tokens, ((int64_t)blockIdx.y + 1) * TOKENS);
-    for (int64_t i = (int64_t)blockIdx.y * TOKENS + threadIdx.x / WARP; i < end; i += BLOCK / WARP) {
-        int64_t t = first + i, at = t * s.chosen;
+    route_backward_kernel(RouteShape s, Routes r, const int64_t *counts, const float *dweights,
+                          const float *scale, float *balance, T *dlogits) {
+    SHARED(int64_t, sums, BLOCK / WARP);
+    int64_t sequence = s.before / s.sequence + blockIdx.x, first = sequence * s.sequence - s.before;
+    int64_t behind = smaller(s.tokens, first + s.sequence);
+    if (first < 0) first = 0;
+    double each = 0;
+    if (s.balance > 0) {
+        int64_t choices = 0;
+        counts += sequence * s.experts;
+        for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) choices += counts[e];
+        choices = block_sum(choices, sums);
+        each = (double)s.balance * s.experts / (double)(choices / s.chosen);
+    }
+    int64_t end = smaller(behind, first + ((int64_t)blockIdx.y + 1) * TOKENS);
+    for (int64_t t = first + (int64_t)blockIdx.y * TOKENS + threadIdx.x / WARP; t < end; t += BLOCK / WARP) {
+        int64_t at = t * s.chosen;
         const float *scores = r.scores + t * s.experts;
         ScoreGradient g = {s, r.chosen + at, dweights + at, each * (double)*scale, 0, 1};
         if (s.normalise) g.sum = chosen_sum(s, scores, g.chosen);
@@ -222,27 +240,28 @@ __global__ void __launch_bounds__(BLOCK)
             g.along += (double)dweights[at + j] * (double)r.weights[at + j];
         double value = 0, mean = 0;
         for (int e = lane(); e < s.experts; e += WARP) {
-            value += each * counts[e] * (double)scores[e];
-            mean += (double)scores[e] * g.of(e, counts[e]);
+            int64_t count = s.balance > 0 ? counts[e] : 0;
+            value += each * (double)count * (double)scores[e];
+            mean += (double)scores[e] * g.of(e, count);
         }
         value = lanes_sum(value, WARP);
         mean = lanes_sum(mean, WARP);
         for (int e = lane(); e < s.experts; e += WARP) {
-            double ds = g.of(e, counts[e]), slope = s.sigmoid ? ds * (1 - (double)scores[e]) : ds - mean;
+            double ds = g.of(e, s.balance > 0 ? counts[e] : 0);
+            double slope = s.sigmoid ? ds * (1 - (double)scores[e]) : ds - mean;
             store(dlogits, t * s.experts + e, (float)((double)scores[e] * slope));
         }
         if (lane() == 0) balance[t] = (float)value;
     }
 }
 
-void route_backward(Device *d, RouteShape s, Routes r, const float *dweights, const float *scale,
-                    float *balance, void *dlogits, Dtype c) {
+void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, const float *dweights,
+                    const float *scale, float *balance, void *dlogits, Dtype c) {
     if (s.tokens == 0) return;
-    Grid grid(blocks_of(s.tokens, s.sequence),
-              blocks_of(s.sequence < s.tokens ? s.sequence : s.tokens, TOKENS));
-    size_t room = (size_t)s.experts * sizeof(unsigned);
+    int64_t sequences = (s.before + s.tokens - 1) / s.sequence - s.before / s.sequence + 1;
+    Grid grid(sequences, blocks_of(s.sequence < s.tokens ? s.sequence : s.tokens, TOKENS));
     BY_DTYPE(c, T, auto kernel = route_backward_kernel<T>;
-             LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, room, s, r, dweights, scale, balance,
+             LAUNCH(d, OP_ROUTE_BACKWARD, kernel, grid, BLOCK, 0, s, r, counts, dweights, scale, balance,
                     (T *)dlogits));
 }
 
@@ -437,6 +456,7 @@ void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, 
 
 extern "C" void experts_fill(Ops *ops) {
     ops->route = route;
+    ops->route_count = route_count;
     ops->route_backward = route_backward;
     ops->gemm_experts = gemm_experts;
     ops->gemm_experts_weight = gemm_experts_weight;

@@ -1,0 +1,77 @@
+/* What layers share that attend, whatever they make queries, keys and values of: the tensors around
+ * attention, with which those of each layer begin, and the part itself (attention.c).
+ *
+ * The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies.
+ *
+ * Where ranks of cp share the tokens out by heads, QKV, LSE and BY_HEADS are of all tokens and some heads,
+ * and the others of some tokens and all heads; it takes as many bytes. HANDED and TURNED are on the way
+ * between the two:
+ *
+ *     forward    TURNED -> HANDED =swap=> QKV  attention  BY_HEADS =swap=> HANDED -> ATTENDED
+ *     backward   DATTENDED -> HANDED =swap=> TURNED  attention  HANDED =swap=> TURNED -> DQKV
+ *
+ * By keys, queries are those of QKV, keys and values those of KEYS; TERMS are of their gradients, which are
+ * rounded in KEYS and then go to DQKV:
+ *
+ *     forward    QKV -> KEYS =gather=> KEYS  attention
+ *     backward   QKV -> KEYS =gather=> KEYS  attention  TERMS =sum=> TERMS -> KEYS -> DQKV
+ *
+ * TERMS and KEYS are there, for that way back alone, wherever queries come in several runs.
+ *
+ * Where leaves of what tp may share are more than heads of keys, each head is looked at by the queries of
+ * several, and gradients of keys and values are sums over these leaves. Those that are here get a copy of
+ * each head each, SPREAD, so that TERMS are of one leaf; APART they lie leaf by leaf, and are added up in the
+ * first. Ranks that have copies of a head then sum over what each has come to:
+ *
+ *     backward   QKV -> SPREAD  attention  TERMS -> APART  =sum over copies=>  -> KEYS -> DQKV
+ *
+ * With one leaf here that sum is over TERMS as they are. Leaves are added outside of runs of queries. */
+#ifndef WEFT_MODEL_LAYERS_HEADS_H
+#define WEFT_MODEL_LAYERS_HEADS_H
+
+#include "model/layers/layer.h"
+
+enum {
+    QKV,
+    ATTENDED,
+    LSE,
+    DQKV,
+    DATTENDED,
+    TURNED,
+    BY_HEADS,
+    HANDED,
+    KEYS,
+    TERMS,
+    SPREAD,
+    APART,
+    ATTENTION_TENSORS
+};
+/* All but QKV and DQKV, of which layers want different things. */
+#define SHARED_TENSORS                                                                                    \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                               \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */               \
+        [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                         \
+    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                               \
+    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                             \
+    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP}, [KEYS] = {EXTENT_KEYS,        \
+                                                                                      DIM_KEY_VALUE,      \
+                                                                                      ELEMENT_COMPUTE,    \
+                                                                                      LIFE_SCRATCH,       \
+                                                                                      false,              \
+                                                                                      NEED_TERMS},        \
+    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_TERMS},               \
+    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_KEY_LEAVES}, \
+    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_KEY_LEAVES}
+
+extern const Swap attention_swaps[SWAPS];
+extern const KeysOfAll attention_keys;
+
+/* Where queries, keys and values are to be made: QKV, or what is changed for heads before it is that. */
+void *attend_made(const LayerPass *w);
+void attend_forward(const LayerPass *w);
+void attend_backward(const LayerPass *w, Half half);
+/* Before DQKV is read: where terms are summed over ranks, the sums of this rank's tokens have come after
+ * attention's own part. */
+void attend_take_sums(const LayerPass *w);
+
+#endif
