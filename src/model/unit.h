@@ -171,8 +171,7 @@ static inline int model_runs(const Model *m) {
     return model_spans(m) > model_stretches(m) ? model_spans(m) : model_stretches(m);
 }
 static inline int64_t model_run_first(const Model *m, int i) {
-    int64_t at = i * (m->tokens / model_runs(m)), stretch = at / model_stretch(m);
-    return model_stretch_first(m, m->contexts.place, (int)stretch) + at % model_stretch(m);
+    return model_token(m, m->contexts.place, i * (m->tokens / model_runs(m)));
 }
 /* Tokens in a leaf. */
 static inline int64_t model_token_leaf(const Model *m) {

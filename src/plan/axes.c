@@ -9,57 +9,22 @@
 
 enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
 
-/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind a row. */
+/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind a row. All kinds do
+ * the same on dp_replicate, and on what ep leaves of dp_shard and cp; what it has of either is one column. */
+#define ROW(pp, ep, tp, kv)                                                                        \
+    {                                                                                              \
+        [AXIS_PP] = pp, [AXIS_DP_REPLICATE] = COPY_SUM, [AXIS_DP_SHARD] = CUT_SUM, [AXIS_EP] = ep, \
+        [AXIS_CP] = CUT_SUM, [AXIS_EP_CP] = ep, [AXIS_TP] = tp, [AXIS_KV] = kv                     \
+    }
 static const int table[KINDS][AXES] = {
-    [KIND_WHOLE] = {[AXIS_PP] = DOES_CUT,
-                    [AXIS_DP_REPLICATE] = COPY_SUM,
-                    [AXIS_DP_SHARD] = CUT_SUM,
-                    [AXIS_EP] = CUT_SUM,
-                    [AXIS_CP] = CUT_SUM,
-                    [AXIS_EP_CP] = CUT_SUM,
-                    [AXIS_TP] = COPY_SUM,
-                    [AXIS_KV] = COPY_SUM},
-    [KIND_ROWS] = {[AXIS_PP] = DOES_CUT,
-                   [AXIS_DP_REPLICATE] = COPY_SUM,
-                   [AXIS_DP_SHARD] = CUT_SUM,
-                   [AXIS_EP] = CUT_SUM,
-                   [AXIS_CP] = CUT_SUM,
-                   [AXIS_EP_CP] = CUT_SUM,
-                   [AXIS_TP] = DOES_CUT,
-                   [AXIS_KV] = DOES_CUT},
-    [KIND_COLUMNS] = {[AXIS_PP] = DOES_CUT,
-                      [AXIS_DP_REPLICATE] = COPY_SUM,
-                      [AXIS_DP_SHARD] = CUT_SUM,
-                      [AXIS_EP] = CUT_SUM,
-                      [AXIS_CP] = CUT_SUM,
-                      [AXIS_EP_CP] = CUT_SUM,
-                      [AXIS_TP] = DOES_CUT,
-                      [AXIS_KV] = DOES_CUT},
-    [KIND_KEYS] = {[AXIS_PP] = DOES_CUT,
-                   [AXIS_DP_REPLICATE] = COPY_SUM,
-                   [AXIS_DP_SHARD] = CUT_SUM,
-                   [AXIS_EP] = CUT_SUM,
-                   [AXIS_CP] = CUT_SUM,
-                   [AXIS_EP_CP] = CUT_SUM,
-                   [AXIS_TP] = DOES_CUT,
-                   [AXIS_KV] = DOES_COPY},
-    [KIND_EXPERTS] = {[AXIS_PP] = DOES_CUT,
-                      [AXIS_DP_REPLICATE] = COPY_SUM,
-                      [AXIS_DP_SHARD] = CUT_SUM,
-                      [AXIS_EP] = DOES_CUT,
-                      [AXIS_CP] = CUT_SUM,
-                      [AXIS_EP_CP] = DOES_CUT,
-                      [AXIS_TP] = COPY_SUM,
-                      [AXIS_KV] = COPY_SUM},
-    [KIND_TIED] = {[AXIS_PP] = COPY_SUM,
-                   [AXIS_DP_REPLICATE] = COPY_SUM,
-                   [AXIS_DP_SHARD] = CUT_SUM,
-                   [AXIS_EP] = CUT_SUM,
-                   [AXIS_CP] = CUT_SUM,
-                   [AXIS_EP_CP] = CUT_SUM,
-                   [AXIS_TP] = DOES_CUT,
-                   [AXIS_KV] = DOES_CUT},
+    [KIND_WHOLE] = ROW(DOES_CUT, CUT_SUM, COPY_SUM, COPY_SUM),
+    [KIND_ROWS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
+    [KIND_COLUMNS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
+    [KIND_KEYS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_COPY),
+    [KIND_EXPERTS] = ROW(DOES_CUT, DOES_CUT, COPY_SUM, COPY_SUM),
+    [KIND_TIED] = ROW(COPY_SUM, CUT_SUM, DOES_CUT, DOES_CUT),
 };
+#undef ROW
 
 /* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
  * so do learned positions, which go where their unit goes. */

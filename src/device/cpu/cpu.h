@@ -113,9 +113,6 @@ typedef struct MambaRun {
     float *carry, *room;
     MambaGradients out;
 } MambaRun;
-/* FLOPs of an element of the state and a token: of the way back too those of making states again. */
-enum { MAMBA_FORWARD_FLOPS = 5, MAMBA_BACKWARD_FLOPS = 14 };
-
 /* Places of a head's state, of a row of it, of a token's x, and of its B or C. */
 static inline int64_t mamba_state_at(const MambaShape *s, int64_t head, int64_t p) {
     return (head * s->head_dim + p) * s->state;
@@ -129,6 +126,12 @@ static inline int64_t mamba_group_at(const MambaShape *s, int64_t t, int64_t hea
 /* Of y, and of its gradient. */
 static inline int64_t mamba_y_at(const MambaShape *s, int64_t t, int64_t head, int64_t p) {
     return (t * s->heads + head) * s->head_dim + p;
+}
+/* Five FLOPs of an element of the state and a token; of the way back fourteen, three of them for making
+ * states again. */
+static inline void mamba_profile(Device *d, OpId op, const MambaShape *s) {
+    double elements = (double)(s->tokens * mamba_state_at(s, s->heads, 0));
+    if (d->profiling) d->profile[op].flops += (op == OP_MAMBA_FORWARD ? 5 : 14) * elements;
 }
 /* The states before token `first`, which a stride begins with. */
 static inline float *mamba_start(const MambaRun *r, int64_t first) {

@@ -57,9 +57,7 @@ static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t
         for (int64_t first = 0; first < s.tokens; first += MAMBA_STRIDE)
             kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_STRIDE, s.tokens - first));
     }
-    if (d->profiling)
-        d->profile[OP_MAMBA_FORWARD].flops +=
-            (double)(MAMBA_FORWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+    mamba_profile(d, OP_MAMBA_FORWARD, &s);
 }
 
 /* Heads of a group have terms of the same sums, which are added when a stride's are there, in the order of
@@ -86,9 +84,7 @@ static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_
             for (int64_t t = i; t < min_i64(count, i + step); t++) kernels_of(d)->mamba_sum(&r, first, t);
         }
     }
-    if (d->profiling)
-        d->profile[OP_MAMBA_BACKWARD].flops +=
-            (double)(MAMBA_BACKWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+    mamba_profile(d, OP_MAMBA_BACKWARD, &s);
 }
 
 void optimised_fill_scans(Ops *ops) {

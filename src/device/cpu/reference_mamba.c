@@ -57,9 +57,7 @@ static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t
     MambaRun r = {.s = s, .in = in, .first_key = first_key, .c = c, .starts = starts, .state = state, .y = y};
     for (int64_t head = 0; head < s.heads; head++)
         for (int64_t p = 0; p < s.head_dim; p++) row_forward(&r, head, p);
-    if (d->profiling)
-        d->profile[OP_MAMBA_FORWARD].flops +=
-            (double)(MAMBA_FORWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+    mamba_profile(d, OP_MAMBA_FORWARD, &s);
 }
 
 /* What the rows of a head add up, of a stride: gradients of steps, and of what they multiply states by. */
@@ -152,9 +150,7 @@ static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_
         for (int64_t i = 0; i < count; i++)
             for (int64_t head = 0; head < s.heads; head += s.heads / s.groups) add_terms(&r, first, i, head);
     }
-    if (d->profiling)
-        d->profile[OP_MAMBA_BACKWARD].flops +=
-            (double)(MAMBA_BACKWARD_FLOPS * s.tokens * mamba_state_at(&s, s.heads, 0));
+    mamba_profile(d, OP_MAMBA_BACKWARD, &s);
 }
 
 /* ---- the gate and its norm ---- */

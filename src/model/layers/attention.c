@@ -250,8 +250,7 @@ static Queries queries_of(const LayerPass *w, int run) {
     q.r.first = q.at = run * q.s.tokens;
     q.r.terms = model_has_terms(m);
     if (!m->contexts.keys) return q;
-    int64_t stretch = model_stretch(m), in = q.at / stretch;
-    q.r.first = model_stretch_first(m, m->contexts.place, (int)in) + q.at % stretch;
+    q.r.first = model_token(m, m->contexts.place, q.at);
     q.r.keys = model_all_tokens(m), q.r.kv_row = model_dim(&m->config, DIM_KEY_VALUE);
     return q;
 }

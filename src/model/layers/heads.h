@@ -46,22 +46,18 @@ enum {
     APART,
     ATTENTION_TENSORS
 };
-/* All but QKV and DQKV, of which layers want different things. */
-#define SHARED_TENSORS                                                                                    \
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                               \
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED}, /* [H, T] */               \
-        [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                         \
-    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                               \
-    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                             \
-    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP}, [KEYS] = {EXTENT_KEYS,        \
-                                                                                      DIM_KEY_VALUE,      \
-                                                                                      ELEMENT_COMPUTE,    \
-                                                                                      LIFE_SCRATCH,       \
-                                                                                      false,              \
-                                                                                      NEED_TERMS},        \
-    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_TERMS},               \
-    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_KEY_LEAVES}, \
-    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_KEY_LEAVES}
+/* All but QKV and DQKV, of which layers want different things; LSE is [H, T]. */
+#define SHARED_TENSORS                                                                            \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                       \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                    \
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                     \
+    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                       \
+    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                     \
+    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                       \
+    [KEYS] = {EXTENT_KEYS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_TERMS},              \
+    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_TERMS},      \
+    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_KEY_LEAVES}, \
+    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_KEY_LEAVES}
 
 extern const Swap attention_swaps[SWAPS];
 extern const KeysOfAll attention_keys;
