@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "comm/comm.h"
 #include "engine/engine.h"
 #include "workload.h"
 
@@ -49,6 +50,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     Layout layout;
     RankPlan plan;
     Engine *e;
+    Comm *comm;
     Error err = {0};
     StepResult r;
     RankSpec spec = {.model = workload_model(o->size, o->context),
@@ -59,7 +61,8 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
                      .optimizer = &workload_optimizer};
     StepOptions options = {.lr_factor = 1, .clip = 1, .clip_norm = 2};
     if (layout_single(&layout, &spec.model, microbatches, false, &err) != OK ||
-        rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || engine_open(&e, &plan, d, NULL, &err) != OK) {
+        rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || comm_open_link(&comm, NULL, &err) != OK ||
+        engine_open(&e, &plan, d, comm, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
         exit((int)err.code);
     }
@@ -83,6 +86,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     result.loss = r.loss;
     workload_free(batches, microbatches);
     engine_close(e);
+    comm_close(comm);
     rank_plan_free(&plan);
     layout_free(&layout);
     return result;

@@ -13,10 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "base/clock.h"
 #include "base/text.h"
 #include "device/cpu/cpu.h"
+#include "device/cpu/gemm.h"
 #include "device/cpu/optimised.h"
 #include "device/cuda/cuda.h"
 #include "device/pool.h"
@@ -54,6 +58,16 @@ static bool runs_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+/* Intel's processors since Golden Cove, which avx512_fp16 tells, start a dot product of bf16 in every second
+ * cycle: half the FLOPs of fp32 ones. Theirs are AMX's, which a virtual machine may not show; without it
+ * operands are widened. */
+static bool gains_by_bf16(void) {
+    unsigned eax, ebx, ecx, edx;
+    bool halved =
+        __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && edx >> 23 & 1;
+    return runs_avx512_bf16() && (!halved || gemm_has_amx());
+}
 #else
 static bool runs_never(void) { return false; }
 #endif
@@ -62,6 +76,7 @@ static bool runs_always(void) { return true; }
 typedef struct Kind {
     const char *name;
     bool (*runs)(void);
+    bool (*gains)(void); /* whether "auto" takes it; NULL: wherever it runs */
     bool native_bf16;
     const Kernels *kernels; /* NULL: the reference */
 } Kind;
@@ -69,16 +84,16 @@ typedef struct Kind {
 /* In the order of CPU_KERNELS; every build knows every name. */
 static const Kind kinds[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", runs_avx512_bf16, true, &kernels_avx512},
-    {"avx512", runs_avx512, false, &kernels_avx512},
-    {"avx2", runs_avx2, false, &kernels_avx2},
+    {"avx512_bf16", runs_avx512_bf16, gains_by_bf16, true, &kernels_avx512},
+    {"avx512", runs_avx512, NULL, false, &kernels_avx512},
+    {"avx2", runs_avx2, NULL, false, &kernels_avx2},
 #else
-    {"avx512_bf16", runs_never, true, NULL},
-    {"avx512", runs_never, false, NULL},
-    {"avx2", runs_never, false, NULL},
+    {"avx512_bf16", runs_never, NULL, true, NULL},
+    {"avx512", runs_never, NULL, false, NULL},
+    {"avx2", runs_never, NULL, false, NULL},
 #endif
-    {"portable", runs_always, false, &kernels_portable},
-    {"reference", runs_always, false, NULL},
+    {"portable", runs_always, NULL, false, &kernels_portable},
+    {"reference", runs_always, NULL, false, NULL},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -107,7 +122,8 @@ static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
     for (int i = 0; i < KINDS; i++) {
         if (!automatic && strcmp(name, kinds[i].name) != 0) continue;
         *kind = &kinds[i];
-        if (kinds[i].runs()) return OK;
+        bool passed_over = automatic && kinds[i].gains && !kinds[i].gains();
+        if (kinds[i].runs() && !passed_over) return OK;
         if (!automatic)
             return error_set(err, ERR_UNAVAILABLE, "%sthis processor cannot run \"%s\" kernels; use auto",
                              from, name);

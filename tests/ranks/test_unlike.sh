@@ -99,8 +99,8 @@ grep -q '  compute: fp32  # auto: ' run/config.yaml || fail "compute: auto is no
 # The same where processors differ in bf16, where this one has it (tests/train/test_agree.c has all mixtures).
 if grep -qw avx512_bf16 /proc/cpuinfo; then
     status=0
-    $mpirun -n 2 "$weft" train run.yaml run.dir=mixed train.compute=auto : -n 1 "$weft" train run.yaml run.dir=mixed train.compute=auto run.device=avx2 \
-        >out 2>err </dev/null || status=$?
+    $mpirun -n 2 "$weft" train run.yaml run.dir=mixed train.compute=auto run.device=avx512_bf16 : \
+        -n 1 "$weft" train run.yaml run.dir=mixed train.compute=auto run.device=avx2 >out 2>err </dev/null || status=$?
     [ "$status" -eq 0 ] || fail "bf16 on two ranks of three: exit status $status: $(grep weft: err)"
     [ "$(grep -c '^train.compute: auto is fp32 on all ranks: 1 of 3 processors' err)" -eq 1 ] || fail "compute: auto: $(grep auto err)"
 fi

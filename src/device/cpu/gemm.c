@@ -749,6 +749,10 @@ bool gemm_native_possible(void) {
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
+bool gemm_has_amx(void) {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+}
+
 /* Primitives are made later, when shapes are known. */
 ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native_bf16, int threads, Error *err) {
     if (native_bf16 && !gemm_native_possible())

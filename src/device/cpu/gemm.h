@@ -10,6 +10,8 @@ typedef struct Gemm Gemm;
 
 /* oneDNN's bf16 matmul runs here: from AVX-512 on, emulated where that has no bf16 instructions. */
 bool gemm_native_possible(void);
+/* Its bf16 products are made by AMX. */
+bool gemm_has_amx(void);
 
 /* native: bf16 products by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is not possible. All
  * else in fp32, to which bf16 operands are widened: by dnnl_sgemm, products with leaves by the kernels. */
