@@ -43,9 +43,11 @@ INLINE void pack_along(const void *from, int64_t row, int64_t lines, int64_t wid
 
 /* `left` elements (at least 1) to a line of a panel, whose other elements become 0. */
 INLINE void pack_line(const void *from, int64_t left, float *to, const int64_t panel, Dtype t) {
-    if (panel < VLEN && left >= panel) { /* panels of 4 rows, vectors of 8 */
-        Quad q = quad_get(from, 0, t);
-        memcpy(to, &q, sizeof q);
+    if (panel < VLEN && left >= panel) { /* panels of 4 rows and vectors of 8, or 8 and 16 */
+        for (int64_t i = 0; i < panel; i += 4) {
+            Quad q = quad_get(from, i, t);
+            memcpy(to + i, &q, sizeof q);
+        }
         return;
     }
     for (int64_t v = 0; v < panel; v += VLEN)
