@@ -13,7 +13,8 @@
  *     native     bf16 by oneDNN's matmul primitives, where the processor has bf16 instructions: one for each
  *                tile shape, made on the first use of a shape, run with scratchpads and memory objects of
  *                each thread, since a primitive may run on several threads at once only if nothing is shared.
- *                That bits do not depend on a tile's shape is measured there, not proved: test_slices.
+ *                On some processors (Intel's since Golden Cove) a tile of one row has other bits than one of
+ *                several, so it is no way for what ranks share.
  *
  * oneDNN runs what is called inside a parallel region on the calling thread alone.
  *
@@ -242,30 +243,44 @@ static int64_t leaf_count(const Leaves *l) {
  * counter: `level[l]` holds the sum of 2^l leaves that waits for its right half. So the canonical tree is
  * walked with a tile for each of its levels, and a sum goes to memory once. */
 enum { LEVELS = 7 }; /* LEAVES_MAX leaves and fewer */
-typedef struct LeafWork LeafWork;
-typedef void LeafRun(const LeafWork *w, const Product *piece, const float *const *wait, int waiting);
-struct LeafWork {
+typedef struct LeafWork {
     Gemm *g;
     Product tile;
-    LeafRun *run;
     float *room;          /* PRODUCT_ROOM floats of this thread */
     float *level[LEVELS]; /* [m, n] each */
-};
+} LeafWork;
+
+/* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
+ * lines are columns of C, and lie along if B is transposed. */
+static void packed_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
+    w->g->kernels->product_run(&(ProductRun){.m = p->m,
+                                             .n = p->n,
+                                             .k = p->k,
+                                             .a = {p->a, p->lda, !p->trans_a},
+                                             .b = {p->b, p->ldb, p->trans_b},
+                                             .type = p->ab_type,
+                                             .c = p->c,
+                                             .c_row = p->ldc,
+                                             .add = p->accumulate,
+                                             .wait = wait,
+                                             .waiting = waiting,
+                                             .wait_row = w->tile.n},
+                               w->room);
+}
 
 /* Piece `leaf` of every run, chained in the order of the runs; then what waits for it. */
 static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64_t row,
                      const float *const *wait, int waiting) {
     const Leaves *l = &w->tile.leaves;
-    int runs = l->runs ? l->runs : 1;
     int64_t start = 0;
-    for (int r = 0; r < runs; r++) {
-        int64_t length = l->runs ? l->run[r].length : w->tile.k, each = l->runs ? l->run[r].leaf : length;
-        if (l->runs) start += l->run[r].skip;
+    for (int r = 0; r < l->runs; r++) {
+        int64_t length = l->run[r].length, each = l->run[r].leaf;
+        start += l->run[r].skip;
         Product piece = moved(&w->tile, 0, 0, start + leaf * each);
         piece.k = min_i64(each, length - leaf * each);
         piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
         piece.accumulate = add || r > 0;
-        w->run(w, &piece, wait, r + 1 == runs ? waiting : 0);
+        packed_run(w, &piece, wait, r + 1 == l->runs ? waiting : 0);
         start += length;
     }
 }
@@ -373,49 +388,24 @@ static Grid grid_of(const Product *p, int threads, int64_t most_rows) {
     return best;
 }
 
-/* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
- * lines are columns of C, and lie along if B is transposed. */
-static void packed_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
-    w->g->kernels->product_run(&(ProductRun){.m = p->m,
-                                             .n = p->n,
-                                             .k = p->k,
-                                             .a = {p->a, p->lda, !p->trans_a},
-                                             .b = {p->b, p->ldb, p->trans_b},
-                                             .type = p->ab_type,
-                                             .c = p->c,
-                                             .c_row = p->ldc,
-                                             .add = p->accumulate,
-                                             .wait = wait,
-                                             .waiting = waiting,
-                                             .wait_row = w->tile.n},
-                               w->room);
-}
-
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
-/* Each tile with its leaves, which `run` makes. A thread's room is its number times `each`, and holds packed
- * panels, then the tiles of tiles_beside. */
-static void sum_tiles(Gemm *g, Device *d, const Product *p, const Grid *grid, LeafRun *run) {
-    size_t each = thread_floats(tiles_beside(p));
-    int64_t count = grid->down * grid->across;
-    CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
-#pragma omp parallel num_threads(d->threads) if (count > 1)
-    {
-        omp_set_num_threads(1); /* as in each_tile */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < count; t++) {
-            LeafWork w = {.g = g, .tile = tile_of(p, grid, t), .run = run};
-            w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
-            sum_tile(&w, w.room + PRODUCT_ROOM);
-        }
-    }
-}
-
-/* Where no tiles are needed beside C a tile may be four times as tall, since C itself takes its sums. */
+/* Each tile with its leaves. A thread's room is its number times `each`, and holds packed panels, then the
+ * tiles of tiles_beside. Where none are needed beside C a tile may be four times as tall, since C itself
+ * takes its sums. */
 static void packed(Gemm *g, Device *d, const Product *p) {
-    Grid grid = grid_of(p, d->threads, tiles_beside(p) ? TILE_ROWS : 4 * TILE_ROWS);
-    sum_tiles(g, d, p, &grid, packed_run);
+    int beside = tiles_beside(p);
+    size_t each = thread_floats(beside);
+    Grid grid = grid_of(p, d->threads, beside ? TILE_ROWS : 4 * TILE_ROWS);
+    int64_t count = grid.down * grid.across;
+    CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
+#pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (count > 1)
+    for (int64_t t = 0; t < count; t++) {
+        LeafWork w = {.g = g, .tile = tile_of(p, &grid, t)};
+        w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
+        sum_tile(&w, w.room + PRODUCT_ROOM);
+    }
 }
 
 /* ---- native: bf16 by primitives ---- */
@@ -574,70 +564,29 @@ static void make_by_primitive(Gemm *g, const Product *tile) {
     run_primitive(g, &g->cache[find_primitive(g, tile)], tile);
 }
 
-/* One leaf: C as it is, accumulated in fp32 inside a primitive. */
-static void native_whole(Gemm *g, Device *d, const Product *p) {
+/* C is accumulated in fp32 inside a primitive. */
+static void native(Gemm *g, Device *d, const Product *p) {
     Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
     prepare(g, p, &grid);
     each_tile(g, d->threads, p, &grid, make_by_primitive);
 }
 
-/* What waits to its left is added when the primitive has run, row by row; our own kernels do it in
- * passing. */
-static void native_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
-    make_by_primitive(w->g, p);
-    for (int i = 0; i < waiting; i++) add_rows(w, p->c, p->ldc, wait[i]);
-}
-/* As native_run is called, but only so that the primitives are there. */
-static void native_prepare(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
-    (void)wait, (void)waiting;
-    find_primitive(w->g, p);
-}
-
-/* Every shape that the tiles' leaves will ask for: corners differ in size, leaves and runs in length, and
- * sums go to C or to a tile beside it, set or added to. */
-static void prepare_leaves(Gemm *g, const Product *p, const Grid *grid, float *room) {
-    int64_t last = grid->down * grid->across - 1;
-    const int64_t corners[] = {0, grid->down - 1, last - grid->down + 1, last};
-    for (int i = 0; i < 4; i++) {
-        LeafWork w = {.g = g, .tile = tile_of(p, grid, corners[i]), .run = native_prepare};
-        for (int64_t leaf = 0; leaf < leaf_count(&p->leaves); leaf++)
-            for (int add = 0; add < 2; add++) {
-                leaf_sum(&w, leaf, add, room, w.tile.n, NULL, 0);
-                leaf_sum(&w, leaf, add, room, w.tile.ldc, NULL, 0);
-            }
-    }
-}
-
-/* Tiles as in `packed`, whose sums and levels have the same places. */
-static void native_leaves(Gemm *g, Device *d, const Product *p) {
-    Grid grid = {piece_length(p->m, TILE_ROWS, 64), piece_length(p->n, PRODUCT_COLS, 64), 0, 0};
-    grid.rows = min_i64(grid.rows, TILE_ROWS), grid.cols = min_i64(grid.cols, PRODUCT_COLS);
-    grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
-    prepare_leaves(g, p, &grid, (float *)(void *)d->scratch);
-    sum_tiles(g, d, p, &grid, native_run);
-}
-
 /* ---- */
 
 /* Which way a product takes:
  *
- *                               no leaves              one leaf, of all       all others
- *     fp32                      library                packed                 packed
- *     bf16 by primitives        native_whole           native_whole           native_leaves
- *     bf16 without them         library, widened       packed                 packed */
+ *                               no leaves              leaves
+ *     fp32                      library                packed
+ *     bf16 by primitives        native                 packed
+ *     bf16 without them         library, widened       packed */
 static void run(Gemm *g, Device *d, const Product *p) {
-    bool by_primitives = p->ab_type != DTYPE_F32 && g->native;
-    const Leaves *l = &p->leaves;
-    bool whole = l->runs == 0 || (l->runs == 1 && l->run[0].leaf >= p->k);
-    if (!by_primitives && p->leaves.runs == 0)
-        library(d, p);
-    else if (!by_primitives)
+    if (p->leaves.runs > 0)
         packed(g, d, p);
-    else if (whole)
-        native_whole(g, d, p);
+    else if (p->ab_type != DTYPE_F32 && g->native)
+        native(g, d, p);
     else
-        native_leaves(g, d, p);
+        library(d, p);
 }
 
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
