@@ -209,11 +209,13 @@ static void host_give(Device *d, void *host) {
     X(norm_backward, (NormKind, kind), (int64_t, tokens), (int64_t, hidden), (const void *, x),             \
       (const float *, w), (const float *, rstd), (const void *, dy), (void *, dx), (bool, add),             \
       (float *, dw), (int64_t, leaf), (Dtype, c))                                                           \
-    X(qk_norm_forward, (AttentionShape, s), (bool, flat), (NormKind, kind), (float, eps),                   \
+    X(qk_norm_forward, (AttentionShape, s), (QkRows, rows), (NormKind, kind), (float, eps),                 \
       (const void *, raw), (const float *, wq), (const float *, wk), (void *, out), (Dtype, c))             \
-    X(qk_norm_backward, (AttentionShape, s), (bool, flat), (NormKind, kind), (float, eps),                  \
+    X(qk_norm_backward, (AttentionShape, s), (QkRows, rows), (NormKind, kind), (float, eps),                \
       (const void *, raw), (const float *, wq), (const float *, wk), (void *, dqkv), (float *, dwq),        \
       (float *, dwk), (int, leaves), (Dtype, c))                                                            \
+    X(qk_norm_sums, (AttentionShape, s), (Leaves, leaves), (NormKind, kind), (const void *, raw),           \
+      (const float *, wq), (const float *, wk), (const void *, dqkv), (float *, sums), (Dtype, c))          \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \

@@ -57,7 +57,7 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(EMBED_FORWARD, embed_forward)             X(EMBED_BACKWARD, embed_backward)                      \
     X(NORM_FORWARD, norm_forward)               X(NORM_BACKWARD, norm_backward)                        \
     X(QK_NORM_FORWARD, qk_norm_forward)         X(QK_NORM_BACKWARD, qk_norm_backward)                  \
-    X(ROPE, rope)                                                                                      \
+    X(QK_NORM_SUMS, qk_norm_sums)               X(ROPE, rope)                                          \
     X(BIAS_FORWARD, bias_forward)               X(BIAS_BACKWARD, bias_backward)                        \
     X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
     X(ATTENTION_DECODE, attention_decode)       X(SINKS_BACKWARD, sinks_backward)                      \
@@ -149,6 +149,24 @@ typedef struct Leaves {
     } run[LEAF_RUNS];
 } Leaves;
 #define NO_LEAVES ((Leaves){.runs = 0})
+
+/* What is normed as one row: each head of a token, or, `flat`, all its queries, and all its keys. Of the
+ * latter ranks may have some heads each. Then what is summed over a row is summed leaf by leaf, by
+ * qk_norm_sums, and the leaves of all ranks are there when a row is normed; else the op makes the sums, as is
+ * fastest. */
+typedef struct QkRows {
+    bool flat;
+    int leaves;            /* of flat, on all ranks together; 0: none, for rows that no rank shares */
+    int64_t tokens;        /* in sums, from one leaf to the next */
+    int64_t queries, keys; /* numbers of whole rows */
+    /* [leaves, tokens, 2] of queries and of keys, tensor memory: the first is that of the op's first token */
+    const float *squares;
+    const float *products; /* of the way back alone */
+} QkRows;
+static inline QkRows qk_rows(bool flat) {
+    QkRows rows = {flat, 0, 0, 0, 0, NULL, NULL};
+    return rows;
+}
 
 /* Of the logits of a row that are in one leaf of the vocabulary. */
 typedef struct LossRecord {
@@ -433,17 +451,24 @@ typedef struct Ops {
      * weight for all of them (n = D), or `flat`, all heads of a token as one row (n = H*D, and G*D for
      * keys). kind is NORM_RMS or NORM_RMS_PLUS_ONE.
      * Henry et al., "Query-key normalization for transformers", 2020. */
-    void (*qk_norm_forward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+    void (*qk_norm_forward)(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                             const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                             const float *wk /* [D] or [G*D] */, void *out /* [T, (H+2G)*D] c */, Dtype c);
     /* dqkv, the gradient of `out`, becomes that of raw; dwq and dwk += sums over tokens and heads, a row for
      * each of `leaves` equal runs of heads (1: all of them; `flat` has no more), to be added in the tree when
      * all microbatches have been. Of heads that are fewer, each is in the first of as many leaves as it has,
      * and the others are left alone. */
-    void (*qk_norm_backward)(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+    void (*qk_norm_backward)(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                              const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */,
                              float *dwq /* [leaves, D] or [H*D] */, float *dwk, int leaves, Dtype c);
+    /* Of flat rows, the sums of the leaves that are here, of queries (run 0 of `leaves`) and of keys (run 1;
+     * what it skips is other ranks'): of raw^2, or, with dqkv, the gradient of `out`, of raw dqkv w, where w
+     * is what a normed number is multiplied by. */
+    void (*qk_norm_sums)(Device *d, AttentionShape s, Leaves leaves, NormKind kind,
+                         const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [H*D] */,
+                         const float *wk /* [G*D] */, const void *dqkv /* [T, (H+2G)*D] c or NULL */,
+                         float *sums /* [leaves here, T, 2] */, Dtype c);
 
     /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints): of
      * each head its first R = s.rotary elements. inverse rotates back: the gradient. cos_sin[p] = R/2

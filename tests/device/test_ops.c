@@ -724,14 +724,46 @@ static void check_qk_norm_kind(Device *d, AttentionShape s, bool flat, NormKind 
           *dwq = copy_of(wq, nq, DTYPE_F32), *dwk = copy_of(wk, nk, DTYPE_F32),
           *dwq2 = copy_of(wq, nq, DTYPE_F32), *dwk2 = copy_of(wk, nk, DTYPE_F32);
     double terms = (double)(s.tokens * s.heads);
-    RUN(d, qk_norm_forward, s, flat, kind, 1e-5f, raw, wq, wk, out, c);
-    reference.ops.qk_norm_forward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, want, c);
+    RUN(d, qk_norm_forward, s, qk_rows(flat), kind, 1e-5f, raw, wq, wk, out, c);
+    reference.ops.qk_norm_forward(&reference, s, qk_rows(flat), kind, 1e-5f, raw, wq, wk, want, c);
     assert_near("qk_norm", d, out, want, n, c);
-    RUN(d, qk_norm_backward, s, flat, kind, 1e-5f, raw, wq, wk, grad, dwq, dwk, 1, c);
-    reference.ops.qk_norm_backward(&reference, s, flat, kind, 1e-5f, raw, wq, wk, grad2, dwq2, dwk2, 1, c);
+    RUN(d, qk_norm_backward, s, qk_rows(flat), kind, 1e-5f, raw, wq, wk, grad, dwq, dwk, 1, c);
+    reference.ops.qk_norm_backward(&reference, s, qk_rows(flat), kind, 1e-5f, raw, wq, wk, grad2, dwq2, dwk2,
+                                   1, c);
     assert_sums("qk_norm gradient", d, grad, grad2, n, c, (double)nq, 2);
     assert_sums("qk_norm dwq", d, dwq, dwq2, nq, DTYPE_F32, terms, 2);
     assert_sums("qk_norm dwk", d, dwk, dwk2, nk, DTYPE_F32, terms, 2);
+    drop_all();
+}
+
+/* Sums by leaves are those of the reference, and rows normed by them those of sums made at once. */
+static void check_qk_leaves(Device *d, AttentionShape s, NormKind kind, Dtype c) {
+    int leaves = s.kv_heads * s.head_dim % s.heads == 0 ? s.heads : s.kv_heads;
+    int64_t n = s.tokens * qkv_row(s), nq = s.heads * s.head_dim, nk = s.kv_heads * s.head_dim,
+            count = leaves * s.tokens * 2;
+    void *raw = random_tensor(n, c, -2, 2), *out = tensor(n, c), *want = tensor(n, c),
+         *grad = random_tensor(n, c, -1, 1), *grad2 = copy_of(grad, n, c);
+    float *wq = random_tensor(nq, DTYPE_F32, 0.5f, 1.5f), *wk = random_tensor(nk, DTYPE_F32, 0.5f, 1.5f),
+          *dw = copy_of(wq, nq, DTYPE_F32), *dw2 = copy_of(wq, nq, DTYPE_F32),
+          *dk = copy_of(wk, nk, DTYPE_F32), *dk2 = copy_of(wk, nk, DTYPE_F32), *sums[2],
+          *own = tensor(count, DTYPE_F32);
+    Leaves l = {.runs = 2, .run = {{.length = nq, .leaf = nq / leaves}, {.length = nk, .leaf = nk / leaves}}};
+    for (int back = 0; back < 2; back++) {
+        sums[back] = tensor(count, DTYPE_F32);
+        RUN(d, qk_norm_sums, s, l, kind, raw, wq, wk, back ? grad : NULL, sums[back], c);
+        reference.ops.qk_norm_sums(&reference, s, l, kind, raw, wq, wk, back ? grad : NULL, own, c);
+        assert_sums("qk_norm sums", d, sums[back], own, count, DTYPE_F32, (double)l.run[0].leaf, 5);
+    }
+    QkRows rows = {true, leaves, s.tokens, nq, nk, sums[0], sums[1]};
+    RUN(d, qk_norm_forward, s, rows, kind, 1e-5f, raw, wq, wk, out, c);
+    reference.ops.qk_norm_forward(&reference, s, qk_rows(true), kind, 1e-5f, raw, wq, wk, want, c);
+    assert_near("qk_norm by leaves", d, out, want, n, c);
+    RUN(d, qk_norm_backward, s, rows, kind, 1e-5f, raw, wq, wk, grad, dw, dk, 1, c);
+    reference.ops.qk_norm_backward(&reference, s, qk_rows(true), kind, 1e-5f, raw, wq, wk, grad2, dw2, dk2, 1,
+                                   c);
+    assert_sums("qk_norm gradient by leaves", d, grad, grad2, n, c, (double)nq, 2);
+    assert_sums("qk_norm dwq by leaves", d, dw, dw2, nq, DTYPE_F32, (double)s.tokens, 2);
+    assert_sums("qk_norm dwk by leaves", d, dk, dk2, nk, DTYPE_F32, (double)s.tokens, 2);
     drop_all();
 }
 
@@ -745,6 +777,8 @@ static void check_qk_norm(Device *d, Dtype c) {
         set_scratch(d, &needs);
         for (int bits = 0; bits < 4; bits++)
             check_qk_norm_kind(d, s, bits & 1, bits & 2 ? NORM_RMS_PLUS_ONE : NORM_RMS, c);
+        check_qk_leaves(d, s, NORM_RMS, c);
+        check_qk_leaves(d, s, NORM_RMS_PLUS_ONE, c);
     }
 }
 static void test_qk_norm(void **state) { (void)state, on_all(check_qk_norm); }
@@ -1917,7 +1951,7 @@ enum { HEADS_WIDE = 3 * 4 * 6 };
 static bool probe_flat;
 static void heads_forward(const float *x, float *y) {
     const float *wq = x + HEADS_WIDE;
-    reference.ops.qk_norm_forward(&reference, norm_shape, probe_flat, probe_norm, 1e-5f, x, wq,
+    reference.ops.qk_norm_forward(&reference, norm_shape, qk_rows(probe_flat), probe_norm, 1e-5f, x, wq,
                                   wq + (probe_flat ? 12 : 6), y, DTYPE_F32);
 }
 static void heads_backward(const float *x, const float *dy, float *dx) {
@@ -1925,7 +1959,7 @@ static void heads_backward(const float *x, const float *dy, float *dx) {
     float *dwq = dx + HEADS_WIDE;
     memcpy(dx, dy, HEADS_WIDE * sizeof *dx);
     memset(dwq, 0, (probe_flat ? 18 : 12) * sizeof *dwq);
-    reference.ops.qk_norm_backward(&reference, norm_shape, probe_flat, probe_norm, 1e-5f, x, wq,
+    reference.ops.qk_norm_backward(&reference, norm_shape, qk_rows(probe_flat), probe_norm, 1e-5f, x, wq,
                                    wq + (probe_flat ? 12 : 6), dx, dwq, dwq + (probe_flat ? 12 : 6), 1,
                                    DTYPE_F32);
 }
@@ -2272,7 +2306,7 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     float *w = tensor(width, DTYPE_F32);
     RUN(d, fill, width, 1, w);
     RUN(d, norm_backward, NORM_RMS, t, width, qkv, w, r->lse, r->dqkv, r->dx, false, r->dw, t, c);
-    RUN(d, qk_norm_backward, s, true, NORM_RMS, 1e-5f, qkv, w, w, r->dqkv, r->dw,
+    RUN(d, qk_norm_backward, s, qk_rows(true), NORM_RMS, 1e-5f, qkv, w, w, r->dqkv, r->dw,
         r->dw + s.heads * s.head_dim, 1, c);
     RUN(d, bias_backward, t, width, r->dqkv, r->db, t, c);
     RUN(d, embed_backward, t, width, ids, r->dqkv, ALL_ROWS, 1, r->dtable, c);

@@ -432,8 +432,8 @@ static void check_normed_heads(Device *d, AttentionShape s, const void *raw, con
     float *w = random_tensor(dim, DTYPE_F32, 0.5, 1.5), *dq = tensor(leaves * dim, DTYPE_F32),
           *dk = tensor(leaves * dim, DTYPE_F32);
     void *out = tensor(t * wide, c), *grad = copy_of(dout, t * wide, c);
-    RUN(d, qk_norm_forward, s, false, NORM_RMS, 1e-5f, raw, w, w, out, c);
-    RUN(d, qk_norm_backward, s, false, NORM_RMS, 1e-5f, raw, w, w, grad, dq, dk, leaves, c);
+    RUN(d, qk_norm_forward, s, qk_rows(false), NORM_RMS, 1e-5f, raw, w, w, out, c);
+    RUN(d, qk_norm_backward, s, qk_rows(false), NORM_RMS, 1e-5f, raw, w, w, grad, dq, dk, leaves, c);
     for (int n = 2; n <= leaves; n *= 2) {
         int r = n - 1, each = leaves / n;
         AttentionShape part = SHAPE(s.tokens, s.heads / n, s.kv_heads / n, s.head_dim);
@@ -442,13 +442,82 @@ static void check_normed_heads(Device *d, AttentionShape s, const void *raw, con
         void *raw2 = columns_of(raw, t, wide, &in, c), *grad2 = columns_of(dout, t, wide, &in, c),
              *out2 = tensor(t * (q + 2 * kv), c);
         float *dq2 = tensor(each * dim, DTYPE_F32), *dk2 = tensor(each * dim, DTYPE_F32);
-        RUN(d, qk_norm_forward, part, false, NORM_RMS, 1e-5f, raw2, w, w, out2, c);
-        RUN(d, qk_norm_backward, part, false, NORM_RMS, 1e-5f, raw2, w, w, grad2, dq2, dk2, each, c);
+        RUN(d, qk_norm_forward, part, qk_rows(false), NORM_RMS, 1e-5f, raw2, w, w, out2, c);
+        RUN(d, qk_norm_backward, part, qk_rows(false), NORM_RMS, 1e-5f, raw2, w, w, grad2, dq2, dk2, each, c);
         assert_columns(d, "norm of heads", out, t, wide, &in, out2, c);
         assert_columns(d, "gradient of normed heads", grad, t, wide, &in, grad2, c);
         assert_box(d, "dw of queries", dq, dim, r * each, 0, dq2, each, dim, DTYPE_F32);
         assert_box(d, "dw of keys", dk, dim, r * each, 0, dk2, each, dim, DTYPE_F32);
     }
+}
+
+/* Of rank r of n, which together have `leaves` of a row of queries, and of one of keys: of fewer heads of
+ * keys ranks have copies, and a piece each. */
+static Leaves row_leaves(AttentionShape s, int leaves, int n, int r) {
+    int copies = n > s.kv_heads ? n / s.kv_heads : 1;
+    int64_t dim = s.head_dim, query = s.heads * dim / n, key = s.kv_heads * dim / n;
+    Leaves l = {.runs = 2, .run = {{.length = query, .leaf = query * n / leaves}, {.length = key}}};
+    l.run[1].leaf = key * n / leaves, l.run[1].skip = r % copies * key;
+    return l;
+}
+
+static void check_rows_of(Device *d, AttentionShape s, int n, int r, QkRows rows, const void *raw,
+                          const void *dout, const float *w[2], const void *want[2], const float *dw[2],
+                          Dtype c) {
+    int copies = n > s.kv_heads ? n / s.kv_heads : 1;
+    int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
+    AttentionShape part = SHAPE(s.tokens, s.heads / n, s.kv_heads * copies / n, s.head_dim);
+    int64_t q = part.heads * dim, kv = part.kv_heads * dim, key = r / copies * kv,
+            mine = rows.leaves / n * t * 2;
+    Columns in = {3, {r * q, s.heads * dim + key, (s.heads + s.kv_heads) * dim + key}, {q, kv, kv}};
+    void *raw2 = columns_of(raw, t, wide, &in, c), *grad = columns_of(dout, t, wide, &in, c),
+         *out = tensor(t * (q + 2 * kv), c);
+    float *sums = tensor(mine, DTYPE_F32), *dq = tensor(q, DTYPE_F32), *dk = tensor(kv, DTYPE_F32);
+    const float *wq = w[0] + r * q, *wk = w[1] + key;
+    Leaves l = row_leaves(s, rows.leaves, n, r);
+    RUN(d, qk_norm_sums, part, l, NORM_RMS, raw2, wq, wk, NULL, sums, c);
+    assert_bits("squares of a rank's leaves", d, sums, rows.squares + r * mine, mine, DTYPE_F32);
+    RUN(d, qk_norm_sums, part, l, NORM_RMS, raw2, wq, wk, grad, sums, c);
+    assert_bits("products of a rank's leaves", d, sums, rows.products + r * mine, mine, DTYPE_F32);
+    RUN(d, qk_norm_forward, part, rows, NORM_RMS, 1e-5f, raw2, wq, wk, out, c);
+    assert_columns(d, "norm of rows", want[0], t, wide, &in, out, c);
+    RUN(d, qk_norm_backward, part, rows, NORM_RMS, 1e-5f, raw2, wq, wk, grad, dq, dk, 1, c);
+    assert_columns(d, "gradient of normed rows", want[1], t, wide, &in, grad, c);
+    assert_bits("dw of a rank's queries", d, dq, dw[0] + r * q, q, DTYPE_F32);
+    assert_bits("dw of a rank's keys", d, dk, dw[1] + key, kv, DTYPE_F32);
+}
+
+/* Norms of all heads of a token, of which ranks have some each: sums of leaves are what they are beside the
+ * others, and with the sums of all a rank norms its heads as they are normed beside the others; so are some
+ * of the tokens. */
+static void check_normed_rows(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
+    enum { FROM = 21 };
+    int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens,
+            q = s.heads * dim, k = s.kv_heads * dim;
+    int leaves = s.heads;
+    float *wq = random_tensor(q, DTYPE_F32, 0.5, 1.5), *wk = random_tensor(k, DTYPE_F32, 0.5, 1.5),
+          *dq = tensor(q, DTYPE_F32), *dk = tensor(k, DTYPE_F32),
+          *squares = tensor(leaves * t * 2, DTYPE_F32), *products = tensor(leaves * t * 2, DTYPE_F32);
+    void *out = tensor(t * wide, c), *grad = copy_of(dout, t * wide, c), *out2 = tensor(t * wide, c);
+    QkRows rows = {true, leaves, t, q, k, squares, products};
+    Leaves l = row_leaves(s, leaves, 1, 0);
+    RUN(d, qk_norm_sums, s, l, NORM_RMS, raw, wq, wk, NULL, squares, c);
+    RUN(d, qk_norm_sums, s, l, NORM_RMS, raw, wq, wk, grad, products, c);
+    RUN(d, qk_norm_forward, s, rows, NORM_RMS, 1e-5f, raw, wq, wk, out, c);
+    RUN(d, qk_norm_backward, s, rows, NORM_RMS, 1e-5f, raw, wq, wk, grad, dq, dk, 1, c);
+    for (int n = 2; n <= leaves; n *= 2)
+        for (int r = 0; r < n; r++)
+            check_rows_of(d, s, n, r, rows, raw, dout, (const float *[]){wq, wk}, (const void *[]){out, grad},
+                          (const float *[]){dq, dk}, c);
+    AttentionShape some = s;
+    some.tokens = s.tokens - FROM;
+    rows.squares += 2 * FROM, rows.products += 2 * FROM;
+    RUN(d, qk_norm_forward, some, rows, NORM_RMS, 1e-5f, tensor_at(raw, FROM * wide, c), wq, wk, out2, c);
+    assert_box(d, "norm of some tokens' rows", out, wide, FROM, 0, out2, t - FROM, wide, c);
+    void *grad2 = copy_of(tensor_at(dout, FROM * wide, c), (t - FROM) * wide, c);
+    RUN(d, qk_norm_backward, some, rows, NORM_RMS, 1e-5f, tensor_at(raw, FROM * wide, c), wq, wk, grad2, dq,
+        dk, 1, c);
+    assert_box(d, "gradient of some tokens' rows", grad, wide, FROM, 0, grad2, t - FROM, wide, c);
 }
 
 /* Leaves that share heads of keys: those of a head have the row of the first of them, and no other. */
@@ -460,7 +529,7 @@ static void check_fewer_heads(Device *d, AttentionShape s, const void *raw, cons
     for (int i = 0; i < 2; i++) {
         dk[i] = tensor(s.heads * dim, DTYPE_F32), grad[i] = copy_of(dout, t * wide, c);
         memset(dk[i], 0, (size_t)(s.heads * dim) * sizeof(float));
-        RUN(d, qk_norm_backward, s, false, NORM_RMS, 1e-5f, raw, w, w, grad[i], dq, dk[i],
+        RUN(d, qk_norm_backward, s, qk_rows(false), NORM_RMS, 1e-5f, raw, w, w, grad[i], dq, dk[i],
             i ? s.heads : s.kv_heads, c);
     }
     assert_bits("gradient of normed heads", d, grad[1], grad[0], t * wide, c);
@@ -519,6 +588,7 @@ static void check_heads(Device *d, Dtype c) {
         float *angles = random_tensor(50 * s.head_dim, DTYPE_F32, -1, 1);
         for (int64_t k = 0; k < t; k++) first[k] = k < 30 ? 0 : 30;
         check_normed_heads(d, s, qkv, random_tensor(t * wide, c, -1, 1), c);
+        check_normed_rows(d, s, qkv, random_tensor(t * wide, c, -1, 1), c);
         Attended whole = attend(d, s, rotated, dout, first, positions, angles, c);
         for (int n = 2; n <= s.kv_heads; n *= 2)
             check_heads_of(d, s, n, n - 1, qkv, dout, &whole, first, positions, angles, c);

@@ -68,6 +68,17 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 /* How many pieces of `leaf` there are in n, the last one perhaps shorter. */
 static inline int64_t leaves_of(int64_t n, int64_t leaf) { return (n + leaf - 1) / leaf; }
 
+/* The canonical tree of sums that lie `step` apart. */
+float tree_of_steps(const float *sums, int64_t step, int count);
+
+/* Sums of token t's row of queries, or of keys, over all leaves. */
+static inline double qk_row_sum(const QkRows *rows, const float *sums, int64_t t, bool keys) {
+    return (double)tree_of_steps(sums + 2 * t + keys, 2 * rows->tokens, rows->leaves);
+}
+static inline int64_t qk_row_length(const QkRows *rows, bool keys) {
+    return keys ? rows->keys : rows->queries;
+}
+
 /* The row of a token's embedding, of those that are here; -1: it is not. */
 static inline int64_t embed_row_of(EmbedRows rows, int32_t id) {
     int64_t row = id - rows.first;

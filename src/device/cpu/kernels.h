@@ -84,11 +84,14 @@ typedef struct Kernels {
     void (*norm_backward)(NormKind kind, int64_t rows, int64_t hidden, const void *x, const float *w,
                           const float *rstd, const void *dy, void *dx, bool add,
                           float *dw /* NULL or partial, added to */, Dtype c);
-    void (*qk_norm_forward)(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+    void (*qk_norm_forward)(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                             const float *wq, const float *wk, void *out, Dtype c);
-    void (*qk_norm_backward)(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+    void (*qk_norm_backward)(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                              const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk /* partial */, int leaves, Dtype c);
+    /* `step`: tokens from one leaf's sums to the next one's. */
+    void (*qk_norm_sums)(AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
+                         const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c);
     void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
                  Dtype c);
     void (*bias_forward)(int64_t rows, int64_t n, void *y, const float *bias, Dtype c);

@@ -184,35 +184,52 @@ static AttentionShape of_tokens(AttentionShape s, int64_t tokens) {
     return s;
 }
 
-static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
-                            const float *wq, const float *wk, void *out, Dtype c) {
+/* From token `first` on. */
+static QkRows rows_from(QkRows rows, int64_t first) {
+    if (rows.squares) rows.squares += 2 * first;
+    if (rows.products) rows.products += 2 * first;
+    return rows;
+}
+
+static void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
+                            const void *raw, const float *wq, const float *wk, void *out, Dtype c) {
     int64_t row = qkv_row(s), step = rows_for(row);
     EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->qk_norm_forward(of_tokens(s, min_i64(step, s.tokens - first)), flat, kind, eps,
-                                   tensor_at(raw, first * row, c), wq, wk, tensor_to(out, first * row, c), c);
+    kernels_of(d)->qk_norm_forward(of_tokens(s, min_i64(step, s.tokens - first)), rows_from(rows, first),
+                                   kind, eps, tensor_at(raw, first * row, c), wq, wk,
+                                   tensor_to(out, first * row, c), c);
 }
 
 /* The sums of a block for both weights lie side by side, of all leaves of the one, then of the other. */
-static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk, int leaves, Dtype c) {
     TokenBlocks b = token_blocks(s.tokens, s.tokens);
-    int64_t row = qkv_row(s), nq = (flat ? s.heads : 1) * (int64_t)s.head_dim,
-            nk = (flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = leaves * (nq + nk);
+    int64_t row = qkv_row(s), nq = (rows.flat ? s.heads : 1) * (int64_t)s.head_dim,
+            nk = (rows.flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = leaves * (nq + nk);
     float *room = block_room(d, both);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
         EACH_PIECE(d, p, count, 1) {
-            int64_t at = block_start(&b, first + p) * row;
+            int64_t token = block_start(&b, first + p), at = token * row;
             float *sums = room + p * both;
             memset(sums, 0, (size_t)both * sizeof *sums);
-            kernels_of(d)->qk_norm_backward(of_tokens(s, block_rows(&b, first + p)), flat, kind, eps,
-                                            tensor_at(raw, at, c), wq, wk, tensor_to(dqkv, at, c), sums,
-                                            sums + leaves * nq, leaves, c);
+            kernels_of(d)->qk_norm_backward(of_tokens(s, block_rows(&b, first + p)), rows_from(rows, token),
+                                            kind, eps, tensor_at(raw, at, c), wq, wk, tensor_to(dqkv, at, c),
+                                            sums, sums + leaves * nq, leaves, c);
         }
         add_blocks(d, &b, first, count, both, leaves * nq, room, dwq);
         add_blocks(d, &b, first, count, both, leaves * nk, room + leaves * nq, dwk);
     }
+}
+
+static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw,
+                         const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
+    int64_t row = qkv_row(s), step = rows_for(row);
+    EACH_PIECE(d, first, s.tokens, step)
+    kernels_of(d)->qk_norm_sums(of_tokens(s, min_i64(step, s.tokens - first)), leaves, kind,
+                                tensor_at(raw, first * row, c), wq, wk,
+                                dqkv ? tensor_at(dqkv, first * row, c) : NULL, sums + 2 * first, s.tokens, c);
 }
 
 /* The sums alone: a bias hands its gradient on as it is. */
@@ -572,6 +589,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     d->ops.norm_backward = norm_backward;
     d->ops.qk_norm_forward = qk_norm_forward;
     d->ops.qk_norm_backward = qk_norm_backward;
+    d->ops.qk_norm_sums = qk_norm_sums;
     d->ops.gated_norm_forward = gated_norm_forward;
     d->ops.gated_norm_backward = gated_norm_backward;
     d->ops.rope = rope;

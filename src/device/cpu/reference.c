@@ -105,6 +105,8 @@ typedef struct NormRows {
     const void *x;
     const float *w;
     Dtype c;
+    const QkRows *shared; /* NULL, or whose heads ranks may share: their sums are those of leaves */
+    bool keys;
 } NormRows;
 
 /* Heads are rows within tokens, and do not fill them: behind those of q come k and v. */
@@ -123,6 +125,10 @@ static double row_mean(const NormRows *r, int64_t row) {
 /* Squares of what is left after the mean, not mean(x^2) - mean(x)^2, which would lose all digits where the
  * mean is large. */
 static double row_rstd(const NormRows *r, int64_t row, float eps) {
+    if (r->shared)
+        return 1 / sqrt(qk_row_sum(r->shared, r->shared->squares, row, r->keys) /
+                            (double)qk_row_length(r->shared, r->keys) +
+                        (double)eps);
     double mean = row_mean(r, row), squares = 0;
     for (int64_t i = 0; i < r->n; i++) {
         double x = (double)tensor_get(r->x, row_at(r, row) + i, r->c) - mean;
@@ -144,21 +150,37 @@ static void norm_row(const NormRows *r, int64_t row, double rstd, const float *b
     }
 }
 
-/* dx may be dy, but then not be added to: sums over the row are taken first, and after that each element
- * is read before it is written. `along` is mean(g n), `middle` mean(g). */
-static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, const void *dy, void *dx,
-                              bool add) {
-    double mean = row_mean(r, row), along = 0, middle = 0;
-    for (int64_t i = 0; i < r->n; i++) {
-        int64_t at = row_at(r, row) + i;
-        double g = (double)tensor_get(dy, at, r->c) * row_weight(r, i) / (double)r->n;
-        along += g * ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
-        middle += r->kind == NORM_LAYER ? g : 0;
+/* Means over a row of g n, and of g. */
+typedef struct RowMeans {
+    double along, middle;
+} RowMeans;
+
+static RowMeans row_means(const NormRows *r, int64_t row, double rstd, const void *dy) {
+    double mean = row_mean(r, row);
+    RowMeans m = {0, 0};
+    if (r->shared) {
+        m.along = qk_row_sum(r->shared, r->shared->products, row, r->keys) * rstd /
+                  (double)qk_row_length(r->shared, r->keys);
+        return m;
     }
     for (int64_t i = 0; i < r->n; i++) {
         int64_t at = row_at(r, row) + i;
+        double g = (double)tensor_get(dy, at, r->c) * row_weight(r, i) / (double)r->n;
+        m.along += g * ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
+        m.middle += r->kind == NORM_LAYER ? g : 0;
+    }
+    return m;
+}
+
+/* dx may be dy, but then not be added to: sums over the row have been taken, and each element is read before
+ * it is written. */
+static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, RowMeans m, const void *dy,
+                              void *dx, bool add) {
+    double mean = row_mean(r, row);
+    for (int64_t i = 0; i < r->n; i++) {
+        int64_t at = row_at(r, row) + i;
         double n = ((double)tensor_get(r->x, at, r->c) - mean) * rstd;
-        double v = rstd * ((double)tensor_get(dy, at, r->c) * row_weight(r, i) - middle - n * along);
+        double v = rstd * ((double)tensor_get(dy, at, r->c) * row_weight(r, i) - m.middle - n * m.along);
         tensor_set(dx, at, r->c, (float)(v + (add ? (double)tensor_get(dx, at, r->c) : 0)));
     }
 }
@@ -197,7 +219,7 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
     (void)d;
     /* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward
      * pass reads, and a norm of something else would not be its derivative. */
-    NormRows rows = {kind, tokens, 1, hidden, hidden, sum ? sum : a, w, c};
+    NormRows rows = {kind, tokens, 1, hidden, hidden, sum ? sum : a, w, c, NULL, false};
     for (int64_t i = 0; sum && i < tokens * hidden; i++)
         tensor_set(sum, i, c, tensor_get(a, i, c) + (b ? tensor_get(b, i, c) : 0));
     for (int64_t t = 0; t < tokens; t++) {
@@ -210,28 +232,31 @@ static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidd
                           const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
                           int64_t leaf, Dtype c) {
     (void)d;
-    NormRows rows = {kind, tokens, 1, hidden, hidden, x, w, c};
+    NormRows rows = {kind, tokens, 1, hidden, hidden, x, w, c, NULL, false};
     if (dw) norm_weight_gradient(&rows, leaf, rstd, 0, dy, dw);
-    for (int64_t t = 0; t < tokens; t++) norm_row_gradient(&rows, t, (double)rstd[t], dy, dx, add);
+    for (int64_t t = 0; t < tokens; t++)
+        norm_row_gradient(&rows, t, (double)rstd[t], row_means(&rows, t, (double)rstd[t], dy), dy, dx, add);
 }
 
 /* The rows of queries, or of keys; and where in qkv the first one is. */
-static NormRows head_rows(AttentionShape s, bool flat, NormKind kind, bool keys, const void *raw,
+static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, bool keys, const void *raw,
                           const float *w, int64_t *at, Dtype c) {
     int64_t heads = keys ? s.kv_heads : s.heads, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
     *at = keys ? (int64_t)s.heads * s.head_dim : 0;
     return (NormRows){.kind = kind,
                       .tokens = s.tokens,
-                      .groups = flat ? 1 : heads,
+                      .groups = qk->flat ? 1 : heads,
                       .stride = wide,
-                      .n = flat ? heads * s.head_dim : s.head_dim,
+                      .n = qk->flat ? heads * s.head_dim : s.head_dim,
                       .x = tensor_at(raw, *at, c),
                       .w = w,
-                      .c = c};
+                      .c = c,
+                      .shared = qk->leaves > 0 ? qk : NULL,
+                      .keys = keys};
 }
 
 /* Values go over as they are. 1 / rms is not kept for the way back: a head is short, and it is made again. */
-static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+static void qk_norm_forward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps, const void *raw,
                             const float *wq, const float *wk, void *out, Dtype c) {
     (void)d;
     int64_t at, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim,
@@ -241,20 +266,20 @@ static void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kin
         memcpy(tensor_to(out, v, c), tensor_at(raw, v, c), (size_t)values * dtype_bytes(c));
     }
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(s, flat, kind, keys, raw, keys ? wk : wq, &at, c);
+        NormRows rows = head_rows(s, &qk, kind, keys, raw, keys ? wk : wq, &at, c);
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
             norm_row(&rows, r, row_rstd(&rows, r, eps), NULL, tensor_to(out, at, c));
     }
 }
 
 /* Weights first, since the rows' gradients take the place of those that the weights' are made of. */
-static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps,
+static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk, int leaves, Dtype c) {
     (void)d;
     int64_t at;
     for (int keys = 0; keys < 2; keys++) {
-        NormRows rows = head_rows(s, flat, kind, keys, raw, keys ? wk : wq, &at, c);
+        NormRows rows = head_rows(s, &qk, kind, keys, raw, keys ? wk : wq, &at, c);
         void *grad = tensor_to(dqkv, at, c);
         NormRows leaf = rows;
         int64_t count = min_i64(leaves, rows.groups), step = leaves / count;
@@ -265,8 +290,37 @@ static void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind ki
             norm_leaf_gradient(&leaf, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
                                (keys ? dwk : dwq) + i * step * leaf.n);
         }
-        for (int64_t r = 0; r < rows.tokens * rows.groups; r++)
-            norm_row_gradient(&rows, r, row_rstd(&rows, r, eps), grad, grad, false);
+        for (int64_t r = 0; r < rows.tokens * rows.groups; r++) {
+            double rstd = row_rstd(&rows, r, eps);
+            norm_row_gradient(&rows, r, rstd, row_means(&rows, r, rstd, grad), grad, grad, false);
+        }
+    }
+}
+
+/* Of one leaf of a row. */
+static double leaf_sum(const NormRows *r, int64_t token, int64_t first, int64_t n, const void *dy) {
+    double sum = 0;
+    for (int64_t i = first; i < first + n; i++) {
+        double x = (double)tensor_get(r->x, row_at(r, token) + i, r->c);
+        double g = dy ? (double)tensor_get(dy, row_at(r, token) + i, r->c) * row_weight(r, i) : x;
+        sum += x * g;
+    }
+    return sum;
+}
+
+static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw,
+                         const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
+    (void)d;
+    int64_t at;
+    QkRows flat = qk_rows(true);
+    for (int keys = 0; keys < 2; keys++) {
+        NormRows rows = head_rows(s, &flat, kind, keys, raw, keys ? wk : wq, &at, c);
+        const void *dy = dqkv ? tensor_at(dqkv, at, c) : NULL;
+        int64_t n = leaves.run[keys].leaf, count = leaves_of(leaves.run[keys].length, n);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t t = 0; t < s.tokens; t++)
+                sums[2 * (i * s.tokens + t) + keys] =
+                    (float)leaf_sum(&rows, t, leaves.run[keys].skip + i * n, n, dy);
     }
 }
 
@@ -421,6 +475,12 @@ static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < n; i++)
         tensor_set(x, i, c, (float)((double)cap * tanh((double)tensor_get(x, i, c) / (double)cap)));
+}
+
+float tree_of_steps(const float *sums, int64_t step, int count) {
+    if (count == 1) return sums[0];
+    int half = tree_half(count);
+    return tree_of_steps(sums, step, half) + tree_of_steps(sums + half * step, step, count - half);
 }
 
 /* The canonical tree of base/tree.h, which ranks build from parts of it: so the bits do not tell how many
@@ -712,6 +772,7 @@ void reference_fill_ops(Ops *ops) {
                  .norm_backward = norm_backward,
                  .qk_norm_forward = qk_norm_forward,
                  .qk_norm_backward = qk_norm_backward,
+                 .qk_norm_sums = qk_norm_sums,
                  .rope = rope,
                  .bias_forward = bias_forward,
                  .bias_backward = bias_backward,

@@ -33,24 +33,36 @@ INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const voi
     }
 }
 
+/* sum x dy w, over one row. */
+INLINE float rms_products(int64_t n, const void *x, const float *w, const void *dy, const bool plus_one,
+                          Dtype c) {
+    Vec dot = {0};
+    EACH_VECTOR(i, left, n)
+    dot += get(x, i, left, c) * get(dy, i, left, c) * norm_weight(w, i, left, plus_one);
+    return vec_sum(dot);
+}
+
+/* Of one row, with the mean of g n. */
+INLINE void rms_backward_row(int64_t n, const void *x, const float *w, float scale, float mean,
+                             const void *dy, void *dx, bool add_to, float *dw, const bool plus_one, Dtype c) {
+    EACH_VECTOR(i, left, n) {
+        Vec normed = get(x, i, left, c) * scale, g = get(dy, i, left, c);
+        if (dw) put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * normed);
+        Vec v = (g * norm_weight(w, i, left, plus_one) - normed * mean) * scale;
+        if (add_to) v += get(dx, i, left, c);
+        put(dx, i, left, c, v);
+    }
+}
+
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
 INLINE void rms_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
                                const void *dy, void *dx, bool add_to, float *dw, const bool plus_one,
                                Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
-        void *dxr = tensor_to(dx, r * hidden, c);
-        Vec dot = {0};
-        EACH_VECTOR(i, left, hidden)
-        dot += get(xr, i, left, c) * get(dyr, i, left, c) * norm_weight(w, i, left, plus_one);
-        float scale = rstd[r], mean = vec_sum(dot) * scale / (float)hidden;
-        EACH_VECTOR(i, left, hidden) {
-            Vec n = get(xr, i, left, c) * scale, g = get(dyr, i, left, c);
-            if (dw) put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * n);
-            Vec v = (g * norm_weight(w, i, left, plus_one) - n * mean) * scale;
-            if (add_to) v += get(dxr, i, left, c);
-            put(dxr, i, left, c, v);
-        }
+        float mean = rms_products(hidden, xr, w, dyr, plus_one, c) * rstd[r] / (float)hidden;
+        rms_backward_row(hidden, xr, w, rstd[r], mean, dyr, tensor_to(dx, r * hidden, c), add_to, dw,
+                         plus_one, c);
     }
 }
 
@@ -144,80 +156,136 @@ static void norm_backward(NormKind kind, int64_t rows, int64_t hidden, const voi
 
 /* ---- norms of queries and keys ---- */
 
-/* Made again on the way back: it is cheaper than its memory. Rounded once, since its error is one for all of
- * the row, and what follows are differences of scores. */
-INLINE float qk_rstd(const void *x, int64_t n, float eps, Dtype c) {
+INLINE float squares_of(const void *x, int64_t n, Dtype c) {
     Vec squares = {0};
     EACH_VECTOR(i, left, n) {
         Vec v = get(x, i, left, c);
         squares += v * v;
     }
-    return (float)(1 / __builtin_sqrt((double)vec_sum(squares) / (double)n + (double)eps));
+    return vec_sum(squares);
 }
 
-/* `groups` rows of n elements, one after the other. */
-INLINE void qk_forward_rows(int64_t groups, int64_t n, float eps, const void *raw, const float *w, void *out,
+/* Rounded once, since its error is one for all of the row, and what follows are differences of scores. */
+INLINE float qk_rstd(double squares, int64_t n, float eps) {
+    return (float)(1 / __builtin_sqrt(squares / (double)n + (double)eps));
+}
+
+/* The rows of queries, or of keys, of a token: `groups` of n numbers, one after the other. Their 1 / rms is
+ * made again on the way back: it is cheaper than its memory. */
+typedef struct QkToken {
+    const QkRows *rows;
+    int64_t token, groups, n;
+    bool keys;
+} QkToken;
+
+INLINE float row_rstd(const QkToken *t, const void *x, float eps, Dtype c) {
+    if (t->rows->leaves == 0) return qk_rstd((double)squares_of(x, t->n, c), t->n, eps);
+    return qk_rstd(qk_row_sum(t->rows, t->rows->squares, t->token, t->keys), qk_row_length(t->rows, t->keys),
+                   eps);
+}
+
+INLINE void qk_forward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *out,
                             const bool plus_one, Dtype c) {
-    for (int64_t g = 0; g < groups; g++) {
-        const void *x = tensor_at(raw, g * n, c);
-        void *y = tensor_to(out, g * n, c);
-        float rstd = qk_rstd(x, n, eps, c);
-        EACH_VECTOR(i, left, n)
+    for (int64_t g = 0; g < t->groups; g++) {
+        const void *x = tensor_at(raw, g * t->n, c);
+        void *y = tensor_to(out, g * t->n, c);
+        float rstd = row_rstd(t, x, eps, c);
+        EACH_VECTOR(i, left, t->n)
         put(y, i, left, c, get(x, i, left, c) * rstd * norm_weight(w, i, left, plus_one));
     }
 }
 
-INLINE void qk_norm_forward_typed(AttentionShape s, bool flat, float eps, const void *raw, const float *wq,
+INLINE QkToken token_rows(AttentionShape s, const QkRows *rows, int64_t token, bool keys) {
+    int64_t heads = keys ? s.kv_heads : s.heads, groups = rows->flat ? 1 : heads;
+    return (QkToken){rows, token, groups, heads * s.head_dim / groups, keys};
+}
+
+INLINE void qk_norm_forward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
                                   const float *wk, void *out, const bool plus_one, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
     for (int64_t t = 0; t < s.tokens; t++) {
         const void *from = tensor_at(raw, t * row, c);
         void *to = tensor_to(out, t * row, c);
-        qk_forward_rows(flat ? 1 : s.heads, flat ? q : s.head_dim, eps, from, wq, to, plus_one, c);
-        qk_forward_rows(flat ? 1 : s.kv_heads, flat ? k : s.head_dim, eps, tensor_at(from, q, c), wk,
-                        tensor_to(to, q, c), plus_one, c);
+        QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
+        qk_forward_rows(&queries, eps, from, wq, to, plus_one, c);
+        qk_forward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(to, q, c), plus_one, c);
         memcpy(tensor_to(to, q + k, c), tensor_at(from, q + k, c), (size_t)k * dtype_bytes(c));
     }
 }
 
-INLINE void qk_backward_rows(int64_t groups, int64_t n, float eps, const void *raw, const float *w,
-                             void *grad, float *dw, int64_t leaves, const bool plus_one, Dtype c) {
-    for (int64_t g = 0; g < groups; g++) {
-        const void *x = tensor_at(raw, g * n, c);
-        void *dx = tensor_to(grad, g * n, c);
-        float rstd = qk_rstd(x, n, eps, c);
-        rms_backward_typed(1, n, x, w, &rstd, dx, dx, false, dw + g * leaves / groups * n, plus_one, c);
+/* Of flat rows the leaves' sums have the weights in them. */
+INLINE float row_mean_product(const QkToken *t, const void *x, const float *w, const void *dy, float rstd,
+                              const bool plus_one, Dtype c) {
+    if (t->rows->leaves == 0) return rms_products(t->n, x, w, dy, plus_one, c) * rstd / (float)t->n;
+    return (float)qk_row_sum(t->rows, t->rows->products, t->token, t->keys) * rstd /
+           (float)qk_row_length(t->rows, t->keys);
+}
+
+INLINE void qk_backward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *grad,
+                             float *dw, int64_t leaves, const bool plus_one, Dtype c) {
+    for (int64_t g = 0; g < t->groups; g++) {
+        const void *x = tensor_at(raw, g * t->n, c);
+        void *dx = tensor_to(grad, g * t->n, c);
+        float rstd = row_rstd(t, x, eps, c), mean = row_mean_product(t, x, w, dx, rstd, plus_one, c);
+        rms_backward_row(t->n, x, w, rstd, mean, dx, dx, false, dw + g * leaves / t->groups * t->n, plus_one,
+                         c);
     }
 }
 
-INLINE void qk_norm_backward_typed(AttentionShape s, bool flat, float eps, const void *raw, const float *wq,
+INLINE void qk_norm_backward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
                                    const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
                                    const bool plus_one, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
     for (int64_t t = 0; t < s.tokens; t++) {
         const void *from = tensor_at(raw, t * row, c);
         void *grad = tensor_to(dqkv, t * row, c);
-        qk_backward_rows(flat ? 1 : s.heads, flat ? q : s.head_dim, eps, from, wq, grad, dwq, leaves,
-                         plus_one, c);
-        qk_backward_rows(flat ? 1 : s.kv_heads, flat ? k : s.head_dim, eps, tensor_at(from, q, c), wk,
-                         tensor_to(grad, q, c), dwk, leaves, plus_one, c);
+        QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
+        qk_backward_rows(&queries, eps, from, wq, grad, dwq, leaves, plus_one, c);
+        qk_backward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(grad, q, c), dwk, leaves, plus_one,
+                         c);
     }
 }
 
-static void qk_norm_forward(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+/* Of a token's queries, or keys: where its leaves begin in the token, and among their weights. */
+INLINE void qk_sums_typed(AttentionShape s, Leaves leaves, bool keys, const void *raw, const float *w,
+                          const void *dqkv, float *sums, int64_t step, const bool plus_one, Dtype c) {
+    int64_t q = (int64_t)s.heads * s.head_dim, row = q + 2 * (int64_t)s.kv_heads * s.head_dim,
+            first = leaves.run[keys].skip, at = first + (keys ? q : 0), n = leaves.run[keys].leaf,
+            count = leaves_of(leaves.run[keys].length, n);
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = 0; i < count; i++) {
+            int64_t here = t * row + at + i * n;
+            const void *x = tensor_at(raw, here, c);
+            sums[2 * (i * step + t) + keys] =
+                dqkv ? rms_products(n, x, w + first + i * n, tensor_at(dqkv, here, c), plus_one, c)
+                     : squares_of(x, n, c);
+        }
+}
+
+static void qk_norm_forward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                             const float *wq, const float *wk, void *out, Dtype c) {
     if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_forward_typed, s, flat, eps, raw, wq, wk, out, false);
+        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, false);
     else
-        BY_DTYPE(c, qk_norm_forward_typed, s, flat, eps, raw, wq, wk, out, true);
+        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, true);
 }
-static void qk_norm_backward(AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+static void qk_norm_backward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                              const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
                              Dtype c) {
     if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, false);
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, false);
     else
-        BY_DTYPE(c, qk_norm_backward_typed, s, flat, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, true);
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, true);
+}
+static void qk_norm_sums(AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
+                         const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c) {
+    for (int keys = 0; keys < 2; keys++) {
+        const float *w = keys ? wk : wq;
+        if (kind == NORM_RMS)
+            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, false);
+        else
+            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, true);
+    }
 }
 
 /* ---- RoPE ---- */

@@ -169,9 +169,10 @@ static void heads_forward(const LayerPass *w) {
     const Model *m = p->model;
     const Arch *a = &model_family(&m->config)->arch;
     void *turned = attend_made(w);
-    OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), a->qk_norm == QK_NORM_FLAT, a->norm,
-       (float)m->config.rms_norm_eps, w->tensors[RAW], weights_vector(p->weights, norm_of(w, Q_NORM)),
-       weights_vector(p->weights, norm_of(w, K_NORM)), turned, m->compute);
+    OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), qk_rows(a->qk_norm == QK_NORM_FLAT),
+       a->norm, (float)m->config.rms_norm_eps, w->tensors[RAW],
+       weights_vector(p->weights, norm_of(w, Q_NORM)), weights_vector(p->weights, norm_of(w, K_NORM)), turned,
+       m->compute);
     rotate(w, turned, false);
 }
 
@@ -198,7 +199,7 @@ static void heads_backward(const LayerPass *w, Half half) {
     s.tokens = model_span(m, s.tokens);
     int64_t elements = s.tokens * model_dim(&m->config, DIM_QKV);
     for (int r = 0; r < model_spans(m); r++)
-        OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, a->qk_norm == QK_NORM_FLAT, a->norm,
+        OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, qk_rows(a->qk_norm == QK_NORM_FLAT), a->norm,
            (float)m->config.rms_norm_eps, model_at(m, w->tensors[RAW], r * elements),
            weights_vector(p->weights, q), weights_vector(p->weights, k),
            model_at(m, w->tensors[DQKV], r * elements), gradient_of_span(&p->gradients, q, r),

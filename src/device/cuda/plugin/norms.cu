@@ -59,6 +59,16 @@ __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, fl
 /* dx = r (g - mean(g) [of LayerNorm] - normed mean(g normed)), g = dy w'. dx may be dy: the butterfly stands
  * between the last lane's first reading and the first lane's writing. */
 template <typename T>
+INLINE void write_gradient_by(NormKind kind, const T *x, int64_t n, float mean, float rstd, float along,
+                              float middle, const float *w, const T *dy, T *dx, bool add) {
+    for (int64_t i = lane(); i < n; i += WARP) {
+        float normed = (load(x, i) - mean) * rstd;
+        float v = rstd * (load(dy, i) * weight_of(kind, w[i]) - middle - normed * along);
+        store(dx, i, add ? load(dx, i) + v : v);
+    }
+}
+
+template <typename T>
 INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
                            const T *dy, T *dx, bool add) {
     float along = 0, middle = 0;
@@ -69,11 +79,7 @@ INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, flo
     }
     along = lanes_sum(along, WARP) / (float)n;
     middle = lanes_sum(middle, WARP) / (float)n;
-    for (int64_t i = lane(); i < n; i += WARP) {
-        float normed = (load(x, i) - mean) * rstd;
-        float v = rstd * (load(dy, i) * weight_of(kind, w[i]) - middle - normed * along);
-        store(dx, i, add ? load(dx, i) + v : v);
-    }
+    write_gradient_by(kind, x, n, mean, rstd, along, middle, w, dy, dx, add);
 }
 
 template <typename T>
@@ -84,21 +90,73 @@ __global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, c
     write_gradient(kind, x + at, n, row_mean(kind, x + at, n), rstd[row], w, dy + at, dx + at, add);
 }
 
-template <typename T>
-__global__ void head_norm_kernel(NormKind kind, Rows r, float eps, const T *raw, const float *w, T *out) {
-    int64_t row = row_of_warp();
-    if (row >= r.count) return;
-    int64_t at = row_at(r, row);
-    write_normed(kind, raw + at, r.n, 0, row_rstd(raw + at, r.n, 0, eps), w, NULL, out + at);
+/* Sums over rows of which ranks may have some heads each, leaf by leaf, of all ranks: of queries, or of keys,
+ * `count` leaves `step` numbers apart, a token's two from the next one's; n: numbers of a whole row. No leaves:
+ * sums are made here. */
+struct RowLeaves {
+    int count;
+    int64_t step, n;
+    const float *squares, *products;
+};
+
+constexpr int LEVELS = 7; /* 2^6 leaves */
+static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+
+INLINE float leaves_sum(RowLeaves l, const float *sums, int64_t row) {
+    Tree<float, LEVELS> tree;
+    for (int i = 0; i < l.count; i++) tree.add(sums[i * l.step + 2 * row]);
+    return tree.sum();
+}
+
+template <typename T> INLINE float head_rstd(RowLeaves l, int64_t row, const T *x, int64_t n, float eps) {
+    if (l.count == 0) return row_rstd(x, n, 0, eps);
+    return 1 / sqrtf(leaves_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
 template <typename T>
-__global__ void head_gradient_kernel(NormKind kind, Rows r, const T *raw, const float *w, const float *rstd,
-                                     T *grad) {
+__global__ void head_norm_kernel(NormKind kind, Rows r, RowLeaves l, float eps, const T *raw, const float *w,
+                                 T *out) {
     int64_t row = row_of_warp();
     if (row >= r.count) return;
     int64_t at = row_at(r, row);
-    write_gradient(kind, raw + at, r.n, 0, rstd[row], w, grad + at, grad + at, false);
+    write_normed(kind, raw + at, r.n, 0, head_rstd(l, row, raw + at, r.n, eps), w, NULL, out + at);
+}
+
+/* A warp has a leaf of a token's row, with dy sums are of x dy w', else of
+ * squares. Two numbers a token: of queries, of keys. */
+template <typename T>
+__global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *x, const float *w,
+                                 const T *dy, float *sums) {
+    int64_t number = row_of_warp(), token = number % r.count, leaf = number / r.count;
+    if (leaf >= count) return;
+    int64_t at = token * r.stride + leaf * r.n;
+    float sum = 0;
+    for (int64_t i = lane(); i < r.n; i += WARP) {
+        float here = load(x, at + i);
+        sum = FUSED(here, dy ? load(dy, at + i) * weight_of(kind, w[leaf * r.n + i]) : here, sum);
+    }
+    sum = lanes_sum(sum, WARP);
+    if (lane() == 0) sums[2 * number] = sum;
+}
+
+template <typename T>
+__global__ void head_gradient_kernel(NormKind kind, Rows r, RowLeaves l, const T *raw, const float *w,
+                                     const float *rstd, T *grad) {
+    int64_t row = row_of_warp();
+    if (row >= r.count) return;
+    int64_t at = row_at(r, row);
+    if (l.count == 0) {
+        write_gradient(kind, raw + at, r.n, 0, rstd[row], w, grad + at, grad + at, false);
+        return;
+    }
+    float along = leaves_sum(l, l.products, row) * rstd[row] / (float)l.n;
+    write_gradient_by(kind, raw + at, r.n, 0, rstd[row], along, 0, w, grad + at, grad + at, false);
+}
+
+/* Of rows whose sums have been made. */
+__global__ void leaves_rstd_kernel(int64_t rows, RowLeaves l, float eps, float *rstds) {
+    int64_t row = element();
+    if (row < rows) rstds[row] = 1 / sqrtf(leaves_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
 /* Means of rows, or 1 / rms of them. */
@@ -202,57 +260,90 @@ Rows head_rows(AttentionShape s, bool flat, bool keys, int64_t *at) {
     return {s.tokens * groups, groups, row_of_qkv(s), heads * s.head_dim / groups};
 }
 
+RowLeaves row_leaves(QkRows q, bool keys) {
+    if (q.leaves == 0) return {0, 0, 0, NULL, NULL};
+    return {q.leaves, 2 * q.tokens, keys ? q.keys : q.queries, q.squares + keys,
+            q.products ? q.products + keys : NULL};
+}
+
 template <typename T>
-void norm_heads(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const T *raw,
+void norm_heads(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
                 const float *wq, const float *wk, T *out) {
     int64_t values = (int64_t)s.kv_heads * s.head_dim, at;
     LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of(s.tokens * values, BLOCK), BLOCK, 0,
            s.tokens * values, values, row_of_qkv(s), raw, out);
     for (int keys = 0; keys < 2; keys++) {
-        Rows r = head_rows(s, flat, keys, &at);
-        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, eps,
-               raw + at, keys ? wk : wq, out + at);
+        Rows r = head_rows(s, q.flat, keys, &at);
+        LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
+               row_leaves(q, keys), eps, raw + at, keys ? wk : wq, out + at);
     }
 }
 
-void qk_norm_forward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                      const float *wq, const float *wk, void *out, Dtype c) {
     if (s.tokens == 0) return;
-    BY_DTYPE(c, T, norm_heads(d, s, flat, kind, eps, (const T *)raw, wq, wk, (T *)out));
+    BY_DTYPE(c, T, norm_heads(d, s, rows, kind, eps, (const T *)raw, wq, wk, (T *)out));
+}
+
+template <typename T>
+void head_rstds(Device *d, NormKind kind, Rows r, RowLeaves l, float eps, const T *raw, float *rstds) {
+    if (l.count > 0)
+        LAUNCH(d, OP_QK_NORM_BACKWARD, leaves_rstd_kernel, blocks_of(r.count, BLOCK), BLOCK, 0, r.count, l,
+               eps, rstds);
+    else
+        LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, eps,
+               raw, (float *)NULL, rstds);
 }
 
 /* Weights first: the rows' gradients take the place of those that the weights' are made of. */
 template <typename T>
-void norm_heads_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const T *raw,
+void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
                          const float *wq, const float *wk, T *dqkv, float *dwq, float *dwk, int leaves) {
     for (int keys = 0; keys < 2; keys++) {
         int64_t at;
-        Rows r = head_rows(s, flat, keys, &at);
+        Rows r = head_rows(s, q.flat, keys, &at);
+        RowLeaves l = row_leaves(q, keys);
         float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
         int64_t count = r.groups < leaves ? r.groups : leaves, step = leaves / count;
         for (int64_t i = 0; i < count; i++) { /* runs of heads, each by itself */
             Rows part = r;
             part.count /= count, part.groups /= count;
             int64_t there = at + i * part.groups * part.n;
-            LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(part.count), BLOCK, 0, kind,
-                   part, eps, raw + there, (float *)NULL, rstds);
+            head_rstds(d, kind, part, l, eps, raw + there, rstds);
             add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
                         (const float *)NULL, rstds, (keys ? dwk : dwq) + i * step * part.n);
         }
-        if (count > 1)
-            LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
-                   eps, raw + at, (float *)NULL, rstds);
-        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
+        if (count > 1) head_rstds(d, kind, r, l, eps, raw + at, rstds);
+        LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, l,
                raw + at, keys ? wk : wq, rstds, dqkv + at);
     }
 }
 
-void qk_norm_backward(Device *d, AttentionShape s, bool flat, NormKind kind, float eps, const void *raw,
+void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                       const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
                       Dtype c) {
     if (s.tokens == 0) return;
     BY_DTYPE(c, T,
-             norm_heads_backward(d, s, flat, kind, eps, (const T *)raw, wq, wk, (T *)dqkv, dwq, dwk, leaves));
+             norm_heads_backward(d, s, rows, kind, eps, (const T *)raw, wq, wk, (T *)dqkv, dwq, dwk, leaves));
+}
+
+template <typename T>
+void sum_heads(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const T *raw, const float *wq,
+               const float *wk, const T *dqkv, float *sums) {
+    for (int keys = 0; keys < 2; keys++) {
+        int64_t at, first = leaves.run[keys].skip, n = leaves.run[keys].leaf,
+                    count = blocks_of(leaves.run[keys].length, n);
+        Rows r = head_rows(s, true, keys, &at);
+        r.n = n, at += first;
+        LAUNCH(d, OP_QK_NORM_SUMS, head_sums_kernel<T>, blocks_of_rows(count * s.tokens), BLOCK, 0, kind, r,
+               count, raw + at, (keys ? wk : wq) + first, dqkv ? dqkv + at : (const T *)NULL, sums + keys);
+    }
+}
+
+void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
+                  const float *wk, const void *dqkv, float *sums, Dtype c) {
+    if (s.tokens == 0) return;
+    BY_DTYPE(c, T, sum_heads(d, s, leaves, kind, (const T *)raw, wq, wk, (const T *)dqkv, sums));
 }
 
 } // namespace
@@ -269,5 +360,6 @@ extern "C" void norms_fill(Ops *ops) {
     ops->norm_backward = norm_backward;
     ops->qk_norm_forward = qk_norm_forward;
     ops->qk_norm_backward = qk_norm_backward;
+    ops->qk_norm_sums = qk_norm_sums;
     ops->bias_backward = bias_backward;
 }
