@@ -1,4 +1,4 @@
-/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS; over those of
+/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, RECORDS, ROWS_X; over those of
  * them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X, GATHER_KV, SUM_KV, COUNT_X
  * (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
  *
@@ -9,14 +9,13 @@
  *     GATHER_KV  own keys --pack--> own rows of all ==all-gather==> all
  *     SUM_KV     terms of all ==reduce-scatter==> own rows, fp32
  *     SUM_COPIES terms of own rows ==all-reduce==> the same, fp32
+ *     ROWS_X     own leaves of all ==all-gather==> all
  *     COUNT_X    own tokens' choices of each sequence ==all-reduce==> all tokens'
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
  * end touches none of these tensors: programs that would are refused (plan/program.c). */
 #include "engine/execution.h"
-
-enum { PARTS_OF_STREAM, PARTS_OF_RECORDS };
 
 /* Equal parts of `each` elements, in the order of ranks; the list belongs to the operations until they have
  * ended: those of the stream are always the same, and of records one chunk is under way at a time. */
@@ -50,6 +49,11 @@ static ErrorCode sum_terms(Engine *e, const Crossing *c, CommHandle *handle, Err
     float *terms = c->all, *mine = terms + e->plan->partition.tensor * own;
     return comm_reduce_scatter(e->comm, MESH_TENSOR, COMM_F32, parts_of(e, PARTS_OF_STREAM, own), terms, mine,
                                e->work.crossing, handle, err);
+}
+
+static ErrorCode gather_rows(Engine *e, const Crossing *c, CommHandle *handle, Error *err) {
+    return comm_all_gather(e->comm, MESH_TENSOR, parts_of(e, PARTS_OF_ROWS, model_row_sums(&e->model)),
+                           ROW_SUMS_BYTES, c->all, handle, err);
 }
 
 /* Parts of what has `each` elements of a token, for the i-th of the stretches that ranks have. */
@@ -124,6 +128,7 @@ void crossing_start(Execution *x, Action a) {
         break;
     case CROSS_KEY_SUM: code = sum_keys(e, &c, &err); break;
     case CROSS_COPY_SUM: code = sum_copies(e, &c, &err); break;
+    case CROSS_ROWS: code = gather_rows(e, &c, handle, &err); break;
     case CROSS_COUNTS:
         code = comm_all_reduce(e->comm, MESH_CONTEXT, COMM_I64, c.all, model_counts(&e->model),
                                e->work.crossing, handle, &err);

@@ -105,7 +105,7 @@ static void allocate_tables(Engine *e) {
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
                                e->plan->partition.tied, partition_rows(&e->plan->partition)};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < CROSSING_PARTS; i++)
         e->traffic.crossing_parts[i] =
             mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.crossing_parts[i]);
     for (int i = 0; i < 2; i++)
@@ -166,7 +166,8 @@ void engine_close(Engine *e) {
     free(e->traffic.reductions);
     free(e->traffic.receives);
     free(e->traffic.sends);
-    for (int i = 0; i < 2; i++) free(e->traffic.crossing_parts[i]), free(e->traffic.stretches[i]);
+    for (int i = 0; i < CROSSING_PARTS; i++) free(e->traffic.crossing_parts[i]);
+    for (int i = 0; i < 2; i++) free(e->traffic.stretches[i]);
     free(e->step.leaves);
     free(e->weights.units);
     free(e->gradients.units);
@@ -508,6 +509,7 @@ static void act(Execution *x, Action a) {
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
     case ACT_SUM_COPIES:
+    case ACT_ROWS_X:
     case ACT_COUNT_X:
     case ACT_RECORDS: crossing_start(x, a); break;
     case ACT_CROSSED: crossing_end(x, a); break;

@@ -42,8 +42,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_KEY_VALUE: return 2 * key;
     case DIM_QKV: return query + 2 * key;
     case DIM_HEADS: return c->num_attention_heads;
-    case DIM_QUERY_NORM: return arch_of(c)->qk_norm == QK_NORM_FLAT ? query : c->head_dim;
-    case DIM_KEY_NORM: return arch_of(c)->qk_norm == QK_NORM_FLAT ? key : c->head_dim;
+    case DIM_HEAD: return c->head_dim;
     case DIM_INTER: return c->intermediate_size;
     case DIM_GATE_UP: return (arch_of(c)->no_gate ? 1 : 2) * c->intermediate_size;
     case DIM_VOCAB: return c->vocab_size;

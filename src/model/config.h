@@ -160,8 +160,7 @@ typedef enum Dim {
     DIM_KEY_VALUE,      /* 2K */
     DIM_QKV,            /* Q + 2K */
     DIM_HEADS,          /* H */
-    DIM_QUERY_NORM,     /* D, or Q where all heads are normed as one row */
-    DIM_KEY_NORM,       /* D, or K */
+    DIM_HEAD,           /* D */
     DIM_INTER,          /* I */
     DIM_GATE_UP,        /* 2I; I where there is no gate */
     DIM_VOCAB,          /* V */

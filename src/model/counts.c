@@ -22,7 +22,9 @@ static unsigned facts_of(const ModelConfig *c) {
            (c->mlp_bias ? WHEN_MLP_BIAS : 0) | (c->tie_word_embeddings ? 0 : WHEN_UNTIED) |
            (a->fused_qkv ? WHEN_QKV_FUSED : WHEN_QKV_APART) | (a->no_gate ? 0 : WHEN_GATED) |
            (a->fused_gate_up ? WHEN_GATE_UP_FUSED : WHEN_GATE_UP_APART) |
-           (a->qk_norm != QK_NORM_NONE ? WHEN_QK_NORM : 0) | (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
+           (a->qk_norm == QK_NORM_HEAD ? WHEN_QK_NORM : 0) |
+           (a->qk_norm == QK_NORM_FLAT ? WHEN_QK_ROW_NORM : 0) |
+           (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
            (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0) | (a->sinks ? WHEN_SINKS : 0) |
            (a->stacked_experts ? WHEN_EXPERTS_STACKED : WHEN_EXPERTS_APART) |
            (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0) |

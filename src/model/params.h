@@ -37,7 +37,7 @@ typedef enum When {
     WHEN_GATED = 64,          /* the MLP has a gate */
     WHEN_GATE_UP_APART = 128, /* gate and up are two parameters (without gate: up is one), or one */
     WHEN_GATE_UP_FUSED = 256,
-    WHEN_QK_NORM = 512,
+    WHEN_QK_NORM = 512,     /* queries and keys are, head by head */
     WHEN_LAYER_NORM = 1024, /* norms have biases */
     WHEN_LEARNED_POSITIONS = 2048,
     WHEN_SINKS = 4096,         /* of attention */
@@ -48,7 +48,8 @@ typedef enum When {
     WHEN_SHARED = 131072,         /* experts that all tokens meet */
     WHEN_CHOICE_BIAS = 262144,    /* of experts, where they are chosen */
     WHEN_LATENT_QUERIES = 524288, /* queries of latent attention have a latent, or are made at once */
-    WHEN_WHOLE_QUERIES = 1048576
+    WHEN_WHOLE_QUERIES = 1048576,
+    WHEN_QK_ROW_NORM = 2097152 /* queries of a token are normed as one row, and so are its keys */
 } When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls

@@ -56,6 +56,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_KEYS: return keys_of(m);
     case EXTENT_KEY_LEAVES: return keys_of(m) * model_key_leaves(m);
     case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
+    case EXTENT_ROW_SUMS: return 2 * m->tokens * m->sharing.leaves;
     case EXTENT_STARTS: return mamba_starts(m->tokens);
     case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
     case EXTENT_SPANS: return model_spans(m);
@@ -71,6 +72,7 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_SWAP: return model_swaps(m);
     case NEED_TERMS: return model_has_terms(m);
     case NEED_KEY_LEAVES: return model_key_leaves(m) > 1;
+    case NEED_ROW_SUMS: return m->sharing.leaves > 1;
     case NEED_VISITS: return m->visitors > 0;
     case NEED_BALANCE: return model_balance(&m->config) > 0;
     }

@@ -60,7 +60,12 @@ static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
     const Arch *a = &model_family(c)->arch;
     if (mixers[mixer].layer) return mixers[mixer].layer;
     if (a->latent) return c->q_lora_rank > 0 ? &layer_latent : &layer_latent_keys;
-    return a->qk_norm != QK_NORM_NONE ? &layer_normed_attention : &layer_attention;
+    switch (a->qk_norm) {
+    case QK_NORM_NONE: break;
+    case QK_NORM_HEAD: return &layer_normed_attention;
+    case QK_NORM_FLAT: return &layer_row_normed_attention;
+    }
+    return &layer_attention;
 }
 
 /* A mixer and, with most, an MLP or experts. */
@@ -219,6 +224,11 @@ bool unit_part_by_experts(const ModelConfig *c, int unit, int part) {
 bool unit_part_routes(const ModelConfig *c, int unit, int part) {
     Step step;
     return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->routes;
+}
+
+bool unit_part_norms_rows(const ModelConfig *c, int unit, int part) {
+    Step step;
+    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->norms_rows;
 }
 
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {

@@ -277,6 +277,13 @@ static void *key_tensor(const Run *r, CrossingAt at) {
     return r->tensors.sublayers[sublayer].layer[tensor];
 }
 
+/* Before the part that norms rows; on the way back behind its own sums. */
+static void *rows_at(const Run *r, CrossingAt at) {
+    int sublayer = r->steps[at.part].sublayer;
+    const RowSums *rows = r->sublayers[sublayer].layer->rows;
+    return r->tensors.sublayers[sublayer].layer[at.pass == PASS_BACKWARD ? rows->products : rows->squares];
+}
+
 /* Behind the part that routes. */
 static void *counts_at(const Run *r, int part) {
     int sublayer = r->steps[part - 1].sublayer;
@@ -291,6 +298,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM || at.kind == CROSS_COPY_SUM)
         return (Crossing){.all = key_tensor(&r, at)};
     CHECK(is_shared(&r));
+    if (at.kind == CROSS_ROWS) return (Crossing){.all = rows_at(&r, at)};
     const Step *step = step_at(&r, at.part);
     switch (at.kind) {
     case CROSS_GATHER: return gathering(&r, step, at);
@@ -300,6 +308,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_KEYS:
     case CROSS_KEY_SUM:
     case CROSS_COPY_SUM:
+    case CROSS_ROWS:
     case CROSS_COUNTS:
     case CROSS_VISIT:
     case CROSSINGS: break;

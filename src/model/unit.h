@@ -237,6 +237,7 @@ bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* P
 bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */
 bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
 bool unit_part_routes(const ModelConfig *c, int unit, int part);            /* Part.routes */
+bool unit_part_norms_rows(const ModelConfig *c, int unit, int part);        /* Part.norms_rows */
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -300,6 +301,10 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *
  *     COPY_SUM [T, 2G*D] fp32 terms of each rank  -->  their sum on each, in place
  *
+ * Where ranks have some heads each of what is normed as one row, forward and on the way back:
+ *
+ *     ROWS     [leaves of each rank, T, 2] fp32 sums  -->  of all, in place      (layer.h: RowSums)
+ *
  * And what sequences have of each expert, where a balance loss asks for it, is of tokens of all of them:
  *
  *     COUNTS   [sequences, E] int64 of each rank's tokens  -->  of all, in place
@@ -313,6 +318,7 @@ typedef enum CrossingKind {
     CROSS_KEYS,
     CROSS_KEY_SUM,
     CROSS_COPY_SUM,
+    CROSS_ROWS,
     CROSS_COUNTS,
     CROSS_VISIT, /* of parts: below */
     CROSSINGS
@@ -329,14 +335,17 @@ typedef struct CrossingAt {
 
 typedef struct Crossing {
     const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS: the terms; RECORDS: [leaves, rows
-     * of the chunk] */
+    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS: the terms; ROWS: [leaves, T, 2];
+     * RECORDS: [leaves, rows of the chunk] */
     void *all;
     void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;
 Crossing unit_crossing(const UnitPass *u, CrossingAt at);
 /* Bytes of a token's keys and values. */
 size_t unit_key_bytes(const Model *m);
+/* Of a rank's sums of rows: so many of the second. */
+enum { ROW_SUMS_BYTES = 2 * sizeof(float) };
+static inline int64_t model_row_sums(const Model *m) { return model_own_leaves(m) * m->tokens; }
 /* Bytes of a piece of a SWAP. */
 size_t unit_swap_bytes(const Model *m, int unit, int part);
 /* Before a SWAP: heads of each rank are laid side by side. Behind it: what has come, token by token. One of

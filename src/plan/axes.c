@@ -191,10 +191,12 @@ bool axes_counts(const ModelConfig *c, int unit, int part) {
     return unit_part_routes(c, unit, part - 1) && model_balance(c) > 0;
 }
 
+bool axes_norms_rows(const ModelConfig *c, int unit, int part) { return unit_part_norms_rows(c, unit, part); }
+
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
-    if (axes_reads_all(c, unit, part)) set |= cut_inside(KIND_ROWS);
+    if (axes_reads_all(c, unit, part) || axes_norms_rows(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (axes_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
     if (axes_swaps(c, unit, part) || axes_counts(c, unit, part)) set |= MESH_CONTEXT;
     if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
@@ -234,12 +236,9 @@ static void put_fitting(const ModelConfig *c, Text *out) {
         if (!broken(c, n)) text_printf(out, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
 }
 
-/* A norm of all heads at once is a sum over ranks, which is not done. */
 static const char *uncut(const ModelConfig *c) {
-    const Arch *a = &model_family(c)->arch;
     if (c->num_experts > 0) return "has experts";
-    if (model_is_recurrent(c)) return "has recurrences";
-    return a->qk_norm == QK_NORM_FLAT ? "norms all heads of a token as one row" : NULL;
+    return model_is_recurrent(c) ? "has recurrences" : NULL;
 }
 
 /* Behind the name of what does not fit; nothing where it simply does not divide. */

@@ -104,6 +104,8 @@ bool axes_visits(const ModelConfig *c, int unit, int part);
 /* Whether the part before it routes, and a balance loss asks how often sequences, whose tokens ranks of cp
  * share, chose each expert. */
 bool axes_counts(const ModelConfig *c, int unit, int part);
+/* Whether the part behind it norms rows of which ranks have some heads each: sums of rows are gathered. */
+bool axes_norms_rows(const ModelConfig *c, int unit, int part);
 /* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by
  * rows. */
 bool axes_reads_all(const ModelConfig *c, int unit, int part);

@@ -123,6 +123,7 @@ static void emit_ascending(Program *p, Action a) {
         emit_crossing(p, ACT_SWAP_X, a, first);
         emit_crossing(p, ACT_GATHER_KV, a, first);
         emit_crossing(p, ACT_GATHER_X, a, first);
+        emit_crossing(p, ACT_ROWS_X, a, first);
         bool counts = start_crossing(p, ACT_COUNT_X, a, first);
         if (program_visits(p, a.unit, first))
             emit_visit(p, a);
@@ -219,8 +220,8 @@ static bool hands_on(const Descent *d, Parts parts) {
     return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first);
 }
 
-/* Keys and values of attention, or the sums of their gradients, over tokens or over copies. */
-static void cross_keys(Descent *d, ActionKind kind, int place) {
+/* Keys and values of attention, or the sums of their gradients, over tokens or over copies; sums of rows. */
+static void cross_heads(Descent *d, ActionKind kind, int place) {
     if (!start_crossing(d->p, kind, d->pass, place)) return;
     run_late(d, false, false);
     append_crossed(d->p, kind, d->pass, place);
@@ -248,14 +249,15 @@ static void run_down(Descent *d, Parts parts) {
     }
     a.parts = parts;
     if (late) a.half = HALF_INPUT;
-    cross_keys(d, ACT_GATHER_KV, parts.first);
+    cross_heads(d, ACT_GATHER_KV, parts.first);
     if (program_visits(d->p, a.unit, parts.first))
         emit_visit(d->p, a);
     else
         append(d->p, a);
     d->late |= late;
-    cross_keys(d, ACT_SUM_KV, parts.first);
-    cross_keys(d, ACT_SUM_COPIES, parts.first);
+    cross_heads(d, ACT_SUM_KV, parts.first);
+    cross_heads(d, ACT_SUM_COPIES, parts.first);
+    cross_heads(d, ACT_ROWS_X, parts.first);
     if (reads) end_layer(d, parts.first);
 }
 

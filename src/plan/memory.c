@@ -174,6 +174,7 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
     case ACT_SUM_COPIES:
+    case ACT_ROWS_X:
     case ACT_COUNT_X:
     case ACT_VISIT_X:
     case ACT_RECORDS:

@@ -31,7 +31,8 @@ bool action_is_pass(ActionKind kind) {
 
 bool action_is_crossing(ActionKind kind) {
     return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS || kind == ACT_CROSSED ||
-           kind == ACT_VISIT_X || kind == ACT_SUM_COPIES || action_crosses_contexts(kind);
+           kind == ACT_VISIT_X || kind == ACT_SUM_COPIES || kind == ACT_ROWS_X ||
+           action_crosses_contexts(kind);
 }
 
 bool action_crosses_contexts(ActionKind kind) {
@@ -40,9 +41,10 @@ bool action_crosses_contexts(ActionKind kind) {
 
 CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {
-        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,       [ACT_SWAP_X] = CROSS_SWAP,
-        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM,  [ACT_SUM_COPIES] = CROSS_COPY_SUM,
-        [ACT_COUNT_X] = CROSS_COUNTS,  [ACT_RECORDS] = CROSS_RECORDS, [ACT_VISIT_X] = CROSS_VISIT};
+        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
+        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_SUM_COPIES] = CROSS_COPY_SUM,
+        [ACT_ROWS_X] = CROSS_ROWS,     [ACT_COUNT_X] = CROSS_COUNTS, [ACT_RECORDS] = CROSS_RECORDS,
+        [ACT_VISIT_X] = CROSS_VISIT};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -109,6 +111,12 @@ static unsigned copies_in(const Program *p, ActionKind pass) {
     return p->partition->copies > 1 && (pass == ACT_BWD || pass == ACT_BWD_IN) ? 1u << CROSS_COPY_SUM : 0;
 }
 
+/* Sums of rows stay as what they are of does. On the way back there are others. */
+static bool rows_in(const Program *p, ActionKind pass, int unit, int part) {
+    if (p->partition->tensors == 1 || pass == ACT_BWD_W) return false;
+    return pass != ACT_AGAIN || unit_part_again(p->model, unit, part - 1, p->recompute);
+}
+
 /* What routers chose is known with the forward pass of training, and asked for on the way back. */
 static bool counts_in(const Program *p, ActionKind pass, int unit, int part) {
     return p->training && pass == ACT_FWD && p->partition->contexts.ranks > 1 &&
@@ -128,6 +136,7 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
         return copies_in(p, pass) | (keys ? keys_in(p, pass, unit, part) : NOTHING);
     if (!keys && p->partition->contexts.ranks > 1 && axes_swaps(c, unit, part))
         return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
+    if (axes_norms_rows(c, unit, part)) return rows_in(p, pass, unit, part) ? 1u << CROSS_ROWS : NOTHING;
     if (counts_in(p, pass, unit, part)) return 1u << CROSS_COUNTS;
     if (p->partition->tensors == 1) return NOTHING;
     bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
@@ -167,10 +176,10 @@ bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",       "GATHER",     "RELEASE", "RECV_F",  "FWD",      "SEND_F",  "RECV_B", "BWD",
-        "BWD_IN",     "BWD_W",      "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",   "SWAP_X", "GATHER_KV",
-        "SUM_KV",     "SUM_COPIES", "COUNT_X", "VISIT_X", "RECORDS",  "CROSSED", "LEAVES", "REDUCE_SCATTER",
-        "ALL_REDUCE", "REDUCED",    "TIE",     "NORM",    "UPDATE"};
+        "LOAD",           "GATHER",     "RELEASE", "RECV_F",  "FWD",      "SEND_F",  "RECV_B",  "BWD",
+        "BWD_IN",         "BWD_W",      "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",   "SWAP_X",  "GATHER_KV",
+        "SUM_KV",         "SUM_COPIES", "ROWS_X",  "COUNT_X", "VISIT_X",  "RECORDS", "CROSSED", "LEAVES",
+        "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",     "NORM",     "UPDATE"};
     return names[kind];
 }
 
@@ -269,6 +278,8 @@ static const char *check_crossed(Check *c, Action a) {
     if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_SWAP))
         return missing;
     if (!has_crossed(c, a.kind, a, first, CROSS_KEYS)) return missing;
+    if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_ROWS))
+        return missing;
     if (a.kind == ACT_FWD || a.kind == ACT_AGAIN)
         return has_crossed(c, a.kind, a, first, CROSS_GATHER) &&
                        (axes_reads_all(c->p->model, a.unit, first) ||
@@ -282,7 +293,8 @@ static const char *check_crossed(Check *c, Action a) {
             !has_crossed(c, ACT_FWD, a, part + 1, CROSS_COUNTS))
             return missing;
     /* What it reads was made again. */
-    if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) || !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS))
+    if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) ||
+        !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS) || !has_crossed(c, ACT_AGAIN, a, end, CROSS_ROWS))
         return missing;
     bool above = axes_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                           : has_crossed(c, a.kind, a, end, CROSS_GATHER);
@@ -340,6 +352,7 @@ static bool is_made(Check *c, Action a) {
     bool copies = kind == CROSS_COPY_SUM, sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || copies,
          reads = kind == CROSS_KEYS || axes_reads_all(c->p->model, a.unit, place);
     if (copies && !has_crossed(c, a.pass, a, place, CROSS_KEY_SUM)) return false;
+    if (kind == CROSS_ROWS && a.pass == ACT_AGAIN) return crossed(c, a)->again >> (place - 1) & 1;
     uint32_t done = *parts_done(c, a.pass == ACT_FWD ? WAY_FORWARD : WAY_INPUT, a), needed = 0;
     if (a.pass == ACT_FWD)
         needed = bits(all.first, place + (sum && reads));
@@ -706,6 +719,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_GATHER_KV:
     case ACT_SUM_KV:
     case ACT_SUM_COPIES:
+    case ACT_ROWS_X:
     case ACT_COUNT_X:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
@@ -833,6 +847,7 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     if (a.kind == ACT_COUNT_X)
         return (uint64_t)comm_sum_outer_traffic(1, p->partition->contexts.ranks, p->partition->contexts.place,
                                                 COMM_I64, model_counts(m));
+    if (a.kind == ACT_ROWS_X) return others * (uint64_t)model_row_sums(m) * ROW_SUMS_BYTES;
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
@@ -903,6 +918,9 @@ static void print_crossing(const Program *p, Action a, Text *out) {
         text_printf(out, " chunk %d", (a.slice - 1) / 2);
     else if (kind == ACT_COUNT_X)
         text_printf(out, " how often %s took which expert", name);
+    else if (kind == ACT_ROWS_X)
+        text_printf(out, back ? " sums that the gradient of %s needs" : " sums that %s needs",
+                    unit_part_name(p->model, a.unit, part));
     else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
     else if (keys)

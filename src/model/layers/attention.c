@@ -11,16 +11,35 @@
  *
  * Shapes: T tokens, h hidden, Q = H*D, K = G*D. Generation keeps K keys and K values of each token.
  *
- * There are two layers of one text. Without norms of q and k, turning is done in place at the end of the
+ * There are three layers of one text. Without norms of q and k, turning is done in place at the end of the
  * product's part: undoing it needs angles only. A norm's way back needs what was normed, so where there are
  * norms the product's result stays as it is (raw), and what attention reads is made from it, cheaply enough
- * to be made again. */
+ * to be made again. Where all heads of a token are normed as one row, of which ranks may have some heads each
+ * (more than one leaf), the product's part makes the leaves' sums of squares, and the norm adds them; on the
+ * way back the norm's part makes the sums, and the product's goes through the norm. */
 #include "base/tree.h"
 #include "model/families/family.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"
 
-enum { Q_BIAS, K_BIAS, V_BIAS, QKV_BIAS, O_BIAS, SINKS, Q_NORM, K_NORM, Q, K, V, QKV_WEIGHT, O, MATRICES };
+enum {
+    Q_BIAS,
+    K_BIAS,
+    V_BIAS,
+    QKV_BIAS,
+    O_BIAS,
+    SINKS,
+    Q_NORM,
+    K_NORM,
+    Q_ROW_NORM,
+    K_ROW_NORM,
+    Q,
+    K,
+    V,
+    QKV_WEIGHT,
+    O,
+    MATRICES
+};
 enum { Q_A = MATRICES, Q_B, K_A, K_B, V_A, V_B, QKV_WEIGHT_A, QKV_WEIGHT_B, O_A, O_B, PARAMS };
 enum { QKV_ROWS = 4 }; /* of which the product's matrix is made: three, or one */
 static const ParamRow params[PARAMS] = {
@@ -34,8 +53,12 @@ static const ParamRow params[PARAMS] = {
                   .init = ROLE_ZEROS},
     [O_BIAS] = {"self_attn.o_proj.bias", DIM_HIDDEN, .when = WHEN_OUT_BIAS, .init = ROLE_ZEROS},
     [SINKS] = {"self_attn.sinks", DIM_HEADS, .when = WHEN_SINKS, .init = ROLE_INNER},
-    [Q_NORM] = {"self_attn.q_norm.weight", DIM_QUERY_NORM, .when = WHEN_QK_NORM, .init = ROLE_NORM},
-    [K_NORM] = {"self_attn.k_norm.weight", DIM_KEY_NORM, .when = WHEN_QK_NORM, .init = ROLE_NORM},
+    [Q_NORM] = {"self_attn.q_norm.weight", DIM_HEAD, .when = WHEN_QK_NORM, .init = ROLE_NORM},
+    [K_NORM] = {"self_attn.k_norm.weight", DIM_HEAD, .when = WHEN_QK_NORM, .init = ROLE_NORM},
+    [Q_ROW_NORM] = {"self_attn.q_norm.weight", DIM_QUERY, .when = WHEN_QK_ROW_NORM, .cut = CUT_ROWS,
+                    .init = ROLE_NORM},
+    [K_ROW_NORM] = {"self_attn.k_norm.weight", DIM_KEY, .when = WHEN_QK_ROW_NORM, .cut = CUT_ROWS,
+                    .init = ROLE_NORM},
     [Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
            .init = ROLE_INNER, .decays = true},
     [K] = {"self_attn.k_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
@@ -54,6 +77,7 @@ static const ParamRow params[PARAMS] = {
 };
 
 enum { PLAIN_TENSORS = ATTENTION_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
+enum { SQUARES = NORMED_TENSORS, PRODUCTS, ROW_NORMED_TENSORS };
 const Swap attention_swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
                                      [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
                                      [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
@@ -64,11 +88,17 @@ static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
     SHARED_TENSORS,
 };
-static const TensorRow normed_tensors[NORMED_TENSORS] = {
-    [QKV] = {.width = DIM_QKV, .life = LIFE_CHEAP}, /* normed and turned, from RAW */
-    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
-    SHARED_TENSORS,
-    [RAW] = {.width = DIM_QKV, .life = LIFE_SAVED},
+/* QKV is normed and turned, from RAW. */
+#define NORMED_ROWS                                                     \
+    [QKV] = {.width = DIM_QKV, .life = LIFE_CHEAP},                     \
+    [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true}, \
+    SHARED_TENSORS, [RAW] = {.width = DIM_QKV, .life = LIFE_SAVED}
+static const TensorRow normed_tensors[NORMED_TENSORS] = {NORMED_ROWS};
+static const RowSums row_sums = {SQUARES, PRODUCTS};
+static const TensorRow row_normed_tensors[ROW_NORMED_TENSORS] = {
+    NORMED_ROWS,
+    [SQUARES] = {EXTENT_ROW_SUMS, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, .need = NEED_ROW_SUMS},
+    [PRODUCTS] = {EXTENT_ROW_SUMS, DIM_ONE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_ROW_SUMS},
 };
 
 static const Product qkv = {&params[Q], &params[Q_BIAS], QKV_ROWS, DIM_QKV, DIM_HIDDEN};
@@ -158,53 +188,100 @@ static void qkv_backward(const LayerPass *w, Half half) {
 
 /* ---- norms of queries and keys ---- */
 
-static const Param *norm_of(const LayerPass *w, int row) {
-    return param_of(&w->pass->model->table, w->unit, &params[row]);
+static bool is_flat(const Model *m) { return model_family(&m->config)->arch.qk_norm == QK_NORM_FLAT; }
+
+/* Whether a row's sums are made leaf by leaf, apart from its norm. */
+static bool sums_rows(const Model *m) { return is_flat(m) && m->sharing.leaves > 1; }
+
+static const Param *norm_of(const LayerPass *w, bool keys) {
+    bool flat = is_flat(w->pass->model);
+    const ParamRow *row = keys ? &params[flat ? K_ROW_NORM : K_NORM] : &params[flat ? Q_ROW_NORM : Q_NORM];
+    return param_of(&w->pass->model->table, w->unit, row);
 }
 
-static void raw_forward(const LayerPass *w) { product_forward(w, &qkv, w->x, w->tensors[RAW]); }
+/* From the given token of this rank's on. Of heads of keys that ranks have copies of, each counts once. */
+static QkRows rows_of(const LayerPass *w, int64_t first) {
+    const Model *m = w->pass->model;
+    const Sharing *s = &m->sharing;
+    QkRows rows = qk_rows(is_flat(m));
+    if (!sums_rows(m)) return rows;
+    rows.leaves = s->leaves, rows.tokens = m->tokens;
+    rows.queries = s->ranks * model_dim(&m->config, DIM_QUERY);
+    rows.keys = s->ranks / s->copies * model_dim(&m->config, DIM_KEY);
+    rows.squares = (const float *)w->tensors[SQUARES] + 2 * first;
+    rows.products = (const float *)w->tensors[PRODUCTS] + 2 * first;
+    return rows;
+}
+
+/* Of the leaves that are here, where they are among those of all. */
+static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    float *own = (float *)w->tensors[tensor] + 2 * m->sharing.place * model_row_sums(m);
+    OP(p->device, OP_QK_NORM_SUMS, qk_norm_sums, shape_of(w), model_leaves(m, DIM_QKV),
+       model_family(&m->config)->arch.norm, w->tensors[RAW], weights_vector(p->weights, norm_of(w, false)),
+       weights_vector(p->weights, norm_of(w, true)), dqkv, own, m->compute);
+}
+
+static void raw_forward(const LayerPass *w) {
+    product_forward(w, &qkv, w->x, w->tensors[RAW]);
+    if (sums_rows(w->pass->model)) sum_rows(w, NULL, SQUARES);
+}
 
 static void heads_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    const Arch *a = &model_family(&m->config)->arch;
     void *turned = attend_made(w);
-    OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), qk_rows(a->qk_norm == QK_NORM_FLAT),
-       a->norm, (float)m->config.rms_norm_eps, w->tensors[RAW],
-       weights_vector(p->weights, norm_of(w, Q_NORM)), weights_vector(p->weights, norm_of(w, K_NORM)), turned,
+    OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), rows_of(w, 0),
+       model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps, w->tensors[RAW],
+       weights_vector(p->weights, norm_of(w, false)), weights_vector(p->weights, norm_of(w, true)), turned,
        m->compute);
     rotate(w, turned, false);
 }
 
 /* What heads of keys add to the gradient of their norm's weight is the same on all ranks with copies of them:
- * it is the first one's. */
+ * it is the first one's. The weight of a row is cut as its heads are, and has copies where these have. */
 static void drop_copies(const LayerPass *w, float *gradient /* [leaves, D] */) {
     const Model *m = w->pass->model;
-    if (m->sharing.place % m->sharing.copies == 0) return;
+    if (is_flat(m) || m->sharing.place % m->sharing.copies == 0) return;
     OP(w->pass->device, OP_ZERO, zero, gradient,
        (size_t)(model_own_leaves(m) * m->config.head_dim) * sizeof *gradient);
 }
 
-/* In reverse: turned back, then through the norms, in place. DQKV is then the gradient of RAW, which the
- * product's own part takes; weights of norms are vectors, and get theirs in this half. */
-static void heads_backward(const LayerPass *w, Half half) {
+/* DQKV becomes the gradient of RAW; weights of norms are vectors, and get theirs in this half. A row's
+ * weights are of one rank each, with all tokens: their gradients have no leaves. */
+static void norms_backward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    const Arch *a = &model_family(&m->config)->arch;
-    const Param *q = norm_of(w, Q_NORM), *k = norm_of(w, K_NORM);
-    if (!(half & HALF_INPUT)) return;
-    attend_take_sums(w);
-    rotate(w, w->tensors[DQKV], true);
+    const Param *q = norm_of(w, false), *k = norm_of(w, true);
     AttentionShape s = shape_of(w);
     s.tokens = model_span(m, s.tokens);
     int64_t elements = s.tokens * model_dim(&m->config, DIM_QKV);
     for (int r = 0; r < model_spans(m); r++)
-        OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, qk_rows(a->qk_norm == QK_NORM_FLAT), a->norm,
-           (float)m->config.rms_norm_eps, model_at(m, w->tensors[RAW], r * elements),
-           weights_vector(p->weights, q), weights_vector(p->weights, k),
-           model_at(m, w->tensors[DQKV], r * elements), gradient_of_span(&p->gradients, q, r),
-           gradient_of_span(&p->gradients, k, r), model_own_leaves(m), m->compute);
+        OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, rows_of(w, r * s.tokens),
+           model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps,
+           model_at(m, w->tensors[RAW], r * elements), weights_vector(p->weights, q),
+           weights_vector(p->weights, k), model_at(m, w->tensors[DQKV], r * elements),
+           gradient_of_span(&p->gradients, q, r), gradient_of_span(&p->gradients, k, r),
+           is_flat(m) ? 1 : model_own_leaves(m), m->compute);
     for (int r = 0; r < model_spans(m); r++) drop_copies(w, gradient_of_span(&p->gradients, k, r));
+}
+
+/* In reverse: turned back, then through the norms, in place, which the product's own part takes. Where a
+ * row's sums are made apart, that part goes through the norms first: ranks gather them in between. */
+static void heads_backward(const LayerPass *w, Half half) {
+    if (!(half & HALF_INPUT)) return;
+    attend_take_sums(w);
+    rotate(w, w->tensors[DQKV], true);
+    if (sums_rows(w->pass->model))
+        sum_rows(w, w->tensors[DQKV], PRODUCTS);
+    else
+        norms_backward(w);
+}
+
+static void raw_backward(const LayerPass *w, Half half) {
+    if (half & HALF_INPUT && sums_rows(w->pass->model)) norms_backward(w);
+    qkv_gradients(w, half);
 }
 
 /* ---- attention ---- */
@@ -393,7 +470,7 @@ static void output_backward(const LayerPass *w, Half half) {
     if (half & HALF_WEIGHT) product_weight(w, &output, w->dy, w->tensors[ATTENDED]);
 }
 
-/* ---- the two layers ---- */
+/* ---- the layers ---- */
 
 #define SHARED_PARTS                                                                                    \
     {"attention", LIFE_SAVED, attend_forward, attend_backward, .attends = true, .more = attend_cost}, { \
@@ -403,11 +480,12 @@ static const Part plain_parts[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
     SHARED_PARTS,
 };
-static const Part normed_parts[] = {
-    {"q k v", LIFE_SAVED, raw_forward, qkv_gradients, .product = &qkv},
-    {"norm of q and k", LIFE_CHEAP, heads_forward, heads_backward, .product = NULL},
-    SHARED_PARTS,
-};
+#define NORMED_PARTS(rows)                                                                                   \
+    {"q k v", LIFE_SAVED, raw_forward, raw_backward, .product = &qkv},                                       \
+        {"norm of q and k", LIFE_CHEAP, heads_forward, heads_backward, .product = NULL, .norms_rows = rows}, \
+        SHARED_PARTS
+static const Part normed_parts[] = {NORMED_PARTS(false)};
+static const Part row_normed_parts[] = {NORMED_PARTS(true)};
 
 const Layer layer_attention = {.name = "attention",
                                .params = params,
@@ -429,3 +507,14 @@ const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       .cached = DIM_KEY_VALUE,
                                       .swaps = attention_swaps,
                                       .keys = &attention_keys};
+const Layer layer_row_normed_attention = {.name = "attention, q and k normed as rows",
+                                          .params = params,
+                                          .tensors = row_normed_tensors,
+                                          .parts = row_normed_parts,
+                                          .param_count = PARAMS,
+                                          .tensor_count = ROW_NORMED_TENSORS,
+                                          .part_count = sizeof row_normed_parts / sizeof *row_normed_parts,
+                                          .cached = DIM_KEY_VALUE,
+                                          .swaps = attention_swaps,
+                                          .keys = &attention_keys,
+                                          .rows = &row_sums};

@@ -51,6 +51,7 @@ typedef enum Extent {
     EXTENT_KEYS,
     EXTENT_KEY_LEAVES,
     EXTENT_TERMS,
+    EXTENT_ROW_SUMS,
     EXTENT_STARTS,
     EXTENT_STRIDE,
     EXTENT_SPANS,
@@ -59,7 +60,8 @@ typedef enum Extent {
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
              holds, which then is scratch; of keys that attention looks at, once for each leaf of queries
-             that does (model_key_leaves), of terms of their gradients (model_term_depth); states that
+             that does (model_key_leaves), of terms of their gradients (model_term_depth); two for each token
+             and leaf of all ranks, of its queries and of its keys; states that
              Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for
              each span of tokens, for each sequence of all ranks; one */
 typedef enum Element {
@@ -76,6 +78,7 @@ typedef enum Need {
     NEED_SWAP,  /* ranks of cp change tokens for heads */
     NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
     NEED_KEY_LEAVES, /* several leaves do, here */
+    NEED_ROW_SUMS,   /* heads of a token, of which ranks may have some each, are normed as one row */
     NEED_VISITS,     /* ranks share experts out */
     NEED_BALANCE     /* experts have a loss that is least where all have equally many tokens */
 } Need;
@@ -171,6 +174,7 @@ typedef struct Part {
     bool fused;             /* the forward pass makes the product's gradients too */
     bool term;              /* what it makes is a term of the layer's result: made again with that alone */
     bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
+    bool norms_rows;        /* all heads of a token at once, of which ranks may have some each: see RowSums */
     bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
     bool routes;            /* it says which: see Layer.counts */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
@@ -200,6 +204,14 @@ typedef struct KeysOfAll {
     int terms; /* [tokens of all ranks, 2G*D] fp32 */
     int apart; /* where leaves share heads of keys, in place of the terms: their sum, [T, 2G*D] fp32 */
 } KeysOfAll;
+
+/* Where heads of a token are normed as one row, of which ranks have some each, the part before that makes
+ * sums of its leaves, and the part itself, on the way back, others; each rank gathers those of all. Tensors
+ * [leaves, T, 2] fp32. */
+typedef struct RowSums {
+    int squares, products;
+} RowSums;
+
 /* Where ranks share experts out, and parts need those rows of all ranks that go to some of them
  * (Part.by_experts): rows visit the ranks of their experts. At home they lie sorted by expert, so that those
  * for one rank are one run; away those of one rank lie behind those of another, and are worked on by
@@ -253,18 +265,20 @@ typedef struct Layer {
     int read, read_gradient;
     const Swap *swaps; /* [SWAPS] of its part that attends; NULL: it has none */
     const KeysOfAll *keys;
+    const RowSums *rows;  /* of its part that norms rows; NULL: it has none */
     const Visits *visits; /* of its parts by experts; NULL: it has none */
     /* Of one with a part that routes: what each sequence has of each expert, [sequences, E] int64. Ranks of
      * cp each count their tokens, and the sums are there on the way back. */
     int counts;
 } Layer;
 
-extern const Layer layer_embedding;        /* ids -> y */
-extern const Layer layer_attention;        /* x -> y */
-extern const Layer layer_normed_attention; /* the same with norms of queries and keys */
-extern const Layer layer_latent;           /* the same from latents of queries, keys and values */
-extern const Layer layer_latent_keys;      /* of keys and values alone */
-extern const Layer layer_min_gru;          /* the same, by recurrences */
+extern const Layer layer_embedding;            /* ids -> y */
+extern const Layer layer_attention;            /* x -> y */
+extern const Layer layer_normed_attention;     /* the same with norms of queries and keys, head by head, */
+extern const Layer layer_row_normed_attention; /* or all heads of a token at once */
+extern const Layer layer_latent;               /* the same from latents of queries, keys and values */
+extern const Layer layer_latent_keys;          /* of keys and values alone */
+extern const Layer layer_min_gru;              /* the same, by recurrences */
 extern const Layer layer_min_lstm;
 extern const Layer layer_hawk;
 extern const Layer layer_mamba2;
