@@ -94,7 +94,8 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
  * reads all tokens, of which each rank has some: its input is gathered. One whose matrix is cut by columns
  * makes a term of its sum on each rank: its output is reduce-scattered; so is what an embedding of which a
  * rank has some rows finds in them. Backward passes cross at the same places, the other way round; before
- * attention they sum over copies of keys. */
+ * attention they sum over copies of keys. A norm of rows of which a rank has some heads needs the others'
+ * sums, forward and backward. */
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
 /* Whether that is before attention, or behind it, which looks at tokens of all ranks of cp: by heads
  * something crosses at both places, by keys (model/unit.h: Contexts) at the first alone. */

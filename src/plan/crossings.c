@@ -2,6 +2,7 @@
  * So a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32. */
 #include "plan/crossings.h"
 
+#include "model/families/family.h"
 #include "plan/axes.h"
 
 enum { RECORD = 16 }; /* bytes of a row's record of the loss */
@@ -30,8 +31,9 @@ typedef struct Crossings {
  * gathered on that way, and for their weights once more only if these have a half of their own. */
 static Crossings count_forward(void) { return (Crossings){2, 2}; }
 static Crossings count_input(const CrossingSpec *s) {
-    bool full = s->recompute == RECOMPUTE_FULL;
-    return (Crossings){s->apart && !full ? 2 : 4, full ? 3 : 2};
+    bool full = s->recompute == RECOMPUTE_FULL,
+         last = model_family(s->model)->arch.norms != NORMS_BEFORE; /* a norm reads the last result, too */
+    return (Crossings){s->apart && !full ? 2 : 4, full ? 3 + last : 2};
 }
 static Crossings count_weight(const CrossingSpec *s) { return (Crossings){s->apart ? 4 : 0, 0}; }
 
@@ -39,6 +41,15 @@ static Crossings count_weight(const CrossingSpec *s) { return (Crossings){s->apa
 static double copy_sums(const CrossingSpec *s) {
     double keys = 2 * (double)key_heads(s) * (double)s->model->head_dim;
     return 2 * others(copies_of(s)) * (double)s->tokens / s->contexts * keys * (double)s->partial;
+}
+
+/* Of norms of all heads of a token at once, which ranks of tp share: leaves of two sums a token. */
+static bool norms_rows(const CrossingSpec *s) { return model_family(s->model)->arch.qk_norm == QK_NORM_FLAT; }
+static Cost row_sums(const CrossingSpec *s) {
+    double leaves = s->leaves > s->tensors ? s->leaves : s->tensors,
+           once = others(s->tensors) * leaves * (double)s->tokens / s->contexts * ROW_SUMS_BYTES;
+    if (!norms_rows(s)) return (Cost){0, 0, 0};
+    return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
 }
 
 /* The embedding's rows come from the one rank that has them, and lose nothing in the compute dtype. The head
@@ -51,8 +62,10 @@ Cost crossings_tensor(const CrossingSpec *s, int unit) {
     if (!is_block(s, unit))
         return (Cost){gather + sum + (double)s->tokens / s->contexts * RECORD * (s->tensors - 1), 0, 0};
     Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
-    return (Cost){forward.gathers * gather + forward.sums * sum,
-                  input.gathers * gather + input.sums * sum + copy_sums(s), weight.gathers * gather};
+    return cost_plus((Cost){forward.gathers * gather + forward.sums * sum,
+                            input.gathers * gather + input.sums * sum + copy_sums(s),
+                            weight.gathers * gather},
+                     row_sums(s));
 }
 
 static Cost by_heads(const CrossingSpec *s) {
@@ -145,7 +158,7 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
         if (s->tensors == 1) return 0;
         if (!is_block(s, unit)) return unit == 0 ? 2 : 3;
         return forward.gathers + forward.sums + input.gathers + input.sums + weight.gathers +
-               (copies_of(s) > 1 ? 2 : 0);
+               (copies_of(s) > 1 ? 2 : 0) + (norms_rows(s) ? (s->recompute == RECOMPUTE_FULL ? 3 : 2) : 0);
     }
     if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
     if (!is_block(s, unit) || s->contexts == 1) return 0;

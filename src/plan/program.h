@@ -22,8 +22,8 @@
  *                       its tokens
  *     SUM_COPIES u m    the same, behind it: start to sum them over the ranks of tp that hold the same heads
  *                       of keys, of which each has some of the queries that look at them
- *     ROWS_X u m        before norms of all heads of a token at once: start to all-gather over tp what each rank
- *                       has of sums over them; on the way back behind the sums that the norm needs there
+ *     ROWS_X u m        before a norm of all heads of a token at once: start to all-gather over tp what each
+ *                       rank has of sums over them; on the way back behind the sums that it needs there
  *     COUNT_X u m       behind a router: start to sum over cp how often sequences chose each expert
  *     RECORDS u m       between a chunk's logits and its loss: start to all-gather their records over tp
  *     CROSSED u m       wait until what one of these has started is there

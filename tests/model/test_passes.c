@@ -180,7 +180,7 @@ static void lay_out(Bench *b) {
             b->weights.units[u] =
                 (UnitWeights){{b->vectors[u].base, b->matrices[u].base, inside(&b->matrices[u], before * e)}};
         }
-        b->vector_gradients[u] = take(b, vectors * sizeof(float));
+        b->vector_gradients[u] = take(b, vectors * (size_t)b->gradients.rows * sizeof(float));
         b->matrix_gradients[u] = take(b, matrices * sizeof(float));
         b->gradients.units[u] =
             (UnitGradients){{inside(&b->vector_gradients[u], 0), inside(&b->matrix_gradients[u], 0),
@@ -263,23 +263,29 @@ typedef struct Case {
     bool adapted; /* every matrix that can be */
     int further;  /* heads of another kind */
     bool module;  /* in place of them */
+    int leaves;   /* of the sums that ranks may share; 0: one */
 } Case;
 
 static void open_bench(Bench *b, Case c) {
     Error err = {0};
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
     config.further_heads = c.further, config.further_module = c.module;
+    int leaves = c.leaves > 0 ? c.leaves : 1;
+    if (leaves > 1) /* which divide heads and inner dimensions */
+        config.num_attention_heads = 2 * leaves, config.num_key_value_heads = leaves,
+        config.intermediate_size = 8 * leaves;
     *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}, .further = c.further};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
         fail_msg("%s", err.message);
+    model_share(&b->model, (Sharing){1, 0, leaves, 1}, &config);
     AdapterSpec adapters = {.rank = 3, .scale = 0.75, .match = ""};
     if (c.adapted && adapters_put(&b->model.table, &b->model.config, &adapters, &err) != OK)
         fail_msg("%s", err.message);
     size_t units = (size_t)b->model.table.units + 1;
     b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
     b->gradients = (Gradients){&b->model.table, mem_alloc_array(units, sizeof *b->gradients.units),
-                               model_embeds_last(&config), 1};
+                               model_embeds_last(&config), leaves};
     Region **lists[] = {&b->matrices, &b->vectors, &b->matrix_gradients, &b->vector_gradients};
     for (int i = 0; i < 4; i++) *lists[i] = mem_alloc_array(units, sizeof **lists[i]);
     lay_out(b);
@@ -437,6 +443,9 @@ static void for_each_case(void (*check)(Case c)) {
                              .biases = variant & 2,
                              .further = unit == 2 && variant == 2 ? 2 : 0});
     for_each_mixer(false, check);
+    for (int f = 0; families[f]; f++) /* a row's sums are apart from its norm */
+        if (families[f]->arch.qk_norm == QK_NORM_FLAT && !family_has_experts(families[f]))
+            check((Case){.family = families[f], .unit = 1, .leaves = 3});
 }
 
 /* ---- same bits ---- */
@@ -533,6 +542,16 @@ static void check_parameter(Bench *b, const Param *p, const float *gradient) {
     check_slopes(b, (float *)(void *)base + place, (size_t)p->count, gradient + place, 1, p->name);
 }
 
+/* Leaves of a vector's gradient, each a row, to where it is without any. */
+static void add_rows(const Bench *b, const Param *p, float *gradient) {
+    size_t from = gradient_place(&b->gradients, p), count = (size_t)p->count;
+    for (size_t i = 0; i < count; i++) {
+        float sum = 0;
+        for (size_t row = 0; row < (size_t)b->gradients.rows; row++) sum += gradient[from + row * count + i];
+        gradient[p->place + i] = sum;
+    }
+}
+
 /* Every parameter that the unit reads: its own, and in a tied head the embedding. */
 static void check_parameters(Bench *b) {
     const ParamTable *t = &b->model.table;
@@ -542,6 +561,7 @@ static void check_parameters(Bench *b) {
         if (p->unit != b->unit && !tied) continue;
         int slot = tied ? t->units : p->unit;
         float *gradient = fetch(b, p->cols ? &b->matrix_gradients[slot] : &b->vector_gradients[slot]);
+        if (p->cols == 0) add_rows(b, p, gradient);
         check_parameter(b, p, gradient);
         free(gradient);
     }
@@ -672,11 +692,13 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         int64_t rows = row->rows == EXTENT_LOGITS ? CHUNK
                        : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED
                            ? TOKENS * m->config.num_experts_per_tok
+                       : row->rows == EXTENT_ROW_SUMS                         ? 2 * TOKENS * m->sharing.leaves
                        : row->rows == EXTENT_STARTS                           ? mamba_starts(TOKENS)
                        : row->rows == EXTENT_ONE || row->rows == EXTENT_SPANS ? 1
                                                                               : TOKENS,
                 width = model_dim(&m->config, row->width);
-        bool none = row->need != NEED_ALWAYS || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
+        bool away = row->need != NEED_ALWAYS && (row->need != NEED_ROW_SUMS || m->sharing.leaves == 1),
+             none = away || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
     }
 }

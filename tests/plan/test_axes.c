@@ -47,8 +47,8 @@ static ModelConfig shape_of_experts(void) {
 }
 
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
- * last of eight ranks has one, others two. */
-static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2};
+ * last of eight ranks has one, others two; the third with norms that are cut as their heads are. */
+static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2, &family_olmo2};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
 
 static ModelConfig shape_of_family(const Family *f, bool tied) {
@@ -455,17 +455,26 @@ static void passes_are_cut_at_crossings(void **state) {
     expect_crossings(&c, 0, MESH_CONTEXT, "");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
     expect_crossings(&c, last, MESH_CONTEXT, "");
-    for (int way = 0; way < 84; way++) {
+    c.family = &family_olmo2;
+    expect_crossings(&c, 1, tensor,
+                     "q k v, norm of q and k, norm of the result, gate and up, norm of the result");
+    expect_crossings(
+        &c, 1, MESH_KEY_COPIES,
+        "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
+    expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
+    for (int way = 0; way < 96; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
         int cp = 1 + way / 12 % 2;
-        bool copied = way >= 60; /* heads of keys, of which there is one */
-        bool split = way % 2, keys = way >= 36 && way < 72,
+        bool rows = way >= 84,                       /* of all heads, normed at once */
+            copied = rows ? way % 4 < 2 : way >= 60; /* heads of keys, of which there is one */
+        bool split = way % 2, keys = (way >= 36 && way < 72) || way >= 90,
              normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
-        c.family = normed ? &family_qwen3 : NULL; /* norms of heads are made again alone */
-        c.attention_bias = !normed;
+        c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are made again alone */
+        c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
         if (way >= 24) cp = 2;
-        if (copied) c.num_key_value_heads = 1, tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
+        if (rows || copied) tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
+        if (copied) c.num_key_value_heads = 1;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
         axes_lay_copies(&c, &mesh);
         Schedule schedule;
@@ -495,7 +504,7 @@ static void passes_are_cut_at_crossings(void **state) {
         int forward = 0;
         for (int i = 0; i < program.count; i++)
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
-        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
+        assert_int_equal(forward, 2 * (tp == 1 ? 1 : rows ? 6 : 5) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         nothing_starts_too_early(&program);

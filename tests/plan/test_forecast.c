@@ -394,20 +394,22 @@ static void exposed_is_what_work_does_not_hide(void **state) {
 }
 
 /* Of a block, to the byte: with backward passes in one where nothing is made again, and with their halves
- * apart either way; with copies of heads of keys. */
+ * apart either way; with copies of heads of keys, and with norms of all heads at once. */
 static void formulas_are_what_programs_send(void **state) {
     (void)state;
     enum { BLOCK = 1 };
-    for (int way = 0; way < 5; way++) {
+    for (int way = 0; way < 9; way++) {
         Planned p;
         double sent = 0;
-        bool apart = way > 0;
+        bool apart = way % 5 > 0;
         plan(&p, 4, unknown,
              WORDS("mesh.tp=4", "train.tokens_per_step=256",
-                   way == 2 ? "train.recompute=full" : "train.recompute=none",
-                   way == 3   ? "model.num_key_value_heads=1"
-                   : way == 4 ? "model.num_key_value_heads=2"
-                              : "model.num_key_value_heads=4",
+                   way % 5 == 2 ? "train.recompute=full" : "train.recompute=none",
+                   way < 5 ? "model.family=llama" : "model.family=olmo2",
+                   way < 5 ? "numerics.canonical_tp=4" : "numerics.canonical_tp=8",
+                   way % 5 == 3   ? "model.num_key_value_heads=1"
+                   : way % 5 == 4 ? "model.num_key_value_heads=2"
+                                  : "model.num_key_value_heads=4",
                    apart ? "train.split_backward=true" : "train.split_backward=false"));
         const RankPlan *rank = &p.f.ranks[0].plan;
         for (int i = 0; i < rank->program.count; i++) {

@@ -293,6 +293,11 @@ awk '/^SUM_X +u1 m0 gradient of what gate and up reads/ { getline first; getline
 has out "RECORDS        u9 m0 chunk 0"
 has out "LEAVES         u1"
 hasnt out "SUM_COPIES"
+hasnt out "ROWS_X"
+plan 0 -n 2 mesh.tp=2 model.family=olmo2 --program
+has out "ROWS_X         u1 m0 sums that norm of q and k needs"
+has out "ROWS_X         u1 m0 sums that the gradient of norm of q and k needs"
+has out "CROSSED        u1 m0 ROWS_X sums that norm of q and k needs"
 plan 0 -n 4 mesh.tp=4 --program # with two heads of keys
 has out "SUM_COPIES     u1 m0 gradient of keys and values that attention reads"
 has out " tp 4"

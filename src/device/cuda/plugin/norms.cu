@@ -90,9 +90,9 @@ __global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, c
     write_gradient(kind, x + at, n, row_mean(kind, x + at, n), rstd[row], w, dy + at, dx + at, add);
 }
 
-/* Sums over rows of which ranks may have some heads each, leaf by leaf, of all ranks: of queries, or of keys,
- * `count` leaves `step` numbers apart, a token's two from the next one's; n: numbers of a whole row. No leaves:
- * sums are made here. */
+/* Sums over rows of which ranks may have some heads each, of queries or of keys, leaf by leaf: `count` leaves
+ * of all ranks, which lie `step` numbers apart, a token's two from the next one's; n: numbers of a whole row.
+ * No leaves: sums are made here. */
 struct RowLeaves {
     int count;
     int64_t step, n;
