@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_attention test_elements test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
+for check in test_bias test_qk_norm test_attention test_elements test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
 passes env TEST_KIND=cuda "$tests/test_queue"
 passes env WEFT_SIM_DRY=1 $(op test_grids)
 # Nor does it fail because a file was compiled and linked here: with a comment more it passes.
@@ -22,6 +22,7 @@ for file in norms.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
 mutant "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' $(op test_bias)
+mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
 mutant "a tail of one less" elements.cu '0,/if \(i < n\)/s//if (i + 1 < n)/' $(op test_elements)

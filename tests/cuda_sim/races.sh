@@ -19,7 +19,7 @@ race() {
     ! runs mutant.so "$4" && grep -q 'cuda_sim: a race' log || fail "$1: no race is seen: $(tail -5 log)"
 }
 
-for check in bias norm route gemm_op attention decode gemm_experts experts_rows loss_sum fixed; do
+for check in bias norm qk_norm route gemm_op attention decode gemm_experts experts_rows loss_sum fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
 race "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' test_bias
@@ -30,4 +30,5 @@ race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
 race "blocks that write for each other" norms.cu 's/if \(lane\(\) == 0\) rstd\[row\] = r;/rstd[0] = r;/' test_norm
+race "tokens that write each other's sums" norms.cu 's/sums\[2 \* number\] = sum;/sums[0] = sum;/' test_qk_norm
 conclude "every race is found"
