@@ -265,13 +265,13 @@ static void host_give(Device *d, void *host) {
     X(route_backward, (RouteShape, s), (Routes, r), (const int64_t *, counts), (const float *, dweights),   \
       (const float *, scale), (float *, balance), (void *, dlogits), (Dtype, c))                            \
     X(gemm_experts, (ExpertRows, e), (bool, trans_b), (int64_t, n), (int64_t, k), (const void *, a),        \
-      (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type))                                    \
+      (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (Leaves, leaves))                  \
     X(gemm_experts_weight, (ExpertRows, e), (int64_t, m), (int64_t, n), (const void *, a),                  \
-      (const void *, b), (Dtype, ab_type), (float *, c), (bool, accumulate))                                \
+      (const void *, b), (Dtype, ab_type), (float *, c), (bool, accumulate), (bool, sliced))                \
     X(experts_combine, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, rows),               \
       (bool, weighed), (bool, add), (void *, y), (Dtype, c))                                                \
-    X(experts_weigh, (RouteShape, s), (Routes, r), (int64_t, inter), (void *, act), (void *, dact),         \
-      (float *, dweights), (Dtype, c))                                                                      \
+    X(experts_weigh, (RouteShape, s), (Routes, r), (int64_t, inter), (int, leaves), (void *, act),          \
+      (void *, dact), (float *, dweights), (Dtype, c))                                                      \
     X(experts_bias_forward, (ExpertRows, e), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))  \
     X(experts_bias_backward, (RouteShape, s), (Routes, r), (int64_t, n), (const void *, dy),                \
       (bool, weighed), (const float *, bias), (float *, dbias), (float *, dweights), (Dtype, c))            \

@@ -149,6 +149,12 @@ typedef struct Leaves {
     } run[LEAF_RUNS];
 } Leaves;
 #define NO_LEAVES ((Leaves){.runs = 0})
+/* Terms of all leaves that are here. */
+static inline int64_t leaves_terms(Leaves l) {
+    int64_t terms = 0;
+    for (int r = 0; r < l.runs; r++) terms += l.run[r].length;
+    return terms;
+}
 
 /* What is normed as one row: each head of a token, or, `flat`, all its queries, and all its keys. Of the
  * latter ranks may have some heads each. Then what is summed over a row is summed leaf by leaf, by
@@ -615,24 +621,26 @@ typedef struct Ops {
                            const float *dweights /* [T, k] */, const float *scale /* [1] */,
                            float *balance /* [T] */, void *dlogits /* [T, E] c */, Dtype c);
     /* Each expert's rows by its matrix: C[r] = A[r] op(B_e), B_e [k, n], or with trans_b the transpose of
-     * [n, k]. An expert's product is what gemm makes of its rows alone. */
+     * [n, k]. An expert's product is what gemm makes of its rows alone. Leaves: none, or one, of whose terms
+     * alone it is made; what the experts of a token come to is added up leaf by leaf. */
     void (*gemm_experts)(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k,
                          const void *a /* [rows, k] ab_type */, const void *b /* [E] matrices, ab_type */,
-                         Dtype ab_type, void *c /* [rows, n] c_type */, Dtype c_type);
+                         Dtype ab_type, void *c /* [rows, n] c_type */, Dtype c_type, Leaves leaves);
     /* C_e [m, n] = A_e^T B_e + (accumulate ? C_e : 0), A_e and B_e the rows of expert e; 0 (or C_e) where it
-     * has none. */
+     * has none. `sliced`: as a product with one leaf, of all its rows. */
     void (*gemm_experts_weight)(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a /* [rows, m] */,
                                 const void *b /* [rows, n] */, Dtype ab_type, float *c /* [E] matrices */,
-                                bool accumulate);
+                                bool accumulate, bool sliced);
     /* y[t] = (add ? y[t] : 0) + sum over the token's choices, in the order of their experts, of its rows,
      * times r.weights where `weighed`; in fp32, rounded once. */
     void (*experts_combine)(Device *d, RouteShape s, Routes r, int64_t hidden,
                             const void *rows /* [T k, h] c */, bool weighed, bool add, void *y /* [T, h] c */,
                             Dtype c);
-    /* Of each choice, with its row: dweights = act . dact; then act and dact times its weight. Without r.row
-     * choices are rows. dweights may be r.weights. */
-    void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, void *act /* [T k, I] c */,
-                          void *dact /* [T k, I] c */, float *dweights /* [T, k] */, Dtype c);
+    /* Of each choice, with its row: dweights = act . dact, the tree of so many equal leaves; then act and
+     * dact times its weight. Without r.row choices are rows. dweights may be r.weights. */
+    void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, int leaves,
+                          void *act /* [T k, I] c */, void *dact /* [T k, I] c */,
+                          float *dweights /* [T, k] */, Dtype c);
 
     /* y[r] += the bias of its expert. */
     void (*experts_bias_forward)(Device *d, ExpertRows e /* step: unused */, int64_t n,

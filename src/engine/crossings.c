@@ -1,4 +1,4 @@
-/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, ROWS_X, RECORDS; over
+/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, ROWS_X, RECORDS, SUM_WEIGHTS; over
  * those of them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X, GATHER_KV, SUM_KV,
  * COUNT_X (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
  *
@@ -11,6 +11,7 @@
  *     SUM_COPIES terms of own rows ==all-reduce==> the same, fp32
  *     ROWS_X     own leaves of all ==all-gather==> all
  *     COUNT_X    own tokens' choices of each sequence ==all-reduce==> all tokens'
+ *     SUM_WEIGHTS terms of gradients of all tokens' weights ==all-reduce==> the same, fp32
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
@@ -131,6 +132,10 @@ void crossing_start(Execution *x, Action a) {
     case CROSS_ROWS: code = gather_rows(e, &c, handle, &err); break;
     case CROSS_COUNTS:
         code = comm_all_reduce(e->comm, MESH_CONTEXT, COMM_I64, c.all, model_counts(&e->model),
+                               e->work.crossing, handle, &err);
+        break;
+    case CROSS_WEIGHTS:
+        code = comm_all_reduce(e->comm, MESH_TENSOR, COMM_F32, c.all, model_choices(&e->model),
                                e->work.crossing, handle, &err);
         break;
     case CROSS_VISIT:

@@ -69,6 +69,7 @@ void statistics_begin(Execution *x) {
     x->pass.loss_scale = &s->scalars->loss_scale;
     x->pass.further_scale = &s->scalars->further_scale;
     if (!x->training) return;
+    if (e->plan->partition.tensor > 0) return; /* all of tp route the same tokens */
     x->pass.balance = &s->figures->balance;
     if (step_routed(&e->model.config) > 0) x->pass.routed = routed_of(e, s->figures);
 }

@@ -86,6 +86,18 @@ Leaves model_leaves(const Model *m, Dim dim) {
     return l;
 }
 
+/* What is left of a run behind the leaf comes before the next one's. */
+Leaves model_leaf(const Model *m, Dim dim, int i) {
+    Leaves all = model_leaves(m, dim), one = all;
+    int64_t left = 0;
+    for (int r = 0; r < all.runs; r++) {
+        int64_t leaf = all.run[r].leaf, first = i * leaf;
+        one.run[r].skip = left + all.run[r].skip + first, one.run[r].length = leaf;
+        left = all.run[r].length - first - leaf;
+    }
+    return one;
+}
+
 int model_key_leaves(const Model *m) {
     int own = model_own_leaves(m), heads = (int)m->config.num_key_value_heads;
     return heads > 0 && own > heads ? own / heads : 1;
@@ -225,6 +237,10 @@ static int depth_of(int runs) {
 }
 
 int model_term_depth(const Model *m) { return depth_of(model_query_runs(m)); }
+
+int model_leaf_depth(const Model *m) {
+    return depth_of(model_own_leaves(m)) - (m->sharing.ranks > 1 ? 1 : 0);
+}
 
 bool model_has_terms(const Model *m) {
     return model_query_runs(m) > 1 || model_key_leaves(m) > 1 || m->sharing.copies > 1;

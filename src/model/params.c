@@ -71,6 +71,10 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
         out[0] = DIM_QUERY, out[1] = out[2] = DIM_KEY;
         return 3;
     }
+    if (width == DIM_EXPERT_GATE_UP && !model_family(c)->arch.stacked_experts) {
+        out[0] = out[1] = DIM_EXPERT;
+        return 2;
+    }
     if (width != DIM_GATE_UP || model_family(c)->arch.no_gate) return 1;
     out[0] = out[1] = DIM_INTER;
     return 2;

@@ -100,6 +100,7 @@ typedef struct ParamRow {
     bool fixed;     /* the bias of experts where they are chosen: no gradient ever changes it */
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
+    bool router;    /* of experts: on all ranks that share them */
     bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs] */
     bool outside;   /* of blocks: its name is whole */
     /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows

@@ -226,9 +226,32 @@ bool unit_part_routes(const ModelConfig *c, int unit, int part) {
     return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->routes;
 }
 
-bool unit_part_norms_rows(const ModelConfig *c, int unit, int part) {
+/* NULL: it is none of a layer's, or there is none. */
+static const Part *layer_part(const ModelConfig *c, int unit, int part) {
     Step step;
-    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->norms_rows;
+    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER ? step.part : NULL;
+}
+
+bool unit_part_norms_rows(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && p->norms_rows;
+}
+
+bool unit_part_reads_all(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && part_reads_all(p);
+}
+
+bool unit_part_makes_terms(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && part_makes_terms(p);
+}
+
+int unit_part_gathered(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    if (!p || !p->product || (!p->routes && p->product->weight->cut != CUT_ROWS)) return -1;
+    while (!part_reads_all(p)) p = layer_part(c, unit, --part);
+    return part;
 }
 
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {

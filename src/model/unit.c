@@ -208,8 +208,7 @@ void unit_backward(const UnitPass *u, Half half, Parts parts) {
 
 /* The step that a crossing belongs to: before one that reads all tokens, behind one that makes terms. */
 static const Step *step_at(const Run *r, int part) {
-    bool reads = part < r->count && r->steps[part].kind == STEP_LAYER && r->steps[part].part->product &&
-                 product_reads_all(r->u->pass->model, r->steps[part].part->product);
+    bool reads = part < r->count && r->steps[part].kind == STEP_LAYER && part_reads_all(r->steps[part].part);
     CHECK(reads || part > 0);
     return &r->steps[reads ? part : part - 1];
 }
@@ -284,16 +283,17 @@ static void *rows_at(const Run *r, CrossingAt at) {
     return r->tensors.sublayers[sublayer].layer[at.pass == PASS_BACKWARD ? rows->products : rows->squares];
 }
 
-/* Behind the part that routes. */
-static void *counts_at(const Run *r, int part) {
-    int sublayer = r->steps[part - 1].sublayer;
-    return r->tensors.sublayers[sublayer].layer[r->sublayers[sublayer].layer->counts];
+/* Behind the part that routes: how often sequences chose experts, or gradients of weights. */
+static void *routed_at(const Run *r, CrossingAt at) {
+    int sublayer = r->steps[at.part - 1].sublayer;
+    const Layer *l = r->sublayers[sublayer].layer;
+    return r->tensors.sublayers[sublayer].layer[at.kind == CROSS_COUNTS ? l->counts : l->dweights];
 }
 
 Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
     CHECK(at.part >= 0 && at.part <= r.count);
-    if (at.kind == CROSS_COUNTS) return (Crossing){.all = counts_at(&r, at.part)};
+    if (at.kind == CROSS_COUNTS || at.kind == CROSS_WEIGHTS) return (Crossing){.all = routed_at(&r, at)};
     if (at.kind == CROSS_SWAP) return swapping(&r, at);
     if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM || at.kind == CROSS_COPY_SUM)
         return (Crossing){.all = key_tensor(&r, at)};
@@ -310,6 +310,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_COPY_SUM:
     case CROSS_ROWS:
     case CROSS_COUNTS:
+    case CROSS_WEIGHTS:
     case CROSS_VISIT:
     case CROSSINGS: break;
     }
@@ -325,10 +326,13 @@ void unit_summed(const UnitPass *u, CrossingAt at) {
     int64_t own = state_elements(&r);
     const float *sum = (const float *)c.all + p->model->sharing.place * own;
     LayerPass w = layer_pass(&r, step, NULL);
-    if (reads_there(&r, step, at.part) || !step->part->product)
+    bool reads = reads_there(&r, step, at.part);
+    if (reads || !step->part->product)
         OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, c.result, p->model->compute);
     else
         product_summed(&w, step->part->product, sum, c.result);
+    w.dx = c.result;
+    if (reads && step->part->summed) step->part->summed(&w);
 }
 
 /* ---- visits ---- */

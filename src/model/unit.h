@@ -186,6 +186,11 @@ static inline void *model_at(const Model *m, const void *tensor, int64_t element
 /* Of a sum over a dimension that tp cuts, its own part of it, and over `terms` that no rank shares. */
 Leaves model_leaves(const Model *m, Dim dim);
 Leaves model_one_leaf(const Model *m, int64_t terms);
+/* The i-th leaf of this rank alone. */
+Leaves model_leaf(const Model *m, Dim dim, int i);
+/* Leaves that wait at once while those of this rank are added up, beside what becomes their sum where ranks
+ * have a place for that. */
+int model_leaf_depth(const Model *m);
 /* Rows of the embedding, and logits, that are here; learned positions. */
 EmbedRows model_vocabulary(const Model *m);
 EmbedRows model_learned(const Model *m);
@@ -238,6 +243,12 @@ bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* P
 bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
 bool unit_part_routes(const ModelConfig *c, int unit, int part);            /* Part.routes */
 bool unit_part_norms_rows(const ModelConfig *c, int unit, int part);        /* Part.norms_rows */
+/* layer.h: part_reads_all, part_makes_terms; no part beyond the unit does. */
+bool unit_part_reads_all(const ModelConfig *c, int unit, int part);
+bool unit_part_makes_terms(const ModelConfig *c, int unit, int part);
+/* The part for which the input is gathered that a part's product reads: itself, or of experts their router;
+ * -1: it reads none that is. */
+int unit_part_gathered(const ModelConfig *c, int unit, int part);
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -309,6 +320,10 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *
  *     COUNTS   [sequences, E] int64 of each rank's tokens  -->  of all, in place
  *
+ * Where ranks share experts' matrices, each has terms of the gradients of the weights of tokens' experts:
+ *
+ *     WEIGHTS  [T, k] fp32 terms of each rank  -->  their sum on each, in place
+ *
  * Places are named by the part behind them; one behind the last part is the unit's end. */
 typedef enum CrossingKind {
     CROSS_GATHER,
@@ -320,6 +335,7 @@ typedef enum CrossingKind {
     CROSS_COPY_SUM,
     CROSS_ROWS,
     CROSS_COUNTS,
+    CROSS_WEIGHTS,
     CROSS_VISIT, /* of parts: below */
     CROSSINGS
 } CrossingKind;
@@ -335,8 +351,8 @@ typedef struct CrossingAt {
 
 typedef struct Crossing {
     const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS: the terms; ROWS: [leaves, T, 2];
-     * RECORDS: [leaves, rows of the chunk] */
+    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS, WEIGHTS: the terms; ROWS:
+     * [leaves, T, 2]; RECORDS: [leaves, rows of the chunk] */
     void *all;
     void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;

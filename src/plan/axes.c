@@ -21,18 +21,22 @@ static const int table[KINDS][AXES] = {
     [KIND_ROWS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
     [KIND_COLUMNS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
     [KIND_KEYS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_COPY),
-    [KIND_EXPERTS] = ROW(DOES_CUT, DOES_CUT, COPY_SUM, COPY_SUM),
+    [KIND_EXPERTS] = ROW(DOES_CUT, DOES_CUT, DOES_CUT, DOES_CUT),
+    [KIND_ROUTER] = ROW(DOES_CUT, CUT_SUM, DOES_COPY, DOES_COPY),
     [KIND_TIED] = ROW(COPY_SUM, CUT_SUM, DOES_CUT, DOES_CUT),
 };
 #undef ROW
 
 /* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
- * so do learned positions, which go where their unit goes. */
+ * so do learned positions, which go where their unit goes. Experts that are one tensor are not cut yet; a
+ * router's matrix and its bias see all tokens on each rank. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (p->row->expert) return KIND_EXPERTS;
+    if (p->row->router) return KIND_ROUTER;
+    if (p->row->stacked) return KIND_WHOLE;
     if (p->row->cut == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
     return tied ? KIND_TIED : kind[p->row->cut];
 }
@@ -65,6 +69,7 @@ typedef struct Rule {
 static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
                              {DIM_KEY, "num_key_value_heads", true, true, false},
                              {DIM_INTER, "intermediate_size", false, false, false},
+                             {DIM_EXPERT, "moe_intermediate_size", false, false, false},
                              {DIM_VOCAB, "vocab_size", false, false, true},
                              {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
 enum { RULES = sizeof rules / sizeof *rules };
@@ -124,7 +129,7 @@ Box axes_box(const ModelConfig *c, const Param *p, Sharing s) {
     Box b = {.rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns};
     ParamKind kind = axes_kind(c, p);
     if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return b;
-    bool by_inputs = kind == KIND_COLUMNS;
+    bool by_inputs = p->row->cut == CUT_COLUMNS;
     deal_bands(c, by_inputs ? p->row->cols : p->row->rows, s,
                by_inputs != p->transposed ? b.columns : b.rows);
     return b;
@@ -157,6 +162,7 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s) {
     local.num_attention_heads = axes_deal(c, DIM_QUERY, s).count / c->head_dim;
     local.num_key_value_heads = axes_deal(c, DIM_KEY, s).count / c->head_dim;
     local.intermediate_size = axes_deal(c, DIM_INTER, s).count;
+    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_deal(c, DIM_EXPERT, s).count;
     local.vocab_size = axes_deal(c, DIM_VOCAB, s).count;
     if (learns_positions(c)) local.max_position_embeddings = axes_deal(c, DIM_POSITIONS, s).count;
     return local;
@@ -164,20 +170,8 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s) {
 
 /* ---- crossings ---- */
 
-/* Of what a part multiplies by; CUT_NONE beyond the unit, too. */
-static Cut cut_of(const ModelConfig *c, int unit, int part) {
-    Parts all = unit_parts(c, unit);
-    const Product *product = part >= all.first && part < all.end ? unit_part_product(c, unit, part) : NULL;
-    return product ? product->weight->cut : CUT_NONE;
-}
-
 /* Where the table cuts a kind, but for pp, which cuts between units. */
 static AxisSet cut_inside(ParamKind kind) { return axes_that(kind, DOES_CUT) & ~(AxisSet)MESH_PIPELINE; }
-
-bool axes_reads_all(const ModelConfig *c, int unit, int part) { return cut_of(c, unit, part) == CUT_ROWS; }
-bool axes_makes_terms(const ModelConfig *c, int unit, int part) {
-    return cut_of(c, unit, part) == CUT_COLUMNS;
-}
 
 bool axes_swaps(const ModelConfig *c, int unit, int part) {
     return unit_part_attends(c, unit, part) || unit_part_attends(c, unit, part - 1);
@@ -196,11 +190,12 @@ bool axes_norms_rows(const ModelConfig *c, int unit, int part) { return unit_par
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
-    if (axes_reads_all(c, unit, part) || axes_norms_rows(c, unit, part)) set |= cut_inside(KIND_ROWS);
-    if (axes_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
+    if (unit_part_reads_all(c, unit, part) || axes_norms_rows(c, unit, part)) set |= cut_inside(KIND_ROWS);
+    if (unit_part_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
+    if (unit_part_routes(c, unit, part - 1)) set |= cut_inside(KIND_ROWS);
     if (axes_swaps(c, unit, part) || axes_counts(c, unit, part)) set |= MESH_CONTEXT;
     if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
-    if (axes_visits(c, unit, part)) set |= cut_inside(KIND_EXPERTS);
+    if (axes_visits(c, unit, part)) set |= MESH_EXPERTS;
     return embedded ? set | cut_inside(KIND_ROWS) : set;
 }
 
@@ -216,6 +211,7 @@ static bool may_copy(const ModelConfig *c, const Rule *r) {
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
     if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
+    if (r->dim == DIM_EXPERT && c->moe_intermediate_size == 0) return true;
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
     return all % ranks == 0 || (may_copy(c, r) && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
 }
@@ -237,7 +233,9 @@ static void put_fitting(const ModelConfig *c, Text *out) {
 }
 
 static const char *uncut(const ModelConfig *c) {
-    if (c->num_experts > 0) return "has experts";
+    const Arch *a = &model_family(c)->arch;
+    if (a->stacked_experts) return "stores a layer's experts as one tensor";
+    if (a->latent) return "has latent attention";
     return model_is_recurrent(c) ? "has recurrences" : NULL;
 }
 
@@ -269,11 +267,20 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
 
 /* ---- experts ---- */
 
-ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
+/* Rows that come home are whole sums, which ranks of tp have terms of. */
+static ErrorCode refuse_beside_tensors(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+    return error_set(err, ERR_CONFIG,
+                     "mesh.ep %d: experts of %s whose rows visit others are not cut over tp yet: set "
+                     "numerics.canonical_tp %d to 1, or mesh.ep",
+                     ranks, model_family(c)->model_type, s.leaves);
+}
+
+ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err) {
     Text that = {0};
     int64_t last = 1;
     bool stacked = model_family(c)->arch.stacked_experts;
-    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !stacked))
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !stacked &&
+                       s.leaves == 1))
         return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
@@ -283,6 +290,7 @@ ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
                          "mesh.ep %d: the family %s stores a layer's experts as one tensor, which weft does "
                          "not share out yet: use 1",
                          ranks, model_family(c)->model_type);
+    if (s.leaves > 1) return refuse_beside_tensors(c, s, ranks, err);
     while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);

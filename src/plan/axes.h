@@ -5,7 +5,8 @@
  *     whole             cut          copied, sum    cut, sum       cut, sum   copied, sum  copied, sum
  *     rows, columns     cut          copied, sum    cut, sum       cut, sum   cut          cut
  *     keys, values      cut          copied, sum    cut, sum       cut, sum   cut          copied
- *     experts           cut          copied, sum    cut, sum       cut        copied, sum  copied, sum
+ *     experts           cut          copied, sum    cut, sum       cut        cut          cut
+ *     router            cut          copied, sum    cut, sum       cut, sum   copied       copied
  *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut          cut
  *
  *   cut      ranks along the axis hold different elements of it
@@ -15,10 +16,11 @@
  * What is cut and summed is reduce-scattered, what is copied and summed is all-reduced, and what is cut alone
  * is complete where it was made. On pp a parameter is with its unit. ep is what it has of dp_shard and cp,
  * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
- * since the rows of all ranks of ep visit them. "Whole" are norms, and biases that are added to a sum over
- * tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that their gradients are
- * sums; this is what other trainers have forgotten most often. So are adapters, beside which tp is refused.
- * Learned positions are cut as the embedding is that they are beside.
+ * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
+ * tp with all tokens, and so its gradient is complete there. "Whole" are norms, and biases that are added to
+ * a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that their
+ * gradients are sums; this is what other trainers have forgotten most often. So are adapters, beside which tp
+ * is refused. Learned positions are cut as the embedding is that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else; where a family stores several matrices as one, each of them
@@ -44,6 +46,7 @@ typedef enum ParamKind {
     KIND_COLUMNS,
     KIND_KEYS,
     KIND_EXPERTS,
+    KIND_ROUTER,
     KIND_TIED,
     KINDS
 } ParamKind;
@@ -107,19 +110,14 @@ bool axes_visits(const ModelConfig *c, int unit, int part);
 bool axes_counts(const ModelConfig *c, int unit, int part);
 /* Whether the part behind it norms rows of which ranks have some heads each: sums of rows are gathered. */
 bool axes_norms_rows(const ModelConfig *c, int unit, int part);
-/* Which of the two it is, at a place where something crosses: the matrix of the part behind it is cut by
- * rows. */
-bool axes_reads_all(const ModelConfig *c, int unit, int part);
-/* Of a part: its matrix is cut by columns. */
-bool axes_makes_terms(const ModelConfig *c, int unit, int part);
 
 /* The model of a rank along tp. */
 ModelConfig axes_local(const ModelConfig *c, Sharing s);
 /* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
 
-/* The same of ep: ranks have equally many experts. */
-ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err);
+/* The same of ep: ranks have equally many experts, and share no matrix of theirs. */
+ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err);
 
 /* The degrees that have the bits of `leaves`: one rank, and those whose share of them is a power of two. A
  * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many

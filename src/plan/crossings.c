@@ -52,6 +52,13 @@ static Cost row_sums(const CrossingSpec *s) {
     return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
 }
 
+/* Of the gradients of the weights of tokens' experts: an all-reduce. */
+static double weight_sums(const CrossingSpec *s, int unit) {
+    if (!model_block(s->model, unit - 1).experts) return 0;
+    return 2 * others(s->tensors) * (double)s->tokens / s->contexts * (double)s->model->num_experts_per_tok *
+           (double)s->partial;
+}
+
 /* The embedding's rows come from the one rank that has them, and lose nothing in the compute dtype. The head
  * makes its gradients with its forward pass, and the ranks exchange a record for each row. */
 Cost crossings_tensor(const CrossingSpec *s, int unit) {
@@ -63,7 +70,7 @@ Cost crossings_tensor(const CrossingSpec *s, int unit) {
         return (Cost){gather + sum + (double)s->tokens / s->contexts * RECORD * (s->tensors - 1), 0, 0};
     Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
     return cost_plus((Cost){forward.gathers * gather + forward.sums * sum,
-                            input.gathers * gather + input.sums * sum + copy_sums(s),
+                            input.gathers * gather + input.sums * sum + copy_sums(s) + weight_sums(s, unit),
                             weight.gathers * gather},
                      row_sums(s));
 }
@@ -158,7 +165,8 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
         if (s->tensors == 1) return 0;
         if (!is_block(s, unit)) return unit == 0 ? 2 : 3;
         return forward.gathers + forward.sums + input.gathers + input.sums + weight.gathers +
-               (copies_of(s) > 1 ? 2 : 0) + (norms_rows(s) ? (s->recompute == RECOMPUTE_FULL ? 3 : 2) : 0);
+               (copies_of(s) > 1 ? 2 : 0) + (model_block(s->model, unit - 1).experts ? 2 : 0) +
+               (norms_rows(s) ? (s->recompute == RECOMPUTE_FULL ? 3 : 2) : 0);
     }
     if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
     if (!is_block(s, unit) || s->contexts == 1) return 0;

@@ -7,9 +7,9 @@
  * by columns are reduce-scattered, in fp32, since they are rounded once, after the sum. Backward passes do
  * the other of the two at the same places, and gather the inputs again for the gradients of the weights; a
  * weight half that runs apart gathers the gradients of the outputs once more, too. Where heads of keys and
- * values are fewer than the ranks, those that hold the same ones all-reduce their gradients, in fp32. Where
- * all heads of a token are normed as one row, sums over it are gathered each way: two numbers a token and
- * leaf.
+ * values are fewer than the ranks, those that hold the same ones all-reduce their gradients, in fp32; where
+ * there are experts, all of tp those of the weights of a token's, which are k numbers. Where all heads of a
+ * token are normed as one row, sums over it are gathered each way: two numbers a token and leaf.
  *
  * cp, by one of two methods:
  *     heads   queries, keys and values change from a p-th of the tokens with all heads to all tokens with a

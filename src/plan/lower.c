@@ -117,7 +117,7 @@ static void emit_visit(Program *p, Action a) {
 static void emit_ascending(Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
     for (int first = all.first, end; first < all.end; first = end) {
-        bool reads = axes_reads_all(p->model, a.unit, first);
+        bool reads = unit_part_reads_all(p->model, a.unit, first);
         end = next_cut(p, a.unit, first + 1);
         a.parts = (Parts){first, end};
         emit_crossing(p, ACT_SWAP_X, a, first);
@@ -133,7 +133,7 @@ static void emit_ascending(Program *p, Action a) {
             append(p, a);
         if (counts) append_crossed(p, ACT_COUNT_X, a, first);
         if (reads && a.kind == ACT_FWD) emit_crossing(p, ACT_SUM_X, a, first);
-        if (!axes_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_SUM_X, a, end);
+        if (!unit_part_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_SUM_X, a, end);
     }
 }
 
@@ -154,6 +154,8 @@ typedef struct Descent {
     Action pass;
     bool again;    /* what is made again for it has still to be */
     unsigned late; /* parts whose weight halves have still to run, a bit each */
+    int gathered;  /* the place for which a layer's input was gathered last; -1 */
+    bool gathers;  /* it has been started, and not been waited for */
 } Descent;
 
 /* Whether the product of a part is one of a pair; the head's has its weight half in its forward pass. Where
@@ -162,10 +164,10 @@ static bool may_be_late(const Descent *d, int part) {
     const ModelConfig *c = d->p->model;
     if (d->pass.kind != ACT_BWD || unit_part_fused(c, d->pass.unit, part)) return false;
     if (d->p->partition->experts > 1) return false;
-    if (axes_reads_all(c, d->pass.unit, part)) return true;
-    if (!axes_makes_terms(c, d->pass.unit, part)) return false;
-    while (--part >= 0 && !axes_makes_terms(c, d->pass.unit, part))
-        if (axes_reads_all(c, d->pass.unit, part)) return true;
+    if (unit_part_gathered(c, d->pass.unit, part) >= 0) return true;
+    if (!unit_part_makes_terms(c, d->pass.unit, part)) return false;
+    while (--part >= 0 && !unit_part_makes_terms(c, d->pass.unit, part))
+        if (unit_part_reads_all(c, d->pass.unit, part)) return true;
     return false;
 }
 
@@ -173,9 +175,10 @@ static bool may_be_late(const Descent *d, int part) {
 static void run_late(Descent *d, bool columns, bool all) {
     const ModelConfig *c = d->p->model;
     for (int part = unit_parts(c, d->pass.unit).end - 1; part >= 0; part--) {
-        bool reads = axes_reads_all(c, d->pass.unit, part);
+        bool reads = unit_part_gathered(c, d->pass.unit, part) >= 0;
         if (!(d->late >> part & 1) || (columns && reads)) continue;
-        if (reads) end_crossing(d->p, ACT_GATHER_X, d->pass, part);
+        if (reads && d->gathers) end_crossing(d->p, ACT_GATHER_X, d->pass, d->gathered);
+        d->gathers = d->gathers && !reads;
         Action a = d->pass;
         a.parts = (Parts){part, part + 1}, a.half = HALF_WEIGHT;
         append(d->p, a);
@@ -193,7 +196,7 @@ static void make_again(Descent *d) {
 
 /* The gradient of what the part below a place has made, and something to do meanwhile. */
 static void cross_down(Descent *d, int place) {
-    bool gathers = !axes_reads_all(d->p->model, d->pass.unit, place);
+    bool gathers = !unit_part_reads_all(d->p->model, d->pass.unit, place);
     bool swapped = start_crossing(d->p, ACT_SWAP_X, d->pass, place),
          gathered = gathers && start_crossing(d->p, ACT_GATHER_X, d->pass, place);
     if (!swapped && !gathered) return;
@@ -204,11 +207,12 @@ static void cross_down(Descent *d, int place) {
     append_crossed(d->p, swapped ? ACT_SWAP_X : ACT_GATHER_X, d->pass, place);
 }
 
-/* Behind the input half of a layer's first product. What the layer has left is run here, if no crossing of
- * the unit comes any more that it could run beside. */
+/* Behind the input half of a layer's first product, or of its router: what is summed before the way back of
+ * that is small, and weight halves are kept for what comes now. What the layer has left is run here, if no
+ * crossing of the unit comes any more that it could run beside. */
 static void end_layer(Descent *d, int place) {
     int below = place - 1;
-    while (below >= 0 && !axes_reads_all(d->p->model, d->pass.unit, below)) below--;
+    while (below >= 0 && !unit_part_reads_all(d->p->model, d->pass.unit, below)) below--;
     bool sums = start_crossing(d->p, ACT_SUM_X, d->pass, place);
     run_late(d, below >= 0, true);
     if (sums) append_crossed(d->p, ACT_SUM_X, d->pass, place);
@@ -238,15 +242,23 @@ static unsigned late_of(const Descent *d, Parts parts) {
     return late;
 }
 
+/* What a run of parts reads of its layer's input, for the weight halves: once for all that read it. */
+static void gather_input(Descent *d, Parts parts) {
+    int place = -1;
+    for (int part = parts.first; part < parts.end && place < 0; part++)
+        place = unit_part_gathered(d->p->model, d->pass.unit, part);
+    if (place < 0 || place == d->gathered) return;
+    run_late(d, false, true);
+    d->gathers = start_crossing(d->p, ACT_GATHER_X, d->pass, place);
+    d->gathered = place;
+}
+
 static void run_down(Descent *d, Parts parts) {
-    bool reads = axes_reads_all(d->p->model, d->pass.unit, parts.first);
+    bool reads = unit_part_reads_all(d->p->model, d->pass.unit, parts.first);
     Action a = d->pass;
     unsigned late = late_of(d, parts);
     if (!hands_on(d, parts)) make_again(d);
-    if (reads) {
-        run_late(d, false, true);
-        start_crossing(d->p, ACT_GATHER_X, d->pass, parts.first);
-    }
+    gather_input(d, parts);
     a.parts = parts;
     if (late) a.half = HALF_INPUT;
     cross_heads(d, ACT_GATHER_KV, parts.first);
@@ -258,18 +270,19 @@ static void run_down(Descent *d, Parts parts) {
     cross_heads(d, ACT_SUM_KV, parts.first);
     cross_heads(d, ACT_SUM_COPIES, parts.first);
     cross_heads(d, ACT_ROWS_X, parts.first);
+    emit_crossing(d->p, ACT_SUM_WEIGHTS, d->pass, parts.first);
     if (reads) end_layer(d, parts.first);
 }
 
 /* Where the gradient comes from another rank, what is made again has been by the time it is there. */
 static void emit_descending(Program *p, Action pass) {
-    Descent d = {.p = p, .pass = pass, .again = true};
+    Descent d = {.p = p, .pass = pass, .again = true, .gathered = -1};
     Parts all = unit_parts(p->model, pass.unit);
     if (!partition_runs(p->partition, pass.unit + 1)) make_again(&d);
     for (int end = all.end, first; end > all.first; end = first) {
         first = end - 1;
         while (first > all.first && !p->crosses(p->partition, pass.unit, first) &&
-               !axes_reads_all(p->model, pass.unit, first))
+               !unit_part_reads_all(p->model, pass.unit, first))
             first--;
         cross_down(&d, end);
         run_down(&d, (Parts){first, end});
@@ -279,10 +292,16 @@ static void emit_descending(Program *p, Action pass) {
 /* Where what the weight half of a part reads is gathered; -1: it is here. */
 static int gathered_at(const Program *p, Action pass, int part) {
     const ModelConfig *c = p->model;
-    bool reads = axes_reads_all(c, pass.unit, part);
-    int place = reads ? part : part + 1;
-    if (!reads && axes_reads_all(c, pass.unit, place)) return -1;
+    int place = unit_part_gathered(c, pass.unit, part);
+    bool reads = place >= 0;
+    if (!reads) place = part + 1;
+    if (!reads && unit_part_reads_all(c, pass.unit, place)) return -1;
     return program_crossing(p, pass.kind, pass.unit, place) & 1u << CROSS_GATHER ? place : -1;
+}
+
+/* Of its layer, and not the gradient of the result alone. */
+static bool reads_input(const Program *p, Action pass, int part) {
+    return unit_part_gathered(p->model, pass.unit, part) >= 0;
 }
 
 /* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do. */
@@ -291,23 +310,23 @@ static bool stops_weights(const Program *p, int unit, int part) {
     return p->crosses(p->partition, unit, part);
 }
 
-/* Weight halves alone: what one reads is gathered while the one above runs, unless both read from the same
- * place. */
+/* Weight halves alone: what one reads is gathered while the one above runs, unless it goes where that lies
+ * which this one reads. */
 static void emit_weights(Program *p, Action pass) {
     Parts all = unit_parts(p->model, pass.unit);
-    int started = -1;
+    int started = -1, there = -1;
     for (int end = all.end, first; end > all.first; end = first) {
         for (first = end - 1;
              first > all.first && gathered_at(p, pass, first) < 0 && !stops_weights(p, pass.unit, first);)
             first--;
         int place = gathered_at(p, pass, first), next = first - 1, below = -1;
-        if (place >= 0) {
-            while (next >= all.first && (below = gathered_at(p, pass, next)) < 0) next--;
+        if (place >= 0 && place != there) {
+            while (next >= all.first && ((below = gathered_at(p, pass, next)) < 0 || below == place)) next--;
             if (place != started) append_crossing(p, ACT_GATHER_X, pass, place);
-            if (below >= 0 &&
-                axes_reads_all(p->model, pass.unit, next) != axes_reads_all(p->model, pass.unit, first))
+            if (next >= all.first && reads_input(p, pass, next) != reads_input(p, pass, first))
                 append_crossing(p, ACT_GATHER_X, pass, started = below);
             append_crossed(p, ACT_GATHER_X, pass, place);
+            there = place;
         }
         pass.parts = (Parts){first, end};
         append(p, pass);

@@ -129,7 +129,7 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
     Sharing s = partition_sharing(mesh, rank, leaves);
     int experts = mesh_size(mesh, MESH_EXPERTS);
     TRY(axes_check(whole, s.ranks, err));
-    TRY(axes_check_experts(whole, experts, err));
+    TRY(axes_check_experts(whole, s, experts, err));
     *own = axes_local(whole, s);
     if (experts > 1) own->expert_ranks = experts, own->expert_place = mesh_place(mesh, MESH_EXPERTS, rank);
     return OK;
@@ -204,7 +204,7 @@ int partition_gradients(const Partition *p, Flat flat) {
 }
 
 int partition_param_rows(const Partition *p, const Param *param) {
-    return axes_any(axes_kind(p->whole, param), DOES_CUT) & MESH_TENSOR ? 1 : partition_rows(p);
+    return axes_any(axes_kind(p->whole, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;
 }
 
 /* ---- pieces ---- */

@@ -31,7 +31,7 @@ bool action_is_pass(ActionKind kind) {
 
 bool action_is_crossing(ActionKind kind) {
     return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS || kind == ACT_CROSSED ||
-           kind == ACT_VISIT_X || kind == ACT_SUM_COPIES || kind == ACT_ROWS_X ||
+           kind == ACT_VISIT_X || kind == ACT_SUM_COPIES || kind == ACT_ROWS_X || kind == ACT_SUM_WEIGHTS ||
            action_crosses_contexts(kind);
 }
 
@@ -41,10 +41,10 @@ bool action_crosses_contexts(ActionKind kind) {
 
 CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {
-        [ACT_GATHER_X] = CROSS_GATHER, [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
-        [ACT_GATHER_KV] = CROSS_KEYS,  [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_SUM_COPIES] = CROSS_COPY_SUM,
-        [ACT_ROWS_X] = CROSS_ROWS,     [ACT_COUNT_X] = CROSS_COUNTS, [ACT_RECORDS] = CROSS_RECORDS,
-        [ACT_VISIT_X] = CROSS_VISIT};
+        [ACT_GATHER_X] = CROSS_GATHER,     [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
+        [ACT_GATHER_KV] = CROSS_KEYS,      [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_SUM_COPIES] = CROSS_COPY_SUM,
+        [ACT_ROWS_X] = CROSS_ROWS,         [ACT_COUNT_X] = CROSS_COUNTS, [ACT_RECORDS] = CROSS_RECORDS,
+        [ACT_SUM_WEIGHTS] = CROSS_WEIGHTS, [ACT_VISIT_X] = CROSS_VISIT};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -123,6 +123,23 @@ static bool counts_in(const Program *p, ActionKind pass, int unit, int part) {
            axes_counts(p->model, unit, part);
 }
 
+/* Whether a pass makes again any of the parts that read what is gathered at a place. */
+static bool reads_again(const Program *p, int unit, int place) {
+    for (int part = place; part < unit_parts(p->model, unit).end; part++)
+        if (unit_part_gathered(p->model, unit, part) == place &&
+            unit_part_again(p->model, unit, part, p->recompute))
+            return true;
+    return false;
+}
+
+/* Behind a router: what it chose goes over cp; on the way back gradients of weights, of which each rank that
+ * shares the experts has terms, over tp. */
+static unsigned routed_in(const Program *p, ActionKind pass, int unit, int part) {
+    bool back = pass == ACT_BWD || pass == ACT_BWD_IN;
+    if (counts_in(p, pass, unit, part)) return 1u << CROSS_COUNTS;
+    return back && p->partition->tensors > 1 ? 1u << CROSS_WEIGHTS : 0;
+}
+
 /* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
  * the former summed, and for the weight half what was read is gathered once more. Making again stops where
@@ -137,10 +154,10 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     if (!keys && p->partition->contexts.ranks > 1 && axes_swaps(c, unit, part))
         return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
     if (axes_norms_rows(c, unit, part)) return rows_in(p, pass, unit, part) ? 1u << CROSS_ROWS : NOTHING;
-    if (counts_in(p, pass, unit, part)) return 1u << CROSS_COUNTS;
+    if (unit_part_routes(c, unit, part - 1)) return routed_in(p, pass, unit, part);
     if (p->partition->tensors == 1) return NOTHING;
-    bool reads = axes_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
-    bool again = unit_part_again(c, unit, reads ? part : part - 1, p->recompute);
+    bool reads = unit_part_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
+    bool again = reads ? reads_again(p, unit, part) : unit_part_again(c, unit, part - 1, p->recompute);
     if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
     if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
     if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
@@ -176,10 +193,10 @@ bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",           "GATHER",     "RELEASE", "RECV_F",  "FWD",      "SEND_F",  "RECV_B",  "BWD",
-        "BWD_IN",         "BWD_W",      "SEND_B",  "AGAIN",   "GATHER_X", "SUM_X",   "SWAP_X",  "GATHER_KV",
-        "SUM_KV",         "SUM_COPIES", "ROWS_X",  "COUNT_X", "VISIT_X",  "RECORDS", "CROSSED", "LEAVES",
-        "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",     "NORM",     "UPDATE"};
+        "LOAD",   "GATHER",         "RELEASE",    "RECV_F",  "FWD",         "SEND_F",  "RECV_B",  "BWD",
+        "BWD_IN", "BWD_W",          "SEND_B",     "AGAIN",   "GATHER_X",    "SUM_X",   "SWAP_X",  "GATHER_KV",
+        "SUM_KV", "SUM_COPIES",     "ROWS_X",     "COUNT_X", "SUM_WEIGHTS", "VISIT_X", "RECORDS", "CROSSED",
+        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",         "NORM",    "UPDATE"};
     return names[kind];
 }
 
@@ -261,6 +278,15 @@ static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingK
     return crossed(c, a)->places[first_row(pass)][kind] >> part & 1;
 }
 
+/* What the parts of a run read that is gathered is there. */
+static bool inputs_crossed(Check *c, Action a) {
+    for (int part = a.parts.first; part < a.parts.end; part++) {
+        int place = unit_part_gathered(c->p->model, a.unit, part);
+        if (place >= 0 && !has_crossed(c, a.kind, a, place, CROSS_GATHER)) return false;
+    }
+    return true;
+}
+
 /* Before a run of parts: forward, what lies at its beginning; backward, what was above it, and for the weight
  * half what its first part reads. */
 static const char *check_crossed(Check *c, Action a) {
@@ -269,7 +295,7 @@ static const char *check_crossed(Check *c, Action a) {
     for (int part = first; part < end; part++) {
         unsigned there = program_crossing(c->p, ACT_FWD, a.unit, part);
         if (a.kind != ACT_FWD) there &= ~(1u << CROSS_COUNTS); /* of this pass alone */
-        there |= program_crossing(c->p, a.kind, a.unit, part) & 1u << CROSS_COPY_SUM;
+        there |= program_crossing(c->p, a.kind, a.unit, part) & (1u << CROSS_COPY_SUM | 1u << CROSS_WEIGHTS);
         if (part > first && there) return "runs past a place where something crosses";
         /* The weight half has nothing to do there. */
         if (a.kind != ACT_BWD_W && program_visits(c->p, a.unit, part) != (a.pass == a.kind))
@@ -281,12 +307,12 @@ static const char *check_crossed(Check *c, Action a) {
     if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_ROWS))
         return missing;
     if (a.kind == ACT_FWD || a.kind == ACT_AGAIN)
-        return has_crossed(c, a.kind, a, first, CROSS_GATHER) &&
-                       (axes_reads_all(c->p->model, a.unit, first) ||
-                        has_crossed(c, a.kind, a, first, CROSS_SUM))
+        return inputs_crossed(c, a) && (unit_part_reads_all(c->p->model, a.unit, first) ||
+                                        has_crossed(c, a.kind, a, first, CROSS_SUM))
                    ? NULL
                    : missing;
-    if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM) || !has_crossed(c, a.kind, a, end, CROSS_COPY_SUM))
+    if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM) || !has_crossed(c, a.kind, a, end, CROSS_COPY_SUM) ||
+        !has_crossed(c, a.kind, a, end, CROSS_WEIGHTS))
         return missing;
     for (int part = first; part < end; part++)
         if (unit_part_routes(c->p->model, a.unit, part) &&
@@ -296,27 +322,38 @@ static const char *check_crossed(Check *c, Action a) {
     if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) ||
         !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS) || !has_crossed(c, ACT_AGAIN, a, end, CROSS_ROWS))
         return missing;
-    bool above = axes_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
-                                                          : has_crossed(c, a.kind, a, end, CROSS_GATHER);
-    bool reads = (action_half(a) & HALF_WEIGHT) && axes_reads_all(c->p->model, a.unit, first);
-    return above && (!reads || has_crossed(c, a.kind, a, first, CROSS_GATHER)) ? NULL : missing;
+    bool above = unit_part_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
+                                                               : has_crossed(c, a.kind, a, end, CROSS_GATHER);
+    return above && (!(action_half(a) & HALF_WEIGHT) || inputs_crossed(c, a)) ? NULL : missing;
 }
 
 /* Where what is gathered at a place goes: the layer's input, or the gradient of its result. */
 static GatheredFor *gathered_for(Check *c, Action a, int place) {
-    return &c->gathered_for[axes_reads_all(c->p->model, a.unit, place) ? 0 : 1];
+    return &c->gathered_for[unit_part_reads_all(c->p->model, a.unit, place) ? 0 : 1];
 }
 
-/* What is gathered at a place is for the part behind it, or for both halves of the one below; where it goes
- * nothing may lie that is still to be read. */
+/* Of those that read what is gathered at a place; on the way back it is the first, that part itself. */
+static int last_reader(const Check *c, int unit, int place) {
+    int last = place;
+    for (int part = place; part < unit_parts(c->p->model, unit).end; part++)
+        if (unit_part_gathered(c->p->model, unit, part) == place) last = part;
+    return last;
+}
+
+/* What is gathered at a place is for the part behind it, and others that read it, or for both halves of the
+ * one below; where it goes nothing may lie that is still to be read. */
 static bool hold(Check *c, Action a) {
     int place = a.parts.first;
-    bool reads = axes_reads_all(c->p->model, a.unit, place), ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN;
+    bool reads = unit_part_reads_all(c->p->model, a.unit, place),
+         ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN;
     GatheredFor *to = gathered_for(c, a, place);
     bool free = to->due == 0;
-    *to = (GatheredFor){reads ? place : place - 1, ahead   ? DUE_FORWARD
-                                                   : reads ? HALF_WEIGHT
-                                                           : (unsigned)pass_half(a.pass)};
+    *to = (GatheredFor){reads && ahead ? last_reader(c, a.unit, place)
+                        : reads        ? place
+                                       : place - 1,
+                        ahead   ? DUE_FORWARD
+                        : reads ? HALF_WEIGHT
+                                : (unsigned)pass_half(a.pass)};
     if (a.unit == 0) to->due = HALF_WEIGHT; /* the embedding has no other */
     return free;
 }
@@ -336,8 +373,9 @@ static bool makes_terms(const Check *c, Action a) {
     bool forward = a.kind == ACT_FWD || a.kind == ACT_AGAIN, input = !forward && action_half(a) & HALF_INPUT;
     if (c->p->partition->tensors == 1) return false;
     for (int i = a.parts.first; i < a.parts.end; i++) {
-        bool reads = axes_reads_all(m, a.unit, i), fused = unit_part_fused(m, a.unit, i);
-        if (forward && (a.unit == 0 || fused || axes_makes_terms(m, a.unit, i))) return true;
+        bool fused = unit_part_fused(m, a.unit, i),
+             reads = unit_part_gathered(m, a.unit, i) >= 0 && !unit_part_routes(m, a.unit, i);
+        if (forward && (a.unit == 0 || fused || unit_part_makes_terms(m, a.unit, i))) return true;
         if (input && reads && !fused) return true;
     }
     return false;
@@ -349,8 +387,9 @@ static bool is_made(Check *c, Action a) {
     Parts all = unit_parts(c->p->model, a.unit);
     int place = a.parts.first;
     CrossingKind kind = crossing_of(a);
-    bool copies = kind == CROSS_COPY_SUM, sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || copies,
-         reads = kind == CROSS_KEYS || axes_reads_all(c->p->model, a.unit, place);
+    bool copies = kind == CROSS_COPY_SUM,
+         sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || kind == CROSS_WEIGHTS || copies,
+         reads = kind == CROSS_KEYS || unit_part_reads_all(c->p->model, a.unit, place);
     if (copies && !has_crossed(c, a.pass, a, place, CROSS_KEY_SUM)) return false;
     if (kind == CROSS_ROWS && a.pass == ACT_AGAIN) return crossed(c, a)->again >> (place - 1) & 1;
     uint32_t done = *parts_done(c, a.pass == ACT_FWD ? WAY_FORWARD : WAY_INPUT, a), needed = 0;
@@ -396,7 +435,7 @@ static const char *check_crossing(Check *c, Action a) {
 static const char *run_slice(Check *c, Action a) {
     Crossed *x = crossed(c, a);
     bool sliced = a.kind == ACT_FWD && program_slices(c->p, a.unit) &&
-                  axes_reads_all(c->p->model, a.unit, a.parts.first);
+                  unit_part_reads_all(c->p->model, a.unit, a.parts.first);
     if (sliced != (a.slice > 0)) return sliced ? "takes all chunks at once" : "has chunks where none are";
     if (!sliced) return NULL;
     if (a.slice != x->slice + 1 || (a.slice % 2 == 0 && !x->records)) return "takes chunks out of order";
@@ -721,6 +760,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_SUM_COPIES:
     case ACT_ROWS_X:
     case ACT_COUNT_X:
+    case ACT_SUM_WEIGHTS:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
     case ACT_VISIT_X: return check_visit(c, a);
@@ -848,6 +888,9 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
         return (uint64_t)comm_sum_outer_traffic(1, p->partition->contexts.ranks, p->partition->contexts.place,
                                                 COMM_I64, model_counts(m));
     if (a.kind == ACT_ROWS_X) return others * (uint64_t)model_row_sums(m) * ROW_SUMS_BYTES;
+    if (a.kind == ACT_SUM_WEIGHTS)
+        return (uint64_t)comm_sum_outer_traffic(1, p->partition->tensors, p->partition->tensor, COMM_F32,
+                                                model_choices(m));
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
@@ -910,7 +953,7 @@ static void print_crossing(const Program *p, Action a, Text *out) {
     int part = a.parts.first;
     ActionKind kind = a.kind == ACT_CROSSED ? a.start : a.kind;
     bool keys = kind == ACT_GATHER_KV || kind == ACT_SUM_KV || kind == ACT_SUM_COPIES;
-    bool reads = keys || axes_reads_all(p->model, a.unit, part),
+    bool reads = keys || unit_part_reads_all(p->model, a.unit, part),
          back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
     const char *name = unit_part_name(p->model, a.unit, reads ? part : part - 1);
     if (a.kind == ACT_CROSSED) text_printf(out, " %s", action_name(kind));
@@ -921,6 +964,8 @@ static void print_crossing(const Program *p, Action a, Text *out) {
     else if (kind == ACT_ROWS_X)
         text_printf(out, back ? " sums that the gradient of %s needs" : " sums that %s needs",
                     unit_part_name(p->model, a.unit, part));
+    else if (kind == ACT_SUM_WEIGHTS)
+        text_printf(out, " gradient of the weights that %s gives", name);
     else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
     else if (keys)

@@ -1277,13 +1277,13 @@ static void check_gemm_experts_shape(Device *d, int64_t n, int64_t k, int bits, 
     void *a = random_tensor(e.rows * k, c, -1, 1), *b = random_tensor(e.experts * e.step, c, -1, 1),
          *y = random_tensor(e.rows * n, c, -1, 1), *got = tensor(e.rows * n, c),
          *want = tensor(e.rows * n, c);
-    RUN(d, gemm_experts, e, trans_b, n, k, a, b, c, got, c);
-    RUN(&reference, gemm_experts, e, trans_b, n, k, a, b, c, want, c);
+    RUN(d, gemm_experts, e, trans_b, n, k, a, b, c, got, c, NO_LEAVES);
+    RUN(&reference, gemm_experts, e, trans_b, n, k, a, b, c, want, c, NO_LEAVES);
     assert_sums("gemm_experts", d, got, want, e.rows * n, c, (double)k, 1);
     float *dw = random_tensor(e.experts * e.step, DTYPE_F32, -1, 1),
           *want_dw = copy_of(dw, e.experts * e.step, DTYPE_F32);
-    RUN(d, gemm_experts_weight, e, n, k, y, a, c, dw, add);
-    RUN(&reference, gemm_experts_weight, e, n, k, y, a, c, want_dw, add);
+    RUN(d, gemm_experts_weight, e, n, k, y, a, c, dw, add, false);
+    RUN(&reference, gemm_experts_weight, e, n, k, y, a, c, want_dw, add, false);
     assert_sums("gemm_experts_weight", d, dw, want_dw, e.experts * e.step, DTYPE_F32, 300, 1);
     for (int64_t i = 0; i < n * k && !add; i++) assert_true(dw[i] == 0); /* nobody came */
     drop_all();
@@ -1313,16 +1313,16 @@ static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c
     }
     void *rows2 = copy_of(rows, choices * h, c), *other2 = copy_of(other, choices * h, c);
     float *dw = tensor(choices, DTYPE_F32), *dw2 = tensor(choices, DTYPE_F32);
-    RUN(d, experts_weigh, s, r, h, rows, other, dw, c);
-    RUN(&reference, experts_weigh, s, r, h, rows2, other2, dw2, c);
+    RUN(d, experts_weigh, s, r, h, 1, rows, other, dw, c);
+    RUN(&reference, experts_weigh, s, r, h, 1, rows2, other2, dw2, c);
     assert_near("act", d, rows, rows2, choices * h, c);
     assert_near("dact", d, other, other2, choices * h, c);
     assert_sums("dweights", d, dw, dw2, choices, DTYPE_F32, (double)h, 1);
     /* In the order of rows, and gradients where weights were. */
     float *w = copy_of(r.weights, choices, DTYPE_F32), *w2 = copy_of(w, choices, DTYPE_F32);
     RouteShape one = {.tokens = choices, .chosen = 1};
-    RUN(d, experts_weigh, one, (Routes){.weights = w}, h, rows, other, w, c);
-    RUN(&reference, experts_weigh, one, (Routes){.weights = w2}, h, rows2, other2, w2, c);
+    RUN(d, experts_weigh, one, (Routes){.weights = w}, h, 1, rows, other, w, c);
+    RUN(&reference, experts_weigh, one, (Routes){.weights = w2}, h, 1, rows2, other2, w2, c);
     assert_near("act by rows", d, rows, rows2, choices * h, c);
     assert_sums("weights by rows", d, w, w2, choices, DTYPE_F32, (double)h, 1);
     drop_all();
@@ -2287,7 +2287,7 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     if (d->ops.route) {
         RUN(d, route, route, r->routes, NULL);
         RUN(d, gemm_experts_weight, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
-            r->dexperts, false);
+            r->dexperts, false, false);
     }
     RUN(d, fill, 4 * width, 0, r->dtaps);
     if (d->ops.conv_backward)
@@ -2436,9 +2436,9 @@ static void launch_large(Device *d, Dtype c) {
     d->ops.route(d, routed, routes, NULL);
     d->ops.route_count(d, routed, ids, p);
     d->ops.route_backward(d, routed, routes, p, f, f, f, p, c);
-    d->ops.gemm_experts(d, rows, true, LEAF, LEAF, p, p, c, p, c);
-    d->ops.gemm_experts_weight(d, rows, 1 << 14, LEAF, p, p, c, f, true);
-    d->ops.experts_weigh(d, routed, routes, LEAF, p, p, f, c);
+    d->ops.gemm_experts(d, rows, true, LEAF, LEAF, p, p, c, p, c, NO_LEAVES);
+    d->ops.gemm_experts_weight(d, rows, 1 << 14, LEAF, p, p, c, f, true, false);
+    d->ops.experts_weigh(d, routed, routes, LEAF, 1, p, p, f, c);
     d->ops.loss_records(d, TOKENS, 2 * LEAF, p, c, ids, vocab, p);
     d->ops.cross_entropy(d, TOKENS, 2 * LEAF, p, c, ids, vocab, f, 0, 0, f, f, p, c);
     d->scratch = NULL;

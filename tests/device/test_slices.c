@@ -261,6 +261,170 @@ static void check_leaves(Device *d, Dtype c) {
 }
 static void test_leaves(void **state) { (void)state, check_all(check_leaves); }
 
+/* ---- products of experts ---- */
+
+enum { EXPERTS = 4, EXPERT_ROWS = 108 };
+static const int32_t first_rows[EXPERTS + 1] = {0, 0, 37, 38, EXPERT_ROWS};
+
+/* With matrices [n, k], or [k, n] without `across`. */
+typedef struct ExpertOperands {
+    bool across;
+    int64_t n, k;
+    void *a, *b;
+    Dtype type;
+} ExpertOperands;
+
+static ExpertRows rows_of_experts(int64_t step) {
+    int32_t *first = copy_of(first_rows, EXPERTS + 1, DTYPE_F32);
+    return (ExpertRows){.rows = EXPERT_ROWS, .experts = EXPERTS, .first = first, .step = step};
+}
+
+/* A box of each of the matrices [rows, cols], one after the other. */
+static void *boxes_of(const void *from, int64_t rows, int64_t cols, int64_t i, int64_t j, int64_t high,
+                      int64_t wide, Dtype t) {
+    void *to = tensor(EXPERTS * high * wide, t);
+    for (int64_t e = 0; e < EXPERTS; e++)
+        memcpy(tensor_to(to, e * high * wide, t),
+               box_of(tensor_at(from, e * rows * cols, t), cols, i, j, high, wide, t),
+               (size_t)(high * wide) * dtype_bytes(t));
+    return to;
+}
+
+/* Outputs first .. first+count-1. */
+static float *expert_outputs(Device *d, const ExpertOperands *o, int64_t first, int64_t count) {
+    void *b = o->across ? boxes_of(o->b, o->n, o->k, first, 0, count, o->k, o->type)
+                        : boxes_of(o->b, o->k, o->n, 0, first, o->k, count, o->type);
+    float *c = tensor(EXPERT_ROWS * count, DTYPE_F32);
+    Leaves one = {.runs = 1, .run = {{.length = o->k, .leaf = o->k}}};
+    RUN(d, gemm_experts, rows_of_experts(o->k * count), o->across, count, o->k, o->a, b, o->type, c,
+        DTYPE_F32, one);
+    return c;
+}
+
+/* A leaf, from all terms, and as who has no others. */
+static float *leaf_among_others(Device *d, const ExpertOperands *o, const Inner *in, int leaf) {
+    Leaves l = {.runs = in->runs};
+    int64_t left = 0;
+    for (int r = 0; r < in->runs; r++) {
+        l.run[r].skip = left + leaf * in->leaf[r], l.run[r].length = l.run[r].leaf = in->leaf[r];
+        left = in->length[r] - (leaf + 1) * in->leaf[r];
+    }
+    float *c = tensor(EXPERT_ROWS * o->n, DTYPE_F32);
+    RUN(d, gemm_experts, rows_of_experts(o->k * o->n), o->across, o->n, o->k, o->a, o->b, o->type, c,
+        DTYPE_F32, l);
+    return c;
+}
+
+static float *leaf_alone(Device *d, const ExpertOperands *o, const Inner *in, int leaf) {
+    Inner part = part_of_inner(in, leaf, 1);
+    int64_t k = inner_of(&part);
+    void *a = terms_of(o->a, EXPERT_ROWS, true, in, leaf, &part, o->type),
+         *b = tensor(EXPERTS * k * o->n, o->type);
+    for (int64_t e = 0; e < EXPERTS; e++)
+        memcpy(tensor_to(b, e * k * o->n, o->type),
+               terms_of(tensor_at(o->b, e * o->k * o->n, o->type), o->n, o->across, in, leaf, &part, o->type),
+               (size_t)(k * o->n) * dtype_bytes(o->type));
+    float *c = tensor(EXPERT_ROWS * o->n, DTYPE_F32);
+    RUN(d, gemm_experts, rows_of_experts(k * o->n), o->across, o->n, k, a, b, o->type, c, DTYPE_F32,
+        leaves_here(&part));
+    return c;
+}
+
+/* Rows m0 .. and columns n0 .. of the gradients of matrices [n, k]. */
+static float *expert_gradients(Device *d, const ExpertOperands *o, const void *dy, int64_t m0, int64_t m,
+                               int64_t n0, int64_t n) {
+    void *left = box_of(dy, o->n, 0, m0, EXPERT_ROWS, m, o->type),
+         *right = box_of(o->a, o->k, 0, n0, EXPERT_ROWS, n, o->type);
+    float *c = tensor(EXPERTS * m * n, DTYPE_F32);
+    RUN(d, gemm_experts_weight, rows_of_experts(m * n), m, n, left, right, o->type, c, false, true);
+    return c;
+}
+
+static void check_expert_gradients(Device *d, const ExpertOperands *o) {
+    void *dy = random_tensor(EXPERT_ROWS * o->n, o->type, -1, 1);
+    float *whole = expert_gradients(d, o, dy, 0, o->n, 0, o->k),
+          *rows = expert_gradients(d, o, dy, 3, 11, 0, o->k),
+          *columns = expert_gradients(d, o, dy, 0, o->n, o->k / 2, o->k / 4);
+    for (int64_t e = 0; e < EXPERTS; e++) {
+        assert_box(d, "rows of an expert's gradient", whole, o->k, e * o->n + 3, 0, rows + e * 11 * o->k, 11,
+                   o->k, DTYPE_F32);
+        assert_box(d, "columns of an expert's gradient", whole, o->k, e * o->n, o->k / 2,
+                   columns + e * o->n * (o->k / 4), o->n, o->k / 4, DTYPE_F32);
+    }
+}
+
+static void check_expert_products(Device *d, Dtype c) {
+    /* An expert's width; gate and up. */
+    static const Inner inners[] = {{1, {320}, {40}}, {2, {136, 136}, {17, 17}}};
+    static const int64_t cuts[] = {0, 1, 18, 50};
+    if (!d->ops.gemm_experts) return;
+    keep_product_scratch(d, c);
+    for (int way = 0; way < 4; way++) {
+        const Inner *in = &inners[way / 2];
+        int64_t n = 50, k = inner_of(in);
+        ExpertOperands o = {
+            way % 2, n, k, random_tensor(EXPERT_ROWS * k, c, -1, 1), random_tensor(EXPERTS * n * k, c, -1, 1),
+            c};
+        float *whole = expert_outputs(d, &o, 0, n);
+        for (int i = 0; i < 3; i++) {
+            int64_t count = cuts[i + 1] - cuts[i];
+            assert_box(d, "outputs of experts", whole, n, 0, cuts[i], expert_outputs(d, &o, cuts[i], count),
+                       EXPERT_ROWS, count, DTYPE_F32);
+        }
+        assert_false(same_box(whole, n, 0, 1, expert_outputs(d, &o, 2, 9), EXPERT_ROWS, 9, DTYPE_F32));
+        for (int leaf = 0; leaf < LEAVES; leaf += LEAVES - 1)
+            assert_box(d, "a leaf of experts", leaf_among_others(d, &o, in, leaf), n, 0, 0,
+                       leaf_alone(d, &o, in, leaf), EXPERT_ROWS, n, DTYPE_F32);
+        assert_false(same_box(leaf_among_others(d, &o, in, 2), n, 0, 0, leaf_alone(d, &o, in, 3), EXPERT_ROWS,
+                              n, DTYPE_F32));
+        check_expert_gradients(d, &o);
+        drop_all();
+    }
+}
+static void test_expert_products(void **state) { (void)state, check_all(check_expert_products); }
+
+/* Leaves of an expert's width first .. first+count-1: the gradient of each choice's weight; act is then
+ * weighed. */
+static float *weighed(Device *d, const void *act, const void *dact, const float *weights, int64_t leaf,
+                      int first, int count, Dtype c, void **left) {
+    int64_t inter = LEAVES * leaf, own = count * leaf;
+    void *x = box_of(act, inter, 0, first * leaf, EXPERT_ROWS, own, c),
+         *dx = box_of(dact, inter, 0, first * leaf, EXPERT_ROWS, own, c);
+    float *dw = tensor(EXPERT_ROWS, DTYPE_F32);
+    RUN(d, experts_weigh, (RouteShape){.tokens = EXPERT_ROWS, .chosen = 1},
+        (Routes){.weights = copy_of(weights, EXPERT_ROWS, DTYPE_F32)}, own, count, x, dx, dw, c);
+    *left = x;
+    return dw;
+}
+
+static void check_weights_of_experts(Device *d, Dtype c) {
+    static const int64_t widths[] = {1, 17, 300};
+    if (!d->ops.experts_weigh) return;
+    EACH(leaf, widths) {
+        int64_t inter = LEAVES * *leaf;
+        void *act = random_tensor(EXPERT_ROWS * inter, c, -1, 1),
+             *dact = random_tensor(EXPERT_ROWS * inter, c, -1, 1), *all, *own;
+        float *weights = random_tensor(EXPERT_ROWS, DTYPE_F32, 0, 1);
+        float *whole = weighed(d, act, dact, weights, *leaf, 0, LEAVES, c, &all);
+        for (int i = 0; i < DEGREES; i++) {
+            int ranks = degrees[i], each = LEAVES / ranks;
+            const float *parts[LEAVES];
+            float *sum = tensor(EXPERT_ROWS, DTYPE_F32);
+            for (int r = 0; r < ranks; r++) {
+                parts[r] = weighed(d, act, dact, weights, *leaf, r * each, each, c, &own);
+                assert_box(d, "weighed columns", all, inter, 0, r * each * *leaf, own, EXPERT_ROWS,
+                           each * *leaf, c);
+            }
+            RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
+            assert_box(d, "leaves of a weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
+        }
+        float *moved = weighed(d, act, dact, weights, *leaf, 1, LEAVES - 1, c, &own);
+        assert_false(same_box(whole, 1, 0, 0, moved, EXPERT_ROWS, 1, DTYPE_F32));
+        drop_all();
+    }
+}
+static void test_weights_of_experts(void **state) { (void)state, check_all(check_weights_of_experts); }
+
 /* ---- tokens ---- */
 
 enum { TOKENS = 150, LEAF = 19 }; /* the last leaf has 17 */
@@ -724,8 +888,14 @@ int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),  cmocka_unit_test(test_leaves), cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_heads),     cmocka_unit_test(test_mlp),    cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_leaves),
+        cmocka_unit_test(test_expert_products),
+        cmocka_unit_test(test_weights_of_experts),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_mlp),
+        cmocka_unit_test(test_loss),
         cmocka_unit_test(test_embedding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -47,12 +47,16 @@ static ModelConfig shape_of_experts(void) {
 }
 
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
- * last of eight ranks has one, others two; the third with norms that are cut as their heads are. */
-static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2, &family_olmo2};
+ * last of eight ranks has one, others two; the third with norms that are cut as their heads are. And one whose
+ * experts are cut, and their router is not. */
+static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2, &family_olmo2,
+                                                  &family_qwen3_moe};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
 
 static ModelConfig shape_of_family(const Family *f, bool tied) {
-    ModelConfig c = shape(tied);
+    bool experts = f == &family_qwen3_moe;
+    ModelConfig c = experts ? shape_of_experts() : shape(tied);
+    if (experts) c.moe_intermediate_size = 8, c.tie_word_embeddings = tied;
     c.family = f, c.max_position_embeddings = 15;
     if (f->arch.fused_qkv) c.num_key_value_heads = 8;
     return c;
@@ -320,10 +324,12 @@ static void groups_are_those_of_the_table(void **state) {
         AxisSet summed = axes_that((ParamKind)kind, DOES_COPY | DOES_SUM);
         assert_true(summed & MESH_REPLICAS);
         AxisSet copied = axes_any((ParamKind)kind, DOES_COPY);
-        bool all_have = kind == KIND_WHOLE || kind == KIND_EXPERTS, at_both_ends = kind == KIND_TIED;
-        assert_int_equal(summed & MESH_TENSOR, all_have ? MESH_TENSOR : 0);
+        bool at_both_ends = kind == KIND_TIED;
+        assert_int_equal(summed & MESH_TENSOR, kind == KIND_WHOLE ? MESH_TENSOR : 0);
         assert_int_equal(summed & MESH_PIPELINE, at_both_ends ? MESH_PIPELINE : 0);
-        assert_int_equal(copied & ~summed, kind == KIND_KEYS ? MESH_KEY_COPIES : 0);
+        assert_int_equal(copied & ~summed, kind == KIND_KEYS     ? MESH_KEY_COPIES
+                                           : kind == KIND_ROUTER ? MESH_TENSOR
+                                                                 : 0);
         assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) | copied, MESH_SETS - 1); /* none is left out */
         assert_int_equal(axes_any((ParamKind)kind, DOES_CUT) & copied, 0);
     }
@@ -382,11 +388,11 @@ static bool same_pass(Action a, Action b) {
 /* The gather before one, in its pass, that goes to the same tensor; -1: none. */
 static int gather_before(const Program *p, int i) {
     Action a = p->actions[i];
-    bool reads = axes_reads_all(p->model, a.unit, a.parts.first);
+    bool reads = unit_part_reads_all(p->model, a.unit, a.parts.first);
     while (--i >= 0) {
         Action b = p->actions[i];
         if (b.kind == ACT_GATHER_X && same_pass(a, b) &&
-            axes_reads_all(p->model, b.unit, b.parts.first) == reads)
+            unit_part_reads_all(p->model, b.unit, b.parts.first) == reads)
             return i;
     }
     return -1;
@@ -451,6 +457,8 @@ static void passes_are_cut_at_crossings(void **state) {
     expect_crossings(&c, 0, tensor, "end");
     expect_crossings(&c, 1, tensor, "q k v, norm, gate and up, sum");
     expect_crossings(&c, last, tensor, "head and loss");
+    ModelConfig e = shape_of_experts(), dense = c;
+    expect_crossings(&e, 1, tensor, "q k v, norm, router, gate and up of experts, sum");
     expect_crossings(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
     expect_crossings(&c, 0, MESH_CONTEXT, "");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
@@ -462,18 +470,23 @@ static void passes_are_cut_at_crossings(void **state) {
         &c, 1, MESH_KEY_COPIES,
         "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
-    for (int way = 0; way < 96; way++) {
+    for (int way = 0; way < 120; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
         int cp = 1 + way / 12 % 2;
-        bool rows = way >= 84,                       /* of all heads, normed at once */
-            copied = rows ? way % 4 < 2 : way >= 60; /* heads of keys, of which there is one */
-        bool split = way % 2, keys = (way >= 36 && way < 72) || way >= 90,
+        bool experts = way >= 96;
+        bool rows = way >= 84 && !experts,                       /* of all heads, normed at once */
+            copied = rows ? way % 4 < 2 : way >= 60 && !experts; /* heads of keys, of which there is one */
+        bool split = way % 2, keys = (way >= 36 && way < 72) || (way >= 90 && way < 96),
              normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
-        c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are made again alone */
-        c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
+        c = experts ? e : dense;
+        if (!experts)
+            c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are made again alone */
+        if (!experts) c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
         if (way >= 24) cp = 2;
         if (rows || copied) tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
+        if (experts)
+            c.moe_intermediate_size = 8, tp = 2, cp = way < 108 ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
         if (copied) c.num_key_value_heads = 1;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
         axes_lay_copies(&c, &mesh);
@@ -504,7 +517,9 @@ static void passes_are_cut_at_crossings(void **state) {
         int forward = 0;
         for (int i = 0; i < program.count; i++)
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
-        assert_int_equal(forward, 2 * (tp == 1 ? 1 : rows ? 6 : 5) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
+        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5 + (rows || experts)) + 2 * (cp == 1 ? copied
+                                                                                   : keys  ? 1
+                                                                                           : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         nothing_starts_too_early(&program);

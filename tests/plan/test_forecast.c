@@ -394,22 +394,27 @@ static void exposed_is_what_work_does_not_hide(void **state) {
 }
 
 /* Of a block, to the byte: with backward passes in one where nothing is made again, and with their halves
- * apart either way; with copies of heads of keys, and with norms of all heads at once. */
+ * apart either way; with copies of heads of keys, with norms of all heads at once, and with experts. */
 static void formulas_are_what_programs_send(void **state) {
     (void)state;
     enum { BLOCK = 1 };
-    for (int way = 0; way < 9; way++) {
+    for (int way = 0; way < 11; way++) {
         Planned p;
         double sent = 0;
-        bool apart = way % 5 > 0;
+        bool experts = way >= 9, rows = way >= 5 && !experts, full = experts ? way == 10 : way % 5 == 2,
+             apart = experts || way % 5 > 0;
         plan(&p, 4, unknown,
              WORDS("mesh.tp=4", "train.tokens_per_step=256",
-                   way % 5 == 2 ? "train.recompute=full" : "train.recompute=none",
-                   way < 5 ? "model.family=llama" : "model.family=olmo2",
-                   way < 5 ? "numerics.canonical_tp=4" : "numerics.canonical_tp=8",
-                   way % 5 == 3   ? "model.num_key_value_heads=1"
-                   : way % 5 == 4 ? "model.num_key_value_heads=2"
-                                  : "model.num_key_value_heads=4",
+                   experts ? "model.family=mixtral"
+                   : rows  ? "model.family=olmo2"
+                           : "model.family=llama",
+                   experts ? "model.num_experts=8" : "model.num_experts=0",
+                   experts ? "model.num_experts_per_tok=4" : "model.num_experts_per_tok=0",
+                   full ? "train.recompute=full" : "train.recompute=none",
+                   rows ? "numerics.canonical_tp=8" : "numerics.canonical_tp=4",
+                   !experts && way % 5 == 3   ? "model.num_key_value_heads=1"
+                   : !experts && way % 5 == 4 ? "model.num_key_value_heads=2"
+                                              : "model.num_key_value_heads=4",
                    apart ? "train.split_backward=true" : "train.split_backward=false"));
         const RankPlan *rank = &p.f.ranks[0].plan;
         for (int i = 0; i < rank->program.count; i++) {

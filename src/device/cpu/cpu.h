@@ -163,6 +163,8 @@ void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float
 double route_divisor(RouteShape s, const float *scores, const int32_t *chosen);
 static inline double route_factor(RouteShape s) { return s.factor > 0 ? (double)s.factor : 1; }
 void route_order(RouteShape s, Routes r, int64_t *counts);
+/* What leaves of a weight's gradient come to, in the canonical tree. */
+float weights_tree(int count, const float *x);
 /* The op route_count. */
 void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts);
 /* Of the sequence of token t: what the balance loss has for each expert, balance * E * f_e; its first token

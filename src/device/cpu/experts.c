@@ -2,6 +2,7 @@
  * what a token's scores and weights are, in double: rows are short, and this is no place to save time. */
 #include <math.h>
 
+#include "base/tree.h"
 #include "device/cpu/cpu.h"
 
 /* Whether expert e has been chosen among the first `count`. */
@@ -106,6 +107,12 @@ double route_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
 void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights) {
     double factor = route_factor(s), divisor = route_divisor(s, scores, chosen);
     for (int i = 0; i < s.chosen; i++) weights[i] = (float)(factor * (double)scores[chosen[i]] / divisor);
+}
+
+float weights_tree(int count, const float *x) {
+    if (count == 1) return x[0];
+    int half = tree_half(count);
+    return weights_tree(half, x) + weights_tree(count - half, x + half);
 }
 
 void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {

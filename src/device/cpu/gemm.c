@@ -636,10 +636,11 @@ static void count_flops(Device *d, OpId op, int64_t rows, int64_t n, int64_t k) 
 
 /* One expert after the other, each by all threads. */
 void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                      const void *b, Dtype ab_type, void *c, Dtype c_type) {
+                      const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
     Product p = {.trans_b = trans_b, .n = n, .k = k, .lda = k, .ldb = trans_b ? k : n, .ldc = n};
-    p.ab_type = ab_type, p.c_type = c_type;
-    count_flops(d, OP_GEMM_EXPERTS, e.rows, n, k);
+    p.ab_type = ab_type, p.c_type = c_type, p.leaves = leaves;
+    CHECK(leaf_count(&leaves) == 1);
+    count_flops(d, OP_GEMM_EXPERTS, e.rows, n, leaves.runs ? leaves_terms(leaves) : k);
     for (int i = 0; i < e.experts; i++) {
         int64_t at, end;
         p.b = tensor_at(b, i * e.step, ab_type);
@@ -653,7 +654,7 @@ void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n,
 
 /* Pieces of an expert's rows add up in fp32, in ascending order. */
 void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                             const void *b, Dtype ab_type, float *c, bool accumulate) {
+                             const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced) {
     Product p = {.trans_a = true, .m = m, .n = n, .lda = m, .ldb = n, .ldc = n};
     p.ab_type = ab_type, p.c_type = DTYPE_F32;
     count_flops(d, OP_GEMM_EXPERTS_WEIGHT, e.rows, m, n);
@@ -663,6 +664,7 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
         if (!expert_rows(&e, i, &at, &end) && !accumulate) memset(p.c, 0, (size_t)(m * n) * sizeof *c);
         for (; at < end; at += p.k, p.accumulate = true) {
             p.k = rows_at_once(g, ab_type, end - at);
+            if (sliced) p.leaves = (Leaves){.runs = 1, .run = {{.length = p.k, .leaf = p.k}}};
             p.a = tensor_at(a, at * m, ab_type), p.b = tensor_at(b, at * n, ab_type);
             run(g, d, &p);
         }

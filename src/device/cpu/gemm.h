@@ -24,9 +24,9 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
               Leaves leaves);
 /* Experts' products, as the ops. */
 void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                      const void *b, Dtype ab_type, void *c, Dtype c_type);
+                      const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves);
 void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                             const void *b, Dtype ab_type, float *c, bool accumulate);
+                             const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
 /* leaves: the most that a product has; 0: none has any. */
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves);
 

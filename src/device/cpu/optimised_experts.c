@@ -54,13 +54,13 @@ static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *cou
 /* ---- products ---- */
 
 static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type) {
-    gemm_run_experts(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type);
+                         const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
+    gemm_run_experts(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type, leaves);
 }
 
 static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                                Dtype ab_type, float *c, bool accumulate) {
-    gemm_run_experts_weight(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate);
+                                Dtype ab_type, float *c, bool accumulate, bool sliced) {
+    gemm_run_experts_weight(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate, sliced);
 }
 
 /* ---- rows ---- */
@@ -112,7 +112,8 @@ static double weigh_columns(int64_t n, float *x, float *dx, float weight) {
     return sum;
 }
 
-static float weigh_row(const Device *d, int64_t inter, void *act, void *dact, float weight, Dtype c) {
+/* Of a leaf. */
+static float weigh_leaf(const Device *d, int64_t inter, void *act, void *dact, float weight, Dtype c) {
     double sum = 0;
     for (int64_t i = 0; i < inter; i += COLUMNS) {
         float x[COLUMNS], dx[COLUMNS];
@@ -126,13 +127,23 @@ static float weigh_row(const Device *d, int64_t inter, void *act, void *dact, fl
     return (float)sum;
 }
 
-static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+static float weigh_row(const Device *d, int64_t inter, int leaves, void *act, void *dact, float weight,
+                       Dtype c) {
+    float sums[LEAVES_MAX];
+    int64_t each = inter / leaves;
+    for (int i = 0; i < leaves; i++)
+        sums[i] = weigh_leaf(d, each, tensor_to(act, i * each, c), tensor_to(dact, i * each, c), weight, c);
+    return weights_tree(leaves, sums);
+}
+
+static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
                           float *dweights, Dtype c) {
     int64_t step = rows_for(inter), choices = s.tokens * s.chosen;
     EACH_PIECE(d, first, choices, step) {
         for (int64_t j = first; j < min_i64(choices, first + step); j++) {
             int64_t at = (r.row ? r.row[j] : j) * inter;
-            dweights[j] = weigh_row(d, inter, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
+            dweights[j] =
+                weigh_row(d, inter, leaves, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
         }
     }
 }

@@ -51,22 +51,36 @@ static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *cou
 
 /* ---- products ---- */
 
+/* Whether a term is one of the leaf's. */
+static bool is_taken(const Leaves *leaf, int64_t term) {
+    int64_t first = 0;
+    if (leaf->runs == 0) return true;
+    for (int r = 0; r < leaf->runs; first += leaf->run[r++].length) {
+        first += leaf->run[r].skip;
+        if (first <= term && term < first + leaf->run[r].length) return true;
+    }
+    return false;
+}
+
 static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type) {
-    if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)k;
+                         const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
+    int64_t terms = leaves.runs ? leaves_terms(leaves) : k;
+    if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)terms;
     for (int i = 0; i < e.experts; i++)
         for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
             for (int64_t j = 0; j < n; j++) {
                 double sum = 0;
                 for (int64_t p = 0; p < k; p++)
-                    sum += (double)tensor_get(a, r * k + p, ab_type) *
-                           (double)tensor_get(b, i * e.step + (trans_b ? j * k + p : p * n + j), ab_type);
+                    if (is_taken(&leaves, p))
+                        sum += (double)tensor_get(a, r * k + p, ab_type) *
+                               (double)tensor_get(b, i * e.step + (trans_b ? j * k + p : p * n + j), ab_type);
                 tensor_set(c, r * n + j, c_type, (float)sum);
             }
 }
 
 static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                                Dtype ab_type, float *c, bool accumulate) {
+                                Dtype ab_type, float *c, bool accumulate, bool sliced) {
+    (void)sliced;
     if (d->profiling)
         d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
     for (int i = 0; i < e.experts; i++)
@@ -96,19 +110,28 @@ static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, c
         }
 }
 
-static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact,
+/* n elements from the i-th on. */
+static float weigh_leaf(int64_t n, int64_t i, void *act, void *dact, float weight, Dtype c) {
+    double sum = 0;
+    for (int64_t end = i + n; i < end; i++) {
+        float x = tensor_get(act, i, c), dx = tensor_get(dact, i, c);
+        sum += (double)x * (double)dx;
+        tensor_set(act, i, c, weight * x);
+        tensor_set(dact, i, c, weight * dx);
+    }
+    return (float)sum;
+}
+
+static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
                           float *dweights, Dtype c) {
     (void)d;
+    int64_t each = inter / leaves;
     for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
-        double sum = 0;
+        float sums[LEAVES_MAX];
         int64_t row = r.row ? r.row[j] : j;
-        for (int64_t i = row * inter; i < (row + 1) * inter; i++) {
-            float x = tensor_get(act, i, c), dx = tensor_get(dact, i, c);
-            sum += (double)x * (double)dx;
-            tensor_set(act, i, c, r.weights[j] * x);
-            tensor_set(dact, i, c, r.weights[j] * dx);
-        }
-        dweights[j] = (float)sum;
+        for (int i = 0; i < leaves; i++)
+            sums[i] = weigh_leaf(each, row * inter + i * each, act, dact, r.weights[j], c);
+        dweights[j] = weights_tree(leaves, sums);
     }
 }
 

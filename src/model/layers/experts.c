@@ -25,10 +25,17 @@
  * Where ranks share the experts out, rows visit the ranks of theirs (layer.h: Visits), and each rank's are
  * worked on by themselves: the products are those of one rank that has all experts, and so are the bits.
  *
+ * Where ranks share the experts' matrices out (tp), each has a slice of every expert's width, and all tokens:
+ * all choose alike, from the same bits. What the experts of a token come to, and the gradient of x, are sums
+ * of terms over ranks, and so are gradients of weights, before the router's way back; what its logits add to
+ * the gradient of x each rank makes for tokens of its own, behind that sum. The router's own gradient is
+ * then complete, and the same, on each.
+ *
  * Where cp may share the tokens of a microbatch out, and gradients of each span are rounded by themselves
  * (unit.h: Contexts), the rows of each span are sorted, and worked on, by themselves too: an expert's product
  * hangs on how many rows it has, and those are the span's, whoever has it. Sequences may then begin on one
  * rank and end on another: how often each chose an expert is added up over cp before the way back. */
+#include "base/tree.h"
 #include "model/families/family.h"
 #include "model/unit.h"
 
@@ -59,24 +66,27 @@ enum {
 };
 enum { GATE_UP_ROWS = 3, DOWN_ROWS = 2 }; /* of which products take those that are there */
 static const ParamRow params[PARAMS] = {
-    [ROUTER_BIAS] = {"mlp.gate.bias", DIM_EXPERTS, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS},
+    [ROUTER_BIAS] = {"mlp.gate.bias", DIM_EXPERTS, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
+                     .router = true},
     [CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CHOICE_BIAS,
-                     .init = ROLE_ZEROS, .fixed = true},
+                     .init = ROLE_ZEROS, .fixed = true, .router = true},
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
                       .init = ROLE_ZEROS, .stacked = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
                    .stacked = true},
-    [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true},
+    [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
+                .router = true},
     [GATE_UP_STACK] = {"mlp.experts.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN,
-                       .when = WHEN_EXPERTS_STACKED, .init = ROLE_UP, .decays = true, .stacked = true},
+                       .when = WHEN_EXPERTS_STACKED, .cut = CUT_ROWS, .init = ROLE_UP, .decays = true,
+                       .stacked = true},
     [GATE] = {"mlp.experts.*.gate_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_APART,
-              .init = ROLE_INNER, .decays = true, .expert = true},
+              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true, .expert = true},
     [UP] = {"mlp.experts.*.up_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_APART,
-            .init = ROLE_UP, .decays = true, .continues = true, .expert = true},
+            .cut = CUT_ROWS, .init = ROLE_UP, .decays = true, .continues = true, .expert = true},
     [DOWN] = {"mlp.experts.*.down_proj.weight", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_APART,
-              .init = ROLE_DOWN, .decays = true, .expert = true},
+              .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true, .expert = true},
     [DOWN_STACK] = {"mlp.experts.down_proj", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_STACKED,
-                    .init = ROLE_DOWN, .decays = true, .stacked = true},
+                    .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true, .stacked = true},
     [SHARED_GATE] = {"mlp.shared_experts.gate_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
                      .init = ROLE_INNER, .decays = true},
     [SHARED_UP] = {"mlp.shared_experts.up_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
@@ -111,6 +121,8 @@ enum {
     AWAY_X,
     AWAY_DY,
     AWAY_WEIGHTS,
+    TERM_ROWS,
+    TERMS,
     TENSORS,
     SHARED_GATE_UP = TENSORS,
     SHARED_ACT,
@@ -144,6 +156,9 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [AWAY_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS}, /* as ROWS */
     [AWAY_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
     [AWAY_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
+    /* What a leaf makes of each row, and what that comes to for each token. */
+    [TERM_ROWS] = {EXTENT_CHOICES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
+    [TERMS] = {EXTENT_LEAF_TERMS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
     [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
     [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as layers/mlp.c has it */
     [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
@@ -251,15 +266,26 @@ static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first)
                         param_expert_step(&m->table, first)};
 }
 
+/* Whether sums over an expert's width are cut into leaves. */
+static bool has_leaves(const LayerPass *w) { return w->pass->model->sharing.leaves > 1; }
+
 /* Stacks are stored [inputs, outputs], matrices of single experts the other way round. */
-static void expert_product(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x,
-                           void *y) {
+static void multiply(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x, void *y,
+                     Dtype y_type, Leaves leaves) {
     const Model *m = w->pass->model;
     const Param *first = matrix_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, r, first), back == first->transposed,
-       back ? in : out, back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y,
-       m->compute);
+       back ? in : out, back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y, y_type,
+       leaves);
+}
+
+/* One whose sum no rank shares. */
+static void expert_product(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x,
+                           void *y) {
+    const Model *m = w->pass->model;
+    int64_t terms = model_dim(&m->config, back ? p->out : p->in);
+    multiply(w, p, r, back, x, y, m->compute, has_leaves(w) ? model_one_leaf(m, terms) : NO_LEAVES);
 }
 
 static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, const void *dy,
@@ -271,7 +297,7 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
     if (first->flat >= GRADIENT_FLATS) return;
     OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, r, first), turned ? in : out,
        turned ? out : in, turned ? x : dy, turned ? dy : x, m->compute,
-       gradient_of_span(&w->pass->gradients, first, r->gradient), !w->pass->first);
+       gradient_of_span(&w->pass->gradients, first, r->gradient), !w->pass->first, has_leaves(w));
 }
 
 /* ---- their biases: none where rows visit ---- */
@@ -316,6 +342,60 @@ static void combine(const LayerPass *w, int span, bool weighed, void *y /* [T, h
 
 static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
     for (int s = 0; s < spans(w); s++) combine(w, s, weighed, y);
+}
+
+/* ---- sums that ranks share: over an expert's width, then over a token's experts ---- */
+
+/* Of down y, of gate and up the gradient of x. What ranks have terms of is what all experts of a token come
+ * to, of which there is less than of rows: so each leaf makes its rows, and adds up those of each token, and
+ * then leaves are added, in fp32. */
+typedef struct Sum {
+    const Product *product;
+    bool back; /* of what gate and up have; else of what is activated, and weighed */
+} Sum;
+static const Sum sum_of_down = {&down, false}, sum_of_gate_up = {&gate_up, true};
+
+static void leaf_sum(const LayerPass *w, const Sum *sum, int leaf, float *to /* [T, h] */) {
+    const Model *m = w->pass->model;
+    const Product *p = sum->product;
+    int64_t hidden = m->config.hidden_size;
+    float *terms = w->tensors[TERM_ROWS];
+    for (int s = 0; s < spans(w); s++) {
+        Rows r = rows_at_home(w, s);
+        float *rows = terms + s * choices(w) * hidden;
+        multiply(w, p, &r, sum->back, sum->back ? r.dgate_up : r.act, rows, DTYPE_F32,
+                 model_leaf(m, sum->back ? p->out : p->in, leaf));
+        OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, s), hidden, rows,
+           !sum->back, false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
+    }
+}
+
+/* The tree of `count` leaves, in `to`; room: for those of its right halves. */
+static void add_leaves(const LayerPass *w, const Sum *sum, int first, int count, float *to, float *room) {
+    const Model *m = w->pass->model;
+    int64_t elements = m->tokens * m->config.hidden_size;
+    if (count == 1) {
+        leaf_sum(w, sum, first, to);
+        return;
+    }
+    int half = tree_half(count);
+    const float *parts[2] = {to, room};
+    add_leaves(w, sum, first, half, to, room);
+    add_leaves(w, sum, first + half, count - half, room, room + elements);
+    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, parts, to);
+}
+
+/* y: terms where several ranks have some; else rounded. */
+static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
+    const Model *m = w->pass->model;
+    int64_t elements = m->tokens * m->config.hidden_size;
+    float *terms = w->tensors[TERMS];
+    if (m->sharing.ranks > 1) {
+        add_leaves(w, sum, 0, model_own_leaves(m), y, terms);
+        return;
+    }
+    add_leaves(w, sum, 0, model_own_leaves(m), terms, terms + elements);
+    OP(w->pass->device, OP_CAST, cast, elements, terms, DTYPE_F32, y, m->compute);
 }
 
 /* ---- shared experts, and what all of them come to ---- */
@@ -428,18 +508,33 @@ static void route_back(const LayerPass *w, int run) {
        m->compute);
 }
 
-/* The gradient of the weights has come from the experts; that of x is added to theirs. */
-static void router_input(const LayerPass *w) {
+/* Of so many tokens from `first` on, added to dx [tokens, h]. */
+static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t experts = m->config.num_experts, hidden = m->config.hidden_size;
+    OP(p->device, OP_GEMM, gemm, false, false, tokens, hidden, experts,
+       model_at(m, w->tensors[DLOGITS], first * experts),
+       weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx, m->compute, hidden, true,
+       model_one_leaf(m, experts));
+}
+
+/* The gradient of the weights has come from the experts; that of x is added to theirs, where ranks have terms
+ * of that when these have been summed. */
+static void router_input(const LayerPass *w) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
     for (int i = 0; i < model_runs(m); i++) route_back(w, i);
     if (p->balance && shape_of(w).balance > 0)
         OP(p->device, OP_LOSS_SUM, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
-    OP(p->device, OP_GEMM, gemm, false, false, m->tokens, hidden, experts, w->tensors[DLOGITS],
-       weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx, m->compute, hidden, true,
-       model_one_leaf(m, experts));
+    if (m->sharing.ranks == 1) add_router(w, 0, m->tokens);
     router_bias(w);
+}
+
+static void router_summed(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    int64_t own = model_own_tokens(m);
+    add_router(w, m->sharing.place * own, own);
 }
 
 static void router_backward(const LayerPass *w, Half half) {
@@ -469,6 +564,7 @@ static void gate_up_back(const LayerPass *w, int span, Half half) {
     }
     if (half & HALF_INPUT) {
         bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, span, r.dgate_up, NULL);
+        if (has_leaves(w)) return;
         expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
         combine(w, span, false, w->dx);
     }
@@ -476,7 +572,9 @@ static void gate_up_back(const LayerPass *w, int span, Half half) {
 
 /* Of visitors with the input half, away. */
 static void gate_up_backward(const LayerPass *w, Half half) {
-    for (int s = 0; !visits(w) && s < spans(w); s++) gate_up_back(w, s, half);
+    if (visits(w)) return;
+    for (int s = 0; s < spans(w); s++) gate_up_back(w, s, half);
+    if (has_leaves(w) && half & HALF_INPUT) add_up(w, &sum_of_gate_up, w->dx);
 }
 
 /* ---- down ---- */
@@ -491,10 +589,14 @@ static void down_forward(const LayerPass *w) {
     for (int s = 0; s < spans(w); s++) {
         Rows r = rows_at_home(w, s);
         activate(w, &r);
+        if (has_leaves(w)) continue;
         expert_product(w, &down, &r, false, r.act, r.x);
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x);
     }
-    finish(w);
+    if (has_leaves(w))
+        add_up(w, &sum_of_down, w->y);
+    else
+        finish(w);
 }
 
 /* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
@@ -506,7 +608,8 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
     int64_t inter = model_dim(&m->config, DIM_EXPERT);
     expert_product(w, &down, r, true, r->dy, r->dact);
     activate(w, r);
-    OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, r->act, r->dact, dweights, m->compute);
+    OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, model_own_leaves(m), r->act, r->dact,
+       dweights, m->compute);
     bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, r->gradient, r->dy, dweights);
     OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
        true, r->count, inter, r->gate_up, r->dact, r->dgate_up, r->dact, m->compute);
@@ -615,8 +718,11 @@ static const Visits visiting = {
                                 .work = work_backward,
                                 .arrive = arrive_backward}}};
 
-#define ROUTER_PART \
-    { "router", LIFE_INPUT, router_forward, router_backward, .product = &router, .routes = true }
+#define ROUTER_PART                                                                                \
+    {                                                                                              \
+        "router", LIFE_INPUT, router_forward, router_backward, .product = &router, .routes = true, \
+                                                               .summed = router_summed             \
+    }
 #define EXPERT_PARTS                                                                                     \
     {"gate and up of experts", LIFE_CHEAP,          gate_up_forward,                                     \
      gate_up_backward,         .product = &gate_up, .by_experts = true},                                 \
@@ -641,7 +747,8 @@ const Layer layer_experts = {.name = "experts",
                              .tensor_count = TENSORS,
                              .part_count = sizeof parts / sizeof *parts,
                              .visits = &visiting,
-                             .counts = COUNTS};
+                             .counts = COUNTS,
+                             .dweights = DWEIGHTS};
 const Layer layer_shared_experts = {.name = "experts, some shared",
                                     .params = params,
                                     .tensors = tensors,
@@ -650,4 +757,5 @@ const Layer layer_shared_experts = {.name = "experts, some shared",
                                     .tensor_count = SHARED_TENSORS,
                                     .part_count = sizeof shared_parts / sizeof *shared_parts,
                                     .visits = &visiting,
-                                    .counts = COUNTS};
+                                    .counts = COUNTS,
+                                    .dweights = DWEIGHTS};

@@ -48,6 +48,7 @@ typedef enum Extent {
     EXTENT_LOGITS,
     EXTENT_CHOICES,
     EXTENT_WORKED,
+    EXTENT_LEAF_TERMS,
     EXTENT_KEYS,
     EXTENT_KEY_LEAVES,
     EXTENT_TERMS,
@@ -59,9 +60,10 @@ typedef enum Extent {
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
-             holds, which then is scratch; of keys that attention looks at, once for each leaf of queries
-             that does (model_key_leaves), of terms of their gradients (model_term_depth); two for each token
-             and leaf of all ranks, of its queries and of its keys; states that
+             holds, which then is scratch; of what experts come to, once for each leaf that waits while
+             these are added up (model_leaf_depth); of keys that attention looks at, once for each leaf of
+             queries that does (model_key_leaves), of terms of their gradients (model_term_depth); two for
+             each token and leaf of all ranks, of its queries and of its keys; states that
              Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for
              each span of tokens, for each sequence of all ranks; one */
 typedef enum Element {
@@ -80,6 +82,7 @@ typedef enum Need {
     NEED_KEY_LEAVES, /* several leaves do, here */
     NEED_ROW_SUMS,   /* heads of a token, of which ranks may have some each, are normed as one row */
     NEED_VISITS,     /* ranks share experts out */
+    NEED_LEAVES,     /* ranks may share matrices */
     NEED_BALANCE     /* experts have a loss that is least where all have equally many tokens */
 } Need;
 
@@ -176,7 +179,11 @@ typedef struct Part {
     bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
     bool norms_rows;        /* all heads of a token at once, of which ranks may have some each: see RowSums */
     bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
-    bool routes;            /* it says which: see Layer.counts */
+    bool routes;            /* it says which, of all tokens on each rank that shares the experts' matrices:
+                               what is gathered for it the experts' parts read too; see Layer.counts */
+    /* Of the gradient of what ranks gathered for it, own tokens of which have been summed: adds what each
+     * makes by itself. */
+    void (*summed)(const LayerPass *w);
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
@@ -268,9 +275,20 @@ typedef struct Layer {
     const RowSums *rows;  /* of its part that norms rows; NULL: it has none */
     const Visits *visits; /* of its parts by experts; NULL: it has none */
     /* Of one with a part that routes: what each sequence has of each expert, [sequences, E] int64. Ranks of
-     * cp each count their tokens, and the sums are there on the way back. */
-    int counts;
+     * cp each count their tokens, and the sums are there on the way back. And gradients of the weights of a
+     * token's experts, [T, k] fp32, terms of a sum where ranks share the experts' matrices. */
+    int counts, dweights;
 } Layer;
+
+/* What ranks do that share a layer's matrices: those of a part whose matrix is cut by rows gather what it
+ * reads, those of one whose matrix is cut by columns make terms of a sum. Experts read what was gathered for
+ * their router. */
+static inline bool part_reads_all(const Part *p) {
+    return p->routes || (p->product && p->product->weight->cut == CUT_ROWS && !p->by_experts);
+}
+static inline bool part_makes_terms(const Part *p) {
+    return p->product && p->product->weight->cut == CUT_COLUMNS;
+}
 
 extern const Layer layer_embedding;            /* ids -> y */
 extern const Layer layer_attention;            /* x -> y */
@@ -291,8 +309,6 @@ extern const Layer layer_module;         /* the state, next tokens' ids -> y: be
 extern const Layer layer_module_head;    /* the state, and the end of that stream -> losses of both */
 
 /* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
-bool product_reads_all(const struct Model *m, const Product *p);   /* ranks share it by rows of its matrix */
-bool product_makes_terms(const struct Model *m, const Product *p); /* by columns */
 /* The parameter that begins its matrix, and its bias; NULL: it has none. */
 const Param *product_matrix(const LayerPass *w, const Product *p);
 const Param *product_bias(const LayerPass *w, const Product *p);

@@ -20,10 +20,10 @@ const Param *product_bias(const LayerPass *w, const Product *p) { return first_o
 /* By rows of its matrix (outputs) a product is shared without a sum forward, by columns (inputs) without one
  * backward; the other way each rank makes terms of a sum. Rows of k, v and up are cut as those of q and gate
  * before them. */
-bool product_reads_all(const Model *m, const Product *p) {
+static bool product_reads_all(const Model *m, const Product *p) {
     return m->sharing.ranks > 1 && p->weight->cut == CUT_ROWS;
 }
-bool product_makes_terms(const Model *m, const Product *p) {
+static bool product_makes_terms(const Model *m, const Product *p) {
     return m->sharing.ranks > 1 && p->weight->cut == CUT_COLUMNS;
 }
 

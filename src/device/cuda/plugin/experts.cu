@@ -319,8 +319,8 @@ INLINE Tile tile_of(ExpertRows e, int64_t tile) {
 
 /* blockIdx.x: tiles of rows of all experts; blockIdx.y: of columns. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(BLOCK)
-    gemm_experts_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k, const T *a, const T *b, C *c) {
+__global__ void __launch_bounds__(BLOCK) gemm_experts_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k,
+                                                             const T *a, const T *b, C *c, Leaves leaf) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
@@ -330,12 +330,17 @@ __global__ void __launch_bounds__(BLOCK)
     int64_t column = (int64_t)blockIdx.y * TILE;
     Sums sums;
     sums.clear();
-    for (int64_t p = 0; p < k; p += DEPTH) {
-        load_terms(a, tile.row, tile.end, k, p, k, 1, left);
-        load_terms(matrix, column, n, trans_b ? k : 1, p, k, trans_b ? 1 : n, right);
-        __syncthreads();
-        sums.add(left, right, x, y);
-        __syncthreads();
+    int64_t end = 0;
+    for (int r = 0; r < leaf.runs; r++) {
+        int64_t first = end + leaf.run[r].skip;
+        end = first + leaf.run[r].length;
+        for (int64_t p = first; p < end; p += DEPTH) {
+            load_terms(a, tile.row, tile.end, k, p, end, 1, left);
+            load_terms(matrix, column, n, trans_b ? k : 1, p, end, trans_b ? 1 : n, right);
+            __syncthreads();
+            sums.add(left, right, x, y);
+            __syncthreads();
+        }
     }
 #pragma unroll
     for (int r = 0; r < EACH; r++)
@@ -379,19 +384,22 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a, const void *b,
-                  Dtype ab_type, void *c, Dtype c_type) {
-    if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)k;
+                  Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
+    if (leaves.runs == 0) leaves.runs = 1, leaves.run[0] = {k, k, 0};
+    if (d->profiling)
+        d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)leaves_terms(leaves);
     if (e.rows == 0 || n == 0) return;
     /* Each expert may have one tile that is not full. */
     Grid grid(e.rows / TILE + e.experts, blocks_of(n, TILE));
     BY_DTYPE(ab_type, T,
              BY_DTYPE(c_type, C, auto kernel = gemm_experts_kernel<T, C>;
                       LAUNCH(d, OP_GEMM_EXPERTS, kernel, grid, BLOCK, 0, e, trans_b, n, k, (const T *)a,
-                             (const T *)b, (C *)c)));
+                             (const T *)b, (C *)c, leaves)));
 }
 
+/* A chain along an expert's rows, whatever tile: sliced or not. */
 void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                         Dtype ab_type, float *c, bool accumulate) {
+                         Dtype ab_type, float *c, bool accumulate, bool) {
     if (d->profiling)
         d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
     if (m == 0 || n == 0) return;
@@ -426,30 +434,38 @@ void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const vo
                     (const T *)rows, weighed, add, (T *)y));
 }
 
-/* A block has a choice. Each thread reads and writes elements of its own. */
+constexpr int LEVELS = 7; /* 2^6 leaves */
+static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+
+/* A block has a choice, of which it takes leaf after leaf. Each thread reads and writes elements of its
+ * own. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    experts_weigh_kernel(Routes r, int64_t inter, T *act, T *dact, float *dweights) {
+    experts_weigh_kernel(Routes r, int64_t leaf, int leaves, T *act, T *dact, float *dweights) {
     SHARED(double, sums, BLOCK / WARP);
-    int64_t j = blockIdx.x, first = (r.row ? r.row[j] : j) * inter;
+    int64_t j = blockIdx.x, first = (r.row ? r.row[j] : j) * leaf * leaves;
     float weight = r.weights[j];
-    double sum = 0;
-    for (int64_t i = first + threadIdx.x; i < first + inter; i += BLOCK) {
-        float x = load(act, i), dx = load(dact, i);
-        sum += (double)x * (double)dx;
-        store(act, i, weight * x);
-        store(dact, i, weight * dx);
+    Tree<float, LEVELS> tree;
+    for (int l = 0; l < leaves; l++, first += leaf) {
+        double sum = 0;
+        for (int64_t i = first + threadIdx.x; i < first + leaf; i += BLOCK) {
+            float x = load(act, i), dx = load(dact, i);
+            sum += (double)x * (double)dx;
+            store(act, i, weight * x);
+            store(dact, i, weight * dx);
+        }
+        tree.add((float)block_sum(sum, sums));
     }
-    sum = block_sum(sum, sums);
-    if (threadIdx.x == 0) dweights[j] = (float)sum;
+    if (threadIdx.x == 0) dweights[j] = tree.sum();
 }
 
-void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, void *act, void *dact, float *dweights,
-                   Dtype c) {
+void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
+                   float *dweights, Dtype c) {
     int64_t choices = s.tokens * s.chosen;
     if (choices == 0) return;
     BY_DTYPE(c, T, auto kernel = experts_weigh_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_WEIGH, kernel, choices, BLOCK, 0, r, inter, (T *)act, (T *)dact, dweights));
+             LAUNCH(d, OP_EXPERTS_WEIGH, kernel, choices, BLOCK, 0, r, inter / leaves, leaves, (T *)act,
+                    (T *)dact, dweights));
 }
 
 } // namespace
