@@ -70,7 +70,7 @@ INLINE void softcap_typed(int64_t n, float cap, void *x, Dtype c) {
 }
 static void softcap(int64_t n, float cap, void *x, Dtype c) { BY_DTYPE(c, softcap_typed, n, cap, x); }
 
-INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + vec_exp(-x)); }
+INLINE Vec sigmoid(Vec x) { return vec_reciprocal(1.0f + vec_exp(-x)); }
 
 /* f(z), and its slope where that is wanted. */
 typedef struct Activated {

@@ -66,9 +66,9 @@ INLINE void rms_backward_typed(int64_t rows, int64_t hidden, const void *x, cons
     }
 }
 
-/* The lanes of a row that exist; 0 in the others. */
-INLINE Vec existing(Vec v, int64_t left) {
-    for (int64_t lane = left < VLEN ? left : VLEN; lane < VLEN; lane++) v[lane] = 0;
+/* The lanes of a row that exist, and `none` in the others. */
+INLINE Vec lanes_or(Vec v, int64_t left, float none) {
+    for (int64_t lane = left < VLEN ? left : VLEN; lane < VLEN; lane++) v[lane] = none;
     return v;
 }
 
@@ -94,7 +94,7 @@ INLINE void layer_forward_typed(int64_t rows, int64_t hidden, float eps, const v
         float mean = row_mean(x, hidden, c);
         Vec squares = {0};
         EACH_VECTOR(i, left, hidden) {
-            Vec v = existing(get(x, i, left, c) - mean, left);
+            Vec v = lanes_or(get(x, i, left, c) - mean, left, 0);
             squares += v * v;
         }
         rstd[r] = 1 / __builtin_sqrtf(vec_sum(squares) / (float)hidden + eps);
@@ -319,25 +319,22 @@ static void rope(AttentionShape s, void *qkv, const int32_t *positions, const fl
  * exponentials. So the row comes from memory once. */
 enum { PART = 4096 };
 
+/* In chains that do not wait for each other. */
 INLINE float part_max(const void *x, int64_t first, int64_t n, Dtype t) {
-    Vec top = vec_set(-HUGE_VALF);
-    EACH_VECTOR(i, left, n) {
-        Vec v = get(x, first + i, left, t);
-        if (left < VLEN)
-            for (int64_t lane = left; lane < VLEN; lane++) v[lane] = -HUGE_VALF;
-        top = vec_max(v, top);
-    }
-    return vec_top(top);
+    enum { CHAINS = 4 };
+    Vec top[CHAINS];
+    int64_t i = first, end = first + n;
+    for (int c = 0; c < CHAINS; c++) top[c] = vec_set(-HUGE_VALF);
+    for (; i + CHAINS * VLEN <= end; i += CHAINS * VLEN)
+        for (int c = 0; c < CHAINS; c++) top[c] = vec_max(get(x, i + c * VLEN, VLEN, t), top[c]);
+    for (; i < end; i += VLEN) top[0] = vec_max(lanes_or(get(x, i, end - i, t), end - i, -HUGE_VALF), top[0]);
+    return vec_top(vec_max(vec_max(top[0], top[1]), vec_max(top[2], top[3])));
 }
 
 INLINE float part_sum(const void *x, int64_t first, int64_t n, float max, Dtype t) {
     Vec sum = {0};
-    EACH_VECTOR(i, left, n) {
-        Vec e = vec_exp(get(x, first + i, left, t) - max);
-        if (left < VLEN)
-            for (int64_t lane = left; lane < VLEN; lane++) e[lane] = 0;
-        sum += e;
-    }
+    EACH_VECTOR(i, left, n)
+    sum += lanes_or(vec_exp_bounded(get(x, first + i, left, t) - max), left, 0);
     return vec_sum(sum);
 }
 
@@ -362,12 +359,10 @@ static LossRecord loss_record(int64_t n, const void *logits, Dtype logits_type, 
 
 INLINE void row_gradient(const void *x, int64_t n, Dtype t, float max, float factor, float cap, void *dx,
                          Dtype grad_type) {
-    if (cap > 0) EACH_VECTOR(i, left, n) {
-            Vec l = get(x, i, left, t), part = l / cap;
-            put(dx, i, left, grad_type, vec_exp(l - max) * factor * (1.0f - part * part));
-        }
-    else
-        EACH_VECTOR(i, left, n) put(dx, i, left, grad_type, vec_exp(get(x, i, left, t) - max) * factor);
+    EACH_VECTOR(i, left, n) {
+        Vec l = get(x, i, left, t), part = l / cap, e = vec_exp_bounded(l - max) * factor;
+        put(dx, i, left, grad_type, cap > 0 ? e * (1.0f - part * part) : e);
+    }
 }
 
 INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum of, float scale,

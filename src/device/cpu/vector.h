@@ -55,6 +55,17 @@ INLINE Vec vec_max(Vec a, Vec b) {
 #endif
 }
 
+/* The smaller; b where either is NaN. */
+INLINE Vec vec_min(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return vec_select((VecInt)(a < b), a, b);
+#endif
+}
+
 /* sum + a * b with one rounding, where the instruction set has that: not left to contraction, which a
  * compiler that checks memory between the two (a sanitizer) cannot do everywhere alike. */
 INLINE Vec vec_multiply_add(Vec sum, Vec a, Vec b) {
@@ -103,11 +114,17 @@ INLINE void vec_multiply(uint32_t by, VecBits x, VecBits *high, VecBits *low) {
 
 /* Lanes are added in halves: a fixed order. */
 INLINE float vec_sum(Vec v) {
-    float lane[VLEN];
-    vec_store(lane, v);
-    for (int width = VLEN / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) lane[i] += lane[i + width];
-    return lane[0];
+#if VLEN == 16
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
+#elif VLEN == 8
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
+#else
+    v += __builtin_shufflevector(v, v, 2, 3, 2, 3);
+#endif
+    return v[0] + v[1];
 }
 
 INLINE float vec_top(Vec v) {
@@ -117,56 +134,128 @@ INLINE float vec_top(Vec v) {
     return lane[0];
 }
 
-INLINE Vec vec_widen(VecHalf h) { return (Vec)(__builtin_convertvector(h, VecBits) << 16); }
+/* A bf16 is the upper half of an fp32: with AVX-512 one instruction moves all of them there and back. */
+INLINE Vec vec_widen(VecHalf h) {
+#if defined(__AVX512BW__)
+    const __m512i from = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6,
+                                          6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    return (Vec)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, _mm512_castsi256_si512((__m256i)h));
+#else
+    return (Vec)(__builtin_convertvector(h, VecBits) << 16);
+#endif
+}
 
+/* To nearest, ties to even, which is to add half a unit, less one bit where the last bit kept is 0; a NaN
+ * stays one. */
 INLINE VecHalf vec_round(Vec v) {
+#if defined(__AVX512BW__)
+    const __m512i upper = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 31, 29,
+                                           27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    __m512i u = (__m512i)v, one = _mm512_set1_epi32(1);
+    __m512i rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    rounded =
+        _mm512_mask_add_epi32(rounded, _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000)), rounded, one);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), u,
+                                   _mm512_set1_epi32(0x400000));
+    return (VecHalf)_mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, rounded));
+#else
     VecBits u = (VecBits)v;
     VecInt nan = (VecInt)((u & 0x7fffffff) > 0x7f800000);
     VecBits rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16, quiet = u >> 16 | 0x40;
     return __builtin_convertvector((VecBits)vec_select(nan, (Vec)quiet, (Vec)rounded), VecHalf);
+#endif
+}
+
+/* 1 / x within two units in the last place, of what is 0 or more; 0 of infinity. One step of Newton's from an
+ * estimate of 14 bits. */
+INLINE Vec vec_reciprocal(Vec x) {
+#if defined(__AVX512F__)
+    __m512 r = _mm512_rcp14_ps((__m512)x), one = _mm512_set1_ps(1);
+    __mmask16 finite = _mm512_cmp_ps_mask(r, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    return (Vec)_mm512_mask_fmadd_ps(r, finite, _mm512_fnmadd_ps((__m512)x, r, one), r);
+#else
+    return 1.0f / x;
+#endif
+}
+
+/* Of a vector that ends a row: `left` lanes exist, not VLEN. Masks spare the call that copies them, and
+ * with it the constants that loops keep in registers. */
+INLINE Vec get_some(const void *p, int64_t i, int64_t left, Dtype t) {
+#if defined(__AVX512F__)
+    __mmask16 here = (__mmask16)((1u << left) - 1);
+    if (t == DTYPE_F32) return (Vec)_mm512_maskz_loadu_ps(here, (const float *)p + i);
+    return vec_widen((VecHalf)_mm256_maskz_loadu_epi16(here, (const uint16_t *)p + i));
+#else
+    Vec v = {0};
+    VecHalf h = {0};
+    if (t == DTYPE_F32) {
+        memcpy(&v, (const float *)p + i, (size_t)left * sizeof(float));
+        return v;
+    }
+    memcpy(&h, (const uint16_t *)p + i, (size_t)left * sizeof(uint16_t));
+    return vec_widen(h);
+#endif
+}
+
+INLINE void put_some(void *p, int64_t i, int64_t left, Dtype t, Vec v) {
+#if defined(__AVX512F__)
+    __mmask16 here = (__mmask16)((1u << left) - 1);
+    if (t == DTYPE_F32)
+        _mm512_mask_storeu_ps((float *)p + i, here, (__m512)v);
+    else
+        _mm256_mask_storeu_epi16((uint16_t *)p + i, here, (__m256i)vec_round(v));
+#else
+    VecHalf h = vec_round(v);
+    if (t == DTYPE_F32)
+        memcpy((float *)p + i, &v, (size_t)left * sizeof(float));
+    else
+        memcpy((uint16_t *)p + i, &h, (size_t)left * sizeof(uint16_t));
+#endif
 }
 
 /* Elements i .. i+VLEN-1 of a tensor; of the last ones only `left` exist: the other lanes read as 0 and are
  * not written. */
 INLINE Vec get(const void *p, int64_t i, int64_t left, Dtype t) {
-    if (t == DTYPE_F32) {
-        Vec v = {0};
-        if (left >= VLEN) return vec_load((const float *)p + i);
-        memcpy(&v, (const float *)p + i, (size_t)left * sizeof(float));
-        return v;
-    }
-    VecHalf h = {0};
-    if (left >= VLEN)
-        memcpy(&h, (const uint16_t *)p + i, sizeof h);
-    else
-        memcpy(&h, (const uint16_t *)p + i, (size_t)left * sizeof(uint16_t));
+    if (__builtin_expect(left < VLEN, 0)) return get_some(p, i, left, t);
+    if (t == DTYPE_F32) return vec_load((const float *)p + i);
+    VecHalf h;
+    memcpy(&h, (const uint16_t *)p + i, sizeof h);
     return vec_widen(h);
 }
 
 INLINE void put(void *p, int64_t i, int64_t left, Dtype t, Vec v) {
+    if (__builtin_expect(left < VLEN, 0)) {
+        put_some(p, i, left, t, v);
+        return;
+    }
     if (t == DTYPE_F32) {
-        if (left >= VLEN)
-            vec_store((float *)p + i, v);
-        else
-            memcpy((float *)p + i, &v, (size_t)left * sizeof(float));
+        vec_store((float *)p + i, v);
         return;
     }
     VecHalf h = vec_round(v);
-    if (left >= VLEN)
-        memcpy((uint16_t *)p + i, &h, sizeof h);
-    else
-        memcpy((uint16_t *)p + i, &h, (size_t)left * sizeof(uint16_t));
+    memcpy((uint16_t *)p + i, &h, sizeof h);
 }
 
-/* 2^x; 0 below -126, 2^127.99 and not infinity above; NaN stays NaN. Relative error below 2e-7: x is split
+/* p * 2^n for a whole n that keeps p in range, 0 where x < least. moved: n + 1.5 * 2^23. */
+INLINE Vec vec_scale(Vec p, Vec n, Vec moved, Vec x, float least) {
+#if defined(__AVX512F__)
+    (void)moved;
+    __mmask16 here = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_NLT_UQ);
+    return (Vec)_mm512_maskz_scalef_ps(here, (__m512)p, (__m512)n);
+#else
+    (void)n;
+    VecBits power = ((VecBits)moved << 23) + 0x3f800000;
+    return (Vec)(~(VecInt)(x < least) & (VecInt)(p * (Vec)power));
+#endif
+}
+
+/* 2^x; 0 below -126, 2^127.49 and not infinity above; NaN stays NaN. Relative error below 2e-7: x is split
  * into a whole number, which goes into the exponent, and a rest in [-0.5, 0.5], for which a polynomial was
  * fitted (minimax, 1.9e-9). */
-INLINE Vec vec_exp2(Vec x) {
+INLINE Vec vec_exp2_bounded(Vec x) { /* of what is not above 127.49 */
     const float shift =
         12582912; /* 1.5 * 2^23: adding it rounds to a whole number, which is left in the low bits */
-    VecInt tiny = (VecInt)(x < -126);
-    x = vec_select((VecInt)(x > 127.49f), vec_set(127.49f), x);
-    Vec moved = x + shift, f = x - (moved - shift);
+    Vec moved = x + shift, n = moved - shift, f = x - n;
     Vec p = vec_set(1.53458118e-4f);
     p = p * f + 1.33999312e-3f;
     p = p * f + 9.61848896e-3f;
@@ -174,27 +263,31 @@ INLINE Vec vec_exp2(Vec x) {
     p = p * f + 2.40226469e-1f;
     p = p * f + 6.93147206e-1f;
     p = p * f + 1.0f;
-    VecBits power = ((VecBits)moved << 23) + 0x3f800000;
-    return (Vec)(~tiny & (VecInt)(p * (Vec)power));
+    return vec_scale(p, n, moved, x, -126);
 }
+INLINE Vec vec_exp2(Vec x) { return vec_exp2_bounded(vec_min(vec_set(127.49f), x)); }
 
-/* e^x, likewise, but infinity above 88.37. The rest is taken against ln 2 in two parts, so that large x keeps
- * its accuracy. */
-INLINE Vec vec_exp(Vec x) {
+/* e^x, likewise, but infinity above 88.37 (AVX-512: 88.72). The rest is taken against ln 2 in two parts, so
+ * that large x keeps its accuracy. */
+INLINE Vec vec_exp_bounded(Vec x) { /* of what is not above 88.37 */
     const float shift = 12582912, log2e = 1.44269504f;
-    VecInt tiny = (VecInt)(x < -87.33f), huge = (VecInt)(x > 88.37f);
     Vec moved = x * log2e + shift, n = moved - shift;
     Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Vec p = vec_set(1.98412698e-4f);
-    p = p * r + 1.38888889e-3f;
-    p = p * r + 8.33333333e-3f;
-    p = p * r + 4.16666667e-2f;
-    p = p * r + 1.66666667e-1f;
-    p = p * r + 0.5f;
+    Vec p = vec_set(1.40612409e-03f);
+    p = p * r + 8.37901141e-03f;
+    p = p * r + 4.16647755e-02f;
+    p = p * r + 1.66663662e-01f;
+    p = p * r + 5.00000060e-01f;
+    p = p * r + 1.00000000e+00f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    VecBits power = ((VecBits)moved << 23) + 0x3f800000;
-    return vec_select(huge, vec_set(__builtin_inff()), (Vec)(~tiny & (VecInt)(p * (Vec)power)));
+    return vec_scale(p, n, moved, x, -87.33f);
+}
+INLINE Vec vec_exp(Vec x) {
+#if defined(__AVX512F__)
+    return vec_exp_bounded(vec_min(vec_set(89.5f), x)); /* infinity comes by itself there */
+#else
+    return vec_select((VecInt)(x > 88.37f), vec_set(__builtin_inff()), vec_exp_bounded(x));
+#endif
 }
 
 /* tanh x: a quotient of polynomials where |x| < 7.9, of 4 units in the last place, and 1 beyond, which it is
