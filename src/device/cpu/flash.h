@@ -7,42 +7,70 @@
  * block and serve all its queries). Scores are in units of log 2.
  *
  * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask
- * is applied only in blocks that a limit cuts. They begin at multiples of FLASH_BLOCK wherever queries do, so
- * that a query's sums are the same whichever others are in its block. */
+ * is applied only in blocks that a limit cuts. Where causality cuts a block, products go by strips of STRIP
+ * lanes, each with the keys that one of its queries sees: what they leave out are zeros. Key blocks begin at
+ * multiples of FLASH_BLOCK wherever queries do, so that a query's sums are the same whichever others are in
+ * its block.
+ *
+ * A thread takes a few blocks at once, its units: forward, of queries that go over the same keys; backward,
+ * of keys that the same queries go over. What units share is packed once. */
 
-enum { B = FLASH_BLOCK };
+enum { B = FLASH_BLOCK, STRIP = FLASH_STRIP };
+_Static_assert(STRIP % VLEN == 0 && B % STRIP == 0, "strips are whole vectors");
 
 /* ---- operands ---- */
 
-/* Rows as fp32: in place where that is possible, else widened and padded with zeros to `padded` columns in
- * `room`. */
-typedef struct View {
-    const float *data;
-    int64_t row;
-} View;
-
-INLINE View view_typed(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *room,
-                       Dtype c) {
-    if (c == DTYPE_F32 && dim == padded) return (View){from, row};
-    for (int64_t r = 0; r < rows; r++) {
-        float *to = room + r * padded;
-        EACH_VECTOR(i, left, dim) put(to, i, padded - i, DTYPE_F32, get(from, r * row + i, left, c));
-        int64_t written = (dim + VLEN - 1) / VLEN * VLEN;
-        for (int64_t i = written; i < padded; i++) to[i] = 0;
-    }
-    return (View){room, padded};
+/* The next panel of a thread's scratch. */
+INLINE float *next_panel(float **room, int64_t floats) {
+    float *panel = *room;
+    *room += flash_panel(floats);
+    return panel;
 }
-static View view(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *room,
-                 Dtype c) {
-    return c == DTYPE_F32 ? view_typed(from, row, rows, dim, padded, room, DTYPE_F32)
-                          : view_typed(from, row, rows, dim, padded, room, DTYPE_BF16);
+
+/* Rows as fp32, padded with zeros: to[rows][padded]. Rows of fp32 are copied too: a head's lie as far apart
+ * as all heads are wide, where a cache has room for few of them. */
+INLINE void widen_typed(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *to,
+                        Dtype c) {
+    int64_t whole = dim / VLEN * VLEN;
+    for (int64_t r = 0; r < rows; r++, to += padded) {
+        for (int64_t i = 0; i < whole; i += VLEN) vec_store(to + i, get(from, r * row + i, VLEN, c));
+        for (int64_t i = whole; i < padded; i += VLEN)
+            vec_store(to + i, i < dim ? get(from, r * row + i, dim - i, c) : (Vec){0});
+    }
+}
+static void widen_rows(const void *from, int64_t row, int64_t rows, int64_t dim, float *to, Dtype c) {
+    BY_DTYPE(c, widen_typed, from, row, rows, dim, flash_padded(dim), to);
 }
 
 /* to[dim][B] = rows^T * factor; columns from `rows` on are zero. */
-static void turn(View from, int64_t rows, int64_t dim, float factor, float *to) {
-    transpose_block(from.data, from.row, rows, dim, to, B, factor, DTYPE_F32);
+static void turn(const void *from, int64_t row, int64_t rows, int64_t dim, float factor, float *to, Dtype c) {
+    BY_DTYPE(c, transpose_block, from, row, rows, dim, to, B, factor);
     for (int64_t i = 0; rows < B && i < dim; i++)
         memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
+}
+
+INLINE void write_row_typed(const float *from, int64_t dim, float factor, void *to, Dtype c) {
+    int64_t whole = dim / VLEN * VLEN;
+    for (int64_t i = 0; i < whole; i += VLEN) put(to, i, VLEN, c, vec_load(from + i) * factor);
+    if (whole < dim) put(to, whole, dim - whole, c, vec_load(from + whole) * factor);
+}
+static void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to,
+                       int64_t row, Dtype c) {
+    for (int64_t r = 0; r < rows; r++)
+        BY_DTYPE(c, write_row_typed, from + r * padded, dim, factor, tensor_to(to, r * row, c));
+}
+
+static const void *query_at(const Flash *f, const void *tensor, int64_t head, int64_t first) {
+    return tensor_at(tensor, first * f->q_row + head * f->s.head_dim, f->c);
+}
+static const void *keys_at(const Flash *f, const void *tensor, int64_t kv_head, int64_t key) {
+    return tensor_at(tensor, key * f->kv_row + kv_head * f->s.head_dim, f->c);
+}
+/* A block of keys before `end`, and their values. */
+static void ahead_keys(Ahead *a, const Flash *f, int64_t kv_head, int64_t key, int64_t end) {
+    int64_t rows = min_i64(B, end - key);
+    ahead_add(a, keys_at(f, f->k, kv_head, key), f->kv_row, rows, f->s.head_dim, f->c);
+    ahead_add(a, keys_at(f, f->v, kv_head, key), f->kv_row, rows, f->s.head_dim, f->c);
 }
 
 /* Scores to units of log 2. */
@@ -60,131 +88,201 @@ INLINE float sink_total(const Flash *f) { return f->s.sinks ? 1 : 0; }
 
 /* ---- forward ---- */
 
-/* State of a block of queries: lanes are queries. */
-typedef struct ForwardBlock {
+/* Queries of one block and head: lanes are queries. */
+typedef struct ForwardUnit {
     const Flash *f;
-    int64_t first, count; /* queries */
-    int64_t head, kv_head;
-    float *queries;         /* [D][B], times score_factor */
-    float *sums;            /* [D][B] output, not yet divided */
-    float *scores;          /* [B keys][B] */
-    float *k_room, *v_room; /* [B][D padded] */
-    float top[B], total[B], factor[B];
+    int64_t first, count, head;
+    int64_t key, end;      /* the blocks of keys that it sees begin there, its keys end here */
+    float *queries, *sums; /* [D][B], the first times score_factor, the second not yet divided */
+    float top[B], total[B];
     int32_t last_key[B], first_key[B];
-} ForwardBlock;
+} ForwardUnit;
 
-static void forward_start(ForwardBlock *b, float *scratch) {
-    const Flash *f = b->f;
-    int64_t dim = f->s.head_dim, padded = flash_padded(dim);
-    b->queries = scratch;
-    b->sums = b->queries + dim * B;
-    b->scores = b->sums + dim * B;
-    b->k_room = b->scores + B * B;
-    b->v_room = b->k_room + B * padded;
-    const void *q = tensor_at(f->q, b->first * f->q_row + b->head * dim, f->c);
-    turn(view(q, f->q_row, b->count, dim, padded, b->k_room, f->c), b->count, dim, score_factor(f),
-         b->queries);
-    for (int64_t i = 0; i < B; i++) {
-        int64_t t = b->first + min_i64(i, b->count - 1);
-        b->last_key[i] = (int32_t)(f->offset + t);
-        b->first_key[i] = (int32_t)flash_first(f, t);
-        b->top[i] = sink_score(f, b->head);
-        b->total[i] = sink_total(f);
-    }
+/* A block of keys, and what a unit makes of it. */
+typedef struct ForwardKeys {
+    int64_t first, count;
+    float *k, *v;  /* [B][D padded] */
+    float *scores; /* [B keys][B] */
+    float factor[B];
+    Ahead ahead;
+} ForwardKeys;
+
+static void *unit_out(const ForwardUnit *u) {
+    const Flash *f = u->f;
+    return tensor_to(f->out, (u->first * f->s.heads + u->head) * f->s.head_dim, f->c);
 }
 
-static void forward_mask(ForwardBlock *b, int64_t key, int64_t keys) {
-    for (int64_t k = 0; k < keys; k++) {
-        int32_t at = (int32_t)(key + k);
-        for (int64_t i = 0; i < B; i += VLEN) {
+/* Unit `number`: the group's heads of a block of queries follow each other. */
+static void forward_start(ForwardUnit *u, const Flash *f, int64_t kv_head, int64_t number, float **room) {
+    int64_t group = f->s.heads / f->s.kv_heads;
+    u->f = f;
+    u->first = number / group * B;
+    u->count = min_i64(B, f->s.tokens - u->first);
+    u->head = kv_head * group + number % group;
+    u->queries = next_panel(room, B * f->s.head_dim);
+    u->sums = next_panel(room, B * f->s.head_dim);
+    for (int64_t i = 0; i < B; i++) {
+        int64_t t = u->first + min_i64(i, u->count - 1);
+        u->last_key[i] = (int32_t)(f->offset + t);
+        u->first_key[i] = (int32_t)flash_first(f, t);
+        u->top[i] = sink_score(f, u->head);
+        u->total[i] = sink_total(f);
+    }
+    u->key = u->first_key[0] / B * B;
+    u->end = u->last_key[B - 1] + 1;
+}
+
+static void forward_queries(const ForwardUnit *u) {
+    const Flash *f = u->f;
+    turn(query_at(f, f->q, u->head, u->first), f->q_row, u->count, f->s.head_dim, score_factor(f), u->queries,
+         f->c);
+}
+
+/* Keys of the block that some query of lanes below `lanes` sees. */
+INLINE int64_t keys_seen(const ForwardUnit *u, const ForwardKeys *b, int64_t lanes) {
+    return max_i64(0, min_i64(b->count, u->last_key[lanes - 1] + 1 - b->first));
+}
+
+static void forward_mask(const ForwardUnit *u, const ForwardKeys *b) {
+    for (int64_t i = 0; i < B; i += VLEN) {
+        VecInt last = vec_load_int(u->last_key + i), first = vec_load_int(u->first_key + i);
+        for (int64_t k = 0, keys = keys_seen(u, b, i + VLEN); k < keys; k++) {
+            int32_t at = (int32_t)(b->first + k);
             float *s = b->scores + k * B + i;
-            VecInt seen = (VecInt)(vec_load_int(b->last_key + i) >= at) &
-                          (VecInt)(vec_load_int(b->first_key + i) <= at);
+            VecInt seen = (VecInt)(last >= at) & (VecInt)(first <= at);
             vec_store(s, vec_select(seen, vec_load(s), vec_set(-HUGE_VALF)));
         }
     }
 }
 
-static void forward_cap(ForwardBlock *b, int64_t keys) {
-    float cap = cap_factor(b->f);
-    for (int64_t i = 0; i < keys * B; i += VLEN)
+static void forward_cap(const ForwardUnit *u, const ForwardKeys *b) {
+    float cap = cap_factor(u->f);
+    for (int64_t i = 0; i < b->count * B; i += VLEN)
         vec_store(b->scores + i, vec_tanh(vec_load(b->scores + i) / cap) * cap);
 }
 
+/* The largest of a column of vectors, in chains that do not wait for each other. */
+INLINE Vec column_max(const float *column, int64_t rows, Vec top) {
+    enum { CHAINS = 4 };
+    Vec chain[CHAINS] = {top, top, top, top};
+    int64_t k = 0;
+    for (; k + CHAINS <= rows; k += CHAINS)
+        for (int c = 0; c < CHAINS; c++) chain[c] = vec_max(vec_load(column + (k + c) * B), chain[c]);
+    for (; k < rows; k++) chain[0] = vec_max(vec_load(column + k * B), chain[0]);
+    return vec_max(vec_max(chain[0], chain[1]), vec_max(chain[2], chain[3]));
+}
+
 /* Scores become probabilities against the new maximum; factor is what older sums must be multiplied by. */
-static void forward_softmax(ForwardBlock *b, int64_t keys) {
+static void forward_softmax(ForwardUnit *u, ForwardKeys *b) {
     for (int64_t i = 0; i < B; i += VLEN) {
+        int64_t keys = keys_seen(u, b, i + VLEN);
         float *column = b->scores + i;
-        Vec old = vec_load(b->top + i), top = old, total = {0};
-        for (int64_t k = 0; k < keys; k++) top = vec_max(vec_load(column + k * B), top);
+        Vec old = vec_load(u->top + i), top = column_max(column, keys, old), total = {0};
         for (int64_t k = 0; k < keys; k++) {
-            Vec p = vec_exp2(vec_load(column + k * B) - top);
+            Vec p = vec_exp2_bounded(vec_load(column + k * B) - top);
             vec_store(column + k * B, p);
             total += p;
         }
-        Vec factor = vec_exp2(old - top);
-        vec_store(b->top + i, top);
+        for (int64_t k = keys; k < b->count; k++) vec_store(column + k * B, (Vec){0});
+        Vec factor = vec_exp2_bounded(old - top);
+        vec_store(u->top + i, top);
         vec_store(b->factor + i, factor);
-        vec_store(b->total + i, vec_load(b->total + i) * factor + total);
+        vec_store(u->total + i, vec_load(u->total + i) * factor + total);
     }
 }
 
-static void forward_keys(ForwardBlock *b, int64_t key, int64_t keys, bool first) {
-    const Flash *f = b->f;
-    int64_t dim = f->s.head_dim, at = key * f->kv_row + b->kv_head * dim;
-    View k = view(tensor_at(f->k, at, f->c), f->kv_row, keys, dim,
-                  f->c == DTYPE_F32 ? dim : flash_padded(dim), b->k_room, f->c);
-    View v = view(tensor_at(f->v, at, f->c), f->kv_row, keys, dim,
-                  f->c == DTYPE_F32 ? dim : flash_padded(dim), b->v_room, f->c);
-    product((Product){.m = keys,
-                      .n = B,
-                      .k = dim,
-                      .a = k.data,
-                      .a_row = k.row,
-                      .a_step = 1,
-                      .b = b->queries,
-                      .b_row = B,
-                      .c = b->scores,
-                      .c_row = B,
-                      .mode = TILE_SET});
-    if (f->s.cap > 0) forward_cap(b, keys);
-    if (key + keys - 1 > b->last_key[0] || key < b->first_key[B - 1]) forward_mask(b, key, keys);
-    forward_softmax(b, keys);
-    product((Product){.m = dim,
-                      .n = B,
-                      .k = keys,
-                      .a = v.data,
-                      .a_row = 1,
-                      .a_step = v.row,
-                      .b = b->scores,
-                      .b_row = B,
-                      .c = b->sums,
-                      .c_row = B,
-                      .mode = first ? TILE_SET : TILE_RESCALE,
-                      .factor = b->factor});
+/* Lanes are taken in strips where some see fewer keys than others, each with the keys that it sees. */
+static void forward_scores(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
+    for (int64_t i = 0; i < B; i += lanes)
+        product((Product){.m = keys_seen(u, b, i + lanes),
+                          .n = lanes,
+                          .k = u->f->s.head_dim,
+                          .a = b->k,
+                          .a_row = flash_padded(u->f->s.head_dim),
+                          .a_step = 1,
+                          .b = u->queries + i,
+                          .b_row = B,
+                          .c = b->scores + i,
+                          .c_row = B,
+                          .mode = TILE_SET,
+                          .ahead = &b->ahead});
+}
+static void forward_sums(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
+    for (int64_t i = 0; i < B; i += lanes)
+        product((Product){.m = u->f->s.head_dim,
+                          .n = lanes,
+                          .k = keys_seen(u, b, i + lanes),
+                          .a = b->v,
+                          .a_row = 1,
+                          .a_step = flash_padded(u->f->s.head_dim),
+                          .b = b->scores + i,
+                          .b_row = B,
+                          .c = u->sums + i,
+                          .c_row = B,
+                          .mode = b->first == u->key ? TILE_SET : TILE_RESCALE,
+                          .factor = b->factor + i,
+                          .ahead = &b->ahead});
 }
 
-static void forward_finish(const ForwardBlock *b) {
-    const Flash *f = b->f;
-    int64_t dim = f->s.head_dim;
-    for (int64_t r = 0; r < b->count; r++) {
-        void *out = tensor_to(f->out, ((b->first + r) * f->s.heads + b->head) * dim, f->c);
-        float share = 1 / b->total[r];
-        for (int64_t i = 0; i < dim; i++) tensor_set(out, i, f->c, b->sums[i * B + r] * share);
+static void forward_visit(ForwardUnit *u, ForwardKeys *b) {
+    bool cut = b->first + b->count - 1 > u->last_key[0];
+    int64_t lanes = cut ? STRIP : B;
+    forward_scores(u, b, lanes);
+    if (u->f->s.cap > 0) forward_cap(u, b);
+    if (cut || b->first < u->first_key[B - 1]) forward_mask(u, b);
+    forward_softmax(u, b);
+    forward_sums(u, b, lanes);
+}
+
+static void forward_keys(ForwardKeys *b, const Flash *f, int64_t kv_head, int64_t key, int64_t end) {
+    b->first = key;
+    b->count = min_i64(B, end - key);
+    widen_rows(keys_at(f, f->k, kv_head, key), f->kv_row, b->count, f->s.head_dim, b->k, f->c);
+    widen_rows(keys_at(f, f->v, kv_head, key), f->kv_row, b->count, f->s.head_dim, b->v, f->c);
+    ahead_keys(&b->ahead, f, kv_head, key + B, end);
+}
+
+static void forward_finish(const ForwardUnit *u, float *room) {
+    const Flash *f = u->f;
+    int64_t dim = f->s.head_dim, padded = flash_padded(dim);
+    transpose_block(u->sums, B, dim, u->count, room, padded, 1, DTYPE_F32);
+    for (int64_t r = 0; r < u->count; r++) {
+        write_rows(room + r * padded, padded, 1, dim, 1 / u->total[r],
+                   tensor_to(unit_out(u), r * f->s.heads * dim, f->c), 0, f->c);
         if (f->lse)
-            f->lse[b->head * f->s.tokens + b->first + r] =
-                (float)((double)b->top[r] * 0.69314718055994531 + log((double)b->total[r]));
+            f->lse[u->head * f->s.tokens + u->first + r] =
+                (float)((double)u->top[r] * 0.69314718055994531 + (double)logf(u->total[r]));
     }
 }
 
-static void flash_forward(const Flash *f, int64_t head, int64_t block, float *scratch) {
-    ForwardBlock b = {
-        .f = f, .first = block * B, .head = head, .kv_head = head / (f->s.heads / f->s.kv_heads)};
-    b.count = min_i64(B, f->s.tokens - b.first);
-    forward_start(&b, scratch);
-    int64_t start = b.first_key[0] / B * B, end = b.last_key[B - 1] + 1;
-    for (int64_t key = start; key < end; key += B) forward_keys(&b, key, min_i64(B, end - key), key == start);
-    forward_finish(&b);
+/* A unit on the block of keys, where it sees one of them. */
+static void forward_unit(ForwardUnit *u, ForwardKeys *b) {
+    const Flash *f = u->f;
+    int64_t dim = f->s.head_dim, left = u->end - b->first;
+    if (b->first < u->key || left <= 0) return;
+    if (b->first == u->key) forward_queries(u);
+    if (left > B && left <= 2 * B) ahead_add(&b->ahead, unit_out(u), f->s.heads * dim, u->count, dim, f->c);
+    forward_visit(u, b);
+    if (left <= B) forward_finish(u, b->scores);
+}
+
+static void flash_forward(const Flash *f, int64_t kv_head, int64_t first, int64_t count, float *scratch) {
+    int64_t dim = f->s.head_dim, padded = flash_padded(dim), key = INT64_MAX, end = 0;
+    ForwardUnit unit[FLASH_UNITS_MAX];
+    ForwardKeys b = {.k = next_panel(&scratch, B * padded),
+                     .v = next_panel(&scratch, B * padded),
+                     .scores = next_panel(&scratch, B * max_i64(B, padded))};
+    for (int64_t i = 0; i < count; i++) {
+        ForwardUnit *u = unit + i;
+        forward_start(u, f, kv_head, first + i, &scratch);
+        if (i) ahead_add(&b.ahead, query_at(f, f->q, u->head, u->first), f->q_row, u->count, dim, f->c);
+        key = min_i64(key, u->key);
+        end = max_i64(end, u->end);
+    }
+    for (; key < end; key += B) {
+        forward_keys(&b, f, kv_head, key, end);
+        for (int64_t i = 0; i < count; i++) forward_unit(unit + i, &b);
+    }
 }
 
 /* ---- backward ---- */
@@ -200,170 +298,260 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
     }
 }
 
-/* State of a block of keys: lanes are keys. */
-typedef struct BackwardBlock {
-    const Flash *f;
-    int64_t first, count, kv_head; /* keys */
-    int64_t block, padded;
-    View k;
+/* A block of keys: lanes are keys. */
+typedef struct BackwardUnit {
+    int64_t first, count, block;
     float *keys, *values; /* [D][B] transposed */
-    float *dk, *dv;       /* [B][D padded] */
-    float *p, *ds;        /* [B queries][B] */
-    float *k_room, *q_room, *dout_room;
-} BackwardBlock;
+    float *k, *dk, *dv;   /* [B][D padded] */
+    bool seen;            /* by queries already: they are made then */
+} BackwardUnit;
 
-static void backward_start(BackwardBlock *b, float *scratch) {
-    const Flash *f = b->f;
-    int64_t dim = f->s.head_dim, padded = b->padded, at = b->first * f->kv_row + b->kv_head * dim;
-    b->keys = scratch;
-    b->values = b->keys + dim * B;
-    b->dk = b->values + dim * B;
-    b->dv = b->dk + B * padded;
-    b->k_room = b->dv + B * padded;
-    b->q_room = b->k_room + B * padded;
-    b->dout_room = b->q_room + B * padded;
-    b->p = b->dout_room + B * padded;
-    b->ds = b->p + B * B;
-    b->k = view(tensor_at(f->k, at, f->c), f->kv_row, b->count, dim, padded, b->k_room, f->c);
-    View v = view(tensor_at(f->v, at, f->c), f->kv_row, b->count, dim, padded, b->q_room, f->c);
-    turn(b->k, b->count, dim, score_factor(f), b->keys);
-    turn(v, b->count, dim, 1, b->values);
-    memset(b->dk, 0, (size_t)(B * padded) * sizeof(float));
-    memset(b->dv, 0, (size_t)(B * padded) * sizeof(float));
+/* Queries of one block and head, and what a unit makes of them. */
+typedef struct BackwardQueries {
+    const Flash *f;
+    int64_t kv_head, padded;
+    int64_t head, first, count, block;
+    float *q, *dout; /* [B][D padded] */
+    float *p, *ds;   /* [B queries][B] */
+    Ahead ahead;
+} BackwardQueries;
+
+static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded) {
+    int64_t dim = f->s.head_dim;
+    widen_rows(keys_at(f, f->k, kv_head, u->first), f->kv_row, u->count, dim, u->k, f->c);
+    turn(u->k, padded, u->count, dim, score_factor(f), u->keys, DTYPE_F32);
+    turn(keys_at(f, f->v, kv_head, u->first), f->kv_row, u->count, dim, 1, u->values, f->c);
+}
+
+/* The first query of the block that sees a key from `lane` on. */
+INLINE int64_t first_query(const BackwardQueries *b, const BackwardUnit *u, int64_t lane) {
+    return max_i64(0, min_i64(b->count, u->first + lane - b->f->offset - b->first));
+}
+/* Keys that queries before `row` see. */
+INLINE int64_t keys_before(const BackwardQueries *b, const BackwardUnit *u, int64_t row) {
+    return max_i64(0, min_i64(u->count, b->f->offset + b->first + min_i64(row, b->count) - u->first));
 }
 
 /* Scores to probabilities, and the products dout v to the gradients of scores, for one query. */
-INLINE void backward_row(const BackwardBlock *b, int64_t t, int64_t r, float lse, float delta,
+INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_t r, float lse, float delta,
                          const bool masked, const bool capped) {
-    int32_t index[VLEN];
-    float cap = cap_factor(b->f);
+    int32_t index[VLEN], last = (int32_t)(b->f->offset + b->first + r),
+                         first = masked ? (int32_t)flash_first(b->f, b->first + r) : 0;
+    float cap = cap_factor(b->f), *row_p = b->p + r * B, *row_ds = b->ds + r * B;
     for (int lane = 0; lane < VLEN; lane++) index[lane] = lane;
     for (int64_t i = 0; i < B; i += VLEN) {
-        Vec score = vec_load(b->p + r * B + i), part = capped ? vec_tanh(score / cap) : score;
+        if (masked && u->first + i > last) { /* no score was made here */
+            vec_store(row_p + i, (Vec){0});
+            vec_store(row_ds + i, (Vec){0});
+            continue;
+        }
+        Vec score = vec_load(row_p + i), part = capped ? vec_tanh(score / cap) : score;
         Vec p = vec_exp2((capped ? part * cap : score) - lse);
         if (masked) {
-            VecInt key = vec_load_int(index) + (int32_t)(b->first + i);
-            VecInt seen =
-                (VecInt)(key <= (int32_t)(b->f->offset + t)) & (VecInt)(key >= (int32_t)flash_first(b->f, t));
-            p = (Vec)(seen & (VecInt)p);
+            VecInt key = vec_load_int(index) + (int32_t)(u->first + i);
+            p = (Vec)((VecInt)(key <= last) & (VecInt)(key >= first) & (VecInt)p);
         }
-        vec_store(b->p + r * B + i, p);
-        Vec ds = p * (vec_load(b->ds + r * B + i) - delta);
-        vec_store(b->ds + r * B + i, capped ? ds * (1.0f - part * part) : ds);
+        vec_store(row_p + i, p);
+        Vec ds = p * (vec_load(row_ds + i) - delta);
+        vec_store(row_ds + i, capped ? ds * (1.0f - part * part) : ds);
     }
 }
 
-static void backward_softmax(const BackwardBlock *b, int64_t head, int64_t first, int64_t count) {
-    const float *lse = b->f->kept_lse + head * b->f->s.tokens, *delta = b->f->delta + head * b->f->s.tokens;
-    bool masked = b->f->offset + first < b->first + b->count || b->count < B ||
-                  flash_first(b->f, first + count - 1) > b->first;
-    for (int64_t r = 0; r < count; r++) {
-        int64_t t = first + r;
-        float row_lse = lse[t] * 1.44269504f;
+static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+    int64_t at = b->head * b->f->s.tokens + b->first;
+    const float *lse = b->f->kept_lse + at, *delta = b->f->delta + at;
+    for (int64_t r = 0; r < b->count; r++) {
+        float row_lse = lse[r] * 1.44269504f;
         if (b->f->s.cap > 0)
-            backward_row(b, t, r, row_lse, delta[t], true, true);
+            backward_row(b, u, r, row_lse, delta[r], true, true);
         else if (masked)
-            backward_row(b, t, r, row_lse, delta[t], true, false);
+            backward_row(b, u, r, row_lse, delta[r], true, false);
         else
-            backward_row(b, t, r, row_lse, delta[t], false, false);
+            backward_row(b, u, r, row_lse, delta[r], false, false);
     }
 }
+
+/* [queries][keys] = rows x lanes^T; strips of keys leave out the queries that see none of them. */
+static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const float *rows, const float *lanes,
+                            float *to, int64_t strip) {
+    for (int64_t j = 0; j < B; j += strip) {
+        int64_t r = first_query(b, u, j);
+        product((Product){.m = b->count - r,
+                          .n = strip,
+                          .k = b->f->s.head_dim,
+                          .a = rows + r * b->padded,
+                          .a_row = b->padded,
+                          .a_step = 1,
+                          .b = lanes + j,
+                          .b_row = B,
+                          .c = to + r * B + j,
+                          .c_row = B,
+                          .mode = TILE_SET,
+                          .ahead = &b->ahead});
+    }
+}
+
+/* [keys][D] += weights^T x rows, likewise. */
+static void backward_sums(BackwardQueries *b, const BackwardUnit *u, const float *weights, const float *rows,
+                          float *to, int64_t strip) {
+    for (int64_t j = 0; j < u->count; j += strip) {
+        int64_t r = first_query(b, u, j);
+        product((Product){.m = min_i64(strip, u->count - j),
+                          .n = b->padded,
+                          .k = b->count - r,
+                          .a = weights + r * B + j,
+                          .a_row = 1,
+                          .a_step = B,
+                          .b = rows + r * b->padded,
+                          .b_row = b->padded,
+                          .c = to + j * b->padded,
+                          .c_row = b->padded,
+                          .mode = u->seen ? TILE_ADD : TILE_SET,
+                          .ahead = &b->ahead});
+    }
+}
+
+INLINE float *query_sums(const BackwardQueries *b) {
+    return b->f->dq_sum + (b->head * b->f->s.tokens + b->first) * b->padded;
+}
+
+/* Of the keys that the queries see. */
+INLINE int64_t last_block(const BackwardQueries *b) { return (b->f->offset + b->first + b->count - 1) / B; }
 
 /* dq += ds k, after the key blocks before this one, so that the order of the sum is fixed. They were started
- * earlier, on threads that run: the wait ends. */
-static void backward_query(const BackwardBlock *b, int64_t head, int64_t query_block, int64_t count) {
+ * earlier, on threads that run: the wait ends. The last one that a query sees rounds the sum. */
+static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t strip) {
     const Flash *f = b->f;
-    int64_t blocks = (f->s.tokens + B - 1) / B, first = query_block * B;
-    atomic_int *progress = f->progress + head * blocks + query_block;
-    for (int spins = 0; atomic_load_explicit(progress, memory_order_acquire) != (int)b->block;)
+    int64_t blocks = (f->s.tokens + B - 1) / B, dim = f->s.head_dim;
+    atomic_int *progress = f->progress + b->head * blocks + b->block;
+    for (int spins = 0; atomic_load_explicit(progress, memory_order_acquire) != (int)u->block;)
         if (++spins > 200) sched_yield();
-    product((Product){.m = count,
-                      .n = b->padded,
-                      .k = b->count,
-                      .a = b->ds,
-                      .a_row = B,
-                      .a_step = 1,
-                      .b = b->k.data,
-                      .b_row = b->k.row,
-                      .c = f->dq_sum + (head * f->s.tokens + first) * b->padded,
-                      .c_row = b->padded,
-                      .mode = b->block == flash_first(f, first) / B ? TILE_SET : TILE_ADD});
-    atomic_store_explicit(progress, (int)b->block + 1, memory_order_release);
+    for (int64_t i = 0; i < b->count; i += strip)
+        product((Product){.m = min_i64(strip, b->count - i),
+                          .n = b->padded,
+                          .k = keys_before(b, u, i + strip),
+                          .a = b->ds + i * B,
+                          .a_row = B,
+                          .a_step = 1,
+                          .b = u->k,
+                          .b_row = b->padded,
+                          .c = query_sums(b) + i * b->padded,
+                          .c_row = b->padded,
+                          .mode = u->block == flash_first(f, b->first) / B ? TILE_SET : TILE_ADD,
+                          .ahead = &b->ahead});
+    if (u->block == last_block(b))
+        write_rows(query_sums(b), b->padded, b->count, dim, score_scale(f->s),
+                   tensor_to(f->dq, b->first * f->q_row + b->head * dim, f->c), f->q_row, f->c);
+    atomic_store_explicit(progress, (int)u->block + 1, memory_order_release);
 }
 
-static void backward_queries(const BackwardBlock *b, int64_t head, int64_t query_block) {
+static void backward_visit(BackwardQueries *b, BackwardUnit *u) {
     const Flash *f = b->f;
-    int64_t dim = f->s.head_dim, first = query_block * B, count = min_i64(B, f->s.tokens - first),
-            padded = b->padded;
-    View q = view(tensor_at(f->q, first * f->q_row + head * dim, f->c), f->q_row, count, dim, padded,
-                  b->q_room, f->c);
-    View dout = view(tensor_at(f->dout, (first * f->s.heads + head) * dim, f->c), f->s.heads * dim, count,
-                     dim, padded, b->dout_room, f->c);
-    Product scores = {.m = count,
-                      .n = B,
-                      .k = dim,
-                      .a = q.data,
-                      .a_row = q.row,
-                      .a_step = 1,
-                      .b = b->keys,
-                      .b_row = B,
-                      .c = b->p,
-                      .c_row = B,
-                      .mode = TILE_SET};
-    product(scores);
-    scores.a = dout.data;
-    scores.a_row = dout.row;
-    scores.b = b->values;
-    scores.c = b->ds;
-    product(scores);
-    backward_softmax(b, head, first, count);
-    Product sums = {.m = b->count,
-                    .n = padded,
-                    .k = count,
-                    .a = b->p,
-                    .a_row = 1,
-                    .a_step = B,
-                    .b = dout.data,
-                    .b_row = dout.row,
-                    .c = b->dv,
-                    .c_row = padded,
-                    .mode = TILE_ADD};
-    product(sums);
-    sums.a = b->ds;
-    sums.b = q.data;
-    sums.b_row = q.row;
-    sums.c = b->dk;
-    product(sums);
-    backward_query(b, head, query_block, count);
+    bool cut = f->offset + b->first < u->first + u->count - 1;
+    int64_t strip = cut ? STRIP : B;
+    if (!u->seen) backward_keys(u, f, b->kv_head, b->padded);
+    backward_scores(b, u, b->q, u->keys, b->p, strip);
+    backward_scores(b, u, b->dout, u->values, b->ds, strip);
+    backward_softmax(b, u, cut || u->count < B || flash_first(f, b->first + b->count - 1) > u->first);
+    backward_sums(b, u, b->p, b->dout, u->dv, strip);
+    backward_sums(b, u, b->ds, b->q, u->dk, strip);
+    backward_query(b, u, strip);
+    u->seen = true;
 }
 
-INLINE void write_rows(const float *from, int64_t padded, int64_t rows, int64_t dim, float factor, void *to,
-                       int64_t row, Dtype c) {
-    for (int64_t r = 0; r < rows; r++)
-        EACH_VECTOR(i, left, dim) put(to, r * row + i, left, c, vec_load(from + r * padded + i) * factor);
+static const void *dout_at(const Flash *f, int64_t head, int64_t first) {
+    return tensor_at(f->dout, (first * f->s.heads + head) * f->s.head_dim, f->c);
 }
 
-static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, float *scratch) {
-    int64_t dim = f->s.head_dim, group = f->s.heads / f->s.kv_heads;
-    BackwardBlock b = {
-        .f = f, .first = block * B, .kv_head = kv_head, .block = block, .padded = flash_padded(dim)};
-    b.count = min_i64(B, f->keys - b.first);
-    backward_start(&b, scratch);
-    int64_t query = b.first > f->offset ? (b.first - f->offset) / B : 0; /* the first block that sees it */
-    for (int64_t q = query; q * B < f->s.tokens && flash_first(f, q * B) < b.first + b.count; q++)
-        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-            backward_queries(&b, head, q);
-    int64_t at = b.first * f->dkv_row + kv_head * dim, row = f->dkv_row;
+static void backward_queries(BackwardQueries *b, int64_t head, int64_t block) {
+    const Flash *f = b->f;
+    int64_t dim = f->s.head_dim;
+    b->head = head;
+    b->block = block;
+    b->first = block * B;
+    b->count = min_i64(B, f->s.tokens - b->first);
+    widen_rows(query_at(f, f->q, head, b->first), f->q_row, b->count, dim, b->q, f->c);
+    widen_rows(dout_at(f, head, b->first), f->s.heads * dim, b->count, dim, b->dout, f->c);
+    ahead_add(&b->ahead, query_sums(b), b->padded, b->count, b->padded, DTYPE_F32);
+}
+static void ahead_queries(BackwardQueries *b, int64_t head, int64_t block) {
+    const Flash *f = b->f;
+    int64_t first = block * B, rows = min_i64(B, f->s.tokens - first), dim = f->s.head_dim;
+    ahead_add(&b->ahead, query_at(f, f->q, head, first), f->q_row, rows, dim, f->c);
+    ahead_add(&b->ahead, dout_at(f, head, first), f->s.heads * dim, rows, dim, f->c);
+}
+
+static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded) {
+    int64_t dim = f->s.head_dim, at = u->first * f->dkv_row + kv_head * dim, row = f->dkv_row;
     Dtype type = f->dkv_type;
-    write_rows(b.dk, b.padded, b.count, dim, score_scale(f->s), tensor_to(f->dk, at, type), row, type);
-    write_rows(b.dv, b.padded, b.count, dim, 1, tensor_to(f->dv, at, type), row, type);
+    if (!u->seen) {
+        memset(u->dk, 0, (size_t)(B * padded) * sizeof(float));
+        memset(u->dv, 0, (size_t)(B * padded) * sizeof(float));
+    }
+    write_rows(u->dk, padded, u->count, dim, score_scale(f->s), tensor_to(f->dk, at, type), row, type);
+    write_rows(u->dv, padded, u->count, dim, 1, tensor_to(f->dv, at, type), row, type);
 }
 
-static void flash_query(const Flash *f, int64_t head, int64_t block) {
-    int64_t dim = f->s.head_dim, padded = flash_padded(dim), first = block * B,
-            count = min_i64(B, f->s.tokens - first);
-    write_rows(f->dq_sum + (head * f->s.tokens + first) * padded, padded, count, dim, score_scale(f->s),
-               tensor_to(f->dq, first * f->q_row + head * dim, f->c), f->q_row, f->c);
+/* Blocks of queries that see a key of the unit: an interval, which moves on from one unit to the next. */
+INLINE int64_t first_block(const Flash *f, const BackwardUnit *u) {
+    return u->first > f->offset ? (u->first - f->offset) / B : 0;
+}
+INLINE bool block_before_end(const Flash *f, const BackwardUnit *u, int64_t block) {
+    return block * B < f->s.tokens && flash_first(f, block * B) < u->first + u->count;
+}
+
+static void ahead_results(Ahead *a, const Flash *f, const BackwardUnit *u, int64_t kv_head) {
+    int64_t at = u->first * f->dkv_row + kv_head * f->s.head_dim;
+    ahead_add(a, tensor_at(f->dk, at, f->dkv_type), f->dkv_row, u->count, f->s.head_dim, f->dkv_type);
+    ahead_add(a, tensor_at(f->dv, at, f->dkv_type), f->dkv_row, u->count, f->s.head_dim, f->dkv_type);
+}
+
+/* A block of queries of all heads of the group with all units. */
+static void backward_block(BackwardQueries *b, BackwardUnit *unit, int64_t count, int64_t block) {
+    const Flash *f = b->f;
+    int64_t group = f->s.heads / f->s.kv_heads, head = b->kv_head * group, end = head + group;
+    bool more = block_before_end(f, unit + count - 1, block + 1);
+    for (int64_t h = head; h < end; h++) {
+        backward_queries(b, h, block);
+        if (last_block(b) >= unit->block && last_block(b) < unit->block + count)
+            ahead_add(&b->ahead, query_at(f, f->dq, h, b->first), f->q_row, b->count, f->s.head_dim, f->c);
+        if (h + 1 < end)
+            ahead_queries(b, h + 1, block);
+        else if (more)
+            ahead_queries(b, head, block + 1);
+        for (int64_t i = 0; i < count; i++) {
+            if (!more && h + 1 == end) ahead_results(&b->ahead, f, unit + i, b->kv_head);
+            if (block >= first_block(f, unit + i) && block_before_end(f, unit + i, block))
+                backward_visit(b, unit + i);
+        }
+    }
+}
+
+static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, int64_t count, float *scratch) {
+    int64_t dim = f->s.head_dim, padded = flash_padded(dim);
+    BackwardQueries b = {.f = f,
+                         .kv_head = kv_head,
+                         .padded = padded,
+                         .q = next_panel(&scratch, B * padded),
+                         .dout = next_panel(&scratch, B * padded),
+                         .p = next_panel(&scratch, B * B),
+                         .ds = next_panel(&scratch, B * B)};
+    BackwardUnit unit[FLASH_UNITS_MAX];
+    for (int64_t i = 0; i < count; i++) {
+        BackwardUnit *u = unit + i;
+        *u = (BackwardUnit){.first = (block + i) * B,
+                            .block = block + i,
+                            .keys = next_panel(&scratch, B * dim),
+                            .values = next_panel(&scratch, B * dim),
+                            .dk = next_panel(&scratch, B * padded),
+                            .dv = next_panel(&scratch, B * padded),
+                            .k = next_panel(&scratch, B * padded)};
+        u->count = min_i64(B, f->keys - u->first);
+        if (i) ahead_keys(&b.ahead, f, kv_head, u->first, f->keys);
+    }
+    for (int64_t q = first_block(f, unit); block_before_end(f, unit + count - 1, q); q++)
+        backward_block(&b, unit, count, q);
+    for (int64_t i = 0; i < count; i++) backward_finish(unit + i, f, kv_head, padded);
 }
 
 /* ---- decode ---- */

@@ -10,6 +10,8 @@
 
 enum {
     FLASH_BLOCK = 64,      /* queries and keys in a block of attention */
+    FLASH_STRIP = 16,      /* queries or keys of a block that causality cuts, taken together */
+    FLASH_UNITS_MAX = 4,   /* blocks that one thread takes together */
     STATS_PIECE_LOG2 = 12, /* elements of a gradient that are summed at once */
     STATS_PIECE = 1 << STATS_PIECE_LOG2,
     PRODUCT_BLOCK = 256, /* terms of a product's sum that are added in one chain */
@@ -153,24 +155,38 @@ typedef struct Kernels {
 
     void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
 
-    /* Attention of one head and one block of queries. */
-    void (*flash_forward)(const Flash *f, int64_t head, int64_t block, float *scratch);
+    /* Attention of blocks of queries of the heads that share a key head, counted block by block, and within
+     * one head by head: those from `first` on, at most flash_units. */
+    void (*flash_forward)(const Flash *f, int64_t kv_head, int64_t first, int64_t count, float *scratch);
     /* delta of one block of queries of one head. */
     void (*flash_delta)(const Flash *f, int64_t head, int64_t block);
-    /* One key block of one key head: dk, dv written, its share added to dq_sum, in turn (see progress).
-     * Blocks must be started in ascending order. */
-    void (*flash_backward)(const Flash *f, int64_t kv_head, int64_t block, float *scratch);
-    /* dq of one block of queries of one head, from dq_sum. */
-    void (*flash_query)(const Flash *f, int64_t head, int64_t block);
+    /* Blocks of keys of one key head, from `block` on, at most flash_units: dk, dv written, their share added
+     * to dq_sum, in turn (see progress), and dq written after the last one. They must be started in ascending
+     * order. */
+    void (*flash_backward)(const Flash *f, int64_t kv_head, int64_t block, int64_t count, float *scratch);
     /* One query of one head against a cache. */
     void (*flash_decode)(const Flash *f, int64_t head, int64_t query);
 } Kernels;
 
 /* Row length of blocks whose lanes run along the head dimension. */
 static inline int64_t flash_padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+/* Floats from a panel of a thread's scratch to the next. A line lies between them: products are slower by an
+ * eighth where operands and result lie in the same places of pages. */
+static inline int64_t flash_panel(int64_t floats) { return floats + 16; }
+/* Blocks of queries (forward) or keys (backward) that one thread takes together, so that what they share is
+ * brought and packed once: as many as stay in a second-level cache. The number cannot show in results. */
+static inline int64_t flash_units(int64_t head_dim) {
+    int64_t units = 256 / flash_padded(head_dim);
+    return units < 1 ? 1 : units > FLASH_UNITS_MAX ? FLASH_UNITS_MAX : units;
+}
 /* Elements of scratch that one thread needs in flash_forward or flash_backward. */
 static inline int64_t flash_scratch(int64_t head_dim) {
-    return FLASH_BLOCK * (2 * head_dim + 5 * flash_padded(head_dim) + 2 * FLASH_BLOCK);
+    int64_t padded = flash_padded(head_dim), wide = padded > FLASH_BLOCK ? padded : FLASH_BLOCK;
+    int64_t rows = flash_panel(FLASH_BLOCK * padded), turned = flash_panel(FLASH_BLOCK * head_dim);
+    int64_t scores = flash_panel(FLASH_BLOCK * FLASH_BLOCK), units = flash_units(head_dim);
+    int64_t forward = 2 * rows + flash_panel(FLASH_BLOCK * wide) + units * 2 * turned;
+    int64_t backward = 2 * rows + 2 * scores + units * (2 * turned + 3 * rows);
+    return forward > backward ? forward : backward;
 }
 
 extern const Kernels kernels_portable;

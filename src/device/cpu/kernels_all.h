@@ -60,5 +60,4 @@ const Kernels KERNELS = {.add = add,
                          .flash_forward = flash_forward,
                          .flash_delta = flash_delta,
                          .flash_backward = flash_backward,
-                         .flash_query = flash_query,
                          .flash_decode = flash_decode};

@@ -1,4 +1,5 @@
-/* Attention: blocks of queries (forward) or keys (backward) handed to threads, longest first. */
+/* Attention: blocks of queries (forward) or keys (backward) handed to threads, a few at a time, longest
+ * first. */
 #include <math.h>
 #include <omp.h>
 
@@ -26,11 +27,11 @@ static Flash flash_of(AttentionShape s, AttentionRun r, const void *q, const voi
                    .first_key = first_key + r.first};
 }
 
-/* Query-key pairs of the blocks that are visited, all heads, for the profile. */
+/* Query-key pairs of the strips that are visited, all heads, for the profile. */
 static double visited_pairs(const Flash *f) {
     int64_t pairs = 0;
-    for (int64_t first = 0; first < f->s.tokens; first += FLASH_BLOCK) {
-        int64_t count = min_i64(FLASH_BLOCK, f->s.tokens - first);
+    for (int64_t first = 0; first < f->s.tokens; first += FLASH_STRIP) {
+        int64_t count = min_i64(FLASH_STRIP, f->s.tokens - first);
         pairs += count * (f->offset + first + count - flash_first(f, first));
     }
     return (double)pairs * f->s.heads;
@@ -73,16 +74,27 @@ static float *thread_area(const Device *d, const Areas *a) {
 
 /* ---- forward ---- */
 
-/* The last blocks of queries see the most keys: they go first, so that threads end together. Heads vary
- * fastest: threads then read keys and values of the same tokens. */
+/* As many as flash_units says, but threads come first: each wants some tasks, since they are not of one
+ * length. */
+static int64_t blocks_together(const Device *d, const Flash *f, int64_t blocks) {
+    int64_t share = blocks / (4 * d->threads);
+    return max_i64(1, min_i64(share, flash_units(f->s.head_dim)));
+}
+
+/* The last blocks of queries see the most keys: they go first, so that threads end together. Blocks vary
+ * fastest: a head's keys and values then stay in a second-level cache. */
 static void run_forward(Device *d, const Flash *f) {
     const Kernels *kernels = optimised_of(d)->kernels;
     Areas areas = areas_of(d, f->s);
     CHECK(d->scratch_size >= areas.delta);
-    int64_t blocks = blocks_of(f->s.tokens), tasks = blocks * f->s.heads;
+    int64_t kv_heads = f->s.kv_heads, blocks = blocks_of(f->s.tokens) * (f->s.heads / kv_heads);
+    int64_t step = blocks_together(d, f, blocks * kv_heads), each = leaves_of(blocks, step),
+            tasks = each * kv_heads;
 #pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (tasks > 1)
-    for (int64_t t = 0; t < tasks; t++)
-        kernels->flash_forward(f, t % f->s.heads, blocks - 1 - t / f->s.heads, thread_area(d, &areas));
+    for (int64_t t = 0; t < tasks; t++) {
+        int64_t first = (each - 1 - t % each) * step;
+        kernels->flash_forward(f, t / each, first, min_i64(step, blocks - first), thread_area(d, &areas));
+    }
 }
 
 /* FLOPs of two products, q k and p v; the way back has five: q k again, do v, and those of dq, dk and dv. */
@@ -109,6 +121,7 @@ static void attention_decode(Device *d, AttentionShape s, int64_t start, const v
                .q_row = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim,
                .kv_row = (int64_t)s.kv_heads * s.head_dim,
                .offset = start,
+               .keys = start + s.tokens,
                .out = out};
     count_flops(d, OP_ATTENTION_DECODE, &f, 2);
     if (s.tokens >= FEW) {
@@ -139,23 +152,18 @@ static void prepare_backward(Device *d, Flash *f, const Areas *a) {
     }
 }
 
-/* Tasks are taken in ascending order, key block by key block: one waits only for tasks that were taken before
- * it. */
+/* Tasks are taken in ascending order, key blocks by key blocks: one waits only for tasks that were taken
+ * before it. */
 static void run_backward(Device *d, const Flash *f, const Areas *areas) {
     const Kernels *kernels = optimised_of(d)->kernels;
-    int64_t kv_heads = f->s.kv_heads, tasks = blocks_of(f->keys) * kv_heads;
+    int64_t kv_heads = f->s.kv_heads, blocks = blocks_of(f->keys);
+    int64_t step = blocks_together(d, f, blocks * kv_heads), tasks = leaves_of(blocks, step) * kv_heads;
     atomic_llong next = 0;
 #pragma omp parallel num_threads(d->threads) if (tasks > 1)
-    for (int64_t t = atomic_fetch_add(&next, 1); t < tasks; t = atomic_fetch_add(&next, 1))
-        kernels->flash_backward(f, t % kv_heads, t / kv_heads, thread_area(d, areas));
-}
-
-/* When all key blocks have added: the only place where dq is rounded. */
-static void write_query_gradients(Device *d, const Flash *f) {
-    const Kernels *kernels = optimised_of(d)->kernels;
-    int64_t blocks = blocks_of(f->s.tokens), tasks = blocks * f->s.heads;
-#pragma omp parallel for num_threads(d->threads) schedule(static) if (tasks > 1)
-    for (int64_t t = 0; t < tasks; t++) kernels->flash_query(f, t / blocks, t % blocks);
+    for (int64_t t = atomic_fetch_add(&next, 1); t < tasks; t = atomic_fetch_add(&next, 1)) {
+        int64_t first = t / kv_heads * step;
+        kernels->flash_backward(f, t % kv_heads, first, min_i64(step, blocks - first), thread_area(d, areas));
+    }
 }
 
 static void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
@@ -176,7 +184,6 @@ static void attention_backward(Device *d, AttentionShape s, AttentionRun r, cons
     count_flops(d, OP_ATTENTION_BACKWARD, &f, 5);
     prepare_backward(d, &f, &areas);
     run_backward(d, &f, &areas);
-    write_query_gradients(d, &f);
 }
 
 /* ---- sinks ---- */

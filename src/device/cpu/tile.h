@@ -3,6 +3,35 @@
 
 enum { TILE_ROWS = 6, TILE_VECTORS = VLEN == 16 ? 4 : 2 }; /* sums of a tile fill most of the registers */
 
+/* ---- lines ahead ---- */
+
+/* Rows of tensors that will be wanted: far apart in memory, which no processor foresees, and too many to be
+ * asked for at once. So they wait here, and products ask for some with every tile: arithmetic goes on while
+ * they come. What has not come when it is wanted comes then. */
+typedef struct AheadRows {
+    const char *at;
+    int64_t row, bytes, rows;
+} AheadRows;
+enum { AHEAD_RUNS = 32, AHEAD_ROWS = 3 /* with a tile */ };
+typedef struct Ahead {
+    AheadRows run[AHEAD_RUNS]; /* a ring */
+    unsigned first, end;
+} Ahead;
+
+INLINE void ahead_add(Ahead *a, const void *from, int64_t row, int64_t rows, int64_t dim, Dtype c) {
+    if (rows <= 0 || a->end - a->first == AHEAD_RUNS) return;
+    int64_t size = (int64_t)dtype_bytes(c);
+    a->run[a->end++ % AHEAD_RUNS] = (AheadRows){from, row * size, dim * size, rows};
+}
+
+INLINE void ahead_step(Ahead *a) {
+    if (!a || a->first == a->end) return;
+    AheadRows *r = &a->run[a->first % AHEAD_RUNS];
+    for (int64_t i = 0; i < r->bytes; i += 64) __builtin_prefetch(r->at + i, 0, 2);
+    r->at += r->row;
+    if (--r->rows == 0) a->first++;
+}
+
 /* ---- products ---- */
 
 typedef enum TileMode {
@@ -11,8 +40,8 @@ typedef enum TileMode {
     TILE_RESCALE
 } TileMode; /* C = AB, C + AB, C * factor[column] + AB */
 
-/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step].
- */
+/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step],
+ * where one of the two is 1. An element is one chain of sums, whatever its place and the shape. */
 typedef struct Product {
     int64_t m, n, k;
     const float *a;
@@ -23,11 +52,14 @@ typedef struct Product {
     int64_t c_row;
     TileMode mode;
     const float *factor;
+    Ahead *ahead; /* or NULL */
 } Product;
 
-INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors) {
-    Vec sum[TILE_ROWS][TILE_VECTORS];
-    const float *a = p->a + i * p->a_row, *b = p->b + j;
+INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors,
+                 const bool across) {
+    Vec sum[2 * TILE_ROWS][TILE_VECTORS];
+    int64_t steps = p->k, a_row = across ? 1 : p->a_row, a_step = across ? p->a_step : 1, b_row = p->b_row;
+    const float *a = p->a + i * a_row, *b = p->b + j;
     float *c = p->c + i * p->c_row + j;
     for (int r = 0; r < rows; r++) {
         for (int v = 0; v < vectors; v++) {
@@ -35,7 +67,6 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
             if (p->mode == TILE_RESCALE) sum[r][v] *= vec_load(p->factor + j + v * VLEN);
         }
     }
-    int64_t steps = p->k, a_row = p->a_row, a_step = p->a_step, b_row = p->b_row;
     for (int64_t s = 0; s < steps; s++) {
         Vec x[TILE_VECTORS];
         for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
@@ -50,17 +81,38 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
         for (int v = 0; v < vectors; v++) vec_store(c + r * p->c_row + v * VLEN, sum[r][v]);
 }
 
-INLINE void tile_column(const Product *p, int64_t j, const int vectors) {
-    int64_t i = 0;
-    for (; i + TILE_ROWS <= p->m; i += TILE_ROWS) tile(p, i, j, TILE_ROWS, vectors);
-    for (; i + 4 <= p->m; i += 4) tile(p, i, j, 4, vectors);
-    for (; i < p->m; i++) tile(p, i, j, 1, vectors);
+INLINE int64_t tile_rows(const Product *p, int64_t i, int64_t j, const int rows, const int vectors,
+                         const bool across) {
+    for (; i + rows <= p->m; i += rows) {
+        for (int k = 0; k < AHEAD_ROWS; k++) ahead_step(p->ahead);
+        tile(p, i, j, rows, vectors, across);
+    }
+    return i;
 }
 
-static void product(Product p) {
+INLINE void tile_column(const Product *p, int64_t j, const int vectors, const bool across) {
+    int64_t i = 0;
+    if (vectors < TILE_VECTORS) i = tile_rows(p, i, j, 2 * TILE_ROWS, vectors, across);
+    i = tile_rows(p, i, j, TILE_ROWS, vectors, across);
+    i = tile_rows(p, i, j, 4, vectors, across);
+    i = tile_rows(p, i, j, 1, vectors, across);
+}
+
+INLINE void tile_columns(const Product *p, const bool across) {
     int64_t j = 0;
-    for (; j + TILE_VECTORS * VLEN <= p.n; j += TILE_VECTORS * VLEN) tile_column(&p, j, TILE_VECTORS);
-    for (; j < p.n; j += VLEN) tile_column(&p, j, 1);
+    for (; j + TILE_VECTORS * VLEN <= p->n; j += TILE_VECTORS * VLEN) tile_column(p, j, TILE_VECTORS, across);
+    for (; j < p->n; j += VLEN) tile_column(p, j, 1, across);
+}
+
+/* Functions of their own: where they were part of a larger one, sums of a tile did not stay in registers. */
+static __attribute__((noinline)) void product_along(Product p) { tile_columns(&p, false); }
+static __attribute__((noinline)) void product_across(Product p) { tile_columns(&p, true); }
+
+static void product(Product p) {
+    if (p.a_row == 1)
+        product_across(p);
+    else
+        product_along(p);
 }
 
 /* ---- transposes ---- */
