@@ -1,28 +1,22 @@
 /* Matrix products.
  *
  * The result is cut into tiles, each given to whichever thread is free; the inner dimension is never split
- * between threads (oneDNN does that by itself when there are more threads than tiles, with other bits for
- * other numbers of threads). There are three ways to make them:
+ * between threads. There are two ways to make them:
  *
- *     library    dnnl_sgemm, for products that no rank shares. Which of its kernels oneDNN takes, and so the
- *                order of its sums, hangs on the shape of the call: the grid depends on the product's shape
- *                alone. bf16 operands are widened to fp32 panels in scratch first; a long K is cut into fixed
- *                pieces that add up in fp32.
- *     packed     our own kernels (product.h), for those with leaves (device.h): an element's bits do not
- *                depend on the tile it is in, so that what ranks make of slices are slices of the whole.
- *     native     bf16 by oneDNN's matmul primitives, where the processor has bf16 instructions: one for each
- *                tile shape, made on the first use of a shape, run with scratchpads and memory objects of
- *                each thread, since a primitive may run on several threads at once only if nothing is shared.
- *                On some processors (Intel's since Golden Cove) a tile of one row has other bits than one of
- *                several, so it is no way for what ranks share.
+ *     packed     our own kernels (product.h): an element's bits do not depend on the tile it is in, so that
+ *                what ranks make of slices are slices of the whole, and tiles may be cut as threads need it.
+ *     native     bf16 products that no rank shares, by oneDNN's matmul primitives, where the processor's bf16
+ *                instructions are the faster ones: one for each tile shape, made on the first use of a shape,
+ *                run with scratchpads and memory objects of each thread, since a primitive may run on several
+ *                threads at once only if nothing is shared. The order of their sums hangs on the shape of a
+ *                tile, so tiles are cut by the product's shape alone.
  *
  * oneDNN runs what is called inside a parallel region on the calling thread alone.
  *
  * Where the inner dimension is cut into several leaves, the fp32 sums of a tile's leaves are added in the
  * canonical tree, in memory of the thread; where C is bf16, it is rounded once, after that.
  *
- * After the first use of a shape nothing is allocated here. oneDNN itself packs the operands of dnnl_sgemm
- * into memory that it takes and gives back within the call. */
+ * After the first use of a shape nothing is allocated here. */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -94,144 +88,6 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
     return t;
 }
 
-/* Each tile by `make`, on one thread. g is for `make` alone. */
-static void each_tile(Gemm *g, int threads, const Product *p, const Grid *grid,
-                      void (*make)(Gemm *g, const Product *tile)) {
-#pragma omp parallel num_threads(threads)
-    {
-        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < grid->down * grid->across; t++) {
-            Product tile = tile_of(p, grid, t);
-            make(g, &tile);
-        }
-    }
-}
-
-/* ---- library ---- */
-
-/* 8 MiB of A, 8 of B, 4 of C: enough terms that widening, which reads and writes each element once, does
- * not show beside the product. Constants, since where K is cut decides the bits. */
-enum { PANEL_M = 1024, PANEL_N = 1024, PANEL_K = 2048 };
-
-/* Row-major, as dnnl_sgemm is. It refuses nothing but sizes and row lengths that gemm_run never makes. */
-static void product_f32(Gemm *g, const Product *p) {
-    (void)g;
-    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
-                                      p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
-    CHECK(status == dnnl_success);
-}
-
-/* Large tiles, since each packs its operands anew, but enough of them for a few threads. oneDNN takes a way
- * without packing for results below about a million elements, which is slow where A is transposed and its
- * rows are long: there tiles are larger. */
-static Grid grid_of_library(const Product *p) {
-    enum { ENOUGH = 8, LONG = 2048 };
-    bool large = p->trans_a && p->m >= LONG;
-    Grid g = {.rows = piece_length(p->m,
-                                   !large             ? 512
-                                   : p->m >= 2 * LONG ? 2048
-                                                      : 1024,
-                                   16),
-              .cols = piece_length(p->n, 768, 48)};
-    if (!large && pieces_of(p->m, g.rows) * pieces_of(p->n, g.cols) < ENOUGH)
-        g.rows = piece_length(p->m, 256, 16);
-    if (!large && pieces_of(p->m, g.rows) * pieces_of(p->n, g.cols) < ENOUGH)
-        g.cols = piece_length(p->n, 384, 48);
-    g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
-    return g;
-}
-
-static void tiled_f32(int threads, const Product *p) {
-    Grid grid = grid_of_library(p);
-    each_tile(NULL, threads, p, &grid, product_f32);
-}
-
-/* rows x cols from `from` (rows `stride` apart) to a contiguous fp32 panel. */
-static void widen(Device *d, const void *from, int64_t stride, int64_t rows, int64_t cols, float *to) {
-#pragma omp parallel for num_threads(d->threads) schedule(static)
-    for (int64_t i = 0; i < rows; i++) {
-        const uint16_t *row = (const uint16_t *)from + i * stride;
-        for (int64_t j = 0; j < cols; j++) to[i * cols + j] = bf16_widen(row[j]);
-    }
-}
-
-/* The one rounding of a bf16 result. */
-static void narrow(Device *d, const float *from, int64_t rows, int64_t cols, uint16_t *to, int64_t stride) {
-#pragma omp parallel for num_threads(d->threads) schedule(static)
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j++) to[i * stride + j] = bf16_round(from[i * cols + j]);
-}
-
-static const size_t panel_bytes =
-    sizeof(float) * ((size_t)PANEL_M * PANEL_K + (size_t)PANEL_N * PANEL_K + (size_t)PANEL_M * PANEL_N);
-
-typedef struct Panels {
-    float *a, *b, *c;
-    int64_t a_row, a_piece; /* what panel a holds now, so that a short A is widened once */
-} Panels;
-
-/* Panels are packed without gaps, and as the operands are stored: transposing is left to the product,
- * which does it while it packs. */
-static void widen_operands(Device *d, const Product *p, int64_t i, int64_t j, int64_t q, Product *piece,
-                           Panels *w) {
-    int64_t k = piece->k;
-    if (w->a_row != i || w->a_piece != q) {
-        if (p->trans_a)
-            widen(d, (const uint16_t *)p->a + q * p->lda + i, p->lda, k, piece->m, w->a);
-        else
-            widen(d, (const uint16_t *)p->a + i * p->lda + q, p->lda, piece->m, k, w->a);
-        w->a_row = i;
-        w->a_piece = q;
-    }
-    if (p->trans_b)
-        widen(d, (const uint16_t *)p->b + j * p->ldb + q, p->ldb, piece->n, k, w->b);
-    else
-        widen(d, (const uint16_t *)p->b + q * p->ldb + j, p->ldb, k, piece->n, w->b);
-    piece->lda = p->trans_a ? piece->m : k;
-    piece->ldb = p->trans_b ? k : piece->n;
-}
-
-/* One panel of C: the sum of its pieces of K. */
-static void widened_panel(Device *d, const Product *p, int64_t i, int64_t j, Panels *w) {
-    Product piece = *p;
-    piece.m = min_i64(PANEL_M, p->m - i);
-    piece.n = min_i64(PANEL_N, p->n - j);
-    piece.a = w->a;
-    piece.b = w->b;
-    bool direct = p->c_type == DTYPE_F32;
-    piece.c = direct ? (float *)p->c + i * p->ldc + j : w->c;
-    piece.ldc = direct ? p->ldc : piece.n;
-    piece.ab_type = piece.c_type = DTYPE_F32;
-    uint16_t *c16 = direct ? NULL : (uint16_t *)p->c + i * p->ldc + j;
-    if (!direct && p->accumulate) widen(d, c16, p->ldc, piece.m, piece.n, w->c);
-    for (int64_t q = 0; q < p->k; q += PANEL_K) {
-        piece.k = min_i64(PANEL_K, p->k - q);
-        piece.accumulate = p->accumulate || q > 0;
-        widen_operands(d, p, i, j, q, &piece, w);
-        tiled_f32(d->threads, &piece);
-    }
-    if (!direct) narrow(d, w->c, piece.m, piece.n, c16, p->ldc);
-}
-
-/* Panels of C one after the other, all threads on each: scratch holds one of a kind. */
-static void widened(Device *d, const Product *p) {
-    CHECK(d->scratch_size >= panel_bytes);
-    Panels w = {.a = (float *)(void *)d->scratch, .a_row = -1, .a_piece = -1};
-    w.b = w.a + PANEL_M * PANEL_K;
-    w.c = w.b + PANEL_N * PANEL_K;
-    for (int64_t i = 0; i < p->m; i += PANEL_M)
-        for (int64_t j = 0; j < p->n; j += PANEL_N) widened_panel(d, p, i, j, &w);
-}
-
-/* Both ways end in dnnl_sgemm on tiles whose grid is a function of the shape. */
-static void library(Device *d, const Product *p) {
-    if (p->ab_type == DTYPE_F32)
-        tiled_f32(d->threads, p);
-    else
-        widened(d, p);
-}
-
 /* ---- leaves ---- */
 
 /* Runs have the same number of pieces, so the first tells it. */
@@ -244,43 +100,47 @@ static int64_t leaf_count(const Leaves *l) {
  * walked with a tile for each of its levels, and a sum goes to memory once. */
 enum { LEVELS = 7 }; /* LEAVES_MAX leaves and fewer */
 typedef struct LeafWork {
-    Gemm *g;
+    const Kernels *kernels;
     Product tile;
     float *room;          /* PRODUCT_ROOM floats of this thread */
     float *level[LEVELS]; /* [m, n] each */
 } LeafWork;
 
 /* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
- * lines are columns of C, and lie along if B is transposed. */
-static void packed_run(const LeafWork *w, const Product *p, const float *const *wait, int waiting) {
-    w->g->kernels->product_run(&(ProductRun){.m = p->m,
-                                             .n = p->n,
-                                             .k = p->k,
-                                             .a = {p->a, p->lda, !p->trans_a},
-                                             .b = {p->b, p->ldb, p->trans_b},
-                                             .type = p->ab_type,
-                                             .c = p->c,
-                                             .c_row = p->ldc,
-                                             .add = p->accumulate,
-                                             .wait = wait,
-                                             .waiting = waiting,
-                                             .wait_row = w->tile.n},
-                               w->room);
+ * lines are columns of C, and lie along if B is transposed. whole: the sums are C's, which is bf16. */
+static void run_piece(const LeafWork *w, const Product *p, const float *const *wait, int waiting, bool whole) {
+    w->kernels->product_run(&(ProductRun){.m = p->m,
+                                          .n = p->n,
+                                          .k = p->k,
+                                          .a = {p->a, p->lda, !p->trans_a},
+                                          .b = {p->b, p->ldb, p->trans_b},
+                                          .type = p->ab_type,
+                                          .c = p->c,
+                                          .c_row = p->ldc,
+                                          .add = p->accumulate,
+                                          .wait = wait,
+                                          .waiting = waiting,
+                                          .wait_row = w->tile.n,
+                                          .rounded = whole ? w->tile.c : NULL,
+                                          .rounded_row = w->tile.ldc},
+                            w->room);
 }
 
 /* Piece `leaf` of every run, chained in the order of the runs; then what waits for it. */
 static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64_t row,
-                     const float *const *wait, int waiting) {
+                     const float *const *wait, int waiting, bool whole) {
     const Leaves *l = &w->tile.leaves;
+    int runs = l->runs ? l->runs : 1;
     int64_t start = 0;
-    for (int r = 0; r < l->runs; r++) {
-        int64_t length = l->run[r].length, each = l->run[r].leaf;
-        start += l->run[r].skip;
+    for (int r = 0; r < runs; r++) {
+        int64_t length = l->runs ? l->run[r].length : w->tile.k, each = l->runs ? l->run[r].leaf : length;
+        if (l->runs) start += l->run[r].skip;
         Product piece = moved(&w->tile, 0, 0, start + leaf * each);
         piece.k = min_i64(each, length - leaf * each);
         piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
         piece.accumulate = add || r > 0;
-        packed_run(w, &piece, wait, r + 1 == l->runs ? waiting : 0);
+        bool last = r + 1 == runs;
+        run_piece(w, &piece, wait, last ? waiting : 0, last && whole);
         start += length;
     }
 }
@@ -292,20 +152,21 @@ static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64
  *     leaf             0     1     2     3        4     5 (the last)
  *     added to it      -     0     -     2, 0+1   -     4, 0+1+2+3
  *     becomes level    0     1     0     2        0     C */
-static void tree_of_leaves(const LeafWork *w, int64_t leaves, float *to, int64_t row) {
+static void tree_of_leaves(const LeafWork *w, int64_t leaves, float *to, int64_t row, bool whole) {
     for (int64_t i = 0; i < leaves; i++) {
         const float *wait[LEVELS];
         bool last = i == leaves - 1;
         int waiting = 0, level = 0;
         for (; last ? i >> level != 0 : i >> level & 1; level++)
             if (i >> level & 1) wait[waiting++] = w->level[level];
-        leaf_sum(w, i, false, last ? to : w->level[level], last ? row : w->tile.n, wait, waiting);
+        leaf_sum(w, i, false, last ? to : w->level[level], last ? row : w->tile.n, wait, waiting,
+                 last && whole);
     }
 }
 
 static void add_rows(const LeafWork *w, float *to, int64_t row, const float *what) {
     for (int64_t i = 0; i < w->tile.m; i++)
-        w->g->kernels->add(w->tile.n, what + i * w->tile.n, to + i * row, to + i * row, DTYPE_F32);
+        w->kernels->add(w->tile.n, what + i * w->tile.n, to + i * row, to + i * row, DTYPE_F32);
 }
 
 /* Levels of the tree below its root: none of one leaf. */
@@ -328,9 +189,9 @@ static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
     for (int64_t i = 0; i < t->m; i++) {
         void *row = tensor_to(c, i * t->ldc, t->c_type);
         if (load)
-            w->g->kernels->cast(t->n, row, t->c_type, sum + i * t->n, DTYPE_F32);
+            w->kernels->cast(t->n, row, t->c_type, sum + i * t->n, DTYPE_F32);
         else
-            w->g->kernels->cast(t->n, sum + i * t->n, DTYPE_F32, row, t->c_type);
+            w->kernels->cast(t->n, sum + i * t->n, DTYPE_F32, row, t->c_type);
     }
 }
 
@@ -346,44 +207,47 @@ static void sum_tile(LeafWork *w, float *beside) {
     if (!direct) beside += tile;
     for (int l = 0; l < levels_of(leaves); l++, beside += tile) w->level[l] = beside;
     if (leaves == 1) {
-        leaf_sum(w, 0, t->accumulate, to, row, NULL, 0);
+        leaf_sum(w, 0, t->accumulate, to, row, NULL, 0, !direct);
     } else if (t->accumulate) {
-        tree_of_leaves(w, leaves, beside, t->n);
+        tree_of_leaves(w, leaves, beside, t->n, false);
         add_rows(w, to, row, beside);
+        if (!direct) cast_rows(w, t->c, to, false);
     } else {
-        tree_of_leaves(w, leaves, to, row);
+        tree_of_leaves(w, leaves, to, row, !direct);
     }
-    if (!direct) cast_rows(w, t->c, to, false);
 }
 
 /* ---- packed ---- */
 
 enum {
-    TILE_ROWS = 384, /* of a tile that has others beside it */
-    PACK_COST = 16,  /* packing an element takes about as long as so many terms */
+    TILE_ROWS = 384, /* of a tile that has others beside it and all its columns */
+    TALL = 4 * TILE_ROWS,
     TILE_FLOATS = TILE_ROWS * PRODUCT_COLS,
+    /* Packing an element takes about as long as so many terms: of B, of A, of what is read in rows of A. */
+    COST_B = 24,
+    COST_A = 16,
+    COST_ROWS = 4,
 };
 
-/* Rounded up to whole panels of any kernels, of nearly equal length. */
-static int64_t equal_length(int64_t n, int64_t most) {
-    enum { STEP = 48 };
+/* Pieces of nearly equal length, multiples of `step`: of whole panels of any kernels. */
+enum { STEP_ROWS = 8, STEP_COLS = 48 };
+static int64_t equal_length(int64_t n, int64_t most, int64_t step) {
     int64_t each = pieces_of(n, pieces_of(n, most));
-    return n <= STEP ? n : min_i64(most, (each + STEP - 1) / STEP * STEP);
+    return n <= step ? n : min_i64(most, (each + step - 1) / step * step);
 }
 
 /* The grid whose slowest thread has least to do: a tile costs its terms and what it packs, and threads take
- * tiles in rounds. */
-static Grid grid_of(const Product *p, int threads, int64_t most_rows) {
-    static const int64_t widths[] = {PRODUCT_COLS, PRODUCT_COLS / 2, PRODUCT_COLS / 4, PRODUCT_COLS / 8};
+ * tiles in rounds. `most`: the elements that a tile may have. */
+static Grid grid_of(const Product *p, int threads, int64_t most) {
     Grid best = {.rows = 0};
-    int64_t least = INT64_MAX;
-    for (int64_t tall = most_rows; tall >= 48; tall /= 2)
-        for (int w = 0; w < 4; w++) {
-            Grid g = {.rows = equal_length(p->m, tall), .cols = equal_length(p->n, widths[w])};
+    int64_t least = INT64_MAX, cost_a = p->trans_a ? COST_A : COST_ROWS;
+    for (int64_t tall = TALL; tall >= 48; tall /= 2)
+        for (int64_t wide = PRODUCT_COLS; wide >= PRODUCT_COLS / 8; wide /= 2) {
+            Grid g = {.rows = equal_length(p->m, tall, STEP_ROWS), .cols = equal_length(p->n, wide, STEP_COLS)};
             g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
-            int64_t cost =
-                pieces_of(g.down * g.across, threads) * (g.rows * g.cols + PACK_COST * (g.rows + g.cols));
-            if (cost < least) least = cost, best = g;
+            int64_t cost = pieces_of(g.down * g.across, threads) *
+                           (g.rows * g.cols + cost_a * g.rows + COST_B * g.cols);
+            if (g.rows * g.cols <= most && cost < least) least = cost, best = g;
         }
     return best;
 }
@@ -392,17 +256,15 @@ static Grid grid_of(const Product *p, int threads, int64_t most_rows) {
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
 /* Each tile with its leaves. A thread's room is its number times `each`, and holds packed panels, then the
- * tiles of tiles_beside. Where none are needed beside C a tile may be four times as tall, since C itself
- * takes its sums. */
+ * tiles of tiles_beside; where there are none C itself takes its sums. */
 static void packed(Gemm *g, Device *d, const Product *p) {
-    int beside = tiles_beside(p);
-    size_t each = thread_floats(beside);
-    Grid grid = grid_of(p, d->threads, beside ? TILE_ROWS : 4 * TILE_ROWS);
+    Grid grid = grid_of(p, d->threads, tiles_beside(p) ? TILE_FLOATS : TALL * PRODUCT_COLS);
+    size_t each = thread_floats(tiles_beside(p));
     int64_t count = grid.down * grid.across;
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
 #pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (count > 1)
     for (int64_t t = 0; t < count; t++) {
-        LeafWork w = {.g = g, .tile = tile_of(p, &grid, t)};
+        LeafWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
         w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
         sum_tile(&w, w.room + PRODUCT_ROOM);
     }
@@ -560,33 +422,31 @@ static void prepare(Gemm *g, const Product *p, const Grid *grid) {
     }
 }
 
-static void make_by_primitive(Gemm *g, const Product *tile) {
-    run_primitive(g, &g->cache[find_primitive(g, tile)], tile);
-}
-
-/* C is accumulated in fp32 inside a primitive. */
+/* C as it is, accumulated in fp32 inside a primitive. */
 static void native(Gemm *g, Device *d, const Product *p) {
     Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
     prepare(g, p, &grid);
-    each_tile(g, d->threads, p, &grid, make_by_primitive);
+#pragma omp parallel num_threads(d->threads)
+    {
+        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < grid.down * grid.across; t++) {
+            Product tile = tile_of(p, &grid, t);
+            run_primitive(g, &g->cache[find_primitive(g, &tile)], &tile);
+        }
+    }
 }
 
 /* ---- */
 
-/* Which way a product takes:
- *
- *                               no leaves              leaves
- *     fp32                      library                packed
- *     bf16 by primitives        native                 packed
- *     bf16 without them         library, widened       packed */
+/* What ranks may share has leaves, one of all its terms or several: what of it is made by primitives on one
+ * rank would be made of other shapes on two, with other bits. */
 static void run(Gemm *g, Device *d, const Product *p) {
-    if (p->leaves.runs > 0)
-        packed(g, d, p);
-    else if (p->ab_type != DTYPE_F32 && g->native)
+    if (p->ab_type != DTYPE_F32 && g->native && p->leaves.runs == 0)
         native(g, d, p);
     else
-        library(d, p);
+        packed(g, d, p);
 }
 
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
@@ -673,15 +533,11 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
 
 /* ---- */
 
-/* The most that any of the ways above takes, for a plan: whether products with leaves come at all,
- * `leaves` tells, and what a tile needs beside C grows with their levels. */
+/* The most that any of the ways above takes, for a plan: what a tile needs beside C grows with the levels of
+ * its leaves, and primitives make C itself where there are none. */
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
-    bool narrow_c = compute != DTYPE_F32;
-    size_t panels = narrow_c && !native ? panel_bytes : 0;
-    if (leaves == 0) return panels;
-    size_t tiles = thread_floats(narrow_c + (leaves > 1) + levels_of(leaves));
-    size_t packing = (size_t)threads * tiles * sizeof(float);
-    return packing > panels ? packing : panels;
+    bool sums = compute != DTYPE_F32 && (!native || leaves > 0);
+    return (size_t)threads * thread_floats(sums + (leaves > 1) + levels_of(leaves)) * sizeof(float);
 }
 
 static ErrorCode open_streams(Gemm *g, Error *err) {

@@ -14,9 +14,9 @@ enum {
     FLASH_UNITS_MAX = 4,   /* blocks that one thread takes together */
     STATS_PIECE_LOG2 = 12, /* elements of a gradient that are summed at once */
     STATS_PIECE = 1 << STATS_PIECE_LOG2,
-    PRODUCT_BLOCK = 256, /* terms of a product's sum that are added in one chain */
+    PRODUCT_BLOCK = 384, /* terms of a product's sum that are added in one chain */
     PRODUCT_COLS = 768,  /* columns of a product's tile, at most; a multiple of every STRIP_COLS */
-    PACK_ROWS = 192,     /* rows that are packed at a time */
+    PACK_ROWS = 96,      /* rows that are packed at a time */
     FEW_ROWS = 16,       /* so few that packing B is what takes time */
     SCAN_CHANNELS = 128, /* of a convolution or recurrence at a time, at most; a multiple of every vector */
     SCAN_BLOCK = 32,     /* tokens of a sum over tokens that are added in one chain */
@@ -43,6 +43,9 @@ typedef struct ProductRun {
     int waiting;
     const float *const *wait;
     int64_t wait_row;
+    /* NULL, or where whole sums go instead, rounded; C then holds those of some of their terms. */
+    uint16_t *rounded;
+    int64_t rounded_row;
 } ProductRun;
 enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 

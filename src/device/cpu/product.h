@@ -24,34 +24,41 @@ enum { STRIP_ROWS = VLEN == 16 ? 8 : 4, STRIP_VECTORS = 3, STRIP_COLS = STRIP_VE
 /* ---- packing ---- */
 
 /* `width` lines of `depth` elements, each contiguous, `row` apart: panels of [depth][panel], the last one
- * filled up with zeros. There are `lines` from there on: while a panel is transposed the next one is fetched,
- * since each line is too short for a processor to see by itself where they lead. */
-INLINE void pack_along(const void *from, int64_t row, int64_t lines, int64_t width, int64_t depth, float *to,
+ * filled up with zeros. A vector of lines at a time, each to its end: a processor follows so many by itself. */
+INLINE void pack_along(const void *from, int64_t row, int64_t width, int64_t depth, float *to,
                        const int64_t panel, Dtype t) {
-    enum { STEP = 16 };
-    for (int64_t i = 0; i < width; i += panel, to += panel * depth) {
-        int64_t here = min_i64(panel, width - i), next = min_i64(panel, lines - i - here);
-        for (int64_t p = 0; p < depth; p += STEP) {
-            const void *at = tensor_at(from, i * row + p, t);
-            for (int64_t r = 0; r < next; r++) __builtin_prefetch(tensor_at(at, (panel + r) * row, t));
-            transpose_block(at, row, here, min_i64(STEP, depth - p), to + p * panel, panel, 1, t);
-        }
-        for (int64_t p = 0; here < panel && p < depth; p++)
-            memset(to + p * panel + here, 0, (size_t)(panel - here) * sizeof *to);
+    const int64_t group = min_i64(panel, VLEN);
+    for (int64_t i = 0; i < width; i += group) {
+        float *here = to + i / panel * panel * depth + i % panel;
+        transpose_block(tensor_at(from, i * row, t), row, min_i64(group, width - i), depth, here, panel, 1, t);
     }
+    int64_t rest = width % panel;
+    to += (width - rest) * depth;
+    for (int64_t p = 0; rest && p < depth; p++)
+        memset(to + p * panel + rest, 0, (size_t)(panel - rest) * sizeof *to);
 }
 
 /* `left` elements (at least 1) to a line of a panel, whose other elements become 0. */
 INLINE void pack_line(const void *from, int64_t left, float *to, const int64_t panel, Dtype t) {
-    if (panel < VLEN && left >= panel) { /* panels of 4 rows and vectors of 8, or 8 and 16 */
-        for (int64_t i = 0; i < panel; i += 4) {
-            Quad q = quad_get(from, i, t);
-            memcpy(to + i, &q, sizeof q);
-        }
-        return;
-    }
     for (int64_t v = 0; v < panel; v += VLEN)
         put(to, v, panel - v, DTYPE_F32, left > v ? get(from, v, left - v, t) : (Vec){0});
+}
+
+/* Two panels of half a vector: two lines of two rows, each row `row` long, become two lines of each panel. */
+INLINE void pack_halves(const void *from, int64_t row, float *to, int64_t next, Dtype t) {
+    Vec x = get(from, 0, VLEN, t), y = get(from, row, VLEN, t);
+#if VLEN == 16
+    Vec left = __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    Vec right = __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+#elif VLEN == 8
+    Vec left = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11);
+    Vec right = __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
+#else
+    Vec left = __builtin_shufflevector(x, y, 0, 1, 4, 5);
+    Vec right = __builtin_shufflevector(x, y, 2, 3, 6, 7);
+#endif
+    vec_store(to, left);
+    vec_store(to + next, right);
 }
 
 /* The same of lines that lie across: element p of line i is from[p * row + i]. What is read of a row at once
@@ -60,99 +67,139 @@ INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t de
                         const int64_t panel, Dtype t) {
     enum { AHEAD = 8 };
     const int64_t group = panel < 16 ? 8 * panel : 2 * panel;
-    for (int64_t i = 0; i < width; i += group)
-        for (int64_t p = 0; p < depth; p++) {
+    for (int64_t i = 0; i < width; i += group) {
+        int64_t end = min_i64(width, i + group), p = 0;
+        for (; 2 * panel == VLEN && end - i == group && p + 2 <= depth; p += 2) {
             const void *at = tensor_at(from, p * row, t);
             __builtin_prefetch(tensor_at(at, AHEAD * row + i, t));
-            for (int64_t j = i; j < min_i64(width, i + group); j += panel)
+            __builtin_prefetch(tensor_at(at, (AHEAD + 1) * row + i, t));
+            for (int64_t j = i; j < end; j += VLEN)
+                pack_halves(tensor_at(at, j, t), row, to + j * depth + p * panel, panel * depth, t);
+        }
+        for (; p < depth; p++) {
+            const void *at = tensor_at(from, p * row, t);
+            __builtin_prefetch(tensor_at(at, AHEAD * row + i, t));
+            for (int64_t j = i; j < end; j += panel)
                 pack_line(tensor_at(at, j, t), width - j, to + j * depth + p * panel, panel, t);
         }
+    }
 }
 
-INLINE void pack_typed(const ProductOperand *o, int64_t lines, int64_t line, int64_t width, int64_t first,
-                       int64_t depth, float *to, const int64_t panel, Dtype t) {
+INLINE void pack_typed(const ProductOperand *o, int64_t line, int64_t width, int64_t first, int64_t depth,
+                       float *to, const int64_t panel, Dtype t) {
     if (o->along)
-        pack_along(tensor_at(o->data, line * o->row + first, t), o->row, lines - line, width, depth, to,
-                   panel, t);
+        pack_along(tensor_at(o->data, line * o->row + first, t), o->row, width, depth, to, panel, t);
     else
         pack_across(tensor_at(o->data, first * o->row + line, t), o->row, width, depth, to, panel, t);
 }
 
 /* Elements first .. first+depth-1 of lines line .. line+width-1. */
-static void pack_a(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
-                   float *to) {
-    BY_DTYPE(r->type, pack_typed, &r->a, r->m, line, width, first, depth, to, STRIP_ROWS);
-}
 static void pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                    float *to) {
-    BY_DTYPE(r->type, pack_typed, &r->b, r->n, line, width, first, depth, to, STRIP_COLS);
+    BY_DTYPE(r->type, pack_typed, &r->b, line, width, first, depth, to, STRIP_COLS);
+}
+
+/* Rows of A as strips read them: panels of [depth][STRIP_ROWS] (row = 0), or rows `row` apart. */
+typedef struct Rows {
+    const float *at;
+    int64_t row, depth;
+} Rows;
+
+/* What lies along is read where it is: a row is read in order. bf16 is widened, in rows too. */
+static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
+                      float *to) {
+    const ProductOperand *o = &r->a;
+    if (!o->along) {
+        BY_DTYPE(r->type, pack_typed, o, line, width, first, depth, to, STRIP_ROWS);
+        return (Rows){to, 0, depth};
+    }
+    const void *from = tensor_at(o->data, line * o->row + first, r->type);
+    if (r->type == DTYPE_F32) return (Rows){from, o->row, depth};
+    for (int64_t i = 0; i < width; i++)
+        EACH_VECTOR(p, left, depth)
+    put(to + i * depth, p, left, DTYPE_F32, get(from, i * o->row + p, left, DTYPE_BF16));
+    return (Rows){to, depth, depth};
 }
 
 /* ---- strips ---- */
 
-/* Where sums of a panel of A and one of B go: C from (i, j) on. After the last block, what waits to the left
- * of them in a tree is added, nearest first, while they are still in registers. */
+/* Where sums of some rows of A and a panel of B go: C from (i, j) on. After the last block, what waits to the
+ * left of them in a tree is added, nearest first, while they are still in registers. */
 typedef struct Strip {
     const ProductRun *run;
     int64_t i, j, cols;
     bool add, last;
 } Strip;
 
-INLINE void strip(const Strip *s, int64_t depth, const float *a, const float *b, const int rows,
-                  const int vectors) {
+INLINE void add_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], const float *c, int64_t c_row, int64_t cols, const int rows,
+                     const int vectors) {
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = get(c + r * c_row, v * VLEN, cols - v * VLEN, DTYPE_F32) + sum[r][v];
+}
+
+INLINE void put_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], void *c, int64_t c_row, int64_t cols, const int rows,
+                     const int vectors, Dtype t) {
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) put(tensor_to(c, r * c_row, t), v * VLEN, cols - v * VLEN, t, sum[r][v]);
+}
+
+INLINE void fetch_rows(const float *c, int64_t c_row, const int rows, const int vectors) {
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) __builtin_prefetch(c + r * c_row + v * VLEN, 1);
+}
+
+/* Sums of `rows` rows. B is fetched AHEAD terms before it is wanted: it streams from the second-level cache. */
+INLINE void strip(const Strip *s, const float *a, int64_t a_row, const int64_t a_step, int64_t depth,
+                  const float *b, const int rows, const int vectors) {
+    enum { AHEAD = 6 };
     const ProductRun *run = s->run;
     Vec sum[STRIP_ROWS][STRIP_VECTORS];
     float *c = run->c + s->i * run->c_row + s->j;
     int64_t wait_at = s->i * run->wait_row + s->j, waiting = s->last ? run->waiting : 0;
-    for (int r = 0; r < rows; r++) {
-        __builtin_prefetch(c + r * run->c_row, 1); /* wanted when the sums are there */
-        __builtin_prefetch(c + r * run->c_row + 16, 1);
-        for (int64_t w = 0; w < waiting; w++) {
-            __builtin_prefetch(run->wait[w] + wait_at + r * run->wait_row);
-            __builtin_prefetch(run->wait[w] + wait_at + r * run->wait_row + 16);
-        }
+    if (s->add || !s->last || !run->rounded) fetch_rows(c, run->c_row, rows, vectors); /* wanted when the sums are there */
+    for (int64_t w = 0; w < waiting; w++) fetch_rows(run->wait[w] + wait_at, run->wait_row, rows, vectors);
+    for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sum[r][v] = (Vec){0};
-    }
-    for (int64_t p = 0; p < depth; p++, a += STRIP_ROWS, b += STRIP_COLS) {
+    for (int64_t p = 0; p < depth; p++, a += a_step, b += STRIP_COLS) {
         Vec x[STRIP_VECTORS];
+        for (int v = 0; v < vectors; v++) __builtin_prefetch(b + AHEAD * STRIP_COLS + v * VLEN);
         for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
         for (int r = 0; r < rows; r++) {
-            Vec scalar = vec_set(a[r]);
+            Vec scalar = vec_set(a[r * a_row]);
             for (int v = 0; v < vectors; v++) sum[r][v] = vec_multiply_add(sum[r][v], scalar, x[v]);
         }
     }
-    for (int r = 0; s->add && r < rows; r++)
-        for (int v = 0; v < vectors; v++)
-            sum[r][v] = get(c + r * run->c_row, v * VLEN, s->cols - v * VLEN, DTYPE_F32) + sum[r][v];
-    for (int64_t w = 0; w < waiting; w++) {
-        const float *left = run->wait[w] + wait_at;
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
-                sum[r][v] =
-                    get(left + r * run->wait_row, v * VLEN, s->cols - v * VLEN, DTYPE_F32) + sum[r][v];
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++)
-            put(c + r * run->c_row, v * VLEN, s->cols - v * VLEN, DTYPE_F32, sum[r][v]);
-}
-
-INLINE void strips_of(Strip s, int64_t depth, const float *a, const float *b, int64_t rows,
-                      const int vectors) {
-    for (; rows >= STRIP_ROWS; rows -= STRIP_ROWS) {
-        strip(&s, depth, a, b, STRIP_ROWS, vectors);
-        a += STRIP_ROWS * depth, s.i += STRIP_ROWS;
-    }
-    for (; rows > 0; rows--, a++, s.i++) strip(&s, depth, a, b, 1, vectors);
-}
-
-/* All panels of A by one panel of B. */
-static void strips(Strip s, int64_t depth, const float *a, const float *b, int64_t rows) {
-    if (s.cols > 2 * VLEN)
-        strips_of(s, depth, a, b, rows, 3);
-    else if (s.cols > VLEN)
-        strips_of(s, depth, a, b, rows, 2);
+    if (s->add) add_rows(sum, c, run->c_row, s->cols, rows, vectors);
+    for (int64_t w = 0; w < waiting; w++)
+        add_rows(sum, run->wait[w] + wait_at, run->wait_row, s->cols, rows, vectors);
+    if (s->last && run->rounded)
+        put_rows(sum, run->rounded + s->i * run->rounded_row + s->j, run->rounded_row, s->cols, rows, vectors,
+                 DTYPE_BF16);
     else
-        strips_of(s, depth, a, b, rows, 1);
+        put_rows(sum, c, run->c_row, s->cols, rows, vectors, DTYPE_F32);
+}
+
+/* As many rows at once as registers hold sums of; those left over one by one. */
+INLINE void strips_of(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows, const int vectors) {
+    const float *at = a->at + i * (a->row ? a->row : a->depth);
+    if (a->row && rows == STRIP_ROWS)
+        strip(&s, at, a->row, 1, a->depth, b, STRIP_ROWS, vectors);
+    else if (rows == STRIP_ROWS)
+        strip(&s, at, 1, STRIP_ROWS, a->depth, b, STRIP_ROWS, vectors);
+    else
+        for (int64_t r = 0; r < rows; r++, s.i++)
+            strip(&s, at + r * (a->row ? a->row : 1), 0, a->row ? 1 : STRIP_ROWS, a->depth, b, 1, vectors);
+}
+
+/* At most STRIP_ROWS rows of A, from its i-th on, by one panel of B. */
+static void strips(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows) {
+    if (s.cols > 2 * VLEN)
+        strips_of(s, a, i, b, rows, 3);
+    else if (s.cols > VLEN)
+        strips_of(s, a, i, b, rows, 2);
+    else
+        strips_of(s, a, i, b, rows, 1);
 }
 
 /* ---- runs ---- */
@@ -173,18 +220,20 @@ static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) 
                    .last = first + block_of(r->k) >= r->k};
 }
 
-/* Block by block: B is packed once for all rows of A. */
+/* Block by block: B is packed once for all rows of A, and passes by each STRIP_ROWS of them. */
 static void run_blocks(const ProductRun *r, float *room) {
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
     int64_t block = block_of(r->k);
     for (int64_t first = 0; first < r->k; first += block) {
         int64_t depth = min_i64(block, r->k - first);
         pack_b(r, 0, r->n, first, depth, room);
-        for (int64_t i = 0; i < r->m; i += PACK_ROWS) {
-            int64_t rows = min_i64(PACK_ROWS, r->m - i);
-            pack_a(r, i, rows, first, depth, a);
-            for (int64_t j = 0; j < r->n; j += STRIP_COLS)
-                strips(strip_at(r, i, j, first), depth, a, room + j * depth, rows);
+        for (int64_t from = 0; from < r->m; from += PACK_ROWS) {
+            int64_t count = min_i64(PACK_ROWS, r->m - from);
+            Rows rows = rows_of_a(r, from, count, first, depth, a);
+            for (int64_t i = 0; i < count; i += STRIP_ROWS)
+                for (int64_t j = 0; j < r->n; j += STRIP_COLS)
+                    strips(strip_at(r, from + i, j, first), &rows, i, room + j * depth,
+                           min_i64(STRIP_ROWS, count - i));
         }
     }
 }
@@ -193,16 +242,18 @@ static void run_blocks(const ProductRun *r, float *room) {
  * lines one after the other, and what is packed of it stays in the first-level cache. */
 static void run_few(const ProductRun *r, float *room) {
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
-    int64_t block = block_of(r->k), span = PACK_ROWS / FEW_ROWS * block; /* of A there is room for so much */
-    for (int64_t start = 0; start < r->k; start += span) {
-        int64_t end = min_i64(r->k, start + span);
-        for (int64_t first = start; first < end; first += block)
-            pack_a(r, 0, r->m, first, min_i64(block, end - first), a + (first - start) * FEW_ROWS);
+    int64_t block = block_of(r->k), span = PACK_ROWS / FEW_ROWS; /* of A there is room for so many blocks */
+    for (int64_t start = 0; start < r->k; start += span * block) {
+        Rows rows[PACK_ROWS / FEW_ROWS];
+        int64_t count = 0;
+        for (int64_t first = start; count < span && first < r->k; first += block, count++)
+            rows[count] = rows_of_a(r, 0, r->m, first, min_i64(block, r->k - first), a + count * block * FEW_ROWS);
         for (int64_t j = 0; j < r->n; j += STRIP_COLS)
-            for (int64_t first = start; first < end; first += block) {
-                int64_t depth = min_i64(block, end - first);
-                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, depth, room);
-                strips(strip_at(r, 0, j, first), depth, a + (first - start) * FEW_ROWS, room, r->m);
+            for (int64_t q = 0; q < count; q++) {
+                int64_t first = start + q * block;
+                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, rows[q].depth, room);
+                for (int64_t i = 0; i < r->m; i += STRIP_ROWS)
+                    strips(strip_at(r, i, j, first), &rows[q], i, room, min_i64(STRIP_ROWS, r->m - i));
             }
     }
 }

@@ -117,80 +117,104 @@ static void product(Product p) {
 
 /* ---- transposes ---- */
 
+/* Blocks of 4 x 4 words of 32 bits. A vector holds one row of each of its blocks, which lie below each other
+ * in the matrix: shuffles that stay within 16 bytes turn all of them at once, and a column of all is one
+ * vector. Of bf16 a word is two columns, which are told apart after that. */
 typedef float Quad __attribute__((vector_size(16)));
-typedef uint16_t QuadHalf __attribute__((vector_size(8)));
-typedef uint32_t QuadBits __attribute__((vector_size(16)));
 
-INLINE Quad quad_get(const void *p, int64_t i, Dtype t) {
+INLINE Quad quad_get(const void *p) {
     Quad q;
-    QuadHalf h;
-    if (t == DTYPE_F32) {
-        memcpy(&q, (const float *)p + i, sizeof q);
-        return q;
+    memcpy(&q, p, sizeof q);
+    return q;
+}
+
+/* `wide`: what is made of two vectors, in four ways; low and high halves of each 16 bytes, interleaved. */
+#define LOW_4 0, 4, 1, 5
+#define HIGH_4 2, 6, 3, 7
+#define FRONT_4 0, 1, 4, 5
+#define BACK_4 2, 3, 6, 7
+#define LOW_8 0, 8, 1, 9, 4, 12, 5, 13
+#define HIGH_8 2, 10, 3, 11, 6, 14, 7, 15
+#define FRONT_8 0, 1, 8, 9, 4, 5, 12, 13
+#define BACK_8 2, 3, 10, 11, 6, 7, 14, 15
+#define LOW_16 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define HIGH_16 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define FRONT_16 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define BACK_16 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+
+/* Defines turn_N: N rows of 16 bytes, `row` bytes apart, to N numbers of each column, to_row apart. */
+#define TURN(N, Vector, words, get)                                                                    \
+    INLINE void turn_##N(const char *from, int64_t row, float *to, int64_t to_row, float factor, Dtype t) { \
+        Vector a = get(from, 4 * row), b = get(from + row, 4 * row);                                   \
+        Vector c = get(from + 2 * row, 4 * row), d = get(from + 3 * row, 4 * row);                     \
+        Vector ab = __builtin_shufflevector(a, b, LOW_##N), cd = __builtin_shufflevector(c, d, LOW_##N);    \
+        Vector ab2 = __builtin_shufflevector(a, b, HIGH_##N), cd2 = __builtin_shufflevector(c, d, HIGH_##N); \
+        Vector word[4] = {                                                                             \
+            __builtin_shufflevector(ab, cd, FRONT_##N), __builtin_shufflevector(ab, cd, BACK_##N),     \
+            __builtin_shufflevector(ab2, cd2, FRONT_##N), __builtin_shufflevector(ab2, cd2, BACK_##N)};   \
+        for (int i = 0; i < 4; i++) {                                                                  \
+            Vector low = t == DTYPE_F32 ? word[i] : (Vector)((words)word[i] << 16);                    \
+            Vector high = (Vector)((words)word[i] & 0xffff0000);                                       \
+            low *= factor, high *= factor;                                                             \
+            if (t == DTYPE_F32) {                                                                      \
+                memcpy(to + i * to_row, &low, sizeof low);                                             \
+            } else {                                                                                   \
+                memcpy(to + 2 * i * to_row, &low, sizeof low);                                         \
+                memcpy(to + (2 * i + 1) * to_row, &high, sizeof high);                                 \
+            }                                                                                          \
+        }                                                                                              \
     }
-    memcpy(&h, (const uint16_t *)p + i, sizeof h);
-    return (Quad)(__builtin_convertvector(h, QuadBits) << 16);
-}
 
-INLINE void transpose_quads(const void *from, int64_t row, int64_t at, float *to, int64_t to_row,
-                            float factor, Dtype t) {
-    Quad a = quad_get(from, at, t), b = quad_get(from, at + row, t);
-    Quad c = quad_get(from, at + 2 * row, t), d = quad_get(from, at + 3 * row, t);
-    Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    Quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    Quad out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5) * factor,
-                   __builtin_shufflevector(ab, cd, 2, 3, 6, 7) * factor,
-                   __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5) * factor,
-                   __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7) * factor};
-    for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
-}
+typedef uint32_t QuadBits __attribute__((vector_size(16)));
+#define ONE_QUAD(p, far) quad_get(p)
+TURN(4, Quad, QuadBits, ONE_QUAD)
 
-/* Eight rows of four columns: rows i and i + 4 share a vector from the load on, so that the same shuffles as
- * above do twice the work and nothing has to cross the halves. */
 #if VLEN >= 8
-enum { TURN_ROWS = 8 };
 typedef float Oct __attribute__((vector_size(32)));
-
-INLINE Oct oct_get(const void *p, int64_t i, int64_t far, Dtype t) {
-    return __builtin_shufflevector(quad_get(p, i, t), quad_get(p, i + far, t), 0, 1, 2, 3, 4, 5, 6, 7);
+typedef uint32_t OctBits __attribute__((vector_size(32)));
+INLINE Oct oct_get(const char *p, int64_t far) {
+    return __builtin_shufflevector(quad_get(p), quad_get(p + far), 0, 1, 2, 3, 4, 5, 6, 7);
 }
-
-INLINE void transpose_rows(const void *from, int64_t row, int64_t at, float *to, int64_t to_row, float factor,
-                           Dtype t) {
-    Oct a = oct_get(from, at, 4 * row, t), b = oct_get(from, at + row, 4 * row, t);
-    Oct c = oct_get(from, at + 2 * row, 4 * row, t), d = oct_get(from, at + 3 * row, 4 * row, t);
-    Oct ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
-    Oct cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13);
-    Oct ab2 = __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-    Oct cd2 = __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
-    Oct out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) * factor,
-                  __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15) * factor,
-                  __builtin_shufflevector(ab2, cd2, 0, 1, 8, 9, 4, 5, 12, 13) * factor,
-                  __builtin_shufflevector(ab2, cd2, 2, 3, 10, 11, 6, 7, 14, 15) * factor};
-    for (int i = 0; i < 4; i++) memcpy(to + i * to_row, &out[i], sizeof out[i]);
-}
-#else
-enum { TURN_ROWS = 4 };
-INLINE void transpose_rows(const void *from, int64_t row, int64_t at, float *to, int64_t to_row, float factor,
-                           Dtype t) {
-    transpose_quads(from, row, at, to, to_row, factor, t);
-}
+TURN(8, Oct, OctBits, oct_get)
 #endif
 
-/* to[cols][rows] = from[rows][cols]^T * factor; 16 columns at a time, so that the lines read and written stay
- * in cache. */
+#if VLEN == 16
+INLINE Vec hex_get(const char *p, int64_t far) {
+    return __builtin_shufflevector(oct_get(p, far), oct_get(p + 2 * far, far), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+                                   10, 11, 12, 13, 14, 15);
+}
+TURN(16, Vec, VecBits, hex_get)
+#endif
+
+/* Columns of 64 bytes, a line of the cache, of as many rows at once as there are: what is read of a line is
+ * read while it is there, although lines a power of two apart share few places. */
+INLINE void turn_lines(const char *from, int64_t row, int64_t rows, int64_t words, float *to, int64_t to_row,
+                       float factor, Dtype t) {
+    const int64_t step = 16 / (int64_t)dtype_bytes(t) * to_row;
+    int64_t i = 0;
+#if VLEN == 16
+    for (; i + 16 <= rows; i += 16)
+        for (int64_t w = 0; w < words; w++)
+            turn_16(from + i * row + 16 * w, row, to + i + w * step, to_row, factor, t);
+#endif
+#if VLEN >= 8
+    for (; i + 8 <= rows; i += 8)
+        for (int64_t w = 0; w < words; w++)
+            turn_8(from + i * row + 16 * w, row, to + i + w * step, to_row, factor, t);
+#endif
+    for (; i + 4 <= rows; i += 4)
+        for (int64_t w = 0; w < words; w++)
+            turn_4(from + i * row + 16 * w, row, to + i + w * step, to_row, factor, t);
+}
+
+/* to[cols][rows] = from[rows][cols]^T * factor. */
 INLINE void transpose_block(const void *from, int64_t row, int64_t rows, int64_t cols, float *to,
                             int64_t to_row, float factor, Dtype t) {
-    int64_t full_rows = rows / 4 * 4, full_cols = cols / 4 * 4;
-    int64_t turned = rows / TURN_ROWS * TURN_ROWS;
-    for (int64_t j0 = 0; j0 < full_cols; j0 += 16) {
-        for (int64_t i = 0; i < turned; i += TURN_ROWS)
-            for (int64_t j = j0; j < min_i64(full_cols, j0 + 16); j += 4)
-                transpose_rows(from, row, i * row + j, to + j * to_row + i, to_row, factor, t);
-        for (int64_t i = turned; i < full_rows; i += 4)
-            for (int64_t j = j0; j < min_i64(full_cols, j0 + 16); j += 4)
-                transpose_quads(from, row, i * row + j, to + j * to_row + i, to_row, factor, t);
-    }
+    const int64_t bytes = (int64_t)dtype_bytes(t), word = 16 / bytes, line = 4 * word;
+    int64_t full_rows = rows / 4 * 4, full_cols = cols / word * word;
+    for (int64_t j = 0; j < full_cols; j += line)
+        turn_lines(tensor_at(from, j, t), row * bytes, rows, min_i64(line, full_cols - j) / word,
+                   to + j * to_row, to_row, factor, t);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = i < full_rows ? full_cols : 0; j < cols; j++)
             to[j * to_row + i] = tensor_get(from, i * row + j, t) * factor;
