@@ -1,5 +1,5 @@
 /* Speed of each op at the shapes of a model: GFLOP/s of what multiplies, GB/s of what passes over memory, and
- * the share of the matrix-product peak or of the copy speed of the same run.
+ * the share of the matrix-product peak and of what registers can do, or of the copy speed, of the same run.
  *
  *     bench_ops [KIND [THREADS [fp32|bf16 [TOKENS]]]] */
 #include <math.h>
@@ -33,7 +33,7 @@ typedef struct Bench {
     float *logits, *loss, *lse, *angles;
     int32_t *ids, *positions, *first;
     Figures *figures;
-    double peak, copy;
+    double peak, limit, copy;
 } Bench;
 
 static AttentionShape shape(const Bench *b) {
@@ -284,8 +284,8 @@ static double best_time(Bench *b, void (*run)(Bench *)) {
 
 static void flops(Bench *b, const char *name, void (*run)(Bench *), double operations) {
     double seconds = best_time(b, run), rate = operations / seconds;
-    printf("%-20s %9.3f ms %8.1f GFLOP/s  %5.1f%% of the product peak\n", name, seconds * 1e3, rate / 1e9,
-           100 * rate / b->peak);
+    printf("%-20s %9.3f ms %8.1f GFLOP/s  %5.1f%% of the product peak, %5.1f%% of the cores' limit\n", name,
+           seconds * 1e3, rate / 1e9, 100 * rate / b->peak, 100 * rate / b->limit);
 }
 
 static void bytes(Bench *b, const char *name, void (*run)(Bench *), double moved) {
@@ -365,9 +365,11 @@ int main(int argc, char **argv) {
     layout(&b);
     fill_tensors(&b);
     b.peak = device_matmul_peak(&b.d, b.c, 2, INFINITY);
+    b.limit = device_register_limit(&b.d, b.d.native_bf16 ? b.c : DTYPE_F32, 0.5);
     b.copy = (double)VOCAB * HIDDEN * 8 / best_time(&b, copy);
-    printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, copy %.1f GB/s\n", b.d.name,
-           b.d.processor, b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.copy / 1e9);
+    printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, limit %.1f, copy %.1f GB/s\n",
+           b.d.name, b.d.processor, b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.limit / 1e9,
+           b.copy / 1e9);
     products(&b);
     passes(&b);
     pool_free(&b.pool);

@@ -43,7 +43,7 @@ typedef struct Findings {
     char processor[128], kernels[32], library[64];
     Text instruction_sets;
     MemoryUse memory;
-    double peak_fp32, peak_bf16; /* FLOP/s */
+    double peak_fp32, peak_bf16, limit_fp32, limit_bf16; /* FLOP/s */
     bool native_bf16;
     CudaFacts cuda;
     char no_cuda[1024]; /* why no GPU can be used; "" where one can */
@@ -114,6 +114,8 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     find_instruction_sets(f);
     f->peak_fp32 = device_matmul_peak(&d, DTYPE_F32, seconds, INFINITY);
     f->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds, INFINITY);
+    f->limit_fp32 = device_register_limit(&d, DTYPE_F32, seconds / 10);
+    f->limit_bf16 = device_register_limit(&d, DTYPE_BF16, seconds / 10);
     device_close(&d);
     if (!device_library_has_openmp())
         advise(f, "oneDNN was built without OpenMP: its threads and weft's get in each other's way. Install "
@@ -302,7 +304,9 @@ static void print_table(Findings *f) {
            text_bytes((double)f->memory.available, available));
     if (memory_limit(f)) printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
     printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
-           f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is not native here)");
+           f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is widened here)");
+    printf("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16 dot products\n", f->limit_fp32 / 1e9,
+           f->limit_bf16 / 1e9);
     print_gpus(f);
     printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
            text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
@@ -330,6 +334,8 @@ static void print_json(const Findings *f) {
     json_put_int(&w, "memory_limit_bytes", (int64_t)memory_limit(f));
     json_put_double(&w, "peak_fp32_flops", f->peak_fp32);
     json_put_double(&w, "peak_bf16_flops", f->peak_bf16);
+    json_put_double(&w, "limit_fp32_flops", f->limit_fp32);
+    json_put_double(&w, "limit_bf16_flops", f->limit_bf16);
     json_put_bool(&w, "native_bf16", f->native_bf16);
     put_gpus(&w, f);
     json_put_string(&w, "disk_directory", f->disk.directory);

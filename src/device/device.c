@@ -374,6 +374,13 @@ double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
     return best;
 }
 
+double device_register_limit(const Device *d, Dtype type, double seconds) {
+    for (int i = 0; i < KINDS; i++)
+        if (strcmp(kinds[i].name, d->name) == 0 && kinds[i].kernels)
+            return gemm_register_limit(kinds[i].kernels, d->threads, type, seconds);
+    return 0;
+}
+
 /* Ops that never ran are left out. What is missing from the whole to the ops' sum is host work and
  * waiting. */
 void device_profile_print(Device *d, double seconds, Text *out) {

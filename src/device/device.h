@@ -924,5 +924,8 @@ void device_profile_print(Device *d, double seconds, Text *out);
  * where memory is short. Takes about `seconds` and `flops` at most: below 5e9 FLOPs the products are small
  * ones, which show less than the peak. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops);
+/* What its cores could multiply and add at most, in FLOP/s, if every operand were in a register; of bf16, by
+ * its dot products. 0 where there are none, and for kinds without kernels of their own. */
+double device_register_limit(const Device *d, Dtype type, double seconds);
 
 #endif

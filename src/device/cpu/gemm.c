@@ -20,9 +20,11 @@
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/text.h"
 #include "device/cpu/cpu.h"
 
@@ -108,7 +110,8 @@ typedef struct LeafWork {
 
 /* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
  * lines are columns of C, and lie along if B is transposed. whole: the sums are C's, which is bf16. */
-static void run_piece(const LeafWork *w, const Product *p, const float *const *wait, int waiting, bool whole) {
+static void run_piece(const LeafWork *w, const Product *p, const float *const *wait, int waiting,
+                      bool whole) {
     w->kernels->product_run(&(ProductRun){.m = p->m,
                                           .n = p->n,
                                           .k = p->k,
@@ -243,10 +246,11 @@ static Grid grid_of(const Product *p, int threads, int64_t most) {
     int64_t least = INT64_MAX, cost_a = p->trans_a ? COST_A : COST_ROWS;
     for (int64_t tall = TALL; tall >= 48; tall /= 2)
         for (int64_t wide = PRODUCT_COLS; wide >= PRODUCT_COLS / 8; wide /= 2) {
-            Grid g = {.rows = equal_length(p->m, tall, STEP_ROWS), .cols = equal_length(p->n, wide, STEP_COLS)};
+            Grid g = {.rows = equal_length(p->m, tall, STEP_ROWS),
+                      .cols = equal_length(p->n, wide, STEP_COLS)};
             g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
-            int64_t cost = pieces_of(g.down * g.across, threads) *
-                           (g.rows * g.cols + cost_a * g.rows + COST_B * g.cols);
+            int64_t cost =
+                pieces_of(g.down * g.across, threads) * (g.rows * g.cols + cost_a * g.rows + COST_B * g.cols);
             if (g.rows * g.cols <= most && cost < least) least = cost, best = g;
         }
     return best;
@@ -538,6 +542,22 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
     bool sums = compute != DTYPE_F32 && (!native || leaves > 0);
     return (size_t)threads * thread_floats(sums + (leaves > 1) + levels_of(leaves)) * sizeof(float);
+}
+
+/* The best of many short turns, since others may use the cores. */
+double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds) {
+    enum { ROUNDS = 1 << 17 };
+    double best = 0, end = clock_seconds() + seconds;
+    do {
+        double flops = 0, start = clock_seconds();
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+        {
+            float sums[LIMIT_SUMS] = {0};
+            flops = kernels->product_limit(ROUNDS, type, sums);
+        }
+        best = fmax(best, flops / (clock_seconds() - start));
+    } while (best > 0 && clock_seconds() < end);
+    return best;
 }
 
 static ErrorCode open_streams(Gemm *g, Error *err) {

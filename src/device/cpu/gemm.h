@@ -27,6 +27,9 @@ void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n,
                       const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves);
 void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
                              const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
+/* What this many cores can multiply and add in registers, in FLOP/s, without any operand from memory: no
+ * product is faster. bf16: by dot products of bf16; 0 where there are none, or for AMX alone. */
+double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);
 /* leaves: the most that a product has; 0: none has any. */
 size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves);
 

@@ -48,6 +48,7 @@ typedef struct ProductRun {
     int64_t rounded_row;
 } ProductRun;
 enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
+enum { LIMIT_SUMS = 384 };
 
 /* What attention reads and writes. Rows of q (and of its gradient) are q_row elements apart, those of k and v
  * kv_row, of their gradients dkv_row; the keys of query t end at offset + t, and begin where flash_first
@@ -157,6 +158,9 @@ typedef struct Kernels {
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
 
     void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
+    /* Multiply-adds in registers: fp32 ones, or dot products of bf16. Returns their FLOPs, some multiple of
+     * rounds; 0: there is no such instruction. Adds to sums [LIMIT_SUMS], of which some are multiplied. */
+    double (*product_limit)(int64_t rounds, Dtype t, float *sums);
 
     /* Attention of blocks of queries of the heads that share a key head, counted block by block, and within
      * one head by head: those from `first` on, at most flash_units. */

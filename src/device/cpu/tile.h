@@ -143,26 +143,26 @@ INLINE Quad quad_get(const void *p) {
 #define BACK_16 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
 
 /* Defines turn_N: N rows of 16 bytes, `row` bytes apart, to N numbers of each column, to_row apart. */
-#define TURN(N, Vector, words, get)                                                                    \
-    INLINE void turn_##N(const char *from, int64_t row, float *to, int64_t to_row, float factor, Dtype t) { \
-        Vector a = get(from, 4 * row), b = get(from + row, 4 * row);                                   \
-        Vector c = get(from + 2 * row, 4 * row), d = get(from + 3 * row, 4 * row);                     \
-        Vector ab = __builtin_shufflevector(a, b, LOW_##N), cd = __builtin_shufflevector(c, d, LOW_##N);    \
+#define TURN(N, Vector, words, get)                                                                          \
+    INLINE void turn_##N(const char *from, int64_t row, float *to, int64_t to_row, float factor, Dtype t) {  \
+        Vector a = get(from, 4 * row), b = get(from + row, 4 * row);                                         \
+        Vector c = get(from + 2 * row, 4 * row), d = get(from + 3 * row, 4 * row);                           \
+        Vector ab = __builtin_shufflevector(a, b, LOW_##N), cd = __builtin_shufflevector(c, d, LOW_##N);     \
         Vector ab2 = __builtin_shufflevector(a, b, HIGH_##N), cd2 = __builtin_shufflevector(c, d, HIGH_##N); \
-        Vector word[4] = {                                                                             \
-            __builtin_shufflevector(ab, cd, FRONT_##N), __builtin_shufflevector(ab, cd, BACK_##N),     \
-            __builtin_shufflevector(ab2, cd2, FRONT_##N), __builtin_shufflevector(ab2, cd2, BACK_##N)};   \
-        for (int i = 0; i < 4; i++) {                                                                  \
-            Vector low = t == DTYPE_F32 ? word[i] : (Vector)((words)word[i] << 16);                    \
-            Vector high = (Vector)((words)word[i] & 0xffff0000);                                       \
-            low *= factor, high *= factor;                                                             \
-            if (t == DTYPE_F32) {                                                                      \
-                memcpy(to + i * to_row, &low, sizeof low);                                             \
-            } else {                                                                                   \
-                memcpy(to + 2 * i * to_row, &low, sizeof low);                                         \
-                memcpy(to + (2 * i + 1) * to_row, &high, sizeof high);                                 \
-            }                                                                                          \
-        }                                                                                              \
+        Vector word[4] = {                                                                                   \
+            __builtin_shufflevector(ab, cd, FRONT_##N), __builtin_shufflevector(ab, cd, BACK_##N),           \
+            __builtin_shufflevector(ab2, cd2, FRONT_##N), __builtin_shufflevector(ab2, cd2, BACK_##N)};      \
+        for (int i = 0; i < 4; i++) {                                                                        \
+            Vector low = t == DTYPE_F32 ? word[i] : (Vector)((words)word[i] << 16);                          \
+            Vector high = (Vector)((words)word[i] & 0xffff0000);                                             \
+            low *= factor, high *= factor;                                                                   \
+            if (t == DTYPE_F32) {                                                                            \
+                memcpy(to + i * to_row, &low, sizeof low);                                                   \
+            } else {                                                                                         \
+                memcpy(to + 2 * i * to_row, &low, sizeof low);                                               \
+                memcpy(to + (2 * i + 1) * to_row, &high, sizeof high);                                       \
+            }                                                                                                \
+        }                                                                                                    \
     }
 
 typedef uint32_t QuadBits __attribute__((vector_size(16)));
