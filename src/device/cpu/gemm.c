@@ -1,7 +1,7 @@
 /* Matrix products.
  *
  * The result is cut into tiles, each given to whichever thread is free; the inner dimension is never split
- * between threads. There are two ways to make them:
+ * between threads. There are three ways to make them:
  *
  *     packed     our own kernels (product.h): an element's bits do not depend on the tile it is in, so that
  *                what ranks make of slices are slices of the whole, and tiles may be cut as threads need it.
@@ -10,13 +10,15 @@
  *                run with scratchpads and memory objects of each thread, since a primitive may run on several
  *                threads at once only if nothing is shared. The order of their sums hangs on the shape of a
  *                tile, so tiles are cut by the product's shape alone.
+ *     library    fp32 products of a few rows (a token that is generated) that no rank shares, by dnnl_sgemm:
+ *                the time is that of reading B, and packing it would double that.
  *
  * oneDNN runs what is called inside a parallel region on the calling thread alone.
  *
  * Where the inner dimension is cut into several leaves, the fp32 sums of a tile's leaves are added in the
  * canonical tree, in memory of the thread; where C is bf16, it is rounded once, after that.
  *
- * After the first use of a shape nothing is allocated here. */
+ * After the first use of a shape nothing is allocated here; dnnl_sgemm may take memory within a call. */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -426,29 +428,60 @@ static void prepare(Gemm *g, const Product *p, const Grid *grid) {
     }
 }
 
+/* Each tile by `make`, on one thread. */
+static void each_tile(Gemm *g, int threads, const Product *p, const Grid *grid,
+                      void (*make)(Gemm *g, const Product *tile)) {
+#pragma omp parallel num_threads(threads)
+    {
+        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t t = 0; t < grid->down * grid->across; t++) {
+            Product tile = tile_of(p, grid, t);
+            make(g, &tile);
+        }
+    }
+}
+
+static void make_by_primitive(Gemm *g, const Product *tile) {
+    run_primitive(g, &g->cache[find_primitive(g, tile)], tile);
+}
+
 /* C as it is, accumulated in fp32 inside a primitive. */
 static void native(Gemm *g, Device *d, const Product *p) {
     Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
     prepare(g, p, &grid);
-#pragma omp parallel num_threads(d->threads)
-    {
-        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < grid.down * grid.across; t++) {
-            Product tile = tile_of(p, &grid, t);
-            run_primitive(g, &g->cache[find_primitive(g, &tile)], &tile);
-        }
-    }
+    each_tile(g, d->threads, p, &grid, make_by_primitive);
+}
+
+/* ---- library ---- */
+
+enum { LIBRARY_ROWS = 4 };
+
+/* Row-major, as dnnl_sgemm is. It refuses nothing but sizes and row lengths that gemm_run never makes. */
+static void make_by_library(Gemm *g, const Product *p) {
+    (void)g;
+    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
+                                      p->a, p->lda, p->b, p->ldb, p->accumulate ? 1 : 0, p->c, p->ldc);
+    CHECK(status == dnnl_success);
+}
+
+static void library(Gemm *g, Device *d, const Product *p) {
+    Grid grid = {.rows = p->m, .cols = piece_length(p->n, 384, 48), .down = 1};
+    grid.across = pieces_of(p->n, grid.cols);
+    each_tile(g, d->threads, p, &grid, make_by_library);
 }
 
 /* ---- */
 
-/* What ranks may share has leaves, one of all its terms or several: what of it is made by primitives on one
- * rank would be made of other shapes on two, with other bits. */
+/* What ranks may share has leaves, one of all its terms or several: what oneDNN made of it on one rank
+ * it would make of other shapes on two, with other bits. */
 static void run(Gemm *g, Device *d, const Product *p) {
-    if (p->ab_type != DTYPE_F32 && g->native && p->leaves.runs == 0)
+    bool wide = p->ab_type == DTYPE_F32;
+    if (p->leaves.runs == 0 && !wide && g->native)
         native(g, d, p);
+    else if (p->leaves.runs == 0 && wide && p->c_type == DTYPE_F32 && p->m <= LIBRARY_ROWS)
+        library(g, d, p);
     else
         packed(g, d, p);
 }

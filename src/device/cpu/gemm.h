@@ -14,7 +14,7 @@ bool gemm_native_possible(void);
 bool gemm_has_amx(void);
 
 /* native: bf16 products by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is not possible. All
- * else by the kernels, in fp32, to which bf16 operands are widened. */
+ * else in fp32, to which bf16 operands are widened: by the kernels, of a few rows by dnnl_sgemm. */
 ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
