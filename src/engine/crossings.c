@@ -1,6 +1,7 @@
-/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, ROWS_X, RECORDS, SUM_WEIGHTS; over
- * those of them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X, GATHER_KV, SUM_KV,
- * COUNT_X (model/unit.h says which tensors these are, and where they lie). CROSSED waits for it, and ends it.
+/* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, ROWS_X, RECORDS,
+ * SUM_WEIGHTS; over those of them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X,
+ * GATHER_KV, SUM_KV, COUNT_X (model/unit.h says which tensors these are, and where they lie). CROSSED waits
+ * for it, and ends it.
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
  *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32      CROSSED --round, bias--> result

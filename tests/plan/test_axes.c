@@ -47,8 +47,8 @@ static ModelConfig shape_of_experts(void) {
 }
 
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
- * last of eight ranks has one, others two; the third with norms that are cut as their heads are. And one whose
- * experts are cut, and their router is not. */
+ * last of eight ranks has one, others two; the third with norms that are cut as their heads are; the last
+ * with experts that are cut, and a router that is not. */
 static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2, &family_olmo2,
                                                   &family_qwen3_moe};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
