@@ -2349,6 +2349,33 @@ static void check_threads(Device *base, Dtype c) {
 }
 static void test_threads(void **state) { (void)state, on_all(check_threads); }
 
+/* Attention in windows narrower than a block: of blocks that a thread takes together, how many follows from
+ * the number of threads, queries then see some in the middle alone. */
+static void check_narrow(Device *base, Dtype c) {
+    if (strcmp(base->name, CUDA) == 0) return; /* as above */
+    AttentionShape s = {.tokens = 700, .heads = 6, .kv_heads = 2, .head_dim = 40, .window = 20};
+    int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim, queries = s.heads * s.head_dim;
+    void *qkv = random_tensor(t * width, c, -2, 2), *kv = tensor_to(qkv, queries, c), *out[2], *grad[2];
+    int32_t *first = tensor(t, DTYPE_F32);
+    set_first_keys(first, t, 0);
+    for (int i = 0; i < 2; i++) {
+        Device d;
+        assert_true(open_backend(&d, base->deferred ? DEFERRED : base->name, i ? 5 : 1));
+        DeviceNeeds needs = {.compute = c, .tokens = t, .hidden = width, .intermediate = 1, .attention = s};
+        set_scratch(&d, &needs);
+        float *lse = tensor(t * s.heads, DTYPE_F32);
+        out[i] = tensor(n, c), grad[i] = tensor(t * width, c);
+        RUN(&d, attention_forward, s, attention_whole(s), qkv, kv, first, out[i], lse, c);
+        RUN(&d, attention_backward, s, attention_whole(s), qkv, kv, first, out[i], lse, out[i], grad[i],
+            tensor_to(grad[i], queries, c), c);
+        close_device(&d);
+    }
+    assert_bits("attention", base, out[1], out[0], n, c);
+    assert_bits("attention gradient", base, grad[1], grad[0], t * width, c);
+    drop_all();
+}
+static void test_narrow(void **state) { (void)state, on_all(check_narrow); }
+
 /* ---- opening ---- */
 
 static void test_open(void **state) {
@@ -2518,7 +2545,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_state_ends),     cmocka_unit_test(test_stats),
         cmocka_unit_test(test_sum_parts),      cmocka_unit_test(test_fixed),
         cmocka_unit_test(test_fixed_limit),    cmocka_unit_test(test_differences),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_grids),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_grids),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);
 }
