@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "model/families/family.h"
+#include "support/devices.h"
 #include "support/optimizers.h"
 #include "support/tiny_model.h"
 
@@ -170,6 +171,12 @@ static OptimizerSettings settings_of(int scale, int coefficients, int nesterov) 
     return s;
 }
 
+/* What products work in. */
+static void keep_scratch(Device *d) {
+    DeviceNeeds needs = small_needs(DTYPE_F32, 1, 2);
+    set_scratch(d, &needs);
+}
+
 /* hidden 20, heads of 6: q [24, 20] tall, o [20, 24] wide, k [12, 20]; gate and up [28, 20]. */
 static void test_formulas(void **state) {
     static const struct {
@@ -189,6 +196,7 @@ static void test_formulas(void **state) {
         Device d;
         Error err;
         assert_int_equal(device_open_cpu(&d, kinds[k], 2, &err), OK);
+        keep_scratch(&d);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
             for (int choice = 0; choice < 3; choice++) {
                 OptimizerSettings s =
@@ -196,7 +204,7 @@ static void test_formulas(void **state) {
                 follow(&d, &s, param_of_family(cases[i].family, cases[i].name), cases[i].parts,
                        cases[i].count);
             }
-        device_close(&d);
+        close_device(&d);
     }
 }
 
@@ -206,6 +214,7 @@ static void test_zeros(void **state) {
     Error err;
     (void)state;
     assert_int_equal(device_open_cpu(&d, NULL, 1, &err), OK);
+    keep_scratch(&d);
     const Param *p = param_of_family("llama", "v_proj");
     OptimizerSettings s = settings_of(MUON_MOONLIGHT, MUON_JORDAN, 1);
     float w[12 * 20], g[12 * 20] = {0}, m[12 * 20] = {0};
@@ -227,7 +236,7 @@ static void test_zeros(void **state) {
     device_finish(&d, device_mark(&d, ON_COMPUTE), WAIT_RESULT);
     for (int i = 0; i < 12 * 20; i++) assert_true(w[i] > 0.7499f && w[i] < 0.7501f);
     free(scratch);
-    device_close(&d);
+    close_device(&d);
 }
 
 int main(void) {
