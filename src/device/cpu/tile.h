@@ -72,7 +72,7 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
         for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
         for (int r = 0; r < rows; r++) {
             Vec scalar = vec_set(a[r * a_row]);
-            for (int v = 0; v < vectors; v++) sum[r][v] += scalar * x[v];
+            for (int v = 0; v < vectors; v++) sum[r][v] = vec_multiply_add(sum[r][v], scalar, x[v]);
         }
         a += a_step;
         b += b_row;
