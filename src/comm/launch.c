@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/text.h"
@@ -34,6 +35,7 @@ enum { QUIET_MS = 500, PATIENCE = 20 /* QUIET_MS */, CANNOT_START = 127, AFTER_S
 
 typedef struct Launch {
     pid_t mpirun;
+    ScratchDir sessions;   /* Open MPI's files */
     int signals, messages; /* descriptors */
     int interrupts;        /* SIGINTs so far */
     int patience;          /* how often nothing came since the second */
@@ -88,11 +90,29 @@ static void tell_terminal(void) {
     if (log_is_terminal()) setenv(LOG_TERMINAL, columns, 1);
 }
 
+/* Open MPI 4 has one directory for the sessions of all of a user's jobs on a machine, and a job that ends
+ * removes it where it is empty, while another one may be about to make its own in it: "orte_session_dir
+ * failed". So each has its own, unless the user has named one. */
+static const char SESSIONS[] = "OMPI_MCA_orte_tmpdir_base";
+
+static ErrorCode take_sessions(Launch *l, Error *err) {
+    if (!comm_is_open_mpi() || getenv(SESSIONS)) return OK;
+    return scratch_take(&l->sessions, "weft-mpirun-", err);
+}
+
+/* In the child: mpirun uses it for as long as it lives, which may be longer than weft does. */
+static void use_sessions(const Launch *l) {
+    if (!l->sessions.path) return;
+    setenv(SESSIONS, l->sessions.path, 1);
+    fcntl(l->sessions.lock, F_SETFD, 0);
+}
+
 /* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it.
  */
 static _Noreturn void become(const Launch *l, char *const *words, int stderr_pipe, pid_t parent) {
     setpgid(0, 0);
     tell_terminal();
+    use_sessions(l);
     /* When weft dies mpirun gets the signal that it passes on: the ranks save and stop. The parent may
      * have died before this call; hence the comparison below. */
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
@@ -216,6 +236,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
                          "this process is one of several already (%s): start either mpirun or weft -n",
                          launched.variable);
     TRY(launch_own_path(program, sizeof program, err));
+    TRY(take_sessions(&l, err));
     char **all = mpirun_words(ranks, program, words);
     block_signals(&l);
     ErrorCode code = start(&l, all, err);
@@ -228,5 +249,6 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     if (l.messages >= 0) close(l.messages);
     chatter_free(&l.chatter);
     free_words(all);
+    scratch_give(&l.sessions);
     return code;
 }

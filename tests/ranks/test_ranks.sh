@@ -191,6 +191,18 @@ crowds() {
 }
 meanwhile 2 crowds
 
+# mpirun's files lie in a directory of the run's own, which no other job removes, and nothing of it stays.
+own_sessions() {
+    mkdir temporary
+    TMPDIR=$directory/temporary "$weft" train run.yaml run.dir=sessions train.steps=1 \
+        metrics.command="['sh', '-c', 'env >$directory/environment; cat >/dev/null']" -n 2 >sessions.out 2>sessions.err </dev/null ||
+        fail "sessions: $(tail -3 sessions.err)"
+    [ -n "$(ompi_info 2>/dev/null)" ] || return 0 # MPICH has none
+    grep -q "^OMPI_MCA_orte_tmpdir_base=$directory/temporary/weft-mpirun-" environment || fail "sessions: $(grep OMPI_MCA environment)"
+    [ -z "$(ls -A temporary)" ] || fail "sessions stay: $(find temporary | head)"
+}
+meanwhile 2 own_sessions
+
 # bad STATUS TEXT WORD... : fails with that status, said once.
 number=0
 bad() { meanwhile "$(ranks_in "${@:3}")" ends_badly "bad$((number += 1))" "$@"; }

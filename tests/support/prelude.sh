@@ -20,6 +20,9 @@ conclude() {
 #     # ranks: 4                      or, if they hardly compute: # ranks: 4, mostly waiting
 ranks=$(sed -n 's/^# ranks: \([0-9]*\).*/\1/p' "$script")
 mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none} # as CMakeLists.txt says
+# Open MPI's jobs must not share a directory for their sessions: one that ends removes it while another makes its own in it.
+sessions=OMPI_MCA_orte_tmpdir_base
+mpirun="env $sessions=$directory $mpirun"
 needs_ranks() {
     [ -n "$ranks" ] || { echo "$0 starts ranks, but has no line \"# ranks: N\""; exit 1; }
     command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
@@ -30,7 +33,7 @@ needs_ranks() {
 on_ranks() {
     [ "$1" -le "$ranks" ] || { echo "$0 starts $1 ranks, but declares $ranks"; return 1; }
     # shellcheck disable=SC2086
-    timeout -k 5 1500 $mpirun -n "$@"
+    timeout -k 5 1500 ${mpirun/$sessions=$directory/$sessions=$(mktemp -d "$directory/mpirun.XXXXXX")} -n "$@"
 }
 # meanwhile N WORD...: in the background, with N ranks, as soon as no more ranks run so than the test has: while those of one launch start,
 # or wait for each other, others compute. It may `fail`; what else it leaves for the test stands in files. together: when all have ended.
