@@ -59,14 +59,16 @@ static bool runs_avx512(void) {
 }
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
+static bool runs_onednn(void) { return runs_avx512() && gemm_native_possible(); }
+
 /* Intel's processors since Golden Cove, which avx512_fp16 tells, start a dot product of bf16 in every second
- * cycle: half the FLOPs of fp32 ones. Theirs are AMX's, which a virtual machine may not show; without it
- * operands are widened. */
+ * cycle: half the FLOPs of fp32 ones. Theirs are AMX's, which oneDNN uses and a virtual machine may not show;
+ * without it operands are widened. */
 static bool gains_by_bf16(void) {
     unsigned eax, ebx, ecx, edx;
     bool halved =
         __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && edx >> 23 & 1;
-    return runs_avx512_bf16() && (!halved || gemm_has_amx());
+    return runs_avx512_bf16() && !halved;
 }
 #else
 static bool runs_never(void) { return false; }
@@ -76,24 +78,27 @@ static bool runs_always(void) { return true; }
 typedef struct Kind {
     const char *name;
     bool (*runs)(void);
-    bool (*gains)(void); /* whether "auto" takes it; NULL: wherever it runs */
-    bool native_bf16;
+    bool (*gains)(void);    /* whether "auto" takes it; NULL: wherever it runs */
+    bool native_bf16;       /* bf16 products are faster than fp32 ones ... */
+    bool primitives;        /* ... and oneDNN's */
     const Kernels *kernels; /* NULL: the reference */
 } Kind;
 
 /* In the order of CPU_KERNELS; every build knows every name. */
 static const Kind kinds[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", runs_avx512_bf16, gains_by_bf16, true, &kernels_avx512},
-    {"avx512", runs_avx512, NULL, false, &kernels_avx512},
-    {"avx2", runs_avx2, NULL, false, &kernels_avx2},
+    {"onednn", runs_onednn, gemm_has_amx, true, true, &kernels_avx512},
+    {"avx512_bf16", runs_avx512_bf16, gains_by_bf16, true, false, &kernels_avx512_bf16},
+    {"avx512", runs_avx512, NULL, false, false, &kernels_avx512},
+    {"avx2", runs_avx2, NULL, false, false, &kernels_avx2},
 #else
-    {"avx512_bf16", runs_never, NULL, true, NULL},
-    {"avx512", runs_never, NULL, false, NULL},
-    {"avx2", runs_never, NULL, false, NULL},
+    {"onednn", runs_never, NULL, true, true, NULL},
+    {"avx512_bf16", runs_never, NULL, true, false, NULL},
+    {"avx512", runs_never, NULL, false, false, NULL},
+    {"avx2", runs_never, NULL, false, false, NULL},
 #endif
-    {"portable", runs_always, NULL, false, &kernels_portable},
-    {"reference", runs_always, NULL, false, NULL},
+    {"portable", runs_always, NULL, false, false, &kernels_portable},
+    {"reference", runs_always, NULL, false, false, NULL},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -191,7 +196,7 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     read_processor_name(d->processor, sizeof d->processor);
     d->runtime = cpu_runtime;
     reference_fill_ops(&d->ops);
-    ErrorCode code = kind->kernels ? optimised_open(d, kind->kernels, err) : OK;
+    ErrorCode code = kind->kernels ? optimised_open(d, kind->kernels, kind->primitives, err) : OK;
     if (code == OK) code = defer_if_asked(d, err);
     if (code != OK) device_close(d);
     return code;

@@ -492,8 +492,9 @@ typedef struct Ops {
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t, of them to the last
      * s.window; first_key never decreases. The score matrix never exists whole; lse keeps log sum exp of each
-     * row, natural log. Scores are scaled, then capped, by s. With s.sinks a head has one more score, the
-     * same for all tokens, of a key that has no value: weights sum to less than 1, and lse counts it.
+     * row, natural log, of exponentials as they are multiplied (kernels may round them to bf16). Scores are
+     * scaled, then capped, by s. With s.sinks a head has one more score, the same for all tokens, of a key
+     * that has no value: weights sum to less than 1, and lse counts it.
      * What a query makes does not hang on the run that it is in; dkv is set, also where no query of the run
      * looks. Dao, "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma
      * team, "Gemma 2", 2024; of sinks Xiao et al., "Efficient streaming language models with attention
@@ -878,9 +879,10 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes);
 
 /* ---- kinds, opening, around an op ---- */
 
-/* Names of CPU kernels, from the best to the plainest behind "auto"; of devices, what an option table takes:
+/* Names of CPU kernels, from the best to the plainest behind "auto" (onednn: avx512, and bf16 products by
+ * oneDNN's primitives, which use AMX); of devices, what an option table takes:
  * "auto" and "cpu" are the best kernels that the processor runs, "cuda" is a GPU. */
-#define CPU_KERNELS "avx512_bf16|avx512|avx2|portable|reference"
+#define CPU_KERNELS "onednn|avx512_bf16|avx512|avx2|portable|reference"
 #define CPU_KINDS "auto|" CPU_KERNELS
 #define DEVICE_KINDS "auto|cpu|cuda|" CPU_KERNELS
 const char *device_cpu_kind(int index); /* one of CPU_KINDS */

@@ -12,6 +12,13 @@
  * multiples of FLASH_BLOCK wherever queries do, so that a query's sums are the same whichever others are in
  * its block.
  *
+ * Of bf16, where there are dot products of its pairs, operands are such (pairs.h): probabilities and the
+ * gradients of scores are rounded to bf16 before they are multiplied; scores, maxima, sums and what is added
+ * up are fp32. Where an odd number of keys or queries is summed over, the last pair's other half is a
+ * probability of zero. Two things keep the roundings from adding up in what all keys have in common (a bias):
+ * a row is divided by the sum of its rounded probabilities, and dQ is a product in fp32, since the gradients
+ * of a row's scores come to zero, and rounded ones to a little more or less.
+ *
  * A thread takes a few blocks at once, its units: forward, of queries that go over the same keys; backward,
  * of keys that the same queries go over. What units share is packed once. */
 
@@ -38,14 +45,52 @@ INLINE void widen_typed(const void *from, int64_t row, int64_t rows, int64_t dim
             vec_store(to + i, i < dim ? get(from, r * row + i, dim - i, c) : (Vec){0});
     }
 }
-static void widen_rows(const void *from, int64_t row, int64_t rows, int64_t dim, float *to, Dtype c) {
-    BY_DTYPE(c, widen_typed, from, row, rows, dim, flash_padded(dim), to);
+
+/* Elements in a term of a sum. */
+INLINE bool flash_pairs(const Flash *f) { return VEC_PAIRS && f->c == DTYPE_BF16; }
+INLINE int64_t flash_term(const Flash *f) { return flash_pairs(f) ? 2 : 1; }
+INLINE int64_t flash_terms(const Flash *f, int64_t elements) {
+    return (elements + flash_term(f) - 1) / flash_term(f);
 }
 
-/* to[dim][B] = rows^T * factor; columns from `rows` on are zero. */
-static void turn(const void *from, int64_t row, int64_t rows, int64_t dim, float factor, float *to, Dtype c) {
-    BY_DTYPE(c, transpose_block, from, row, rows, dim, to, B, factor);
-    for (int64_t i = 0; rows < B && i < dim; i++)
+/* Rows of a tensor for sums over their elements: to[rows][padded / term]. */
+static void terms_along(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
+    const int64_t dim = f->s.head_dim, padded = flash_padded(dim);
+    if (!flash_pairs(f)) {
+        BY_DTYPE(f->c, widen_typed, from, row, rows, dim, padded, to);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++, to += padded / 2) {
+        memset(to + dim / 2, 0, (size_t)(padded / 2 - dim / 2) * sizeof *to);
+        memcpy(to, tensor_at(from, r * row, f->c), (size_t)dim * sizeof(uint16_t));
+    }
+}
+
+/* For sums over rows: to[rows / term][padded]. */
+static void terms_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
+#if VEC_PAIRS
+    const int64_t dim = f->s.head_dim, padded = flash_padded(dim);
+    for (int64_t r = 0; flash_pairs(f) && r < rows; r += 2, to += padded)
+        for (int64_t i = 0; i < padded; i += VLEN)
+            vec_store(to + i,
+                      pairs_of_rows((const uint16_t *)from + r * row + i, row, dim - i, r + 1 < rows));
+    if (flash_pairs(f)) return;
+#endif
+    terms_along(f, from, row, rows, to);
+}
+
+/* Transposed, for sums over the elements of rows that are lanes: to[dim / term][B]; lanes from `rows` on are
+ * zero. Numbers in fp32 are multiplied by the factor, pairs are not. */
+static void turn(const Flash *f, const void *from, int64_t row, int64_t rows, float factor, float *to,
+                 Dtype c) {
+    const int64_t dim = f->s.head_dim;
+#if VEC_PAIRS
+    if (flash_pairs(f))
+        turn_pairs(from, row, rows, dim, to, B);
+    else
+#endif
+        BY_DTYPE(c, transpose_block, from, row, rows, dim, to, B, factor);
+    for (int64_t i = 0; rows < B && i < flash_terms(f, dim); i++)
         memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
 }
 
@@ -77,6 +122,8 @@ static void ahead_keys(Ahead *a, const Flash *f, int64_t kv_head, int64_t key, i
 INLINE float score_factor(const Flash *f) {
     return f->s.scale > 0 ? 1.44269504f * f->s.scale : 1.44269504f / __builtin_sqrtf((float)f->s.head_dim);
 }
+/* What is left to multiply scores by. */
+INLINE float score_left(const Flash *f) { return flash_pairs(f) ? score_factor(f) : 1; }
 INLINE float cap_factor(const Flash *f) { return 1.44269504f * f->s.cap; }
 
 /* Where the maximum and the sum of a row begin. Without a sink the first is finite, so that -inf minus it is
@@ -93,7 +140,7 @@ typedef struct ForwardUnit {
     const Flash *f;
     int64_t first, count, head;
     int64_t key, end;      /* the blocks of keys that it sees begin there, its keys end here */
-    float *queries, *sums; /* [D][B], the first times score_factor, the second not yet divided */
+    float *queries, *sums; /* [D / term][B], with its factor; [D][B], not yet divided */
     float top[B], total[B];
     int32_t last_key[B], first_key[B];
 } ForwardUnit;
@@ -101,8 +148,8 @@ typedef struct ForwardUnit {
 /* A block of keys, and what a unit makes of it. */
 typedef struct ForwardKeys {
     int64_t first, count;
-    float *k, *v;  /* [B][D padded] */
-    float *scores; /* [B keys][B] */
+    float *k, *v;  /* [B][D padded / term]; [B / term][D padded] */
+    float *scores; /* [B keys][B]; probabilities [B keys / term][B] */
     float factor[B];
     Ahead ahead;
 } ForwardKeys;
@@ -134,8 +181,7 @@ static void forward_start(ForwardUnit *u, const Flash *f, int64_t kv_head, int64
 
 static void forward_queries(const ForwardUnit *u) {
     const Flash *f = u->f;
-    turn(query_at(f, f->q, u->head, u->first), f->q_row, u->count, f->s.head_dim, score_factor(f), u->queries,
-         f->c);
+    turn(f, query_at(f, f->q, u->head, u->first), f->q_row, u->count, score_factor(f), u->queries, f->c);
 }
 
 /* Keys of the block that some query of lanes below `lanes` sees. */
@@ -156,9 +202,9 @@ static void forward_mask(const ForwardUnit *u, const ForwardKeys *b) {
 }
 
 static void forward_cap(const ForwardUnit *u, const ForwardKeys *b) {
-    float cap = cap_factor(u->f);
+    float cap = cap_factor(u->f), factor = score_left(u->f);
     for (int64_t i = 0; i < b->count * B; i += VLEN)
-        vec_store(b->scores + i, vec_tanh(vec_load(b->scores + i) / cap) * cap);
+        vec_store(b->scores + i, vec_tanh(vec_load(b->scores + i) * factor / cap) * cap);
 }
 
 /* The largest of a column of vectors, in chains that do not wait for each other. */
@@ -172,18 +218,54 @@ INLINE Vec column_max(const float *column, int64_t rows, Vec top) {
     return vec_max(vec_max(chain[0], chain[1]), vec_max(chain[2], chain[3]));
 }
 
+/* A column of scores, of which `keys` are seen, to probabilities; returns their sum. */
+INLINE Vec column_softmax(float *column, int64_t keys, int64_t count, Vec top) {
+    Vec total = {0};
+    for (int64_t k = 0; k < keys; k++) {
+        Vec p = vec_exp2_bounded(vec_load(column + k * B) - top);
+        vec_store(column + k * B, p);
+        total += p;
+    }
+    for (int64_t k = keys; k < count; k++) vec_store(column + k * B, (Vec){0});
+    return total;
+}
+
+#if VEC_PAIRS
+/* To pairs of probabilities, which take the first half of the column. The sum is that of what is multiplied,
+ * so that a row's weights come to 1. */
+INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, float left, Vec top) {
+    Vec total = {0}, factor = vec_set(left);
+    int64_t k = 0;
+    for (; k < keys; k += 2) {
+        const float *at = column + k * B;
+        Vec one = vec_exp2_bounded(vec_multiply_add(-top, vec_load(at), factor)), next = {0};
+        if (k + 1 < keys) next = vec_exp2_bounded(vec_multiply_add(-top, vec_load(at + B), factor));
+        Vec pairs = pairs_across(one, next);
+        vec_store(column + k / 2 * B, pairs);
+        total += (Vec)((VecBits)pairs << 16) + (Vec)((VecBits)pairs & 0xffff0000);
+    }
+    for (; k < count; k += 2) vec_store(column + k / 2 * B, (Vec){0});
+    return total;
+}
+#endif
+
 /* Scores become probabilities against the new maximum; factor is what older sums must be multiplied by. */
 static void forward_softmax(ForwardUnit *u, ForwardKeys *b) {
     for (int64_t i = 0; i < B; i += VLEN) {
         int64_t keys = keys_seen(u, b, i + VLEN);
         float *column = b->scores + i;
-        Vec old = vec_load(u->top + i), top = column_max(column, keys, old), total = {0};
-        for (int64_t k = 0; k < keys; k++) {
-            Vec p = vec_exp2_bounded(vec_load(column + k * B) - top);
-            vec_store(column + k * B, p);
-            total += p;
+        Vec old = vec_load(u->top + i), top, total;
+#if VEC_PAIRS
+        if (flash_pairs(u->f)) {
+            float left = u->f->s.cap > 0 ? 1 : score_left(u->f);
+            top = vec_max(column_max(column, keys, vec_set(-HUGE_VALF)) * left, old);
+            total = column_softmax_pairs(column, keys, b->count, left, top);
+        } else
+#endif
+        {
+            top = column_max(column, keys, old);
+            total = column_softmax(column, keys, b->count, top);
         }
-        for (int64_t k = keys; k < b->count; k++) vec_store(column + k * B, (Vec){0});
         Vec factor = vec_exp2_bounded(old - top);
         vec_store(u->top + i, top);
         vec_store(b->factor + i, factor);
@@ -194,11 +276,12 @@ static void forward_softmax(ForwardUnit *u, ForwardKeys *b) {
 /* Lanes are taken in strips where some see fewer keys than others, each with the keys that it sees. */
 static void forward_scores(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
     for (int64_t i = 0; i < B; i += lanes)
-        product((Product){.m = keys_seen(u, b, i + lanes),
+        product((Product){.pairs = flash_pairs(u->f),
+                          .m = keys_seen(u, b, i + lanes),
                           .n = lanes,
-                          .k = u->f->s.head_dim,
+                          .k = flash_terms(u->f, u->f->s.head_dim),
                           .a = b->k,
-                          .a_row = flash_padded(u->f->s.head_dim),
+                          .a_row = flash_padded(u->f->s.head_dim) / flash_term(u->f),
                           .a_step = 1,
                           .b = u->queries + i,
                           .b_row = B,
@@ -209,9 +292,10 @@ static void forward_scores(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) 
 }
 static void forward_sums(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
     for (int64_t i = 0; i < B; i += lanes)
-        product((Product){.m = u->f->s.head_dim,
+        product((Product){.pairs = flash_pairs(u->f),
+                          .m = u->f->s.head_dim,
                           .n = lanes,
-                          .k = keys_seen(u, b, i + lanes),
+                          .k = flash_terms(u->f, keys_seen(u, b, i + lanes)),
                           .a = b->v,
                           .a_row = 1,
                           .a_step = flash_padded(u->f->s.head_dim),
@@ -237,8 +321,8 @@ static void forward_visit(ForwardUnit *u, ForwardKeys *b) {
 static void forward_keys(ForwardKeys *b, const Flash *f, int64_t kv_head, int64_t key, int64_t end) {
     b->first = key;
     b->count = min_i64(B, end - key);
-    widen_rows(keys_at(f, f->k, kv_head, key), f->kv_row, b->count, f->s.head_dim, b->k, f->c);
-    widen_rows(keys_at(f, f->v, kv_head, key), f->kv_row, b->count, f->s.head_dim, b->v, f->c);
+    terms_along(f, keys_at(f, f->k, kv_head, key), f->kv_row, b->count, b->k);
+    terms_across(f, keys_at(f, f->v, kv_head, key), f->kv_row, b->count, b->v);
     ahead_keys(&b->ahead, f, kv_head, key + B, end);
 }
 
@@ -301,8 +385,8 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
 /* A block of keys: lanes are keys. */
 typedef struct BackwardUnit {
     int64_t first, count, block;
-    float *keys, *values; /* [D][B] transposed */
-    float *k, *dk, *dv;   /* [B][D padded] */
+    float *keys, *values; /* [D / term][B] transposed */
+    float *k, *dk, *dv;   /* [B][D padded], in fp32 */
     bool seen;            /* by queries already: they are made then */
 } BackwardUnit;
 
@@ -311,16 +395,21 @@ typedef struct BackwardQueries {
     const Flash *f;
     int64_t kv_head, padded;
     int64_t head, first, count, block;
-    float *q, *dout; /* [B][D padded] */
-    float *p, *ds;   /* [B queries][B] */
+    float *q, *dout;           /* [B][D padded / term] */
+    float *q_rows, *dout_rows; /* [B / term][D padded]; of fp32 the same */
+    float *p, *ds;             /* [B queries][B], then [B queries / term][B] */
+    float *ds_across;          /* [B queries / term][B]; of fp32 the same as ds */
     Ahead ahead;
 } BackwardQueries;
 
 static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded) {
-    int64_t dim = f->s.head_dim;
-    widen_rows(keys_at(f, f->k, kv_head, u->first), f->kv_row, u->count, dim, u->k, f->c);
-    turn(u->k, padded, u->count, dim, score_factor(f), u->keys, DTYPE_F32);
-    turn(keys_at(f, f->v, kv_head, u->first), f->kv_row, u->count, dim, 1, u->values, f->c);
+    const void *keys = keys_at(f, f->k, kv_head, u->first);
+    BY_DTYPE(f->c, widen_typed, keys, f->kv_row, u->count, f->s.head_dim, padded, u->k);
+    if (flash_pairs(f))
+        turn(f, keys, f->kv_row, u->count, 1, u->keys, f->c);
+    else
+        turn(f, u->k, padded, u->count, score_factor(f), u->keys, DTYPE_F32);
+    turn(f, keys_at(f, f->v, kv_head, u->first), f->kv_row, u->count, 1, u->values, f->c);
 }
 
 /* The first query of the block that sees a key from `lane` on. */
@@ -337,7 +426,7 @@ INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_
                          const bool masked, const bool capped) {
     int32_t index[VLEN], last = (int32_t)(b->f->offset + b->first + r),
                          first = masked ? (int32_t)flash_first(b->f, b->first + r) : 0;
-    float cap = cap_factor(b->f), *row_p = b->p + r * B, *row_ds = b->ds + r * B;
+    float cap = cap_factor(b->f), left = score_left(b->f), *row_p = b->p + r * B, *row_ds = b->ds + r * B;
     for (int lane = 0; lane < VLEN; lane++) index[lane] = lane;
     for (int64_t i = 0; i < B; i += VLEN) {
         if (masked && u->first + i > last) { /* no score was made here */
@@ -345,7 +434,7 @@ INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_
             vec_store(row_ds + i, (Vec){0});
             continue;
         }
-        Vec score = vec_load(row_p + i), part = capped ? vec_tanh(score / cap) : score;
+        Vec score = vec_load(row_p + i) * left, part = capped ? vec_tanh(score / cap) : score;
         Vec p = vec_exp2((capped ? part * cap : score) - lse);
         if (masked) {
             VecInt key = vec_load_int(index) + (int32_t)(u->first + i);
@@ -356,6 +445,19 @@ INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_
         vec_store(row_ds + i, capped ? ds * (1.0f - part * part) : ds);
     }
 }
+
+#if VEC_PAIRS
+/* Two rows, or a last one, to pairs across; of probabilities, in the first half of their panel. */
+static void backward_pairs(const BackwardQueries *b, int64_t r, bool second) {
+    const float *p = b->p + r * B, *ds = b->ds + r * B;
+    for (int64_t i = 0; i < B; i += VLEN) {
+        Vec next_p = {0}, next_ds = {0};
+        if (second) next_p = vec_load(p + B + i), next_ds = vec_load(ds + B + i);
+        vec_store(b->p + r / 2 * B + i, pairs_across(vec_load(p + i), next_p));
+        vec_store(b->ds_across + r / 2 * B + i, pairs_across(vec_load(ds + i), next_ds));
+    }
+}
+#endif
 
 static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
     int64_t at = b->head * b->f->s.tokens + b->first;
@@ -368,6 +470,9 @@ static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bo
             backward_row(b, u, r, row_lse, delta[r], true, false);
         else
             backward_row(b, u, r, row_lse, delta[r], false, false);
+#if VEC_PAIRS
+        if (flash_pairs(b->f) && (r % 2 || r + 1 == b->count)) backward_pairs(b, r / 2 * 2, r % 2);
+#endif
     }
 }
 
@@ -376,11 +481,13 @@ static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const flo
                             float *to, int64_t strip) {
     for (int64_t j = 0; j < B; j += strip) {
         int64_t r = first_query(b, u, j);
-        product((Product){.m = b->count - r,
+        int64_t row = b->padded / flash_term(b->f);
+        product((Product){.pairs = flash_pairs(b->f),
+                          .m = b->count - r,
                           .n = strip,
-                          .k = b->f->s.head_dim,
-                          .a = rows + r * b->padded,
-                          .a_row = b->padded,
+                          .k = flash_terms(b->f, b->f->s.head_dim),
+                          .a = rows + r * row,
+                          .a_row = row,
                           .a_step = 1,
                           .b = lanes + j,
                           .b_row = B,
@@ -395,10 +502,11 @@ static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const flo
 static void backward_sums(BackwardQueries *b, const BackwardUnit *u, const float *weights, const float *rows,
                           float *to, int64_t strip) {
     for (int64_t j = 0; j < u->count; j += strip) {
-        int64_t r = first_query(b, u, j);
-        product((Product){.m = min_i64(strip, u->count - j),
+        int64_t term = flash_term(b->f), r = first_query(b, u, j) / term;
+        product((Product){.pairs = flash_pairs(b->f),
+                          .m = min_i64(strip, u->count - j),
                           .n = b->padded,
-                          .k = b->count - r,
+                          .k = flash_terms(b->f, b->count) - r,
                           .a = weights + r * B + j,
                           .a_row = 1,
                           .a_step = B,
@@ -453,8 +561,8 @@ static void backward_visit(BackwardQueries *b, BackwardUnit *u) {
     backward_scores(b, u, b->q, u->keys, b->p, strip);
     backward_scores(b, u, b->dout, u->values, b->ds, strip);
     backward_softmax(b, u, cut || u->count < B || flash_first(f, b->first + b->count - 1) > u->first);
-    backward_sums(b, u, b->p, b->dout, u->dv, strip);
-    backward_sums(b, u, b->ds, b->q, u->dk, strip);
+    backward_sums(b, u, b->p, b->dout_rows, u->dv, strip);
+    backward_sums(b, u, b->ds_across, b->q_rows, u->dk, strip);
     backward_query(b, u, strip);
     u->seen = true;
 }
@@ -470,8 +578,13 @@ static void backward_queries(BackwardQueries *b, int64_t head, int64_t block) {
     b->block = block;
     b->first = block * B;
     b->count = min_i64(B, f->s.tokens - b->first);
-    widen_rows(query_at(f, f->q, head, b->first), f->q_row, b->count, dim, b->q, f->c);
-    widen_rows(dout_at(f, head, b->first), f->s.heads * dim, b->count, dim, b->dout, f->c);
+    const void *q = query_at(f, f->q, head, b->first), *dout = dout_at(f, head, b->first);
+    terms_along(f, q, f->q_row, b->count, b->q);
+    terms_along(f, dout, f->s.heads * dim, b->count, b->dout);
+    if (flash_pairs(f)) {
+        terms_across(f, q, f->q_row, b->count, b->q_rows);
+        terms_across(f, dout, f->s.heads * dim, b->count, b->dout_rows);
+    }
     ahead_add(&b->ahead, query_sums(b), b->padded, b->count, b->padded, DTYPE_F32);
 }
 static void ahead_queries(BackwardQueries *b, int64_t head, int64_t block) {
@@ -536,6 +649,11 @@ static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, int64
                          .dout = next_panel(&scratch, B * padded),
                          .p = next_panel(&scratch, B * B),
                          .ds = next_panel(&scratch, B * B)};
+    b.q_rows = b.q, b.dout_rows = b.dout, b.ds_across = b.ds;
+    if (flash_pairs(f)) { /* rows take half of their panels */
+        b.q_rows += B * padded / 2, b.dout_rows += B * padded / 2;
+        b.ds_across = next_panel(&scratch, B * B / 2);
+    }
     BackwardUnit unit[FLASH_UNITS_MAX];
     for (int64_t i = 0; i < count; i++) {
         BackwardUnit *u = unit + i;

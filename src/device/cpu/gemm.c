@@ -5,8 +5,8 @@
  *
  *     packed     our own kernels (product.h): an element's bits do not depend on the tile it is in, so that
  *                what ranks make of slices are slices of the whole, and tiles may be cut as threads need it.
- *     native     bf16 products that no rank shares, by oneDNN's matmul primitives, where the processor's bf16
- *                instructions are the faster ones: one for each tile shape, made on the first use of a shape,
+ *     native     bf16 products that no rank shares, by oneDNN's matmul primitives, where the processor has
+ *                AMX, or who runs it says so: one for each tile shape, made on the first use of a shape,
  *                run with scratchpads and memory objects of each thread, since a primitive may run on several
  *                threads at once only if nothing is shared. The order of their sums hangs on the shape of a
  *                tile, so tiles are cut by the product's shape alone.
@@ -571,9 +571,9 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
 /* ---- */
 
 /* The most that any of the ways above takes, for a plan: what a tile needs beside C grows with the levels of
- * its leaves, and primitives make C itself where there are none. */
-size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves) {
-    bool sums = compute != DTYPE_F32 && (!native || leaves > 0);
+ * its leaves. */
+size_t gemm_scratch_bytes(int threads, Dtype compute, int leaves) {
+    int sums = compute != DTYPE_F32;
     return (size_t)threads * thread_floats(sums + (leaves > 1) + levels_of(leaves)) * sizeof(float);
 }
 
@@ -614,12 +614,12 @@ bool gemm_has_amx(void) {
 }
 
 /* Primitives are made later, when shapes are known. */
-ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native_bf16, int threads, Error *err) {
-    if (native_bf16 && !gemm_native_possible())
+ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native, int threads, Error *err) {
+    if (native && !gemm_native_possible())
         return error_set(err, ERR_UNAVAILABLE,
                          "oneDNN: no bf16 products on this processor; it needs AVX-512");
     Gemm *g = mem_alloc(sizeof *g);
-    g->native = native_bf16;
+    g->native = native;
     g->threads = threads;
     g->kernels = kernels;
     ErrorCode code = open_streams(g, err);

@@ -13,8 +13,8 @@ bool gemm_native_possible(void);
 /* Its bf16 products are made by AMX. */
 bool gemm_has_amx(void);
 
-/* native: bf16 products by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is not possible. All
- * else in fp32, to which bf16 operands are widened: by the kernels, of a few rows by dnnl_sgemm. */
+/* native: bf16 products that no rank shares by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is
+ * not possible. All else by the kernels, but fp32 products of a few rows by dnnl_sgemm. */
 ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
@@ -31,6 +31,6 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
  * product is faster. bf16: by dot products of bf16; 0 where there are none, or for AMX alone. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);
 /* leaves: the most that a product has; 0: none has any. */
-size_t gemm_scratch_bytes(int threads, bool native, Dtype compute, int leaves);
+size_t gemm_scratch_bytes(int threads, Dtype compute, int leaves);
 
 #endif

@@ -14,10 +14,11 @@ enum {
     FLASH_UNITS_MAX = 4,   /* blocks that one thread takes together */
     STATS_PIECE_LOG2 = 12, /* elements of a gradient that are summed at once */
     STATS_PIECE = 1 << STATS_PIECE_LOG2,
-    PRODUCT_BLOCK = 384, /* terms of a product's sum that are added in one chain */
-    PRODUCT_COLS = 768,  /* columns of a product's tile, at most; a multiple of every STRIP_COLS */
-    PACK_ROWS = 96,      /* rows that are packed at a time */
-    FEW_ROWS = 16,       /* so few that packing B is what takes time */
+    PRODUCT_BLOCK =
+        384,            /* terms of a product's sum that are added in one chain; a term may be two elements */
+    PRODUCT_COLS = 768, /* columns of a product's tile, at most; a multiple of every STRIP_COLS */
+    PACK_ROWS = 96,     /* rows that are packed at a time */
+    FEW_ROWS = 16,      /* so few that packing B is what takes time */
     SCAN_CHANNELS = 128, /* of a convolution or recurrence at a time, at most; a multiple of every vector */
     SCAN_BLOCK = 32,     /* tokens of a sum over tokens that are added in one chain */
 };
@@ -190,15 +191,17 @@ static inline int64_t flash_units(int64_t head_dim) {
 static inline int64_t flash_scratch(int64_t head_dim) {
     int64_t padded = flash_padded(head_dim), wide = padded > FLASH_BLOCK ? padded : FLASH_BLOCK;
     int64_t rows = flash_panel(FLASH_BLOCK * padded), turned = flash_panel(FLASH_BLOCK * head_dim);
-    int64_t scores = flash_panel(FLASH_BLOCK * FLASH_BLOCK), units = flash_units(head_dim);
+    int64_t scores = flash_panel(FLASH_BLOCK * FLASH_BLOCK),
+            across = flash_panel(FLASH_BLOCK * FLASH_BLOCK / 2);
+    int64_t units = flash_units(head_dim);
     int64_t forward = 2 * rows + flash_panel(FLASH_BLOCK * wide) + units * 2 * turned;
-    int64_t backward = 2 * rows + 2 * scores + units * (2 * turned + 3 * rows);
+    int64_t backward = 2 * rows + 2 * scores + across + units * (2 * turned + 3 * rows);
     return forward > backward ? forward : backward;
 }
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
 #endif
 
 #endif

@@ -14,6 +14,8 @@
 #include "device/cpu/scans.h"
 #include "device/cpu/tile.h"
 
+#include "device/cpu/pairs.h"
+
 #include "device/cpu/mamba.h"
 
 #include "device/cpu/flash.h"

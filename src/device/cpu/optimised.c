@@ -570,7 +570,7 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     int64_t qkv = max_i64(needs->qkv, (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim);
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(d->threads, d->native_bf16, needs->compute, needs->leaves),
+    size_t product = gemm_scratch_bytes(d->threads, needs->compute, needs->leaves),
            attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
@@ -578,7 +578,7 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
 
 /* What is not overridden stays the reference's: loss_sum, whose few numbers need no threads, and the
  * copies between host and tensor memory. Fails as gemm_open does; the device is then to be closed. */
-ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
+ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Error *err) {
     Optimised *o = mem_alloc(sizeof *o);
     o->kernels = kernels;
     d->impl = o;
@@ -624,7 +624,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err) {
     optimised_fill_scans(&d->ops);
     optimised_fill_experts(&d->ops);
     optimised_fill_latent(&d->ops);
-    return gemm_open(&o->gemm, kernels, d->native_bf16, d->threads, err);
+    return gemm_open(&o->gemm, kernels, primitives, d->threads, err);
 }
 
 /* Called for a device that was opened only half way, too, and for the reference, which has nothing to

@@ -29,10 +29,11 @@ enum { GRAIN = 16384 }; /* elements in a piece of an elementwise op */
  * so the number of them in a piece cannot show. */
 static inline int64_t rows_for(int64_t row) { return max_i64(1, GRAIN / max_i64(1, row)); }
 
-/* Overrides slots of d->ops for d->name; d->threads and d->native_bf16 are set. */
-ErrorCode optimised_open(Device *d, const Kernels *kernels, Error *err);
+/* Overrides slots of d->ops for d->name; d->threads is set. primitives: as
+ * gemm_open's native. */
+ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Error *err);
 void optimised_close(Device *d);
-/* From threads, native_bf16 and the shapes alone. */
+/* From threads and the shapes alone. */
 size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs);
 
 /* The slots of optimised_attention.c, optimised_experts.c, optimised_latent.c and optimised_scans.c. */

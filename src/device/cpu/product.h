@@ -1,4 +1,4 @@
-/* Products of one tile, in fp32: what gemm.c makes all products of but those of oneDNN's bf16 primitives.
+/* Products of one tile, with fp32 sums: what gemm.c makes all products of but those of oneDNN's primitives.
  * Part of kernels_all.h, after tile.h.
  *
  * Why not a library's sgemm: it picks among its kernels by the shape of a call and by how far apart rows are,
@@ -13,6 +13,11 @@
  * (a product and a sum where the instruction set has no fma). Short blocks that start from zero lose fewer
  * digits than one long chain, and k need not fit into a cache.
  *
+ * Operands in bf16 are widened, or, where there are dot products of bf16 pairs (vdpbf16ps), a term is such a
+ * pair: a_1 b_1 + a_2 b_2, in the order and with the roundings of the instruction, which takes numbers below
+ * 2^-126 for zeros. A pair takes the room of an fp32 number, so that all of what follows is the same for
+ * both; where a line has an odd number of elements, its last pair is filled up with a zero.
+ *
  * B is packed into panels of STRIP_COLS columns, [k][columns], so that the inner loop reads it in order. A is
  * read where it is if its rows are rows in memory; of A transposed, panels of STRIP_ROWS rows are packed in
  * the same way. STRIP_ROWS rows of A stay in the first-level cache while panels of B stream by from the
@@ -20,6 +25,10 @@
  * vectors of B and a scalar of A are the 16 that there are; with VLEN 16, 8 x 3 + 3 + 1 of 32. */
 
 enum { STRIP_ROWS = VLEN == 16 ? 8 : 4, STRIP_VECTORS = 3, STRIP_COLS = STRIP_VECTORS * VLEN };
+
+/* Elements in a term. */
+INLINE int64_t term_of(Dtype t) { return VEC_PAIRS && t == DTYPE_BF16 ? 2 : 1; }
+INLINE int64_t terms_of(int64_t elements, Dtype t) { return (elements + term_of(t) - 1) / term_of(t); }
 
 /* ---- packing ---- */
 
@@ -86,8 +95,60 @@ INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t de
     }
 }
 
+#if VEC_PAIRS
+/* As pack_along. */
+INLINE void pack_pairs_along(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to,
+                             const int64_t panel) {
+    const int64_t terms = terms_of(depth, DTYPE_BF16), group = min_i64(panel, VLEN);
+    if (width % panel) memset(to + width / panel * panel * terms, 0, (size_t)(panel * terms) * sizeof *to);
+    for (int64_t i = 0; i < width; i += group)
+        turn_pairs(from + i * row, row, min_i64(group, width - i), depth,
+                   to + i / panel * panel * terms + i % panel, panel);
+}
+
+/* A vector of pairs: a piece of a panel's line, or the same line of two panels of half its width, of which
+ * the second may not be there. */
+INLINE void put_line(Vec pairs, float *line, const int64_t panel, int64_t next, bool both) {
+    if (panel >= VLEN) {
+        vec_store(line, pairs);
+        return;
+    }
+    _mm256_storeu_ps(line, _mm512_castps512_ps256((__m512)pairs));
+    if (both) _mm256_storeu_ps(line + next, _mm512_extractf32x8_ps((__m512)pairs, 1));
+}
+
+/* As pack_across, VLEN lines at once, and zeros up to the end of a panel. */
+INLINE void pack_pairs_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to,
+                              const int64_t panel) {
+    enum { AHEAD = 8 };
+    const int64_t group = panel < VLEN ? 8 * panel : 2 * panel, step = max_i64(panel, VLEN);
+    const int64_t terms = terms_of(depth, DTYPE_BF16);
+    for (int64_t i = 0; i < width; i += group) {
+        int64_t end = min_i64(width, i + group), filled = (end + step - 1) / step * step;
+        for (int64_t p = 0; p < depth; p += 2) {
+            const uint16_t *at = from + p * row;
+            for (int r = 0; r < 2; r++) __builtin_prefetch(at + (AHEAD + r) * row + i);
+            for (int64_t j = i; j < filled; j += VLEN)
+                put_line(pairs_of_rows(at + j, row, end - j, p + 1 < depth),
+                         to + j / panel * panel * terms + p / 2 * panel + j % panel, panel, panel * terms,
+                         j + panel < end);
+        }
+    }
+}
+#endif
+
 INLINE void pack_typed(const ProductOperand *o, int64_t line, int64_t width, int64_t first, int64_t depth,
                        float *to, const int64_t panel, Dtype t) {
+#if VEC_PAIRS
+    if (t == DTYPE_BF16) {
+        const uint16_t *from = o->data;
+        if (o->along)
+            pack_pairs_along(from + line * o->row + first, o->row, width, depth, to, panel);
+        else
+            pack_pairs_across(from + first * o->row + line, o->row, width, depth, to, panel);
+        return;
+    }
+#endif
     if (o->along)
         pack_along(tensor_at(o->data, line * o->row + first, t), o->row, width, depth, to, panel, t);
     else
@@ -100,25 +161,37 @@ static void pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t fir
     BY_DTYPE(r->type, pack_typed, &r->b, line, width, first, depth, to, STRIP_COLS);
 }
 
-/* Rows of A as strips read them: panels of [depth][STRIP_ROWS] (row = 0), or rows `row` apart. */
+/* Rows of A as strips read them: panels of [terms][STRIP_ROWS] (row = 0), or rows `row` bytes apart. */
+enum { TERM_BYTES = 4 };
 typedef struct Rows {
-    const float *at;
-    int64_t row, depth;
+    const char *at;
+    int64_t row, terms;
 } Rows;
 
-/* What lies along is read where it is: a row is read in order. bf16 is widened, in rows too. */
+/* A row of bf16 as terms: widened, or of an odd number of elements, to which a zero is added. */
+static void terms_of_row(const uint16_t *from, int64_t depth, float *to) {
+    if (VEC_PAIRS) {
+        to[depth / 2] = 0;
+        memcpy(to, from, (size_t)depth * sizeof *from);
+        return;
+    }
+    EACH_VECTOR(p, left, depth) put(to, p, left, DTYPE_F32, get(from, p, left, DTYPE_BF16));
+}
+
+/* What lies along is read where it is, if it is terms: a row is read in order. */
 static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                       float *to) {
     const ProductOperand *o = &r->a;
+    const int64_t terms = terms_of(depth, r->type);
     if (!o->along) {
         BY_DTYPE(r->type, pack_typed, o, line, width, first, depth, to, STRIP_ROWS);
-        return (Rows){to, 0, depth};
+        return (Rows){(const char *)to, 0, terms};
     }
-    const void *from = tensor_at(o->data, line * o->row + first, r->type);
-    if (r->type == DTYPE_F32) return (Rows){from, o->row, depth};
-    for (int64_t i = 0; i < width; i++) EACH_VECTOR(p, left, depth)
-    put(to + i * depth, p, left, DTYPE_F32, get(from, i * o->row + p, left, DTYPE_BF16));
-    return (Rows){to, depth, depth};
+    const char *from = tensor_at(o->data, line * o->row + first, r->type);
+    const int64_t row = o->row * (int64_t)dtype_bytes(r->type);
+    if (terms * TERM_BYTES == depth * (int64_t)dtype_bytes(r->type)) return (Rows){from, row, terms};
+    for (int64_t i = 0; i < width; i++) terms_of_row((const void *)(from + i * row), depth, to + i * terms);
+    return (Rows){(const char *)to, terms * TERM_BYTES, terms};
 }
 
 /* ---- strips ---- */
@@ -151,9 +224,10 @@ INLINE void fetch_rows(const float *c, int64_t c_row, const int rows, const int 
         __builtin_prefetch(c + r * c_row + v * VLEN, 1);
 }
 
-/* Sums of `rows` rows. B is fetched AHEAD terms early: it streams from the second-level cache. */
-INLINE void strip(const Strip *s, const float *a, int64_t a_row, const int64_t a_step, int64_t depth,
-                  const float *b, const int rows, const int vectors, const int64_t cols) {
+/* Sums of `rows` rows. B is fetched AHEAD terms early: it streams from the second-level cache. Distances of
+ * A in bytes. */
+INLINE void strip(const Strip *s, const char *a, int64_t a_row, const int64_t a_step, int64_t terms,
+                  const float *b, const int rows, const int vectors, const int64_t cols, const bool pairs) {
     enum { AHEAD = 6 };
     const ProductRun *run = s->run;
     Vec sum[STRIP_ROWS][STRIP_VECTORS];
@@ -163,13 +237,14 @@ INLINE void strip(const Strip *s, const float *a, int64_t a_row, const int64_t a
         fetch_rows(c, run->c_row, rows, vectors); /* wanted when the sums are there */
     for (int64_t w = 0; w < waiting; w++) fetch_rows(run->wait[w] + wait_at, run->wait_row, rows, vectors);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (Vec){0};
-    for (int64_t p = 0; p < depth; p++, a += a_step, b += STRIP_COLS) {
+    for (int64_t p = 0; p < terms; p++, a += a_step, b += STRIP_COLS) {
         Vec x[STRIP_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) __builtin_prefetch(b + AHEAD * STRIP_COLS + v * VLEN);
         UNROLL for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
         UNROLL for (int r = 0; r < rows; r++) {
-            Vec scalar = vec_set(a[r * a_row]);
-            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = vec_multiply_add(sum[r][v], scalar, x[v]);
+            Vec scalar = vec_term(a + r * a_row, pairs);
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] =
+                vec_add_terms(sum[r][v], scalar, x[v], pairs);
         }
     }
     if (s->add) add_rows(sum, c, run->c_row, cols, rows, vectors);
@@ -184,37 +259,45 @@ INLINE void strip(const Strip *s, const float *a, int64_t a_row, const int64_t a
 
 /* As many rows at once as registers hold sums of; those left over one by one. */
 INLINE void strips_of(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows, const int vectors,
-                      const int64_t cols) {
-    const float *at = a->at + i * (a->row ? a->row : a->depth);
+                      const int64_t cols, const bool pairs) {
+    enum { PANEL = STRIP_ROWS * TERM_BYTES };
+    const char *at = a->at + i * (a->row ? a->row : a->terms * TERM_BYTES);
     if (a->row && rows == STRIP_ROWS)
-        strip(&s, at, a->row, 1, a->depth, b, STRIP_ROWS, vectors, cols);
+        strip(&s, at, a->row, TERM_BYTES, a->terms, b, STRIP_ROWS, vectors, cols, pairs);
     else if (rows == STRIP_ROWS)
-        strip(&s, at, 1, STRIP_ROWS, a->depth, b, STRIP_ROWS, vectors, cols);
+        strip(&s, at, TERM_BYTES, PANEL, a->terms, b, STRIP_ROWS, vectors, cols, pairs);
     else
         for (int64_t r = 0; r < rows; r++, s.i++)
-            strip(&s, at + r * (a->row ? a->row : 1), 0, a->row ? 1 : STRIP_ROWS, a->depth, b, 1, vectors,
-                  cols);
+            strip(&s, at + r * (a->row ? a->row : TERM_BYTES), 0, a->row ? TERM_BYTES : PANEL, a->terms, b, 1,
+                  vectors, cols, pairs);
+}
+
+INLINE void strips_typed(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows, const bool pairs) {
+    if (s.cols == STRIP_COLS)
+        strips_of(s, a, i, b, rows, 3, STRIP_COLS, pairs);
+    else if (s.cols > 2 * VLEN)
+        strips_of(s, a, i, b, rows, 3, s.cols, pairs);
+    else if (s.cols > VLEN)
+        strips_of(s, a, i, b, rows, 2, s.cols, pairs);
+    else
+        strips_of(s, a, i, b, rows, 1, s.cols, pairs);
 }
 
 /* At most STRIP_ROWS rows of A, from its i-th on, by one panel of B. */
 static void strips(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows) {
-    if (s.cols == STRIP_COLS)
-        strips_of(s, a, i, b, rows, 3, STRIP_COLS);
-    else if (s.cols > 2 * VLEN)
-        strips_of(s, a, i, b, rows, 3, s.cols);
-    else if (s.cols > VLEN)
-        strips_of(s, a, i, b, rows, 2, s.cols);
+    if (term_of(s.run->type) == 2)
+        strips_typed(s, a, i, b, rows, true);
     else
-        strips_of(s, a, i, b, rows, 1, s.cols);
+        strips_typed(s, a, i, b, rows, false);
 }
 
 /* ---- runs ---- */
 
 /* Blocks of nearly equal length: a short one at the end would cost as much as a long one. They follow from k
  * alone, which is the same for a leaf wherever it is summed. */
-static int64_t block_of(int64_t k) {
-    int64_t blocks = (k + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
-    return (k + blocks - 1) / blocks;
+static int64_t block_of(int64_t k, Dtype t) {
+    int64_t terms = terms_of(k, t), blocks = (terms + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
+    return (terms + blocks - 1) / blocks * term_of(t);
 }
 
 static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) {
@@ -223,7 +306,7 @@ static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) 
                    j,
                    .cols = min_i64(STRIP_COLS, r->n - j),
                    .add = r->add || first > 0,
-                   .last = first + block_of(r->k) >= r->k};
+                   .last = first + block_of(r->k, r->type) >= r->k};
 }
 
 /* Block by block: B is packed once for all rows of A. A group of its rows meets SWEEP columns of B at a time:
@@ -231,9 +314,9 @@ static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) 
 static void run_blocks(const ProductRun *r, float *room) {
     enum { SWEEP = 384 };
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
-    int64_t block = block_of(r->k);
+    int64_t block = block_of(r->k, r->type);
     for (int64_t first = 0; first < r->k; first += block) {
-        int64_t depth = min_i64(block, r->k - first);
+        int64_t depth = min_i64(block, r->k - first), terms = terms_of(depth, r->type);
         pack_b(r, 0, r->n, first, depth, room);
         for (int64_t from = 0; from < r->m; from += PACK_ROWS) {
             int64_t count = min_i64(PACK_ROWS, r->m - from);
@@ -241,7 +324,7 @@ static void run_blocks(const ProductRun *r, float *room) {
             for (int64_t left = 0; left < r->n; left += SWEEP)
                 for (int64_t i = 0; i < count; i += STRIP_ROWS)
                     for (int64_t j = left; j < min_i64(r->n, left + SWEEP); j += STRIP_COLS)
-                        strips(strip_at(r, from + i, j, first), &rows, i, room + j * depth,
+                        strips(strip_at(r, from + i, j, first), &rows, i, room + j * terms,
                                min_i64(STRIP_ROWS, count - i));
         }
     }
@@ -251,17 +334,18 @@ static void run_blocks(const ProductRun *r, float *room) {
  * lines one after the other, and what is packed of it stays in the first-level cache. */
 static void run_few(const ProductRun *r, float *room) {
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
-    int64_t block = block_of(r->k), span = PACK_ROWS / FEW_ROWS; /* of A there is room for so many blocks */
+    int64_t block = block_of(r->k, r->type),
+            span = PACK_ROWS / FEW_ROWS; /* of A there is room for so many blocks */
     for (int64_t start = 0; start < r->k; start += span * block) {
         Rows rows[PACK_ROWS / FEW_ROWS];
         int64_t count = 0;
         for (int64_t first = start; count < span && first < r->k; first += block, count++)
-            rows[count] =
-                rows_of_a(r, 0, r->m, first, min_i64(block, r->k - first), a + count * block * FEW_ROWS);
+            rows[count] = rows_of_a(r, 0, r->m, first, min_i64(block, r->k - first),
+                                    a + count * PRODUCT_BLOCK * FEW_ROWS);
         for (int64_t j = 0; j < r->n; j += STRIP_COLS)
             for (int64_t q = 0; q < count; q++) {
                 int64_t first = start + q * block;
-                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, rows[q].depth, room);
+                pack_b(r, j, min_i64(STRIP_COLS, r->n - j), first, min_i64(block, r->k - first), room);
                 for (int64_t i = 0; i < r->m; i += STRIP_ROWS)
                     strips(strip_at(r, i, j, first), &rows[q], i, room, min_i64(STRIP_ROWS, r->m - i));
             }
@@ -290,23 +374,23 @@ static double fma_limit(int64_t rounds, float *sums) {
     return 2.0 * (double)rounds * STRIP_ROWS * STRIP_COLS;
 }
 
-#if VLEN == 16
-__attribute__((target("avx512bf16"))) static double dot_limit(int64_t rounds, float *sums) {
+#if VEC_PAIRS
+static double dot_limit(int64_t rounds, float *sums) {
     enum { CHAINS = 16 }; /* enough for two units of 4 cycles each */
-    __m512 sum[CHAINS];
-    __m512bh x = (__m512bh)_mm512_loadu_si512(sums), y = (__m512bh)_mm512_loadu_si512(sums + VLEN);
-    UNROLL for (int c = 0; c < CHAINS; c++) sum[c] = _mm512_loadu_ps(sums + c * VLEN);
+    Vec sum[CHAINS], x = vec_load(sums), y = vec_load(sums + VLEN);
+    UNROLL for (int c = 0; c < CHAINS; c++) sum[c] = vec_load(sums + c * VLEN);
     for (int64_t i = 0; i < rounds; i++)
-        UNROLL for (int c = 0; c < CHAINS; c++) sum[c] = _mm512_dpbf16_ps(sum[c], x, y);
-    UNROLL for (int c = 0; c < CHAINS; c++) _mm512_storeu_ps(sums + c * VLEN, sum[c]);
+        UNROLL for (int c = 0; c < CHAINS; c++) sum[c] = vec_add_terms(sum[c], x, y, true);
+    UNROLL for (int c = 0; c < CHAINS; c++) vec_store(sums + c * VLEN, sum[c]);
     return 4.0 * (double)rounds * CHAINS * VLEN;
 }
 #endif
 
 static double product_limit(int64_t rounds, Dtype t, float *sums) {
     if (t == DTYPE_F32) return fma_limit(rounds, sums);
-#if VLEN == 16
-    if (__builtin_cpu_supports("avx512bf16")) return dot_limit(rounds, sums);
-#endif
+#if VEC_PAIRS
+    return dot_limit(rounds, sums);
+#else
     return 0;
+#endif
 }

@@ -41,8 +41,10 @@ typedef enum TileMode {
 } TileMode; /* C = AB, C + AB, C * factor[column] + AB */
 
 /* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step],
- * where one of the two is 1. An element is one chain of sums, whatever its place and the shape. */
+ * where one of the two is 1. An element is one chain of sums, whatever its place and the shape. Of bf16 both
+ * are pairs along k, in words of 32 bits, and k counts these. */
 typedef struct Product {
+    bool pairs;
     int64_t m, n, k;
     const float *a;
     int64_t a_row, a_step;
@@ -55,8 +57,8 @@ typedef struct Product {
     Ahead *ahead; /* or NULL */
 } Product;
 
-INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors,
-                 const bool across) {
+INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const int vectors, const bool across,
+                 const bool pairs) {
     Vec sum[2 * TILE_ROWS][TILE_VECTORS];
     int64_t steps = p->k, a_row = across ? 1 : p->a_row, a_step = across ? p->a_step : 1, b_row = p->b_row;
     const float *a = p->a + i * a_row, *b = p->b + j;
@@ -71,8 +73,8 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
         Vec x[TILE_VECTORS];
         for (int v = 0; v < vectors; v++) x[v] = vec_load(b + v * VLEN);
         for (int r = 0; r < rows; r++) {
-            Vec scalar = vec_set(a[r * a_row]);
-            for (int v = 0; v < vectors; v++) sum[r][v] = vec_multiply_add(sum[r][v], scalar, x[v]);
+            Vec scalar = vec_term(a + r * a_row, pairs);
+            for (int v = 0; v < vectors; v++) sum[r][v] = vec_add_terms(sum[r][v], scalar, x[v], pairs);
         }
         a += a_step;
         b += b_row;
@@ -82,34 +84,46 @@ INLINE void tile(const Product *p, int64_t i, int64_t j, const int rows, const i
 }
 
 INLINE int64_t tile_rows(const Product *p, int64_t i, int64_t j, const int rows, const int vectors,
-                         const bool across) {
+                         const bool across, const bool pairs) {
     for (; i + rows <= p->m; i += rows) {
         for (int k = 0; k < AHEAD_ROWS; k++) ahead_step(p->ahead);
-        tile(p, i, j, rows, vectors, across);
+        tile(p, i, j, rows, vectors, across, pairs);
     }
     return i;
 }
 
-INLINE void tile_column(const Product *p, int64_t j, const int vectors, const bool across) {
+INLINE void tile_column(const Product *p, int64_t j, const int vectors, const bool across, const bool pairs) {
     int64_t i = 0;
-    if (vectors < TILE_VECTORS) i = tile_rows(p, i, j, 2 * TILE_ROWS, vectors, across);
-    i = tile_rows(p, i, j, TILE_ROWS, vectors, across);
-    i = tile_rows(p, i, j, 4, vectors, across);
-    i = tile_rows(p, i, j, 1, vectors, across);
+    if (vectors < TILE_VECTORS) i = tile_rows(p, i, j, 2 * TILE_ROWS, vectors, across, pairs);
+    i = tile_rows(p, i, j, TILE_ROWS, vectors, across, pairs);
+    i = tile_rows(p, i, j, 4, vectors, across, pairs);
+    i = tile_rows(p, i, j, 1, vectors, across, pairs);
 }
 
-INLINE void tile_columns(const Product *p, const bool across) {
+INLINE void tile_columns(const Product *p, const bool across, const bool pairs) {
     int64_t j = 0;
-    for (; j + TILE_VECTORS * VLEN <= p->n; j += TILE_VECTORS * VLEN) tile_column(p, j, TILE_VECTORS, across);
-    for (; j < p->n; j += VLEN) tile_column(p, j, 1, across);
+    for (; j + TILE_VECTORS * VLEN <= p->n; j += TILE_VECTORS * VLEN)
+        tile_column(p, j, TILE_VECTORS, across, pairs);
+    for (; j < p->n; j += VLEN) tile_column(p, j, 1, across, pairs);
 }
 
 /* Functions of their own: where they were part of a larger one, sums of a tile did not stay in registers. */
-static __attribute__((noinline)) void product_along(Product p) { tile_columns(&p, false); }
-static __attribute__((noinline)) void product_across(Product p) { tile_columns(&p, true); }
+static __attribute__((noinline)) void product_along(Product p) { tile_columns(&p, false, false); }
+static __attribute__((noinline)) void product_across(Product p) { tile_columns(&p, true, false); }
+#if VEC_PAIRS
+static __attribute__((noinline)) void product_pairs_along(Product p) { tile_columns(&p, false, true); }
+static __attribute__((noinline)) void product_pairs_across(Product p) { tile_columns(&p, true, true); }
+#endif
 
 static void product(Product p) {
-    if (p.a_row == 1)
+#if VEC_PAIRS
+    if (p.pairs && p.a_row == 1)
+        product_pairs_across(p);
+    else if (p.pairs)
+        product_pairs_along(p);
+    else
+#endif
+        if (p.a_row == 1)
         product_across(p);
     else
         product_along(p);
@@ -155,7 +169,7 @@ INLINE Quad quad_get(const void *p) {
         for (int i = 0; i < 4; i++) {                                                                        \
             Vector low = t == DTYPE_F32 ? word[i] : (Vector)((words)word[i] << 16);                          \
             Vector high = (Vector)((words)word[i] & 0xffff0000);                                             \
-            low *= factor, high *= factor;                                                                   \
+            if (factor != 1) low *= factor, high *= factor; /* so that words may be pairs of bf16 */         \
             if (t == DTYPE_F32) {                                                                            \
                 memcpy(to + i * to_row, &low, sizeof low);                                                   \
             } else {                                                                                         \

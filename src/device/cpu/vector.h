@@ -18,6 +18,13 @@
 #define VLEN 4
 #endif
 
+/* Dot products of pairs of bf16, a pair to a lane of 32 bits. */
+#if defined(__AVX512BF16__)
+#define VEC_PAIRS 1
+#else
+#define VEC_PAIRS 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline, unused))
 
 typedef float Vec __attribute__((vector_size(4 * VLEN)));
@@ -76,6 +83,26 @@ INLINE Vec vec_multiply_add(Vec sum, Vec a, Vec b) {
 #else
     return sum + a * b;
 #endif
+}
+
+/* Terms of a sum of products: numbers in fp32, or pairs of bf16 in their place. */
+INLINE Vec vec_term(const void *p, const bool pairs) { /* in all lanes */
+    float x;
+    memcpy(&x, p, sizeof x);
+#if VEC_PAIRS
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    if (pairs) return (Vec)_mm512_set1_epi32(word);
+#endif
+    (void)pairs;
+    return vec_set(x);
+}
+INLINE Vec vec_add_terms(Vec sum, Vec a, Vec b, const bool pairs) {
+#if VEC_PAIRS
+    if (pairs) return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
+    (void)pairs;
+    return vec_multiply_add(sum, a, b);
 }
 
 INLINE Vec vec_sqrt(Vec v) {
