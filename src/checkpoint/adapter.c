@@ -222,7 +222,7 @@ static ErrorCode check_against_base(AdapterDir *a, Error *err) {
     TRY(code);
     TRY(modelfiles_check_shape(a->base, &c, err));
     TRY(param_table_build(&t, &c, err));
-    code = adapters_put(&t, &c, &spec, err);
+    code = adapters_put(&t, &c, &c, &spec, err);
     if (code == OK) code = check_tensors(a, &t, err);
     a->transposed = code == OK && param_find(&t, a->names[0])->transposed;
     param_table_free(&t);

@@ -196,7 +196,7 @@ static ErrorCode print_groups(const Config *c, Error *err) {
     ModelConfig shape = c->model.shape;
     AdapterSpec adapters = rank_adapters(c);
     TRY(param_table_build(&table, &shape, err));
-    ErrorCode code = adapters_put(&table, &shape, &adapters, err);
+    ErrorCode code = adapters_put(&table, &shape, &c->model.shape, &adapters, err);
     if (code == OK) code = param_groups_build(&groups, &c->optimizer, &table, err);
     if (code == OK) {
         param_groups_print(&groups, &table, true, &out);

@@ -2142,10 +2142,6 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     if (!c->model.init[0])
         return options_fail(set, "lora.rank", err,
                             "adapters go to a model that is there: set model.init to its directory");
-    if (c->mesh.tp > 1 || c->numerics.canonical_tp > 1)
-        return options_fail(
-            set, "lora.rank", err,
-            "adapters are not cut over tp yet: set mesh.tp to 1, and numerics.canonical_tp to 0");
     if (c->optimizer.ema > 0)
         return options_fail(set, "optimizer.ema", err,
                             "no average of weights is kept with lora.rank: set it to 0");

@@ -5,6 +5,7 @@
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
  *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32      CROSSED --round, bias--> result
+ *                and of adapters, if any, as another one                             adapters --> result
  *     RECORDS    own leaves of all ==all-gather==> all
  *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads      and back, unpacked by CROSSED
  *     GATHER_KV  own keys --pack--> own rows of all ==all-gather==> all
@@ -51,6 +52,15 @@ static ErrorCode sum_terms(Engine *e, const Crossing *c, CommHandle *handle, Err
     float *terms = c->all, *mine = terms + e->plan->partition.tensor * own;
     return comm_reduce_scatter(e->comm, MESH_TENSOR, COMM_F32, parts_of(e, PARTS_OF_STREAM, own), terms, mine,
                                e->work.crossing, handle, err);
+}
+
+/* Beside these, of adapters; `width` of a token. */
+static ErrorCode sum_inner(Engine *e, const Crossing *c, int64_t width, Error *err) {
+    if (width == 0) return OK;
+    int64_t own = model_own_tokens(&e->model) * width;
+    float *mine = c->inner + e->plan->partition.tensor * own;
+    return comm_reduce_scatter(e->comm, MESH_TENSOR, COMM_F32, parts_of(e, PARTS_OF_INNER, own), c->inner,
+                               mine, e->work.crossing + stream_workspace(&e->model), &e->traffic.inner, err);
 }
 
 static ErrorCode gather_rows(Engine *e, const Crossing *c, CommHandle *handle, Error *err) {
@@ -118,7 +128,10 @@ void crossing_start(Execution *x, Action a) {
     switch (at.kind) {
     case CROSS_GATHER: code = gather_tokens(e, &c, handle, &err); break;
     case CROSS_RECORDS: code = gather_records(e, &c, (a.slice - 1) / 2, handle, &err); break;
-    case CROSS_SUM: code = sum_terms(e, &c, handle, &err); break;
+    case CROSS_SUM:
+        code = sum_terms(e, &c, handle, &err);
+        if (code == OK) code = sum_inner(e, &c, unit_inner_width(&e->model, a.unit, at.part), &err);
+        break;
     case CROSS_SWAP:
         unit_pack(&unit, at);
         code = comm_all_to_all(e->comm, MESH_CONTEXT, unit_swap_bytes(&e->model, a.unit, at.part), c.own,
@@ -149,6 +162,7 @@ void crossing_end(Execution *x, Action a) {
     CrossingAt at = place_of(a);
     execution_enter(x, a.microbatch);
     execution_wait(x->engine, handle_of(x->engine, at));
+    if (at.kind == CROSS_SUM) execution_wait(x->engine, &x->engine->traffic.inner);
     for (int i = 0; i < 2; i++) execution_wait(x->engine, &x->engine->traffic.keys[i]);
     UnitPass unit = execution_unit(x, a);
     if (at.kind == CROSS_SUM) {

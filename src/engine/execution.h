@@ -71,8 +71,9 @@ typedef struct Statistics {
     int64_t *routed; /* host: choices of experts that all ranks add up, their number first */
 } Statistics;
 
-/* What each rank of tp has a part of: the stream's tokens, a chunk's records, sums of rows. */
-enum { PARTS_OF_STREAM, PARTS_OF_RECORDS, PARTS_OF_ROWS, CROSSING_PARTS };
+/* What each rank of tp has a part of: the stream's tokens, a chunk's records, sums of rows, what adapters sum
+ * beside the stream. */
+enum { PARTS_OF_STREAM, PARTS_OF_RECORDS, PARTS_OF_ROWS, PARTS_OF_INNER, CROSSING_PARTS };
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
@@ -83,6 +84,7 @@ typedef struct Traffic {
     unsigned turn[3];                                /* reductions started, by the group that they are over */
     CommHandle crossings[CROSSINGS][UNIT_PARTS + 1]; /* by place in the unit at work */
     CommPart *crossing_parts[CROSSING_PARTS];        /* [ranks of tp] each */
+    CommHandle inner;                                /* of SUM_X, of adapters */
     CommHandle keys[2];     /* of GATHER_KV, SUM_KV, SUM_COPIES: of each stretch; one crosses at a time */
     CommPart *stretches[2]; /* [ranks of cp] each */
 } Traffic;

@@ -14,32 +14,34 @@ static bool can_have_one(const Param *p, const ModelConfig *c) {
 }
 
 /* No product of such matrices has a higher rank than the matrix, and one as high would save nothing. */
-static ErrorCode check_rank(const Param *p, int64_t rank, Error *err) {
-    if (rank < p->rows && rank < p->cols) return OK;
+static ErrorCode check_rank(const Param *p, const ModelConfig *whole, int64_t rank, Error *err) {
+    int64_t shape[PARAM_RANK];
+    param_shape(whole, p, shape);
+    if (rank < shape[0] && rank < shape[1]) return OK;
     return error_set(err, ERR_CONFIG, "lora.rank is %lld, but %s is [%lld, %lld]: expected less than both",
-                     (long long)rank, p->name, (long long)p->rows, (long long)p->cols);
+                     (long long)rank, p->name, (long long)shape[0], (long long)shape[1]);
 }
 
-static ErrorCode choose_by_pattern(const ParamTable *t, const ModelConfig *c, const char *match, int64_t rank,
+static ErrorCode choose_by_pattern(const ParamTable *t, const ModelConfig *whole, const AdapterSpec *spec,
                                    bool *adapted, Error *err) {
     Pattern *pattern;
     char shown[80];
     ErrorCode code = OK;
     int count = 0;
     const Param *last = NULL; /* every block has a matrix that can have one */
-    TRY(pattern_compile(&pattern, "lora.match", match, err));
+    TRY(pattern_compile(&pattern, "lora.match", spec->match, err));
     for (int i = 0; i < t->count && code == OK; i++) {
-        if (!can_have_one(&t->params[i], c)) continue;
+        if (!can_have_one(&t->params[i], whole)) continue;
         last = &t->params[i];
         code = pattern_find(pattern, last->name, &adapted[i], err);
         count += adapted[i];
-        if (code == OK && adapted[i]) code = check_rank(&t->params[i], rank, err);
+        if (code == OK && adapted[i]) code = check_rank(&t->params[i], whole, spec->rank, err);
     }
     pattern_free(pattern);
     if (code != OK || count > 0) return code;
     return error_set(err, ERR_CONFIG,
                      "lora.match: no matrix of a block has \"%s\" in its name; the last one is %s",
-                     error_escape(shown, sizeof shown, match, strlen(match)), last->name);
+                     error_escape(shown, sizeof shown, spec->match, strlen(spec->match)), last->name);
 }
 
 static ErrorCode choose_by_name(const ParamTable *t, const ModelConfig *c, const AdapterSpec *spec,
@@ -60,28 +62,34 @@ double adapters_scale(int64_t rank, double alpha, bool stabilised) {
     return alpha / (stabilised ? sqrt((double)rank) : (double)rank);
 }
 
-ErrorCode adapters_put(ParamTable *t, ModelConfig *c, const AdapterSpec *spec, Error *err) {
+ErrorCode adapters_put(ParamTable *t, ModelConfig *c, const ModelConfig *whole, const AdapterSpec *spec,
+                       Error *err) {
     if (spec->rank == 0) return OK;
     bool *adapted = mem_alloc_array((size_t)t->count, sizeof *adapted);
-    ErrorCode code = spec->match ? choose_by_pattern(t, c, spec->match, spec->rank, adapted, err)
+    ErrorCode code = spec->match ? choose_by_pattern(t, whole, spec, adapted, err)
                                  : choose_by_name(t, c, spec, adapted, err);
     if (code == OK) {
-        c->adapter_rank = spec->rank, c->adapter_scale = spec->scale;
+        c->adapter_rank = spec->rank, c->adapter_scale = spec->scale, c->adapter_joint = spec->joint;
         code = param_table_adapt(t, c, adapted, err);
     }
     free(adapted);
     return code;
 }
 
-int64_t adapters_count(const ParamTable *t) {
+/* Of a rank's A or B the side that is r is whole, and the other one may be cut. */
+int64_t adapters_count(const ParamTable *t, const ModelConfig *whole) {
     int64_t sum = 0;
-    for (int i = 0; i < t->count; i++)
-        if (t->params[i].row->adapts) sum += t->params[i].count;
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        if (!p->row->adapts) continue;
+        sum += p->row->rows == DIM_ADAPTER ? p->rows * model_dim(whole, p->row->cols)
+                                           : p->cols * model_dim(whole, p->row->rows);
+    }
     return sum;
 }
 
 double adapters_flops_per_token(const ModelConfig *c, const ParamTable *t, int64_t context) {
-    double all = model_flops_per_token(c, context), adapters = (double)adapters_count(t);
+    double all = model_flops_per_token(c, context), adapters = (double)adapters_count(t, c);
     if (!param_table_is_adapted(t)) return all;
     return all - 2 * (double)model_active_count_without_embedding(c) + 6 * adapters;
 }

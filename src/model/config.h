@@ -105,6 +105,7 @@ typedef struct ModelConfig {
     /* Of the adapters that were put to it (model/adapters.h): in no config.json. rank 0: there are none. */
     int64_t adapter_rank;
     double adapter_scale;
+    bool adapter_joint; /* ranks may share the matrices: one side of each is on all of them */
     /* Of a rank's model: how many ranks share the experts of a layer out, and its place among them, which is
      * that of its experts. In no config.json either; 0 ranks: all are here. */
     int64_t expert_ranks, expert_place;

@@ -105,8 +105,9 @@ InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, do
     if (role == ROLE_ZEROS) return (InitRule){.value = 0};
     /* The variance of PEFT's uniform numbers in +-1 / sqrt(inputs). */
     if (role == ROLE_ADAPTER)
-        return (InitRule){
-            .std = 1 / sqrt(3.0 * (double)p->cols), .lo = -(double)INFINITY, .hi = (double)INFINITY};
+        return (InitRule){.std = 1 / sqrt(3.0 * (double)model_dim(c, p->row->cols)),
+                          .lo = -(double)INFINITY,
+                          .hi = (double)INFINITY};
     /* As Lingua has it; one channel has K taps. */
     if (role == ROLE_CONV) return (InitRule){.std = 1 / sqrt((double)c->conv_size), .lo = -3, .hi = 3};
     if (role == ROLE_LAMBDA) return (InitRule){.of = lambda_of};

@@ -34,6 +34,7 @@ typedef struct SublayerTensors {
     void *dy;
     void *result; /* [T, h] of the layer, where a norm follows it, or where it begins a stream; else NULL */
     float *out_rstd; /* [T] of that norm */
+    void *inner;     /* [T, r] x A^T of the adapter whose B is joint (product.c) */
     void *layer[LAYER_TENSORS];
 } SublayerTensors;
 

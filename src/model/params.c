@@ -56,10 +56,10 @@ static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, 
 }
 
 /* By shape: what has no columns is a norm's weight or a bias, which passes read in fp32, and which are too
- * few for their size to matter; and by whether it is trained. */
+ * few for their size to matter, and with them are joint sides of adapters; and by whether it is trained. */
 static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                     int count, int i) {
-    if (rows[i]->cols == DIM_NONE) return FLAT_VECTORS;
+    if (rows[i]->cols == DIM_NONE || param_is_joint(c, rows[i])) return FLAT_VECTORS;
     bool frozen = group_is_frozen(f, unit, c, rows, count, i);
     if (rows[i]->expert) return frozen ? FLAT_FROZEN_EXPERTS : FLAT_EXPERTS;
     return frozen ? FLAT_FROZEN : FLAT_MATRICES;
@@ -300,6 +300,16 @@ const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart
             return &t->params[i];
     }
     return NULL;
+}
+
+Cut param_cut(const ParamRow *row) {
+    if (!row->adapts) return row->cut;
+    Cut side = row->rows == DIM_ADAPTER ? CUT_COLUMNS : CUT_ROWS; /* along which A, or B, may be cut */
+    return row->adapts->cut == side ? side : CUT_NONE;
+}
+
+bool param_is_joint(const ModelConfig *c, const ParamRow *row) {
+    return row->adapts && c->adapter_joint && param_cut(row) == CUT_NONE;
 }
 
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row) {

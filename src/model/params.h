@@ -79,7 +79,7 @@ typedef enum InitRole {
 
 /* The flats of a unit's buffer. A unit need not have all. */
 typedef enum Flat {
-    FLAT_VECTORS,  /* norms and biases: read in fp32 */
+    FLAT_VECTORS,  /* norms and biases, joint sides of adapters: held in fp32 */
     FLAT_MATRICES, /* read by products, in the compute dtype */
     FLAT_EXPERTS,  /* so are these: ranks that share experts out hold other ones each */
     FLAT_FROZEN,   /* matrices that are not trained: they have no gradient */
@@ -174,6 +174,11 @@ int64_t param_expert_step(const ParamTable *t, const Param *first);
 /* A or B of the matrix's adapter; NULL where it has none. */
 typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which);
+/* What tp cuts of a parameter of this row: of an adapter the side along which its matrix is cut. */
+Cut param_cut(const ParamRow *row);
+/* Whether it is the other side of an adapter, where ranks may share the matrix: joint. Each has all of it,
+ * and makes its gradient of own tokens, as a norm's. It lies with these. */
+bool param_is_joint(const ModelConfig *c, const ParamRow *row);
 /* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);
 bool param_table_is_adapted(const ParamTable *t);

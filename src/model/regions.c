@@ -36,7 +36,8 @@ static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED
                        whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE,
                                     LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
-                                    LIFE_SCRATCH,  false,      NEED_ALWAYS};
+                                    LIFE_SCRATCH,  false,      NEED_ALWAYS},
+                       inner_row = {EXTENT_OWN, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_INPUT, false, NEED_ALWAYS};
 
 /* Without a norm before it, the layer reads the stream: then that is the operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {
@@ -62,6 +63,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
     case EXTENT_SPANS: return model_spans(m);
     case EXTENT_SEQUENCES: return model_sequences(m);
+    case EXTENT_ADAPTER: return m->config.adapter_rank;
     case EXTENT_ONE: return 1;
     }
     return 0;
@@ -109,6 +111,15 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
     return p;
 }
 
+/* Whether a layer has a product whose adapter keeps x A^T, its B being joint: at most one has. */
+static bool keeps_inner(const Model *m, const Layer *l, int unit) {
+    for (int i = 0; m->config.adapter_joint && i < l->part_count; i++) {
+        const Product *p = l->parts[i].product;
+        if (p && p->weight->cut == CUT_COLUMNS && product_adapters(m, unit, p) > 0) return true;
+    }
+    return false;
+}
+
 /* Without a norm before it the layer's operand n is the stream itself: one tensor under two names. The
  * embedding has no stream before it. */
 static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int unit, int index,
@@ -122,8 +133,16 @@ static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int unit
         out->result = s->out ? take(c, m, &result_row) : NULL;
         out->out_rstd = s->out ? take(c, m, &rstd_row) : NULL;
     }
+    if (keeps_inner(m, s->layer, unit)) out->inner = take(c, m, &inner_row);
     CHECK(s->layer->tensor_count <= LAYER_TENSORS);
     for (int i = 0; i < s->layer->tensor_count; i++) out->layer[i] = take(c, m, &s->layer->tensors[i]);
+}
+
+/* What no row says the size of. */
+static void *take_scratch(Cursor *c, size_t bytes) {
+    char *p = c->base[REGION_SCRATCH] ? c->base[REGION_SCRATCH] + c->used[REGION_SCRATCH] : NULL;
+    c->used[REGION_SCRATCH] += pool_round(bytes);
+    return p;
 }
 
 /* In scratch, since they are dead when the pass is over: what ranks exchange is made, or fetched, again for
@@ -134,10 +153,9 @@ static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
     out->whole = take(c, m, &whole_row);
     out->dwhole = take(c, m, &whole_row);
     out->terms = take(c, m, &terms_row);
-    if (!head) return;
-    out->records =
-        (void *)(c->base[REGION_SCRATCH] ? c->base[REGION_SCRATCH] + c->used[REGION_SCRATCH] : NULL);
-    c->used[REGION_SCRATCH] += pool_round((size_t)(m->sharing.leaves * m->loss_rows) * sizeof(LossRecord));
+    int64_t inner = unit_widest_inner(m, unit);
+    if (inner > 0) out->inner = take_scratch(c, (size_t)(m->tokens * inner) * sizeof *out->inner);
+    if (head) out->records = take_scratch(c, (size_t)(m->sharing.leaves * m->loss_rows) * sizeof(LossRecord));
 }
 
 /* As wide as the widest that the unit's adapters make. */
@@ -154,6 +172,12 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
         c, m, &(TensorRow){EXTENT_TOKENS, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
     out->outer =
         take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
+    if (!m->config.adapter_joint) return;
+    out->joint = take(
+        c, m, &(TensorRow){EXTENT_ADAPTER, DIM_HIDDEN, ELEMENT_NARROW, LIFE_SCRATCH, false, NEED_ALWAYS});
+    if (m->sharing.ranks > 1)
+        out->apart =
+            take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
 /* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the

@@ -70,6 +70,8 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .tensors = t->layer,
                        .shared = shared,
                        .adapters = &r->tensors.adapters,
+                       .inner = t->inner,
+                       .own_x = t->n,
                        .input = r->u->slab,
                        .dstream = r->dstream,
                        .x = is_shared(r) ? shared->whole : t->n,
@@ -215,6 +217,23 @@ static const Step *step_at(const Run *r, int part) {
 
 static bool reads_there(const Run *r, const Step *step, int part) { return step == &r->steps[part]; }
 
+int64_t unit_inner_width(const Model *m, int unit, int part) {
+    bool reads = unit_part_reads_all(&m->config, unit, part);
+    const Product *p = unit_part_product(&m->config, unit, reads ? part : part - 1);
+    return m->config.adapter_joint && p ? product_adapters(m, unit, p) * m->config.adapter_rank : 0;
+}
+
+int64_t unit_widest_inner(const Model *m, int unit) {
+    int64_t widest = 0;
+    for (int part = 0; part <= unit_parts(&m->config, unit).end; part++)
+        if (unit_part_reads_all(&m->config, unit, part) ||
+            unit_part_makes_terms(&m->config, unit, part - 1)) {
+            int64_t width = unit_inner_width(m, unit, part);
+            if (width > widest) widest = width;
+        }
+    return widest;
+}
+
 /* What is gathered: in a forward pass, and for the weight half, what the layer reads; on the way back also
  * the gradient of what it has made. */
 static Crossing gathering(const Run *r, const Step *step, CrossingAt at) {
@@ -231,7 +250,7 @@ static Crossing gathering(const Run *r, const Step *step, CrossingAt at) {
 static Crossing summing(const Run *r, const Step *step, CrossingAt at) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
-    Crossing c = {.all = r->tensors.shared.terms};
+    Crossing c = {.all = r->tensors.shared.terms, .inner = r->tensors.shared.inner};
     if (!reads_there(r, step, at.part))
         c.result = result_of(r, step->sublayer, at.pass == PASS_AGAIN ? r->tensors.dn : r->u->out);
     else
@@ -332,6 +351,7 @@ void unit_summed(const UnitPass *u, CrossingAt at) {
     else
         product_summed(&w, step->part->product, sum, c.result);
     w.dx = c.result;
+    if (reads && step->part->product) product_input_summed(&w, step->part->product, c.result);
     if (reads && step->part->summed) step->part->summed(&w);
 }
 

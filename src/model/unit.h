@@ -354,9 +354,13 @@ typedef struct Crossing {
     /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS, WEIGHTS: the terms; ROWS:
      * [leaves, T, 2]; RECORDS: [leaves, rows of the chunk] */
     void *all;
+    float *inner; /* SUM: terms of adapters beside these, [T, unit_inner_width] */
     void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;
 Crossing unit_crossing(const UnitPass *u, CrossingAt at);
+/* Numbers of a token that adapters add to what SUM sums at a place, and at most in a unit; 0: none. */
+int64_t unit_inner_width(const Model *m, int unit, int part);
+int64_t unit_widest_inner(const Model *m, int unit);
 /* Bytes of a token's keys and values. */
 size_t unit_key_bytes(const Model *m);
 /* Of a rank's sums of rows: so many of the second. */

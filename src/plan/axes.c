@@ -37,8 +37,8 @@ ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     if (p->row->expert) return KIND_EXPERTS;
     if (p->row->router) return KIND_ROUTER;
     if (p->row->stacked) return KIND_WHOLE;
-    if (p->row->cut == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
-    return tied ? KIND_TIED : kind[p->row->cut];
+    if (param_cut(p->row) == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
+    return tied ? KIND_TIED : kind[param_cut(p->row)];
 }
 
 AxisSet axes_that(ParamKind kind, int does) {
@@ -129,7 +129,7 @@ Box axes_box(const ModelConfig *c, const Param *p, Sharing s) {
     Box b = {.rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns};
     ParamKind kind = axes_kind(c, p);
     if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return b;
-    bool by_inputs = p->row->cut == CUT_COLUMNS;
+    bool by_inputs = param_cut(p->row) == CUT_COLUMNS;
     deal_bands(c, by_inputs ? p->row->cols : p->row->rows, s,
                by_inputs != p->transposed ? b.columns : b.rows);
     return b;

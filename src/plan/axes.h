@@ -19,8 +19,9 @@
  * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
  * tp with all tokens, and so its gradient is complete there. "Whole" are norms, and biases that are added to
  * a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that their
- * gradients are sums; this is what other trainers have forgotten most often. So are adapters, beside which tp
- * is refused. Learned positions are cut as the embedding is that they are beside.
+ * gradients are sums; this is what other trainers have forgotten most often. So are
+ * the joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut as the embedding is
+ * that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else; where a family stores several matrices as one, each of them

@@ -9,7 +9,8 @@
  * weight half that runs apart gathers the gradients of the outputs once more, too. Where heads of keys and
  * values are fewer than the ranks, those that hold the same ones all-reduce their gradients, in fp32; where
  * there are experts, all of tp those of the weights of a token's, which are k numbers. Where all heads of a
- * token are normed as one row, sums over it are gathered each way: two numbers a token and leaf.
+ * token are normed as one row, sums over it are gathered each way: two numbers a token and leaf. What
+ * adapters sum beside the stream, r numbers a token each, is left out here; programs count it.
  *
  * cp, by one of two methods:
  *     heads   queries, keys and values change from a p-th of the tokens with all heads to all tokens with a

@@ -35,8 +35,8 @@ static void describe_adapters(const RankPlan *p, Text *out) {
     if (!param_table_is_adapted(t)) return;
     for (int i = 0; i < t->count; i++) matrices += t->params[i].row->adapts != NULL;
     text_printf(out, "lora    %s parameters: rank %lld on %d matrices, scale %g; all else stays as it is\n",
-                text_count(adapters_count(t), elements), (long long)p->model.config.adapter_rank,
-                matrices / 2, p->model.config.adapter_scale);
+                text_count(adapters_count(t, &p->spec.model), elements),
+                (long long)p->model.config.adapter_rank, matrices / 2, p->model.config.adapter_scale);
 }
 
 /* FLOPs are those of the model as it is trained, forward and backward, without recomputation. Tokens are

@@ -462,15 +462,16 @@ static void finish(Lowering *l) {
 /* ---- Second pass: parameters ---- */
 
 /* Units whose parameters an action reads. The embedding's backward pass reads none (it adds rows to a
- * gradient), and a weight half reads activations only; but a head that was deferred makes its logits again,
- * and a tied one reads the embedding for them; a module, when it is made again. */
+ * gradient), and a weight half reads activations only, but for adapters, which read each other; a head that
+ * was deferred makes its logits again, and a tied one reads the embedding for them; a module, when it is made
+ * again. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
     bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_VISIT_X ||
                 ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
     bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
     bool embeds = a.kind == ACT_FWD || logits_again || (p->model->further_module && a.kind == ACT_BWD_IN);
-    if (pass || logits_again) out[n++] = a.unit;
+    if (pass || logits_again || program_reads_adapters(p, a)) out[n++] = a.unit;
     if (p->partition->tied && a.unit == head && embeds) out[n++] = 0;
     return n;
 }

@@ -367,16 +367,30 @@ static size_t reduction_bytes(const Program *p, const Share *s) {
 
 static size_t most_of(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Of the sums between parts, and of those of vectors' gradients: one is under way at a time. */
+size_t stream_workspace(const Model *m) {
+    return pool_round(comm_reduce_scatter_workspace(m->sharing.ranks, COMM_F32,
+                                                    model_own_tokens(m) * m->config.hidden_size));
+}
+
+/* Of what adapters sum beside the stream. */
+static size_t inner_workspace(const Model *m) {
+    int64_t widest = 0;
+    for (int u = 0; u < m->table.units; u++)
+        if (unit_widest_inner(m, u) > widest) widest = unit_widest_inner(m, u);
+    return widest ? comm_reduce_scatter_workspace(m->sharing.ranks, COMM_F32, model_own_tokens(m) * widest)
+                  : 0;
+}
+
+/* Of the sums between parts, and of those of vectors' gradients: one is under way at a time, with that of
+ * adapters beside it. */
 static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
     int ranks = p->partition->tensors;
-    int64_t own = model_own_tokens(m) * m->config.hidden_size,
-            keys = model_stretch(m) * model_dim(&m->config, DIM_KEY_VALUE);
+    int64_t keys = model_stretch(m) * model_dim(&m->config, DIM_KEY_VALUE);
     size_t most = 0;
     VectorRun run;
     if (training && p->partition->contexts.ranks > 1 && model_balance(&m->config) > 0)
         most = comm_all_reduce_workspace(p->partition->contexts.ranks, COMM_I64, model_counts(m));
-    if (ranks > 1) most = most_of(most, comm_reduce_scatter_workspace(ranks, COMM_F32, own));
+    if (ranks > 1) most = most_of(most, stream_workspace(m) + inner_workspace(m));
     if (training && ranks > 1 && model_choices(m) > 0)
         most = most_of(most, comm_all_reduce_workspace(ranks, COMM_F32, model_choices(m)));
     if (training && p->partition->contexts.keys)

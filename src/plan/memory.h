@@ -133,6 +133,9 @@ bool gradient_sums_are_whole(const Program *p);
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
 
+/* Workspace of a sum of the stream over tp: behind it comes that of adapters. */
+size_t stream_workspace(const Model *m);
+
 size_t memory_plan_buckets(const MemoryPlan *plan); /* of collectives */
 size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);

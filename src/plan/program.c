@@ -86,6 +86,10 @@ bool program_adds_leaves(const Program *p, int unit) {
     return p->partition->tensors > 1 || (p->partition->leaves > 1 && !p->exact);
 }
 
+bool program_reads_adapters(const Program *p, Action a) {
+    return a.kind == ACT_BWD_W && p->model->adapter_rank > 0 && a.unit > 0 && a.unit < p->units - 1;
+}
+
 /* In fast numerics a reduction of a microbatch moves what its leaves come to. */
 bool program_adds_leaves_once(const Program *p) { return p->sync == SYNC_STEP; }
 
@@ -543,7 +547,8 @@ static const char *check_weight(Check *c, Action a) {
     const char *wrong = run_parts(c, WAY_WEIGHT, a, DONE_WEIGHT);
     if (wrong) return wrong;
     bool early = *parts_done(c, WAY_WEIGHT, a) & ~*parts_done(c, WAY_INPUT, a);
-    return early ? "comes before its input half" : NULL;
+    if (early) return "comes before its input half";
+    return program_reads_adapters(c->p, a) ? check_gathered(c, a.unit) : NULL;
 }
 
 /* A pass that adds to gradients of weights: its order is what makes the bits, the first microbatch sets,
@@ -892,7 +897,8 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
         return (uint64_t)comm_sum_outer_traffic(1, p->partition->tensors, p->partition->tensor, COMM_F32,
                                                 model_choices(m));
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
-    if (a.kind == ACT_SUM_X) return others * (uint64_t)own * sizeof(float);
+    int64_t inner = a.kind == ACT_SUM_X ? unit_inner_width(m, a.unit, a.parts.first) : 0;
+    if (a.kind == ACT_SUM_X) return others * (uint64_t)(own + model_own_tokens(m) * inner) * sizeof(float);
     int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
     return others * (uint64_t)(model_own_leaves(m) * rows) * sizeof(LossRecord);
 }

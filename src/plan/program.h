@@ -205,6 +205,8 @@ bool program_slices(const Program *p, int unit);
 /* Whether vectors' gradients of a unit have leaves to be added up: once a step, or once a microbatch. */
 bool program_adds_leaves(const Program *p, int unit);
 bool program_adds_leaves_once(const Program *p);
+/* Whether a weight half reads parameters, which none but that of adapters does. */
+bool program_reads_adapters(const Program *p, Action a);
 
 /* Whether a pass is the first, or the last, of those that run a unit's parts on a microbatch. */
 bool program_begins_unit(const Program *p, Action a);

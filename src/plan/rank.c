@@ -229,17 +229,12 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
                      d->name, (long long)model->head_dim, (long long)widest);
 }
 
-/* What the whole model and this rank's own have of them is the same: nothing cuts them but shares. */
 static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
-    const AdapterSpec *adapters = &p->spec.adapters;
-    if (adapters->rank > 0 && sharing.leaves > 1)
-        return error_set(
-            err, ERR_CONFIG,
-            "adapters are not cut over tp yet: set mesh.tp to 1, and numerics.canonical_tp to 0, or "
-            "make a model of base and adapter (weft merge)");
-    TRY(adapters_put(&p->model.table, &p->model.config, adapters, err));
-    p->spec.model.adapter_rank = p->model.config.adapter_rank;
-    p->spec.model.adapter_scale = p->model.config.adapter_scale;
+    ModelConfig *own = &p->model.config, *whole = &p->spec.model;
+    p->spec.adapters.joint = sharing.leaves > 1;
+    TRY(adapters_put(&p->model.table, own, whole, &p->spec.adapters, err));
+    whole->adapter_rank = own->adapter_rank, whole->adapter_scale = own->adapter_scale;
+    whole->adapter_joint = own->adapter_joint;
     p->spec.adapters.match = NULL, p->spec.adapters.names = NULL;
     return OK;
 }

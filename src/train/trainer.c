@@ -222,7 +222,8 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
 static ErrorCode check_ownership(Trainer *t, Error *err) {
     int64_t counted = partition_counted(&t->rank.partition);
     TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
-    int64_t expected = model_parameter_count(&t->c->model.shape) + adapters_count(&t->rank.model.table);
+    const ModelConfig *whole = &t->c->model.shape;
+    int64_t expected = model_parameter_count(whole) + adapters_count(&t->rank.model.table, whole);
     if (counted == expected) return OK;
     return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld",
                      (long long)counted, (long long)expected);

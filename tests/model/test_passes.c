@@ -279,8 +279,8 @@ static void open_bench(Bench *b, Case c) {
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
         fail_msg("%s", err.message);
     model_share(&b->model, (Sharing){1, 0, leaves, 1}, &config);
-    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .match = ""};
-    if (c.adapted && adapters_put(&b->model.table, &b->model.config, &adapters, &err) != OK)
+    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .joint = leaves > 1, .match = ""};
+    if (c.adapted && adapters_put(&b->model.table, &b->model.config, &config, &adapters, &err) != OK)
         fail_msg("%s", err.message);
     size_t units = (size_t)b->model.table.units + 1;
     b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
@@ -423,6 +423,9 @@ static void for_each_adapted_case(void (*check)(Case c)) {
         for (int biases = 0; biases < 2 && families[f] != &family_recurrent; biases++)
             check((Case){.family = families[f], .unit = 1, .biases = biases, .adapted = true});
     for_each_mixer(true, check);
+    for (int f = 0; families[f]; f++) /* one side of each joint */
+        if (!families[f]->arch.latent && families[f] != &family_recurrent && !family_has_experts(families[f]))
+            check((Case){.family = families[f], .unit = 1, .adapted = true, .leaves = 3});
 }
 
 /* The last unit, where a module is in it. */
@@ -537,17 +540,18 @@ static void check_slopes(Bench *b, float *at, size_t n, const float *gradient, i
 }
 
 static void check_parameter(Bench *b, const Param *p, const float *gradient) {
-    char *base = p->cols ? b->matrices[p->unit].base : b->vectors[p->unit].base;
+    char *base = p->flat == FLAT_VECTORS ? b->vectors[p->unit].base : b->matrices[p->unit].base;
     size_t place = p->place + (p->flat == FLAT_EXPERTS ? b->model.table.flats[p->unit][FLAT_MATRICES] : 0);
     check_slopes(b, (float *)(void *)base + place, (size_t)p->count, gradient + place, 1, p->name);
 }
 
 /* Leaves of a vector's gradient, each a row, to where it is without any. */
 static void add_rows(const Bench *b, const Param *p, float *gradient) {
-    size_t from = gradient_place(&b->gradients, p), count = (size_t)p->count;
+    size_t from = gradient_place(&b->gradients, p), count = (size_t)p->count,
+           rows = param_cut(p->row) == CUT_NONE ? (size_t)b->gradients.rows : 1; /* a cut one is complete */
     for (size_t i = 0; i < count; i++) {
         float sum = 0;
-        for (size_t row = 0; row < (size_t)b->gradients.rows; row++) sum += gradient[from + row * count + i];
+        for (size_t row = 0; row < rows; row++) sum += gradient[from + row * count + i];
         gradient[p->place + i] = sum;
     }
 }
@@ -560,8 +564,9 @@ static void check_parameters(Bench *b) {
         bool tied = is_head(b) && p->unit == 0 && b->gradients.tied;
         if (p->unit != b->unit && !tied) continue;
         int slot = tied ? t->units : p->unit;
-        float *gradient = fetch(b, p->cols ? &b->matrix_gradients[slot] : &b->vector_gradients[slot]);
-        if (p->cols == 0) add_rows(b, p, gradient);
+        bool vector = p->flat == FLAT_VECTORS;
+        float *gradient = fetch(b, vector ? &b->vector_gradients[slot] : &b->matrix_gradients[slot]);
+        if (vector) add_rows(b, p, gradient);
         check_parameter(b, p, gradient);
         free(gradient);
     }
@@ -621,7 +626,8 @@ static void check_table(Case c) {
     }
     assert_true(matrices >= 4);
     assert_int_equal(parts, 2 * matrices);
-    assert_int_equal(adapters_count(t), t->elements - model_parameter_count(&b.model.config));
+    assert_int_equal(adapters_count(t, &b.model.config),
+                     t->elements - model_parameter_count(&b.model.config));
     close_bench(&b);
 }
 

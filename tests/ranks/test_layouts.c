@@ -34,6 +34,7 @@ typedef struct Run {
     int contexts, spans; /* the same of cp */
     ContextMethod method;
     int experts;              /* ranks of ep, of a model with experts; 0: it has none */
+    bool adapted;             /* all matrices of blocks have adapters */
     const ModelConfig *model; /* NULL: tiny_model */
     int own;                  /* microbatches of a rank; 0: OWN */
     double figures[MOST][STEPS]
@@ -163,7 +164,8 @@ static void body(Comm *c, void *context) {
     RankPlan plan;
     Engine *e;
     Error err = {.message = ""};
-    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1 || run->experts > 0 || run->model;
+    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1 || run->experts > 0 || run->model ||
+                  run->adapted;
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
@@ -184,6 +186,7 @@ static void body(Comm *c, void *context) {
                                              : &usual_optimizer,
                      .exact = s->exact,
                      .sync = s->sync};
+    if (run->adapted) spec.adapters = (AdapterSpec){.rank = 3, .scale = 2, .match = ""};
     spec.model.tie_word_embeddings = s->tied;
     if (run->model)
         spec.model = *run->model;
@@ -328,6 +331,26 @@ static void test_tensors(void **state) {
         run_shared(&(Shape){1, 2, 2, SYNC_MICROBATCH, exact, true, false, false, false}, 2, &run);
         run_shared(&(Shape){2, 1, 2, SYNC_STEP, exact, true, false, false, false}, 2, &run);
     }
+}
+
+/* Adapters of all matrices, in figures of one rank. */
+static void test_adapters(void **state) {
+    static Run one, other;
+    static const Shape shapes[] = {{1, 1, 1, .exact = true},
+                                   {1, 1, 2, .exact = true, .sync = SYNC_MICROBATCH},
+                                   {1, 2, 1, .exact = true, .tied = true},
+                                   {2, 1, 1, .exact = true}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int leaves = 2; leaves <= 4; leaves *= 2) {
+            one = (Run){.shape = &shapes[i], .tensors = 1, .leaves = leaves, .contexts = 1, .adapted = true};
+            run_all(&one);
+            for (int tensors = 2; tensors <= leaves; tensors *= 2) {
+                other = one, other.tensors = tensors;
+                run_all(&other);
+                assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+            }
+        }
 }
 
 /* Heads of keys that are fewer than the ranks, and than the leaves: one or two, in figures of one rank; with
@@ -573,6 +596,7 @@ int main(void) {
                                        cmocka_unit_test(test_experts),
                                        cmocka_unit_test(test_experts_over_contexts),
                                        cmocka_unit_test(test_families),
+                                       cmocka_unit_test(test_adapters),
                                        cmocka_unit_test(test_copies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

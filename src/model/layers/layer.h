@@ -57,6 +57,7 @@ typedef enum Extent {
     EXTENT_STRIDE,
     EXTENT_SPANS,
     EXTENT_SEQUENCES,
+    EXTENT_ADAPTER,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
@@ -65,7 +66,7 @@ typedef enum Extent {
              queries that does (model_key_leaves), of terms of their gradients (model_term_depth); two for
              each token and leaf of all ranks, of its queries and of its keys; states that
              Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for
-             each span of tokens, for each sequence of all ranks; one */
+             each span of tokens, for each sequence of all ranks; r of adapters; one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -102,7 +103,8 @@ enum { LAYER_TENSORS = 28 }; /* at most */
  *
  *     y += s (x A^T) B^T        A [r, in], B [out, r], s = ModelConfig.adapter_scale
  *
- * What the backward pass needs of it is made again from the product's operands: it keeps nothing. */
+ * What the backward pass needs of it is made again from the product's operands: it keeps nothing, but where
+ * ranks may share the matrix, x A^T of one whose inputs are cut. */
 #define ADAPTER_ROWS(of, outputs, inputs) \
     [of##_A] = {.rows = DIM_ADAPTER,      \
                 .cols = inputs,           \
@@ -114,8 +116,10 @@ enum { LAYER_TENSORS = 28 }; /* at most */
 
 /* Scratch of a unit's adapters, one at a time; NULL where it has none. */
 typedef struct AdapterRoom {
-    void *inner; /* [T, r] c: x A^T, or the gradient of it */
-    void *outer; /* [T, out] c: s times the gradient of the matrix's part of y */
+    void *inner;  /* [T, r] c: x A^T, or the gradient of it */
+    void *outer;  /* [T, out] c: s times the gradient of the matrix's part of y */
+    void *joint;  /* [r, h] c: a joint side as products read it; none where c is fp32 */
+    float *apart; /* [own, r]: of a sum over ranks, one adapter's */
 } AdapterRoom;
 
 /* y [T, out] = x [T, in] W^T (+ bias) (+ adapters). The rows that make up [out, in], and [out], lie side by
@@ -134,6 +138,7 @@ typedef struct Shared {
     void *dwhole; /* [T, h] c: the gradient of its result, of all tokens */
     float
         *terms; /* [T, h]: this rank's terms of what is a sum over ranks: a result, or an input's gradient */
+    float *inner;        /* [T, n r]: and of what adapters make that do a product's: x A^T, or its gradient */
     LossRecord *records; /* of the head: [leaves, loss_rows] of a chunk */
 } Shared;
 
@@ -145,7 +150,9 @@ typedef struct LayerPass {
     void *const *tensors; /* of the layer, in the order of its rows */
     const Shared *shared;
     const AdapterRoom *adapters;
-    const void *x; /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
+    void *inner;       /* [own, r] c: x A^T of the adapter whose B is joint, for the gradient of that */
+    const void *own_x; /* [own, h] c: the same as x */
+    const void *x;     /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
     void *y; /* [T, h] c: forward: what the layer makes of it; fp32 terms where it is a sum over ranks */
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */
     const void *own_dy; /* [own, h] c: the same */
@@ -318,9 +325,13 @@ void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, o
                    void *dx /* [T, in] c */);
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
-/* What a sum over ranks comes to: y = terms, rounded, + bias. */
+/* Adapters of its matrices in a unit. */
+int product_adapters(const struct Model *m, int unit, const Product *p);
+/* What a sum over ranks comes to: y = terms, rounded, + bias + adapters, which have terms of their own. */
 void product_summed(const LayerPass *w, const Product *p, const float *terms /* [own, out] */,
                     void *y /* [own, out] c */);
+/* The same of dx, which is rounded: what adapters add to it, and gradients of their joint sides. */
+void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [own, in] c */);
 
 /* Generation: puts keys and values of the new tokens behind those of the block's cache, and attends to it. */
 void attend_to_cache(const LayerPass *w, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,

@@ -32,76 +32,136 @@ static Leaves leaves_over(const Model *m, const Product *p, Cut cut, Dim dim) {
     return p->weight->cut == cut ? model_leaves(m, dim) : model_one_leaf(m, model_dim(&m->config, dim));
 }
 
-/* ---- adapters: no rank shares a sum of theirs but over tokens ---- */
+/* ---- adapters ----
+ *
+ * Where no rank may share matrices both sides are matrices like others. Where ranks may, the side that is cut
+ * with its matrix is one still, and the other is joint (params.h: param_is_joint):
+ *
+ *               of q k v, gate and up              of output, down
+ *     joint     A                                  B
+ *     forward   y += s (x A^T) B^T                 x A^T is a sum over ranks, and kept: y += s (it) B^T
+ *     backward  s dy B is a sum: dx += (it) A      dx += (s dy B) A
+ *     joint's   dA += (it)^T x                     dB += (s dy)^T (x A^T)
+ *     other's   dB += (s dy)^T (x A^T)             dA += (s dy B)^T x
+ *
+ * Terms of both sums cross beside those of the product. What comes of them is of own tokens, and so are
+ * gradients of joint sides, which belong to the input half. */
 
 /* Of one of the matrices that a product takes as one. */
 typedef struct Adapter {
     const Param *a, *b;
+    Dim outputs;
     int64_t out, in, rank;
     int64_t first, width; /* its outputs are so many behind the first of `width`, those of the product */
+    int64_t at;           /* and its r numbers of a token behind those of adapters before it */
 } Adapter;
 
 /* The next one that there is, from row *next on; false: no more. */
-static bool next_adapter(const LayerPass *w, const Product *p, int *next, Adapter *out) {
-    const Model *m = w->pass->model;
+static bool next_adapter(const Model *m, int unit, const Product *p, int *next, Adapter *out) {
     const ParamTable *t = &m->table;
-    int64_t first = 0;
+    int64_t first = 0, at = 0;
     for (int i = 0; m->config.adapter_rank > 0 && i < p->rows; i++) {
-        const Param *matrix = param_of(t, w->unit, &p->weight[i]);
-        const Param *a = matrix && i >= *next ? param_adapter(t, matrix, ADAPTER_A) : NULL;
-        if (a) {
+        const Param *matrix = param_of(t, unit, &p->weight[i]);
+        const Param *a = matrix ? param_adapter(t, matrix, ADAPTER_A) : NULL;
+        if (a && i >= *next) {
             const Param *b = param_adapter(t, matrix, ADAPTER_B);
-            *out = (Adapter){a, b, b->rows, a->cols, a->rows, first, model_dim(&m->config, p->out)};
+            int64_t width = model_dim(&m->config, p->out);
+            *out = (Adapter){a, b, p->weight[i].rows, b->rows, a->cols, a->rows, first, width, at};
             *next = i + 1;
             return true;
         }
+        if (a) at += a->rows;
         if (matrix) first += model_dim(&m->config, p->weight[i].rows);
     }
     return false;
 }
 
-/* inner [T, r] = x A^T */
-static void adapter_inner(const LayerPass *w, const Adapter *a, const void *x) {
-    const Model *m = w->pass->model;
-    OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a->rank, a->in, x,
-       weights_matrix(w->pass->weights, a->a), m->compute, w->adapters->inner, m->compute, a->rank, false,
-       model_one_leaf(m, a->in));
+static bool adapter_of(const LayerPass *w, const Product *p, int *next, Adapter *out) {
+    return next_adapter(w->pass->model, w->unit, p, next, out);
 }
 
-/* outer [T, out] = s dy, of this matrix's outputs; inner [T, r] = outer B */
-static void adapter_outer(const LayerPass *w, const Adapter *a, const void *dy) {
+int product_adapters(const Model *m, int unit, const Product *p) {
+    Adapter a;
+    int count = 0;
+    for (int next = 0; next_adapter(m, unit, p, &next, &a);) count++;
+    return count;
+}
+
+static bool is_joint(const LayerPass *w, const Param *side) {
+    return param_is_joint(&w->pass->model->config, side->row);
+}
+
+/* A side as products read it. */
+static const void *adapter_side(const LayerPass *w, const Param *side) {
+    Dtype compute = w->pass->model->compute;
+    if (!is_joint(w, side)) return weights_matrix(w->pass->weights, side);
+    const float *held = weights_vector(w->pass->weights, side);
+    if (compute == DTYPE_F32) return held;
+    OP(w->pass->device, OP_CAST, cast, side->count, held, DTYPE_F32, w->adapters->joint, compute);
+    return w->adapters->joint;
+}
+
+/* Of the whole sum [T, r], to `inner`; or this rank's terms of it, beside those of the product. */
+static void inner_product(const LayerPass *w, const Product *p, const Adapter *a, bool back, const void *from,
+                          bool term, Leaves leaves, void *inner) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_SCALE, scale, m->tokens, a->out, (float)m->config.adapter_scale,
+    const Param *side = back ? a->b : a->a;
+    int64_t width = term ? product_adapters(m, w->unit, p) * a->rank : a->rank;
+    OP(w->pass->device, OP_GEMM, gemm, false, !back, m->tokens, a->rank, back ? a->out : a->in, from,
+       adapter_side(w, side), m->compute, term ? (void *)(w->shared->inner + a->at) : inner,
+       term ? DTYPE_F32 : m->compute, width, false, leaves);
+}
+
+/* x A^T; true: a term, which others' are added to. */
+static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a, const void *x,
+                          void *inner) {
+    const Model *m = w->pass->model;
+    bool joint = is_joint(w, a->b), term = joint && product_makes_terms(m, p);
+    inner_product(w, p, a, false, x, term, joint ? model_leaves(m, p->in) : model_one_leaf(m, a->in), inner);
+    return term;
+}
+
+/* outer [tokens, out] = s dy, of this matrix's outputs */
+static void adapter_outer(const LayerPass *w, const Adapter *a, int64_t tokens, const void *dy) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_SCALE, scale, tokens, a->out, (float)m->config.adapter_scale,
        model_at(m, dy, a->first), a->width, w->adapters->outer, m->compute);
-    OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a->rank, a->out, w->adapters->outer,
-       weights_matrix(w->pass->weights, a->b), m->compute, w->adapters->inner, m->compute, a->rank, false,
-       model_one_leaf(m, a->out));
 }
 
-/* The scale goes to the narrow side. */
-static void adapters_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
+/* inner = outer B; true: a term. */
+static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adapter *a) {
     const Model *m = w->pass->model;
-    Adapter a;
-    for (int next = 0; next_adapter(w, p, &next, &a);) {
-        adapter_inner(w, &a, x);
-        OP(w->pass->device, OP_SCALE, scale, m->tokens, a.rank, (float)m->config.adapter_scale,
-           w->adapters->inner, a.rank, w->adapters->inner, m->compute);
-        OP(w->pass->device, OP_GEMM, gemm, false, true, m->tokens, a.out, a.rank, w->adapters->inner,
-           weights_matrix(w->pass->weights, a.b), m->compute, model_at(m, y, a.first), m->compute, a.width,
-           true, model_one_leaf(m, a.rank));
-    }
+    bool joint = is_joint(w, a->a), term = joint && product_reads_all(m, p);
+    inner_product(w, p, a, true, w->adapters->outer, term,
+                  joint ? model_leaves(m, a->outputs) : model_one_leaf(m, a->out), w->adapters->inner);
+    return term;
 }
 
-/* dx += (s dy B) A */
-static void adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
+/* What ranks' terms of own tokens come to. */
+static void inner_summed(const LayerPass *w, const Product *p, const Adapter *a, void *inner) {
     const Model *m = w->pass->model;
-    Adapter a;
-    for (int next = 0; next_adapter(w, p, &next, &a);) {
-        adapter_outer(w, &a, dy);
-        OP(w->pass->device, OP_GEMM, gemm, false, false, m->tokens, a.in, a.rank, w->adapters->inner,
-           weights_matrix(w->pass->weights, a.a), m->compute, dx, m->compute, a.in, true,
-           model_one_leaf(m, a.rank));
-    }
+    int64_t own = model_own_tokens(m), width = product_adapters(m, w->unit, p) * a->rank;
+    size_t row = (size_t)a->rank * sizeof(float);
+    OP(w->pass->device, OP_COPY_ROWS, copy_rows, own, row, w->adapters->apart, row,
+       w->shared->inner + m->sharing.place * own * width + a->at, (size_t)width * sizeof(float));
+    OP(w->pass->device, OP_CAST, cast, own * a->rank, w->adapters->apart, DTYPE_F32, inner, m->compute);
+}
+
+/* y += s inner B^T: the scale goes to the narrow side. */
+static void add_to_output(const LayerPass *w, const Adapter *a, int64_t tokens, const void *inner, void *y) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_SCALE, scale, tokens, a->rank, (float)m->config.adapter_scale, inner, a->rank,
+       w->adapters->inner, m->compute);
+    OP(w->pass->device, OP_GEMM, gemm, false, true, tokens, a->out, a->rank, w->adapters->inner,
+       adapter_side(w, a->b), m->compute, model_at(m, y, a->first), m->compute, a->width, true,
+       model_one_leaf(m, a->rank));
+}
+
+/* dx += inner A */
+static void add_to_input(const LayerPass *w, const Adapter *a, int64_t tokens, void *dx) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_GEMM, gemm, false, false, tokens, a->in, a->rank, w->adapters->inner,
+       adapter_side(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_leaf(m, a->rank));
 }
 
 /* dW [out, in] += left [T, out]^T right [T, in], span by span; the first microbatch sets. */
@@ -115,13 +175,70 @@ static void adapter_gradient(const LayerPass *w, const Param *p, const void *lef
            model_one_leaf(m, tokens));
 }
 
-/* dA += (s dy B)^T x, dB += (s dy)^T (x A^T) */
+/* The same of own tokens, leaf by leaf, as of a norm: always added to. */
+static void joint_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
+    const Model *m = w->pass->model;
+    int64_t leaf = model_token_leaf(m), each = model_span(m, model_own_tokens(m)) / leaf;
+    for (int64_t i = 0; i < model_spans(m) * each; i++)
+        OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, leaf,
+           model_at(m, left, i * leaf * p->rows), model_at(m, right, i * leaf * p->cols), m->compute,
+           gradient_of_span(&w->pass->gradients, p, (int)(i / each)) + i % each * p->count, DTYPE_F32,
+           p->cols, true, model_one_leaf(m, leaf));
+}
+
+static void adapters_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
+    const Model *m = w->pass->model;
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) {
+        void *inner = is_joint(w, a.b) ? w->inner : w->adapters->inner;
+        if (!adapter_inner(w, p, &a, x, inner)) add_to_output(w, &a, m->tokens, inner, y);
+    }
+}
+
+static void adapters_summed(const LayerPass *w, const Product *p, void *y) {
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) {
+        inner_summed(w, p, &a, w->inner);
+        add_to_output(w, &a, model_own_tokens(w->pass->model), w->inner, y);
+    }
+}
+
+/* dx += (s dy B) A, and the gradient of a joint side. */
+static void adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
+    const Model *m = w->pass->model;
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) {
+        adapter_outer(w, &a, m->tokens, dy);
+        if (!adapter_outer_inner(w, p, &a)) {
+            add_to_input(w, &a, m->tokens, dx);
+            if (is_joint(w, a.a)) joint_gradient(w, a.a, w->adapters->inner, w->own_x);
+        }
+        if (!is_joint(w, a.b)) continue;
+        adapter_outer(w, &a, model_own_tokens(m), w->own_dy);
+        joint_gradient(w, a.b, w->adapters->outer, w->inner);
+    }
+}
+
+void product_input_summed(const LayerPass *w, const Product *p, void *dx) {
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) {
+        inner_summed(w, p, &a, w->adapters->inner);
+        add_to_input(w, &a, model_own_tokens(w->pass->model), dx);
+        joint_gradient(w, a.a, w->adapters->inner, w->own_x);
+    }
+}
+
+/* dA += (s dy B)^T x, dB += (s dy)^T (x A^T), of sides that are not joint. */
 static void adapters_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     Adapter a;
-    for (int next = 0; next_adapter(w, p, &next, &a);) {
-        adapter_outer(w, &a, dy);
-        adapter_gradient(w, a.a, w->adapters->inner, x);
-        adapter_inner(w, &a, x);
+    for (int next = 0; adapter_of(w, p, &next, &a);) {
+        adapter_outer(w, &a, w->pass->model->tokens, dy);
+        if (!is_joint(w, a.a)) {
+            adapter_outer_inner(w, p, &a);
+            adapter_gradient(w, a.a, w->adapters->inner, x);
+        }
+        if (is_joint(w, a.b)) continue;
+        adapter_inner(w, p, &a, x, w->adapters->inner);
         adapter_gradient(w, a.b, w->adapters->outer, w->adapters->inner);
     }
 }
@@ -155,6 +272,7 @@ void product_summed(const LayerPass *w, const Product *p, const float *terms, vo
     int64_t own = model_own_tokens(m);
     OP(w->pass->device, OP_CAST, cast, own * model_dim(&m->config, p->out), terms, DTYPE_F32, y, m->compute);
     add_bias(w, p, own, y);
+    adapters_summed(w, p, y);
 }
 
 /* The gradient of a bias that is cut is a sum over all tokens on each rank, one of a bias that is whole over
