@@ -366,7 +366,8 @@ int main(int argc, char **argv) {
     fill_tensors(&b);
     b.peak = device_matmul_peak(&b.d, b.c, 2, INFINITY);
     b.limit = device_register_limit(&b.d, b.c, 0.5);
-    if (b.limit <= 0) b.limit = device_register_limit(&b.d, DTYPE_F32, 0.5); /* bf16 is widened */
+    if (b.limit <= 0 && !b.d.native_bf16) b.limit = device_register_limit(&b.d, DTYPE_F32, 0.5); /* widened */
+    if (b.limit <= 0) b.limit = NAN; /* AMX's is not known */
     b.copy = (double)VOCAB * HIDDEN * 8 / best_time(&b, copy);
     printf("%s on %s, %d threads, %s, %lld tokens: products %.1f GFLOP/s, limit %.1f, copy %.1f GB/s\n",
            b.d.name, b.d.processor, b.d.threads, dtype_name(b.c), (long long)b.t, b.peak / 1e9, b.limit / 1e9,

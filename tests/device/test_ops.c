@@ -157,15 +157,16 @@ static void test_gemm(void **state) {
 
 /* The same bits for 1 to 4 threads, on shapes of models and on small results of long sums. */
 static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dtype ab, Dtype c,
-                         bool is_shared) {
+                         int64_t leaves) {
     int64_t m = shape[2], n = shape[3], k = shape[4];
+    Leaves of = shared(leaves > 0, k);
+    if (leaves > 1) of.run[0].leaf = (k + leaves - 1) / leaves;
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1), *first = NULL;
     for (int t = 0; t < 4; t++) {
         void *out = tensor(m * n, c);
         memset(out, 0, (size_t)(m * n) * dtype_bytes(c));
         d->threads = t + 1;
-        gemm_run(g[t], d, shape[0] != 0, shape[1] != 0, m, n, k, a, b, ab, out, c, n, shape[0] != 0,
-                 shared(is_shared, k));
+        gemm_run(g[t], d, shape[0] != 0, shape[1] != 0, m, n, k, a, b, ab, out, c, n, shape[0] != 0, of);
         if (first)
             assert_bits("gemm with other threads", d, out, first, m * n, c);
         else
@@ -179,10 +180,11 @@ static void test_gemm_threads(void **state) {
     if (only) skip();
     int ways = ways_of_bf16();
     static const int64_t shapes[][5] = {
-        /* transposed A, B, M, N, K */
-        {0, 1, 512, 768, 256},  {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048},
-        {1, 0, 768, 768, 1024}, {1, 0, 64, 64, 16384},  {0, 1, 64, 64, 8192},
-        {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},   {1, 0, 3000, 256, 128}};
+        /* transposed A, B, M, N, K; the last: tiles as large as they get, added to a C in bf16 */
+        {0, 1, 512, 768, 256},  {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048}, {1, 0, 768, 768, 1024},
+        {1, 0, 64, 64, 16384},  {0, 1, 64, 64, 8192},   {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},
+        {1, 0, 3000, 256, 128}, {1, 0, 768, 1536, 40}};
+    enum { LEAVES = 4 };
     Device d;
     Error err;
     open_device(&d, NULL, 4);
@@ -191,10 +193,10 @@ static void test_gemm_threads(void **state) {
         for (int t = 0; t < 4; t++)
             assert_int_equal(gemm_open(&g[t], optimised_of(&d)->kernels, native != 0, t + 1, &err), OK);
         free(d.scratch);
-        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, 1);
+        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, LEAVES);
         d.scratch = malloc(d.scratch_size + 1);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            for (int leaves = 0; leaves < 2; leaves++) {
+            for (int leaves = 0; leaves <= LEAVES; leaves += leaves ? LEAVES - 1 : 1) {
                 if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32, leaves);
                 product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_F32, leaves);
                 product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_BF16, leaves);

@@ -185,7 +185,7 @@ static int levels_of(int64_t leaves) {
  * tree, one for the tree; and the levels of that. */
 static int tiles_beside(const Product *p) {
     int64_t leaves = leaf_count(&p->leaves);
-    return (p->c_type != DTYPE_F32 || (p->accumulate && leaves > 1)) + levels_of(leaves);
+    return (p->c_type != DTYPE_F32) + (p->accumulate && leaves > 1) + levels_of(leaves);
 }
 
 /* Between C and the fp32 sums of a tile: what is rounded is a whole sum, once. */
@@ -201,8 +201,8 @@ static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
 }
 
 /* One leaf: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. `beside` has room
- * for tiles_beside. */
-static void sum_tile(LeafWork *w, float *beside) {
+ * for tiles_beside, and ends at `end`. */
+static void sum_tile(LeafWork *w, float *beside, const float *end) {
     const Product *t = &w->tile;
     int64_t leaves = leaf_count(&t->leaves), tile = t->m * t->n;
     bool direct = t->c_type == DTYPE_F32;
@@ -211,6 +211,7 @@ static void sum_tile(LeafWork *w, float *beside) {
     if (!direct && t->accumulate) cast_rows(w, t->c, to, true);
     if (!direct) beside += tile;
     for (int l = 0; l < levels_of(leaves); l++, beside += tile) w->level[l] = beside;
+    CHECK(end - beside >= (t->accumulate && leaves > 1 ? tile : 0));
     if (leaves == 1) {
         leaf_sum(w, 0, t->accumulate, to, row, NULL, 0, !direct);
     } else if (t->accumulate) {
@@ -272,7 +273,7 @@ static void packed(Gemm *g, Device *d, const Product *p) {
     for (int64_t t = 0; t < count; t++) {
         LeafWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
         w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
-        sum_tile(&w, w.room + PRODUCT_ROOM);
+        sum_tile(&w, w.room + PRODUCT_ROOM, w.room + each);
     }
 }
 
