@@ -87,6 +87,7 @@ soak() {
     [ "$("$weft" inspect --digest "$name-whole")" = "$("$weft" inspect --digest "$name")" ] || fail "$name: other weights"
     "$weft" audit "$name" >audit 2>&1 || fail "$name: the samples: $(cat audit)"
     measure "$name.log" | tee -a measured | sed "s/^/$name: /"
+    [ "$failures" -eq "$before" ] || grep ' weft: \| warning: ' "$name.log"
     [ "$failures" -gt "$before" ] || echo "$name: $number faults ($(sed 's/:[^;]*;/ /g' <<<"$spec")), $(tr -cd ' ' <<<"$ends" | wc -c) restarts: the same curve and weights"
 }
 
