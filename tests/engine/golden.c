@@ -90,8 +90,7 @@ static ErrorCode read_batches(Golden *g, Error *err) {
     return code;
 }
 
-static ErrorCode read_routes(Golden *g, Error *err) {
-    const ModelConfig *c = &g->plan.spec.model;
+static ErrorCode read_routes(Golden *g, const ModelConfig *c, Error *err) {
     SafeFile f;
     char *path = path_join(g->dir, "routes.safetensors"), name[64];
     ErrorCode code = safe_open(&f, path, err);
@@ -116,16 +115,28 @@ static void forget_routes(void) {
     given.count = given.asked = 0;
 }
 
-/* On other devices than the CPU at work, and without a file of routes, tokens go where the router says. */
-static ErrorCode give_routes(Golden *g, Dtype compute, Error *err) {
+/* On other devices than the CPU, and without a file of routes, tokens go where the router says. */
+static ErrorCode give_routes(Golden *g, const ModelConfig *c, Error *err) {
     char *path = path_join(g->dir, "routes.safetensors");
-    bool there = file_exists(path),
-         here = g->device.ops.route && g->device.memory == 0 && !g->device.deferred;
+    bool there = file_exists(path), here = g->device.ops.route && g->device.memory == 0;
     free(path);
-    if (compute == DTYPE_F32 || !there || !here || g->plan.spec.model.num_experts == 0) return OK;
-    TRY(read_routes(g, err));
+    if (!there || !here || c->num_experts == 0) return OK;
+    TRY(read_routes(g, c, err));
     g->device.ops.route = given_route;
     return OK;
+}
+
+/* As $WEFT_DEFER asks, but once the routes are given: a device defers the ops that it has by then. */
+static ErrorCode open_device(Golden *g, const ModelConfig *c, Dtype compute, Error *err) {
+    const char *kind = getenv("TEST_KIND"), *asked = getenv("WEFT_DEFER");
+    char *seed = asked && *asked ? mem_strdup(asked) : NULL;
+    unsetenv("WEFT_DEFER");
+    ErrorCode code = device_open(&g->device, kind ? kind : "auto", 0, 0, err);
+    if (code == OK && compute != DTYPE_F32) code = give_routes(g, c, err);
+    if (code == OK && seed && g->device.memory == 0) device_defer(&g->device, strtoull(seed, NULL, 10));
+    if (seed) setenv("WEFT_DEFER", seed, true);
+    free(seed);
+    return code;
 }
 
 static ErrorCode number(const cJSON *object, const char *key, double *out, Error *err) {
@@ -167,8 +178,7 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
         TRY(number(g->expected, "further_weight", &spec.further_weight, err));
         spec.model.further_heads = 1, spec.model.further_module = true;
     }
-    const char *kind = getenv("TEST_KIND");
-    TRY(device_open(&g->device, kind ? kind : "auto", 0, 0, err));
+    TRY(open_device(g, &spec.model, compute, err));
     Layout layout;
     TRY(layout_single(&layout, &spec.model, 1, false, err));
     ErrorCode planned = rank_plan(&g->plan, &spec, &layout, 0, &g->device, err);
@@ -311,7 +321,6 @@ static ErrorCode reproduce(Golden *g, Dtype compute, Verdict v[VERDICTS], Error 
     TRY(read_batches(g, err));
     TRY(read_expected(g, err));
     TRY(open_engine(g, compute, err));
-    TRY(give_routes(g, compute, err));
     TRY(each_tensor(g, "model.safetensors", load_weight, NULL, err));
     engine_refresh(g->engine);
     for (int s = 0; s < g->steps; s++) TRY(run_step(g, s, v, err));
