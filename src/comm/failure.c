@@ -218,6 +218,15 @@ static long long tick_of(const Comm *c) {
     return tenth > 0 && tenth < LONGEST_TICK ? tenth : LONGEST_TICK;
 }
 
+/* Nanoseconds for which who asks hears answers: for as long as a rank may need that shares its cores with
+ * many. A second at least: a limit below that is a test's. */
+static long long listening(const Comm *c) {
+    long long ms = limit_of(c) / 1000000;
+    if (ms < LEAST_LISTEN_MS) ms = LEAST_LISTEN_MS;
+    if (ms > MOST_LISTEN_MS) ms = MOST_LISTEN_MS;
+    return ms * 1000000;
+}
+
 /* Half a limit without a look: a thread that sleeps for a tick looks in time on any machine that is awake. */
 static bool has_slept(const Comm *c, long long now) {
     long long looked = atomic_load(&c->looked_at);
@@ -232,16 +241,21 @@ static long long waits_since(const Comm *c) {
     return since || !d ? since : atomic_load(&d->waits_since);
 }
 
-/* Nanoseconds for which the program has been waiting, awake, and nothing has come, nor word of work that it
- * waits for; 0: it does not wait. */
-static long long stalled(const Comm *c) {
+/* Nanoseconds for which the program has been waiting, awake, and nothing has come; 0: it does not wait. */
+static long long waited(const Comm *c) {
     long long now = comm_nanoseconds(), from = waits_since(c);
     if (from == 0 || has_slept(c, now)) return 0;
-    const long long later[] = {atomic_load(&c->moved_at), atomic_load(&c->awake_since),
-                               atomic_load(&c->excused_at)};
+    const long long later[] = {atomic_load(&c->moved_at), atomic_load(&c->awake_since)};
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (later[i] > from) from = later[i];
     return now > from ? now - from : 0;
+}
+
+/* And for which neither another rank asked, who finds out for both, nor had it word of work that it waits
+ * for. */
+static long long stalled(const Comm *c) {
+    long long waits = waited(c), excused = comm_nanoseconds() - atomic_load(&c->excused_at);
+    return excused < waits ? excused : waits;
 }
 
 static bool is_at_work(const Comm *c) {
@@ -260,7 +274,7 @@ static void describe_wait(Comm *c, char *out, size_t size) {
     char what[192] = "a communication", doing[256];
     const char *all = atomic_load(&c->blocked_in);
     if (!all) all = atomic_load(&c->waits_in);
-    long long since = stalled(c);
+    long long since = waited(c);
     *out = 0;
     if (since <= limit_of(c) / 2) return;
     if (all)
@@ -280,7 +294,8 @@ static void describe_busy(Comm *c, char *out, size_t size) {
              doing);
 }
 
-/* Who waits lets the one that asked find out for both, and would ask by itself only after another limit. */
+/* Who waits lets the one that asked find out for both, and would ask by itself only a limit after that one has
+ * heard all answers. */
 static void answer_stall(Comm *c, int peer) {
     char line[NOTICE_TEXT] = "";
     NoticeKind kind = NOTICE_WAITS;
@@ -289,7 +304,7 @@ static void answer_stall(Comm *c, int peer) {
     if (waits_since(c)) {
         describe_wait(c, line, sizeof line);
         if (!*line) kind = NOTICE_WORKS; /* something has just come: what the others wait for may follow */
-        atomic_store(&c->excused_at, now);
+        atomic_store(&c->excused_at, now + listening(c));
     } else if (is_at_work(c)) {
         kind = NOTICE_WORKS;
     } else {
@@ -375,13 +390,9 @@ static void forget_answers(Comm *c) {
     }
 }
 
-/* Until all have answered, or for as long as one may need that shares its cores with many. A second at
- * least: a limit below that is a test's. */
+/* Until all have answered. */
 static void hear_answers(Comm *c) {
-    long long ms = limit_of(c) / 1000000;
-    if (ms < LEAST_LISTEN_MS) ms = LEAST_LISTEN_MS;
-    if (ms > MOST_LISTEN_MS) ms = MOST_LISTEN_MS;
-    long long until = comm_nanoseconds() + ms * 1000000;
+    long long until = comm_nanoseconds() + listening(c);
     while (count_heard(c, NOTICE_NONE) && comm_nanoseconds() < until)
         if (!take_notice(c)) pause_ms(1);
 }
@@ -496,6 +507,9 @@ static void look(Comm *c) {
         end_blocked(c);
     }
     if (!asks && pthread_mutex_trylock(&c->mutex) != 0) return;
+    /* Who held the mutex may have answered another rank's question, which then is not asked again: an asker
+     * hears no answers from those who ask but their questions, and took them for mute. */
+    asks = asks && stalled(c) > limit_of(c);
     if (c->failure.code == OK) asks ? ask(c) : (void)take_notice(c);
     pthread_mutex_unlock(&c->mutex);
 }

@@ -209,7 +209,7 @@ struct Comm {
     pthread_cond_t watch_wake;
     bool has_watchdog, watch_ending;
     atomic_llong limit;               /* nanoseconds; 0: none */
-    atomic_llong excused_at;          /* when it last learned that what it waits for moves on */
+    atomic_llong excused_at;          /* it was told that others move on, or another one asks until then */
     atomic_llong beat_at;             /* when its work last did; 0: it has not begun */
     uint64_t beats;                   /* the watchdog's: as many were there then */
     _Atomic(const char *) blocked_in; /* a call of MPI in which nothing can be asked; NULL: none */

@@ -603,12 +603,17 @@ bool transfer_test(Comm *c, int event) {
     return true;
 }
 
-/* As many as have ended, in one call of the link. */
+/* As many as have ended, in one call of the link. False when there were only notices, which move nothing
+ * on: questions after what is missing would put off each other's answers. */
 static bool take_ends(Comm *c) {
     int error = LINK_OK, count = c->link->kind->finished(c->link, c->ends, COMM_EVENTS, &error);
+    bool moved = false;
     if (count < 0) comm_link_failure(c, error, "testing for messages");
-    for (int i = 0; i < count; i++) take_end(c, &c->ends[i]);
-    return count > 0;
+    for (int i = 0; i < count; i++) {
+        moved |= c->transfers[c->ends[i].event].op != NULL;
+        take_end(c, &c->ends[i]);
+    }
+    return moved;
 }
 
 /* False when nothing moved. After a failure nothing does: memory of operations may be gone by then. */
