@@ -294,8 +294,8 @@ static void describe_busy(Comm *c, char *out, size_t size) {
              doing);
 }
 
-/* Who waits lets the one that asked find out for both, and would ask by itself only a limit after that one has
- * heard all answers. */
+/* Who waits lets the one that asked find out for both, and would ask by itself only a limit after that one
+ * has heard all answers. */
 static void answer_stall(Comm *c, int peer) {
     char line[NOTICE_TEXT] = "";
     NoticeKind kind = NOTICE_WAITS;
