@@ -15,6 +15,7 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
 #endif
 
 #include "base/clock.h"
@@ -59,20 +60,27 @@ static bool runs_avx512(void) {
 }
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
+/* Linux gives tiles, whose contents are 8 KiB of each thread, to a process that asks for them. */
+static bool runs_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, AMX_BF16 = 22, AMX_TILE = 24 };
+    unsigned eax, ebx, ecx, edx;
+    return runs_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && edx >> AMX_BF16 & 1 &&
+           edx >> AMX_TILE & 1 && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
 static bool runs_onednn(void) { return runs_avx512() && gemm_native_possible(); }
 
 /* Intel's processors since Golden Cove, which avx512_fp16 tells, start a dot product of bf16 in every second
- * cycle: half the FLOPs of fp32 ones. Theirs are AMX's, which oneDNN uses and a virtual machine may not show;
- * without it operands are widened. */
+ * cycle: half the FLOPs of fp32 ones. Theirs are AMX's, which a virtual machine may not show; without it
+ * operands are widened. */
 static bool gains_by_bf16(void) {
     unsigned eax, ebx, ecx, edx;
     bool halved =
         __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && edx >> 23 & 1;
     return runs_avx512_bf16() && !halved;
 }
-#else
-static bool runs_never(void) { return false; }
 #endif
+static bool runs_never(void) { return false; }
 static bool runs_always(void) { return true; }
 
 typedef struct Kind {
@@ -87,11 +95,13 @@ typedef struct Kind {
 /* In the order of CPU_KERNELS; every build knows every name. */
 static const Kind kinds[] = {
 #if defined(__x86_64__)
-    {"onednn", runs_onednn, gemm_has_amx, true, true, &kernels_avx512},
+    {"amx", runs_amx, NULL, true, false, &kernels_amx},
+    {"onednn", runs_onednn, runs_never, true, true, &kernels_avx512},
     {"avx512_bf16", runs_avx512_bf16, gains_by_bf16, true, false, &kernels_avx512_bf16},
     {"avx512", runs_avx512, NULL, false, false, &kernels_avx512},
     {"avx2", runs_avx2, NULL, false, false, &kernels_avx2},
 #else
+    {"amx", runs_never, NULL, true, false, NULL},
     {"onednn", runs_never, NULL, true, true, NULL},
     {"avx512_bf16", runs_never, NULL, true, false, NULL},
     {"avx512", runs_never, NULL, false, false, NULL},

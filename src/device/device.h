@@ -880,9 +880,9 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes);
 /* ---- kinds, opening, around an op ---- */
 
 /* Names of CPU kernels, from the best to the plainest behind "auto" (onednn: avx512, and bf16 products by
- * oneDNN's primitives, which use AMX); of devices, what an option table takes:
+ * oneDNN's primitives; only by its name); of devices, what an option table takes:
  * "auto" and "cpu" are the best kernels that the processor runs, "cuda" is a GPU. */
-#define CPU_KERNELS "onednn|avx512_bf16|avx512|avx2|portable|reference"
+#define CPU_KERNELS "amx|onednn|avx512_bf16|avx512|avx2|portable|reference"
 #define CPU_KINDS "auto|" CPU_KERNELS
 #define DEVICE_KINDS "auto|cpu|cuda|" CPU_KERNELS
 const char *device_cpu_kind(int index); /* one of CPU_KINDS */
@@ -927,7 +927,7 @@ void device_profile_print(Device *d, double seconds, Text *out);
  * ones, which show less than the peak. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops);
 /* What its cores could multiply and add at most, in FLOP/s, if every operand were in a register; of bf16, by
- * its dot products. 0 where there are none, and for kinds without kernels of their own. */
+ * its dot products, or AMX's. 0 where there are none, and for kinds without kernels of their own. */
 double device_register_limit(const Device *d, Dtype type, double seconds);
 
 #endif

@@ -610,10 +610,6 @@ bool gemm_native_possible(void) {
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
-bool gemm_has_amx(void) {
-    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
-}
-
 /* Primitives are made later, when shapes are known. */
 ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native, int threads, Error *err) {
     if (native && !gemm_native_possible())

@@ -10,8 +10,6 @@ typedef struct Gemm Gemm;
 
 /* oneDNN's bf16 matmul runs here: from AVX-512 on, emulated where that has no bf16 instructions. */
 bool gemm_native_possible(void);
-/* Its bf16 products are made by AMX. */
-bool gemm_has_amx(void);
 
 /* native: bf16 products that no rank shares by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is
  * not possible. All else by the kernels, but fp32 products of a few rows by dnnl_sgemm. */
@@ -28,7 +26,7 @@ void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n,
 void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
                              const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
 /* What this many cores can multiply and add in registers, in FLOP/s, without any operand from memory: no
- * product is faster. bf16: by dot products of bf16; 0 where there are none, or for AMX alone. */
+ * product is faster. bf16: by dot products of bf16, or AMX; 0 where there are none. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);
 /* leaves: the most that a product has; 0: none has any. */
 size_t gemm_scratch_bytes(int threads, Dtype compute, int leaves);

@@ -201,7 +201,7 @@ static inline int64_t flash_scratch(int64_t head_dim) {
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx;
 #endif
 
 #endif

@@ -16,10 +16,14 @@
 
 #include "device/cpu/pairs.h"
 
+#include "device/cpu/amx.h"
+
 #include "device/cpu/mamba.h"
 
 #include "device/cpu/flash.h"
 #include "device/cpu/product.h"
+
+#include "device/cpu/product_amx.h"
 
 const Kernels KERNELS = {.add = add,
                          .cast = cast,
@@ -58,7 +62,11 @@ const Kernels KERNELS = {.add = add,
                          .grad_stats = grad_stats,
                          .fixed_add = fixed_add,
                          .fixed_to_float = fixed_to_float,
+#if VEC_AMX
+                         .product_run = amx_product_run,
+#else
                          .product_run = product_run,
+#endif
                          .product_limit = product_limit,
                          .flash_forward = flash_forward,
                          .flash_delta = flash_delta,

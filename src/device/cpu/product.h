@@ -374,7 +374,7 @@ static double fma_limit(int64_t rounds, float *sums) {
     return 2.0 * (double)rounds * STRIP_ROWS * STRIP_COLS;
 }
 
-#if VEC_PAIRS
+#if VEC_PAIRS && !VEC_AMX
 static double dot_limit(int64_t rounds, float *sums) {
     enum { CHAINS = 16 }; /* enough for two units of 4 cycles each */
     Vec sum[CHAINS], x = vec_load(sums), y = vec_load(sums + VLEN);
@@ -388,7 +388,9 @@ static double dot_limit(int64_t rounds, float *sums) {
 
 static double product_limit(int64_t rounds, Dtype t, float *sums) {
     if (t == DTYPE_F32) return fma_limit(rounds, sums);
-#if VEC_PAIRS
+#if VEC_AMX
+    return amx_limit(rounds, sums);
+#elif VEC_PAIRS
     return dot_limit(rounds, sums);
 #else
     return 0;

@@ -25,6 +25,13 @@
 #define VEC_PAIRS 0
 #endif
 
+/* Tiles of bf16, and AMX's instructions on them. */
+#if defined(__AMX_BF16__)
+#define VEC_AMX 1
+#else
+#define VEC_AMX 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline, unused))
 
 typedef float Vec __attribute__((vector_size(4 * VLEN)));

@@ -1,0 +1,251 @@
+/* Products of bf16 by AMX. Part of kernels_all.h, after product.h and amx.h; empty where there is none.
+ *
+ * An element of C is one chain over groups of 32 elements (amx.h), begun with C where the product is added to
+ * it, in ascending order; then what waits of leaves further left, as in product.h. So it is the same whatever
+ * m, n, the row lengths, its place and how k is cut here.
+ *
+ * Both operands are packed, in blocks of at most AMX_BLOCK groups: A in strips of 32 rows, [groups][2 tiles],
+ * of which one stays in a first-level cache while B streams by from the second; B in panels of 32 columns,
+ * [16 pairs of each group][32]. Four tiles of sums take two of each: four loads for four dot products, at half
+ * the time of these. */
+#if VEC_AMX
+
+enum {
+    AMX_PANEL = 2 * AMX_SIDE, /* rows of a strip, columns of a panel */
+    AMX_BLOCK = 16,           /* groups */
+    AMX_WORDS = AMX_BYTES / 4,
+};
+_Static_assert((int)(AMX_BLOCK * AMX_SIDE) <= (int)PRODUCT_BLOCK, "blocks fit into a product's room");
+_Static_assert(PRODUCT_COLS % (int)AMX_PANEL == 0 && PACK_ROWS % (int)AMX_PANEL == 0, "whole panels and strips fit");
+
+INLINE int64_t amx_groups(int64_t elements) { return (elements + AMX_GROUP - 1) / AMX_GROUP; }
+INLINE int64_t amx_padded(int64_t width) { return (width + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL; }
+
+/* ---- packing ---- */
+
+/* Lines that are not there, or parts of them, are zeros. */
+INLINE void amx_zero_words(float *to, int64_t row, int64_t lines, int64_t words) {
+    for (int64_t i = 0; i < lines; i++) memset(to + i * row, 0, (size_t)words * sizeof *to);
+}
+
+/* Of B transposed: columns are contiguous, as pairs along them. */
+static void amx_panels_along(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to) {
+    const int64_t lines = amx_groups(depth) * AMX_SIDE, terms = terms_of(depth, DTYPE_BF16);
+    for (int64_t i = 0; i < width; i += AMX_SIDE) {
+        float *half = to + i / AMX_PANEL * AMX_PANEL * lines + i % AMX_PANEL;
+        int64_t cols = min_i64(AMX_SIDE, width - i);
+        turn_pairs(from + i * row, row, cols, depth, half, AMX_PANEL);
+        if (cols < AMX_SIDE) amx_zero_words(half + cols, AMX_PANEL, terms, AMX_SIDE - cols);
+        amx_zero_words(half + terms * AMX_PANEL, AMX_PANEL, lines - terms, AMX_SIDE);
+    }
+    if (amx_padded(width) - width >= AMX_SIDE)
+        amx_zero_words(to + width / AMX_PANEL * AMX_PANEL * lines + AMX_SIDE, AMX_PANEL, lines, AMX_SIDE);
+}
+
+/* Of B as it is: pairs of two rows, some panels' at once, since a row is read in order. */
+static void amx_panels_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to) {
+    enum { TOGETHER = 4 * AMX_PANEL, AHEAD = 8 };
+    const int64_t lines = amx_groups(depth) * AMX_SIDE, padded = amx_padded(width);
+    for (int64_t i = 0; i < padded; i += TOGETHER)
+        for (int64_t p = 0; p < 2 * lines; p += 2) {
+            const uint16_t *at = from + p * row;
+            for (int64_t j = i; j < min_i64(padded, i + TOGETHER); j += VLEN) {
+                float *line = to + j / AMX_PANEL * AMX_PANEL * lines + p / 2 * AMX_PANEL + j % AMX_PANEL;
+                if (p < depth) {
+                    __builtin_prefetch(at + AHEAD * row + j);
+                    __builtin_prefetch(at + (AHEAD + 1) * row + j);
+                }
+                vec_store(line, p < depth ? pairs_of_rows(at + j, row, width - j, p + 1 < depth) : (Vec){0});
+            }
+        }
+}
+
+/* A line of a tile: some of 32 elements. */
+INLINE __m512i amx_line(const uint16_t *from, int64_t left) {
+    __mmask32 here = left >= AMX_GROUP ? 0xffffffff : left > 0 ? (1u << left) - 1 : 0;
+    return _mm512_maskz_loadu_epi16(here, from);
+}
+
+/* Tiles of A lie `step` words apart from group to group. Of A as it is: rows are contiguous. */
+static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
+                            int64_t step) {
+    for (int64_t r = 0; r < AMX_SIDE; r++)
+        for (int64_t g = 0; g < amx_groups(depth); g++)
+            _mm512_storeu_si512(to + g * step + r * AMX_SIDE,
+                                amx_line(from + (r < rows ? r * row + g * AMX_GROUP : 0),
+                                         r < rows ? depth - g * AMX_GROUP : 0));
+}
+
+/* Of A transposed: pairs of two rows as stored, 16 of them, turned. */
+static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
+                             int64_t step) {
+    float pairs[AMX_WORDS];
+    for (int64_t g = 0; g < amx_groups(depth); g++) {
+        for (int64_t p = 0, at = g * AMX_GROUP; p < AMX_SIDE; p++, at += 2) {
+            const uint16_t *line = from + (at < depth ? at * row : 0);
+            vec_store(pairs + p * AMX_SIDE,
+                      at < depth ? pairs_of_rows(line, row, rows, at + 1 < depth) : (Vec){0});
+        }
+        turn_lines((const char *)pairs, 64, AMX_SIDE, 4, to + g * step, AMX_SIDE, 1, DTYPE_F32);
+    }
+}
+
+static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
+                       float *to) {
+    const ProductOperand *o = &r->b;
+    const uint16_t *from = o->data;
+    if (o->along)
+        amx_panels_along(from + line * o->row + first, o->row, width, depth, to);
+    else
+        amx_panels_across(from + first * o->row + line, o->row, width, depth, to);
+}
+
+/* Strips of two tiles beside each other; where only one has rows, the other is not read. */
+static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t first, int64_t depth,
+                       float *to) {
+    const ProductOperand *o = &r->a;
+    const uint16_t *from = o->data;
+    const int64_t groups = amx_groups(depth);
+    for (int64_t i = 0; i < rows; i += AMX_SIDE) {
+        int64_t in_strip = min_i64(AMX_PANEL, rows - i / AMX_PANEL * AMX_PANEL),
+                tiles = in_strip > AMX_SIDE ? 2 : 1;
+        float *strip = to + i / AMX_PANEL * 2 * groups * AMX_WORDS + i % AMX_PANEL / AMX_SIDE * AMX_WORDS;
+        int64_t count = min_i64(AMX_SIDE, rows - i);
+        if (o->along)
+            amx_tiles_along(from + (line + i) * o->row + first, o->row, count, depth, strip,
+                            tiles * AMX_WORDS);
+        else
+            amx_tiles_across(from + first * o->row + line + i, o->row, count, depth, strip,
+                             tiles * AMX_WORDS);
+    }
+}
+
+/* ---- strips ---- */
+
+/* Sums of a strip that are not simply C's: they go through memory of this thread. */
+typedef float AmxSums[AMX_PANEL * AMX_PANEL];
+
+static void amx_begin_sums(const Strip *s, int64_t rows, AmxSums sums) {
+    const ProductRun *r = s->run;
+    memset(sums, 0, sizeof(AmxSums));
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(sums + i * AMX_PANEL, r->c + (s->i + i) * r->c_row + s->j, (size_t)s->cols * sizeof(float));
+}
+
+static void amx_end_sums(const Strip *s, int64_t rows, const float *sums) {
+    const ProductRun *r = s->run;
+    for (int64_t i = s->i; i < s->i + rows; i++, sums += AMX_PANEL)
+        EACH_VECTOR(v, left, s->cols) {
+            Vec sum = vec_load(sums + v);
+            for (int w = 0; s->last && w < r->waiting; w++)
+                sum = get(r->wait[w] + i * r->wait_row + s->j, v, left, DTYPE_F32) + sum;
+            if (s->last && r->rounded)
+                put(r->rounded + i * r->rounded_row + s->j, v, left, DTYPE_BF16, sum);
+            else
+                put(r->c + i * r->c_row + s->j, v, left, DTYPE_F32, sum);
+        }
+}
+
+INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
+                         const int down, const int across) {
+    const ProductRun *r = s->run;
+    float *c = r->c + s->i * r->c_row + s->j;
+    bool whole = rows == down * AMX_SIDE && s->cols == across * AMX_SIDE;
+    AmxSums sums;
+    if (!s->add) {
+        amx_zero();
+    } else if (whole) {
+        amx_load(c, r->c_row, down, across);
+    } else {
+        amx_begin_sums(s, rows, sums);
+        amx_written();
+        amx_load(sums, AMX_PANEL, down, across);
+    }
+    amx_chain((const char *)a, b, AMX_PANEL, groups, down, across);
+    if (whole && !(s->last && (r->rounded || r->waiting))) {
+        amx_store(c, r->c_row, down, across);
+    } else {
+        amx_store(sums, AMX_PANEL, down, across);
+        amx_end_sums(s, rows, sums);
+    }
+}
+
+/* At most AMX_PANEL rows by one panel. */
+static void amx_strip(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows) {
+    if (rows > AMX_SIDE && s->cols > AMX_SIDE)
+        amx_strip_of(s, a, b, groups, rows, 2, 2);
+    else if (rows > AMX_SIDE)
+        amx_strip_of(s, a, b, groups, rows, 2, 1);
+    else if (s->cols > AMX_SIDE)
+        amx_strip_of(s, a, b, groups, rows, 1, 2);
+    else
+        amx_strip_of(s, a, b, groups, rows, 1, 1);
+}
+
+/* ---- runs ---- */
+
+/* Elements of a block: of nearly equal ones, whole groups. */
+static int64_t amx_block_of(int64_t k) {
+    int64_t groups = amx_groups(k), blocks = (groups + AMX_BLOCK - 1) / AMX_BLOCK;
+    return (groups + blocks - 1) / blocks * AMX_GROUP;
+}
+
+static Strip amx_strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first, int64_t depth) {
+    return (Strip){r, i, j, min_i64(AMX_PANEL, r->n - j), r->add || first > 0, first + depth == r->k};
+}
+
+/* As run_blocks of product.h. */
+static void amx_run_blocks(const ProductRun *r, float *room) {
+    float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
+    for (int64_t first = 0, block = amx_block_of(r->k); first < r->k; first += block) {
+        int64_t depth = min_i64(block, r->k - first), groups = amx_groups(depth);
+        amx_pack_b(r, 0, r->n, first, depth, room);
+        for (int64_t from = 0; from < r->m; from += PACK_ROWS) {
+            int64_t count = min_i64(PACK_ROWS, r->m - from);
+            amx_pack_a(r, from, count, first, depth, a);
+            amx_written();
+            for (int64_t i = 0; i < count; i += AMX_PANEL)
+                for (int64_t j = 0; j < r->n; j += AMX_PANEL) {
+                    Strip s = amx_strip_at(r, from + i, j, first, depth);
+                    amx_strip(&s, a + i * groups * AMX_SIDE, room + j * groups * AMX_SIDE, groups,
+                              min_i64(AMX_PANEL, count - i));
+                }
+        }
+    }
+}
+
+/* As run_few: B is read in order, and a panel of it stays in the first-level cache. */
+static void amx_run_few(const ProductRun *r, float *room) {
+    enum { SPAN = PACK_ROWS / FEW_ROWS };
+    float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
+    int64_t block = amx_block_of(r->k);
+    for (int64_t start = 0; start < r->k; start += SPAN * block) {
+        int64_t end = min_i64(r->k, start + SPAN * block);
+        for (int64_t first = start; first < end; first += block)
+            amx_pack_a(r, 0, r->m, first, min_i64(block, end - first), a + (first - start) * FEW_ROWS / 2);
+        for (int64_t j = 0; j < r->n; j += AMX_PANEL)
+            for (int64_t first = start; first < end; first += block) {
+                int64_t depth = min_i64(block, end - first);
+                Strip s = amx_strip_at(r, 0, j, first, depth);
+                amx_pack_b(r, j, s.cols, first, depth, room);
+                amx_written();
+                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, room, amx_groups(depth), r->m);
+            }
+    }
+}
+_Static_assert((int)FEW_ROWS == (int)AMX_SIDE, "few rows are those of a tile");
+
+static void amx_product_run(const ProductRun *r, float *room) {
+    if (r->type != DTYPE_BF16) {
+        product_run(r, room);
+        return;
+    }
+    amx_begin();
+    if (r->m <= FEW_ROWS)
+        amx_run_few(r, room);
+    else
+        amx_run_blocks(r, room);
+    amx_end();
+}
+
+#endif
