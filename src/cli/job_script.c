@@ -173,8 +173,8 @@ static const char before[] =
     "export WEFT_ATTEMPT=$attempt WEFT_RESTART_CAUSE=\"queued again by Slurm\"\n"
     "\n"
     "# Slurm sends this before the time limit: the ranks finish their step, save and end.\n"
-    "asked=\n"
-    "near_the_limit() { asked=yes; kill -USR1 \"$step\"; }\n"
+    "asked= step=\n"
+    "near_the_limit() { asked=yes; [ -z \"$step\" ] || kill -USR1 \"$step\"; }\n"
     "trap near_the_limit USR1\n"
     "\n"
     "# What the journal says from here on.\n"
@@ -184,6 +184,7 @@ static const char before[] =
 
 static const char after[] =
     "step=$!\n"
+    "[ -z \"$asked\" ] || kill -USR1 \"$step\" # it came before there was a step\n"
     "# A signal ends wait, but not what it waits for.\n"
     "while wait \"$step\"; kill -0 \"$step\" 2>/dev/null; do :; done\n"
     "wait \"$step\"\n"

@@ -765,13 +765,18 @@ static ErrorCode play_stop(void) {
     return comm_agree(comm, error_set(&err, ERR_STOPPED, "stopped on request"), &err);
 }
 
-/* The last word is said, and a signal comes too late: it is waited for, so that it surely does. */
-static ErrorCode play_through(void) {
+/* The signal that comes too late. */
+static sigset_t late_signal(void) {
     sigset_t late;
-    int number;
     sigemptyset(&late);
     sigaddset(&late, SIGUSR2);
-    sigprocmask(SIG_BLOCK, &late, NULL);
+    return late;
+}
+
+/* The last word is said, and a signal comes too late: it is waited for, so that it surely does. */
+static ErrorCode play_through(void) {
+    sigset_t late = late_signal();
+    int number;
     ErrorCode code = play_stop();
     comm_report(comm, &err);
     sigwait(&late, &number);
@@ -790,8 +795,11 @@ static void freeze_soon(void) {
     setitimer(ITIMER_REAL, &soon, NULL);
 }
 
-/* Those named stop before they join the others. */
+/* Those named stop before they join the others. What is waited for later is blocked here, before MPI has
+ * threads: a signal that comes before the wait would end the process in one that does not block it. */
 static void before_start(const char *name, char **ranks) {
+    sigset_t late = late_signal();
+    if (strcmp(name, "through") == 0) sigprocmask(SIG_BLOCK, &late, NULL);
     for (; strcmp(name, "late") == 0 && *ranks; ranks++)
         if (atoi(*ranks) == launched_find().rank) raise(SIGSTOP);
 }

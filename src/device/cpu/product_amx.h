@@ -4,19 +4,22 @@
  * it, in ascending order; then what waits of leaves further left, as in product.h. So it is the same whatever
  * m, n, the row lengths, its place and how k is cut here.
  *
- * Both operands are packed, in blocks of at most AMX_BLOCK groups: A in strips of 32 rows, [groups][2 tiles],
- * of which one stays in a first-level cache while B streams by from the second; B in panels of 32 columns,
- * [16 pairs of each group][32]. Four tiles of sums take two of each: four loads for four dot products, at half
- * the time of these. */
+ * Both operands are packed: B in panels of 32 columns, [16 pairs of each group][32], which stay in a
+ * second-level cache; A in strips of 32 rows, [groups][2 tiles], each of which meets all of those panels.
+ * Four tiles of sums take two of each: four loads for four dot products, at half the time of these. What is
+ * slow then is memory: sums stay in tiles for long blocks of k, since C, in fp32, is the largest of the
+ * three; and each step of a chain asks for some lines of the next strip, each strip for the next piece of C.
+ */
 #if VEC_AMX
 
 enum {
     AMX_PANEL = 2 * AMX_SIDE, /* rows of a strip, columns of a panel */
-    AMX_BLOCK = 16,           /* groups */
+    AMX_BLOCK = 24,           /* groups */
     AMX_WORDS = AMX_BYTES / 4,
+    AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* of B that are packed at a time */
+    AMX_A_WORDS = PRODUCT_BLOCK * PACK_ROWS,
 };
-_Static_assert((int)(AMX_BLOCK * AMX_SIDE) <= (int)PRODUCT_BLOCK, "blocks fit into a product's room");
-_Static_assert(PRODUCT_COLS % (int)AMX_PANEL == 0 && PACK_ROWS % (int)AMX_PANEL == 0, "whole panels and strips fit");
+_Static_assert(2 * (int)AMX_BLOCK * (int)AMX_WORDS <= (int)AMX_A_WORDS, "a strip fits into a product's room");
 
 INLINE int64_t amx_groups(int64_t elements) { return (elements + AMX_GROUP - 1) / AMX_GROUP; }
 INLINE int64_t amx_padded(int64_t width) { return (width + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL; }
@@ -69,11 +72,10 @@ INLINE __m512i amx_line(const uint16_t *from, int64_t left) {
 /* Tiles of A lie `step` words apart from group to group. Of A as it is: rows are contiguous. */
 static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
                             int64_t step) {
-    for (int64_t r = 0; r < AMX_SIDE; r++)
-        for (int64_t g = 0; g < amx_groups(depth); g++)
-            _mm512_storeu_si512(to + g * step + r * AMX_SIDE,
-                                amx_line(from + (r < rows ? r * row + g * AMX_GROUP : 0),
-                                         r < rows ? depth - g * AMX_GROUP : 0));
+    for (int64_t g = 0; g < amx_groups(depth); g++, from += AMX_GROUP, to += step)
+        for (int64_t r = 0; r < AMX_SIDE; r++)
+            _mm512_storeu_si512(to + r * AMX_SIDE, amx_line(from + (r < rows ? r * row : 0),
+                                                            r < rows ? depth - g * AMX_GROUP : 0));
 }
 
 /* Of A transposed: pairs of two rows as stored, 16 of them, turned. */
@@ -134,8 +136,7 @@ static void amx_begin_sums(const Strip *s, int64_t rows, AmxSums sums) {
 
 static void amx_end_sums(const Strip *s, int64_t rows, const float *sums) {
     const ProductRun *r = s->run;
-    for (int64_t i = s->i; i < s->i + rows; i++, sums += AMX_PANEL)
-        EACH_VECTOR(v, left, s->cols) {
+    for (int64_t i = s->i; i < s->i + rows; i++, sums += AMX_PANEL) EACH_VECTOR(v, left, s->cols) {
             Vec sum = vec_load(sums + v);
             for (int w = 0; s->last && w < r->waiting; w++)
                 sum = get(r->wait[w] + i * r->wait_row + s->j, v, left, DTYPE_F32) + sum;
@@ -147,7 +148,7 @@ static void amx_end_sums(const Strip *s, int64_t rows, const float *sums) {
 }
 
 INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
-                         const int down, const int across) {
+                         const AmxAhead *next, const int down, const int across) {
     const ProductRun *r = s->run;
     float *c = r->c + s->i * r->c_row + s->j;
     bool whole = rows == down * AMX_SIDE && s->cols == across * AMX_SIDE;
@@ -161,7 +162,7 @@ INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t
         amx_written();
         amx_load(sums, AMX_PANEL, down, across);
     }
-    amx_chain((const char *)a, b, AMX_PANEL, groups, down, across);
+    amx_chain((const char *)a, b, AMX_PANEL, groups, next, down, across);
     if (whole && !(s->last && (r->rounded || r->waiting))) {
         amx_store(c, r->c_row, down, across);
     } else {
@@ -171,15 +172,16 @@ INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t
 }
 
 /* At most AMX_PANEL rows by one panel. */
-static void amx_strip(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows) {
+static void amx_strip(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
+                      const AmxAhead *next) {
     if (rows > AMX_SIDE && s->cols > AMX_SIDE)
-        amx_strip_of(s, a, b, groups, rows, 2, 2);
+        amx_strip_of(s, a, b, groups, rows, next, 2, 2);
     else if (rows > AMX_SIDE)
-        amx_strip_of(s, a, b, groups, rows, 2, 1);
+        amx_strip_of(s, a, b, groups, rows, next, 2, 1);
     else if (s->cols > AMX_SIDE)
-        amx_strip_of(s, a, b, groups, rows, 1, 2);
+        amx_strip_of(s, a, b, groups, rows, next, 1, 2);
     else
-        amx_strip_of(s, a, b, groups, rows, 1, 1);
+        amx_strip_of(s, a, b, groups, rows, next, 1, 1);
 }
 
 /* ---- runs ---- */
@@ -194,30 +196,68 @@ static Strip amx_strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t fir
     return (Strip){r, i, j, min_i64(AMX_PANEL, r->n - j), r->add || first > 0, first + depth == r->k};
 }
 
-/* As run_blocks of product.h. */
+/* What panel `panel` of `panels` asks for: its part of the strip that begins at row i, a line of which are 32
+ * elements of a row or, of A transposed, of a column. */
+static AmxAhead amx_next_of_a(const ProductRun *r, int64_t i, int64_t first, int64_t panel, int64_t panels) {
+    const ProductOperand *o = &r->a;
+    int64_t each = (AMX_PANEL + panels - 1) / panels, line = panel * each;
+    AmxAhead next = {.lines = min_i64(each, min_i64(AMX_PANEL, r->m - i) - line)};
+    if (next.lines <= 0) return (AmxAhead){.lines = 0};
+    int64_t at = o->along ? (i + line) * o->row + first : (first + line) * o->row + i;
+    next.at = tensor_at(o->data, at, DTYPE_BF16);
+    next.row = o->row * 2;
+    next.step = o->along ? AMX_GROUP * 2 : AMX_GROUP * o->row * 2;
+    return next;
+}
+
+/* Where a strip's sums will go, or come from. */
+static void amx_fetch_c(const Strip *s, int64_t rows) {
+    const ProductRun *r = s->run;
+    bool rounded = s->last && r->rounded;
+    const char *c = rounded ? (const char *)(r->rounded + s->i * r->rounded_row + s->j)
+                            : (const char *)(r->c + s->i * r->c_row + s->j);
+    int64_t row = rounded ? 2 * r->rounded_row : 4 * r->c_row, bytes = s->cols * (rounded ? 2 : 4);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + i * row + b, 1);
+}
+
+/* One strip by the panels of B that are packed. */
+static void amx_sweep(const ProductRun *r, int64_t i, int64_t left, int64_t right, int64_t first,
+                      int64_t depth, const float *b, const float *a) {
+    const int64_t groups = amx_groups(depth), panels = amx_padded(right - left) / AMX_PANEL;
+    const int64_t rows = min_i64(AMX_PANEL, r->m - i);
+    for (int64_t p = 0; p < panels; p++) {
+        AmxAhead next = amx_next_of_a(r, i + AMX_PANEL, first, p, panels);
+        Strip s = amx_strip_at(r, i, left + p * AMX_PANEL, first, depth),
+              after = amx_strip_at(r, i, s.j + AMX_PANEL, first, depth);
+        if (p + 1 < panels) amx_fetch_c(&after, rows);
+        amx_strip(&s, a, b + p * groups * AMX_WORDS * 2, groups, rows, &next);
+    }
+}
+
+/* Some columns at a time, block by block. */
 static void amx_run_blocks(const ProductRun *r, float *room) {
-    float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
-    for (int64_t first = 0, block = amx_block_of(r->k); first < r->k; first += block) {
-        int64_t depth = min_i64(block, r->k - first), groups = amx_groups(depth);
-        amx_pack_b(r, 0, r->n, first, depth, room);
-        for (int64_t from = 0; from < r->m; from += PACK_ROWS) {
-            int64_t count = min_i64(PACK_ROWS, r->m - from);
-            amx_pack_a(r, from, count, first, depth, a);
-            amx_written();
-            for (int64_t i = 0; i < count; i += AMX_PANEL)
-                for (int64_t j = 0; j < r->n; j += AMX_PANEL) {
-                    Strip s = amx_strip_at(r, from + i, j, first, depth);
-                    amx_strip(&s, a + i * groups * AMX_SIDE, room + j * groups * AMX_SIDE, groups,
-                              min_i64(AMX_PANEL, count - i));
-                }
+    float *a = room + AMX_B_WORDS;
+    int64_t block = amx_block_of(r->k), cols = AMX_B_WORDS / (block / 2) / AMX_PANEL * AMX_PANEL;
+    for (int64_t left = 0; left < r->n; left += cols) {
+        int64_t right = min_i64(r->n, left + cols);
+        for (int64_t first = 0; first < r->k; first += block) {
+            int64_t depth = min_i64(block, r->k - first);
+            amx_pack_b(r, left, right - left, first, depth, room);
+            for (int64_t i = 0; i < r->m; i += AMX_PANEL) {
+                amx_pack_a(r, i, min_i64(AMX_PANEL, r->m - i), first, depth, a);
+                amx_written();
+                amx_sweep(r, i, left, right, first, depth, room, a);
+            }
         }
     }
 }
 
 /* As run_few: B is read in order, and a panel of it stays in the first-level cache. */
 static void amx_run_few(const ProductRun *r, float *room) {
-    enum { SPAN = PACK_ROWS / FEW_ROWS };
-    float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
+    enum { SPAN = AMX_A_WORDS / (AMX_BLOCK * AMX_WORDS) }; /* blocks of A that there is room for */
+    static const AmxAhead nothing;
+    float *a = room + AMX_B_WORDS;
     int64_t block = amx_block_of(r->k);
     for (int64_t start = 0; start < r->k; start += SPAN * block) {
         int64_t end = min_i64(r->k, start + SPAN * block);
@@ -229,7 +269,7 @@ static void amx_run_few(const ProductRun *r, float *room) {
                 Strip s = amx_strip_at(r, 0, j, first, depth);
                 amx_pack_b(r, j, s.cols, first, depth, room);
                 amx_written();
-                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, room, amx_groups(depth), r->m);
+                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, room, amx_groups(depth), r->m, &nothing);
             }
     }
 }
