@@ -8,6 +8,7 @@
  *                and of adapters, if any, as another one                             adapters --> result
  *     RECORDS    own leaves of all ==all-gather==> all
  *     SWAP_X     own tokens --pack--> by rank ==all-to-all==> own heads      and back, unpacked by CROSSED
+ *                and of sinks, on the way back, sums of own heads the other way, as another one
  *     GATHER_KV  own keys --pack--> own rows of all ==all-gather==> all
  *     SUM_KV     terms of all ==reduce-scatter==> own rows, fp32
  *     SUM_COPIES terms of own rows ==all-reduce==> the same, fp32
@@ -136,6 +137,10 @@ void crossing_start(Execution *x, Action a) {
         unit_pack(&unit, at);
         code = comm_all_to_all(e->comm, MESH_CONTEXT, unit_swap_bytes(&e->model, a.unit, at.part), c.own,
                                c.all, handle, &err);
+        if (code == OK && c.sums)
+            code =
+                comm_all_to_all(e->comm, MESH_CONTEXT, unit_swap_sum_bytes(&e->model, a.unit, at.part, true),
+                                c.sums, c.own_sums, &e->traffic.inner, &err);
         break;
     case CROSS_KEYS:
         unit_pack(&unit, at);
@@ -162,7 +167,7 @@ void crossing_end(Execution *x, Action a) {
     CrossingAt at = place_of(a);
     execution_enter(x, a.microbatch);
     execution_wait(x->engine, handle_of(x->engine, at));
-    if (at.kind == CROSS_SUM) execution_wait(x->engine, &x->engine->traffic.inner);
+    execution_wait(x->engine, &x->engine->traffic.inner);
     for (int i = 0; i < 2; i++) execution_wait(x->engine, &x->engine->traffic.keys[i]);
     UnitPass unit = execution_unit(x, a);
     if (at.kind == CROSS_SUM) {

@@ -249,7 +249,7 @@ void engine_refresh(Engine *e) {
     for (int i = 0; e->state.copy && i < e->model.table.count; i++) {
         const Param *p = &e->model.table.params[i];
         Piece piece = partition_piece(&e->plan->partition, p);
-        if (p->flat != FLAT_VECTORS && piece.count)
+        if (!flat_of_vectors(p->flat) && piece.count)
             OP(e->device, OP_CAST, cast, piece.count, e->state.master + piece.at, DTYPE_F32,
                e->state.copy + piece.at, DTYPE_BF16);
     }

@@ -78,8 +78,8 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
     elements *= (size_t)partition_gradients(&x->engine->plan->partition, flat);
     bool fresh = slots || start_sums(x, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
-    if (flat != FLAT_VECTORS) x->pass.first = fresh;
-    if (fresh && (flat == FLAT_VECTORS || unit == 0))
+    if (!flat_of_vectors(flat)) x->pass.first = fresh;
+    if (fresh && (flat_of_vectors(flat) || unit == 0))
         OP(x->engine->device, OP_ZERO, zero, to, elements * sizeof(float));
 }
 
@@ -169,7 +169,7 @@ typedef enum Place { OVER_SHARDS, OVER_REPLICAS, OVER_EXPERT_SHARDS } Place;
 
 static Place place_of(const Partition *p, ActionKind kind, Flat flat) {
     if (kind == ACT_ALL_REDUCE) return OVER_REPLICAS;
-    return flat == FLAT_EXPERTS && partition_splits_shards(p) ? OVER_EXPERT_SHARDS : OVER_SHARDS;
+    return flat_of_experts(flat) && partition_splits_shards(p) ? OVER_EXPERT_SHARDS : OVER_SHARDS;
 }
 
 static char *workspace(Engine *e, Place place) {
@@ -189,7 +189,7 @@ static void reduce(Execution *x, Action a, Flat flat) {
     CommHandle *handle = &e->traffic.reductions[a.unit][flat];
     execution_wait(e, handle);
     if (!r.all) return;
-    if (flat == FLAT_EXPERTS && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
+    if (flat_of_experts(flat) && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
         !x->program->exact)
         add_visitors(x, r);
     /* What microbatches left over the shards is added up before it goes over the replicas: these are two

@@ -92,7 +92,7 @@ static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun eleme
     UpdateRun run = {.count = elements.count,
                      .param = e->state.master + place,
                      .grad = engine_gradient(e, p, piece) + at,
-                     .copy = e->state.copy && p->flat != FLAT_VECTORS ? e->state.copy + place : NULL,
+                     .copy = e->state.copy && !flat_of_vectors(p->flat) ? e->state.copy + place : NULL,
                      .weight_decay = param_weight_decay(g, i, p),
                      .of = p,
                      .scratch = e->work.scratch,

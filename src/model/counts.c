@@ -8,8 +8,13 @@
 #include "model/families/family.h"
 #include "model/internal.h"
 
+int64_t param_stack(const ModelConfig *c, const ParamRow *row) {
+    if (!row->stacked) return 1;
+    return param_is_of_experts(row) ? model_own_experts(c) : c->num_experts;
+}
+
 int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
-    int64_t rows = (row->stacked ? c->num_experts : 1) * model_dim(c, row->rows);
+    int64_t rows = param_stack(c, row) * model_dim(c, row->rows);
     return row->cols == DIM_NONE ? rows : rows * model_dim(c, row->cols);
 }
 
@@ -44,7 +49,7 @@ typedef struct Counting {
 
 /* Elements of what a unit has of a row, told for one expert if it is of experts. */
 static int64_t elements_of(const ModelConfig *c, const ParamRow *row) {
-    return param_elements(c, row) / (row->stacked ? c->num_experts : 1);
+    return param_elements(c, row) / param_stack(c, row);
 }
 
 /* Of the units first <= u < end; INT64_MAX when there are more than that. */

@@ -59,9 +59,11 @@ static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, 
  * few for their size to matter, and with them are joint sides of adapters; and by whether it is trained. */
 static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                     int count, int i) {
+    bool experts = param_is_of_experts(rows[i]);
+    if (rows[i]->cols == DIM_NONE && experts) return FLAT_EXPERT_VECTORS;
     if (rows[i]->cols == DIM_NONE || param_is_joint(c, rows[i])) return FLAT_VECTORS;
     bool frozen = group_is_frozen(f, unit, c, rows, count, i);
-    if (rows[i]->expert) return frozen ? FLAT_FROZEN_EXPERTS : FLAT_EXPERTS;
+    if (experts) return frozen ? FLAT_FROZEN_EXPERTS : FLAT_EXPERTS;
     return frozen ? FLAT_FROZEN : FLAT_MATRICES;
 }
 
@@ -126,8 +128,7 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
      * PEFT has them. */
     bool transposed =
         row->cols != DIM_NONE && (row->stacked || (in_block && f->arch.transposed && !row->adapts));
-    int64_t stack = row->stacked ? c->num_experts : 1;
-    int64_t first = model_first_expert(c);
+    int64_t stack = param_stack(c, row), first = model_first_expert(c);
     bool away = row->expert && (expert < first || expert >= first + model_own_experts(c));
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
@@ -246,7 +247,7 @@ ParamMatrix param_matrix(const Param *p, int k) {
 
 int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]) {
     int rank = 0;
-    if (p->row->stacked) shape[rank++] = p->stack;
+    if (p->row->stacked) shape[rank++] = param_stack(c, p->row);
     shape[rank++] = model_dim(c, p->transposed ? p->row->cols : p->row->rows);
     if (p->cols) shape[rank++] = model_dim(c, p->transposed ? p->row->rows : p->row->cols);
     return rank;

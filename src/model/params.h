@@ -16,7 +16,7 @@
  *     that of the first expert, in the table as in the flat. They have a flat of their own: frozen are those
  *     of all experts, or all have gradients.
  *  5. A table has all parameters of the model, so that numbers mean the same on every rank. Experts that are
- *     on other ranks of ep are away: they have no place here. */
+ *     on other ranks of ep are away: they have no place here. A stack of experts has those that are here. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
 
@@ -79,10 +79,11 @@ typedef enum InitRole {
 
 /* The flats of a unit's buffer. A unit need not have all. */
 typedef enum Flat {
-    FLAT_VECTORS,  /* norms and biases, joint sides of adapters: held in fp32 */
-    FLAT_MATRICES, /* read by products, in the compute dtype */
-    FLAT_EXPERTS,  /* so are these: ranks that share experts out hold other ones each */
-    FLAT_FROZEN,   /* matrices that are not trained: they have no gradient */
+    FLAT_VECTORS,        /* norms and biases, joint sides of adapters: held in fp32 */
+    FLAT_MATRICES,       /* read by products, in the compute dtype */
+    FLAT_EXPERTS,        /* so are these: ranks that share experts out hold other ones each */
+    FLAT_EXPERT_VECTORS, /* and of these, biases of experts, held in fp32 */
+    FLAT_FROZEN,         /* matrices that are not trained: they have no gradient */
     FLAT_FROZEN_EXPERTS,
     FLATS,
     GRADIENT_FLATS = FLAT_FROZEN /* those before it have one */
@@ -101,7 +102,8 @@ typedef struct ParamRow {
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
     bool router;    /* of experts: on all ranks that share them */
-    bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs] */
+    bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
+                       that share experts out have a part of it each, unless it is a router's */
     bool outside;   /* of blocks: its name is whole */
     /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
      * where adapters were put to it (param_table_adapt), never by its config.json. */
@@ -123,7 +125,7 @@ typedef struct Param {
     int expert;         /* 0 for what is no expert's */
     bool away;          /* an expert of another rank: it has no place here (invariant 5) */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
-    int64_t stack;      /* experts whose rows these are, as many each; 1: it is no stack */
+    int64_t stack;      /* experts here whose rows these are, as many each; 1: it is no stack */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
     bool frozen; /* not trained. A frozen vector, and a frozen matrix whose group is trained, has a gradient
@@ -182,7 +184,14 @@ bool param_is_joint(const ModelConfig *c, const ParamRow *row);
 /* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);
 bool param_table_is_adapted(const ParamTable *t);
-static inline bool flat_of_experts(Flat flat) { return flat == FLAT_EXPERTS || flat == FLAT_FROZEN_EXPERTS; }
+static inline bool flat_of_experts(Flat flat) {
+    return flat == FLAT_EXPERTS || flat == FLAT_EXPERT_VECTORS || flat == FLAT_FROZEN_EXPERTS;
+}
+static inline bool flat_of_vectors(Flat flat) { return flat == FLAT_VECTORS || flat == FLAT_EXPERT_VECTORS; }
+/* Whether ranks that share experts out have those of some each. */
+static inline bool param_is_of_experts(const ParamRow *row) {
+    return row->expert || (row->stacked && !row->router);
+}
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);
 
@@ -192,6 +201,8 @@ enum { UNIT_ROWS = 64 };
  * how many. Not all need be present. */
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);
 bool param_present(const ModelConfig *c, const ParamRow *row);
+/* Experts of a stack that are here; 1: it is none. */
+int64_t param_stack(const ModelConfig *c, const ParamRow *row);
 int64_t param_elements(const ModelConfig *c, const ParamRow *row);
 /* Parameters of this row in a unit: one, or one for each expert. */
 int64_t param_copies(const ModelConfig *c, const ParamRow *row);

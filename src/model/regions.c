@@ -17,6 +17,7 @@
  *
  * Operands go to a place of their own since the weight half may come much later than the input half, when
  * scratch has long been another unit's. */
+#include "model/families/family.h"
 #include "model/internal.h"
 
 typedef enum Region { REGION_SLAB, REGION_KEEP, REGION_SCRATCH, REGIONS } Region;
@@ -78,6 +79,8 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_ROW_SUMS: return m->sharing.leaves > 1;
     case NEED_VISITS: return m->visitors > 0;
     case NEED_LEAVES: return m->sharing.leaves > 1;
+    case NEED_EXPERT_BIAS: return model_family(&m->config)->arch.expert_bias;
+    case NEED_HEAD_SUMS: return model_swaps(m) && model_family(&m->config)->arch.sinks;
     case NEED_BALANCE: return model_balance(&m->config) > 0;
     }
     return true;

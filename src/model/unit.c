@@ -14,6 +14,7 @@
  * Everything here is a walk over the steps of sublayers.c in one direction or the other; which of them a
  * pass does is up to who runs it, and between any two of them it may stop. So nothing is carried from step to
  * step but by the tensors. */
+#include "model/families/family.h"
 #include "model/internal.h"
 
 typedef struct Run {
@@ -277,11 +278,18 @@ static Handing handing(const Run *r, CrossingAt at) {
 /* Tokens are given for heads, and not heads for tokens. */
 static bool goes_to_heads(SwapPlace place) { return place == SWAP_IN || place == SWAP_OUT_GRADIENT; }
 
+static bool carries_sums(const Model *m, const Swap *swap) {
+    return swap->sums && model_family(&m->config)->arch.sinks;
+}
+
 static Crossing swapping(const Run *r, CrossingAt at) {
     Handing h = handing(r, at);
     void *heads = h.tensors[h.swap->heads], *through = h.tensors[h.swap->through];
-    return goes_to_heads(h.place) ? (Crossing){.own = through, .all = heads}
-                                  : (Crossing){.own = heads, .all = through};
+    Crossing c = goes_to_heads(h.place) ? (Crossing){.own = through, .all = heads}
+                                        : (Crossing){.own = heads, .all = through};
+    if (carries_sums(r->u->pass->model, h.swap))
+        c.sums = h.tensors[h.swap->sums->tokens], c.own_sums = h.tensors[h.swap->sums->through];
+    return c;
 }
 
 /* At the part that attends. */
@@ -456,6 +464,39 @@ static void move_heads(const Run *r, const Handing *h) {
         }
 }
 
+size_t unit_swap_sum_bytes(const Model *m, int unit, int part, bool back) {
+    bool out = unit_part_attends(&m->config, unit, part - 1);
+    if (!back || !out || !model_family(&m->config)->arch.sinks) return 0;
+    return (size_t)(m->tokens * m->config.num_attention_heads / m->contexts.ranks) * sizeof(float);
+}
+
+/* Of each rank's tokens, span by span, the heads of this rank side by side: from the runs that it attends by,
+ * which are spans, or all tokens. */
+static void pack_sums(const Run *r, const Handing *h) {
+    const Pass *p = r->u->pass;
+    const Model *m = p->model;
+    int64_t heads = m->config.num_attention_heads / m->contexts.ranks, span = model_span(m, m->tokens),
+            run = model_all_tokens(m) / model_query_runs(m);
+    const float *from = h->tensors[h->swap->sums->heads];
+    float *to = h->tensors[h->swap->sums->tokens];
+    for (int64_t token = 0; token < model_all_tokens(m); token += span)
+        OP(p->device, OP_COPY_ROWS, copy_rows, heads, (size_t)span * sizeof *to, to + token * heads,
+           (size_t)span * sizeof *to, from + token / run * run * heads + token % run,
+           (size_t)run * sizeof *to);
+}
+
+/* Span by span all heads, of which each rank had some. */
+static void unpack_sums(const Run *r, const Handing *h) {
+    const Pass *p = r->u->pass;
+    const Model *m = p->model;
+    int ranks = m->contexts.ranks;
+    size_t piece = (size_t)(model_span(m, m->tokens) * m->config.num_attention_heads / ranks) * sizeof(float);
+    char *from = h->tensors[h->swap->sums->through], *to = h->tensors[h->swap->sums->tokens];
+    for (int rank = 0; rank < ranks; rank++)
+        OP(p->device, OP_COPY_ROWS, copy_rows, model_spans(m), piece, to + (size_t)rank * piece,
+           (size_t)ranks * piece, from + (size_t)rank * (size_t)model_spans(m) * piece, piece);
+}
+
 /* ---- keys of all ---- */
 
 size_t unit_key_bytes(const Model *m) {
@@ -485,10 +526,12 @@ void unit_pack(const UnitPass *u, CrossingAt at) {
     }
     Handing h = handing(&r, at);
     if (goes_to_heads(h.place)) move_heads(&r, &h);
+    if (carries_sums(u->pass->model, h.swap)) pack_sums(&r, &h);
 }
 
 void unit_unpack(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
     Handing h = handing(&r, at);
     if (!goes_to_heads(h.place)) move_heads(&r, &h);
+    if (carries_sums(u->pass->model, h.swap)) unpack_sums(&r, &h);
 }

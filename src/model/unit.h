@@ -354,8 +354,10 @@ typedef struct Crossing {
     /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS, WEIGHTS: the terms; ROWS:
      * [leaves, T, 2]; RECORDS: [leaves, rows of the chunk] */
     void *all;
-    float *inner; /* SUM: terms of adapters beside these, [T, unit_inner_width] */
-    void *result; /* SUM: where unit_summed puts it, [own tokens, h] c */
+    const float *sums; /* SWAP: what goes to tokens beside it, a piece for each rank (layer.h: HeadSums); */
+    float *own_sums;   /* and where that goes */
+    float *inner;      /* SUM: terms of adapters beside these, [T, unit_inner_width] */
+    void *result;      /* SUM: where unit_summed puts it, [own tokens, h] c */
 } Crossing;
 Crossing unit_crossing(const UnitPass *u, CrossingAt at);
 /* Numbers of a token that adapters add to what SUM sums at a place, and at most in a unit; 0: none. */
@@ -366,8 +368,9 @@ size_t unit_key_bytes(const Model *m);
 /* Of a rank's sums of rows: so many of the second. */
 enum { ROW_SUMS_BYTES = 2 * sizeof(float) };
 static inline int64_t model_row_sums(const Model *m) { return model_own_leaves(m) * m->tokens; }
-/* Bytes of a piece of a SWAP. */
+/* Bytes of a piece of a SWAP, and of one that goes beside it on the way back; 0: none does. */
 size_t unit_swap_bytes(const Model *m, int unit, int part);
+size_t unit_swap_sum_bytes(const Model *m, int unit, int part, bool back);
 /* Before a SWAP: heads of each rank are laid side by side. Behind it: what has come, token by token. One of
  * the two does nothing. Before KEYS: this rank's are put to their places among all. */
 void unit_pack(const UnitPass *u, CrossingAt at);

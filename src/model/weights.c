@@ -2,7 +2,7 @@
  * use, from where the unit's flat is now and the place that the table gives. */
 #include "model/weights.h"
 
-Dtype flat_dtype(Flat flat, Dtype compute) { return flat == FLAT_VECTORS ? DTYPE_F32 : compute; }
+Dtype flat_dtype(Flat flat, Dtype compute) { return flat_of_vectors(flat) ? DTYPE_F32 : compute; }
 
 /* Places count elements; what an element takes depends on the flat. */
 static const void *weight(const Weights *w, const Param *p) {

@@ -28,15 +28,14 @@ static const int table[KINDS][AXES] = {
 #undef ROW
 
 /* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
- * so do learned positions, which go where their unit goes. Experts that are one tensor are not cut yet; a
- * router's matrix and its bias see all tokens on each rank. */
+ * so do learned positions, which go where their unit goes. A router's matrix and its bias see all tokens on
+ * each rank, and so do biases that are added to what comes of experts. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
-    if (p->row->expert) return KIND_EXPERTS;
+    if (param_is_of_experts(p->row)) return KIND_EXPERTS;
     if (p->row->router) return KIND_ROUTER;
-    if (p->row->stacked) return KIND_WHOLE;
     if (param_cut(p->row) == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
     return tied ? KIND_TIED : kind[param_cut(p->row)];
 }
@@ -122,17 +121,28 @@ static void deal_bands(const ModelConfig *c, Dim dim, Sharing s, Band bands[PARA
     }
 }
 
+/* Matrices of a stack whose rows are whole are one that is as much longer. */
+static Box join_stack(Box b) {
+    if (b.rows[0].count < b.every) return b;
+    b.rows[0] = (Band){b.stack.first * b.every, b.stack.count * b.every};
+    b.stack = (Band){0, 1};
+    return b;
+}
+
 /* A matrix that is stored transposed has its outputs side by side. */
-Box axes_box(const ModelConfig *c, const Param *p, Sharing s) {
+Box axes_box(const ModelConfig *c, const Param *p, Sharing s, Deal experts) {
     int64_t outputs = model_dim(c, p->row->rows), inputs = p->cols ? model_dim(c, p->row->cols) : 1,
-            rows = p->stack * (p->transposed ? inputs : outputs), columns = p->transposed ? outputs : inputs;
-    Box b = {.rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns};
+            rows = p->transposed ? inputs : outputs, columns = p->transposed ? outputs : inputs;
+    Box b = {
+        .rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns, .stack = {0, 1}, .every = rows};
     ParamKind kind = axes_kind(c, p);
-    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return b;
+    if (p->row->stacked) b.stack.count = c->num_experts;
+    if (p->row->stacked && kind == KIND_EXPERTS) b.stack = (Band){experts.first, experts.count};
+    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return join_stack(b);
     bool by_inputs = param_cut(p->row) == CUT_COLUMNS;
     deal_bands(c, by_inputs ? p->row->cols : p->row->rows, s,
                by_inputs != p->transposed ? b.columns : b.rows);
-    return b;
+    return p->row->stacked ? join_stack(b) : b;
 }
 
 static int64_t all_of(const Band bands[PARAM_MATRICES]) {
@@ -141,7 +151,7 @@ static int64_t all_of(const Band bands[PARAM_MATRICES]) {
     return sum;
 }
 
-int64_t box_rows(const Box *b) { return all_of(b->rows); }
+int64_t box_rows(const Box *b) { return b->stack.count * all_of(b->rows); }
 int64_t box_columns(const Box *b) { return all_of(b->columns); }
 
 /* The axes on which a parameter is copied to all ranks. */
@@ -278,17 +288,11 @@ static ErrorCode refuse_beside_tensors(const ModelConfig *c, Sharing s, int rank
 ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err) {
     Text that = {0};
     int64_t last = 1;
-    bool stacked = model_family(c)->arch.stacked_experts;
-    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !stacked &&
-                       s.leaves == 1))
+    if (ranks == 1 ||
+        (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && s.leaves == 1))
         return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
-                         ranks, model_family(c)->model_type);
-    if (stacked)
-        return error_set(err, ERR_CONFIG,
-                         "mesh.ep %d: the family %s stores a layer's experts as one tensor, which weft does "
-                         "not share out yet: use 1",
                          ranks, model_family(c)->model_type);
     if (s.leaves > 1) return refuse_beside_tensors(c, s, ranks, err);
     while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
@@ -412,23 +416,18 @@ static ErrorCode check_spans(Contexts contexts, bool heads, Error *err) {
     return OK;
 }
 
-/* Gradients of sinks are sums over tokens by heads, which are not taken by spans. */
-static const char *unshared(const ModelConfig *c) {
-    if (model_is_recurrent(c)) return "recurrences, which go through a sequence on one rank";
-    return model_family(c)->arch.sinks ? "attention sinks, whose tokens weft does not share out yet" : NULL;
-}
-
-bool axes_shares_tokens(const ModelConfig *c) { return !unshared(c); }
+bool axes_shares_tokens(const ModelConfig *c) { return !model_is_recurrent(c); }
 
 ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens,
                               Error *err) {
     int ranks = contexts.ranks, spans = contexts.spans, stretches = contexts.keys ? 2 * ranks : ranks,
         pieces = (spans > stretches ? spans : stretches) * s.leaves;
-    const char *why = unshared(c);
-    if (why && (ranks > 1 || spans > 1))
-        return error_set(err, ERR_CONFIG, "%s %d: the family %s has %s: use 1",
-                         ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
-                         model_family(c)->model_type, why);
+    if (!axes_shares_tokens(c) && (ranks > 1 || spans > 1))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s %d: the family %s has recurrences, which go through a sequence on one rank: use 1",
+            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
+            model_family(c)->model_type);
     if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
         return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
     if (contexts.keys && !axes_deals_keys(c, s)) return refuse_keys(c, s, ranks, err);

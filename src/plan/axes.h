@@ -82,10 +82,15 @@ typedef struct Band {
 typedef struct Box {
     Band rows[PARAM_MATRICES], columns[PARAM_MATRICES]; /* empty behind the last */
     int64_t stride;
+    /* Of a stack of matrices whose rows are cut, these rows of each of some, and how many a whole one has;
+     * else one matrix. */
+    Band stack;
+    int64_t every;
 } Box;
 int64_t box_rows(const Box *b);
 int64_t box_columns(const Box *b);
-Box axes_box(const ModelConfig *c, const Param *p, Sharing s);
+/* experts: those of a layer that ep leaves it. */
+Box axes_box(const ModelConfig *c, const Param *p, Sharing s, Deal experts);
 
 /* Ranks of one number hold the same elements of a parameter, if they hold any: they differ on axes only along
  * which it is copied. */

@@ -75,11 +75,15 @@ Cost crossings_tensor(const CrossingSpec *s, int unit) {
                      row_sums(s));
 }
 
+/* Sums of softmaxes come back to tokens for the gradients of these. */
+static bool has_sinks(const CrossingSpec *s) { return model_family(s->model)->arch.sinks; }
+
 static Cost by_heads(const CrossingSpec *s) {
     double head = (double)s->model->head_dim * (double)dtype_bytes(s->compute),
            all = 2 * (double)(query_heads(s) + key_heads(s)) * head,
-           once = others(s->contexts) / s->contexts * (double)s->tokens * all;
-    return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
+           each = others(s->contexts) / s->contexts * (double)s->tokens, once = each * all,
+           sums = has_sinks(s) ? each * (double)query_heads(s) * sizeof(float) : 0;
+    return (Cost){once, (s->recompute == RECOMPUTE_FULL ? 2 * once : once) + sums, 0};
 }
 
 static Cost by_keys(const CrossingSpec *s) {
@@ -172,5 +176,5 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
     if (!is_block(s, unit) || s->contexts == 1) return 0;
     int more = counts(s, unit);
     if (crossings_method(s) == CONTEXT_KEYS) return 3 * 2 + more; /* one for each stretch */
-    return (s->recompute == RECOMPUTE_FULL ? 6 : 4) + more;
+    return (s->recompute == RECOMPUTE_FULL ? 6 : 4) + has_sinks(s) + more;
 }

@@ -107,7 +107,7 @@ typedef struct MemorySpec {
 } MemorySpec;
 
 /* At most this many buffers does one action touch. */
-#define ACTION_BUFFERS 12
+#define ACTION_BUFFERS 16
 /* Names the buffers that an action touches; returns how many. `bytes` of each is filled too. */
 int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]);
 /* The unit that names the buffer of gradients which travel through `unit`. */

@@ -200,7 +200,7 @@ int partition_spans(const Partition *p) {
 bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
 
 int partition_gradients(const Partition *p, Flat flat) {
-    return partition_spans(p) * (flat == FLAT_EXPERTS ? p->experts : 1);
+    return partition_spans(p) * (flat_of_experts(flat) ? p->experts : 1);
 }
 
 int partition_param_rows(const Partition *p, const Param *param) {
@@ -209,11 +209,18 @@ int partition_param_rows(const Partition *p, const Param *param) {
 
 /* ---- pieces ---- */
 
+/* Of a layer's. */
+static Deal experts_here(const Partition *p) {
+    int64_t each = p->whole->num_experts / p->experts;
+    return (Deal){p->expert * each, each};
+}
+
 /* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
-    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies});
+    Box box =
+        axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies}, experts_here(p));
     CHECK(box_rows(&box) * box_columns(&box) == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;
@@ -252,8 +259,10 @@ static Band band_from(const Band *b, int64_t i) {
  * a band follow each other in both, and one run is enough. */
 PieceRun piece_run(const Piece *piece, int64_t at) {
     const Box *b = &piece->box;
-    int64_t place = piece->first + at, left = piece->count - at, columns = box_columns(b);
-    Band row = band_from(b->rows, place / columns), column = band_from(b->columns, place % columns);
+    int64_t place = piece->first + at, left = piece->count - at, columns = box_columns(b),
+            each = box_rows(b) / b->stack.count, i = place / columns;
+    Band row = band_from(b->rows, i % each), column = band_from(b->columns, place % columns);
+    row.first += (b->stack.first + i / each) * b->every;
     int64_t next = columns == b->stride ? row.count * columns - place % columns : column.count;
     return (PieceRun){row.first * b->stride + column.first, next < left ? next : left};
 }

@@ -180,7 +180,7 @@ bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_ST
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
     bool weight = whole || a.kind == ACT_BWD_W;
-    bool early = flat == FLAT_VECTORS || (flat == FLAT_EXPERTS && p->partition->experts > 1);
+    bool early = flat_of_vectors(flat) || (flat_of_experts(flat) && p->partition->experts > 1);
     if (early) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
     if (head && !p->defer_head) weight = a.kind == ACT_FWD;
     if (!weight) return -1;
@@ -842,7 +842,7 @@ uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat fla
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
         return (uint64_t)comm_gather_traffic(s->parts, s->shards, s->shard) *
-               (flat == FLAT_VECTORS ? sizeof(float) : dtype_bytes(m->compute));
+               dtype_bytes(flat_dtype(flat, m->compute));
     if (flat >= GRADIENT_FLATS) return 0;
     if (a.kind == ACT_REDUCE_SCATTER)
         return (uint64_t)comm_scatter_traffic(s->parts, s->shards, s->shard) * gradient;
@@ -885,7 +885,9 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     int64_t own = model_own_tokens(m) * m->config.hidden_size;
     if (a.kind == ACT_VISIT_X) return visit_bytes(p, m, a);
     if (a.kind == ACT_SWAP_X)
-        return ((uint64_t)p->partition->contexts.ranks - 1) * unit_swap_bytes(m, a.unit, a.parts.first);
+        return ((uint64_t)p->partition->contexts.ranks - 1) *
+               (unit_swap_bytes(m, a.unit, a.parts.first) +
+                unit_swap_sum_bytes(m, a.unit, a.parts.first, a.pass == ACT_BWD || a.pass == ACT_BWD_IN));
     if (a.kind == ACT_GATHER_KV || a.kind == ACT_SUM_KV)
         return ((uint64_t)p->partition->contexts.ranks - 1) * (uint64_t)m->tokens * key_bytes(m, a.kind);
     if (a.kind == ACT_SUM_COPIES) return copies_bytes(p, m);

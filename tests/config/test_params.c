@@ -139,7 +139,7 @@ static void check_layout(bool tied, bool biases) {
             assert_true(before && p->place == before->place + (size_t)before->count);
         else
             assert_int_equal(p->place % 16, 0);
-        assert_true((p->cols == 0) == (p->flat == FLAT_VECTORS));
+        assert_true((p->cols == 0) == flat_of_vectors(p->flat));
         assert_true(p->place + (size_t)p->count <= t.flats[p->unit][p->flat]);
         assert_true(before ? p->place >= before->place + (size_t)before->count : p->place == 0);
         assert_ptr_equal(param_find(&t, p->name), p);

@@ -171,20 +171,23 @@ static void lay_out(Bench *b) {
     b->losses = take(b, ids);
     for (int u = 0; u <= m->table.units; u++) {
         int like = u < m->table.units ? u : 0; /* the last: the tied head's gradient */
-        /* Experts lie behind the other matrices. */
+        /* Experts lie behind the other matrices, and their vectors behind the other vectors. */
         size_t vectors = m->table.flats[like][FLAT_VECTORS], before = m->table.flats[like][FLAT_MATRICES],
-               matrices = before + m->table.flats[like][FLAT_EXPERTS];
+               matrices = before + m->table.flats[like][FLAT_EXPERTS],
+               more = m->table.flats[like][FLAT_EXPERT_VECTORS], rows = vectors * (size_t)b->gradients.rows;
         if (u < m->table.units) {
-            b->vectors[u] = take(b, vectors * sizeof(float));
+            b->vectors[u] = take(b, (vectors + more) * sizeof(float));
             b->matrices[u] = take(b, matrices * e);
             b->weights.units[u] =
-                (UnitWeights){{b->vectors[u].base, b->matrices[u].base, inside(&b->matrices[u], before * e)}};
+                (UnitWeights){{b->vectors[u].base, b->matrices[u].base, inside(&b->matrices[u], before * e),
+                               inside(&b->vectors[u], vectors * sizeof(float))}};
         }
-        b->vector_gradients[u] = take(b, vectors * (size_t)b->gradients.rows * sizeof(float));
+        b->vector_gradients[u] = take(b, (rows + more) * sizeof(float));
         b->matrix_gradients[u] = take(b, matrices * sizeof(float));
         b->gradients.units[u] =
             (UnitGradients){{inside(&b->vector_gradients[u], 0), inside(&b->matrix_gradients[u], 0),
-                             inside(&b->matrix_gradients[u], before * sizeof(float))}};
+                             inside(&b->matrix_gradients[u], before * sizeof(float)),
+                             inside(&b->vector_gradients[u], rows * sizeof(float))}};
     }
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};
@@ -239,7 +242,8 @@ static void fill(Bench *b, void *to, size_t count, Dtype type, uint64_t stream, 
 static void fill_weights(Bench *b) {
     const Model *m = &b->model;
     for (int u = 0; u < m->table.units; u++) {
-        fill(b, b->vectors[u].base, m->table.flats[u][FLAT_VECTORS], DTYPE_F32, 10 + (uint64_t)u, 0.3f, 1);
+        fill(b, b->vectors[u].base, m->table.flats[u][FLAT_VECTORS] + m->table.flats[u][FLAT_EXPERT_VECTORS],
+             DTYPE_F32, 10 + (uint64_t)u, 0.3f, 1);
         fill(b, b->matrices[u].base, m->table.flats[u][FLAT_MATRICES] + m->table.flats[u][FLAT_EXPERTS],
              m->compute, 20 + (uint64_t)u, 0.4f, 0);
     }
@@ -540,9 +544,13 @@ static void check_slopes(Bench *b, float *at, size_t n, const float *gradient, i
 }
 
 static void check_parameter(Bench *b, const Param *p, const float *gradient) {
-    char *base = p->flat == FLAT_VECTORS ? b->vectors[p->unit].base : b->matrices[p->unit].base;
-    size_t place = p->place + (p->flat == FLAT_EXPERTS ? b->model.table.flats[p->unit][FLAT_MATRICES] : 0);
-    check_slopes(b, (float *)(void *)base + place, (size_t)p->count, gradient + place, 1, p->name);
+    char *base = flat_of_vectors(p->flat) ? b->vectors[p->unit].base : b->matrices[p->unit].base;
+    Flat behind = p->flat == FLAT_EXPERTS ? FLAT_MATRICES : FLAT_VECTORS;
+    bool experts = flat_of_experts(p->flat);
+    size_t before = experts ? b->model.table.flats[p->unit][behind] : 0,
+           rows = p->flat == FLAT_EXPERT_VECTORS ? (size_t)b->gradients.rows : 1;
+    check_slopes(b, (float *)(void *)base + before + p->place, (size_t)p->count,
+                 gradient + rows * before + p->place, 1, p->name);
 }
 
 /* Leaves of a vector's gradient, each a row, to where it is without any. */
@@ -564,9 +572,9 @@ static void check_parameters(Bench *b) {
         bool tied = is_head(b) && p->unit == 0 && b->gradients.tied;
         if (p->unit != b->unit && !tied) continue;
         int slot = tied ? t->units : p->unit;
-        bool vector = p->flat == FLAT_VECTORS;
-        float *gradient = fetch(b, vector ? &b->vector_gradients[slot] : &b->matrix_gradients[slot]);
-        if (vector) add_rows(b, p, gradient);
+        float *gradient =
+            fetch(b, flat_of_vectors(p->flat) ? &b->vector_gradients[slot] : &b->matrix_gradients[slot]);
+        if (p->flat == FLAT_VECTORS) add_rows(b, p, gradient);
         check_parameter(b, p, gradient);
         free(gradient);
     }
@@ -687,6 +695,13 @@ typedef struct LayerBench {
     Region x, dx, tensors[LAYER_TENSORS];
 } LayerBench;
 
+/* Of what only some models have; nothing is shared here. */
+static bool is_there(const Model *m, Need need) {
+    bool biases = model_family(&m->config)->arch.expert_bias;
+    return need == NEED_ALWAYS || (need == NEED_ROW_SUMS && m->sharing.leaves > 1) ||
+           (need == NEED_EXPERT_BIAS && biases);
+}
+
 static void lay_out_layer(Bench *b, LayerBench *l) {
     const Model *m = &b->model;
     l->x = take(b, boundary_bytes(m));
@@ -703,8 +718,7 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
                        : row->rows == EXTENT_ONE || row->rows == EXTENT_SPANS ? 1
                                                                               : TOKENS,
                 width = model_dim(&m->config, row->width);
-        bool away = row->need != NEED_ALWAYS && (row->need != NEED_ROW_SUMS || m->sharing.leaves == 1),
-             none = away || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
+        bool none = !is_there(m, row->need) || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
     }
 }

@@ -172,15 +172,17 @@ static void boxes_tile_the_model(void **state) {
         }
 }
 
-/* Whole experts, and of what is left of dp_shard a share of each. */
+/* Whole experts, and of what is left of dp_shard a share of each; also where they are one tensor. */
 static void experts_are_dealt_out(void **state) {
     (void)state;
     static const int degrees[][4] = {{1, 1, 2, 2}, {1, 1, 4, 2}, {1, 2, 4, 4}, {2, 1, 6, 2}, {1, 2, 8, 8}};
-    ModelConfig c = shape_of_experts(), own;
+    ModelConfig c = shape_of_experts(), stacked = c, own;
     Error err = {0};
+    stacked.family = &family_gpt_oss;
     for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
         const int *d = degrees[i];
         check_mesh(&c, mesh_of_experts(d[0], d[1], d[2], d[3]));
+        check_mesh(&stacked, mesh_of_experts(d[0], d[1], d[2], d[3]));
     }
     Mesh mesh = mesh_of_experts(1, 1, 16, 16);
     assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
@@ -218,11 +220,16 @@ static void batches_are_counted_once(void **state) {
 /* A matrix that is cut by columns lies in the model file as a run for each of its rows. */
 static void columns_are_strips(void **state) {
     (void)state;
-    Piece whole = {.box = {.rows = {{0, 4}}, .columns = {{0, 6}}, .stride = 6}, .first = 7, .count = 10};
+    Piece whole = {.box = {.rows = {{0, 4}}, .columns = {{0, 6}}, .stride = 6, .stack = {0, 1}},
+                   .first = 7,
+                   .count = 10};
     assert_int_equal(piece_runs(&whole), 1);
     assert_int_equal(piece_run(&whole, 0).element, 7);
     assert_int_equal(piece_run(&whole, 0).count, 10);
-    Piece strip = {.box = {.rows = {{0, 4}}, .columns = {{2, 3}}, .stride = 6}, /* columns 2 to 4 of 6 */
+    Piece strip = {.box = {.rows = {{0, 4}},
+                           .columns = {{2, 3}},
+                           .stride = 6,
+                           .stack = {0, 1}}, /* columns 2 to 4 of 6 */
                    .first = 1,
                    .count = 7};
     assert_int_equal(piece_runs(&strip), 3);
@@ -249,11 +256,20 @@ static void assert_runs(const Piece *piece, const PieceRun *runs, int count) {
 static void matrices_in_one_are_bands(void **state) {
     (void)state;
     Piece below = {
-        .box = {.rows = {{1, 2}, {5, 1}, {8, 1}}, .columns = {{0, 3}}, .stride = 3}, .first = 4, .count = 7};
+        .box = {.rows = {{1, 2}, {5, 1}, {8, 1}}, .columns = {{0, 3}}, .stride = 3, .stack = {0, 1}},
+        .first = 4,
+        .count = 7};
     assert_runs(&below, (PieceRun[]){{7, 2}, {15, 3}, {24, 2}}, 3);
     Piece beside = {
-        .box = {.rows = {{0, 2}}, .columns = {{1, 2}, {5, 1}, {8, 1}}, .stride = 10}, .first = 1, .count = 6};
+        .box = {.rows = {{0, 2}}, .columns = {{1, 2}, {5, 1}, {8, 1}}, .stride = 10, .stack = {0, 1}},
+        .first = 1,
+        .count = 6};
     assert_runs(&beside, (PieceRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
+    /* Rows 1 and 2 of 4 of the matrices 2 and 3 of a stack. */
+    Piece stack = {.box = {.rows = {{1, 2}}, .columns = {{0, 3}}, .stride = 3, .stack = {2, 2}, .every = 4},
+                   .first = 1,
+                   .count = 10};
+    assert_runs(&stack, (PieceRun[]){{28, 5}, {39, 5}}, 2);
 }
 
 /* The model of a rank has the sizes of its boxes: what tp cuts of a parameter and what it makes of the model
@@ -269,7 +285,7 @@ static void a_ranks_model_is_a_model(void **state) {
             assert_int_equal(param_table_build(&table, &own, &err), OK);
             for (int i = 0; i < table.count; i++) {
                 const Param *p = &table.params[i];
-                Box b = axes_box(&c, p, (Sharing){tp, place, tp, 1});
+                Box b = axes_box(&c, p, (Sharing){tp, place, tp, 1}, (Deal){0, c.num_experts});
                 assert_int_equal(box_rows(&b), p->rows);
                 assert_int_equal(box_columns(&b), p->cols ? p->cols : 1);
             }

@@ -107,6 +107,15 @@ exits 0 train run.yaml run.dir=gpt $gpt || cat err
 mesh 4 gpt4 $gpt mesh.dp_shard=2 mesh.pp=2
 curve gpt >gpt.curve
 curve gpt4 | cmp -s - gpt.curve && [ "$(digest gpt4)" = "$(digest gpt)" ] || fail "gpt_oss differs on a mesh"
+# Its experts dealt out, with their biases, and sequences on several ranks, with sinks.
+mesh 4 gpt_ep $gpt mesh.dp_shard=2 mesh.ep=2 mesh.pp=2 pipeline.schedule=zbv train.expert_capacity=1
+curve gpt_ep | cmp -s - gpt.curve && [ "$(digest gpt_ep)" = "$(digest gpt)" ] || fail "gpt_oss differs over ep"
+exits 0 train run.yaml run.dir=gpt_spans $gpt numerics.canonical_cp=4
+mesh 2 gpt_heads $gpt numerics.canonical_cp=4 mesh.cp=2 parallel.context=heads train.recompute=full
+mesh 4 gpt_keys $gpt numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=keys mesh.ep=2
+for run in gpt_heads gpt_keys; do
+    [ "$(curve $run)" = "$(curve gpt_spans)" ] && [ "$(digest $run)" = "$(digest gpt_spans)" ] || fail "gpt_oss differs in $run"
+done
 exits 0 inspect gpt/checkpoints/step-00000003
 grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
 has out 'model.layers.0.self_attn.sinks'

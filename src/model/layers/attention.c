@@ -52,7 +52,7 @@ static const ParamRow params[PARAMS] = {
     [QKV_BIAS] = {"self_attn.qkv_proj.bias", DIM_QKV, .when = WHEN_QKV_BIAS | WHEN_QKV_FUSED, .cut = CUT_ROWS,
                   .init = ROLE_ZEROS},
     [O_BIAS] = {"self_attn.o_proj.bias", DIM_HIDDEN, .when = WHEN_OUT_BIAS, .init = ROLE_ZEROS},
-    [SINKS] = {"self_attn.sinks", DIM_HEADS, .when = WHEN_SINKS, .init = ROLE_INNER},
+    [SINKS] = {"self_attn.sinks", DIM_HEADS, .when = WHEN_SINKS, .cut = CUT_ROWS, .init = ROLE_INNER},
     [Q_NORM] = {"self_attn.q_norm.weight", DIM_HEAD, .when = WHEN_QK_NORM, .init = ROLE_NORM},
     [K_NORM] = {"self_attn.k_norm.weight", DIM_HEAD, .when = WHEN_QK_NORM, .init = ROLE_NORM},
     [Q_ROW_NORM] = {"self_attn.q_norm.weight", DIM_QUERY, .when = WHEN_QK_ROW_NORM, .cut = CUT_ROWS,
@@ -78,10 +78,12 @@ static const ParamRow params[PARAMS] = {
 
 enum { PLAIN_TENSORS = ATTENTION_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
 enum { SQUARES = NORMED_TENSORS, PRODUCTS, ROW_NORMED_TENSORS };
-const Swap attention_swaps[SWAPS] = {[SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
-                                     [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
-                                     [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY},
-                                     [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
+static const HeadSums lse_by_tokens = {LSE, OWN_LSE, HANDED_LSE};
+const Swap attention_swaps[SWAPS] = {
+    [SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
+    [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
+    [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY, &lse_by_tokens},
+    [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
 const KeysOfAll attention_keys = {.own = QKV, .all = KEYS, .terms = TERMS, .apart = APART};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
@@ -113,9 +115,11 @@ static const Param *sinks_of(const LayerPass *w) {
 
 /* Of what attention itself is about. */
 static AttentionShape heads_of(const LayerPass *w) {
-    AttentionShape s = model_heads(w->pass->model, w->unit - 1);
+    const Model *m = w->pass->model;
+    AttentionShape s = model_heads(m, w->unit - 1);
     const Param *sinks = sinks_of(w);
     if (sinks) s.sinks = weights_vector(w->pass->weights, sinks);
+    if (sinks && model_swaps(m)) s.sinks += m->contexts.place * s.heads;
     return s;
 }
 
@@ -425,13 +429,22 @@ static void add_terms(const LayerPass *w, int first, int count, float *to) {
     OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, parts, to);
 }
 
-/* Families that have them do not share tokens out (plan/axes.c). */
+/* Of own tokens with all heads, whichever of them ranks attend by: a run is a span, or a part of one. */
 static void sinks_backward(const LayerPass *w) {
     const Pass *p = w->pass;
+    const Model *m = p->model;
     const Param *sinks = sinks_of(w);
-    if (sinks)
-        OP(p->device, OP_SINKS_BACKWARD, sinks_backward, heads_of(w), w->tensors[ATTENDED], w->tensors[LSE],
-           w->tensors[DATTENDED], gradient_of(&p->gradients, sinks), p->model->compute);
+    int runs = model_swaps(m) ? model_spans(m) : model_query_runs(m);
+    AttentionShape s = shape_of(w);
+    s.tokens /= runs;
+    if (!sinks) return;
+    s.sinks = weights_vector(p->weights, sinks);
+    for (int i = 0; i < runs; i++) {
+        Queries q = {.s = s, .at = i * s.tokens};
+        OP(p->device, OP_SINKS_BACKWARD, sinks_backward, s, results_at(w, &q, w->tensors[ATTENDED]),
+           (const float *)either(w, LSE, OWN_LSE) + q.at * s.heads, results_at(w, &q, w->tensors[DATTENDED]),
+           gradient_of_span(&p->gradients, sinks, i * model_spans(m) / runs), m->compute);
+    }
 }
 
 void attend_backward(const LayerPass *w, Half half) {
@@ -439,9 +452,9 @@ void attend_backward(const LayerPass *w, Half half) {
     Queries q = queries_of(w, 0);
     char *dqkv = either(w, DQKV, HANDED);
     if (!(half & HALF_INPUT)) return;
+    sinks_backward(w);
     if (!model_has_terms(m)) {
         run_backward(w, 0, model_at(m, dqkv, (int64_t)q.s.heads * q.s.head_dim));
-        sinks_backward(w);
         return;
     }
     if (model_key_leaves(m) > 1) spread_keys(w);

@@ -12,7 +12,8 @@
  *     shared       y += (f(g) * u) Wdown^T of an MLP of all tokens
  *
  * In gpt-oss all experts have biases, gate and up alternate, and one parameter has the matrices of all
- * experts.
+ * experts. Biases of gate and up are with these, those of down with the router, on all ranks that share
+ * experts: they are added, and have their gradients, where the tokens are.
  *
  * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
  * sorted by expert, tokens ascending, and a token adds its k results in the order of experts, so that nothing
@@ -73,7 +74,7 @@ static const ParamRow params[PARAMS] = {
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
                       .init = ROLE_ZEROS, .stacked = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
-                   .stacked = true},
+                   .stacked = true, .router = true},
     [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
                 .router = true},
     [GATE_UP_STACK] = {"mlp.experts.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN,
@@ -111,6 +112,7 @@ enum {
     DACT,
     DGATE_UP,
     DWEIGHTS,
+    BIAS_WEIGHTS,
     DLOGITS,
     BALANCE,
     COUNTS,
@@ -145,6 +147,11 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [DACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH},
     [DGATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
     [DWEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
+    /* What biases of down add to these, apart: it is no term of a sum that ranks share. */
+    [BIAS_WEIGHTS] = {.width = DIM_CHOSEN,
+                      .element = ELEMENT_FP32,
+                      .life = LIFE_SCRATCH,
+                      .need = NEED_EXPERT_BIAS},
     [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
@@ -242,6 +249,7 @@ static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
 typedef struct Rows {
     int64_t count;
     const int32_t *first;
+    int experts;                               /* whose they are */
     int gradient;                              /* which of those that weights have: of each rank's spans */
     void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
     const void *dy;
@@ -251,6 +259,7 @@ static Rows rows_at_home(const LayerPass *w, int span) {
     int64_t count = choices(w), first = span * count;
     return (Rows){.count = count,
                   .first = routes_of(w, span).first,
+                  .experts = (int)w->pass->model->config.num_experts,
                   .gradient = span,
                   .x = row_at(w, ROWS, DIM_HIDDEN, first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, first),
@@ -261,9 +270,7 @@ static Rows rows_at_home(const LayerPass *w, int span) {
 }
 
 static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first) {
-    const Model *m = w->pass->model;
-    return (ExpertRows){r->count, (int)model_own_experts(&m->config), r->first,
-                        param_expert_step(&m->table, first)};
+    return (ExpertRows){r->count, r->experts, r->first, param_expert_step(&w->pass->model->table, first)};
 }
 
 /* Whether sums over an expert's width are cut into leaves. */
@@ -300,29 +307,52 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
        gradient_of_span(&w->pass->gradients, first, r->gradient), !w->pass->first, has_leaves(w));
 }
 
-/* ---- their biases: none where rows visit ---- */
+/* ---- their biases ---- */
 
 static const Param *bias_of(const LayerPass *w, int row) {
     return param_of(&w->pass->model->table, w->unit, &params[row]);
 }
 
-static void add_bias(const LayerPass *w, int row, Dim width, const Rows *r, void *y /* [rows, width] c */) {
-    const Model *m = w->pass->model;
+static void add_bias(const LayerPass *w, int row, Dim width, const Rows *r, void *y /* [rows, width] */,
+                     Dtype type) {
     const Param *bias = bias_of(w, row);
     if (bias)
         OP(w->pass->device, OP_EXPERTS_BIAS_FORWARD, experts_bias_forward, rows_of(w, r, bias),
-           model_dim(&m->config, width), y, weights_vector(w->pass->weights, bias), m->compute);
+           model_dim(&w->pass->model->config, width), y, weights_vector(w->pass->weights, bias), type);
 }
 
-/* dweights: of what the bias was added to, where that is weighed; else NULL. */
-static void bias_gradient(const LayerPass *w, int row, Dim width, int span,
-                          const void *dy /* [choices, width] c */, float *dweights) {
+/* Made where rows are worked on. */
+static void gate_up_bias(const LayerPass *w, const Rows *r) {
     const Model *m = w->pass->model;
-    const Param *bias = bias_of(w, row);
+    const Param *bias = bias_of(w, GATE_UP_BIAS);
     if (bias)
-        OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w), routes_of(w, span),
-           model_dim(&m->config, width), dy, dweights != NULL, weights_vector(w->pass->weights, bias),
-           gradient_of_span(&w->pass->gradients, bias, span), dweights, m->compute);
+        OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward,
+           (RouteShape){.experts = r->experts}, (Routes){.first = (int32_t *)(uintptr_t)r->first},
+           model_dim(&m->config, DIM_EXPERT_GATE_UP), r->dgate_up, false,
+           weights_vector(w->pass->weights, bias), gradient_of_span(&w->pass->gradients, bias, r->gradient),
+           NULL, m->compute);
+}
+
+/* Made at home, where dy was gathered: `dy`. */
+static void down_bias(const LayerPass *w, int span, int dy) {
+    const Model *m = w->pass->model;
+    const Param *bias = bias_of(w, DOWN_BIAS);
+    float *dweights = (float *)w->tensors[BIAS_WEIGHTS] + span * choices(w);
+    if (!bias) return;
+    OP(w->pass->device, OP_ZERO, zero, dweights, (size_t)choices(w) * sizeof *dweights);
+    OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w), routes_of(w, span),
+       m->config.hidden_size, row_at(w, dy, DIM_HIDDEN, span * choices(w)), true,
+       weights_vector(w->pass->weights, bias), gradient_of_span(&w->pass->gradients, bias, span), dweights,
+       m->compute);
+}
+
+/* When what ranks share of the gradients of weights has been summed. */
+static void add_bias_weights(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    float *dweights = w->tensors[DWEIGHTS];
+    if (bias_of(w, DOWN_BIAS))
+        OP(w->pass->device, OP_ADD, add, model_choices(m), dweights, w->tensors[BIAS_WEIGHTS], dweights,
+           DTYPE_F32);
 }
 
 /* Of each row's token: rows are looked up as an embedding's are. */
@@ -524,6 +554,7 @@ static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
 static void router_input(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
+    add_bias_weights(w);
     for (int i = 0; i < model_runs(m); i++) route_back(w, i);
     if (p->balance && shape_of(w).balance > 0)
         OP(p->device, OP_LOSS_SUM, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
@@ -546,12 +577,16 @@ static void router_backward(const LayerPass *w, Half half) {
 
 static bool visits(const LayerPass *w) { return w->pass->model->visitors > 0; }
 
+static void make_gate_up(const LayerPass *w, const Rows *r) {
+    expert_product(w, &gate_up, r, false, r->x, r->gate_up);
+    add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, r, r->gate_up, w->pass->model->compute);
+}
+
 static void gate_up_forward(const LayerPass *w) {
     for (int s = 0; s < spans(w); s++) {
         Rows r = rows_at_home(w, s);
         gather(w, s, w->x, ROWS);
-        expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
-        add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, &r, r.gate_up);
+        make_gate_up(w, &r);
     }
 }
 
@@ -563,7 +598,7 @@ static void gate_up_back(const LayerPass *w, int span, Half half) {
         expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     }
     if (half & HALF_INPUT) {
-        bias_gradient(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, span, r.dgate_up, NULL);
+        gate_up_bias(w, &r);
         if (has_leaves(w)) return;
         expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
         combine(w, span, false, w->dx);
@@ -591,7 +626,7 @@ static void down_forward(const LayerPass *w) {
         activate(w, &r);
         if (has_leaves(w)) continue;
         expert_product(w, &down, &r, false, r.act, r.x);
-        add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x);
+        add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
     }
     if (has_leaves(w))
         add_up(w, &sum_of_down, w->y);
@@ -610,7 +645,6 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
     activate(w, r);
     OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, model_own_leaves(m), r->act, r->dact,
        dweights, m->compute);
-    bias_gradient(w, DOWN_BIAS, DIM_HIDDEN, r->gradient, r->dy, dweights);
     OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
        true, r->count, inter, r->gate_up, r->dact, r->dgate_up, r->dact, m->compute);
 }
@@ -618,8 +652,10 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
 static void down_back(const LayerPass *w, int span, Half half) {
     Rows r = rows_at_home(w, span);
     gather(w, span, w->dy, ROWS);
-    if (half & HALF_INPUT)
+    if (half & HALF_INPUT) {
+        down_bias(w, span, ROWS);
         down_input(w, &r, shape_of(w), routes_of(w, span), (float *)w->tensors[DWEIGHTS] + span * choices(w));
+    }
     if (half & HALF_WEIGHT) expert_weight(w, &down, &r, r.dy, r.act);
 }
 
@@ -634,6 +670,7 @@ static Rows rows_of_visitors(const LayerPass *w, const Visitors *v) {
     int64_t runs = v->span * model_expert_ranks(c) + v->rank;
     return (Rows){.count = v->count,
                   .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_own_experts(c) + 1),
+                  .experts = (int)model_own_experts(c),
                   .gradient = v->rank * spans(w) + v->span,
                   .x = row_at(w, AWAY_X, DIM_HIDDEN, v->first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
@@ -650,12 +687,18 @@ static void leave_forward(const LayerPass *w) {
 static void work_forward(const LayerPass *w, const Visitors *v) {
     Rows r = rows_of_visitors(w, v);
     if (v->count == 0) return;
-    expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
+    make_gate_up(w, &r);
     activate(w, &r);
     expert_product(w, &down, &r, false, r.act, r.x);
 }
 
-static void arrive_forward(const LayerPass *w) { finish(w); }
+static void arrive_forward(const LayerPass *w) {
+    for (int s = 0; s < spans(w); s++) {
+        Rows r = rows_at_home(w, s);
+        add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
+    }
+    finish(w);
+}
 
 /* Weights go with their rows, and their gradients come back so; at home these lie choice by choice. */
 static void leave_backward(const LayerPass *w) {
@@ -667,6 +710,7 @@ static void leave_backward(const LayerPass *w) {
         Routes r = routes_of(w, s);
         gather(w, s, w->x, ROWS);
         gather(w, s, w->dy, HOME_DY);
+        down_bias(w, s, HOME_DY);
         OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, r.row, r.weights, ALL_ROWS, 1.0f,
            weights + s * count, DTYPE_F32);
     }
@@ -677,13 +721,15 @@ static void work_backward(const LayerPass *w, const Visitors *v) {
     Rows r = rows_of_visitors(w, v);
     float *weights = (float *)w->tensors[AWAY_WEIGHTS] + v->first;
     if (v->count > 0) {
-        expert_product(w, &gate_up, &r, false, r.x, r.gate_up);
+        make_gate_up(w, &r);
         down_input(w, &r, (RouteShape){.tokens = v->count, .chosen = 1}, (Routes){.weights = weights},
                    weights);
     }
     expert_weight(w, &down, &r, r.dy, r.act);
     expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
-    if (v->count > 0) expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
+    if (v->count == 0) return;
+    gate_up_bias(w, &r);
+    expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
 }
 
 static void arrive_backward(const LayerPass *w) {

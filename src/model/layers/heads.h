@@ -10,6 +10,9 @@
  *     forward    TURNED -> HANDED =swap=> QKV  attention  BY_HEADS =swap=> HANDED -> ATTENDED
  *     backward   DATTENDED -> HANDED =swap=> TURNED  attention  HANDED =swap=> TURNED -> DQKV
  *
+ * Gradients of sinks are made by tokens, as the spans are that these are rounded by: with the swap on the way
+ * back LSE comes the other way, to OWN_LSE, for its own tokens and all heads.
+ *
  * By keys, queries are those of QKV, keys and values those of KEYS; TERMS are of their gradients, which are
  * rounded in KEYS and then go to DQKV:
  *
@@ -44,20 +47,25 @@ enum {
     TERMS,
     SPREAD,
     APART,
+    OWN_LSE,
+    HANDED_LSE,
     ATTENTION_TENSORS
 };
 /* All but QKV and DQKV, of which layers want different things; LSE is [H, T]. */
-#define SHARED_TENSORS                                                                            \
-    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                       \
-    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                    \
-    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                     \
-    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                       \
-    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                     \
-    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                       \
-    [KEYS] = {EXTENT_KEYS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_TERMS},              \
-    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_TERMS},      \
-    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_KEY_LEAVES}, \
-    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_KEY_LEAVES}
+#define SHARED_TENSORS                                                                                       \
+    [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                                  \
+    [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                               \
+    [DATTENDED] = {.width = DIM_QUERY, .life = LIFE_SCRATCH},                                                \
+    [TURNED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                                  \
+    [BY_HEADS] = {.width = DIM_QUERY, .life = LIFE_SAVED, .need = NEED_SWAP},                                \
+    [HANDED] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .need = NEED_SWAP},                                  \
+    [KEYS] = {EXTENT_KEYS, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_TERMS},                         \
+    [TERMS] = {EXTENT_TERMS, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_TERMS},                 \
+    [SPREAD] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, .life = LIFE_SCRATCH, .need = NEED_KEY_LEAVES},            \
+    [APART] = {EXTENT_KEY_LEAVES, DIM_KEY_VALUE, ELEMENT_FP32, LIFE_SCRATCH, .need = NEED_KEY_LEAVES},       \
+    [OWN_LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}, \
+    [HANDED_LSE] = {                                                                                         \
+        .width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}
 
 extern const Swap attention_swaps[SWAPS];
 extern const KeysOfAll attention_keys;

@@ -80,11 +80,13 @@ typedef enum Need {
     NEED_ALWAYS,
     NEED_SWAP,  /* ranks of cp change tokens for heads */
     NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
-    NEED_KEY_LEAVES, /* several leaves do, here */
-    NEED_ROW_SUMS,   /* heads of a token, of which ranks may have some each, are normed as one row */
-    NEED_VISITS,     /* ranks share experts out */
-    NEED_LEAVES,     /* ranks may share matrices */
-    NEED_BALANCE     /* experts have a loss that is least where all have equally many tokens */
+    NEED_KEY_LEAVES,  /* several leaves do, here */
+    NEED_ROW_SUMS,    /* heads of a token, of which ranks may have some each, are normed as one row */
+    NEED_VISITS,      /* ranks share experts out */
+    NEED_LEAVES,      /* ranks may share matrices */
+    NEED_EXPERT_BIAS, /* experts have biases */
+    NEED_HEAD_SUMS, /* ranks of cp change tokens for heads, and what is summed by heads is wanted by tokens */
+    NEED_BALANCE    /* experts have a loss that is least where all have equally many tokens */
 } Need;
 
 /* A tensor of a layer's passes: [rows, width]. */
@@ -97,7 +99,7 @@ typedef struct TensorRow {
     Need need;
 } TensorRow;
 
-enum { LAYER_TENSORS = 28 }; /* at most */
+enum { LAYER_TENSORS = 32 }; /* at most */
 
 /* The two parameters of an adapter (Hu et al., "LoRA", 2021) of the matrix in row `of`:
  *
@@ -198,6 +200,13 @@ typedef struct Part {
     Cost (*needed)(const ModelConfig *c, int unit, int64_t context);
 } Part;
 
+/* Numbers of each token and head, fp32, that come back from heads to tokens beside a swap. Tensors [H, T] of
+ * each run of queries (by heads), or of each span (by tokens). */
+typedef struct HeadSums {
+    int heads, tokens; /* the latter has what goes out first, rank by rank */
+    int through;       /* what has come, rank by rank */
+} HeadSums;
+
 /* Where ranks of cp share a microbatch's tokens out, and those of a part look at others (Part.attends):
  * before it, and behind it, each rank hands over tokens for heads (Jacobs et al., "DeepSpeed Ulysses", 2023).
  * Tensors by their numbers among the layer's. */
@@ -206,6 +215,7 @@ typedef struct Swap {
     int heads;   /* [T, width / ranks] */
     int through; /* as large: where what goes out, or has come, lies rank by rank */
     Dim width;
+    const HeadSums *sums; /* that go the other way beside it, in models with sinks; NULL: none */
 } Swap;
 typedef enum SwapPlace { SWAP_IN, SWAP_OUT, SWAP_OUT_GRADIENT, SWAP_IN_GRADIENT, SWAPS } SwapPlace;
 
