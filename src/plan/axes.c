@@ -66,9 +66,11 @@ typedef struct Rule {
 } Rule;
 
 static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
+                             {DIM_HEADS, "num_attention_heads", false, false, false},
                              {DIM_KEY, "num_key_value_heads", true, true, false},
                              {DIM_INTER, "intermediate_size", false, false, false},
                              {DIM_EXPERT, "moe_intermediate_size", false, false, false},
+                             {DIM_EXPERT_GATE_UP, "moe_intermediate_size", false, false, false},
                              {DIM_VOCAB, "vocab_size", false, false, true},
                              {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
 enum { RULES = sizeof rules / sizeof *rules };
@@ -82,7 +84,10 @@ static const Rule *rule_of(Dim dim) {
 
 static bool learns_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
 
-static int64_t grain(const ModelConfig *c, const Rule *r) { return r->heads ? c->head_dim : 1; }
+/* Gates and ups that alternate stay in pairs. */
+static int64_t grain(const ModelConfig *c, const Rule *r) {
+    return r->heads ? c->head_dim : r->dim == DIM_EXPERT_GATE_UP ? 2 : 1;
+}
 static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c, r->dim) / grain(c, r); }
 
 static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -244,7 +249,6 @@ static void put_fitting(const ModelConfig *c, Text *out) {
 
 static const char *uncut(const ModelConfig *c) {
     const Arch *a = &model_family(c)->arch;
-    if (a->stacked_experts) return "stores a layer's experts as one tensor";
     if (a->latent) return "has latent attention";
     return model_is_recurrent(c) ? "has recurrences" : NULL;
 }

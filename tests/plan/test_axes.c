@@ -47,14 +47,14 @@ static ModelConfig shape_of_experts(void) {
 }
 
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
- * last of eight ranks has one, others two; the third with norms that are cut as their heads are; the last
- * with experts that are cut, and a router that is not. */
-static const Family *const families_of_boxes[] = {&family_llama, &family_phi3, &family_gpt2, &family_olmo2,
-                                                  &family_qwen3_moe};
+ * last of eight ranks has one, others two; the third with norms that are cut as their heads are; the last two
+ * with experts that are cut, and a router that is not, of one in a tensor. */
+static const Family *const families_of_boxes[] = {&family_llama, &family_phi3,      &family_gpt2,
+                                                  &family_olmo2, &family_qwen3_moe, &family_gpt_oss};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
 
 static ModelConfig shape_of_family(const Family *f, bool tied) {
-    bool experts = f == &family_qwen3_moe;
+    bool experts = family_has_experts(f);
     ModelConfig c = experts ? shape_of_experts() : shape(tied);
     if (experts) c.moe_intermediate_size = 8, c.tie_word_embeddings = tied;
     c.family = f, c.max_position_embeddings = 15;

@@ -116,6 +116,20 @@ mesh 4 gpt_keys $gpt numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.
 for run in gpt_heads gpt_keys; do
     [ "$(curve $run)" = "$(curve gpt_spans)" ] && [ "$(digest $run)" = "$(digest gpt_spans)" ] || fail "gpt_oss differs in $run"
 done
+# Every expert cut, and sinks by heads: with as many leaves on one rank, over cp besides, after a stop, and in fast numerics.
+cut="$gpt optimizer.kind=adamw numerics.canonical_tp=4 numerics.canonical_cp=2 checkpoint.every=2"
+exits 0 train run.yaml run.dir=gpt_leaves $cut || cat err
+mesh 4 gpt_tp $cut mesh.tp=4 train.steps=2 schedule.total_steps=3 train.recompute=full
+mesh 2 gpt_tp $cut mesh.tp=2 train.split_backward=true
+mesh 4 gpt_tp_cp $cut mesh.tp=2 mesh.cp=2 parallel.context=heads train.recompute=full
+mesh 4 gpt_tp_shard $cut mesh.tp=2 mesh.dp_shard=2 train.recompute=none train.gradient_sync=microbatch
+for run in gpt_tp gpt_tp_cp gpt_tp_shard; do
+    [ "$(curve $run)" = "$(curve gpt_leaves)" ] && [ "$(digest $run)" = "$(digest gpt_leaves)" ] || fail "gpt_oss differs in $run"
+done
+fast="$gpt optimizer.kind=adamw train.numerics=fast train.compute=bf16 model.num_key_value_heads=1"
+exits 0 train run.yaml run.dir=gpt_fast $fast numerics.canonical_tp=2
+mesh 2 gpt_fast2 $fast mesh.tp=2 train.recompute=full
+[ "$(curve gpt_fast2)" = "$(curve gpt_fast)" ] && [ "$(digest gpt_fast2)" = "$(digest gpt_fast)" ] || fail "gpt_oss has other bits over tp in bf16"
 exits 0 inspect gpt/checkpoints/step-00000003
 grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
 has out 'model.layers.0.self_attn.sinks'

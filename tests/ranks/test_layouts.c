@@ -576,7 +576,7 @@ static void test_families(void **state) {
                         "mixtral:\n"
                         "qwen3_moe:\n"
                         "olmoe:\n"
-                        "gpt_oss: tp; tp, cp by keys, dp_shard;\n"
+                        "gpt_oss:\n"
                         "deepseek_v3: tp; tp, cp by keys, dp_shard;\n"
                         "deepseek_v2: tp; tp, cp by keys, dp_shard;\n"
                         "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard; ep over cp; "

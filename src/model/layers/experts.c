@@ -72,7 +72,7 @@ static const ParamRow params[PARAMS] = {
     [CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CHOICE_BIAS,
                      .init = ROLE_ZEROS, .fixed = true, .router = true},
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
-                      .init = ROLE_ZEROS, .stacked = true},
+                      .cut = CUT_ROWS, .init = ROLE_ZEROS, .stacked = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
                    .stacked = true, .router = true},
     [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
@@ -390,11 +390,13 @@ static void leaf_sum(const LayerPass *w, const Sum *sum, int leaf, float *to /* 
     const Product *p = sum->product;
     int64_t hidden = m->config.hidden_size;
     float *terms = w->tensors[TERM_ROWS];
+    bool first = m->sharing.place == 0 && leaf == 0;
     for (int s = 0; s < spans(w); s++) {
         Rows r = rows_at_home(w, s);
         float *rows = terms + s * choices(w) * hidden;
         multiply(w, p, &r, sum->back, sum->back ? r.dgate_up : r.act, rows, DTYPE_F32,
                  model_leaf(m, sum->back ? p->out : p->in, leaf));
+        if (first && !sum->back) add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, rows, DTYPE_F32);
         OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, s), hidden, rows,
            !sum->back, false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
     }
