@@ -111,10 +111,6 @@ static ErrorCode check_experts(const MeshOptions *o, Error *err) {
     char that[256], contexts[40] = "";
     size_t at = 0;
     int64_t last = 1;
-    if (o->ep > 1 && o->tp > 1)
-        return error_set(err, ERR_CONFIG,
-                         "mesh.ep %lld beside mesh.tp %lld is not in this version: use 1 of it",
-                         (long long)o->ep, (long long)o->tp);
     if (lies_over(o->ep, o->dp_shard, o->cp)) return OK;
     if (o->cp > 1) snprintf(contexts, sizeof contexts, " x mesh.cp %lld", (long long)o->cp);
     while (lies_over(2 * last, o->dp_shard, o->cp)) last *= 2;

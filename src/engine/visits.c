@@ -132,19 +132,31 @@ static void exchange(Engine *e, const CommPart *out, const char *from, const Com
     execution_wait(e, &handle);
 }
 
+static void go_out(Engine *e, const VisitedRows *r) {
+    const Visiting *v = &e->visiting;
+    for (int i = 0; i < r->times; i++)
+        exchange(e, v->home, r->home + (size_t)i * r->home_step, v->away, r->away + (size_t)i * r->away_step,
+                 r->bytes);
+}
+
+static void come_back(Engine *e, const VisitedRows *r) {
+    const Visiting *v = &e->visiting;
+    for (int i = 0; i < r->times; i++)
+        exchange(e, v->away, r->away + (size_t)i * r->away_step, v->home, r->home + (size_t)i * r->home_step,
+                 r->bytes);
+}
+
 static void run_round(Execution *x, const UnitPass *unit, int part, VisitWay way, const VisitTensors *t,
                       int span, int round) {
     Engine *e = x->engine;
     const Visiting *v = &e->visiting;
     int ranks = ranks_of(e), own = e->plan->partition.expert;
     find_parts(e, span, round);
-    for (int i = 0; i < t->out_count; i++)
-        exchange(e, v->home, t->out[i].home, v->away, t->out[i].away, t->out[i].bytes);
+    for (int i = 0; i < t->out_count; i++) go_out(e, &t->out[i]);
     for (int r = 0; r < ranks; r++)
         if (v->round[own * ranks + r] == round)
             unit_work(unit, part, way, &(Visitors){r, span, v->away[r].first, v->away[r].count});
-    for (int i = 0; i < t->back_count; i++)
-        exchange(e, v->away, t->back[i].away, v->home, t->back[i].home, t->back[i].bytes);
+    for (int i = 0; i < t->back_count; i++) come_back(e, &t->back[i]);
 }
 
 void visit_run(Execution *x, Action a) {

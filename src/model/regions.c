@@ -56,6 +56,8 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_CHOICES: return model_choices(m);
     case EXTENT_WORKED: return m->visitors > 0 ? m->visitors : model_choices(m);
     case EXTENT_LEAF_TERMS: return m->tokens * model_leaf_depth(m);
+    case EXTENT_LEAF_CHOICES: return model_choices(m) * (m->visitors > 0 ? model_own_leaves(m) : 1);
+    case EXTENT_LEAF_WORKED: return m->visitors * model_own_leaves(m);
     case EXTENT_KEYS: return keys_of(m);
     case EXTENT_KEY_LEAVES: return keys_of(m) * model_key_leaves(m);
     case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
@@ -79,6 +81,7 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_ROW_SUMS: return m->sharing.leaves > 1;
     case NEED_VISITS: return m->visitors > 0;
     case NEED_LEAVES: return m->sharing.leaves > 1;
+    case NEED_VISIT_LEAVES: return m->visitors > 0 && m->sharing.leaves > 1;
     case NEED_EXPERT_BIAS: return model_family(&m->config)->arch.expert_bias;
     case NEED_HEAD_SUMS: return model_swaps(m) && model_family(&m->config)->arch.sinks;
     case NEED_BALANCE: return model_balance(&m->config) > 0;

@@ -376,23 +376,40 @@ static size_t carried_bytes(const Model *m, const Carried *c) {
     return (size_t)model_dim(&m->config, c->width) * element;
 }
 
+/* How many times rows of this go: 0 where there are others in their place. */
+static int carried_times(const Model *m, const Carried *c) {
+    bool leaves = m->sharing.leaves > 1;
+    if (c->when == CARRIED_ALWAYS) return 1;
+    if (c->when == CARRIED_WHOLE) return leaves ? 0 : 1;
+    return leaves ? model_own_leaves(m) : 0;
+}
+
+/* Those that do; returns how many kinds of rows these are. */
+static int carry(const Model *m, const Carried *list, int count, void *const *tensors,
+                 VisitedRows out[CARRIED]) {
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        size_t bytes = carried_bytes(m, &list[i]);
+        int times = carried_times(m, &list[i]);
+        if (times > 0)
+            out[n++] = (VisitedRows){tensors[list[i].home],
+                                     tensors[list[i].away],
+                                     bytes,
+                                     times,
+                                     (size_t)model_choices(m) * bytes,
+                                     (size_t)m->visitors * bytes};
+    }
+    return n;
+}
+
 VisitTensors unit_visit(const UnitPass *u, int part, VisitWay way) {
     Run r = start(u);
     const Visits *v = visits_at(&r, part);
     const Visit *visit = &v->way[way];
     void *const *t = r.tensors.sublayers[r.steps[part].sublayer].layer;
-    VisitTensors out = {.runs = t[v->runs],
-                        .all_runs = t[v->all_runs],
-                        .own_runs = t[v->own_runs],
-                        .out_count = visit->out_count,
-                        .back_count = visit->back_count};
-    for (int i = 0; i < CARRIED; i++) {
-        const Carried *go = &visit->out[i], *come = &visit->back[i];
-        out.out[i].home = t[go->home], out.out[i].away = t[go->away];
-        out.out[i].bytes = carried_bytes(u->pass->model, go);
-        out.back[i].home = t[come->home], out.back[i].away = t[come->away];
-        out.back[i].bytes = carried_bytes(u->pass->model, come);
-    }
+    VisitTensors out = {.runs = t[v->runs], .all_runs = t[v->all_runs], .own_runs = t[v->own_runs]};
+    out.out_count = carry(u->pass->model, visit->out, visit->out_count, t, out.out);
+    out.back_count = carry(u->pass->model, visit->back, visit->back_count, t, out.back);
     return out;
 }
 
@@ -401,8 +418,10 @@ size_t unit_visit_bytes(const Model *m, int unit, int part, VisitWay way) {
     Run r = start(&(UnitPass){.pass = &pass, .unit = unit});
     const Visit *visit = &visits_at(&r, part)->way[way];
     size_t sum = 0;
-    for (int i = 0; i < visit->out_count; i++) sum += carried_bytes(m, &visit->out[i]);
-    for (int i = 0; i < visit->back_count; i++) sum += carried_bytes(m, &visit->back[i]);
+    for (int i = 0; i < visit->out_count; i++)
+        sum += (size_t)carried_times(m, &visit->out[i]) * carried_bytes(m, &visit->out[i]);
+    for (int i = 0; i < visit->back_count; i++)
+        sum += (size_t)carried_times(m, &visit->back[i]) * carried_bytes(m, &visit->back[i]);
     return sum;
 }
 
@@ -411,8 +430,9 @@ static LayerPass visit_pass(const Run *r, int part, VisitWay way) {
     const Step *step = &r->steps[part];
     LayerPass w = layer_pass(r, step, r->u->out ? r->u->out : r->tensors.dn);
     if (way == VISIT_FORWARD) return w;
-    w.own_dy = w.dy = result_gradient(r, step->sublayer, HALF_BOTH);
-    w.dx = r->tensors.dn;
+    w.own_dy = result_gradient(r, step->sublayer, HALF_BOTH);
+    w.dy = is_shared(r) ? r->tensors.shared.dwhole : w.own_dy;
+    w.dx = is_shared(r) ? (void *)r->tensors.shared.terms : r->tensors.dn;
     return w;
 }
 

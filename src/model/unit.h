@@ -387,14 +387,17 @@ int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of 
 
 /* Rows of choices and the ranks of their experts (layer.h: Visits), of the parts by experts that begin with
  * `part`. Addresses are tensor memory. */
+typedef struct VisitedRows {
+    char *home, *away;
+    size_t bytes; /* of a row */
+    int times;    /* so many tensors, one behind the other; bytes of each: */
+    size_t home_step, away_step;
+} VisitedRows;
 typedef struct VisitTensors {
     const int32_t *runs; /* [spans, E + 1] */
     int32_t *all_runs;   /* [ranks, spans, E + 1] */
     int32_t *own_runs;   /* [spans, ranks, own experts + 1] */
-    struct {
-        char *home, *away; /* rows */
-        size_t bytes;      /* of one */
-    } out[CARRIED], back[CARRIED];
+    VisitedRows out[CARRIED], back[CARRIED];
     int out_count, back_count;
 } VisitTensors;
 VisitTensors unit_visit(const UnitPass *u, int part, VisitWay way);

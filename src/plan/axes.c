@@ -281,24 +281,13 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
 
 /* ---- experts ---- */
 
-/* Rows that come home are whole sums, which ranks of tp have terms of. */
-static ErrorCode refuse_beside_tensors(const ModelConfig *c, Sharing s, int ranks, Error *err) {
-    return error_set(err, ERR_CONFIG,
-                     "mesh.ep %d: experts of %s whose rows visit others are not cut over tp yet: set "
-                     "numerics.canonical_tp %d to 1, or mesh.ep",
-                     ranks, model_family(c)->model_type, s.leaves);
-}
-
-ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     Text that = {0};
     int64_t last = 1;
-    if (ranks == 1 ||
-        (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && s.leaves == 1))
-        return OK;
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX)) return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
                          ranks, model_family(c)->model_type);
-    if (s.leaves > 1) return refuse_beside_tensors(c, s, ranks, err);
     while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);

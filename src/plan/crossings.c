@@ -154,13 +154,20 @@ Cost crossings_context(const CrossingSpec *s, int unit) {
     return c;
 }
 
+/* Of what comes back of a row: itself, or fp32 of each leaf of this rank. */
+static double row_back(const CrossingSpec *s, double row) {
+    int leaves = s->leaves > s->tensors ? s->leaves : s->tensors;
+    return leaves > 1 ? (double)leaves / s->tensors * (double)s->model->hidden_size * sizeof(float) : row;
+}
+
 /* Rows of x and of results; then rows of x, of dy, and weights, and gradients of the first and the last. */
 Cost crossings_experts(const CrossingSpec *s, int unit) {
     const ModelConfig *c = s->model;
     double rows = others(s->experts) * (double)s->tokens / s->contexts * (double)c->num_experts_per_tok,
            row = (double)c->hidden_size * (double)dtype_bytes(s->compute);
     if (s->experts <= 1 || !is_block(s, unit) || !model_block(c, unit - 1).experts) return (Cost){0, 0, 0};
-    return (Cost){rows * 2 * row, rows * (3 * row + 2 * sizeof(float)), 0};
+    double back = row_back(s, row);
+    return (Cost){rows * (row + back), rows * (2 * row + back + 2 * sizeof(float)), 0};
 }
 
 int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {

@@ -259,6 +259,8 @@ static void run_down(Descent *d, Parts parts) {
     unsigned late = late_of(d, parts);
     if (!hands_on(d, parts)) make_again(d);
     gather_input(d, parts);
+    if (!late && d->gathers) end_crossing(d->p, ACT_GATHER_X, d->pass, d->gathered);
+    d->gathers = d->gathers && late;
     a.parts = parts;
     if (late) a.half = HALF_INPUT;
     cross_heads(d, ACT_GATHER_KV, parts.first);
@@ -294,6 +296,7 @@ static int gathered_at(const Program *p, Action pass, int part) {
     const ModelConfig *c = p->model;
     int place = unit_part_gathered(c, pass.unit, part);
     bool reads = place >= 0;
+    if (program_visits(p, pass.unit, part)) return -1; /* its weight half has been */
     if (!reads) place = part + 1;
     if (!reads && unit_part_reads_all(c, pass.unit, place)) return -1;
     return program_crossing(p, pass.kind, pass.unit, place) & 1u << CROSS_GATHER ? place : -1;
@@ -304,9 +307,11 @@ static bool reads_input(const Program *p, Action pass, int part) {
     return unit_part_gathered(p->model, pass.unit, part) >= 0;
 }
 
-/* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do. */
+/* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do, and where
+ * nothing else crosses they go with others. */
 static bool stops_weights(const Program *p, int unit, int part) {
-    if (p->partition->experts > 1 && axes_visits(p->model, unit, part)) return false;
+    if (p->partition->tensors == 1 && p->partition->experts > 1 && axes_visits(p->model, unit, part))
+        return false;
     return p->crosses(p->partition, unit, part);
 }
 

@@ -127,12 +127,24 @@ static bool counts_in(const Program *p, ActionKind pass, int unit, int part) {
            axes_counts(p->model, unit, part);
 }
 
+/* Rows visit again for what they bring back: what is made away from home is made again there. */
+static bool is_made_anew(const Program *p, int unit, int part) {
+    while (program_visits(p, unit, part) && program_visits(p, unit, part + 1)) part++;
+    return unit_part_again(p->model, unit, part, p->recompute);
+}
+
 /* Whether a pass makes again any of the parts that read what is gathered at a place. */
 static bool reads_again(const Program *p, int unit, int place) {
     for (int part = place; part < unit_parts(p->model, unit).end; part++)
-        if (unit_part_gathered(p->model, unit, part) == place &&
-            unit_part_again(p->model, unit, part, p->recompute))
-            return true;
+        if (unit_part_gathered(p->model, unit, part) == place && is_made_anew(p, unit, part)) return true;
+    return false;
+}
+
+/* Whether rows visit other ranks from what is gathered at a place: both halves of their backward pass are run
+ * with the input half. */
+static bool visits_read(const Program *p, int unit, int place) {
+    for (int part = place; part < unit_parts(p->model, unit).end; part++)
+        if (unit_part_gathered(p->model, unit, part) == place && program_visits(p, unit, part)) return true;
     return false;
 }
 
@@ -165,8 +177,9 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
     if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
     if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
-    unsigned halves = (pass_half(pass) & HALF_INPUT ? SUM : 0) | (pass_half(pass) & HALF_WEIGHT ? GATHER : 0);
-    return reads ? halves : GATHER;
+    if (!reads) return pass == ACT_BWD_W && program_visits(p, unit, part - 1) ? NOTHING : GATHER;
+    bool wants = pass_half(pass) & HALF_WEIGHT || visits_read(p, unit, part);
+    return (pass_half(pass) & HALF_INPUT ? SUM : 0) | (wants ? GATHER : 0);
 }
 
 /* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
@@ -286,6 +299,7 @@ static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingK
 static bool inputs_crossed(Check *c, Action a) {
     for (int part = a.parts.first; part < a.parts.end; part++) {
         int place = unit_part_gathered(c->p->model, a.unit, part);
+        if (a.kind == ACT_BWD_W && program_visits(c->p, a.unit, part)) continue; /* it has nothing to do */
         if (place >= 0 && !has_crossed(c, a.kind, a, place, CROSS_GATHER)) return false;
     }
     return true;
@@ -328,7 +342,8 @@ static const char *check_crossed(Check *c, Action a) {
         return missing;
     bool above = unit_part_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                                : has_crossed(c, a.kind, a, end, CROSS_GATHER);
-    return above && (!(action_half(a) & HALF_WEIGHT) || inputs_crossed(c, a)) ? NULL : missing;
+    bool wants = action_half(a) & HALF_WEIGHT || program_visits(c->p, a.unit, first);
+    return above && (!wants || inputs_crossed(c, a)) ? NULL : missing;
 }
 
 /* Where what is gathered at a place goes: the layer's input, or the gradient of its result. */
@@ -349,15 +364,16 @@ static int last_reader(const Check *c, int unit, int place) {
 static bool hold(Check *c, Action a) {
     int place = a.parts.first;
     bool reads = unit_part_reads_all(c->p->model, a.unit, place),
-         ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN;
+         ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN, visits = reads && a.pass == ACT_BWD_IN;
     GatheredFor *to = gathered_for(c, a, place);
     bool free = to->due == 0;
-    *to = (GatheredFor){reads && ahead ? last_reader(c, a.unit, place)
-                        : reads        ? place
-                                       : place - 1,
-                        ahead   ? DUE_FORWARD
-                        : reads ? HALF_WEIGHT
-                                : (unsigned)pass_half(a.pass)};
+    *to = (GatheredFor){reads && (ahead || visits) ? last_reader(c, a.unit, place)
+                        : reads                    ? place
+                                                   : place - 1,
+                        ahead    ? DUE_FORWARD
+                        : visits ? HALF_INPUT
+                        : reads  ? HALF_WEIGHT
+                                 : (unsigned)pass_half(a.pass)};
     if (a.unit == 0) to->due = HALF_WEIGHT; /* the embedding has no other */
     return free;
 }

@@ -90,9 +90,7 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 6, "mesh.ep 4 is laid over mesh.dp_shard 6", "1 or 2 would do");
     o.ep = 3;
     EXPECT_REFUSAL(o, 3, "mesh.ep 3 is laid over mesh.dp_shard 3", "power of two", ": 1 would do");
-    o.ep = 2, o.tp = 2;
-    EXPECT_REFUSAL(o, 4, "mesh.ep 2 beside mesh.tp 2 is not in this version");
-    o.tp = 1, o.cp = 3;
+    o.ep = 2, o.cp = 3;
     EXPECT_REFUSAL(o, 12, "mesh.ep 2 is laid over mesh.dp_shard 4 x mesh.cp 3",
                    "or is a multiple of it: 1 would do");
     o.cp = 2, o.ep = 16;

@@ -33,10 +33,10 @@ static Mesh mesh_of(int pp, int replicas, int shards, int cp, int tp) {
                   .world = pp * replicas * shards * cp * tp};
 }
 
-/* `shards` ranks, of which each `experts` neighbours share experts out. */
-static Mesh mesh_of_experts(int pp, int replicas, int shards, int experts) {
-    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1, 1, 1},
-                  .world = pp * replicas * shards};
+/* `shards` ranks, of which each `experts` neighbours share experts out, beside tp. */
+static Mesh mesh_of_experts(int pp, int replicas, int shards, int experts, int tp) {
+    return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1, tp, 1},
+                  .world = pp * replicas * shards * tp};
 }
 
 static ModelConfig shape_of_experts(void) {
@@ -175,16 +175,18 @@ static void boxes_tile_the_model(void **state) {
 /* Whole experts, and of what is left of dp_shard a share of each; also where they are one tensor. */
 static void experts_are_dealt_out(void **state) {
     (void)state;
-    static const int degrees[][4] = {{1, 1, 2, 2}, {1, 1, 4, 2}, {1, 2, 4, 4}, {2, 1, 6, 2}, {1, 2, 8, 8}};
-    ModelConfig c = shape_of_experts(), stacked = c, own;
+    static const int degrees[][5] = {{1, 1, 2, 2, 1}, {1, 1, 4, 2, 1}, {1, 2, 4, 4, 1}, {2, 1, 6, 2, 1},
+                                     {1, 2, 8, 8, 1}, {1, 1, 2, 2, 2}, {2, 1, 4, 2, 4}, {1, 2, 6, 2, 8}};
+    ModelConfig c = shape_of_experts(), stacked, own;
     Error err = {0};
-    stacked.family = &family_gpt_oss;
+    c.moe_intermediate_size = 8;
+    stacked = c, stacked.family = &family_gpt_oss;
     for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
         const int *d = degrees[i];
-        check_mesh(&c, mesh_of_experts(d[0], d[1], d[2], d[3]));
-        check_mesh(&stacked, mesh_of_experts(d[0], d[1], d[2], d[3]));
+        check_mesh(&c, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
+        check_mesh(&stacked, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
     }
-    Mesh mesh = mesh_of_experts(1, 1, 16, 16);
+    Mesh mesh = mesh_of_experts(1, 1, 16, 16, 1);
     assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "mesh.ep 16 does not deal num_experts 8 out: 1, 2, 4 or 8 would"));
     c = shape(false);
@@ -559,11 +561,12 @@ static void visits_are_not_missed(void **state) {
     expect_crossings(&c, 1, contexts, "attention, output");
     c.output_router_logits = true, c.router_aux_loss_coef = 0.1;
     expect_crossings(&c, 1, contexts, "attention, output, gate and up of experts");
-    for (int way = 0; way < 12; way++) {
+    c.moe_intermediate_size = 8;
+    for (int way = 0; way < 18; way++) {
         Error err = {0};
-        bool over = way >= 6; /* two ranks of cp, of which ep has both */
+        bool over = way >= 6 && way < 12; /* two ranks of cp, of which ep has both; then tp beside ep */
         Mesh mesh = over ? (Mesh){.degree = {1, 1, 2, 1, 1, 2, 1, 1}, .world = 4}
-                         : mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2);
+                         : mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2, way < 12 ? 1 : 2);
         Schedule schedule;
         Stages stages;
         Partition p;

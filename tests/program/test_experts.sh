@@ -74,6 +74,23 @@ done
 exits 0 train run.yaml run.dir=fast train.numerics=fast train.compute=bf16 numerics.canonical_tp=2 train.steps=3
 mesh 2 fast2 mesh.tp=2 train.numerics=fast train.compute=bf16 train.steps=3 train.recompute=full
 [ "$(curve fast2)" = "$(curve fast)" ] && [ "$(digest fast2)" = "$(digest fast)" ] || fail "fast numerics have other bits over tp"
+# Both: some experts on each rank, and of these a slice; rows of each leaf come home, in rounds too, over dp_shard and over cp, after a stop.
+mesh 2 both_leaves mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.expert_capacity=1
+mesh 4 both_tp mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.recompute=full train.expert_capacity=1
+mesh 4 both_halves mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.split_backward=true
+mesh 4 both_none mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=4 train.recompute=none train.gradient_sync=microbatch
+exits 0 train run.yaml run.dir=both_stop numerics.canonical_tp=4 train.steps=3 schedule.total_steps=6
+mesh 4 both_stop mesh.tp=2 mesh.dp_shard=2 mesh.ep=2
+for run in both_leaves both_tp both_halves both_none both_stop; do
+    [ "$(curve $run)" = "$(curve leaves)" ] && [ "$(digest $run)" = "$(digest leaves)" ] || fail "$run differs"
+done
+exits 0 train run.yaml run.dir=both_spans numerics.canonical_tp=2 numerics.canonical_cp=4
+mesh 4 both_cp mesh.tp=2 mesh.cp=2 mesh.ep=2 parallel.context=keys numerics.canonical_cp=4 train.split_backward=true train.recompute=full
+[ "$(curve both_cp)" = "$(curve both_spans)" ] && [ "$(digest both_cp)" = "$(digest both_spans)" ] || fail "both_cp differs"
+fast='mesh.dp_shard=2 train.numerics=fast train.compute=bf16 train.steps=3'
+mesh 2 both_fast $fast numerics.canonical_tp=2
+mesh 4 both_fast4 $fast mesh.tp=2 mesh.ep=2 train.recompute=full
+[ "$(curve both_fast4)" = "$(curve both_fast)" ] && [ "$(digest both_fast4)" = "$(digest both_fast)" ] || fail "ep beside tp has other bits in bf16"
 exits 0 train run.yaml run.dir=free model.output_router_logits=false
 curve free | cmp -s - one.curve && fail "the balance loss changes nothing"
 grep -q '"balance_loss": null' free/metrics.jsonl || fail "a balance loss without one: $(head -1 free/metrics.jsonl)"
@@ -130,6 +147,8 @@ fast="$gpt optimizer.kind=adamw train.numerics=fast train.compute=bf16 model.num
 exits 0 train run.yaml run.dir=gpt_fast $fast numerics.canonical_tp=2
 mesh 2 gpt_fast2 $fast mesh.tp=2 train.recompute=full
 [ "$(curve gpt_fast2)" = "$(curve gpt_fast)" ] && [ "$(digest gpt_fast2)" = "$(digest gpt_fast)" ] || fail "gpt_oss has other bits over tp in bf16"
+mesh 4 gpt_both $cut mesh.tp=2 mesh.dp_shard=2 mesh.ep=2
+[ "$(curve gpt_both)" = "$(curve gpt_leaves)" ] && [ "$(digest gpt_both)" = "$(digest gpt_leaves)" ] || fail "gpt_oss differs over ep beside tp"
 exits 0 inspect gpt/checkpoints/step-00000003
 grep -q 'model.layers.2.mlp.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
 has out 'model.layers.0.self_attn.sinks'
@@ -144,10 +163,11 @@ exits 78 train run.yaml run.dir=no model.dense_layers=0
 has err 'model.dense_period is 3, but model.dense_layers names no layer of it'
 exits 78 plan run.yaml -n 2 mesh.tp=2 model.moe_intermediate_size=15
 has err 'mesh.tp 2 does not fit moe_intermediate_size 15: 1 would'
-exits 78 plan run.yaml -n 4 mesh.tp=2 mesh.ep=2
-has err 'mesh.ep 2 beside mesh.tp 2 is not in this version'
-exits 78 plan run.yaml -n 2 mesh.ep=2 numerics.canonical_tp=2
-has err 'mesh.ep 2: experts of qwen3_moe whose rows visit others are not cut over tp yet: set numerics.canonical_tp 2 to 1, or mesh.ep'
+for recompute in none selective full; do
+    for schedule in 1f1b zbv; do
+        exits 0 plan run.yaml -n 8 mesh.tp=2 mesh.ep=2 mesh.pp=2 pipeline.schedule=$schedule train.recompute=$recompute
+    done
+done
 exits 0 plan run.yaml -n 2 mesh.tp=2 --program
 has out 'SUM_WEIGHTS    u1 m0 gradient of the weights that router gives'
 exits 78 plan run.yaml -n 4 mesh.ep=4

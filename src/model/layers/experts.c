@@ -30,7 +30,8 @@
  * all choose alike, from the same bits. What the experts of a token come to, and the gradient of x, are sums
  * of terms over ranks, and so are gradients of weights, before the router's way back; what its logits add to
  * the gradient of x each rank makes for tokens of its own, behind that sum. The router's own gradient is
- * then complete, and the same, on each.
+ * then complete, and the same, on each. Where experts are shared out as well, rows visit ranks with the same
+ * slice of others: what comes home are rows of each leaf here, fp32.
  *
  * Where cp may share the tokens of a microbatch out, and gradients of each span are rounded by themselves
  * (unit.h: Contexts), the rows of each span are sorted, and worked on, by themselves too: an expert's product
@@ -125,6 +126,7 @@ enum {
     AWAY_WEIGHTS,
     TERM_ROWS,
     TERMS,
+    AWAY_TERMS,
     TENSORS,
     SHARED_GATE_UP = TENSORS,
     SHARED_ACT,
@@ -163,9 +165,12 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [AWAY_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS}, /* as ROWS */
     [AWAY_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
     [AWAY_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
-    /* What a leaf makes of each row, and what that comes to for each token. */
-    [TERM_ROWS] = {EXTENT_CHOICES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
+    /* What a leaf makes of each row, one leaf at a time, but for those that come home; and what that comes to
+     * for each token. */
+    [TERM_ROWS] = {EXTENT_LEAF_CHOICES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
     [TERMS] = {EXTENT_LEAF_TERMS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
+    [AWAY_TERMS] = {EXTENT_LEAF_WORKED, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
+                    .need = NEED_VISIT_LEAVES},
     [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
     [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as layers/mlp.c has it */
     [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
@@ -272,6 +277,8 @@ static Rows rows_at_home(const LayerPass *w, int span) {
 static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first) {
     return (ExpertRows){r->count, r->experts, r->first, param_expert_step(&w->pass->model->table, first)};
 }
+
+static bool visits(const LayerPass *w) { return w->pass->model->visitors > 0; }
 
 /* Whether sums over an expert's width are cut into leaves. */
 static bool has_leaves(const LayerPass *w) { return w->pass->model->sharing.leaves > 1; }
@@ -385,17 +392,33 @@ typedef struct Sum {
 } Sum;
 static const Sum sum_of_down = {&down, false}, sum_of_gate_up = {&gate_up, true};
 
+static void leaf_rows(const LayerPass *w, const Sum *sum, const Rows *r, int leaf,
+                      float *to /* [rows, h] */) {
+    const Product *p = sum->product;
+    multiply(w, p, r, sum->back, sum->back ? r->dgate_up : r->act, to, DTYPE_F32,
+             model_leaf(w->pass->model, sum->back ? p->out : p->in, leaf));
+}
+
+/* Of rows that visit, from the first of these on, each leaf's are made; they come home one behind the
+ * other. */
+static void leave_leaves(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
+    const Model *m = w->pass->model;
+    int64_t hidden = m->config.hidden_size;
+    float *terms = w->tensors[AWAY_TERMS];
+    for (int leaf = 0; leaf < model_own_leaves(m); leaf++)
+        leaf_rows(w, sum, r, leaf, terms + (leaf * m->visitors + first) * hidden);
+}
+
 static void leaf_sum(const LayerPass *w, const Sum *sum, int leaf, float *to /* [T, h] */) {
     const Model *m = w->pass->model;
-    const Product *p = sum->product;
     int64_t hidden = m->config.hidden_size;
     float *terms = w->tensors[TERM_ROWS];
     bool first = m->sharing.place == 0 && leaf == 0;
+    if (visits(w)) terms += leaf * model_choices(m) * hidden;
     for (int s = 0; s < spans(w); s++) {
         Rows r = rows_at_home(w, s);
         float *rows = terms + s * choices(w) * hidden;
-        multiply(w, p, &r, sum->back, sum->back ? r.dgate_up : r.act, rows, DTYPE_F32,
-                 model_leaf(m, sum->back ? p->out : p->in, leaf));
+        if (!visits(w)) leaf_rows(w, sum, &r, leaf, rows);
         if (first && !sum->back) add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, rows, DTYPE_F32);
         OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, s), hidden, rows,
            !sum->back, false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
@@ -577,8 +600,6 @@ static void router_backward(const LayerPass *w, Half half) {
 
 /* ---- gate and up ---- */
 
-static bool visits(const LayerPass *w) { return w->pass->model->visitors > 0; }
-
 static void make_gate_up(const LayerPass *w, const Rows *r) {
     expert_product(w, &gate_up, r, false, r->x, r->gate_up);
     add_bias(w, GATE_UP_BIAS, DIM_EXPERT_GATE_UP, r, r->gate_up, w->pass->model->compute);
@@ -691,10 +712,17 @@ static void work_forward(const LayerPass *w, const Visitors *v) {
     if (v->count == 0) return;
     make_gate_up(w, &r);
     activate(w, &r);
-    expert_product(w, &down, &r, false, r.act, r.x);
+    if (has_leaves(w))
+        leave_leaves(w, &sum_of_down, &r, v->first);
+    else
+        expert_product(w, &down, &r, false, r.act, r.x);
 }
 
 static void arrive_forward(const LayerPass *w) {
+    if (has_leaves(w)) {
+        add_up(w, &sum_of_down, w->y);
+        return;
+    }
     for (int s = 0; s < spans(w); s++) {
         Rows r = rows_at_home(w, s);
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
@@ -731,7 +759,10 @@ static void work_backward(const LayerPass *w, const Visitors *v) {
     expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     if (v->count == 0) return;
     gate_up_bias(w, &r);
-    expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
+    if (has_leaves(w))
+        leave_leaves(w, &sum_of_gate_up, &r, v->first);
+    else
+        expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
 }
 
 static void arrive_backward(const LayerPass *w) {
@@ -741,30 +772,39 @@ static void arrive_backward(const LayerPass *w) {
     for (int s = 0; s < spans(w); s++)
         OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, count, 1, routes_of(w, s).row,
            weights + s * count, ALL_ROWS, 1.0f, false, dweights + s * count, DTYPE_F32);
-    combine_all(w, false, w->dx);
+    if (has_leaves(w))
+        add_up(w, &sum_of_gate_up, w->dx);
+    else
+        combine_all(w, false, w->dx);
 }
 
+#define CARRIED_X \
+    { ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE, CARRIED_ALWAYS }
+#define CARRIED_RESULTS                                                 \
+    {ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE, CARRIED_WHOLE}, {       \
+        TERM_ROWS, AWAY_TERMS, DIM_HIDDEN, ELEMENT_FP32, CARRIED_LEAVES \
+    }
 static const Visits visiting = {
     .runs = FIRST,
     .all_runs = ALL_FIRST,
     .own_runs = OWN_FIRST,
-    .way = {[VISIT_FORWARD] = {.out = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE}},
-                               .back = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE}},
+    .way = {[VISIT_FORWARD] = {.out = {CARRIED_X},
+                               .back = {CARRIED_RESULTS},
                                .out_count = 1,
-                               .back_count = 1,
+                               .back_count = 2,
                                .leave = leave_forward,
                                .work = work_forward,
                                .arrive = arrive_forward},
-            [VISIT_BACKWARD] = {.out = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE},
-                                        {HOME_DY, AWAY_DY, DIM_HIDDEN, ELEMENT_COMPUTE},
-                                        {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32}},
-                                .back = {{ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE},
-                                         {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32}},
-                                .out_count = 3,
-                                .back_count = 2,
-                                .leave = leave_backward,
-                                .work = work_backward,
-                                .arrive = arrive_backward}}};
+            [VISIT_BACKWARD] = {
+                .out = {CARRIED_X,
+                        {HOME_DY, AWAY_DY, DIM_HIDDEN, ELEMENT_COMPUTE, CARRIED_ALWAYS},
+                        {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32, CARRIED_ALWAYS}},
+                .back = {CARRIED_RESULTS, {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32, CARRIED_ALWAYS}},
+                .out_count = 3,
+                .back_count = 3,
+                .leave = leave_backward,
+                .work = work_backward,
+                .arrive = arrive_backward}}};
 
 #define ROUTER_PART                                                                                \
     {                                                                                              \

@@ -49,6 +49,8 @@ typedef enum Extent {
     EXTENT_CHOICES,
     EXTENT_WORKED,
     EXTENT_LEAF_TERMS,
+    EXTENT_LEAF_CHOICES,
+    EXTENT_LEAF_WORKED,
     EXTENT_KEYS,
     EXTENT_KEY_LEAVES,
     EXTENT_TERMS,
@@ -62,7 +64,8 @@ typedef enum Extent {
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
              experts; of those that experts here work on at a time: all these, or what a round of visits
              holds, which then is scratch; of what experts come to, once for each leaf that waits while
-             these are added up (model_leaf_depth); of keys that attention looks at, once for each leaf of
+             these are added up (model_leaf_depth); rows that come home, of each leaf, and of those that
+             experts here work on; of keys that attention looks at, once for each leaf of
              queries that does (model_key_leaves), of terms of their gradients (model_term_depth); two for
              each token and leaf of all ranks, of its queries and of its keys; states that
              Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for
@@ -80,11 +83,12 @@ typedef enum Need {
     NEED_ALWAYS,
     NEED_SWAP,  /* ranks of cp change tokens for heads */
     NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
-    NEED_KEY_LEAVES,  /* several leaves do, here */
-    NEED_ROW_SUMS,    /* heads of a token, of which ranks may have some each, are normed as one row */
-    NEED_VISITS,      /* ranks share experts out */
-    NEED_LEAVES,      /* ranks may share matrices */
-    NEED_EXPERT_BIAS, /* experts have biases */
+    NEED_KEY_LEAVES,   /* several leaves do, here */
+    NEED_ROW_SUMS,     /* heads of a token, of which ranks may have some each, are normed as one row */
+    NEED_VISITS,       /* ranks share experts out */
+    NEED_LEAVES,       /* ranks may share matrices */
+    NEED_VISIT_LEAVES, /* both */
+    NEED_EXPERT_BIAS,  /* experts have biases */
     NEED_HEAD_SUMS, /* ranks of cp change tokens for heads, and what is summed by heads is wanted by tokens */
     NEED_BALANCE    /* experts have a loss that is least where all have equally many tokens */
 } Need;
@@ -246,10 +250,16 @@ typedef struct RowSums {
  * Where tokens have spans, rows are sorted span by span, and those of one go out and back before the next.
  * These parts run in one go, in both halves of a backward pass at once, in as many rounds as what has come
  * needs room. They make again what the forward pass made away, whatever the policy. */
+typedef enum CarriedIf {
+    CARRIED_ALWAYS,
+    CARRIED_WHOLE, /* no sum over an expert's width is one that ranks may share */
+    CARRIED_LEAVES /* such sums are, leaf by leaf: so many of the tensors, one behind the other */
+} CarriedIf;
 typedef struct Carried {
     int home, away; /* tensors of the layer, by number: [choices, width], and [worked, width] */
     Dim width;
     Element element;
+    CarriedIf when;
 } Carried;
 enum { CARRIED = 3 }; /* at most */
 
