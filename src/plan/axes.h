@@ -17,9 +17,10 @@
  * is complete where it was made. On pp a parameter is with its unit. ep is what it has of dp_shard and cp,
  * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
  * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
- * tp with all tokens, and so its gradient is complete there. "Whole" are norms, and biases that are added to
- * a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al. 2022), so that their
- * gradients are sums; this is what other trainers have forgotten most often. So are
+ * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make.
+ * "Whole" are norms, and biases that are added to a sum over tp: each rank of tp has part of the tokens there
+ * (Korthikanti et al. 2022), so that their gradients are sums; this is what other trainers have forgotten
+ * most often. So are
  * the joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut as the embedding is
  * that they are beside.
  *

@@ -27,7 +27,7 @@ done
 trained() {
     local config=$1 axis=$2 pieces=()
     shift 2
-    [ "$axis" = ep ] || pieces=("numerics.canonical_$axis=2")
+    [ "$axis" = ep ] || pieces=("numerics.canonical_$axis=4") # by keys a rank of cp has two spans
     rm -rf one two
     exits 0 train "$config" run.dir=one "${pieces[@]}" "$@"
     on_ranks 2 "$weft" train "$config" run.dir=two "${mesh[@]}" "${pieces[@]}" "$@" >out 2>err </dev/null || fail "$axis with $*: $(tail -3 err)"
