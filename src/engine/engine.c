@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/execution.h"
+#include "plan/makers.h"
 
 /* ---- Memory ---- */
 
@@ -111,6 +112,9 @@ static void allocate_tables(Engine *e) {
     for (int i = 0; i < 2; i++)
         e->traffic.stretches[i] =
             mem_alloc_array((size_t)e->plan->partition.contexts.ranks, sizeof *e->traffic.stretches[i]);
+    for (int i = 0; i < MAKER_ROOMS; i++)
+        e->traffic.boxes[i] =
+            mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.boxes[i]);
     visits_open(e);
     e->step.leaves = mem_alloc_array(units + 1, sizeof *e->step.leaves);
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
@@ -168,6 +172,7 @@ void engine_close(Engine *e) {
     free(e->traffic.sends);
     for (int i = 0; i < CROSSING_PARTS; i++) free(e->traffic.crossing_parts[i]);
     for (int i = 0; i < 2; i++) free(e->traffic.stretches[i]);
+    for (int i = 0; i < MAKER_ROOMS; i++) free(e->traffic.boxes[i]);
     free(e->step.leaves);
     free(e->weights.units);
     free(e->gradients.units);
@@ -521,6 +526,8 @@ static void act(Execution *x, Action a) {
     case ACT_REDUCED: gradients_reduced(x, a); break;
     case ACT_TIE: gradients_tie(x); break;
     case ACT_NORM: update_norm(x); break;
+    case ACT_COLLECT: matrices_collect(x, a); break;
+    case ACT_RETURN: matrices_return(x, a); break;
     case ACT_UPDATE: update_unit(x, a.unit); break;
     case ACT_KINDS: break;
     }

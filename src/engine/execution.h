@@ -9,6 +9,7 @@
  *     visits.c      VISIT_X
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
+ *     matrices.c    COLLECT, RETURN, and of UPDATE what they are for
  *     probe.c       figures of activations and weights, on steps that are probed */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
@@ -87,6 +88,8 @@ typedef struct Traffic {
     CommHandle inner;                                /* of SUM_X, of adapters */
     CommHandle keys[2];     /* of GATHER_KV, SUM_KV, SUM_COPIES: of each stretch; one crosses at a time */
     CommPart *stretches[2]; /* [ranks of cp] each */
+    CommHandle matrices;    /* of COLLECT, RETURN */
+    CommPart *boxes[2];     /* [ranks of tp] of each MakerRoom */
 } Traffic;
 
 /* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
@@ -227,5 +230,15 @@ void probe_end(Execution *x);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);
+/* What the optimizer of a parameter is told of a run of its piece, `at` elements behind the first. */
+UpdateRun update_run(const Engine *e, int param, Piece piece, int64_t at, PieceRun elements);
+/* The average follows weights that have been updated. */
+void update_average(Engine *e, int param, Piece piece, int64_t at, int64_t count);
+const OptimizerStep *update_step(const Engine *e, int param);
+
+void matrices_collect(Execution *x, Action a);
+void matrices_return(Execution *x, Action a);
+/* Steps that have come back are taken. */
+void matrices_update(Execution *x, int unit);
 
 #endif

@@ -14,6 +14,7 @@
 
 #include "base/rng.h"
 #include "engine/execution.h"
+#include "plan/makers.h"
 
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
     StepRecord r;
@@ -81,14 +82,16 @@ void update_norm(Execution *x) {
     if (o->before_update) o->before_update(o->context);
 }
 
+const OptimizerStep *update_step(const Engine *e, int i) {
+    return &e->statistics.scalars->optimizer[e->plan->groups.of[i]];
+}
+
 /* Rounding of states is drawn by an element's number in the whole parameter, so runs of these are updated. */
-static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
+UpdateRun update_run(const Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
     const ParamGroup *group = param_group(g, i);
-    const OptimizerStep *step = &e->statistics.scalars->optimizer[g->of[i]];
     size_t place = piece.at + (size_t)at;
-    float *mean = NULL;
     UpdateRun run = {.count = elements.count,
                      .param = e->state.master + place,
                      .grad = engine_gradient(e, p, piece) + at,
@@ -101,13 +104,23 @@ static void update_run(Engine *e, int i, Piece piece, int64_t at, PieceRun eleme
                                .first = elements.element}};
     for (int k = 0; k < param_states(g, i); k++) {
         char *state = (char *)engine_optimizer_state(e, i, k) + (size_t)at * param_state_width(g, i, k);
-        if (param_state_is_average(g, i, k))
-            mean = (float *)(void *)state;
-        else
-            run.state[k] = state;
+        if (!param_state_is_average(g, i, k)) run.state[k] = state;
     }
-    group->optimizer->update(e->device, &group->settings, step, &run);
-    if (mean) OP(e->device, OP_AVERAGE, average, run.count, step, run.param, mean);
+    return run;
+}
+
+void update_average(Engine *e, int i, Piece piece, int64_t at, int64_t count) {
+    const ParamGroups *g = &e->plan->groups;
+    if (g->ema <= 0) return;
+    float *mean = engine_optimizer_state(e, i, param_states(g, i) - 1);
+    OP(e->device, OP_AVERAGE, average, count, update_step(e, i), e->state.master + piece.at + at, mean + at);
+}
+
+static void descend_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
+    const ParamGroup *group = param_group(&e->plan->groups, i);
+    UpdateRun run = update_run(e, i, piece, at, elements);
+    group->optimizer->update(e->device, &group->settings, update_step(e, i), &run);
+    update_average(e, i, piece, at, elements.count);
 }
 
 /* The bias of experts where they are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024): up for
@@ -128,21 +141,18 @@ static void move_run(Engine *e, int i, Piece piece, int64_t at, PieceRun element
     }
     OP(e->device, OP_UPLOAD, upload, by, moves, (size_t)elements.count * sizeof *moves);
     OP(e->device, OP_ADD, add, elements.count, bias, by, bias, DTYPE_F32);
-    if (e->plan->groups.ema > 0)
-        OP(e->device, OP_AVERAGE, average, elements.count,
-           &e->statistics.scalars->optimizer[e->plan->groups.of[i]], bias,
-           (float *)engine_optimizer_state(e, i, 0) + at);
+    update_average(e, i, piece, at, elements.count);
 }
 
 static void update_parameter(Engine *e, int i) {
     const Param *p = &e->model.table.params[i];
     bool moves = p->row->fixed && e->plan->spec.bias_speed > 0;
-    if (p->frozen && !moves) return;
+    if ((p->frozen && !moves) || makers_of(&e->plan->partition, i) >= 0) return;
     Piece piece = partition_piece(&e->plan->partition, p);
     PieceRun run;
     for (int64_t at = 0; at < piece.count; at += run.count) {
         run = piece_run(&piece, at);
-        (moves ? move_run : update_run)(e, i, piece, at, run);
+        (moves ? move_run : descend_run)(e, i, piece, at, run);
     }
 }
 
@@ -151,4 +161,5 @@ void update_unit(Execution *x, int unit) {
     const ParamTable *t = &x->engine->model.table;
     if (x->result->skipped) return;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) update_parameter(x->engine, i);
+    matrices_update(x, unit);
 }

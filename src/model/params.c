@@ -96,6 +96,21 @@ static void find_matrices(Param *p, const ModelConfig *c) {
     }
 }
 
+/* What hangs on how large the model is. */
+static void measure(Param *p, const ModelConfig *c) {
+    const ParamRow *row = p->row;
+    p->rows = p->stack * model_dim(c, p->transposed ? row->cols : row->rows);
+    p->cols = model_dim(c, p->transposed ? row->rows : row->cols);
+    p->count = param_elements(c, row);
+    find_matrices(p, c);
+}
+
+Param param_whole(const ModelConfig *c, const Param *p) {
+    Param whole = *p;
+    measure(&whole, c);
+    return whole;
+}
+
 /* The `*` of an expert's becomes its number. */
 static void set_name(Param *p, const Family *f, const char *name) {
     char prefix[32] = "", number[16];
@@ -136,17 +151,14 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
                  .layer = in_block ? unit - 1 : -1,
                  .expert = expert,
                  .away = away,
-                 .rows = stack * model_dim(c, transposed ? row->cols : row->rows),
-                 .cols = model_dim(c, transposed ? row->rows : row->cols),
                  .stack = stack,
                  .transposed = transposed,
-                 .count = param_elements(c, row),
                  .frozen = frozen,
                  .flat = flat,
                  .place = away ? 0 : *size};
     set_name(p, f, name);
     if (row->adapts) name_adapter(p);
-    find_matrices(p, c);
+    measure(p, c);
     t->elements += p->count;
     if (!away) *size += (size_t)p->count;
 }

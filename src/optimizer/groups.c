@@ -240,13 +240,15 @@ static void set_taken(ParamGroups *g, int rest, const ParamTable *t, int taken) 
     g->items[g->count++] = group;
 }
 
-/* Elements of the whole model, whatever this rank holds: tables of groups are about the model. */
-static void count(ParamGroups *g, const ParamTable *t) {
+void param_groups_count(ParamGroups *g, const ParamTable *t, const ModelConfig *whole) {
+    for (int i = 0; i < g->count; i++)
+        g->items[i].params = 0, g->items[i].elements = 0, g->items[i].flops = 0;
     for (int i = 0; i < t->count; i++) {
         ParamGroup *group = &g->items[g->of[i]];
+        Param p = whole ? param_whole(whole, &t->params[i]) : t->params[i];
         group->params++;
-        group->elements += t->params[i].count;
-        if (!group->frozen) group->flops += optimizer_flops(group->optimizer, &t->params[i]);
+        group->elements += p.count;
+        if (!group->frozen) group->flops += optimizer_flops(group->optimizer, &p);
     }
 }
 
@@ -268,7 +270,7 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     for (int i = 0; i <= rest && code == OK; i++) code = set_apart(g, i, t, err);
     if (code == OK) set_taken(g, rest, t, BASE);
     if (code == OK) set_taken(g, rest, t, FIXED);
-    if (code == OK) count(g, t);
+    if (code == OK) param_groups_count(g, t, NULL);
     if (code == OK) code = check_trains(g, err);
     if (code != OK) param_groups_free(g);
     return code;
@@ -322,6 +324,11 @@ double param_weight_decay(const ParamGroups *g, int param, const Param *p) {
 
 bool param_stays_whole(const ParamGroups *g, int param, const Param *p) {
     return p->cols > 0 && param_group(g, param)->whole;
+}
+
+bool param_needs_matrix(const ParamGroups *g, int param, const Param *p) {
+    const ParamGroup *group = param_group(g, param);
+    return p->cols > 0 && group->optimizer->matrices && !group->frozen;
 }
 
 bool param_groups_keep_whole(const ParamGroups *g) {

@@ -43,6 +43,8 @@ typedef struct ParamGroups {
  * that the group's optimizer does not read. Nothing to free on failure. */
 ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const ParamTable *t, Error *err);
 void param_groups_free(ParamGroups *g);
+/* Counts what groups have, of a model of which the table is what tp leaves a rank; NULL: it is all. */
+void param_groups_count(ParamGroups *g, const ParamTable *t, const ModelConfig *whole);
 
 const ParamGroup *param_group(const ParamGroups *g, int param);
 /* What is kept of a parameter: what its optimizer keeps, in the dtype of its group, and last, where there is
@@ -57,6 +59,7 @@ size_t param_state_bytes(const ParamGroups *g, int param); /* of one element, al
 bool param_stays_whole(const ParamGroups *g, int param, const Param *p);
 bool param_groups_keep_whole(const ParamGroups *g);    /* some group asks for it */
 bool param_groups_need_matrices(const ParamGroups *g); /* some optimizer must see all of a matrix */
+bool param_needs_matrix(const ParamGroups *g, int param, const Param *p); /* of this parameter */
 /* Bytes of scratch that the update of a parameter takes. */
 size_t param_scratch_bytes(const ParamGroups *g, int param, const Param *p);
 /* The weight decay of a parameter: 0 where its group's is not for it. */

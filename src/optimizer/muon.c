@@ -10,7 +10,7 @@
  * same polynomial of singular values. It is stored as it comes, transposed or not.
  *
  * All in fp32 (others take bf16), of whole matrices, by one rank each: nothing of the result hangs on the
- * mesh.
+ * mesh. What goes before and behind is element by element, and made where the elements are.
  *
  * Scratch of a matrix, reused by the next:
  *
@@ -86,8 +86,6 @@ static double flops(const ParamMatrix *m) {
     return ITERATIONS * (2 * least * all + 2 * least * least * least + 2 * least * all);
 }
 
-const MatrixCosts muon_costs = {scratch_bytes, flops};
-
 static void product(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a,
                     const float *b, float *c) {
     OP(d, OP_GEMM, gemm, trans_a, trans_b, m, n, k, a, b, DTYPE_F32, c, DTYPE_F32, n, false, NO_LEAVES);
@@ -115,36 +113,51 @@ static double scale_of(int kind, double outputs, double inputs) {
     return kind == MUON_SPECTRAL ? sqrt(outputs / inputs) : sqrt(fmax(1, outputs / inputs));
 }
 
-static void update_matrix(Device *d, const OptimizerSettings *s, const OptimizerStep *step,
-                          const UpdateRun *r, const ParamMatrix *m) {
-    Room room = room_in(r->scratch, m);
-    double outputs = (double)(r->of->transposed ? m->cols : m->rows),
-           inputs = (double)(r->of->transposed ? m->rows : m->cols);
-    MatrixShape shape = {m->rows, m->cols, m->row};
-    Muon o = {.momentum = (float)s->momentum,
-              .weight_decay = (float)r->weight_decay,
-              .scale = (float)scale_of(s->muon_scale, outputs, inputs),
-              .nesterov = s->nesterov};
+/* ---- an update in three ---- */
+
+static MatrixShape shape_of(const ParamMatrix *m) { return (MatrixShape){m->rows, m->cols, m->row}; }
+
+static void direct(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                   const ParamMatrix *m, int64_t number, float *x) {
+    Muon o = {.momentum = (float)s->momentum, .nesterov = s->nesterov};
     StateStore store = r->store;
     size_t before = (size_t)m->first * dtype_bytes(store.type);
-    store.first += m->first;
-    OP(d, OP_MUON_DIRECTION, muon_direction, shape, o, store, step, r->grad + m->first,
-       (char *)r->state[0] + before, room.x);
+    store.first = number;
+    OP(d, OP_MUON_DIRECTION, muon_direction, shape_of(m), o, store, step, r->grad + m->first,
+       (char *)r->state[0] + before, x);
+}
+
+static float *room_of_direction(char *scratch, const ParamMatrix *m) { return room_in(scratch, m).x; }
+
+static float *turn(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch) {
+    Room room = room_in(scratch, m);
     OP(d, OP_ZERO, zero, room.figure, sizeof *room.figure);
     OP(d, OP_GRAD_STATS, grad_stats, m->rows * m->cols, room.x, 2.0, &room.figure->unit,
        &room.figure->squares);
     OP(d, OP_MUON_UNIT, muon_unit, m->rows * m->cols, &room.figure->squares,
        iterations[s->muon_coefficients].slack, room.x);
     for (int i = 0; i < ITERATIONS; i++) iterate(d, m, iterations[s->muon_coefficients].step[i], &room);
-    OP(d, OP_MUON_DESCEND, muon_descend, shape, o, step, room.x, r->param + m->first,
+    return room.x;
+}
+
+static void descend(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                    const ParamMatrix *m, const ParamMatrix *whole, const float *x) {
+    double outputs = (double)(r->of->transposed ? whole->cols : whole->rows),
+           inputs = (double)(r->of->transposed ? whole->rows : whole->cols);
+    Muon o = {.weight_decay = (float)r->weight_decay,
+              .scale = (float)scale_of(s->muon_scale, outputs, inputs)};
+    OP(d, OP_MUON_DESCEND, muon_descend, shape_of(m), o, step, x, r->param + m->first,
        r->copy ? r->copy + m->first : NULL);
 }
+
+const MatrixUpdate muon_matrices = {scratch_bytes, flops, direct, room_of_direction, turn, descend};
 
 /* Matrices that are stored as one parameter are still several: q, k and v turn apart. */
 void muon_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
     CHECK(r->of && r->count == r->of->count);
     for (int k = 0; k < param_matrices(r->of); k++) {
         ParamMatrix m = param_matrix(r->of, k);
-        update_matrix(d, s, step, r, &m);
+        direct(d, s, step, r, &m, r->store.first + m.first, room_of_direction(r->scratch, &m));
+        descend(d, s, step, r, &m, &m, turn(d, s, &m, r->scratch));
     }
 }

@@ -59,7 +59,7 @@ static const Optimizer optimizers[OPTIMIZER_KINDS] = {
                         .reads = "lr, weight_decay, momentum, nesterov, muon_scale, muon_coefficients",
                         .state = {{"momentum_buffer", "the momentum"}},
                         .flops = 13,
-                        .matrices = &muon_costs,
+                        .matrices = &muon_matrices,
                         .states = muon_states,
                         .update = muon_update},
 };

@@ -36,17 +36,29 @@ typedef struct UpdateRun {
     uint16_t *copy;                /* [count] bf16, or NULL */
     double weight_decay;
     StateStore store;
-    /* For an optimizer of matrices: the run is all of this parameter. */
+    /* For an optimizer of matrices: the run is all of this parameter, or all that tp leaves of it. */
     const Param *of;
     char *scratch; /* what optimizer_scratch_bytes says */
 } UpdateRun;
 
-/* What a matrix costs an optimizer that looks at it as one. */
-typedef struct MatrixCosts {
+/* An optimizer that looks at a matrix as one: what a matrix costs it, and its update in three, of which the
+ * second alone must see all of the matrix. The others are element by element, of what of it is here. */
+typedef struct MatrixUpdate {
     size_t (*scratch)(
         const ParamMatrix *m); /* bytes; those of several matrices are needed one after the other */
     double (*flops)(const ParamMatrix *m); /* of products */
-} MatrixCosts;
+    /* The direction in which the matrix is to go; states become those of this step. `number` is that of its
+     * first element in the whole parameter, by which states are rounded. */
+    void (*direct)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                   const ParamMatrix *m, int64_t number, float *x /* [rows, cols] */);
+    /* Where in the scratch of a matrix its direction is to lie: [rows, cols]; and the step that is made of
+     * it, which lies where it returns. */
+    float *(*room)(char *scratch, const ParamMatrix *m);
+    float *(*turn)(Device *d, const OptimizerSettings *s, const ParamMatrix *m, char *scratch);
+    /* Takes the step. `whole`: the matrix that these are elements of. */
+    void (*descend)(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r,
+                    const ParamMatrix *m, const ParamMatrix *whole, const float *x /* [rows, cols] */);
+} MatrixUpdate;
 
 typedef struct Optimizer {
     const char *name;  /* of optimizer.kind */
@@ -56,7 +68,7 @@ typedef struct Optimizer {
     double flops; /* an element, at most, but for products */
     /* It looks at matrices as matrices: it takes those of blocks, each on one rank, and what else is in its
      * group is left to AdamW (groups.h). NULL for one that treats each element by itself. */
-    const MatrixCosts *matrices;
+    const MatrixUpdate *matrices;
     int (*states)(const OptimizerSettings *s);
     void (*update)(Device *d, const OptimizerSettings *s, const OptimizerStep *step /* tensor memory */,
                    const UpdateRun *run);
@@ -72,7 +84,7 @@ size_t optimizer_scratch_bytes(const Optimizer *o, const Param *p);
 double optimizer_flops(const Optimizer *o, const Param *p);
 
 /* muon.c */
-extern const MatrixCosts muon_costs;
+extern const MatrixUpdate muon_matrices;
 void muon_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r);
 
 #endif

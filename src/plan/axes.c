@@ -114,6 +114,16 @@ Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
     return (Deal){.first = first * size, .count = (left < each ? left : each) * size};
 }
 
+bool axes_deals_evenly(const ModelConfig *c, int ranks, int leaves) {
+    for (int i = 0; i < RULES; i++) {
+        if (!rules[i].uneven || (rules[i].dim == DIM_POSITIONS && !learns_positions(c))) continue;
+        Sharing first = {.ranks = ranks, .place = 0, .leaves = leaves}, last = first;
+        last.place = ranks - 1;
+        if (axes_deal(c, rules[i].dim, first).count != axes_deal(c, rules[i].dim, last).count) return false;
+    }
+    return true;
+}
+
 /* Of each of the matrices that a dimension is of, a band of the whole. */
 static void deal_bands(const ModelConfig *c, Dim dim, Sharing s, Band bands[PARAM_MATRICES]) {
     Dim outputs[PARAM_MATRICES];

@@ -70,6 +70,8 @@ typedef struct Deal {
     int64_t first, count;
 } Deal;
 Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s);
+/* Whether all ranks have equally much of what may be dealt out in unequal parts. */
+bool axes_deals_evenly(const ModelConfig *c, int ranks, int leaves);
 
 /* Rows, or columns, next to each other. */
 typedef struct Band {

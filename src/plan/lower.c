@@ -17,6 +17,7 @@
  * schedule's. */
 #include <stdlib.h>
 
+#include "plan/makers.h"
 #include "plan/program.h"
 
 static void append(Program *p, Action a) {
@@ -447,6 +448,16 @@ static void cell(Lowering *l, const Cell *c) {
     }
 }
 
+/* One unit's boxes at a time are on their way, in the memory that passes have left. */
+static void update(Lowering *l, int unit) {
+    if (!partition_holds(l->partition, unit)) return;
+    if (makers_have(l->partition, unit)) {
+        emit(l->p, ACT_COLLECT, unit, -1);
+        emit(l->p, ACT_RETURN, unit, -1);
+    }
+    emit(l->p, ACT_UPDATE, unit, -1);
+}
+
 /* What stands at the end of every step. REDUCED of the step comes once for each gradient, after all passes:
  * with gradients that were reduced microbatch by microbatch there is nothing left to wait for, but fixed
  * point still has to become fp32. A rank of the middle of a pipeline has neither end of a tie. */
@@ -460,8 +471,7 @@ static void finish(Lowering *l) {
         if (partition_makes_gradient(l->partition, u)) emit(p, ACT_REDUCED, u, -1);
     if (l->partition->tied && (runs_head || runs_embedding)) emit(p, ACT_TIE, -1, -1);
     emit(p, ACT_NORM, -1, -1);
-    for (int u = 0; u < p->units; u++)
-        if (partition_holds(l->partition, u)) emit(p, ACT_UPDATE, u, -1);
+    for (int u = 0; u < p->units; u++) update(l, u);
 }
 
 /* ---- Second pass: parameters ---- */

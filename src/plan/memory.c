@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
+#include "plan/makers.h"
 
 Arena buffer_arena(BufferKind kind) {
     if (kind == BUFFER_GATHERED) return ARENA_GATHERED;
@@ -190,6 +191,8 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_REDUCED: name_reduced(&n, a); break;
     case ACT_TIE:
     case ACT_NORM:
+    case ACT_COLLECT:
+    case ACT_RETURN:
     case ACT_UPDATE:
     case ACT_KINDS: break; /* in memory that the engine holds throughout */
     }
@@ -437,9 +440,10 @@ static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups 
 static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     for (int i = 0; i < p->table->count; i++) {
         const Param *param = &p->table->params[i];
-        size_t bytes = partition_piece(p, param).count > 0 ? pool_round(param_scratch_bytes(g, i, param)) : 0;
-        if (bytes > plan->scratch) plan->scratch = bytes;
+        bool alone = partition_piece(p, param).count > 0 && makers_of(p, i) < 0;
+        plan->scratch = most_of(plan->scratch, alone ? pool_round(param_scratch_bytes(g, i, param)) : 0);
     }
+    for (int u = 0; u < p->table->units; u++) plan->scratch = most_of(plan->scratch, makers_scratch(p, g, u));
 }
 
 static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {

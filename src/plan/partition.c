@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "plan/cuts.h"
+#include "plan/makers.h"
 
 enum { ALIGN = 16 }; /* elements: one cache line of fp32 */
 
@@ -73,9 +74,16 @@ static int shard_at(const Partition *p, const Share *s, int place) {
 /* Elements so far of those that have each shard, all together: the same on all of them. */
 static void assign_shares(const Partition *p, Share *s) {
     int64_t *load = mem_alloc_array((size_t)s->shards, sizeof *load);
-    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->load[i];
+    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->dealt[i];
     cut_assign(s->parts, s->shards, load);
     free(load);
+}
+
+/* Whether all ranks of tp have equally much of a unit: of a vocabulary they may not. The boxes of a matrix
+ * must come to be on one shard whatever they have. */
+static bool is_alike(const Partition *p, int unit) {
+    bool block = unit > 0 && unit < p->table->units - 1;
+    return block || axes_deals_evenly(p->whole, p->tensors, p->leaves);
 }
 
 /* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:
@@ -92,7 +100,10 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
     cut_evenly(s->whole, stretches, count, s->shards, s->parts);
     free(stretches);
     if (count > 0) assign_shares(p, s);
-    for (int i = 0; i < p->shards; i++) p->load[i] += s->parts[shard_at(p, s, i)].count;
+    for (int i = 0; i < p->shards; i++) {
+        int64_t n = s->parts[shard_at(p, s, i)].count;
+        p->load[i] += n, p->dealt[i] += is_alike(p, unit) ? n : 0;
+    }
     s->first = s->parts[s->shard].first, s->count = s->parts[s->shard].count;
     s->start = p->owned;
     p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
@@ -106,6 +117,7 @@ static void make_shares(Partition *p, const PartitionSpec *spec) {
     int units = p->table->units;
     p->share = mem_alloc_array((size_t)units + 1, sizeof *p->share);
     p->load = mem_alloc_array((size_t)p->shards, sizeof *p->load);
+    p->dealt = mem_alloc_array((size_t)p->shards, sizeof *p->dealt);
     for (int u = 0; u < units; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++)
             cut_flat(p, spec, u, (Flat)f, &p->share[u][f]);
@@ -157,6 +169,7 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     p->contexts = partition_contexts(mesh, rank, spec->spans, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
     make_shares(p, spec);
+    makers_deal(p, spec->groups);
 }
 
 void partition_free(Partition *p) {
@@ -166,6 +179,8 @@ void partition_free(Partition *p) {
         for (int f = 0; f < FLATS; f++) free(p->share[u][f].parts);
     free(p->share);
     free(p->load);
+    free(p->dealt);
+    free(p->makers);
     *p = (Partition){0};
 }
 
@@ -303,8 +318,11 @@ static void put_owners(const Partition *p, const ParamGroups *g, int unit, Text 
         const Param *param = &t->params[i];
         if (param->away || !param_stays_whole(g, i, param)) continue;
         const char *name = param->row->name, *end = strstr(name, ".weight");
-        text_printf(out, "%s%.*s %d", gap, end ? (int)(end - name) : (int)strlen(name), name,
-                    partition_owner(p, param));
+        int maker = p->makers ? p->makers[i] : -1;
+        if (p->shards == 1 && maker < 0) continue;
+        text_printf(out, "%s%.*s", gap, end ? (int)(end - name) : (int)strlen(name), name);
+        if (p->shards > 1) text_printf(out, " %d", partition_owner(p, param));
+        if (maker >= 0) text_printf(out, "%s%d", p->shards > 1 ? "." : " ", maker);
         gap = ", ";
     }
 }
@@ -320,8 +338,13 @@ static void put_line(int first, int last, const Text *owners, Text *out) {
 void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out) {
     Text line = {0}, next = {0};
     int first = 0;
-    if (p->shards == 1 || !param_groups_keep_whole(g)) return;
-    text_printf(out, "whole matrices, each on one of %d shards\n", p->shards);
+    if ((p->shards == 1 && !p->makers) || !param_groups_keep_whole(g)) return;
+    text_puts(out, "whole matrices, each");
+    if (p->shards > 1) text_printf(out, " on one of %d shards", p->shards);
+    if (p->makers)
+        text_printf(out, "%s put together for its update on one of %d ranks of tp%s",
+                    p->shards > 1 ? "," : "", p->tensors, p->shards > 1 ? " (shard.rank)" : "");
+    text_puts(out, "\n");
     for (int u = 0; u <= p->table->units; u++) {
         text_clear(&next);
         if (u < p->table->units && partition_holds(p, u)) put_owners(p, g, u, &next);

@@ -5,8 +5,9 @@
  *
  * Shares are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
  * lie between those, each matrix lives on one shard, and who has least takes the largest share of a flat
- * (plan/cuts.h). A rank's master weights, moments and gradients are its shares, flat after flat and unit
- * after unit ("owned" arrays): with one shard they are the whole units.
+ * (plan/cuts.h). tp cuts it all the same, and all its boxes are on one shard. A rank's master weights,
+ * moments and gradients are its shares, flat after flat and unit after unit ("owned" arrays): with one shard
+ * they are the whole units.
  *
  * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
  * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
@@ -57,8 +58,10 @@ typedef struct Partition {
     int leaves;                           /* of the sums that these share */
     Contexts contexts;                    /* MESH_CONTEXT: the same, and the spans of tokens */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
-    size_t owned;  /* elements of the owned arrays, the tied head's gradient not among them */
-    int64_t *load; /* [shards] elements that each shard owns of the units held here */
+    size_t owned;   /* elements of the owned arrays, the tied head's gradient not among them */
+    int64_t *load;  /* [shards] elements that each shard owns of the units held here */
+    int64_t *dealt; /* [shards] of these what all ranks of tp have alike: by it shares are given out */
+    int *makers;    /* [parameters] plan/makers.h; NULL where tp cuts no matrix that must be seen whole */
 } Partition;
 
 typedef struct PartitionSpec {

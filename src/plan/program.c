@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
+#include "plan/makers.h"
 
 void program_free(Program *p) {
     free(p->actions);
@@ -213,7 +214,8 @@ const char *action_name(ActionKind kind) {
         "LOAD",   "GATHER",         "RELEASE",    "RECV_F",  "FWD",         "SEND_F",  "RECV_B",  "BWD",
         "BWD_IN", "BWD_W",          "SEND_B",     "AGAIN",   "GATHER_X",    "SUM_X",   "SWAP_X",  "GATHER_KV",
         "SUM_KV", "SUM_COPIES",     "ROWS_X",     "COUNT_X", "SUM_WEIGHTS", "VISIT_X", "RECORDS", "CROSSED",
-        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",         "NORM",    "UPDATE"};
+        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",         "NORM",    "COLLECT", "RETURN",
+        "UPDATE"};
     return names[kind];
 }
 
@@ -264,6 +266,7 @@ typedef struct Check {
     bool *gathered;              /* [units] */
     int phase;                   /* 0 microbatches, 1 tied, 2 norm, 3 update */
     int updated;                 /* last unit updated */
+    ActionKind made;             /* of the one behind it: COLLECT, RETURN; ACT_NORM: neither */
 } Check;
 
 /* Marks are kept for units of other ranks too, and stay empty: indexing is simple, and they are bytes. */
@@ -739,6 +742,18 @@ static const char *check_update(Check *c, int u) {
     for (c->updated++; c->updated < u; c->updated++)
         if (partition_holds(c->p->partition, c->updated)) return "comes out of order";
     if (c->updated != u || !partition_holds(c->p->partition, u)) return "updates what is not held";
+    if (makers_have(c->p->partition, u) != (c->made == ACT_RETURN)) return "comes before its boxes are back";
+    c->made = ACT_NORM;
+    return check_phase(c, 3);
+}
+
+/* Boxes of the unit that is updated next go to their makers, and come back. */
+static const char *check_boxes(Check *c, Action a) {
+    int next = c->updated + 1;
+    while (next < c->p->units && !partition_holds(c->p->partition, next)) next++;
+    if (a.unit != next || !makers_have(c->p->partition, a.unit)) return "moves boxes that nobody waits for";
+    if (c->made != (a.kind == ACT_COLLECT ? ACT_NORM : ACT_COLLECT)) return "comes out of order";
+    c->made = a.kind;
     return check_phase(c, 3);
 }
 
@@ -791,6 +806,8 @@ static const char *check_action(Check *c, Action a) {
     case ACT_REDUCED: return check_reduction(c, a);
     case ACT_TIE: return check_phase(c, 1);
     case ACT_NORM: return check_phase(c, 2);
+    case ACT_COLLECT:
+    case ACT_RETURN: return check_boxes(c, a);
     case ACT_UPDATE: return check_update(c, a.unit);
     case ACT_RECV_F:
     case ACT_SEND_F:
@@ -820,7 +837,7 @@ static ErrorCode check_all(Check *c, Error *err) {
 }
 
 ErrorCode program_check(const Program *p, Error *err) {
-    Check c = {.p = p, .updated = -1};
+    Check c = {.p = p, .updated = -1, .made = ACT_NORM};
     size_t units = (size_t)p->units, microbatches = (size_t)p->microbatches;
     c.done = mem_alloc_array(units * microbatches, 1);
     for (int w = 0; w < WAYS; w++) c.parts[w] = mem_alloc_array(units * microbatches, sizeof *c.parts[w]);
@@ -964,6 +981,8 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
               : action_crosses_contexts(a.kind) ? &t.context
                                                 : &t.tensor) += program_crossing_bytes(p, m, a);
         if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
+        if (a.kind == ACT_COLLECT) t.tensor += makers_traffic(part, a.unit, ROOM_OWN);
+        if (a.kind == ACT_RETURN) t.tensor += makers_traffic(part, a.unit, ROOM_MADE);
         if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
             t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
     }

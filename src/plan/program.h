@@ -34,7 +34,10 @@
  *     REDUCED u         wait until the sums are there
  *     TIE               add the head's gradient to the embedding's (tied embeddings)
  *     NORM              gradient norm, count of non-finite gradients, loss, clip coefficient: of all ranks
- *     UPDATE u          optimizer step of the owned share of unit u, and its compute copy
+ *     COLLECT u         make the directions of unit u's matrices that an optimizer must see whole and tp
+ *                       cuts, and start to send their boxes to their makers over tp (plan/makers.h)
+ *     RETURN u          wait for them, make the steps of whole matrices, start to send boxes of these back
+ *     UPDATE u          optimizer step of the owned share of unit u, and its compute copy; waits for RETURN
  *
  * Reductions name a microbatch when they sum one, and none when they sum a step. Unit number `units` is the
  * tied head's gradient.
@@ -50,7 +53,8 @@
  *  6. With more than one data-parallel rank, each gradient is reduced once (a step, or a microbatch) on
  *     each axis, after its
  * last addition and before it is used.
- *  7. TIE, NORM, UPDATE come once, in this order, after everything else.
+ *  7. TIE, NORM, UPDATE come once, in this order, after everything else. Between NORM and the UPDATE of a
+ *     unit whose matrices have makers its COLLECT and its RETURN come, once each; no other unit's meanwhile.
  *  8. A pass over a unit is one action, or several that run its parts (model/unit.h) one after the other,
  *     each once: ascending in a forward pass, descending in a backward pass. In a BWD of several actions a
  *     part's weight half may come later than its input half, not later than the last action.
@@ -102,6 +106,8 @@ typedef enum ActionKind {
     ACT_REDUCED,
     ACT_TIE,
     ACT_NORM,
+    ACT_COLLECT,
+    ACT_RETURN,
     ACT_UPDATE,
     ACT_KINDS
 } ActionKind;
@@ -230,7 +236,7 @@ typedef struct ProgramTraffic {
     uint64_t replicas;   /* gradients, over the replicas */
     uint64_t parameters; /* over the shards: gathers, ... */
     uint64_t gradients;  /* ... and reductions */
-    uint64_t tensor;     /* over tp: crossings, and the leaves of vectors' gradients */
+    uint64_t tensor;     /* over tp: crossings, the leaves of vectors' gradients, boxes of matrices */
     uint64_t context;    /* over cp: crossings */
     uint64_t
         experts; /* over ep: visits, where tokens go evenly to all ranks; what a step sends hangs on them */

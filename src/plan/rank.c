@@ -162,21 +162,10 @@ static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
     return OK;
 }
 
-/* Gathering boxes for an update is not there; nor is a gradient of one microbatch whole where its sums are
- * shared. */
+/* A gradient of one microbatch is not whole where its sums are shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.inference) return OK;
     TRY(check_further(p, sharing, err));
-    if (sharing.ranks > 1 && param_groups_need_matrices(&p->groups))
-        return error_set(err, ERR_CONFIG,
-                         "mesh.tp %d: muon sees whole matrices, which tp cuts: use 1, or adamw",
-                         sharing.ranks);
-    if (sharing.ranks > 1 && param_groups_keep_whole(&p->groups))
-        return error_set(
-            err, ERR_CONFIG,
-            "optimizer.groups asks for whole matrices, which mesh.tp %d cuts: leave out `whole`, "
-            "or set mesh.tp to 1",
-            sharing.ranks);
     if (p->spec.noise && p->model.visitors > 0)
         return error_set(
             err, ERR_CONFIG,
@@ -297,6 +286,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     model_visit(&p->model, spec->capacity > 1 ? spec->capacity : 1);
     TRY(put_adapters(p, sharing, err));
     if (!spec->inference) TRY(make_groups(p, err));
+    if (!spec->inference) param_groups_count(&p->groups, &p->model.table, whole);
     TRY(check_whole(p, sharing, err));
     partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
                                                     .table = &p->model.table,

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "model/families/family.h"
 #include "plan/program.h"
+#include "support/optimizers.h"
 
 /* Heads, key and value heads, and a vocabulary that most degrees do not divide. */
 static ModelConfig shape(bool tied) {
@@ -369,7 +370,8 @@ static void each_exchange_is_missed(Program *p) {
     for (int i = 0; i < p->count; i++) {
         Error err = {0};
         Action a = p->actions[i];
-        if (!action_is_crossing(a.kind) && a.kind != ACT_LEAVES && a.kind != ACT_AGAIN) continue;
+        bool boxes = a.kind == ACT_COLLECT || a.kind == ACT_RETURN;
+        if (!action_is_crossing(a.kind) && a.kind != ACT_LEAVES && a.kind != ACT_AGAIN && !boxes) continue;
         memmove(&p->actions[i], &p->actions[i + 1], (size_t)(p->count - i - 1) * sizeof a);
         p->count--;
         if (program_check(p, &err) == OK)
@@ -518,8 +520,13 @@ static void passes_are_cut_at_crossings(void **state) {
         assert_int_equal(schedule_make(&schedule, split ? PIPE_ZB_H1 : PIPE_1F1B, 1, 2, 1, &err), OK);
         assert_int_equal(schedule_add_transfers(&schedule, &err), OK);
         stages_single(&stages, table.units);
+        ParamGroups groups;
+        OptimizerOptions muon = usual_optimizer;
+        muon.settings.kind = way % 5 ? OPTIMIZER_ADAMW : OPTIMIZER_MUON, muon.settings.nesterov = 1;
+        assert_int_equal(param_groups_build(&groups, &muon, &table, &err), OK);
         partition_build(&p, &(PartitionSpec){.model = &c,
                                              .table = &table,
+                                             .groups = &groups,
                                              .mesh = &mesh,
                                              .stages = &stages,
                                              .leaves = leaves,
@@ -532,9 +539,12 @@ static void passes_are_cut_at_crossings(void **state) {
                                                .sync = way % 3 == 2 ? SYNC_MICROBATCH : SYNC_STEP,
                                                .recompute = (Recompute)(way % 3),
                                                .chunks = 2});
-        int forward = 0;
-        for (int i = 0; i < program.count; i++)
+        int forward = 0, boxes = 0;
+        for (int i = 0; i < program.count; i++) {
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
+            boxes += program.actions[i].kind == ACT_COLLECT;
+        }
+        assert_int_equal(boxes, way % 5 == 0 && tp > 1 ? c.num_hidden_layers : 0);
         assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5 + (rows || experts)) + 2 * (cp == 1 ? copied
                                                                                    : keys  ? 1
                                                                                            : 2));
@@ -544,6 +554,7 @@ static void passes_are_cut_at_crossings(void **state) {
         something_runs_meanwhile(&program, last - 1);
         program_free(&program);
         partition_free(&p);
+        param_groups_free(&groups);
         stages_free(&stages);
         schedule_free(&schedule);
         param_table_free(&table);

@@ -49,6 +49,32 @@ on 1 alone
 [ "$(curve pipe)" = "$(curve alone)" ] && [ "$(average pipe)" = "$(average alone)" ] || fail "a pipeline has another curve or average"
 [ "$(curve alone | wc -l)" -eq 6 ] || fail "six steps: $(curve alone)"
 
+# ---- Muon where tp cuts matrices: in fast numerics, too, the curve of one rank of tp; and on another degree after a stop ----
+
+boxes="numerics.canonical_tp=2 optimizer.states=bf16 train.microbatch=1"
+# shellcheck disable=SC2086
+{
+    on 2 uncut $boxes mesh.dp_shard=2
+    on 4 boxes $boxes mesh.dp_shard=2 mesh.tp=2
+    on 4 down $boxes mesh.dp_replicate=2 mesh.tp=2 train.steps=3
+    on 2 down $boxes mesh.dp_shard=2
+    on 2 up $boxes mesh.dp_replicate=2 train.steps=3
+    on 4 up $boxes mesh.dp_shard=2 mesh.tp=2
+}
+for run in boxes down up; do
+    [ "$(curve $run)" = "$(curve uncut)" ] || fail "the curve of $run is another"
+    for file in model optimizer model.ema; do
+        cmp -s $run/checkpoints/latest/$file.safetensors uncut/checkpoints/latest/$file.safetensors || fail "$run has another $file"
+    done
+done
+exits 0 plan run.yaml -n 4 mesh.tp=2 --program
+has out "whole matrices, each on one of 2 shards, put together for its update on one of 2 ranks of tp (shard.rank)"
+grep -q '^ *unit 1 .*mlp.gate_proj [01].[01], mlp.up_proj [01].[01]' out || fail "who makes which step: $(grep -A3 '^whole' out)"
+[ "$(grep -c '^COLLECT  *u[12]$' out)" -eq 2 ] && [ "$(grep -c '^RETURN  *u[12]$' out)" -eq 2 ] || fail "no boxes on their way: $(grep -A9 NORM out)"
+cp out cut
+exits 0 plan run.yaml -n 2
+diff <(sed -n '/^optimizer$/,/^  decay/p' cut) <(sed -n '/^optimizer$/,/^  decay/p' out) >&2 || fail "groups are not those of the whole model"
+
 # ---- further heads: one curve over ranks and over a stop; with weight 0 they change nothing of what is trained beside them ----
 
 further="optimizer.kind=adamw train.z_loss=0 optimizer.ema=0 train.numerics=exact model.tie_word_embeddings=false train.steps=4"

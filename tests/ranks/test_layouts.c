@@ -35,6 +35,7 @@ typedef struct Run {
     ContextMethod method;
     int experts;              /* ranks of ep, of a model with experts; 0: it has none */
     bool adapted;             /* all matrices of blocks have adapters */
+    bool half;                /* Muon's states are bf16 */
     const ModelConfig *model; /* NULL: tiny_model */
     int own;                  /* microbatches of a rank; 0: OWN */
     double figures[MOST][STEPS]
@@ -171,6 +172,7 @@ static void body(Comm *c, void *context) {
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
     OptimizerOptions muon = usual_optimizer;
     muon.settings.kind = OPTIMIZER_MUON, muon.settings.nesterov = 1;
+    if (run->half) muon.settings.states = DTYPE_BF16;
     RankSpec spec = {.model = tiny_model(VOCAB, LAYERS, CONTEXT),
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
@@ -605,12 +607,67 @@ static void test_families(void **state) {
     text_free(&refused);
 }
 
+/* ---- matrices that an optimizer must see whole, of which ranks have boxes ---- */
+
+static const Way whole_ways[] = {
+    {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
+    {"tp, dp_shard", {1, 1, 2, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
+    {"tp, dp_replicate", {1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 1, 2, 0, CONTEXT_HEADS},
+    {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
+    {"tp, cp by keys, pp", {2, 1, 1, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
+    {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
+};
+
+/* Of a model, with an optimizer, over tp and beside all else: the figures of one rank. */
+static void walk_whole(const ModelConfig *m, Shape like, int leaves, int spans, bool adapted, bool half) {
+    static Run one, other;
+    like.exact = true, like.pp = like.replicas = like.shards = 1;
+    one = (Run){.shape = &like, .tensors = 1, .leaves = leaves, .contexts = 1, .spans = spans, .model = m};
+    one.adapted = adapted, one.half = half;
+    run_all(&one);
+    for (size_t i = 0; i < sizeof whole_ways / sizeof *whole_ways; i++) {
+        const Way *w = &whole_ways[i];
+        Shape s = w->shape;
+        if (spans == 0 && w->contexts > 1) continue;
+        s.tied = like.tied, s.whole = like.whole, s.muon = like.muon;
+        other = one, other.shape = &s, other.contexts = w->contexts, other.method = w->method;
+        other.own = OWN / (s.replicas * s.shards);
+        for (other.tensors = 2; other.tensors <= leaves; other.tensors *= 2) {
+            run_all(&other);
+            if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+                fail_msg("%s over %s (%d) has other figures than one rank", model_family(m)->model_type,
+                         w->name, other.tensors);
+        }
+    }
+}
+
+/* Matrices that are cut by rows and by columns, several that are stored as one, and transposed; those of
+ * experts, routers that all ranks have, heads of keys that some have; adapters, cut or not; in unequal parts
+ * of a vocabulary. */
+static void test_whole_over_tensors(void **state) {
+    (void)state;
+    for (int i = 0; families[i]; i++) {
+        ModelConfig m = family_shape(families[i]);
+        if (!goes(&m, &ways[2])) continue;
+        walk_whole(&m, (Shape){.muon = true}, 2, goes(&m, &ways[4]) ? 4 : 0, false, i % 2);
+    }
+    ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
+    for (int tied = 0; tied < 2; tied++) {
+        m.tie_word_embeddings = tied;
+        walk_whole(&m, (Shape){.tied = tied, .muon = true}, 4, 0, tied, !tied);
+        walk_whole(&m, (Shape){.tied = tied, .whole = true}, 4, 0, false, false);
+    }
+    m.num_key_value_heads = 1, m.head_dim = 8;
+    walk_whole(&m, (Shape){.tied = true, .muon = true}, 4, 0, false, true);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees),
                                        cmocka_unit_test(test_tensors),
                                        cmocka_unit_test(test_contexts),
                                        cmocka_unit_test(test_stages),
                                        cmocka_unit_test(test_muon),
+                                       cmocka_unit_test(test_whole_over_tensors),
                                        cmocka_unit_test(test_count_rides),
                                        cmocka_unit_test(test_replica_sync),
                                        cmocka_unit_test(test_experts),

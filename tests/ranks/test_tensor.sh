@@ -81,6 +81,5 @@ refused 'mesh.tp 4 does not fit num_key_value_heads 3: 1, 3, 6 or 12 would' -n 4
 refused 'for 4 ranks would share a head, whose head_dim 6 they do not divide: 1 or 2 would' -n 4 mesh.tp=4 model.head_dim=6
 refused 'mesh.cp 2 by keys: numerics.canonical_tp 4, more than num_key_value_heads 1, needs as many ranks along tp' -n 2 mesh.cp=2 numerics.canonical_tp=4
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.tp=4 train.context=30 train.tokens_per_step=120
-refused 'which mesh.tp 2 cuts' -n 2 mesh.tp=2 'optimizer.groups=[{match: proj, whole: true}]'
 refusals
 conclude "tensor parallelism has the bits of one rank"
