@@ -2106,6 +2106,8 @@ static const char *refuses_module(const Config *c) {
     if (!model_family(&c->model.shape)->arch.module)
         return "another model.family than deepseek_v3: files of no other one have a module";
     if (c->mesh.ep != 1) return "mesh.ep: visits to its experts are no part of the head's pass";
+    if (c->mesh.tp > 1 || c->numerics.canonical_tp > 1)
+        return "mesh.tp and numerics.canonical_tp: its family's attention is not cut over tp";
     if (c->mesh.cp > 1 || c->numerics.canonical_cp > 1)
         return "mesh.cp and numerics.canonical_cp: nothing crosses inside the head's pass";
     return NULL;
@@ -2124,8 +2126,7 @@ static ErrorCode check_module(const Config *c, const OptionSet *set, Error *err)
 /* What is not there beside further heads. A tied head's gradient takes a way of its own, and weights to start
  * from have no such heads. */
 static ErrorCode check_multi_token(const Config *c, const OptionSet *set, Error *err) {
-    const char *other = c->mesh.tp > 1 || c->numerics.canonical_tp > 1 ? "mesh.tp and numerics.canonical_tp"
-                        : c->lora.rank > 0                             ? "lora.rank"
+    const char *other = c->lora.rank > 0                                                ? "lora.rank"
                         : c->model.init[0] && c->train.multi_token_kind == FURTHER_HEAD ? "model.init"
                         : c->model.shape.tie_word_embeddings ? "model.tie_word_embeddings"
                                                              : NULL;

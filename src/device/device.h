@@ -840,7 +840,7 @@ typedef struct DeviceWires {
 typedef struct OpProfile {
     int64_t calls;
     double seconds; /* on the device; those of streams that run side by side are added up */
-    double flops;   /* gemm: 2MNK; attention: by visited blocks */
+    double flops;   /* gemm: 2MNK, of K the terms that are read; attention: by visited blocks */
 } OpProfile;
 
 struct Device {

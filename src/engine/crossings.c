@@ -128,7 +128,9 @@ void crossing_start(Execution *x, Action a) {
     CommHandle *handle = handle_of(e, at);
     switch (at.kind) {
     case CROSS_GATHER: code = gather_tokens(e, &c, handle, &err); break;
-    case CROSS_RECORDS: code = gather_records(e, &c, (a.slice - 1) / 2, handle, &err); break;
+    case CROSS_RECORDS:
+        code = gather_records(e, &c, program_chunk(x->program, &e->model, a), handle, &err);
+        break;
     case CROSS_SUM:
         code = sum_terms(e, &c, handle, &err);
         if (code == OK) code = sum_inner(e, &c, unit_inner_width(&e->model, a.unit, at.part), &err);

@@ -98,6 +98,17 @@ Leaves model_leaf(const Model *m, Dim dim, int i) {
     return one;
 }
 
+Leaves model_vocabulary_leaf(const Model *m, int i) {
+    int64_t leaf = vocabulary_leaf(m), left = m->config.vocab_size - i * leaf;
+    Leaves l = {.runs = 1};
+    l.run[0].skip = i * leaf, l.run[0].length = l.run[0].leaf = left < leaf ? left : leaf;
+    return l;
+}
+
+bool model_has_heads_apart(const Model *m) {
+    return m->config.further_heads > 0 && !m->config.further_module && m->sharing.leaves > 1;
+}
+
 int model_key_leaves(const Model *m) {
     int own = model_own_leaves(m), heads = (int)m->config.num_key_value_heads;
     return heads > 0 && own > heads ? own / heads : 1;
@@ -132,6 +143,10 @@ static int chunks_of_span(const Model *m) {
 }
 
 int model_chunks(const Model *m) { return model_spans(m) * chunks_of_span(m); }
+int model_head_chunks(const Model *m, bool training) {
+    bool further = training && !m->config.further_module;
+    return model_chunks(m) * (further ? 1 + (int)m->config.further_heads : 1);
+}
 int model_chunk_span(const Model *m, int chunk) { return chunk / chunks_of_span(m); }
 
 int64_t model_chunk_first(const Model *m, int chunk) {

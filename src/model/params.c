@@ -73,6 +73,11 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
         out[0] = DIM_QUERY, out[1] = out[2] = DIM_KEY;
         return 3;
     }
+    _Static_assert((int)FURTHER_HEADS <= (int)PARAM_MATRICES, "a matrix each");
+    if (width == DIM_FURTHER) {
+        for (int k = 0; k < c->further_heads; k++) out[k] = DIM_VOCAB;
+        return (int)c->further_heads;
+    }
     if (width == DIM_EXPERT_GATE_UP && !model_family(c)->arch.stacked_experts) {
         out[0] = out[1] = DIM_EXPERT;
         return 2;

@@ -111,12 +111,13 @@ typedef struct ParamRow {
 } ParamRow;
 
 /* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
- * and v; gate and up; those of all experts): rows and columns as stored, rows lie `row` elements apart. */
+ * and v; gate and up; further heads; those of all experts): rows and columns as stored, rows lie `row`
+ * elements apart. */
 typedef struct ParamMatrix {
     int64_t first; /* element of the parameter */
     int64_t rows, cols, row;
 } ParamMatrix;
-enum { PARAM_MATRICES = 3 };
+enum { PARAM_MATRICES = 4 };
 
 typedef struct Param {
     char name[80]; /* "model.layers.3.self_attn.q_proj.weight" */
@@ -146,7 +147,7 @@ typedef struct ParamTable {
 } ParamTable;
 
 /* Outputs of the matrices that a group of parameters, or one parameter of such a width, is made of: q, k, v;
- * gate, up; else itself. Returns how many. */
+ * gate, up; each further head; else itself. Returns how many. */
 int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]);
 /* Its matrices, in the order of their elements. */
 int param_matrices(const Param *p);

@@ -53,6 +53,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_TOKENS: return m->tokens;
     case EXTENT_OWN: return model_own_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
+    case EXTENT_LOGIT_LEAVES: return m->loss_rows * model_own_leaves(m);
     case EXTENT_CHOICES: return model_choices(m);
     case EXTENT_WORKED: return m->visitors > 0 ? m->visitors : model_choices(m);
     case EXTENT_LEAF_TERMS: return m->tokens * model_leaf_depth(m);
@@ -84,6 +85,7 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_VISIT_LEAVES: return m->visitors > 0 && m->sharing.leaves > 1;
     case NEED_EXPERT_BIAS: return model_family(&m->config)->arch.expert_bias;
     case NEED_HEAD_SUMS: return model_swaps(m) && model_family(&m->config)->arch.sinks;
+    case NEED_HEADS_APART: return model_has_heads_apart(m) && model_own_leaves(m) > 1;
     case NEED_BALANCE: return model_balance(&m->config) > 0;
     }
     return true;

@@ -188,6 +188,9 @@ Leaves model_leaves(const Model *m, Dim dim);
 Leaves model_one_leaf(const Model *m, int64_t terms);
 /* The i-th leaf of this rank alone. */
 Leaves model_leaf(const Model *m, Dim dim, int i);
+Leaves model_vocabulary_leaf(const Model *m, int i); /* of which the last may be shorter */
+/* Whether several heads add to the gradient of one state, of which ranks may share each: leaf by leaf. */
+bool model_has_heads_apart(const Model *m);
 /* Leaves that wait at once while those of this rank are added up, beside what becomes their sum where ranks
  * have a place for that. */
 int model_leaf_depth(const Model *m);
@@ -379,6 +382,8 @@ void unit_unpack(const UnitPass *u, CrossingAt at);
 void unit_summed(const UnitPass *u, CrossingAt at);
 /* Chunks of logits, and rows of one. */
 int model_chunks(const Model *m);
+/* Chunks that heads take in a pass: each head takes all. */
+int model_head_chunks(const Model *m, bool training);
 int64_t model_chunk_rows(const Model *m, int chunk);
 int64_t model_chunk_first(const Model *m, int chunk); /* its first token */
 int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of two */

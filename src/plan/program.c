@@ -82,6 +82,10 @@ bool program_visits(const Program *p, int unit, int part) {
 
 bool program_slices(const Program *p, int unit) { return unit == p->units - 1 && p->partition->tensors > 1; }
 
+int program_chunk(const Program *p, const Model *m, Action a) {
+    return (a.slice - 1) / 2 / (p->chunks / model_chunks(m));
+}
+
 bool program_adds_leaves(const Program *p, int unit) {
     if (unit >= p->units || partition_whole(p->partition, unit, FLAT_VECTORS) == 0) return false;
     return p->partition->tensors > 1 || (p->partition->leaves > 1 && !p->exact);
@@ -934,7 +938,7 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     int64_t inner = a.kind == ACT_SUM_X ? unit_inner_width(m, a.unit, a.parts.first) : 0;
     if (a.kind == ACT_SUM_X) return others * (uint64_t)(own + model_own_tokens(m) * inner) * sizeof(float);
-    int64_t rows = model_chunk_rows(m, (a.slice - 1) / 2);
+    int64_t rows = model_chunk_rows(m, program_chunk(p, m, a));
     return others * (uint64_t)(model_own_leaves(m) * rows) * sizeof(LossRecord);
 }
 

@@ -163,7 +163,7 @@ typedef struct ProgramSpec {
     Reshard reshard;
     Crosses *crosses;
     Recompute recompute;
-    int chunks; /* of logits, where ranks share the vocabulary */
+    int chunks; /* of logits, of all heads, where ranks share the vocabulary: model_head_chunks */
 } ProgramSpec;
 
 typedef struct Program {
@@ -208,6 +208,8 @@ bool program_visits(const Program *p, int unit, int part);
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
 /* Whether the head's passes take its logits chunk by chunk. */
 bool program_slices(const Program *p, int unit);
+/* Of a slice, the chunk of tokens: heads take each in turn. */
+int program_chunk(const Program *p, const Model *m, Action a);
 /* Whether vectors' gradients of a unit have leaves to be added up: once a step, or once a microbatch. */
 bool program_adds_leaves(const Program *p, int unit);
 bool program_adds_leaves_once(const Program *p);

@@ -97,7 +97,7 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
                         .reshard = s->reshard,
                         .crosses = s->crosses,
                         .recompute = s->recompute,
-                        .chunks = model_chunks(&p->model)};
+                        .chunks = model_head_chunks(&p->model, true)};
     program_lower(out, &spec);
     return program_check(out, err);
 }
@@ -151,11 +151,8 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
 }
 
 /* Of a run config.c says so first; other degrees than its own are tried by plan/compare.c. */
-static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
+static ErrorCode check_further(const RankPlan *p, Error *err) {
     const ModelConfig *m = &p->spec.model;
-    if (m->further_heads > 0 && sharing.leaves > 1)
-        return error_set(err, ERR_CONFIG,
-                         "train.multi_token: further heads are not cut over tp: set mesh.tp to 1");
     if (m->further_module && (p->model.contexts.ranks > 1 || model_spans(&p->model) > 1))
         return error_set(err, ERR_CONFIG,
                          "train.multi_token: nothing crosses over cp inside a module: set mesh.cp to 1");
@@ -165,7 +162,7 @@ static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
 /* A gradient of one microbatch is not whole where its sums are shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.inference) return OK;
-    TRY(check_further(p, sharing, err));
+    TRY(check_further(p, err));
     if (p->spec.noise && p->model.visitors > 0)
         return error_set(
             err, ERR_CONFIG,
@@ -302,7 +299,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
                                                             .partition = &p->partition,
                                                             .crosses = p->spec.crosses,
-                                                            .chunks = model_chunks(&p->model)});
+                                                            .chunks = model_head_chunks(&p->model, false)});
     memory_plan(&p->evaluation_memory, &(MemorySpec){.program = &p->evaluation,
                                                      .model = &p->model,
                                                      .positions = spec->positions,

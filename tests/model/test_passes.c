@@ -453,6 +453,7 @@ static void for_each_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++) /* a row's sums are apart from its norm */
         if (families[f]->arch.qk_norm == QK_NORM_FLAT && !family_has_experts(families[f]))
             check((Case){.family = families[f], .unit = 1, .leaves = 3});
+    check((Case){.family = &family_gemma2, .unit = 2, .further = 2, .leaves = 3}); /* capped, too */
 }
 
 /* ---- same bits ---- */
@@ -698,8 +699,8 @@ typedef struct LayerBench {
 /* Of what only some models have; nothing is shared here. */
 static bool is_there(const Model *m, Need need) {
     bool biases = model_family(&m->config)->arch.expert_bias;
-    return need == NEED_ALWAYS || (need == NEED_ROW_SUMS && m->sharing.leaves > 1) ||
-           (need == NEED_EXPERT_BIAS && biases);
+    bool leaves = need == NEED_ROW_SUMS || need == NEED_HEADS_APART;
+    return need == NEED_ALWAYS || (leaves && m->sharing.leaves > 1) || (need == NEED_EXPERT_BIAS && biases);
 }
 
 static void lay_out_layer(Bench *b, LayerBench *l) {
@@ -710,7 +711,8 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         const TensorRow *row = &l->layer->tensors[i];
         bool wide = row->element == ELEMENT_FP32 || row->element == ELEMENT_INDEX;
         size_t element = wide ? sizeof(float) : dtype_bytes(m->compute);
-        int64_t rows = row->rows == EXTENT_LOGITS ? CHUNK
+        int64_t rows = row->rows == EXTENT_LOGITS         ? CHUNK
+                       : row->rows == EXTENT_LOGIT_LEAVES ? CHUNK * m->sharing.leaves
                        : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED
                            ? TOKENS * m->config.num_experts_per_tok
                        : row->rows == EXTENT_ROW_SUMS                         ? 2 * TOKENS * m->sharing.leaves

@@ -244,7 +244,7 @@ exits 0 train run.yaml run.dir=module_left $deepseek model.init=$last train.step
 has err 'num_nextn_predict_layers is 1'
 exits 65 train run.yaml run.dir=module_wrong $module model.init=latent/checkpoints/step-00000003
 has err 'model.layers.3.'
-for words in mesh.ep=2 train.multi_token=2 numerics.canonical_cp=2; do
+for words in mesh.ep=2 train.multi_token=2 numerics.canonical_cp=2 numerics.canonical_tp=2; do
     exits 78 plan run.yaml -n 2 $module mesh.dp_shard=2 $words
     has err 'a module is not in this version beside'
 done

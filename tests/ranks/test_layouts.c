@@ -36,10 +36,12 @@ typedef struct Run {
     int experts;              /* ranks of ep, of a model with experts; 0: it has none */
     bool adapted;             /* all matrices of blocks have adapters */
     bool half;                /* Muon's states are bf16 */
+    bool narrow;              /* passes compute in bf16 */
     const ModelConfig *model; /* NULL: tiny_model */
     int own;                  /* microbatches of a rank; 0: OWN */
     double figures[MOST][STEPS]
-                  [5]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise */
+                  [6]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise, losses of
+                          further heads */
 } Run;
 
 static int own_microbatches(const Run *run) { return run->own > 0 ? run->own : OWN; }
@@ -153,7 +155,8 @@ static void train(Comm *c, Engine *e, const RankPlan *plan, Run *run) {
         check_traffic(c, plan);
         double *to = run->figures[comm_rank(c)][step - 1];
         to[0] = r.loss, to[1] = r.grad_norm, to[2] = (double)r.valid, to[3] = r.z_loss;
-        to[4] = r.noise.variance;
+        to[4] = r.noise.variance, to[5] = 0;
+        for (int k = 0; k < FURTHER_HEADS; k++) to[5] += r.further[k];
     }
 }
 
@@ -178,6 +181,8 @@ static void body(Comm *c, void *context) {
                      .positions = CONTEXT,
                      .loss_rows = shared ? 10 : CONTEXT, /* the last chunk is shorter */
                      .leaves = run->leaves,
+                     .compute = run->narrow ? DTYPE_BF16 : DTYPE_F32,
+                     .further_weight = 0.5,
                      .spans = run->spans,
                      .context = run->method,
                      .recompute = shared ? RECOMPUTE_FULL : RECOMPUTE_NONE,
@@ -661,6 +666,40 @@ static void test_whole_over_tensors(void **state) {
     walk_whole(&m, (Shape){.tied = true, .muon = true}, 4, 0, false, true);
 }
 
+/* Heads over the vocabulary, beside the first: over tp and beside all else the figures of one rank, losses of
+ * their own among them. */
+static void test_further_heads(void **state) {
+    static Run one, other;
+    static const struct {
+        Shape shape;
+        int contexts;
+    } meshes[] = {{{1, 1, 1, .exact = true}, 1},
+                  {{1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 1},
+                  {{2, 1, 1, .exact = true}, 1},
+                  {{1, 1, 2, .exact = true}, 1},
+                  {{1, 1, 1, .exact = true}, 2}};
+    static const Shape alone = {1, 1, 1, .exact = true};
+    (void)state;
+    ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
+    m.num_key_value_heads = 4;
+    for (int way = 0; way < 4; way++) {
+        m.further_heads = 1 + way * 3 / 2 % 4;
+        one = (Run){&alone,     .tensors = 1, .leaves = 4,      .contexts = 1,
+                    .spans = 4, .model = &m,  .narrow = way % 2};
+        run_all(&one);
+        assert_true(one.figures[0][STEPS - 1][5] > 0);
+        for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+            const Shape *s = &meshes[i].shape;
+            other = one, other.shape = s, other.own = OWN / (s->replicas * s->shards);
+            other.contexts = meshes[i].contexts, other.method = CONTEXT_KEYS;
+            for (other.tensors = 2; other.tensors <= 4; other.tensors *= 2) {
+                run_all(&other);
+                assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_degrees),
                                        cmocka_unit_test(test_tensors),
@@ -668,6 +707,7 @@ int main(void) {
                                        cmocka_unit_test(test_stages),
                                        cmocka_unit_test(test_muon),
                                        cmocka_unit_test(test_whole_over_tensors),
+                                       cmocka_unit_test(test_further_heads),
                                        cmocka_unit_test(test_count_rides),
                                        cmocka_unit_test(test_replica_sync),
                                        cmocka_unit_test(test_experts),

@@ -491,7 +491,9 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               Leaves leaves) {
     CHECK(m > 0 && n > 0 && k > 0 && leaf_count(&leaves) <= LEAVES_MAX);
-    if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
+    if (d->profiling)
+        d->profile[OP_GEMM].flops +=
+            2.0 * (double)m * (double)n * (double)(leaves.runs ? leaves_terms(leaves) : k);
     Product p = {.trans_a = trans_a,
                  .trans_b = trans_b,
                  .accumulate = accumulate,

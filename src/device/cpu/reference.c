@@ -53,7 +53,9 @@ static float tree_of_leaves(const Terms *t, const Leaves *l, int first, int coun
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
                  Leaves leaves) {
-    if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
+    if (d->profiling)
+        d->profile[OP_GEMM].flops +=
+            2.0 * (double)m * (double)n * (double)(leaves.runs ? leaves_terms(leaves) : k);
     Terms t = {trans_a, trans_b, m, n, k, a, b, ab_type};
     int count = leaves.runs ? (int)leaves_of(leaves.run[0].length, leaves.run[0].leaf) : 1;
     for (int64_t i = 0; i < m; i++) {

@@ -18,8 +18,11 @@
  *
  * Further heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024)
  * have matrices of their own on the same normed states, the k-th for the k-th token behind the next one. They
- * are there for training alone: each does with a chunk what the head has done, and adds its gradient to that
- * of the states. Where there are any, no rank shares the vocabulary, and the head is not tied (config.c).
+ * are there for training alone: each does with a chunk what the head has done, before the next chunk comes,
+ * and adds its gradient to that of the states. Where there are any, the head is not tied (config.c). What the
+ * states' gradient is a sum of then is heads, and of each leaves of the vocabulary, which ranks may share:
+ * each leaf is added up over the heads first, and leaves then in the tree, on one rank as on several, so that
+ * ranks sum once for all heads.
  *
  * A module (module.c) uses the head's own matrix once more, on the end of its stream behind a norm of its
  * own. Its block has matrices beside this one, of which gradients are made on the way back: so there the
@@ -35,11 +38,22 @@ static const ParamRow params[PARAMS] = {
                    .outside = true},
     [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .cut = CUT_ROWS,
               .init = ROLE_HEAD, .decays = true, .outside = true},
-    [FURTHER] = {"lm_heads.weight", DIM_FURTHER, DIM_HIDDEN, .init = ROLE_HEAD, .decays = true,
-                 .outside = true},
+    [FURTHER] = {"lm_heads.weight", DIM_FURTHER, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_HEAD,
+                 .decays = true, .outside = true},
 };
 
-enum { DNORMED, RSTD, NORMED, LOGITS, DLOGITS, TENSORS, MODULE_DNORMED = TENSORS, MODULE_RSTD, ALL_TENSORS };
+enum {
+    DNORMED,
+    RSTD,
+    NORMED,
+    LOGITS,
+    DLOGITS,
+    APART,
+    TENSORS,
+    MODULE_DNORMED = TENSORS,
+    MODULE_RSTD,
+    ALL_TENSORS
+};
 static const TensorRow tensors[ALL_TENSORS] = {
     [DNORMED] = {EXTENT_OWN, DIM_HIDDEN,
                  .life = LIFE_INPUT}, /* made by the forward pass, used up by the backward pass */
@@ -48,12 +62,12 @@ static const TensorRow tensors[ALL_TENSORS] = {
     [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW,
                  .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
+    [APART] = {EXTENT_LOGIT_LEAVES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEADS_APART},
     [MODULE_DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
     [MODULE_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
 };
 
-static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN},
-                     further = {&params[FURTHER], NULL, 1, DIM_FURTHER, DIM_HIDDEN};
+static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
 
 /* A tied model has no head of its own: its matrix is the embedding's, [V, h] like a head. */
 static const Param *matrix(const Model *m) {
@@ -111,8 +125,15 @@ typedef struct Head {
     const float *scale;
     void *dnormed; /* gradient of the states that it reads */
     bool adds;     /* to what is there */
+    bool last;     /* nobody else does */
     bool later;    /* another head has set the gradient of its matrix in this pass */
 } Head;
+
+/* An evaluation asks the head alone. */
+static int heads_at_work(const LayerPass *w) {
+    const ModelConfig *c = &w->pass->model->config;
+    return w->pass->training && !c->further_module ? 1 + (int)c->further_heads : 1;
+}
 
 static Head first_head(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
@@ -125,6 +146,7 @@ static Head first_head(const LayerPass *w, Chunk c) {
                   .z = p->z_loss,
                   .scale = p->loss_scale,
                   .dnormed = w->tensors[DNORMED],
+                  .last = heads_at_work(w) == 1,
                   .later = m->config.further_module};
 }
 
@@ -150,7 +172,8 @@ static Head further_head(const LayerPass *w, Chunk c, int k) {
                   .losses = p->further_losses[k],
                   .scale = p->further_scale,
                   .dnormed = w->tensors[DNORMED],
-                  .adds = true};
+                  .adds = true,
+                  .last = k + 2 == heads_at_work(w)};
 }
 
 /* Normed states of the chunk's tokens: of all of them, where ranks have some each. */
@@ -166,25 +189,56 @@ static LossRecord *own_records(const LayerPass *w, int64_t rows) {
 }
 
 /* Records of this rank's leaves lie where they will be among those of all. */
-static void make_logits(const LayerPass *w, Chunk c) {
+static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    logits_of(p, weights_matrix(p->weights, matrix(m)), c.rows, normed_of(w, c), w->tensors[LOGITS]);
+    logits_of(p, own->weight, c.rows, normed_of(w, c), w->tensors[LOGITS]);
     if (m->sharing.ranks > 1)
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
-           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, w->shared->records),
+           DTYPE_F32, own->targets + c.first, model_vocabulary_leaves(m, w->shared->records),
            own_records(w, c.rows));
 }
 
-/* The gradient of the normed states: of all tokens, and terms of a sum over ranks where these share it. */
-static void make_input(const LayerPass *w, Chunk c, const Head *own, const void *dlogits) {
+/* Leaves in the tree: terms of all tokens, or the gradient of the states. */
+static void add_leaves(const LayerPass *w, const Chunk *c, const Head *own, const float *const *leaves) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    int64_t h = m->config.hidden_size, at = c.first * h;
+    int64_t at = c->first * m->config.hidden_size, n = c->rows * m->config.hidden_size;
+    bool terms = m->sharing.ranks > 1, rounds = !terms && m->compute != DTYPE_F32;
+    float *to = terms    ? (float *)w->shared->terms + at
+                : rounds ? (float *)w->tensors[APART]
+                         : (float *)own->dnormed + at;
+    OP(p->device, OP_SUM_PARTS, sum_parts, n, model_own_leaves(m), leaves, to);
+    if (rounds) OP(p->device, OP_CAST, cast, n, to, DTYPE_F32, model_at(m, own->dnormed, at), m->compute);
+}
+
+/* Of several heads: what each leaf comes to is added up by itself. A rank that has one of them adds to its
+ * terms at once. */
+static void make_leaves(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int64_t h = m->config.hidden_size;
+    int count = model_own_leaves(m);
+    const float *leaves[LEAVES_MAX];
+    for (int i = 0; i < count; i++) {
+        float *to = count == 1 ? (float *)w->shared->terms + c->first * h
+                               : (float *)w->tensors[APART] + i * m->loss_rows * h;
+        leaves[i] = to;
+        OP(p->device, OP_GEMM, gemm, false, false, c->rows, h, m->config.vocab_size, dlogits, own->weight,
+           m->compute, to, DTYPE_F32, h, own->adds, model_vocabulary_leaf(m, i));
+    }
+    if (own->last && count > 1) add_leaves(w, c, own, leaves);
+}
+
+/* The gradient of the normed states: of all tokens, and terms of a sum over ranks where these share it. */
+static void make_input(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int64_t h = m->config.hidden_size, at = c->first * h;
     bool terms = m->sharing.ranks > 1;
     Dtype type = terms ? DTYPE_F32 : m->compute;
     char *to = (terms ? (char *)w->shared->terms : (char *)own->dnormed) + (size_t)at * dtype_bytes(type);
-    OP(p->device, OP_GEMM, gemm, false, false, c.rows, h, m->config.vocab_size, dlogits, own->weight,
+    OP(p->device, OP_GEMM, gemm, false, false, c->rows, h, m->config.vocab_size, dlogits, own->weight,
        m->compute, to, type, h, own->adds, model_leaves(m, DIM_VOCAB));
 }
 
@@ -214,7 +268,7 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
        own->targets + c.first, model_vocabulary_leaves(m, w->shared->records), own->scale,
        (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
        own->z_losses ? own->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
-    if (c.input) make_input(w, c, own, dlogits);
+    if (c.input) (model_has_heads_apart(m) ? make_leaves : make_input)(w, &c, own, dlogits);
     if (own->gradient)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
            own->gradient, DTYPE_F32, h, own->later || !(p->first && c.begins), model_one_leaf(m, c.rows));
@@ -226,32 +280,29 @@ static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {
     return (Chunk){model_chunk_first(m, i), model_chunk_rows(m, i), span, begins, input, weight};
 }
 
-/* The slice that is asked for, or all chunks, for a head with the model's matrix. */
-typedef Head HeadOf(const LayerPass *w, Chunk c);
-static void all_chunks(const LayerPass *w, HeadOf *head_of, bool input, bool weight) {
+/* The slice that is asked for, or all of a chunk, for the i-th time that a head takes one. */
+static void run_chunk(const LayerPass *w, Chunk c, Head own, int i) {
+    if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c, &own);
+    if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
+}
+
+/* All heads take a chunk, one after the other. */
+static void all_heads(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
-    for (int i = 0; i < model_chunks(m); i++) {
-        Chunk c = chunk_of(m, i, input, weight);
-        Head own = head_of(w, c);
-        if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c);
-        if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
+    int heads = heads_at_work(w);
+    if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
+    for (int i = 0; i < heads * model_chunks(m); i++) {
+        Chunk c = chunk_of(m, i / heads, input, weight);
+        run_chunk(w, c, i % heads ? further_head(w, c, i % heads - 1) : first_head(w, c), i);
     }
 }
 
-static void first_chunks(const LayerPass *w, bool input, bool weight) {
-    if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
-    all_chunks(w, first_head, input, weight);
-}
-
-static void all_further(const LayerPass *w, bool input, bool weight) {
+static void all_of_module(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
-    for (int k = 0; k < m->config.further_heads; k++)
-        for (int i = 0; i < model_chunks(m); i++) {
-            Chunk c = chunk_of(m, i, input, weight);
-            Head own = further_head(w, c, k);
-            logits_of(w->pass, own.weight, c.rows, normed_of(w, c), w->tensors[LOGITS]);
-            use_logits(w, c, &own);
-        }
+    for (int i = 0; i < model_chunks(m); i++) {
+        Chunk c = chunk_of(m, i, input, weight);
+        run_chunk(w, c, module_head(w, c), i);
+    }
 }
 
 static void final_norm(const LayerPass *w) {
@@ -268,25 +319,14 @@ static void final_norm_backward(const LayerPass *w, Half half) {
 /* Without a backward pass to come, losses only. */
 static void head_forward(const LayerPass *w) {
     bool training = w->pass->training;
-    first_chunks(w, training, training && !w->pass->defer_head);
+    all_heads(w, training, training && !w->pass->defer_head);
 }
 
 /* Deferred, the weight half finds neither normed states nor logits: scratch was others' in between. */
 static void head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
     final_norm(w);
-    first_chunks(w, false, true);
-}
-
-/* An evaluation asks the head alone. */
-static void further_forward(const LayerPass *w) {
-    if (w->pass->training) all_further(w, true, !w->pass->defer_head);
-}
-
-static void further_backward(const LayerPass *w, Half half) {
-    if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
-    final_norm(w);
-    all_further(w, false, true);
+    all_heads(w, false, true);
 }
 
 static void module_norm(const LayerPass *w) {
@@ -303,17 +343,23 @@ static void module_norm_backward(const LayerPass *w, Half half) {
 
 static void module_head_forward(const LayerPass *w) {
     CHECK(!w->pass->training || w->pass->defer_head);
-    if (w->pass->training) all_chunks(w, module_head, true, false);
+    if (w->pass->training) all_of_module(w, true, false);
 }
 
 static void module_head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT)) return;
     module_norm(w);
-    all_chunks(w, module_head, false, true);
+    all_of_module(w, false, true);
 }
 
 static double product_flops(const ModelConfig *c) {
     return 2 * (double)c->vocab_size * (double)c->hidden_size;
+}
+
+/* Further heads do what the head does. */
+static Cost further_cost(const ModelConfig *c, int unit, int64_t context) {
+    (void)unit, (void)context;
+    return (Cost){3 * (double)c->further_heads * product_flops(c), 0, 0};
 }
 
 /* Of either head with a module: logits and the gradient of the states forward; on the way back logits again,
@@ -324,7 +370,7 @@ static Cost deferred_cost(const ModelConfig *c, int unit, int64_t context) {
     return (Cost){2 * product, 0, 2 * product};
 }
 
-/* The matrix counts once among the parameters, ... */
+/* A matrix counts once among the parameters, ... */
 static Cost no_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)c, (void)unit, (void)context;
     return (Cost){0, 0, 0};
@@ -345,9 +391,14 @@ void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float
 static const Part parts[] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
     {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
-    {"further heads", LIFE_INPUT, further_forward, further_backward, .product = &further, .fused = true},
 };
 enum { PARTS = sizeof parts / sizeof *parts };
+
+static const Part heads_parts[PARTS] = {
+    {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
+    {"heads and losses", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
+     .more = further_cost, .needed = no_cost},
+};
 
 static const Part module_parts[] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
@@ -364,13 +415,13 @@ const Layer layer_head = {.name = "head",
                           .parts = parts,
                           .param_count = FURTHER - NORM,
                           .tensor_count = TENSORS,
-                          .part_count = PARTS - 1,
+                          .part_count = PARTS,
                           .read = NORMED,
                           .read_gradient = DNORMED},
             layer_heads = {.name = "heads",
                            .params = &params[NORM],
                            .tensors = tensors,
-                           .parts = parts,
+                           .parts = heads_parts,
                            .param_count = PARAMS - NORM,
                            .tensor_count = TENSORS,
                            .part_count = PARTS,

@@ -46,6 +46,7 @@ typedef enum Extent {
     EXTENT_TOKENS,
     EXTENT_OWN,
     EXTENT_LOGITS,
+    EXTENT_LOGIT_LEAVES,
     EXTENT_CHOICES,
     EXTENT_WORKED,
     EXTENT_LEAF_TERMS,
@@ -61,15 +62,15 @@ typedef enum Extent {
     EXTENT_SEQUENCES,
     EXTENT_ADAPTER,
     EXTENT_ONE
-} Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits; of each token's
-             experts; of those that experts here work on at a time: all these, or what a round of visits
-             holds, which then is scratch; of what experts come to, once for each leaf that waits while
-             these are added up (model_leaf_depth); rows that come home, of each leaf, and of those that
-             experts here work on; of keys that attention looks at, once for each leaf of
-             queries that does (model_key_leaves), of terms of their gradients (model_term_depth); two for
-             each token and leaf of all ranks, of its queries and of its keys; states that
-             Mamba-2 keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for
-             each span of tokens, for each sequence of all ranks; r of adapters; one */
+} Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits, and of that once
+             for each leaf here; of each token's experts; of those that experts here work on at a time: all
+             these, or what a round of visits holds, which then is scratch; of what experts come to, once for
+             each leaf that waits while these are added up (model_leaf_depth); rows that come home, of each
+             leaf, and of those that experts here work on; of keys that attention looks at, once for each
+             leaf of queries that does (model_key_leaves), of terms of their gradients (model_term_depth);
+             two for each token and leaf of all ranks, of its queries and of its keys; states that Mamba-2
+             keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for each span
+             of tokens, for each sequence of all ranks; r of adapters; one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -88,6 +89,7 @@ typedef enum Need {
     NEED_VISITS,       /* ranks share experts out */
     NEED_LEAVES,       /* ranks may share matrices */
     NEED_VISIT_LEAVES, /* both */
+    NEED_HEADS_APART,  /* leaves here of what heads make of their input: model_has_heads_apart */
     NEED_EXPERT_BIAS,  /* experts have biases */
     NEED_HEAD_SUMS, /* ranks of cp change tokens for heads, and what is summed by heads is wanted by tokens */
     NEED_BALANCE    /* experts have a loss that is least where all have equally many tokens */

@@ -334,7 +334,9 @@ static void download(Device *d, void *host, const void *tensor, size_t bytes) {
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
                  Leaves leaves) {
-    if (d->profiling) d->profile[OP_GEMM].flops += 2.0 * (double)m * (double)n * (double)k;
+    if (d->profiling)
+        d->profile[OP_GEMM].flops +=
+            2.0 * (double)m * (double)n * (double)(leaves.runs ? leaves_terms(leaves) : k);
     if (m == 0 || n == 0) return;
     if (leaves.runs) {
         leaves_gemm(d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate, leaves);
