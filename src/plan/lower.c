@@ -4,7 +4,7 @@
  *     F s m         -->  LOAD m, FWD u m ...               -->  GATHER u+1, FWD u m, RELEASE u ...
  *     B s m         -->  BWD u m, REDUCE_SCATTER u ...     -->  the same for backward passes
  *     SEND, RECV    -->  SEND_F, RECV_F, SEND_B, RECV_B         as they are
- *     the end       -->  REDUCED, TIE, NORM, UPDATE u           as they are
+ *     the end       -->  REDUCED, TIE, NORM, UPDATE u ...       as they are
  *
  * The first writes down passes over units, transfers and reductions in the order of the schedule; the second
  * puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. They are apart
