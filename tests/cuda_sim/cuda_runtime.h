@@ -3,11 +3,15 @@
  * for others. Warps and lanes take turns in an order drawn from the seed.
  *
  *   shared memory   a piece of the heap for each array and block, NaN until it is written
- *   a barrier       that some threads never reach ends the process, and says so
+ *   a barrier       that some threads never reach ends the process, and says so; so does a meeting of a warp
+ *                   that some lanes never reach, or come to for something else
+ *   a copy          into shared memory that runs beside the program leaves NaN there until it is waited for;
+ *                   a thread that ends before that ends the process
+ *   a wide access   at an address that is no multiple of its size ends the process
  *   a launch        with more blocks, threads or shared memory than GPUs have is refused
  *
  * What cannot be seen here: coalescing, bank conflicts, registers, orders of memory weaker than the
- * program's, alignment of wide accesses (there are none). */
+ * program's. */
 #ifndef WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_H
 #define WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_H
 
@@ -46,21 +50,22 @@ extern dim3 sim_block_index, sim_block, sim_grid;
 
 void __syncthreads(void);
 int __syncthreads_or(int condition);
-/* The address that all lanes of this thread's warp publish 16 bytes at, lane by lane; a call of
- * sim_meet_warp lies between writing and reading, and two calls between writing twice. */
+/* The address that all lanes of this thread's warp publish 24 bytes at, lane by lane; a call of
+ * sim_meet_warp lies between writing and reading, and two calls between writing twice. What they meet for
+ * must be the same for all lanes. */
 struct SimLane {
-    unsigned char bytes[16];
+    unsigned char bytes[24];
 };
 SimLane *sim_lanes(void);
 int sim_lane(void);
-void sim_meet_warp(void);
+void sim_meet_warp(const char *what);
 
 template <typename T> T __shfl_xor_sync(unsigned mask, T value, int apart) {
-    static_assert(sizeof(T) <= sizeof(SimLane), "lanes exchange 16 bytes at most");
+    static_assert(sizeof(T) <= sizeof(SimLane), "lanes exchange 24 bytes at most");
     (void)mask;
     SimLane *lanes = sim_lanes();
     memcpy(lanes[sim_lane()].bytes, &value, sizeof value);
-    sim_meet_warp();
+    sim_meet_warp("a shuffle");
     memcpy(&value, lanes[sim_lane() ^ apart].bytes, sizeof value);
     return value;
 }
@@ -70,7 +75,7 @@ inline unsigned __ballot_sync(unsigned mask, int vote) {
     (void)mask;
     SimLane *lanes = sim_lanes();
     lanes[sim_lane()].bytes[0] = vote != 0;
-    sim_meet_warp();
+    sim_meet_warp("a ballot");
     unsigned votes = 0;
     for (int i = 0; i < 32; i++) votes |= (unsigned)(lanes[i].bytes[0] == 1) << i;
     return votes;
@@ -87,7 +92,71 @@ char *sim_dynamic_shared(void);
     type *name = (type *)sim_shared(&name##_key, sizeof(type) * (count))
 #define DYNAMIC_SHARED(name) char *name = sim_dynamic_shared()
 
+/* ---- matrices of a warp, copies beside it: device/cuda/plugin/mma.cuh says what they do ---- */
+
+/* Ends the process unless so many bytes are at a multiple of their number, and in shared memory if they are
+ * to be there. */
+void sim_check_access(const void *p, size_t bytes, bool is_shared);
+
+void multiply_matrices(float (&sums)[4], const uint32_t (&left)[4], uint32_t right0, uint32_t right1);
+
+/* The rows that all lanes name. */
+void sim_exchange_rows(const void *row, const char *rows[32]);
+
+/* What touches tensors and shared memory stands here, so that races.cpp sees it. */
+inline void load_matrices(uint32_t (&to)[4], const void *row) {
+    const char *rows[32];
+    sim_exchange_rows(row, rows);
+    for (int m = 0; m < 4; m++) memcpy(&to[m], rows[m * 8 + sim_lane() / 4] + sim_lane() % 4 * 4, 4);
+}
+inline void load_matrices_transposed(uint32_t (&to)[4], const void *row) {
+    const char *rows[32];
+    sim_exchange_rows(row, rows);
+    for (int m = 0; m < 4; m++) {
+        uint16_t pair[2];
+        for (int i = 0; i < 2; i++)
+            memcpy(&pair[i], rows[m * 8 + sim_lane() % 4 * 2 + i] + sim_lane() / 4 * 2, 2);
+        to[m] = (uint32_t)pair[1] << 16 | pair[0];
+    }
+}
+
+/* Copies of this thread that are under way. */
+struct SimCopy {
+    uint32_t *to;
+    const uint32_t *from;
+    int words;
+    bool there;
+};
+void sim_begin_copy(SimCopy c);
+bool sim_next_copy(SimCopy *c);
+template <int BYTES> void copy_async(void *to, const void *from, bool there) {
+    static_assert(BYTES == 4 || BYTES == 16, "copies are of 4 or 16 bytes");
+    SimCopy c = {(uint32_t *)to, (const uint32_t *)from, BYTES / 4, there};
+    sim_check_access(to, BYTES, true);
+    sim_check_access(from, BYTES, false);
+    sim_begin_copy(c);
+    for (int i = 0; i < c.words; i++) c.to[i] = UINT32_MAX;
+}
+inline void copies_wait(void) {
+    SimCopy c;
+    while (sim_next_copy(&c))
+        for (int i = 0; i < c.words; i++) c.to[i] = c.there ? c.from[i] : 0;
+}
+
+inline uint32_t load_pair(const void *from) {
+    uint32_t pair;
+    sim_check_access(from, sizeof pair, false);
+    memcpy(&pair, from, sizeof pair);
+    return pair;
+}
+inline void store_pair(void *to, uint32_t pair) {
+    sim_check_access(to, sizeof pair, false);
+    memcpy(to, &pair, sizeof pair);
+}
+
 /* ---- arithmetic ---- */
+
+inline float exp2_fast(float x) { return exp2f(x); }
 
 /* Two roundings where a GPU makes one: nothing that is held to bits fuses. */
 #define FUSED(a, b, c) ((a) * (b) + (c))

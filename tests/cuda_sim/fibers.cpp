@@ -15,6 +15,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include <vector>
@@ -48,17 +49,20 @@ struct Fiber {
     State state;
     void *at;   /* saved stack pointer */
     void *fake; /* the address sanitizer's */
+    std::vector<SimCopy> copies;
 };
 
 struct Warp {
     int first, count, waiting; /* waiting: at the warp's barrier */
-    unsigned meetings;         /* in this block */
-    SimLane lanes[2][LANES];   /* taken in turns */
+    const char *meets_for;
+    unsigned meetings;       /* in this block */
+    SimLane lanes[2][LANES]; /* taken in turns */
 };
 
 struct Shared {
     const void *key;
     void *memory;
+    size_t bytes;
 };
 
 char *stacks; /* of all fibers, one behind the other */
@@ -73,8 +77,8 @@ size_t scheduler_size;
 const std::function<void()> *body;
 thread_local bool in_grid; /* what calls is a thread of a kernel, not the host */
 std::vector<Shared> shared;
-char *dynamic;
-int either; /* of __syncthreads_or */
+Shared dynamic; /* without a key */
+int either;     /* of __syncthreads_or */
 uint64_t draws;
 
 [[noreturn]] void broken(const char *why) {
@@ -125,6 +129,7 @@ void run_fiber(int i) {
 [[noreturn]] void fiber_main(void) {
     FROM_FIBER(NULL, &scheduler_bottom, &scheduler_size);
     (*body)();
+    if (!fibers[current].copies.empty()) broken("it ends before its copies have been waited for");
     to_scheduler(DONE);
     abort();
 }
@@ -181,8 +186,8 @@ bool release_block(void) {
 void free_shared(void) {
     for (Shared &s : shared) free(s.memory);
     shared.clear();
-    free(dynamic);
-    dynamic = NULL;
+    free(dynamic.memory);
+    dynamic = {};
 }
 
 void *poisoned(size_t bytes) {
@@ -195,7 +200,7 @@ void *poisoned(size_t bytes) {
 
 void run_block(size_t dynamic_bytes) {
     int warp_count = (count + LANES - 1) / LANES;
-    if (dynamic_bytes) dynamic = (char *)poisoned(dynamic_bytes);
+    if (dynamic_bytes) dynamic = {NULL, poisoned(dynamic_bytes), dynamic_bytes};
     barriers = 0;
     for (int i = 0; i < count; i++) start_fiber(i);
     for (int w = 0; w < warp_count; w++) {
@@ -268,16 +273,41 @@ SimLane *sim_lanes(void) {
 }
 int sim_lane(void) { return current % LANES; }
 
-void sim_meet_warp(void) {
-    warps[current / LANES].waiting++;
+void sim_meet_warp(const char *what) {
+    Warp *w = &warps[current / LANES];
+    if (w->waiting++ == 0) w->meets_for = what;
+    if (strcmp(w->meets_for, what) != 0) broken("lanes of its warp meet for different things");
     to_scheduler(AT_WARP);
 }
 
 void *sim_shared(const void *key, size_t bytes) {
     for (const Shared &s : shared)
         if (s.key == key) return s.memory;
-    shared.push_back({key, poisoned(bytes)});
+    shared.push_back({key, poisoned(bytes), bytes});
     return shared.back().memory;
 }
 
-char *sim_dynamic_shared(void) { return dynamic; }
+char *sim_dynamic_shared(void) { return (char *)dynamic.memory; }
+
+static bool lies_in(const Shared &s, const char *p, size_t bytes) {
+    const char *begin = (const char *)s.memory;
+    return begin && p >= begin && p + bytes <= begin + s.bytes;
+}
+
+void sim_check_access(const void *p, size_t bytes, bool is_shared) {
+    bool found = !is_shared || lies_in(dynamic, (const char *)p, bytes);
+    if ((uintptr_t)p % bytes != 0) broken("an access that does not begin at a multiple of its size");
+    for (const Shared &s : shared) found = found || lies_in(s, (const char *)p, bytes);
+    if (!found) broken("an access outside of shared memory");
+}
+
+void sim_begin_copy(SimCopy c) { fibers[current].copies.push_back(c); }
+
+/* In the order in which they began. */
+bool sim_next_copy(SimCopy *c) {
+    std::vector<SimCopy> &copies = fibers[current].copies;
+    if (copies.empty()) return false;
+    *c = copies.front();
+    copies.erase(copies.begin());
+    return true;
+}

@@ -18,13 +18,31 @@ for check in test_bias test_qk_norm test_attention test_elements test_gemm_op te
 passes env TEST_KIND=cuda "$tests/test_queue"
 passes env WEFT_SIM_DRY=1 $(op test_grids)
 # Nor does it fail because a file was compiled and linked here: with a comment more it passes.
-for file in norms.cu backend.c; do
+for file in norms.cu attention_mma.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
 mutant "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' $(op test_bias)
 mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
+attention() { mutant "$1" attention_mma.cu "$2" $(op test_attention); }
+attention "a barrier less before a step" '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}'
+attention "a step that is not waited for" '0,/copies_wait\(\);/s/copies_wait\(\);//'
+attention "a step fetched over the one before" 's/key \+ STEP - v\.start\) \/ STEP/key - v.start) \/ STEP/'
+attention "a fragment that is not transposed" 's/load_matrices_transposed\(/load_matrices(/'
+attention "halves of a right operand exchanged" 's/lane\(\) \/ 16 \* 8 \+ lane\(\) % 8\)(.*)lane\(\) \/ 8 % 2 \* 8/lane() \/ 8 % 2 * 8 + lane() % 8)\1lane() \/ 16 * 8/'
+attention "halves of a left operand exchanged" 's/n % 2 \* 2 \+ r\]/n % 2 + 2 * r]/'
+attention "a last key that is left out" 's/bool there = at \+ r < end/bool there = at + r + 1 < end/'
+attention "a mask that forgets a query's own key" 's/return key <= v\.token\[r\]/return key < v.token[r]/'
+attention "steps taken for seen in front of a document" 's/return key >= v\.whole \&\& /return /'
+attention "a last step of queries that is left out" 's/stop = steps_that_see\((.*)\) - 1\);/stop = steps_that_see(\1) - 1) - 1;/'
+attention "a scale that is forgotten in gradients" 's/dk\.scale\(a\.scale, a\.scale\);//'
+attention "rows that do not begin at multiples of 16 bytes" 's/PITCH = D \+ 8/PITCH = D + 4/'
+has log "an access that does not begin at a multiple of its size"
+attention "a lane that does not come to a product" 's/(multiply_matrices\(of\[n\],.*;)/if (lane() < 31) \1/'
+has log "lanes of its warp meet for different things"
+attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
+has log "it ends before its copies have been waited for"
 mutant "a tail of one less" elements.cu '0,/if \(i < n\)/s//if (i + 1 < n)/' $(op test_elements)
 mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)

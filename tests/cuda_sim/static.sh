@@ -1,6 +1,6 @@
 #!/bin/bash
 # What nvcc makes of the kernels, without a GPU: registers, stack and shared memory of each for each chip, held against
-# resources.txt, and no atomic operation on floats. RENEW=1 writes the table anew. Compiles every kernel once: half a minute.
+# resources.txt; no atomic operation on floats; matrix instructions in kernels that are named for them. RENEW=1 writes the table anew. Compiles every kernel once: half a minute.
 . "$(dirname "$0")/../support/prelude.sh"
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || { echo "nvcc is not here: registers and atomics of kernels are not checked"; exit 77; }
@@ -36,6 +36,31 @@ floats() { grep -nE '(^|[^a-z])(atom|red)\.[a-z.]*(f16|bf16|f32|f64)' "$@"; }
 ! floats *.ptx >atomics || fail "atomic operations on floats: $(head -5 atomics)"
 printf 'red.global.add.f32 [%%rd1], %%f1;\n' >bad.txt
 floats bad.txt >/dev/null || fail "an atomic addition of floats is not seen"
+
+# without INSTRUCTION FILE: kernels that are named for matrix instructions (mma_...) and do not have it.
+without() {
+    awk -v what="$1" '/^\.visible \.entry|^\.entry/ { name = $0; sub(/.*entry /, "", name); sub(/\(.*/, "", name); if (name ~ /mma_/) lacks[name] = 1 }
+        index($0, what) { delete lacks[name] }
+        END { for (name in lacks) print name }' "$2"
+}
+[ "$(grep -c 'entry .*mma_' attention_mma.ptx)" -eq 24 ] || fail "not 24 kernels of attention by matrix instructions: $(grep -c 'entry .*mma_' attention_mma.ptx)"
+for instruction in mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ldmatrix.sync.aligned.m8n8.x4.shared.b16 \
+    ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 cp.async.cg.shared.global cp.async.wait_all; do
+    lacking=$(without $instruction attention_mma.ptx)
+    [ -z "$lacking" ] || fail "kernels without $instruction: $lacking"
+done
+sed 's/mma\.sync/fma/' attention_mma.ptx >scalar.txt
+[ "$(without mma.sync scalar.txt | wc -l)" -eq 24 ] || fail "kernels without matrix instructions are not seen"
+# And in the chip's own code, where its reader is.
+if command -v cuobjdump >/dev/null; then
+    for chip in $chips; do
+        "$ptxas" -arch=sm_"$chip" attention_mma.ptx -o kernel.cubin
+        [ "$(cuobjdump -sass kernel.cubin | awk '/Function :/ { n += has; has = 0 } / HMMA\./ { has = 1 } END { print n + has }')" -eq 24 ] ||
+            fail "kernels without HMMA in code for sm_$chip"
+    done
+else
+    echo "cuobjdump is not here: HMMA is not looked for in the chips' own code"
+fi
 
 # What src/device/cuda/plugin/nccl.h says of NCCL, against NVIDIA's header where that is.
 cat >nccl.c <<'END'

@@ -718,6 +718,7 @@ static const AttentionShape attention_shapes[] = {
     {.heads = 2, .kv_heads = 2, .head_dim = 24, .rotary = 10, .scale = 0.11f, .cap = 3},
     {.heads = 3, .kv_heads = 1, .head_dim = 40, .rotary = 36, .window = 70, .cap = 2},
     {.heads = 2, .kv_heads = 1, .head_dim = 64, .scale = 0.07f, .window = 1},
+    {.heads = 4, .kv_heads = 1, .head_dim = 32, .scale = 0.2f, .window = 50, .cap = 3},
 };
 enum { ATTENTION_SHAPES = sizeof attention_shapes / sizeof *attention_shapes };
 
@@ -872,7 +873,10 @@ static bool has_dot_products(const Device *d) {
 }
 
 /* What attention's probabilities and the gradients of its scores are multiplied as. */
-static Dtype weights_of(const Device *d, Dtype c) { return has_dot_products(d) ? c : DTYPE_F32; }
+static Dtype weights_of(const Device *d, AttentionShape s, Dtype c) {
+    bool takes_matrices = strcmp(d->name, CUDA) == 0 && s.head_dim % 16 == 0 && s.head_dim <= 128;
+    return takes_matrices || has_dot_products(d) ? c : DTYPE_F32;
+}
 
 /* Some of the queries: terms of the gradients of all keys and values, zeros where none looks. */
 static void check_attention_run(Device *d, AttentionShape s, const void *qkv, const int32_t *first,
@@ -892,12 +896,12 @@ static void check_attention_run(Device *d, AttentionShape s, const void *qkv, co
     float *lse2 = tensor(s.heads * some.tokens, DTYPE_F32);
     RUN(d, attention_forward, some, r, q, kv, first, got, lse2, c);
     assert_sums("attention of a run", d, got, o, n, c, s.head_dim, 1);
-    assert_made("lse of a run", d, lse2, lse_some, s.heads * some.tokens, DTYPE_F32, weights_of(d, c),
+    assert_made("lse of a run", d, lse2, lse_some, s.heads * some.tokens, DTYPE_F32, weights_of(d, s, c),
                 s.head_dim, 1);
     RUN(d, attention_backward, some, r, q, kv, first, o, lse_some, dout_some, dq, dkv, c);
     reference.ops.attention_backward(&reference, some, r, q, kv, first, o, lse_some, dout_some, dq2, dkv2, c);
     assert_sums("attention gradient of a run's queries", d, dq, dq2, some.tokens * r.q_row, c, s.head_dim, 1);
-    assert_made("terms of a run", d, dkv, dkv2, t * width, DTYPE_F32, weights_of(d, c), s.head_dim, 1);
+    assert_made("terms of a run", d, dkv, dkv2, t * width, DTYPE_F32, weights_of(d, s, c), s.head_dim, 1);
     for (int64_t i = end * width; i < t * width; i++) assert_true(dkv[i] == 0);
 }
 
@@ -916,7 +920,7 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
     reference.ops.attention_forward(&reference, s, whole, qkv, kv, first, out2, lse2, c);
     double terms = s.head_dim; /* of a score; what is summed over keys has weights that come to 1 */
     assert_sums("attention", d, out, out2, n, c, terms, 1);
-    assert_made("lse", d, lse, lse2, s.heads * t, DTYPE_F32, weights_of(d, c), terms, 1);
+    assert_made("lse", d, lse, lse2, s.heads * t, DTYPE_F32, weights_of(d, s, c), terms, 1);
     RUN(d, attention_backward, s, whole, qkv, kv, first, out2, lse2, dout, grad, tensor_to(grad, query, c),
         c);
     reference.ops.attention_backward(&reference, s, whole, qkv, kv, first, out2, lse2, dout, grad2,
@@ -937,9 +941,10 @@ static void check_attention(Device *d, Dtype c) {
         EACH(t, token_counts) for (int pattern = 0; pattern < 4; pattern++) {
             AttentionShape s = attention_shapes[i];
             s.tokens = *t;
-            bool tiles = *t == 65 && s.head_dim == 8 && pattern == 0; /* several, one after another */
+            bool tiles = pattern == 0 && s.window == 0 && /* several, one after another */
+                         ((*t == 65 && s.head_dim == 8) || (*t == 257 && s.head_dim == 16));
             if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim)) continue;
-            if (*t == 257 && pattern != (s.head_dim > 80 ? 2 : i % 4))
+            if (*t == 257 && !tiles && pattern != (s.head_dim > 80 ? 2 : i % 4))
                 continue; /* the reference takes its time */
             DeviceNeeds needs = {
                 .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
@@ -2464,7 +2469,7 @@ static void test_peak(void **state) {
  * the one that takes them. Nothing is touched. */
 static void launch_large(Device *d, Dtype c) {
     enum { TOKENS = 1 << 23, LEAF = 64, EXPERTS = 512 };
-    static char there[4096];
+    static _Alignas(16) char there[4096];
     void *p = there;
     float *f = p;
     int32_t *ids = p;
@@ -2479,6 +2484,9 @@ static void launch_large(Device *d, Dtype c) {
     d->ops.attention_forward(d, s, whole, p, p, ids, p, f, c);
     d->ops.attention_backward(d, s, whole, p, p, ids, p, f, p, p, p, c);
     d->ops.attention_decode(d, s, 0, p, p, p, p, c);
+    s.head_dim = 16; /* other kernels in bf16 */
+    d->ops.attention_forward(d, s, attention_whole(s), p, p, ids, p, f, c);
+    d->ops.attention_backward(d, s, attention_whole(s), p, p, ids, p, f, p, p, p, c);
     d->ops.norm_backward(d, NORM_LAYER, TOKENS, LEAF, p, f, f, p, p, false, f, LEAF, c);
     d->ops.bias_backward(d, TOKENS, LEAF, p, f, LEAF, c);
     d->ops.embed_backward(d, TOKENS, LEAF, ids, p, ALL_ROWS, 1, f, c);

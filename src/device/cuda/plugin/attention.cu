@@ -1,5 +1,6 @@
 /* Attention in tiles of TILE queries and TILE keys, for every even head dimension up to WIDEST and both
- * dtypes: plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas.
+ * dtypes: plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas. Heads
+ * that matrix instructions take go to attention_mma.cu.
  *
  * Tiles of keys lie at multiples of TILE whichever run the queries are of, and are taken in ascending order,
  * so that a query's sums do not hang on which tile it is in. first_key never decreases: a tile's first query
@@ -9,24 +10,14 @@
  *
  * The backward pass has no atomics: one kernel has a tile of keys to itself, and walks over all heads of its
  * group and their queries; the other has a tile of queries. Both make the scores again. */
-#include "device/cuda/plugin/kernels.cuh"
+#include "device/cuda/plugin/attention.cuh"
 
 namespace {
 
 constexpr int TILE = 32, SIDE = 16, WEIGHTS = TILE * (TILE + 1), WIDEST = 256;
 
-/* What all kernels are told. */
-struct Attention {
-    AttentionShape s;
-    float scale;
-    AttentionRun r;
-};
-
 /* Rows of tiles are a float longer than heads, so that columns are spread over banks. */
 INLINE int pitch_of(Attention a) { return a.s.head_dim + 1; }
-INLINE int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
-    return s.window > 0 ? larger(first, position - s.window + 1) : first;
-}
 
 /* Rows at .. at+TILE-1, `apart` elements from each other; zeros behind `end`. */
 template <typename T>
@@ -347,40 +338,42 @@ size_t tile_bytes(AttentionShape s, int tiles, int weights) {
         }                               \
     } while (0)
 
-/* A launch of one of the three kernels in tiles. */
-#define LAUNCH_TILES(d, op, kernel, grid, bytes, ...)                    \
-    do {                                                                 \
-        auto kernel_ = kernel;                                           \
-        cuda_allow_shared((d), (op), (const void *)kernel_, (bytes));    \
-        LAUNCH((d), (op), kernel_, (grid), BLOCK, (bytes), __VA_ARGS__); \
-    } while (0)
-
 void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
                        const int32_t *first_key, void *out, float *lse, Dtype c) {
     if (s.tokens == 0) return;
     Attention a = attention_of(d, s, r);
     Grid grid(blocks_of(s.tokens, TILE), s.heads);
+    if (attention_takes_mma(s, c)) {
+        attention_mma_forward(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key, (Bf16 *)out, lse);
+        return;
+    }
     BY_DTYPE(c, T,
              BY_WIDTH(s.head_dim, auto kernel = attention_forward_kernel<T, COLUMNS>;
-                      LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, tile_bytes(s, 3, 1), a,
+                      LAUNCH_TILES(d, OP_ATTENTION_FORWARD, kernel, grid, BLOCK, tile_bytes(s, 3, 1), a,
                                    (const T *)q, (const T *)kv, first_key, (T *)out, lse)));
 }
 
-/* delta [H, T] goes through scratch. */
+/* delta [H, T], which goes through scratch. */
+template <typename T> float *make_delta(Device *d, Attention a, const T *out, const T *dout) {
+    int64_t pairs = a.s.tokens * a.s.heads;
+    float *delta = (float *)cuda_scratch(d, (size_t)pairs * sizeof *delta);
+    LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
+           delta);
+    return delta;
+}
+
 template <typename T, int COLUMNS>
 void run_backward(Device *d, Attention a, const T *q, const T *kv, const int32_t *first_key, const T *out,
                   const float *lse, const T *dout, T *dq, void *dkv) {
-    int64_t pairs = a.s.tokens * a.s.heads;
-    float *delta = (float *)cuda_scratch(d, (size_t)pairs * sizeof *delta);
+    const float *delta = make_delta(d, a, out, dout);
     size_t bytes = tile_bytes(a.s, 4, 2);
     Grid queries(blocks_of(a.s.tokens, TILE), a.s.heads), keys(blocks_of(a.r.keys, TILE), a.s.kv_heads);
-    LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
-           delta);
     auto of_queries = query_gradient_kernel<T, COLUMNS>;
     auto of_keys = key_gradient_kernel<T, COLUMNS>;
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, bytes, a, q, kv, first_key, lse, delta, dout,
-                 dq);
-    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, bytes, a, q, kv, first_key, lse, delta, dout, dkv);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_queries, queries, BLOCK, bytes, a, q, kv, first_key, lse, delta,
+                 dout, dq);
+    LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, of_keys, keys, BLOCK, bytes, a, q, kv, first_key, lse, delta, dout,
+                 dkv);
 }
 
 void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
@@ -388,6 +381,12 @@ void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void 
                         void *dq, void *dkv, Dtype c) {
     if (s.tokens == 0) return;
     Attention a = attention_of(d, s, r);
+    if (attention_takes_mma(s, c)) {
+        const float *delta = make_delta(d, a, (const Bf16 *)out, (const Bf16 *)dout);
+        attention_mma_backward(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key,
+                               {lse, delta, (const Bf16 *)dout, (Bf16 *)dq, dkv});
+        return;
+    }
     BY_DTYPE(
         c, T,
         BY_WIDTH(s.head_dim, run_backward<T, COLUMNS>(d, a, (const T *)q, (const T *)kv, first_key,
