@@ -202,6 +202,12 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
             "run.device: %s: the family %s has attention sinks, for which there are no kernels yet: "
             "take run.device=cpu",
             d->name, model_family(model)->model_type);
+    if (model_family(model)->arch.expert_bias && !described && !d->ops.experts_bias_forward)
+        return error_set(
+            err, ERR_CONFIG,
+            "run.device: %s: the family %s has experts with biases, for which there are no kernels yet: "
+            "take run.device=cpu",
+            d->name, model_family(model)->model_type);
     if (model_is_recurrent(model) && !described && !d->ops.scan_forward)
         return error_set(
             err, ERR_CONFIG,

@@ -37,6 +37,7 @@ attention "a mask that forgets a query's own key" 's/return key <= v\.token\[r\]
 attention "steps taken for seen in front of a document" 's/return key >= v\.whole \&\& /return /'
 attention "a last step of queries that is left out" 's/stop = steps_that_see\((.*)\) - 1\);/stop = steps_that_see(\1) - 1) - 1;/'
 attention "a scale that is forgotten in gradients" 's/dk\.scale\(a\.scale, a\.scale\);//'
+attention "a sink that each lane of a row counts" 's/ \&\& lane_column\(\) == 0 \? 1/ ? 1/'
 attention "rows that do not begin at multiples of 16 bytes" 's/PITCH = D \+ 8/PITCH = D + 4/'
 has log "an access that does not begin at a multiple of its size"
 attention "a lane that does not come to a product" 's/(multiply_matrices\(of\[n\],.*;)/if (lane() < 31) \1/'

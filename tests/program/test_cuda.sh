@@ -132,6 +132,8 @@ unset WEFT_SIM_DEVICES
 
 expect 78 plan run.yaml run.device=cuda model.head_dim=258
 has err "attention heads of 258 elements (head_dim); at most 256 are done on this GPU"
+expect 78 plan run.yaml run.device=cuda model.family=gpt_oss model.num_experts=4 model.num_experts_per_tok=2 model.sliding_window=8
+has err "run.device: cuda: the family gpt_oss has experts with biases, for which there are no kernels yet"
 
 WEFT_CUDA_CHECK=1 WEFT_SIM_FAULT=100 exits 69 train run.yaml run.device=cuda run.dir=fault
 has err "the GPU failed in "

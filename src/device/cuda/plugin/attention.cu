@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(BLOCK)
     Place at = place();
     load_tile(a, queries + head * dim, a.r.q_row, first, tokens, q);
     Sums<COLUMNS> o;
-    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
+    float sink = sink_of(a, head), begun = a.s.sinks ? 1 : 0;
+    Softmax soft = {{sink, sink}, {begun, begun}};
     int64_t lowest[2];
     o.clear();
 #pragma unroll
@@ -160,6 +161,24 @@ template <typename T> __global__ void delta_kernel(Attention a, const T *out, co
     for (int i = lane(); i < a.s.head_dim; i += WARP) sum = FUSED(load(out, at + i), load(dout, at + i), sum);
     sum = lanes_sum(sum, WARP);
     if (lane() == 0) delta[pair % heads * a.s.tokens + pair / heads] = sum;
+}
+
+/* A block has a head: of its sink's gradient each thread sums some tokens, and of these some elements. */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK)
+    sinks_backward_kernel(AttentionShape s, const T *out, const float *lse, const T *dout, float *dsinks) {
+    SHARED(float, sums, BLOCK / WARP);
+    int64_t head = blockIdx.x;
+    float sum = 0;
+    for (int64_t t = threadIdx.x / WARP; t < s.tokens; t += BLOCK / WARP) {
+        int64_t at = (t * s.heads + head) * s.head_dim;
+        float weight = expf(s.sinks[head] - lse[head * s.tokens + t]), dot = 0;
+        for (int i = lane(); i < s.head_dim; i += WARP)
+            dot = FUSED(load(out, at + i), load(dout, at + i), dot);
+        sum = FUSED(weight, dot, sum);
+    }
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) dsinks[head] -= sum;
 }
 
 /* Tiles in shared memory. */
@@ -290,7 +309,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
     int64_t kv = head / (a.s.heads / a.s.kv_heads) * dim, end = start + t + 1;
     if (i < dim) q[i] = load(qkv, t * a.r.q_row + head * dim + i);
     __syncthreads();
-    float most = -INFINITY, sum = 0, o = 0;
+    float most = sink_of(a, head), sum = a.s.sinks ? 1 : 0, o = 0;
     for (int64_t chunk = window_first(a.s, start + t, 0); chunk < end; chunk += BLOCK) {
         int64_t key = chunk + i;
         float score = -INFINITY, x = 0;
@@ -393,6 +412,13 @@ void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void 
                                                       (const T *)out, lse, (const T *)dout, (T *)dq, dkv)));
 }
 
+void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
+                    float *dsinks, Dtype c) {
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_SINKS_BACKWARD, sinks_backward_kernel<T>, s.heads, BLOCK, 0, s, (const T *)out, lse,
+                    (const T *)dout, dsinks));
+}
+
 void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
                       const void *v_cache, void *out, Dtype c) {
     if (s.tokens == 0) return;
@@ -421,4 +447,5 @@ extern "C" void attention_fill(Ops *ops) {
     ops->attention_forward = attention_forward;
     ops->attention_backward = attention_backward;
     ops->attention_decode = attention_decode;
+    ops->sinks_backward = sinks_backward;
 }

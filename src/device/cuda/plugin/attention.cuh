@@ -15,6 +15,9 @@ INLINE int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
     return s.window > 0 ? larger(first, position - s.window + 1) : first;
 }
 
+/* What a head's scores begin with: its sink, which has no value, or nothing. */
+INLINE float sink_of(Attention a, int64_t head) { return a.s.sinks ? a.s.sinks[head] : -INFINITY; }
+
 /* Of the backward pass; delta is made of out and dout. */
 struct Gradients {
     const float *lse, *delta; /* [H, T] */

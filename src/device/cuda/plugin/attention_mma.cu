@@ -229,8 +229,9 @@ __global__ void __launch_bounds__(THREADS)
     Left<D> q;
     q.load(queries + head * D, a.r.q_row, first + warp_row(), tokens);
     Sums<D> o;
-    Softmax soft = {{-INFINITY, -INFINITY}, {0, 0}};
-    float unit = unit_of(a);
+    float unit = unit_of(a), sink = sink_of(a, head) * LOG2_E;
+    float begun = a.s.sinks && lane_column() == 0 ? 1 : 0; /* one lane of a row has it */
+    Softmax soft = {{sink, sink}, {begun, begun}};
     o.clear();
     for (int64_t key = v.start; key < v.end; key += STEP) {
         Bf16 *k = tiles + (key - v.start) / STEP % 2 * 2 * TILE;
@@ -464,7 +465,15 @@ __global__ void __launch_bounds__(THREADS)
     }
 
 /* Rows in shared memory. */
-size_t rows_bytes(int dim, int rows) { return (size_t)rows * (size_t)(dim + 8) * sizeof(Bf16); }
+constexpr size_t rows_bytes(int dim, int rows) { return (size_t)rows * (size_t)(dim + 8) * sizeof(Bf16); }
+constexpr size_t forward_bytes(int dim) { return rows_bytes(dim, 4 * STEP); }
+constexpr size_t query_gradient_bytes(int dim) { return rows_bytes(dim, 4 * SHORT_STEP); }
+constexpr size_t key_gradient_bytes(int dim) {
+    return rows_bytes(dim, 2 * ROWS + 4 * SHORT_STEP) + 2 * FACTS_BYTES;
+}
+/* Of 164 KiB that a multiprocessor of sm_80 has, each block takes one more. */
+constexpr size_t HALF = (82 - 1) << 10;
+static_assert(forward_bytes(128) <= HALF && key_gradient_bytes(128) <= HALF, "two blocks fit");
 
 /* Copies are of 16 bytes: rows begin at multiples of that. */
 void check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other) {
@@ -484,18 +493,16 @@ void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv
     Grid grid(blocks_of(a.s.tokens, ROWS), a.s.heads);
     check_rows(d, a, q, kv, out);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_FORWARD, mma_forward_kernel<D>, grid, THREADS,
-                                       rows_bytes(D, 4 * STEP), a, q, kv, first_key, out, lse));
+                                       forward_bytes(D), a, q, kv, first_key, out, lse));
 }
 
 void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                             Gradients g) {
     Grid queries(blocks_of(a.s.tokens, ROWS), a.s.heads), keys(blocks_of(a.r.keys, ROWS), a.s.kv_heads);
-    int dim = a.s.head_dim;
-    size_t steps = rows_bytes(dim, 4 * SHORT_STEP), own = rows_bytes(dim, 2 * ROWS);
     check_rows(d, a, q, kv, g.dout);
     check_rows(d, a, g.dq, g.dkv, g.dout);
-    BY_HEAD(dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_query_gradient_kernel<D>, queries, THREADS, steps,
-                              a, q, kv, first_key, g));
-    BY_HEAD(dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_key_gradient_kernel<D>, keys, THREADS,
-                              own + steps + 2 * FACTS_BYTES, a, q, kv, first_key, g));
+    BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_query_gradient_kernel<D>, queries,
+                                       THREADS, query_gradient_bytes(D), a, q, kv, first_key, g));
+    BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_key_gradient_kernel<D>, keys, THREADS,
+                                       key_gradient_bytes(D), a, q, kv, first_key, g));
 }
