@@ -53,7 +53,7 @@ export -f train curve same near
 step 60 doctor "$build/weft" doctor --json
 # Orders of a GPU are its own: nobody draws those that show mistakes.
 grep -q 'simulated GPU' "$out"/*-doctor.log || export TEST_REAL=1
-mapfile -t golden < <(ls -d tests/golden/* | grep -v /gpt_oss$) # there are no kernels for its sinks
+mapfile -t golden < <(ls -d tests/golden/* | grep -v /gpt_oss$) # there are no kernels for its experts
 [ -z "${TEST_BRIEF:-}" ] || golden=(tests/golden/{tied-odd,olmoe})
 step 300 golden env TEST_KIND=cuda "$build/golden" "${golden[@]}"
 step 300 queue env TEST_KIND=cuda "$build/test_queue"
@@ -77,6 +77,9 @@ if command -v mpirun >/dev/null; then
     step 300 wires bash -c "train wires -n 2 mesh.dp_shard=2 run.device=cuda train.compute=bf16 && same wires relay"
     step 300 stages bash -c "train stages -n 2 mesh.pp=2 run.device=cuda train.compute=bf16 && same stages gpu-bf16"
 fi
+attention=(cuda)
+[ -z "${TEST_BRIEF:-}" ] || attention=(cuda 96 8)
+step 300 attention "$build/bench_attention" "${attention[@]}" # TFLOP/s, and the share of cuDNN's
 step 120 generate "$build/weft" generate "$out/gpu-bf16" --device cuda --prompt light --tokens 20 --temperature 0
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
