@@ -74,7 +74,7 @@ int makers_of(const Partition *p, int param) {
 /* ---- rooms ---- */
 
 static int64_t box_elements(const Partition *p, const Param *param, int place) {
-    Box b = axes_box(p->whole, param, sharing_at(p, place));
+    Box b = axes_box(p->whole, param, sharing_at(p, place), partition_experts(p));
     return box_rows(&b) * box_columns(&b);
 }
 
@@ -183,8 +183,10 @@ static Band overlap(const Band bands[PARAM_MATRICES], int64_t first, int64_t cou
 
 MatrixPart makers_part(const Partition *p, const Param *whole, int k, int place) {
     ParamMatrix m = param_matrix(whole, k);
-    Box b = axes_box(p->whole, whole, sharing_at(p, place));
-    Band rows = overlap(b.rows, m.first / whole->cols, m.rows),
+    Box b = axes_box(p->whole, whole, sharing_at(p, place), partition_experts(p));
+    int64_t row = m.first / whole->cols;
+    if (b.stack.count > 1) row %= b.every; /* the same rows of each of the stack */
+    Band rows = overlap(b.rows, row, m.rows),
          columns = overlap(b.columns, m.first % whole->cols, m.cols);
     return (MatrixPart){rows.first, columns.first, rows.count, columns.count};
 }

@@ -224,8 +224,7 @@ int partition_param_rows(const Partition *p, const Param *param) {
 
 /* ---- pieces ---- */
 
-/* Of a layer's. */
-static Deal experts_here(const Partition *p) {
+Deal partition_experts(const Partition *p) {
     int64_t each = p->whole->num_experts / p->experts;
     return (Deal){p->expert * each, each};
 }
@@ -235,7 +234,7 @@ Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
     Box box =
-        axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies}, experts_here(p));
+        axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies}, partition_experts(p));
     CHECK(box_rows(&box) * box_columns(&box) == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;

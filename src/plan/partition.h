@@ -118,6 +118,8 @@ typedef struct Piece {
     size_t at;            /* of the first, in the owned arrays */
 } Piece;
 Piece partition_piece(const Partition *p, const Param *param);
+/* Those of a layer's experts that ep leaves here. */
+Deal partition_experts(const Partition *p);
 /* Whether this rank is the one that counts what it owns of the parameter: the first of those that hold a
  * copy, and not a tied copy. */
 bool partition_counts(const Partition *p, const Param *param);
