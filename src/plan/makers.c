@@ -186,7 +186,6 @@ MatrixPart makers_part(const Partition *p, const Param *whole, int k, int place)
     Box b = axes_box(p->whole, whole, sharing_at(p, place), partition_experts(p));
     int64_t row = m.first / whole->cols;
     if (b.stack.count > 1) row %= b.every; /* the same rows of each of the stack */
-    Band rows = overlap(b.rows, row, m.rows),
-         columns = overlap(b.columns, m.first % whole->cols, m.cols);
+    Band rows = overlap(b.rows, row, m.rows), columns = overlap(b.columns, m.first % whole->cols, m.cols);
     return (MatrixPart){rows.first, columns.first, rows.count, columns.count};
 }

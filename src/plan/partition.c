@@ -233,8 +233,8 @@ Deal partition_experts(const Partition *p) {
 Piece partition_piece(const Partition *p, const Param *param) {
     const Share *s = &p->share[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
-    Box box =
-        axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies}, partition_experts(p));
+    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies},
+                       partition_experts(p));
     CHECK(box_rows(&box) * box_columns(&box) == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;

@@ -742,8 +742,8 @@ static void check_shared_keys(Device *d, AttentionShape s, const void *qkv, cons
 
 static void check_heads(Device *d, Dtype c) {
     static const AttentionShape shapes[] = {SHAPE(133, 8, 8, 20), SHAPE(70, 8, 4, 40), SHAPE(65, 4, 4, 64),
-                                            SHAPE(150, 4, 4, 16)};
-    for (int i = 0; i < 4; i++) {
+                                            SHAPE(150, 4, 4, 16), SHAPE(133, 8, 4, 48)};
+    for (int i = 0; i < 5; i++) {
         AttentionShape s = shapes[i];
         keep_scratch(d, c, s.tokens, 2, s);
         int64_t t = s.tokens, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;

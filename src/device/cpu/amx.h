@@ -1,7 +1,7 @@
 /* Tiles of AMX: registers of 16 lines of 64 bytes. Part of kernels_all.h, after pairs.h; empty where there
  * are none.
  *
- *     amx_dot(c, a, b)     c [16][16] fp32 += a [16][32] bf16 x b [16 pairs][16], 16 cycles
+ *     _tile_dpbf16ps(c, a, b)     c [16][16] fp32 += a [16][32] bf16 x b [16 pairs][16], 16 cycles
  *
  * b has the 32 elements of a column as pairs, one below the other, as everything in pairs.h has. An element
  * of c gets the sum of the products of all first elements of pairs, and that of all second ones, each a chain
@@ -10,13 +10,17 @@
  * zeros.
  *
  * A thread says amx_begin before it uses tiles and amx_end after it: what a thread that does not use them
- * need not save costs nothing. Names of tiles are constants: AMX_C + 2 * i + j is the (i, j)-th of four sums.
+ * need not save costs nothing. Names of tiles are constants: 2 * i + j is the (i, j)-th of four sums, 4 and
+ * 5 are of a, 6 and 7 of b.
  *
  * Compilers do not know what memory an instruction on tiles reads (gcc): who has written it says amx_written.
  */
 #if VEC_AMX
 
-enum { AMX_SIDE = 16, AMX_GROUP = 32, AMX_BYTES = 1024 };
+enum { AMX_SIDE = 16, AMX_GROUP = 32, AMX_BYTES = 1024, AMX_WORDS = AMX_BYTES / 4 };
+
+/* Of elements, the last one filled up. */
+INLINE int64_t amx_groups(int64_t elements) { return (elements + AMX_GROUP - 1) / AMX_GROUP; }
 
 typedef struct AmxConfig {
     uint8_t palette, start, none[14];
@@ -60,23 +64,123 @@ typedef struct AmxAhead {
     const char *at;
     int64_t lines, row, step;
 } AmxAhead;
+static const AmxAhead amx_nothing = {.at = ""};
 
-/* To those sums, of `groups` groups: a is [groups][down tiles], a tile after the other; lines of b lie b_row
- * words apart, 16 to a group, its tiles beside each other. */
-INLINE void amx_chain(const char *a, const float *b, int64_t b_row, int64_t groups, const AmxAhead *next,
+/* Where tiles of A lie, in bytes: lines, groups, and a tile below another one. */
+typedef struct AmxTiles {
+    const char *at;
+    int64_t line, group, below;
+} AmxTiles;
+
+/* To those sums, of `groups` groups. Lines of b lie b_row words apart, 16 to a group, its tiles beside each
+ * other. */
+INLINE void amx_chain(AmxTiles a, const float *b, int64_t b_row, int64_t groups, const AmxAhead *next,
                       const int down, const int across) {
     const char *ahead = next->at;
-    for (int64_t g = 0; g < groups; g++, a += down * AMX_BYTES, b += AMX_SIDE * b_row, ahead += next->step) {
+    for (int64_t g = 0; g < groups; g++, a.at += a.group, b += AMX_SIDE * b_row, ahead += next->step) {
         for (int64_t i = 0; i < next->lines; i++) __builtin_prefetch(ahead + i * next->row, 0, 2);
-        _tile_loadd(4, a, 64);
+        _tile_loadd(4, a.at, a.line);
         _tile_loadd(6, b, b_row * 4);
         if (across > 1) _tile_loadd(7, b + AMX_SIDE, b_row * 4);
-        if (down > 1) _tile_loadd(5, a + AMX_BYTES, 64);
+        if (down > 1) _tile_loadd(5, a.at + a.below, a.line);
         _tile_dpbf16ps(0, 4, 6);
         if (across > 1) _tile_dpbf16ps(1, 4, 7);
         if (down > 1) _tile_dpbf16ps(2, 5, 6);
         if (down > 1 && across > 1) _tile_dpbf16ps(3, 5, 7);
     }
+}
+
+/* Pairs of two rows of at most 32 elements. Unpacking leaves four neighbours in 16 bytes: 0, 8, 16 and 24 and
+ * those behind them first, then 4, 12, 20 and 28. */
+INLINE void amx_pairs(const uint16_t *from, int64_t row, int64_t rows, __mmask32 here, float *to) {
+    __m512i one = _mm512_maskz_loadu_epi16(rows > 0 ? here : 0, from);
+    __m512i next = _mm512_maskz_loadu_epi16(rows > 1 ? here : 0, from + row);
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi16(one, next));
+    _mm512_storeu_si512(to + VLEN, _mm512_unpackhi_epi16(one, next));
+}
+
+/* One or two tiles of A, of lines that lie across the rows as stored: pairs of two rows, 16 of them, turned.
+ * From group to group and from tile to tile are words. Lines that are not there, or parts of them, are
+ * zeros. */
+static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t lines, int64_t depth, float *to,
+                             int64_t group, int64_t tile) {
+    enum { FOUR = 4, PAIR = 2 * VLEN };
+    float pairs[AMX_SIDE * PAIR];
+    __mmask32 here = lines >= AMX_GROUP ? 0xffffffff : (1u << lines) - 1;
+    for (int64_t first = 0; first < depth; first += AMX_GROUP, to += group) {
+        for (int64_t p = 0, at = first; p < AMX_SIDE; p++, at += 2)
+            amx_pairs(from + (at < depth ? at * row : 0), row, depth - at, here, pairs + p * PAIR);
+        for (int64_t i = 0; i < lines; i += FOUR)
+            turn_16((const char *)(pairs + i / FOUR % 2 * VLEN + i / 8 * FOUR), PAIR * 4,
+                    to + i / AMX_SIDE * tile + i % AMX_SIDE * AMX_SIDE, AMX_SIDE, 1, DTYPE_F32);
+        for (int64_t i = (lines + FOUR - 1) / FOUR * FOUR; i % AMX_SIDE; i++)
+            vec_store(to + i / AMX_SIDE * tile + i % AMX_SIDE * AMX_SIDE, (Vec){0});
+    }
+}
+
+/* C [m][n] = (add ? C : 0) + A B, n whole tiles; what the last tiles make of lines from m on is left out.
+ * A may be the sum of `parts` matrices, which lie `part` bytes apart. An element is one chain over the groups
+ * of the first part, then of the next one, begun with C or zero, whatever its place and the shape. */
+typedef struct TileProduct {
+    int64_t m, n, groups;
+    AmxTiles a;
+    int parts;
+    int64_t part;
+    const float *b;
+    int64_t b_row;
+    float *c;
+    int64_t c_row;
+    bool add;
+    Ahead *ahead; /* or NULL */
+} TileProduct;
+
+enum { AMX_FOUR = 2 * AMX_SIDE }; /* rows and columns of four sums */
+
+INLINE void amx_copy(const float *from, int64_t from_row, int64_t rows, int64_t cols, float *to,
+                     int64_t to_row) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < cols; i += VLEN)
+            vec_store(to + r * to_row + i, vec_load(from + r * from_row + i));
+}
+
+/* Rows that are not whole tiles go through memory of this thread. */
+INLINE void amx_product_at(const TileProduct *p, int64_t i, int64_t j, const int down, const int across) {
+    float some[AMX_FOUR * AMX_FOUR], *c = p->c + i * p->c_row + j, *to = c;
+    int64_t rows = min_i64(down * AMX_SIDE, p->m - i), to_row = p->c_row;
+    bool whole = rows == down * AMX_SIDE;
+    if (!whole) to = some, to_row = AMX_FOUR;
+    if (!p->add) {
+        amx_zero();
+    } else {
+        if (!whole) amx_copy(c, p->c_row, rows, across * AMX_SIDE, some, AMX_FOUR);
+        amx_written();
+        amx_load(to, to_row, down, across);
+    }
+    for (int part = 0; part < p->parts; part++) {
+        AmxTiles a = p->a;
+        a.at += i / AMX_SIDE * a.below + part * p->part;
+        amx_chain(a, p->b + j, p->b_row, p->groups, &amx_nothing, down, across);
+    }
+    amx_store(to, to_row, down, across);
+    if (!whole) amx_copy(some, AMX_FOUR, rows, across * AMX_SIDE, c, p->c_row);
+}
+
+static void amx_product(TileProduct p) {
+    enum { AHEAD = 8 };
+    amx_written();
+    for (int64_t i = 0; i < p.m; i += AMX_FOUR)
+        for (int64_t j = 0; j < p.n; j += AMX_FOUR) {
+            bool down = p.m - i > AMX_SIDE, across = p.n - j > AMX_SIDE;
+            for (int k = 0; k < AHEAD; k++) ahead_step(p.ahead);
+            if (down && across)
+                amx_product_at(&p, i, j, 2, 2);
+            else if (down)
+                amx_product_at(&p, i, j, 2, 1);
+            else if (across)
+                amx_product_at(&p, i, j, 1, 2);
+            else
+                amx_product_at(&p, i, j, 1, 1);
+        }
 }
 
 /* What a core could do at most, as product_limit. Of numbers that differ: with zeros, which take less power,

@@ -19,6 +19,13 @@
  * a row is divided by the sum of its rounded probabilities, and dQ is a product in fp32, since the gradients
  * of a row's scores come to zero, and rounded ones to a little more or less.
  *
+ * With AMX, products of bf16 are made by tiles (amx.h), where a head is whole tiles wide; other heads go by
+ * pairs. What is a product's first operand lies in rows (K; q, dout and the gradients of scores), or in tiles
+ * that are packed across for several blocks (V; q^T and dout^T, so that dK and dV are sums [D][keys], of the
+ * same pairs of queries that lanes of keys make); the second one is pairs, as ever. Groups of 32 are filled
+ * up with zeros. dQ takes the gradients of scores as two numbers of bf16, the rounded one and what that left,
+ * rounded: 16 bits, so that what a row comes to stays near zero. Strips are two tiles.
+ *
  * A thread takes a few blocks at once, its units: forward, of queries that go over the same keys; backward,
  * of keys that the same queries go over. What units share is packed once. */
 
@@ -48,20 +55,30 @@ INLINE void widen_typed(const void *from, int64_t row, int64_t rows, int64_t dim
 
 /* Elements in a term of a sum. */
 INLINE bool flash_pairs(const Flash *f) { return VEC_PAIRS && f->c == DTYPE_BF16; }
+/* Products by tiles: of heads that are whole ones. */
+INLINE bool flash_tiles(const Flash *f) { return VEC_AMX && flash_pairs(f) && f->s.head_dim % 16 == 0; }
 INLINE int64_t flash_term(const Flash *f) { return flash_pairs(f) ? 2 : 1; }
 INLINE int64_t flash_terms(const Flash *f, int64_t elements) {
     return (elements + flash_term(f) - 1) / flash_term(f);
 }
 
-/* Rows of a tensor for sums over their elements: to[rows][padded / term]. */
+/* Terms of a row that is summed over its elements, zeros at its end included. */
+INLINE int64_t flash_along(const Flash *f) {
+#if VEC_AMX
+    if (flash_tiles(f)) return amx_groups(f->s.head_dim) * AMX_SIDE;
+#endif
+    return flash_padded(f->s.head_dim) / flash_term(f);
+}
+
+/* Rows of a tensor for sums over their elements: to[rows][flash_along]. */
 static void terms_along(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
-    const int64_t dim = f->s.head_dim, padded = flash_padded(dim);
+    const int64_t dim = f->s.head_dim, along = flash_along(f);
     if (!flash_pairs(f)) {
-        BY_DTYPE(f->c, widen_typed, from, row, rows, dim, padded, to);
+        BY_DTYPE(f->c, widen_typed, from, row, rows, dim, along, to);
         return;
     }
-    for (int64_t r = 0; r < rows; r++, to += padded / 2) {
-        memset(to + dim / 2, 0, (size_t)(padded / 2 - dim / 2) * sizeof *to);
+    for (int64_t r = 0; r < rows; r++, to += along) {
+        memset(to + dim / 2, 0, (size_t)(along - dim / 2) * sizeof *to);
         memcpy(to, tensor_at(from, r * row, f->c), (size_t)dim * sizeof(uint16_t));
     }
 }
@@ -79,8 +96,37 @@ static void terms_across(const Flash *f, const void *from, int64_t row, int64_t 
     terms_along(f, from, row, rows, to);
 }
 
-/* Transposed, for sums over the elements of rows that are lanes: to[dim / term][B]; lanes from `rows` on are
- * zero. Numbers in fp32 are multiplied by the factor, pairs are not. */
+#if VEC_AMX
+/* Their sums as rows of a product, in tiles of 16 elements by 32 rows: to[dim / 16][2]. */
+static void tiles_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
+    for (int64_t i = 0; i < f->s.head_dim; i += AMX_GROUP)
+        amx_tiles_across((const uint16_t *)from + i, row, min_i64(AMX_GROUP, f->s.head_dim - i), rows,
+                         to + i / AMX_SIDE * 2 * AMX_WORDS, AMX_WORDS, 2 * AMX_WORDS);
+}
+INLINE AmxTiles tiles_of_across(const float *tiles) {
+    return (AmxTiles){(const char *)tiles, 64, AMX_BYTES, 2 * AMX_BYTES};
+}
+/* Of rows that lie as terms_along has them, from one on. */
+INLINE AmxTiles tiles_of_along(const Flash *f, const float *rows, int64_t first) {
+    int64_t line = flash_along(f) * (int64_t)sizeof *rows;
+    return (AmxTiles){(const char *)rows + first * line, line, 64, AMX_SIDE * line};
+}
+INLINE int64_t whole_tiles(int64_t rows) { return (rows + AMX_SIDE - 1) / AMX_SIDE * AMX_SIDE; }
+#endif
+
+/* For sums over rows, in the form that the product which makes them wants. */
+static void rows_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
+#if VEC_AMX
+    if (flash_tiles(f)) {
+        tiles_across(f, from, row, rows, to);
+        return;
+    }
+#endif
+    terms_across(f, from, row, rows, to);
+}
+
+/* Transposed, for sums over the elements of rows that are lanes: to[dim / term][B], or [flash_along][B] for
+ * tiles; lanes from `rows` on are zero. Numbers in fp32 are multiplied by the factor, pairs are not. */
 static void turn(const Flash *f, const void *from, int64_t row, int64_t rows, float factor, float *to,
                  Dtype c) {
     const int64_t dim = f->s.head_dim;
@@ -90,8 +136,10 @@ static void turn(const Flash *f, const void *from, int64_t row, int64_t rows, fl
     else
 #endif
         BY_DTYPE(c, transpose_block, from, row, rows, dim, to, B, factor);
-    for (int64_t i = 0; rows < B && i < flash_terms(f, dim); i++)
+    int64_t terms = flash_terms(f, dim);
+    for (int64_t i = 0; rows < B && i < terms; i++)
         memset(to + i * B + rows, 0, (size_t)(B - rows) * sizeof(float));
+    if (flash_tiles(f)) memset(to + terms * B, 0, (size_t)((flash_along(f) - terms) * B) * sizeof(float));
 }
 
 INLINE void write_row_typed(const float *from, int64_t dim, float factor, void *to, Dtype c) {
@@ -140,7 +188,7 @@ typedef struct ForwardUnit {
     const Flash *f;
     int64_t first, count, head;
     int64_t key, end;      /* the blocks of keys that it sees begin there, its keys end here */
-    float *queries, *sums; /* [D / term][B], with its factor; [D][B], not yet divided */
+    float *queries, *sums; /* as turn makes them, with its factor; [D][B], not yet divided */
     float top[B], total[B];
     int32_t last_key[B], first_key[B];
 } ForwardUnit;
@@ -148,7 +196,7 @@ typedef struct ForwardUnit {
 /* A block of keys, and what a unit makes of it. */
 typedef struct ForwardKeys {
     int64_t first, count;
-    float *k, *v;  /* [B][D padded / term]; [B / term][D padded] */
+    float *k, *v;  /* [B][flash_along]; [B / term][D padded], or tiles_across */
     float *scores; /* [B keys][B]; probabilities [B keys / term][B] */
     float factor[B];
     Ahead ahead;
@@ -184,13 +232,24 @@ static void forward_queries(const ForwardUnit *u) {
     turn(f, query_at(f, f->q, u->head, u->first), f->q_row, u->count, score_factor(f), u->queries, f->c);
 }
 
+/* Lanes of a block that go through all its products together, and of how many each of these is. By tiles they
+ * are half a block: what one product makes and the next one takes is then still in the first-level cache. */
+typedef struct Lanes {
+    int64_t from, end, strip;
+} Lanes;
+INLINE int64_t lanes_together(const Flash *f) { return flash_tiles(f) ? B / 2 : B; }
+INLINE Lanes lanes_from(const Flash *f, int64_t from, bool cut) {
+    int64_t all = lanes_together(f);
+    return (Lanes){from, from + all, cut && !flash_tiles(f) ? STRIP : all};
+}
+
 /* Keys of the block that some query of lanes below `lanes` sees. */
 INLINE int64_t keys_seen(const ForwardUnit *u, const ForwardKeys *b, int64_t lanes) {
     return max_i64(0, min_i64(b->count, u->last_key[lanes - 1] + 1 - b->first));
 }
 
-static void forward_mask(const ForwardUnit *u, const ForwardKeys *b) {
-    for (int64_t i = 0; i < B; i += VLEN) {
+static void forward_mask(const ForwardUnit *u, const ForwardKeys *b, Lanes l) {
+    for (int64_t i = l.from; i < l.end; i += VLEN) {
         VecInt last = vec_load_int(u->last_key + i), first = vec_load_int(u->first_key + i);
         for (int64_t k = 0, keys = keys_seen(u, b, i + VLEN); k < keys; k++) {
             int32_t at = (int32_t)(b->first + k);
@@ -201,10 +260,13 @@ static void forward_mask(const ForwardUnit *u, const ForwardKeys *b) {
     }
 }
 
-static void forward_cap(const ForwardUnit *u, const ForwardKeys *b) {
+static void forward_cap(const ForwardUnit *u, const ForwardKeys *b, Lanes l) {
     float cap = cap_factor(u->f), factor = score_left(u->f);
-    for (int64_t i = 0; i < b->count * B; i += VLEN)
-        vec_store(b->scores + i, vec_tanh(vec_load(b->scores + i) * factor / cap) * cap);
+    for (int64_t k = 0; k < b->count; k++)
+        for (int64_t i = l.from; i < l.end; i += VLEN) {
+            float *at = b->scores + k * B + i;
+            vec_store(at, vec_tanh(vec_load(at) * factor / cap) * cap);
+        }
 }
 
 /* The largest of a column of vectors, in chains that do not wait for each other. */
@@ -230,16 +292,42 @@ INLINE Vec column_softmax(float *column, int64_t keys, int64_t count, Vec top) {
     return total;
 }
 
+#if VEC_AMX
+/* 2^x where products leave little time for it: 0 below -126, since numbers below 2^-126 take an instruction
+ * 200 cycles; NaN stays NaN. One instruction leaves what is above a whole number, for which a polynomial was
+ * fitted (minimax, error 1.4e-7, exactly 1 at 0), another one takes that number for the exponent. */
+INLINE Vec tile_exp2(Vec x) {
+    enum { DOWN = 1 };
+    Vec f = (Vec)_mm512_reduce_ps((__m512)x, DOWN), p = vec_set(1.86713005e-3f);
+    p = p * f + 9.01703071e-3f;
+    p = p * f + 5.57999127e-2f;
+    p = p * f + 2.40164444e-1f;
+    p = p * f + 6.93151295e-1f;
+    p = p * f + 1.0f;
+    __mmask16 here = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+    return (Vec)_mm512_maskz_scalef_ps(here, (__m512)p, (__m512)x);
+}
+#endif
+/* As the form of the products asks. */
+INLINE Vec flash_exp2(Vec x, const bool tiles) {
+#if VEC_AMX
+    if (tiles) return tile_exp2(x);
+#endif
+    (void)tiles;
+    return vec_exp2_bounded(x);
+}
+
 #if VEC_PAIRS
 /* To pairs of probabilities, which take the first half of the column. The sum is that of what is multiplied,
  * so that a row's weights come to 1. */
-INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, float left, Vec top) {
+INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, float left, Vec top,
+                                const bool tiles) {
     Vec total = {0}, factor = vec_set(left);
     int64_t k = 0;
     for (; k < keys; k += 2) {
         const float *at = column + k * B;
-        Vec one = vec_exp2_bounded(vec_multiply_add(-top, vec_load(at), factor)), next = {0};
-        if (k + 1 < keys) next = vec_exp2_bounded(vec_multiply_add(-top, vec_load(at + B), factor));
+        Vec one = flash_exp2(vec_multiply_add(-top, vec_load(at), factor), tiles), next = {0};
+        if (k + 1 < keys) next = flash_exp2(vec_multiply_add(-top, vec_load(at + B), factor), tiles);
         Vec pairs = pairs_across(one, next);
         vec_store(column + k / 2 * B, pairs);
         total += (Vec)((VecBits)pairs << 16) + (Vec)((VecBits)pairs & 0xffff0000);
@@ -250,8 +338,9 @@ INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, floa
 #endif
 
 /* Scores become probabilities against the new maximum; factor is what older sums must be multiplied by. */
-static void forward_softmax(ForwardUnit *u, ForwardKeys *b) {
-    for (int64_t i = 0; i < B; i += VLEN) {
+INLINE void forward_softmax_of(ForwardUnit *u, ForwardKeys *b, Lanes l, const bool tiles) {
+    (void)tiles;
+    for (int64_t i = l.from; i < l.end; i += VLEN) {
         int64_t keys = keys_seen(u, b, i + VLEN);
         float *column = b->scores + i;
         Vec old = vec_load(u->top + i), top, total;
@@ -259,7 +348,8 @@ static void forward_softmax(ForwardUnit *u, ForwardKeys *b) {
         if (flash_pairs(u->f)) {
             float left = u->f->s.cap > 0 ? 1 : score_left(u->f);
             top = vec_max(column_max(column, keys, vec_set(-HUGE_VALF)) * left, old);
-            total = column_softmax_pairs(column, keys, b->count, left, top);
+            int64_t count = tiles ? (b->count + 31) / 32 * 32 : b->count; /* tiles' products: whole groups */
+            total = column_softmax_pairs(column, keys, count, left, top, tiles);
         } else
 #endif
         {
@@ -272,13 +362,19 @@ static void forward_softmax(ForwardUnit *u, ForwardKeys *b) {
         vec_store(u->total + i, vec_load(u->total + i) * factor + total);
     }
 }
+static void forward_softmax(ForwardUnit *u, ForwardKeys *b, Lanes l) {
+    if (flash_tiles(u->f))
+        forward_softmax_of(u, b, l, true);
+    else
+        forward_softmax_of(u, b, l, false);
+}
 
 /* Lanes are taken in strips where some see fewer keys than others, each with the keys that it sees. */
-static void forward_scores(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
-    for (int64_t i = 0; i < B; i += lanes)
+static void forward_scores_terms(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
+    for (int64_t i = l.from; i < l.end; i += l.strip)
         product((Product){.pairs = flash_pairs(u->f),
-                          .m = keys_seen(u, b, i + lanes),
-                          .n = lanes,
+                          .m = keys_seen(u, b, i + l.strip),
+                          .n = l.strip,
                           .k = flash_terms(u->f, u->f->s.head_dim),
                           .a = b->k,
                           .a_row = flash_padded(u->f->s.head_dim) / flash_term(u->f),
@@ -290,12 +386,12 @@ static void forward_scores(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) 
                           .mode = TILE_SET,
                           .ahead = &b->ahead});
 }
-static void forward_sums(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
-    for (int64_t i = 0; i < B; i += lanes)
+static void forward_sums_terms(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
+    for (int64_t i = l.from; i < l.end; i += l.strip)
         product((Product){.pairs = flash_pairs(u->f),
                           .m = u->f->s.head_dim,
-                          .n = lanes,
-                          .k = flash_terms(u->f, keys_seen(u, b, i + lanes)),
+                          .n = l.strip,
+                          .k = flash_terms(u->f, keys_seen(u, b, i + l.strip)),
                           .a = b->v,
                           .a_row = 1,
                           .a_step = flash_padded(u->f->s.head_dim),
@@ -308,21 +404,85 @@ static void forward_sums(const ForwardUnit *u, ForwardKeys *b, int64_t lanes) {
                           .ahead = &b->ahead});
 }
 
+#if VEC_AMX
+static void forward_scores_tiles(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
+    for (int64_t i = l.from; i < l.end; i += l.strip)
+        amx_product((TileProduct){.m = whole_tiles(keys_seen(u, b, i + l.strip)),
+                                  .n = l.strip,
+                                  .groups = amx_groups(u->f->s.head_dim),
+                                  .a = tiles_of_along(u->f, b->k, 0),
+                                  .parts = 1,
+                                  .b = u->queries + i,
+                                  .b_row = B,
+                                  .c = b->scores + i,
+                                  .c_row = B,
+                                  .ahead = &b->ahead});
+}
+
+/* Tiles are added to what they find: where maxima did not grow, sums are as they should be. */
+static void forward_rescale(const ForwardUnit *u, const ForwardKeys *b, Lanes l) {
+    for (int64_t i = l.from; i < l.end; i += VLEN) {
+        Vec factor = vec_load(b->factor + i);
+        if (_mm512_cmp_ps_mask((__m512)factor, _mm512_set1_ps(1), _CMP_NEQ_UQ) == 0) continue;
+        float *sums = u->sums + i;
+        for (int64_t d = 0; d < u->f->s.head_dim; d++)
+            vec_store(sums + d * B, vec_load(sums + d * B) * factor);
+    }
+}
+
+static void forward_sums_tiles(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
+    if (b->first != u->key) forward_rescale(u, b, l);
+    for (int64_t i = l.from; i < l.end; i += l.strip)
+        amx_product((TileProduct){.m = u->f->s.head_dim,
+                                  .n = l.strip,
+                                  .groups = amx_groups(keys_seen(u, b, i + l.strip)),
+                                  .a = tiles_of_across(b->v),
+                                  .parts = 1,
+                                  .b = b->scores + i,
+                                  .b_row = B,
+                                  .c = u->sums + i,
+                                  .c_row = B,
+                                  .add = b->first != u->key,
+                                  .ahead = &b->ahead});
+}
+#endif
+
+static void forward_scores(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
+#if VEC_AMX
+    if (flash_tiles(u->f)) {
+        forward_scores_tiles(u, b, l);
+        return;
+    }
+#endif
+    forward_scores_terms(u, b, l);
+}
+static void forward_sums(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
+#if VEC_AMX
+    if (flash_tiles(u->f)) {
+        forward_sums_tiles(u, b, l);
+        return;
+    }
+#endif
+    forward_sums_terms(u, b, l);
+}
+
 static void forward_visit(ForwardUnit *u, ForwardKeys *b) {
-    bool cut = b->first + b->count - 1 > u->last_key[0];
-    int64_t lanes = cut ? STRIP : B;
-    forward_scores(u, b, lanes);
-    if (u->f->s.cap > 0) forward_cap(u, b);
-    if (cut || b->first < u->first_key[B - 1]) forward_mask(u, b);
-    forward_softmax(u, b);
-    forward_sums(u, b, lanes);
+    bool cut = b->first + b->count - 1 > u->last_key[0], masked = cut || b->first < u->first_key[B - 1];
+    for (int64_t from = 0; from < B; from += lanes_together(u->f)) {
+        Lanes l = lanes_from(u->f, from, cut);
+        forward_scores(u, b, l);
+        if (u->f->s.cap > 0) forward_cap(u, b, l);
+        if (masked) forward_mask(u, b, l);
+        forward_softmax(u, b, l);
+        forward_sums(u, b, l);
+    }
 }
 
 static void forward_keys(ForwardKeys *b, const Flash *f, int64_t kv_head, int64_t key, int64_t end) {
     b->first = key;
     b->count = min_i64(B, end - key);
     terms_along(f, keys_at(f, f->k, kv_head, key), f->kv_row, b->count, b->k);
-    terms_across(f, keys_at(f, f->v, kv_head, key), f->kv_row, b->count, b->v);
+    rows_across(f, keys_at(f, f->v, kv_head, key), f->kv_row, b->count, b->v);
     ahead_keys(&b->ahead, f, kv_head, key + B, end);
 }
 
@@ -350,6 +510,20 @@ static void forward_unit(ForwardUnit *u, ForwardKeys *b) {
     if (left <= B) forward_finish(u, b->scores);
 }
 
+/* Around all that a call does. */
+INLINE void flash_begin(const Flash *f) {
+#if VEC_AMX
+    if (flash_tiles(f)) amx_begin();
+#endif
+    (void)f;
+}
+INLINE void flash_end(const Flash *f) {
+#if VEC_AMX
+    if (flash_tiles(f)) amx_end();
+#endif
+    (void)f;
+}
+
 static void flash_forward(const Flash *f, int64_t kv_head, int64_t first, int64_t count, float *scratch) {
     int64_t dim = f->s.head_dim, padded = flash_padded(dim), key = INT64_MAX, end = 0;
     ForwardUnit unit[FLASH_UNITS_MAX];
@@ -363,10 +537,12 @@ static void flash_forward(const Flash *f, int64_t kv_head, int64_t first, int64_
         key = min_i64(key, u->key);
         end = max_i64(end, u->end);
     }
+    flash_begin(f);
     for (; key < end; key += B) {
         forward_keys(&b, f, kv_head, key, end);
         for (int64_t i = 0; i < count; i++) forward_unit(unit + i, &b);
     }
+    flash_end(f);
 }
 
 /* ---- backward ---- */
@@ -385,8 +561,9 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
 /* A block of keys: lanes are keys. */
 typedef struct BackwardUnit {
     int64_t first, count, block;
-    float *keys, *values; /* [D / term][B] transposed */
-    float *k, *dk, *dv;   /* [B][D padded], in fp32 */
+    float *keys, *values; /* as turn makes them */
+    float *k;             /* [B][D padded], in fp32; for tiles [B / 2][D] pairs of keys */
+    float *dk, *dv;       /* [B][D padded]; by tiles [D][B] */
     bool seen;            /* by queries already: they are made then */
 } BackwardUnit;
 
@@ -395,16 +572,22 @@ typedef struct BackwardQueries {
     const Flash *f;
     int64_t kv_head, padded;
     int64_t head, first, count, block;
-    float *q, *dout;           /* [B][D padded / term] */
-    float *q_rows, *dout_rows; /* [B / term][D padded]; of fp32 the same */
-    float *p, *ds;             /* [B queries][B], then [B queries / term][B] */
+    float *q, *dout;           /* [B][flash_along] */
+    float *q_rows, *dout_rows; /* [B / term][D padded], or tiles_across; of fp32 the same */
+    float *p, *ds;             /* [B queries][B], then p [B queries / term][B] */
     float *ds_across;          /* [B queries / term][B]; of fp32 the same as ds */
     Ahead ahead;
 } BackwardQueries;
 
 static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded) {
     const void *keys = keys_at(f, f->k, kv_head, u->first);
-    BY_DTYPE(f->c, widen_typed, keys, f->kv_row, u->count, f->s.head_dim, padded, u->k);
+    if (flash_tiles(f)) {
+        terms_across(f, keys, f->kv_row, u->count, u->k);
+        int64_t terms = flash_terms(f, u->count);
+        memset(u->k + terms * padded, 0, (size_t)((B / 2 - terms) * padded) * sizeof(float));
+    } else {
+        BY_DTYPE(f->c, widen_typed, keys, f->kv_row, u->count, f->s.head_dim, padded, u->k);
+    }
     if (flash_pairs(f))
         turn(f, keys, f->kv_row, u->count, 1, u->keys, f->c);
     else
@@ -459,7 +642,7 @@ static void backward_pairs(const BackwardQueries *b, int64_t r, bool second) {
 }
 #endif
 
-static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+static void backward_softmax_terms(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
     int64_t at = b->head * b->f->s.tokens + b->first;
     const float *lse = b->f->kept_lse + at, *delta = b->f->delta + at;
     for (int64_t r = 0; r < b->count; r++) {
@@ -476,12 +659,150 @@ static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bo
     }
 }
 
+#if VEC_AMX
+/* Of a row, in the two halves of 32 elements, their numbers rounded and what that left, rounded. */
+INLINE Vec half_widened(__m512i pairs, const int half) {
+    const __m512i from = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6,
+                                          6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    return (Vec)_mm512_maskz_permutexvar_epi16(
+        0xaaaaaaaa, _mm512_add_epi16(from, _mm512_set1_epi16((short)(16 * half))), pairs);
+}
+INLINE void put_in_two(Vec one, Vec next, float *to) {
+    __m512i high = (__m512i)_mm512_cvtne2ps_pbh((__m512)next, (__m512)one);
+    Vec rest = one - half_widened(high, 0), next_rest = next - half_widened(high, 1);
+    _mm512_storeu_si512(to, high);
+    _mm512_storeu_si512(to + VLEN, (__m512i)_mm512_cvtne2ps_pbh((__m512)next_rest, (__m512)rest));
+}
+
+/* As backward_row and backward_pairs for rows r and r + 1. A row of ds becomes 32 keys rounded, what that
+ * left of them, then the same of the next 32. */
+typedef struct SoftmaxRow {
+    const float *p, *ds;
+    float lse, delta;
+    int32_t first, last;
+} SoftmaxRow;
+
+INLINE SoftmaxRow softmax_row(const BackwardQueries *b, int64_t r, const bool masked) {
+    int64_t at = b->head * b->f->s.tokens + b->first + r;
+    return (SoftmaxRow){.p = b->p + r * B,
+                        .ds = b->ds + r * B,
+                        .lse = b->f->kept_lse[at] * 1.44269504f,
+                        .delta = b->f->delta[at],
+                        .first = masked ? (int32_t)flash_first(b->f, b->first + r) : 0,
+                        .last = (int32_t)(b->f->offset + b->first + r)};
+}
+
+INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, const SoftmaxRow *row, int64_t i,
+                           Vec *p, Vec *ds, const bool masked, const bool capped) {
+    *p = *ds = (Vec){0};
+    if (masked && u->first + i > row->last) return; /* no score was made here */
+    float left = score_left(b->f), cap = cap_factor(b->f);
+    Vec score = vec_load(row->p + i), part = score;
+    if (capped) part = vec_tanh(score * left / cap), score = part, left = cap;
+    *p = tile_exp2(vec_multiply_add(vec_set(-row->lse), score, vec_set(left)));
+    if (masked) {
+        VecInt key = (VecInt)_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0) +
+                     (int32_t)(u->first + i);
+        *p = (Vec)((VecInt)(key <= row->last) & (VecInt)(key >= row->first) & (VecInt)*p);
+    }
+    *ds = *p * (vec_load(row->ds + i) - row->delta);
+    if (capped) *ds *= 1.0f - part * part;
+}
+
+INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_t r, const bool masked,
+                         const bool capped) {
+    const bool second = r + 1 < b->count;
+    const SoftmaxRow one = softmax_row(b, r, masked), next = softmax_row(b, r + second, masked);
+    for (int64_t i = 0; i < B; i += 2 * VLEN) {
+        Vec p[2][2], ds[2][2] = {{{0}}};
+        for (int v = 0; v < 2; v++) {
+            softmax_vector(b, u, &one, i + v * VLEN, &p[0][v], &ds[0][v], masked, capped);
+            p[1][v] = ds[1][v] = (Vec){0};
+            if (second) softmax_vector(b, u, &next, i + v * VLEN, &p[1][v], &ds[1][v], masked, capped);
+        }
+        for (int v = 0; v < 2; v++) {
+            vec_store(b->p + r / 2 * B + i + v * VLEN, pairs_across(p[0][v], p[1][v]));
+            vec_store(b->ds_across + r / 2 * B + i + v * VLEN, pairs_across(ds[0][v], ds[1][v]));
+        }
+        put_in_two(ds[0][0], ds[0][1], b->ds + r * B + i);
+        put_in_two(ds[1][0], ds[1][1], b->ds + (r + 1) * B + i);
+    }
+}
+
+static void backward_softmax_tiles(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+    int64_t r = 0;
+    for (; r < b->count; r += 2)
+        if (b->f->s.cap > 0)
+            softmax_rows(b, u, r, true, true);
+        else if (masked)
+            softmax_rows(b, u, r, true, false);
+        else
+            softmax_rows(b, u, r, false, false);
+    size_t rest = (size_t)((B - r) / 2 * B) * sizeof(float); /* up to whole groups, at least */
+    memset(b->p + r / 2 * B, 0, rest);
+    memset(b->ds_across + r / 2 * B, 0, rest);
+}
+
+/* As below, by tiles. */
+static void backward_scores_tiles(BackwardQueries *b, const BackwardUnit *u, const float *rows,
+                                  const float *lanes, float *to, int64_t strip) {
+    for (int64_t j = 0; j < B; j += strip) {
+        int64_t r = first_query(b, u, j) / AMX_SIDE * AMX_SIDE;
+        amx_product((TileProduct){.m = whole_tiles(b->count) - r,
+                                  .n = strip,
+                                  .groups = amx_groups(b->f->s.head_dim),
+                                  .a = tiles_of_along(b->f, rows, r),
+                                  .parts = 1,
+                                  .b = lanes + j,
+                                  .b_row = B,
+                                  .c = to + r * B + j,
+                                  .c_row = B,
+                                  .ahead = &b->ahead});
+    }
+}
+
+/* [D][keys] += rows^T x weights. */
+static void backward_sums_tiles(BackwardQueries *b, const BackwardUnit *u, const float *weights,
+                                const float *rows, float *to, int64_t strip) {
+    for (int64_t j = 0; j < u->count; j += strip) {
+        int64_t g = first_query(b, u, j) / AMX_GROUP;
+        amx_product((TileProduct){.m = b->f->s.head_dim,
+                                  .n = strip,
+                                  .groups = amx_groups(b->count) - g,
+                                  .a = tiles_of_across(rows + g * AMX_WORDS),
+                                  .parts = 1,
+                                  .b = weights + g * AMX_SIDE * B + j,
+                                  .b_row = B,
+                                  .c = to + j,
+                                  .c_row = B,
+                                  .add = u->seen,
+                                  .ahead = &b->ahead});
+    }
+}
+#endif
+
+static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+#if VEC_AMX
+    if (flash_tiles(b->f)) {
+        backward_softmax_tiles(b, u, masked);
+        return;
+    }
+#endif
+    backward_softmax_terms(b, u, masked);
+}
+
 /* [queries][keys] = rows x lanes^T; strips of keys leave out the queries that see none of them. */
 static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const float *rows, const float *lanes,
                             float *to, int64_t strip) {
+#if VEC_AMX
+    if (flash_tiles(b->f)) {
+        backward_scores_tiles(b, u, rows, lanes, to, strip);
+        return;
+    }
+#endif
     for (int64_t j = 0; j < B; j += strip) {
         int64_t r = first_query(b, u, j);
-        int64_t row = b->padded / flash_term(b->f);
+        int64_t row = flash_along(b->f);
         product((Product){.pairs = flash_pairs(b->f),
                           .m = b->count - r,
                           .n = strip,
@@ -501,6 +822,12 @@ static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const flo
 /* [keys][D] += weights^T x rows, likewise. */
 static void backward_sums(BackwardQueries *b, const BackwardUnit *u, const float *weights, const float *rows,
                           float *to, int64_t strip) {
+#if VEC_AMX
+    if (flash_tiles(b->f)) {
+        backward_sums_tiles(b, u, weights, rows, to, strip);
+        return;
+    }
+#endif
     for (int64_t j = 0; j < u->count; j += strip) {
         int64_t term = flash_term(b->f), r = first_query(b, u, j) / term;
         product((Product){.pairs = flash_pairs(b->f),
@@ -526,14 +853,8 @@ INLINE float *query_sums(const BackwardQueries *b) {
 /* Of the keys that the queries see. */
 INLINE int64_t last_block(const BackwardQueries *b) { return (b->f->offset + b->first + b->count - 1) / B; }
 
-/* dq += ds k, after the key blocks before this one, so that the order of the sum is fixed. They were started
- * earlier, on threads that run: the wait ends. The last one that a query sees rounds the sum. */
-static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t strip) {
-    const Flash *f = b->f;
-    int64_t blocks = (f->s.tokens + B - 1) / B, dim = f->s.head_dim;
-    atomic_int *progress = f->progress + b->head * blocks + b->block;
-    for (int spins = 0; atomic_load_explicit(progress, memory_order_acquire) != (int)u->block;)
-        if (++spins > 200) sched_yield();
+/* [queries][D] += ds k. */
+static void query_product(BackwardQueries *b, const BackwardUnit *u, int64_t strip, bool set) {
     for (int64_t i = 0; i < b->count; i += strip)
         product((Product){.m = min_i64(strip, b->count - i),
                           .n = b->padded,
@@ -545,8 +866,43 @@ static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t st
                           .b_row = b->padded,
                           .c = query_sums(b) + i * b->padded,
                           .c_row = b->padded,
-                          .mode = u->block == flash_first(f, b->first) / B ? TILE_SET : TILE_ADD,
+                          .mode = set ? TILE_SET : TILE_ADD,
                           .ahead = &b->ahead});
+}
+#if VEC_AMX
+/* ds is its two parts. */
+static void query_product_tiles(BackwardQueries *b, const BackwardUnit *u, int64_t strip, bool set) {
+    for (int64_t i = 0; i < b->count; i += strip)
+        amx_product((TileProduct){.m = min_i64(strip, b->count - i),
+                                  .n = b->padded,
+                                  .groups = amx_groups(keys_before(b, u, i + strip)),
+                                  .a = {(const char *)(b->ds + i * B), B * 4, 2 * 64, AMX_SIDE * B * 4},
+                                  .parts = 2,
+                                  .part = 64,
+                                  .b = u->k,
+                                  .b_row = b->padded,
+                                  .c = query_sums(b) + i * b->padded,
+                                  .c_row = b->padded,
+                                  .add = !set,
+                                  .ahead = &b->ahead});
+}
+#endif
+
+/* dq += ds k, after the key blocks before this one, so that the order of the sum is fixed. They were started
+ * earlier, on threads that run: the wait ends. The last one that a query sees rounds the sum. */
+static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t strip) {
+    const Flash *f = b->f;
+    int64_t blocks = (f->s.tokens + B - 1) / B, dim = f->s.head_dim;
+    atomic_int *progress = f->progress + b->head * blocks + b->block;
+    for (int spins = 0; atomic_load_explicit(progress, memory_order_acquire) != (int)u->block;)
+        if (++spins > 200) sched_yield();
+    bool set = u->block == flash_first(f, b->first) / B;
+#if VEC_AMX
+    if (flash_tiles(f))
+        query_product_tiles(b, u, strip, set);
+    else
+#endif
+        query_product(b, u, strip, set);
     if (u->block == last_block(b))
         write_rows(query_sums(b), b->padded, b->count, dim, score_scale(f->s),
                    tensor_to(f->dq, b->first * f->q_row + b->head * dim, f->c), f->q_row, f->c);
@@ -556,7 +912,7 @@ static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t st
 static void backward_visit(BackwardQueries *b, BackwardUnit *u) {
     const Flash *f = b->f;
     bool cut = f->offset + b->first < u->first + u->count - 1;
-    int64_t strip = cut ? STRIP : B;
+    int64_t strip = !cut ? B : flash_tiles(f) ? 2 * STRIP : STRIP;
     if (!u->seen) backward_keys(u, f, b->kv_head, b->padded);
     backward_scores(b, u, b->q, u->keys, b->p, strip);
     backward_scores(b, u, b->dout, u->values, b->ds, strip);
@@ -582,8 +938,8 @@ static void backward_queries(BackwardQueries *b, int64_t head, int64_t block) {
     terms_along(f, q, f->q_row, b->count, b->q);
     terms_along(f, dout, f->s.heads * dim, b->count, b->dout);
     if (flash_pairs(f)) {
-        terms_across(f, q, f->q_row, b->count, b->q_rows);
-        terms_across(f, dout, f->s.heads * dim, b->count, b->dout_rows);
+        rows_across(f, q, f->q_row, b->count, b->q_rows);
+        rows_across(f, dout, f->s.heads * dim, b->count, b->dout_rows);
     }
     ahead_add(&b->ahead, query_sums(b), b->padded, b->count, b->padded, DTYPE_F32);
 }
@@ -594,15 +950,38 @@ static void ahead_queries(BackwardQueries *b, int64_t head, int64_t block) {
     ahead_add(&b->ahead, dout_at(f, head, first), f->s.heads * dim, rows, dim, f->c);
 }
 
-static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded) {
+#if VEC_AMX
+/* Rows of sums that lie across. */
+static void write_turned(const BackwardUnit *u, const float *from, int64_t dim, float factor, float *room,
+                         void *to, int64_t row, Dtype c) {
+    for (int64_t j = 0; j < u->count; j += STRIP) {
+        int64_t rows = min_i64(STRIP, u->count - j);
+        transpose_block(from + j, B, dim, rows, room, dim, 1, DTYPE_F32);
+        write_rows(room, dim, rows, dim, factor, tensor_to(to, j * row, c), row, c);
+    }
+}
+#endif
+
+/* room: [STRIP][D]. */
+static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded,
+                            float *room) {
     int64_t dim = f->s.head_dim, at = u->first * f->dkv_row + kv_head * dim, row = f->dkv_row;
     Dtype type = f->dkv_type;
     if (!u->seen) {
         memset(u->dk, 0, (size_t)(B * padded) * sizeof(float));
         memset(u->dv, 0, (size_t)(B * padded) * sizeof(float));
     }
-    write_rows(u->dk, padded, u->count, dim, score_scale(f->s), tensor_to(f->dk, at, type), row, type);
-    write_rows(u->dv, padded, u->count, dim, 1, tensor_to(f->dv, at, type), row, type);
+    void *dk = tensor_to(f->dk, at, type), *dv = tensor_to(f->dv, at, type);
+#if VEC_AMX
+    if (flash_tiles(f)) {
+        write_turned(u, u->dk, dim, score_scale(f->s), room, dk, row, type);
+        write_turned(u, u->dv, dim, 1, room, dv, row, type);
+        return;
+    }
+#endif
+    (void)room;
+    write_rows(u->dk, padded, u->count, dim, score_scale(f->s), dk, row, type);
+    write_rows(u->dv, padded, u->count, dim, 1, dv, row, type);
 }
 
 /* Blocks of queries that see a key of the unit: an interval, which moves on from one unit to the next. */
@@ -641,17 +1020,18 @@ static void backward_block(BackwardQueries *b, BackwardUnit *unit, int64_t count
 }
 
 static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, int64_t count, float *scratch) {
-    int64_t dim = f->s.head_dim, padded = flash_padded(dim);
+    int64_t dim = f->s.head_dim, padded = flash_padded(dim), along = flash_along(f),
+            across = flash_pairs(f) ? padded / 2 : 0; /* of fp32 the same rows */
     BackwardQueries b = {.f = f,
                          .kv_head = kv_head,
                          .padded = padded,
-                         .q = next_panel(&scratch, B * padded),
-                         .dout = next_panel(&scratch, B * padded),
+                         .q = next_panel(&scratch, B * (along + across)),
+                         .dout = next_panel(&scratch, B * (along + across)),
                          .p = next_panel(&scratch, B * B),
                          .ds = next_panel(&scratch, B * B)};
     b.q_rows = b.q, b.dout_rows = b.dout, b.ds_across = b.ds;
-    if (flash_pairs(f)) { /* rows take half of their panels */
-        b.q_rows += B * padded / 2, b.dout_rows += B * padded / 2;
+    if (flash_pairs(f)) {
+        b.q_rows += B * along, b.dout_rows += B * along;
         b.ds_across = next_panel(&scratch, B * B / 2);
     }
     BackwardUnit unit[FLASH_UNITS_MAX];
@@ -663,13 +1043,15 @@ static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, int64
                             .values = next_panel(&scratch, B * dim),
                             .dk = next_panel(&scratch, B * padded),
                             .dv = next_panel(&scratch, B * padded),
-                            .k = next_panel(&scratch, B * padded)};
+                            .k = next_panel(&scratch, flash_tiles(f) ? B / 2 * padded : B * padded)};
         u->count = min_i64(B, f->keys - u->first);
         if (i) ahead_keys(&b.ahead, f, kv_head, u->first, f->keys);
     }
+    flash_begin(f);
     for (int64_t q = first_block(f, unit); block_before_end(f, unit + count - 1, q); q++)
         backward_block(&b, unit, count, q);
-    for (int64_t i = 0; i < count; i++) backward_finish(unit + i, f, kv_head, padded);
+    flash_end(f);
+    for (int64_t i = 0; i < count; i++) backward_finish(unit + i, f, kv_head, padded, b.p);
 }
 
 /* ---- decode ---- */

@@ -13,15 +13,13 @@
 #if VEC_AMX
 
 enum {
-    AMX_PANEL = 2 * AMX_SIDE, /* rows of a strip, columns of a panel */
-    AMX_BLOCK = 24,           /* groups */
-    AMX_WORDS = AMX_BYTES / 4,
+    AMX_PANEL = 2 * AMX_SIDE,                   /* rows of a strip, columns of a panel */
+    AMX_BLOCK = 24,                             /* groups */
     AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* of B that are packed at a time */
     AMX_A_WORDS = PRODUCT_BLOCK * PACK_ROWS,
 };
 _Static_assert(2 * (int)AMX_BLOCK * (int)AMX_WORDS <= (int)AMX_A_WORDS, "a strip fits into a product's room");
 
-INLINE int64_t amx_groups(int64_t elements) { return (elements + AMX_GROUP - 1) / AMX_GROUP; }
 INLINE int64_t amx_padded(int64_t width) { return (width + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL; }
 
 /* ---- packing ---- */
@@ -78,20 +76,6 @@ static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int
                                                             r < rows ? depth - g * AMX_GROUP : 0));
 }
 
-/* Of A transposed: pairs of two rows as stored, 16 of them, turned. */
-static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
-                             int64_t step) {
-    float pairs[AMX_WORDS];
-    for (int64_t g = 0; g < amx_groups(depth); g++) {
-        for (int64_t p = 0, at = g * AMX_GROUP; p < AMX_SIDE; p++, at += 2) {
-            const uint16_t *line = from + (at < depth ? at * row : 0);
-            vec_store(pairs + p * AMX_SIDE,
-                      at < depth ? pairs_of_rows(line, row, rows, at + 1 < depth) : (Vec){0});
-        }
-        turn_lines((const char *)pairs, 64, AMX_SIDE, 4, to + g * step, AMX_SIDE, 1, DTYPE_F32);
-    }
-}
-
 static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                        float *to) {
     const ProductOperand *o = &r->b;
@@ -116,9 +100,9 @@ static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t 
         if (o->along)
             amx_tiles_along(from + (line + i) * o->row + first, o->row, count, depth, strip,
                             tiles * AMX_WORDS);
-        else
-            amx_tiles_across(from + first * o->row + line + i, o->row, count, depth, strip,
-                             tiles * AMX_WORDS);
+        else if (i % AMX_PANEL == 0) /* both */
+            amx_tiles_across(from + first * o->row + line + i, o->row, in_strip, depth, strip,
+                             tiles * AMX_WORDS, AMX_WORDS);
     }
 }
 
@@ -162,7 +146,8 @@ INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t
         amx_written();
         amx_load(sums, AMX_PANEL, down, across);
     }
-    amx_chain((const char *)a, b, AMX_PANEL, groups, next, down, across);
+    amx_chain((AmxTiles){(const char *)a, 64, down * AMX_BYTES, AMX_BYTES}, b, AMX_PANEL, groups, next, down,
+              across);
     if (whole && !(s->last && (r->rounded || r->waiting))) {
         amx_store(c, r->c_row, down, across);
     } else {
@@ -202,7 +187,7 @@ static AmxAhead amx_next_of_a(const ProductRun *r, int64_t i, int64_t first, int
     const ProductOperand *o = &r->a;
     int64_t each = (AMX_PANEL + panels - 1) / panels, line = panel * each;
     AmxAhead next = {.lines = min_i64(each, min_i64(AMX_PANEL, r->m - i) - line)};
-    if (next.lines <= 0) return (AmxAhead){.lines = 0};
+    if (next.lines <= 0) return amx_nothing;
     int64_t at = o->along ? (i + line) * o->row + first : (first + line) * o->row + i;
     next.at = tensor_at(o->data, at, DTYPE_BF16);
     next.row = o->row * 2;
@@ -256,7 +241,6 @@ static void amx_run_blocks(const ProductRun *r, float *room) {
 /* As run_few: B is read in order, and a panel of it stays in the first-level cache. */
 static void amx_run_few(const ProductRun *r, float *room) {
     enum { SPAN = AMX_A_WORDS / (AMX_BLOCK * AMX_WORDS) }; /* blocks of A that there is room for */
-    static const AmxAhead nothing;
     float *a = room + AMX_B_WORDS;
     int64_t block = amx_block_of(r->k);
     for (int64_t start = 0; start < r->k; start += SPAN * block) {
@@ -269,7 +253,8 @@ static void amx_run_few(const ProductRun *r, float *room) {
                 Strip s = amx_strip_at(r, 0, j, first, depth);
                 amx_pack_b(r, j, s.cols, first, depth, room);
                 amx_written();
-                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, room, amx_groups(depth), r->m, &nothing);
+                amx_strip(&s, a + (first - start) * FEW_ROWS / 2, room, amx_groups(depth), r->m,
+                          &amx_nothing);
             }
     }
 }
