@@ -305,7 +305,7 @@ static void print_table(Findings *f) {
     if (memory_limit(f)) printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
     printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
            f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is widened here)");
-    printf("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16 dot products\n", f->limit_fp32 / 1e9,
+    printf("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16\n", f->limit_fp32 / 1e9,
            f->limit_bf16 / 1e9);
     print_gpus(f);
     printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
