@@ -80,10 +80,10 @@ enum { PLAIN_TENSORS = ATTENTION_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
 enum { SQUARES = NORMED_TENSORS, PRODUCTS, ROW_NORMED_TENSORS };
 static const HeadSums lse_by_tokens = {LSE, OWN_LSE, HANDED_LSE};
 const Swap attention_swaps[SWAPS] = {
-    [SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV},
-    [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY},
+    [SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV, NULL},
+    [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY, NULL},
     [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY, &lse_by_tokens},
-    [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV}};
+    [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV, NULL}};
 const KeysOfAll attention_keys = {.own = QKV, .all = KEYS, .terms = TERMS, .apart = APART};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
