@@ -121,8 +121,8 @@ static void allocate_tables(Engine *e) {
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
-    e->further = mem_alloc_array(microbatches * (size_t)e->model.tokens,
-                                 (size_t)further_rows(&e->model.config) * sizeof *e->further);
+    e->targets.further = mem_alloc_array(microbatches * (size_t)e->model.tokens,
+                                         (size_t)further_rows(&e->model.config) * sizeof *e->targets.further);
     e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
     e->traffic.reductions = mem_alloc_array(units + 1, sizeof *e->traffic.reductions);
     e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
@@ -150,7 +150,7 @@ static ErrorCode allocate(Engine *e, Error *err) {
 
 ErrorCode engine_open(Engine **out, const RankPlan *plan, Device *d, Comm *comm, Error *err) {
     Engine *e = *out = mem_alloc(sizeof *e);
-    *e = (Engine){.plan = plan, .device = d, .comm = comm, .model = plan->model, .next = {.all = -1}};
+    *e = (Engine){.plan = plan, .device = d, .comm = comm, .model = plan->model, .targets = {.all = -1}};
     return allocate(e, err);
 }
 
@@ -180,7 +180,7 @@ void engine_close(Engine *e) {
     free(e->step.sums);
     free(e->step.started);
     free(e->clock.actions);
-    free(e->further);
+    free(e->targets.further);
     free(e);
 }
 
@@ -343,7 +343,7 @@ static void load_further(Execution *x, int m, int k) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens, on = k + 1;
-    int32_t *targets = e->further + (m * further_rows(&e->model.config) + k) * tokens;
+    int32_t *targets = e->targets.further + (m * further_rows(&e->model.config) + k) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
         int64_t t = model_token(&e->model, e->model.contexts.place, i);
         targets[i] = goes_on(b, t, on) ? b->targets[t + on] : -1;
@@ -358,7 +358,7 @@ static void load_next(Execution *x, int m) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens;
-    int32_t *ids = e->further + ((m + 1) * further_rows(&e->model.config) - 1) * tokens;
+    int32_t *ids = e->targets.further + ((m + 1) * further_rows(&e->model.config) - 1) * tokens;
     for (int64_t t = 0; t < tokens; t++) ids[t] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
 }
@@ -580,9 +580,9 @@ int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches) {
  * known first. The record of the step before brought them, unless this is the first step of a life. */
 static int64_t count_valid(Engine *e, const Batch *batches, int microbatches) {
     int64_t valid = engine_valid(e, batches, microbatches);
-    if (e->next.all >= 0) {
-        CHECK(valid == e->next.own);
-        return e->next.all;
+    if (e->targets.all >= 0) {
+        CHECK(valid == e->targets.own);
+        return e->targets.all;
     }
     execution_combine(e, &valid, sizeof valid, comm_add_int64);
     return valid;

@@ -76,6 +76,16 @@ typedef struct Statistics {
  * beside the stream. */
 enum { PARTS_OF_STREAM, PARTS_OF_RECORDS, PARTS_OF_ROWS, PARTS_OF_INNER, CROSSING_PARTS };
 
+/* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
+typedef struct Visiting {
+    int32_t *runs;         /* [ranks, spans, E + 1] rows by expert, of each rank */
+    int32_t *own_runs;     /* [spans, ranks, own experts + 1] of these, the experts here */
+    int *round;            /* [ranks, ranks] in which rows go from the second to the first, */
+    int64_t *first;        /* and where they lie there */
+    CommPart *home, *away; /* of the exchange under way */
+    CommPart *parts;       /* of the gathering of runs */
+} Visiting;
+
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
     CommHandle (*gathers)[FLATS];                    /* [units] */
@@ -90,17 +100,8 @@ typedef struct Traffic {
     CommPart *stretches[2]; /* [ranks of cp] each */
     CommHandle matrices;    /* of COLLECT, RETURN */
     CommPart *boxes[2];     /* [ranks of tp] of each MakerRoom */
+    Visiting visits;
 } Traffic;
-
-/* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
-typedef struct Visiting {
-    int32_t *runs;         /* [ranks, spans, E + 1] rows by expert, of each rank */
-    int32_t *own_runs;     /* [spans, ranks, own experts + 1] of these, the experts here */
-    int *round;            /* [ranks, ranks] in which rows go from the second to the first, */
-    int64_t *first;        /* and where they lie there */
-    CommPart *home, *away; /* of the exchange under way */
-    CommPart *parts;       /* of the gathering of runs */
-} Visiting;
 
 typedef struct Progress {
     _Atomic(const Action *) current; /* what it is doing; other threads look */
@@ -108,9 +109,11 @@ typedef struct Progress {
     const Program *last;             /* that was a step */
 } Progress;
 
-/* Valid targets of the next step, as far as they are known. */
 typedef struct Targets {
-    int64_t all, own; /* of all ranks, -1: unknown; of this one */
+    int64_t all, own; /* valid ones of the next step: of all ranks, -1: unknown; of this one */
+    /* [microbatches, further heads, T] host: targets, until they are uploaded; behind those of a microbatch
+     * next ids of a module */
+    int32_t *further;
 } Targets;
 
 struct Engine {
@@ -126,13 +129,9 @@ struct Engine {
     Workspace work;
     Statistics statistics;
     Traffic traffic;
-    Visiting visiting;
-    /* [microbatches, further heads, T] host: targets, until they are uploaded; behind those of a microbatch
-     * next ids of a module */
-    int32_t *further;
     StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
     Progress progress;
-    Targets next;
+    Targets targets;
 };
 
 typedef struct Execution {

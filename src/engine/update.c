@@ -57,10 +57,10 @@ void update_norm(Execution *x) {
     statistics_read(e, o->clip_norm, true, record);
     record->any = o->any, record->all = o->all;
     record->first_valid = first_valid(x);
-    e->next.own = o->next ? engine_valid(e, o->next, o->next_microbatches) : 0;
-    record->ahead = e->next.own, record->ahead_unknown = o->next == NULL;
+    e->targets.own = o->next ? engine_valid(e, o->next, o->next_microbatches) : 0;
+    record->ahead = e->targets.own, record->ahead_unknown = o->next == NULL;
     execution_combine(e, record, sizeof *record, record_combine);
-    e->next.all = record->ahead_unknown ? -1 : record->ahead;
+    e->targets.all = record->ahead_unknown ? -1 : record->ahead;
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
     r->loss = record_loss(record), r->z_loss = record_z_loss(record), r->balance = record_balance(record);

@@ -19,7 +19,7 @@ static int64_t runs_of_rank(const Engine *e) {
 
 void visits_open(Engine *e) {
     size_t ranks = (size_t)e->plan->partition.experts, each = (size_t)runs_of_rank(e), runs = each * ranks;
-    Visiting *v = &e->visiting;
+    Visiting *v = &e->traffic.visits;
     if (ranks == 1) return;
     v->runs = mem_alloc_array(runs, sizeof *v->runs);
     v->own_runs = mem_alloc_array(runs, sizeof *v->own_runs);
@@ -32,7 +32,7 @@ void visits_open(Engine *e) {
 }
 
 void visits_close(Engine *e) {
-    Visiting *v = &e->visiting;
+    Visiting *v = &e->traffic.visits;
     free(v->runs);
     free(v->own_runs);
     free(v->round);
@@ -48,7 +48,7 @@ static int ranks_of(const Engine *e) { return e->plan->partition.experts; }
 
 /* Of the rows of a rank's span, by expert. */
 static const int32_t *runs_of(const Engine *e, int rank, int span) {
-    return e->visiting.runs + rank * runs_of_rank(e) + span * model_dim(&e->model.config, DIM_RUNS);
+    return e->traffic.visits.runs + rank * runs_of_rank(e) + span * model_dim(&e->model.config, DIM_RUNS);
 }
 
 /* Rows of a span at home of `rank` that go to rank `to`: sorted by expert, they are one run. */
@@ -66,14 +66,14 @@ static int64_t find_own_runs(Engine *e) {
     for (int s = 0; s < model_spans(&e->model); s++)
         for (int r = 0; r < ranks_of(e); r++) {
             const int32_t *runs = runs_of(e, r, s) + model_first_expert(c);
-            for (int64_t i = 0; i <= own; i++) e->visiting.own_runs[n++] = runs[i] - runs[0];
+            for (int64_t i = 0; i <= own; i++) e->traffic.visits.own_runs[n++] = runs[i] - runs[0];
         }
     return n;
 }
 
 /* The rounds of all ranks, which each finds for itself; returns how many. */
 static int cut_rounds(Engine *e, int span) {
-    Visiting *v = &e->visiting;
+    Visiting *v = &e->traffic.visits;
     int ranks = ranks_of(e), most = 0;
     for (int to = 0; to < ranks; to++) {
         int64_t taken = 0;
@@ -93,7 +93,7 @@ static int cut_rounds(Engine *e, int span) {
 /* The host needs to know, since messages have lengths: it waits. */
 static void learn(Execution *x, const VisitTensors *t, bool tell) {
     Engine *e = x->engine;
-    Visiting *v = &e->visiting;
+    Visiting *v = &e->traffic.visits;
     size_t runs = (size_t)runs_of_rank(e) * sizeof(int32_t), ranks = (size_t)ranks_of(e);
     if (tell) {
         Error err = {.message = ""};
@@ -114,7 +114,7 @@ static void learn(Execution *x, const VisitTensors *t, bool tell) {
 
 /* What of the rows at home is away in a round, and where rows of others are here. */
 static void find_parts(Engine *e, int span, int round) {
-    Visiting *v = &e->visiting;
+    Visiting *v = &e->traffic.visits;
     int ranks = ranks_of(e), own = e->plan->partition.expert;
     for (int r = 0; r < ranks; r++) {
         v->home[r] = leaving(e, span, own, r);
@@ -133,14 +133,14 @@ static void exchange(Engine *e, const CommPart *out, const char *from, const Com
 }
 
 static void go_out(Engine *e, const VisitedRows *r) {
-    const Visiting *v = &e->visiting;
+    const Visiting *v = &e->traffic.visits;
     for (int i = 0; i < r->times; i++)
         exchange(e, v->home, r->home + (size_t)i * r->home_step, v->away, r->away + (size_t)i * r->away_step,
                  r->bytes);
 }
 
 static void come_back(Engine *e, const VisitedRows *r) {
-    const Visiting *v = &e->visiting;
+    const Visiting *v = &e->traffic.visits;
     for (int i = 0; i < r->times; i++)
         exchange(e, v->away, r->away + (size_t)i * r->away_step, v->home, r->home + (size_t)i * r->home_step,
                  r->bytes);
@@ -149,7 +149,7 @@ static void come_back(Engine *e, const VisitedRows *r) {
 static void run_round(Execution *x, const UnitPass *unit, int part, VisitWay way, const VisitTensors *t,
                       int span, int round) {
     Engine *e = x->engine;
-    const Visiting *v = &e->visiting;
+    const Visiting *v = &e->traffic.visits;
     int ranks = ranks_of(e), own = e->plan->partition.expert;
     find_parts(e, span, round);
     for (int i = 0; i < t->out_count; i++) go_out(e, &t->out[i]);
