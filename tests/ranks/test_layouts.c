@@ -204,6 +204,7 @@ static void body(Comm *c, void *context) {
     if (run->experts > 0 && !s->exact) spec.recompute = RECOMPUTE_NONE;
     make_layout(c, run, &spec.model, &l);
     MUST(device_open_cpu(&d, NULL, 1, &err) == OK);
+    comm_set_device(c, &d);
     MUST(comm_set_mesh(c, &l.mesh, &err) == OK);
     MUST(rank_plan(&plan, &spec, &l, comm_rank(c), &d, &err) == OK);
     if (s->whole || s->muon) check_whole(c, &plan);
@@ -213,6 +214,7 @@ static void body(Comm *c, void *context) {
     engine_close(e);
     rank_plan_free(&plan);
     layout_free(&l);
+    comm_set_device(c, NULL);
     device_close(&d);
 }
 
