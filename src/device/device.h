@@ -128,8 +128,11 @@ typedef struct LatentShape {
     int64_t tokens;                  /* T */
     int heads, plain, turned, value; /* H, N, R (even), V <= N + R */
     int64_t q_row, key_row; /* elements from one token to the next, of queries and of the turned key */
+    int leaves; /* that these heads are, for the gradient of the common key, a sum over them; 0: as 1 */
+    bool terms; /* which is a term of what ranks share, and fp32 */
 } LatentShape;
 static inline int64_t latent_head(LatentShape s) { return s.plain + s.turned; } /* D */
+static inline int latent_leaves(LatentShape s) { return s.leaves > 1 ? s.leaves : 1; }
 
 /* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
  * leaf is summed by itself; the sums of leaves are added in the canonical tree of base/tree.h. A rank that
@@ -522,11 +525,12 @@ typedef struct Ops {
                            const void *own /* [T, H*(N+V)] c */, const void *key /* [T, R] c, key_row */,
                            const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */,
                            void *qkv /* [T, 3H*D] c */, Dtype c);
-    /* The gradients of these from that of qkv: of the common key a sum over heads, in their order. */
+    /* The gradients of these from that of qkv: of the common key a sum over heads, in their order, of each
+     * leaf turned back, and then a tree of leaves. */
     void (*latent_backward)(Device *d, LatentShape s, const void *dqkv /* [T, 3H*D] c */,
                             const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */,
                             void *dq /* [T, H*D] c, q_row */, void *down /* [T, H*(N+V)] c */,
-                            void *dkey /* [T, R] c, key_row */, Dtype c);
+                            void *dkey /* [T, R] c, or fp32 terms, key_row */, Dtype c);
 
     /* dsinks[x] -= sum over tokens of exp(s.sinks[x] - lse) (dout . out), of head x. */
     void (*sinks_backward)(Device *d, AttentionShape s, const void *out /* [T, H*D] c */,

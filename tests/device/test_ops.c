@@ -831,6 +831,12 @@ static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
     assert_sums("gradient of the common key", d, down, want_down, t * row, c, 2 * s.heads, 2 * s.heads);
     if (!joint) assert_sums("gradient of queries", d, q, want_q, t * width, c, 2, 1);
     assert_near("gradient of keys and values", d, mine, want_mine, t * own, c);
+    s.terms = true, s.key_row = s.turned;
+    float *terms = tensor(t * s.turned, DTYPE_F32), *want_terms = tensor(t * s.turned, DTYPE_F32);
+    RUN(d, latent_backward, s, want, positions, angles, dq, mine, terms, c);
+    reference.ops.latent_backward(&reference, s, want, positions, angles, want_q, want_mine, want_terms, c);
+    assert_sums("terms of the common key", d, terms, want_terms, t * s.turned, DTYPE_F32, 2 * s.heads,
+                2 * s.heads);
     drop_all();
 }
 
@@ -843,7 +849,8 @@ static void check_latent(Device *d, Dtype c) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int bits = 0; bits < 4; bits++) {
             LatentShape s = shapes[i];
-            s.tokens = bits & 1 ? 17 : 1;
+            s.tokens = bits & 1 ? 17 : 1, s.leaves = s.heads;
+            if (bits & 2) s.leaves = s.heads % 2 == 0 ? 2 : 1;
             check_latent_shape(d, s, bits & 2, c);
         }
 }
@@ -2056,7 +2063,7 @@ static void rope_backward(const float *x, const float *dy, float *dx) { (void)x,
 
 /* x is queries, what each head has of its own, and the common key; out come heads. */
 enum { LATENT_Q = 3 * 2 * 6, LATENT_OWN = 3 * 2 * 5, LATENT_KEY = 3 * 4, LATENT_OUT = 3 * LATENT_Q };
-static const LatentShape probe_latent = {3, 2, 2, 4, 3, 12, 4};
+static const LatentShape probe_latent = {3, 2, 2, 4, 3, 12, 4, 2, false};
 static const float probe_angles[4 * 4] = {1,     1,    0,     0,    0.54f,  0.9f, 0.84f,  0.43f,
                                           -0.4f, 0.2f, 0.91f, 0.7f, -0.99f, 0.1f, -0.14f, 0.3f};
 static void latent_forward(const float *x, float *y) {

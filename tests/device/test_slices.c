@@ -765,6 +765,58 @@ static void check_heads(Device *d, Dtype c) {
 }
 static void test_heads(void **state) { (void)state, check_all(check_heads); }
 
+typedef struct LatentGradients {
+    void *q, *own, *key; /* key: fp32 terms */
+} LatentGradients;
+
+static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
+                                        const float *angles, Dtype c) {
+    int64_t t = s.tokens, q = s.heads * latent_head(s), own = s.heads * (int64_t)(s.plain + s.value);
+    LatentGradients g = {tensor(t * q, c), tensor(t * own, c), tensor(t * s.turned, DTYPE_F32)};
+    s.q_row = q, s.key_row = s.turned, s.terms = true;
+    RUN(d, latent_backward, s, dqkv, positions, angles, g.q, g.own, g.key, c);
+    return g;
+}
+
+/* What ranks that have the heads of some leaves each make, and what their terms of the common key come to;
+ * which is rounded what one rank makes that has all. */
+static void check_latent_heads(Device *d, Dtype c) {
+    LatentShape all = {.tokens = 37, .heads = LEAVES, .plain = 5, .turned = 6, .value = 7, .leaves = LEAVES};
+    int64_t t = all.tokens, dim = latent_head(all), width = all.heads * dim, own = all.plain + all.value;
+    if (!d->ops.latent_forward) return;
+    keep_product_scratch(d, c);
+    void *dqkv = random_tensor(t * 3 * width, c, -2, 2), *rounded = tensor(t * all.turned, c);
+    int32_t *positions = random_ints(t, 50);
+    float *angles = random_tensor(50 * all.turned, DTYPE_F32, -1, 1),
+          *sum = tensor(t * all.turned, DTYPE_F32);
+    LatentGradients whole = latent_gradients(d, all, dqkv, positions, angles, c);
+    for (int i = 0; i < DEGREES; i++) {
+        int n = degrees[i];
+        LatentShape s = all;
+        const float *terms[LEAVES];
+        s.heads /= n, s.leaves /= n;
+        int64_t q = s.heads * dim, mine = s.heads * own;
+        for (int r = 0; r < n; r++) {
+            Columns in = {3, {r * q, width + r * q, 2 * width + r * q}, {q, q, q}};
+            LatentGradients g =
+                latent_gradients(d, s, columns_of(dqkv, t, 3 * width, &in, c), positions, angles, c);
+            assert_box(d, "queries of latent heads", whole.q, width, 0, r * q, g.q, t, q, c);
+            assert_box(d, "keys and values of latent heads", whole.own, LEAVES * own, 0, r * mine, g.own, t,
+                       mine, c);
+            terms[r] = g.key;
+        }
+        RUN(d, sum_parts, t * all.turned, n, terms, sum);
+        assert_box(d, "the common key of latent heads", whole.key, all.turned, 0, 0, sum, t, all.turned,
+                   DTYPE_F32);
+    }
+    RUN(d, cast, t * all.turned, sum, DTYPE_F32, rounded, c);
+    all.q_row = width, all.key_row = all.turned;
+    RUN(d, latent_backward, all, dqkv, positions, angles, whole.q, whole.own, whole.key, c);
+    assert_box(d, "the common key, rounded", whole.key, all.turned, 0, 0, rounded, t, all.turned, c);
+    drop_all();
+}
+static void test_latent_heads(void **state) { (void)state, check_all(check_latent_heads); }
+
 static void check_mlp(Device *d, Dtype c) {
     enum { T = 37, INTER = 168 };
     void *gate_up = random_tensor(T * 2 * INTER, c, -4, 4), *dact = random_tensor(T * INTER, c, -1, 1);
@@ -895,6 +947,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_weights_of_experts),
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_latent_heads),
         cmocka_unit_test(test_mlp),
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_embedding),

@@ -1,4 +1,5 @@
 /* Heads of latent attention on threads: a pass over rows of tokens, at the speed of memory. */
+#include "base/tree.h"
 #include "device/cpu/optimised.h"
 
 enum { TURNED = 256 }; /* elements of a head that turn at a time, in fp32 on the stack */
@@ -12,19 +13,46 @@ static void turn_pairs(const float *cosine, const float *sine, int64_t n, float 
     }
 }
 
-/* Turns the sum of what stands `apart` from each other, `count` of them, in the order in which they are. */
-static void turn(const Device *d, LatentShape s, const float *angles, const void *from, int64_t count,
-                 int64_t apart, void *to, float sign, Dtype c) {
+static void turn(const Device *d, LatentShape s, const float *angles, const void *from, void *to, float sign,
+                 Dtype c) {
     for (int64_t first = 0; first < s.turned; first += TURNED) {
-        float sum[TURNED], x[TURNED];
+        float x[TURNED];
         int64_t n = min_i64(TURNED, s.turned - first);
-        kernels_of(d)->cast(n, tensor_at(from, first, c), c, sum, DTYPE_F32);
-        for (int64_t k = 1; k < count; k++) {
-            kernels_of(d)->cast(n, tensor_at(from, k * apart + first, c), c, x, DTYPE_F32);
-            for (int64_t i = 0; i < n; i++) sum[i] += x[i];
-        }
-        turn_pairs(angles + first / 2, angles + s.turned / 2 + first / 2, n, sum, sign);
-        kernels_of(d)->cast(n, sum, DTYPE_F32, tensor_to(to, first, c), c);
+        kernels_of(d)->cast(n, tensor_at(from, first, c), c, x, DTYPE_F32);
+        turn_pairs(angles + first / 2, angles + s.turned / 2 + first / 2, n, x, sign);
+        kernels_of(d)->cast(n, x, DTYPE_F32, tensor_to(to, first, c), c);
+    }
+}
+
+/* n elements, from the first on, of what stands in heads: those of a leaf in their order, turned back; and
+ * the tree of these. */
+static void common_sum(const Device *d, LatentShape s, const float *angles, int64_t first, int64_t n,
+                       const void *heads, int leaves, float *sum, Dtype c) {
+    int64_t dim = latent_head(s), each = s.heads / latent_leaves(s);
+    float x[TURNED];
+    if (leaves > 1) {
+        int half = tree_half(leaves);
+        common_sum(d, s, angles, first, n, heads, half, sum, c);
+        common_sum(d, s, angles, first, n, tensor_at(heads, half * each * dim, c), leaves - half, x, c);
+        for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+        return;
+    }
+    kernels_of(d)->cast(n, tensor_at(heads, first, c), c, sum, DTYPE_F32);
+    for (int64_t k = 1; k < each; k++) {
+        kernels_of(d)->cast(n, tensor_at(heads, k * dim + first, c), c, x, DTYPE_F32);
+        for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+    }
+    turn_pairs(angles + first / 2, angles + s.turned / 2 + first / 2, n, sum, -1);
+}
+
+static void common_gradient(const Device *d, LatentShape s, const float *angles, const void *heads,
+                            void *dkey, Dtype c) {
+    Dtype type = s.terms ? DTYPE_F32 : c;
+    for (int64_t first = 0; first < s.turned; first += TURNED) {
+        float sum[TURNED];
+        int64_t n = min_i64(TURNED, s.turned - first);
+        common_sum(d, s, angles, first, n, heads, latent_leaves(s), sum, c);
+        kernels_of(d)->cast(n, sum, DTYPE_F32, tensor_to(dkey, first, type), type);
     }
 }
 
@@ -33,13 +61,13 @@ static void latent_heads(const Device *d, LatentShape s, const float *angles, co
     int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
     size_t e = dtype_bytes(c);
     void *common = tensor_to(qkv, width + s.plain, c);
-    turn(d, s, angles, key, 1, 0, common, 1, c);
+    turn(d, s, angles, key, common, 1, c);
     for (int64_t head = 0; head < s.heads; head++) {
         void *to_q = tensor_to(qkv, head * dim, c), *to_k = tensor_to(to_q, width, c),
              *to_v = tensor_to(to_k, width, c);
         const void *mine = tensor_at(own, head * each, c);
         memcpy(to_q, tensor_at(q, head * dim, c), (size_t)s.plain * e);
-        turn(d, s, angles, tensor_at(q, head * dim + s.plain, c), 1, 0, tensor_to(to_q, s.plain, c), 1, c);
+        turn(d, s, angles, tensor_at(q, head * dim + s.plain, c), tensor_to(to_q, s.plain, c), 1, c);
         memcpy(to_k, mine, (size_t)s.plain * e);
         if (head > 0) memcpy(tensor_to(to_k, s.plain, c), common, (size_t)s.turned * e);
         memcpy(to_v, tensor_at(mine, s.plain, c), (size_t)s.value * e);
@@ -64,13 +92,13 @@ static void latent_gradients(const Device *d, LatentShape s, const float *angles
                              void *down, void *dkey, Dtype c) {
     int64_t dim = latent_head(s), width = s.heads * dim, each = s.plain + s.value;
     size_t e = dtype_bytes(c);
-    turn(d, s, angles, tensor_at(dqkv, width + s.plain, c), s.heads, dim, dkey, -1, c);
+    common_gradient(d, s, angles, tensor_at(dqkv, width + s.plain, c), dkey, c);
     for (int64_t head = 0; head < s.heads; head++) {
         const void *of_q = tensor_at(dqkv, head * dim, c), *of_k = tensor_at(of_q, width, c),
                    *of_v = tensor_at(of_k, width, c);
         void *mine = tensor_to(down, head * each, c), *to = tensor_to(dq, head * dim, c);
         memcpy(to, of_q, (size_t)s.plain * e);
-        turn(d, s, angles, tensor_at(of_q, s.plain, c), 1, 0, tensor_to(to, s.plain, c), -1, c);
+        turn(d, s, angles, tensor_at(of_q, s.plain, c), tensor_to(to, s.plain, c), -1, c);
         memcpy(mine, of_k, (size_t)s.plain * e);
         memcpy(tensor_to(mine, s.plain, c), of_v, (size_t)s.value * e);
     }
@@ -84,7 +112,7 @@ static void latent_backward(Device *d, LatentShape s, const void *dqkv, const in
         for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
             latent_gradients(d, s, cos_sin + (int64_t)positions[t] * s.turned, tensor_at(dqkv, t * row, c),
                              tensor_to(dq, t * s.q_row, c), tensor_to(down, t * own_row, c),
-                             tensor_to(dkey, t * s.key_row, c), c);
+                             tensor_to(dkey, t * s.key_row, s.terms ? DTYPE_F32 : c), c);
     }
 }
 

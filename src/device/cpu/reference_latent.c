@@ -1,4 +1,5 @@
-/* The textbook of latent attention's heads: sums in double, one rounding. */
+/* The textbook of latent attention's heads: sums in double, of each leaf, one rounding. */
+#include "base/tree.h"
 #include "device/cpu/cpu.h"
 
 /* Element i of R that turn, with u and v the pair that it is in. */
@@ -38,18 +39,28 @@ static void latent_forward(Device *d, LatentShape s, const void *q, const void *
         }
 }
 
-/* Heads turn alike, so the sum is turned back. */
+/* Heads turn alike, so their sum is turned back: of `leaves` from that of the head at `at` on. */
+static float common_sum(LatentShape s, const float *angles, const void *dqkv, int64_t at, int leaves,
+                        int64_t i, Dtype c) {
+    int64_t dim = latent_head(s), heads = s.heads / latent_leaves(s);
+    double u = 0, v = 0;
+    if (leaves > 1) {
+        int half = tree_half(leaves);
+        float left = common_sum(s, angles, dqkv, at, half, i, c);
+        return left + common_sum(s, angles, dqkv, at + half * heads * dim, leaves - half, i, c);
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t pair = at + head * dim + s.plain + i / 2 * 2;
+        u += (double)tensor_get(dqkv, pair, c), v += (double)tensor_get(dqkv, pair + 1, c);
+    }
+    return (float)turned(angles, s.turned, true, u, v, i);
+}
+
 static void common_gradient(LatentShape s, const float *angles, const void *dqkv, int64_t at, void *dkey,
                             int64_t to, Dtype c) {
-    int64_t dim = latent_head(s);
-    for (int64_t i = 0; i < s.turned; i++) {
-        double u = 0, v = 0;
-        for (int64_t head = 0; head < s.heads; head++) {
-            int64_t pair = at + head * dim + s.plain + i / 2 * 2;
-            u += (double)tensor_get(dqkv, pair, c), v += (double)tensor_get(dqkv, pair + 1, c);
-        }
-        tensor_set(dkey, to + i, c, (float)turned(angles, s.turned, true, u, v, i));
-    }
+    for (int64_t i = 0; i < s.turned; i++)
+        tensor_set(dkey, to + i, s.terms ? DTYPE_F32 : c,
+                   common_sum(s, angles, dqkv, at, latent_leaves(s), i, c));
 }
 
 static void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,

@@ -126,11 +126,29 @@ __global__ void latent_forward_kernel(int64_t n, LatentShape s, const T *q, cons
     store(qkv, at, x);
 }
 
+constexpr int LEVELS = 7; /* 2^6 leaves */
+static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+
+/* Element i of those of the common key's gradient that the heads' keys at `from` come to. */
+template <typename T> INLINE float common_sum(LatentShape s, const float *angles, const T *from, int i) {
+    int dim = s.plain + s.turned, leaves = s.leaves > 1 ? s.leaves : 1, heads = s.heads / leaves;
+    Tree<float, LEVELS> tree;
+    for (int leaf = 0; leaf < leaves; leaf++) {
+        float sum[2] = {0, 0};
+        for (int head = leaf * heads; head < (leaf + 1) * heads; head++) {
+            const T *pair = from + (int64_t)head * dim + s.plain + i / 2 * 2;
+            sum[0] += load(pair, 0), sum[1] += load(pair, 1);
+        }
+        tree.add(turned(angles + i / 2, s.turned, true, sum, i % 2));
+    }
+    return tree.sum();
+}
+
 /* A thread has an element of q's gradient, or of that of what each head has of its own, or of that of the
  * common key, for which it goes through the heads. */
 template <typename T>
 __global__ void latent_backward_kernel(int64_t n, LatentShape s, const T *dqkv, const int32_t *positions,
-                                       const float *cos_sin, T *dq, T *down, T *dkey) {
+                                       const float *cos_sin, T *dq, T *down, void *dkey) {
     int64_t at = element();
     if (at >= n) return;
     int dim = s.plain + s.turned, each = s.plain + s.value;
@@ -151,12 +169,11 @@ __global__ void latent_backward_kernel(int64_t n, LatentShape s, const T *dqkv, 
                           : load(from + 2 * width, head * dim + i - s.plain));
     } else {
         int i = (int)(x - width - own);
-        float sum[2] = {0, 0};
-        for (int head = 0; head < s.heads; head++) {
-            const T *pair = from + width + (int64_t)head * dim + s.plain + i / 2 * 2;
-            sum[0] += load(pair, 0), sum[1] += load(pair, 1);
-        }
-        store(dkey, t * s.key_row + i, turned(angles + i / 2, s.turned, true, sum, i % 2));
+        float sum = common_sum(s, angles, from + width, i);
+        if (s.terms)
+            ((float *)dkey)[t * s.key_row + i] = sum;
+        else
+            store((T *)dkey, t * s.key_row + i, sum);
     }
 }
 
@@ -246,7 +263,7 @@ void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *
     if (n == 0) return;
     BY_DTYPE(c, T,
              LAUNCH(d, OP_LATENT_BACKWARD, latent_backward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, s,
-                    (const T *)dqkv, positions, cos_sin, (T *)dq, (T *)down, (T *)dkey));
+                    (const T *)dqkv, positions, cos_sin, (T *)dq, (T *)down, dkey));
 }
 
 } // namespace
