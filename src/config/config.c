@@ -2143,6 +2143,12 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     if (!c->model.init[0])
         return options_fail(set, "lora.rank", err,
                             "adapters go to a model that is there: set model.init to its directory");
+    if (model_family(&c->model.shape)->arch.latent && (c->mesh.tp > 1 || c->numerics.canonical_tp > 1))
+        return options_fail(
+            set, "lora.rank", err,
+            "adapters of %s beside mesh.tp and numerics.canonical_tp are not in this version: "
+            "leave one of them out",
+            model_family(&c->model.shape)->model_type);
     if (c->optimizer.ema > 0)
         return options_fail(set, "optimizer.ema", err,
                             "no average of weights is kept with lora.rank: set it to 0");

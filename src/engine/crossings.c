@@ -1,7 +1,7 @@
 /* What crosses between two parts of a unit, over the ranks of tp: GATHER_X, SUM_X, ROWS_X, RECORDS,
- * SUM_WEIGHTS; over those of them that hold the same heads of keys: SUM_COPIES; over those of cp: SWAP_X,
- * GATHER_KV, SUM_KV, COUNT_X (model/unit.h says which tensors these are, and where they lie). CROSSED waits
- * for it, and ends it.
+ * SUM_WEIGHTS, SUM_LATENTS; over those of them that hold the same heads of keys: SUM_COPIES; over those of
+ * cp: SWAP_X, GATHER_KV, SUM_KV, COUNT_X (model/unit.h says which tensors these are, and where they lie).
+ * CROSSED waits for it, and ends it.
  *
  *     GATHER_X   own tokens --copy--> own rows of all ==all-gather==> all
  *     SUM_X      terms of all tokens ==reduce-scatter==> own rows, fp32      CROSSED --round, bias--> result
@@ -15,6 +15,7 @@
  *     ROWS_X     own leaves of all ==all-gather==> all
  *     COUNT_X    own tokens' choices of each sequence ==all-reduce==> all tokens'
  *     SUM_WEIGHTS terms of gradients of all tokens' weights ==all-reduce==> the same, fp32
+ *     SUM_LATENTS terms of gradients of all tokens' latents ==all-reduce==> the same, fp32
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, here. What runs between start and
@@ -157,6 +158,10 @@ void crossing_start(Execution *x, Action a) {
         break;
     case CROSS_WEIGHTS:
         code = comm_all_reduce(e->comm, MESH_TENSOR, COMM_F32, c.all, model_choices(&e->model),
+                               e->work.crossing, handle, &err);
+        break;
+    case CROSS_LATENTS:
+        code = comm_all_reduce(e->comm, MESH_TENSOR, COMM_F32, c.all, model_latents(&e->model),
                                e->work.crossing, handle, &err);
         break;
     case CROSS_VISIT:

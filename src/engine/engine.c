@@ -517,6 +517,7 @@ static void act(Execution *x, Action a) {
     case ACT_ROWS_X:
     case ACT_COUNT_X:
     case ACT_SUM_WEIGHTS:
+    case ACT_SUM_LATENTS:
     case ACT_RECORDS: crossing_start(x, a); break;
     case ACT_CROSSED: crossing_end(x, a); break;
     case ACT_VISIT_X: visit_run(x, a); break;

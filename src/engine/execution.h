@@ -5,7 +5,7 @@
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
  *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, ROWS_X, COUNT_X, SUM_WEIGHTS,
- *                   RECORDS, CROSSED
+ *                   SUM_LATENTS, RECORDS, CROSSED
  *     visits.c      VISIT_X
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE

@@ -27,6 +27,11 @@ static int64_t mamba_read(const ModelConfig *c) {
     return c->recurrent_size + 2 * c->mamba_n_groups * c->mamba_d_state;
 }
 
+static int64_t widest_latent(const ModelConfig *c) {
+    int64_t latent = c->q_lora_rank > c->kv_lora_rank ? c->q_lora_rank : c->kv_lora_rank;
+    return latent > c->qk_rope_head_dim ? latent : c->qk_rope_head_dim;
+}
+
 /* Needs no care of overflow once check_sizes has passed: heads and a head's elements are at most 2^16
  * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58; stacks of
  * experts, of 2^25 and 2^24 a matrix, below 2^61. A dimension that is not there is 0: by that a vector is
@@ -78,7 +83,9 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_LATENT_QUERY: return c->q_lora_rank;
     case DIM_LATENT_KEY: return c->kv_lora_rank;
     case DIM_LATENT_DOWN: return c->kv_lora_rank + c->qk_rope_head_dim;
-    case DIM_LATENT_WIDEST: return c->q_lora_rank > c->kv_lora_rank ? c->q_lora_rank : c->kv_lora_rank;
+    case DIM_LATENT_WIDEST: return widest_latent(c);
+    case DIM_LATENT_TURNED: return c->qk_rope_head_dim;
+    case DIM_LATENT_MADE: return c->q_lora_rank + c->kv_lora_rank + c->qk_rope_head_dim;
     case DIM_LATENT_ALL:
         return (c->q_lora_rank > 0 ? c->q_lora_rank : query) + c->kv_lora_rank + c->qk_rope_head_dim;
     case DIM_LATENT_UP: return c->num_attention_heads * (c->qk_nope_head_dim + c->v_head_dim);

@@ -197,7 +197,9 @@ typedef enum Dim {
     DIM_LATENT_QUERY,   /* width of the latent of queries */
     DIM_LATENT_KEY,     /* of keys and values */
     DIM_LATENT_DOWN,    /* that, and the common key */
-    DIM_LATENT_WIDEST,  /* the wider latent */
+    DIM_LATENT_WIDEST,  /* the widest of both latents and the common key */
+    DIM_LATENT_TURNED,  /* R, of the common key */
+    DIM_LATENT_MADE,    /* all of a token that heads are made of: both latents, and the common key */
     DIM_LATENT_ALL,     /* latent of queries, or queries, and that */
     DIM_LATENT_UP,      /* of all heads, what each has of its own of keys and values */
     DIM_VALUES          /* values of all heads */

@@ -82,6 +82,10 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
         out[0] = out[1] = DIM_EXPERT;
         return 2;
     }
+    if (width == DIM_SHARED_GATE_UP) {
+        out[0] = out[1] = DIM_SHARED;
+        return 2;
+    }
     if (width != DIM_GATE_UP || model_family(c)->arch.no_gate) return 1;
     out[0] = out[1] = DIM_INTER;
     return 2;

@@ -102,6 +102,7 @@ typedef struct ParamRow {
     bool continues; /* follows the row before it without a gap (invariant 2) */
     bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
     bool router;    /* of experts: on all ranks that share them */
+    bool latent;    /* makes latents: likewise on all ranks that share the heads made of them */
     bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
                        that share experts out have a part of it each, unless it is a router's */
     bool outside;   /* of blocks: its name is whole */

@@ -86,6 +86,8 @@ static bool is_needed(const Model *m, Need need) {
     case NEED_EXPERT_BIAS: return model_family(&m->config)->arch.expert_bias;
     case NEED_HEAD_SUMS: return model_swaps(m) && model_family(&m->config)->arch.sinks;
     case NEED_HEADS_APART: return model_has_heads_apart(m) && model_own_leaves(m) > 1;
+    case NEED_SHARES: return m->sharing.ranks > 1;
+    case NEED_NO_LEAVES: return m->sharing.leaves == 1;
     case NEED_BALANCE: return model_balance(&m->config) > 0;
     }
     return true;

@@ -237,6 +237,26 @@ bool unit_part_norms_rows(const ModelConfig *c, int unit, int part) {
     return p && p->norms_rows;
 }
 
+bool unit_part_whole(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && p->whole;
+}
+
+bool unit_part_latents(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && p->latents;
+}
+
+bool unit_part_of_latents(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && p->of_latents;
+}
+
+bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut) {
+    const Part *p = layer_part(c, unit, part);
+    return p && part_cuts(p, cut);
+}
+
 bool unit_part_reads_all(const ModelConfig *c, int unit, int part) {
     const Part *p = layer_part(c, unit, part);
     return p && part_reads_all(p);
@@ -249,9 +269,16 @@ bool unit_part_makes_terms(const ModelConfig *c, int unit, int part) {
 
 int unit_part_gathered(const ModelConfig *c, int unit, int part) {
     const Part *p = layer_part(c, unit, part);
-    if (!p || !p->product || (!p->routes && p->product->weight->cut != CUT_ROWS)) return -1;
+    if (!p || p->of_latents || (!p->routes && !p->whole && !part_cuts(p, CUT_ROWS))) return -1;
     while (!part_reads_all(p)) p = layer_part(c, unit, --part);
     return part;
+}
+
+int unit_part_on_result(const ModelConfig *c, int unit, int place) {
+    int first = place - 1;
+    for (int part = first; part >= 0 && !unit_part_reads_all(c, unit, part); part--)
+        if (unit_part_cuts(c, unit, part, CUT_COLUMNS)) first = part;
+    return first;
 }
 
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {

@@ -174,7 +174,7 @@ static const void *result_gradient(const Run *r, int sublayer, Half half) {
     return apart ? r->tensors.sublayers[sublayer].dy : r->dstream;
 }
 
-/* Shared, the layer reads that gradient as it was gathered, and makes terms of its input's. */
+/* Shared, the layer reads that gradient as it was gathered, and makes terms of its input's, if these are. */
 static void backward_layer(const Run *r, const Step *step, Half half) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
@@ -184,7 +184,8 @@ static void backward_layer(const Run *r, const Step *step, Half half) {
     if (pass == HALF_INPUT && step->last && !alone && !s->out) keep_gradient(r, step->sublayer);
     w.own_dy = result_gradient(r, step->sublayer, pass);
     w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
-    w.dx = alone ? r->u->dx : is_shared(r) ? (void *)shared->terms : r->tensors.dn;
+    bool terms = is_shared(r) && !step->part->whole;
+    w.dx = alone ? r->u->dx : terms ? (void *)shared->terms : r->tensors.dn;
     step->part->backward(&w, half);
 }
 
@@ -310,17 +311,20 @@ static void *rows_at(const Run *r, CrossingAt at) {
     return r->tensors.sublayers[sublayer].layer[at.pass == PASS_BACKWARD ? rows->products : rows->squares];
 }
 
-/* Behind the part that routes: how often sequences chose experts, or gradients of weights. */
-static void *routed_at(const Run *r, CrossingAt at) {
+/* Behind the part that routes: how often sequences chose experts, or gradients of weights; behind the one
+ * that makes latents, gradients of these. */
+static void *all_tokens_at(const Run *r, CrossingAt at) {
     int sublayer = r->steps[at.part - 1].sublayer;
     const Layer *l = r->sublayers[sublayer].layer;
-    return r->tensors.sublayers[sublayer].layer[at.kind == CROSS_COUNTS ? l->counts : l->dweights];
+    int tensor = at.kind == CROSS_COUNTS ? l->counts : at.kind == CROSS_WEIGHTS ? l->dweights : l->latents;
+    return r->tensors.sublayers[sublayer].layer[tensor];
 }
 
 Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     Run r = start(u);
     CHECK(at.part >= 0 && at.part <= r.count);
-    if (at.kind == CROSS_COUNTS || at.kind == CROSS_WEIGHTS) return (Crossing){.all = routed_at(&r, at)};
+    if (at.kind == CROSS_COUNTS || at.kind == CROSS_WEIGHTS || at.kind == CROSS_LATENTS)
+        return (Crossing){.all = all_tokens_at(&r, at)};
     if (at.kind == CROSS_SWAP) return swapping(&r, at);
     if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM || at.kind == CROSS_COPY_SUM)
         return (Crossing){.all = key_tensor(&r, at)};
@@ -338,6 +342,7 @@ Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
     case CROSS_ROWS:
     case CROSS_COUNTS:
     case CROSS_WEIGHTS:
+    case CROSS_LATENTS:
     case CROSS_VISIT:
     case CROSSINGS: break;
     }

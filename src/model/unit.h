@@ -153,6 +153,10 @@ static inline int64_t model_sequences(const Model *m) {
 }
 /* Numbers that tell how often each sequence chose each expert. */
 static inline int64_t model_counts(const Model *m) { return model_sequences(m) * m->config.num_experts; }
+/* Numbers of its tokens that heads are made of, where attention is latent. */
+static inline int64_t model_latents(const Model *m) {
+    return m->tokens * model_dim(&m->config, DIM_LATENT_MADE);
+}
 /* Choices of this rank's tokens. */
 static inline int64_t model_choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 /* Leaves that this rank has. */
@@ -246,12 +250,19 @@ bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* P
 bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
 bool unit_part_routes(const ModelConfig *c, int unit, int part);            /* Part.routes */
 bool unit_part_norms_rows(const ModelConfig *c, int unit, int part);        /* Part.norms_rows */
+bool unit_part_whole(const ModelConfig *c, int unit, int part);             /* Part.whole */
+bool unit_part_latents(const ModelConfig *c, int unit, int part);           /* Part.latents */
+bool unit_part_of_latents(const ModelConfig *c, int unit, int part);        /* Part.of_latents */
+bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut);     /* layer.h: part_cuts */
 /* layer.h: part_reads_all, part_makes_terms; no part beyond the unit does. */
 bool unit_part_reads_all(const ModelConfig *c, int unit, int part);
 bool unit_part_makes_terms(const ModelConfig *c, int unit, int part);
 /* The part for which the input is gathered that a part's product reads: itself, or of experts their router;
  * -1: it reads none that is. */
 int unit_part_gathered(const ModelConfig *c, int unit, int part);
+/* The first of those that read, on the way back, the gradient of a result that is gathered at a place: the
+ * part below, and of an MLP beside experts the one that is cut likewise. */
+int unit_part_on_result(const ModelConfig *c, int unit, int place);
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -327,6 +338,10 @@ void unit_backward(const UnitPass *u, Half half, Parts parts);
  *
  *     WEIGHTS  [T, k] fp32 terms of each rank  -->  their sum on each, in place
  *
+ * Where ranks share heads that are made of latents, each has terms of the gradients of these:
+ *
+ *     LATENTS  [T, DIM_LATENT_MADE] fp32 terms of each rank  -->  their sum on each, in place
+ *
  * Places are named by the part behind them; one behind the last part is the unit's end. */
 typedef enum CrossingKind {
     CROSS_GATHER,
@@ -339,6 +354,7 @@ typedef enum CrossingKind {
     CROSS_ROWS,
     CROSS_COUNTS,
     CROSS_WEIGHTS,
+    CROSS_LATENTS,
     CROSS_VISIT, /* of parts: below */
     CROSSINGS
 } CrossingKind;
@@ -354,7 +370,7 @@ typedef struct CrossingAt {
 
 typedef struct Crossing {
     const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS, WEIGHTS: the terms; ROWS:
+    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS, WEIGHTS, LATENTS: the terms; ROWS:
      * [leaves, T, 2]; RECORDS: [leaves, rows of the chunk] */
     void *all;
     const float *sums; /* SWAP: what goes to tokens beside it, a piece for each rank (layer.h: HeadSums); */

@@ -28,14 +28,14 @@ static const int table[KINDS][AXES] = {
 #undef ROW
 
 /* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
- * so do learned positions, which go where their unit goes. A router's matrix and its bias see all tokens on
- * each rank, and so do biases that are added to what comes of experts. */
+ * so do learned positions, which go where their unit goes. A router's matrix and its bias, and what makes
+ * latents, see all tokens on each rank, and so do biases that are added to what comes of experts. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (param_is_of_experts(p->row)) return KIND_EXPERTS;
-    if (p->row->router) return KIND_ROUTER;
+    if (p->row->router || p->row->latent) return KIND_ROUTER;
     if (param_cut(p->row) == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
     return tied ? KIND_TIED : kind[param_cut(p->row)];
 }
@@ -68,9 +68,12 @@ typedef struct Rule {
 static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
                              {DIM_HEADS, "num_attention_heads", false, false, false},
                              {DIM_KEY, "num_key_value_heads", true, true, false},
+                             {DIM_LATENT_UP, "num_attention_heads", true, false, false},
+                             {DIM_VALUES, "num_attention_heads", true, false, false},
                              {DIM_INTER, "intermediate_size", false, false, false},
                              {DIM_EXPERT, "moe_intermediate_size", false, false, false},
                              {DIM_EXPERT_GATE_UP, "moe_intermediate_size", false, false, false},
+                             {DIM_SHARED, "moe_intermediate_size", false, false, false},
                              {DIM_VOCAB, "vocab_size", false, false, true},
                              {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
 enum { RULES = sizeof rules / sizeof *rules };
@@ -84,11 +87,18 @@ static const Rule *rule_of(Dim dim) {
 
 static bool learns_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
 
-/* Gates and ups that alternate stay in pairs. */
+/* Gates and ups that alternate stay in pairs; of heads that are made of latents, what each has of its own of
+ * keys and values, and of values. */
 static int64_t grain(const ModelConfig *c, const Rule *r) {
-    return r->heads ? c->head_dim : r->dim == DIM_EXPERT_GATE_UP ? 2 : 1;
+    if (r->dim == DIM_EXPERT_GATE_UP) return 2;
+    if (r->dim == DIM_LATENT_UP) return c->qk_nope_head_dim + c->v_head_dim;
+    if (r->dim == DIM_VALUES) return c->v_head_dim;
+    return r->heads ? c->head_dim : 1;
 }
-static int64_t grains(const ModelConfig *c, const Rule *r) { return model_dim(c, r->dim) / grain(c, r); }
+static int64_t grains(const ModelConfig *c, const Rule *r) {
+    int64_t all = model_dim(c, r->dim);
+    return all > 0 ? all / grain(c, r) : 0;
+}
 
 static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -217,7 +227,8 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     bool embedded = unit == 0 && part == unit_parts(c, unit).end;
     if (unit_part_reads_all(c, unit, part) || axes_norms_rows(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (unit_part_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
-    if (unit_part_routes(c, unit, part - 1)) set |= cut_inside(KIND_ROWS);
+    if (unit_part_routes(c, unit, part - 1) || unit_part_latents(c, unit, part - 1))
+        set |= cut_inside(KIND_ROWS);
     if (axes_swaps(c, unit, part) || axes_counts(c, unit, part)) set |= MESH_CONTEXT;
     if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
     if (axes_visits(c, unit, part)) set |= MESH_EXPERTS;
@@ -237,6 +248,7 @@ static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
     if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
     if (r->dim == DIM_EXPERT && c->moe_intermediate_size == 0) return true;
+    if (model_dim(c, r->dim) == 0) return true;
     if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
     return all % ranks == 0 || (may_copy(c, r) && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
 }
@@ -258,8 +270,6 @@ static void put_fitting(const ModelConfig *c, Text *out) {
 }
 
 static const char *uncut(const ModelConfig *c) {
-    const Arch *a = &model_family(c)->arch;
-    if (a->latent) return "has latent attention";
     return model_is_recurrent(c) ? "has recurrences" : NULL;
 }
 
@@ -291,13 +301,25 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
 
 /* ---- experts ---- */
 
-ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
+/* What visitors bring home has no shared experts' leaves. */
+static ErrorCode refuse_beside_tensors(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+    return error_set(err, ERR_CONFIG,
+                     "mesh.ep %d: experts of %s do not visit other ranks beside tp yet: set mesh.tp and "
+                     "numerics.canonical_tp %d to 1, or mesh.ep",
+                     ranks, model_family(c)->model_type, s.leaves);
+}
+
+ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err) {
     Text that = {0};
     int64_t last = 1;
-    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX)) return OK;
+    bool apart = model_family(c)->arch.latent && s.leaves > 1;
+    if (ranks == 1 ||
+        (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !apart))
+        return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
                          ranks, model_family(c)->model_type);
+    if (apart) return refuse_beside_tensors(c, s, ranks, err);
     while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);

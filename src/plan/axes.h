@@ -6,7 +6,7 @@
  *     rows, columns     cut          copied, sum    cut, sum       cut, sum   cut          cut
  *     keys, values      cut          copied, sum    cut, sum       cut, sum   cut          copied
  *     experts           cut          copied, sum    cut, sum       cut        cut          cut
- *     router            cut          copied, sum    cut, sum       cut, sum   copied       copied
+ *     router, latents   cut          copied, sum    cut, sum       cut, sum   copied       copied
  *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut          cut
  *
  *   cut      ranks along the axis hold different elements of it
@@ -17,11 +17,11 @@
  * is complete where it was made. On pp a parameter is with its unit. ep is what it has of dp_shard and cp,
  * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
  * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
- * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make.
- * "Whole" are norms, and biases that are added to a sum over tp: each rank of tp has part of the tokens there
- * (Korthikanti et al. 2022), so that their gradients are sums; this is what other trainers have forgotten
- * most often. So are
- * the joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut as the embedding is
+ * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make, and
+ * of what makes latents of keys and of queries, and norms them (model/layers/latent.c). "Whole" are norms, and
+ * biases that are added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al.
+ * 2022), so that their gradients are sums; this is what other trainers have forgotten most often. So are the
+ * joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut as the embedding is
  * that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
@@ -48,7 +48,7 @@ typedef enum ParamKind {
     KIND_COLUMNS,
     KIND_KEYS,
     KIND_EXPERTS,
-    KIND_ROUTER,
+    KIND_ROUTER, /* and what makes latents */
     KIND_TIED,
     KINDS
 } ParamKind;
@@ -125,8 +125,9 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s);
 /* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
 
-/* The same of ep: ranks have equally many experts. */
-ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err);
+/* The same of ep: ranks have equally many experts; and of leaves beside it, which heads of latents have with
+ * experts at home alone. */
+ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err);
 
 /* The degrees that have the bits of `leaves`: one rank, and those whose share of them is a power of two. A
  * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many

@@ -159,14 +159,15 @@ typedef struct Descent {
     bool gathers;  /* it has been started, and not been waited for */
 } Descent;
 
-/* Whether the product of a part is one of a pair; the head's has its weight half in its forward pass. Where
- * rows visit experts nothing else crosses that one could run beside. */
+/* Whether the product of a part is one of a pair, or between the two; the head's has its weight half in its
+ * forward pass. Where rows visit experts nothing else crosses that one could run beside. */
 static bool may_be_late(const Descent *d, int part) {
     const ModelConfig *c = d->p->model;
     if (d->pass.kind != ACT_BWD || unit_part_fused(c, d->pass.unit, part)) return false;
     if (d->p->partition->experts > 1) return false;
-    if (unit_part_gathered(c, d->pass.unit, part) >= 0) return true;
-    if (!unit_part_makes_terms(c, d->pass.unit, part)) return false;
+    if (unit_part_gathered(c, d->pass.unit, part) >= 0 || unit_part_of_latents(c, d->pass.unit, part))
+        return true;
+    if (!unit_part_cuts(c, d->pass.unit, part, CUT_COLUMNS)) return false;
     while (--part >= 0 && !unit_part_makes_terms(c, d->pass.unit, part))
         if (unit_part_reads_all(c, d->pass.unit, part)) return true;
     return false;
@@ -225,7 +226,8 @@ static bool hands_on(const Descent *d, Parts parts) {
     return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first);
 }
 
-/* Keys and values of attention, or the sums of their gradients, over tokens or over copies; sums of rows. */
+/* Keys and values of attention, or the sums of their gradients, over tokens or over copies; sums of rows, and
+ * of gradients of latents. */
 static void cross_heads(Descent *d, ActionKind kind, int place) {
     if (!start_crossing(d->p, kind, d->pass, place)) return;
     run_late(d, false, false);
@@ -274,6 +276,7 @@ static void run_down(Descent *d, Parts parts) {
     cross_heads(d, ACT_SUM_COPIES, parts.first);
     cross_heads(d, ACT_ROWS_X, parts.first);
     emit_crossing(d->p, ACT_SUM_WEIGHTS, d->pass, parts.first);
+    cross_heads(d, ACT_SUM_LATENTS, parts.first);
     if (reads) end_layer(d, parts.first);
 }
 
@@ -308,6 +311,13 @@ static bool reads_input(const Program *p, Action pass, int part) {
     return unit_part_gathered(p->model, pass.unit, part) >= 0;
 }
 
+/* Whether a part above the first and below the end reads the gradient of its layer's result. */
+static bool reads_result(const Program *p, int unit, int first, int end) {
+    for (int part = first + 1; part < end; part++)
+        if (unit_part_cuts(p->model, unit, part, CUT_COLUMNS)) return true;
+    return false;
+}
+
 /* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do, and where
  * nothing else crosses they go with others. */
 static bool stops_weights(const Program *p, int unit, int part) {
@@ -317,7 +327,7 @@ static bool stops_weights(const Program *p, int unit, int part) {
 }
 
 /* Weight halves alone: what one reads is gathered while the one above runs, unless it goes where that lies
- * which this one reads. */
+ * which this one, or one in between, reads. */
 static void emit_weights(Program *p, Action pass) {
     Parts all = unit_parts(p->model, pass.unit);
     int started = -1, there = -1;
@@ -329,7 +339,8 @@ static void emit_weights(Program *p, Action pass) {
         if (place >= 0 && place != there) {
             while (next >= all.first && ((below = gathered_at(p, pass, next)) < 0 || below == place)) next--;
             if (place != started) append_crossing(p, ACT_GATHER_X, pass, place);
-            if (next >= all.first && reads_input(p, pass, next) != reads_input(p, pass, first))
+            if (next >= all.first && reads_input(p, pass, next) != reads_input(p, pass, first) &&
+                !reads_result(p, pass.unit, next, first))
                 append_crossing(p, ACT_GATHER_X, pass, started = below);
             append_crossed(p, ACT_GATHER_X, pass, place);
             there = place;

@@ -178,6 +178,7 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     case ACT_ROWS_X:
     case ACT_COUNT_X:
     case ACT_SUM_WEIGHTS:
+    case ACT_SUM_LATENTS:
     case ACT_VISIT_X:
     case ACT_RECORDS:
     case ACT_CROSSED: name_crossing(&n, a); break;
@@ -396,6 +397,8 @@ static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
     if (ranks > 1) most = most_of(most, stream_workspace(m) + inner_workspace(m));
     if (training && ranks > 1 && model_choices(m) > 0)
         most = most_of(most, comm_all_reduce_workspace(ranks, COMM_F32, model_choices(m)));
+    if (training && ranks > 1 && model_latents(m) > 0)
+        most = most_of(most, comm_all_reduce_workspace(ranks, COMM_F32, model_latents(m)));
     if (training && p->partition->contexts.keys)
         most = most_of(most, comm_reduce_scatter_workspace(p->partition->contexts.ranks, COMM_F32, keys));
     if (training && p->partition->copies > 1)

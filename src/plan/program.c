@@ -33,7 +33,7 @@ bool action_is_pass(ActionKind kind) {
 bool action_is_crossing(ActionKind kind) {
     return kind == ACT_GATHER_X || kind == ACT_SUM_X || kind == ACT_RECORDS || kind == ACT_CROSSED ||
            kind == ACT_VISIT_X || kind == ACT_SUM_COPIES || kind == ACT_ROWS_X || kind == ACT_SUM_WEIGHTS ||
-           action_crosses_contexts(kind);
+           kind == ACT_SUM_LATENTS || action_crosses_contexts(kind);
 }
 
 bool action_crosses_contexts(ActionKind kind) {
@@ -42,10 +42,12 @@ bool action_crosses_contexts(ActionKind kind) {
 
 CrossingKind crossing_of(Action a) {
     static const CrossingKind kinds[ACT_KINDS] = {
-        [ACT_GATHER_X] = CROSS_GATHER,     [ACT_SUM_X] = CROSS_SUM,      [ACT_SWAP_X] = CROSS_SWAP,
-        [ACT_GATHER_KV] = CROSS_KEYS,      [ACT_SUM_KV] = CROSS_KEY_SUM, [ACT_SUM_COPIES] = CROSS_COPY_SUM,
-        [ACT_ROWS_X] = CROSS_ROWS,         [ACT_COUNT_X] = CROSS_COUNTS, [ACT_RECORDS] = CROSS_RECORDS,
-        [ACT_SUM_WEIGHTS] = CROSS_WEIGHTS, [ACT_VISIT_X] = CROSS_VISIT};
+        [ACT_GATHER_X] = CROSS_GATHER,     [ACT_SUM_X] = CROSS_SUM,
+        [ACT_SWAP_X] = CROSS_SWAP,         [ACT_GATHER_KV] = CROSS_KEYS,
+        [ACT_SUM_KV] = CROSS_KEY_SUM,      [ACT_SUM_COPIES] = CROSS_COPY_SUM,
+        [ACT_ROWS_X] = CROSS_ROWS,         [ACT_COUNT_X] = CROSS_COUNTS,
+        [ACT_RECORDS] = CROSS_RECORDS,     [ACT_SUM_WEIGHTS] = CROSS_WEIGHTS,
+        [ACT_SUM_LATENTS] = CROSS_LATENTS, [ACT_VISIT_X] = CROSS_VISIT};
     return kinds[a.kind == ACT_CROSSED ? a.start : a.kind];
 }
 
@@ -115,9 +117,11 @@ static unsigned keys_in(const Program *p, ActionKind pass, int unit, int part) {
     return again ? sum : keys | sum;
 }
 
+static bool goes_back(ActionKind pass) { return pass == ACT_BWD || pass == ACT_BWD_IN; }
+
 /* What ranks with copies of heads of keys make of their gradients is summed where attention has made it. */
 static unsigned copies_in(const Program *p, ActionKind pass) {
-    return p->partition->copies > 1 && (pass == ACT_BWD || pass == ACT_BWD_IN) ? 1u << CROSS_COPY_SUM : 0;
+    return p->partition->copies > 1 && goes_back(pass) ? 1u << CROSS_COPY_SUM : 0;
 }
 
 /* Sums of rows stay as what they are of does. On the way back there are others. */
@@ -156,15 +160,15 @@ static bool visits_read(const Program *p, int unit, int place) {
 /* Behind a router: what it chose goes over cp; on the way back gradients of weights, of which each rank that
  * shares the experts has terms, over tp. */
 static unsigned routed_in(const Program *p, ActionKind pass, int unit, int part) {
-    bool back = pass == ACT_BWD || pass == ACT_BWD_IN;
     if (counts_in(p, pass, unit, part)) return 1u << CROSS_COUNTS;
-    return back && p->partition->tensors > 1 ? 1u << CROSS_WEIGHTS : 0;
+    return goes_back(pass) && p->partition->tensors > 1 ? 1u << CROSS_WEIGHTS : 0;
 }
 
 /* The table says where and over which axes; what is needed depends on the pass. A forward pass gathers what a
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
- * the former summed, and for the weight half what was read is gathered once more. Making again stops where
- * what it makes has to. The head's forward pass makes both gradients of its product (Part.fused). */
+ * the former summed, unless own tokens' is made by itself, and for the weight half what was read is gathered
+ * once more. Making again stops where what it makes has to. The head's forward pass makes both gradients of
+ * its product (Part.fused). */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part) {
     enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM, SWAP = 1u << CROSS_SWAP };
     const ModelConfig *c = p->model;
@@ -177,14 +181,16 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     if (axes_norms_rows(c, unit, part)) return rows_in(p, pass, unit, part) ? 1u << CROSS_ROWS : NOTHING;
     if (unit_part_routes(c, unit, part - 1)) return routed_in(p, pass, unit, part);
     if (p->partition->tensors == 1) return NOTHING;
+    if (unit_part_latents(c, unit, part - 1)) return goes_back(pass) ? 1u << CROSS_LATENTS : NOTHING;
     bool reads = unit_part_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
     bool again = reads ? reads_again(p, unit, part) : unit_part_again(c, unit, part - 1, p->recompute);
     if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
     if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
     if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
     if (!reads) return pass == ACT_BWD_W && program_visits(p, unit, part - 1) ? NOTHING : GATHER;
+    bool sums = pass_half(pass) & HALF_INPUT && !unit_part_whole(c, unit, part);
     bool wants = pass_half(pass) & HALF_WEIGHT || visits_read(p, unit, part);
-    return (pass_half(pass) & HALF_INPUT ? SUM : 0) | (wants ? GATHER : 0);
+    return (sums ? SUM : 0) | (wants ? GATHER : 0);
 }
 
 /* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
@@ -215,11 +221,11 @@ bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
 
 const char *action_name(ActionKind kind) {
     static const char *const names[ACT_KINDS] = {
-        "LOAD",   "GATHER",         "RELEASE",    "RECV_F",  "FWD",         "SEND_F",  "RECV_B",  "BWD",
-        "BWD_IN", "BWD_W",          "SEND_B",     "AGAIN",   "GATHER_X",    "SUM_X",   "SWAP_X",  "GATHER_KV",
-        "SUM_KV", "SUM_COPIES",     "ROWS_X",     "COUNT_X", "SUM_WEIGHTS", "VISIT_X", "RECORDS", "CROSSED",
-        "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",         "NORM",    "COLLECT", "RETURN",
-        "UPDATE"};
+        "LOAD",        "GATHER",    "RELEASE", "RECV_F",     "FWD",    "SEND_F",         "RECV_B",
+        "BWD",         "BWD_IN",    "BWD_W",   "SEND_B",     "AGAIN",  "GATHER_X",       "SUM_X",
+        "SWAP_X",      "GATHER_KV", "SUM_KV",  "SUM_COPIES", "ROWS_X", "COUNT_X",        "SUM_WEIGHTS",
+        "SUM_LATENTS", "VISIT_X",   "RECORDS", "CROSSED",    "LEAVES", "REDUCE_SCATTER", "ALL_REDUCE",
+        "REDUCED",     "TIE",       "NORM",    "COLLECT",    "RETURN", "UPDATE"};
     return names[kind];
 }
 
@@ -302,6 +308,9 @@ static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingK
     return crossed(c, a)->places[first_row(pass)][kind] >> part & 1;
 }
 
+/* What is summed on the way back alone, and read below it. */
+enum { SUMS_BACK = 1u << CROSS_COPY_SUM | 1u << CROSS_WEIGHTS | 1u << CROSS_LATENTS };
+
 /* What the parts of a run read that is gathered is there. */
 static bool inputs_crossed(Check *c, Action a) {
     for (int part = a.parts.first; part < a.parts.end; part++) {
@@ -320,7 +329,7 @@ static const char *check_crossed(Check *c, Action a) {
     for (int part = first; part < end; part++) {
         unsigned there = program_crossing(c->p, ACT_FWD, a.unit, part);
         if (a.kind != ACT_FWD) there &= ~(1u << CROSS_COUNTS); /* of this pass alone */
-        there |= program_crossing(c->p, a.kind, a.unit, part) & (1u << CROSS_COPY_SUM | 1u << CROSS_WEIGHTS);
+        there |= program_crossing(c->p, a.kind, a.unit, part) & SUMS_BACK;
         if (part > first && there) return "runs past a place where something crosses";
         /* The weight half has nothing to do there. */
         if (a.kind != ACT_BWD_W && program_visits(c->p, a.unit, part) != (a.pass == a.kind))
@@ -337,7 +346,7 @@ static const char *check_crossed(Check *c, Action a) {
                    ? NULL
                    : missing;
     if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM) || !has_crossed(c, a.kind, a, end, CROSS_COPY_SUM) ||
-        !has_crossed(c, a.kind, a, end, CROSS_WEIGHTS))
+        !has_crossed(c, a.kind, a, end, CROSS_WEIGHTS) || !has_crossed(c, a.kind, a, end, CROSS_LATENTS))
         return missing;
     for (int part = first; part < end; part++)
         if (unit_part_routes(c->p->model, a.unit, part) &&
@@ -367,7 +376,7 @@ static int last_reader(const Check *c, int unit, int place) {
 }
 
 /* What is gathered at a place is for the part behind it, and others that read it, or for both halves of the
- * one below; where it goes nothing may lie that is still to be read. */
+ * one below, and others; where it goes nothing may lie that is still to be read. */
 static bool hold(Check *c, Action a) {
     int place = a.parts.first;
     bool reads = unit_part_reads_all(c->p->model, a.unit, place),
@@ -376,7 +385,8 @@ static bool hold(Check *c, Action a) {
     bool free = to->due == 0;
     *to = (GatheredFor){reads && (ahead || visits) ? last_reader(c, a.unit, place)
                         : reads                    ? place
-                                                   : place - 1,
+                        : ahead                    ? place - 1
+                                                   : unit_part_on_result(c->p->model, a.unit, place),
                         ahead    ? DUE_FORWARD
                         : visits ? HALF_INPUT
                         : reads  ? HALF_WEIGHT
@@ -400,8 +410,9 @@ static bool makes_terms(const Check *c, Action a) {
     bool forward = a.kind == ACT_FWD || a.kind == ACT_AGAIN, input = !forward && action_half(a) & HALF_INPUT;
     if (c->p->partition->tensors == 1) return false;
     for (int i = a.parts.first; i < a.parts.end; i++) {
-        bool fused = unit_part_fused(m, a.unit, i),
-             reads = unit_part_gathered(m, a.unit, i) >= 0 && !unit_part_routes(m, a.unit, i);
+        bool fused = unit_part_fused(m, a.unit, i), reads = unit_part_gathered(m, a.unit, i) >= 0 &&
+                                                            !unit_part_routes(m, a.unit, i) &&
+                                                            !unit_part_whole(m, a.unit, i);
         if (forward && (a.unit == 0 || fused || unit_part_makes_terms(m, a.unit, i))) return true;
         if (input && reads && !fused) return true;
     }
@@ -415,7 +426,8 @@ static bool is_made(Check *c, Action a) {
     int place = a.parts.first;
     CrossingKind kind = crossing_of(a);
     bool copies = kind == CROSS_COPY_SUM,
-         sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || kind == CROSS_WEIGHTS || copies,
+         sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || kind == CROSS_WEIGHTS || kind == CROSS_LATENTS ||
+               copies,
          reads = kind == CROSS_KEYS || unit_part_reads_all(c->p->model, a.unit, place);
     if (copies && !has_crossed(c, a.pass, a, place, CROSS_KEY_SUM)) return false;
     if (kind == CROSS_ROWS && a.pass == ACT_AGAIN) return crossed(c, a)->again >> (place - 1) & 1;
@@ -801,6 +813,7 @@ static const char *check_action(Check *c, Action a) {
     case ACT_ROWS_X:
     case ACT_COUNT_X:
     case ACT_SUM_WEIGHTS:
+    case ACT_SUM_LATENTS:
     case ACT_RECORDS:
     case ACT_CROSSED: return check_crossing(c, a);
     case ACT_VISIT_X: return check_visit(c, a);
@@ -932,9 +945,10 @@ uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a) {
         return (uint64_t)comm_sum_outer_traffic(1, p->partition->contexts.ranks, p->partition->contexts.place,
                                                 COMM_I64, model_counts(m));
     if (a.kind == ACT_ROWS_X) return others * (uint64_t)model_row_sums(m) * ROW_SUMS_BYTES;
-    if (a.kind == ACT_SUM_WEIGHTS)
+    if (a.kind == ACT_SUM_WEIGHTS || a.kind == ACT_SUM_LATENTS)
         return (uint64_t)comm_sum_outer_traffic(1, p->partition->tensors, p->partition->tensor, COMM_F32,
-                                                model_choices(m));
+                                                a.kind == ACT_SUM_WEIGHTS ? model_choices(m)
+                                                                          : model_latents(m));
     if (a.kind == ACT_GATHER_X) return others * boundary_bytes(m);
     int64_t inner = a.kind == ACT_SUM_X ? unit_inner_width(m, a.unit, a.parts.first) : 0;
     if (a.kind == ACT_SUM_X) return others * (uint64_t)(own + model_own_tokens(m) * inner) * sizeof(float);
@@ -1013,6 +1027,8 @@ static void print_crossing(const Program *p, Action a, Text *out) {
                     unit_part_name(p->model, a.unit, part));
     else if (kind == ACT_SUM_WEIGHTS)
         text_printf(out, " gradient of the weights that %s gives", name);
+    else if (kind == ACT_SUM_LATENTS)
+        text_puts(out, " gradient of latents and of the common key");
     else if (kind == ACT_SWAP_X)
         text_printf(out, back ? " gradient of what %s makes" : " what %s makes", name);
     else if (keys)

@@ -26,6 +26,7 @@
  *                       rank has of sums over them; on the way back behind the sums that it needs there
  *     COUNT_X u m       behind a router: start to sum over cp how often sequences chose each expert
  *     SUM_WEIGHTS u m   behind a router, on the way back: start to sum gradients of tokens' weights over tp
+ *     SUM_LATENTS u m   behind what makes latents, on the way back: start to sum their gradients over tp
  *     RECORDS u m       between a chunk's logits and its loss: start to all-gather their records over tp
  *     CROSSED u m       wait until what one of these has started is there
  *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
@@ -97,6 +98,7 @@ typedef enum ActionKind {
     ACT_ROWS_X,
     ACT_COUNT_X,
     ACT_SUM_WEIGHTS,
+    ACT_SUM_LATENTS,
     ACT_VISIT_X,
     ACT_RECORDS,
     ACT_CROSSED,
@@ -126,8 +128,8 @@ typedef struct Action {
     ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
 } Action;
 bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
-/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, ROWS_X, COUNT_X, SUM_WEIGHTS, RECORDS: its start;
- * CROSSED: its end; VISIT_X: both. */
+/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, ROWS_X, COUNT_X, SUM_WEIGHTS, SUM_LATENTS, RECORDS:
+ * its start; CROSSED: its end; VISIT_X: both. */
 bool action_is_crossing(ActionKind kind);
 bool action_crosses_contexts(ActionKind kind); /* SWAP_X, GATHER_KV, SUM_KV, COUNT_X: over cp */
 CrossingKind crossing_of(Action a);

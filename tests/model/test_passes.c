@@ -276,8 +276,9 @@ static void open_bench(Bench *b, Case c) {
     config.further_heads = c.further, config.further_module = c.module;
     int leaves = c.leaves > 0 ? c.leaves : 1;
     if (leaves > 1) /* which divide heads and inner dimensions */
-        config.num_attention_heads = 2 * leaves, config.num_key_value_heads = leaves,
-        config.intermediate_size = 8 * leaves;
+        config.num_attention_heads = 2 * leaves,
+        config.num_key_value_heads = (c.family->arch.latent ? 2 : 1) * leaves,
+        config.intermediate_size = 8 * leaves, config.moe_intermediate_size = 4 * leaves;
     *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}, .further = c.further};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
@@ -454,6 +455,10 @@ static void for_each_case(void (*check)(Case c)) {
         if (families[f]->arch.qk_norm == QK_NORM_FLAT && !family_has_experts(families[f]))
             check((Case){.family = families[f], .unit = 1, .leaves = 3});
     check((Case){.family = &family_gemma2, .unit = 2, .further = 2, .leaves = 3}); /* capped, too */
+    for (int f = 0; families[f];
+         f++) /* heads of latents are leaves; shared experts are made with the others */
+        for (int tied = 0; tied < 2 && families[f]->arch.latent; tied++)
+            check((Case){.family = families[f], .unit = 1, .tied = tied, .leaves = 3});
 }
 
 /* ---- same bits ---- */
@@ -698,9 +703,10 @@ typedef struct LayerBench {
 
 /* Of what only some models have; nothing is shared here. */
 static bool is_there(const Model *m, Need need) {
-    bool biases = model_family(&m->config)->arch.expert_bias;
-    bool leaves = need == NEED_ROW_SUMS || need == NEED_HEADS_APART;
-    return need == NEED_ALWAYS || (leaves && m->sharing.leaves > 1) || (need == NEED_EXPERT_BIAS && biases);
+    bool leaves = m->sharing.leaves > 1;
+    if (need == NEED_ROW_SUMS || need == NEED_HEADS_APART || need == NEED_LEAVES) return leaves;
+    if (need == NEED_NO_LEAVES) return !leaves;
+    return need == NEED_ALWAYS || (need == NEED_EXPERT_BIAS && model_family(&m->config)->arch.expert_bias);
 }
 
 static void lay_out_layer(Bench *b, LayerBench *l) {
@@ -713,9 +719,11 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         size_t element = wide ? sizeof(float) : dtype_bytes(m->compute);
         int64_t rows = row->rows == EXTENT_LOGITS         ? CHUNK
                        : row->rows == EXTENT_LOGIT_LEAVES ? CHUNK * m->sharing.leaves
-                       : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED
+                       : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED ||
+                               row->rows == EXTENT_LEAF_CHOICES
                            ? TOKENS * m->config.num_experts_per_tok
                        : row->rows == EXTENT_ROW_SUMS                         ? 2 * TOKENS * m->sharing.leaves
+                       : row->rows == EXTENT_LEAF_TERMS                       ? TOKENS * model_leaf_depth(m)
                        : row->rows == EXTENT_STARTS                           ? mamba_starts(TOKENS)
                        : row->rows == EXTENT_ONE || row->rows == EXTENT_SPANS ? 1
                                                                               : TOKENS,

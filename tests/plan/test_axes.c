@@ -47,16 +47,28 @@ static ModelConfig shape_of_experts(void) {
     return c;
 }
 
+/* Queries have a latent or not; one layer has an MLP, the others shared experts too. */
+static ModelConfig shape_of_latents(bool queries) {
+    ModelConfig c = shape_of_experts();
+    c.family = &family_deepseek_v3, c.moe_intermediate_size = 8, c.n_shared_experts = 2;
+    c.num_key_value_heads = c.num_attention_heads, c.first_k_dense_replace = 1;
+    c.kv_lora_rank = 5, c.q_lora_rank = queries ? 6 : 0;
+    c.qk_nope_head_dim = 2, c.qk_rope_head_dim = 2, c.v_head_dim = 3, c.head_dim = 4;
+    return c;
+}
+
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
- * last of eight ranks has one, others two; the third with norms that are cut as their heads are; the last two
- * with experts that are cut, and a router that is not, of one in a tensor. */
+ * last of eight ranks has one, others two; the third with norms that are cut as their heads are; then those
+ * with experts that are cut, and a router that is not, of one in a tensor; the last with heads of latents,
+ * which are not either. */
 static const Family *const families_of_boxes[] = {&family_llama, &family_phi3,      &family_gpt2,
-                                                  &family_olmo2, &family_qwen3_moe, &family_gpt_oss};
+                                                  &family_olmo2, &family_qwen3_moe, &family_gpt_oss,
+                                                  &family_deepseek_v3};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
 
 static ModelConfig shape_of_family(const Family *f, bool tied) {
-    bool experts = family_has_experts(f);
-    ModelConfig c = experts ? shape_of_experts() : shape(tied);
+    bool experts = family_has_experts(f) && !f->arch.latent;
+    ModelConfig c = f->arch.latent ? shape_of_latents(tied) : experts ? shape_of_experts() : shape(tied);
     if (experts) c.moe_intermediate_size = 8, c.tie_word_embeddings = tied;
     c.family = f, c.max_position_embeddings = 15;
     if (f->arch.fused_qkv) c.num_key_value_heads = 8;
@@ -479,6 +491,11 @@ static void passes_are_cut_at_crossings(void **state) {
     expect_crossings(&c, last, tensor, "head and loss");
     ModelConfig e = shape_of_experts(), dense = c;
     expect_crossings(&e, 1, tensor, "q k v, norm, router, gate and up of experts, sum");
+    ModelConfig latents = shape_of_latents(true), plain = shape_of_latents(false);
+    expect_crossings(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
+    expect_crossings(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
+    expect_crossings(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
+    expect_crossings(&latents, 1, MESH_CONTEXT, "attention, output");
     expect_crossings(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
     expect_crossings(&c, 0, MESH_CONTEXT, "");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
@@ -490,23 +507,24 @@ static void passes_are_cut_at_crossings(void **state) {
         &c, 1, MESH_KEY_COPIES,
         "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
-    for (int way = 0; way < 120; way++) {
+    for (int way = 0; way < 156; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
         int cp = 1 + way / 12 % 2;
-        bool experts = way >= 96;
+        bool latent = way >= 120, experts = way >= 96;
         bool rows = way >= 84 && !experts,                       /* of all heads, normed at once */
             copied = rows ? way % 4 < 2 : way >= 60 && !experts; /* heads of keys, of which there is one */
-        bool split = way % 2, keys = (way >= 36 && way < 72) || (way >= 90 && way < 96),
+        bool split = way % 2, keys = (way >= 36 && way < 72) || (way >= 90 && way < 96) || way >= 144,
              normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
-        c = experts ? e : dense;
+        c = latent ? way % 24 < 12 ? latents : plain : experts ? e : dense;
         if (!experts)
             c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are made again alone */
         if (!experts) c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
         if (way >= 24) cp = 2;
         if (rows || copied) tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
         if (experts)
-            c.moe_intermediate_size = 8, tp = 2, cp = way < 108 ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
+            c.moe_intermediate_size = 8, tp = 2, cp = way < 108 || way >= 132 ? 2 : 1,
+            leaves = way % 6 < 3 ? 2 : 4;
         if (copied) c.num_key_value_heads = 1;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
         axes_lay_copies(&c, &mesh);
@@ -544,10 +562,9 @@ static void passes_are_cut_at_crossings(void **state) {
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
             boxes += program.actions[i].kind == ACT_COLLECT;
         }
+        int stops = 5 + (rows || (experts && !latent)) + latent;
         assert_int_equal(boxes, way % 5 == 0 && tp > 1 ? c.num_hidden_layers : 0);
-        assert_int_equal(forward, 2 * (tp == 1 ? 1 : 5 + (rows || experts)) + 2 * (cp == 1 ? copied
-                                                                                   : keys  ? 1
-                                                                                           : 2));
+        assert_int_equal(forward, 2 * (tp == 1 ? 1 : stops) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
         nothing_starts_too_early(&program);

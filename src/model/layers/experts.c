@@ -31,7 +31,9 @@
  * of terms over ranks, and so are gradients of weights, before the router's way back; what its logits add to
  * the gradient of x each rank makes for tokens of its own, behind that sum. The router's own gradient is
  * then complete, and the same, on each. Where experts are shared out as well, rows visit ranks with the same
- * slice of others: what comes home are rows of each leaf here, fp32.
+ * slice of others: what comes home are rows of each leaf here, fp32. Shared experts are cut as one MLP, and
+ * what a leaf of theirs makes is added to what the same leaf of the others comes to: so there is one sum over
+ * ranks of both.
  *
  * Where cp may share the tokens of a microbatch out, and gradients of each span are rounded by themselves
  * (unit.h: Contexts), the rows of each span are sorted, and worked on, by themselves too: an expert's product
@@ -90,11 +92,11 @@ static const ParamRow params[PARAMS] = {
     [DOWN_STACK] = {"mlp.experts.down_proj", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_STACKED,
                     .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true, .stacked = true},
     [SHARED_GATE] = {"mlp.shared_experts.gate_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
-                     .init = ROLE_INNER, .decays = true},
+                     .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true},
     [SHARED_UP] = {"mlp.shared_experts.up_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
-                   .init = ROLE_UP, .decays = true, .continues = true},
+                   .cut = CUT_ROWS, .init = ROLE_UP, .decays = true, .continues = true},
     [SHARED_DOWN] = {"mlp.shared_experts.down_proj.weight", DIM_HIDDEN, DIM_SHARED, .when = WHEN_SHARED,
-                     .init = ROLE_DOWN, .decays = true},
+                     .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true},
     ADAPTER_ROWS(SHARED_GATE, DIM_SHARED, DIM_HIDDEN),
     ADAPTER_ROWS(SHARED_UP, DIM_SHARED, DIM_HIDDEN),
     ADAPTER_ROWS(SHARED_DOWN, DIM_HIDDEN, DIM_SHARED),
@@ -174,7 +176,8 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
     [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as layers/mlp.c has it */
     [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
-    [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH}, /* their result, then the gradient of x */
+    /* Their result, then the gradient of x. */
+    [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_NO_LEAVES},
 };
 
 static const Product router = {&params[ROUTER], &params[ROUTER_BIAS], 1, DIM_EXPERTS, DIM_HIDDEN};
@@ -383,14 +386,28 @@ static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */
 
 /* ---- sums that ranks share: over an expert's width, then over a token's experts ---- */
 
+static bool has_shared(const LayerPass *w) { return w->pass->model->config.n_shared_experts > 0; }
+
 /* Of down y, of gate and up the gradient of x. What ranks have terms of is what all experts of a token come
  * to, of which there is less than of rows: so each leaf makes its rows, and adds up those of each token, and
- * then leaves are added, in fp32. */
+ * to them what it has of shared experts; and then leaves are added, in fp32. */
 typedef struct Sum {
-    const Product *product;
-    bool back; /* of what gate and up have; else of what is activated, and weighed */
+    const Product *product, *shared;
+    int of_shared; /* the tensor that the latter reads */
+    bool back;     /* of what gate and up have; else of what is activated, and weighed */
 } Sum;
-static const Sum sum_of_down = {&down, false}, sum_of_gate_up = {&gate_up, true};
+static const Sum sum_of_down = {&down, &shared_down, SHARED_ACT, false},
+                 sum_of_gate_up = {&gate_up, &shared_gate_up, DSHARED_GATE_UP, true};
+
+/* to [T, h] += a leaf of shared experts */
+static void add_shared_leaf(const LayerPass *w, const Sum *sum, int leaf, float *to) {
+    const Model *m = w->pass->model;
+    Dim inner = sum->back ? sum->shared->out : sum->shared->in;
+    int64_t hidden = m->config.hidden_size;
+    OP(w->pass->device, OP_GEMM, gemm, false, !sum->back, m->tokens, hidden, model_dim(&m->config, inner),
+       w->tensors[sum->of_shared], weights_matrix(w->pass->weights, product_matrix(w, sum->shared)),
+       m->compute, to, DTYPE_F32, hidden, true, model_leaf(m, inner, leaf));
+}
 
 static void leaf_rows(const LayerPass *w, const Sum *sum, const Rows *r, int leaf,
                       float *to /* [rows, h] */) {
@@ -423,6 +440,7 @@ static void leaf_sum(const LayerPass *w, const Sum *sum, int leaf, float *to /* 
         OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, s), hidden, rows,
            !sum->back, false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
     }
+    if (has_shared(w)) add_shared_leaf(w, sum, leaf, to);
 }
 
 /* The tree of `count` leaves, in `to`; room: for those of its right halves. */
@@ -455,8 +473,6 @@ static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
 
 /* ---- shared experts, and what all of them come to ---- */
 
-static bool has_shared(const LayerPass *w) { return w->pass->model->config.n_shared_experts > 0; }
-
 static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_ADD, add, m->tokens * m->config.hidden_size, to, w->tensors[SHARED_ROWS], to,
@@ -472,10 +488,14 @@ static void shared_up_forward(const LayerPass *w) {
     product_forward(w, &shared_gate_up, w->x, w->tensors[SHARED_GATE_UP]);
 }
 
-/* The gradient of x is added to that of the experts. */
+/* The gradient of x is added to that of the experts, or, leaf by leaf, both are made here. */
 static void shared_up_backward(const LayerPass *w, Half half) {
     if (half & HALF_WEIGHT) product_weight(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->x);
     if (!(half & HALF_INPUT)) return;
+    if (has_leaves(w)) {
+        add_up(w, &sum_of_gate_up, w->dx);
+        return;
+    }
     product_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->tensors[SHARED_ROWS]);
     add_rows(w, w->dx);
 }
@@ -485,7 +505,7 @@ static void shared_down_forward(const LayerPass *w) {
     void *const *t = w->tensors;
     OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
        true, m->tokens, model_dim(&m->config, DIM_SHARED), t[SHARED_GATE_UP], t[SHARED_ACT], m->compute);
-    product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
+    if (!has_leaves(w)) product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
 }
 
 static void shared_down_backward(const LayerPass *w, Half half) {
@@ -632,7 +652,7 @@ static void gate_up_back(const LayerPass *w, int span, Half half) {
 static void gate_up_backward(const LayerPass *w, Half half) {
     if (visits(w)) return;
     for (int s = 0; s < spans(w); s++) gate_up_back(w, s, half);
-    if (has_leaves(w) && half & HALF_INPUT) add_up(w, &sum_of_gate_up, w->dx);
+    if (has_leaves(w) && !has_shared(w) && half & HALF_INPUT) add_up(w, &sum_of_gate_up, w->dx);
 }
 
 /* ---- down ---- */
@@ -822,9 +842,10 @@ static const Part parts[] = {ROUTER_PART, EXPERT_PARTS};
  * again; as that of a module's it is (module.c). */
 static const Part shared_parts[] = {ROUTER_PART,
                                     {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
-                                     shared_up_backward, .product = &shared_gate_up},
+                                     shared_up_backward, .product = &shared_gate_up, .beside = true},
                                     {"down of the shared", LIFE_INPUT, shared_down_forward,
-                                     shared_down_backward, .product = &shared_down, .term = true},
+                                     shared_down_backward, .product = &shared_down, .term = true,
+                                     .beside = true},
                                     EXPERT_PARTS};
 
 const Layer layer_experts = {.name = "experts",

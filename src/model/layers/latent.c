@@ -14,7 +14,14 @@
  * Generation keeps keys and values of all heads, not the latents: N + R elements of each, and head.
  *
  * Latents lie side by side in what the first product makes, and norms want rows of their own: they are
- * copied out, in both passes, rather than kept twice. */
+ * copied out, in both passes, rather than kept twice.
+ *
+ * Where ranks share heads (tp), each has some rows of Wqb, or Wq, and Wkvb, and columns of Wo. Wqa, Wkva and
+ * the norms of latents are whole on each, which makes the latents of all tokens from what it has gathered:
+ * they are few, and nothing but x crosses forward. On the way back each has terms of their gradients, from
+ * its own heads, which are summed on all ranks (LATENTS); what follows is then that of one rank, and
+ * gradients of Wqa, Wkva and the norms are complete, and the same, on each. Only the gradient of x is made of
+ * own tokens: added, where Wq makes terms of it, behind the sum of these. */
 #include "model/families/family.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"
@@ -42,19 +49,20 @@ enum {
 enum { DOWN_ROWS = 3 }; /* of which the first product takes two */
 static const ParamRow params[PARAMS] = {
     [QUERY_NORM] = {"self_attn.q_a_layernorm.weight", DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
-                    .init = ROLE_NORM},
-    [KEY_NORM] = {"self_attn.kv_a_layernorm.weight", DIM_LATENT_KEY, .init = ROLE_NORM},
+                    .init = ROLE_NORM, .latent = true},
+    [KEY_NORM] = {"self_attn.kv_a_layernorm.weight", DIM_LATENT_KEY, .init = ROLE_NORM, .latent = true},
     [DOWN_Q] = {"self_attn.q_a_proj.weight", DIM_LATENT_QUERY, DIM_HIDDEN, .when = WHEN_LATENT_QUERIES,
-                .init = ROLE_INNER, .decays = true},
+                .init = ROLE_INNER, .decays = true, .latent = true},
     [PLAIN_Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_WHOLE_QUERIES,
-                 .init = ROLE_INNER, .decays = true, .continues = true},
+                 .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true, .continues = true},
     [DOWN_KV] = {"self_attn.kv_a_proj_with_mqa.weight", DIM_LATENT_DOWN, DIM_HIDDEN, .init = ROLE_INNER,
-                 .decays = true, .continues = true},
+                 .decays = true, .continues = true, .latent = true},
     [UP_Q] = {"self_attn.q_b_proj.weight", DIM_QUERY, DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
-              .init = ROLE_INNER, .decays = true},
-    [UP_KV] = {"self_attn.kv_b_proj.weight", DIM_LATENT_UP, DIM_LATENT_KEY, .init = ROLE_INNER,
-               .decays = true},
-    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_VALUES, .init = ROLE_OUT, .decays = true},
+              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true},
+    [UP_KV] = {"self_attn.kv_b_proj.weight", DIM_LATENT_UP, DIM_LATENT_KEY, .cut = CUT_ROWS,
+               .init = ROLE_INNER, .decays = true},
+    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_VALUES, .cut = CUT_COLUMNS, .init = ROLE_OUT,
+           .decays = true},
     ADAPTER_ROWS(DOWN_Q, DIM_LATENT_QUERY, DIM_HIDDEN),
     ADAPTER_ROWS(PLAIN_Q, DIM_QUERY, DIM_HIDDEN),
     ADAPTER_ROWS(DOWN_KV, DIM_LATENT_DOWN, DIM_HIDDEN),
@@ -74,6 +82,7 @@ enum {
     DRAW,
     DKEY_LATENT,
     DDOWN,
+    MADE_TERMS, /* of gradients of the latent of keys, the common key, and the latent of queries */
     KEYS_TENSORS,
     QUERY_LATENT = KEYS_TENSORS,
     QUERY_RSTD,
@@ -94,6 +103,10 @@ static const TensorRow tensors[TENSORS] = {
     [DRAW] = {.width = DIM_LATENT_WIDEST, .life = LIFE_SCRATCH},
     [DKEY_LATENT] = {.width = DIM_LATENT_KEY, .life = LIFE_SCRATCH},
     [DDOWN] = {.width = DIM_LATENT_ALL, .life = LIFE_SCRATCH, .operand = true},
+    [MADE_TERMS] = {.width = DIM_LATENT_MADE,
+                    .element = ELEMENT_FP32,
+                    .life = LIFE_SCRATCH,
+                    .need = NEED_SHARES},
     [QUERY_LATENT] = {.width = DIM_LATENT_QUERY, .life = LIFE_CHEAP, .operand = true},
     [QUERY_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
     [QUERIES] = {.width = DIM_QUERY, .life = LIFE_SCRATCH, .operand = true},
@@ -101,6 +114,7 @@ static const TensorRow tensors[TENSORS] = {
 };
 
 static const Product down = {&params[DOWN_Q], NULL, DOWN_ROWS, DIM_LATENT_ALL, DIM_HIDDEN};
+static const Product keys_down = {&params[PLAIN_Q], NULL, DOWN_ROWS - 1, DIM_LATENT_ALL, DIM_HIDDEN};
 static const Product queries = {&params[UP_Q], NULL, 1, DIM_QUERY, DIM_LATENT_QUERY};
 static const Product keys_values = {&params[UP_KV], NULL, 1, DIM_LATENT_UP, DIM_LATENT_KEY};
 static const Product output = {&params[O], NULL, 1, DIM_HIDDEN, DIM_VALUES};
@@ -111,6 +125,12 @@ static bool has_latent_queries(const LayerPass *w) { return dim_of(w, DIM_LATENT
 /* Column of DOWN where the latent of keys and values begins: behind that of queries, or these. */
 static int64_t first_of_keys(const LayerPass *w) {
     return dim_of(w, DIM_LATENT_ALL) - dim_of(w, DIM_LATENT_DOWN);
+}
+
+/* The common key is the last of DOWN, or of its gradient. */
+static void *common_key(const LayerPass *w, int tensor) {
+    return model_at(w->pass->model, w->tensors[tensor],
+                    dim_of(w, DIM_LATENT_ALL) - w->pass->model->config.qk_rope_head_dim);
 }
 
 /* Columns of a matrix to those of another. */
@@ -125,9 +145,54 @@ static void copy_columns(const LayerPass *w, int64_t rows, int64_t columns, cons
 
 static void down_forward(const LayerPass *w) { product_forward(w, &down, w->x, w->tensors[DOWN]); }
 
+/* dx [tokens, h] from that of `leaves` of what the first product makes, of so many tokens from `first` on. */
+static void down_input(const LayerPass *w, int64_t first, int64_t tokens, Leaves leaves, Dtype type,
+                       bool add) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int64_t hidden = m->config.hidden_size, all = dim_of(w, DIM_LATENT_ALL);
+    OP(p->device, OP_GEMM, gemm, false, false, tokens, hidden, all,
+       model_at(m, w->tensors[DDOWN], first * all), weights_matrix(p->weights, product_matrix(w, &down)),
+       m->compute, w->dx, type, hidden, add, leaves);
+}
+
 static void down_backward(const LayerPass *w, Half half) {
+    const Model *m = w->pass->model;
+    int64_t own = model_own_tokens(m);
     if (half & HALF_WEIGHT) product_weight(w, &down, w->tensors[DDOWN], w->x);
-    if (half & HALF_INPUT) product_input(w, &down, w->tensors[DDOWN], w->dx);
+    if (!(half & HALF_INPUT)) return;
+    if (m->sharing.ranks > 1)
+        down_input(w, m->sharing.place * own, own, model_one_leaf(m, dim_of(w, DIM_LATENT_ALL)), m->compute,
+                   false);
+    else
+        product_input(w, &down, w->tensors[DDOWN], w->dx);
+}
+
+/* Without a latent of queries: of what makes that of keys, added to what comes of queries. */
+static void add_keys_down(const LayerPass *w, int64_t first, int64_t tokens) {
+    int64_t keys = dim_of(w, DIM_LATENT_DOWN);
+    Leaves leaves = {.runs = 1, .run = {{.length = keys, .leaf = keys, .skip = first_of_keys(w)}}};
+    down_input(w, first, tokens, leaves, w->pass->model->compute, true);
+}
+
+/* Ranks may share the queries. */
+static void keys_down_backward(const LayerPass *w, Half half) {
+    const Model *m = w->pass->model;
+    if (half & HALF_WEIGHT) product_weight(w, &keys_down, w->tensors[DDOWN], w->x);
+    if (!(half & HALF_INPUT)) return;
+    if (m->sharing.leaves == 1) {
+        product_input(w, &keys_down, w->tensors[DDOWN], w->dx);
+        return;
+    }
+    down_input(w, 0, m->tokens, model_leaves(m, DIM_QUERY), m->sharing.ranks > 1 ? DTYPE_F32 : m->compute,
+               false);
+    if (m->sharing.ranks == 1) add_keys_down(w, 0, m->tokens);
+}
+
+static void keys_down_summed(const LayerPass *w) {
+    const Model *m = w->pass->model;
+    int64_t own = model_own_tokens(m);
+    add_keys_down(w, m->sharing.place * own, own);
 }
 
 /* ---- norms of the latents ---- */
@@ -169,6 +234,31 @@ static void norms_forward(const LayerPass *w) {
     normalise(w, key_latent(w));
 }
 
+/* Where the terms of the gradients are of what ranks sum: first of the latent of keys. */
+static float *common_key_terms(const LayerPass *w) {
+    return (float *)w->tensors[MADE_TERMS] + w->pass->model->tokens * dim_of(w, DIM_LATENT_KEY);
+}
+static float *query_terms(const LayerPass *w) {
+    return common_key_terms(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_TURNED);
+}
+
+static void round_sums(const LayerPass *w, Dim width, const float *sums, void *to) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_CAST, cast, m->tokens * dim_of(w, width), sums, DTYPE_F32, to, m->compute);
+}
+
+/* What they have come to goes where one rank has its gradients. */
+static void take_sums(const LayerPass *w) {
+    int64_t turned = dim_of(w, DIM_LATENT_TURNED);
+    void *const *t = w->tensors;
+    if (has_latent_queries(w)) round_sums(w, DIM_LATENT_QUERY, query_terms(w), t[DQUERY_LATENT]);
+    round_sums(w, DIM_LATENT_KEY, t[MADE_TERMS], t[DKEY_LATENT]);
+    round_sums(w, DIM_LATENT_TURNED, common_key_terms(w), t[DRAW]);
+    copy_columns(w, w->pass->model->tokens, turned, t[DRAW], turned, common_key(w, DDOWN),
+                 dim_of(w, DIM_LATENT_ALL));
+}
+
+/* Weights' gradients are of all tokens, and have no leaves. */
 static void normalise_backward(const LayerPass *w, Latent l) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -180,14 +270,15 @@ static void normalise_backward(const LayerPass *w, Latent l) {
         OP(p->device, OP_NORM_BACKWARD, norm_backward, NORM_RMS, rows, width,
            model_at(m, t[RAW], r * rows * width), weights_vector(p->weights, norm),
            (const float *)t[l.rstd] + r * rows, model_at(m, t[l.gradient], r * rows * width),
-           model_at(m, t[DRAW], r * rows * width), false, gradient_of_span(&p->gradients, norm, r),
-           model_token_leaf(m), m->compute);
+           model_at(m, t[DRAW], r * rows * width), false, gradient_of_span(&p->gradients, norm, r), rows,
+           m->compute);
     copy_columns(w, m->tokens, width, t[DRAW], width, model_at(m, t[DDOWN], l.first),
                  dim_of(w, DIM_LATENT_ALL));
 }
 
 static void norms_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_INPUT)) return;
+    if (w->pass->model->sharing.ranks > 1) take_sums(w);
     if (has_latent_queries(w)) normalise_backward(w, query_latent());
     normalise_backward(w, key_latent(w));
 }
@@ -200,7 +291,8 @@ static void queries_forward(const LayerPass *w) {
 
 static void queries_backward(const LayerPass *w, Half half) {
     void *const *t = w->tensors;
-    if (half & HALF_INPUT) product_input(w, &queries, t[QUERIES], t[DQUERY_LATENT]);
+    bool terms = w->pass->model->sharing.ranks > 1;
+    if (half & HALF_INPUT) product_input(w, &queries, t[QUERIES], terms ? query_terms(w) : t[DQUERY_LATENT]);
     if (half & HALF_WEIGHT) product_weight(w, &queries, t[QUERIES], t[QUERY_LATENT]);
 }
 
@@ -216,13 +308,8 @@ static LatentShape heads_of(const LayerPass *w) {
                          .turned = (int)c->qk_rope_head_dim,
                          .value = (int)c->v_head_dim,
                          .q_row = has_latent_queries(w) ? dim_of(w, DIM_QUERY) : row,
-                         .key_row = row};
-}
-
-/* The common key is the last of DOWN, or of its gradient. */
-static void *common_key(const LayerPass *w, int tensor) {
-    return model_at(w->pass->model, w->tensors[tensor],
-                    dim_of(w, DIM_LATENT_ALL) - w->pass->model->config.qk_rope_head_dim);
+                         .key_row = row,
+                         .leaves = model_own_leaves(m)};
 }
 
 static void keys_forward(const LayerPass *w) {
@@ -234,15 +321,23 @@ static void keys_forward(const LayerPass *w) {
        model_angles(p->model, 0), attend_made(w), p->model->compute);
 }
 
-static void keys_backward(const LayerPass *w, Half half) {
+static void heads_backward(const LayerPass *w, LatentShape s, void *common_key) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
+    OP(p->device, OP_LATENT_BACKWARD, latent_backward, s, t[DQKV], p->batch.positions,
+       model_angles(p->model, 0), has_latent_queries(w) ? t[QUERIES] : t[DDOWN], t[UP], common_key,
+       p->model->compute);
+}
+
+static void keys_backward(const LayerPass *w, Half half) {
+    void *const *t = w->tensors;
+    LatentShape s = heads_of(w);
+    s.terms = w->pass->model->sharing.ranks > 1;
+    if (s.terms) s.key_row = s.turned;
     if (half & HALF_INPUT) {
         attend_take_sums(w);
-        OP(p->device, OP_LATENT_BACKWARD, latent_backward, heads_of(w), t[DQKV], p->batch.positions,
-           model_angles(p->model, 0), has_latent_queries(w) ? t[QUERIES] : t[DDOWN], t[UP],
-           common_key(w, DDOWN), p->model->compute);
-        product_input(w, &keys_values, t[UP], t[DKEY_LATENT]);
+        heads_backward(w, s, s.terms ? common_key_terms(w) : common_key(w, DDOWN));
+        product_input(w, &keys_values, t[UP], s.terms ? t[MADE_TERMS] : t[DKEY_LATENT]);
     }
     if (half & HALF_WEIGHT) product_weight(w, &keys_values, t[UP], t[KEY_LATENT]);
 }
@@ -298,20 +393,26 @@ static void output_backward(const LayerPass *w, Half half) {
 
 /* ---- the two layers ---- */
 
-#define FIRST_PARTS                                                                    \
-    {"down", LIFE_SAVED, down_forward, down_backward, .product = &down}, {             \
-        "norms of latents", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL \
-    }
-#define LAST_PARTS                                                                         \
-    {"keys and values", LIFE_SAVED, keys_forward, keys_backward, .product = &keys_values}, \
-        {"attention",     LIFE_SAVED,          attend_forward,         attend_backward,    \
-         .attends = true, .more = attend_cost, .needed = attend_needed},                   \
-    {                                                                                      \
-        "output", LIFE_SAVED, output_forward, output_backward, .product = &output          \
+#define NORMS_PART \
+    { "norms of latents", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL, .latents = true }
+#define LAST_PARTS                                                                      \
+    {                                                                                   \
+        "keys and values",       LIFE_SAVED,        keys_forward, keys_backward,        \
+        .product = &keys_values, .of_latents = true},                                   \
+        {"attention",     LIFE_SAVED,          attend_forward,         attend_backward, \
+         .attends = true, .more = attend_cost, .needed = attend_needed},                \
+    {                                                                                   \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output       \
     }
 static const Part parts[] = {
-    FIRST_PARTS, {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries}, LAST_PARTS};
-static const Part keys_parts[] = {FIRST_PARTS, LAST_PARTS};
+    {"down", LIFE_SAVED, down_forward, down_backward, .product = &down, .whole = true},
+    NORMS_PART,
+    {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries, .of_latents = true},
+    LAST_PARTS};
+static const Part keys_parts[] = {
+    {"down", LIFE_SAVED, down_forward, keys_down_backward, .product = &keys_down, .summed = keys_down_summed},
+    NORMS_PART,
+    LAST_PARTS};
 
 const Layer layer_latent = {.name = "latent attention",
                             .params = params,
@@ -322,7 +423,8 @@ const Layer layer_latent = {.name = "latent attention",
                             .part_count = sizeof parts / sizeof *parts,
                             .cached = DIM_KEY_VALUE,
                             .swaps = attention_swaps,
-                            .keys = &attention_keys};
+                            .keys = &attention_keys,
+                            .latents = MADE_TERMS};
 const Layer layer_latent_keys = {.name = "latent attention, queries without a latent",
                                  .params = params,
                                  .tensors = tensors,
@@ -332,4 +434,5 @@ const Layer layer_latent_keys = {.name = "latent attention, queries without a la
                                  .part_count = sizeof keys_parts / sizeof *keys_parts,
                                  .cached = DIM_KEY_VALUE,
                                  .swaps = attention_swaps,
-                                 .keys = &attention_keys};
+                                 .keys = &attention_keys,
+                                 .latents = MADE_TERMS};

@@ -88,7 +88,9 @@ typedef enum Need {
     NEED_ROW_SUMS,     /* heads of a token, of which ranks may have some each, are normed as one row */
     NEED_VISITS,       /* ranks share experts out */
     NEED_LEAVES,       /* ranks may share matrices */
-    NEED_VISIT_LEAVES, /* both */
+    NEED_SHARES,       /* ranks do */
+    NEED_NO_LEAVES,    /* no ranks may */
+    NEED_VISIT_LEAVES, /* ranks share experts out, and may share matrices */
     NEED_HEADS_APART,  /* leaves here of what heads make of their input: model_has_heads_apart */
     NEED_EXPERT_BIAS,  /* experts have biases */
     NEED_HEAD_SUMS, /* ranks of cp change tokens for heads, and what is summed by heads is wanted by tokens */
@@ -196,6 +198,12 @@ typedef struct Part {
     bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
     bool routes;            /* it says which, of all tokens on each rank that shares the experts' matrices:
                                what is gathered for it the experts' parts read too; see Layer.counts */
+    bool beside;            /* of an MLP beside experts: it reads that too, and its terms are theirs */
+    bool whole;             /* its matrix is whole on ranks that share the layer, and makes latents of all
+                               tokens; the gradient of what it reads it makes of own tokens, in place */
+    bool latents;           /* behind it ranks have made these latents: on the way back terms of their
+                               gradients are summed, see Layer.latents */
+    bool of_latents;        /* what its product reads is that, and not the layer's input */
     /* Of the gradient of what ranks gathered for it, own tokens of which have been summed: adds what each
      * makes by itself. */
     void (*summed)(const LayerPass *w);
@@ -307,17 +315,18 @@ typedef struct Layer {
      * cp each count their tokens, and the sums are there on the way back. And gradients of the weights of a
      * token's experts, [T, k] fp32, terms of a sum where ranks share the experts' matrices. */
     int counts, dweights;
+    int latents; /* of one with a part that makes latents: the same of these, DIM_LATENT_MADE of a token */
 } Layer;
 
 /* What ranks do that share a layer's matrices: those of a part whose matrix is cut by rows gather what it
- * reads, those of one whose matrix is cut by columns make terms of a sum. Experts read what was gathered for
- * their router. */
+ * reads, those of one whose matrix is cut by columns make terms of a sum. Experts, and the MLP beside them,
+ * read what was gathered for their router, and theirs are terms of one sum. */
+static inline bool part_cuts(const Part *p, Cut cut) { return p->product && p->product->weight->cut == cut; }
 static inline bool part_reads_all(const Part *p) {
-    return p->routes || (p->product && p->product->weight->cut == CUT_ROWS && !p->by_experts);
+    return p->routes || p->whole ||
+           (part_cuts(p, CUT_ROWS) && !p->by_experts && !p->beside && !p->of_latents);
 }
-static inline bool part_makes_terms(const Part *p) {
-    return p->product && p->product->weight->cut == CUT_COLUMNS;
-}
+static inline bool part_makes_terms(const Part *p) { return part_cuts(p, CUT_COLUMNS) && !p->beside; }
 
 extern const Layer layer_embedding;            /* ids -> y */
 extern const Layer layer_attention;            /* x -> y */
