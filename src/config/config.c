@@ -2099,6 +2099,9 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     return OK;
 }
 
+/* Whether sums are cut as tp cuts them. */
+static bool over_tensors(const Config *c) { return c->mesh.tp > 1 || c->numerics.canonical_tp > 1; }
+
 /* Why a model or mesh has no module; NULL: it may have one. */
 static const char *refuses_module(const Config *c) {
     if (c->train.multi_token > 1)
@@ -2106,10 +2109,8 @@ static const char *refuses_module(const Config *c) {
     if (!model_family(&c->model.shape)->arch.module)
         return "another model.family than deepseek_v3: files of no other one have a module";
     if (c->mesh.ep != 1) return "mesh.ep: visits to its experts are no part of the head's pass";
-    if (c->mesh.tp > 1 || c->numerics.canonical_tp > 1)
-        return "mesh.tp and numerics.canonical_tp: its family's attention is not cut over tp";
-    if (c->mesh.cp > 1 || c->numerics.canonical_cp > 1)
-        return "mesh.cp and numerics.canonical_cp: nothing crosses inside the head's pass";
+    if (over_tensors(c))
+        return "mesh.tp and numerics.canonical_tp: what joins next tokens to its states is not cut over tp";
     return NULL;
 }
 
@@ -2126,8 +2127,11 @@ static ErrorCode check_module(const Config *c, const OptionSet *set, Error *err)
 /* What is not there beside further heads. A tied head's gradient takes a way of its own, and weights to start
  * from have no such heads. */
 static ErrorCode check_multi_token(const Config *c, const OptionSet *set, Error *err) {
-    const char *other = c->lora.rank > 0                                                ? "lora.rank"
-                        : c->model.init[0] && c->train.multi_token_kind == FURTHER_HEAD ? "model.init"
+    bool heads = c->train.multi_token_kind == FURTHER_HEAD,
+         latents = model_family(&c->model.shape)->arch.latent && over_tensors(c);
+    const char *other = c->lora.rank > 0            ? "lora.rank"
+                        : c->model.init[0] && heads ? "model.init"
+                        : latents && heads          ? "latent attention over mesh.tp or numerics.canonical_tp"
                         : c->model.shape.tie_word_embeddings ? "model.tie_word_embeddings"
                                                              : NULL;
     if (c->train.multi_token == 0 || !other) return check_module(c, set, err);
@@ -2143,7 +2147,7 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     if (!c->model.init[0])
         return options_fail(set, "lora.rank", err,
                             "adapters go to a model that is there: set model.init to its directory");
-    if (model_family(&c->model.shape)->arch.latent && (c->mesh.tp > 1 || c->numerics.canonical_tp > 1))
+    if (model_family(&c->model.shape)->arch.latent && over_tensors(c))
         return options_fail(
             set, "lora.rank", err,
             "adapters of %s beside mesh.tp and numerics.canonical_tp are not in this version: "

@@ -359,7 +359,10 @@ static void load_next(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens;
     int32_t *ids = e->targets.further + ((m + 1) * further_rows(&e->model.config) - 1) * tokens;
-    for (int64_t t = 0; t < tokens; t++) ids[t] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
+    for (int64_t i = 0; i < tokens; i++) {
+        int64_t t = model_token(&e->model, e->model.contexts.place, i);
+        ids[i] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
+    }
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
 }
 
@@ -464,10 +467,14 @@ static void poison(Execution *x, Action a) {
     x->poisoned = true;
 }
 
-/* Parts between which something crosses make what is needed again by actions of their own. */
+/* Parts between which something crosses make what is needed again by actions of their own; a module looks its
+ * tokens up again. */
 static void again(Execution *x, Action a) {
+    const Engine *e = x->engine;
+    bool embeds = a.unit == x->program->units - 1 && e->model.config.further_module;
     execution_enter(x, a.microbatch);
     parameters_ready(x, a.unit);
+    if (embeds && e->plan->partition.tied) parameters_ready(x, 0);
     UnitPass unit = execution_unit(x, a);
     unit_recompute(&unit, a.parts);
 }

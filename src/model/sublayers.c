@@ -252,6 +252,13 @@ bool unit_part_of_latents(const ModelConfig *c, int unit, int part) {
     return p && p->of_latents;
 }
 
+bool unit_part_trains(const ModelConfig *c, int unit, int part) {
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    Step step;
+    unit_sublayers(c, unit, sublayers);
+    return find_step(c, unit, part, &step) && sublayers[step.sublayer].training;
+}
+
 bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut) {
     const Part *p = layer_part(c, unit, part);
     return p && part_cuts(p, cut);

@@ -253,6 +253,7 @@ bool unit_part_norms_rows(const ModelConfig *c, int unit, int part);        /* P
 bool unit_part_whole(const ModelConfig *c, int unit, int part);             /* Part.whole */
 bool unit_part_latents(const ModelConfig *c, int unit, int part);           /* Part.latents */
 bool unit_part_of_latents(const ModelConfig *c, int unit, int part);        /* Part.of_latents */
+bool unit_part_trains(const ModelConfig *c, int unit, int part);            /* Sublayer.training */
 bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut);     /* layer.h: part_cuts */
 /* layer.h: part_reads_all, part_makes_terms; no part beyond the unit does. */
 bool unit_part_reads_all(const ModelConfig *c, int unit, int part);

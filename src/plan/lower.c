@@ -234,9 +234,11 @@ static void cross_heads(Descent *d, ActionKind kind, int place) {
     append_crossed(d->p, kind, d->pass, place);
 }
 
-/* Of a run of parts those whose weight halves come late: all that have one, or none. */
+/* Of a run of parts those whose weight halves come late: all that have one, or none. In the last unit some
+ * have one without a product. */
 static unsigned late_of(const Descent *d, Parts parts) {
     unsigned late = 0;
+    if (d->pass.unit == d->p->units - 1) return 0;
     for (int part = parts.first; part < parts.end; part++) {
         bool product = unit_part_product(d->p->model, d->pass.unit, part) != NULL;
         if (product && !may_be_late(d, part)) return 0;
@@ -496,7 +498,8 @@ static int uses(const Program *p, Action a, int out[2]) {
     bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_VISIT_X ||
                 ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
     bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
-    bool embeds = a.kind == ACT_FWD || logits_again || (p->model->further_module && a.kind == ACT_BWD_IN);
+    bool made_again = p->model->further_module && (a.kind == ACT_BWD_IN || a.kind == ACT_AGAIN),
+         embeds = a.kind == ACT_FWD || logits_again || made_again;
     if (pass || logits_again || program_reads_adapters(p, a)) out[n++] = a.unit;
     if (p->partition->tied && a.unit == head && embeds) out[n++] = 0;
     return n;

@@ -173,6 +173,7 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM, SWAP = 1u << CROSS_SWAP };
     const ModelConfig *c = p->model;
     if (!p->crosses(p->partition, unit, part)) return NOTHING;
+    if (!p->training && unit_part_trains(c, unit, part)) return NOTHING; /* no evaluation runs it */
     bool attends = unit_part_attends(c, unit, part), keys = p->partition->contexts.keys;
     if (attends && (keys || p->partition->copies > 1))
         return copies_in(p, pass) | (keys ? keys_in(p, pass, unit, part) : NOTHING);

@@ -151,18 +151,19 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
 }
 
 /* Of a run config.c says so first; other degrees than its own are tried by plan/compare.c. */
-static ErrorCode check_further(const RankPlan *p, Error *err) {
+static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
     const ModelConfig *m = &p->spec.model;
-    if (m->further_module && (p->model.contexts.ranks > 1 || model_spans(&p->model) > 1))
+    if (m->further_heads > 0 && model_family(m)->arch.latent && sharing.leaves > 1)
         return error_set(err, ERR_CONFIG,
-                         "train.multi_token: nothing crosses over cp inside a module: set mesh.cp to 1");
+                         "train.multi_token: neither a module nor further heads are beside latent attention "
+                         "over tp: set mesh.tp to 1");
     return OK;
 }
 
 /* A gradient of one microbatch is not whole where its sums are shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.inference) return OK;
-    TRY(check_further(p, err));
+    TRY(check_further(p, sharing, err));
     if (p->spec.noise && p->model.visitors > 0)
         return error_set(
             err, ERR_CONFIG,

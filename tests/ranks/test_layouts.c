@@ -602,6 +602,24 @@ static void walk_family(ModelConfig m, Text *refused) {
     text_puts(refused, "\n");
 }
 
+/* A module of multi-token prediction, whose block is in the last unit: on all ways without tp and ep. */
+static void test_module(void **state) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS};
+    static Run one, other;
+    ModelConfig m = family_shape(&family_deepseek_v3);
+    (void)state;
+    m.further_heads = 1, m.further_module = true;
+    one = run_of(&m, &alone), one.leaves = 1;
+    run_all(&one);
+    for (int i = 0; i < WAYS; i++) {
+        if (ways[i].tensors > 1 || ways[i].experts > 0) continue;
+        other = run_of(&m, &ways[i]), other.leaves = 1;
+        run_all(&other);
+        if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+            fail_msg("a module over %s has other figures than one rank", ways[i].name);
+    }
+}
+
 /* docs/parallelism.md has the same table. */
 static void test_families(void **state) {
     Text refused = {0};
@@ -734,6 +752,7 @@ int main(void) {
                                        cmocka_unit_test(test_experts),
                                        cmocka_unit_test(test_experts_over_contexts),
                                        cmocka_unit_test(test_experts_beside_tensors),
+                                       cmocka_unit_test(test_module),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_adapters),
                                        cmocka_unit_test(test_copies)};

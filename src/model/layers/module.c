@@ -11,7 +11,8 @@
  *
  * The embedding is unit 0's. What its gradient gets from here has memory of its own, as that of a tied head
  * has (weights.h): it is cleared with the first microbatch, and rows are added. The module's parameters are
- * those of a block behind the last one. It is there for training alone; no rank shares it (config.c). */
+ * those of a block behind the last one. It is there for training alone; ranks share its tokens (cp), and
+ * nothing else of it (config.c). */
 #include "model/unit.h"
 
 enum { EMBED_NORM, EMBED_NORM_BIAS, STATE_NORM, STATE_NORM_BIAS, PROJECTION, PARAMS };
@@ -76,12 +77,16 @@ static void norms_input(const LayerPass *w) {
 static void embedding_weight(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
+    int64_t tokens = model_span(m, m->tokens), hidden = m->config.hidden_size;
     if (embedding(m)->flat == FLAT_FROZEN) return;
-    if (p->first)
-        OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, 0),
-           m->table.flats[0][FLAT_MATRICES] * sizeof(float));
-    OP(p->device, OP_EMBED_BACKWARD, embed_backward, m->tokens, m->config.hidden_size, p->next_ids,
-       w->tensors[DEMBEDDED], ALL_ROWS, 1, gradient_tied(&p->gradients, 0), m->compute);
+    for (int r = 0; r < model_spans(m); r++) {
+        if (p->first)
+            OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r),
+               m->table.flats[0][FLAT_MATRICES] * sizeof(float));
+        OP(p->device, OP_EMBED_BACKWARD, embed_backward, tokens, hidden, p->next_ids + r * tokens,
+           model_at(m, w->tensors[DEMBEDDED], r * tokens * hidden), ALL_ROWS, 1,
+           gradient_tied(&p->gradients, r), m->compute);
+    }
 }
 
 static void norms_backward(const LayerPass *w, Half half) {
