@@ -269,9 +269,7 @@ static void put_fitting(const ModelConfig *c, Text *out) {
         if (!broken(c, n)) text_printf(out, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
 }
 
-static const char *uncut(const ModelConfig *c) {
-    return model_is_recurrent(c) ? "has recurrences" : NULL;
-}
+static const char *uncut(const ModelConfig *c) { return model_is_recurrent(c) ? "has recurrences" : NULL; }
 
 /* Behind the name of what does not fit; nothing where it simply does not divide. */
 static void put_reason(const ModelConfig *c, const Rule *r, int64_t ranks, Text *out) {
@@ -313,8 +311,7 @@ ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *
     Text that = {0};
     int64_t last = 1;
     bool apart = model_family(c)->arch.latent && s.leaves > 1;
-    if (ranks == 1 ||
-        (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !apart))
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !apart))
         return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",

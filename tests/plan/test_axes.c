@@ -61,8 +61,8 @@ static ModelConfig shape_of_latents(bool queries) {
  * last of eight ranks has one, others two; the third with norms that are cut as their heads are; then those
  * with experts that are cut, and a router that is not, of one in a tensor; the last with heads of latents,
  * which are not either. */
-static const Family *const families_of_boxes[] = {&family_llama, &family_phi3,      &family_gpt2,
-                                                  &family_olmo2, &family_qwen3_moe, &family_gpt_oss,
+static const Family *const families_of_boxes[] = {&family_llama,      &family_phi3,      &family_gpt2,
+                                                  &family_olmo2,      &family_qwen3_moe, &family_gpt_oss,
                                                   &family_deepseek_v3};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
 
