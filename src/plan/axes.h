@@ -17,12 +17,12 @@
  * is complete where it was made. On pp a parameter is with its unit. ep is what it has of dp_shard and cp,
  * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
  * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
- * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make, and
- * of what makes latents of keys and of queries, and norms them (model/layers/latent.c). "Whole" are norms, and
- * biases that are added to a sum over tp: each rank of tp has part of the tokens there (Korthikanti et al.
- * 2022), so that their gradients are sums; this is what other trainers have forgotten most often. So are the
- * joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut as the embedding is
- * that they are beside.
+ * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make,
+ * and of what makes latents of keys and of queries, and norms them (model/layers/latent.c). "Whole" are
+ * norms, and biases that are added to a sum over tp: each rank of tp has part of the tokens there
+ * (Korthikanti et al. 2022), so that their gradients are sums; this is what other trainers have forgotten
+ * most often. So are the joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut
+ * as the embedding is that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else; where a family stores several matrices as one, each of them

@@ -210,6 +210,14 @@ mesh 4 latent_halves $deepseek $more mesh.tp=2 mesh.dp_shard=2 train.gradient_sy
 for run in latent_stop latent_tp4 latent_piped latent_halves; do
     [ "$(curve $run)" = "$(curve latent_leaves)" ] && [ "$(digest $run)" = "$(digest latent_leaves)" ] || fail "deepseek_v3 differs in $run"
 done
+# A step of Muon sees whole matrices: those of heads and of experts on one of the ranks, those that make latents on each.
+muon='optimizer.kind=muon optimizer.nesterov=true'
+exits 0 train run.yaml run.dir=latent_muon $deepseek $more $muon
+mesh 2 latent_muon2 $deepseek $more $muon mesh.tp=2
+mesh 4 latent_muon4 $deepseek $more $muon mesh.tp=2 mesh.dp_shard=2
+for run in latent_muon2 latent_muon4; do
+    [ "$(curve $run)" = "$(curve latent_muon)" ] && [ "$(digest $run)" = "$(digest latent_muon)" ] || fail "deepseek_v3 differs in $run"
+done
 two='model.family=deepseek_v2 model.norm_topk_prob=false train.router_bias_speed=0 numerics.canonical_tp=2 numerics.canonical_cp=4'
 for words in model.q_lora_rank=0 "$two" "train.numerics=fast train.compute=bf16 numerics.canonical_tp=2"; do
     ways=(parallel.context=keys parallel.context=heads)

@@ -686,8 +686,8 @@ static void walk_whole(const ModelConfig *m, Shape like, int leaves, int spans, 
 }
 
 /* Matrices that are cut by rows and by columns, several that are stored as one, and transposed; those of
- * experts, routers that all ranks have, heads of keys that some have; adapters, cut or not; in unequal parts
- * of a vocabulary. */
+ * experts, routers and what makes latents, which all ranks have, heads of keys that some have; adapters, cut
+ * or not; in unequal parts of a vocabulary. */
 static void test_whole_over_tensors(void **state) {
     (void)state;
     for (int i = 0; families[i]; i++) {
@@ -695,7 +695,10 @@ static void test_whole_over_tensors(void **state) {
         if (!goes(&m, &ways[2])) continue;
         walk_whole(&m, (Shape){.muon = true}, 2, goes(&m, &ways[4]) ? 4 : 0, false, i % 2);
     }
-    ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
+    ModelConfig m = moonlight_shape();
+    walk_whole(&m, (Shape){.muon = true}, 2, 4, false, true);
+    walk_whole(&m, (Shape){.whole = true}, 2, 4, false, false);
+    m = tiny_model(VOCAB, LAYERS, CONTEXT);
     for (int tied = 0; tied < 2; tied++) {
         m.tie_word_embeddings = tied;
         walk_whole(&m, (Shape){.tied = tied, .muon = true}, 4, 0, tied, !tied);
