@@ -157,6 +157,9 @@ static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
         return error_set(err, ERR_CONFIG,
                          "train.multi_token: neither a module nor further heads are beside latent attention "
                          "over tp: set mesh.tp to 1");
+    if (m->further_module && p->model.visitors > 0)
+        return error_set(err, ERR_CONFIG,
+                         "train.multi_token: visits to experts are no part of a module: set mesh.ep to 1");
     return OK;
 }
 

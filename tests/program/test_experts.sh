@@ -302,6 +302,8 @@ for words in mesh.ep=2 train.multi_token=2 numerics.canonical_tp=2; do
     exits 78 plan run.yaml -n 2 $module mesh.dp_shard=2 $words
     has err 'a module is not in this version beside'
 done
+exits 0 plan run.yaml -n 4 $module mesh.dp_shard=-1 --compare --hardware h100 --memory 8GiB
+has out 'visits to experts are no part of a module' 'neither a module nor further heads are beside latent attention over tp'
 exits 78 plan run.yaml $deepseek train.multi_token_kind=module
 has err 'a module is one: set train.multi_token to 1'
 exits 78 plan run.yaml train.multi_token=1 train.multi_token_kind=module
