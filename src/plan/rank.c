@@ -192,32 +192,22 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
 
 /* What a device's kernels do not do is said here, before anything runs. */
 static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
+    const Family *family = model_family(model);
+    const struct {
+        bool wanted, there;
+        const char *what;
+    } needs[] = {{model->num_experts > 0, d->ops.route, "experts"},
+                 {family->arch.sinks, d->ops.sinks_backward, "attention sinks"},
+                 {family->arch.expert_bias, d->ops.experts_bias_forward, "experts with biases"},
+                 {model_is_recurrent(model), d->ops.scan_forward, "recurrences"}};
     int64_t widest = d->widest_head;
     bool described = !d->ops.gemm; /* to plan for: it has no ops at all */
-    if (model->num_experts > 0 && !described && !d->ops.route)
-        return error_set(
-            err, ERR_CONFIG,
-            "run.device: %s: the family %s has experts, for which there are no kernels yet: take "
-            "run.device=cpu",
-            d->name, model_family(model)->model_type);
-    if (model_family(model)->arch.sinks && !described && !d->ops.sinks_backward)
-        return error_set(
-            err, ERR_CONFIG,
-            "run.device: %s: the family %s has attention sinks, for which there are no kernels yet: "
-            "take run.device=cpu",
-            d->name, model_family(model)->model_type);
-    if (model_family(model)->arch.expert_bias && !described && !d->ops.experts_bias_forward)
-        return error_set(
-            err, ERR_CONFIG,
-            "run.device: %s: the family %s has experts with biases, for which there are no kernels yet: "
-            "take run.device=cpu",
-            d->name, model_family(model)->model_type);
-    if (model_is_recurrent(model) && !described && !d->ops.scan_forward)
-        return error_set(
-            err, ERR_CONFIG,
-            "run.device: %s: the family %s has recurrences, for which there are no kernels yet: take "
-            "run.device=cpu",
-            d->name, model_family(model)->model_type);
+    for (size_t i = 0; !described && i < sizeof needs / sizeof *needs; i++)
+        if (needs[i].wanted && !needs[i].there)
+            return error_set(err, ERR_CONFIG,
+                             "run.device: %s: the family %s has %s, for which there are no kernels yet: take "
+                             "run.device=cpu",
+                             d->name, family->model_type, needs[i].what);
     if (widest == 0 || model->head_dim <= widest) return OK;
     return error_set(err, ERR_CONFIG,
                      "run.device: %s: attention heads of %lld elements (head_dim); at most %lld are done on "

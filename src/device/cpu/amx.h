@@ -90,6 +90,9 @@ INLINE void amx_chain(AmxTiles a, const float *b, int64_t b_row, int64_t groups,
     }
 }
 
+/* Of 32 elements, those that are there: at least one is. */
+INLINE __mmask32 amx_mask(int64_t left) { return left >= AMX_GROUP ? 0xffffffff : (1u << left) - 1; }
+
 /* Pairs of two rows of at most 32 elements. Unpacking leaves four neighbours in 16 bytes: 0, 8, 16 and 24 and
  * those behind them first, then 4, 12, 20 and 28. */
 INLINE void amx_pairs(const uint16_t *from, int64_t row, int64_t rows, __mmask32 here, float *to) {
@@ -106,7 +109,7 @@ static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t lines, i
                              int64_t group, int64_t tile) {
     enum { FOUR = 4, PAIR = 2 * VLEN };
     float pairs[AMX_SIDE * PAIR];
-    __mmask32 here = lines >= AMX_GROUP ? 0xffffffff : (1u << lines) - 1;
+    __mmask32 here = amx_mask(lines);
     for (int64_t first = 0; first < depth; first += AMX_GROUP, to += group) {
         for (int64_t p = 0, at = first; p < AMX_SIDE; p++, at += 2)
             amx_pairs(from + (at < depth ? at * row : 0), row, depth - at, here, pairs + p * PAIR);

@@ -13,7 +13,7 @@
 #if VEC_AMX
 
 enum {
-    AMX_PANEL = 2 * AMX_SIDE,                   /* rows of a strip, columns of a panel */
+    AMX_PANEL = AMX_FOUR,                       /* rows of a strip, columns of a panel */
     AMX_BLOCK = 24,                             /* groups */
     AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* of B that are packed at a time */
     AMX_A_WORDS = PRODUCT_BLOCK * PACK_ROWS,
@@ -61,19 +61,14 @@ static void amx_panels_across(const uint16_t *from, int64_t row, int64_t width, 
         }
 }
 
-/* A line of a tile: some of 32 elements. */
-INLINE __m512i amx_line(const uint16_t *from, int64_t left) {
-    __mmask32 here = left >= AMX_GROUP ? 0xffffffff : left > 0 ? (1u << left) - 1 : 0;
-    return _mm512_maskz_loadu_epi16(here, from);
-}
-
 /* Tiles of A lie `step` words apart from group to group. Of A as it is: rows are contiguous. */
 static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
                             int64_t step) {
     for (int64_t g = 0; g < amx_groups(depth); g++, from += AMX_GROUP, to += step)
         for (int64_t r = 0; r < AMX_SIDE; r++)
-            _mm512_storeu_si512(to + r * AMX_SIDE, amx_line(from + (r < rows ? r * row : 0),
-                                                            r < rows ? depth - g * AMX_GROUP : 0));
+            _mm512_storeu_si512(to + r * AMX_SIDE,
+                                _mm512_maskz_loadu_epi16(r < rows ? amx_mask(depth - g * AMX_GROUP) : 0,
+                                                         from + (r < rows ? r * row : 0)));
 }
 
 static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
@@ -86,24 +81,19 @@ static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t
         amx_panels_across(from + first * o->row + line, o->row, width, depth, to);
 }
 
-/* Strips of two tiles beside each other; where only one has rows, the other is not read. */
+/* A strip: two tiles beside each other in each group; one where only that has rows. */
 static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t first, int64_t depth,
                        float *to) {
     const ProductOperand *o = &r->a;
     const uint16_t *from = o->data;
-    const int64_t groups = amx_groups(depth);
-    for (int64_t i = 0; i < rows; i += AMX_SIDE) {
-        int64_t in_strip = min_i64(AMX_PANEL, rows - i / AMX_PANEL * AMX_PANEL),
-                tiles = in_strip > AMX_SIDE ? 2 : 1;
-        float *strip = to + i / AMX_PANEL * 2 * groups * AMX_WORDS + i % AMX_PANEL / AMX_SIDE * AMX_WORDS;
-        int64_t count = min_i64(AMX_SIDE, rows - i);
-        if (o->along)
-            amx_tiles_along(from + (line + i) * o->row + first, o->row, count, depth, strip,
-                            tiles * AMX_WORDS);
-        else if (i % AMX_PANEL == 0) /* both */
-            amx_tiles_across(from + first * o->row + line + i, o->row, in_strip, depth, strip,
-                             tiles * AMX_WORDS, AMX_WORDS);
+    const int64_t step = rows > AMX_SIDE ? 2 * AMX_WORDS : AMX_WORDS;
+    if (!o->along) {
+        amx_tiles_across(from + first * o->row + line, o->row, rows, depth, to, step, AMX_WORDS);
+        return;
     }
+    for (int64_t i = 0; i < rows; i += AMX_SIDE)
+        amx_tiles_along(from + (line + i) * o->row + first, o->row, min_i64(AMX_SIDE, rows - i), depth,
+                        to + i / AMX_SIDE * AMX_WORDS, step);
 }
 
 /* ---- strips ---- */
