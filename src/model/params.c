@@ -110,7 +110,7 @@ static void measure(Param *p, const ModelConfig *c) {
     const ParamRow *row = p->row;
     p->rows = p->stack * model_dim(c, p->transposed ? row->cols : row->rows);
     p->cols = model_dim(c, p->transposed ? row->rows : row->cols);
-    p->count = param_elements(c, row);
+    p->count = p->cols ? p->rows * p->cols : p->rows;
     find_matrices(p, c);
 }
 

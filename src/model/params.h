@@ -154,7 +154,7 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]);
 int param_matrices(const Param *p);
 ParamMatrix param_matrix(const Param *p, int k);
 /* The parameter as the model c has it, of which p may be what one rank has: its rows, columns, elements and
- * matrices. Its place is p's. */
+ * matrices. Its place is p's, and of a stack it has as many experts. */
 Param param_whole(const ModelConfig *c, const Param *p);
 /* In files of the model c, of which p may be what one rank has: [rows], [rows, cols], of stacks [stack, ...];
  * returns how many dimensions. */

@@ -181,11 +181,11 @@ static Band overlap(const Band bands[PARAM_MATRICES], int64_t first, int64_t cou
     return (Band){0, 0};
 }
 
+/* Experts of a stack are alike: what a place has of one, it has of each. */
 MatrixPart makers_part(const Partition *p, const Param *whole, int k, int place) {
     ParamMatrix m = param_matrix(whole, k);
-    Box b = axes_box(p->whole, whole, sharing_at(p, place), partition_experts(p));
-    int64_t row = m.first / whole->cols;
-    if (b.stack.count > 1) row %= b.every; /* the same rows of each of the stack */
-    Band rows = overlap(b.rows, row, m.rows), columns = overlap(b.columns, m.first % whole->cols, m.cols);
+    Box b = axes_box(p->whole, whole, sharing_at(p, place), (Deal){0, 1});
+    Band rows = overlap(b.rows, m.first / whole->cols % b.every, m.rows),
+         columns = overlap(b.columns, m.first % whole->cols, m.cols);
     return (MatrixPart){rows.first, columns.first, rows.count, columns.count};
 }

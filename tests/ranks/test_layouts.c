@@ -660,6 +660,8 @@ static const Way whole_ways[] = {
     {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
     {"tp, cp by keys, pp", {2, 1, 1, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
     {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
+    {"tp, ep", {1, 1, 2, .exact = true}, 1, 2, 2, CONTEXT_HEADS},
+    {"tp, cp by keys, ep", {1, 1, 1, .exact = true}, 2, 2, 2, CONTEXT_KEYS},
 };
 
 /* Of a model, with an optimizer, over tp and beside all else: the figures of one rank. */
@@ -672,9 +674,10 @@ static void walk_whole(const ModelConfig *m, Shape like, int leaves, int spans, 
     for (size_t i = 0; i < sizeof whole_ways / sizeof *whole_ways; i++) {
         const Way *w = &whole_ways[i];
         Shape s = w->shape;
-        if (spans == 0 && w->contexts > 1) continue;
+        if ((spans == 0 && w->contexts > 1) || (w->experts > 0 && !goes(m, w))) continue;
         s.tied = like.tied, s.whole = like.whole, s.muon = like.muon;
         other = one, other.shape = &s, other.contexts = w->contexts, other.method = w->method;
+        other.experts = w->experts;
         other.own = OWN / (s.replicas * s.shards);
         for (other.tensors = 2; other.tensors <= leaves; other.tensors *= 2) {
             run_all(&other);
