@@ -12,7 +12,7 @@ JOBS ?= $(shell nproc)
 # Tests wait for files and for each other's messages: three for a core keep it busy.
 TEST_JOBS ?= $(shell expr 3 \* $(JOBS))
 
-.PHONY: all build setup demo test fuzz bench interop soak plan-cases cluster install format format-check clean help
+.PHONY: all build setup demo test series fuzz bench interop soak plan-cases cluster install format format-check clean help
 
 all: build
 
@@ -35,6 +35,9 @@ test: ## all tests; TESTS=regex for some
 	@tools/setup.sh build test
 	@$(MAKE) --no-print-directory build
 	@ctest --test-dir $(BUILD) -j $(TEST_JOBS) --output-on-failure $(if $(TESTS),-R '$(TESTS)')
+
+series: build ## all tests ten times, with each kind of kernel, beside busy loops
+	@BUILD=$(BUILD) JOBS=$(TEST_JOBS) tools/series.sh
 
 fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for one
 	@tools/setup.sh build ci

@@ -1,0 +1,29 @@
+#!/bin/bash
+# All tests once with each kind of kernel that this processor runs, then with its own choice until RUNS (10) are made, one run after
+# the other, with a busy loop on each core beside: `make series`. The first failure ends it.
+#   BUILD=dir  JOBS=tests at a time  RUNS=10
+set -euo pipefail
+build=${BUILD:-build} jobs=${JOBS:-$((3 * $(nproc)))} runs=${RUNS:-10}
+
+# The program names its kinds where it refuses another; a kind may want what this processor lacks.
+kinds=()
+for kind in $(WEFT_CPU=none "$build/weft" doctor 2>&1 | sed -n 's/.*expected one of \([a-z0-9_|]*\).*/\1/p' | tr '|' ' '); do
+    WEFT_CPU=$kind "$build/weft" doctor >/dev/null 2>&1 && kinds+=("$kind") || echo "$kind is not for this processor"
+done
+[ ${#kinds[@]} -gt 1 ] || { echo "tools/series.sh: $build/weft names no kinds of kernels: build it first" >&2; exit 1; }
+while [ ${#kinds[@]} -lt "$runs" ]; do kinds+=(auto); done
+
+busy=()
+trap 'kill "${busy[@]}" 2>/dev/null || true' EXIT
+for ((i = 0; i < $(nproc); i++)); do
+    while :; do :; done &
+    busy+=($!)
+done
+
+log=$build/series.log
+for kind in "${kinds[@]}"; do
+    begun=$SECONDS
+    printf '%-12s ' "$kind"
+    WEFT_CPU=$kind ctest --test-dir "$build" -j "$jobs" --output-on-failure >"$log" 2>&1 || { echo failed; grep -v ' Passed ' "$log" | tail -200; exit 1; }
+    echo "$(grep 'tests passed' "$log"), $((SECONDS - begun)) s"
+done
