@@ -162,6 +162,8 @@ static void backward_leave(const Run *r, int index) {
 static void keep_gradient(const Run *r, int index) {
     const Pass *p = r->u->pass;
     const Model *m = p->model;
+    const Sublayer *s = &r->sublayers[index];
+    if (sublayer_alone(s) || s->out) return;
     OP(p->device, OP_CAST, cast, state_elements(r), r->dstream, m->compute, r->tensors.sublayers[index].dy,
        m->compute);
 }
@@ -181,7 +183,7 @@ static void backward_layer(const Run *r, const Step *step, Half half) {
     bool alone = sublayer_alone(s);
     LayerPass w = layer_pass(r, step, NULL);
     Half pass = r->u->together ? HALF_BOTH : half;
-    if (pass == HALF_INPUT && step->last && !alone && !s->out) keep_gradient(r, step->sublayer);
+    if (pass == HALF_INPUT && step->last) keep_gradient(r, step->sublayer);
     w.own_dy = result_gradient(r, step->sublayer, pass);
     w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
     bool terms = is_shared(r) && !step->part->whole;
@@ -443,6 +445,7 @@ static LayerPass visit_pass(const Run *r, int part, VisitWay way) {
 
 void unit_leave(const UnitPass *u, int part, VisitWay way) {
     Run r = start(u);
+    if (way == VISIT_BACKWARD && !u->together) keep_gradient(&r, r.steps[part].sublayer);
     LayerPass w = visit_pass(&r, part, way);
     visits_at(&r, part)->way[way].leave(&w);
 }

@@ -299,24 +299,13 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
 
 /* ---- experts ---- */
 
-/* What visitors bring home has no shared experts' leaves. */
-static ErrorCode refuse_beside_tensors(const ModelConfig *c, Sharing s, int ranks, Error *err) {
-    return error_set(err, ERR_CONFIG,
-                     "mesh.ep %d: experts of %s do not visit other ranks beside tp yet: set mesh.tp and "
-                     "numerics.canonical_tp %d to 1, or mesh.ep",
-                     ranks, model_family(c)->model_type, s.leaves);
-}
-
-ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     Text that = {0};
     int64_t last = 1;
-    bool apart = model_family(c)->arch.latent && s.leaves > 1;
-    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX && !apart))
-        return OK;
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX)) return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
                          ranks, model_family(c)->model_type);
-    if (apart) return refuse_beside_tensors(c, s, ranks, err);
     while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);

@@ -125,9 +125,8 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s);
 /* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
 
-/* The same of ep: ranks have equally many experts; and of leaves beside it, which heads of latents have with
- * experts at home alone. */
-ErrorCode axes_check_experts(const ModelConfig *c, Sharing s, int ranks, Error *err);
+/* The same of ep: ranks have equally many experts. */
+ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err);
 
 /* The degrees that have the bits of `leaves`: one rank, and those whose share of them is a power of two. A
  * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many

@@ -175,8 +175,8 @@ static bool take_degrees(Compare *p, int tp, int cp, int ep) {
     const ModelConfig *m = &p->c->model.shape;
     o.tp = tp, o.cp = cp, o.ep = ep, o.dp_shard = -1;
     if (mesh_build(&mesh, &o, p->q->world, &ignored) != OK || axes_check(m, tp, &ignored) != OK ||
-        axes_check_experts(m, (Sharing){.ranks = tp, .leaves = tp}, ep, &ignored) != OK ||
-        p->c->train.context % (2 * cp * tp) != 0 || p->step % mesh_dp_degree(&mesh) != 0)
+        axes_check_experts(m, ep, &ignored) != OK || p->c->train.context % (2 * cp * tp) != 0 ||
+        p->step % mesh_dp_degree(&mesh) != 0)
         return false;
     p->mesh = o, p->tp = tp, p->cp = cp, p->ep = ep, p->dp = mesh_dp_degree(&mesh);
     p->total = p->step / p->dp;

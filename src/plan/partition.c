@@ -141,7 +141,7 @@ ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, 
     Sharing s = partition_sharing(mesh, rank, leaves);
     int experts = mesh_size(mesh, MESH_EXPERTS);
     TRY(axes_check(whole, s.ranks, err));
-    TRY(axes_check_experts(whole, s, experts, err));
+    TRY(axes_check_experts(whole, experts, err));
     *own = axes_local(whole, s);
     if (experts > 1) own->expert_ranks = experts, own->expert_place = mesh_place(mesh, MESH_EXPERTS, rank);
     return OK;

@@ -181,14 +181,16 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
         return swaps_in(p, pass, unit, part) ? SWAP : NOTHING;
     if (axes_norms_rows(c, unit, part)) return rows_in(p, pass, unit, part) ? 1u << CROSS_ROWS : NOTHING;
     if (unit_part_routes(c, unit, part - 1)) return routed_in(p, pass, unit, part);
-    if (p->partition->tensors == 1) return NOTHING;
+    if (p->partition->tensors == 1 || !(axes_crossing(c, unit, part) & MESH_TENSOR)) return NOTHING;
     if (unit_part_latents(c, unit, part - 1)) return goes_back(pass) ? 1u << CROSS_LATENTS : NOTHING;
     bool reads = unit_part_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
     bool again = reads ? reads_again(p, unit, part) : unit_part_again(c, unit, part - 1, p->recompute);
     if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
     if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
     if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
-    if (!reads) return pass == ACT_BWD_W && program_visits(p, unit, part - 1) ? NOTHING : GATHER;
+    if (!reads)
+        return pass == ACT_BWD_W && program_visits(p, unit, unit_part_on_result(c, unit, part)) ? NOTHING
+                                                                                                : GATHER;
     bool sums = pass_half(pass) & HALF_INPUT && !unit_part_whole(c, unit, part);
     bool wants = pass_half(pass) & HALF_WEIGHT || visits_read(p, unit, part);
     return (sums ? SUM : 0) | (wants ? GATHER : 0);
@@ -357,9 +359,12 @@ static const char *check_crossed(Check *c, Action a) {
     if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) ||
         !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS) || !has_crossed(c, ACT_AGAIN, a, end, CROSS_ROWS))
         return missing;
+    bool visits = program_visits(c->p, a.unit, first);
+    if (visits && a.kind == ACT_BWD_W) return NULL;             /* it has nothing to do */
+    while (!visits && program_visits(c->p, a.unit, end)) end++; /* to the gradient of the layer's result */
     bool above = unit_part_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                                : has_crossed(c, a.kind, a, end, CROSS_GATHER);
-    bool wants = action_half(a) & HALF_WEIGHT || program_visits(c->p, a.unit, first);
+    bool wants = action_half(a) & HALF_WEIGHT || visits;
     return above && (!wants || inputs_crossed(c, a)) ? NULL : missing;
 }
 
@@ -368,11 +373,14 @@ static GatheredFor *gathered_for(Check *c, Action a, int place) {
     return &c->gathered_for[unit_part_reads_all(c->p->model, a.unit, place) ? 0 : 1];
 }
 
-/* Of those that read what is gathered at a place; on the way back it is the first, that part itself. */
-static int last_reader(const Check *c, int unit, int place) {
-    int last = place;
-    for (int part = place; part < unit_parts(c->p->model, unit).end; part++)
-        if (unit_part_gathered(c->p->model, unit, part) == place) last = part;
+/* Of those that read what is gathered at a place, where it is made again of those that are; on the way back
+ * it is the first, that part itself. */
+static int last_reader(const Check *c, Action a) {
+    int last = a.parts.first;
+    for (int part = last; part < unit_parts(c->p->model, a.unit).end; part++)
+        if (unit_part_gathered(c->p->model, a.unit, part) == a.parts.first &&
+            (a.pass != ACT_AGAIN || is_made_anew(c->p, a.unit, part)))
+            last = part;
     return last;
 }
 
@@ -384,7 +392,7 @@ static bool hold(Check *c, Action a) {
          ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN, visits = reads && a.pass == ACT_BWD_IN;
     GatheredFor *to = gathered_for(c, a, place);
     bool free = to->due == 0;
-    *to = (GatheredFor){reads && (ahead || visits) ? last_reader(c, a.unit, place)
+    *to = (GatheredFor){reads && (ahead || visits) ? last_reader(c, a)
                         : reads                    ? place
                         : ahead                    ? place - 1
                                                    : unit_part_on_result(c->p->model, a.unit, place),

@@ -1529,15 +1529,31 @@ static void assert_like(const Device *d, const char *what, const Trainee *t, con
 }
 
 static const AdamW adamw_settings = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
-static const OptimizerStep one_step = {
-    .lr = 0.01f, .correction1 = 0.19f, .correction2 = 0.0975f, .grad_scale = 0.5f, .number = 5};
+static const OptimizerStep one_step = {.lr = 0.01f,
+                                       .correction1 = 0.19f,
+                                       .correction2 = 0.0975f,
+                                       .grad_scale = 0.5f,
+                                       .number = 5,
+                                       .average = 0.1f};
 
-/* variant 0: AdamW; SGD plain, with momentum, with Nesterov's. */
-enum { UPDATES = 4 };
+/* variant 0: AdamW; SGD plain, with momentum, with Nesterov's; then what of Muon is element by element, with
+ * an average in between, without and with Nesterov's. */
+enum { UPDATES = 4, MATRIX_UPDATES = 2 };
+static void do_matrix_update(Device *d, bool nesterov, const Trainee *t) {
+    Muon o = {.momentum = 0.9f, .weight_decay = 0.1f, .scale = 3, .nesterov = nesterov};
+    MatrixShape row = {1, t->n, t->n};
+    float *x = tensor(t->n, DTYPE_F32);
+    RUN(d, muon_direction, row, o, t->store, &one_step, t->g, t->m, x);
+    RUN(d, average, t->n, &one_step, t->p, x);
+    RUN(d, muon_descend, row, o, &one_step, x, t->p, t->copy);
+}
+
 static void do_update(Device *d, int variant, const Trainee *t) {
     Sgd o = {.momentum = 0.9f, .weight_decay = 0.1f};
     o.nesterov = variant == 3;
-    if (variant == 0)
+    if (variant >= UPDATES)
+        do_matrix_update(d, variant > UPDATES, t);
+    else if (variant == 0)
         RUN(d, adamw, t->n, adamw_settings, t->store, &one_step, t->p, t->g, t->m, t->v, t->copy);
     else
         RUN(d, sgd, t->n, o, t->store, &one_step, t->p, t->g, variant > 1 ? t->m : NULL, t->copy);
@@ -1610,7 +1626,7 @@ static void test_muon(void **state) { (void)state, on_all(check_muon), on_all(ch
 /* A parameter's bits do not depend on how it is cut into pieces. */
 static void check_pieces(Device *d, Dtype c) {
     static const int64_t cuts[] = {0, 1, 16, 80, 81, 129, 20000, 40001};
-    for (int variant = 0; variant < UPDATES; variant++)
+    for (int variant = 0; variant < UPDATES + MATRIX_UPDATES; variant++)
         for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
             Trainee t = trainee(40001, (StateStore){(Dtype)type, 99, 0}, c == DTYPE_BF16),
                     whole = twin_of(&t);

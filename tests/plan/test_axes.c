@@ -590,9 +590,12 @@ static void visits_are_not_missed(void **state) {
     c.output_router_logits = true, c.router_aux_loss_coef = 0.1;
     expect_crossings(&c, 1, contexts, "attention, output, gate and up of experts");
     c.moe_intermediate_size = 8;
-    for (int way = 0; way < 18; way++) {
+    const ModelConfig routed = c, latents = shape_of_latents(true);
+    for (int way = 0; way < 24; way++) {
         Error err = {0};
-        bool over = way >= 6 && way < 12; /* two ranks of cp, of which ep has both; then tp beside ep */
+        /* Two ranks of cp, of which ep has both; then tp beside ep; then shared experts besides. */
+        bool over = way >= 6 && way < 12, shared = way >= 18;
+        c = shared ? latents : routed;
         Mesh mesh = over ? (Mesh){.degree = {1, 1, 2, 1, 1, 2, 1, 1}, .world = 4}
                          : mesh_of_experts(1, 1, 4, way % 2 ? 4 : 2, way < 12 ? 1 : 2);
         Schedule schedule;
@@ -622,10 +625,11 @@ static void visits_are_not_missed(void **state) {
         for (int i = 0; i < program.count; i++)
             visits += program.actions[i].kind == ACT_VISIT_X,
                 counts += program.actions[i].kind == ACT_COUNT_X;
-        assert_int_equal(visits, 2 * 2 * (int)c.num_hidden_layers);
+        assert_int_equal(visits, 2 * 2 * (int)(c.num_hidden_layers - c.first_k_dense_replace));
         assert_int_equal(counts, over ? 2 * (int)c.num_hidden_layers : 0);
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
+        nothing_starts_too_early(&program);
         program_free(&program);
         partition_free(&p);
         stages_free(&stages);

@@ -207,7 +207,10 @@ mesh 2 latent_stop $deepseek $more mesh.tp=2 train.recompute=full checkpoint.eve
 mesh 4 latent_tp4 $deepseek $more mesh.tp=4 train.recompute=none
 mesh 4 latent_piped $deepseek $more mesh.tp=2 mesh.pp=2 pipeline.schedule=zbv
 mesh 4 latent_halves $deepseek $more mesh.tp=2 mesh.dp_shard=2 train.gradient_sync=microbatch train.split_backward=true train.recompute=full
-for run in latent_stop latent_tp4 latent_piped latent_halves; do
+# Experts dealt out besides, and the shared ones at home.
+mesh 4 latent_visits $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1
+mesh 4 latent_both $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true train.recompute=full
+for run in latent_stop latent_tp4 latent_piped latent_halves latent_visits latent_both; do
     [ "$(curve $run)" = "$(curve latent_leaves)" ] && [ "$(digest $run)" = "$(digest latent_leaves)" ] || fail "deepseek_v3 differs in $run"
 done
 # A step of Muon sees whole matrices: those of heads and of experts on one of the ranks, those that make latents on each.
@@ -215,7 +218,8 @@ muon='optimizer.kind=muon optimizer.nesterov=true'
 exits 0 train run.yaml run.dir=latent_muon $deepseek $more $muon
 mesh 2 latent_muon2 $deepseek $more $muon mesh.tp=2
 mesh 4 latent_muon4 $deepseek $more $muon mesh.tp=2 mesh.dp_shard=2
-for run in latent_muon2 latent_muon4; do
+mesh 4 latent_muon_ep $deepseek $more $muon mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true
+for run in latent_muon2 latent_muon4 latent_muon_ep; do
     [ "$(curve $run)" = "$(curve latent_muon)" ] && [ "$(digest $run)" = "$(digest latent_muon)" ] || fail "deepseek_v3 differs in $run"
 done
 two='model.family=deepseek_v2 model.norm_topk_prob=false train.router_bias_speed=0 numerics.canonical_tp=2 numerics.canonical_cp=4'
@@ -226,7 +230,7 @@ for words in model.q_lora_rank=0 "$two" "train.numerics=fast train.compute=bf16 
     exits 0 train run.yaml run.dir=latent_one $deepseek numerics.canonical_tp=2 $words
     for way in "${ways[@]}"; do
         mesh=(2 latent_two mesh.tp=2)
-        [[ $words != *canonical_cp* ]] || mesh=(4 latent_two mesh.tp=2 mesh.cp=2)
+        [[ $words != *canonical_cp* ]] || mesh=(4 latent_two mesh.tp=2 mesh.cp=2 mesh.ep=2)
         rm -rf latent_two
         mesh "${mesh[@]}" $deepseek numerics.canonical_tp=2 $words "$way"
         [ "$(curve latent_two)" = "$(curve latent_one)" ] && [ "$(digest latent_two)" = "$(digest latent_one)" ] ||
@@ -239,12 +243,13 @@ exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2 mesh.dp_shard=1 model.init=laten
 has err 'adapters of deepseek_v3 beside mesh.tp and numerics.canonical_tp are not in this version'
 exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2 mesh.dp_shard=1 train.multi_token=1
 has err 'further heads beside latent attention over mesh.tp or numerics.canonical_tp are not in this version'
-for words in '-n 4 mesh.tp=2' '-n 2 numerics.canonical_tp=2'; do
-    exits 78 plan run.yaml $deepseek mesh.dp_shard=2 mesh.ep=2 $words
-    has err 'mesh.ep 2: experts of deepseek_v3 do not visit other ranks beside tp yet'
-done
 mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
 curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
+# Visits run both halves with the input half; the shared experts' weight half comes later, and wants the gradient of the result.
+exits 0 train run.yaml run.dir=latent_shared $deepseek model.n_shared_experts=2
+mesh 2 latent_apart $deepseek model.n_shared_experts=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true
+[ "$(curve latent_apart)" = "$(curve latent_shared)" ] && [ "$(digest latent_apart)" = "$(digest latent_shared)" ] ||
+    fail "deepseek_v3 differs with ep where halves are apart"
 exits 0 inspect latent/checkpoints/step-00000003
 has out 'model.layers.1.mlp.gate.e_score_correction_bias' 'model.layers.1.mlp.shared_experts.up_proj.weight' \
     'model.layers.0.self_attn.kv_a_proj_with_mqa.weight'

@@ -64,15 +64,22 @@ INLINE int64_t words_from(const StateStore *s, uint64_t step, int64_t i, int64_t
     return min_i64(STATE_CHUNK - at, n - i);
 }
 
+/* v + x share. Never a sum of two products as it stands: which of them is rounded the compiler would choose,
+ * and may otherwise where a row ends than within it, so that an element's bits would hang on who has it. */
+INLINE Vec with_share(Vec v, Vec x, float share) {
+    const Vec zero = {0};
+    return vec_multiply_add(v, x, zero + share);
+}
+
 INLINE void adamw_run(int64_t n, AdamW a, const OptimizerStep *step, float *param, const float *grad, void *m,
                       void *v, uint16_t *copy, const uint32_t *words, Dtype t) {
     float rest1 = 1 - a.beta1, rest2 = 1 - a.beta2, decay = step->lr * a.weight_decay;
     float unbias1 = step->lr / step->correction1, unbias2 = 1 / step->correction2;
     EACH_VECTOR(i, left, n) {
         Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale, p = get(param, i, left, DTYPE_F32);
-        Vec mean = get(m, i, left, t) * a.beta1 + g * rest1;
-        Vec square = get(v, i, left, t) * a.beta2 + g * g * rest2;
-        p = p - (p * decay + mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps));
+        Vec mean = with_share(g * rest1, get(m, i, left, t), a.beta1);
+        Vec square = with_share(g * g * rest2, get(v, i, left, t), a.beta2);
+        p = p - with_share(mean * unbias1 / (vec_sqrt(square * unbias2) + a.eps), p, decay);
         put_state(m, i, left, t, mean, words, 0);
         put_state(v, i, left, t, square, words, 1);
         put(param, i, left, DTYPE_F32, p);
@@ -99,13 +106,13 @@ INLINE void sgd_run(int64_t n, Sgd o, const OptimizerStep *step, float *param, c
                     void *momentum, uint16_t *copy, const uint32_t *words, Dtype t) {
     EACH_VECTOR(i, left, n) {
         Vec p = get(param, i, left, DTYPE_F32);
-        Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale + p * o.weight_decay, move = g;
+        Vec g = with_share(p * o.weight_decay, get(grad, i, left, DTYPE_F32), step->grad_scale), move = g;
         if (momentum) {
-            Vec b = get(momentum, i, left, t) * o.momentum + g;
+            Vec b = with_share(g, get(momentum, i, left, t), o.momentum);
             put_state(momentum, i, left, t, b, words, 0);
-            move = o.nesterov ? g + b * o.momentum : b;
+            move = o.nesterov ? with_share(g, b, o.momentum) : b;
         }
-        p = p - move * step->lr;
+        p = with_share(p, move, -step->lr);
         put(param, i, left, DTYPE_F32, p);
         if (copy) put(copy, i, left, DTYPE_BF16, p);
     }
@@ -130,9 +137,9 @@ INLINE void muon_direction_run(int64_t n, Muon o, const OptimizerStep *step, con
                                void *momentum, float *x, const uint32_t *words, Dtype t) {
     EACH_VECTOR(i, left, n) {
         Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale;
-        Vec b = get(momentum, i, left, t) * o.momentum + g;
+        Vec b = with_share(g, get(momentum, i, left, t), o.momentum);
         put_state(momentum, i, left, t, b, words, 0);
-        put(x, i, left, DTYPE_F32, o.nesterov ? g + b * o.momentum : b);
+        put(x, i, left, DTYPE_F32, o.nesterov ? with_share(g, b, o.momentum) : b);
     }
 }
 
@@ -156,7 +163,7 @@ static void muon_unit(int64_t n, float factor, float *x) {
 
 static void muon_blend(int64_t n, float b, const float *x, float c, float *y) {
     EACH_VECTOR(i, left, n)
-    put(y, i, left, DTYPE_F32, get(x, i, left, DTYPE_F32) * b + get(y, i, left, DTYPE_F32) * c);
+    put(y, i, left, DTYPE_F32, with_share(get(y, i, left, DTYPE_F32) * c, get(x, i, left, DTYPE_F32), b));
 }
 
 static void muon_descend(int64_t n, Muon o, OptimizerStep step, const float *x, float *param,
@@ -164,7 +171,7 @@ static void muon_descend(int64_t n, Muon o, OptimizerStep step, const float *x, 
     float decay = step.lr * o.weight_decay, along = step.lr * o.scale;
     EACH_VECTOR(i, left, n) {
         Vec p = get(param, i, left, DTYPE_F32);
-        p = p - (p * decay + get(x, i, left, DTYPE_F32) * along);
+        p = p - with_share(p * decay, get(x, i, left, DTYPE_F32), along);
         put(param, i, left, DTYPE_F32, p);
         if (copy) put(copy, i, left, DTYPE_BF16, p);
     }
@@ -173,6 +180,6 @@ static void muon_descend(int64_t n, Muon o, OptimizerStep step, const float *x, 
 static void average(int64_t n, float share, const float *param, float *mean) {
     EACH_VECTOR(i, left, n) {
         Vec m = get(mean, i, left, DTYPE_F32);
-        put(mean, i, left, DTYPE_F32, m + (get(param, i, left, DTYPE_F32) - m) * share);
+        put(mean, i, left, DTYPE_F32, with_share(m, get(param, i, left, DTYPE_F32) - m, share));
     }
 }

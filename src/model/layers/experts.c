@@ -792,10 +792,10 @@ static void arrive_backward(const LayerPass *w) {
     for (int s = 0; s < spans(w); s++)
         OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, count, 1, routes_of(w, s).row,
            weights + s * count, ALL_ROWS, 1.0f, false, dweights + s * count, DTYPE_F32);
-    if (has_leaves(w))
-        add_up(w, &sum_of_gate_up, w->dx);
-    else
+    if (!has_leaves(w))
         combine_all(w, false, w->dx);
+    else if (!has_shared(w))
+        add_up(w, &sum_of_gate_up, w->dx);
 }
 
 #define CARRIED_X \
