@@ -37,6 +37,7 @@ typedef struct Run {
     bool adapted;             /* all matrices of blocks have adapters */
     bool half;                /* Muon's states are bf16 */
     bool narrow;              /* passes compute in bf16 */
+    bool halves;              /* those of backward passes run apart */
     const ModelConfig *model; /* NULL: tiny_model */
     int own;                  /* microbatches of a rank; 0: OWN */
     double figures[MOST][STEPS]
@@ -83,10 +84,10 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
     MeshOptions o = {s->pp,         s->replicas,  s->shards,
                      run->contexts, run->tensors, run->experts > 0 ? run->experts : 1};
     int own = own_microbatches(run);
-    if (s->pp == 1) MUST(layout_single(l, m, own, false, &err) == OK);
+    if (s->pp == 1) MUST(layout_single(l, m, own, run->halves, &err) == OK);
     if (s->pp > 1) {
         *l = (Layout){.microbatches = own};
-        MUST(schedule_make(&l->schedule, PIPE_1F1B, s->pp, own, 1, &err) == OK);
+        MUST(schedule_make(&l->schedule, run->halves ? PIPE_ZB_H1 : PIPE_1F1B, s->pp, own, 1, &err) == OK);
         MUST(schedule_add_transfers(&l->schedule, &err) == OK);
         l->stages = (Stages){s->pp, mem_alloc_array((size_t)s->pp + 1, sizeof(int)),
                              mem_alloc_array((size_t)s->pp, sizeof(int))};
@@ -185,7 +186,9 @@ static void body(Comm *c, void *context) {
                      .further_weight = 0.5,
                      .spans = run->spans,
                      .context = run->method,
-                     .recompute = shared ? RECOMPUTE_FULL : RECOMPUTE_NONE,
+                     .recompute = run->halves ? RECOMPUTE_SELECTIVE
+                                  : shared    ? RECOMPUTE_FULL
+                                              : RECOMPUTE_NONE,
                      .z_loss = 1e-2,
                      .noise = !shared,
                      .optimizer = s->muon    ? &muon
@@ -584,10 +587,13 @@ static void walk_family(ModelConfig m, Text *refused) {
             text_printf(refused, " %s;", ways[i].name);
             continue;
         }
-        other = run_of(&m, &ways[i]);
-        run_all(&other);
-        if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
-            fail_msg("%s over %s has other figures than one rank", f->model_type, ways[i].name);
+        for (int halves = 0; halves < 2; halves++) {
+            other = run_of(&m, &ways[i]), other.halves = halves;
+            run_all(&other);
+            if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+                fail_msg("%s over %s%s has other figures than one rank", f->model_type, ways[i].name,
+                         halves ? ", halves apart," : "");
+        }
     }
     text_puts(refused, "\n");
 }

@@ -785,6 +785,7 @@ static void work_backward(const LayerPass *w, const Visitors *v) {
         expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
 }
 
+/* Where sums are cut into leaves, those of the gradient of x wait for the shared experts', who are below. */
 static void arrive_backward(const LayerPass *w) {
     const float *weights = w->tensors[ROW_WEIGHTS];
     float *dweights = w->tensors[DWEIGHTS];
