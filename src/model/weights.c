@@ -4,10 +4,11 @@
 
 Dtype flat_dtype(Flat flat, Dtype compute) { return flat_of_vectors(flat) ? DTYPE_F32 : compute; }
 
-/* Places count elements; what an element takes depends on the flat. */
+/* Places count elements; what an element takes depends on the flat. NULL where the unit's are not gathered: a
+ * weight half alone asks for some, and reads none. */
 static const void *weight(const Weights *w, const Param *p) {
     const char *flat = w->units[p->unit].flats[p->flat];
-    return flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute));
+    return flat ? flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute)) : NULL;
 }
 
 const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
