@@ -119,7 +119,7 @@ static AttentionShape heads_of(const LayerPass *w) {
     AttentionShape s = model_heads(m, w->unit - 1);
     const Param *sinks = sinks_of(w);
     if (sinks) s.sinks = weights_vector(w->pass->weights, sinks);
-    if (sinks && model_swaps(m)) s.sinks += m->contexts.place * s.heads;
+    if (s.sinks && model_swaps(m)) s.sinks += m->contexts.place * s.heads;
     return s;
 }
 
