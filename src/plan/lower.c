@@ -303,8 +303,7 @@ static int gathered_at(const Program *p, Action pass, int part) {
     int place = unit_part_gathered(c, pass.unit, part);
     bool reads = place >= 0;
     if (program_visits(p, pass.unit, part)) return -1; /* its weight half has been */
-    if (!reads) place = part + 1;
-    while (!reads && program_visits(p, pass.unit, place)) place++; /* the gradient of the layer's result */
+    if (!reads) place = program_past_visits(p, pass.unit, part + 1);
     if (!reads && unit_part_reads_all(c, pass.unit, place)) return -1;
     return program_crossing(p, pass.kind, pass.unit, place) & 1u << CROSS_GATHER ? place : -1;
 }

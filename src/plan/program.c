@@ -82,6 +82,11 @@ bool program_visits(const Program *p, int unit, int part) {
     return p->partition->experts > 1 && unit_part_by_experts(p->model, unit, part);
 }
 
+int program_past_visits(const Program *p, int unit, int part) {
+    while (program_visits(p, unit, part)) part++;
+    return part;
+}
+
 bool program_slices(const Program *p, int unit) { return unit == p->units - 1 && p->partition->tensors > 1; }
 
 int program_chunk(const Program *p, const Model *m, Action a) {
@@ -138,8 +143,8 @@ static bool counts_in(const Program *p, ActionKind pass, int unit, int part) {
 
 /* Rows visit again for what they bring back: what is made away from home is made again there. */
 static bool is_made_anew(const Program *p, int unit, int part) {
-    while (program_visits(p, unit, part) && program_visits(p, unit, part + 1)) part++;
-    return unit_part_again(p->model, unit, part, p->recompute);
+    int end = program_past_visits(p, unit, part);
+    return unit_part_again(p->model, unit, end > part ? end - 1 : part, p->recompute);
 }
 
 /* Whether a pass makes again any of the parts that read what is gathered at a place. */
@@ -360,8 +365,8 @@ static const char *check_crossed(Check *c, Action a) {
         !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS) || !has_crossed(c, ACT_AGAIN, a, end, CROSS_ROWS))
         return missing;
     bool visits = program_visits(c->p, a.unit, first);
-    if (visits && a.kind == ACT_BWD_W) return NULL;             /* it has nothing to do */
-    while (!visits && program_visits(c->p, a.unit, end)) end++; /* to the gradient of the layer's result */
+    if (visits && a.kind == ACT_BWD_W) return NULL; /* it has nothing to do */
+    end = program_past_visits(c->p, a.unit, end);
     bool above = unit_part_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
                                                                : has_crossed(c, a.kind, a, end, CROSS_GATHER);
     bool wants = action_half(a) & HALF_WEIGHT || visits;

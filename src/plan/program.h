@@ -205,6 +205,9 @@ bool program_cuts(const Program *p, int unit);
 /* Whether rows visit other ranks for a part, whose experts they share out: it runs in VISIT_X, which makes
  * the gradients of experts with the input half of a backward pass. */
 bool program_visits(const Program *p, int unit, int part);
+/* The first part from `part` on for which none do: behind the last of them the gradient of the layer's result
+ * is gathered. */
+int program_past_visits(const Program *p, int unit, int part);
 /* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS and VISIT; 0 where no
  * ranks share the unit. Records are exchanged once a chunk of the head's forward pass. */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);

@@ -587,7 +587,7 @@ static void walk_family(ModelConfig m, Text *refused) {
             text_printf(refused, " %s;", ways[i].name);
             continue;
         }
-        for (int halves = 0; halves < (ways[i].experts > 0 ? 2 : 1); halves++) {
+        for (int halves = 0; halves < 2; halves++) {
             other = run_of(&m, &ways[i]), other.halves = halves;
             run_all(&other);
             if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)

@@ -66,10 +66,7 @@ INLINE int64_t words_from(const StateStore *s, uint64_t step, int64_t i, int64_t
 
 /* v + x share. Never a sum of two products as it stands: which of them is rounded the compiler would choose,
  * and may otherwise where a row ends than within it, so that an element's bits would hang on who has it. */
-INLINE Vec with_share(Vec v, Vec x, float share) {
-    const Vec zero = {0};
-    return vec_multiply_add(v, x, zero + share);
-}
+INLINE Vec with_share(Vec v, Vec x, float share) { return vec_multiply_add(v, x, vec_set(share)); }
 
 INLINE void adamw_run(int64_t n, AdamW a, const OptimizerStep *step, float *param, const float *grad, void *m,
                       void *v, uint16_t *copy, const uint32_t *words, Dtype t) {
