@@ -31,6 +31,7 @@ struct dim3 {
 
 #define __global__
 #define __device__
+#define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads)
 
@@ -152,6 +153,18 @@ inline uint32_t load_pair(const void *from) {
 inline void store_pair(void *to, uint32_t pair) {
     sim_check_access(to, sizeof pair, false);
     memcpy(to, &pair, sizeof pair);
+}
+
+/* ---- packs: device/cuda/plugin/packs.cuh ---- */
+
+typedef uint32_t SimWord __attribute__((may_alias));
+template <int WORDS> inline void load_words(uint32_t *to, const void *from) {
+    sim_check_access(from, 4 * WORDS, false);
+    for (int w = 0; w < WORDS; w++) to[w] = ((const SimWord *)from)[w];
+}
+template <int WORDS> inline void store_words(void *to, const uint32_t *from) {
+    sim_check_access(to, 4 * WORDS, false);
+    for (int w = 0; w < WORDS; w++) ((SimWord *)to)[w] = from[w];
 }
 
 /* ---- arithmetic ---- */

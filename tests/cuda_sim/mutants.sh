@@ -14,14 +14,14 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_qk_norm test_attention test_elements test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
+for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
 passes env TEST_KIND=cuda "$tests/test_queue"
 passes env WEFT_SIM_DRY=1 $(op test_grids)
 # Nor does it fail because a file was compiled and linked here: with a comment more it passes.
 for file in norms.cu attention_mma.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
-mutant "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' $(op test_bias)
+mutant "a barrier less in sums over tokens" norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' $(op test_bias)
 mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
@@ -44,11 +44,16 @@ attention "a lane that does not come to a product" 's/(multiply_matrices\(of\[n\
 has log "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
 has log "it ends before its copies have been waited for"
-mutant "a tail of one less" elements.cu '0,/if \(i < n\)/s//if (i + 1 < n)/' $(op test_elements)
+mutant "a tail of one less" packs.cuh@elements.cu 's/if \(first \+ i < end\) give/if (first + i + 1 < end) give/' $(op test_elements)
+mutant "a tail whose last element is not read" packs.cuh@elements.cu 's/if \(first \+ i < end\) take/if (first + i + 1 < end) take/' $(op test_elements)
+mutant "a pack taken at once wherever it lies" packs.cuh@elements.cu 's/ \&\& \(uintptr_t\).*== 0;/;/' $(op test_odd_places)
+has log "an access that does not begin at a multiple of its size"
+mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, i\) - mean : 0/get(here, i) - mean/' $(op test_norm)
+mutant "zeros behind a leaf that count" loss.cu 's/if \(at \+ i < n\) sum/sum/' $(op test_cross_entropy)
 mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
 mutant "a term behind the end of a leaf" leaves.cu 's/term < count/term <= count/' $(op test_gemm_op)
-mutant "rows of a part taken for rows of their own" optimizers.cu 's/shape\.row \+ i % /shape.cols + i % /' $(op test_muon)
+mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* shape\.row/begin = at.row * shape.cols/' $(op test_muon)
 mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)
 mutant "a wait for an event less" backend.c 's/must\(d, "waiting for an event", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "pinned memory used again too early" backend.c 's/must\(d, "upload", cudaEventSynchronize.*//' env TEST_KIND=cuda "$tests/test_queue"

@@ -8,7 +8,7 @@ compile() {
     local language=c compiler=$SIM_CC flags="-O1 -fPIC -fvisibility=hidden"
     case $1 in *.cu) language=c++ compiler=$SIM_CXX flags=${SIM_FLAGS/-O3/-O1} ;; esac
     # shellcheck disable=SC2086
-    "$compiler" -x "$language" $flags -w -D_GNU_SOURCE -I"$WEFT_SOURCE_DIR/tests/cuda_sim" -I"$WEFT_SOURCE_DIR/src" -c "$1" -o "$2" "${@:3}"
+    "$compiler" -x "$language" $flags -w -D_GNU_SOURCE -Ichanged -I"$WEFT_SOURCE_DIR/tests/cuda_sim" -I"$WEFT_SOURCE_DIR/src" -c "$1" -o "$2" "${@:3}"
 }
 # link PLUGIN [FILE OBJECT]: of the build's objects, with OBJECT in place of FILE's. One that lies here is taken for that of the build.
 link() {
@@ -20,12 +20,15 @@ link() {
     done
     "$SIM_CXX" ${SIM_SANITIZE:+-fsanitize=$SIM_SANITIZE} -shared "${objects[@]}" -o "$1"
 }
-# build NAME FILE SED [FLAG...]: mutant.so, the plugin with FILE changed by SED.
+# build NAME FILE SED [FLAG...]: mutant.so, the plugin with FILE changed by SED. FILE may be HEADER@SOURCE: a header, as one source sees it.
 build() {
-    local name=$1 file=$2
-    sed -E "$3" "$source/$file" >"$file"
-    ! cmp -s "$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
-    compile "$file" mutant.o "${@:4}" || { fail "$name: it does not compile"; return 1; }
-    link mutant.so "$file" mutant.o || { fail "$name: it does not link"; return 1; }
+    local name=$1 file=${2%@*} unit=${2#*@} to=changed/device/cuda/plugin
+    rm -rf changed
+    mkdir -p $to
+    cp "$source/$unit" $to
+    sed -E "$3" "$source/$file" >"$to/$file"
+    ! cmp -s "$to/$file" "$source/$file" || { fail "$name: nothing in $file is changed by it"; return 1; }
+    compile "$to/$unit" mutant.o "${@:4}" || { fail "$name: it does not compile"; return 1; }
+    link mutant.so "$unit" mutant.o || { fail "$name: it does not link"; return 1; }
 }
 op() { echo "$tests/test_ops" cuda "$1"; }

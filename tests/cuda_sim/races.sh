@@ -22,7 +22,7 @@ race() {
 for check in bias norm qk_norm route gemm_op attention decode gemm_experts experts_rows loss_sum fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
-race "a barrier less in sums over tokens" norms.cu '/room\[here\] = sum;/{n;d}' test_bias
+race "a barrier less in sums over tokens" norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_bias
 race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;d}' test_attention
 race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/{n;n;d}' test_attention
 race "a barrier less before a step of keys" attention_mma.cu '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}' test_attention

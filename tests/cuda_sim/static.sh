@@ -1,39 +1,54 @@
 #!/bin/bash
-# What nvcc makes of the kernels, without a GPU: registers, stack and shared memory of each for each chip, held against
-# resources.txt; no atomic operation on floats; matrix instructions in kernels that are named for them. RENEW=1 writes the table anew. Compiles every kernel once: half a minute.
+# What nvcc makes of the kernels, without a GPU, for each chip as the plugin's build does it: registers, stack, shared memory and accesses of 16
+# bytes of each, held against resources.txt (RENEW=1 writes it anew); no atomic operation on floats; matrix instructions in kernels that are named
+# for them, wide accesses in those that take packs. Compiles every kernel for each chip: a minute.
 . "$(dirname "$0")/../support/prelude.sh"
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || { echo "nvcc is not here: registers and atomics of kernels are not checked"; exit 77; }
 ptxas=$(dirname "$(realpath "$nvcc")")/ptxas
 table=$WEFT_SOURCE_DIR/tests/cuda_sim/resources.txt
+source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
 chips="80 90 100"
 room=8 # registers that a compiler may take more
 
-# resources FILE.ptx: a line for each kernel and chip: KERNEL CHIP REGISTERS STACK SPILLED SHARED
-resources() {
-    local chip
-    for chip in $chips; do
-        "$ptxas" -v -arch=sm_"$chip" "$1" -o kernel.cubin 2>&1 | c++filt | awk -v chip="sm_$chip" '
-            /Compiling entry function/ { name = $0; sub(/^[^\047]*\047/, "", name); sub(/\047 for .*/, "", name)
-                gsub(/\(anonymous namespace\)::/, "", name); sub(/^void /, "", name); sub(/\(.*/, "", name); gsub(/ /, "", name) }
-            /bytes stack frame/ { stack = $1; spilled = $5 + $9 }
-            /Used [0-9]+ registers/ { shared = 0
-                for (i = 1; i < NF; i++) { if ($i == "Used") registers = $(i + 1); if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i }
-                print name, chip, registers, stack, spilled, shared }'
-    done
+# wide FILE.ptx: KERNEL LOADS STORES, of 16 bytes in global memory, for each.
+wide() {
+    awk '/^\.visible \.entry|^\.entry/ { name = $0; sub(/.*entry /, "", name); sub(/\(.*/, "", name); loads[name] = stores[name] = 0 }
+        /[^a-z]ld\.global(\.[a-z]+)*\.v4/ { loads[name]++ }
+        /[^a-z]st\.global(\.[a-z]+)*\.v4/ { stores[name]++ }
+        END { for (name in loads) print name, loads[name], stores[name] }' "$1"
 }
+# readable: names of kernels, the first words of lines, as they stand in the source.
+readable() {
+    sed 's/ /\t/' | c++filt | awk -F'\t' '{ gsub(/\(anonymous namespace\)::/, "", $1); sub(/^void /, "", $1); sub(/\(.*/, "", $1)
+        gsub(/ /, "", $1); print $1, $2 }'
+}
+# resources FILE.ptx CHIP: a line for each kernel: KERNEL CHIP REGISTERS STACK SPILLED SHARED LOADS STORES
+resources() {
+    wide "$1" >wide.txt
+    "$ptxas" -v -arch=sm_"$2" "$1" -o kernel.cubin 2>&1 | awk -v chip="sm_$2" '
+        FILENAME == "wide.txt" { accesses[$1] = $2 " " $3; next }
+        /Compiling entry function/ { name = $0; sub(/^[^\047]*\047/, "", name); sub(/\047 for .*/, "", name) }
+        /bytes stack frame/ { stack = $1; spilled = $5 + $9 }
+        /Used [0-9]+ registers/ { shared = 0
+            for (i = 1; i < NF; i++) { if ($i == "Used") registers = $(i + 1); if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i }
+            print name, chip, registers, stack, spilled, shared, accesses[name] }' wide.txt - | readable
+}
+# compiled FILE.cu CHIP FILE.ptx [FLAG...]
+compiled() { "$nvcc" -ptx -std=c++17 -fmad=false -arch=compute_"$2" "${@:4}" -I"$WEFT_SOURCE_DIR/src" "$1" -o "$3"; }
 
-for file in "$WEFT_SOURCE_DIR"/src/device/cuda/plugin/*.cu; do
+for file in "$source"/*.cu; do
     name=$(basename "$file" .cu)
-    "$nvcc" -ptx -std=c++17 -fmad=false -arch=compute_80 -I"$WEFT_SOURCE_DIR/src" "$file" -o "$name.ptx" ||
-        fail "$name.cu does not compile"
-    resources "$name.ptx" >>found
+    for chip in $chips; do
+        compiled "$file" "$chip" "$name.$chip.ptx" || fail "$name.cu does not compile for sm_$chip"
+        resources "$name.$chip.ptx" "$chip" >>found
+    done
 done
-[ "$(wc -l <found)" -ge 60 ] || fail "only $(wc -l <found) kernels: is this ptxas's output? $(head -3 found)"
+[ "$(wc -l <found)" -ge 180 ] || fail "only $(wc -l <found) kernels: is this ptxas's output? $(head -3 found)"
 
 # floats FILE...: atomic operations on floats.
 floats() { grep -nE '(^|[^a-z])(atom|red)\.[a-z.]*(f16|bf16|f32|f64)' "$@"; }
-! floats *.ptx >atomics || fail "atomic operations on floats: $(head -5 atomics)"
+! floats ./*.ptx >atomics || fail "atomic operations on floats: $(head -5 atomics)"
 printf 'red.global.add.f32 [%%rd1], %%f1;\n' >bad.txt
 floats bad.txt >/dev/null || fail "an atomic addition of floats is not seen"
 
@@ -43,24 +58,43 @@ without() {
         index($0, what) { delete lacks[name] }
         END { for (name in lacks) print name }' "$2"
 }
-[ "$(grep -c 'entry .*mma_' attention_mma.ptx)" -eq 24 ] || fail "not 24 kernels of attention by matrix instructions: $(grep -c 'entry .*mma_' attention_mma.ptx)"
-for instruction in mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ldmatrix.sync.aligned.m8n8.x4.shared.b16 \
-    ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 cp.async.cg.shared.global cp.async.wait_all; do
-    lacking=$(without $instruction attention_mma.ptx)
-    [ -z "$lacking" ] || fail "kernels without $instruction: $lacking"
+for chip in $chips; do
+    ptx=attention_mma.$chip.ptx
+    [ "$(grep -c 'entry .*mma_' $ptx)" -eq 24 ] || fail "not 24 kernels of attention by matrix instructions: $(grep -c 'entry .*mma_' $ptx)"
+    for instruction in mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ldmatrix.sync.aligned.m8n8.x4.shared.b16 \
+        ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 cp.async.cg.shared.global cp.async.wait_all; do
+        lacking=$(without $instruction $ptx)
+        [ -z "$lacking" ] || fail "kernels without $instruction: $lacking"
+    done
 done
-sed 's/mma\.sync/fma/' attention_mma.ptx >scalar.txt
+sed 's/mma\.sync/fma/' attention_mma.90.ptx >scalar.txt
 [ "$(without mma.sync scalar.txt | wc -l)" -eq 24 ] || fail "kernels without matrix instructions are not seen"
 # And in the chip's own code, where its reader is.
 if command -v cuobjdump >/dev/null; then
     for chip in $chips; do
-        "$ptxas" -arch=sm_"$chip" attention_mma.ptx -o kernel.cubin
+        "$ptxas" -arch=sm_"$chip" attention_mma."$chip".ptx -o kernel.cubin
         [ "$(cuobjdump -sass kernel.cubin | awk '/Function :/ { n += has; has = 0 } / HMMA\./ { has = 1 } END { print n + has }')" -eq 24 ] ||
             fail "kernels without HMMA in code for sm_$chip"
     done
 else
     echo "cuobjdump is not here: HMMA is not looked for in the chips' own code"
 fi
+
+# narrow FILE.ptx...: kernels that neither load nor store 16 bytes at a time. Of files that take packs these may: a thread of theirs has one number,
+# or, in products, a tile.
+narrow() { for file in "$@"; do wide "$file" | awk '$2 + $3 == 0' | readable; done | sed 's/ .*//; s/<.*//' | sort -u | xargs; }
+few='count_choices_kernel first_rows_kernel fixed_end_kernel fixed_start_kernel gemm_experts_kernel gemm_experts_weight_kernel leaves_rstd_kernel
+    muon_factor_kernel order_rows_kernel route_backward_kernel route_count_kernel route_kernel stats_end_kernel stats_start_kernel'
+for chip in $chips; do
+    of_packs=$(grep -l 'plugin/packs.cuh"' "$source"/*.cu | sed "s|.*/||; s|cu$|$chip.ptx|")
+    # shellcheck disable=SC2086
+    [ "$(narrow $of_packs)" = "$(echo $few)" ] || fail "kernels without wide accesses in code for sm_$chip: $(narrow $of_packs)"
+done
+mkdir -p planted/device/cuda/plugin
+cp "$source/embedding.cu" planted/device/cuda/plugin
+sed 's/return first + N <= end/return false/' "$source/packs.cuh" >planted/device/cuda/plugin/packs.cuh
+compiled planted/device/cuda/plugin/embedding.cu 90 planted.ptx -Iplanted
+[ "$(narrow planted.ptx)" = "embed_backward_kernel embed_forward_kernel" ] || fail "kernels without wide accesses are not seen: $(narrow planted.ptx)"
 
 # What src/device/cuda/plugin/nccl.h says of NCCL, against NVIDIA's header where that is.
 cat >nccl.c <<'END'
@@ -87,23 +121,25 @@ fi
 
 sort found >table
 if [ -n "${RENEW:-}" ]; then
-    { echo "# kernel chip registers stack spilled shared: RENEW=1 ctest -C gpu -R cuda_static"; cat table; } >"$table"
+    { echo "# kernel chip registers stack spilled shared, loads and stores of 16 bytes: RENEW=1 ctest -C gpu -R cuda_static"; cat table; } >"$table"
     exit 0
 fi
 # compare TABLE FOUND: what is worse than the table says.
 compare() {
-    awk -v room="$room" 'FNR == NR { if (/^#/) next; key = $1 " " $2; r[key] = $3; s[key] = $4; p[key] = $5; m[key] = $6; next }
+    awk -v room="$room" 'FNR == NR { if (/^#/) next; key = $1 " " $2; r[key] = $3; s[key] = $4; p[key] = $5; m[key] = $6; l[key] = $7; w[key] = $8; next }
         { key = $1 " " $2; seen[key] = 1 }
         !(key in r) { print key ": not in the table"; next }
         $3 > r[key] + room { print key ": " $3 " registers, " r[key] " in the table" }
         $4 > s[key] { print key ": stack of " $4 " bytes, " s[key] " in the table" }
         $5 > p[key] { print key ": " $5 " bytes spilled, " p[key] " in the table" }
         $6 != m[key] { print key ": " $6 " bytes of shared memory, " m[key] " in the table" }
+        $7 < l[key] { print key ": " $7 " loads of 16 bytes, " l[key] " in the table" }
+        $8 < w[key] { print key ": " $8 " stores of 16 bytes, " w[key] " in the table" }
         END { for (key in r) if (!(key in seen)) print key ": in the table, but there is no such kernel" }' "$1" "$2"
 }
 worse=$(compare "$table" table)
 [ -z "$worse" ] || fail "kernels are not as in tests/cuda_sim/resources.txt (RENEW=1 writes it):
 $worse"
-awk 'NR == 1 { $3 += 9; $5 += 4 } NR == 2 { next } { print }' table >changed
-[ "$(compare "$table" changed | wc -l)" -eq 3 ] || fail "changes of the table are not seen: $(compare "$table" changed)"
+awk 'NR == 1 { $3 += 9; $5 += 4; $7--; $8-- } NR == 2 { next } { print }' table >changed
+[ "$(compare "$table" changed | wc -l)" -eq 5 ] || fail "changes of the table are not seen: $(compare "$table" changed)"
 conclude

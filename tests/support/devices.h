@@ -21,13 +21,19 @@ enum { KEPT = 512 };
 static void *kept[KEPT];
 static int kept_count;
 
+/* Whether tensors begin at no multiple of 16 bytes: one element behind it, or two, of which whole numbers of
+ * 64 bits are made. */
+static bool odd_places;
+
 /* Exactly n elements, so that the address sanitizer sees every step too far. Freed by drop_all. */
 static inline void *tensor(int64_t n, Dtype t) {
     assert_true(kept_count < KEPT);
-    void *p = malloc((size_t)n * dtype_bytes(t));
+    size_t before = !odd_places ? 0 : t == DTYPE_F32 ? 8 : 2;
+    char *p = malloc(before + (size_t)n * dtype_bytes(t));
     assert_non_null(p);
-    memset(p, 0x7f, (size_t)n * dtype_bytes(t));
-    return kept[kept_count++] = p;
+    memset(p, 0x7f, before + (size_t)n * dtype_bytes(t));
+    kept[kept_count++] = p;
+    return p + before;
 }
 
 static inline void drop_all(void) {

@@ -1,40 +1,68 @@
-/* Ops on elements by themselves: an element a thread, or a few one after another.
+/* Ops on elements by themselves: a pack of neighbours a thread (packs.cuh), or an element.
  *
- * What may be in place (add, scale, softcap, activation_backward's act) reads an element before it writes it,
+ * What may be in place (add, scale, softcap, activation_backward's act) reads a pack before it writes it,
  * in one thread. */
-#include "device/cuda/plugin/kernels.cuh"
+#include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
 template <typename T> __global__ void add_kernel(int64_t n, const T *a, const T *b, T *out) {
-    int64_t i = element();
-    if (i < n) store(out, i, load(a, i) + load(b, i));
+    constexpr int N = AT_ONCE<T>;
+    int64_t first = element() * N;
+    Pack<T, N> x = load_pack<N>(a, first, n), y = load_pack<N>(b, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(x, i, get(x, i) + get(y, i));
+    store_pack(out, first, n, x);
 }
 
 template <typename From, typename To> __global__ void cast_kernel(int64_t n, const From *in, To *out) {
-    int64_t i = element();
-    if (i < n) store(out, i, load(in, i));
+    constexpr int N = AT_ONCE<From, To>;
+    int64_t first = element() * N;
+    Pack<From, N> x = load_pack<N>(in, first, n);
+    Pack<To, N> y = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) put(y, i, get(x, i));
+    store_pack(out, first, n, y);
 }
 
 __global__ void fill_kernel(int64_t n, float value, float *out) {
-    int64_t i = element();
-    if (i < n) out[i] = value;
+    constexpr int N = AT_ONCE<float>;
+    Pack<float, N> x = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) put(x, i, value);
+    store_pack(out, element() * N, n, x);
 }
 
 template <typename T>
-__global__ void scale_kernel(int64_t n, int64_t width, float factor, const T *in, int64_t ldi, T *out) {
-    int64_t i = element();
-    if (i < n) store(out, i, factor * load(in, i / width * ldi + i % width));
+__global__ void scale_kernel(int64_t rows, int64_t width, float factor, const T *in, int64_t ldi, T *out) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(width);
+    if (at.row >= rows) return;
+    Pack<T, N> x = load_pack<N>(in + at.row * ldi, at.column, width);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(x, i, factor * get(x, i));
+    store_pack(out + at.row * width, at.column, width, x);
 }
 
 template <typename T> __global__ void softcap_kernel(int64_t n, float cap, T *x) {
-    int64_t i = element();
-    if (i < n) store(x, i, cap * tanhf(load(x, i) / cap));
+    constexpr int N = AT_ONCE<T>;
+    int64_t first = element() * N;
+    Pack<T, N> here = load_pack<N>(x, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(here, i, cap * tanhf(get(here, i) / cap));
+    store_pack(x, first, n, here);
 }
 
-template <typename T> __global__ void bias_kernel(int64_t n, int64_t width, T *y, const float *bias) {
-    int64_t i = element();
-    if (i < n) store(y, i, load(y, i) + bias[i % width]);
+template <typename T> __global__ void bias_kernel(int64_t rows, int64_t width, T *y, const float *bias) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(width);
+    if (at.row >= rows) return;
+    y += at.row * width;
+    Pack<T, N> x = load_pack<N>(y, at.column, width);
+    Pack<float, N> more = load_pack<N>(bias, at.column, width);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(x, i, get(x, i) + get(more, i));
+    store_pack(y, at.column, width, x);
 }
 
 /* ---- activations ---- */
@@ -55,44 +83,72 @@ INLINE void activation(Activation f, float z, float *value, float *slope) {
     }
 }
 
+/* x of a row: the gate, or all of it; behind it, if it is gated, up. */
 template <typename T>
-__global__ void activation_forward_kernel(Activation f, bool gated, int64_t n, int64_t inter, const T *x,
+__global__ void activation_forward_kernel(Activation f, bool gated, int64_t tokens, int64_t inter, const T *x,
                                           T *act) {
-    int64_t i = element(), at = gated ? i + i / inter * inter : i;
-    if (i >= n) return;
-    float value, slope;
-    activation(f, load(x, at), &value, &slope);
-    store(act, i, gated ? value * load(x, at + inter) : value);
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(inter);
+    if (at.row >= tokens) return;
+    x += at.row * (gated ? 2 * inter : inter);
+    Pack<T, N> gate = load_pack<N>(x, at.column, inter), up = {}, out = {};
+    if (gated) up = load_pack<N>(x + inter, at.column, inter);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float value, slope;
+        activation(f, get(gate, i), &value, &slope);
+        put(out, i, gated ? value * get(up, i) : value);
+    }
+    store_pack(act + at.row * inter, at.column, inter, out);
 }
 
 /* dact may be act's memory. */
 template <typename T>
-__global__ void activation_backward_kernel(Activation f, bool gated, int64_t n, int64_t inter, const T *x,
-                                           const T *dact, T *dx, T *act) {
-    int64_t i = element(), at = gated ? i + i / inter * inter : i;
-    if (i >= n) return;
-    float value, slope, up = gated ? load(x, at + inter) : 1, grad = load(dact, i);
-    activation(f, load(x, at), &value, &slope);
-    store(dx, at, grad * up * slope);
-    if (gated) store(dx, at + inter, grad * value);
-    store(act, i, value * up);
+__global__ void activation_backward_kernel(Activation f, bool gated, int64_t tokens, int64_t inter,
+                                           const T *x, const T *dact, T *dx, T *act) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(inter);
+    if (at.row >= tokens) return;
+    int64_t wide = at.row * (gated ? 2 * inter : inter), own = at.row * inter;
+    Pack<T, N> gate = load_pack<N>(x + wide, at.column, inter), up = {}, dup = {};
+    Pack<T, N> grad = load_pack<N>(dact + own, at.column, inter), out = {};
+    if (gated) up = load_pack<N>(x + wide + inter, at.column, inter);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float value, slope, u = gated ? get(up, i) : 1, g = get(grad, i);
+        activation(f, get(gate, i), &value, &slope);
+        put(gate, i, g * u * slope);
+        put(dup, i, g * value);
+        put(out, i, value * u);
+    }
+    store_pack(dx + wide, at.column, inter, gate);
+    if (gated) store_pack(dx + wide + inter, at.column, inter, dup);
+    store_pack(act + own, at.column, inter, out);
 }
 
 /* ---- rotation ---- */
 
-/* A pair a thread: elements i and half + i of a head's first 2 half ones. */
+/* A row is a head's first 2 half elements: of its pairs (i, half + i), a pack of each. */
 template <typename T>
-__global__ void rope_kernel(int64_t pairs, AttentionShape s, int half, T *qkv, const int32_t *positions,
+__global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *positions,
                             const float *cos_sin, bool inverse) {
-    int64_t pair = element();
-    if (pair >= pairs) return;
-    int64_t turned = s.heads + s.kv_heads, row = (turned + s.kv_heads) * s.head_dim, i = pair % half,
-            head = pair / half % turned, t = pair / half / turned;
-    const float *cosine = cos_sin + (int64_t)positions[t] * 2 * half, *sine = cosine + half;
-    T *x = qkv + t * row + head * s.head_dim;
-    float u = load(x, i), v = load(x, half + i), sn = inverse ? -sine[i] : sine[i];
-    store(x, i, u * cosine[i] - v * sn);
-    store(x, half + i, v * cosine[i] + u * sn);
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(half);
+    int64_t turned = s.heads + s.kv_heads, head = at.row % turned, t = at.row / turned;
+    if (t >= s.tokens) return;
+    const float *angles = cos_sin + (int64_t)positions[t] * 2 * half;
+    T *x = qkv + t * (turned + s.kv_heads) * s.head_dim + head * s.head_dim;
+    Pack<T, N> u = load_pack<N>(x, at.column, half), v = load_pack<N>(x + half, at.column, half);
+    Pack<float, N> cosine = load_pack<N>(angles, at.column, half),
+                   sine = load_pack<N>(angles + half, at.column, half);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float a = get(u, i), b = get(v, i), cs = get(cosine, i), sn = inverse ? -get(sine, i) : get(sine, i);
+        put(u, i, a * cs - b * sn);
+        put(v, i, b * cs + a * sn);
+    }
+    store_pack(x, at.column, half, u);
+    store_pack(x + half, at.column, half, v);
 }
 
 /* ---- heads of latent attention ---- */
@@ -105,25 +161,27 @@ template <typename T> INLINE float turned(const float *angles, int width, bool i
     return i % 2 == 0 ? u * cosine - v * sine : v * cosine + u * sine;
 }
 
-/* A thread has an element of q, k or v. */
+/* A row is a head's q, k or v of a token. What turns goes pair by pair. */
 template <typename T>
-__global__ void latent_forward_kernel(int64_t n, LatentShape s, const T *q, const T *own, const T *key,
+__global__ void latent_forward_kernel(LatentShape s, const T *q, const T *own, const T *key,
                                       const int32_t *positions, const float *cos_sin, T *qkv) {
-    int64_t at = element();
-    if (at >= n) return;
-    int dim = s.plain + s.turned, each = s.plain + s.value, i = (int)(at % dim);
-    int64_t head = at / dim % s.heads, which = at / dim / s.heads % 3, t = at / dim / s.heads / 3;
+    constexpr int N = AT_ONCE<T>;
+    int dim = s.plain + s.turned, each = s.plain + s.value;
+    Place at = place_of<N>(dim);
+    int64_t head = at.row % s.heads, which = at.row / s.heads % 3, t = at.row / s.heads / 3;
+    if (t >= s.tokens) return;
     const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
     const T *mine = own + (t * s.heads + head) * each, *query = q + t * s.q_row + head * dim;
-    float x = 0;
-    if (which == 2) {
-        if (i < s.value) x = load(mine, s.plain + i);
-    } else if (i < s.plain)
-        x = which == 0 ? load(query, i) : load(mine, i);
-    else
-        x = which == 0 ? turned(angles, s.turned, false, query + s.plain, i - s.plain)
-                       : turned(angles, s.turned, false, key + t * s.key_row, i - s.plain);
-    store(qkv, at, x);
+    const T *copied = which == 0 ? query : which == 1 ? mine : mine + s.plain;
+    const T *pairs = which == 0 ? query + s.plain : key + t * s.key_row;
+    Pack<T, N> x = load_pack<N>(copied, at.column, which == 2 ? s.value : s.plain);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int pair = (int)at.column + i - s.plain;
+        if (which < 2 && pair >= 0 && pair < s.turned)
+            put(x, i, turned(angles, s.turned, false, pairs, pair));
+    }
+    store_pack(qkv + at.row * dim, at.column, dim, x);
 }
 
 constexpr int LEVELS = 7; /* 2^6 leaves */
@@ -144,31 +202,57 @@ template <typename T> INLINE float common_sum(LatentShape s, const float *angles
     return tree.sum();
 }
 
-/* A thread has an element of q's gradient, or of that of what each head has of its own, or of that of the
- * common key, for which it goes through the heads. */
+/* What threads of a token have: packs of q's gradient, head by head, then of that of what each head has of
+ * its own, and then elements of that of the common key, for which they go through the heads. */
+struct LatentParts {
+    int64_t queries, own, all;
+};
+template <int N> __host__ __device__ LatentParts latent_parts(LatentShape s) {
+    int64_t queries = s.heads * (int64_t)((s.plain + s.turned + N - 1) / N),
+            own = s.heads * (int64_t)((s.plain + s.value + N - 1) / N);
+    return {queries, own, queries + own + s.turned};
+}
+
 template <typename T>
-__global__ void latent_backward_kernel(int64_t n, LatentShape s, const T *dqkv, const int32_t *positions,
+__global__ void latent_backward_kernel(LatentShape s, const T *dqkv, const int32_t *positions,
                                        const float *cos_sin, T *dq, T *down, void *dkey) {
-    int64_t at = element();
-    if (at >= n) return;
+    constexpr int N = AT_ONCE<T>;
+    LatentParts parts = latent_parts<N>(s);
+    int64_t t = element() / parts.all, x = element() % parts.all;
+    if (t >= s.tokens) return;
     int dim = s.plain + s.turned, each = s.plain + s.value;
-    int64_t width = (int64_t)s.heads * dim, own = (int64_t)s.heads * each, row = width + own + s.turned,
-            t = at / row, x = at % row;
+    int64_t width = (int64_t)s.heads * dim;
     const float *angles = cos_sin + (int64_t)positions[t] * s.turned;
     const T *from = dqkv + t * 3 * width;
-    if (x < width) {
-        int i = (int)(x % dim);
-        const T *head = from + x / dim * dim;
-        store(dq, t * s.q_row + x,
-              i < s.plain ? load(head, i) : turned(angles, s.turned, true, head + s.plain, i - s.plain));
-    } else if (x < width + own) {
-        int64_t head = (x - width) / each;
-        int i = (int)((x - width) % each);
-        store(down, t * own + x - width,
-              i < s.plain ? load(from + width, head * dim + i)
-                          : load(from + 2 * width, head * dim + i - s.plain));
+    if (x < parts.queries) {
+        int64_t packs = parts.queries / s.heads, head = x / packs, column = x % packs * N;
+        const T *query = from + head * dim;
+        Pack<T, N> grad = load_pack<N>(query, column, s.plain);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int pair = (int)column + i - s.plain;
+            if (pair >= 0 && pair < s.turned)
+                put(grad, i, turned(angles, s.turned, true, query + s.plain, pair));
+        }
+        store_pack(dq + t * s.q_row + head * dim, column, dim, grad);
+    } else if (x < parts.queries + parts.own) {
+        x -= parts.queries;
+        int64_t packs = parts.own / s.heads, head = x / packs, column = x % packs * N;
+        const T *key = from + width + head * dim, *value = from + 2 * width + head * dim;
+        Pack<T, N> grad = {};
+        if (column >= s.plain)
+            grad = load_pack<N>(value, column - s.plain, s.value);
+        else {
+            grad = load_pack<N>(key, column, s.plain);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                int64_t more = column + i - s.plain;
+                if (more >= 0 && more < s.value) take(grad, i, value + more);
+            }
+        }
+        store_pack(down + (t * s.heads + head) * each, column, each, grad);
     } else {
-        int i = (int)(x - width - own);
+        int i = (int)(x - parts.queries - parts.own);
         float sum = common_sum(s, angles, from + width, i);
         if (s.terms)
             ((float *)dkey)[t * s.key_row + i] = sum;
@@ -182,88 +266,87 @@ __global__ void latent_backward_kernel(int64_t n, LatentShape s, const T *dqkv, 
 void add(Device *d, int64_t n, const void *a, const void *b, void *out, Dtype c) {
     if (n == 0) return;
     BY_DTYPE(c, T,
-             LAUNCH(d, OP_ADD, add_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, (const T *)a, (const T *)b,
-                    (T *)out));
+             LAUNCH(d, OP_ADD, add_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n), BLOCK, 0, n, (const T *)a,
+                    (const T *)b, (T *)out));
 }
 
 void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out, Dtype out_type) {
     if (n == 0) return;
-    BY_DTYPE(
-        in_type, From,
-        BY_DTYPE(out_type, To, auto kernel = cast_kernel<From, To>;
-                 LAUNCH(d, OP_CAST, kernel, blocks_of(n, BLOCK), BLOCK, 0, n, (const From *)in, (To *)out)));
+    BY_DTYPE(in_type, From,
+             BY_DTYPE(out_type, To, auto kernel = cast_kernel<From, To>; constexpr int N = AT_ONCE<From, To>;
+                      LAUNCH(d, OP_CAST, kernel, blocks_of_packs<N>(n), BLOCK, 0, n, (const From *)in,
+                             (To *)out)));
 }
 
 void fill(Device *d, int64_t n, float value, float *out) {
-    if (n > 0) LAUNCH(d, OP_FILL, fill_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, value, out);
+    constexpr int N = AT_ONCE<float>;
+    if (n > 0) LAUNCH(d, OP_FILL, fill_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, value, out);
 }
 
 void scale(Device *d, int64_t rows, int64_t n, float factor, const void *in, int64_t ldi, void *out,
            Dtype c) {
-    int64_t all = rows * n;
-    if (all == 0) return;
+    if (rows * n == 0) return;
     BY_DTYPE(c, T,
-             LAUNCH(d, OP_SCALE, scale_kernel<T>, blocks_of(all, BLOCK), BLOCK, 0, all, n, factor,
-                    (const T *)in, ldi, (T *)out));
+             LAUNCH(d, OP_SCALE, scale_kernel<T>, blocks_of_packs<AT_ONCE<T>>(rows, n), BLOCK, 0, rows, n,
+                    factor, (const T *)in, ldi, (T *)out));
 }
 
 void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     if (n == 0) return;
-    BY_DTYPE(c, T, LAUNCH(d, OP_SOFTCAP, softcap_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, cap, (T *)x));
+    BY_DTYPE(
+        c, T,
+        LAUNCH(d, OP_SOFTCAP, softcap_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n), BLOCK, 0, n, cap, (T *)x));
 }
 
 void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
-    int64_t all = tokens * n;
-    if (all == 0) return;
-    BY_DTYPE(
-        c, T,
-        LAUNCH(d, OP_BIAS_FORWARD, bias_kernel<T>, blocks_of(all, BLOCK), BLOCK, 0, all, n, (T *)y, bias));
+    if (tokens * n == 0) return;
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_BIAS_FORWARD, bias_kernel<T>, blocks_of_packs<AT_ONCE<T>>(tokens, n), BLOCK, 0,
+                    tokens, n, (T *)y, bias));
 }
 
 void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter, const void *x,
                         void *act, Dtype c) {
-    int64_t n = tokens * inter;
-    if (n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_ACTIVATION_FORWARD, activation_forward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, f,
-                    gated, n, inter, (const T *)x, (T *)act));
+    if (tokens * inter == 0) return;
+    BY_DTYPE(c, T, auto kernel = activation_forward_kernel<T>;
+             LAUNCH(d, OP_ACTIVATION_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK, 0, f,
+                    gated, tokens, inter, (const T *)x, (T *)act));
 }
 
 void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter, const void *x,
                          const void *dact, void *dx, void *act, Dtype c) {
-    int64_t n = tokens * inter;
-    if (n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_ACTIVATION_BACKWARD, activation_backward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0,
-                    f, gated, n, inter, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
+    if (tokens * inter == 0) return;
+    BY_DTYPE(c, T, auto kernel = activation_backward_kernel<T>;
+             LAUNCH(d, OP_ACTIVATION_BACKWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK, 0,
+                    f, gated, tokens, inter, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
 }
 
 void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
           bool inverse, Dtype c) {
     int half = (s.rotary > 0 ? s.rotary : s.head_dim) / 2;
-    int64_t pairs = s.tokens * (s.heads + s.kv_heads) * half;
-    if (pairs == 0) return;
+    int64_t heads = s.tokens * (s.heads + s.kv_heads);
+    if (heads * half == 0) return;
     BY_DTYPE(c, T,
-             LAUNCH(d, OP_ROPE, rope_kernel<T>, blocks_of(pairs, BLOCK), BLOCK, 0, pairs, s, half, (T *)qkv,
-                    positions, cos_sin, inverse));
+             LAUNCH(d, OP_ROPE, rope_kernel<T>, blocks_of_packs<AT_ONCE<T>>(heads, half), BLOCK, 0, s, half,
+                    (T *)qkv, positions, cos_sin, inverse));
 }
 
 void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
                     const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
-    int64_t n = s.tokens * 3 * s.heads * latent_head(s);
-    if (n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_LATENT_FORWARD, latent_forward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, s,
+    int64_t heads = s.tokens * 3 * s.heads, dim = latent_head(s);
+    if (heads == 0) return;
+    BY_DTYPE(c, T, auto kernel = latent_forward_kernel<T>;
+             LAUNCH(d, OP_LATENT_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(heads, dim), BLOCK, 0, s,
                     (const T *)q, (const T *)own, (const T *)key, positions, cos_sin, (T *)qkv));
 }
 
 void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
                      const float *cos_sin, void *dq, void *down, void *dkey, Dtype c) {
-    int64_t n = s.tokens * (s.heads * (latent_head(s) + s.plain + s.value) + s.turned);
-    if (n == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_LATENT_BACKWARD, latent_backward_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, s,
-                    (const T *)dqkv, positions, cos_sin, (T *)dq, (T *)down, dkey));
+    if (s.tokens * s.heads == 0) return;
+    BY_DTYPE(c, T, auto kernel = latent_backward_kernel<T>;
+             int64_t threads = s.tokens * latent_parts<AT_ONCE<T>>(s).all;
+             LAUNCH(d, OP_LATENT_BACKWARD, kernel, blocks_of(threads, BLOCK), BLOCK, 0, s, (const T *)dqkv,
+                    positions, cos_sin, (T *)dq, (T *)down, dkey));
 }
 
 } // namespace

@@ -3,7 +3,7 @@
  * How many rows an expert has is known to the GPU alone: grids cover the most that there can be, and blocks
  * find out what they are for. Products are fp32 chains along the inner dimension in ascending order, in
  * whatever tile a row lies; choices and rows are whole numbers and those of the CPU, as are combined rows. */
-#include "device/cuda/plugin/kernels.cuh"
+#include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
@@ -414,45 +414,58 @@ void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const vo
 template <typename T>
 __global__ void experts_combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *rows, bool weighed,
                                        bool add, T *y) {
-    int64_t at = element();
-    if (at >= s.tokens * hidden) return;
-    int64_t t = at / hidden, i = at % hidden;
-    float sum = add ? load(y, at) : 0;
-    for (int64_t j = t * s.chosen; j < (t + 1) * s.chosen; j++) {
-        float x = load(rows, r.row[j] * hidden + i);
-        sum += weighed ? r.weights[j] * x : x;
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(hidden);
+    if (at.row >= s.tokens) return;
+    y += at.row * hidden;
+    Pack<T, N> out = {};
+    if (add) out = load_pack<N>(y, at.column, hidden);
+    float sum[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) sum[i] = get(out, i);
+    for (int64_t j = at.row * s.chosen; j < (at.row + 1) * s.chosen; j++) {
+        Pack<T, N> x = load_pack<N>(rows + r.row[j] * hidden, at.column, hidden);
+        float weight = weighed ? r.weights[j] : 1;
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] += weight * get(x, i);
     }
-    store(y, at, sum);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(out, i, sum[i]);
+    store_pack(y, at.column, hidden, out);
 }
 
 void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
                      bool add, void *y, Dtype c) {
-    int64_t n = s.tokens * hidden;
-    if (n == 0) return;
+    if (s.tokens * hidden == 0) return;
     BY_DTYPE(c, T, auto kernel = experts_combine_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_COMBINE, kernel, blocks_of(n, BLOCK), BLOCK, 0, s, r, hidden,
-                    (const T *)rows, weighed, add, (T *)y));
+             LAUNCH(d, OP_EXPERTS_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(s.tokens, hidden), BLOCK, 0, s,
+                    r, hidden, (const T *)rows, weighed, add, (T *)y));
 }
 
 constexpr int LEVELS = 7; /* 2^6 leaves */
 static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-/* A block has a choice, of which it takes leaf after leaf. Each thread reads and writes elements of its
- * own. */
+/* A block has a choice, of which it takes leaf after leaf. Each thread reads and writes packs of its own. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     experts_weigh_kernel(Routes r, int64_t leaf, int leaves, T *act, T *dact, float *dweights) {
+    constexpr int N = AT_ONCE<T>;
     SHARED(double, sums, BLOCK / WARP);
     int64_t j = blockIdx.x, first = (r.row ? r.row[j] : j) * leaf * leaves;
     float weight = r.weights[j];
     Tree<float, LEVELS> tree;
     for (int l = 0; l < leaves; l++, first += leaf) {
         double sum = 0;
-        for (int64_t i = first + threadIdx.x; i < first + leaf; i += BLOCK) {
-            float x = load(act, i), dx = load(dact, i);
-            sum += (double)x * (double)dx;
-            store(act, i, weight * x);
-            store(dact, i, weight * dx);
+        for (int64_t at = threadIdx.x * N; at < leaf; at += BLOCK * N) {
+            Pack<T, N> x = load_pack<N>(act + first, at, leaf), dx = load_pack<N>(dact + first, at, leaf);
+#pragma unroll
+            for (int i = 0; i < N; i++) { /* behind the end there are zeros */
+                sum += (double)get(x, i) * (double)get(dx, i);
+                put(x, i, weight * get(x, i));
+                put(dx, i, weight * get(dx, i));
+            }
+            store_pack(act + first, at, leaf, x);
+            store_pack(dact + first, at, leaf, dx);
         }
         tree.add((float)block_sum(sum, sums));
     }

@@ -4,11 +4,12 @@
  * 2^48. In a piece of 4096 elements those whose exponents are within REACH of the largest are added as whole
  * numbers of 48 + 2 REACH + 12 = 120 bits; what is smaller goes round again with its own largest. The few
  * limbs of an ExactSum that such a sum covers are added to; whole numbers do not care in which order. */
-#include "device/cuda/plugin/kernels.cuh"
+#include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
-constexpr int EACH = 16, PIECE = EACH * BLOCK, PIECES = 8 /* of a block */, REACH = 30;
+constexpr int FOUR = AT_ONCE<float>, EACH = 16 /* elements of a thread in a piece, in packs of FOUR */;
+constexpr int PIECE = EACH * BLOCK, PIECES = 8 /* of a block */, REACH = 30;
 constexpr int LOWEST = -1088; /* limb 0 of an ExactSum counts units of 2^LOWEST */
 
 /* 128 bits, two's complement. */
@@ -60,6 +61,20 @@ struct Rooms {
     float *most;
     Wide *sums;
 };
+
+/* Where element i of this thread stands, of a piece that begins at `first`: a pack, and a pack of each of the
+ * other threads behind it, and so on. */
+INLINE int64_t place_in_piece(int64_t first, int i) {
+    return first + (i / FOUR * BLOCK + (int64_t)threadIdx.x) * FOUR + i % FOUR;
+}
+INLINE void load_piece(const float *p, int64_t first, int64_t n, float x[EACH]) {
+#pragma unroll
+    for (int i = 0; i < EACH; i += FOUR) {
+        Pack<float, FOUR> here = load_pack<FOUR>(p, place_in_piece(first, i), n);
+#pragma unroll
+        for (int k = 0; k < FOUR; k++) x[i + k] = get(here, k);
+    }
+}
 
 /* x: EACH elements of this thread, finite; what is to be left out is 0. limbs: shared. */
 INLINE void add_piece(const float x[EACH], bool square, int64_t *limbs, Rooms room) {
@@ -115,14 +130,14 @@ INLINE void note_nonfinite(GradStats *out, int64_t at) {
     atomicMin((unsigned long long *)&out->first_nonfinite, (unsigned long long)at);
 }
 
-/* |g| of the elements first + i BLOCK + thread of a piece; what is not finite is noted and 0. */
-INLINE float load_piece(int64_t n, const float *g, int64_t first, GradStats *out, float x[EACH]) {
+/* |g| of this thread's elements of a piece; what is not finite is noted and 0. */
+INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats *out, float x[EACH]) {
     float most = 0;
+    load_piece(g, first, n, x);
     for (int i = 0; i < EACH; i++) {
-        int64_t at = first + i * BLOCK + threadIdx.x;
-        x[i] = at < n ? fabsf(g[at]) : 0;
+        x[i] = fabsf(x[i]);
         if (!(x[i] < INFINITY)) {
-            note_nonfinite(out, at);
+            note_nonfinite(out, place_in_piece(first, i));
             x[i] = 0;
         }
         most = fmaxf(most, x[i]);
@@ -141,7 +156,7 @@ __global__ void __launch_bounds__(BLOCK)
     for (int piece = 0; piece < PIECES; piece++) {
         int64_t first = ((int64_t)blockIdx.x * PIECES + piece) * PIECE;
         if (first >= n) break;
-        most = fmaxf(most, load_piece(n, g, first, out, x));
+        most = fmaxf(most, load_magnitudes(n, g, first, out, x));
         if (power != POWER_NONE) add_piece(x, power == POWER_TWO, limbs, {maxima, sums});
     }
     most = block_max(most, maxima);
@@ -175,11 +190,9 @@ __global__ void __launch_bounds__(BLOCK) loss_sum_kernel(int64_t n, const float 
     int bad = 0;
     float x[EACH];
     for (int64_t first = 0; first < n; first += PIECE) {
-        for (int i = 0; i < EACH; i++) {
-            int64_t at = first + i * BLOCK + threadIdx.x;
-            x[i] = at < n ? losses[at] : 0;
+        load_piece(losses, first, n, x);
+        for (int i = 0; i < EACH; i++)
             if (!(fabsf(x[i]) < INFINITY)) x[i] = 0, bad++;
-        }
         add_piece(x, false, limbs, {maxima, sums});
     }
     bad = block_sum(bad, counts);
@@ -211,35 +224,47 @@ __global__ void fixed_end_kernel(FixedRefusals *refused) {
 
 __global__ void fixed_add_kernel(int64_t n, const float *g, int64_t *acc, bool set, double limit,
                                  FixedRefusals *refused) {
-    int64_t i = element();
-    if (i >= n) return;
-    double x = (double)g[i];
-    bool good = fabs(x) <= limit;
-    if (!good) {
-        atomicAdd((unsigned long long *)&refused->count, 1ull);
-        atomicMin((unsigned long long *)&refused->first, (unsigned long long)(INT64_MIN + i));
+    int64_t first = element() * FOUR;
+    Pack<float, FOUR> grads = load_pack<FOUR>(g, first, n);
+    Pack<int64_t, FOUR> sums = {};
+    if (!set) sums = load_pack<FOUR>(acc, first, n);
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) { /* behind the end there are zeros, which are good */
+        double x = (double)get(grads, i);
+        bool good = fabs(x) <= limit;
+        if (!good) {
+            atomicAdd((unsigned long long *)&refused->count, 1ull);
+            atomicMin((unsigned long long *)&refused->first, (unsigned long long)(INT64_MIN + first + i));
+        }
+        int64_t term = good ? __double2ll_rn(x * (double)(INT64_C(1) << FIXED_SHIFT)) : 0;
+        put(sums, i, get(sums, i) + term);
     }
-    int64_t term = good ? __double2ll_rn(x * (double)(INT64_C(1) << FIXED_SHIFT)) : 0;
-    acc[i] = (set ? 0 : acc[i]) + term;
+    store_pack(acc, first, n, sums);
 }
 
 /* The conversion rounds once; the power of two is exact. */
 __global__ void fixed_to_float_kernel(int64_t n, const int64_t *acc, float *out) {
-    int64_t i = element();
-    if (i < n) out[i] = __ll2float_rn(acc[i]) * (1.0f / (float)(INT64_C(1) << FIXED_SHIFT));
+    int64_t first = element() * FOUR;
+    Pack<int64_t, FOUR> sums = load_pack<FOUR>(acc, first, n);
+    Pack<float, FOUR> x = {};
+#pragma unroll
+    for (int i = 0; i < FOUR; i++)
+        put(x, i, __ll2float_rn(get(sums, i)) * (1.0f / (float)(INT64_C(1) << FIXED_SHIFT)));
+    store_pack(out, first, n, x);
 }
 
 void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
                FixedRefusals *refused) {
     if (n == 0) return;
     LAUNCH(d, OP_FIXED_ADD, fixed_start_kernel, 1, 1, 0, refused);
-    LAUNCH(d, OP_FIXED_ADD, fixed_add_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, g, acc, set, limit, refused);
+    LAUNCH(d, OP_FIXED_ADD, fixed_add_kernel, blocks_of_packs<FOUR>(n), BLOCK, 0, n, g, acc, set, limit,
+           refused);
     LAUNCH(d, OP_FIXED_ADD, fixed_end_kernel, 1, 1, 0, refused);
 }
 
 void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
     if (n > 0)
-        LAUNCH(d, OP_FIXED_TO_FLOAT, fixed_to_float_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, acc, out);
+        LAUNCH(d, OP_FIXED_TO_FLOAT, fixed_to_float_kernel, blocks_of_packs<FOUR>(n), BLOCK, 0, n, acc, out);
 }
 
 /* ---- sums of parts ---- */
@@ -249,19 +274,29 @@ constexpr int PARTS = 128, PART_LEVELS = 8;
 template <typename T> struct Parts { const T *in[PARTS]; };
 
 __global__ void sum_parts_kernel(int64_t n, int count, Parts<float> parts, float *out) {
-    int64_t i = element();
-    if (i >= n) return;
-    Tree<float, PART_LEVELS> tree;
-    for (int p = 0; p < count; p++) tree.add(parts.in[p][i]);
-    out[i] = tree.sum();
+    int64_t first = element() * FOUR;
+    Tree<float, PART_LEVELS> trees[FOUR];
+    for (int p = 0; p < count; p++) {
+        Pack<float, FOUR> x = load_pack<FOUR>(parts.in[p], first, n);
+#pragma unroll
+        for (int i = 0; i < FOUR; i++) trees[i].add(get(x, i));
+    }
+    Pack<float, FOUR> sums = {};
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) put(sums, i, trees[i].sum());
+    store_pack(out, first, n, sums);
 }
 
 __global__ void sum_parts_i64_kernel(int64_t n, int count, Parts<int64_t> parts, int64_t *out) {
-    int64_t i = element();
-    if (i >= n) return;
-    uint64_t sum = 0;
-    for (int p = 0; p < count; p++) sum += (uint64_t)parts.in[p][i];
-    out[i] = (int64_t)sum;
+    constexpr int TWO = AT_ONCE<int64_t>;
+    int64_t first = element() * TWO;
+    Pack<int64_t, TWO> sums = {};
+    for (int p = 0; p < count; p++) {
+        Pack<int64_t, TWO> x = load_pack<TWO>(parts.in[p], first, n);
+#pragma unroll
+        for (int i = 0; i < TWO; i++) put(sums, i, (int64_t)((uint64_t)get(sums, i) + (uint64_t)get(x, i)));
+    }
+    store_pack(out, first, n, sums);
 }
 
 template <typename T> Parts<T> list_parts(Device *d, int count, const T *const *in) {
@@ -273,13 +308,13 @@ template <typename T> Parts<T> list_parts(Device *d, int count, const T *const *
 
 void sum_parts(Device *d, int64_t n, int count, const float *const *in, float *out) {
     if (n == 0) return;
-    LAUNCH(d, OP_SUM_PARTS, sum_parts_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, count,
+    LAUNCH(d, OP_SUM_PARTS, sum_parts_kernel, blocks_of_packs<FOUR>(n), BLOCK, 0, n, count,
            list_parts(d, count, in), out);
 }
 
 void sum_parts_i64(Device *d, int64_t n, int count, const int64_t *const *in, int64_t *out) {
     if (n == 0) return;
-    LAUNCH(d, OP_SUM_PARTS, sum_parts_i64_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, count,
+    LAUNCH(d, OP_SUM_PARTS, sum_parts_i64_kernel, blocks_of_packs<AT_ONCE<int64_t>>(n), BLOCK, 0, n, count,
            list_parts(d, count, in), out);
 }
 

@@ -1,9 +1,9 @@
 /* Cross-entropy, and the records by which ranks with other parts of the vocabulary share it.
  *
- * A block has a row. Exponentials are taken in fp32 and added in double: thread i has the logits i,
- * i + BLOCK, ... of a leaf, and the threads' sums meet in a fixed order, so a record's bits hang on its leaf
- * alone, in whichever of the two ops it is made. */
-#include "device/cuda/plugin/kernels.cuh"
+ * A block has a row. Exponentials are taken in fp32 and added in double: thread i has the packs
+ * (packs.cuh) i, i + BLOCK, ... of a leaf, and the threads' sums meet in a fixed order, so a record's bits
+ * hang on its leaf alone, in whichever of the two ops it is made. */
+#include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
@@ -13,12 +13,23 @@ static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doub
 /* Of n logits; every thread gets it. A NaN makes the sum one. */
 template <typename T>
 INLINE LossRecord record_of(const T *x, int64_t n, int64_t target, float *maxima, double *sums) {
+    constexpr int N = AT_ONCE<T>;
     LossRecord r;
     float most = -INFINITY;
-    for (int64_t i = threadIdx.x; i < n; i += BLOCK) most = fmaxf(most, load(x, i));
+    for (int64_t at = threadIdx.x * N; at < n; at += BLOCK * N) {
+        Pack<T, N> here = load_pack<N>(x, at, n);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (at + i < n) most = fmaxf(most, get(here, i));
+    }
     r.max = block_max(most, maxima);
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += BLOCK) sum += (double)expf(load(x, i) - r.max);
+    for (int64_t at = threadIdx.x * N; at < n; at += BLOCK * N) {
+        Pack<T, N> here = load_pack<N>(x, at, n);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (at + i < n) sum += (double)expf(get(here, i) - r.max);
+    }
     r.sum = block_sum(sum, sums);
     r.target = target >= 0 && target < n ? load(x, target) : 0;
     return r;
@@ -59,13 +70,20 @@ INLINE RowLoss loss_of(const LossRecord *records, int64_t apart, int count, int6
 template <typename T, typename G>
 INLINE void write_gradient(int64_t vocab, const T *x, int64_t target, RowLoss row, float scale, float cap,
                            G *dx) {
+    constexpr int N = AT_ONCE<T, G>;
     float factor = (float)((double)scale * row.share / row.sum);
-    for (int64_t i = threadIdx.x; i < vocab; i += BLOCK) {
-        float l = load(x, i), slope = cap > 0 ? 1 - l / cap * (l / cap) : 1,
-              grad = expf(l - row.max) * factor;
-        if (i == target)
-            grad = (float)((exp((double)l - (double)row.max) / row.sum * row.share - 1) * (double)scale);
-        store(dx, i, grad * slope);
+    for (int64_t at = threadIdx.x * N; at < vocab; at += BLOCK * N) {
+        Pack<T, N> here = load_pack<N>(x, at, vocab);
+        Pack<G, N> out = {};
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float l = get(here, i), slope = cap > 0 ? 1 - l / cap * (l / cap) : 1,
+                  grad = expf(l - row.max) * factor;
+            if (at + i == target)
+                grad = (float)((exp((double)l - (double)row.max) / row.sum * row.share - 1) * (double)scale);
+            put(out, i, grad * slope);
+        }
+        store_pack(dx, at, vocab, out);
     }
 }
 
@@ -81,7 +99,9 @@ __global__ void __launch_bounds__(BLOCK)
     const T *x = logits + row * vocab;
     G *dx = dlogits ? dlogits + row * vocab : NULL;
     if (target < 0) { /* the whole block */
-        for (int64_t i = threadIdx.x; dx && i < vocab; i += BLOCK) store(dx, i, 0);
+        constexpr int N = AT_ONCE<G>;
+        for (int64_t at = threadIdx.x * N; dx && at < vocab; at += BLOCK * N)
+            store_pack(dx, at, vocab, Pack<G, N>{});
         if (threadIdx.x == 0) loss[row] = 0;
         if (threadIdx.x == 0 && z_loss) z_loss[row] = 0;
         return;

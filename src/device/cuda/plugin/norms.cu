@@ -1,10 +1,10 @@
 /* Norms of rows, and sums over tokens: of their weights' gradients and of biases'.
  *
- * A warp has a row: its lanes take elements in turn and meet in a fixed butterfly, so that a row's bits hang
- * on its length alone. Sums over tokens are cut by leaves; within a leaf a block of 32 x 32 threads has 32
- * columns, thread (x, y) the rows y, y + 32, ... of one, and the 32 sums of a column are added in a fixed
- * tree. */
-#include "device/cuda/plugin/kernels.cuh"
+ * A warp has a row: its lanes take packs of it in turn (packs.cuh) and meet in a fixed butterfly, so that a
+ * row's bits hang on its length and type alone, not on where it lies. Sums over tokens are cut by leaves;
+ * within a leaf a block has 32 columns, a thread of it every 256th row (fp32: 128th) of a pack of them, and
+ * the sums of a column are added in a fixed tree. */
+#include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
@@ -17,18 +17,31 @@ INLINE int64_t row_at(Rows r, int64_t row) { return row / r.groups * r.stride + 
 INLINE int64_t row_of_warp(void) { return element() / WARP; }
 INLINE float weight_of(NormKind kind, float w) { return kind == NORM_RMS_PLUS_ONE ? w + 1 : w; }
 
+/* Runs the statement for each pack of a row of n elements that this lane has; it begins at `first`. */
+#define EACH_PACK(N, n, first) for (int64_t first = lane() * (N); first < (n); first += WARP * (N))
+
 template <typename T> INLINE float row_mean(NormKind kind, const T *x, int64_t n) {
+    constexpr int N = AT_ONCE<T>;
     if (kind != NORM_LAYER) return 0;
     float sum = 0;
-    for (int64_t i = lane(); i < n; i += WARP) sum += load(x, i);
+    EACH_PACK(N, n, first) {
+        Pack<T, N> here = load_pack<N>(x, first, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += get(here, i);
+    }
     return lanes_sum(sum, WARP) / (float)n;
 }
 
 template <typename T> INLINE float row_rstd(const T *x, int64_t n, float mean, float eps) {
+    constexpr int N = AT_ONCE<T>;
     float squares = 0;
-    for (int64_t i = lane(); i < n; i += WARP) {
-        float apart = load(x, i) - mean;
-        squares = FUSED(apart, apart, squares);
+    EACH_PACK(N, n, first) {
+        Pack<T, N> here = load_pack<N>(x, first, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float apart = first + i < n ? get(here, i) - mean : 0;
+            squares = FUSED(apart, apart, squares);
+        }
     }
     return 1 / sqrtf(lanes_sum(squares, WARP) / (float)n + eps);
 }
@@ -37,8 +50,16 @@ template <typename T> INLINE float row_rstd(const T *x, int64_t n, float mean, f
 template <typename T>
 INLINE void write_normed(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
                          const float *bias, T *y) {
-    for (int64_t i = lane(); i < n; i += WARP)
-        store(y, i, (load(x, i) - mean) * rstd * weight_of(kind, w[i]) + (bias ? bias[i] : 0));
+    constexpr int N = AT_ONCE<T>;
+    EACH_PACK(N, n, first) {
+        Pack<T, N> here = load_pack<N>(x, first, n);
+        Pack<float, N> weights = load_pack<N>(w, first, n), more = {};
+        if (bias) more = load_pack<N>(bias, first, n);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            put(here, i, (get(here, i) - mean) * rstd * weight_of(kind, get(weights, i)) + get(more, i));
+        store_pack(y, first, n, here);
+    }
 }
 
 /* The sum is rounded to T before it is normed, as the backward pass will read it. sum may be a. */
@@ -46,11 +67,17 @@ template <typename T>
 __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a,
                                     const T *b, const float *w, const float *bias, T *sum, T *y,
                                     float *rstd) {
+    constexpr int N = AT_ONCE<T>;
     int64_t row = row_of_warp(), at = row * n;
     if (row >= tokens) return;
     const T *x = sum ? sum + at : a + at;
-    for (int64_t i = lane(); sum && i < n; i += WARP)
-        store(sum, at + i, load(a, at + i) + (b ? load(b, at + i) : 0));
+    EACH_PACK(N, sum ? n : 0, first) {
+        Pack<T, N> here = load_pack<N>(a + at, first, n), more = {};
+        if (b) more = load_pack<N>(b + at, first, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) put(here, i, get(here, i) + get(more, i));
+        store_pack(sum + at, first, n, here);
+    }
     float mean = row_mean(kind, x, n), r = row_rstd(x, n, mean, eps);
     if (lane() == 0) rstd[row] = r;
     if (y) write_normed(kind, x, n, mean, r, w, bias, y + at);
@@ -61,21 +88,35 @@ __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, fl
 template <typename T>
 INLINE void write_gradient_by(NormKind kind, const T *x, int64_t n, float mean, float rstd, float along,
                               float middle, const float *w, const T *dy, T *dx, bool add) {
-    for (int64_t i = lane(); i < n; i += WARP) {
-        float normed = (load(x, i) - mean) * rstd;
-        float v = rstd * (load(dy, i) * weight_of(kind, w[i]) - middle - normed * along);
-        store(dx, i, add ? load(dx, i) + v : v);
+    constexpr int N = AT_ONCE<T>;
+    EACH_PACK(N, n, first) {
+        Pack<T, N> here = load_pack<N>(x, first, n), grad = load_pack<N>(dy, first, n), before = {};
+        Pack<float, N> weights = load_pack<N>(w, first, n);
+        if (add) before = load_pack<N>(dx, first, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float normed = (get(here, i) - mean) * rstd;
+            float v = rstd * (get(grad, i) * weight_of(kind, get(weights, i)) - middle - normed * along);
+            put(grad, i, add ? get(before, i) + v : v);
+        }
+        store_pack(dx, first, n, grad);
     }
 }
 
 template <typename T>
 INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
                            const T *dy, T *dx, bool add) {
+    constexpr int N = AT_ONCE<T>;
     float along = 0, middle = 0;
-    for (int64_t i = lane(); i < n; i += WARP) {
-        float g = load(dy, i) * weight_of(kind, w[i]);
-        along = FUSED(g, (load(x, i) - mean) * rstd, along);
-        if (kind == NORM_LAYER) middle += g;
+    EACH_PACK(N, n, first) {
+        Pack<T, N> here = load_pack<N>(x, first, n), grad = load_pack<N>(dy, first, n);
+        Pack<float, N> weights = load_pack<N>(w, first, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) { /* behind the end the gradient is zero */
+            float g = get(grad, i) * weight_of(kind, get(weights, i));
+            along = FUSED(g, (get(here, i) - mean) * rstd, along);
+            if (kind == NORM_LAYER) middle += g;
+        }
     }
     along = lanes_sum(along, WARP) / (float)n;
     middle = lanes_sum(middle, WARP) / (float)n;
@@ -129,11 +170,18 @@ __global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *
                                  const T *dy, float *sums) {
     int64_t number = row_of_warp(), token = number % r.count, leaf = number / r.count;
     if (leaf >= count) return;
+    constexpr int N = AT_ONCE<T>;
     int64_t at = token * r.stride + leaf * r.n;
     float sum = 0;
-    for (int64_t i = lane(); i < r.n; i += WARP) {
-        float here = load(x, at + i);
-        sum = FUSED(here, dy ? load(dy, at + i) * weight_of(kind, w[leaf * r.n + i]) : here, sum);
+    EACH_PACK(N, r.n, first) {
+        Pack<T, N> here = load_pack<N>(x + at, first, r.n), grad = {};
+        Pack<float, N> weights = {};
+        if (dy) grad = load_pack<N>(dy + at, first, r.n), weights = load_pack<N>(w + leaf * r.n, first, r.n);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float v = get(here, i);
+            sum = FUSED(v, dy ? get(grad, i) * weight_of(kind, get(weights, i)) : v, sum);
+        }
     }
     sum = lanes_sum(sum, WARP);
     if (lane() == 0) sums[2 * number] = sum;
@@ -172,34 +220,46 @@ __global__ void row_figures_kernel(NormKind kind, Rows r, float eps, const T *x,
 
 /* Values of a token lie behind its queries and keys, and are not normed. */
 template <typename T>
-__global__ void copy_values_kernel(int64_t count, int64_t values, int64_t wide, const T *raw, T *out) {
-    int64_t i = element(), at = i / values * wide + (wide - values) + i % values;
-    if (i < count) out[at] = raw[at];
+__global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide, const T *raw, T *out) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(values);
+    if (at.row >= tokens) return;
+    int64_t begin = at.row * wide + wide - values;
+    store_pack(out + begin, at.column, values, load_pack<N>(raw + begin, at.column, values));
 }
 
 /* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. blockIdx.x:
- * the leaf, blockIdx.y: columns. */
-constexpr int SIDE = 32;
+ * the leaf, blockIdx.y: columns. Of a block's threads ACROSS lie along them. */
+constexpr int SIDE = 32, THREADS = SIDE * SIDE;
+template <typename T> constexpr int ACROSS = SIDE / AT_ONCE<T>;
 template <typename T>
-__global__ void column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, const T *x, const float *means,
-                                   const float *rstds, float *sums) {
-    SHARED(float, room, SIDE *SIDE);
-    int64_t column = (int64_t)blockIdx.y * SIDE + threadIdx.x, first = blockIdx.x * rows_of_leaf,
-            end = smaller(r.count, first + rows_of_leaf);
-    float sum = 0;
-    for (int64_t row = first + threadIdx.y; row < end && column < r.n; row += SIDE) {
-        int64_t at = row_at(r, row) + column;
-        float factor = x ? (load(x, at) - (means ? means[row] : 0)) * rstds[row] : 1;
-        sum = FUSED(load(dy, at), factor, sum);
+__global__ void __launch_bounds__(THREADS)
+    column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, const T *x, const float *means,
+                       const float *rstds, float *sums) {
+    constexpr int N = AT_ONCE<T>, DOWN = THREADS / ACROSS<T>;
+    SHARED(float, room, DOWN *SIDE);
+    int64_t column = (int64_t)blockIdx.y * SIDE + threadIdx.x * N, begin = blockIdx.x * rows_of_leaf,
+            end = smaller(r.count, begin + rows_of_leaf);
+    float sum[N] = {};
+    for (int64_t row = begin + threadIdx.y; row < end && column < r.n; row += DOWN) {
+        int64_t at = row_at(r, row);
+        Pack<T, N> grad = load_pack<N>(dy + at, column, r.n), here = {};
+        if (x) here = load_pack<N>(x + at, column, r.n);
+        float mean = x && means ? means[row] : 0, rstd = x ? rstds[row] : 1;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum[i] = FUSED(get(grad, i), x ? (get(here, i) - mean) * rstd : 1, sum[i]);
     }
-    int here = (int)(threadIdx.y * SIDE + threadIdx.x);
-    room[here] = sum;
+    int number = (int)(threadIdx.y * ACROSS<T> + threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < N; i++) room[number * N + i] = sum[i];
     __syncthreads();
-    for (int half = SIDE / 2; half > 0; half /= 2) {
-        if ((int)threadIdx.y < half) room[here] += room[here + half * SIDE];
+    for (int half = DOWN / 2 * SIDE; half >= SIDE; half /= 2) {
+        for (int here = number; here < half; here += THREADS) room[here] += room[here + half];
         __syncthreads();
     }
-    if (threadIdx.y == 0 && column < r.n) sums[blockIdx.x * r.n + column] += room[here];
+    column = (int64_t)blockIdx.y * SIDE + number;
+    if (number < SIDE && column < r.n) sums[blockIdx.x * r.n + column] += room[number];
 }
 
 /* ---- slots ---- */
@@ -210,7 +270,7 @@ template <typename T>
 void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_leaf, const T *dy, const T *x,
                  const float *means, const float *rstds, float *sums) {
     Grid grid(blocks_of(r.count, rows_of_leaf), blocks_of(r.n, SIDE));
-    dim3 block(SIDE, SIDE);
+    dim3 block(ACROSS<T>, THREADS / ACROSS<T>);
     LAUNCH(d, op, column_sums_kernel<T>, grid, block, 0, r, rows_of_leaf, dy, x, means, rstds, sums);
 }
 
@@ -270,8 +330,8 @@ template <typename T>
 void norm_heads(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
                 const float *wq, const float *wk, T *out) {
     int64_t values = (int64_t)s.kv_heads * s.head_dim, at;
-    LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of(s.tokens * values, BLOCK), BLOCK, 0,
-           s.tokens * values, values, row_of_qkv(s), raw, out);
+    LAUNCH(d, OP_QK_NORM_FORWARD, copy_values_kernel<T>, blocks_of_packs<AT_ONCE<T>>(s.tokens, values), BLOCK,
+           0, s.tokens, values, row_of_qkv(s), raw, out);
     for (int keys = 0; keys < 2; keys++) {
         Rows r = head_rows(s, q.flat, keys, &at);
         LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,

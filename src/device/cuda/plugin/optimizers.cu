@@ -1,9 +1,13 @@
 /* AdamW, SGD, what Muon does beside products, and averages of weights: in fp32, in the order of the CPU's
  * reference, with no product and sum fused, and its random words (Philox, device.h: StateStore): the same
- * bits. */
-#include "device/cuda/plugin/kernels.cuh"
+ * bits. A thread has a pack (packs.cuh) of four of each tensor: 16 bytes in fp32, 8 in bf16. */
+#include "device/cuda/plugin/packs.cuh"
 
 namespace {
+
+constexpr int N = AT_ONCE<float>;
+using Floats = Pack<float, N>;
+using Copies = Pack<Bf16, N>;
 
 /* rng_philox of base/rng.c. */
 INLINE void philox(uint64_t key, uint32_t c[4]) {
@@ -34,9 +38,9 @@ INLINE uint16_t bf16_by(float f, uint32_t bits) {
 }
 
 /* The first state takes the lower half of the word, the second the upper. */
-INLINE void put_state(float *state, int64_t i, float value, uint32_t) { state[i] = value; }
-INLINE void put_state(Bf16 *state, int64_t i, float value, uint32_t half) {
-    state[i].bits = bf16_by(value, half & 0xffff);
+INLINE void put_state(Floats &state, int i, float value, uint32_t) { put(state, i, value); }
+INLINE void put_state(Copies &state, int i, float value, uint32_t half) {
+    put_bits(state, i, bf16_by(value, half & 0xffff));
 }
 INLINE uint32_t word_of(const float *, StateStore, uint64_t, int64_t) { return 0; }
 INLINE uint32_t word_of(const Bf16 *, StateStore s, uint64_t step, int64_t i) {
@@ -45,51 +49,78 @@ INLINE uint32_t word_of(const Bf16 *, StateStore s, uint64_t step, int64_t i) {
 
 template <typename T>
 __global__ void adamw_kernel(int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
-                             const float *grad, T *m, T *v, uint16_t *copy) {
-    int64_t i = element();
-    if (i >= n) return;
-    float g = grad[i] * step->grad_scale;
-    float mean = a.beta1 * load(m, i) + (1 - a.beta1) * g;
-    float square = a.beta2 * load(v, i) + (1 - a.beta2) * g * g;
-    float move = mean / step->correction1 / (sqrtf(square / step->correction2) + a.eps);
-    float p = param[i];
-    p -= step->lr * a.weight_decay * p + step->lr * move;
-    param[i] = p;
-    uint32_t word = word_of(m, s, step->number, i);
-    put_state(m, i, mean, word);
-    put_state(v, i, square, word >> 16);
-    if (copy) copy[i] = bf16_of(p);
+                             const float *grad, T *m, T *v, Bf16 *copy) {
+    int64_t first = element() * N;
+    if (first >= n) return;
+    Floats params = load_pack<N>(param, first, n), grads = load_pack<N>(grad, first, n);
+    Pack<T, N> means = load_pack<N>(m, first, n), squares = load_pack<N>(v, first, n);
+    Copies copies = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float g = get(grads, i) * step->grad_scale;
+        float mean = a.beta1 * get(means, i) + (1 - a.beta1) * g;
+        float square = a.beta2 * get(squares, i) + (1 - a.beta2) * g * g;
+        float move = mean / step->correction1 / (sqrtf(square / step->correction2) + a.eps);
+        float p = get(params, i);
+        p -= step->lr * a.weight_decay * p + step->lr * move;
+        put(params, i, p);
+        put(copies, i, p);
+        uint32_t word = word_of(m, s, step->number, first + i);
+        put_state(means, i, mean, word);
+        put_state(squares, i, square, word >> 16);
+    }
+    store_pack(param, first, n, params);
+    store_pack(m, first, n, means);
+    store_pack(v, first, n, squares);
+    if (copy) store_pack(copy, first, n, copies);
 }
 
 template <typename T>
 __global__ void sgd_kernel(int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
-                           const float *grad, T *momentum, uint16_t *copy) {
-    int64_t i = element();
-    if (i >= n) return;
-    float p = param[i], g = grad[i] * step->grad_scale + o.weight_decay * p, move = g;
-    if (momentum) {
-        float b = o.momentum * load(momentum, i) + g;
-        put_state(momentum, i, b, word_of(momentum, s, step->number, i));
-        move = o.nesterov ? g + o.momentum * b : b;
+                           const float *grad, T *momentum, Bf16 *copy) {
+    int64_t first = element() * N;
+    if (first >= n) return;
+    Floats params = load_pack<N>(param, first, n), grads = load_pack<N>(grad, first, n);
+    Pack<T, N> moments = {};
+    if (momentum) moments = load_pack<N>(momentum, first, n);
+    Copies copies = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float p = get(params, i), g = get(grads, i) * step->grad_scale + o.weight_decay * p, move = g;
+        if (momentum) {
+            float b = o.momentum * get(moments, i) + g;
+            put_state(moments, i, b, word_of(momentum, s, step->number, first + i));
+            move = o.nesterov ? g + o.momentum * b : b;
+        }
+        p -= step->lr * move;
+        put(params, i, p);
+        put(copies, i, p);
     }
-    p -= step->lr * move;
-    param[i] = p;
-    if (copy) copy[i] = bf16_of(p);
+    store_pack(param, first, n, params);
+    if (momentum) store_pack(momentum, first, n, moments);
+    if (copy) store_pack(copy, first, n, copies);
 }
 
 /* ---- Muon ---- */
 
-/* Where element i of a matrix stands in the parameter that it is part of. */
-INLINE int64_t place_in(MatrixShape shape, int64_t i) { return i / shape.cols * shape.row + i % shape.cols; }
-
+/* A matrix is part of a parameter: its rows lie shape.row elements apart there, and one behind the other in
+ * x. */
 template <typename T>
 __global__ void muon_direction_kernel(MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
                                       const float *grad, T *momentum, float *x) {
-    int64_t i = element(), at = place_in(shape, i);
-    if (i >= shape.rows * shape.cols) return;
-    float g = grad[at] * step->grad_scale, b = o.momentum * load(momentum, at) + g;
-    put_state(momentum, at, b, word_of(momentum, s, step->number, at));
-    x[i] = o.nesterov ? g + o.momentum * b : b;
+    Place at = place_of<N>(shape.cols);
+    if (at.row >= shape.rows) return;
+    int64_t begin = at.row * shape.row, first = at.column, n = shape.cols;
+    Floats grads = load_pack<N>(grad + begin, first, n);
+    Pack<T, N> moments = load_pack<N>(momentum + begin, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float g = get(grads, i) * step->grad_scale, b = o.momentum * get(moments, i) + g;
+        put_state(moments, i, b, word_of(momentum, s, step->number, begin + first + i));
+        put(grads, i, o.nesterov ? g + o.momentum * b : b);
+    }
+    store_pack(momentum + begin, first, n, moments);
+    store_pack(x + at.row * n, first, n, grads);
 }
 
 /* exact_value of base/exact.c, of a sum that is normalised, not negative, and below 2^1024: its upper 64
@@ -113,28 +144,53 @@ __global__ void muon_factor_kernel(const GradStats *squares, float slack, float 
 }
 
 __global__ void muon_unit_kernel(int64_t n, const float *factor, float *x) {
-    int64_t i = element();
-    if (i < n) x[i] *= *factor;
+    int64_t first = element() * N;
+    Floats here = load_pack<N>(x, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(here, i, get(here, i) * *factor);
+    store_pack(x, first, n, here);
 }
 
 __global__ void muon_quintic_kernel(int64_t m, float a, float b, float c, const float *gram, float *square) {
-    int64_t i = element();
-    if (i < m * m) square[i] = (i / m == i % m ? a : 0) + (b * gram[i] + c * square[i]);
+    Place at = place_of<N>(m);
+    if (at.row >= m) return;
+    Floats grams = load_pack<N>(gram + at.row * m, at.column, m),
+           squares = load_pack<N>(square + at.row * m, at.column, m);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float middle = at.row == at.column + i ? a : 0;
+        put(squares, i, middle + (b * get(grams, i) + c * get(squares, i)));
+    }
+    store_pack(square + at.row * m, at.column, m, squares);
 }
 
 __global__ void muon_descend_kernel(MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                                    float *param, uint16_t *copy) {
-    int64_t i = element(), at = place_in(shape, i);
-    if (i >= shape.rows * shape.cols) return;
-    float p = param[at];
-    p -= step->lr * o.weight_decay * p + step->lr * o.scale * x[i];
-    param[at] = p;
-    if (copy) copy[at] = bf16_of(p);
+                                    float *param, Bf16 *copy) {
+    Place at = place_of<N>(shape.cols);
+    if (at.row >= shape.rows) return;
+    int64_t begin = at.row * shape.row, first = at.column, n = shape.cols;
+    Floats params = load_pack<N>(param + begin, first, n), moves = load_pack<N>(x + at.row * n, first, n);
+    Copies copies = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float p = get(params, i);
+        p -= step->lr * o.weight_decay * p + step->lr * o.scale * get(moves, i);
+        put(params, i, p);
+        put(copies, i, p);
+    }
+    store_pack(param + begin, first, n, params);
+    if (copy) store_pack(copy + begin, first, n, copies);
 }
 
 __global__ void average_kernel(int64_t n, const OptimizerStep *step, const float *param, float *mean) {
-    int64_t i = element();
-    if (i < n) mean[i] += step->average * (param[i] - mean[i]);
+    int64_t first = element() * N;
+    Floats params = load_pack<N>(param, first, n), means = load_pack<N>(mean, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float m = get(means, i);
+        put(means, i, m + step->average * (get(params, i) - m));
+    }
+    store_pack(mean, first, n, means);
 }
 
 /* ---- slots ---- */
@@ -143,25 +199,25 @@ void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *ste
            const float *grad, void *m, void *v, uint16_t *copy) {
     if (n == 0) return;
     BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_ADAMW, adamw_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, a, s, step, param, grad,
-                    (T *)m, (T *)v, copy));
+             LAUNCH(d, OP_ADAMW, adamw_kernel<T>, blocks_of_packs<N>(n), BLOCK, 0, n, a, s, step, param, grad,
+                    (T *)m, (T *)v, (Bf16 *)copy));
 }
 
 void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
          const float *grad, void *momentum, uint16_t *copy) {
     if (n == 0) return;
     BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_SGD, sgd_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, n, o, s, step, param, grad,
-                    (T *)momentum, copy));
+             LAUNCH(d, OP_SGD, sgd_kernel<T>, blocks_of_packs<N>(n), BLOCK, 0, n, o, s, step, param, grad,
+                    (T *)momentum, (Bf16 *)copy));
 }
 
 void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
                     const float *grad, void *momentum, float *x) {
-    int64_t n = shape.rows * shape.cols;
-    if (n == 0) return;
+    if (shape.rows * shape.cols == 0) return;
     BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_MUON_DIRECTION, muon_direction_kernel<T>, blocks_of(n, BLOCK), BLOCK, 0, shape, o,
-                    s, step, grad, (T *)momentum, x));
+             LAUNCH(d, OP_MUON_DIRECTION, muon_direction_kernel<T>,
+                    blocks_of_packs<N>(shape.rows, shape.cols), BLOCK, 0, shape, o, s, step, grad,
+                    (T *)momentum, x));
 }
 
 /* The factor goes through scratch. */
@@ -169,25 +225,24 @@ void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, floa
     if (n == 0) return;
     float *factor = (float *)cuda_scratch(d, sizeof *factor);
     LAUNCH(d, OP_MUON_UNIT, muon_factor_kernel, 1, 1, 0, squares, slack, factor);
-    LAUNCH(d, OP_MUON_UNIT, muon_unit_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, factor, x);
+    LAUNCH(d, OP_MUON_UNIT, muon_unit_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, factor, x);
 }
 
 void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
     if (m > 0)
-        LAUNCH(d, OP_MUON_QUINTIC, muon_quintic_kernel, blocks_of(m * m, BLOCK), BLOCK, 0, m, a, b, c, gram,
+        LAUNCH(d, OP_MUON_QUINTIC, muon_quintic_kernel, blocks_of_packs<N>(m, m), BLOCK, 0, m, a, b, c, gram,
                square);
 }
 
 void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
                   float *param, uint16_t *copy) {
-    int64_t n = shape.rows * shape.cols;
-    if (n > 0)
-        LAUNCH(d, OP_MUON_DESCEND, muon_descend_kernel, blocks_of(n, BLOCK), BLOCK, 0, shape, o, step, x,
-               param, copy);
+    if (shape.rows * shape.cols > 0)
+        LAUNCH(d, OP_MUON_DESCEND, muon_descend_kernel, blocks_of_packs<N>(shape.rows, shape.cols), BLOCK, 0,
+               shape, o, step, x, param, (Bf16 *)copy);
 }
 
 void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
-    if (n > 0) LAUNCH(d, OP_AVERAGE, average_kernel, blocks_of(n, BLOCK), BLOCK, 0, n, step, param, mean);
+    if (n > 0) LAUNCH(d, OP_AVERAGE, average_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, step, param, mean);
 }
 
 } // namespace
