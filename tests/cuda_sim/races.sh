@@ -12,16 +12,25 @@ done
 link races.so || fail "the plugin does not link"
 
 # A race is a line of the simulation's, and where in the source.
-runs() { WEFT_CUDA=$PWD/$1 "$tests/test_ops" cuda ${2:+"$2"} >log 2>&1; }
+# runs PLUGIN TEST [PROGRAM]
+runs() { WEFT_CUDA=$PWD/$1 "$tests/${3:-test_ops}" cuda "$2" >log 2>&1; }
 said() { grep -m1 'a race' log && bash -c "$(sed -n 's/^ *\(addr2line .*\)/\1/p' log) -i -p" || tail -5 log; }
+# race NAME FILE SED TEST...: with FILE changed, each of these tests sees a race.
 race() {
+    local test
     build "${@:1:3}" -fsanitize=thread -g1 || return
-    ! runs mutant.so "$4" && grep -q 'cuda_sim: a race' log || fail "$1: no race is seen: $(tail -5 log)"
+    for test in "${@:4}"; do
+        ! runs mutant.so "$test" && grep -q 'cuda_sim: a race' log || fail "$1: $test sees no race: $(tail -5 log)"
+    done
 }
 
-for check in bias norm qk_norm route gemm_op attention decode gemm_experts experts_rows loss_sum fixed; do
+# All that kernels have a part in. Those in which threads have nothing to do with each other have several blocks here, as the races that are
+# planted between blocks show.
+for check in embed bias elements norm qk_norm rope latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
+    experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
+runs races.so test_loss test_slices || fail "records of losses: $(said)"
 race "a barrier less in sums over tokens" norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_bias
 race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;d}' test_attention
 race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/{n;n;d}' test_attention
@@ -31,6 +40,14 @@ race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, ri
 race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_gemm_experts
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
+race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_latent test_activation test_scale
+race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements
+race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon
+race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_parts test_fixed
+race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(ids, 0, first, id\)//' test_embed
+race "a barrier less before the next ids" embedding.cu '/store_pack\(row, at, hidden, sum\)/,/__syncthreads/{/__syncthreads/d}' test_embed
+race "a largest number without atomics" gradients.cu 's/atomicMax\(\(unsigned long long \*\)&out->max, .*/out->max = (double)most;/' test_stats
+race "a barrier less in sums of a block" kernels.cuh@gradients.cu '0,/WARP\] = x;/{/WARP\] = x;/{n;d}}' test_stats test_loss_sum
 race "blocks that write for each other" norms.cu 's/if \(lane\(\) == 0\) rstd\[row\] = r;/rstd[0] = r;/' test_norm
 race "tokens that write each other's sums" norms.cu 's/sums\[2 \* number\] = sum;/sums[0] = sum;/' test_qk_norm
 conclude "every race is found"

@@ -3,7 +3,7 @@
  * on slices that were copied out of the whole tensors, as a rank would hold them. Odd sizes and tails
  * everywhere; each kind of slice also moved a little, which must be noticed.
  *
- *     test_slices [BACKEND]     one of them: avx2, portable, reference, deferred, cuda, ... */
+ *     test_slices [BACKEND [TEST]]     on one of them: avx2, portable, reference, deferred, cuda, ... */
 #include <math.h>
 #include <stdio.h>
 
@@ -939,6 +939,7 @@ static void test_loss(void **state) { (void)state, check_all(check_loss); }
 
 int main(int argc, char **argv) {
     only = argc > 1 ? argv[1] : NULL;
+    if (argc > 2) cmocka_set_test_filter(argv[2]);
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
