@@ -60,4 +60,29 @@ mutant "pinned memory used again too early" backend.c 's/must\(d, "upload", cuda
 mutant "an op whose end has no time" times.c 's/return cudaEventRecord\(p->ended, s\);/return cudaSuccess;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "a grid that is not looked at" backend.c 's/if \(x > MOST_X \|\| y > MOST_Y\)/if (!d)/' env WEFT_SIM_DRY=1 $(op test_grids)
 has log "the GPU failed in add: invalid configuration argument" # the simulation takes it no more than a driver would
+
+# Accesses outside of tensors and of shared memory, by the address sanitizer, over the one file that is changed (the build of .ci/run with
+# sanitizers has it over all). sanitized: a test over mutant.so.
+sanitizer=$("$SIM_CXX" -print-file-name=libasan.so)
+preload=$sanitizer
+[ -z "$SIM_SANITIZE" ] || preload= # the program has it
+sanitized() { LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1; }
+# outside NAME FILE SED TEST: with FILE changed by SED, it finds an access behind the end of something.
+outside() {
+    build "${@:1:3}" -fsanitize=address -g1 || return
+    ! sanitized $(op "$4") || fail "$1 is not found by the address sanitizer in $4"
+    has log "ERROR: AddressSanitizer: heap-buffer-overflow"
+}
+if [ -e "$sanitizer" ]; then
+    build "a comment" elements.cu '$s|$| /* the same */|' -fsanitize=address -g1 && sanitized $(op test_elements) ||
+        fail "the address sanitizer finds something in test_elements: $(grep -A5 ERROR log)"
+    if [ -z "$SIM_SANITIZE" ] && build "a tail that is read too far" packs.cuh@elements.cu 's/first \+ i < end\) take/first + i <= end) take/'; then
+        passes_over "$PWD/mutant.so" $(op test_elements) # nobody else finds it
+    fi
+    outside "a tail that is read too far" packs.cuh@elements.cu 's/first \+ i < end\) take/first + i <= end) take/' test_elements
+    outside "a pack that ends behind its tensor" packs.cuh@elements.cu 's/first \+ N <= end/first + N <= end + 1/' test_elements
+    outside "shared memory of an element less" norms.cu 's/room, DOWN \*SIDE/room, DOWN * SIDE - 1/' test_bias
+else
+    echo "the address sanitizer's library is not here: what it finds is not tried"
+fi
 conclude "every mutant is found"
