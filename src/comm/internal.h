@@ -65,7 +65,7 @@ typedef struct Way {
     uint64_t next;      /* number of the next message */
     struct Op *waiting; /* have a number, and those before have not come */
 } Way;
-enum { WAYS = 4 };
+enum { WAYS = 4 /* to and from the stage before and the one behind */, WIRE_SETS = 7 };
 
 typedef struct Op {
     OpKind kind;
@@ -261,7 +261,15 @@ void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on);
 void transfer_check_header(Comm *c, const Op *op);
 void transfer_item_done(Stream *s, int64_t item);
 
-/* wires.c: the mutex is held, but for closing. */
+/* wires.c. Which wires a mesh has, of which a rank joins those that it is an end of: one for each of these
+ * sets of axes, and one for each way between two places of a pipeline. */
+int wires_sets(const Mesh *mesh, AxisSet out[WIRE_SETS]); /* how many */
+int wires_ways(int stages);
+typedef struct WayEnds {
+    int from, to; /* places */
+} WayEnds;
+WayEnds wires_way_ends(int stages, int number);
+/* The mutex is held, but for closing. */
 void wires_close(Comm *c);
 void wires_start(Comm *c, Op *op);             /* enqueues a collective whole */
 Way *wires_way(Comm *c, int peer, bool sends); /* NULL: there is none */

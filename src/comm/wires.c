@@ -71,37 +71,55 @@ static ErrorCode agree_on_wires(Comm *c, Verdict *v, Error *err) {
     return code;
 }
 
-/* One wire for the ranks of a set, though it may have several names: without cp, say, shards are dp_shard. */
-static ErrorCode join_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
-    Group *g = &c->groups[set & c->used];
-    if (g->size == 1 || g->wire) return OK;
-    return c->device->wires->join(c->device, mesh_member(mesh, g->set, c->rank, 0), g->rank, g->size,
-                                  &g->wire, err);
+_Static_assert(WIRE_SETS + WAYS <= DEVICE_WIRES, "a rank of some mesh would have more wires than there are");
+
+/* Each once, though it may have several names: without cp, say, shards are dp_shard. */
+int wires_sets(const Mesh *mesh, AxisSet out[WIRE_SETS]) {
+    static const AxisSet names[WIRE_SETS] = {MESH_SHARDS, MESH_EXPERT_SHARDS, MESH_EXPERTS, MESH_REPLICAS,
+                                             MESH_TENSOR, MESH_KEY_COPIES,    MESH_CONTEXT};
+    AxisSet used = 0;
+    int count = 0;
+    for (int axis = 0; axis < AXES; axis++) used |= mesh->degree[axis] > 1 ? 1u << axis : 0;
+    for (int i = 0; i < WIRE_SETS; i++) {
+        bool there = (names[i] & used) == 0;
+        for (int k = 0; k < count; k++) there = there || out[k] == (names[i] & used);
+        if (!there) out[count++] = names[i] & used;
+    }
+    return count;
 }
 
-/* The way of a pipeline's place `from` to place `to`; ranks of none of both take part by no colour. */
-static ErrorCode join_way(Comm *c, const Mesh *mesh, int from, int to, Error *err) {
+/* Between neighbours, those of the last and the first stage too: parameters that both have are exchanged. */
+int wires_ways(int stages) { return stages > 2 ? 2 * stages : stages == 2 ? 2 : 0; }
+
+WayEnds wires_way_ends(int stages, int number) {
+    int from = number % stages;
+    return (WayEnds){from, (number < stages ? from + 1 : from + stages - 1) % stages};
+}
+
+static ErrorCode join_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
+    Group *g = &c->groups[set];
+    return c->device->wires->join(c->device, mesh_member(mesh, set, c->rank, 0), g->rank, g->size, &g->wire,
+                                  err);
+}
+
+/* Ranks of none of both ends take part by no colour. */
+static ErrorCode join_way(Comm *c, const Mesh *mesh, WayEnds ends, Error *err) {
     const Group *g = &c->groups[MESH_PIPELINE];
-    bool sends = g->rank == from, takes_part = sends || g->rank == to;
-    Way way = {.sends = sends, .peer = mesh_member(mesh, MESH_PIPELINE, c->rank, sends ? to : from)};
-    int colour = takes_part ? mesh_member(mesh, MESH_PIPELINE, c->rank, from) : -1;
+    bool sends = g->rank == ends.from, takes_part = sends || g->rank == ends.to;
+    Way way = {.sends = sends,
+               .peer = mesh_member(mesh, MESH_PIPELINE, c->rank, sends ? ends.to : ends.from)};
+    int colour = takes_part ? mesh_member(mesh, MESH_PIPELINE, c->rank, ends.from) : -1;
     TRY(c->device->wires->join(c->device, colour, sends ? 0 : 1, 2, &way.wire, err));
     if (takes_part) c->ways[c->way_count++] = way;
     return OK;
 }
 
-/* A stage's neighbours, those of the last and the first stage too: parameters that both have are exchanged.
- * */
 static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err) {
-    static const AxisSet sets[] = {MESH_SHARDS, MESH_EXPERT_SHARDS, MESH_EXPERTS, MESH_REPLICAS,
-                                   MESH_TENSOR, MESH_KEY_COPIES,    MESH_CONTEXT};
-    int stages = mesh_size(mesh, MESH_PIPELINE);
+    AxisSet sets[WIRE_SETS];
+    int count = wires_sets(mesh, sets), stages = mesh_size(mesh, MESH_PIPELINE);
     TRY(c->device->wires->open(c->device, key, c->size, c->rank, err));
-    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) TRY(join_group(c, mesh, sets[i], err));
-    for (int p = 0; p < stages && stages > 1; p++) {
-        TRY(join_way(c, mesh, p, (p + 1) % stages, err));
-        if (stages > 2) TRY(join_way(c, mesh, p, (p + stages - 1) % stages, err));
-    }
+    for (int i = 0; i < count; i++) TRY(join_group(c, mesh, sets[i], err));
+    for (int n = 0; n < wires_ways(stages); n++) TRY(join_way(c, mesh, wires_way_ends(stages, n), err));
     return OK;
 }
 

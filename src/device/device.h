@@ -778,8 +778,9 @@ struct DeviceNeeds {
 
 /* ---- streams, events, memory ---- */
 
-/* ON_WIRES and those behind it are wires (see DeviceWires). */
-enum { DEVICE_WIRES = 8 };
+/* ON_WIRES and those behind it are wires (see DeviceWires): as many as a rank of any mesh may need, which
+ * comm/wires.c holds this number to. */
+enum { DEVICE_WIRES = 11 };
 typedef enum DeviceStream {
     ON_COMPUTE,
     ON_COMM,

@@ -5,7 +5,7 @@
 #include <cmocka.h>
 #include <string.h>
 
-#include "comm/mesh.h"
+#include "comm/internal.h"
 
 static const MeshOptions one = {1, 1, -1, 1, 1, 1};
 
@@ -170,6 +170,39 @@ static void test_experts_lie_over_contexts(void **state) {
     }
 }
 
+/* Wires of a rank: no mesh has more than a device, and some have as many. */
+static int count_wires(const Mesh *m, int place) {
+    AxisSet sets[WIRE_SETS];
+    int stages = mesh_size(m, MESH_PIPELINE), count = wires_sets(m, sets);
+    for (int n = 0; n < wires_ways(stages); n++) {
+        WayEnds w = wires_way_ends(stages, n);
+        assert_int_not_equal(w.from, w.to);
+        count += w.from == place || w.to == place;
+    }
+    return count;
+}
+
+static void test_wires(void **state) {
+    (void)state;
+    int most = 0;
+    for (int pp = 1; pp <= 6; pp++)
+        for (int axes = 0; axes < 1 << AXES; axes++) {
+            Mesh m = {.degree = {pp}, .world = pp};
+            for (int axis = AXIS_DP_REPLICATE; axis < AXES; axis++) {
+                m.degree[axis] = axes >> axis & 1 ? 2 : 1;
+                m.world *= m.degree[axis];
+            }
+            for (int place = 0; place < pp; place++) {
+                int count = count_wires(&m, place);
+                if (count > most) most = count;
+            }
+        }
+    assert_int_equal(most, DEVICE_WIRES);
+    /* One wire is joined once. */
+    Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4};
+    assert_int_equal(count_wires(&m, 0), 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_context_ranks_are_shards),
                                        cmocka_unit_test(test_experts_lie_over_contexts),
@@ -177,6 +210,7 @@ int main(void) {
                                        cmocka_unit_test(test_left_ranks_become_shards),
                                        cmocka_unit_test(test_places),
                                        cmocka_unit_test(test_order_of_axes),
-                                       cmocka_unit_test(test_refusals_say_what_would_fit)};
+                                       cmocka_unit_test(test_refusals_say_what_would_fit),
+                                       cmocka_unit_test(test_wires)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
