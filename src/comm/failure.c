@@ -4,7 +4,8 @@
  *    takes it when it fails before it has heard of any: that one prints, then ends the job; the others that
  *    failed keep silent until they are ended. So one speaks, however many fail, and however late messages
  *    are. Only if rank 0 answers nothing for ANSWER_MS the lowest of those who know of each other speaks. A
- *    rank that waits learns from the notice that its wait is over.
+ *    rank that waits learns from the notice that its wait is over. One whose wire breaks hears for CAUSE_MS
+ *    whether another knows why, before it fails of its own.
  *
  * 2. The watchdog is a thread beside every rank, from before MPI is initialised until after it is
  *    finalised. What it sees of its own rank:
@@ -46,6 +47,7 @@
  * limit is, within the bounds below. */
 enum {
     ANSWER_MS = 30000,
+    CAUSE_MS = 2000,   /* who gives up wires breaks those of others, and has told them soon after */
     LINGER_MS = 30000, /* for whoever speaks to be heard, on machines as busy as they may be */
     LEAST_LISTEN_MS = 1000,
     MOST_LISTEN_MS = 10000,
@@ -191,6 +193,7 @@ void comm_fail(Comm *c, const Error *failure) {
         /* So that notices are taken as if nothing had happened here. */
         c->failure.code = OK;
         listen(c, 5);
+        for (int ms = 0; c->hearsay && c->lowest_notice == c->size && ms < CAUSE_MS; ms += 5) listen(c, 5);
         if (c->lowest_notice < c->size) err.told = true;
         c->failure = own;
     }

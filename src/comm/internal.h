@@ -183,15 +183,15 @@ struct Comm {
     LinkEnd *ends;       /* [COMM_EVENTS] */
     char *small_scratch;
     size_t small_capacity;
-    Error failure;        /* the first; code OK: none */
-    bool failure_noticed; /* another rank told */
-    Notice notice;        /* being received */
-    int notice_event;     /* of the standing receive, */
-    bool listening;       /* while it stands */
-    int lowest_notice;    /* lowest rank that told of a failure, or size */
-    int speaker;          /* rank 0: whom it gave the word; others: this rank, if it has it; -1 */
-    NoticeKind *heard;    /* [size] while this rank asks, what each answered, */
-    char **lines;         /* [size] and said; NULL: nothing */
+    Error failure;     /* the first; code OK: none */
+    bool hearsay;      /* a wire has failed, which is most often another rank's doing */
+    Notice notice;     /* being received */
+    int notice_event;  /* of the standing receive, */
+    bool listening;    /* while it stands */
+    int lowest_notice; /* lowest rank that told of a failure, or size */
+    int speaker;       /* rank 0: whom it gave the word; others: this rank, if it has it; -1 */
+    NoticeKind *heard; /* [size] while this rank asks, what each answered, */
+    char **lines;      /* [size] and said; NULL: nothing */
     bool asking;
 
     pthread_t progress;

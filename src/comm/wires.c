@@ -299,8 +299,10 @@ bool wires_reached(Comm *c, const Op *op) { return c->device->wires->reached(c->
 bool wires_progress(Comm *c) {
     bool moved = false;
     Error err;
-    if (c->device->wires->look(c->device, &err) != OK)
+    if (c->device->wires->look(c->device, &err) != OK) {
+        c->hearsay = c->hearsay || c->failure.code == OK;
         comm_keep_failure(c, err.code, "rank %d: %s", c->rank, err.message);
+    }
     for (Op **at = &c->issued; *at && c->failure.code == OK;) {
         Op *op = *at;
         if (op->pieces.first < op->pieces.items || !wires_reached(c, op)) {

@@ -7,7 +7,8 @@
  * Of each pair of ranks each has a socket for what it sends; what it sent is acknowledged on it.
  *
  * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that one fails, hangs in the call,
- * or is stopped (SIGSTOP). */
+ * or is stopped (SIGSTOP). WEFT_SIM_NCCL=break:RANK: later on, in a step of a run, a call of that one fails.
+ * Who gives up communicators says so. */
 #include "cuda_runtime.h"
 #include "device/cuda/plugin/nccl.h"
 #include "sim.h"
@@ -36,6 +37,10 @@ struct ncclComm {
 namespace {
 
 enum { SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, PATIENCE = 60000 /* ms */ };
+enum {
+    BREAKS_AT = 40 /* groups: behind those by which wires are tried out, and what is made before a run */
+};
+int own_rank; /* of all */
 
 [[noreturn]] void broken(const char *why) {
     fprintf(stderr, "cuda_sim: NCCL: %s\n", why);
@@ -198,6 +203,7 @@ int comm_init_rank(NcclComm *comm, int ranks, NcclKey key, int rank) {
     if (asked_to("fail", rank)) return SYSTEM_ERROR;
     if (asked_to("stop", rank)) raise(SIGSTOP);
     while (asked_to("hang", rank)) pause();
+    own_rank = rank;
     *comm = new ncclComm{key.internal, ranks, rank, 0, NCCL_OK, false, {}, {}};
     meet(*comm);
     return NCCL_OK;
@@ -252,6 +258,7 @@ int comm_destroy(NcclComm c) {
 /* Groups that are queued still name it: it stays. */
 int comm_abort(NcclComm c) {
     c->given_up = true;
+    fprintf(stderr, "cuda_sim: NCCL: rank %d gives up %s\n", own_rank, c->name.c_str());
     for (int s : c->out) shutdown(s, SHUT_RDWR);
     for (int s : c->in) shutdown(s, SHUT_RDWR);
     return NCCL_OK;
@@ -264,6 +271,8 @@ int group_start(void) { return depth++, NCCL_OK; }
 int group_end(void) {
     if (depth == 0) return INVALID_ARGUMENT;
     if (--depth || group.empty()) return NCCL_OK;
+    static int groups;
+    if (++groups == BREAKS_AT && asked_to("break", own_rank)) return SYSTEM_ERROR;
     auto all = std::make_shared<std::vector<Message>>(std::move(group));
     group.clear();
     for (const Message &m : *all)

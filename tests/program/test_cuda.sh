@@ -112,6 +112,13 @@ grep -q "through the memory of the host: ranks 0 and 1 share a GPU" crowded.out 
 train shared run.device=cuda numerics.canonical_tp=2
 train tensor run.device=cuda numerics.canonical_tp=2 -n 2 mesh.tp=2
 same tensor shared
+# The limit is there for machines as busy as they may be, and is waited for beside what follows.
+stop_one() {
+    "$weft" train run.yaml run.dir=stopped run.device=cuda -n 2 mesh.dp_shard=2 --inject stop:rank=1,step=3 comm.watchdog_s=8 \
+        >stopped.out 2>stopped.err </dev/null
+    echo $? >stopped.status
+}
+meanwhile 2 stop_one
 # joined FAULT WORD...: ranks that are joined, one of which does what FAULT says.
 joined() {
     WEFT_SIM_NCCL=$1 exits 76 train run.yaml run.dir="joined-${1/:/-}" run.device=cuda -n 2 mesh.dp_shard=2 "${@:2}"
@@ -126,6 +133,18 @@ has err "while waiting for all ranks (joining the GPUs of all ranks), in allocat
 has err "weft: rank 1 answers nobody: it hangs, or the machine does; this was found in allocating"
 joined hang:1 comm.watchdog_s=2
 has err "weft: all ranks answer, and each has been joining the GPUs of all ranks for more than comm.watchdog_s = 2 s"
+# broken STATUS DIR WORD...: ranks of which one comes to grief in a step, whose tensors the other waits for on a wire.
+broken() { exits "$1" train run.yaml run.dir="$2" run.device=cuda -n 2 mesh.dp_shard=2 "${@:3}"; }
+WEFT_SIM_NCCL=break:1 broken 76 broken
+has err "weft: rank 1: NCCL: a message: unhandled system error"
+has err "cuda_sim: NCCL: rank 0 gives up" # ncclCommAbort
+broken 137 killed --inject kill:rank=1,step=3
+has err "weft: rank 1 was killed by signal 9 (SIGKILL)"
+hasnt err "nothing has come for"
+together
+[ "$(cat stopped.status)" -eq 76 ] || fail "stopped: exit status $(cat stopped.status)"
+has stopped.err "weft: rank 0: nothing has come for"
+has stopped.err "weft: rank 1 answers nobody: it hangs, or the machine does; this was found in step 3"
 unset WEFT_SIM_DEVICES
 
 # ---- what is refused, and what fails ----
