@@ -154,6 +154,26 @@ has err "attention heads of 258 elements (head_dim); at most 256 are done on thi
 expect 78 plan run.yaml run.device=cuda model.family=gpt_oss model.num_experts=4 model.num_experts_per_tok=2 model.sliding_window=8
 has err "run.device: cuda: the family gpt_oss has experts with biases, for which there are no kernels yet"
 
-WEFT_CUDA_CHECK=1 WEFT_SIM_FAULT=100 exits 69 train run.yaml run.device=cuda run.dir=fault
-has err "the GPU failed in "
+for verb in "train run.yaml run.device=cuda run.dir=recurrent" "plan run.yaml run.device=cuda"; do
+    # shellcheck disable=SC2086
+    expect 78 $verb model.family=recurrent model.mixer=min_gru
+    has err "run.device: cuda: the family recurrent has recurrences, for which there are no kernels yet: take run.device=cpu"
+done
+
+train oss run.device=cpu train.steps=1 model.family=gpt_oss model.num_experts=4 model.num_experts_per_tok=2 model.sliding_window=8
+for verb in "generate oss --prompt light" "eval oss text.txt"; do
+    # shellcheck disable=SC2086
+    expect 78 $verb --device cuda
+    has err "run.device: cuda: the family gpt_oss has experts with biases, for which there are no kernels yet: take run.device=cpu"
+done
+
+# A fault is found at a wait, which says what may have been it; with WEFT_CUDA_CHECK=1 what it was.
+WEFT_CUDA_CHECK=1 WEFT_SIM_FAULT=250 exits 69 train run.yaml run.device=cuda run.dir=fault
+op=$(sed -n 's/.*GPU 0 failed in \([a-z_]*([^)]*)\): unspecified launch failure$/\1/p' err)
+[ -n "$op" ] || fail "no op and shape in: $(cat err)"
+WEFT_SIM_FAULT=250 exits 69 train run.yaml run.device=cuda run.dir=fault
+has err "GPU 0 failed (found in a wait for a result): unspecified launch failure; "
+has err " $op"
+has err "ops had been called whose end no wait has shown: upload(bytes 32), adamw(n " # not what the step before has waited for
+has err ", attention_forward(tokens 64, heads 4, kv_heads 2, head_dim 8, first 0, keys 64, c fp32) x 4, "
 conclude

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "device/cpu/cpu.h"
+#include "device/cuda/calls.h"
 
 /* ---- the plugin ---- */
 
@@ -31,7 +32,8 @@ static void end_process(ErrorCode code, const char *message) {
     _exit((int)code);
 }
 
-static const CudaHost host = {.fatal = end_process, .stream = device_stream, .op_name = op_name};
+static const CudaHost host = {
+    .fatal = end_process, .stream = device_stream, .call = calls_current, .unfinished = calls_unfinished};
 
 /* The directory of the program; the caller's. */
 static char *program_directory(void) {
@@ -172,6 +174,7 @@ ErrorCode cuda_open(Device *d, int place, Error *err) {
     if (load_plugin(err) != OK) return error_context(err, "run.device: cuda");
     plugin->facts(&f);
     TRY(plugin->open(d, f.devices > 0 ? place % f.devices : 0, &host, err));
+    calls_remember(d);
     plugin_ops = d->ops;
     d->ops.init_normal = init_normal;
     d->ops.grad_stats = grad_stats;

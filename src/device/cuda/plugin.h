@@ -28,7 +28,8 @@ typedef struct CudaHost {
     /* Prints one line and ends the process: a fault of the device spoils all that follows. */
     void (*fatal)(ErrorCode code, const char *message);
     DeviceStream (*stream)(void);    /* device_stream */
-    const char *(*op_name)(OpId op); /* op_name */
+    const char *(*call)(OpId op);    /* the op that is being called, with its shape (calls.h) */
+    const char *(*unfinished)(void); /* those whose end no wait has shown */
 } CudaHost;
 
 typedef struct CudaPlugin {

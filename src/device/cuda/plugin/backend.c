@@ -56,7 +56,7 @@ static Backend *backend_of(const Device *d) { return d->impl; }
 /* ---- errors ---- */
 
 void cuda_fatal(Device *d, const char *format, ...) {
-    char message[512];
+    char message[4096];
     va_list list;
     va_start(list, format);
     vsnprintf(message, sizeof message, format, list);
@@ -75,22 +75,33 @@ ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) {
     return code;
 }
 
-/* Of calls that fail only where the device has failed. */
-static void must(Device *d, const char *what, cudaError_t e) {
-    if (e != cudaSuccess)
-        cuda_fatal(d, "the GPU failed (%s): %s%s", what, cudaGetErrorString(e),
-                   backend_of(d)->check ? "" : "; WEFT_CUDA_CHECK=1 in the environment names the op");
+/* The driver says of a fault neither when it was nor whose. */
+static void failed_before(Device *d, const char *when, const char *call, cudaError_t e) {
+    const Backend *b = backend_of(d);
+    cuda_fatal(d, "GPU %d failed (found %s%s): %s; %s%s", b->ordinal, when, call, cudaGetErrorString(e),
+               b->host->unfinished(), b->check ? "" : "; WEFT_CUDA_CHECK=1 in the environment names the one");
 }
 
-void cuda_launched(Device *d, OpId op) {
+/* Of calls that fail only where the device has failed. */
+static void must(Device *d, const char *what, cudaError_t e) {
+    if (e != cudaSuccess) failed_before(d, what, "", e);
+}
+
+/* Behind an op's call of CUDA. What was wrong with the call itself is told once: an error that is there again
+ * is a fault of the device, of something that was called before, unless all of that has been waited for. */
+static void called(Device *d, OpId op, cudaError_t e) {
     const Backend *b = backend_of(d);
-    cudaError_t e = cudaGetLastError();
     DeviceStream s = b->host->stream();
     /* A wire may be waiting for what its peer sends when this returns. */
-    if (e == cudaSuccess && b->check && s < ON_WIRES) e = cudaStreamSynchronize(b->streams[s]);
-    if (e != cudaSuccess)
-        cuda_fatal(d, "the GPU failed in %s: %s", b->host->op_name(op), cudaGetErrorString(e));
+    bool waits = b->check && s < ON_WIRES;
+    if (e == cudaSuccess && waits) e = cudaStreamSynchronize(b->streams[s]);
+    if (e == cudaSuccess) return;
+    cudaGetLastError();
+    if (!waits && cudaGetLastError() == e) failed_before(d, "in calling ", b->host->call(op), e);
+    cuda_fatal(d, "GPU %d failed in %s: %s", b->ordinal, b->host->call(op), cudaGetErrorString(e));
 }
+
+void cuda_launched(Device *d, OpId op) { called(d, op, cudaGetLastError()); }
 
 /* The limits of all chips from sm_80 on. */
 void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y) {
@@ -100,7 +111,7 @@ void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y) {
             d,
             "%s would take %lld x %lld blocks of threads; GPUs take %d x %d at most: give it less at a "
             "time (train.microbatch, train.context, train.loss_rows)",
-            backend_of(d)->host->op_name(op), (long long)x, (long long)y, MOST_X, MOST_Y);
+            backend_of(d)->host->call(op), (long long)x, (long long)y, MOST_X, MOST_Y);
 }
 
 void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
@@ -109,7 +120,7 @@ void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
         cuda_fatal(d, "%s needs %zu bytes of shared memory, which this GPU does not have: %s",
-                   backend_of(d)->host->op_name(op), bytes, cudaGetErrorString(e));
+                   backend_of(d)->host->call(op), bytes, cudaGetErrorString(e));
 }
 
 /* ---- what kernels are launched with ---- */
@@ -157,7 +168,7 @@ static Event mark(Device *d, DeviceStream s) {
     Backend *b = backend_of(d);
     pthread_mutex_lock(&b->mutex);
     Event e = ++b->marks[s] * DEVICE_STREAMS + (Event)s;
-    must(d, "recording an event", cudaEventRecord(event_of(b, e), b->streams[s]));
+    must(d, "when an event was recorded", cudaEventRecord(event_of(b, e), b->streams[s]));
     pthread_mutex_unlock(&b->mutex);
     return e;
 }
@@ -166,7 +177,7 @@ static void follow(Device *d, DeviceStream s, Event e) {
     Backend *b = backend_of(d);
     if (e == 0) return;
     pthread_mutex_lock(&b->mutex);
-    must(d, "waiting for an event", cudaStreamWaitEvent(b->streams[s], event_of(b, e), 0));
+    must(d, "when a stream was to wait", cudaStreamWaitEvent(b->streams[s], event_of(b, e), 0));
     pthread_mutex_unlock(&b->mutex);
 }
 
@@ -174,14 +185,14 @@ static void read_what_ended(Device *d) {
     Backend *b = backend_of(d);
     pthread_mutex_lock(&b->mutex);
     for (int s = 0; s < DEVICE_STREAMS; s++)
-        must(d, "reading times of ops", times_read(&b->times[s], d->profile));
+        must(d, "when times of ops were read", times_read(&b->times[s], d->profile));
     pthread_mutex_unlock(&b->mutex);
 }
 
 /* Not under the mutex: others go on meanwhile, and may record the event anew, which only makes the wait
  * longer. */
 static void finish(Device *d, Event e) {
-    if (e != 0) must(d, "waiting for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
+    if (e != 0) must(d, "in a wait for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
     if (d->profiling) read_what_ended(d);
 }
 
@@ -191,7 +202,7 @@ bool cuda_reached(Device *d, Event e) {
     if (error == cudaErrorNotReady)
         cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
     else
-        must(d, "looking for a result", error);
+        must(d, "in a look for a result", error);
     return error == cudaSuccess;
 }
 
@@ -204,7 +215,7 @@ void cuda_identity(Device *d, char out[WIRE_IDENTITY]) {
 static void finish_all(Device *d) {
     const Backend *b = backend_of(d);
     for (int s = 0; s < DEVICE_STREAMS; s++)
-        if (b->streams[s]) must(d, "waiting for the end", cudaStreamSynchronize(b->streams[s]));
+        if (b->streams[s]) must(d, "in a wait for the end", cudaStreamSynchronize(b->streams[s]));
 }
 
 /* ---- times of ops ---- */
@@ -215,7 +226,7 @@ static int64_t begin_op(Device *d) {
     int64_t number;
     choose_gpu(b);
     pthread_mutex_lock(&b->mutex);
-    must(d, "timing an op", times_begin(&b->times[s], b->streams[s], d->profile, &number));
+    must(d, "when an op was timed", times_begin(&b->times[s], b->streams[s], d->profile, &number));
     pthread_mutex_unlock(&b->mutex);
     return number;
 }
@@ -224,7 +235,7 @@ static void end_op(Device *d, OpId op, int64_t begun) {
     Backend *b = backend_of(d);
     DeviceStream s = b->host->stream();
     pthread_mutex_lock(&b->mutex);
-    must(d, "timing an op", times_end(&b->times[s], b->streams[s], op, begun));
+    must(d, "when an op was timed", times_end(&b->times[s], b->streams[s], op, begun));
     pthread_mutex_unlock(&b->mutex);
 }
 
@@ -245,15 +256,15 @@ static void *take(Device *d, size_t bytes) {
         cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
         return NULL;
     }
-    must(d, "clearing memory", cudaMemsetAsync(memory, 0, bytes, b->streams[ON_COMPUTE]));
-    must(d, "clearing memory", cudaStreamSynchronize(b->streams[ON_COMPUTE]));
+    must(d, "when memory was cleared", cudaMemsetAsync(memory, 0, bytes, b->streams[ON_COMPUTE]));
+    must(d, "when memory was cleared", cudaStreamSynchronize(b->streams[ON_COMPUTE]));
     return memory;
 }
 
 static void give(Device *d, void *memory, size_t bytes) {
     (void)bytes;
     finish_all(d);
-    must(d, "giving memory back", cudaFree(memory));
+    must(d, "when memory was given back", cudaFree(memory));
 }
 
 static size_t available(const Device *d) {
@@ -274,33 +285,33 @@ static void *host_take(Device *d, size_t bytes) {
 
 static void host_give(Device *d, void *host) {
     finish_all(d);
-    must(d, "giving host memory back", cudaFreeHost(host));
+    must(d, "when host memory was given back", cudaFreeHost(host));
 }
 
 /* ---- transfers ---- */
 
 static void zero(Device *d, void *p, size_t bytes) {
-    if (bytes) must(d, "zero", cudaMemsetAsync(p, 0, bytes, cuda_stream(d)));
+    if (bytes) called(d, OP_ZERO, cudaMemsetAsync(p, 0, bytes, cuda_stream(d)));
 }
 
 static void copy(Device *d, void *to, const void *from, size_t bytes) {
-    if (bytes) must(d, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
+    if (bytes) called(d, OP_COPY, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
 static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to_stride, const void *from,
                       size_t from_stride) {
     if (bytes && rows)
-        must(d, "copy_rows",
-             cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows,
-                               cudaMemcpyDeviceToDevice, cuda_stream(d)));
+        called(d, OP_COPY_ROWS,
+               cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows,
+                                 cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
 /* As much of the current segment as there is, up to *bytes; a new one where it is full. */
 static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
     if (s->used == SEGMENT) {
-        must(d, "upload", cudaEventRecord(s->free[s->current], stream));
+        must(d, "in an upload", cudaEventRecord(s->free[s->current], stream));
         s->current = (s->current + 1) % SEGMENTS;
-        must(d, "upload", cudaEventSynchronize(s->free[s->current]));
+        must(d, "in an upload", cudaEventSynchronize(s->free[s->current]));
         s->used = 0;
     }
     if (*bytes > SEGMENT - s->used) *bytes = SEGMENT - s->used;
@@ -317,8 +328,8 @@ static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
         part = bytes - done;
         char *at = room_in(d, &b->pinned[s], b->streams[s], &part);
         memcpy(at, (const char *)host + done, part);
-        must(d, "upload",
-             cudaMemcpyAsync((char *)tensor + done, at, part, cudaMemcpyHostToDevice, b->streams[s]));
+        called(d, OP_UPLOAD,
+               cudaMemcpyAsync((char *)tensor + done, at, part, cudaMemcpyHostToDevice, b->streams[s]));
     }
     pthread_mutex_unlock(&b->mutex);
 }
@@ -326,7 +337,7 @@ static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
 /* Runs behind the host only where that memory is pinned; else the driver waits here. */
 static void download(Device *d, void *host, const void *tensor, size_t bytes) {
     if (bytes)
-        must(d, "download", cudaMemcpyAsync(host, tensor, bytes, cudaMemcpyDeviceToHost, cuda_stream(d)));
+        called(d, OP_DOWNLOAD, cudaMemcpyAsync(host, tensor, bytes, cudaMemcpyDeviceToHost, cuda_stream(d)));
 }
 
 /* ---- products ---- */
