@@ -126,10 +126,10 @@ static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, doub
     }
 }
 
-/* Inside an op: a wait of the host that is the op's, not one of the program's. */
+/* Inside an op. */
 static void fetch(Device *d, void *to, const void *from, size_t bytes) {
     d->ops.download(d, to, from, bytes);
-    d->runtime.finish(d, d->runtime.mark(d, device_stream()));
+    device_finish(d, device_mark(d, device_stream()), WAIT_RESULT);
 }
 
 static void merge_stats(GradStats *all, const GradStats *part, int64_t first) {
@@ -140,7 +140,7 @@ static void merge_stats(GradStats *all, const GradStats *part, int64_t first) {
     all->nonfinite += part->nonfinite;
 }
 
-/* The reference's, of a block at a time: pow() of the GPU has other last bits. */
+/* The reference's, of a block at a time: pow() of the GPU has other last bits. Each block is a wait. */
 static void stats_on_host(Device *d, int64_t n, const float *g, double p, const double *unit,
                           GradStats *out) {
     Ops reference;
@@ -148,9 +148,9 @@ static void stats_on_host(Device *d, int64_t n, const float *g, double p, const 
     double one;
     GradStats all = {.first_nonfinite = -1}, part;
     reference_fill_ops(&reference);
-    fetch(d, &one, unit, sizeof one);
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t count = min_i64(BLOCK, n - at);
+        if (at == 0) d->ops.download(d, &one, unit, sizeof one); /* is there with the block */
         fetch(d, block, g + at, (size_t)count * sizeof *block);
         reference.grad_stats(d, count, block, p, &one, &part);
         merge_stats(&all, &part, at);
