@@ -60,6 +60,8 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_curve.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_tensor.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_context.sh
+	@WEFT=$(CURDIR)/$(BUILD)/weft CUDA_SIM=$$(ls $(CURDIR)/$(BUILD)/weft-cuda-sim.so 2>/dev/null) MESHES=full \
+	    tests/ranks/test_cuda_meshes.sh || [ $$? -eq 77 ]
 
 plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/planning.md)
 	@WEFT=$(BUILD)/weft tools/plan_cases.sh
