@@ -121,7 +121,7 @@ static void say_nothing(Text *out, const char *name, const void *at) { (void)out
 /* clang-format on */
 
 static void say_call(Text *out, const Entry *e) {
-    Text arguments = {NULL};
+    Text arguments = {0};
     e->say(&arguments, e->arguments);
     text_printf(out, "%s(%s)", op_name(e->op), arguments.length ? arguments.data : "");
     text_free(&arguments);
