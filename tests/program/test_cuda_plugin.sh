@@ -1,0 +1,28 @@
+#!/bin/bash
+# The plugin for GPUs that nvcc has made, where it is installed: its kernels and host code against NVIDIA's own headers, all names found, the
+# interface that this weft has, and what a machine without a GPU hears. tests/cuda_sim checks what it computes.
+. "$(dirname "$0")/../support/prelude.sh"
+[ -n "${CUDA_PLUGIN:-}" ] || { echo "weft-cuda.so is not built here (cmake -DWEFT_CUDA=auto builds it where nvcc and cuBLASLt are)"; exit 77; }
+export WEFT_CUDA=$CUDA_PLUGIN
+
+# Whether or not there is a GPU: it loads, and says which CUDA it was made with.
+expect 0 doctor --json --seconds 0.01
+sed -n 's/.*"\(gpu_problem\|cuda_runtime\|cublaslt\)": \(.*[^,]\),*$/\1 \2/p' out >facts
+awk '$1 == "cuda_runtime" { exit !($2 >= 12080) }' facts || fail "no runtime of CUDA 12.8 or newer in it: $(cat facts)"
+awk '$1 == "cublaslt" { exit !($2 > 0) }' facts || fail "no cuBLASLt is linked to it: $(cat facts)"
+! grep -q 'does not load\|is no plugin\|another build' facts || fail "it is not a plugin of this weft: $(cat facts)"
+
+# Only what a machine with a driver and CUDA's libraries has: NCCL and the driver are opened when they are wanted.
+objdump -p "$CUDA_PLUGIN" | awk '$1 == "NEEDED" { print $2 }' | sort >needed
+grep -q '^libcublasLt\.so' needed || fail "cuBLASLt is not among what it needs: $(cat needed)"
+odd=$(grep -vE '^(libcublasLt|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|ld-linux-x86-64)\.so' needed)
+[ -z "$odd" ] || fail "it needs libraries that nobody promised: $odd"
+
+if grep -q '^gpu_problem ""' facts; then
+    echo "there is a GPU here"
+else
+    echo 'model: {hidden_size: 32}' >run.yaml
+    expect_alone 69 plan run.yaml run.device=cuda
+    has err "run.device: cuda: no GPU can be used: "
+fi
+conclude
