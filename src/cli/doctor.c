@@ -36,6 +36,12 @@ typedef struct Disk {
     double sync_seconds;           /* median of writing 4 KiB and fsync */
 } Disk;
 
+/* What was measured of a GPU. */
+typedef struct GpuRates {
+    double peak_fp32, peak_bf16, copy; /* FLOP/s; bytes/s read and written */
+    char problem[256];                 /* why not; "" where it was */
+} GpuRates;
+
 /* All that was found, of fixed size but for two texts, so that table and JSON are made from one thing and
  * the order of finding is not that of showing. */
 typedef struct Findings {
@@ -47,6 +53,7 @@ typedef struct Findings {
     bool native_bf16;
     CudaFacts cuda;
     char no_cuda[1024]; /* why no GPU can be used; "" where one can */
+    GpuRates gpu[CUDA_DEVICES_MAX];
     Disk disk;
     char mpi[128], launcher[256]; /* library; path of what starts ranks, "" without */
     int advice_count;
@@ -130,8 +137,23 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
 
 /* ---- GPUs ---- */
 
-/* Most machines have none: that is no advice. A GPU that cannot be used for want of something is. */
-static void find_gpus(Findings *f) {
+/* One that cannot be opened is told beside the others, which can. */
+static void measure_gpu(GpuRates *r, int ordinal, double seconds) {
+    Device d = {0};
+    Error err;
+    if (device_open(&d, "cuda", ordinal, 1, &err) != OK) {
+        snprintf(r->problem, sizeof r->problem, "%.255s", err.message);
+        return;
+    }
+    r->peak_fp32 = device_matmul_peak(&d, DTYPE_F32, seconds, INFINITY);
+    r->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds, INFINITY);
+    r->copy = device_copy_rate(&d, seconds / 4);
+    device_close(&d);
+}
+
+/* Most machines have none: that is no advice. A GPU that cannot be used for want of something is, and ranks
+ * on several whose tensors cross the host's memory. */
+static void find_gpus(Findings *f, double seconds) {
     Error err;
     if (cuda_facts(&f->cuda, &err) != OK)
         snprintf(f->no_cuda, sizeof f->no_cuda, "%s", err.message);
@@ -139,20 +161,48 @@ static void find_gpus(Findings *f) {
         snprintf(f->no_cuda, sizeof f->no_cuda, "%s", f->cuda.problem);
     if (*f->no_cuda && access("/dev/nvidiactl", F_OK) == 0)
         advise(f, "This machine has an NVIDIA GPU that run.device: cuda cannot use: %s", f->no_cuda);
+    if (f->cuda.devices > 1 && f->cuda.nccl == 0)
+        advise(f, "Ranks on several GPUs would send through the host's memory: %.150s", f->cuda.no_nccl);
+    for (int i = 0; i < f->cuda.devices && i < CUDA_DEVICES_MAX; i++) measure_gpu(&f->gpu[i], i, seconds);
 }
 
-/* As NVIDIA writes them: 13000 is 13.0. */
+static void print_reach(const CudaDeviceFacts *d) {
+    const char *before = "                  reads and writes the memory of GPU";
+    for (int i = 0; i < CUDA_DEVICES_MAX; i++) {
+        if (!(d->reaches >> i & 1)) continue;
+        printf("%s %d", before, i);
+        before = ",";
+    }
+    printf(d->reaches ? " directly\n" : "                  reaches no other GPU's memory directly\n");
+}
+
+static void print_gpu(const CudaDeviceFacts *d, const GpuRates *r, int i, int devices) {
+    char memory[32], available[32];
+    printf("GPU %-2d            %s, %s, %s free, sm_%d%d\n", i, d->name,
+           text_bytes((double)d->memory, memory), text_bytes((double)d->available, available), d->major,
+           d->minor);
+    if (*r->problem)
+        printf("                  not measured: %s\n", r->problem);
+    else
+        printf("                  products %.1f TFLOP/s fp32, %.1f TFLOP/s bf16; a copy reads and writes "
+               "%.1f GB/s\n",
+               r->peak_fp32 / 1e12, r->peak_bf16 / 1e12, r->copy / 1e9);
+    if (devices > 1) print_reach(d);
+}
+
+/* As NVIDIA writes them: 13000 is 13.0, and 22809 of NCCL 2.28.9. */
 static void print_gpus(const Findings *f) {
-    char memory[32];
     const CudaFacts *c = &f->cuda;
     if (*f->no_cuda) printf("GPU               none: %s\n", f->no_cuda);
     for (int i = 0; i < c->devices && i < CUDA_DEVICES_MAX; i++)
-        printf("GPU %-2d            %s, %s, sm_%d%d\n", i, c->device[i].name,
-               text_bytes((double)c->device[i].memory, memory), c->device[i].major, c->device[i].minor);
-    if (!*f->no_cuda)
-        printf("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
-               c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10,
-               (unsigned long long)c->products);
+        print_gpu(&c->device[i], &f->gpu[i], i, c->devices);
+    if (*f->no_cuda) return;
+    printf("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
+           c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10, (unsigned long long)c->products);
+    if (c->nccl)
+        printf("NCCL              %d.%d.%d\n", c->nccl / 10000, c->nccl % 10000 / 100, c->nccl % 100);
+    else
+        printf("NCCL              none: %s\n", c->no_nccl);
 }
 
 static void put_gpus(JsonWriter *w, const Findings *f) {
@@ -161,6 +211,8 @@ static void put_gpus(JsonWriter *w, const Findings *f) {
     json_put_int(w, "cuda_driver", c->driver);
     json_put_int(w, "cuda_runtime", c->runtime);
     json_put_int(w, "cublaslt", (int64_t)c->products);
+    json_put_int(w, "nccl", c->nccl);
+    json_put_string(w, "nccl_problem", c->no_nccl);
     json_key(w, "gpus");
     json_begin_array(w);
     for (int i = 0; i < c->devices && i < CUDA_DEVICES_MAX; i++) {
@@ -168,6 +220,16 @@ static void put_gpus(JsonWriter *w, const Findings *f) {
         json_put_string(w, "name", c->device[i].name);
         json_put_int(w, "memory_bytes", (int64_t)c->device[i].memory);
         json_put_int(w, "capability", c->device[i].major * 10 + c->device[i].minor);
+        json_put_int(w, "memory_available_bytes", (int64_t)c->device[i].available);
+        json_put_string(w, "problem", f->gpu[i].problem);
+        json_put_double(w, "peak_fp32_flops", f->gpu[i].peak_fp32);
+        json_put_double(w, "peak_bf16_flops", f->gpu[i].peak_bf16);
+        json_put_double(w, "copy_bytes_per_second", f->gpu[i].copy);
+        json_key(w, "reaches");
+        json_begin_array(w);
+        for (int k = 0; k < CUDA_DEVICES_MAX; k++)
+            if (c->device[i].reaches >> k & 1) json_int(w, k);
+        json_end_array(w);
         json_end_object(w);
     }
     json_end_array(w);
@@ -358,7 +420,8 @@ static void print_json(const Findings *f) {
 static ErrorCode examine(Findings *f, double seconds, Error *err) {
     log_status("measuring matrix products");
     TRY(measure_device(f, seconds, err));
-    find_gpus(f);
+    log_status("measuring GPUs");
+    find_gpus(f, seconds);
     find_memory(f);
     log_status("measuring the disk");
     TRY(find_disk(f, err));

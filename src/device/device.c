@@ -305,27 +305,51 @@ typedef struct {
     double end, flops; /* on the clock of clock_seconds */
 } PeakLimit;
 
+/* What is done over and over: `run` enqueues the i-th of it, each of so much work. */
+typedef struct Repeated {
+    void (*run)(Device *d, const struct Repeated *what, int i);
+    double work;
+    int64_t n;
+    Dtype type;
+    char *a, *b, *c;
+} Repeated;
+
 static double product_flops(int64_t n) { return 2.0 * (double)n * (double)n * (double)n; }
 
-/* The best and not the mean: what disturbs a measurement only ever makes it slower. Two at least, since the
- * first prepares its kernel. */
-static double best_rate(Device *d, Dtype type, int64_t n, const char *a, const char *b, char *c,
-                        double seconds, PeakLimit *limit) {
+/* Work per second. The best and not the mean: what disturbs a measurement only ever makes it slower. Two at
+ * least, since the first prepares its kernel. The host waits once for as many as take some milliseconds: a
+ * GPU ends a product while the host is still coming back from a wait. */
+static double best_rate(Device *d, const Repeated *what, double seconds, PeakLimit *limit) {
+    enum { MOST = 256 };
+    const double worth_a_wait = 2e-3;
     double best = 0, end = clock_seconds() + seconds;
-    bool trans_b = false; /* both ways that the forward pass and its input gradients take */
-    for (int i = 0; i < 2 || (clock_seconds() < end && limit->flops >= product_flops(n)); i++) {
+    int count = 1;
+    for (int i = 0; i < 2 || (clock_seconds() < end && limit->flops >= count * what->work); i++) {
         double start = clock_seconds();
-        trans_b = !trans_b;
-        OP(d, OP_GEMM, gemm, false, trans_b, n, n, n, a, b, type, c, type, n, false, NO_LEAVES);
+        for (int k = 0; k < count; k++) what->run(d, what, i + k);
         d->runtime.finish(d, device_mark(d, ON_COMPUTE));
-        best = fmax(best, product_flops(n) / (clock_seconds() - start));
-        limit->flops -= product_flops(n);
+        double took = clock_seconds() - start;
+        best = fmax(best, count * what->work / took);
+        limit->flops -= count * what->work;
+        if (took < worth_a_wait && count < MOST) count *= 2;
     }
     return best;
 }
 
-/* 16 MiB a matrix in fp32: beyond most caches, as matrices of a model are. */
-enum { PEAK_LARGEST = 2048 };
+/* In turn both ways that the forward pass and its input gradients take. */
+static void run_product(Device *d, const Repeated *p, int i) {
+    OP(d, OP_GEMM, gemm, false, i % 2 == 0, p->n, p->n, p->n, p->a, p->b, p->type, p->c, p->type, p->n, false,
+       NO_LEAVES);
+}
+
+static void run_copy(Device *d, const Repeated *p, int i) {
+    (void)i;
+    OP(d, OP_COPY, copy, p->b, p->a, (size_t)p->n);
+}
+
+/* 16 MiB a matrix in fp32: beyond most caches, as matrices of a model are. A GPU whose memory is its own has
+ * caches of 50 MB, and is not filled by less than the last. */
+enum { PEAK_LARGEST = 2048, PEAK_LARGEST_OWN = 8192 };
 
 /* Operands and scratch of the products, one after the other. The needs are the least that there are: no
  * other op will run, and what a product without leaves takes hangs on its dtype alone. Called dry, then
@@ -344,12 +368,18 @@ static char *take_operands(Pool *p, Device *d, Dtype type, size_t matrix) {
     return operands;
 }
 
-/* Not zeros, on which a processor may be faster: numbers of both signs, from a row of them. */
+/* Not zeros, nor rows that are all the same, on which a processor may be faster: numbers of both signs, each
+ * row from another place of one that repeats itself. */
 static void fill_operands(Device *d, char *operands, Dtype type, int64_t n) {
-    float row[PEAK_LARGEST];
+    enum { PERIOD = 251, STRIDE = 37 };
+    float row[PEAK_LARGEST_OWN + PERIOD];
     size_t bytes = (size_t)n * dtype_bytes(type);
-    for (int64_t i = 0; i < n; i++) tensor_set(row, i, type, (float)(i % 251) / 251 - 0.5f);
-    for (int64_t i = 0; i < 2 * n; i++) OP(d, OP_UPLOAD, upload, operands + (size_t)i * bytes, row, bytes);
+    for (int64_t i = 0; i < n + PERIOD; i++)
+        tensor_set(row, i, type, (float)(i * i % PERIOD) / PERIOD - 0.5f);
+    for (int64_t i = 0; i < 2 * n; i++) {
+        const char *from = (const char *)row + (size_t)(i * STRIDE % PERIOD) * dtype_bytes(type);
+        OP(d, OP_UPLOAD, upload, operands + (size_t)i * bytes, from, bytes);
+    }
 }
 
 /* With memory of its own, so that the peak can be taken before anything is planned. 0 where it cannot be
@@ -361,8 +391,9 @@ static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, Pea
     take_operands(&p, d, type, matrix);
     if (pool_commit(&p, d, NULL) == OK) {
         char *a = take_operands(&p, d, type, matrix);
+        Repeated product = {run_product, product_flops(n), n, type, a, a + matrix, a + 2 * matrix};
         fill_operands(d, a, type, n);
-        best = best_rate(d, type, n, a, a + matrix, a + 2 * matrix, seconds, limit);
+        best = best_rate(d, &product, seconds, limit);
     }
     pool_free(&p);
     return best;
@@ -371,22 +402,55 @@ static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, Pea
 /* From small products to large ones, as far as the limits let: a slow device, or a short run, does not wait
  * for a product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
-    static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST};
-    enum { COUNT = sizeof sizes / sizeof *sizes };
+    static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST, 4096, PEAK_LARGEST_OWN};
+    const int64_t largest = d->memory ? PEAK_LARGEST_OWN : PEAK_LARGEST;
+    int count = 0;
+    while (count < (int)(sizeof sizes / sizeof *sizes) && sizes[count] <= largest) count++;
     size_t size = d->scratch_size;
     char *scratch = d->scratch;
     bool profiling = d->profiling;
     double best = 0;
     PeakLimit limit = {clock_seconds() + seconds, flops};
     d->profiling = false;
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < count; i++) {
         double two = 2 * product_flops(sizes[i]);
         bool late = i > 1 && clock_seconds() + two / best > limit.end; /* the first may have been disturbed */
         if (best > 0 && (late || two > limit.flops)) break;
-        best = fmax(best, rate_of_size(d, type, sizes[i], seconds / COUNT, &limit));
+        best = fmax(best, rate_of_size(d, type, sizes[i], seconds / count, &limit));
     }
     d->scratch = scratch, d->scratch_size = size, d->profiling = profiling;
     return best;
+}
+
+static double copy_rate_of(Device *d, size_t bytes, double seconds) {
+    double rate = 0;
+    PeakLimit limit = {.flops = INFINITY};
+    Pool p = {.name = "copies"};
+    pool_take(&p, 2 * bytes);
+    if (pool_commit(&p, d, NULL) == OK) {
+        char *from = pool_take(&p, 2 * bytes);
+        Repeated copy = {.run = run_copy, .work = 2.0 * (double)bytes, .n = (int64_t)bytes, .a = from};
+        copy.b = from + bytes;
+        OP(d, OP_ZERO, zero, from, 2 * bytes); /* a page that nobody has written costs nothing to read */
+        rate = best_rate(d, &copy, seconds, &limit);
+    }
+    pool_free(&p);
+    return rate;
+}
+
+/* The largest that there is time for: smaller ones stay in caches. */
+double device_copy_rate(Device *d, double seconds) {
+    static const int megabytes[] = {4, 32, 256};
+    bool profiling = d->profiling;
+    double rate = 0, end = clock_seconds() + seconds;
+    d->profiling = false;
+    for (int i = 0; i < 3; i++) {
+        size_t bytes = (size_t)megabytes[i] << 20;
+        if (i > 0 && (rate <= 0 || clock_seconds() + 4.0 * (double)bytes / rate > end)) break;
+        rate = copy_rate_of(d, bytes, seconds / 3);
+    }
+    d->profiling = profiling;
+    return rate;
 }
 
 double device_register_limit(const Device *d, Dtype type, double seconds) {

@@ -212,6 +212,12 @@ cudaError_t cudaSetDevice(int device) {
     return e != cudaSuccess ? e : device < count ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 
+/* Each reaches its neighbour. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    *can = device / 2 == peer / 2;
+    return device != peer ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+
 const char *cudaGetErrorString(cudaError_t e) {
     switch (e) {
     case cudaSuccess: return "no error";

@@ -2501,6 +2501,33 @@ static void test_peak(void **state) {
     device_close(&d);
 }
 
+/* A device that makes products at once: were the host to wait for each, its waits would be measured. */
+static int products_made, waits_made;
+static void (*finish_of_device)(Device *d, Event e);
+static void quick_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+                       const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+                       Leaves leaves) {
+    (void)d, (void)trans_a, (void)trans_b, (void)m, (void)n, (void)k, (void)a, (void)b, (void)ab_type;
+    (void)c, (void)c_type, (void)ldc, (void)accumulate, (void)leaves;
+    products_made++;
+}
+static void counted_finish(Device *d, Event e) {
+    waits_made++;
+    finish_of_device(d, e);
+}
+static void test_peak_waits(void **state) {
+    (void)state;
+    if (only) skip();
+    Device d;
+    open_device(&d, NULL, 1);
+    finish_of_device = d.runtime.finish;
+    d.ops.gemm = quick_gemm, d.runtime.finish = counted_finish;
+    assert_true(device_matmul_peak(&d, DTYPE_BF16, 0.05, INFINITY) > 0);
+    assert_true(waits_made > 0 && products_made > 20 * waits_made);
+    assert_true(device_copy_rate(&d, 0.02) > 1e8);
+    device_close(&d);
+}
+
 /* ---- grids ---- */
 
 /* Launches of which one direction has more than 65,535 blocks: tokens, rows of experts and leaves lie along
@@ -2608,6 +2635,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_fixed_limit),    cmocka_unit_test(test_differences),
         cmocka_unit_test(test_threads),        cmocka_unit_test(test_narrow),
         cmocka_unit_test(test_grids),          cmocka_unit_test(test_odd_places),
+        cmocka_unit_test(test_peak_waits),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);
 }

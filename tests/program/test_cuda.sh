@@ -37,8 +37,18 @@ WEFT_SIM_DEVICES=0 expect_alone 69 train run.yaml run.device=cuda run.dir=none
 has err "run.device: cuda: no GPU can be used: no CUDA-capable device is detected"
 WEFT_SIM_DEVICES=0 expect 0 doctor --seconds 0.01
 has out "GPU               none: no CUDA-capable device is detected"
-expect 0 doctor --seconds 0.01
-has out "GPU 0             simulated GPU, 8.00 GiB, sm_80"
+WEFT_SIM_DEVICES=3 expect 0 doctor --seconds 0.01
+has out "GPU 0             simulated GPU, 8.00 GiB, 8.00 GiB free, sm_80"
+has out "                  reads and writes the memory of GPU 1 directly"
+has out "                  reaches no other GPU's memory directly"
+has out "NCCL              2.28.0"
+[ "$(grep -c 'products [0-9.]* TFLOP/s fp32, [0-9.]* TFLOP/s bf16; a copy reads and writes [1-9][0-9.]* GB/s' out)" -eq 3 ] ||
+    fail "not three GPUs were measured: $(cat out)"
+WEFT_NCCL=none WEFT_SIM_DEVICES=2 expect 0 doctor --seconds 0.01 --json
+has out '"nccl_problem": "WEFT_NCCL=none in the environment"'
+has out "Ranks on several GPUs would send through the host's memory"
+[ "$(grep -c '"memory_available_bytes": 8589934592\|"copy_bytes_per_second": [1-9]\|"peak_bf16_flops": [1-9]' out)" -eq 7 ] ||
+    fail "figures of two GPUs are missing: $(cat out)"
 expect 0 plan run.yaml run.device=cuda
 has out "device  simulated GPU (cuda kernels)"
 has out "of this GPU's 8.00 GiB"

@@ -185,5 +185,6 @@ ErrorCode cuda_facts(CudaFacts *f, Error *err) {
     *f = (CudaFacts){0};
     TRY(load_plugin(err));
     plugin->facts(f);
+    plugin->survey(f);
     return OK;
 }

@@ -10,7 +10,8 @@
  * driver, GPU. */
 ErrorCode cuda_open(Device *d, int place, Error *err);
 
-/* What `weft doctor` tells; ERR_UNAVAILABLE where there is no plugin, or one that does not load. */
+/* What `weft doctor` tells, survey and all; ERR_UNAVAILABLE where there is no plugin, or one that does not
+ * load. */
 ErrorCode cuda_facts(CudaFacts *f, Error *err);
 
 #endif

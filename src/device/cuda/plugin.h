@@ -7,12 +7,15 @@
 #include "device/device.h"
 
 /* Raised whenever an op or a function below changes its meaning but no size. */
-enum { CUDA_ABI = 1, CUDA_DEVICES_MAX = 16 };
+enum { CUDA_ABI = 2, CUDA_DEVICES_MAX = 16 };
 
 typedef struct CudaDeviceFacts {
     char name[128];
     uint64_t memory;  /* bytes */
     int major, minor; /* compute capability */
+    /* Of a survey: */
+    uint64_t available; /* bytes that nobody has, when CUDA itself has what it needs */
+    uint32_t reaches;   /* bit i: it reads and writes the memory of the i-th directly */
 } CudaDeviceFacts;
 
 typedef struct CudaFacts {
@@ -21,6 +24,9 @@ typedef struct CudaFacts {
     int devices;         /* how many there are; the first CUDA_DEVICES_MAX are described */
     CudaDeviceFacts device[CUDA_DEVICES_MAX];
     char problem[256]; /* why there are no devices; "" where there are */
+    /* Of a survey: */
+    int nccl;          /* as NCCL counts: 10000 major + 100 minor + patch; 0: there is none */
+    char no_nccl[256]; /* why */
 } CudaFacts;
 
 /* What the plugin calls in the program. */
@@ -36,6 +42,8 @@ typedef struct CudaPlugin {
     int abi;
     uint32_t device_bytes, ops_bytes, facts_bytes, host_bytes;
     void (*facts)(CudaFacts *f);
+    /* The rest of the facts, for which CUDA starts on each device: that takes time, and memory of each. */
+    void (*survey)(CudaFacts *f);
     /* Fills name, processor, ops, runtime and impl of a zeroed Device. Two slots stay empty, since the
      * program makes these numbers on the host (device/cuda/cuda.c): init_normal, and grad_stats of powers
      * other than 1, 2 and infinity, which the plugin's must not be asked for. */

@@ -126,12 +126,13 @@ void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
 /* ---- what kernels are launched with ---- */
 
 /* A thread begins on the first GPU, and what it takes and launches goes there. */
-static void choose_gpu(const Backend *b) {
+static void choose_ordinal(int ordinal) {
     static _Thread_local int chosen;
-    if (chosen == b->ordinal) return;
-    cudaSetDevice(b->ordinal);
-    chosen = b->ordinal;
+    if (chosen == ordinal) return;
+    cudaSetDevice(ordinal);
+    chosen = ordinal;
 }
+static void choose_gpu(const Backend *b) { choose_ordinal(b->ordinal); }
 
 void cuda_choose(Device *d) { choose_gpu(backend_of(d)); }
 Wires **cuda_wires(Device *d) { return &backend_of(d)->wires; }
@@ -398,6 +399,30 @@ static void facts(CudaFacts *f) {
     for (int i = 0; i < f->devices && i < CUDA_DEVICES_MAX; i++) describe(&f->device[i], i, &p);
 }
 
+static uint32_t reached_from(int ordinal, int devices) {
+    uint32_t all = 0;
+    for (int i = 0; i < devices && i < CUDA_DEVICES_MAX; i++) {
+        int reaches = 0;
+        if (i != ordinal && cudaDeviceCanAccessPeer(&reaches, ordinal, i) == cudaSuccess && reaches)
+            all |= 1u << i;
+    }
+    return all;
+}
+
+/* What fails here fails again, and says so, when the GPU is opened. */
+static void survey(CudaFacts *f) {
+    Error err = {.message = ""};
+    for (int i = 0; i < f->devices && i < CUDA_DEVICES_MAX; i++) {
+        size_t there = 0, total = 0;
+        choose_ordinal(i);
+        if (cudaMemGetInfo(&there, &total) == cudaSuccess) f->device[i].available = there;
+        f->device[i].reaches = reached_from(i, f->devices);
+    }
+    cudaGetLastError();
+    f->nccl = wires_version(&err);
+    snprintf(f->no_nccl, sizeof f->no_nccl, "%.255s", err.message);
+}
+
 /* ---- opening ---- */
 
 static ErrorCode failed(Error *err, ErrorCode code, const char *what, cudaError_t e) {
@@ -522,6 +547,7 @@ const CudaPlugin *cuda_plugin(void) {
                                       .facts_bytes = sizeof(CudaFacts),
                                       .host_bytes = sizeof(CudaHost),
                                       .facts = facts,
+                                      .survey = survey,
                                       .open = open_backend};
     return &plugin;
 }

@@ -49,6 +49,7 @@ ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err);
 bool cuda_reached(Device *d, Event e);
 void cuda_identity(Device *d, char out[WIRE_IDENTITY]);
 const DeviceWires *wires_table(void);
+int wires_version(Error *err); /* of NCCL; 0: there is none, as err says */
 void wires_close(Device *d);
 
 /* One a file. */

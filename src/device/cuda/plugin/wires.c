@@ -68,6 +68,13 @@ static ErrorCode open_library(Nccl *n, Error *err) {
                : cuda_refuse(err, ERR_UNAVAILABLE, "this NCCL is %d; %d or newer is needed", version, OLDEST);
 }
 
+int wires_version(Error *err) {
+    Nccl n;
+    int version = 0;
+    if (open_library(&n, err) == OK) n.GetVersion(&version);
+    return version;
+}
+
 /* Once a device; *out is the device's. */
 static ErrorCode find_library(Device *d, Wires **out, Error *err) {
     Wires **w = cuda_wires(d);
