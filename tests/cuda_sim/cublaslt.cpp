@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
+#include "sim.h"
 
 struct SimLtHandle {
     int unused;
@@ -203,6 +204,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t p, const 
     Algorithm chosen;
     memcpy(&chosen, algo, sizeof chosen);
     if (c != d) return refuse("C is not D");
+    if (!sim_reaches(a) || !sim_reaches(b) || !sim_reaches(d) || !sim_reaches(workspace))
+        return refuse("an operand that a GPU does not reach");
     if (!aligned(a, chosen.alignment[0]) || !aligned(b, chosen.alignment[1]) ||
         !aligned(d, chosen.alignment[2]) || !aligned(d, chosen.alignment[3]))
         return refuse("an operand is not aligned as the plan was told");

@@ -214,14 +214,23 @@ inline unsigned long long atomicMin(unsigned long long *p, unsigned long long x)
 
 /* ---- launches ---- */
 
-/* Queues a grid; arguments have been copied into `thread`, which runs one thread. */
+/* Queues a grid; arguments have been copied into `thread`, which runs one thread: they lie where `arguments`
+ * says. */
+struct SimBytes {
+    const void *first;
+    size_t count;
+};
+typedef SimBytes (*SimArguments)(const std::function<void()> &thread);
 void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s,
-                std::function<void()> thread);
+                std::function<void()> thread, SimArguments arguments);
 
 template <typename... P, typename... A>
 void sim_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... a) {
     std::tuple<P...> held(a...);
-    sim_launch((const void *)kernel, grid, block, shared, s, [=] { std::apply(kernel, held); });
+    auto thread = [=] { std::apply(kernel, held); };
+    sim_launch((const void *)kernel, grid, block, shared, s, thread, [](const std::function<void()> &t) {
+        return SimBytes{t.target<decltype(thread)>(), sizeof thread};
+    });
 }
 
 #define LAUNCH(d, op, kernel, grid, block, shared, ...)                                          \

@@ -8,8 +8,8 @@
  *   other memory    is copied from at once, and copied to before the call returns, as by the real runtime
  *   time            passes by a microsecond with each work that runs, and only so
  *
- * With WEFT_SIM_STRICT=1 transfers of memory of the wrong kind fail, as by the real runtime; without it
- * tensor memory may be the host's own, which tests of single ops make use of.
+ * Transfers of memory of the wrong kind fail. Tensor memory may be pinned, which a GPU reaches too and tests
+ * of single ops make use of, but not with WEFT_SIM_STRICT=1: as programs are to be.
  * WEFT_SIM_FAULT=N makes the Nth launch fail when it runs, as a fault inside a kernel does. WEFT_SIM_DRY=1:
  * launches are accepted or refused, and nothing of them runs, so that shapes may be as large as they like. */
 #ifndef WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H

@@ -75,11 +75,17 @@ void *scheduler, *scheduler_fake;
 const void *scheduler_bottom;
 size_t scheduler_size;
 const std::function<void()> *body;
+SimBytes arguments;        /* of the kernel that runs */
 thread_local bool in_grid; /* what calls is a thread of a kernel, not the host */
 std::vector<Shared> shared;
 Shared dynamic; /* without a key */
 int either;     /* of __syncthreads_or */
 uint64_t draws;
+
+bool lies_in(SimBytes memory, const char *p, size_t bytes) {
+    const char *begin = (const char *)memory.first;
+    return begin && p >= begin && p + bytes <= begin + memory.count;
+}
 
 [[noreturn]] void broken(const char *why) {
     fprintf(stderr, "cuda_sim: block (%u, %u), thread (%u, %u): %s\n", blockIdx.x, blockIdx.y, threadIdx.x,
@@ -225,12 +231,14 @@ void take_stacks(void) {
 
 } // namespace
 
-void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()> &thread) {
+void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()> &thread,
+                  SimArguments of_thread) {
     if (!stacks) take_stacks();
     sim_grid = grid;
     sim_block = block;
     count = (int)(block.x * block.y);
     body = &thread;
+    arguments = of_thread(thread);
     block_number = 0;
     in_grid = true;
     for (unsigned y = 0; y < grid.y; y++)
@@ -249,7 +257,15 @@ SimPlace sim_place(void) {
 bool sim_private(const void *address) {
     const char *at = (const char *)address, *lanes = (const char *)warps;
     return !in_grid || (at >= stacks && at < stacks + (size_t)THREADS_MAX * STACK) ||
-           (at >= lanes && at < lanes + sizeof warps);
+           (at >= lanes && at < lanes + sizeof warps) || lies_in({body, sizeof *body}, at, 1) ||
+           lies_in(arguments, at, 1);
+}
+
+bool sim_block_reaches(const void *address) {
+    const char *at = (const char *)address;
+    for (const Shared &s : shared)
+        if (lies_in({s.memory, s.bytes}, at, 1)) return true;
+    return lies_in({dynamic.memory, dynamic.bytes}, at, 1) || sim_reaches(address);
 }
 
 /* ---- what kernels call ---- */
@@ -289,15 +305,10 @@ void *sim_shared(const void *key, size_t bytes) {
 
 char *sim_dynamic_shared(void) { return (char *)dynamic.memory; }
 
-static bool lies_in(const Shared &s, const char *p, size_t bytes) {
-    const char *begin = (const char *)s.memory;
-    return begin && p >= begin && p + bytes <= begin + s.bytes;
-}
-
 void sim_check_access(const void *p, size_t bytes, bool is_shared) {
-    bool found = !is_shared || lies_in(dynamic, (const char *)p, bytes);
+    bool found = !is_shared || lies_in({dynamic.memory, dynamic.bytes}, (const char *)p, bytes);
     if ((uintptr_t)p % bytes != 0) broken("an access that does not begin at a multiple of its size");
-    for (const Shared &s : shared) found = found || lies_in(s, (const char *)p, bytes);
+    for (const Shared &s : shared) found = found || lies_in({s.memory, s.bytes}, (const char *)p, bytes);
     if (!found) broken("an access outside of shared memory");
 }
 

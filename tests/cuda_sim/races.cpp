@@ -11,7 +11,7 @@
  *   else                                                       a race, whatever the order here happens to be
  *
  * Atomic operations do not race with each other. A race is said, with the place in the plugin's code
- * (addr2line), and ends the process.
+ * (addr2line), and ends the process; so is an access to memory that a GPU does not reach.
  *
  * Of the reads of a byte, and of its atomic operations, two are kept: the last, and of those that are not
  * ordered before it the farthest (block, warp, lane). No other is needed: blocks run one after another, a
@@ -100,15 +100,19 @@ Page *page_of(uintptr_t number) {
 
 const char *const names[] = {"reads", "changes atomically", "writes"};
 
-[[noreturn]] void race(Kind kind, Access now, const char *before, Access then, const void *code) {
+void say_place(const void *code) {
     Dl_info info;
     bool known = dladdr(code, &info) != 0;
-    fprintf(stderr,
-            "cuda_sim: a race: block %u, thread %u %s what block %u, thread %u %s since they last met\n"
-            "    addr2line -e %s 0x%zx\n",
-            (unsigned)now.block, (unsigned)now.thread, names[kind], (unsigned)then.block,
-            (unsigned)then.thread, before, known ? info.dli_fname : "?",
+    fprintf(stderr, "    addr2line -e %s 0x%zx\n", known ? info.dli_fname : "?",
             (size_t)((const char *)code - (const char *)(known ? info.dli_fbase : 0)));
+}
+
+[[noreturn]] void race(Kind kind, Access now, const char *before, Access then, const void *code) {
+    fprintf(stderr,
+            "cuda_sim: a race: block %u, thread %u %s what block %u, thread %u %s since they last met\n",
+            (unsigned)now.block, (unsigned)now.thread, names[kind], (unsigned)then.block,
+            (unsigned)then.thread, before);
+    say_place(code);
     abort();
 }
 
@@ -148,9 +152,24 @@ template <typename F> void each_byte(const void *address, size_t bytes, F with) 
     }
 }
 
+/* Constants of the plugin itself. */
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[], _end[];
+bool is_constant(const void *address) {
+    return (const char *)address >= __ehdr_start && (const char *)address < _end;
+}
+
+[[noreturn]] void stray(Kind kind, Access now, const void *address, const void *code) {
+    fprintf(stderr, "cuda_sim: block %u, thread %u %s %p, which a GPU does not reach\n", (unsigned)now.block,
+            (unsigned)now.thread, names[kind], address);
+    say_place(code);
+    abort();
+}
+
 void access(const void *address, size_t bytes, Kind kind, const void *code) {
     if (sim_private(address)) return;
     Access now = here();
+    if (!sim_block_reaches(address) && !(kind == READ && is_constant(address)))
+        stray(kind, now, address, code);
     each_byte(address, bytes, [=](Byte *b) { touch(b, kind, now, code); });
 }
 

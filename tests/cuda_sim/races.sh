@@ -31,6 +31,9 @@ for check in embed bias elements norm qk_norm rope latent attention decode activ
     runs races.so test_$check || fail "test_$check: $(said)"
 done
 runs races.so test_loss test_slices || fail "records of losses: $(said)"
+# Tensors of these tests lie where a GPU reaches them, so that they can run on one: others would be seen.
+build "a tensor of the host's" elements.cu 's/\(T \*\)y, bias\)/(T *)y, (const float *)__builtin_calloc((size_t)n, 4))/' -fsanitize=thread -g1 &&
+    { ! runs mutant.so test_bias && grep -q 'which a GPU does not reach' log || fail "a tensor of the host's is not seen: $(tail -5 log)"; }
 race "a barrier less in sums over tokens" norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_bias
 race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;d}' test_attention
 race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/{n;n;d}' test_attention

@@ -141,11 +141,16 @@ bool is_pinned(const void *p) { return lies_in(pinned, p); }
 bool is_of_kind(const void *to, const void *from, cudaMemcpyKind kind) {
     static const bool strict = environment("WEFT_SIM_STRICT") != 0;
     bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
-    return !strict ||
-           (lies_in(device_memory, to) == to_device && lies_in(device_memory, from) == from_device);
+    if (strict) return lies_in(device_memory, to) == to_device && lies_in(device_memory, from) == from_device;
+    return (!to_device || sim_reaches(to)) && (!from_device || sim_reaches(from));
 }
 
 } // namespace
+
+bool sim_reaches(const void *address) {
+    Lock lock(mutex);
+    return lies_in(device_memory, address) || is_pinned(address);
+}
 
 /* A 64-bit finaliser over seed and number. */
 uint64_t sim_draw(uint64_t n) {
@@ -167,7 +172,7 @@ void sim_queue(cudaStream_t s, std::function<void()> work) {
 }
 
 void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s,
-                std::function<void()> thread) {
+                std::function<void()> thread, SimArguments arguments) {
     Lock lock(mutex);
     static const uint64_t fault = environment("WEFT_SIM_FAULT");
     static const bool dry = environment("WEFT_SIM_DRY") != 0;
@@ -181,7 +186,7 @@ void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaSt
     if (dry) return;
     sim_queue(s, [=] {
         if (number == fault) sticky = last_error = cudaErrorLaunchFailure;
-        sim_run_grid(grid, block, shared, thread);
+        sim_run_grid(grid, block, shared, thread, arguments);
     });
 }
 
@@ -291,6 +296,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t s) {
+    if (!sim_reaches(memory)) return fail(cudaErrorInvalidValue);
     sim_queue(s, [=] { memset(memory, value, bytes); });
     return cudaSuccess;
 }

@@ -11,7 +11,8 @@
 /* The n-th number drawn from WEFT_SIM_SEED. */
 uint64_t sim_draw(uint64_t n);
 /* Runs all blocks of a grid, one after another. */
-void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()> &thread);
+void sim_run_grid(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()> &thread,
+                  SimArguments arguments);
 
 /* Where the thread that runs stands: what orders it against others of its grid. */
 struct SimPlace {
@@ -22,6 +23,10 @@ struct SimPlace {
 SimPlace sim_place(void);
 /* Memory of one thread, or of the simulation itself; all of it while no thread of a kernel runs. */
 bool sim_private(const void *address);
+/* Whether a GPU would reach it: its own memory, and pinned memory of the host. */
+bool sim_reaches(const void *address);
+/* Or a block, in its shared memory. */
+bool sim_block_reaches(const void *address);
 
 /* races.cpp: memory that is taken anew; the end of a grid, which orders all that it did before all that
  * follows. */

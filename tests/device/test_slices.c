@@ -899,13 +899,14 @@ static LossRecord *all_records(Device *d, const Loss *l, int ranks, int64_t leaf
 static void check_loss_on(Device *d, const Loss *l, int ranks) {
     int64_t each = LEAVES / ranks;
     const LossRecord *records = all_records(d, l, ranks, VOCAB_LEAF);
+    const float eighth = 0.125f, *scale = PLACED(eighth);
     for (int64_t r = 0; r < ranks; r++) {
         int64_t first = r * each * VOCAB_LEAF, count = min_i64(VOCAB, first + each * VOCAB_LEAF) - first;
         float *loss = tensor(ROWS, DTYPE_F32), *z_loss = tensor(ROWS, DTYPE_F32);
         void *grad = tensor(ROWS * count, l->grad_type);
         RUN(d, cross_entropy, ROWS, count, box_of(l->logits, VOCAB, 0, first, ROWS, count, l->type), l->type,
-            l->targets, (VocabLeaves){first, VOCAB_LEAF, LEAVES, records}, &(float){0.125f}, 0, 0.25f, loss,
-            z_loss, grad, l->grad_type);
+            l->targets, (VocabLeaves){first, VOCAB_LEAF, LEAVES, records}, scale, 0, 0.25f, loss, z_loss,
+            grad, l->grad_type);
         assert_bits("loss of a slice", d, loss, l->loss, ROWS, DTYPE_F32);
         assert_bits("z-loss of a slice", d, z_loss, l->z_loss, ROWS, DTYPE_F32);
         assert_box(d, "gradient of a slice of logits", l->grad, VOCAB, 0, first, grad, ROWS, count,
@@ -921,9 +922,10 @@ static void check_loss_types(Device *d, Dtype type, Dtype grad_type) {
               .loss = tensor(ROWS, DTYPE_F32),
               .z_loss = tensor(ROWS, DTYPE_F32),
               .grad = tensor(ROWS * VOCAB, grad_type)};
+    const float eighth = 0.125f, *scale = PLACED(eighth);
     l.targets[1] = -1, l.targets[2] = 0, l.targets[3] = VOCAB - 1, l.targets[4] = VOCAB_LEAF;
-    RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets, (VocabLeaves){.leaf = VOCAB_LEAF},
-        &(float){0.125f}, 0, 0.25f, l.loss, l.z_loss, l.grad, grad_type);
+    RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets, (VocabLeaves){.leaf = VOCAB_LEAF}, scale, 0,
+        0.25f, l.loss, l.z_loss, l.grad, grad_type);
     for (int i = 0; i < DEGREES; i++) check_loss_on(d, &l, degrees[i]);
     /* Leaves of another length are other sums. */
     LossRecord *records = all_records(d, &l, 1, VOCAB_LEAF), *moved = all_records(d, &l, 1, VOCAB_LEAF + 1);

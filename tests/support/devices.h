@@ -25,19 +25,40 @@ static int kept_count;
  * 64 bits are made. */
 static bool odd_places;
 
-/* Exactly n elements, so that the address sanitizer sees every step too far. Freed by drop_all. */
-static inline void *tensor(int64_t n, Dtype t) {
-    assert_true(kept_count < KEPT);
-    size_t before = !odd_places ? 0 : t == DTYPE_F32 ? 8 : 2;
-    char *p = malloc(before + (size_t)n * dtype_bytes(t));
+/* Where tensors are to lie: in host memory that this GPU reads and writes, too, as pinned memory is by CUDA's
+ * unified addresses; NULL: the process's own. tests/cuda_sim/races.cpp has nothing else read by kernels. */
+static Device *pinned_by;
+
+static inline void *take_memory(size_t bytes) {
+    void *p = pinned_by ? pinned_by->runtime.host_take(pinned_by, bytes) : malloc(bytes);
     assert_non_null(p);
-    memset(p, 0x7f, before + (size_t)n * dtype_bytes(t));
-    kept[kept_count++] = p;
-    return p + before;
+    return p;
+}
+static inline void give_memory(void *p) {
+    if (pinned_by && p)
+        pinned_by->runtime.host_give(pinned_by, p);
+    else
+        free(p);
 }
 
+/* Exactly so many bytes, so that the address sanitizer sees every step too far. Freed by drop_all. */
+static inline void *room_for(size_t bytes) {
+    assert_true(kept_count < KEPT);
+    kept[kept_count] = take_memory(bytes);
+    memset(kept[kept_count], 0x7f, bytes);
+    return kept[kept_count++];
+}
+
+static inline void *tensor(int64_t n, Dtype t) {
+    size_t before = !odd_places ? 0 : t == DTYPE_F32 ? 8 : 2;
+    return (char *)room_for(before + (size_t)n * dtype_bytes(t)) + before;
+}
+
+/* What an op is told, or adds to, in tensor memory: a copy of the host's. */
+#define PLACED(value) memcpy(room_for(sizeof(value)), &(value), sizeof(value))
+
 static inline void drop_all(void) {
-    while (kept_count > 0) free(kept[--kept_count]);
+    while (kept_count > 0) give_memory(kept[--kept_count]);
 }
 
 /* Tests take a hundred million: the same ones over and over, a prime number of them, so that rows differ. */
@@ -75,16 +96,33 @@ static inline void open_device(Device *d, const char *kind, int threads) {
     if (device_open_cpu(d, kind, threads, &err) != OK) fail_msg("%s: %s", kind ? kind : "auto", err.message);
 }
 
-static inline void set_scratch(Device *d, const DeviceNeeds *needs) {
-    free(d->scratch);
-    d->scratch_size = d->ops.scratch_bytes(d, needs);
+static void *pinned_scratch; /* d->scratch of such a GPU lies in it, at its alignment */
+
+static inline void drop_scratch(Device *d) {
+    if (d == pinned_by) {
+        give_memory(pinned_scratch);
+        pinned_scratch = NULL;
+    } else {
+        free(d->scratch);
+    }
     d->scratch = NULL;
-    assert_int_equal(posix_memalign((void **)&d->scratch, POOL_ALIGN, d->scratch_size + 1), 0);
+}
+
+static inline void set_scratch(Device *d, const DeviceNeeds *needs) {
+    drop_scratch(d);
+    d->scratch_size = d->ops.scratch_bytes(d, needs);
+    if (d == pinned_by) {
+        pinned_scratch = take_memory(d->scratch_size + POOL_ALIGN);
+        d->scratch = (char *)pinned_scratch + (POOL_ALIGN - (uintptr_t)pinned_scratch % POOL_ALIGN);
+    } else {
+        assert_int_equal(posix_memalign((void **)&d->scratch, POOL_ALIGN, d->scratch_size + 1), 0);
+    }
     memset(d->scratch, 0xff, d->scratch_size);
 }
 
 static inline void close_device(Device *d) {
-    free(d->scratch);
+    drop_scratch(d);
+    if (d == pinned_by) pinned_by = NULL;
     device_close(d);
 }
 
@@ -102,7 +140,7 @@ static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
                          .attention = SHAPE(tokens, 1, 1, 2)};
 }
 
-/* An op that has ended: the tensors of these tests are the host's own memory. */
+/* An op that has ended: the host reads the tensors of these tests, too. */
 #define RUN(d, slot, ...)                                                   \
     do {                                                                    \
         (d)->ops.slot((d), __VA_ARGS__);                                    \
@@ -110,7 +148,7 @@ static inline DeviceNeeds small_needs(Dtype c, int64_t tokens, int64_t hidden) {
     } while (0)
 
 static const char DEFERRED[] = "deferred";
-static const char CUDA[] = "cuda"; /* by $WEFT_CUDA: tests/cuda_sim, whose tensor memory may be the host's */
+static const char CUDA[] = "cuda"; /* by $WEFT_CUDA: tests/cuda_sim, or a GPU */
 static const char *only;           /* the one backend to test; NULL: all that run here */
 
 /* Whether it runs here. */
@@ -127,8 +165,9 @@ static inline bool open_backend(Device *d, const char *name, int threads) {
 }
 
 static inline void on_one(const char *name, void (*check)(Device *d, Dtype c)) {
-    Device d;
+    static Device d;
     if ((only && strcmp(only, name) != 0) || !open_backend(&d, name, 2)) return;
+    if (strcmp(name, CUDA) == 0) pinned_by = &d;
     for (int c = DTYPE_F32; c <= DTYPE_BF16; c++) {
         next_number = 0; /* the same numbers, whatever has run before */
         check(&d, (Dtype)c);
