@@ -3,9 +3,10 @@
  * readable line on stderr.
  *
  *     bench_train --size 125M --context 1024 [--compute fp32|bf16|best] [--microbatch SEQUENCES]
- *                 [--loss-rows N] [--steps N] [--threads N] [--profile]
+ *                 [--step-tokens N] [--loss-rows N] [--steps N] [--device KIND] [--threads N] [--profile]
  *
- * Without --microbatch the fastest of a few is taken, as the benchmark of PyTorch does. */
+ * Without --microbatch the fastest of a few that fit is taken, as the benchmark of PyTorch does. On a GPU
+ * that `weft plan --hardware` knows, the share of its data sheet's peak is told, too. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +18,13 @@
 #include "base/json.h"
 #include "comm/comm.h"
 #include "engine/engine.h"
+#include "plan/hardware.h"
 #include "workload.h"
-
-enum { STEP_TOKENS = 16384 };
 
 typedef struct Options {
     const Size *size;
-    const char *compute;
-    int64_t context, microbatch, loss_rows;
+    const char *compute, *device;
+    int64_t context, microbatch, step_tokens, loss_rows;
     int steps, threads;
     bool profile;
 } Options;
@@ -34,7 +34,7 @@ typedef struct Result {
     int64_t microbatch;
     double seconds; /* of a step */
     double loss;
-    size_t planned;
+    size_t planned, free_first, free_last; /* of the device's memory, behind the first step and the last */
 } Result;
 
 static void print_profile(Device *d, double seconds) {
@@ -44,27 +44,33 @@ static void print_profile(Device *d, double seconds) {
     text_free(&out);
 }
 
-/* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up. */
+/* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up; where memory is
+ * short, one that takes for ever. */
 static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches,
                       int steps) {
     Layout layout;
     RankPlan plan;
-    Engine *e;
-    Comm *comm;
+    Engine *e = NULL;
+    Comm *comm = NULL;
     Error err = {0};
     StepResult r;
     RankSpec spec = {.model = workload_model(o->size, o->context),
                      .compute = compute,
                      .tokens = sequences * o->context,
                      .positions = o->context,
-                     .loss_rows = o->loss_rows,
+                     .loss_rows = o->loss_rows ? o->loss_rows : d->loss_rows,
                      .optimizer = &workload_optimizer};
     StepOptions options = {.lr_factor = 1, .clip = 1, .clip_norm = 2};
     if (layout_single(&layout, &spec.model, microbatches, false, &err) != OK ||
         rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || comm_open_link(&comm, NULL, &err) != OK ||
         engine_open(&e, &plan, d, comm, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
-        exit((int)err.code);
+        if (err.code != ERR_MEMORY || o->microbatch) exit((int)err.code);
+        engine_close(e);
+        comm_close(comm);
+        rank_plan_free(&plan);
+        layout_free(&layout);
+        return (Result){.compute = compute, .microbatch = sequences, .seconds = INFINITY};
     }
     engine_initialise(e, INIT_NORMAL, 0.02, 1);
     Batch *batches = mem_alloc_array((size_t)microbatches, sizeof *batches);
@@ -80,8 +86,10 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
         double start = clock_seconds();
         engine_step(e, batches, &options, &r);
         result.seconds = fmin(result.seconds, clock_seconds() - start);
+        result.free_last = d->memory ? d->runtime.available(d) : 0;
+        if (s == 0) result.free_first = result.free_last;
     }
-    if (d->profiling && steps > 0 && microbatches * sequences * o->context == STEP_TOKENS)
+    if (d->profiling && steps > 0 && microbatches * sequences * o->context == o->step_tokens)
         print_profile(d, clock_seconds() - total);
     result.loss = r.loss;
     workload_free(batches, microbatches);
@@ -99,9 +107,12 @@ static Result choose(Device *d, const Options *o) {
     for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
         const char *name = dtype_name((Dtype)type);
         if (strcmp(o->compute, "best") != 0 && strcmp(o->compute, name) != 0) continue;
-        for (int64_t tokens = 1024; tokens <= 4096; tokens *= 2) {
+        /* A GPU is not filled by what fits in caches of a CPU. */
+        int64_t least = d->memory ? 4096 : 1024, most = (d->memory ? 8 : 4) * least;
+        if (least > o->step_tokens) least = o->step_tokens;
+        for (int64_t tokens = least; tokens <= most && tokens <= o->step_tokens; tokens *= 2) {
             int64_t sequences = o->microbatch ? o->microbatch : tokens / o->context;
-            if (sequences == 0) continue;
+            if (sequences == 0 || o->step_tokens / o->context % sequences != 0) continue;
             Result r = measure(d, o, (Dtype)type, sequences, 1, 2);
             double rate = (double)(sequences * o->context) / r.seconds;
             fprintf(stderr, "  %s, %lld sequences: %.0f tokens/s in a microbatch\n", name,
@@ -128,9 +139,20 @@ static void start_again(Result chosen, int argc, char **argv) {
     exit(ERR_INTERNAL);
 }
 
+/* FLOP/s of the data sheet; 0: it is none of those GPUs. */
+static double datasheet_peak(const Device *d, Dtype compute) {
+    static const char *const names[][2] = {{"H100", "h100"}, {"H200", "h200"}, {"B200", "b200"}};
+    Hardware h;
+    for (int i = 0; i < 3; i++)
+        if (strstr(d->processor, names[i][0]) && hardware_read(&h, names[i][1], NULL) == OK)
+            return hardware_peak(&h, compute);
+    return 0;
+}
+
 static void report(const Options *o, const Result *r, double peak, const Device *d) {
     ModelConfig c = workload_model(o->size, o->context);
-    double rate = STEP_TOKENS / r->seconds, flops = rate * model_flops_per_token(&c, o->context);
+    double sheet = datasheet_peak(d, r->compute);
+    double rate = (double)o->step_tokens / r->seconds, flops = rate * model_flops_per_token(&c, o->context);
     MemoryUse memory = memory_use();
     Text out = {0};
     JsonWriter w;
@@ -142,13 +164,17 @@ static void report(const Options *o, const Result *r, double peak, const Device 
     } numbers[] = {{"parameters", (double)model_parameter_count(&c)},
                    {"context", (double)o->context},
                    {"microbatch", (double)r->microbatch},
+                   {"step_tokens", (double)o->step_tokens},
                    {"threads", d->threads},
                    {"step_seconds", r->seconds},
                    {"tokens_per_second", rate},
                    {"tflops", flops / 1e12},
                    {"peak_tflops", peak / 1e12},
                    {"share_of_peak", flops / peak},
+                   {"share_of_datasheet", sheet > 0 ? flops / sheet : 0},
                    {"planned_bytes", (double)r->planned},
+                   {"device_free_first", (double)r->free_first},
+                   {"device_free_last", (double)r->free_last},
                    {"peak_rss_bytes", (double)memory.peak},
                    {"loss", r->loss}};
     json_key(&w, "size");
@@ -157,6 +183,8 @@ static void report(const Options *o, const Result *r, double peak, const Device 
     json_string(&w, dtype_name(r->compute));
     json_key(&w, "kernels");
     json_string(&w, d->name);
+    json_key(&w, "processor");
+    json_string(&w, d->processor);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         json_key(&w, numbers[i].key);
         json_double(&w, numbers[i].value);
@@ -167,11 +195,18 @@ static void report(const Options *o, const Result *r, double peak, const Device 
     fprintf(stderr,
             "weft  %-8s context %5lld  %s  %9.0f tokens/s  %6.3f TFLOP/s  %5.1f%% of peak  %6.2f GiB\n",
             o->size->name, (long long)o->context, dtype_name(r->compute), rate, flops / 1e12,
-            100 * flops / peak, (double)memory.peak / (1 << 30));
+            100 * flops / peak, (d->memory ? (double)r->planned : (double)memory.peak) / (1 << 30));
+    if (sheet > 0)
+        fprintf(stderr, "      %.1f%% of the data sheet's %.0f TFLOP/s\n", 100 * flops / sheet, sheet / 1e12);
 }
 
 static int parse(Options *o, int argc, char **argv) {
-    *o = (Options){.size = workload_size("125M"), .compute = "best", .context = 1024, .steps = 1};
+    *o = (Options){.size = workload_size("125M"),
+                   .compute = "best",
+                   .device = "cpu",
+                   .context = 1024,
+                   .step_tokens = 16384,
+                   .steps = 1};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (strcmp(name, "--profile") == 0) {
@@ -185,6 +220,10 @@ static int parse(Options *o, int argc, char **argv) {
             o->size = workload_size(value);
         } else if (strcmp(name, "--compute") == 0)
             o->compute = value;
+        else if (strcmp(name, "--device") == 0)
+            o->device = value;
+        else if (strcmp(name, "--step-tokens") == 0)
+            o->step_tokens = number;
         else if (strcmp(name, "--context") == 0)
             o->context = number;
         else if (strcmp(name, "--microbatch") == 0)
@@ -198,7 +237,9 @@ static int parse(Options *o, int argc, char **argv) {
         else
             return 2;
     }
-    return o->size && o->context > 0 && STEP_TOKENS % o->context == 0 ? 0 : 2;
+    int64_t sequences = o->context > 0 ? o->step_tokens / o->context : 0;
+    if (!o->size || sequences < 1 || o->step_tokens % o->context != 0 || o->microbatch < 0) return 2;
+    return o->microbatch == 0 || sequences % o->microbatch == 0 ? 0 : 2;
 }
 
 int main(int argc, char **argv) {
@@ -206,23 +247,32 @@ int main(int argc, char **argv) {
     Device d;
     Error err = {0};
     if (parse(&o, argc, argv)) {
-        fprintf(
-            stderr,
-            "usage: bench_train --size " WORKLOAD_SIZES
-            " --context N (a divisor of 16384) [--compute fp32|bf16|best]\n"
-            "                   [--microbatch N] [--loss-rows N] [--steps N] [--threads N] [--profile]\n");
+        fprintf(stderr,
+                "usage: bench_train --size " WORKLOAD_SIZES " --context N [--compute fp32|bf16|best]\n"
+                "                   [--microbatch N] [--step-tokens N (16384; a multiple of microbatch and "
+                "context)]\n"
+                "                   [--loss-rows N] [--steps N] [--device " DEVICE_KINDS "]\n"
+                "                   [--threads N] [--profile]\n");
         return 2;
     }
-    if (device_open_cpu(&d, NULL, o.threads, &err) != OK) {
+    if (device_open(&d, o.device, 0, o.threads, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
         return (int)err.code;
     }
     bool open = !o.microbatch || strcmp(o.compute, "best") == 0;
-    if (open) start_again(choose(&d, &o), argc, argv);
+    if (open) {
+        Result chosen = choose(&d, &o);
+        if (isinf(chosen.seconds)) {
+            fprintf(stderr, "bench_train: no microbatch fits, or --compute is none of fp32, bf16, best\n");
+            return ERR_MEMORY;
+        }
+        device_close(&d);
+        start_again(chosen, argc, argv);
+    }
     Dtype compute = strcmp(o.compute, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
     double peak = device_matmul_peak(&d, compute, 1, INFINITY);
     d.profiling = o.profile;
-    int microbatches = (int)(STEP_TOKENS / (o.microbatch * o.context));
+    int microbatches = (int)(o.step_tokens / (o.microbatch * o.context));
     Result r = measure(&d, &o, compute, o.microbatch, microbatches, o.steps);
     peak = fmax(peak, device_matmul_peak(&d, compute, 1, INFINITY));
     report(&o, &r, peak, &d);

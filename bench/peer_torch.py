@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """PyTorch beside weft: a Llama written plainly, trained for a few steps on random tokens.
 
-Each step is 16,384 tokens in microbatches, then clipping and AdamW, as in weft's benchmark. One measurement is one process, so
-that the peak memory is its own; --best tries number formats, torch.compile and microbatches in turn and measures the fastest.
+Each step is 16,384 tokens (--step-tokens) in microbatches, then clipping and AdamW, as in weft's benchmark. One measurement is one
+process, so that the peak memory is its own; --best tries number formats, torch.compile and microbatches in turn and measures the
+fastest. On a GPU (--device cuda) the peak memory is also what PyTorch has reserved of it, and a step has ended when the GPU has.
 Prints one JSON object on stdout.
 
     python bench/peer_torch.py --size 125M --context 1024 --dtype fp32 --microbatch 4
     python bench/peer_torch.py --size 125M --context 1024 --best
+    python bench/peer_torch.py --device cuda --size 1B --context 4096 --step-tokens 65536 --dtype autocast --compile --microbatch 2
 """
 import argparse
 import json
@@ -19,18 +21,20 @@ import warnings
 
 STEP_TOKENS = 16384
 
-# hidden, layers, heads, key/value heads, intermediate, vocabulary; head and embedding untied.
+# hidden, layers, heads, key/value heads, intermediate, vocabulary, head tied to the embedding: as bench/workload.c has them.
 SIZES = {
-    "15M": (384, 6, 6, 6, 1280, 4096),
-    "50M": (512, 6, 8, 8, 1408, 32000),
-    "125M": (768, 12, 12, 12, 2048, 32000),
-    "125M-gqa": (768, 12, 12, 4, 2048, 32000),
+    "tiny": (64, 2, 4, 2, 96, 256, False),
+    "15M": (384, 6, 6, 6, 1280, 4096, False),
+    "50M": (512, 6, 8, 8, 1408, 32000, False),
+    "125M": (768, 12, 12, 12, 2048, 32000, False),
+    "125M-gqa": (768, 12, 12, 4, 2048, 32000, False),
+    "1B": (2048, 16, 32, 8, 8192, 128256, True),
 }
 
 
 def build(torch, size, context):
     nn, F = torch.nn, torch.nn.functional
-    hidden, layers, heads, kv_heads, inter, vocab = SIZES[size]
+    hidden, layers, heads, kv_heads, inter, vocab, tied = SIZES[size]
     head_dim = hidden // heads
 
     class RMSNorm(nn.Module):
@@ -94,6 +98,8 @@ def build(torch, size, context):
             self.layers = nn.ModuleList(Block() for _ in range(layers))
             self.norm = RMSNorm()
             self.lm_head = nn.Linear(hidden, vocab, bias=False)
+            if tied:
+                self.lm_head.weight = self.embed_tokens.weight
             frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2).float() / head_dim)
             angles = torch.outer(torch.arange(context).float(), frequencies)
             self.register_buffer("cos", angles.cos(), persistent=False)
@@ -113,7 +119,7 @@ def build(torch, size, context):
 
 
 def flops_per_token(size, context):
-    hidden, layers, heads, kv_heads, inter, vocab = SIZES[size]
+    hidden, layers, heads, kv_heads, inter, vocab, _ = SIZES[size]
     qkv = hidden * (heads + 2 * kv_heads) * (hidden // heads)
     matrices = layers * (qkv + hidden * hidden + 3 * hidden * inter) + vocab * hidden
     norms = (2 * layers + 1) * hidden
@@ -124,9 +130,10 @@ class Trainer:
     """dtype: fp32; autocast (bf16 matrix products over fp32 weights); bf16 (bf16 weights, fp32 master copies)."""
 
     def __init__(self, torch, args):
-        self.torch, self.args = torch, args
+        self.torch, self.args, self.device = torch, args, torch.device(args.device)
         torch.manual_seed(1)
-        self.model = build(torch, args.size, args.context)
+        with self.device:
+            self.model = build(torch, args.size, args.context)
         self.vocab = SIZES[args.size][5]
         self.parameters = sum(p.numel() for p in self.model.parameters())
         if args.dtype == "bf16":
@@ -142,11 +149,11 @@ class Trainer:
         torch, args = self.torch, self.args
         total = 0.0
         for _ in range(microbatches or self.microbatches):
-            ids = torch.randint(self.vocab, (args.microbatch, args.context + 1))
-            with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "autocast"):
+            ids = torch.randint(self.vocab, (args.microbatch, args.context + 1), device=self.device)
+            with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "autocast"):
                 loss = self.loss(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) / self.microbatches
             loss.backward()
-            total += loss.item()
+            total += loss.detach()
         if args.dtype == "bf16":
             for master, p in zip(self.masters, self.model.parameters()):
                 master.grad = p.grad.float()
@@ -157,7 +164,14 @@ class Trainer:
                 for master, p in zip(self.masters, self.model.parameters()):
                     p.copy_(master)
         self.model.zero_grad(set_to_none=True)
-        return total
+        return float(total)
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize()
+
+    def device_bytes(self):
+        return self.torch.cuda.max_memory_reserved() if self.device.type == "cuda" else 0
 
 
 def measure(args):
@@ -166,19 +180,24 @@ def measure(args):
 
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("peer_torch: PyTorch has no GPU here")
     trainer = Trainer(torch, args)
     tokens = trainer.microbatches * args.microbatch * args.context
     for _ in range(args.warmup):
         loss = trainer.step(1)  # one microbatch: compiles, allocates, warms up
+    trainer.synchronize()
     start = time.perf_counter()
     for _ in range(args.steps):
         loss = trainer.step()
+    trainer.synchronize()
     seconds = (time.perf_counter() - start) / args.steps
     if not math.isfinite(loss):
         sys.exit("peer_torch: the loss is not finite")
     return {
         "size": args.size,
         "context": args.context,
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "dtype": args.dtype,
         "compile": args.compile,
         "microbatch": args.microbatch,
@@ -188,6 +207,7 @@ def measure(args):
         "tokens_per_second": tokens / seconds,
         "model_flops": tokens / seconds * flops_per_token(args.size, args.context),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_device_bytes": trainer.device_bytes(),
         "loss": loss,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -198,7 +218,7 @@ def in_process(args, dtype, compiled, microbatch, step_tokens, steps):
     """One measurement in a process of its own; None if it fails, which is one way of losing."""
     command = [sys.executable, __file__, "--size", args.size, "--context", str(args.context), "--dtype", dtype,
                "--microbatch", str(microbatch), "--step-tokens", str(step_tokens), "--steps", str(steps),
-               "--threads", str(args.threads)] + (["--compile"] if compiled else [])
+               "--threads", str(args.threads), "--device", args.device] + (["--compile"] if compiled else [])
     label = f"{dtype}{' compiled' if compiled else ''}, microbatch {microbatch}"
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=args.timeout)
@@ -215,10 +235,11 @@ def in_process(args, dtype, compiled, microbatch, step_tokens, steps):
 
 def best(args):
     """One choice after the other, with short steps; the winner is measured with whole ones."""
-    start = max(1, 4096 // args.context)
+    least = 16384 if args.device == "cuda" else 4096  # tokens of a probe
+    start = max(1, least // args.context)
 
     def probe(dtype, compiled, microbatch):
-        return in_process(args, dtype, compiled, microbatch, max(4096, microbatch * args.context), 1)
+        return in_process(args, dtype, compiled, microbatch, max(least, microbatch * args.context), 1)
 
     def fastest(results):
         return max((r for r in results if r), key=lambda r: r["tokens_per_second"], default=None)
@@ -227,9 +248,9 @@ def best(args):
     if not top:
         sys.exit("peer_torch: nothing could be measured")
     top = fastest([top, probe(top["dtype"], True, start)])
-    sizes = [m for m in (1, 2, 4, 8, 16) if m != start and m * args.context <= STEP_TOKENS]
+    sizes = [m for m in (1, 2, 4, 8, 16) if m != start and m * args.context <= args.step_tokens]
     top = fastest([top] + [probe(top["dtype"], top["compile"], m) for m in sizes])
-    final = in_process(args, top["dtype"], top["compile"], top["microbatch"], STEP_TOKENS, args.steps)
+    final = in_process(args, top["dtype"], top["compile"], top["microbatch"], args.step_tokens, args.steps)
     return final or top
 
 
@@ -241,6 +262,7 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--microbatch", type=int, default=4, help="sequences")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="0: as PyTorch chooses")
@@ -250,7 +272,7 @@ def main():
     result = best(args) if args.best else measure(args)
     print(f"PyTorch {result['size']} context {result['context']}: {result['tokens_per_second']:.0f} tokens/s, {result['dtype']}"
           f"{', compiled' if result['compile'] else ''}, microbatch {result['microbatch']},"
-          f" {result['peak_rss_bytes'] / 2**30:.2f} GiB", file=sys.stderr)
+          f" {(result['peak_device_bytes'] or result['peak_rss_bytes']) / 2**30:.2f} GiB", file=sys.stderr)
     print(json.dumps(result), flush=True)
 
 

@@ -6,10 +6,15 @@
 #include "base/rng.h"
 #include "base/text.h"
 
-static const Size sizes[] = {
-    {"5M", 256, 6, 4, 2, 704, 4096},           {"15M", 384, 6, 6, 6, 1280, 4096},
-    {"50M", 512, 6, 8, 8, 1408, 32000},        {"125M", 768, 12, 12, 12, 2048, 32000},
-    {"125M-gqa", 768, 12, 12, 4, 2048, 32000}, {"125M-16h", 768, 12, 16, 16, 2048, 32000}};
+/* tiny: that a benchmark ends. 1B: Llama 3.2's. */
+static const Size sizes[] = {{"tiny", 64, 2, 4, 2, 96, 256, false},
+                             {"5M", 256, 6, 4, 2, 704, 4096, false},
+                             {"15M", 384, 6, 6, 6, 1280, 4096, false},
+                             {"50M", 512, 6, 8, 8, 1408, 32000, false},
+                             {"125M", 768, 12, 12, 12, 2048, 32000, false},
+                             {"125M-gqa", 768, 12, 12, 4, 2048, 32000, false},
+                             {"125M-16h", 768, 12, 16, 16, 2048, 32000, false},
+                             {"1B", 2048, 16, 32, 8, 8192, 128256, true}};
 
 const Size *workload_size(const char *name) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -27,6 +32,7 @@ ModelConfig workload_model(const Size *s, int64_t context) {
                          .head_dim = s->hidden / s->heads,
                          .max_position_embeddings = context,
                          .rms_norm_eps = 1e-5,
+                         .tie_word_embeddings = s->tied,
                          .rope_theta = 10000,
                          .rope_scaling = ROPE_NONE,
                          .bos_token_id = -1,

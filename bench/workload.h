@@ -9,9 +9,10 @@
 typedef struct Size {
     const char *name; /* "125M" */
     int64_t hidden, layers, heads, kv_heads, intermediate, vocab;
+    bool tied; /* the head is the embedding */
 } Size;
 
-#define WORKLOAD_SIZES "5M|15M|50M|125M|125M-gqa|125M-16h"
+#define WORKLOAD_SIZES "tiny|5M|15M|50M|125M|125M-gqa|125M-16h|1B"
 const Size *workload_size(const char *name); /* NULL: there is none of that name */
 ModelConfig workload_model(const Size *s, int64_t context);
 extern const OptimizerOptions workload_optimizer; /* AdamW */
