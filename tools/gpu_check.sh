@@ -109,7 +109,7 @@ if [ -e "$root/lib/of-cuda" ]; then
     export LD_LIBRARY_PATH=$libraries${own_libraries:+:$own_libraries}
     if [ -d "$root/mpi" ]; then
         mpi=$root/mpi/bin/mpirun
-        export OPAL_PREFIX=$root/mpi OMPI_MCA_plm=isolated # no ssh is looked for
+        export OPAL_PREFIX=$root/mpi OMPI_MCA_plm=isolated PMIX_MCA_pcompress_base_silence_warning=1 # no ssh is looked for, nor a part of PMIx
     fi
 fi
 
