@@ -269,10 +269,21 @@ static void give_job(CheckpointWriter *w, Job job) {
     pthread_cond_broadcast(&w->changed);
 }
 
-/* Mapped and touched now, so that the first save does not pay for it. At least a byte: a mapping of none
- * is an error. */
-static ErrorCode map_staging(CheckpointWriter *w, Error *err) {
-    size_t bytes = w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1;
+static size_t mapped_bytes(const CheckpointWriter *w) {
+    return w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1; /* a mapping of none is an error */
+}
+
+/* Taken and touched now, so that the first save does not pay for it. A device that is apart copies to pinned
+ * memory by itself; to other memory it makes the thread wait, piece by piece, in its driver. */
+static ErrorCode take_staging(CheckpointWriter *w, Error *err) {
+    size_t bytes = mapped_bytes(w);
+    Device *d = w->setup.device;
+    if (d) {
+        w->staging = d->runtime.host_take(d, bytes);
+        return w->staging ? OK
+                          : error_set(err, ERR_MEMORY,
+                                      "checkpoint staging: cannot get %zu bytes of pinned memory", bytes);
+    }
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (p == MAP_FAILED)
         return error_errno(err, ERR_MEMORY, "checkpoint staging: cannot get %zu bytes of memory", bytes);
@@ -286,8 +297,16 @@ static void free_blobs(CheckpointWriter *w) {
     w->blobs = NULL;
 }
 
+static void give_staging(CheckpointWriter *w) {
+    Device *d = w->setup.device;
+    if (d && w->staging)
+        d->runtime.host_give(d, w->staging);
+    else if (w->staging)
+        munmap(w->staging, mapped_bytes(w));
+}
+
 static void writer_free(CheckpointWriter *w) {
-    if (w->staging != NULL) munmap(w->staging, w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1);
+    give_staging(w);
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
     free(w->model.at);
@@ -308,7 +327,7 @@ ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *
     w->setup.dir = mem_strdup(setup->dir);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
-    ErrorCode code = map_staging(w, err);
+    ErrorCode code = take_staging(w, err);
     if (code == OK && (errno = pthread_create(&w->thread, NULL, work, w)) != 0)
         code = error_errno(err, ERR_UNAVAILABLE, "checkpoint writer: cannot start a thread");
     if (code != OK) writer_free(w);

@@ -36,6 +36,7 @@
 #define WEFT_CHECKPOINT_ASYNC_H
 
 #include "checkpoint/checkpoint.h"
+#include "device/device.h"
 
 typedef struct CheckpointWriter CheckpointWriter;
 
@@ -73,6 +74,7 @@ typedef struct WriterSetup {
     int64_t in_use;      /* sparing this step; -1: none */
     int rank, ranks;
     size_t staging_bytes;
+    Device *device; /* of tensor memory that is apart: staging is its pinned memory; else NULL */
 } WriterSetup;
 ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *setup, Error *err);
 

@@ -31,7 +31,9 @@ static const Flag flags[] = {
     {"--rank", 'r', "R",
      "the rank whose memory and program are shown; default: the fullest, and rank 0 for --program"},
     {"--memory", 'm', "SIZE",
-     "memory of a rank, such as 80GiB, to hold the plan against; default with one rank: this machine's"},
+     "memory of a rank, such as 80GiB, to hold the plan against, the GPU's where that trains; default with "
+     "one "
+     "rank: this machine's"},
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
     {"--link", 'l', "GB_PER_S",
      "with --tflops: speed of a message between stages, and of what crosses over tp and cp, which then take "
@@ -232,7 +234,8 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
     /* One rank is most likely this machine; many are others, of which nothing is known here. */
-    double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)memory_use().machine : 0;
+    uint64_t here = d->apart ? d->memory : memory_use().machine;
+    double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)here : 0;
     CompareRequest request = {(int)q->ranks, memory, q->speed, arguments_has(args, "--whole")};
     Text out = {0};
     for (int i = 0; i < 4; i++)
@@ -269,9 +272,8 @@ static double limit_of(const Request *q, const Config *c) {
 static ErrorCode choose_sync(Request *q, const Config *c, OptionSet *set, Error *err) {
     SyncChoice choice, of_run;
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
-    MemoryCount *count = q->speed.hardware ? memory_plan_pools : memory_plan_total;
-    TRY(sync_choose(c, (int)q->ranks, q->memory, count, &choice, err));
-    TRY(sync_choose(c, (int)q->ranks, fit_limit(c), memory_plan_total, &of_run, err));
+    TRY(sync_choose(c, (int)q->ranks, q->memory, &choice, err));
+    TRY(sync_choose(c, (int)q->ranks, fit_limit(c), &of_run, err));
     int at = snprintf(q->sync, sizeof q->sync, "%s", choice.why);
     if (of_run.sync != choice.sync)
         snprintf(q->sync + at, sizeof q->sync - (size_t)at, "; a run takes it with pipeline.memory_gib=%.4g",
@@ -287,12 +289,15 @@ static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *s
     return describe(args, q, c, d, err);
 }
 
-/* Opened for its figures; nothing is computed on it. Hardware that was stated is described instead, so that
- * its plan is the same wherever it is made: one thread a rank feeds a GPU, and products in bf16 need no room
- * to be widened in. */
-static ErrorCode take_device(const Request *q, const Config *c, Device *d, Error *err) {
-    if (!q->speed.hardware) return setup_device(c, NULL, d, err);
-    device_describe(d, q->hardware.name, c->run.threads > 0 ? (int)c->run.threads : 1, true);
+/* Opened for its figures; nothing is computed on it. Hardware that was stated is a GPU that is described
+ * instead, and so is a GPU that is not here: the plan is the same wherever it is made. */
+static ErrorCode take_device(const Request *q, const Config *c, OptionSet *set, Device *d, Error *err) {
+    static const char gpu[] = "cuda";
+    if (q->speed.hardware) TRY(options_derive(set, "run.device", gpu, "--hardware", err));
+    ErrorCode code = q->speed.hardware ? ERR_UNAVAILABLE : setup_device(c, NULL, d, err);
+    if (code != ERR_UNAVAILABLE || strcmp(device_kind(c->run.device), gpu) != 0) return code;
+    device_describe(d, gpu, q->speed.hardware ? q->hardware.name : "a GPU", (int)c->run.threads);
+    d->memory = (uint64_t)(q->speed.hardware ? q->hardware.memory.gib * GIB : 0);
     return OK;
 }
 
@@ -306,7 +311,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_model, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
-    if (code == OK) code = take_device(&q, &c, &d, err);
+    if (code == OK) code = take_device(&q, &c, &set, &d, err);
     if (code == OK) {
         code = plan(args, &q, &c, &set, &d, err);
         device_close(&d);

@@ -10,7 +10,7 @@
 
 #include "comm/internal.h"
 
-bool relay_needed(const Comm *c) { return c->device && c->device->memory > 0; }
+bool relay_needed(const Comm *c) { return c->device && c->device->apart; }
 
 static RelaySlot *free_slot(Comm *c) {
     for (int i = 0; i < c->slot_count; i++)

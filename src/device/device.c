@@ -224,9 +224,10 @@ ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error
 
 /* For plans of machines that are not here. The reference takes no scratch, so the optimised ops tell the
  * most. */
-void device_describe(Device *d, const char *processor, int threads, bool native_bf16) {
-    *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores(), .native_bf16 = native_bf16};
+void device_describe(Device *d, const char *kind, const char *processor, int threads) {
+    *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores()};
     d->ops.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
+    if (strcmp(kind, CUDA) == 0) cuda_describe(d);
     snprintf(d->processor, sizeof d->processor, "%s", processor);
 }
 

@@ -856,7 +856,9 @@ struct Device {
     char processor[128];      /* the processor's own name, or the GPU's */
     int threads;
     bool native_bf16;  /* bf16 matrix products are at least as fast as fp32 ones */
-    uint64_t memory;   /* bytes of its own; 0: tensor memory is the machine's */
+    bool apart;        /* tensor memory is the device's own, and not the machine's */
+    uint64_t memory;   /* bytes of that; 0: it is the machine's, or a described device's that nobody knows */
+    uint64_t pinned;   /* bytes of the host's memory that opening it takes, for uploads */
     int64_t loss_rows; /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
     int widest_head;   /* attention heads have at most so many elements; 0: any number */
     char *scratch;
@@ -905,10 +907,10 @@ void device_close(Device *d);
  * unless the program breaks the contract. device_open_cpu does it by itself where the environment has
  * WEFT_DEFER=seed. */
 void device_defer(Device *d, uint64_t seed);
-/* A device to plan for, which may be another one than this: only scratch_bytes may be asked of it, and
- * tells the most that any of the CPU's implementations takes. It has no name. threads as above. Nothing to
- * close. */
-void device_describe(Device *d, const char *processor, int threads, bool native_bf16);
+/* A device to plan for, which may be another one than this: only scratch_bytes may be asked of it. Of
+ * DEVICE_KINDS: "cuda" takes what any GPU does (its memory is the caller's to fill in), all others the most
+ * that any of the CPU's implementations takes. It has no name. threads as above. Nothing to close. */
+void device_describe(Device *d, const char *kind, const char *processor, int threads);
 /* Cores this process may run on. */
 int device_cpu_cores(void);
 

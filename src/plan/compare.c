@@ -100,8 +100,7 @@ static ErrorCode forecast_within(Compare *p, Forecast *f, Config *c, Error *err)
     ErrorCode code = forecast_build(f, c, p->d, p->q->world, p->q->speed, err);
     if (!open || (code == OK && (double)forecast_memory(f, f->fullest) <= p->q->memory)) return code;
     if (code == OK) forecast_free(f);
-    MemoryCount *count = p->q->speed.hardware ? memory_plan_pools : memory_plan_total;
-    TRY(sync_choose(c, p->q->world, p->q->memory, count, &choice, err));
+    TRY(sync_choose(c, p->q->world, p->q->memory, &choice, err));
     c->train.gradient_sync = choice.sync;
     return forecast_build(f, c, p->d, p->q->world, p->q->speed, err);
 }

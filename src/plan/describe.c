@@ -78,11 +78,18 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
     param_groups_print(&p->groups, &p->model.table, false, out);
 }
 
+static void put_share(const char *whose, uint64_t there, size_t taken, Text *out) {
+    char size[32];
+    double share = there > 0 ? 100.0 * (double)taken / (double)there : 0;
+    if (there > 0)
+        text_printf(out, "  of this %s's %s: %.1f%%%s\n", whose, text_bytes((double)there, size), share,
+                    share > 95 ? ": it will not fit" : "");
+}
+
 /* Of one rank, the one that speaks. Whether it will fit is said against the machine's memory, where other
  * ranks may be too: it is a hint, and allocation itself the test. Above 95% it is said that it will not fit:
  * the program itself, the libraries and the system need the rest. */
 void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
-    char total[32];
     MemoryUse machine = memory_use();
     const MemoryPlan *plan = rank_memory(p);
     describe_work(c, l, p, d, out);
@@ -93,8 +100,7 @@ void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Dev
     memory_plan_print(plan, &p->program, &p->model, &p->groups, out);
     partition_print_owners(&p->partition, &p->groups, out);
     if (!d->name) return;
-    uint64_t there = d->memory ? d->memory : machine.machine;
-    double share = 100.0 * (double)memory_plan_total(plan) / (double)(there ? there : 1);
-    text_printf(out, "  of this %s's %s: %.1f%%%s\n", d->memory ? "GPU" : "machine",
-                text_bytes((double)there, total), share, share > 95 ? ": it will not fit" : "");
+    put_share("GPU", d->memory, memory_plan_pools(plan), out);
+    put_share("machine", machine.machine, plan->apart ? memory_plan_host(plan) : memory_plan_total(plan),
+              out);
 }

@@ -33,6 +33,13 @@ typedef struct Fit {
     int *live;
 } Fit;
 
+/* The device is described, not opened: a search on a login node is of the machine that will train, as far as
+ * kind and threads go. */
+static void describe_device(const Config *c, Device *d) {
+    int64_t threads = c->run.most_threads > 0 ? c->run.most_threads : c->run.threads;
+    device_describe(d, device_kind(c->run.device), "", (int)threads);
+}
+
 /* ---- the estimate ---- */
 
 /* By the groups of the optimizer: blocks need not cost the same. */
@@ -44,18 +51,19 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
 }
 
 /* Bytes that the parameters of a unit, and `states` of theirs, cost the rank that holds it, whatever the
- * number of microbatches. */
-static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute) {
+ * number of microbatches; `copies`: what a checkpoint holds of them, too. */
+static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute,
+                          bool copies) {
     double shards = mesh_size(&l->mesh, MESH_SHARDS), share = elements / shards;
     bool exact = c->train.numerics == NUMERICS_EXACT;
     bool whole = program_sync((GradientSync)c->train.gradient_sync, (int)shards,
                               mesh_size(&l->mesh, MESH_REPLICAS), l->microbatches) == SYNC_STEP;
-    double weights = c->checkpoint.dtype == STORE_BF16 ? 4 + 8 : 4 + 4; /* master, copies to save */
+    double saved = !copies ? 0 : c->checkpoint.dtype == STORE_BF16 ? 8 : 4;
     double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
     double read = shards > 1    ? elements * compute
                   : compute < 4 ? share * compute
                                 : 0; /* gathered, or the compute copy */
-    return share * weights + 2 * states / shards + gradients + read;
+    return share * (4 + saved) + (copies ? 2 : 1) * states / shards + gradients + read;
 }
 
 /* Microbatches whose activations a stage keeps at most, by walking each rank's order: from F to the pass that
@@ -82,10 +90,12 @@ static ErrorCode estimate(Fit *f, Error *err) {
     TRY(model_build(&m, &c->model.shape, compute, (Recompute)c->train.recompute, tokens, c->train.loss_rows,
                     err));
     ParamGroups g;
+    Device d;
+    describe_device(c, &d);
     ErrorCode code = param_groups_build(&g, &c->optimizer, &m.table, err);
     for (int u = 0; u < m.table.units && code == OK; u++) {
         f->fixed[u] = fixed_bytes(f->l, c, (double)param_unit_size(&m.table, u), state_bytes(&m.table, &g, u),
-                                  (double)dtype_bytes(compute));
+                                  (double)dtype_bytes(compute), !d.apart);
         f->activation[u] = (double)unit_slab_bytes(&m, u) +
                            (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
     }
@@ -98,32 +108,29 @@ static ErrorCode estimate(Fit *f, Error *err) {
 /* ---- what a split takes ---- */
 
 /* Bytes of one pipeline rank: those of the rank of the mesh that has most. */
-static ErrorCode plan_place(const Config *c, const Layout *l, const Device *d, int place, MemoryCount *count,
-                            double *bytes, Error *err) {
+static ErrorCode plan_place(const Config *c, const Layout *l, const Device *d, int place, double *bytes,
+                            Error *err) {
     RankPlan p;
     RankSpec spec = rank_spec(c, l, d);
     ErrorCode code = rank_plan_fullest(&p, &spec, l, place, d, err);
-    if (code == OK) *bytes = fmax(*bytes, (double)count(rank_memory(&p)));
+    if (code == OK) *bytes = fmax(*bytes, (double)memory_plan_total(rank_memory(&p)));
     rank_plan_free(&p);
     return code;
 }
 
-/* The device is described, not opened: a search on a login node is of the machine that will train, as far as
- * threads go. */
-ErrorCode fit_measure(const Config *c, const Layout *l, MemoryCount *count, double *bytes, Error *err) {
-    int64_t threads = c->run.most_threads > 0 ? c->run.most_threads : c->run.threads;
+ErrorCode fit_measure(const Config *c, const Layout *l, double *bytes, Error *err) {
     Device d;
     *bytes = 0;
-    device_describe(&d, "", (int)threads, false);
+    describe_device(c, &d);
     for (int place = 0; place < mesh_size(&l->mesh, MESH_PIPELINE); place++)
-        TRY(plan_place(c, l, &d, place, count, bytes, err));
+        TRY(plan_place(c, l, &d, place, bytes, err));
     return OK;
 }
 
 static ErrorCode measure(const Fit *f, const Split *s, double *bytes, Error *err) {
     Layout l = *f->l;
     l.stages = (Stages){s->stages, s->first, l.schedule.rank_of_stage};
-    return fit_measure(f->c, &l, memory_plan_total, bytes, err);
+    return fit_measure(f->c, &l, bytes, err);
 }
 
 /* ---- the search ---- */

@@ -16,7 +16,8 @@
 ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err);
 /* pipeline.memory_gib in bytes; 0: no limit. */
 double fit_limit(const Config *c);
-/* Bytes that the fullest rank of a whole layout takes, by the plan of every pipeline place. */
-ErrorCode fit_measure(const Config *c, const Layout *l, MemoryCount *count, double *bytes, Error *err);
+/* Bytes that the fullest rank of a whole layout takes (memory_plan_total), by the plan of every pipeline
+ * place. */
+ErrorCode fit_measure(const Config *c, const Layout *l, double *bytes, Error *err);
 
 #endif

@@ -189,11 +189,9 @@ void forecast_free(Forecast *f) {
     *f = (Forecast){0};
 }
 
-/* Pools and staging: what the rank will take, but for the libraries' own. Hardware has memory of its own, and
- * staging is its host's. */
+/* What the rank will take, but for the libraries' own. */
 size_t forecast_memory(const Forecast *f, int place) {
-    const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
-    return f->speed.hardware ? memory_plan_pools(m) : memory_plan_total(m);
+    return memory_plan_total(rank_memory(&f->ranks[place].plan));
 }
 
 /* Over all axes: what a rank with one network card would send. */
@@ -219,7 +217,7 @@ double forecast_step(const Forecast *f) {
 
 /* ---- tables: a row for neighbouring places with the same figures ---- */
 
-enum { COLUMNS = 9, MEMORY_COLUMNS = 7 };
+enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one of the host's, where it is apart */
 
 /* Writes all COLUMNS figures of a place: rows are compared by their bytes, so none may be left as it was. */
 typedef void Fill(const Forecast *f, int place, double *value);
@@ -324,7 +322,8 @@ static void fill_memory(const Forecast *f, int place, double *value) {
     value[3] = (double)m->optimizer;
     value[4] = (double)m->arena[ARENA_ACTIVATIONS];
     value[6] = (double)forecast_memory(f, place);
-    value[7] = value[8] = 0;
+    value[7] = m->apart ? (double)memory_plan_host(m) : 0;
+    value[8] = 0;
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
@@ -370,12 +369,15 @@ static void put_limit(const Forecast *f, double limit, Text *out) {
 void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
     int n = make_rows(f, fill_memory, true, rows);
-    text_puts(out, "memory of a rank\n"
-                   "  ranks        parameters    gathered   gradients   optimizer activations       other    "
-                   "   total  holds\n");
+    bool apart = rank_memory(&f->ranks[0].plan)->apart;
+    text_printf(out,
+                "memory of a rank\n"
+                "  ranks        parameters    gathered   gradients   optimizer activations       other    "
+                "   total%s  holds\n",
+                apart ? "     on host" : "");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
-        for (int k = 0; k < MEMORY_COLUMNS; k++) put_bytes(rows[i].value[k], out);
+        for (int k = 0; k < MEMORY_COLUMNS + apart; k++) put_bytes(rows[i].value[k], out);
         put_units(f, &rows[i], out);
     }
     free(rows);
@@ -566,9 +568,10 @@ void forecast_print_time(const Forecast *f, Text *out) {
                 text_count((int64_t)(tokens / mesh->world), each), flops / mesh->world / 1e12,
                 100 * flops / mesh->world / hardware_peak(h, compute));
     put_parts(&f->time, out);
-    text_printf(out, "  memory of rank %d: %s of %g GiB; on its host %s more, the copy for checkpoints\n",
-                f->ranks[f->fullest].first, text_bytes((double)forecast_memory(f, f->fullest), whole),
-                h->memory.gib, text_bytes((double)rank_memory(&f->ranks[f->fullest].plan)->staging, each));
+    text_printf(
+        out, "  memory of rank %d: %s of %g GiB; on its host %s more, most of it the copy for checkpoints\n",
+        f->ranks[f->fullest].first, text_bytes((double)forecast_memory(f, f->fullest), whole), h->memory.gib,
+        text_bytes((double)memory_plan_host(rank_memory(&f->ranks[f->fullest].plan)), each));
     text_puts(out,
               "  assumed, not measured: these figures; all that crosses over tp and cp counts; no time for "
               "loading,\n           launching and saving\n");

@@ -57,8 +57,7 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
                          Error *err);
 void forecast_free(Forecast *f);
 
-size_t forecast_memory(const Forecast *f,
-                       int place); /* bytes of a rank, with the copy that checkpoints are written from */
+size_t forecast_memory(const Forecast *f, int place); /* bytes of a rank: memory_plan_total */
 uint64_t forecast_sent(const Forecast *f, int place); /* bytes of a step, over all axes */
 double forecast_time(const Forecast *f,
                      double measure);         /* of `timing`, as it is printed: seconds, or TFLOP */

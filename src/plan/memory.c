@@ -474,7 +474,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
     const Model *m = spec->model;
     size_t owned = p->partition->owned;
-    *plan = (MemoryPlan){.device_scratch = pool_round(spec->device_scratch)};
+    *plan = (MemoryPlan){.apart = spec->apart, .device_scratch = pool_round(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
     plan->scratch = pool_round(model_scratch_bytes(m));
@@ -492,6 +492,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->crossing = crossing_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
+    if (plan->apart)
+        plan->pinned = spec->pinned + step_statistics_bytes(figures, spec->noise, routed) + plan->probe.slots;
 }
 
 void memory_plan_free(MemoryPlan *plan) {
@@ -524,15 +526,33 @@ size_t memory_plan_communication(const MemoryPlan *plan) {
     return memory_plan_buckets(plan) + plan->tie + plan->crossing;
 }
 
-size_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_pools(plan) + plan->staging; }
+size_t memory_plan_host(const MemoryPlan *plan) { return plan->staging + plan->pinned; }
+
+size_t memory_plan_total(const MemoryPlan *plan) {
+    return memory_plan_pools(plan) + (plan->apart ? 0 : memory_plan_host(plan));
+}
 
 /* ---- Printing ---- */
 
-static void row(Text *out, const char *category, size_t bytes, size_t total, const char *what) {
-    char size[32];
-    if (bytes == 0) return;
-    text_printf(out, "  %-14s %12s %5.1f%%  %s\n", category, text_bytes((double)bytes, size),
-                100.0 * (double)bytes / (double)total, what);
+/* Of the memory that the pools are in; where that is the device's own, `host` has the column behind it. */
+static void two(const MemoryPlan *plan, Text *out, const char *category, size_t bytes, size_t host,
+                const char *what) {
+    char size[32], share[16] = "", other[32];
+    size_t total = memory_plan_total(plan);
+    if (bytes + host == 0) return;
+    if (bytes > 0) snprintf(share, sizeof share, "%.1f%%", 100.0 * (double)bytes / (double)total);
+    text_printf(out, "  %-14s %12s %6s", category, bytes > 0 ? text_bytes((double)bytes, size) : "", share);
+    if (plan->apart) text_printf(out, " %12s", host > 0 ? text_bytes((double)host, other) : "");
+    text_printf(out, "  %s\n", what);
+}
+
+static void row(const MemoryPlan *plan, Text *out, const char *category, size_t bytes, const char *what) {
+    two(plan, out, category, bytes, 0, what);
+}
+
+static void row_of_host(const MemoryPlan *plan, Text *out, const char *category, size_t bytes,
+                        const char *what) {
+    two(plan, out, category, plan->apart ? 0 : bytes, plan->apart ? bytes : 0, what);
 }
 
 static int buffers_of(const MemoryPlan *plan, Arena arena) {
@@ -548,36 +568,42 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};
     char note[160];
     Text states = {0};
-    size_t total = memory_plan_total(plan);
     bool sharded = p->partition->shards > 1;
-    row(out, "parameters", plan->parameters, total,
+    if (plan->apart) text_printf(out, "  %-14s %12s %6s %12s\n", "", "device", "", "host");
+    row(plan, out, "parameters", plan->parameters,
         sharded ? "fp32 master weights, this rank's shares" : "fp32 master weights");
-    row(out, "compute copy", plan->copy, total, "bf16 weights that the products read");
-    row(out, "gathered", plan->arena[ARENA_GATHERED], total, "parameters of the units at work");
-    row(out, "gradients", plan->gradients, total, p->exact ? "int64 sums, fp32 results" : "fp32");
-    row(out, "grad. in flight", plan->arena[ARENA_GRADIENTS], total, "of single microbatches");
+    row(plan, out, "compute copy", plan->copy, "bf16 weights that the products read");
+    row(plan, out, "gathered", plan->arena[ARENA_GATHERED], "parameters of the units at work");
+    row(plan, out, "gradients", plan->gradients, p->exact ? "int64 sums, fp32 results" : "fp32");
+    row(plan, out, "grad. in flight", plan->arena[ARENA_GRADIENTS], "of single microbatches");
     if (plan->optimizer) param_groups_name_states(g, &states);
-    row(out, "optimizer", plan->optimizer, total, states.data);
+    row(plan, out, "optimizer", plan->optimizer, states.data);
     text_free(&states);
     snprintf(note, sizeof note, "%d buffers, %lld tokens a microbatch, %s",
              buffers_of(plan, ARENA_ACTIVATIONS), (long long)m->tokens, policy[m->recompute]);
-    row(out, "activations", plan->arena[ARENA_ACTIVATIONS], total, note);
+    row(plan, out, "activations", plan->arena[ARENA_ACTIVATIONS], note);
     snprintf(note, sizeof note, "block gradients, logits of %lld tokens at a time%s", (long long)m->loss_rows,
              plan->scratch > pool_round(model_scratch_bytes(m)) ? ", the update of the largest matrix" : "");
-    row(out, "workspace", plan->keep + plan->scratch + plan->device_scratch, total, note);
-    row(out, "communication", memory_plan_communication(plan), total, "buckets of collectives");
-    row(out, "constants", plan->constants, total, "rotation table");
-    row(out, "statistics", plan->statistics, total,
-        "of losses and gradients; what changes from step to step");
-    row(out, "staging", plan->staging, total,
-        p->partition->replicas > 1
-            ? "copy of what a checkpoint holds; other replicas than the first have none"
-            : "copy of what a checkpoint holds, written beside the training");
-    row(out, "total", total, total, "");
+    row(plan, out, "workspace", plan->keep + plan->scratch + plan->device_scratch, note);
+    row(plan, out, "communication", memory_plan_communication(plan), "buckets of collectives");
+    row(plan, out, "constants", plan->constants, "rotation table");
+    row(plan, out, "statistics", plan->statistics, "of losses and gradients; what changes from step to step");
+    row_of_host(plan, out, "staging", plan->staging,
+                p->partition->replicas > 1
+                    ? "copy of what a checkpoint holds; other replicas than the first have none"
+                    : "copy of what a checkpoint holds, written beside the training");
+    row_of_host(plan, out, "pinned", plan->pinned,
+                "batches on their way to the device, figures of a step on theirs back");
+    two(plan, out, "total", memory_plan_total(plan), plan->apart ? memory_plan_host(plan) : 0, "");
     /* Measured: resident memory less the total, 1 to 8 ranks of 4 to 320 MiB each on one machine.
      * tests/ranks/test_pipeline_memory.sh allows twice as much. */
-    text_puts(out,
-              "  outside: 20 to 45 MiB of libraries, heap and buffers of MPI; what was read of the token "
-              "cache; before\n"
-              "           the first step up to 48 MiB more while the peak of the processor is measured\n");
+    if (plan->apart)
+        text_puts(out,
+                  "  outside: on the device what its driver and libraries take; on the host libraries, heap, "
+                  "buffers of MPI,\n           and what was read of the token cache\n");
+    else
+        text_puts(
+            out, "  outside: 20 to 45 MiB of libraries, heap and buffers of MPI; what was read of the token "
+                 "cache; before\n"
+                 "           the first step up to 48 MiB more while the peak of the processor is measured\n");
 }

@@ -93,7 +93,9 @@ typedef struct MemoryPlan {
     size_t tie;       /* the other rank's share of a tied gradient */
     size_t crossing;  /* workspace of sums inside passes, over tp or cp */
     size_t device_scratch;
-    size_t staging; /* beside the pools: host copy for checkpoints that are written while training */
+    bool apart;     /* pools are in memory of the device's own, not in the host's */
+    size_t staging; /* beside the pools, on the host: copy for checkpoints that are written while training */
+    size_t pinned;  /* there, where the device is apart: for uploads, and for what a step fetches */
 } MemoryPlan;
 
 typedef struct MemorySpec {
@@ -101,6 +103,8 @@ typedef struct MemorySpec {
     const Model *model;
     int64_t positions;
     size_t device_scratch;
+    bool apart;                   /* Device.apart */
+    size_t pinned;                /* Device.pinned */
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
     bool probes;                  /* training: steps may be probed */
     bool noise;                   /* of gradients is measured */
@@ -139,9 +143,11 @@ size_t stream_workspace(const Model *m);
 size_t memory_plan_buckets(const MemoryPlan *plan); /* of collectives */
 size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);
-size_t memory_plan_total(const MemoryPlan *plan);   /* pools and staging */
-typedef size_t MemoryCount(const MemoryPlan *plan); /* which of these is meant */
-/* A table: category, bytes, what it holds. */
+size_t memory_plan_host(const MemoryPlan *plan); /* beside the pools */
+/* Bytes of the memory that the pools are in: all that is beside them, too, unless the device has its own. It
+ * is what a limit of memory is of, everywhere. */
+size_t memory_plan_total(const MemoryPlan *plan);
+/* A table: category, bytes (of the device, and of its host where these are apart), what it holds. */
 void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
                        Text *out);
 

@@ -102,37 +102,47 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
     return program_check(out, err);
 }
 
+/* What of the device its memory hangs on. */
+typedef struct Room {
+    size_t scratch, pinned;
+    bool apart;
+} Room;
+
 /* What else runs in the memory of training. */
 static void make_room(RankPlan *p, const MemoryPlan *other) {
     for (int a = 0; a < ARENAS; a++)
         if (other->arena[a] > p->memory.arena[a]) p->memory.arena[a] = other->arena[a];
 }
 
-static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, size_t scratch, Error *err) {
+static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, Room room, Error *err) {
     StepPlan *step = &p->smaller[p->smaller_count++];
     /* As a whole step has it, whose memory this is. */
     TRY(plan_program(p, schedule, p->program.sync, &step->program, err));
     memory_plan(&step->memory, &(MemorySpec){.program = &step->program,
                                              .model = &p->model,
                                              .positions = p->spec.positions,
-                                             .device_scratch = scratch});
+                                             .device_scratch = room.scratch,
+                                             .apart = room.apart,
+                                             .pinned = room.pinned});
     make_room(p, &step->memory);
     return OK;
 }
 
-static ErrorCode plan_training(RankPlan *p, const Layout *l, size_t scratch, Error *err) {
+static ErrorCode plan_training(RankPlan *p, const Layout *l, Room room, Error *err) {
     TRY(plan_program(p, &l->schedule, p->spec.sync, &p->program, err));
     memory_plan(&p->memory, &(MemorySpec){.program = &p->program,
                                           .model = &p->model,
                                           .positions = p->spec.positions,
-                                          .device_scratch = scratch,
+                                          .device_scratch = room.scratch,
+                                          .apart = room.apart,
+                                          .pinned = room.pinned,
                                           .optimizer = &p->groups,
                                           .probes = p->spec.probes,
                                           .noise = p->spec.noise});
     p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
     make_room(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);
-    for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], scratch, err));
+    for (int i = 0; i < l->smaller_count; i++) TRY(plan_smaller(p, &l->smaller[i], room, err));
     return OK;
 }
 
@@ -295,7 +305,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .spans = contexts.spans,
                                                     .keys = contexts.keys});
     DeviceNeeds needs = model_device_needs(&p->model);
-    size_t scratch = d->ops.scratch_bytes(d, &needs);
+    Room room = {d->ops.scratch_bytes(d, &needs), d->pinned, d->apart};
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
                                                             .partition = &p->partition,
                                                             .crosses = p->spec.crosses,
@@ -303,8 +313,10 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     memory_plan(&p->evaluation_memory, &(MemorySpec){.program = &p->evaluation,
                                                      .model = &p->model,
                                                      .positions = spec->positions,
-                                                     .device_scratch = scratch});
-    return spec->inference ? OK : plan_training(p, l, scratch, err);
+                                                     .device_scratch = room.scratch,
+                                                     .apart = room.apart,
+                                                     .pinned = room.pinned});
+    return spec->inference ? OK : plan_training(p, l, room, err);
 }
 
 /* Shares are even unless matrices stay whole, so the second plan is rarely made. */

@@ -16,21 +16,20 @@ const char *sync_name(GradientSync sync) {
 
 /* A pipeline's split is made for the candidate, too: where none keeps to pipeline.memory_gib, that is an
  * error of the layout, and of the candidate alone. */
-static ErrorCode measure(const Config *c, int world, GradientSync sync, MemoryCount *count, double *bytes,
-                         Error *err) {
+static ErrorCode measure(const Config *c, int world, GradientSync sync, double *bytes, Error *err) {
     Config candidate = *c;
     Layout l;
     candidate.train.gradient_sync = sync;
     ErrorCode code = layout_build(&l, &candidate, world, err);
-    if (code == OK) code = fit_measure(&candidate, &l, count, bytes, err);
+    if (code == OK) code = fit_measure(&candidate, &l, bytes, err);
     layout_free(&l);
     return code;
 }
 
 /* In the order of bytes; what does not apply to the mesh is left out. Where nothing fits, what takes least:
  * how much too much that is, a plan says. */
-static ErrorCode first_that_fits(const Config *c, int world, double limit, MemoryCount *count, bool both_axes,
-                                 SyncChoice *out, Error *err) {
+static ErrorCode first_that_fits(const Config *c, int world, double limit, bool both_axes, SyncChoice *out,
+                                 Error *err) {
     static const SyncChoice order[] = {
         {SYNC_STEP, "auto: fits the memory of a rank, and sends the fewest bytes"},
         {SYNC_REPLICA, "auto: step does not fit the memory of a rank"},
@@ -40,7 +39,7 @@ static ErrorCode first_that_fits(const Config *c, int world, double limit, Memor
     for (int i = 0; i < 3; i++) {
         double bytes = 0;
         if (order[i].sync == SYNC_REPLICA && !both_axes) continue;
-        code = measure(c, world, order[i].sync, count, &bytes, err);
+        code = measure(c, world, order[i].sync, &bytes, err);
         if (code == OK && bytes < least) least = bytes, *out = order[i];
         if (code == OK && bytes <= limit) return OK;
     }
@@ -49,8 +48,7 @@ static ErrorCode first_that_fits(const Config *c, int world, double limit, Memor
     return OK;
 }
 
-ErrorCode sync_choose(const Config *c, int world, double limit, MemoryCount *count, SyncChoice *out,
-                      Error *err) {
+ErrorCode sync_choose(const Config *c, int world, double limit, SyncChoice *out, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
     TRY(mesh_build(&mesh, &c->mesh, world, err));
@@ -63,6 +61,6 @@ ErrorCode sync_choose(const Config *c, int world, double limit, MemoryCount *cou
     else if (microbatches == 1)
         out->why = "auto: one microbatch a step, there is nothing to add up";
     else if (shards > 1 && limit > 0)
-        return first_that_fits(c, world, limit, count, replicas > 1, out, err);
+        return first_that_fits(c, world, limit, replicas > 1, out, err);
     return OK;
 }

@@ -117,6 +117,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
     WriterSetup setup = {.dir = dir,
                          .keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every},
                          .in_use = in_use,
+                         .device = engine_device(e)->apart ? engine_device(e) : NULL,
                          .rank = comm_rank(comm),
                          .ranks = comm_size(comm),
                          .staging_bytes =

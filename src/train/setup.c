@@ -310,8 +310,7 @@ static bool keeps_sync(const Config *c, int world, const SavedRun *saved, Gradie
 ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err) {
     SyncChoice choice = {.why = KEPT};
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
-    if (!keeps_sync(c, world, saved, &choice.sync))
-        TRY(sync_choose(c, world, fit_limit(c), memory_plan_total, &choice, err));
+    if (!keeps_sync(c, world, saved, &choice.sync)) TRY(sync_choose(c, world, fit_limit(c), &choice, err));
     return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
 }
 

@@ -448,15 +448,18 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     TRY(journal_open(&t->journal, dir, err));
     TRY(record_restart(t, err));
     if (t->c->metrics.tensorboard) TRY(tensorboard_open(&t->board, dir, step, err));
-    const JournalFact facts[] = {{"parameters", (double)model_parameter_count(&t->c->model.shape)},
-                                 {"tokens_per_step", (double)t->c->train.tokens_per_step},
-                                 {"total_steps", (double)t->c->train.steps},
-                                 {"flops_per_token", t->flops_per_token},
-                                 {"peak_flops", t->peak_flops},
-                                 {"ranks", comm_size(t->comm)},
-                                 {"threads", t->device.threads},
-                                 {"planned_bytes", (double)memory_plan_total(rank_memory(&t->rank))},
-                                 {NULL, 0}};
+    const MemoryPlan *memory = rank_memory(&t->rank);
+    const JournalFact facts[] = {
+        {"parameters", (double)model_parameter_count(&t->c->model.shape)},
+        {"tokens_per_step", (double)t->c->train.tokens_per_step},
+        {"total_steps", (double)t->c->train.steps},
+        {"flops_per_token", t->flops_per_token},
+        {"peak_flops", t->peak_flops},
+        {"ranks", comm_size(t->comm)},
+        {"threads", t->device.threads},
+        {"planned_bytes", (double)memory_plan_total(memory)},
+        {t->device.apart ? "planned_host_bytes" : NULL, (double)memory_plan_host(memory)},
+        {NULL, 0}};
     TRY(journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts,
                     err));
     if (t->changes.length == 0) return OK;

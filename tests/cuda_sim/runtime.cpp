@@ -246,6 +246,15 @@ cudaError_t cudaGetLastError(void) {
 
 /* ---- memory ---- */
 
+/* What is taken and given back, line by line, in a file that the environment names. */
+static void note_memory(const char *what, size_t bytes, char sign) {
+    const char *path = getenv("WEFT_SIM_MEMORY");
+    FILE *f = path ? fopen(path, "a") : NULL;
+    if (!f) return;
+    fprintf(f, "%s %c%zu\n", what, sign, bytes);
+    fclose(f);
+}
+
 /* Not zeroed, as on a GPU. */
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
     Lock lock(mutex);
@@ -256,6 +265,7 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     mprotect(p, pages(bytes), PROT_NONE);
     device_memory[p] = bytes;
     taken += bytes;
+    note_memory("device", bytes, '+');
     *memory = p;
     return cudaSuccess;
 }
@@ -266,6 +276,7 @@ cudaError_t cudaFree(void *memory) {
     auto found = device_memory.find(memory);
     if (found == device_memory.end()) return fail(cudaErrorInvalidValue);
     taken -= found->second;
+    note_memory("device", found->second, '-');
     munmap(memory, pages(found->second));
     device_memory.erase(found);
     return sticky;
@@ -277,6 +288,7 @@ cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
     *memory = malloc(bytes);
     if (!*memory) return fail(cudaErrorMemoryAllocation);
     pinned[*memory] = bytes;
+    note_memory("host", bytes, '+');
     return cudaSuccess;
 }
 

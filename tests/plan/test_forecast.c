@@ -42,7 +42,8 @@ static void configure(Planned *p, int count, const char *const *words) {
     if (config_load(&p->c, &p->set, NULL, BASE + count, all, checkpoint_find_model, &err) != OK)
         fail_msg("%s", err.message);
     if (model_config_complete(&p->c.model.shape, "model", &err) != OK) fail_msg("%s", err.message);
-    device_describe(&p->d, "", 1, false); /* as choices and splits plan, wherever they are made */
+    /* As choices and splits plan, wherever they are made. */
+    device_describe(&p->d, device_kind(p->c.run.device), "", 1);
 }
 #define WORDS(...) \
     sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (const char *const[]) { __VA_ARGS__ }
@@ -254,7 +255,7 @@ static void auto_is_what_follows_from_mesh_and_step(void **state) {
         Planned p;
         SyncChoice choice;
         plan(&p, cases[i].world, unknown, 3, cases[i].words);
-        assert_int_equal(sync_choose(&p.c, cases[i].world, 0, memory_plan_total, &choice, &err), OK);
+        assert_int_equal(sync_choose(&p.c, cases[i].world, 0, &choice, &err), OK);
         assert_int_equal(choice.sync, cases[i].expected);
         assert_int_equal(p.f.ranks[0].plan.program.sync, cases[i].expected); /* and so it is lowered */
         release(&p);
@@ -284,32 +285,51 @@ static void auto_takes_the_least_memory_of_the_fewest_bytes(void **state) {
 }
 
 /* A limit just below what one takes makes it the next, until nothing fits: then it is what takes least. The
- * figures are those of the plans. */
+ * figures are those of the plans; of a GPU, those of its memory. */
 static void a_limit_moves_auto_on(void **state) {
     (void)state;
     static const char *const meshes[] = {"mesh.dp_replicate=1", "mesh.dp_replicate=2"};
     static const GradientSync order[][3] = {{SYNC_STEP, SYNC_MICROBATCH, SYNC_MICROBATCH},
                                             {SYNC_STEP, SYNC_REPLICA, SYNC_REPLICA}};
     static const char *const deep = "model.num_hidden_layers=24", *const step = "train.tokens_per_step=1024";
-    for (int m = 0; m < 2; m++) {
+    static const char *const devices[] = {"run.device=cpu", "run.device=cuda"};
+    for (int m = 0; m < 4; m++) {
+        const char *mesh = meshes[m / 2], *device = devices[m % 2];
         double limit = 1e12;
         for (int i = 0; i < 3; i++) {
             Planned p;
             SyncChoice choice;
-            configure(&p, WORDS(meshes[m], step, deep));
-            assert_int_equal(sync_choose(&p.c, 4, limit, memory_plan_total, &choice, &err), OK);
-            assert_int_equal(choice.sync, order[m][i]);
+            configure(&p, WORDS(mesh, step, deep, device));
+            assert_int_equal(sync_choose(&p.c, 4, limit, &choice, &err), OK);
+            assert_int_equal(choice.sync, order[m / 2][i]);
             assert_int_equal(strstr(choice.why, "nothing fits") != NULL, i == 2);
             options_free(&p.set);
             char chosen[64];
             snprintf(chosen, sizeof chosen, "train.gradient_sync=%s", sync_name(choice.sync));
-            plan(&p, 4, unknown, WORDS(meshes[m], step, deep, chosen));
+            plan(&p, 4, unknown, WORDS(mesh, step, deep, device, chosen));
             double bytes = (double)forecast_memory(&p.f, p.f.fullest);
             assert_int_equal(bytes <= limit, i < 2);
             limit = bytes - 1;
             release(&p);
         }
     }
+}
+
+/* What checkpoints are written from is the host's where the device has memory of its own: no limit is of
+ * it. */
+static void memory_of_a_gpu_is_its_own(void **state) {
+    (void)state;
+    Planned here, gpu;
+    plan(&here, 1, unknown, WORDS("train.tokens_per_step=256", "run.device=cpu"));
+    plan(&gpu, 1, unknown, WORDS("train.tokens_per_step=256", "run.device=cuda"));
+    const MemoryPlan *a = rank_memory(&here.f.ranks[0].plan), *b = rank_memory(&gpu.f.ranks[0].plan);
+    assert_true(a->staging > 0 && a->staging == b->staging);
+    assert_true(memory_plan_total(a) == memory_plan_pools(a) + a->staging);
+    assert_true(memory_plan_total(b) == memory_plan_pools(b) && memory_plan_host(b) >= b->staging);
+    assert_true(b->device_scratch >= (size_t)32 << 20);
+    assert_int_equal(gpu.f.ranks[0].plan.model.loss_rows, 64); /* all tokens: fewer than 2,048 */
+    release(&here);
+    release(&gpu);
 }
 
 /* ---- hardware ---- */
@@ -502,6 +522,7 @@ int main(void) {
                                        cmocka_unit_test(auto_is_what_follows_from_mesh_and_step),
                                        cmocka_unit_test(auto_takes_the_least_memory_of_the_fewest_bytes),
                                        cmocka_unit_test(a_limit_moves_auto_on),
+                                       cmocka_unit_test(memory_of_a_gpu_is_its_own),
                                        cmocka_unit_test(hardware_is_named_or_read),
                                        cmocka_unit_test(collectives_cross_machines),
                                        cmocka_unit_test(a_step_is_its_flops),

@@ -49,9 +49,24 @@ has out '"nccl_problem": "WEFT_NCCL=none in the environment"'
 has out "Ranks on several GPUs would send through the host's memory"
 [ "$(grep -c '"memory_available_bytes": 8589934592\|"copy_bytes_per_second": [1-9]\|"peak_bf16_flops": [1-9]' out)" -eq 7 ] ||
     fail "figures of two GPUs are missing: $(cat out)"
+# planned FILE: what is said of memory, but for the lines that hold it against a machine.
+planned() { sed -n '/^memory$/,/ outside:/p' "$1"; }
 expect 0 plan run.yaml run.device=cuda
 has out "device  simulated GPU (cuda kernels)"
 has out "of this GPU's 8.00 GiB"
+has out "of this machine's"
+planned out >opened
+grep -Eq '^ +device +host$' opened || fail "memory of the device and of its host have no columns: $(cat opened)"
+grep -Eq '^  pinned +12\.[0-9]+ MiB' opened || fail "pinned memory is not planned: $(cat opened)"
+grep -Eq '^  staging  ' opened || fail "staging is not planned: $(cat opened)"
+# Without a GPU, and of hardware that is stated, the plan is the same.
+WEFT_CUDA=$directory/no-such-plugin.so expect 0 plan run.yaml run.device=cuda
+has out "device  a GPU, as stated: not this machine"
+planned out | cmp -s - opened || fail "a plan without a GPU is another one: $(planned out | diff - opened)"
+WEFT_CUDA=$directory/no-such-plugin.so expect 0 plan run.yaml --hardware h200
+planned out | cmp -s - opened || fail "a plan for h200 is another one: $(planned out | diff - opened)"
+WEFT_CUDA=$directory/no-such-plugin.so expect 78 plan run.yaml run.device=cuda model.head_dim=258
+has err "at most 256"
 
 # ---- runs ----
 
@@ -75,7 +90,18 @@ same() {
 # named FILE...: the ops that its table of times has.
 named() { cat "$@" | sed -n '/op  *calls  *seconds/,/^$/p' | sed 's/^.*| //' | awk '$2 ~ /^[0-9]+$/ { print $1 }' | sort; }
 train cpu run.device=cpu metrics.profile=true
-train base run.device=cuda metrics.profile=true
+WEFT_SIM_MEMORY=$directory/taken train base run.device=cuda metrics.profile=true
+# What is planned is what is taken: once the peak has been measured, and its memory given back, of the device what the pools are; of the
+# host, pinned, what is planned there.
+planned base.out >said
+[ -s said ] || planned base.err >said
+sed 's/^.*| //' said | cmp -s - opened || fail "a run plans another memory than weft plan: $(diff said opened)"
+fact() { sed -n "s/.*\"event\": \"started\".*\"$1\": \([0-9]*\).*/\1/p" base/journal.jsonl | head -1; }
+held=$(awk '$1 == "device" { sum += $2; if ($2 < 0) { print sum; exit } }' taken)
+pinned=$(awk '$1 == "host" { sum += $2 } END { printf "%d\n", sum }' taken)
+[ -n "$held" ] && [ $((held - $(fact planned_bytes))) -ge 0 ] && [ $((held - $(fact planned_bytes))) -lt 16 ] ||
+    fail "$held bytes of the device are taken, planned were $(fact planned_bytes)"
+[ "$pinned" = "$(fact planned_host_bytes)" ] || fail "$pinned bytes are pinned, planned were $(fact planned_host_bytes)"
 near base cpu
 [ "$(named base.out base.err | grep -c .)" -gt 15 ] || fail "few ops have times: $(named base.out base.err)"
 [ "$(named base.out base.err)" = "$(named cpu.out cpu.err)" ] ||

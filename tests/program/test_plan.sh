@@ -177,6 +177,16 @@ for name in $limited; do
 done
 fits pipeline.schedule=zb_h2 train.compute=bf16 model.tie_word_embeddings=true train.numerics=exact
 fits pipeline.schedule=zb_h1 mesh.dp_shard=1 train.split_backward=true checkpoint.dtype=bf16 run.threads=0
+# Of a GPU the limit is its memory's: what checkpoints are written from has a column of its own, and does not count.
+fits pipeline.schedule=1f1b run.device=cuda
+plan 0 -n 2 mesh.pp=2 run.device=cuda
+grep -Eq '^  ranks .* total +on host  holds$' out || fail "no column of the host: $(grep -m1 ' ranks ' out)"
+grep -Eq '^  staging +[0-9.]+ [KM]iB  copy' out || fail "nothing is staged: $(cat out)"
+plan 0 -n 2 mesh.pp=2 run.device=cuda --memory "$(awk '$1 == "total" { print 1.01 * $2 $3; exit }' out)"
+hasnt out "it will not fit"
+has out "device  a GPU, as stated: not this machine"
+plan 0 -n 2 mesh.pp=2 run.device=cpu
+hasnt out "on host"
 plan 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_size=8192
 free_split=$(grep -c "of largest" out)$(grep "embedding, layers" out | head -1)
 fullest=$(awk '$1 == "0" && /embedding/ && /iB/' out | grep -oE "[0-9.]+ MiB  embedding" | cut -d' ' -f1)

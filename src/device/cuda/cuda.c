@@ -17,6 +17,7 @@
 #include "base/rng.h"
 #include "device/cpu/cpu.h"
 #include "device/cuda/calls.h"
+#include "device/cuda/needs.h"
 
 /* ---- the plugin ---- */
 
@@ -179,6 +180,19 @@ ErrorCode cuda_open(Device *d, int place, Error *err) {
     d->ops.init_normal = init_normal;
     d->ops.grad_stats = grad_stats;
     return OK;
+}
+
+static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
+    (void)d;
+    return cuda_scratch_needed(needs);
+}
+
+void cuda_describe(Device *d) {
+    d->apart = d->native_bf16 = true;
+    d->pinned = cuda_pinned();
+    d->loss_rows = CUDA_LOSS_ROWS;
+    d->widest_head = CUDA_WIDEST_HEAD;
+    d->ops.scratch_bytes = scratch_bytes;
 }
 
 ErrorCode cuda_facts(CudaFacts *f, Error *err) {

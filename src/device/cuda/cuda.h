@@ -10,6 +10,9 @@
  * driver, GPU. */
 ErrorCode cuda_open(Device *d, int place, Error *err);
 
+/* A GPU to plan for: see device_describe. */
+void cuda_describe(Device *d);
+
 /* What `weft doctor` tells, survey and all; ERR_UNAVAILABLE where there is no plugin, or one that does not
  * load. */
 ErrorCode cuda_facts(CudaFacts *f, Error *err);

@@ -431,10 +431,6 @@ void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qk
 
 } // namespace
 
-extern "C" size_t attention_scratch(const DeviceNeeds *needs) {
-    return (size_t)(needs->attention.tokens * needs->attention.heads) * sizeof(float);
-}
-
 /* The backward pass has the most tiles. */
 extern "C" int attention_widest(size_t shared) {
     AttentionShape s = {};

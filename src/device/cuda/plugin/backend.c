@@ -20,14 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/cuda/needs.h"
 #include "device/cuda/plugin/products.h"
 #include "device/cuda/plugin/times.h"
 
-enum { RING = 1024, SEGMENTS = 4, SEGMENT = 1 << 20 };
-
-/* Below some 1,000 rows the head's products are bound by memory: its weight gradient is read and written
- * once for each group of rows. */
-enum { LOSS_ROWS = 2048 };
+enum { RING = 1024, SEGMENTS = CUDA_SEGMENTS, SEGMENT = CUDA_SEGMENT };
 
 typedef struct Pinned {
     char *memory; /* pinned; SEGMENTS * SEGMENT */
@@ -151,11 +148,8 @@ void *cuda_scratch(Device *d, size_t bytes) {
 }
 
 static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
-    size_t most = products_workspace(backend_of(d)->products),
-           others[] = {norms_scratch(needs), attention_scratch(needs)};
-    for (int i = 0; i < 2; i++)
-        if (others[i] > most) most = others[i];
-    return most;
+    (void)d;
+    return cuda_scratch_needed(needs);
 }
 
 /* ---- streams and events ---- */
@@ -363,9 +357,9 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
                       .ab_type = ab_type,
                       .c_type = c_type};
     char problem[200] = "";
-    size_t workspace = products_workspace(backend_of(d)->products);
-    if (!products_run(backend_of(d)->products, &p, a, b, c, accumulate, cuda_scratch(d, workspace),
-                      cuda_stream(d), problem, sizeof problem))
+    void *workspace = cuda_scratch(d, cuda_products_workspace());
+    if (!products_run(backend_of(d)->products, &p, a, b, c, accumulate, workspace, cuda_stream(d), problem,
+                      sizeof problem))
         cuda_fatal(d, "gemm %lld x %lld x %lld, %s to %s%s%s: %s", (long long)m, (long long)n, (long long)k,
                    ab_type == DTYPE_F32 ? "fp32" : "bf16", c_type == DTYPE_F32 ? "fp32" : "bf16",
                    trans_a ? ", A transposed" : "", trans_b ? ", B transposed" : "", problem);
@@ -504,7 +498,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
                            "run.device: cuda: %s has compute capability %d.%d; 8.0 or newer is needed",
                            f.name, f.major, f.minor);
     for (DeviceStream s = ON_COMPUTE; s < ON_WIRES; s++) PASS_ON(cuda_open_stream(d, s, err));
-    b->products = products_open(f.major, err);
+    b->products = products_open(err);
     return b->products ? OK : ERR_UNAVAILABLE;
 }
 
@@ -519,8 +513,9 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
     pthread_mutex_init(&b->mutex, NULL);
     d->impl = b;
     d->name = "cuda";
-    d->native_bf16 = true;
-    d->loss_rows = LOSS_ROWS;
+    d->apart = d->native_bf16 = true;
+    d->pinned = cuda_pinned();
+    d->loss_rows = CUDA_LOSS_ROWS;
     d->wires = wires_table();
     d->runtime = (DeviceRuntime){.mark = mark,
                                  .follow = follow,

@@ -62,9 +62,6 @@ void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);
 void gradients_fill(Ops *ops);
 
-/* Scratch of ops other than products. */
-size_t norms_scratch(const DeviceNeeds *needs);
-size_t attention_scratch(const DeviceNeeds *needs);
 /* Elements of the widest heads on a GPU whose blocks may have so much shared memory. */
 int attention_widest(size_t shared);
 

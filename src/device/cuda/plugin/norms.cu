@@ -408,13 +408,6 @@ void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, con
 
 } // namespace
 
-/* A number for each row: of a token, or of each of its heads. */
-extern "C" size_t norms_scratch(const DeviceNeeds *needs) {
-    int64_t heads = needs->attention.heads > 1 ? needs->attention.heads : 1,
-            tokens = needs->tokens > needs->attention.tokens ? needs->tokens : needs->attention.tokens;
-    return (size_t)(tokens * heads) * sizeof(float);
-}
-
 extern "C" void norms_fill(Ops *ops) {
     ops->norm_forward = norm_forward;
     ops->norm_backward = norm_backward;

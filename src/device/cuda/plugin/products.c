@@ -14,9 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/cuda/needs.h"
 #include "device/cuda/plugin/backend.h"
 
-enum { ALIGNMENT = 256, HOPPER = 9 };
+enum { ALIGNMENT = CUDA_ALIGNMENT };
 
 typedef struct Plan {
     ProductShape shape;
@@ -28,19 +29,14 @@ typedef struct Plan {
 
 struct Products {
     cublasLtHandle_t handle;
-    size_t workspace;
     Plan *plans;
     int count;
 };
 
-/* The manual of cuBLAS recommends these; and the address is rounded up. */
-Products *products_open(int major, Error *err) {
+Products *products_open(Error *err) {
     Products *p = calloc(1, sizeof *p);
     cublasStatus_t s = p ? cublasLtCreate(&p->handle) : CUBLAS_STATUS_ALLOC_FAILED;
-    if (s == CUBLAS_STATUS_SUCCESS) {
-        p->workspace = ((size_t)(major >= HOPPER ? 32 : 4) << 20) + ALIGNMENT;
-        return p;
-    }
+    if (s == CUBLAS_STATUS_SUCCESS) return p;
     free(p);
     cuda_refuse(err, ERR_UNAVAILABLE, "run.device: cuda: cuBLASLt does not start: %s",
                 cublasLtGetStatusString(s));
@@ -62,7 +58,8 @@ void products_close(Products *p) {
     free(p);
 }
 
-size_t products_workspace(const Products *p) { return p->workspace; }
+/* Of the room there is, once its address is rounded up. */
+static size_t workspace_bytes(void) { return cuda_products_workspace() - ALIGNMENT; }
 uint64_t products_version(void) { return cublasLtGetVersion(); }
 
 /* ---- plans ---- */
@@ -114,7 +111,7 @@ static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
     cublasLtMatmulPreference_t wishes;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    const size_t workspace = p->workspace - ALIGNMENT;
+    const size_t workspace = workspace_bytes();
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE, *a = plan->alignment;
     const Wish list[] = {{CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
                          {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split},
@@ -179,8 +176,7 @@ bool products_run(Products *p, const ProductShape *s, const void *a, const void 
     cublasStatus_t e = find_plan(p, s, alignment, &plan);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmul(p->handle, plan->product, &alpha, b, plan->first, a, plan->second, &beta, c,
-                           plan->result, c, plan->result, &plan->algorithm, room, p->workspace - ALIGNMENT,
-                           stream);
+                           plan->result, c, plan->result, &plan->algorithm, room, workspace_bytes(), stream);
     if (e != CUBLAS_STATUS_SUCCESS) snprintf(problem, size, "cuBLASLt: %s", cublasLtGetStatusString(e));
     return e == CUBLAS_STATUS_SUCCESS;
 }

@@ -14,12 +14,11 @@ typedef struct ProductShape {
     Dtype ab_type, c_type;
 } ProductShape;
 
-/* `major`: of the compute capability. NULL with err set where the library does not start. */
-Products *products_open(int major, Error *err);
+/* NULL with err set where the library does not start. */
+Products *products_open(Error *err);
 void products_close(Products *p); /* NULL is fine */
-/* Bytes that a product may need, 256-aligned or not. */
-size_t products_workspace(const Products *p);
-/* As gemm of device.h without leaves. False with the reason in problem[size]. */
+/* As gemm of device.h without leaves; works in cuda_products_workspace bytes, 256-aligned or not. False with
+ * the reason in problem[size]. */
 bool products_run(Products *p, const ProductShape *s, const void *a, const void *b, void *c, bool accumulate,
                   void *workspace, cudaStream_t stream, char *problem, size_t size);
 uint64_t products_version(void);
