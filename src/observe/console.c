@@ -53,12 +53,15 @@ static void add_rate(Text *out, bool colour, double tokens_per_second) {
     add_field(out, colour, BLUE, "tps", number);
 }
 
-/* The peak, not what is resident now: it is what has to fit. */
+/* The peak, not what is resident now: it is what has to fit. Where tensors are in a device's own memory, what
+ * is taken of that. */
 static void add_memory(Text *out, bool colour, const StepMetrics *m) {
     char value[64];
-    int n = snprintf(value, sizeof value, "%5.2fGiB", (double)m->memory_peak / GIB);
-    if (isfinite(m->memory_fraction))
-        snprintf(value + n, sizeof value - (size_t)n, "(%.2f%%)", 100 * m->memory_fraction);
+    bool apart = m->device_memory > 0;
+    double share = apart ? m->device_fraction : m->memory_fraction;
+    int n =
+        snprintf(value, sizeof value, "%5.2fGiB", (double)(apart ? m->device_memory : m->memory_peak) / GIB);
+    if (isfinite(share)) snprintf(value + n, sizeof value - (size_t)n, "(%.2f%%)", 100 * share);
     add_field(out, colour, CYAN, "memory", value);
 }
 

@@ -74,6 +74,8 @@ static const Field step_fields[] = {
     STEP_FIELD(memory_resident, FIELD_INT),
     STEP_FIELD(memory_peak, FIELD_INT),
     STEP_FIELD(memory_fraction, FIELD_DOUBLE),
+    STEP_FIELD(device_memory, FIELD_INT),
+    STEP_FIELD(device_fraction, FIELD_DOUBLE),
     {NULL, FIELD_INT, 0, false},
 };
 
@@ -259,6 +261,9 @@ void metrics_window_peek(const MetricsWindow *w, double flops_per_token, double 
     m->memory_resident = (int64_t)use.resident;
     m->memory_peak = (int64_t)use.peak;
     m->memory_fraction = use.machine > 0 ? (double)use.peak / (double)use.machine : (double)NAN;
+    m->device_memory = (int64_t)w->device_taken;
+    m->device_fraction =
+        w->device_memory > 0 ? (double)w->device_taken / (double)w->device_memory : (double)NAN;
 }
 
 /* What concerns the run as a whole stays. */

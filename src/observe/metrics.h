@@ -53,6 +53,8 @@ typedef struct StepMetrics {
     double eta;                           /* seconds to the end, pauses foreseen; NaN when not known */
     int64_t memory_resident, memory_peak; /* bytes */
     double memory_fraction;               /* peak / memory of the machine */
+    int64_t device_memory;  /* bytes of a device's own memory that this rank has taken; 0: it has none */
+    double device_fraction; /* of all that the device has; NaN where that is not known */
 } StepMetrics;
 
 enum { METRICS_NAME = 64 };
@@ -94,6 +96,7 @@ typedef struct MetricsWindow {
     double seconds, data_seconds, wait_seconds, pause_seconds;
     int64_t run_steps; /* since this process began, for the ETA */
     double run_seconds, run_pause_seconds;
+    uint64_t device_taken, device_memory; /* bytes; 0 where tensor memory is the machine's */
 } MetricsWindow;
 
 /* One step that took `seconds`, of which it waited for its batch and for other ranks. */

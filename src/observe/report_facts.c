@@ -198,12 +198,18 @@ static void write_speed_facts(Text *out, const MetricsTable *t) {
         write_fact(out, "Tokens per second", text_count((int64_t)llround(rate), number),
                    isfinite(mfu) ? note : "median");
     }
-    int64_t peak = 0, skipped = t->steps[t->step_count - 1].skipped_total, spikes = 0;
+    int64_t peak = 0, device = 0, skipped = t->steps[t->step_count - 1].skipped_total, spikes = 0;
     for (size_t i = 0; i < t->step_count; i++) {
         if (t->steps[i].memory_peak > peak) peak = t->steps[i].memory_peak;
+        if (t->steps[i].device_memory > device) device = t->steps[i].device_memory;
         spikes += t->steps[i].spike && !t->steps[i].skipped;
     }
-    if (peak > 0) write_fact(out, "Peak memory", text_bytes((double)peak, value), NULL);
+    if (device > 0)
+        write_fact(out, "Memory of the device", text_bytes((double)device, value),
+                   "taken before the first step");
+    if (peak > 0)
+        write_fact(out, device > 0 ? "Peak memory of the host" : "Peak memory",
+                   text_bytes((double)peak, value), NULL);
     snprintf(note, sizeof note, "%lld spikes flagged", (long long)spikes);
     write_fact(out, "Skipped steps", text_count(skipped, number), note);
 }

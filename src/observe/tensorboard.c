@@ -285,6 +285,8 @@ ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
         {"memory/resident_gib", (double)m->memory_resident / GIB},
         {"memory/peak_gib", (double)m->memory_peak / GIB},
         {"memory/peak_percent", m->memory_fraction * 100},
+        {"memory/device_gib", m->device_memory > 0 ? (double)m->device_memory / GIB : (double)NAN},
+        {"memory/device_percent", m->device_fraction * 100},
     };
     return write_scalars(tb, m->step, "", "", scalars, COUNT(scalars), err);
 }

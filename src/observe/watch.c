@@ -426,6 +426,8 @@ static void write_last(JsonWriter *w, const Watched *run) {
     json_put_int(w, "resident", m->memory_resident);
     json_put_int(w, "peak", m->memory_peak);
     json_put_double(w, "memory_fraction", m->memory_fraction);
+    json_put_int(w, "device_memory", m->device_memory);
+    json_put_double(w, "device_fraction", m->device_fraction);
     json_put_int(w, "skipped", m->skipped_total);
     json_end_object(w);
 }

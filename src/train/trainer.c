@@ -324,6 +324,8 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     if (t->c->metrics.probe > 0)
         t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
     t->device.profiling = t->c->metrics.profile;
+    if (t->device.apart)
+        t->window.device_taken = engine_bytes(t->engine), t->window.device_memory = t->device.memory;
     t->flops_per_token =
         adapters_flops_per_token(&t->c->model.shape, &t->rank.model.table, t->c->train.context);
     enter(t, PHASE_MEASURING);

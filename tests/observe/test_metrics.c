@@ -30,7 +30,9 @@ static StepMetrics sample(int64_t step) {
                          .eta = 185,
                          .memory_resident = 1000000000,
                          .memory_peak = 1320702444,
-                         .memory_fraction = 0.051};
+                         .memory_fraction = 0.051,
+                         .device_memory = 2000000000,
+                         .device_fraction = 0.25};
 }
 
 static MetricsTable read_table(void) {
@@ -71,6 +73,8 @@ static void numbers_keep_all_their_digits(void **state) {
         assert_int_equal(got.step, want.step);
         assert_int_equal(got.total_tokens, want.total_tokens);
         assert_int_equal(got.memory_peak, want.memory_peak);
+        assert_int_equal(got.device_memory, want.device_memory);
+        assert_true(got.device_fraction == want.device_fraction);
         assert_false(got.skipped || got.spike);
     }
     assert_true(t.validations[0].loss == 0.1 + 0.2);
@@ -219,10 +223,17 @@ static void the_console_line_is_the_known_one(void **state) {
     m.loss = 5.12345;
     m.grad_norm = 1.2345;
     m.loss_2 = m.loss_3 = m.loss_4 = m.loss_5 = NAN; /* no further heads */
+    m.device_memory = 0;
     console_format_step(&t, &m, false);
     assert_string_equal(
         t.data, "step:   10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  "
                 "tflops: 0.210  mfu: 61.20%  data: 0.1%  lr: 3.00e-04  eta: 3m05s");
+    text_clear(&t);
+    /* Where tensors are in a device's own memory, what is taken of that, and not of the host's. */
+    m.device_memory = (int64_t)3 << 30, m.device_fraction = 0.25;
+    console_format_step(&t, &m, false);
+    assert_non_null(strstr(t.data, "  memory:  3.00GiB(25.00%)  "));
+    m.device_memory = 0, m.device_fraction = (double)NAN;
     text_clear(&t);
     m.spike = true;
     console_format_step(&t, &m, false);

@@ -102,6 +102,8 @@ pinned=$(awk '$1 == "host" { sum += $2 } END { printf "%d\n", sum }' taken)
 [ -n "$held" ] && [ $((held - $(fact planned_bytes))) -ge 0 ] && [ $((held - $(fact planned_bytes))) -lt 16 ] ||
     fail "$held bytes of the device are taken, planned were $(fact planned_bytes)"
 [ "$pinned" = "$(fact planned_host_bytes)" ] || fail "$pinned bytes are pinned, planned were $(fact planned_host_bytes)"
+grep -q "\"device_memory\": $(fact planned_bytes), \"device_fraction\": 0\.0" base/metrics.jsonl || fail "metrics have no memory of the device: $(tail -1 base/metrics.jsonl)"
+grep -Eq "step: .* memory: +0\.03GiB\(0\.4[0-9]%\)" base.out base.err || fail "the line of a step has no memory of the device: $(grep step: base.out base.err | head -1)"
 near base cpu
 [ "$(named base.out base.err | grep -c .)" -gt 15 ] || fail "few ops have times: $(named base.out base.err)"
 [ "$(named base.out base.err)" = "$(named cpu.out cpu.err)" ] ||
