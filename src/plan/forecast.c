@@ -96,17 +96,18 @@ static void count_units(Forecast *f, Cost *units) {
     free(flops);
 }
 
-static ErrorCode time_units(Forecast *f, Error *err) {
+static void time_units(Forecast *f) {
     size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
     f->units = mem_alloc_array(n, sizeof *f->units);
     if (!f->speed.hardware) {
         count_units(f, f->units);
-        return OK;
+        return;
     }
     f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
-    TRY(steptime_units(f->speed.hardware, &f->crossings, f->config->train.context, f->unit_time, err));
+    steptime_crossings(f->speed.hardware, &f->crossings, f->unit_time);
+    for (int i = 0; i < f->places; i++)
+        opcosts_count(&f->ranks[i].ops, f->speed.hardware, &f->ranks[i].plan, f->unit_time);
     for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
-    return OK;
 }
 
 static ErrorCode time_passes(Forecast *f, Error *err) {
@@ -148,9 +149,10 @@ static void time_step(Forecast *f) {
         const RankPlan *p = &f->ranks[i].plan;
         if (f->timing.rank[i].busy > f->timing.rank[busiest].busy) busiest = i;
         exposed = fmax(exposed, steptime_exposed(f->speed.hardware, p, &f->layout.mesh, f->units));
-        update = fmax(update, steptime_update(f->speed.hardware, p));
+        update = fmax(update, f->ranks[i].ops.update);
     }
     f->time = passes_of(f, busiest);
+    f->time.busiest = busiest;
     f->time.waiting = f->timing.rank[busiest].idle;
     f->time.exposed = exposed, f->time.update = update;
     f->time.step = f->timing.makespan + exposed + update;
@@ -163,7 +165,7 @@ static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
     f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
     for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
-    TRY(time_units(f, err));
+    time_units(f);
     TRY(time_passes(f, err));
     time_step(f);
     return OK;
@@ -568,6 +570,7 @@ void forecast_print_time(const Forecast *f, Text *out) {
                 text_count((int64_t)(tokens / mesh->world), each), flops / mesh->world / 1e12,
                 100 * flops / mesh->world / hardware_peak(h, compute));
     put_parts(&f->time, out);
+    opcosts_print(&f->ranks[f->time.busiest].ops, out);
     text_printf(
         out, "  memory of rank %d: %s of %g GiB; on its host %s more, most of it the copy for checkpoints\n",
         f->ranks[f->fullest].first, text_bytes((double)forecast_memory(f, f->fullest), whole), h->memory.gib,

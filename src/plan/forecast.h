@@ -16,6 +16,7 @@ typedef struct RankForecast {
     int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
     ProgramTraffic traffic;
     double flops; /* of a step, recomputation among them */
+    OpCosts ops;  /* of a step, where hardware is known */
 } RankForecast;
 
 /* How fast the ranks are thought to be. */
@@ -29,6 +30,7 @@ typedef struct ForecastSpeed {
 typedef struct ForecastTime {
     double products, attention, memory, tensor, context,
         experts;            /* passes, of the rank that has most of them */
+    int busiest;            /* the place of that rank */
     double waiting;         /* in the pipeline */
     double exposed, update; /* gathers and reductions that passes do not hide; of the rank that has most */
     double step;

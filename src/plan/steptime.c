@@ -7,45 +7,7 @@
 
 #include "comm/comm.h"
 
-/* How often the bytes of a block's activations go through memory beside the products that read them: written
- * and read on the way forward; read, and their gradient written and read, on the way back. */
-enum { FORWARD_TOUCHES = 2, INPUT_TOUCHES = 2, WEIGHT_TOUCHES = 1 };
-/* A row of logits: written, read by the loss, its gradient written and read twice. */
-enum { LOGIT_TOUCHES = 2, DLOGIT_TOUCHES = 3 };
-/* A parameter in the update: its gradient read for the norm and for the step, its weight read and written. */
-enum { UPDATE_TOUCHES = 4 };
-
 /* ---- passes ---- */
-
-/* FLOPs that grow with the context are attention's; what is left without one are products. */
-static void count_flops(const CrossingSpec *s, int64_t context, UnitTime *units) {
-    size_t n = (size_t)s->model->num_hidden_layers + 2;
-    Cost *all = mem_alloc_array(n, sizeof *all), *products = mem_alloc_array(n, sizeof *products);
-    ModelConfig model = *s->model;
-    model.expert_ranks = s->experts;                              /* what visits is made again */
-    model.num_key_value_heads *= axes_copies(&model, s->tensors); /* copies are made by each */
-    model_unit_costs(&model, s->recompute, context, all);
-    model_unit_costs(&model, s->recompute, 0, products);
-    for (size_t u = 0; u < n; u++) {
-        units[u].products = products[u];
-        units[u].attention = cost_plus(all[u], cost_scaled(products[u], -1));
-    }
-    free(all);
-    free(products);
-}
-
-/* Bytes of a token. Elementwise work is not counted op by op: it moves what a forward pass keeps when nothing
- * is recomputed, and that once more where it is. */
-static void count_bytes(const CrossingSpec *s, const Model *kept, UnitTime *units) {
-    int last = kept->table.units - 1;
-    double again = s->recompute == RECOMPUTE_FULL ? FORWARD_TOUCHES : s->recompute == RECOMPUTE_SELECTIVE;
-    for (int u = 0; u < last; u++) {
-        double bytes = (double)unit_slab_bytes(kept, u) / (double)kept->tokens;
-        units[u].memory = cost_scaled((Cost){FORWARD_TOUCHES, INPUT_TOUCHES + again, WEIGHT_TOUCHES}, bytes);
-    }
-    double logit = LOGIT_TOUCHES * 4 + DLOGIT_TOUCHES * (double)dtype_bytes(s->compute);
-    units[last].memory.forward = (double)s->model->vocab_size * logit;
-}
 
 static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, AxisSet over) {
     bool tensor = over == MESH_TENSOR, experts = over == MESH_EXPERTS;
@@ -59,26 +21,13 @@ static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, Ax
     return cost_scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
 }
 
-ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t context, UnitTime *units,
-                         Error *err) {
-    enum { SAMPLE = 1024 }; /* tokens: so many that rounding to cache lines does not count */
+void steptime_crossings(const Hardware *h, const CrossingSpec *s, UnitTime *units) {
     int last = (int)s->model->num_hidden_layers + 1;
-    double own = (double)s->tokens / s->tensors / s->contexts;
-    Model kept;
-    TRY(model_build(&kept, s->model, s->compute, RECOMPUTE_NONE, SAMPLE, 0, err));
-    count_flops(s, context, units);
-    count_bytes(s, &kept, units);
-    model_free(&kept);
     for (int u = 0; u <= last; u++) {
-        double speed = u == last ? hardware_head(h, s->compute) : hardware_products(h, s->compute);
-        units[u].products = cost_scaled(units[u].products, own / speed);
-        units[u].attention = cost_scaled(units[u].attention, own / hardware_attention(h, s->compute));
-        units[u].memory = cost_scaled(units[u].memory, own / hardware_bandwidth(h));
         units[u].tensor = crossing_time(h, s, u, MESH_TENSOR);
         units[u].context = crossing_time(h, s, u, MESH_CONTEXT);
         units[u].experts = crossing_time(h, s, u, MESH_EXPERTS);
     }
-    return OK;
 }
 
 Cost steptime_sum(const UnitTime *t) {
@@ -172,10 +121,4 @@ double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, 
     free(w.gathered);
     free(w.summed);
     return w.now - w.busy;
-}
-
-double steptime_update(const Hardware *h, const RankPlan *p) {
-    double owned = (double)p->partition.owned * sizeof(float);
-    return (UPDATE_TOUCHES * owned + 2 * (double)p->memory.optimizer + (double)p->memory.copy) /
-           hardware_bandwidth(h);
 }

@@ -1,11 +1,10 @@
 /* How long a step should take on given hardware: seconds of passes for the simulator, and of all that it does
  * not know of.
  *
- *     pass of a unit    FLOPs by what products and attention reach, bytes of activations by what memory does,
- *                       and the crossings of tp and cp inside it, in full
+ *     pass of a unit    its ops (plan/opcosts.h), and the crossings of tp and cp inside it, in full
  *     collectives       of parameters and gradients, one after the other on each axis, as the program starts
  *                       and awaits them: what passes do not hide counts
- *     update            bytes of weights, gradients and states, by memory
+ *     update            its ops
  *
  * Nothing here is measured on the machine that is meant: it is as right as the figures that it is given. */
 #ifndef WEFT_PLAN_STEPTIME_H
@@ -13,21 +12,15 @@
 
 #include "plan/crossings.h"
 #include "plan/hardware.h"
+#include "plan/opcosts.h"
 #include "plan/rank.h"
 
-/* Of a unit's passes over a microbatch, in seconds. */
-typedef struct UnitTime {
-    Cost products, attention, memory, tensor, context, experts;
-} UnitTime;
-
-/* All units of the mesh's model, [layers + 2]. */
-ErrorCode steptime_units(const Hardware *h, const CrossingSpec *s, int64_t context, UnitTime *units,
-                         Error *err);
+/* What crosses inside the passes of all units of the mesh's model, [layers + 2]. */
+void steptime_crossings(const Hardware *h, const CrossingSpec *s, UnitTime *units);
 Cost steptime_sum(const UnitTime *t);
 
 /* Seconds that a rank waits for gathers and reductions, when the passes of each unit take `units` (seconds,
  * [layers + 2]) and nothing else is waited for. */
 double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, const Cost *units);
-double steptime_update(const Hardware *h, const RankPlan *p);
 
 #endif

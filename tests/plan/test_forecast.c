@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "checkpoint/find.h"
+#include "device/counting.h"
 #include "plan/forecast.h"
 #include "plan/sync.h"
 
@@ -363,6 +364,14 @@ static Hardware simple_hardware(void) {
                       .links = {.ranks = 4, .inside_gb_per_s = 10, .between_gb_per_s = 1}};
 }
 
+static const OpCost *op_cost(const Planned *p, const char *name) {
+    const OpCosts *ops = &p->f.ranks[0].ops;
+    for (int i = 0; i < ops->count; i++)
+        if (strcmp(ops->rows[i].name, name) == 0) return &ops->rows[i];
+    fail_msg("no op is called %s", name);
+    return NULL;
+}
+
 /* Bytes to neighbours on the same machine go by one link, others by the other, both at once. */
 static void collectives_cross_machines(void **state) {
     (void)state;
@@ -391,6 +400,86 @@ static void a_step_is_its_flops(void **state) {
     assert_true(t->tensor <= 0 && t->context <= 0 && t->exposed <= 0 && t->update > 0 && t->memory > 0);
     assert_true(fabs(t->step - t->products - t->attention - t->memory - t->update) < 1e-9 * t->step);
     release(&p);
+}
+
+/* Products, attention and scans that the ops of a step do are those that the layers' rows say, of any family,
+ * however much is made again; and their seconds are those of the step. */
+static void ops_are_what_layers_say(void **state) {
+    (void)state;
+    static const char *const families[][4] = {
+        {"model.family=llama", "run.seed=1", "run.seed=1", "run.seed=1"},
+        {"model.family=gemma2", "model.sliding_window=16", "run.seed=1", "run.seed=1"},
+        {"model.family=olmo2", "run.seed=1", "run.seed=1", "run.seed=1"},
+        {"model.family=gpt2", "model.num_key_value_heads=8", "run.seed=1", "run.seed=1"},
+        {"model.family=mixtral", "model.num_experts=8", "model.num_experts_per_tok=2", "run.seed=1"},
+        {"model.family=recurrent", "model.mixer=[mamba2, attention]", "model.num_key_value_heads=8",
+         "run.seed=1"},
+        {"model.family=llama", "optimizer.kind=muon", "train.numerics=exact", "run.seed=1"}};
+    static const char *const policies[] = {"train.recompute=none", "train.recompute=selective",
+                                           "train.recompute=full"};
+    Hardware h = simple_hardware();
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        for (int r = 0; r < 3; r++) {
+            Planned p;
+            double flops = 0, seconds = 0;
+            const char *const *f = families[i];
+            plan(&p, 1, (ForecastSpeed){.hardware = &h},
+                 WORDS("train.tokens_per_step=256", f[0], f[1], f[2], f[3], policies[r]));
+            const OpCosts *ops = &p.f.ranks[0].ops;
+            const ForecastTime *t = &p.f.time;
+            for (int k = 0; k < ops->count; k++) {
+                flops += strcmp(ops->rows[k].name, "the optimizer") ? ops->rows[k].flops : 0;
+                seconds += ops->rows[k].seconds;
+            }
+            if (fabs(flops / p.f.ranks[0].flops - 1) > 1e-9)
+                fail_msg("%s, %s: %.6g FLOPs, by the layers %.6g", f[0], policies[r], flops,
+                         p.f.ranks[0].flops);
+            assert_true(fabs(seconds - t->products - t->attention - t->memory - t->update) < 1e-9 * seconds);
+            release(&p);
+        }
+}
+
+/* Each op, of a model that can be reckoned by hand: 4 layers, 4 microbatches of 64 tokens. */
+static void ops_are_reckoned(void **state) {
+    (void)state;
+    Hardware h = simple_hardware();
+    Planned p;
+    h.memory.gb_per_s = 1;
+    plan(&p, 1, (ForecastSpeed){.hardware = &h}, WORDS("train.tokens_per_step=256", "train.recompute=none"));
+    const struct {
+        const char *name;
+        double calls, flops, bytes;
+    } rows[] = {
+        /* [64, 64] x [64, 384]: x, W and y; dy, W and dx; x, dy and dW twice, fp32. */
+        {"gate and up", 48, 16 * 3 * 2.0 * 64 * 64 * 384,
+         16 * (2.0 * 3 * (64 * 64 + 64 * 384) + 2 * 2 * 64 * 384 + 2 * 4 * 64 * 384)},
+        {"activation_forward", 16, 0, 16 * 3 * 2.0 * 64 * 192},
+        {"rope", 32, 0, 32 * 2 * 2.0 * 64 * 12 * 8},
+        {"attention_forward", 16, 16 * 4.0 * 64 * 64 * 64 / 2, 16 * (2.0 * 3 * 64 * 64 + 4.0 * 64 * 8)},
+        {"cross_entropy", 4, 0, 4 * 64 * 512 * (4.0 + 4 + 2)},
+        {"adamw", 0, 0,
+         (double)model_parameter_count(&p.c.model.shape) * 28 +
+             2.0 * ((double)model_parameter_count(&p.c.model.shape) - 9 * 64)}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const OpCost *c = op_cost(&p, rows[i].name);
+        if (rows[i].calls > 0) assert_true(fabs(c->calls - rows[i].calls) < 1e-9);
+        assert_true(fabs(c->flops - rows[i].flops) <= 1e-9 * rows[i].flops);
+        if (fabs(c->bytes - rows[i].bytes) > 1e-9 * rows[i].bytes)
+            fail_msg("%s moves %.0f bytes, by hand %.0f", rows[i].name, c->bytes, rows[i].bytes);
+        assert_true(fabs(c->seconds - fmax(c->bytes / 1e9, 0)) < 1e-9 * c->seconds); /* slow memory decides */
+    }
+    release(&p);
+}
+
+/* Nothing that a pass may call is missing. */
+static void a_counting_device_has_every_op(void **state) {
+    (void)state;
+    CountingDevice c;
+    device_count(&c, 64, NULL, NULL);
+#define IS_THERE(id, slot) assert_true(c.device.ops.slot != NULL);
+    DEVICE_OPS(IS_THERE)
+#undef IS_THERE
+    assert_true(c.device.ops.sum_parts_i64 != NULL);
 }
 
 /* Fast links are hidden behind work but for what is first and last; on slow ones a step is its bytes. */
@@ -474,12 +563,14 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
         release(&p);
     }
     release(&one);
-    /* Four copies of one head of keys take what four heads do. */
+    /* Four copies of one head of keys take what four heads do, but for the gradient of what they are made of:
+     * of 16 of 32 columns each makes a fourth of the terms, in one of three passes. */
     for (int i = 0; i < 2; i++)
         plan(i ? &copied : &one, 4, (ForecastSpeed){.hardware = &h},
              WORDS("mesh.tp=4", "train.tokens_per_step=256",
                    i ? "model.num_key_value_heads=1" : "model.num_key_value_heads=4"));
-    assert_true(fabs(copied.f.time.products / one.f.time.products - 1) < 1e-9);
+    const OpCost *of_copied = op_cost(&copied, "q k v"), *of_one = op_cost(&one, "q k v");
+    assert_true(fabs(of_copied->flops / of_one->flops - (1 - 12.0 / 32 / 3)) < 1e-9);
     assert_true(fabs(copied.f.ranks[0].flops / one.f.ranks[0].flops - 1) < 1e-9);
     assert_true(copied.f.time.tensor > one.f.time.tensor);
     release(&one);
@@ -526,6 +617,9 @@ int main(void) {
                                        cmocka_unit_test(hardware_is_named_or_read),
                                        cmocka_unit_test(collectives_cross_machines),
                                        cmocka_unit_test(a_step_is_its_flops),
+                                       cmocka_unit_test(ops_are_what_layers_say),
+                                       cmocka_unit_test(ops_are_reckoned),
+                                       cmocka_unit_test(a_counting_device_has_every_op),
                                        cmocka_unit_test(exposed_is_what_work_does_not_hide),
                                        cmocka_unit_test(formulas_are_what_programs_send),
                                        cmocka_unit_test(ranks_of_tp_and_cp_share_the_work),

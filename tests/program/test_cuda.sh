@@ -108,6 +108,16 @@ near base cpu
 [ "$(named base.out base.err | grep -c .)" -gt 15 ] || fail "few ops have times: $(named base.out base.err)"
 [ "$(named base.out base.err)" = "$(named cpu.out cpu.err)" ] ||
     fail "other ops have times than on a CPU: $(diff <(named base.out base.err) <(named cpu.out cpu.err))"
+# Ops are called as often as the prediction of a step says.
+expect 0 plan run.yaml --hardware h200
+checked=0
+while read -r op calls rest; do
+    times=$(awk -v op="$op" '/^[^{]/ { sub(/^.*\| /, "") } $1 == op && $2 ~ /^[0-9]+$/ { print $2; exit }' base.out base.err)
+    [ -n "$times" ] || continue
+    [ "$times" = $((4 * calls)) ] || fail "$op is called $times times in 4 steps, $calls a step were planned"
+    checked=$((checked + 1))
+done < <(sed -n '/op, or product of a part/,/^  memory of/p' out | grep -E '^    (attention|activation|norm|rope|cross|adamw|embed)')
+[ "$checked" -ge 7 ] || fail "only $checked ops are held against a run: $(cat out)"
 WEFT_SIM_SEED=5 train order run.device=cuda train.recompute=full
 same order base
 train half run.device=cuda train.steps=2 schedule.total_steps=4

@@ -333,6 +333,15 @@ fast=$(seconds)
 plan 0 -n 4 mesh.pp=2 train.compute=bf16 --hardware slow.yaml
 awk -v a="$fast" -v b="$(seconds)" 'BEGIN { exit !(a > 0 && b > 2 * a) }' || fail "slow links: $(seconds) after $fast"
 has out "messages of"
+# Op by op: what takes longest first, all of it together a step.
+plan 0 train.compute=bf16 --hardware h200
+awk '/op, or product of a part/ { on = 1; next } /^  memory of/ { on = 0 } on && match($0, /[0-9.e-]+ +[0-9.]+%/) { split(substr($0, RSTART), f, " ")
+    sum += f[1]; if (before && f[1] > before && $1 != "all") bad = 1; before = f[1]; n++ }
+    /^  step .* tokens/ { step = $2 } END { exit !(n > 8 && !bad && sum > 0.99 * step && sum < 1.01 * step) }' out || fail "ops are no step: $(cat out)"
+for words in "gate and up" "attention_backward" "cross_entropy" "adamw" "bound by" "assumed, not measured"; do has out "$words"; done
+hasnt out "products with leaves"
+plan 0 -n 2 mesh.tp=2 train.compute=bf16 --hardware h200
+has out "products with leaves and of experts count as others do"
 plan 78 --hardware h10
 has err '--hardware is "h10": expected h100, h200, b200, or a YAML file'
 plan 66 --hardware missing.yaml
