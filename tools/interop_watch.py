@@ -23,10 +23,11 @@ SKIPPED = 77
 PATIENCE = 300  # seconds; keeps a test from hanging for ever, no verdict depends on it
 CONFIG = """
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
-data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation_fraction: 0.1}
+data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: text.txt, name: held}]}
 train: {steps: 100000000, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
 schedule: {warmup_steps: 20, total_steps: 20000}
 validation: {every: 500, samples: 4}
+evaluation: {every: 1000, tasks: [piqa.jsonl]}
 checkpoint: {every: 5000, keep: 2}
 metrics: {tensorboard: false, log_freq: 20}
 run: {threads: 1}
@@ -128,6 +129,9 @@ def stop(process, expected):
         sys.exit(f"{process.args}: exit status {process.returncode}")
 
 
+PIQA = {"goal": "line 3 of a", "sol1": "text", "sol2": "lext", "label": 0}
+# The chart of a named set or a task: charts are found by their titles.
+NAMED = "'#' + [...document.querySelectorAll('figure')].find((f) => f.querySelector('b').textContent === '%s')?.id"
 STEP = "Number(document.querySelector('.card dd').firstChild.textContent.replaceAll(',', ''))"
 
 
@@ -143,6 +147,8 @@ def follow(browser, weft):
     browser.until(f"{STEP} > 1500 && document.querySelectorAll('#chart-loss circle').length > 1")
     first = browser.value(STEP)
     browser.until(f"{STEP} > {first}")
+    for title in ("held", "piqa"):
+        browser.until(f"document.querySelectorAll({NAMED % title} + ' circle').length > 1")
     stop(run, 75)
     browser.until("document.querySelector('.card .state').textContent === 'stopped'")
     browser.until("document.querySelector('#journal').textContent.includes('checkpoint')")
@@ -173,6 +179,10 @@ def compare(browser, weft, shots):
     browser.call("Page.navigate", url=address)
     browser.until("document.querySelectorAll('.card').length === 3")
     browser.until("document.querySelectorAll('#chart-loss path.line').length === 3")
+    for title in ("held", "piqa"):
+        browser.until(f"document.querySelectorAll({NAMED % title} + ' path.line').length === 3")
+    if not browser.value("document.querySelector('#chart-z_loss').hidden && document.querySelector('#chart-noise').hidden"):
+        sys.exit("there is a chart of what no run has recorded")
     if browser.value("document.images.length + document.querySelectorAll('main script').length"):
         sys.exit("a text of a run has become markup")
     if not browser.value("document.body.textContent.includes('<script>alert(2)</script>')"):
@@ -206,6 +216,7 @@ def main():
         os.chdir(directory)
         pathlib.Path("run.yaml").write_text(CONFIG, encoding="utf-8")
         pathlib.Path("text.txt").write_text("".join(f"line {i * i % 97} of a text\n\n" for i in range(300)), encoding="utf-8")
+        pathlib.Path("piqa.jsonl").write_text((json.dumps(PIQA) + "\n") * 4, encoding="utf-8")
         browser = Browser(program, f"{directory}/profile")
         try:
             gone = follow(browser, weft)

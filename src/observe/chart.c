@@ -292,12 +292,14 @@ static void write_svg(Text *out, const Chart *c, bool log) {
         text_printf(out, "<p class=\"empty plot %s\">Nothing to draw yet.</p>\n", log ? "log" : "lin");
         return;
     }
+    text_printf(out, "<svg class=\"plot %s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"",
+                log ? "log" : "lin", c->width, c->height);
+    html_puts(out, c->title);
     text_printf(out,
-                "<svg class=\"plot %s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s by step, %s "
-                "axis\" data-chart=\"%s\" data-box=\"%d %d %d %d\" data-x=\"%.17g %.17g\" data-y=\"%.17g "
-                "%.17g\" data-log=\"%d\">\n",
-                log ? "log" : "lin", c->width, c->height, c->title, log ? "logarithmic" : "linear", c->id,
-                LEFT, TOP, c->width - RIGHT, c->height - BOTTOM, x.low, x.high, y.low, y.high, log);
+                " by step, %s axis\" data-chart=\"%s\" data-box=\"%d %d %d %d\" data-x=\"%.17g %.17g\" "
+                "data-y=\"%.17g %.17g\" data-log=\"%d\">\n",
+                log ? "logarithmic" : "linear", c->id, LEFT, TOP, c->width - RIGHT, c->height - BOTTOM, x.low,
+                x.high, y.low, y.high, log);
     write_y_axis(out, c, &y);
     write_x_axis(out, c, &x);
     write_marks(out, c, &x);

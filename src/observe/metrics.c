@@ -210,6 +210,15 @@ static bool read_record(const cJSON *object, MetricsKind kind, void *record) {
     return true;
 }
 
+TaskFigure metrics_task_figure(const TaskMetrics *m) {
+    const TaskFigures *f = &m->figures;
+    const TaskFigure figures[] = {
+        {"acc_norm", f->acc_norm, true}, {"acc", f->acc, true}, {"bits per byte", f->bits_per_byte, false}};
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        if (isfinite(figures[i].value)) return figures[i];
+    return (TaskFigure){NULL, (double)NAN, false};
+}
+
 /* ---- the window ---- */
 
 /* `seconds` is the whole step, of which data and waiting are parts. A window, from one logged step to the

@@ -77,6 +77,15 @@ typedef struct TaskMetrics {
     double seconds;
 } TaskMetrics;
 
+/* What a task is drawn and told by: the first figure that it has of normalised accuracy, accuracy and bits
+ * per byte. */
+typedef struct TaskFigure {
+    const char *name; /* a constant; NULL: it has none, and value is NaN */
+    double value;
+    bool share; /* of its documents: 0 to 1 */
+} TaskFigure;
+TaskFigure metrics_task_figure(const TaskMetrics *m);
+
 /* Sizes in one step, of all ranks; NaN where there is nothing to measure. */
 typedef struct ProbeMetrics {
     int64_t step;

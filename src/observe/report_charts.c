@@ -7,7 +7,9 @@
  *     norm      gradient norm before clipping, linear or logarithmic
  *     lr        learning rate                  rate    tokens per second
  *     memory    GiB; resident and peak, of several runs the peak alone
- *     tasks     of one run that has any: accuracy of each
+ *     zloss balance imbalance noise   where a run has recorded them
+ *     tasks texts   of one run that has any: accuracy, or bits per byte, of each
+ *     nameda namedb ...   of several runs: a chart for each named set and each task
  *
  * All share one range of steps, that of the longest run, so that a place on one is the same place on all. */
 #include "observe/report_charts.h"
@@ -24,40 +26,67 @@
 /* The smaller charts are 458 pixels wide inside their margins: a pointer tells few more places apart. */
 #define READOUT_BUCKETS 400
 
-/* One column of the metrics as an array; NaN where a step was not logged with it. Each array is of its own
- * and owned; free_columns frees them all. */
+/* What is drawn of a step. `key` is the name of its numbers in the data for the read-out. */
+typedef enum Column {
+    STEP,
+    LOSS,
+    NORM,
+    LR,
+    RATE,
+    RESIDENT,
+    PEAK,
+    Z_LOSS,
+    BALANCE,
+    IMBALANCE,
+    NOISE,
+    COLUMNS,
+    OPTIONAL = Z_LOSS /* from here on those that only some runs record */
+} Column;
+#define OF(name) offsetof(StepMetrics, name)
+static const struct {
+    const char *key;
+    size_t offset;
+    bool whole; /* an int64_t */
+    double unit;
+} columns[COLUMNS] = {
+    [STEP] = {"step", OF(step), true, 1},
+    [LOSS] = {"loss", OF(loss), false, 1},
+    [NORM] = {"norm", OF(grad_norm), false, 1},
+    [LR] = {"lr", OF(lr), false, 1},
+    [RATE] = {"rate", OF(tokens_per_second), false, 1},
+    [RESIDENT] = {"resident", OF(memory_resident), true, GIB},
+    [PEAK] = {"peak", OF(memory_peak), true, GIB},
+    [Z_LOSS] = {"zloss", OF(z_loss), false, 1},
+    [BALANCE] = {"balance", OF(balance_loss), false, 1},
+    [IMBALANCE] = {"imbalance", OF(expert_imbalance), false, 1},
+    [NOISE] = {"noise", OF(noise_scale), false, 1},
+};
+
+/* Of a run, as arrays; NaN where a step was not logged with it. free_columns frees them. */
 typedef struct Columns {
     size_t count, validations;
-    double *step, *loss, *grad_norm, *lr, *rate, *resident, *peak, *validation_step, *validation_loss;
+    double *of[COLUMNS], *validation_step, *validation_loss;
 } Columns;
 
 /* At least one element, since a run may have logged nothing yet. */
 static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
 
-/* As doubles throughout, so that one function draws any of them. Memory is drawn in GiB, all else in the
- * units of the records. */
+/* By memcpy: the offset says where a member is, not that it may be read as another type. */
+static double value_of(Column c, const StepMetrics *m) {
+    const char *at = (const char *)m + columns[c].offset;
+    int64_t whole;
+    double value;
+    memcpy(&whole, at, sizeof whole);
+    memcpy(&value, at, sizeof value);
+    return (columns[c].whole ? (double)whole : value) / columns[c].unit;
+}
+
 static Columns make_columns(const MetricsTable *t) {
-    size_t n = t->step_count, v = t->validation_count;
-    Columns c = {n,
-                 v,
-                 new_column(n),
-                 new_column(n),
-                 new_column(n),
-                 new_column(n),
-                 new_column(n),
-                 new_column(n),
-                 new_column(n),
-                 new_column(v),
-                 new_column(v)};
-    for (size_t i = 0; i < n; i++) {
-        const StepMetrics *m = &t->steps[i];
-        c.step[i] = (double)m->step;
-        c.loss[i] = m->loss;
-        c.grad_norm[i] = m->grad_norm;
-        c.lr[i] = m->lr;
-        c.rate[i] = m->tokens_per_second;
-        c.resident[i] = (double)m->memory_resident / GIB;
-        c.peak[i] = (double)m->memory_peak / GIB;
+    size_t v = t->validation_count;
+    Columns c = {t->step_count, v, {NULL}, new_column(v), new_column(v)};
+    for (Column k = 0; k < COLUMNS; k++) {
+        c.of[k] = new_column(c.count);
+        for (size_t i = 0; i < c.count; i++) c.of[k][i] = value_of(k, &t->steps[i]);
     }
     for (size_t i = 0; i < v; i++) {
         c.validation_step[i] = (double)t->validations[i].step;
@@ -67,10 +96,15 @@ static Columns make_columns(const MetricsTable *t) {
 }
 
 static void free_columns(Columns *c) {
-    double *all[] = {c->step,           c->loss,     c->grad_norm, c->lr,
-                     c->rate,           c->resident, c->peak,      c->validation_step,
-                     c->validation_loss};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    for (Column k = 0; k < COLUMNS; k++) free(c->of[k]);
+    free(c->validation_step);
+    free(c->validation_loss);
+}
+
+static bool any_finite(const Columns *c, Column column) {
+    for (size_t i = 0; i < c->count; i++)
+        if (isfinite(c->of[column][i])) return true;
+    return false;
 }
 
 /* ---- charts ---- */
@@ -98,10 +132,10 @@ static void free_marks(ChartMark *marks, size_t count) {
 
 /* A logarithmic axis suits values whose extremes leave the rest no room. Eight times the median: a
  * gradient norm that is hundreds in the first steps and one in the rest. */
-static bool wants_log(const MetricsTable *t, const double *values, size_t offset) {
-    double high = 0, typical = report_median(t, offset);
-    for (size_t i = 0; i < t->step_count; i++) {
-        if (isfinite(values[i])) high = fmax(high, values[i]);
+static bool wants_log(const MetricsTable *t, const Columns *c, Column column) {
+    double high = 0, typical = report_median(t, columns[column].offset);
+    for (size_t i = 0; i < c->count; i++) {
+        if (isfinite(c->of[column][i])) high = fmax(high, c->of[column][i]);
     }
     return typical > 0 && high > 8 * typical;
 }
@@ -116,19 +150,18 @@ typedef struct Page {
 /* Classes of the style sheet, in the order of the runs: a run has one colour on the whole page. */
 static const char *const styles[RUNS_MAX] = {"s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"};
 
-/* A chart with a curve a run; of one run alone it goes by what it shows. `column` is the offset in Columns of
- * the array to draw, so that one function serves all charts with a curve a run. The chart is taken by value:
- * each caller goes on with its own. */
-static void write_chart(Text *out, const Page *p, Chart chart, const char *name, size_t column, bool smooth) {
+/* A chart with a curve a run; of one run alone it goes by what it shows. The chart is taken by value: each
+ * caller goes on with its own. */
+static void write_chart(Text *out, const Page *p, Chart chart, const char *name, Column column, bool smooth) {
     ChartSeries series[RUNS_MAX];
     size_t n = p->runs->count;
     for (size_t i = 0; i < n; i++) {
-        double *values = *(double *const *)((const char *)&p->columns[i] + column);
+        const Columns *c = &p->columns[i];
         series[i] = (ChartSeries){n > 1 ? p->runs->runs[i].name : name,
                                   styles[i],
-                                  p->columns[i].step,
-                                  values,
-                                  p->columns[i].count,
+                                  c->of[STEP],
+                                  c->of[column],
+                                  c->count,
                                   smooth,
                                   false};
     }
@@ -178,19 +211,25 @@ static size_t named_series(const NamedCurve *curves, size_t first, ChartSeries *
     return count;
 }
 
+/* Of one kind of thing with a name, in one run. */
+typedef void Collect(const MetricsTable *, NamedCurve *);
+
 static void collect_sets(const MetricsTable *t, NamedCurve *curves) {
     for (size_t i = 0; i < t->set_count; i++)
         add_named(curves, t->set_count, t->sets[i].name, (double)t->sets[i].step, t->sets[i].loss);
 }
 
-/* The normalised accuracy where the task has it: what is drawn of it elsewhere, too. */
-static void collect_tasks(const MetricsTable *t, NamedCurve *curves) {
+static void collect_tasks(const MetricsTable *t, bool share, NamedCurve *curves) {
     for (size_t i = 0; i < t->task_count; i++) {
-        const TaskMetrics *m = &t->tasks[i];
-        double value = isfinite(m->figures.acc_norm) ? m->figures.acc_norm : m->figures.acc;
-        if (isfinite(value)) add_named(curves, t->task_count, m->name, (double)m->step, 100 * value);
+        TaskFigure f = metrics_task_figure(&t->tasks[i]);
+        if (f.name && f.share == share)
+            add_named(curves, t->task_count, t->tasks[i].name, (double)t->tasks[i].step,
+                      share ? 100 * f.value : f.value);
     }
 }
+
+static void collect_shares(const MetricsTable *t, NamedCurve *curves) { collect_tasks(t, true, curves); }
+static void collect_bits(const MetricsTable *t, NamedCurve *curves) { collect_tasks(t, false, curves); }
 
 /* Of one run validation has a colour of its own; of several it has that of its run, and dots. All training
  * curves come before all validations, so that dots lie above lines. Validations of several runs have no name:
@@ -202,8 +241,8 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     for (size_t i = 0; i < n; i++)
         series[count++] = (ChartSeries){n > 1 ? p->runs->runs[i].name : "training",
                                         styles[i],
-                                        p->columns[i].step,
-                                        p->columns[i].loss,
+                                        p->columns[i].of[STEP],
+                                        p->columns[i].of[LOSS],
                                         p->columns[i].count,
                                         true,
                                         false};
@@ -248,9 +287,8 @@ static void write_step_charts(Text *out, const Page *p) {
     chart.title = "Gradient norm";
     chart.unit = "before clipping";
     for (size_t i = 0; i < p->runs->count; i++)
-        chart.start_log |=
-            wants_log(&p->runs->runs[i].metrics, p->columns[i].grad_norm, offsetof(StepMetrics, grad_norm));
-    write_chart(out, p, chart, "gradient norm", offsetof(Columns, grad_norm), true);
+        chart.start_log |= wants_log(&p->runs->runs[i].metrics, &p->columns[i], NORM);
+    write_chart(out, p, chart, "gradient norm", NORM, true);
     free_marks(marks, mark_count);
 }
 
@@ -258,14 +296,14 @@ static void write_step_charts(Text *out, const Page *p) {
 static void write_memory_chart(Text *out, const Page *p, Chart chart) {
     const Columns *c = &p->columns[0];
     const ChartSeries both[] = {
-        {"resident", "s1", c->step, c->resident, c->count, false, false},
-        {"peak", "s2", c->step, c->peak, c->count, false, false},
+        {"resident", "s1", c->of[STEP], c->of[RESIDENT], c->count, false, false},
+        {"peak", "s2", c->of[STEP], c->of[PEAK], c->count, false, false},
     };
     chart.id = "memory";
     chart.title = "Memory";
     chart.unit = "GiB";
     if (p->runs->count > 1) {
-        write_chart(out, p, chart, "peak", offsetof(Columns, peak), false);
+        write_chart(out, p, chart, "peak", PEAK, false);
         return;
     }
     chart.series = both;
@@ -279,33 +317,110 @@ static void write_other_charts(Text *out, const Page *p) {
     chart.from_zero = true;
     chart.id = "lr";
     chart.title = "Learning rate";
-    write_chart(out, p, chart, "learning rate", offsetof(Columns, lr), false);
+    write_chart(out, p, chart, "learning rate", LR, false);
     chart.id = "rate";
     chart.title = "Throughput";
     chart.unit = "tokens per second";
-    write_chart(out, p, chart, "throughput", offsetof(Columns, rate), true);
+    write_chart(out, p, chart, "throughput", RATE, true);
     write_memory_chart(out, p, chart);
 }
 
-/* Nothing where no task has an accuracy. */
-static void write_task_chart(Text *out, const Page *p) {
+/* What none of the runs has recorded has no chart. */
+static void write_optional_charts(Text *out, const Page *p) {
+    static const struct {
+        Column column;
+        const char *title, *unit;
+    } charts[] = {
+        {Z_LOSS, "z-loss", "beside the loss"},
+        {BALANCE, "Balance loss", "of experts, beside the loss"},
+        {IMBALANCE, "Experts", "tokens of one, largest / mean, worst layer"},
+        {NOISE, "Gradient noise scale", "targets"},
+    };
+    for (size_t i = 0; i < sizeof charts / sizeof *charts; i++) {
+        Chart chart = p->base;
+        bool any = false;
+        for (size_t r = 0; r < p->runs->count; r++) any |= any_finite(&p->columns[r], charts[i].column);
+        if (!any) continue;
+        chart.id = columns[charts[i].column].key;
+        chart.title = charts[i].title;
+        chart.unit = charts[i].unit;
+        write_chart(out, p, chart, charts[i].title, charts[i].column, true);
+    }
+}
+
+/* Of one run: a curve a task. Nothing where no task has such a figure. */
+static void write_task_chart(Text *out, const Page *p, Collect *collect, const char *id, const char *unit) {
     Chart chart = p->base;
     NamedCurve tasks[NAMED] = {{0}};
     ChartSeries series[NAMED];
-    if (p->runs->count > 1) return;
-    collect_tasks(&p->runs->runs[0].metrics, tasks);
-    chart.id = "tasks";
-    chart.title = "Tasks";
-    chart.unit = "percent right";
+    collect(&p->runs->runs[0].metrics, tasks);
+    chart.id = id;
+    chart.unit = unit;
     chart.series = series;
     chart.series_count = named_series(tasks, 0, series);
+    chart.title = chart.series_count == 1 ? tasks[0].name : "Tasks"; /* a key is for several */
     if (chart.series_count > 0) chart_write(out, &chart);
     free_named(tasks);
 }
 
-/* A validation may come after the last logged step, and must not stand outside the box. */
-static double last_step(const Columns *c) {
-    double last = c->count ? c->step[c->count - 1] : 1;
+static const NamedCurve *find_named(const NamedCurve *curves, const char *name) {
+    for (size_t i = 0; i < NAMED && curves[i].name; i++)
+        if (strcmp(curves[i].name, name) == 0) return &curves[i];
+    return NULL;
+}
+
+/* One name, and the curve of each run that has it: none before `first` does. */
+static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[NAMED], size_t first,
+                              const char *name, Chart chart) {
+    ChartSeries series[RUNS_MAX];
+    for (size_t r = first; r < p->runs->count; r++) {
+        const NamedCurve *c = find_named(curves[r], name);
+        if (c)
+            series[chart.series_count++] =
+                (ChartSeries){p->runs->runs[r].name, styles[r], c->x, c->y, c->count, false, true};
+    }
+    chart.title = name;
+    chart.series = series;
+    chart_write(out, &chart);
+}
+
+/* Of several runs, in the order in which they come. `charts` counts those on the page. */
+static void write_named_charts(Text *out, const Page *p, Collect *collect, const char *unit, int *charts) {
+    NamedCurve curves[RUNS_MAX][NAMED] = {{{0}}};
+    for (size_t r = 0; r < p->runs->count; r++) collect(&p->runs->runs[r].metrics, curves[r]);
+    for (size_t r = 0; r < p->runs->count; r++)
+        for (size_t i = 0; i < NAMED && curves[r][i].name; i++) {
+            char id[16];
+            Chart chart = p->base;
+            bool written = false;
+            for (size_t q = 0; q < r; q++) written |= find_named(curves[q], curves[r][i].name) != NULL;
+            if (written) continue;
+            snprintf(id, sizeof id, "named%c%c", 'a' + *charts / 26 % 26, 'a' + *charts % 26);
+            (*charts)++;
+            chart.id = id;
+            chart.unit = unit;
+            write_named_chart(out, p, curves, r, curves[r][i].name, chart);
+        }
+    for (size_t r = 0; r < p->runs->count; r++) free_named(curves[r]);
+}
+
+static void write_set_and_task_charts(Text *out, const Page *p) {
+    const char *share = "percent right", *bits = "bits per byte";
+    int charts = 0;
+    if (p->runs->count == 1) { /* its sets are in the chart of the loss */
+        write_task_chart(out, p, collect_shares, "tasks", share);
+        write_task_chart(out, p, collect_bits, "texts", bits);
+        return;
+    }
+    write_named_charts(out, p, collect_sets, "validation set, nats per token", &charts);
+    write_named_charts(out, p, collect_shares, share, &charts);
+    write_named_charts(out, p, collect_bits, bits, &charts);
+}
+
+/* A validation or an evaluation may come after the last logged step, and must not stand outside the box. */
+static double last_step(const MetricsTable *t, const Columns *c) {
+    double last = c->count ? c->of[STEP][c->count - 1] : 1;
+    if (t->task_count) last = fmax(last, (double)t->tasks[t->task_count - 1].step);
     return c->validations ? fmax(last, c->validation_step[c->validations - 1]) : last;
 }
 
@@ -314,12 +429,13 @@ void report_write_charts(Text *out, const Runs *runs) {
     Page p = {.runs = runs, .base = {.width = 530, .height = 250}};
     for (size_t i = 0; i < runs->count; i++) {
         p.columns[i] = make_columns(&runs->runs[i].metrics);
-        p.base.x_high = fmax(p.base.x_high, last_step(&p.columns[i]));
+        p.base.x_high = fmax(p.base.x_high, last_step(&runs->runs[i].metrics, &p.columns[i]));
     }
     text_puts(out, "<section class=\"charts\" aria-label=\"Curves\">\n");
     write_step_charts(out, &p);
     write_other_charts(out, &p);
-    write_task_chart(out, &p);
+    write_optional_charts(out, &p);
+    write_set_and_task_charts(out, &p);
     text_puts(out, "</section>\n");
     for (size_t i = 0; i < runs->count; i++) free_columns(&p.columns[i]);
 }
@@ -334,10 +450,10 @@ static void choose_rows(const Columns *c, bool *keep) {
     for (size_t from = 0; from < c->count; from += size) {
         size_t to = from + size < c->count ? from + size : c->count, low = from, high = from, norm = from;
         for (size_t i = from; i < to; i++) {
-            if (!isfinite(c->loss[i])) keep[i] = true;
-            if (c->loss[i] < c->loss[low]) low = i;
-            if (c->loss[i] > c->loss[high]) high = i;
-            if (c->grad_norm[i] > c->grad_norm[norm]) norm = i;
+            if (!isfinite(c->of[LOSS][i])) keep[i] = true;
+            if (c->of[LOSS][i] < c->of[LOSS][low]) low = i;
+            if (c->of[LOSS][i] > c->of[LOSS][high]) high = i;
+            if (c->of[NORM][i] > c->of[NORM][norm]) norm = i;
         }
         /* Comparisons with NaN are false, so low and high stay at `from` where nothing is finite. */
         keep[from] = keep[low] = keep[high] = keep[norm] = true;
@@ -367,16 +483,10 @@ static void write_array(JsonWriter *w, const char *key, const double *values, si
 /* Without names: the script takes them from the page, where they are escaped for HTML. */
 static void write_run_data(JsonWriter *w, const Columns *c) {
     bool *keep = mem_alloc_array(c->count + 1, sizeof *keep);
-    const struct {
-        const char *key;
-        const double *values;
-    } columns[] = {{"step", c->step}, {"loss", c->loss},         {"norm", c->grad_norm}, {"lr", c->lr},
-                   {"rate", c->rate}, {"resident", c->resident}, {"peak", c->peak}};
     choose_rows(c, keep);
     json_begin_object(w);
-    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
-        write_array(w, columns[i].key, columns[i].values, c->count, keep);
-    }
+    for (Column k = 0; k < COLUMNS; k++)
+        if (k < OPTIONAL || any_finite(c, k)) write_array(w, columns[k].key, c->of[k], c->count, keep);
     write_array(w, "vstep", c->validation_step, c->validations, NULL);
     write_array(w, "vloss", c->validation_loss, c->validations, NULL);
     json_end_object(w);

@@ -8,7 +8,8 @@
  * What the script finds in the page, and nothing else of it:
  *
  *     #data                       JSON, an object a run: arrays step, loss, norm, lr, rate, resident, peak of
- *                                 the kept rows, vstep and vloss of the validations
+ *                                 the kept rows, those that the run recorded of zloss, balance, imbalance,
+ *                                 noise, and vstep and vloss of the validations
  *     svg.plot, data-chart        a drawing, and the id of its chart: which arrays it reads out
  *     data-box, data-x            pixels of the plot's box, values of x at its edges
  *     .hair, output               where it draws the line and writes the words
@@ -94,13 +95,14 @@ const char *const report_script =
     "S=[...document.querySelectorAll('svg.plot')],many=D.length>1,"
     "N=[...document.querySelectorAll('#loss .key')].map(k=>k.textContent.trim());\n"
     "const C={loss:[['loss','training']],norm:[['norm','']],lr:[['lr','']],rate:[['rate','']],"
-    "memory:many?[['peak','']]:[['resident','resident'],['peak','peak']],tasks:[]};\n"
+    "memory:many?[['peak','']]:[['resident','resident'],['peak','peak']],"
+    "zloss:[['zloss','']],balance:[['balance','']],imbalance:[['imbalance','']],noise:[['noise','']]};\n"
     "const num=(v)=>v===null?'not finite':"
     "Math.abs(v)>=1e4?Math.round(v).toLocaleString('en'):String(+v.toPrecision(5));\n"
     "const near=(a,x)=>{let l=0,h=a.length-1;while(h-l>1){const m=l+h>>1;a[m]<x?l=m:h=m}"
     "return x-a[l]<a[h]-x?l:h};\n"
     "const tell=(d,r,chart,step,t)=>{const i=near(d.step,step),x=d.step[i];\n"
-    "for(const[k,n]of C[chart])t.push((many?N[r]+' ':n?n+' ':'')+num(d[k][i]));\n"
+    "for(const[k,n]of C[chart]||[])if(d[k])t.push((many?N[r]+' ':n?n+' ':'')+num(d[k][i]));\n"
     "if(chart==='loss'&&!many&&d.vstep.length){const j=near(d.vstep,x);"
     "t.push('validation '+num(d.vloss[j])+(d.vstep[j]===x?'':' at '+d.vstep[j].toLocaleString('en')))}"
     "return x};\n"

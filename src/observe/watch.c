@@ -9,7 +9,7 @@
  *
  * A look, and what a page is told:
  *
- *     metrics.jsonl  --from `offset`, at most LOOK bytes-->  whole lines --> points, validations, last
+ *     metrics.jsonl  --from `offset`, at most LOOK bytes-->  whole lines --> points, validations, named, last
  *     metrics-000NN.jsonl, journal.jsonl  --the last TAIL bytes, each time-->  ranks, state, events
  *
  * `version` is the page's proof that it has the beginning of what is here: whenever points are thinned or
@@ -55,6 +55,10 @@ static const Column columns[WATCH_COLUMNS] = {
     {"data", OF(data_seconds), false},
     {"seconds", OF(step_seconds), false},
     {"resident", OF(memory_resident), true},
+    {"z_loss", OF(z_loss), false},
+    {"balance_loss", OF(balance_loss), false},
+    {"imbalance", OF(expert_imbalance), false},
+    {"noise", OF(noise_scale), false},
 };
 enum { STEP = 0, LOSS = 1 };
 
@@ -100,7 +104,7 @@ _Static_assert(WATCH_POINTS % 4 == 0, "points are thinned by fours");
 
 /* The memory stays; pages that know the old version are told everything again. */
 static void start_over(Watched *w) {
-    w->offset = w->count = w->validation_count = w->bad_lines = 0;
+    w->offset = w->count = w->validation_count = w->named_count = w->bad_lines = 0;
     w->last = (StepMetrics){0};
     w->last_validation = (ValidationMetrics){0};
     w->has_head = false;
@@ -114,34 +118,69 @@ static void keep_step(Watched *w, const StepMetrics *m) {
     w->last = *m;
 }
 
-/* Every second one stays: validations are few, and no spikes. */
-static void keep_validation(Watched *w, const ValidationMetrics *v) {
-    if (w->validation_count == WATCH_VALIDATIONS) {
-        for (size_t i = 0; i < WATCH_VALIDATIONS / 2; i++) w->validations[i] = w->validations[2 * i + 1];
-        w->validation_count /= 2;
-        w->version++;
+/* When they are used up every second one stays: they are few, and no spikes. A page is told all that are
+ * here, every time. */
+static void keep_dot(WatchDot *dots, size_t *count, size_t most, WatchDot dot) {
+    if (*count == most) {
+        for (size_t i = 0; i < most / 2; i++) dots[i] = dots[2 * i + 1];
+        *count = most / 2;
     }
-    w->validations[w->validation_count++] = (WatchValidation){(double)v->step, v->loss};
+    dots[(*count)++] = dot;
+}
+
+static void keep_validation(Watched *w, const ValidationMetrics *v) {
+    keep_dot(w->validations, &w->validation_count, WATCH_VALIDATIONS, (WatchDot){(double)v->step, v->loss});
     w->last_validation = *v;
+}
+
+/* The curve of this name, which may be a new one; NULL where there are too many. */
+static WatchCurve *named_curve(Watched *w, MetricsKind kind, const char *name) {
+    for (size_t i = 0; i < w->named_count; i++)
+        if (w->named[i].kind == kind && strcmp(w->named[i].name, name) == 0) return &w->named[i];
+    if (w->named_count == WATCH_NAMED) return NULL;
+    WatchCurve *c = &w->named[w->named_count++];
+    *c = (WatchCurve){.kind = kind};
+    snprintf(c->name, sizeof c->name, "%s", name);
+    return c;
+}
+
+/* False where it does not go on. Once a task has shown which figure it has, it is drawn by that; where it is
+ * not finite, there is a gap. */
+static bool keep_named(Watched *w, const MetricsRecord *r) {
+    bool set = r->kind == METRICS_SET;
+    WatchCurve *c = named_curve(w, r->kind, set ? r->validation.name : r->task.name);
+    if (!c) return true;
+    TaskFigure figure = set ? (TaskFigure){"loss", r->validation.loss, false} : metrics_task_figure(&r->task);
+    WatchDot dot = {(double)(set ? r->validation.step : r->task.step), figure.value};
+    if (c->count > 0 && dot.step < c->last) return false;
+    if (!c->figure.name) c->figure = figure;
+    keep_dot(&w->dots[(size_t)(c - w->named) * WATCH_DOTS], &c->count, WATCH_DOTS, dot);
+    c->last = dot.step;
+    return true;
 }
 
 /* Two validations may stand at one step, two records of steps may not. What is passed over is counted, and
  * the page is told the count: a curve with holes should not look whole. */
 static void take_line(Watched *w, const char *line, size_t length) {
     MetricsRecord r;
+    bool good = true;
     if (length == 0) return;
-    if (!metrics_parse(line, length, &r)) {
-        w->bad_lines++;
-        return;
+    if (!metrics_parse(line, length, &r)) r.kind = METRICS_KINDS;
+    switch (r.kind) {
+    case METRICS_STEP:
+        good = r.step.step > w->last.step; /* W2 */
+        if (good) keep_step(w, &r.step);
+        break;
+    case METRICS_VALIDATION:
+        good = r.validation.step >= w->last_validation.step;
+        if (good) keep_validation(w, &r.validation);
+        break;
+    case METRICS_SET:
+    case METRICS_TASK: good = keep_named(w, &r); break;
+    case METRICS_PROBE: break; /* not on the page */
+    case METRICS_KINDS: good = false;
     }
-    bool is_step = r.kind == METRICS_STEP;
-    if (!is_step && r.kind != METRICS_VALIDATION) return; /* not on the page */
-    if (is_step ? r.step.step <= w->last.step : r.validation.step < w->last_validation.step)
-        w->bad_lines++; /* W2 */
-    else if (is_step)
-        keep_step(w, &r.step);
-    else
-        keep_validation(w, &r.validation);
+    w->bad_lines += !good;
 }
 
 /* ---- reading ---- */
@@ -238,6 +277,8 @@ ErrorCode watch_open(Watched *w, const char *dir, Error *err) {
     w->name = mem_strdup(slash && slash[1] ? slash + 1 : whole);
     w->points = mem_alloc_array(WATCH_POINTS, sizeof *w->points);
     w->validations = mem_alloc_array(WATCH_VALIDATIONS, sizeof *w->validations);
+    w->named = mem_alloc_array(WATCH_NAMED, sizeof *w->named);
+    w->dots = mem_alloc_array((size_t)WATCH_NAMED * WATCH_DOTS, sizeof *w->dots);
     w->version = (int64_t)(1000 * clock_wall()); /* pages of an earlier server know others */
     free(real);
     return OK;
@@ -248,6 +289,8 @@ void watch_close(Watched *w) {
     free(w->name);
     free(w->points);
     free(w->validations);
+    free(w->named);
+    free(w->dots);
     *w = (Watched){0};
 }
 
@@ -323,15 +366,32 @@ static void write_points(JsonWriter *w, const Watched *run, double after) {
     json_end_object(w);
 }
 
+static void write_dots(JsonWriter *w, const char *key, const WatchDot *dots, size_t count) {
+    json_key(w, key);
+    json_begin_array(w);
+    for (size_t i = 0; i < count; i++) {
+        json_begin_array(w);
+        json_double(w, dots[i].step);
+        put_number(w, dots[i].value);
+        json_end_array(w);
+    }
+    json_end_array(w);
+}
+
 /* All of them: they are few, and one may come after a step that was told. */
 static void write_validations(JsonWriter *w, const Watched *run) {
-    json_key(w, "validations");
+    write_dots(w, "validations", run->validations, run->validation_count);
+    json_key(w, "named");
     json_begin_array(w);
-    for (size_t i = 0; i < run->validation_count; i++) {
-        json_begin_array(w);
-        json_double(w, run->validations[i].step);
-        put_number(w, run->validations[i].loss);
-        json_end_array(w);
+    for (size_t i = 0; i < run->named_count; i++) {
+        const WatchCurve *c = &run->named[i];
+        json_begin_object(w);
+        json_put_string(w, "kind", c->kind == METRICS_SET ? "set" : "task");
+        json_put_bytes(w, "name", c->name, strlen(c->name));
+        json_put_string(w, "figure", c->figure.name ? c->figure.name : "");
+        json_put_bool(w, "share", c->figure.share);
+        write_dots(w, "dots", &run->dots[i * WATCH_DOTS], c->count);
+        json_end_object(w);
     }
     json_end_array(w);
 }

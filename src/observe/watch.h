@@ -3,7 +3,8 @@
  * A Watched follows the files of one run directory: what was added to metrics.jsonl since the last look is
  * read, and nothing twice. Its memory is bounded, whatever the run: a curve keeps WATCH_POINTS points at
  * most, and when they are used up every four become two, of which one has the least and one the greatest
- * loss. So a spike stays visible. Nothing of the run is written, locked or trusted. */
+ * loss. So a spike stays visible. Named validation sets and tasks, the first WATCH_NAMED of them, have a
+ * curve of WATCH_DOTS points each. Nothing of the run is written, locked or trusted. */
 #ifndef WEFT_OBSERVE_WATCH_H
 #define WEFT_OBSERVE_WATCH_H
 
@@ -16,20 +17,32 @@
 enum {
     WATCH_POINTS = 4096,
     WATCH_VALIDATIONS = 1024,
+    WATCH_NAMED = 64,
+    WATCH_DOTS = 256,
     WATCH_RANKS = 64,
     WATCH_EVENTS = 100,
     WATCH_HEAD = 256
 };
 
 /* What is drawn of a step, in the order of the table in watch.c. */
-enum { WATCH_COLUMNS = 9 };
+enum { WATCH_COLUMNS = 13 };
 typedef struct WatchPoint {
     double values[WATCH_COLUMNS];
 } WatchPoint;
 
-typedef struct WatchValidation {
-    double step, loss;
-} WatchValidation;
+/* Of a validation, or of a task. */
+typedef struct WatchDot {
+    double step, value;
+} WatchDot;
+
+/* What a named set or a task came to, time after time. */
+typedef struct WatchCurve {
+    MetricsKind kind; /* METRICS_SET or METRICS_TASK */
+    char name[METRICS_NAME];
+    TaskFigure figure; /* what is drawn of it, of a set its loss; without a name: nothing yet */
+    size_t count;
+    double last; /* the newest step */
+} WatchCurve;
 
 typedef struct Watched {
     char *dir, *name;
@@ -39,9 +52,12 @@ typedef struct Watched {
     bool has_head;
     uint64_t offset, size; /* read so far, of how many bytes */
     size_t count, validation_count, bad_lines;
-    WatchPoint *points;           /* [WATCH_POINTS], steps ascending */
-    WatchValidation *validations; /* [WATCH_VALIDATIONS] */
-    StepMetrics last;             /* of the newest record of a step; step 0: none yet */
+    WatchPoint *points;    /* [WATCH_POINTS], steps ascending */
+    WatchDot *validations; /* [WATCH_VALIDATIONS] */
+    WatchCurve *named; /* [WATCH_NAMED], in the order in which they came, of which there are named_count */
+    WatchDot *dots;    /* of named curve i: [WATCH_DOTS] from i * WATCH_DOTS on */
+    size_t named_count;
+    StepMetrics last; /* of the newest record of a step; step 0: none yet */
     ValidationMetrics last_validation;
 } Watched;
 

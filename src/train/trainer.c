@@ -798,12 +798,14 @@ static ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err) {
     return OK;
 }
 
-/* The first figure that a task has, for the journal's one line. */
+/* For the journal's one line. */
 static void say_task(const TaskMetrics *m, Text *said) {
-    const TaskFigures *f = &m->figures;
-    const char *name = isfinite(f->acc_norm) ? "acc_norm" : isfinite(f->acc) ? "acc" : "bits per byte";
-    double value = isfinite(f->acc_norm) ? f->acc_norm : isfinite(f->acc) ? f->acc : f->bits_per_byte;
-    text_printf(said, "%s%s %s %.4f", said->length ? ", " : "", m->name, name, value);
+    TaskFigure f = metrics_task_figure(m);
+    text_printf(said, "%s%s ", said->length ? ", " : "", m->name);
+    if (f.name)
+        text_printf(said, "%s %.4f", f.name, f.value);
+    else
+        text_puts(said, "not finite");
 }
 
 static ErrorCode measure_tasks(Trainer *t, Text *said, Error *err) {

@@ -167,6 +167,10 @@ static void write_run(int steps) {
                          .memory_peak = 3 << 29,
                          .total_tokens = 1000 * s,
                          .step_seconds = 1,
+                         .z_loss = (double)NAN,
+                         .balance_loss = (double)NAN,
+                         .expert_imbalance = (double)NAN,
+                         .noise_scale = (double)NAN,
                          .spike = s == 60,
                          .skipped = s == 80};
         if (m.skipped) m.loss = m.grad_norm = (double)NAN;
@@ -230,15 +234,50 @@ static void sets_and_tasks_are_shown(void **state) {
         m.figures.word_perplexity = m.figures.bits_per_byte = m.figures.gold_bits_per_byte = (double)NAN;
         assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
         assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+        strcpy(m.name, "words");
+        m.figures.acc = (double)NAN;
+        m.figures.bits_per_byte = 1.5;
+        assert_int_equal(metrics_log_task(&log, &m, &err), OK);
     }
     metrics_log_close(&log);
     Text html = page();
     assert_int_equal(count_of(html.data, "<figure id=\"tasks\">"), 1);
+    assert_int_equal(count_of(html.data, "<figure id=\"texts\">"), 1);
+    assert_non_null(strstr(html.data, "aria-label=\"piqa&lt; by step"));
     assert_non_null(strstr(html.data, "co&amp;de"));
     assert_int_equal(count_of(html.data, "<th>piqa&lt;</th>"), 1); /* the newest */
     assert_non_null(strstr(html.data, "0.5125 <small>&#177; 0.0625</small>"));
     assert_non_null(strstr(html.data, "3.5000")); /* the validation is that of all sets */
     text_free(&html);
+}
+
+/* What only some runs record has a chart in those alone. */
+static void what_is_recorded_is_charted(void **state) {
+    (void)state;
+    static const char *const ids[] = {"zloss", "balance", "imbalance", "noise"};
+    const double none = (double)NAN;
+    for (size_t recorded = 0; recorded < 4; recorded++) {
+        MetricsLog log;
+        assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 0, &err), OK);
+        for (int64_t step = 1; step <= 3; step++) {
+            StepMetrics m = {.step = step,
+                             .z_loss = recorded == 0 ? 1 : none,
+                             .balance_loss = recorded == 1 ? 1 : none,
+                             .expert_imbalance = recorded == 2 ? 1 : none,
+                             .noise_scale = recorded == 3 && step > 1 ? 1 : none};
+            assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+        }
+        metrics_log_close(&log);
+        Text html = page();
+        for (size_t i = 0; i < 4; i++) {
+            char figure[32], data[32];
+            snprintf(figure, sizeof figure, "<figure id=\"%s\">", ids[i]);
+            snprintf(data, sizeof data, "\"%s\": [", ids[i]);
+            assert_int_equal(count_of(html.data, figure), i == recorded);
+            assert_int_equal(count_of(html.data, data), i == recorded);
+        }
+        text_free(&html);
+    }
 }
 
 static void text_of_others_stays_text(void **state) {
@@ -363,6 +402,7 @@ int main(void) {
         cmocka_unit_test(html_is_escaped),
         cmocka_unit_test(the_page_stands_alone),
         cmocka_unit_test(sets_and_tasks_are_shown),
+        cmocka_unit_test(what_is_recorded_is_charted),
         cmocka_unit_test(text_of_others_stays_text),
         cmocka_unit_test(a_young_run_has_a_page),
         cmocka_unit_test(a_traced_step_is_drawn_planned_above_measured),

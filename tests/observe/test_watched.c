@@ -107,6 +107,56 @@ static void a_long_run_takes_no_more_memory_and_keeps_its_spike(void **state) {
     watch_close(&w);
 }
 
+/* Named curves and their numbers are bounded, whatever is in the file; one that goes back is a bad line. */
+static void sets_and_tasks_are_told_by_name(void **state) {
+    (void)state;
+    const char *dir = files_mkdir("named");
+    const double none = (double)NAN;
+    MetricsLog log;
+    Watched w;
+    TaskMetrics task = {.name = "piqa", .figures = {.acc = none, .acc_norm = none, .bits_per_byte = none}};
+    assert_int_equal(metrics_log_open(&log, dir, METRICS_FILE, 0, &err), OK);
+    for (int64_t step = 0; step < WATCH_DOTS + 3; step++) {
+        ValidationMetrics v = {.step = step, .name = "piqa", .loss = (double)step};
+        task.step = step;
+        task.figures.acc = step == 1 ? 0.25 : none;
+        task.figures.acc_norm = step == 2 ? 0.5 : none;
+        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+        assert_int_equal(metrics_log_task(&log, &task, &err), OK);
+    }
+    task.step = 1;
+    assert_int_equal(metrics_log_task(&log, &task, &err), OK);
+    for (int i = 0; i < WATCH_NAMED; i++) {
+        ValidationMetrics v = {.step = 1, .loss = 1};
+        snprintf(v.name, sizeof v.name, "set%d", i);
+        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    }
+    metrics_log_close(&log);
+    assert_int_equal(watch_open(&w, dir, &err), OK);
+    watch_look(&w);
+    assert_int_equal(w.bad_lines, 1);
+    cJSON *root = tell(&w, 0, 0);
+    const cJSON *named = cJSON_GetObjectItem(root, "named"), *set = cJSON_GetArrayItem(named, 0),
+                *piqa = cJSON_GetArrayItem(named, 1);
+    assert_int_equal(cJSON_GetArraySize(named), WATCH_NAMED);
+    assert_string_equal(cJSON_GetObjectItem(set, "kind")->valuestring, "set");
+    assert_string_equal(cJSON_GetObjectItem(set, "figure")->valuestring, "loss");
+    assert_string_equal(cJSON_GetObjectItem(piqa, "kind")->valuestring, "task");
+    assert_string_equal(cJSON_GetObjectItem(piqa, "figure")->valuestring, "acc");
+    assert_true(cJSON_IsTrue(cJSON_GetObjectItem(piqa, "share")));
+    const cJSON *dots = cJSON_GetObjectItem(set, "dots");
+    int count = cJSON_GetArraySize(dots);
+    assert_in_range(count, WATCH_DOTS / 2, WATCH_DOTS);
+    for (int i = 0; i < count; i++) {
+        const cJSON *dot = cJSON_GetArrayItem(dots, i);
+        double step = cJSON_GetArrayItem(dot, 0)->valuedouble;
+        assert_true(cJSON_GetArrayItem(dot, 1)->valuedouble == step);
+        if (i + 1 == count) assert_true(step == WATCH_DOTS + 2);
+    }
+    cJSON_Delete(root);
+    watch_close(&w);
+}
+
 static void texts_of_a_run_are_data(void **state) {
     (void)state;
     const char *dir = files_mkdir("\"<b>\\");
@@ -163,6 +213,7 @@ int main(void) {
         cmocka_unit_test(what_was_added_is_told_once),
         cmocka_unit_test(half_a_line_waits_for_its_end),
         cmocka_unit_test(a_long_run_takes_no_more_memory_and_keeps_its_spike),
+        cmocka_unit_test(sets_and_tasks_are_told_by_name),
         cmocka_unit_test(texts_of_a_run_are_data),
         cmocka_unit_test(each_rank_with_a_file_is_told),
     };

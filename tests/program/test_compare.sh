@@ -88,4 +88,14 @@ has comparison.html 'class="line s3"'
 exits 0 report base changed -o -
 has out "Where they part"
 
+# Named sets and tasks of several runs: a chart each, with a curve of every run that has it.
+for run in base changed; do
+    printf '{"kind": "set", "name": "held", "step": 12, "loss": 2}\n{"kind": "task", "name": "q<b>", "step": 12, "acc": 0.5}\n' >>$run/metrics.jsonl
+done
+printf '{"kind": "task", "name": "prose", "step": 13, "bits_per_byte": 1.5}\n' >>changed/metrics.jsonl
+exits 0 report base changed -o named.html
+[ "$(grep -c '<figure id="named' named.html)" = 3 ] || fail "$(grep -c '<figure id="named' named.html) charts of 2 tasks and a set"
+for title in 'held' 'q&lt;b&gt;' 'prose'; do has named.html "<figcaption><b>$title</b>"; done
+! grep -q 'q<b>' named.html || fail "markup of a task's name in a report"
+
 conclude

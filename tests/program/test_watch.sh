@@ -7,12 +7,15 @@ trap '' PIPE # of a server that hangs up on what is too long
 has err "nowhere: no such directory"
 
 letters 60 3 >text.txt
+letters 30 4 >held.txt
+printf '{"goal": "%s", "sol1": "b", "sol2": "cc", "label": 0}\n' a b c >piqa.jsonl
 cat >run.yaml <<END
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
-data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation_fraction: 0.1}
+data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: held.txt, name: held}]}
 train: {steps: 12, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
 schedule: {kind: constant, warmup_steps: 0, total_steps: 100}
 validation: {every: 4, samples: 4}
+evaluation: {every: 6, tasks: [piqa.jsonl]}
 checkpoint: {every: 6}
 metrics: {tensorboard: false, log_freq: 1}
 run: {threads: 1}
@@ -72,6 +75,8 @@ has body '"runs": ["one", "young"]'
 answers 200 /data?run=0
 has body '"state": "finished"'
 has body '"step": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]'
+has body '"kind": "set", "name": "held", "figure": "loss", "share": false, "dots": [[0, '
+has body '"kind": "task", "name": "piqa", "figure": "acc_norm", "share": true, "dots": [[0, '
 version=$(sed -n 's/.*"version": \([0-9]*\).*/\1/p' body)
 answers 200 "/data?run=0&version=$version&after=10"
 has body '"all": false'

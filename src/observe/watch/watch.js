@@ -23,6 +23,7 @@
     if (told.all) run.points = told.points;
     else for (const key in run.points) run.points[key].push(...told.points[key]);
     run.told = told;
+    meetNamed(run);
   }
 
   async function update(run) {
@@ -128,7 +129,25 @@
       of: (p) => share(p, 'wait'), also: (p) => share(p, 'data') },
     { id: 'seconds', title: 'Time', unit: 'milliseconds a step', smooth: true, zero: true, of: (p) => p.seconds.map((v) => (known(v) ? 1000 * v : null)) },
     { id: 'memory', title: 'Memory', unit: 'GiB, rank 0', zero: true, of: (p) => p.resident.map((v) => v / GIB) },
+    { id: 'z_loss', title: 'z-loss', unit: 'beside the loss', smooth: true, optional: true, of: (p) => p.z_loss },
+    { id: 'balance_loss', title: 'Balance loss', unit: 'of experts, beside the loss', smooth: true, optional: true, of: (p) => p.balance_loss },
+    { id: 'imbalance', title: 'Experts', unit: 'tokens of one, largest / mean, worst layer', smooth: true, optional: true, of: (p) => p.imbalance },
+    { id: 'noise', title: 'Gradient noise scale', unit: 'targets', smooth: true, optional: true, of: (p) => p.noise },
   ];
+
+  /* Each named validation set and each task has a chart, from when it is first told of: runs over each other, as in the others. */
+  const named = (run, chart) => run.told.named.find((n) => n.kind === chart.kind && n.name === chart.title);
+  const scaled = (n) => (n.share ? n.dots.map(([s, v]) => [s, known(v) ? 100 * v : v]) : n.dots);
+
+  function meetNamed(run) {
+    for (const n of run.told.named) {
+      if (!n.figure || CHARTS.some((chart) => chart.kind === n.kind && chart.title === n.name)) continue;
+      const unit = n.kind === 'set' ? 'validation set, nats per token' : 'task, ' + (n.share ? '% right, ' : '') + n.figure;
+      const chart = { id: 'named-' + CHARTS.length, kind: n.kind, title: n.name, unit, log: n.kind === 'set', optional: true };
+      CHARTS.push(chart);
+      makeChart(chart);
+    }
+  }
 
   /* Forward and backward averages, as the report's: no lag. Gaps stay. */
   function smoothed(y) {
@@ -157,6 +176,10 @@
 
   /* What is drawn of a run: x, y, their smoothed line, dots, all behind `from`. */
   function seriesOf(chart, run, from) {
+    if (chart.kind) {
+      const n = named(run, chart), dots = n ? scaled(n).filter(([s]) => s >= from) : [];
+      return { run, x: dots.map(([s]) => s), y: dots.map(([, v]) => v), dots, line: null };
+    }
     const p = run.points, first = p.step.findIndex((s) => s >= from), at = first < 0 ? p.step.length : first;
     const y = chart.of(p).slice(at), dots = chart.id === 'loss' ? run.told.validations.filter(([s]) => s >= from) : [];
     const also = chart.also && chart.also(p).slice(at), smooth = chart.smooth && $('smooth').checked;
@@ -192,10 +215,11 @@
     return out;
   }
 
-  function drawChart(chart, from) {
+  function drawChart(chart, from, to) {
     const figure = $('chart-' + chart.id), svg = figure.querySelector('svg'), log = Boolean(chart.log && $('log').checked);
-    const width = Math.max(200, svg.clientWidth), height = chart.wide ? HEIGHT.wide : HEIGHT.small;
     const series = shown().map((run) => seriesOf(chart, run, from)), range = rangeOf(chart, series, log);
+    figure.hidden = Boolean(chart.optional && !range);
+    const width = Math.max(200, svg.clientWidth), height = chart.wide ? HEIGHT.wide : HEIGHT.small;
     svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
     svg.setAttribute('height', height);
     if (!range) {
@@ -203,8 +227,7 @@
       chart.drawn = null;
       return;
     }
-    const ends = series.flatMap((s) => [s.x[0], s.x[s.x.length - 1], ...s.dots.map(([x]) => x)]).filter(known);
-    const x0 = from, x1 = Math.max(from + 1, ...ends);
+    const x0 = from, x1 = Math.max(from + 1, to);
     const f = log ? Math.log10 : (v) => v, sx = (v) => BOX.left + ((v - x0) / (x1 - x0)) * (width - BOX.left - BOX.right);
     const sy = (v) => height - BOX.bottom - ((f(v) - f(range[0])) / (f(range[1]) - f(range[0]))) * (height - BOX.top - BOX.bottom);
     const parts = [];
@@ -255,9 +278,11 @@
     }
   }
 
+  /* All share one range of steps, so that a place on one is the same place on all; an evaluation may come behind the last step. */
   function drawCharts() {
-    const last = Math.max(0, ...shown().map((r) => r.told.last.step));
-    for (const chart of CHARTS) drawChart(chart, Math.floor(last * Number($('from').value)));
+    const last = Math.max(0, ...shown().map((r) => r.told.last.step)), lists = shown().flatMap((r) => [r.told.validations, ...r.told.named.map((n) => n.dots)]);
+    const to = Math.max(last, ...lists.filter((dots) => dots.length).map((dots) => dots[dots.length - 1][0]));
+    for (const chart of CHARTS) drawChart(chart, Math.floor(last * Number($('from').value)), to);
     readOut();
   }
 
@@ -324,20 +349,18 @@
     asking = false;
   }
 
-  function makeCharts() {
-    for (const chart of CHARTS) {
-      const svg = element('svg', { role: 'img', 'aria-label': chart.title + ' by step' });
-      svg.addEventListener('pointermove', (e) => {
-        const d = chart.drawn, box = svg.getBoundingClientRect();
-        if (!d) return;
-        const x = ((e.clientX - box.left) / box.width) * d.width;
-        pointed = Math.min(d.x1, Math.max(d.x0, d.x0 + ((x - BOX.left) / (d.width - BOX.left - BOX.right)) * (d.x1 - d.x0)));
-        readOut();
-      });
-      svg.addEventListener('pointerleave', () => { pointed = null; readOut(); });
-      $('charts').append(element('figure', { id: 'chart-' + chart.id, class: chart.wide ? 'wide' : '' },
-        element('figcaption', {}, element('b', {}, chart.title), element('span', {}, chart.unit), element('output', {})), svg));
-    }
+  function makeChart(chart) {
+    const svg = element('svg', { role: 'img', 'aria-label': chart.title + ' by step' });
+    svg.addEventListener('pointermove', (e) => {
+      const d = chart.drawn, box = svg.getBoundingClientRect();
+      if (!d) return;
+      const x = ((e.clientX - box.left) / box.width) * d.width;
+      pointed = Math.min(d.x1, Math.max(d.x0, d.x0 + ((x - BOX.left) / (d.width - BOX.left - BOX.right)) * (d.x1 - d.x0)));
+      readOut();
+    });
+    svg.addEventListener('pointerleave', () => { pointed = null; readOut(); });
+    $('charts').append(element('figure', { id: 'chart-' + chart.id, class: chart.wide ? 'wide' : '' },
+      element('figcaption', {}, element('b', {}, chart.title), element('span', {}, chart.unit), element('output', {})), svg));
   }
 
   function makeRuns(names) {
@@ -364,7 +387,7 @@
       setTimeout(start, PERIOD);
       return;
     }
-    makeCharts();
+    CHARTS.forEach(makeChart);
     makeConfiguration();
     for (const id of ['log', 'smooth', 'from']) $(id).addEventListener('change', drawCharts);
     addEventListener('resize', drawCharts);
