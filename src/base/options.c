@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/option_value.h"
 
 /* The only places that turn a row of the table into memory are this and its const twin in options_write.c. */
@@ -332,8 +333,30 @@ ErrorCode options_apply_written(OptionSet *set, const char *where, const char *y
     return code;
 }
 
+/* A word that sets a key of the table, or one that is not there of one of its sections. */
+static bool is_assignment(const OptionSet *set, const char *word) {
+    Text key = {0};
+    size_t length = strcspn(word, "=");
+    if (!word[length]) return false;
+    text_add(&key, word, length);
+    bool is = find_option(set, key.data) != SIZE_MAX;
+    key.data[strcspn(key.data, ".")] = '\0';
+    is |= length > 0 && is_section(set, key.data);
+    text_free(&key);
+    return is;
+}
+
+/* Who left the file out should not hear of a file that is called like an assignment. */
 ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err) {
     YamlNode *root;
+    if (is_assignment(set, path) && !file_exists(path)) {
+        char shown[128];
+        error_escape(shown, sizeof shown, path, strlen(path));
+        return error_set(err, ERR_USAGE,
+                         "the configuration file is missing: it comes before what is assigned, as in "
+                         "my.yaml %s",
+                         shown);
+    }
     TRY(yaml_tree_read(path, &root, err));
     ErrorCode code = options_apply_yaml(set, path, root, err);
     yaml_tree_free(root);

@@ -69,6 +69,8 @@ void arguments_free_words(char **words);
 
 extern const Flag common_flags[]; /* of every verb; ended by name == NULL */
 
+extern const char program_summary[]; /* "weft - " and this: the first line of --help and of the man page */
+
 /* Texts made from the tables (cli/help.c, cli/man.c). Nothing in them depends on the time or the machine. */
 void help_write_overview(Text *out, int width);
 void help_write_verb(const Verb *verb, Text *out, int width);

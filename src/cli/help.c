@@ -9,6 +9,9 @@
 #include "base/text.h"
 #include "cli/cli.h"
 
+const char program_summary[] =
+    "pre-trains and tunes language models of the families that \"weft models\" lists";
+
 /* Beyond a hundred columns lines are hard to read, however wide the terminal. */
 enum { MARGIN = 2, NAME_COLUMN = 26, NARROWEST = 40, WIDEST = 100 };
 
@@ -134,8 +137,7 @@ bool help_write_group(const char *group, Text *out, int width) {
  * most likely never trained anything with it. */
 void help_write_overview(Text *out, int width) {
     width = clamp_width(width);
-    text_puts(out, "weft - pre-trains Llama-family language models\n\n"
-                   "Usage: weft VERB [operands] [flags]\n\n");
+    text_printf(out, "weft - %s\n\nUsage: weft VERB [operands] [flags]\n\n", program_summary);
     add_paragraphs(out,
                    "  weft train configs/demo.yaml                 train\n"
                    "  weft train my.yaml optimizer.lr=1e-3         the same, one value changed\n"

@@ -209,11 +209,12 @@ static ErrorCode print_groups(const Config *c, Error *err) {
 }
 
 /* The configuration is loaded as for a run, so groups are those that it would have. */
-static ErrorCode inspect_groups(const char *operand, Error *err) {
+static ErrorCode inspect_groups(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
-    char *path = config_path(operand);
-    ErrorCode code = config_load(&c, &set, path, 0, NULL, checkpoint_find_model, err);
+    char *path = config_path(args->operands[0]);
+    ErrorCode code =
+        config_load(&c, &set, path, args->operand_count - 1, args->operands + 1, checkpoint_find_model, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
     if (code == OK) code = print_groups(&c, err);
     options_free(&set);
@@ -226,7 +227,10 @@ static ErrorCode inspect_groups(const char *operand, Error *err) {
 static ErrorCode run_inspect(const Arguments *args, Error *err) {
     char *path = NULL;
     bool groups = arguments_has(args, "--groups");
-    ErrorCode code = groups ? inspect_groups(args->operands[0], err) : resolve(args->operands[0], &path, err);
+    if (!groups && args->operand_count > 1)
+        return error_set(err, ERR_USAGE,
+                         "inspect: one file or directory at a time; only --groups takes section.key=value");
+    ErrorCode code = groups ? inspect_groups(args, err) : resolve(args->operands[0], &path, err);
     if (code == OK && !groups) code = inspect_path(args, path, err);
     if (code == OK && (fflush(stdout) != 0 || ferror(stdout)))
         code = error_errno(err, ERR_IO, "standard output: writing failed");
@@ -246,7 +250,7 @@ static const Flag flags[] = {
 const Verb verb_inspect = {
     .name = "inspect",
     .summary = "show the tensors of a model or a checkpoint, or its digest",
-    .synopsis = "FILE_OR_DIR [--digest | --header | --groups]",
+    .synopsis = "FILE_OR_DIR [--digest | --header | --groups [section.key=value ...]]",
     .details = "Takes a safetensors file, a Hugging Face model directory (sharded or not), a checkpoint, or "
                "a run, of which it takes the newest good checkpoint. Everything is checked on the way: the "
                "status is 0 for what is well formed, and another, with one error, for what is not.\n\n"
@@ -256,9 +260,9 @@ const Verb verb_inspect = {
                "  weft inspect runs/demo\n"
                "  weft inspect --digest runs/demo/checkpoints/step-00000300\n"
                "  weft inspect model.safetensors --header\n"
-               "  weft inspect my.yaml --groups",
+               "  weft inspect my.yaml --groups optimizer.kind=muon",
     .flags = flags,
     .min_operands = 1,
-    .max_operands = 1,
+    .max_operands = -1,
     .run = run_inspect,
 };

@@ -146,11 +146,12 @@ static void add_roff_statuses(Text *out) {
 /* In the order that man pages have: name, verbs, flags, configuration, statuses, environment. */
 void man_write(Text *out) {
     text_printf(out, ".TH WEFT 1 \"\" \"weft %s\" \"User Commands\"\n", WEFT_VERSION);
-    text_puts(out, ".SH NAME\nweft \\- pre\\-trains Llama\\-family language models\n"
-                   ".SH SYNOPSIS\n.B weft\n.I VERB\n[\\fIoperands\\fR] [\\fIflags\\fR]\n"
+    text_puts(out, ".SH NAME\nweft \\- ");
+    add_roff_string(out, program_summary);
+    text_puts(out, "\n.SH SYNOPSIS\n.B weft\n.I VERB\n[\\fIoperands\\fR] [\\fIflags\\fR]\n"
                    ".SH DESCRIPTION\n"
-                   "Text in, trained model out: weft tokenizes text, trains a Llama\\-family model on it as "
-                   "one YAML file says, and\n"
+                   "Text in, trained model out: weft tokenizes text, trains a model on it as one YAML file "
+                   "says, and\n"
                    "writes checkpoints that other programs read as they are.\n"
                    "Data goes to standard output, messages to standard error.\n"
                    ".SH VERBS\n");

@@ -5,6 +5,9 @@
 # The overview, and what is said without one.
 exits 0 --help
 has out "Verbs:"
+summary=$(sed -n '1s/^weft - //p' out)
+[ -n "$summary" ] || fail "--help begins with: $(head -1 out)"
+! grep -qi llama out || fail "--help tells of one family: $(grep -i llama out)"
 [ ! -s err ] || fail "--help wrote to stderr"
 exits 0 help
 exits 0 --version
@@ -90,6 +93,7 @@ fi
 
 # The man page is clean, the completion loads and completes.
 "$weft" help --man >weft.1 || fail "help --man"
+[ "$(sed -n '/^weft .- /{ s/^weft .- //; s/\\-/-/g; p; q }' weft.1)" = "$summary" ] || fail "the man page: $(sed -n 1,6p weft.1)"
 if command -v man >/dev/null; then
     warnings=$(LC_ALL=C.UTF-8 MANROFFSEQ='' MANWIDTH=100 man --warnings -E UTF-8 -l -Tutf8 -Z ./weft.1 2>&1 >/dev/null)
     [ -z "$warnings" ] || fail "man --warnings: $warnings"

@@ -49,6 +49,12 @@ mkdir run && cp run.yaml run/config.yaml
 cp out groups
 expect 0 inspect --groups run
 cmp -s out groups || fail "the groups of a run are those of its configuration"
+expect 0 inspect --groups run.yaml 'optimizer.groups=[{match: norm, lr: 0.5}]' model.num_hidden_layers=1
+[ "$(sed -n '/the rest/,$d; /norm/p' out | wc -l)" -eq 4 ] || fail "three parameters in the group of the command line: $(cat out)"
+expect 2 inspect run.yaml optimizer.lr=1
+has err "only --groups takes section.key=value"
+expect 2 inspect --groups optimizer.lr=1
+has err "the configuration file is missing: it comes before what is assigned, as in my.yaml optimizer.lr=1"
 sed -i 's/mlp/experts/' run.yaml
 expect 78 inspect --groups run.yaml
 has err 'optimizer.groups[0].match: no parameter has "experts" in its name'
