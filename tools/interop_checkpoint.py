@@ -7,7 +7,8 @@ Trains tiny models with `weft train`, and makes others with transformers. Then
   - reads every safetensors file that weft wrote with the safetensors package, and computes `weft inspect --digest` anew;
   - loads checkpoints with AutoModelForCausalLM and AutoTokenizer as they are, and compares the logits at every position, token
     by token and prefilled, losses with `weft eval`, tokens with `weft tokenizer encode`, greedy text with `weft generate`;
-  - the same of what `weft export` makes: in bf16, and the mean of checkpoints;
+  - the same of what `weft export` makes: in bf16, and the mean of checkpoints; and of averaged weights (optimizer.ema), which the
+    variant "ema" of a checkpoint and `weft export --ema` are both;
   - saves models with save_pretrained, in one file and in shards, compares the same of those, and trains on from them: the first
     loss is the one that transformers computes for that batch, and the checkpoint loads in transformers again;
   - writes safetensors files with the package, of every type it has, and has weft inspect them.
@@ -347,6 +348,27 @@ def check_exported(weft, work, torch):
             check(load(name, work / name, dtype="auto").dtype == dtype, f"{name}: transformers takes it as {dtype}")
 
 
+def check_averaged(weft, work, torch):
+    """variant="ema" of a checkpoint is what weft exports as the averaged weights, and not the weights beside them."""
+    name = "ema"
+    checkpoint = train(weft, work, name, {}, "optimizer.ema=0.7")
+    check_files(weft, name, checkpoint)
+    weft("export", checkpoint.parent.parent, work / "ema-exported", "--ema")
+    check_files(weft, "ema-exported", work / "ema-exported")
+    if not torch:
+        return
+    from transformers import AutoTokenizer
+
+    ids = ids_of(AutoTokenizer.from_pretrained(checkpoint), work / "eval.txt")[:CONTEXT]
+    averaged = load("variant ema", checkpoint, variant="ema", dtype=torch.float32)
+    with torch.no_grad():
+        logits = [model(torch.tensor([ids])).logits[0] for model in (
+            averaged, load("ema exported", work / "ema-exported", dtype=torch.float32), load("beside ema", checkpoint, dtype=torch.float32))]
+    check(torch.equal(logits[0], logits[1]), "variant ema: the logits of weft's export, to the bit")
+    check(not torch.equal(logits[0], logits[2]), "variant ema: others than the logits of the weights themselves")
+    check_logits(torch, weft, "variant ema", work / "ema-exported", averaged, ids)
+
+
 def check_written_by_package(weft, work):
     import numpy
     import safetensors.numpy
@@ -416,6 +438,7 @@ def check_all(weft, work, torch):
             check_checkpoint(torch, weft, work, variant, checkpoint)
     check_rounded(weft, work, torch)
     check_exported(weft, work, torch)
+    check_averaged(weft, work, torch)
     if torch:
         from transformers import AutoTokenizer
 
