@@ -20,13 +20,18 @@ SKIPPED = 77
 TOOLS = pathlib.Path(__file__).resolve().parent
 CONFIG = """
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
-data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation_fraction: 0.1}
+data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: text.txt, name: one}, {path: text.txt, name: two}]}
 train: {steps: 12, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
 schedule: {kind: constant, warmup_steps: 0, total_steps: 12}
 validation: {every: 4, samples: 4}
-metrics: {tensorboard: false, log_freq: 1, command_wait_s: 300}
+evaluation: {every: 4, tasks: [piqa.jsonl, lambada.jsonl]}
+metrics: {tensorboard: false, log_freq: 1, command_wait_s: 300, probe: 5}
 run: {threads: 1}
 """
+# Records with names: of validation sets, of tasks, of units of a step that is probed.
+NAMED = ("set/one/loss", "set/two/loss", "task/piqa/acc_norm", "task/lambada/acc", "probe/layers.0/output_rms", "probe/head/weight_rms")
+PIQA = {"goal": "a b", "sol1": "c", "sol2": "dd", "label": 0}
+LAMBADA = {"text": "a b c"}
 
 
 def train(weft, run, tool, steps, **environment):
@@ -44,13 +49,14 @@ def train(weft, run, tool, steps, **environment):
 
 
 def written(run):
-    """{(kind/key, step): value}, of what is known."""
+    """{(kind/key or kind/name/key, step): value}, of what is known."""
     figures = {}
     with open(f"{run}/metrics.jsonl", encoding="utf-8") as lines:
         for record in map(json.loads, lines):
             for key, value in record.items():
                 if isinstance(value, (int, float)) and key not in ("step", "wall"):
-                    figures[f"{record['kind']}/{key}", record["step"]] = float(value)
+                    named = f"/{record['name']}" if "name" in record else ""
+                    figures[f"{record['kind']}{named}/{key}", record["step"]] = float(value)
     return figures
 
 
@@ -103,6 +109,9 @@ def check(package, weft, figures_of, **environment):
     for steps in (6, 12):
         train(weft, run, tool, steps, **environment)
     expected, found = written(run), figures_of(run)
+    kept = {name for name, step in expected}
+    if missing := {"train/loss", "validation/loss", *NAMED} - kept:
+        sys.exit(f"the run has no record of {sorted(missing)}: {sorted(kept)}")
     if found != expected:
         odd = sorted(set(expected.items()) ^ set(found.items()))
         sys.exit(f"{tool}: {len(odd)} figures differ: {odd[:4]}")
@@ -121,6 +130,8 @@ def main():
         os.chdir(directory)
         pathlib.Path("run.yaml").write_text(CONFIG, encoding="utf-8")
         pathlib.Path("text.txt").write_text("".join(f"line {i * i % 97} of a text\n\n" for i in range(300)), encoding="utf-8")
+        for name, document in (("piqa", PIQA), ("lambada", LAMBADA)):
+            pathlib.Path(f"{name}.jsonl").write_text((json.dumps(document) + "\n") * 4, encoding="utf-8")
         if "wandb" in there:
             check("wandb", weft, wandb_figures, WANDB_MODE="offline", WANDB_SILENT="true")
         if "mlflow" in there:
