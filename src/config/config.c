@@ -1577,6 +1577,14 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e12,
      .help = "Linear warmup."},
+    {.key = "schedule.warmup_from",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(schedule.warmup_from),
+     .fallback = "0",
+     .min = 0,
+     .max = 1,
+     .help = "Where the warmup begins, as a share of the peak."},
     /* Not train.steps itself: a run may be planned longer than it is trained today. */
     {.key = "schedule.total_steps",
      .type = OPT_INT,
@@ -2242,6 +2250,8 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
 
 /* A product of factors starts from something. */
 static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s, Error *err) {
+    if (s->kind == SCHEDULE_RANGE && s->warmup_from > 0)
+        return options_fail(set, "schedule.warmup_from", err, "schedule.kind: range has no warmup");
     if (s->kind != SCHEDULE_RANGE || s->min_factor > 0) return OK;
     return options_fail(set, "schedule.min_factor", err,
                         "schedule.kind: range starts at this share of optimizer.lr, which must be above 0: "

@@ -135,6 +135,7 @@ typedef struct OptimizerOptions {
 typedef struct ScheduleOptions {
     int kind;                          /* ScheduleKind */
     int64_t warmup_steps, total_steps; /* total 0: train.steps */
+    double warmup_from;                /* share of the peak */
     double decay_ratio;                /* share of the steps that decay; negative: all after the warmup */
     double min_factor;
     double exponent, cycle_length, theta; /* Lingua's */

@@ -26,6 +26,11 @@ static double decay_ratio(const ScheduleOptions *s) {
     return s->kind == SCHEDULE_EXPONENTIAL || s->kind == SCHEDULE_DROPS ? 0.2 : -1;
 }
 
+/* At a share of the warmup. From 0 it is that share, to the bit. */
+static double warming(const ScheduleOptions *s, double share) {
+    return s->warmup_from + (1 - s->warmup_from) * share;
+}
+
 typedef struct Phases {
     int64_t warmup, stable, decay; /* steps; one more than there are, all together */
 } Phases;
@@ -48,7 +53,7 @@ static double decay_at(const Phases *p, int64_t step) {
 
 static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     Phases p = phases_of(s, total);
-    if (step < p.warmup) return (double)(step + 1) / (double)p.warmup;
+    if (step < p.warmup) return warming(s, (double)(step + 1) / (double)p.warmup);
     double x = decay_at(&p, step);
     return x > 0 ? s->min_factor + (1 - s->min_factor) * decayed(s->kind, x) : 1;
 }
@@ -57,7 +62,7 @@ static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step
  * way through it. */
 static double drops_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     Phases p = phases_of(s, total);
-    if (step < p.warmup) return (double)(step + 1) / (double)p.warmup;
+    if (step < p.warmup) return warming(s, (double)(step + 1) / (double)p.warmup);
     double x = decay_at(&p, step);
     return x <= 0 ? 1 : x <= 0.5 ? sqrt(s->min_factor) : s->min_factor;
 }
@@ -72,7 +77,7 @@ static double with_tail(const Phases *p, int64_t step, double before, double end
  * CosWithWarmupAndLinearDecay): it is cut where it stands, and goes to 0. */
 static double cosine_linear_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     Phases p = phases_of(s, total);
-    if (step < p.warmup) return (double)(step + 1) / (double)p.warmup;
+    if (step < p.warmup) return warming(s, (double)(step + 1) / (double)p.warmup);
     int64_t cut = p.warmup + p.stable - 1, at = step < cut ? step : cut;
     double x = total > p.warmup ? (double)(at - p.warmup) / (double)(total - p.warmup) : 0;
     return with_tail(&p, step, s->min_factor + (1 - s->min_factor) * cosine(x), 0);
@@ -80,7 +85,7 @@ static double cosine_linear_factor(const ScheduleOptions *s, int64_t total, int6
 
 static double power_of(const ScheduleOptions *s, int64_t step) {
     double warmup = (double)(s->warmup_steps > 0 ? s->warmup_steps : 1), at = (double)(step + 1);
-    return at <= warmup ? at / warmup : pow(warmup / at, s->exponent);
+    return at <= warmup ? warming(s, at / warmup) : pow(warmup / at, s->exponent);
 }
 
 /* Shen et al., "Power scheduler", 2024: no matter how long a run is, until its tail. */
@@ -124,7 +129,7 @@ static double lingua_wsd(const ScheduleOptions *s, double total, double t) {
 
 static double lingua_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     double t = (double)step, n = (double)total, warmup = (double)s->warmup_steps, m = s->min_factor;
-    if (t < warmup) return t / warmup;
+    if (t < warmup) return warming(s, t / warmup);
     if (s->kind == SCHEDULE_LINGUA_COSINE) return lingua_cosine(s, n, t);
     if (s->kind == SCHEDULE_LINGUA_WSD) return lingua_wsd(s, n, t);
     if (s->kind == SCHEDULE_LINGUA_INVERSE_SQRT)

@@ -10,7 +10,7 @@
  * (decay_ratio of the total, or all that is left; wsd decays linearly over 10% unless told otherwise); warmup
  * (step + 1) / W, then 1, then down to min_factor, with one virtual step at the end so that the last real
  * step is not zero. exponential is 2 * 0.5^x - 1 at share x of the decay (Megatron's), over 20% unless told
- * otherwise.
+ * otherwise. With warmup_from f a warmup goes from f to 1 instead of from 0: f + (1 - f) of what it would be.
  *
  * With the same warmup: drops goes down by sqrt(min_factor) where the decay begins, and again half way
  * through it; cosine_linear is a cosine over all steps to min_factor, cut where the decay begins and from

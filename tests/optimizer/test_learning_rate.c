@@ -154,9 +154,26 @@ static void test_lingua_tables(void **state) {
     check_rows(SCHEDULE_LINGUA_WSD, 0.5, wsd_half, 9);
 }
 
+/* Every kind with a warmup goes from there to the peak, and is after it what it is without. */
+static void test_warmup_from(void **state) {
+    (void)state;
+    for (int kind = 0; kind <= SCHEDULE_LINGUA_INVERSE_SQRT; kind++) {
+        if (kind == SCHEDULE_RANGE) continue;
+        ScheduleOptions s = titan(kind, 10, 0.5, 0.01), from = s;
+        from.warmup_from = 0.25;
+        for (int64_t step = 0; step < 40; step++) {
+            double f = learning_rate_factor(&s, 40, step), expected = step < 10 ? 0.25 + 0.75 * f : f,
+                   found = learning_rate_factor(&from, 40, step);
+            if (fabs(found - expected) > 1e-15)
+                fail_msg("kind %d step %d: %.17g, expected %.17g", kind, (int)step, found, expected);
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_titan_tables), cmocka_unit_test(test_titan_ends),
-                                       cmocka_unit_test(test_other_shapes),
-                                       cmocka_unit_test(test_lingua_tables), cmocka_unit_test(test_range)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_titan_tables),  cmocka_unit_test(test_titan_ends),
+        cmocka_unit_test(test_other_shapes),  cmocka_unit_test(test_warmup_from),
+        cmocka_unit_test(test_lingua_tables), cmocka_unit_test(test_range)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -187,5 +187,7 @@ expect 78 plan run.yaml optimizer.kind=moun
 has err "muon"
 expect 78 plan run.yaml schedule.kind=drops
 has err "schedule.min_factor"
+expect 78 plan run.yaml schedule.kind=range schedule.min_factor=0.1 schedule.warmup_from=0.1
+has err "schedule.warmup_from"
 exits 0 plan run.yaml schedule.kind=drops schedule.min_factor=0.1
 conclude
