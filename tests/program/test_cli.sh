@@ -28,6 +28,14 @@ exits 2 doctor one-too-many
 exits 2 doctor --seconds
 exits 2 doctor --seconds=fast
 exits 2 help --completion fish
+for words in "train" "train -n 2" "train --restarts 1" "plan" "tokenize" "config"; do
+    # shellcheck disable=SC2086
+    exits 2 $words run.dir=x train.steps=3
+    has err "the configuration file is missing: it comes before what is assigned, as in my.yaml run.dir=x"
+    [ "$(wc -l <err)" -eq 1 ] || fail "$words without a file is one line, not: $(cat err)"
+done
+exits 66 train nothing.dir=x
+has err "nothing.dir=x: cannot open"
 exits 2 $'\x1b[31mred'
 is_plain "an unknown verb with escapes"
 
