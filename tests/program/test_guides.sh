@@ -1,0 +1,37 @@
+#!/bin/bash
+# The guides for those who come from elsewhere. Each key of ours that they name exists, and each of theirs (keys-*.txt, lists of names kept
+# here) stands in a first column: in full, or behind one of the same section, as `optimizer.lr`, `eps`. A wildcard stands for nothing.
+. "$(dirname "$0")/../support/prelude.sh"
+docs=$WEFT_SOURCE_DIR/docs lists=$WEFT_SOURCE_DIR/tests/program
+
+"$weft" config --plain | awk '/^[a-z]/ { section = $1; sub(/:$/, "", section) } /^  [a-z]/ { key = $1; sub(/:$/, "", key); print section "." key }' | sort -u >keys
+# What a guide names in its first columns; a heading of the form "## stool" is the section of what follows.
+theirs() { # FILE
+    awk -F '|' '
+        /^## / { heading = $0 ~ /^## [a-z]*$/ ? substr($0, 4) : "" }
+        NF > 3 {
+            n = split($2, part, "`")
+            section = heading
+            for (i = 2; i <= n; i += 2) {
+                name = part[i]
+                sub(/[:= (].*/, "", name)
+                print name
+                if (section != "") print section "." name
+                if (name ~ /^[A-Za-z_0-9.]+\.[A-Za-z_0-9]+$/) { section = name; sub(/\.[^.]*$/, "", section) }
+            }
+        }' "$1" | sort -u
+}
+for peer in torchtitan lingua; do
+    guide=$docs/from-$peer.md
+    # Keys of ours stand in the second column.
+    awk -F '|' 'NF > 3 { print $3 }' "$guide" | grep -o '`[a-z_]*\.[a-z_0-9]*' | tr -d '`' | grep -v '\.sh$' | sort -u >named
+    [ "$(wc -l <named)" -ge 40 ] || fail "$peer: only $(wc -l <named) keys were found"
+    grep -vxFf keys named >unknown && fail "from-$peer names keys that are not there: $(tr '\n' ' ' <unknown)"
+    grep -v '^#' "$lists/keys-$peer.txt" >list
+    [ "$(wc -l <list)" -ge 150 ] || fail "keys-$peer.txt has only $(wc -l <list) names"
+    sort list | uniq -d | grep . && fail "keys-$peer.txt has names twice"
+    theirs "$guide" >found
+    grep -vxFf found list >missing && fail "from-$peer.md has no word about $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
+done
+
+conclude
