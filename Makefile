@@ -46,12 +46,10 @@ fuzz: ## libFuzzer over every parser (clang); SECONDS=60 each, TARGET=name for o
 bench: build ## bench/results.json; PEER=torch adds PyTorch
 	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/bench.sh $(PEER)
 
-interop: build ## tests against the Python packages of others, in a venv
-	@test -x .venv-interop/bin/python || $(PYTHON) -m venv .venv-interop
-	@.venv-interop/bin/pip install --quiet numpy safetensors tokenizers tiktoken tensorboard torch transformers peft \
-	    wandb mlflow-skinny sqlalchemy alembic lm_eval
-	@.venv-interop/bin/python -c "import numpy, safetensors, tokenizers, tiktoken, tensorboard, torch, transformers, peft, wandb, mlflow, lm_eval"
-	@WEFT_PYTHON="$(CURDIR)/.venv-interop/bin/python" ctest --test-dir $(BUILD) -L interop --verbose
+interop: ## tests against the programs of others: Python packages, in a venv, and Chromium
+	@tools/setup.sh build test interop
+	@$(MAKE) --no-print-directory build
+	@BUILD=$(BUILD) PYTHON=$(PYTHON) tools/interop.sh
 
 soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all meshes and schedules: the same bits
 	@WEFT=$(CURDIR)/$(BUILD)/weft FAULTS=$${FAULTS:-30} tests/ranks/test_faults.sh

@@ -206,7 +206,7 @@ def main():
     args = parser.parse_args()
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not program:
-        print("skipped: there is no chromium (apt-get install chromium)")
+        print("skipped: there is no chromium (tools/setup.sh interop, on Debian)")
         sys.exit(SKIPPED)
     weft = os.path.realpath(args.weft)
     shots = args.shots.resolve() if args.shots else None

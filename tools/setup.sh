@@ -1,9 +1,12 @@
 #!/bin/sh
-# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, ci, cluster, mpich.
+# Installs the Debian or Ubuntu packages that are missing, for each purpose named: build, test, demo, bench, interop, ci,
+# cluster, mpich.
 #   tools/setup.sh build test      installs, after saying what
 #   tools/setup.sh --check build   installs nothing: says what is missing
 set -eu
 
+# Ubuntu's package of that name installs a snap, which keeps programs from reading a browser's descriptors.
+browser() { grep -qs '^ID=ubuntu' /etc/os-release || echo chromium; }
 packages() {
     case $1 in
     build) echo gcc libc6-dev make cmake pkg-config libdnnl-dev libyaml-dev libcjson-dev libpcre2-dev libzstd-dev \
@@ -11,10 +14,11 @@ packages() {
     test) echo libcmocka-dev g++ ;;
     demo) echo bible-kjv bible-kjv-text ;;
     bench) echo python3-venv ;;
+    interop) echo python3-venv bible-kjv bible-kjv-text "$(browser)" ;;
     cluster) echo slurm-wlm munge openssh-server openssh-client iproute2 procps ;;
     mpich) echo libmpich-dev mpich ;;
     ci) echo clang libomp-dev clang-format man-db ;;
-    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, ci, cluster, mpich" >&2; exit 2 ;;
+    *) echo "setup: unknown purpose \"$1\"; there are build, test, demo, bench, interop, ci, cluster, mpich" >&2; exit 2 ;;
     esac
 }
 
