@@ -35,9 +35,10 @@ static const Flag flags[] = {
      "one "
      "rank: this machine's"},
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
-    {"--link", 'l', "GB_PER_S",
-     "with --tflops: speed of a message between stages, and of what crosses over tp and cp, which then take "
-     "their bytes by that, as far as no work hides them; default: no time"},
+    {"--link", 'l', "RATE[,DELAY]",
+     "with --tflops: speed of a message between stages, and of what crosses over tp, cp and ep, in GB/s or "
+     "as 1Gbit/s, and how long one takes beside its bytes, such as 5ms; counted as far as no work hides it; "
+     "default: no time"},
     {"--hardware", 'H', "WHAT",
      "h100, h200, b200, or a YAML file of figures (docs/planning.md): time of a step, tokens/s and MFU that "
      "they make, and the memory that the plan is held against"},
@@ -64,36 +65,54 @@ typedef struct Request {
 
 /* ---- the command line ---- */
 
-/* "80GiB", "80 GB", "8e10". K to T alone are powers of two, as of memory; with a B behind they are what
- * disks are sold by. */
-static bool parse_size(const char *text, double *bytes) {
-    static const struct {
-        const char *name;
-        double bytes;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"KiB", 1024.0},
-                 {"MiB", 1048576.0},
-                 {"GiB", 1073741824.0},
-                 {"TiB", 1099511627776.0},
-                 {"K", 1024.0},
-                 {"M", 1048576.0},
-                 {"G", 1073741824.0},
-                 {"T", 1099511627776.0},
-                 {"KB", 1e3},
-                 {"MB", 1e6},
-                 {"GB", 1e9},
-                 {"TB", 1e12}};
-    char *end;
-    double number = strtod(text, &end);
-    if (end == text || !(number > 0) || number > 1e18) return false;
-    while (*end == ' ') end++;
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].name) != 0) continue;
-        *bytes = number * units[i].bytes;
+typedef struct Unit {
+    const char *name;
+    double size;
+} Unit;
+
+/* "80GiB", "80 GB", "8e10": a number above 0 and one of the units, up to `end`. */
+static bool parse_measure(const char *text, const char *end, const Unit *units, double *out) {
+    char *unit;
+    double number = strtod(text, &unit);
+    if (unit == text || unit > end || !(number > 0) || number > 1e18) return false;
+    while (unit < end && *unit == ' ') unit++;
+    size_t length = (size_t)(end - unit);
+    for (; units->name; units++) {
+        if (strlen(units->name) != length || strncmp(unit, units->name, length) != 0) continue;
+        *out = number * units->size;
         return true;
     }
     return false;
+}
+
+/* K to T alone are powers of two, as of memory; with a B behind they are what disks are sold by. */
+static bool parse_size(const char *text, double *bytes) {
+    static const Unit units[] = {{"", 1},
+                                 {"B", 1},
+                                 {"KiB", 1024.0},
+                                 {"MiB", 1048576.0},
+                                 {"GiB", 1073741824.0},
+                                 {"TiB", 1099511627776.0},
+                                 {"K", 1024.0},
+                                 {"M", 1048576.0},
+                                 {"G", 1073741824.0},
+                                 {"T", 1099511627776.0},
+                                 {"KB", 1e3},
+                                 {"MB", 1e6},
+                                 {"GB", 1e9},
+                                 {"TB", 1e12},
+                                 {NULL, 0}};
+    return parse_measure(text, text + strlen(text), units, bytes);
+}
+
+/* "25", "25GB/s", "1Gbit/s,5ms": GB/s, and seconds. Networks are sold by bits, buses by bytes. */
+static bool parse_link(const char *text, double *rate, double *delay) {
+    static const Unit rates[] = {{"", 1},           {"GB/s", 1},          {"MB/s", 1e-3},
+                                 {"Gbit/s", 0.125}, {"Mbit/s", 0.125e-3}, {NULL, 0}};
+    static const Unit times[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {NULL, 0}};
+    const char *end = text + strlen(text), *comma = strchr(text, ',');
+    if (!parse_measure(text, comma ? comma : end, rates, rate) || *rate > 1e9 || *rate < 1e-6) return false;
+    return !comma || parse_measure(comma + 1, end, times, delay);
 }
 
 /* Both say how fast the ranks are. */
@@ -112,13 +131,18 @@ static ErrorCode read_hardware(const Arguments *args, Request *q, Error *err) {
 /* A link's speed without a rank's would mix seconds with operations. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     char shown[80];
-    const char *memory = arguments_flag(args, "--memory");
+    const char *memory = arguments_flag(args, "--memory"), *link = arguments_flag(args, "--link");
     *q = (Request){.ranks = 1, .rank = -1};
     TRY(arguments_int(args, "--ranks", 1, MOST_RANKS, &q->ranks, err));
     TRY(arguments_int(args, "--rank", 0, q->ranks - 1, &q->rank, err));
     TRY(arguments_int(args, "--width", 40, 20000, &q->width, err));
     TRY(arguments_double(args, "--tflops", 1e-6, 1e9, &q->speed.tflops, err));
-    TRY(arguments_double(args, "--link", 1e-6, 1e9, &q->speed.link, err));
+    if (link && !parse_link(link, &q->speed.link, &q->speed.delay))
+        return error_set(
+            err, ERR_USAGE,
+            "plan: --link is \"%s\": expected a rate such as 25 (GB/s) or 1Gbit/s, and a delay if "
+            "need be, such as 1Gbit/s,5ms",
+            error_escape(shown, sizeof shown, link, strlen(link)));
     if (q->speed.link > 0 && q->speed.tflops <= 0)
         return error_set(
             err, ERR_USAGE,

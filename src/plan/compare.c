@@ -232,17 +232,19 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
 /* What the time is made of. */
 static void put_chain(ForecastSpeed speed, bool degrees, Text *out) {
     const char *unit = speed.tflops > 0 ? "seconds" : "TFLOP";
+    char link[48];
     if (speed.hardware)
         text_printf(out, "seconds of a whole step, predicted for %s\n", speed.hardware->name);
     else if (speed.link > 0)
         text_printf(out,
-                    "%s of the longest chain of work, with messages between stages%s at %g GB/s; collectives "
+                    "%s of the longest chain of work, with messages between stages%s at %s; collectives "
                     "take no time\n",
-                    unit, degrees ? ", and what crosses over tp, cp and ep," : "", speed.link);
+                    unit, degrees ? ", and what crosses over tp, cp and ep," : "",
+                    forecast_link(&speed, link));
     else
         text_printf(out,
                     "%s of the longest chain of work: messages and collectives take no time here; --tflops X "
-                    "--link GB_PER_S count messages\n",
+                    "--link RATE count messages\n",
                     unit);
 }
 

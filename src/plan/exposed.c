@@ -41,7 +41,7 @@ static double work_of(const Walk *w, Action a) {
 static void start(Walk *w, Action a) {
     double *link = &w->free[action_crosses_contexts(a.kind) ? OVER_CONTEXT : OVER_TENSOR];
     *link = fmax(*link, w->now) + (double)program_crossing_bytes(w->p, w->m, a) * w->s->byte;
-    w->there[crossing_of(a)][a.parts.first] = *link;
+    w->there[crossing_of(a)][a.parts.first] = *link + w->s->delay;
 }
 
 static void wait(Walk *w, Action a, Cost *unit) {

@@ -10,7 +10,8 @@ typedef struct ExposedSpec {
     const ModelConfig *model; /* of the mesh */
     int64_t context;
     double tokens; /* a rank does the FLOPs of so many tokens of the whole model in a microbatch */
-    double byte;   /* how long one takes, in FLOPs */
+    double byte;   /* how long one takes, in FLOPs, */
+    double delay;  /* ... and a crossing beside its bytes; others may begin meanwhile */
 } ExposedSpec;
 
 /* Adds to the passes of the units that run here, over one microbatch, what they wait for, in FLOPs. What a

@@ -65,20 +65,34 @@ static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks
 static double message_seconds(const Forecast *f) {
     double bytes = (double)message_bytes(f);
     if (f->speed.hardware) return hardware_message(f->speed.hardware, f->ranks[0].count, bytes);
-    return f->speed.link > 0 ? bytes / (f->speed.link * 1e9) : 0;
+    return f->speed.link > 0 ? f->speed.delay + bytes / (f->speed.link * 1e9) : 0;
+}
+
+const char *forecast_link(const ForecastSpeed *speed, char out[48]) {
+    int n = snprintf(out, 48, "%g GB/s", speed->link);
+    if (speed->delay > 0) snprintf(out + n, (size_t)(48 - n), " and %g ms", 1e3 * speed->delay);
+    return out;
 }
 
 /* Of a second, in the measure of the simulation: FLOPs that a rank does in it, unless it counts seconds. */
 static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
 
-/* What crosses inside the passes of units and no work hides, when a byte takes so many FLOPs: by the programs
- * of ranks. */
-static void count_exposed(const Forecast *f, double tokens, double byte, Cost *units) {
+/* What crosses inside the passes of units and no work hides, when a byte takes so many FLOPs, and a crossing
+ * so many besides: by the programs of ranks. */
+static void count_exposed(const Forecast *f, double tokens, double byte, double delay, Cost *units) {
     const ModelConfig *model = &f->config->model.shape;
-    ExposedSpec spec = {model, f->config->train.context, tokens, byte};
+    ExposedSpec spec = {model, f->config->train.context, tokens, byte, delay};
     if (byte <= 0) return;
     for (int i = 0; i < f->places; i++)
         exposed_crossings(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
+}
+
+/* Rows of tokens visit experts, and nothing hides them. */
+static Cost count_visits(const Forecast *f, int unit, double byte, double delay) {
+    Cost bytes = crossings_experts(&f->crossings, unit);
+    double sum = bytes.forward + bytes.input + bytes.weight;
+    if (sum <= 0) return (Cost){0, 0, 0};
+    return cost_scaled(bytes, byte + delay * crossings_operations(&f->crossings, unit, MESH_EXPERTS) / sum);
 }
 
 /* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
@@ -87,12 +101,12 @@ static void count_units(Forecast *f, Cost *units) {
     Cost *flops = mem_alloc_array(n, sizeof *flops);
     double tokens = (double)(f->layout.sequences * f->config->train.context) / sharing(f);
     double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
+    double delay = measure_of_second(f) * f->speed.delay;
     layout_unit_costs(f->config, flops);
-    count_exposed(f, tokens, byte, units);
-    for (size_t u = 0; u < n; u++) {
-        Cost visits = cost_scaled(crossings_experts(&f->crossings, (int)u), byte); /* nothing hides them */
-        units[u] = cost_plus(cost_plus(units[u], visits), cost_scaled(flops[u], tokens));
-    }
+    count_exposed(f, tokens, byte, delay, units);
+    for (size_t u = 0; u < n; u++)
+        units[u] = cost_plus(cost_plus(units[u], count_visits(f, (int)u, byte, delay)),
+                             cost_scaled(flops[u], tokens));
     free(flops);
 }
 
@@ -610,13 +624,13 @@ static void scale_spans(Timeline *t, double factor) {
  * schedule is what may be long. */
 static void put_title(const Forecast *f, char *out, size_t size) {
     const Schedule *s = &f->layout.schedule;
-    char bytes[32], messages[80] = "messages free";
+    char bytes[32], link[48], messages[96] = "messages free";
     if (f->speed.hardware)
         snprintf(messages, sizeof messages, "messages of %s on %.40s",
                  text_bytes((double)message_bytes(f), bytes), f->speed.hardware->name);
     else if (f->speed.link > 0)
-        snprintf(messages, sizeof messages, "messages of %s at %g GB/s",
-                 text_bytes((double)message_bytes(f), bytes), f->speed.link);
+        snprintf(messages, sizeof messages, "messages of %s at %s",
+                 text_bytes((double)message_bytes(f), bytes), forecast_link(&f->speed, link));
     snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks,
              s->microbatches, s->stages, messages);
 }

@@ -23,8 +23,12 @@ typedef struct RankForecast {
 typedef struct ForecastSpeed {
     double tflops; /* TFLOP/s of a rank; 0: time is counted in TFLOP */
     double link;   /* GB/s of a message between stages, where tflops is known; 0: messages take no time */
-    const Hardware *hardware; /* or NULL; then the two above are not looked at */
+    double delay;  /* seconds that a message takes beside its bytes, with a link */
+    const Hardware *hardware; /* or NULL; then those above are not looked at */
 } ForecastSpeed;
+
+/* A link's speed in words: "25 GB/s", "0.125 GB/s and 5 ms". */
+const char *forecast_link(const ForecastSpeed *speed, char out[48]);
 
 /* Of a rank, in seconds of a step, where hardware is known. */
 typedef struct ForecastTime {

@@ -237,8 +237,35 @@ for link in "" 0.005; do
         has out "with messages between stages at 0.005 GB/s"
     else
         less "${took[interleaved_1f1b]}" "${took[1f1b]}" || fail "interleaving does not pay: ${took[1f1b]}, ${took[interleaved_1f1b]}"
-        has out "--tflops X --link GB_PER_S count messages"
+        has out "--tflops X --link RATE count messages"
     fi
+done
+# A link has a delay, too: 16 messages one behind the other, there and back over three links, are late by at least six of them; bits are
+# eighths of bytes.
+delayed="-n 4 mesh.pp=4 train.microbatch=8 pipeline.schedule=1f1b --tflops 0.05"
+plan 0 $delayed --link 0.005
+prompt=$(makespan)
+plan 0 $delayed --link 0.005,40ms
+has out "messages of 64.00 KiB at 0.005 GB/s and 40 ms"
+late=$(makespan)
+awk -v a="$prompt" -v b="$late" 'BEGIN { exit !(b - a >= 6 * 0.04 && b - a < 64 * 0.04) }' || fail "40 ms a message: $prompt s become $late s"
+plan 0 $delayed --link 40Mbit/s,40000us
+near "$(makespan)" "$late" || fail "40 Mbit/s are not 0.005 GB/s: $(makespan), $late"
+plan 0 $delayed --compare --whole --link 5MB/s,0.04s
+near "$(row_time 1f1b)" "$late" || fail "1f1b compared with a delay: $(row_time 1f1b), planned: $late"
+has out "at 0.005 GB/s and 40 ms"
+# Over tp each crossing that nothing hides is late, too: in a forward pass of two layers eight of them, and two of the head.
+for axes in mesh.tp=1 mesh.tp=2; do
+    for delay in 0.001us 40ms; do
+        plan 0 -n 4 mesh.pp=2 $axes mesh.dp_shard=-1 train.microbatch=8 --tflops 0.05 --link "0.005,$delay"
+        took[$axes-$delay]=$(makespan)
+    done
+done
+awk -v one="${took[mesh.tp=1-0.001us]} ${took[mesh.tp=1-40ms]}" -v two="${took[mesh.tp=2-0.001us]} ${took[mesh.tp=2-40ms]}" 'BEGIN {
+    split(one, a); split(two, b); exit !(b[2] - b[1] > a[2] - a[1] + 10 * 0.04) }' || fail "40 ms a crossing over tp: ${took[*]}"
+for link in "0,1ms" "1Gbit" "1,5" "1GB/s," "1GB/s,5ms,1" ",5ms" "-1" "x"; do
+    plan 2 -n 4 mesh.pp=4 --tflops 1 --link "$link"
+    has err "expected a rate such as"
 done
 plan 2 -n 4 mesh.pp=4 --link 25
 has err "--link needs --tflops"
