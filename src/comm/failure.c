@@ -43,8 +43,8 @@
 #include "comm/internal.h"
 
 /* ANSWER_MS and LINGER_MS only keep ranks from waiting for ever for one that will not speak: in all other
- * cases its notice, or its end of the job, comes first. Answers to a question are waited for as long as the
- * limit is, within the bounds below. */
+ * cases its notice, or its end of the job, comes first. Answers to a question are waited for as listening()
+ * says, within the bounds below. */
 enum {
     ANSWER_MS = 30000,
     CAUSE_MS = 2000,   /* who gives up wires breaks those of others, and has told them soon after */
@@ -221,10 +221,12 @@ static long long tick_of(const Comm *c) {
     return tenth > 0 && tenth < LONGEST_TICK ? tenth : LONGEST_TICK;
 }
 
-/* Nanoseconds for which who asks hears answers: for as long as a rank may need that shares its cores with
- * many. A second at least: a limit below that is a test's. */
+/* Nanoseconds for which who asks hears answers. A rank whose thread has not looked for half a limit and a
+ * tick does not answer any more (has_slept), so that who answers does within 0.6 of it, and what the message
+ * takes; the rest of the limit would be time in which nothing can come. A second at least: a limit below
+ * that is a test's. */
 static long long listening(const Comm *c) {
-    long long ms = limit_of(c) / 1000000;
+    long long ms = limit_of(c) / 1000000 * 2 / 3;
     if (ms < LEAST_LISTEN_MS) ms = LEAST_LISTEN_MS;
     if (ms > MOST_LISTEN_MS) ms = MOST_LISTEN_MS;
     return ms * 1000000;
@@ -393,11 +395,16 @@ static void forget_answers(Comm *c) {
     }
 }
 
-/* Until all have answered. */
+/* Until all have answered. What came while this thread was kept from looking counts: the last look is behind
+ * the end. */
 static void hear_answers(Comm *c) {
     long long until = comm_nanoseconds() + listening(c);
-    while (count_heard(c, NOTICE_NONE) && comm_nanoseconds() < until)
-        if (!take_notice(c)) pause_ms(1);
+    bool late = false;
+    while (count_heard(c, NOTICE_NONE) && !late) {
+        late = comm_nanoseconds() >= until;
+        while (take_notice(c)) continue;
+        pause_ms(1);
+    }
 }
 
 /* The mutex is held: meanwhile nothing but notices moves on. */
