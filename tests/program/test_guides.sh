@@ -1,6 +1,7 @@
 #!/bin/bash
 # The guides for those who come from elsewhere. Each key of ours that they name exists, and each of theirs (keys-*.txt, lists of names kept
 # here) stands in a first column: in full, or behind one of the same section, as `optimizer.lr`, `eps`. A wildcard stands for nothing.
+# And the recipes among the configurations.
 . "$(dirname "$0")/../support/prelude.sh"
 docs=$WEFT_SOURCE_DIR/docs lists=$WEFT_SOURCE_DIR/tests/program
 
@@ -32,6 +33,12 @@ for peer in torchtitan lingua; do
     sort list | uniq -d | grep . && fail "keys-$peer.txt has names twice"
     theirs "$guide" >found
     grep -vxFf found list >missing && fail "from-$peer.md has no word about $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
+done
+
+# Recipes: what they are trained on, and what loss to expect, stands at their head; each is a configuration that weft reads.
+for recipe in "$WEFT_SOURCE_DIR"/configs/demo.yaml "$WEFT_SOURCE_DIR"/configs/pretrain-*.yaml; do
+    grep -q '^# Data: ' "$recipe" && grep -q '^# Loss to expect: .*[0-9]\.[0-9]' "$recipe" || fail "$recipe does not say its data and its loss"
+    "$weft" config "$recipe" >out 2>err || fail "$recipe: $(cat err)"
 done
 
 conclude
