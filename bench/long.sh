@@ -7,7 +7,9 @@
 #     bench/long.sh                                        # 125M, 32,768 and 131,072 tokens: an hour, and many
 #     CONTEXTS=131072 LAYERS=1 RANKS=4 bench/long.sh       # one block of it
 #     SIZE=50M CONTEXTS=512 bench/long.sh                  # in seconds
+#     bench/long.sh train.compute=bf16                     # in bf16, whose four ranks of 131,072 tokens fit in 24 GiB
 #
+# Words are keys of `weft train`, section.key=value. Variables:
 # SIZE, LAYERS (fewer than it has), CONTEXTS, STEPS, RECOMPUTE, RANKS (meshes of so many along cp), THREADS (of each rank; of one rank as
 # many as the machine has) and BUILD.
 set -eu
@@ -23,14 +25,16 @@ trap 'rm -f "$part" "$part".err' EXIT
 most=1
 for ranks in $meshes; do [ "$ranks" -le "$most" ] || most=$ranks; done
 
-# measure CONTEXT RANKS: a row.
+# measure CONTEXT RANKS WORD...: a row.
 measure() {
-    if [ "$2" -eq 1 ]; then start= own=$(nproc); else start="$launcher -n $2" own=$threads; fi
+    context=$1 ranks=$2
+    shift 2
+    if [ "$ranks" -eq 1 ]; then start= own=$(nproc); else start="$launcher -n $ranks" own=$threads; fi
     # shellcheck disable=SC2086
-    $start "$build/bench_ranks" --size "$size" ${LAYERS:+--layers "$LAYERS"} --steps "$steps" --cold --name "cp $2" run.threads="$own" \
-        mesh.cp="$2" train.context="$1" train.tokens_per_step="$1" train.microbatch=1 train.recompute="${RECOMPUTE:-full}" \
-        train.loss_rows=512 train.numerics=exact numerics.canonical_cp="$most" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
-    awk -v context="$1" -v ranks="$2" '
+    $start "$build/bench_ranks" --size "$size" ${LAYERS:+--layers "$LAYERS"} --steps "$steps" --cold --name "cp $ranks" run.threads="$own" \
+        mesh.cp="$ranks" train.context="$context" train.tokens_per_step="$context" train.microbatch=1 train.recompute="${RECOMPUTE:-full}" \
+        train.loss_rows=512 train.numerics=exact numerics.canonical_cp="$most" "$@" >"$part" 2>"$part.err" || { cat "$part.err" >&2; exit 1; }
+    awk -v context="$context" -v ranks="$ranks" '
     function text(key) { match($0, "\"" key "\": [^,}]*"); s = substr($0, RSTART, RLENGTH); sub(/.*: /, "", s); return s }
     function gib(key) { return text(key) / 1073741824 }
     { printf "%8d %4d %14.2f GiB %14.2f GiB %14.2f GiB %12.1f  %s  %s\n", context, ranks, gib("planned_bytes_of_a_rank"),
@@ -39,5 +43,5 @@ measure() {
 
 printf '%8s %4s %18s %18s %18s %12s  %s\n' context cp "a rank, planned" "all, planned" "all, used" "seconds" "loss and norm of step $steps"
 for context in ${CONTEXTS:-32768 131072}; do
-    for ranks in $meshes; do measure "$context" "$ranks"; done
+    for ranks in $meshes; do measure "$context" "$ranks" "$@"; done
 done
