@@ -2602,7 +2602,7 @@ static void test_grids(void **state) {
     launch_large(&d, DTYPE_F32);
     launch_large(&d, DTYPE_BF16);
     launch_too_large(&d, said, sizeof said);
-    if (!strstr(said, "add(n 549755813888, c fp32) would take 2147483648 x 1 blocks of threads; GPUs take "))
+    if (!strstr(said, "add(n 2199023255552, c fp32) would take 2147483648 x 1 blocks of threads; GPUs take "))
         fail_msg("%s", said);
     close_device(&d);
 }
