@@ -21,8 +21,13 @@ odd=$(grep -vE '^(libcublasLt|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\
 if grep -q '^gpu_problem ""' facts; then
     echo "there is a GPU here"
 else
-    echo 'model: {hidden_size: 32}' >run.yaml
-    expect_alone 69 plan run.yaml run.device=cuda
+    seq 2000 >text.txt
+    cat >run.yaml <<END
+model: {hidden_size: 32, intermediate_size: 40, num_hidden_layers: 2, num_attention_heads: 4}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
+train: {steps: 1, context: 32, microbatch: 2, tokens_per_step: 64}
+END
+    expect_alone 69 train run.yaml run.device=cuda run.dir=none
     has err "run.device: cuda: no GPU can be used: "
 fi
 conclude
