@@ -291,7 +291,7 @@ static double best_time(Bench *b, void (*run)(Bench *)) {
     do {
         double took = time_of(b, run, calls);
         if (took < best) best = took;
-        if (b->d.memory && took * calls < 2e-3 && calls < 256) calls *= 2;
+        if (b->d.apart && took * calls < 2e-3 && calls < 256) calls *= 2;
     } while (clock_seconds() < end);
     return best;
 }

@@ -32,8 +32,7 @@ static const Flag flags[] = {
      "the rank whose memory and program are shown; default: the fullest, and rank 0 for --program"},
     {"--memory", 'm', "SIZE",
      "memory of a rank, such as 80GiB, to hold the plan against, the GPU's where that trains; default with "
-     "one "
-     "rank: this machine's"},
+     "one rank: this machine's"},
     {"--tflops", 't', "X", "speed of a rank in TFLOP/s: times are then seconds, not TFLOP"},
     {"--link", 'l', "RATE[,DELAY]",
      "with --tflops: speed of a message between stages, and of what crosses over tp, cp and ep, in GB/s or "

@@ -404,7 +404,7 @@ static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, Pea
  * for a product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
     static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST, 4096, PEAK_LARGEST_OWN};
-    const int64_t largest = d->memory ? PEAK_LARGEST_OWN : PEAK_LARGEST;
+    const int64_t largest = d->apart ? PEAK_LARGEST_OWN : PEAK_LARGEST;
     int count = 0;
     while (count < (int)(sizeof sizes / sizeof *sizes) && sizes[count] <= largest) count++;
     size_t size = d->scratch_size;

@@ -210,6 +210,17 @@ static bool read_record(const cJSON *object, MetricsKind kind, void *record) {
     return true;
 }
 
+/* By memcpy: the offset says where a member is, not that it may be read as another type. Both are eight
+ * bytes, and only the one that is meant is used. */
+double metrics_number(const void *record, size_t offset, bool whole) {
+    const char *at = (const char *)record + offset;
+    int64_t integer;
+    double value;
+    memcpy(&integer, at, sizeof integer);
+    memcpy(&value, at, sizeof value);
+    return whole ? (double)integer : value;
+}
+
 TaskFigure metrics_task_figure(const TaskMetrics *m) {
     const TaskFigures *f = &m->figures;
     const TaskFigure figures[] = {
@@ -478,15 +489,9 @@ double metrics_training_seconds(const MetricsTable *t) {
 
 /* ---- comparing ---- */
 
-/* Copied as both types, as each is eight bytes, and one of them taken. Bools are one byte, hence first. */
 static double number_of(const Field *f, const void *record) {
-    const char *at = (const char *)record + f->offset;
-    int64_t whole;
-    double value;
-    if (f->type == FIELD_BOOL) return *(const bool *)at;
-    memcpy(&value, at, sizeof value);
-    memcpy(&whole, at, sizeof whole);
-    return f->type == FIELD_INT ? (double)whole : value;
+    if (f->type == FIELD_BOOL) return *(const bool *)((const char *)record + f->offset);
+    return metrics_number(record, f->offset, f->type == FIELD_INT);
 }
 
 /* By bits, but for one not-a-number, which is like another: a file keeps no more of it. out: the two values

@@ -86,6 +86,9 @@ typedef struct TaskFigure {
 } TaskFigure;
 TaskFigure metrics_task_figure(const TaskMetrics *m);
 
+/* The number of a record at an offset, an int64_t (`whole`) or a double, as a double. */
+double metrics_number(const void *record, size_t offset, bool whole);
+
 /* Sizes in one step, of all ranks; NaN where there is nothing to measure. */
 typedef struct ProbeMetrics {
     int64_t step;

@@ -71,22 +71,13 @@ typedef struct Columns {
 /* At least one element, since a run may have logged nothing yet. */
 static double *new_column(size_t count) { return mem_alloc_array(count + 1, sizeof(double)); }
 
-/* By memcpy: the offset says where a member is, not that it may be read as another type. */
-static double value_of(Column c, const StepMetrics *m) {
-    const char *at = (const char *)m + columns[c].offset;
-    int64_t whole;
-    double value;
-    memcpy(&whole, at, sizeof whole);
-    memcpy(&value, at, sizeof value);
-    return (columns[c].whole ? (double)whole : value) / columns[c].unit;
-}
-
 static Columns make_columns(const MetricsTable *t) {
     size_t v = t->validation_count;
     Columns c = {t->step_count, v, {NULL}, new_column(v), new_column(v)};
     for (Column k = 0; k < COLUMNS; k++) {
         c.of[k] = new_column(c.count);
-        for (size_t i = 0; i < c.count; i++) c.of[k][i] = value_of(k, &t->steps[i]);
+        for (size_t i = 0; i < c.count; i++)
+            c.of[k][i] = metrics_number(&t->steps[i], columns[k].offset, columns[k].whole) / columns[k].unit;
     }
     for (size_t i = 0; i < v; i++) {
         c.validation_step[i] = (double)t->validations[i].step;

@@ -129,10 +129,10 @@ static int ascending(const void *a, const void *b) {
 /* The upper one of two in the middle: a value that was measured, not one between two. Steps that were not
  * finite do not count. */
 double report_median(const MetricsTable *t, size_t offset) {
-    double *values = mem_alloc_array(t->step_count + 1, sizeof *values), value, result = (double)NAN;
+    double *values = mem_alloc_array(t->step_count + 1, sizeof *values), result = (double)NAN;
     size_t n = 0;
     for (size_t i = 0; i < t->step_count; i++) {
-        memcpy(&value, (const char *)&t->steps[i] + offset, sizeof value);
+        double value = metrics_number(&t->steps[i], offset, false);
         if (isfinite(value)) values[n++] = value;
     }
     if (n > 0) {

@@ -62,17 +62,6 @@ static const Column columns[WATCH_COLUMNS] = {
 };
 enum { STEP = 0, LOSS = 1 };
 
-/* By memcpy: the offset says where a member is, not that it may be read as another type. Both are eight
- * bytes, and only the one that is meant is used. */
-static double column_of(const Column *c, const StepMetrics *m) {
-    const char *at = (const char *)m + c->offset;
-    int64_t whole;
-    double value;
-    memcpy(&whole, at, sizeof whole);
-    memcpy(&value, at, sizeof value);
-    return c->whole ? (double)whole : value;
-}
-
 /* ---- keeping ---- */
 
 /* Of four points the ones with the least and the greatest loss, in their order; one that is not finite is
@@ -114,7 +103,8 @@ static void start_over(Watched *w) {
 static void keep_step(Watched *w, const StepMetrics *m) {
     if (w->count == WATCH_POINTS) thin(w);
     WatchPoint *p = &w->points[w->count++];
-    for (size_t i = 0; i < WATCH_COLUMNS; i++) p->values[i] = column_of(&columns[i], m);
+    for (size_t i = 0; i < WATCH_COLUMNS; i++)
+        p->values[i] = metrics_number(m, columns[i].offset, columns[i].whole);
     w->last = *m;
 }
 

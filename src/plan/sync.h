@@ -22,8 +22,8 @@ typedef struct SyncChoice {
 
 const char *sync_name(GradientSync sync); /* as train.gradient_sync says it */
 
-/* `limit`: bytes of a rank (memory_plan_total), 0 for none. The shape of the model must be
- * complete, and c->train.gradient_sync auto. ERR_CONFIG for what no run could be laid out by. */
+/* `limit`: bytes of a rank (memory_plan_total), 0 for none. The shape of the model must be complete, and
+ * c->train.gradient_sync auto. ERR_CONFIG for what no run could be laid out by. */
 ErrorCode sync_choose(const Config *c, int world, double limit, SyncChoice *out, Error *err);
 
 #endif
