@@ -72,23 +72,37 @@ typedef struct AmxTiles {
     int64_t line, group, below;
 } AmxTiles;
 
+#define amx_load_b(tile, b, row, passing)         \
+    do {                                          \
+        if (passing)                              \
+            _tile_stream_loadd(tile, b, (row)*4); \
+        else                                      \
+            _tile_loadd(tile, b, (row)*4);        \
+    } while (0)
+
 /* To those sums, of `groups` groups. Lines of b lie b_row words apart, 16 to a group, its tiles beside each
- * other. */
+ * other. passing: b is not read again soon, and leaves the first-level cache to a. Each product comes as soon
+ * as its operands do: the registers of one group are those of the next. */
 INLINE void amx_chain(AmxTiles a, const float *b, int64_t b_row, int64_t groups, const AmxAhead *next,
-                      const int down, const int across) {
+                      const int down, const int across, const bool passing) {
     const char *ahead = next->at;
     for (int64_t g = 0; g < groups; g++, a.at += a.group, b += AMX_SIDE * b_row, ahead += next->step) {
         for (int64_t i = 0; i < next->lines; i++) __builtin_prefetch(ahead + i * next->row, 0, 2);
         _tile_loadd(4, a.at, a.line);
-        _tile_loadd(6, b, b_row * 4);
-        if (across > 1) _tile_loadd(7, b + AMX_SIDE, b_row * 4);
-        if (down > 1) _tile_loadd(5, a.at + a.below, a.line);
+        amx_load_b(6, b, b_row, passing);
         _tile_dpbf16ps(0, 4, 6);
-        if (across > 1) _tile_dpbf16ps(1, 4, 7);
-        if (down > 1) _tile_dpbf16ps(2, 5, 6);
+        if (across > 1) {
+            amx_load_b(7, b + AMX_SIDE, b_row, passing);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (down > 1) {
+            _tile_loadd(5, a.at + a.below, a.line);
+            _tile_dpbf16ps(2, 5, 6);
+        }
         if (down > 1 && across > 1) _tile_dpbf16ps(3, 5, 7);
     }
 }
+#undef amx_load_b
 
 /* Of 32 elements, those that are there: at least one is. */
 INLINE __mmask32 amx_mask(int64_t left) { return left >= AMX_GROUP ? 0xffffffff : (1u << left) - 1; }
@@ -162,7 +176,7 @@ INLINE void amx_product_at(const TileProduct *p, int64_t i, int64_t j, const int
     for (int part = 0; part < p->parts; part++) {
         AmxTiles a = p->a;
         a.at += i / AMX_SIDE * a.below + part * p->part;
-        amx_chain(a, p->b + j, p->b_row, p->groups, &amx_nothing, down, across);
+        amx_chain(a, p->b + j, p->b_row, p->groups, &amx_nothing, down, across, false);
     }
     amx_store(to, to_row, down, across);
     if (!whole) amx_copy(some, AMX_FOUR, rows, across * AMX_SIDE, c, p->c_row);

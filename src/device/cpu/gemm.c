@@ -229,7 +229,8 @@ enum {
     TILE_ROWS = 384, /* of a tile that has others beside it and all its columns */
     TALL = 4 * TILE_ROWS,
     TILE_FLOATS = TILE_ROWS * PRODUCT_COLS,
-    /* Packing an element takes about as long as so many terms: of B, of A, of what is read in rows of A. */
+    /* Packing an element takes about as long as so many terms in fp32: of B, of A, of what is read in rows
+     * of A. */
     COST_B = 24,
     COST_A = 16,
     COST_ROWS = 4,
@@ -244,16 +245,18 @@ static int64_t equal_length(int64_t n, int64_t most, int64_t step) {
 
 /* The grid whose slowest thread has least to do: a tile costs its terms and what it packs, and threads take
  * tiles in rounds. `most`: the elements that a tile may have. */
-static Grid grid_of(const Product *p, int threads, int64_t most) {
+static Grid grid_of(const Product *p, int threads, int64_t most, int bf16_pace) {
     Grid best = {.rows = 0};
-    int64_t least = INT64_MAX, cost_a = p->trans_a ? COST_A : COST_ROWS;
+    const int64_t pace = p->ab_type == DTYPE_BF16 ? bf16_pace : 1;
+    const int64_t cost_a = pace * (p->trans_a ? COST_A : COST_ROWS), cost_b = pace * COST_B;
+    int64_t least = INT64_MAX;
     for (int64_t tall = TALL; tall >= 48; tall /= 2)
         for (int64_t wide = PRODUCT_COLS; wide >= PRODUCT_COLS / 8; wide /= 2) {
             Grid g = {.rows = equal_length(p->m, tall, STEP_ROWS),
                       .cols = equal_length(p->n, wide, STEP_COLS)};
             g.down = pieces_of(p->m, g.rows), g.across = pieces_of(p->n, g.cols);
             int64_t cost =
-                pieces_of(g.down * g.across, threads) * (g.rows * g.cols + cost_a * g.rows + COST_B * g.cols);
+                pieces_of(g.down * g.across, threads) * (g.rows * g.cols + cost_a * g.rows + cost_b * g.cols);
             if (g.rows * g.cols <= most && cost < least) least = cost, best = g;
         }
     return best;
@@ -265,7 +268,8 @@ static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * T
 /* Each tile with its leaves. A thread's room is its number times `each`, and holds packed panels, then the
  * tiles of tiles_beside; where there are none C itself takes its sums. */
 static void packed(Gemm *g, Device *d, const Product *p) {
-    Grid grid = grid_of(p, d->threads, tiles_beside(p) ? TILE_FLOATS : TALL * PRODUCT_COLS);
+    Grid grid =
+        grid_of(p, d->threads, tiles_beside(p) ? TILE_FLOATS : TALL * PRODUCT_COLS, g->kernels->bf16_pace);
     size_t each = thread_floats(tiles_beside(p));
     int64_t count = grid.down * grid.across;
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));

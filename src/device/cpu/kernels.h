@@ -159,6 +159,7 @@ typedef struct Kernels {
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
 
     void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
+    int bf16_pace; /* terms of a product of bf16 in the time of one of fp32, about: packing is as fast */
     /* Multiply-adds in registers: fp32 ones, or dot products of bf16. Returns their FLOPs, some multiple of
      * rounds; 0: there is no such instruction. Adds to sums [LIMIT_SUMS], of which some are multiplied. */
     double (*product_limit)(int64_t rounds, Dtype t, float *sums);

@@ -64,8 +64,10 @@ const Kernels KERNELS = {.add = add,
                          .fixed_to_float = fixed_to_float,
 #if VEC_AMX
                          .product_run = amx_product_run,
+                         .bf16_pace = 8,
 #else
                          .product_run = product_run,
+                         .bf16_pace = 1,
 #endif
                          .product_limit = product_limit,
                          .flash_forward = flash_forward,

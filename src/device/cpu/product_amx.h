@@ -6,19 +6,23 @@
  *
  * Both operands are packed: B in panels of 32 columns, [16 pairs of each group][32], which stay in a
  * second-level cache; A in strips of 32 rows, [groups][2 tiles], each of which meets all of those panels.
- * Four tiles of sums take two of each: four loads for four dot products, at half the time of these. What is
- * slow then is memory: sums stay in tiles for long blocks of k, since C, in fp32, is the largest of the
- * three; and each step of a chain asks for some lines of the next strip, each strip for the next piece of C.
+ * Four tiles of sums take two of each: four loads for four dot products, at half the time of these, if A
+ * comes from the first-level cache. So a block of k is as long as a strip may be to stay there, and panels
+ * pass it by (amx_chain). Sums go to C between blocks; a strip's blocks follow each other, as far as there is
+ * room for B, so that C is still near. What waits for memory is asked for early: each step of a chain wants
+ * some lines of the next strip, each strip the next piece of C. Results in bf16 are whole lines that nothing
+ * reads before they would have left the caches: these go to memory at once, without being read before.
  */
 #if VEC_AMX
 
 enum {
     AMX_PANEL = AMX_FOUR,                       /* rows of a strip, columns of a panel */
-    AMX_BLOCK = 24,                             /* groups */
+    AMX_BLOCK = 16,                             /* groups */
     AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* of B that are packed at a time */
     AMX_A_WORDS = PRODUCT_BLOCK * PACK_ROWS,
 };
 _Static_assert(2 * (int)AMX_BLOCK * (int)AMX_WORDS <= (int)AMX_A_WORDS, "a strip fits into a product's room");
+_Static_assert((int)AMX_BLOCK *(int)AMX_SIDE *(int)PRODUCT_COLS <= (int)AMX_B_WORDS, "and so do its panels");
 
 INLINE int64_t amx_padded(int64_t width) { return (width + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL; }
 
@@ -108,17 +112,44 @@ static void amx_begin_sums(const Strip *s, int64_t rows, AmxSums sums) {
         memcpy(sums + i * AMX_PANEL, r->c + (s->i + i) * r->c_row + s->j, (size_t)s->cols * sizeof(float));
 }
 
+/* Whether the results of a strip are lines of the cache, of many rows (a few are read at once). */
+INLINE bool amx_makes_lines(const Strip *s) {
+    const ProductRun *r = s->run;
+    return s->last && r->rounded && r->m > FEW_ROWS && s->cols == AMX_PANEL &&
+           ((uintptr_t)(r->rounded + s->j) | (uintptr_t)r->rounded_row * 2) % 64 == 0;
+}
+
+/* Past the caches. */
+INLINE void amx_put_line(uint16_t *to, Vec left, Vec right) {
+    __m512i line = _mm512_castsi256_si512((__m256i)vec_round(left));
+    _mm512_stream_si512((void *)to, _mm512_inserti64x4(line, (__m256i)vec_round(right), 1));
+}
+
+/* A vector of sums in row i, with what waits for them. */
+INLINE Vec amx_whole_sum(const Strip *s, int64_t i, int64_t v, int64_t left, const float *sums) {
+    const ProductRun *r = s->run;
+    Vec sum = vec_load(sums + v);
+    for (int w = 0; s->last && w < r->waiting; w++)
+        sum = get(r->wait[w] + i * r->wait_row + s->j, v, left, DTYPE_F32) + sum;
+    return sum;
+}
+
 static void amx_end_sums(const Strip *s, int64_t rows, const float *sums) {
     const ProductRun *r = s->run;
-    for (int64_t i = s->i; i < s->i + rows; i++, sums += AMX_PANEL) EACH_VECTOR(v, left, s->cols) {
-            Vec sum = vec_load(sums + v);
-            for (int w = 0; s->last && w < r->waiting; w++)
-                sum = get(r->wait[w] + i * r->wait_row + s->j, v, left, DTYPE_F32) + sum;
-            if (s->last && r->rounded)
-                put(r->rounded + i * r->rounded_row + s->j, v, left, DTYPE_BF16, sum);
-            else
-                put(r->c + i * r->c_row + s->j, v, left, DTYPE_F32, sum);
-        }
+    const bool lines = amx_makes_lines(s), rounded = s->last && r->rounded;
+    for (int64_t i = s->i; i < s->i + rows; i++, sums += AMX_PANEL) {
+        uint16_t *to = rounded ? r->rounded + i * r->rounded_row + s->j : NULL;
+        if (lines)
+            amx_put_line(to, amx_whole_sum(s, i, 0, VLEN, sums), amx_whole_sum(s, i, VLEN, VLEN, sums));
+        else
+            EACH_VECTOR(v, left, s->cols) {
+                Vec sum = amx_whole_sum(s, i, v, left, sums);
+                if (rounded)
+                    put(to, v, left, DTYPE_BF16, sum);
+                else
+                    put(r->c + i * r->c_row + s->j, v, left, DTYPE_F32, sum);
+            }
+    }
 }
 
 INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
@@ -137,7 +168,7 @@ INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t
         amx_load(sums, AMX_PANEL, down, across);
     }
     amx_chain((AmxTiles){(const char *)a, 64, down * AMX_BYTES, AMX_BYTES}, b, AMX_PANEL, groups, next, down,
-              across);
+              across, true);
     if (whole && !(s->last && (r->rounded || r->waiting))) {
         amx_store(c, r->c_row, down, across);
     } else {
@@ -196,33 +227,37 @@ static void amx_fetch_c(const Strip *s, int64_t rows) {
         for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + i * row + b, 1);
 }
 
-/* One strip by the panels of B that are packed. */
-static void amx_sweep(const ProductRun *r, int64_t i, int64_t left, int64_t right, int64_t first,
-                      int64_t depth, const float *b, const float *a) {
-    const int64_t groups = amx_groups(depth), panels = amx_padded(right - left) / AMX_PANEL;
+/* One strip by the panels of B. */
+static void amx_sweep(const ProductRun *r, int64_t i, int64_t first, int64_t depth, const float *b,
+                      const float *a) {
+    const int64_t groups = amx_groups(depth), panels = amx_padded(r->n) / AMX_PANEL;
     const int64_t rows = min_i64(AMX_PANEL, r->m - i);
     for (int64_t p = 0; p < panels; p++) {
         AmxAhead next = amx_next_of_a(r, i + AMX_PANEL, first, p, panels);
-        Strip s = amx_strip_at(r, i, left + p * AMX_PANEL, first, depth),
+        Strip s = amx_strip_at(r, i, p * AMX_PANEL, first, depth),
               after = amx_strip_at(r, i, s.j + AMX_PANEL, first, depth);
-        if (p + 1 < panels) amx_fetch_c(&after, rows);
+        if (p + 1 < panels && !amx_makes_lines(&after)) amx_fetch_c(&after, rows);
         amx_strip(&s, a, b + p * groups * AMX_WORDS * 2, groups, rows, &next);
     }
 }
 
-/* Some columns at a time, block by block. */
+/* Of B as many blocks at a time as there is room for, each of `words`. */
 static void amx_run_blocks(const ProductRun *r, float *room) {
     float *a = room + AMX_B_WORDS;
-    int64_t block = amx_block_of(r->k), cols = AMX_B_WORDS / (block / 2) / AMX_PANEL * AMX_PANEL;
-    for (int64_t left = 0; left < r->n; left += cols) {
-        int64_t right = min_i64(r->n, left + cols);
-        for (int64_t first = 0; first < r->k; first += block) {
-            int64_t depth = min_i64(block, r->k - first);
-            amx_pack_b(r, left, right - left, first, depth, room);
-            for (int64_t i = 0; i < r->m; i += AMX_PANEL) {
+    const int64_t block = amx_block_of(r->k), words = block / 2 * amx_padded(r->n);
+    const int64_t span = AMX_B_WORDS / words * block;
+    for (int64_t start = 0; start < r->k; start += span) {
+        const int64_t end = min_i64(r->k, start + span);
+        float *b = room;
+        for (int64_t first = start; first < end; first += block, b += words)
+            amx_pack_b(r, 0, r->n, first, min_i64(block, r->k - first), b);
+        for (int64_t i = 0; i < r->m; i += AMX_PANEL) {
+            b = room;
+            for (int64_t first = start; first < end; first += block, b += words) {
+                int64_t depth = min_i64(block, r->k - first);
                 amx_pack_a(r, i, min_i64(AMX_PANEL, r->m - i), first, depth, a);
                 amx_written();
-                amx_sweep(r, i, left, right, first, depth, room, a);
+                amx_sweep(r, i, first, depth, b, a);
             }
         }
     }
@@ -261,6 +296,7 @@ static void amx_product_run(const ProductRun *r, float *room) {
     else
         amx_run_blocks(r, room);
     amx_end();
+    _mm_sfence(); /* lines that went past the caches are there before a thread says that it is done */
 }
 
 #endif
