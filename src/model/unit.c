@@ -222,14 +222,15 @@ static const Step *step_at(const Run *r, int part) {
 static bool reads_there(const Run *r, const Step *step, int part) { return step == &r->steps[part]; }
 
 int64_t unit_inner_width(const Model *m, int unit, int part) {
+    if (!m->config.adapter_joint) return 0;
     bool reads = unit_part_reads_all(&m->config, unit, part);
     const Product *p = unit_part_product(&m->config, unit, reads ? part : part - 1);
-    return m->config.adapter_joint && p ? product_adapters(m, unit, p) * m->config.adapter_rank : 0;
+    return p ? product_adapters(m, unit, p) * m->config.adapter_rank : 0;
 }
 
 int64_t unit_widest_inner(const Model *m, int unit) {
     int64_t widest = 0;
-    for (int part = 0; part <= unit_parts(&m->config, unit).end; part++)
+    for (int part = 0; m->config.adapter_joint && part <= unit_parts(&m->config, unit).end; part++)
         if (unit_part_reads_all(&m->config, unit, part) ||
             unit_part_makes_terms(&m->config, unit, part - 1)) {
             int64_t width = unit_inner_width(m, unit, part);

@@ -365,14 +365,38 @@ static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
         emit_descending(p, a);
 }
 
+/* The actions of a pass over a unit, where they stand for the microbatch that comes first. */
+typedef struct Written {
+    int first, count;
+} Written;
+
 typedef struct Lowering {
     Program *p;
     const Partition *partition;
-    bool *loaded;  /* [microbatches] */
-    int *left;     /* [units] weight halves still to come */
+    bool *loaded;     /* [microbatches] */
+    int *left;        /* [units] weight halves still to come */
+    Written *written; /* [units, ACT_KINDS] */
     Action behind; /* the reduction started last: what follows it is written after the next one has started */
     bool has_behind, behind_last; /* there is one; it was the unit's last of the step */
 } Lowering;
+
+/* Microbatches are alike: what a pass comes to is asked of the model once, and written again for all others.
+ */
+static void write_pass(Lowering *l, ActionKind kind, int unit, int microbatch) {
+    Program *p = l->p;
+    Written *w = &l->written[unit * ACT_KINDS + (int)kind];
+    if (w->count == 0) {
+        w->first = p->count;
+        emit_pass(p, kind, unit, microbatch);
+        w->count = p->count - w->first;
+        return;
+    }
+    for (int i = 0; i < w->count; i++) {
+        Action a = p->actions[w->first + i];
+        a.microbatch = microbatch;
+        append(p, a);
+    }
+}
 
 static bool reduces(const Lowering *l) { return l->partition->shards * l->partition->replicas > 1; }
 
@@ -427,7 +451,7 @@ static void load(Lowering *l, int m) {
 static void forward(Lowering *l, int stage, int m) {
     const int *first = l->partition->stages.first;
     load(l, m);
-    for (int u = first[stage]; u < first[stage + 1]; u++) emit_pass(l->p, ACT_FWD, u, m);
+    for (int u = first[stage]; u < first[stage + 1]; u++) write_pass(l, ACT_FWD, u, m);
 }
 
 /* From the last unit of the stage to the first. The input half alone makes no gradient of matrices, so
@@ -435,7 +459,7 @@ static void forward(Lowering *l, int stage, int m) {
 static void backward(Lowering *l, int stage, int m, ActionKind kind) {
     const int *first = l->partition->stages.first;
     for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
-        emit_pass(l->p, kind, u, m);
+        write_pass(l, kind, u, m);
         if (kind != ACT_BWD_W) leaves_of_microbatch(l, u, m);
         if (kind != ACT_BWD_IN) gradient_added(l, u, m);
     }
@@ -505,14 +529,39 @@ static int uses(const Program *p, Action a, int out[2]) {
     return n;
 }
 
+/* Of an action that reads parameters: the next one that does, and the next that does not read the same. Where
+ * there is none: as many as there are actions. */
+typedef struct Ahead {
+    int next, other;
+} Ahead;
+
 typedef struct Gathering {
     Program *to;
     const Program *from;
+    Ahead *ahead;   /* [actions] */
     bool *live;     /* [units] */
-    bool *wanted;   /* [units] by this action or the next use of another unit */
     int *instances; /* [units] gathers so far */
     int *last_use;  /* [units] action */
 } Gathering;
+
+static bool is_among(const int *units, int n, int unit) {
+    return (n > 0 && units[0] == unit) || (n > 1 && units[1] == unit);
+}
+
+/* From the end, so that nothing is searched for: what is ahead of an action is known when its turn comes. */
+static void look_ahead(Gathering *g) {
+    const Program *p = g->from;
+    int next = p->count, read[2] = {-1, -1};
+    for (int i = p->count - 1; i >= 0; i--) {
+        int own[2] = {-1, -1}, n = uses(p, p->actions[i], own);
+        bool same = own[0] == read[0] && own[1] == read[1];
+        if (n == 0) continue;
+        for (int k = 0; k < n; k++)
+            if (g->last_use[own[k]] < i) g->last_use[own[k]] = i;
+        g->ahead[i] = (Ahead){next, same ? g->ahead[next].other : next};
+        next = i, read[0] = own[0], read[1] = own[1];
+    }
+}
 
 /* The how-manieth gather of its unit names its buffer: each lives from there to its RELEASE, and may lie
  * elsewhere than the one before. */
@@ -529,50 +578,49 @@ static void release(Gathering *g, int unit) {
     emit(g->to, ACT_RELEASE, unit, g->instances[unit] - 1);
 }
 
-/* Marks and gathers what action i uses, then the next unit that any later action uses. One unit ahead is
- * enough to hide a gather behind a pass of equal length, and holds two units at a time; more would hold more
- * and hide no more. */
-static void gather_ahead(Gathering *g, int i) {
+/* Gathers what action i uses, then the next unit that any later action uses. One unit ahead is enough to hide
+ * a gather behind a pass of equal length, and holds two units at a time; more would hold more and hide no
+ * more. */
+static void gather_ahead(Gathering *g, int i, const int *own, int n) {
     const Program *p = g->from;
-    int own[2], n = uses(p, p->actions[i], own);
-    if (n == 0) return;
-    for (int k = 0; k < n; k++) g->wanted[own[k]] = true, gather(g, own[k]);
-    for (int j = i + 1; j < p->count; j++) {
+    bool found = false;
+    for (int k = 0; k < n; k++) gather(g, own[k]);
+    for (int j = g->ahead[i].other; j < p->count && !found; j = g->ahead[j].other) {
         int next[2], more = uses(p, p->actions[j], next);
-        bool found = false;
         for (int k = 0; k < more; k++)
-            if (!g->wanted[next[k]]) g->wanted[next[k]] = found = true, gather(g, next[k]);
-        if (found) return;
+            if (!is_among(own, n, next[k])) found = true, gather(g, next[k]);
     }
 }
 
 /* A unit is dropped after its last use, or, where it is to be gathered anew for each pass, as soon as the
  * next action that reads parameters reads others. Backward follows forward on the same unit at the turn of a
  * microbatch: there it stays. */
+static void drop(Gathering *g, int i, const int *own, int n, Reshard reshard) {
+    const Program *p = g->from;
+    int next[2], more = g->ahead[i].next < p->count ? uses(p, p->actions[g->ahead[i].next], next) : 0;
+    for (int k = n - 1; k >= 0; k--)
+        if (g->last_use[own[k]] == i || (reshard == RESHARD_ALWAYS && !is_among(next, more, own[k])))
+            release(g, own[k]);
+}
+
 static void place_gathers(Program *p, Reshard reshard) {
     Program from = *p;
     size_t units = (size_t)p->units;
     Gathering g = {.to = p, .from = &from};
-    g.live = mem_alloc_array(units, sizeof *g.live), g.wanted = mem_alloc_array(units, sizeof *g.wanted);
+    g.ahead = mem_alloc_array((size_t)from.count, sizeof *g.ahead);
+    g.live = mem_alloc_array(units, sizeof *g.live);
     g.instances = mem_alloc_array(units, sizeof *g.instances),
     g.last_use = mem_alloc_array(units, sizeof *g.last_use);
     p->actions = NULL, p->count = p->capacity = 0;
-    int used[2];
-    for (int i = 0; i < from.count; i++)
-        for (int k = uses(&from, from.actions[i], used) - 1; k >= 0; k--) g.last_use[used[k]] = i;
+    look_ahead(&g);
     for (int i = 0; i < from.count; i++) {
-        for (int u = 0; u < p->units; u++) g.wanted[u] = false;
-        gather_ahead(&g, i);
+        int own[2], n = uses(&from, from.actions[i], own);
+        if (n > 0) gather_ahead(&g, i, own, n);
         append(p, from.actions[i]);
-        for (int k = uses(&from, from.actions[i], used) - 1; k >= 0; k--) {
-            int ahead = i + 1, next[2] = {-1, -1};
-            while (ahead < from.count && uses(&from, from.actions[ahead], next) == 0) ahead++;
-            bool again = ahead < from.count && (next[0] == used[k] || next[1] == used[k]);
-            if (g.last_use[used[k]] == i || (reshard == RESHARD_ALWAYS && !again)) release(&g, used[k]);
-        }
+        if (n > 0) drop(&g, i, own, n, reshard);
     }
+    free(g.ahead);
     free(g.live);
-    free(g.wanted);
     free(g.instances);
     free(g.last_use);
     free(from.actions);
@@ -604,7 +652,7 @@ static bool comes_first(const Program *p) {
     unsigned char *seen = mem_alloc_array((size_t)p->units + 1, 1);
     bool ok = true;
     for (int i = 0; i < p->count; i++)
-        for (int k = 0; k < PASS_GRADIENTS; k++) {
+        for (int k = 0; action_is_pass(p->actions[i].kind) && k < PASS_GRADIENTS; k++) {
             PassGradient g;
             if (!program_gradient(p, p->actions[i], k, &g)) continue;
             ok = ok && (p->actions[i].microbatch == 0 || seen[g.unit] >> g.flat & 1);
@@ -645,12 +693,14 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     Lowering l = {.p = p, .partition = partition};
     l.loaded = mem_alloc_array((size_t)p->microbatches, sizeof *l.loaded);
     l.left = mem_alloc_array((size_t)p->units, sizeof *l.left);
+    l.written = mem_alloc_array((size_t)p->units * ACT_KINDS, sizeof *l.written);
     for (int u = 0; u < p->units; u++) l.left[u] = p->microbatches;
     const Order *order = &spec->schedule->orders[partition->pipe];
     for (int i = 0; i < order->count; i++) cell(&l, &order->cells[i]);
     finish(&l);
     free(l.loaded);
     free(l.left);
+    free(l.written);
     p->ordered = ascending(p);
     p->first_alone = program_has_slots(p) || comes_first(p);
     if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));

@@ -98,11 +98,22 @@ typedef struct Naming {
     const Model *m;
     Buffer *out;
     int count, microbatch;
+    size_t *bytes; /* [BUFFER_KINDS, units + 1] of a buffer, NOT_ASKED until it is named first; or NULL */
 } Naming;
+
+#define NOT_ASKED SIZE_MAX
+
+/* Buffers of all microbatches are alike. */
+static size_t bytes_of(const Naming *n, BufferKind kind, int unit) {
+    if (!n->bytes) return buffer_bytes(n->p, n->m, kind, unit);
+    size_t *bytes = &n->bytes[(int)kind * (n->p->units + 1) + unit];
+    if (*bytes == NOT_ASKED) *bytes = buffer_bytes(n->p, n->m, kind, unit);
+    return *bytes;
+}
 
 /* What takes no bytes is no buffer: the head of a tied model has no flat of matrices. */
 static void name(Naming *n, BufferKind kind, int unit) {
-    size_t bytes = buffer_bytes(n->p, n->m, kind, unit);
+    size_t bytes = bytes_of(n, kind, unit);
     if (bytes == 0) return;
     CHECK(n->count < ACTION_BUFFERS);
     n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
@@ -158,8 +169,9 @@ static void name_leaves(Naming *n, Action a) {
     if (a.microbatch >= 0) name(n, buffer_of_flat(first, FLAT_VECTORS), a.unit);
 }
 
-int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]) {
-    Naming n = {.p = p, .m = m, .out = out, .microbatch = a.microbatch};
+static int name_buffers(Naming n, Action a) {
+    const Program *p = n.p;
+    n.microbatch = a.microbatch;
     switch (a.kind) {
     case ACT_LOAD: name(&n, BUFFER_BATCH, 0); break;
     case ACT_GATHER:
@@ -200,6 +212,10 @@ int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION
     return n.count;
 }
 
+int action_buffers(const Program *p, const Model *m, Action a, Buffer out[ACTION_BUFFERS]) {
+    return name_buffers((Naming){.p = p, .m = m, .out = out}, a);
+}
+
 static int *slot(const MemoryPlan *plan, BufferKind kind, int unit, int microbatch) {
     return &plan->index[((size_t)kind * (size_t)(plan->units + 1) + (size_t)unit) * (size_t)plan->columns +
                         (size_t)microbatch];
@@ -221,22 +237,21 @@ static void touch(MemoryPlan *plan, const Buffer *b, int action) {
  * boundary, or at the end (engine/boundaries.c). So each send's buffer is touched once more there. Without
  * this the next pass would write over what the network still reads, which would show as a wrong number now
  * and then. */
-static void hold_sends(MemoryPlan *plan, const Program *p, const Model *m) {
+static void hold_sends(MemoryPlan *plan, Naming naming) {
+    const Program *p = naming.p;
+    const Buffer *b = naming.out;
     Action *last = mem_alloc_array(2 * (size_t)p->units, sizeof *last);
     for (int i = 0; i < 2 * p->units; i++) last[i].unit = -1;
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        Buffer b[ACTION_BUFFERS];
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) {
             Action *before = &last[2 * a.unit + (a.kind == ACT_SEND_B)];
-            if (before->unit >= 0 && action_buffers(p, m, *before, b)) touch(plan, b, i);
+            if (before->unit >= 0 && name_buffers(naming, *before)) touch(plan, b, i);
             *before = a;
         }
     }
-    for (int i = 0; i < 2 * p->units; i++) {
-        Buffer b[ACTION_BUFFERS];
-        if (last[i].unit >= 0 && action_buffers(p, m, last[i], b)) touch(plan, b, p->count - 1);
-    }
+    for (int i = 0; i < 2 * p->units; i++)
+        if (last[i].unit >= 0 && name_buffers(naming, last[i])) touch(plan, b, p->count - 1);
     free(last);
 }
 
@@ -245,12 +260,16 @@ static void collect(MemoryPlan *plan, const Program *p, const Model *m) {
     size_t slots = (size_t)BUFFER_KINDS * (size_t)(p->units + 1) * (size_t)plan->columns;
     plan->index = mem_alloc_array(slots, sizeof *plan->index);
     plan->buffers = mem_alloc_array(slots, sizeof *plan->buffers);
+    Buffer touched[ACTION_BUFFERS];
+    size_t known = (size_t)BUFFER_KINDS * (size_t)(p->units + 1);
+    Naming naming = {.p = p, .m = m, .out = touched, .bytes = mem_alloc_array(known, sizeof *naming.bytes)};
+    for (size_t i = 0; i < known; i++) naming.bytes[i] = NOT_ASKED;
     for (int i = 0; i < p->count; i++) {
-        Buffer touched[ACTION_BUFFERS];
-        int n = action_buffers(p, m, p->actions[i], touched);
+        int n = name_buffers(naming, p->actions[i]);
         for (int k = 0; k < n; k++) touch(plan, &touched[k], i);
     }
-    hold_sends(plan, p, m);
+    hold_sends(plan, naming);
+    free(naming.bytes);
 }
 
 /* ---- Placing ---- */

@@ -270,8 +270,20 @@ typedef struct GatheredFor {
 } GatheredFor;
 enum { DUE_FORWARD = 4 };
 
+/* What the model says of the parts of a unit that runs here, and the table of what crosses at their places:
+ * asked once, and looked up for every microbatch. */
+typedef struct Anatomy {
+    Parts all;
+    bool cuts;
+    uint32_t reads_all, makes_terms, routes, whole, fused, products, visits, again,
+        anew; /* parts, a bit each */
+    int gathered[UNIT_PARTS + 1], on_result[UNIT_PARTS + 1];
+    unsigned crossing[ACT_AGAIN + 1][UNIT_PARTS + 1]; /* [passes and AGAIN, places] */
+} Anatomy;
+
 typedef struct Check {
     const Program *p;
+    Anatomy *anatomy;            /* [units] */
     unsigned char *done;         /* [units, microbatches] */
     uint32_t *parts[WAYS];       /* [units, microbatches] parts that have run, a bit each */
     Crossed *crossed;            /* [units, microbatches] */
@@ -286,6 +298,37 @@ typedef struct Check {
     int updated;                 /* last unit updated */
     ActionKind made;             /* of the one behind it: COLLECT, RETURN; ACT_NORM: neither */
 } Check;
+
+static void set_part(Anatomy *n, const Program *p, int unit, int part) {
+    const ModelConfig *m = p->model;
+    uint32_t bit = 1u << part;
+    n->reads_all |= unit_part_reads_all(m, unit, part) ? bit : 0;
+    n->makes_terms |= unit_part_makes_terms(m, unit, part) ? bit : 0;
+    n->routes |= unit_part_routes(m, unit, part) ? bit : 0;
+    n->whole |= unit_part_whole(m, unit, part) ? bit : 0;
+    n->fused |= unit_part_fused(m, unit, part) ? bit : 0;
+    n->products |= unit_part_product(m, unit, part) ? bit : 0;
+    n->visits |= program_visits(p, unit, part) ? bit : 0;
+    n->again |= unit_part_again(m, unit, part, p->recompute) ? bit : 0;
+    n->anew |= is_made_anew(p, unit, part) ? bit : 0;
+}
+
+static void set_place(Anatomy *n, const Program *p, int unit, int place) {
+    static const ActionKind passes[] = {ACT_FWD, ACT_BWD, ACT_BWD_IN, ACT_BWD_W, ACT_AGAIN};
+    n->gathered[place] = unit_part_gathered(p->model, unit, place);
+    n->on_result[place] = unit_part_on_result(p->model, unit, place);
+    for (int i = 0; i < 5; i++) n->crossing[passes[i]][place] = program_crossing(p, passes[i], unit, place);
+}
+
+static void set_anatomy(Anatomy *n, const Program *p, int unit) {
+    *n = (Anatomy){.all = unit_parts(p->model, unit), .cuts = program_cuts(p, unit)};
+    CHECK(n->all.end <= UNIT_PARTS);
+    for (int part = 0; part < n->all.end; part++) set_part(n, p, unit, part);
+    for (int place = 0; place <= n->all.end; place++) set_place(n, p, unit, place);
+}
+
+static const Anatomy *anatomy(const Check *c, Action a) { return &c->anatomy[a.unit]; }
+static bool has(uint32_t parts, int part) { return parts >> part & 1; }
 
 /* Marks are kept for units of other ranks too, and stay empty: indexing is simple, and they are bytes. */
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
@@ -312,7 +355,7 @@ static int first_row(ActionKind pass) {
 
 /* What crosses at this place has crossed. */
 static bool has_crossed(Check *c, ActionKind pass, Action a, int part, CrossingKind kind) {
-    if (!(program_crossing(c->p, pass, a.unit, part) & 1u << kind)) return true;
+    if (!(anatomy(c, a)->crossing[pass][part] & 1u << kind)) return true;
     return crossed(c, a)->places[first_row(pass)][kind] >> part & 1;
 }
 
@@ -321,9 +364,10 @@ enum { SUMS_BACK = 1u << CROSS_COPY_SUM | 1u << CROSS_WEIGHTS | 1u << CROSS_LATE
 
 /* What the parts of a run read that is gathered is there. */
 static bool inputs_crossed(Check *c, Action a) {
+    const Anatomy *n = anatomy(c, a);
     for (int part = a.parts.first; part < a.parts.end; part++) {
-        int place = unit_part_gathered(c->p->model, a.unit, part);
-        if (a.kind == ACT_BWD_W && program_visits(c->p, a.unit, part)) continue; /* it has nothing to do */
+        int place = n->gathered[part];
+        if (a.kind == ACT_BWD_W && has(n->visits, part)) continue; /* it has nothing to do */
         if (place >= 0 && !has_crossed(c, a.kind, a, place, CROSS_GATHER)) return false;
     }
     return true;
@@ -333,14 +377,15 @@ static bool inputs_crossed(Check *c, Action a) {
  * half what its first part reads. */
 static const char *check_crossed(Check *c, Action a) {
     static const char missing[] = "comes before what crosses between its parts";
+    const Anatomy *n = anatomy(c, a);
     int first = a.parts.first, end = a.parts.end;
     for (int part = first; part < end; part++) {
-        unsigned there = program_crossing(c->p, ACT_FWD, a.unit, part);
+        unsigned there = n->crossing[ACT_FWD][part];
         if (a.kind != ACT_FWD) there &= ~(1u << CROSS_COUNTS); /* of this pass alone */
-        there |= program_crossing(c->p, a.kind, a.unit, part) & SUMS_BACK;
+        there |= n->crossing[a.kind][part] & SUMS_BACK;
         if (part > first && there) return "runs past a place where something crosses";
         /* The weight half has nothing to do there. */
-        if (a.kind != ACT_BWD_W && program_visits(c->p, a.unit, part) != (a.pass == a.kind))
+        if (a.kind != ACT_BWD_W && has(n->visits, part) != (a.pass == a.kind))
             return "runs experts that are elsewhere, or visits what is here";
     }
     if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_SWAP))
@@ -349,43 +394,39 @@ static const char *check_crossed(Check *c, Action a) {
     if (!has_crossed(c, a.kind, a, a.kind == ACT_FWD || a.kind == ACT_AGAIN ? first : end, CROSS_ROWS))
         return missing;
     if (a.kind == ACT_FWD || a.kind == ACT_AGAIN)
-        return inputs_crossed(c, a) && (unit_part_reads_all(c->p->model, a.unit, first) ||
-                                        has_crossed(c, a.kind, a, first, CROSS_SUM))
+        return inputs_crossed(c, a) &&
+                       (has(n->reads_all, first) || has_crossed(c, a.kind, a, first, CROSS_SUM))
                    ? NULL
                    : missing;
     if (!has_crossed(c, a.kind, a, end, CROSS_KEY_SUM) || !has_crossed(c, a.kind, a, end, CROSS_COPY_SUM) ||
         !has_crossed(c, a.kind, a, end, CROSS_WEIGHTS) || !has_crossed(c, a.kind, a, end, CROSS_LATENTS))
         return missing;
     for (int part = first; part < end; part++)
-        if (unit_part_routes(c->p->model, a.unit, part) &&
-            !has_crossed(c, ACT_FWD, a, part + 1, CROSS_COUNTS))
-            return missing;
+        if (has(n->routes, part) && !has_crossed(c, ACT_FWD, a, part + 1, CROSS_COUNTS)) return missing;
     /* What it reads was made again. */
     if (!has_crossed(c, ACT_AGAIN, a, first, CROSS_SWAP) ||
         !has_crossed(c, ACT_AGAIN, a, first, CROSS_KEYS) || !has_crossed(c, ACT_AGAIN, a, end, CROSS_ROWS))
         return missing;
-    bool visits = program_visits(c->p, a.unit, first);
+    bool visits = has(n->visits, first);
     if (visits && a.kind == ACT_BWD_W) return NULL; /* it has nothing to do */
-    end = program_past_visits(c->p, a.unit, end);
-    bool above = unit_part_reads_all(c->p->model, a.unit, end) ? has_crossed(c, a.kind, a, end, CROSS_SUM)
-                                                               : has_crossed(c, a.kind, a, end, CROSS_GATHER);
+    while (has(n->visits, end)) end++;
+    bool above = has_crossed(c, a.kind, a, end, has(n->reads_all, end) ? CROSS_SUM : CROSS_GATHER);
     bool wants = action_half(a) & HALF_WEIGHT || visits;
     return above && (!wants || inputs_crossed(c, a)) ? NULL : missing;
 }
 
 /* Where what is gathered at a place goes: the layer's input, or the gradient of its result. */
 static GatheredFor *gathered_for(Check *c, Action a, int place) {
-    return &c->gathered_for[unit_part_reads_all(c->p->model, a.unit, place) ? 0 : 1];
+    return &c->gathered_for[has(anatomy(c, a)->reads_all, place) ? 0 : 1];
 }
 
 /* Of those that read what is gathered at a place, where it is made again of those that are; on the way back
  * it is the first, that part itself. */
 static int last_reader(const Check *c, Action a) {
+    const Anatomy *n = anatomy(c, a);
     int last = a.parts.first;
-    for (int part = last; part < unit_parts(c->p->model, a.unit).end; part++)
-        if (unit_part_gathered(c->p->model, a.unit, part) == a.parts.first &&
-            (a.pass != ACT_AGAIN || is_made_anew(c->p, a.unit, part)))
-            last = part;
+    for (int part = last; part < n->all.end; part++)
+        if (n->gathered[part] == a.parts.first && (a.pass != ACT_AGAIN || has(n->anew, part))) last = part;
     return last;
 }
 
@@ -393,14 +434,14 @@ static int last_reader(const Check *c, Action a) {
  * one below, and others; where it goes nothing may lie that is still to be read. */
 static bool hold(Check *c, Action a) {
     int place = a.parts.first;
-    bool reads = unit_part_reads_all(c->p->model, a.unit, place),
-         ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN, visits = reads && a.pass == ACT_BWD_IN;
+    bool reads = has(anatomy(c, a)->reads_all, place), ahead = a.pass == ACT_FWD || a.pass == ACT_AGAIN,
+         visits = reads && a.pass == ACT_BWD_IN;
     GatheredFor *to = gathered_for(c, a, place);
     bool free = to->due == 0;
     *to = (GatheredFor){reads && (ahead || visits) ? last_reader(c, a)
                         : reads                    ? place
                         : ahead                    ? place - 1
-                                                   : unit_part_on_result(c->p->model, a.unit, place),
+                                                   : anatomy(c, a)->on_result[place],
                         ahead    ? DUE_FORWARD
                         : visits ? HALF_INPUT
                         : reads  ? HALF_WEIGHT
@@ -420,14 +461,12 @@ static void let_go(Check *c, Action a) {
 
 /* Whether a run of parts makes terms of a sum over tp: not while others are on their way. */
 static bool makes_terms(const Check *c, Action a) {
-    const ModelConfig *m = c->p->model;
+    const Anatomy *n = anatomy(c, a);
     bool forward = a.kind == ACT_FWD || a.kind == ACT_AGAIN, input = !forward && action_half(a) & HALF_INPUT;
     if (c->p->partition->tensors == 1) return false;
     for (int i = a.parts.first; i < a.parts.end; i++) {
-        bool fused = unit_part_fused(m, a.unit, i), reads = unit_part_gathered(m, a.unit, i) >= 0 &&
-                                                            !unit_part_routes(m, a.unit, i) &&
-                                                            !unit_part_whole(m, a.unit, i);
-        if (forward && (a.unit == 0 || fused || unit_part_makes_terms(m, a.unit, i))) return true;
+        bool fused = has(n->fused, i), reads = n->gathered[i] >= 0 && !has(n->routes | n->whole, i);
+        if (forward && (a.unit == 0 || fused || has(n->makes_terms, i))) return true;
         if (input && reads && !fused) return true;
     }
     return false;
@@ -436,13 +475,13 @@ static bool makes_terms(const Check *c, Action a) {
 /* What crosses at a place in a pass has been made. What is gathered anew for the weight half, or to make
  * parts again, is there from the forward pass on, or made again by others. */
 static bool is_made(Check *c, Action a) {
-    Parts all = unit_parts(c->p->model, a.unit);
+    Parts all = anatomy(c, a)->all;
     int place = a.parts.first;
     CrossingKind kind = crossing_of(a);
     bool copies = kind == CROSS_COPY_SUM,
          sum = kind == CROSS_SUM || kind == CROSS_KEY_SUM || kind == CROSS_WEIGHTS || kind == CROSS_LATENTS ||
                copies,
-         reads = kind == CROSS_KEYS || unit_part_reads_all(c->p->model, a.unit, place);
+         reads = kind == CROSS_KEYS || has(anatomy(c, a)->reads_all, place);
     if (copies && !has_crossed(c, a.pass, a, place, CROSS_KEY_SUM)) return false;
     if (kind == CROSS_ROWS && a.pass == ACT_AGAIN) return crossed(c, a)->again >> (place - 1) & 1;
     uint32_t done = *parts_done(c, a.pass == ACT_FWD ? WAY_FORWARD : WAY_INPUT, a), needed = 0;
@@ -474,7 +513,7 @@ static const char *check_crossing(Check *c, Action a) {
     int part = a.parts.first;
     uint32_t bit = 1u << part, *started = &crossed(c, a)->started[first_row(a.pass)][kind],
              *there = &crossed(c, a)->places[first_row(a.pass)][kind];
-    if (!(program_crossing(c->p, a.pass, a.unit, part) & 1u << kind)) return "comes where nothing crosses";
+    if (!(anatomy(c, a)->crossing[a.pass][part] & 1u << kind)) return "comes where nothing crosses";
     if (*(ends ? there : started) & bit) return "happens twice";
     if (ends && !(*started & bit)) return "waits for what has not been started";
     *(ends ? there : started) |= bit;
@@ -487,8 +526,8 @@ static const char *check_crossing(Check *c, Action a) {
 /* The head by chunks: logits, records, loss; then the next chunk. */
 static const char *run_slice(Check *c, Action a) {
     Crossed *x = crossed(c, a);
-    bool sliced = a.kind == ACT_FWD && program_slices(c->p, a.unit) &&
-                  unit_part_reads_all(c->p->model, a.unit, a.parts.first);
+    bool sliced =
+        a.kind == ACT_FWD && program_slices(c->p, a.unit) && has(anatomy(c, a)->reads_all, a.parts.first);
     if (sliced != (a.slice > 0)) return sliced ? "takes all chunks at once" : "has chunks where none are";
     if (!sliced) return NULL;
     if (a.slice != x->slice + 1 || (a.slice % 2 == 0 && !x->records)) return "takes chunks out of order";
@@ -498,19 +537,15 @@ static const char *run_slice(Check *c, Action a) {
 
 /* Parts without a weight half have none that could come late. */
 static uint32_t weightless(const Check *c, Action a) {
-    uint32_t none = 0;
-    for (int i = a.parts.first; i < a.parts.end && a.unit > 0; i++)
-        if (!unit_part_product(c->p->model, a.unit, i)) none |= 1u << i;
-    return none;
+    return a.unit > 0 ? bits_of(a.parts) & ~anatomy(c, a)->products : 0;
 }
 
 /* The parts of an action follow those that ran before it, in the order of its way; weight halves of a pass
  * that has both may come late. The last of them completes the unit. */
 static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
-    Parts all = unit_parts(c->p->model, a.unit);
+    Parts all = anatomy(c, a)->all;
     uint32_t *done = parts_done(c, way, a), own, before;
-    if (a.parts.first < all.first || a.parts.end > all.end || a.parts.first >= a.parts.end)
-        return "names no parts of its unit";
+    if (a.parts.first == a.parts.end) return "names no parts of its unit";
     own = bits_of(a.parts);
     before = way == WAY_FORWARD ? bits(all.first, a.parts.first) : bits(a.parts.end, all.end);
     if (way == WAY_WEIGHT && a.kind == ACT_BWD) before = *done & ~own;
@@ -550,21 +585,14 @@ static const char *check_forward(Check *c, Action a) {
     return wrong ? wrong : check_gathered(c, u);
 }
 
-/* What is made away from home is made again there, but for what comes back of it. */
-static bool is_needed_again(const Check *c, int unit, int part) {
-    if (program_visits(c->p, unit, part) && program_visits(c->p, unit, part + 1)) return false;
-    return unit_part_again(c->p->model, unit, part, c->p->recompute);
-}
-
 /* All that the policy drops of a unit, before its backward pass reads any of it; the sum at a block's end
- * does not. */
+ * does not. What is made away from home is made again there, but for what comes back of it. */
 static bool is_made_again(Check *c, Action a) {
-    Parts all = unit_parts(c->p->model, a.unit);
-    if (a.parts.first == all.end - 1 && !unit_part_product(c->p->model, a.unit, a.parts.first)) return true;
-    for (int i = all.first; i < all.end; i++)
-        if (is_needed_again(c, a.unit, i) && !(crossed(c, a)->again >> i & 1))
-            return !program_cuts(c->p, a.unit);
-    return true;
+    const Anatomy *n = anatomy(c, a);
+    int last = n->all.end - 1;
+    uint32_t needed = n->again & ~(n->visits & n->visits >> 1);
+    if (a.parts.first == last && !has(n->products, last)) return true;
+    return (needed & ~crossed(c, a)->again) == 0 || !n->cuts;
 }
 
 /* The head has no unit above, and the embedding and it have nothing that must be gathered again for this
@@ -734,7 +762,7 @@ static bool sums_are_left(const Partition *p) {
 static bool ends_crossed(Check *c, int u, int m) {
     Action a = {.unit = u, .microbatch = m};
     bool ok = true;
-    for (int part = 0; part <= unit_parts(c->p->model, u).end; part++)
+    for (int part = 0; part <= c->anatomy[u].all.end; part++)
         ok = ok && has_crossed(c, ACT_FWD, a, part, CROSS_SUM);
     return ok;
 }
@@ -798,6 +826,10 @@ static const char *check_names(const Check *c, Action a) {
     int limit = c->p->units + (reduces ? 1 : 0);
     if (none ? a.unit >= 0 : a.unit < 0 || a.unit >= limit) return "names no unit";
     if ((passes || transfers) && !runs(c, a.unit)) return "names a unit of another rank";
+    if (passes && (a.parts.first < 0 || a.parts.first > a.parts.end || a.parts.end > anatomy(c, a)->all.end))
+        return "names no parts of its unit";
+    if (action_is_crossing(a.kind) && !action_is_pass(a.pass) && a.pass != ACT_AGAIN)
+        return "belongs to no pass";
     if (passes || transfers || a.kind == ACT_LOAD) {
         if (a.microbatch < 0 || a.microbatch >= c->p->microbatches) return "names no microbatch";
         if (c->phase > 0) return "comes after the gradients were used";
@@ -870,6 +902,7 @@ static ErrorCode check_all(Check *c, Error *err) {
 ErrorCode program_check(const Program *p, Error *err) {
     Check c = {.p = p, .updated = -1, .made = ACT_NORM};
     size_t units = (size_t)p->units, microbatches = (size_t)p->microbatches;
+    c.anatomy = mem_alloc_array(units, sizeof *c.anatomy);
     c.done = mem_alloc_array(units * microbatches, 1);
     for (int w = 0; w < WAYS; w++) c.parts[w] = mem_alloc_array(units * microbatches, sizeof *c.parts[w]);
     c.crossed = mem_alloc_array(units * microbatches, sizeof *c.crossed);
@@ -878,7 +911,10 @@ ErrorCode program_check(const Program *p, Error *err) {
     c.last_weight = mem_alloc_array(units, sizeof *c.last_weight);
     c.gathered = mem_alloc_array(units, sizeof *c.gathered);
     for (int u = 0; u < p->units; u++) c.last_weight[u] = -1;
+    for (int u = 0; u < p->units; u++)
+        if (runs(&c, u)) set_anatomy(&c.anatomy[u], p, u);
     ErrorCode code = check_all(&c, err);
+    free(c.anatomy);
     free(c.done);
     for (int w = 0; w < WAYS; w++) free(c.parts[w]);
     free(c.crossed);

@@ -638,6 +638,56 @@ static void visits_are_not_missed(void **state) {
     }
 }
 
+static int asked;
+
+static bool counts_questions(const Partition *p, int unit, int part) {
+    asked++;
+    return program_crosses(p, unit, part);
+}
+
+/* How often the table is asked what crosses, until a program is written and checked. */
+static int questions(int microbatches, ScheduleName name, Recompute recompute) {
+    Error err = {0};
+    ModelConfig c = shape(false), own;
+    Mesh mesh = mesh_of(1, 1, 2, 2, 2);
+    Schedule schedule;
+    Stages stages;
+    Partition p;
+    ParamTable table;
+    Program program;
+    asked = 0;
+    assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), OK);
+    assert_int_equal(param_table_build(&table, &own, &err), OK);
+    assert_int_equal(schedule_make(&schedule, name, 1, microbatches, 1, &err), OK);
+    stages_single(&stages, table.units);
+    partition_build(&p, &(PartitionSpec){.model = &c, .table = &table, .mesh = &mesh, .stages = &stages});
+    program_lower(&program, &(ProgramSpec){.model = &own,
+                                           .partition = &p,
+                                           .schedule = &schedule,
+                                           .crosses = counts_questions,
+                                           .sync = SYNC_MICROBATCH,
+                                           .recompute = recompute,
+                                           .chunks = 1});
+    if (program_check(&program, &err) != OK) fail_msg("%d microbatches: %s", microbatches, err.message);
+    program_free(&program);
+    partition_free(&p);
+    stages_free(&stages);
+    schedule_free(&schedule);
+    param_table_free(&table);
+    return asked;
+}
+
+/* Microbatches are alike: a step of a thousand is planned by as many questions as one of two. */
+static void microbatches_ask_nothing(void **state) {
+    (void)state;
+    for (int way = 0; way < 6; way++) {
+        ScheduleName name = way < 3 ? PIPE_1F1B : PIPE_ZB_H1;
+        int few = questions(2, name, (Recompute)(way % 3));
+        assert_true(few > 0);
+        assert_int_equal(questions(1000, name, (Recompute)(way % 3)), few);
+    }
+}
+
 /* Shares that must be equal have one number, others another. */
 static void copies_have_one_number(void **state) {
     (void)state;
@@ -670,7 +720,7 @@ int main(void) {
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
         cmocka_unit_test(passes_are_cut_at_crossings),   cmocka_unit_test(batches_are_counted_once),
         cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(visits_are_not_missed),
-        cmocka_unit_test(matrices_in_one_are_bands),
+        cmocka_unit_test(matrices_in_one_are_bands),     cmocka_unit_test(microbatches_ask_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
