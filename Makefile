@@ -12,7 +12,7 @@ JOBS ?= $(shell nproc)
 # Tests wait for files and for each other's messages: three for a core keep it busy.
 TEST_JOBS ?= $(shell expr 3 \* $(JOBS))
 
-.PHONY: all build setup demo test series fuzz bench interop soak plan-cases cluster install format format-check clean help
+.PHONY: all build setup demo test series fuzz bench interop soak plan-cases cluster mpich install format format-check clean help
 
 all: build
 
@@ -68,6 +68,13 @@ cluster: build ## several hosts, and a Slurm of its own, on this machine; as roo
 	@tools/setup.sh cluster
 	@WEFT=$(CURDIR)/$(BUILD)/weft tests/cluster/hosts.sh || [ $$? -eq 77 ]
 	@WEFT=$(CURDIR)/$(BUILD)/weft tests/cluster/slurm.sh || [ $$? -eq 77 ]
+
+mpich: ## in build-mpich, with MPICH in place of Open MPI: the tests that start ranks; TESTS=regex for some
+	@tools/setup.sh build test mpich
+	@mkdir -p build-mpich
+	@cmake --preset mpich $(CMAKE_FLAGS) >build-mpich/configure.log 2>&1 || { cat build-mpich/configure.log; exit 1; }
+	@cmake --build build-mpich -j $(JOBS)
+	@ctest --preset mpich -j $(TEST_JOBS) $(if $(TESTS),-R '$(TESTS)')
 
 install: build ## program, man page, completion, configurations; honours DESTDIR and PREFIX
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(PREFIX)

@@ -21,6 +21,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "comm/facts.h"
+#include "comm/launcher.h"
 #include "device/cuda/cuda.h"
 #include "device/device.h"
 #include "device/facts.h"
@@ -348,9 +349,8 @@ static void find_mpi(Findings *f) {
     snprintf(f->mpi, sizeof f->mpi, "%s", library);
     snprintf(f->launcher, sizeof f->launcher, "%s", *launcher ? comm_launcher() : "");
     if (!*launcher)
-        advise(f,
-               "No %s: it is needed for runs on several processes or machines. apt-get install openmpi-bin",
-               comm_launcher());
+        advise(f, "No %s: it is needed for runs on several processes or machines. apt-get install %s",
+               comm_launcher(), launcher_kind()->package);
 }
 
 /* ---- output ---- */

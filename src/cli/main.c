@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/version.h"
+#include "comm/launch.h"
 
 /* The last line of a failed command; plain, so that it can be searched for. What was told already, by
  * another rank or process, is not said again; the status is the same. */
@@ -73,6 +74,7 @@ static ErrorCode run_words(int count, const char *const *words, Error *err) {
 }
 
 int main(int argc, char **argv) {
+    launched_streams();
     /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the
      * parent had set. */
     signal(SIGPIPE, SIG_DFL);

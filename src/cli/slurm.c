@@ -17,7 +17,7 @@
 #include "cli/cli.h"
 #include "cli/job_script.h"
 #include "cli/terminal.h"
-#include "comm/facts.h"
+#include "comm/launcher.h"
 #include "comm/launch.h"
 #include "comm/mesh.h"
 #include "config/config.h"
@@ -117,7 +117,7 @@ static ErrorCode read_flags(const Arguments *args, Job *job, Error *err) {
     job->time = arguments_flag(args, "--time");
     job->partition = arguments_flag(args, "--partition");
     job->account = arguments_flag(args, "--account");
-    job->mpi = mpi ? mpi : comm_is_open_mpi() ? "pmix" : "pmi2";
+    job->mpi = mpi ? mpi : launcher_kind()->srun;
     job->word_count = (size_t)args->operand_count;
     job->words = args->operands;
     return check_time(job, err);

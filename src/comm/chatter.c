@@ -1,9 +1,9 @@
 /* Lines come in pieces and may never end: what could still become a line of mpirun's is held back,
  * everything else passes at once, so that a live status line of rank 0 is drawn as it is made.
  *
- * What mpirun says comes in blocks between two lines of dashes, or as single lines beginning with "[" or
- * "mpi". A line that begins otherwise is a rank's, and passes byte by byte. Where mpirun's wording
- * changes, its remarks pass; of a rank's lines only those could be lost that look like one of them.
+ * What mpirun says comes in blocks between two lines of dashes, or as single lines beginning with "[",
+ * "mpi" or "Abort(". A line that begins otherwise is a rank's, and passes byte by byte. Where mpirun's
+ * wording changes, its remarks pass; of a rank's lines only those could be lost that look like one of them.
  *
  *     ---------------------------------------------    40 dashes or more: a block begins
  *     mpirun noticed that process rank 1 ... exited on signal 9 (Killed).
@@ -35,11 +35,12 @@ static bool is_dashes(const Text *line) {
 
 /* "[host:123] 2 more processes have sent help message ..." and the like, about remarks that are left out; and
  * what the MPI library says in a rank that reads from one that has ended already ("Read -1, expected 11008,
- * errno = 3"). */
+ * errno = 3"), or that ends the job (MPICH: "Abort(65) on node 2 (rank 2 in comm 0): ..."). */
 static bool is_echo(const char *line) {
     static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c",
                                         "] Read -1, expected ", "[warn] Epoll "};
     if (strncmp(line, "mpi", 3) == 0) return strstr(line, ": Forwarding signal ") != NULL;
+    if (strncmp(line, "Abort(", 6) == 0) return strstr(line, ") on node ") != NULL;
     for (size_t i = 0; line[0] == '[' && i < sizeof words / sizeof *words; i++)
         if (strstr(line, words[i])) return true;
     return false;
@@ -92,7 +93,7 @@ void chatter_add(Chatter *c, const char *bytes, size_t length) {
     }
     /* The beginning of a line that cannot be mpirun's. */
     if (!c->line.length || c->block.length) return;
-    if (c->passing || !strchr("-[m", c->line.data[0])) {
+    if (c->passing || !strchr("-[mA", c->line.data[0])) {
         pass(&c->line);
         c->passing = true;
     }

@@ -9,7 +9,7 @@
 char *comm_library_name(char *out, size_t size);
 /* The mpirun that belongs to that library. */
 const char *comm_launcher(void);
-/* Whether that mpirun takes Open MPI's options. */
+/* Whether it is Open MPI's (launcher.h knows the ways of each). */
 bool comm_is_open_mpi(void);
 
 #endif

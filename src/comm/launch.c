@@ -6,7 +6,10 @@
  *     weft train -n N ----fork----> mpirun ----> rank 0 .. N-1
  *       |  poll                      |  stderr of all ranks, and remarks of its own
  *       +-- signals (signalfd)       +--> pipe --> chatter.c --> stderr
- *       +-- the pipe */
+ *       +-- the pipe
+ *
+ * Where the launcher says beside the ranks how they ended (launcher.h read_end), it has a second pipe for all
+ * that it says itself, and ranks inherit stdout and the first pipe, past it. */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -27,41 +30,46 @@
 #include "base/text.h"
 #include "comm/chatter.h"
 #include "comm/facts.h"
+#include "comm/launcher.h"
 
 /* Half a second without a message, and what looked like the beginning of one of mpirun's lines is passed
  * on; twenty of them, ten seconds, after a second SIGINT, and mpirun is told to end the ranks. 127 and 130
  * are the shells' numbers for these cases. */
-enum { QUIET_MS = 500, PATIENCE = 20 /* QUIET_MS */, CANNOT_START = 127, AFTER_SECOND_SIGINT = 130 };
+enum {
+    QUIET_MS = 500,
+    PATIENCE = 20 /* QUIET_MS */,
+    CANNOT_START = 127,
+    AFTER_SECOND_SIGINT = 130,
+    SAID_MAX = 65536
+};
 
 typedef struct Launch {
+    const LauncherKind *kind;
     pid_t mpirun;
-    ScratchDir sessions;   /* Open MPI's files */
+    ScratchDir sessions;   /* mpirun's files */
     int signals, messages; /* descriptors */
+    int remarks;           /* of what mpirun says itself, or -1 */
     int interrupts;        /* SIGINTs so far */
     int patience;          /* how often nothing came since the second */
     bool ended, closed;    /* mpirun has; its stderr is */
     int status;
     sigset_t before;
     Chatter chatter;
+    Text said; /* by mpirun itself, up to SAID_MAX */
 } Launch;
 
 /* ---- the command ---- */
 
 static void add(char **words, int *count, const char *word) { words[(*count)++] = mem_strdup(word); }
 
-/* Threads are weft's own matter: not bound to one core. More ranks than cores are the user's wish. */
-static char **mpirun_words(int ranks, const char *program, char *const *words) {
+static char **mpirun_words(const LauncherKind *kind, int ranks, const char *program, char *const *words) {
     int given = 0, count = 0;
     while (words[given]) given++;
     char **all = mem_alloc_array((size_t)given + 16, sizeof *all), number[16];
     snprintf(number, sizeof number, "%d", ranks);
-    add(all, &count, WEFT_MPIRUN);
-    if (comm_is_open_mpi()) {
-        if (geteuid() == 0) add(all, &count, "--allow-run-as-root");
-        add(all, &count, "--oversubscribe");
-        add(all, &count, "--bind-to");
-        add(all, &count, "none");
-    }
+    add(all, &count, comm_launcher());
+    if (kind->as_root && geteuid() == 0) add(all, &count, kind->as_root);
+    for (int i = 0; kind->words[i]; i++) add(all, &count, kind->words[i]);
     add(all, &count, "-n");
     add(all, &count, number);
     add(all, &count, program);
@@ -93,23 +101,35 @@ static void tell_terminal(void) {
 /* Open MPI 4 has one directory for the sessions of all of a user's jobs on a machine, and a job that ends
  * removes it where it is empty, while another one may be about to make its own in it: "orte_session_dir
  * failed". So each has its own, unless the user has named one. */
-static const char SESSIONS[] = "OMPI_MCA_orte_tmpdir_base";
-
 static ErrorCode take_sessions(Launch *l, Error *err) {
-    if (!comm_is_open_mpi() || getenv(SESSIONS)) return OK;
+    if (!l->kind->sessions || getenv(l->kind->sessions)) return OK;
     return scratch_take(&l->sessions, "weft-mpirun-", err);
 }
 
 /* In the child: mpirun uses it for as long as it lives, which may be longer than weft does. */
 static void use_sessions(const Launch *l) {
     if (!l->sessions.path) return;
-    setenv(SESSIONS, l->sessions.path, 1);
+    setenv(l->kind->sessions, l->sessions.path, 1);
     fcntl(l->sessions.lock, F_SETFD, 0);
+}
+
+/* In the child: mpirun's own words go to a pipe of theirs, and ranks are told which descriptors are their
+ * stdout and stderr (launched_streams). */
+static void use_streams(int stderr_pipe, int remarks_pipe) {
+    char numbers[32];
+    if (remarks_pipe < 0) {
+        dup2(stderr_pipe, STDERR_FILENO);
+        return;
+    }
+    snprintf(numbers, sizeof numbers, "%d %d", dup(STDOUT_FILENO), dup(stderr_pipe));
+    setenv(LAUNCHED_STREAMS, numbers, 1);
+    dup2(remarks_pipe, STDOUT_FILENO);
+    dup2(remarks_pipe, STDERR_FILENO);
 }
 
 /* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it.
  */
-static _Noreturn void become(const Launch *l, char *const *words, int stderr_pipe, pid_t parent) {
+static _Noreturn void become(const Launch *l, char *const *words, const int *pipes, pid_t parent) {
     setpgid(0, 0);
     tell_terminal();
     use_sessions(l);
@@ -118,22 +138,31 @@ static _Noreturn void become(const Launch *l, char *const *words, int stderr_pip
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
     int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-    dup2(stderr_pipe, STDERR_FILENO);
+    use_streams(pipes[0], pipes[1]);
     sigprocmask(SIG_SETMASK, &l->before, NULL);
     if (getppid() == parent) execvp(words[0], words);
     _exit(CANNOT_START);
 }
 
+static ErrorCode make_pipe(int *from, int *to, Error *err) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, ERR_UNAVAILABLE, "cannot make a pipe");
+    *from = ends[0];
+    *to = ends[1];
+    return OK;
+}
+
 /* The process group is mpirun's own: a Ctrl-C of the terminal goes to weft alone, which decides what to
  * pass on. */
 static ErrorCode start(Launch *l, char *const *words, Error *err) {
-    int ends[2];
+    int pipes[2] = {-1, -1}; /* the ends to write to: of messages, of remarks */
     pid_t parent = getpid();
-    if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, ERR_UNAVAILABLE, "cannot make a pipe");
-    l->messages = ends[0];
+    TRY(make_pipe(&l->messages, &pipes[0], err));
+    if (l->kind->read_end) TRY(make_pipe(&l->remarks, &pipes[1], err));
     l->mpirun = fork();
-    if (l->mpirun == 0) become(l, words, ends[1], parent);
-    close(ends[1]);
+    if (l->mpirun == 0) become(l, words, pipes, parent);
+    close(pipes[0]);
+    if (pipes[1] >= 0) close(pipes[1]);
     if (l->mpirun < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start %s", words[0]);
     setpgid(l->mpirun, l->mpirun); /* on both sides, whoever comes first */
     return OK;
@@ -144,10 +173,9 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
 /* Said, so that who sees ranks end this way knows that they hung. */
 static void end_ranks(const Launch *l) {
     log_warn("the ranks did not end on the second SIGINT: mpirun ends them");
-    kill(l->mpirun, SIGTERM);
+    kill(l->mpirun, l->kind->end);
 }
 
-/* mpirun passes SIGUSR1 and SIGUSR2 on to the ranks, and dies of the others, which takes it two seconds. */
 static void take_signal(Launch *l) {
     struct signalfd_siginfo info;
     if (read(l->signals, &info, sizeof info) != (ssize_t)sizeof info) return;
@@ -162,7 +190,7 @@ static void take_signal(Launch *l) {
     if (l->interrupts <= 1 || number != SIGINT)
         kill(l->mpirun, SIGUSR1);
     else
-        kill(l->mpirun, l->interrupts == 2 ? SIGUSR2 : SIGTERM);
+        kill(l->mpirun, l->interrupts == 2 ? l->kind->again : l->kind->end);
 }
 
 static void take_messages(Launch *l) {
@@ -173,11 +201,23 @@ static void take_messages(Launch *l) {
     if (length <= 0) l->closed = true;
 }
 
-/* A process that a rank has left behind may hold the pipe: after mpirun's end only what is in it counts. */
+static void take_remarks(Launch *l) {
+    char bytes[4096];
+    ssize_t length = read(l->remarks, bytes, sizeof bytes);
+    if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (length > 0 && l->said.length < SAID_MAX) text_add(&l->said, bytes, (size_t)length);
+    if (length > 0) return;
+    close(l->remarks);
+    l->remarks = -1;
+}
+
+/* A process that a rank has left behind may hold the pipes: after mpirun's end only what is in them
+ * counts. */
 static void watch(Launch *l) {
-    while (!l->ended || !l->closed) {
-        struct pollfd fds[2] = {{l->signals, POLLIN, 0}, {l->closed ? -1 : l->messages, POLLIN, 0}};
-        int ready = poll(fds, 2, QUIET_MS);
+    while (!l->ended || !l->closed || l->remarks >= 0) {
+        struct pollfd fds[3] = {
+            {l->signals, POLLIN, 0}, {l->closed ? -1 : l->messages, POLLIN, 0}, {l->remarks, POLLIN, 0}};
+        int ready = poll(fds, 3, QUIET_MS);
         if (ready < 0 && errno != EINTR) break;
         if (ready == 0) {
             chatter_flush(&l->chatter);
@@ -186,32 +226,48 @@ static void watch(Launch *l) {
         }
         if (ready > 0 && fds[0].revents) take_signal(l);
         if (ready > 0 && fds[1].revents) take_messages(l);
+        if (ready > 0 && fds[2].revents) take_remarks(l);
     }
     chatter_flush(&l->chatter);
+}
+
+/* By what mpirun says beside the ranks or between them, and by its own status. A rank's own status comes
+ * before SIGKILL: mpirun may have killed the others for it. */
+static RanksEnd find_end(const Launch *l) {
+    RanksEnd end;
+    int own = WEXITSTATUS(l->status);
+    if (l->kind->read_end && l->kind->read_end(l->said.length ? l->said.data : "", &end)) {
+        if (end.code && end.signal == SIGKILL) end.signal = 0;
+        if (!end.code && !end.signal) end.code = own;
+        return end;
+    }
+    end = (RanksEnd){.code = own, .signal = l->chatter.killed_by};
+    snprintf(end.ranks, sizeof end.ranks, "rank %d", l->chatter.killed_rank);
+    return end;
 }
 
 /* From the most to the least telling: the user's second SIGINT, a rank killed by a signal, mpirun itself,
  * the ranks' own status, which they have explained (told). */
 static ErrorCode judge(const Launch *l, Error *err) {
-    bool through =
-        WIFEXITED(l->status) && (WEXITSTATUS(l->status) == OK || WEXITSTATUS(l->status) == ERR_STOPPED);
+    RanksEnd end = find_end(l);
+    bool through = WIFEXITED(l->status) && !end.signal && (end.code == OK || end.code == ERR_STOPPED);
     if (l->interrupts > 1 && !through) {
         error_set(err, (ErrorCode)AFTER_SECOND_SIGINT, "interrupted");
         err->told = true;
         return err->code;
     }
-    int rank = l->chatter.killed_rank, number = l->chatter.killed_by;
-    if (number > 0)
-        return error_set(err, (ErrorCode)(128 + number), "rank %d was killed by signal %d (SIG%s)", rank,
-                         number, sigabbrev_np(number) ? sigabbrev_np(number) : "?");
+    if (end.signal)
+        return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by signal %d (SIG%s)", end.ranks,
+                         end.signal, sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "?");
     if (WIFSIGNALED(l->status))
         return error_set(err, (ErrorCode)(128 + WTERMSIG(l->status)), "mpirun was killed by signal %d",
                          WTERMSIG(l->status));
-    int code = WEXITSTATUS(l->status);
-    if (code == CANNOT_START)
-        return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install openmpi-bin", WEFT_MPIRUN);
-    if (code == 0) return OK;
-    error_set(err, (ErrorCode)code, "the ranks ended with exit status %d", code);
+    if (end.code == CANNOT_START)
+        return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install %s", comm_launcher(),
+                         l->kind->package);
+    if (end.code == 0) return OK;
+    if (l->kind->failed && end.code == l->kind->failed) fputs(l->said.length ? l->said.data : "", stderr);
+    error_set(err, (ErrorCode)end.code, "the ranks ended with exit status %d", end.code);
     err->told = true;
     return err->code;
 }
@@ -229,7 +285,7 @@ static void block_signals(Launch *l) {
 
 ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     char program[4096];
-    Launch l = {.messages = -1};
+    Launch l = {.kind = launcher_kind(), .messages = -1, .remarks = -1};
     Launched launched = launched_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,
@@ -237,7 +293,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
                          launched.variable);
     TRY(launch_own_path(program, sizeof program, err));
     TRY(take_sessions(&l, err));
-    char **all = mpirun_words(ranks, program, words);
+    char **all = mpirun_words(l.kind, ranks, program, words);
     block_signals(&l);
     ErrorCode code = start(&l, all, err);
     if (code == OK) {
@@ -247,7 +303,9 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     sigprocmask(SIG_SETMASK, &l.before, NULL);
     close(l.signals);
     if (l.messages >= 0) close(l.messages);
+    if (l.remarks >= 0) close(l.remarks);
     chatter_free(&l.chatter);
+    text_free(&l.said);
     free_words(all);
     scratch_give(&l.sessions);
     return code;

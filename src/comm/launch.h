@@ -21,6 +21,11 @@ Launched launched_find(void);
  * so (err->told). */
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
 
+/* In a rank that launch_ranks started, before anything is printed: stdout and stderr past the launcher, where
+ * the environment says so (LAUNCHED_STREAMS). */
+void launched_streams(void);
+#define LAUNCHED_STREAMS "WEFT_RANK_STREAMS"
+
 /* The path of this program, by /proc, into out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);
 
@@ -28,13 +33,15 @@ ErrorCode launch_own_path(char *out, size_t size, Error *err);
  * by mpirun, and waits for their end.
  *
  * The signals to stop (base/signals.h) reach every rank as SIGUSR1: a request to save and stop. A second
- * SIGINT reaches them as SIGUSR2, on which they are to end at once, unless they are through; those that do
- * not are ended after ten seconds, which is said, or by a third. mpirun has a process group of its own, so
- * that a Ctrl-C reaches the ranks through this process only; when this process dies the ranks get the request
- * too. What mpirun itself says is left out where it only repeats what the ranks or this function say.
+ * SIGINT reaches them as SIGUSR2, or as SIGINT where the launcher does not pass that on (launcher.h): on it
+ * they are to end at once, unless they are through; those that do not are ended after ten seconds, which is
+ * said, or by a third. mpirun has a process group of its own, so that a Ctrl-C reaches the ranks through this
+ * process only; when this process dies the ranks get the request too. What mpirun itself says is left out
+ * where it only repeats what the ranks or this function say.
  *
  * Returns the exit status of the ranks as a code, with err->told set: they have said why. A rank that a
- * signal killed makes it 128 + N, and the message names rank and signal. */
+ * signal killed makes it 128 + N, and the message names rank and signal. MPICH's launcher kills the others by
+ * SIGKILL: where that was the first one's signal too, all that it may have been are named. */
 ErrorCode launch_ranks(int ranks, char *const *words, Error *err);
 
 #endif

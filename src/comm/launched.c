@@ -3,9 +3,12 @@
  *
  * Asked before MPI is initialised: a process that no launcher started must not call MPI_Init, which may
  * take seconds, start a daemon, or fail where MPI is not set up. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "comm/launch.h"
+#include "comm/launcher.h"
 
 typedef struct Launcher {
     const char *mark, *size, *rank;
@@ -44,8 +47,19 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
     error_set(err, ERR_UNAVAILABLE,
               "the launcher started %d processes (%s), but for the MPI library that weft was built with "
               "there %s %d: each would do the whole work. Start weft with the mpirun of that library (\"weft "
-              "doctor\" names it), or with srun --mpi=pmix; \"weft train -n %d\" does it by itself",
-              launched->size, launched->variable, mpi_size == 1 ? "is" : "are", mpi_size, launched->size);
+              "doctor\" names it), or with srun --mpi=%s; \"weft train -n %d\" does it by itself",
+              launched->size, launched->variable, mpi_size == 1 ? "is" : "are", mpi_size,
+              launcher_kind()->srun, launched->size);
     if (err) err->told = launched->rank > 0;
     return ERR_UNAVAILABLE;
+}
+
+/* Numbers that are not open descriptors change nothing. */
+void launched_streams(void) {
+    const char *numbers = getenv(LAUNCHED_STREAMS);
+    int out, messages;
+    if (!numbers || sscanf(numbers, "%d %d", &out, &messages) != 2 || out < 3 || messages < 3) return;
+    if (dup2(out, STDOUT_FILENO) >= 0) close(out);
+    if (dup2(messages, STDERR_FILENO) >= 0) close(messages);
+    unsetenv(LAUNCHED_STREAMS);
 }

@@ -769,7 +769,8 @@ static ErrorCode play_stop(void) {
 static sigset_t late_signal(void) {
     sigset_t late;
     sigemptyset(&late);
-    sigaddset(&late, SIGUSR2);
+    sigaddset(&late, SIGUSR2); /* by Open MPI's mpirun */
+    sigaddset(&late, SIGINT);  /* by MPICH's mpiexec */
     return late;
 }
 
@@ -804,6 +805,12 @@ static void before_start(const char *name, char **ranks) {
         if (atoi(*ranks) == launched_find().rank) raise(SIGSTOP);
 }
 
+/* Of the signals that launchers pass on. */
+static void ignore_all(void) {
+    static const int numbers[] = {SIGUSR1, SIGUSR2, SIGINT};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) signal(numbers[i], SIG_IGN);
+}
+
 /* For longer than anybody waits, without a beat; a signal ends it. */
 static void sleep_long(void) { sleep(8 * (unsigned)number_of("TEST_WATCHDOG", 60)); }
 
@@ -821,7 +828,7 @@ static ErrorCode play(const char *name, char **ranks) {
     bool named = is_named(ranks);
     ErrorCode code = OK;
     signal(SIGUSR1, on_signal);
-    if (strcmp(name, "stubborn") == 0) signal(SIGUSR1, SIG_IGN), signal(SIGUSR2, SIG_IGN);
+    if (strcmp(name, "stubborn") == 0) ignore_all();
     TRY(comm_barrier(comm, &err));
     if (comm_rank(comm) == 0) printf("ready\n");
     fflush(stdout);
@@ -861,6 +868,7 @@ static int launch(int ranks, char **words) {
 }
 
 int main(int argc, char **argv) {
+    launched_streams();
     if (argc > 2 && strcmp(argv[1], "launch") == 0) return launch(atoi(argv[2]), argv + 2);
     static char doing[] = "the play";
     bool plays = argc > 2 && strcmp(argv[1], "play") == 0;

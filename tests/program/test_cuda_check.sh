@@ -4,6 +4,7 @@
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 [ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }
+is_open_mpi || { echo "weft was built with MPICH: what is packed takes Open MPI along"; exit 77; }
 for tool in ompi_info objdump strip mpirun; do
     command -v $tool >/dev/null || { echo "$tool is not here: nothing can be packed"; exit 77; }
 done

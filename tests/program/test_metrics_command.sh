@@ -110,7 +110,7 @@ told again "is not started"
 [ "$(cksum text.txt)" = "$sum" ] || fail "the log was written through a link"
 
 # Only rank 0 has one.
-if command -v mpirun >/dev/null; then
+if command -v "$launcher" >/dev/null; then
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
     run ranks -n 2 train.tokens_per_step=64 metrics.all_ranks=true metrics.command="[$directory/get, $directory/f]"
     cmp ranks/metrics.jsonl f.got || fail "ranks: $(wc -l f.got)"

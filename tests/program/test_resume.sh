@@ -128,7 +128,7 @@ train other train.steps=6 "$(two 1 1)"
 has other.err "the mixture is not what the checkpoint was trained with (3,1, now 1,1)"
 
 # What a run leaves open is the run's, however many ranks go on with it: no sample is skipped, none comes twice.
-if command -v mpirun >/dev/null; then
+if command -v "$launcher" >/dev/null; then
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
     train left train.microbatch=0 train.tokens_per_step=0
     train left train.microbatch=0 train.tokens_per_step=0 train.steps=5 -n 2

@@ -68,7 +68,7 @@ kill -0 $run || fail "SIGHUP ends a run under nohup"
 kill -TERM $run
 ended 75 "SIGTERM under nohup"
 
-if command -v mpirun >/dev/null; then
+if command -v "$launcher" >/dev/null; then
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
     begin ranks -n 2
     kill -HUP $run

@@ -35,7 +35,7 @@ found() {
 
 # Before MPI knows the ranks; it takes longest.
 cat >late.sh <<'EOF'
-[ "$OMPI_COMM_WORLD_RANK" != 1 ] || kill -STOP $$
+[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" != 1 ] || kill -STOP $$
 exec "$@"
 EOF
 {

@@ -204,7 +204,7 @@ own_sessions() {
     TMPDIR=$directory/temporary "$weft" train run.yaml run.dir=sessions train.steps=1 \
         metrics.command="['sh', '-c', 'env >$directory/environment; cat >/dev/null']" -n 2 >sessions.out 2>sessions.err </dev/null ||
         fail "sessions: $(tail -3 sessions.err)"
-    [ -n "$(ompi_info 2>/dev/null)" ] || return 0 # MPICH has none
+    is_open_mpi || return 0 # MPICH's has none
     grep -q "^OMPI_MCA_orte_tmpdir_base=$directory/temporary/weft-mpirun-" environment || fail "sessions: $(grep OMPI_MCA environment)"
     [ -z "$(ls -A temporary)" ] || fail "sessions stay: $(find temporary | head)"
 }

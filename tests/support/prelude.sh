@@ -20,12 +20,15 @@ conclude() {
 #     # ranks: 4                      or, if they hardly compute: # ranks: 4, mostly waiting
 ranks=$(sed -n 's/^# ranks: \([0-9]*\).*/\1/p' "$script")
 mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none} # as CMakeLists.txt says
+launcher=${mpirun%% *}
+# What only one launcher can do (src/comm/launcher.c), a test asks of the one that weft was built with.
+is_open_mpi() { "$weft" --version | grep -q '^ranks: Open MPI'; }
 # Open MPI's jobs must not share a directory for their sessions: one that ends removes it while another makes its own in it.
 sessions=OMPI_MCA_orte_tmpdir_base
 mpirun="env $sessions=$directory $mpirun"
 needs_ranks() {
     [ -n "$ranks" ] || { echo "$0 starts ranks, but has no line \"# ranks: N\""; exit 1; }
-    command -v mpirun >/dev/null || { echo "mpirun is missing: apt-get install openmpi-bin"; exit 77; }
+    command -v "$launcher" >/dev/null || { echo "$launcher is missing: apt-get install openmpi-bin, or mpich"; exit 77; }
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
     export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} # what Open MPI comes to on one machine: it need not load the others to ask them
 }

@@ -5,13 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Libraries say much: "Open MPI v4.1.4, package: Debian OpenMPI, ident: ...", or several lines. */
+/* Libraries say much: "Open MPI v4.1.4, package: Debian OpenMPI, ident: ...", or several lines, of which the
+ * first is "MPICH Version:\t4.0.2". */
 char *comm_library_name(char *out, size_t size) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = 0;
-    snprintf(out, size, "%s", text);
+    const char *version = strstr(text, " Version:\t");
+    snprintf(out, size, "%.*s%s%s", version ? (int)(version - text) : length, text, version ? " " : "",
+             version ? version + strlen(" Version:\t") : "");
     return out;
 }
 
