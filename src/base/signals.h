@@ -6,6 +6,11 @@
 
 #include "base/error.h"
 
+/* First of all in main: SIGHUP is again as the program's parent left it. A library may have put a handler of
+ * its own before main begins (UCX, which comes with Debian's MPICH, does): nohup would be lost, and a run end
+ * in that handler. */
+void signals_restore(void);
+
 /* SIGINT, SIGTERM, SIGUSR1 (of batch systems), and SIGHUP (of a terminal that closes) unless it is ignored,
  * as nohup leaves it: who said nohup wants the run to go on. A blocked signal comes even where it is ignored,
  * so this is asked before it is blocked. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/version.h"
@@ -75,6 +76,7 @@ static ErrorCode run_words(int count, const char *const *words, Error *err) {
 
 int main(int argc, char **argv) {
     launched_streams();
+    signals_restore();
     /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the
      * parent had set. */
     signal(SIGPIPE, SIG_DFL);

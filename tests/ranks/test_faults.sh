@@ -74,7 +74,7 @@ soak() {
     said=$(sed -n 's/.*training ended: exit status \([0-9]*\).*/\1/p' "$name.log" | tr '\n' ' ')
     [ "$said" = "$ends" ] || fail "$name: the attempts ended with $said, not $ends, of $spec"
     # Each cause is said, and once: of a frozen rank by those who waited.
-    [ "$(count 'weft: rank [0-9]* was killed by signal 9' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 137)" ] || fail "$name: kills"
+    [ "$(count "weft: $killed" "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 137)" ] || fail "$name: kills"
     [ "$(count 'weft: 1 steps in a row were not finite' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 17)" ] || fail "$name: NaNs"
     [ "$(count 'weft: replicas differ after step' "$name.log")" -eq "$(tr ' ' '\n' <<<"$ends" | grep -c 18)" ] || fail "$name: flipped bits"
     [ "$(count 'nothing has come for .* in step' "$name.log")" -ge "$(tr ' ' '\n' <<<"$ends" | grep -c 76)" ] || fail "$name: stops"

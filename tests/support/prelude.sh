@@ -23,6 +23,13 @@ mpirun=${WEFT_MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none}
 launcher=${mpirun%% *}
 # What only one launcher can do (src/comm/launcher.c), a test asks of the one that weft was built with.
 is_open_mpi() { "$weft" --version | grep -q '^ranks: Open MPI'; }
+# names_killed FILE RANK: what a run said names the rank that SIGKILL ended; under MPICH's launcher it may stand among those which that one
+# then ended by the same signal. killed: both, for grep.
+killed='\(rank [0-9]*\|one of ranks [0-9, ]*\) was killed by signal 9 (SIGKILL)'
+names_killed() {
+    grep -q "rank $2 was killed by signal 9 (SIGKILL)" "$1" && return
+    ! is_open_mpi && grep -q "one of ranks \([0-9]*, \)*$2\(, [0-9]*\)* was killed by signal 9 (SIGKILL)" "$1"
+}
 # Open MPI's jobs must not share a directory for their sessions: one that ends removes it while another makes its own in it.
 sessions=OMPI_MCA_orte_tmpdir_base
 mpirun="env $sessions=$directory $mpirun"
