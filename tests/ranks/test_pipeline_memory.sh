@@ -4,12 +4,16 @@
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 sanitized=$("$weft" --version | grep -E '^build:.*(address|thread)')
+# From which step on memory stays. MPICH touches the cells of its rings of messages one after another: all have been in use within 40 steps
+# here, and over a thousand more nothing is added.
+settled=2 steps=30
+is_open_mpi || settled=45 steps=73
 
 awk 'BEGIN { for (i = 0; i < 20000; i++) printf "%d sheep, ", i * 7919 % 10007 }' >text.txt
 cat >run.yaml <<EOF2
 model: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 6, num_attention_heads: 4}
 data: {sources: [{path: text.txt}], cache_dir: cache}
-train: {steps: 30, context: 64, compute: fp32, microbatch: 1}
+train: {steps: $steps, context: 64, compute: fp32, microbatch: 1}
 mesh: {pp: 2}
 pipeline: {microbatches: 8}
 checkpoint: {every: 0}
@@ -18,9 +22,10 @@ run: {threads: 1}
 EOF2
 # Pages that the C library and MPI take; a leak of one boundary tensor (16 KiB) a step would be more.
 slack=$((256 * 1024))
-# In the first step beside: what MPI sets up with the first message of a pair, buffers of files and the stacks that calls reach
-# for the first time. Some 64 KiB in all.
+# Since the first step beside: what MPI sets up with the first message of a pair, buffers of files and the stacks that calls reach
+# for the first time. Some 64 KiB in all; 400 KiB with MPICH's rings.
 first_slack=$((512 * 1024))
+is_open_mpi || first_slack=$((1024 * 1024))
 
 # check NAME WORD...
 check() {
@@ -42,9 +47,9 @@ check() {
     [ -z "$sanitized" ] || return
     for metrics in "$name/metrics.jsonl" "$name/metrics-00001.jsonl"; do
         sed -n 's/.*"step": \([0-9]*\),.*"memory_resident": \([0-9]*\),.*/\1 \2/p' "$metrics" >memory
-        awk -v slack=$slack -v first_slack=$first_slack '$1 == 1 { first = $2 } $1 == 2 { low = high = $2 }
-            $1 > 2 { n++; if ($2 < low) low = $2; if ($2 > high) high = $2 }
-            END { exit !(n == 28 && low > 0 && high - low <= slack && first > 0 && high - first <= first_slack) }' memory ||
+        awk -v slack=$slack -v first_slack=$first_slack -v settled=$settled -v steps=$steps '$1 == 1 { first = $2 } $1 == settled { low = high = $2 }
+            $1 > settled { n++; if ($2 < low) low = $2; if ($2 > high) high = $2 }
+            END { exit !(n == steps - settled && low > 0 && high - low <= slack && first > 0 && high - first <= first_slack) }' memory ||
             fail "$name: $metrics: memory moves: $(tr '\n' ',' <memory)"
     done
 }
