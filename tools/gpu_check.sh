@@ -190,9 +190,11 @@ evaluated() {
         "$build/weft" eval "$out/gpu-fp32" "$out/short.txt" --context 32 --device $kind --compute fp32 --json | value loss
     done | awk '{ print; loss[NR] = $1 } END { exit !(NR == 2 && loss[1] > 0 && loss[1] / loss[2] < 1 + 1e-5 && loss[1] / loss[2] > 1 - 1e-5) }'
 }
-# unchanged: pools are taken once, and nothing else grows: behind the last step as much memory is free as behind the first.
+# unchanged: pools are taken once, as planned, and nothing else grows: behind the last step as much memory is free as behind the first.
 unchanged() {
-    local made
+    local made journal=$out/gpu-bf16/journal.jsonl
+    grep '"memory"' "$journal"
+    [ "$(value pools_took_bytes <"$journal" | head -1)" = "$(value pool_pieces_bytes <"$journal" | head -1)" ] && ! grep -q fell_bytes "$journal" || return
     made=$("$build/bench_train" --size tiny --context 32 --step-tokens 128 --microbatch 2 --steps $((steps * 2)) --compute bf16 --device cuda) || return
     echo "$made"
     [ -n "$(value device_free_first <<<"$made")" ] && [ "$(value device_free_first <<<"$made")" = "$(value device_free_last <<<"$made")" ]
@@ -235,6 +237,7 @@ right() {
         go_on half run.device=cuda train.compute=bf16 && same half gpu-bf16"
     step 120 checked env WEFT_CUDA_CHECK=1 bash -c "train checked run.device=cuda train.compute=bf16 && same checked gpu-bf16"
     step 120 profile bash -c "train profile run.device=cuda train.compute=bf16 metrics.profile=true && same profile gpu-bf16"
+    step 120 trace bash -c "train trace run.device=cuda train.compute=bf16 metrics.trace=2-3 && same trace gpu-bf16 && grep -c '\"event\": \"traced\"' $out/trace/journal.jsonl"
     step 120 exact bash -c "train exact run.device=cuda train.numerics=exact train.compute=fp32 && train exact1 run.device=cuda train.numerics=exact train.compute=fp32 train.split_backward=true && same exact1 exact"
     step 120 memory bash -c unchanged
     step 120 eval bash -c evaluated

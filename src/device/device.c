@@ -285,14 +285,14 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
 int64_t device_op_enter(Device *d) {
     pool_unlock_all();
     if (!d->profiling) return 0;
-    return d->runtime.begin_op ? d->runtime.begin_op(d) : now();
+    return d->runtime.begin_time ? d->runtime.begin_time(d) : now();
 }
 
 void device_op_leave(Device *d, OpId op, int64_t begun) {
     if (d->profiling) {
         d->profile[op].calls++;
-        if (d->runtime.end_op)
-            d->runtime.end_op(d, op, begun);
+        if (d->runtime.end_time)
+            d->runtime.end_time(d, begun, &d->profile[op].seconds);
         else
             d->profile[op].seconds += (double)(now() - begun) / 1e9;
     }

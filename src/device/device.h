@@ -796,6 +796,13 @@ typedef uint64_t Event;
  * reads and writes by itself (MPI; a link on the device lets streams wait instead). */
 typedef enum DeviceWait { WAIT_RESULT, WAIT_LINK, DEVICE_WAITS } DeviceWait;
 
+/* Memory that is a device's own, whoever has it: all processes that use the device are in these figures. */
+typedef struct DeviceMemory {
+    uint64_t total, available;
+    uint64_t untouched; /* what was available before this process had anything of it; 0: not known */
+    char identity[16];  /* no other device has it */
+} DeviceMemory;
+
 /* The same for all kernels of a device: what device_mark and the others below do. */
 typedef struct DeviceRuntime {
     Event (*mark)(Device *d, DeviceStream s);
@@ -806,11 +813,17 @@ typedef struct DeviceRuntime {
     size_t (*available)(const Device *d);        /* bytes of tensor memory; 0: not known */
     void *(*host_take)(Device *d, size_t bytes); /* pinned host memory, zeroed */
     void (*host_give)(Device *d, void *host);
-    /* Times of ops, where a profile is asked for and ops have not ended when their calls return; else NULL.
-     * Neither of the first two waits; begin_op returns what end_op gets on the same stream. Times come into
-     * the profile when the host has waited for something. read_times waits for all that is under way. */
-    int64_t (*begin_op)(Device *d);
-    void (*end_op)(Device *d, OpId op, int64_t begun);
+    /* Of a device whose memory is its own; else NULL. False: it cannot be told. Never waits. */
+    bool (*memory)(const Device *d, DeviceMemory *m);
+    /* Times by the device's clock, where ops have not ended when their calls return; else NULL. They are of
+     * the calling thread's stream, and come to where they are to when the host has waited for something that
+     * was enqueued behind; none of these waits but read_times, for all that is under way.
+     *     begin_time, end_time   *to += seconds from the one to the other; begin_time returns what end_time
+     *                            gets on the same stream
+     *     stamp                  *to = seconds since the last stamp on the stream whose `to` is NULL */
+    int64_t (*begin_time)(Device *d);
+    void (*end_time)(Device *d, int64_t begun, double *to);
+    void (*stamp)(Device *d, double *to);
     void (*read_times)(Device *d);
     void (*close)(Device *d); /* of what opening has made; also half way */
 } DeviceRuntime;
@@ -858,6 +871,7 @@ struct Device {
     bool native_bf16;  /* bf16 matrix products are at least as fast as fp32 ones */
     bool apart;        /* tensor memory is the device's own, and not the machine's */
     uint64_t memory;   /* bytes of that; 0: it is the machine's, or a described device's that nobody knows */
+    uint64_t piece;    /* bytes: of such memory `take` takes whole pieces, one at least; 0: to the byte */
     uint64_t pinned;   /* bytes of the host's memory that opening it takes, for uploads */
     int64_t loss_rows; /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
     int widest_head;   /* attention heads have at most so many elements; 0: any number */

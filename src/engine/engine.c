@@ -121,6 +121,9 @@ static void allocate_tables(Engine *e) {
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
     e->clock.actions = mem_alloc_array((size_t)e->plan->program.count + 1, sizeof *e->clock.actions);
+    for (int i = 0; i < 2 && e->device->runtime.stamp; i++)
+        e->timed.times[i].step.actions =
+            mem_alloc_array((size_t)e->plan->program.count, sizeof *e->clock.actions);
     e->targets.further = mem_alloc_array(microbatches * (size_t)e->model.tokens,
                                          (size_t)further_rows(&e->model.config) * sizeof *e->targets.further);
     e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
@@ -140,7 +143,8 @@ static ErrorCode allocate(Engine *e, Error *err) {
     layout(e);
     /* The plan that was printed is the memory that was taken: else one of the two is wrong, and the next
      * figure that somebody relies on is wrong too. */
-    CHECK(engine_bytes(e) == memory_plan_pools(rank_memory(e->plan)));
+    CHECK(engine_bytes(e) == memory_plan_pools(rank_memory(e->plan)) &&
+          engine_taken(e) == memory_plan_taken(rank_memory(e->plan)));
     point_weights(e);
     if (!e->plan->spec.inference) point_owned(e);
     model_compute_constants(&e->model, e->device);
@@ -160,8 +164,15 @@ size_t engine_bytes(const Engine *e) {
     return total;
 }
 
+size_t engine_taken(const Engine *e) {
+    size_t total = 0;
+    for (int i = 0; i < POOL_COUNT; i++) total += pool_taken(e->pools[i].planned, e->device->piece);
+    return total;
+}
+
 void engine_close(Engine *e) {
     if (!e) return;
+    if (e->device->runtime.read_times) e->device->runtime.read_times(e->device); /* what is to come here */
     statistics_close(e);
     probe_close(e);
     visits_close(e);
@@ -180,6 +191,7 @@ void engine_close(Engine *e) {
     free(e->step.sums);
     free(e->step.started);
     free(e->clock.actions);
+    for (int i = 0; i < 2; i++) free(e->timed.times[i].step.actions);
     free(e->targets.further);
     free(e);
 }
@@ -193,7 +205,6 @@ const Weights *engine_weights(const Engine *e) { return &e->weights; }
 int64_t engine_updates(const Engine *e) { return e->state.updates; }
 void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates; }
 const StepTimes *engine_times(const Engine *e) { return &e->clock; }
-const Program *engine_program(const Engine *e) { return e->progress.last; }
 const Action *engine_current(const Engine *e) { return e->progress.current; }
 
 float *engine_master(const Engine *e, Piece piece) { return e->state.master + piece.at; }
@@ -277,21 +288,36 @@ void execution_must(Engine *e, ErrorCode code, const Error *err) {
     if (code != OK) comm_fail(e->comm, err);
 }
 
-/* Time spent here is what `waited` of the trace and of the metrics means. */
+/* Time spent between these two is what `waited` of the trace and of the metrics means: on a device, that its
+ * stream stands still. */
+typedef struct Wait {
+    double host;    /* when it began */
+    int64_t device; /* begin_time of what is timed */
+} Wait;
+
+static Wait begin_wait(Engine *e) {
+    return (Wait){clock_seconds(), e->timed.waited ? e->device->runtime.begin_time(e->device) : 0};
+}
+
+static void end_wait(Engine *e, Wait w) {
+    e->clock.waited += clock_seconds() - w.host;
+    if (e->timed.waited) e->device->runtime.end_time(e->device, w.device, e->timed.waited);
+}
+
 void execution_wait(Engine *e, CommHandle *handle) {
     Error err = {.message = ""};
     if (*handle == 0) return;
-    double start = clock_seconds();
+    Wait wait = begin_wait(e);
     execution_must(e, comm_wait(e->comm, *handle, &err), &err);
-    e->clock.waited += clock_seconds() - start;
+    end_wait(e, wait);
     *handle = 0;
 }
 
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from)) {
     Error err = {.message = ""};
-    double start = clock_seconds();
+    Wait wait = begin_wait(e);
     execution_must(e, comm_combine(e->comm, record, bytes, combine, &err), &err);
-    e->clock.waited += clock_seconds() - start;
+    end_wait(e, wait);
 }
 
 char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch) {
@@ -541,6 +567,50 @@ static void act(Execution *x, Action a) {
     }
 }
 
+/* ---- times by the device's clock ---- */
+
+/* A step's times are there when the next one's first wait has ended: two are kept. */
+static void begin_times(Engine *e, const Execution *x) {
+    Timed *t = &e->timed;
+    Device *d = e->device;
+    t->before = t->now;
+    t->now = x->options->timed && d->runtime.stamp ? &t->times[t->before == &t->times[0]] : NULL;
+    t->recording = t->now;
+    if (!t->now) return;
+    t->now->step.program = x->program;
+    memset(t->now->step.actions, 0, (size_t)x->program->count * sizeof *t->now->step.actions);
+    d->runtime.stamp(d, NULL);
+}
+
+/* An action is over for the device where the next one begins: there is one stamp between them. */
+static void time_action(Engine *e, int i, bool over) {
+    DeviceTimes *t = e->timed.recording;
+    e->timed.waited = t && !over ? &t->step.actions[i].waited : NULL;
+    if (t && over) e->device->runtime.stamp(e->device, &t->step.actions[i].end);
+}
+
+/* What was heard of when the last wait ended had been done a moment before: so the one clock is set by the
+ * other, once a step. */
+static void settle(DeviceTimes *t) {
+    StepTimes *s = &t->step;
+    s->began = t->heard - t->done;
+    s->waited = 0;
+    for (int i = 0; i < s->program->count; i++) {
+        s->actions[i].start = i > 0 ? s->actions[i - 1].end : 0;
+        s->waited += s->actions[i].waited;
+    }
+}
+
+bool engine_is_timed_late(const Engine *e) { return e->device->runtime.stamp != NULL; }
+
+const StepTimes *engine_timed(Engine *e, bool wait) {
+    DeviceTimes *t = wait ? e->timed.now : e->timed.before;
+    if (!t) return NULL;
+    if (wait) e->device->runtime.read_times(e->device);
+    settle(t);
+    return &t->step;
+}
+
 static void execute(Execution *x) {
     Engine *e = x->engine;
     Error err = {.message = ""};
@@ -552,7 +622,9 @@ static void execute(Execution *x) {
         e->progress.current = &x->program->actions[i];
         double waited = e->clock.waited;
         time->start = clock_seconds() - begin;
+        time_action(e, i, false);
         act(x, x->program->actions[i]);
+        time_action(e, i, true);
         time->end = clock_seconds() - begin;
         time->waited = e->clock.waited - waited;
         /* Collectives move on here: without it they would stand still for as long as passes take, and nothing
@@ -612,7 +684,7 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     const Partition *p = &e->plan->partition;
     int spans = p->contexts.spans > 0 ? p->contexts.spans : 1,
         contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->leaves * spans;
-    e->progress.last = x.program;
+    e->clock.program = x.program;
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     x.training = true, x.options = options, x.result = result;
     x.pass.z_loss = (float)e->plan->spec.z_loss;
@@ -621,9 +693,11 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
      * refused is the same on any mesh. */
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
+    begin_times(e, &x);
     statistics_begin(&x);
     probe_begin(&x);
     execute(&x);
+    e->timed.recording = NULL;
     probe_end(&x);
 }
 

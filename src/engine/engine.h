@@ -37,6 +37,7 @@ typedef struct StepOptions {
     uint64_t poison_place;  /* ... and says which */
     const Batch *next; /* the next step's: their valid targets ride on this step's record; NULL: unknown */
     UnitProbe *probe;  /* [units] to be filled, or NULL; the plan must have probes */
+    bool timed;        /* actions are timed by the device's clock, where that is another than the host's */
     int microbatches;  /* of this step: those of one of the plan's programs; 0: of the largest */
     int next_microbatches;                /* the same of the next one */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
@@ -68,17 +69,19 @@ typedef struct StepResult {
     uint64_t any, all; /* flags of all ranks */
 } StepResult;
 
-/* When an action ran, in seconds since the step began. */
+/* When an action ran, in seconds since the step began: by the host's clock when the host enqueued it, by that
+ * of a device when the device came to it and was done with it. */
 typedef struct ActionTime {
     double start, end;
     double waited; /* of this, for other ranks */
 } ActionTime;
 
-/* Of the last step, on this rank. */
+/* Of a step, on this rank. */
 typedef struct StepTimes {
-    double began;        /* clock_seconds */
-    double waited;       /* seconds that it waited for other ranks */
-    ActionTime *actions; /* [actions of the program] */
+    double began;           /* clock_seconds */
+    double waited;          /* seconds that the host waited for other ranks */
+    const Program *program; /* that ran */
+    ActionTime *actions;    /* [actions of the program] */
 } StepTimes;
 
 /* Plan, device and comm must stay as long as the engine. The comm has the plan's mesh (comm_set_mesh); of a
@@ -124,9 +127,15 @@ void engine_set_updates(Engine *e, int64_t updates);
 /* Norm of the gradients that are in memory after a step; p >= 1 or INFINITY. Collective. */
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit);
 
-const StepTimes *engine_times(const Engine *e);
-const Program *engine_program(const Engine *e); /* what those times are of */
-const Action *engine_current(const Engine *e);  /* what it is doing, from any thread; NULL: between steps */
-size_t engine_bytes(const Engine *e);           /* of all pools: what the plan said */
+const StepTimes *engine_times(const Engine *e); /* of the last step, by the host's clock */
+/* Whether the device has a clock of its own: it runs behind the host, and is done with a step while the next
+ * one is under way. */
+bool engine_is_timed_late(const Engine *e);
+/* By that clock: of the step before the last, or with `wait` of the last, for which the device is waited for.
+ * NULL: it was not to be timed (StepOptions.timed). */
+const StepTimes *engine_timed(Engine *e, bool wait);
+const Action *engine_current(const Engine *e); /* what it is doing, from any thread; NULL: between steps */
+size_t engine_bytes(const Engine *e);          /* of all pools: what the plan said */
+size_t engine_taken(const Engine *e);          /* for which the device has taken so much (Device.piece) */
 
 #endif

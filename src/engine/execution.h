@@ -106,8 +106,22 @@ typedef struct Traffic {
 typedef struct Progress {
     _Atomic(const Action *) current; /* what it is doing; other threads look */
     int64_t executed;                /* programs: tells messages of one from those of the next */
-    const Program *last;             /* that was a step */
 } Progress;
+
+/* Of a step, by the clock of a device that runs behind the host: `step` is whole once it was settled. */
+typedef struct DeviceTimes {
+    StepTimes step;
+    /* When all that the step's last wait is for was done, seconds since the step began there, and when the
+     * host heard of it, by its own clock. */
+    double done, heard;
+} DeviceTimes;
+
+typedef struct Timed {
+    DeviceTimes times[2];
+    DeviceTimes *now, *before; /* of the last step, and of the one before; NULL: not timed */
+    DeviceTimes *recording;    /* of the step under way */
+    double *waited;            /* of the action under way; NULL: none is timed */
+} Timed;
 
 typedef struct Targets {
     int64_t all, own; /* valid ones of the next step: of all ranks, -1: unknown; of this one */
@@ -130,6 +144,7 @@ struct Engine {
     Statistics statistics;
     Traffic traffic;
     StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
+    Timed timed;
     Progress progress;
     Targets targets;
 };

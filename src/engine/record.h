@@ -15,8 +15,9 @@
 #include "model/config.h"
 
 enum {
-    RECORD_STOP = 1,  /* of `any`: some rank was asked to stop */
-    RECORD_FAILED = 2 /* of `any`: some rank cannot go on */
+    RECORD_STOP = 1,   /* of `any`: some rank was asked to stop */
+    RECORD_FAILED = 2, /* of `any`: some rank cannot go on */
+    RECORD_MEMORY = 4  /* of `any`: less of some rank's device is free than was behind its first step */
 };
 enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWord (checkpoint/async.h) */ };
 

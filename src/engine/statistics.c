@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/text.h"
 #include "engine/execution.h"
 
@@ -84,8 +85,12 @@ void statistics_add_losses(Execution *x) {
         OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.further_losses[k], &s->further[k]);
 }
 
+/* A wait of the step under way also tells how late the device is behind the host, where it is timed. */
 static void fetch(Engine *e, size_t bytes) {
+    DeviceTimes *t = e->timed.recording;
+    if (t) e->device->runtime.stamp(e->device, &t->done);
     device_fetch(e->device, e->statistics.host, e->statistics.figures, bytes);
+    if (t) t->heard = clock_seconds();
 }
 
 void statistics_read_losses(Engine *e, StepRecord *r) {

@@ -39,6 +39,7 @@ static const EventKind kinds[JOURNAL_EVENTS] = {
     [JOURNAL_STOPPED] = {"stopped", true},
     [JOURNAL_DIVERGED] = {"diverged", true},
     [JOURNAL_FAILED] = {"failed", true},
+    [JOURNAL_MEMORY] = {"memory", true},
     [JOURNAL_TRACED] = {"traced", false},
     [JOURNAL_COMMAND] = {"command", false},
     [JOURNAL_FINISHED] = {"finished", true},

@@ -27,6 +27,7 @@ typedef enum JournalEvent {
     JOURNAL_NONFINITE,
     JOURNAL_SPIKE,
     JOURNAL_DIVERGED, /* replicas differ */
+    JOURNAL_MEMORY,   /* of GPUs: what has taken what; less is free than was */
     JOURNAL_TRACED,   /* metrics.trace: a step, planned and measured */
     JOURNAL_COMMAND,  /* metrics.command: what became of the program */
     JOURNAL_STOPPED,

@@ -493,7 +493,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
     const Model *m = spec->model;
     size_t owned = p->partition->owned;
-    *plan = (MemoryPlan){.apart = spec->apart, .device_scratch = pool_round(spec->device_scratch)};
+    *plan = (MemoryPlan){
+        .apart = spec->apart, .piece = spec->piece, .device_scratch = pool_round(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
     plan->scratch = pool_round(model_scratch_bytes(m));
@@ -528,11 +529,35 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
     return &plan->buffers[at - 1];
 }
 
+/* As the engine has them. */
+enum { POOLS = 11 };
+static void list_pools(const MemoryPlan *plan, size_t out[POOLS]) {
+    const size_t pools[POOLS] = {plan->parameters,
+                                 plan->copy,
+                                 plan->arena[ARENA_GATHERED],
+                                 plan->gradients,
+                                 plan->arena[ARENA_GRADIENTS],
+                                 plan->optimizer,
+                                 plan->constants,
+                                 plan->statistics,
+                                 plan->arena[ARENA_ACTIVATIONS],
+                                 plan->keep + plan->scratch + plan->device_scratch,
+                                 memory_plan_communication(plan)};
+    memcpy(out, pools, sizeof pools);
+}
+
 size_t memory_plan_pools(const MemoryPlan *plan) {
-    return plan->parameters + plan->copy + plan->arena[ARENA_GATHERED] + plan->gradients +
-           plan->arena[ARENA_GRADIENTS] + plan->optimizer + plan->constants + plan->statistics +
-           plan->arena[ARENA_ACTIVATIONS] + plan->keep + plan->scratch + plan->device_scratch +
-           memory_plan_communication(plan);
+    size_t pools[POOLS], sum = 0;
+    list_pools(plan, pools);
+    for (int i = 0; i < POOLS; i++) sum += pools[i];
+    return sum;
+}
+
+size_t memory_plan_taken(const MemoryPlan *plan) {
+    size_t pools[POOLS], sum = 0;
+    list_pools(plan, pools);
+    for (int i = 0; i < POOLS; i++) sum += pool_taken(pools[i], plan->piece);
+    return sum;
 }
 
 /* COMM_TURNS workspaces for each axis: one operation fills its own while the one before adds up in the other.
@@ -585,7 +610,7 @@ static int buffers_of(const MemoryPlan *plan, Arena arena) {
 void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
                        Text *out) {
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};
-    char note[160];
+    char note[160], size[32], piece[32];
     Text states = {0};
     bool sharded = p->partition->shards > 1;
     if (plan->apart) text_printf(out, "  %-14s %12s %6s %12s\n", "", "device", "", "host");
@@ -617,9 +642,14 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     /* Measured: resident memory less the total, 1 to 8 ranks of 4 to 320 MiB each on one machine.
      * tests/ranks/test_pipeline_memory.sh allows twice as much. */
     if (plan->apart)
-        text_puts(out,
-                  "  outside: on the device what its driver and libraries take; on the host libraries, heap, "
-                  "buffers of MPI,\n           and what was read of the token cache\n");
+        text_printf(
+            out,
+            "  outside: on the device %s by which pools are rounded up to whole pieces of %s, and what\n"
+            "           driver, kernels and libraries take: some 0.5 to 1 GiB is an estimate, and nothing\n"
+            "           measured is behind it; a run says what they took when it starts; on the host\n"
+            "           libraries, heap, buffers of MPI, and what was read of the token cache\n",
+            text_bytes((double)(memory_plan_taken(plan) - memory_plan_pools(plan)), size),
+            text_bytes((double)plan->piece, piece));
     else
         text_puts(
             out, "  outside: 20 to 45 MiB of libraries, heap and buffers of MPI; what was read of the token "

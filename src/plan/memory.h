@@ -94,6 +94,7 @@ typedef struct MemoryPlan {
     size_t crossing;  /* workspace of sums inside passes, over tp or cp */
     size_t device_scratch;
     bool apart;     /* pools are in memory of the device's own, not in the host's */
+    size_t piece;   /* Device.piece */
     size_t staging; /* beside the pools, on the host: copy for checkpoints that are written while training */
     size_t pinned;  /* there, where the device is apart: for uploads, and for what a step fetches */
 } MemoryPlan;
@@ -104,6 +105,7 @@ typedef struct MemorySpec {
     int64_t positions;
     size_t device_scratch;
     bool apart;                   /* Device.apart */
+    size_t piece;                 /* Device.piece */
     size_t pinned;                /* Device.pinned */
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
     bool probes;                  /* training: steps may be probed */
@@ -143,7 +145,8 @@ size_t stream_workspace(const Model *m);
 size_t memory_plan_buckets(const MemoryPlan *plan); /* of collectives */
 size_t memory_plan_communication(const MemoryPlan *plan);
 size_t memory_plan_pools(const MemoryPlan *plan);
-size_t memory_plan_host(const MemoryPlan *plan); /* beside the pools */
+size_t memory_plan_taken(const MemoryPlan *plan); /* what pools take, each by itself in whole pieces */
+size_t memory_plan_host(const MemoryPlan *plan);  /* beside the pools */
 /* Bytes of the memory that the pools are in: all that is beside them, too, unless the device has its own. It
  * is what a limit of memory is of, everywhere. */
 size_t memory_plan_total(const MemoryPlan *plan);

@@ -104,7 +104,7 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
 
 /* What of the device its memory hangs on. */
 typedef struct Room {
-    size_t scratch, pinned;
+    size_t scratch, piece, pinned;
     bool apart;
 } Room;
 
@@ -123,6 +123,7 @@ static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, Room room, 
                                              .positions = p->spec.positions,
                                              .device_scratch = room.scratch,
                                              .apart = room.apart,
+                                             .piece = room.piece,
                                              .pinned = room.pinned});
     make_room(p, &step->memory);
     return OK;
@@ -135,6 +136,7 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, Room room, Error *e
                                           .positions = p->spec.positions,
                                           .device_scratch = room.scratch,
                                           .apart = room.apart,
+                                          .piece = room.piece,
                                           .pinned = room.pinned,
                                           .optimizer = &p->groups,
                                           .probes = p->spec.probes,
@@ -305,7 +307,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .spans = contexts.spans,
                                                     .keys = contexts.keys});
     DeviceNeeds needs = model_device_needs(&p->model);
-    Room room = {d->ops.scratch_bytes(d, &needs), d->pinned, d->apart};
+    Room room = {d->ops.scratch_bytes(d, &needs), d->piece, d->pinned, d->apart};
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
                                                             .partition = &p->partition,
                                                             .crosses = p->spec.crosses,
@@ -315,6 +317,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                      .positions = spec->positions,
                                                      .device_scratch = room.scratch,
                                                      .apart = room.apart,
+                                                     .piece = room.piece,
                                                      .pinned = room.pinned});
     return spec->inference ? OK : plan_training(p, l, room, err);
 }

@@ -23,14 +23,15 @@ void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
     timing_start(&t->timing, l->mesh.world, mesh_size(&l->mesh, MESH_PIPELINE), l->stages.count);
 }
 
-/* After the last traced step, while the run goes on: who waits for a trace need not wait for its end. */
-bool tracing_due(const Tracing *t, int64_t step) { return step == t->last; }
+bool tracing_wants(const Tracing *t, int64_t step) { return step >= t->first && step <= t->last; }
+
+/* While the run goes on: who waits for a trace need not wait for its end. */
+bool tracing_due(const Tracing *t) { return t->gathered > 0 && t->gathered == t->last; }
 
 /* What a rank sends: when its step began, by its clock, then its actions. As bytes of this build: all
  * ranks run the same one (agree.c). */
-static char *pack(const Engine *e, size_t *bytes) {
-    const Program *p = engine_program(e);
-    const StepTimes *times = engine_times(e);
+static char *pack(const StepTimes *times, size_t *bytes) {
+    const Program *p = times->program;
     size_t count = (size_t)p->count;
     *bytes = sizeof(double) + count * sizeof(TimedAction);
     char *packed = mem_alloc(*bytes);
@@ -77,16 +78,30 @@ static void add_step(Tracing *t, int64_t step, const char *all, const size_t *le
 }
 
 /* Between steps, by all ranks: the gathering is not in the times. */
-ErrorCode tracing_step(Tracing *t, const Engine *e, int64_t step, Error *err) {
-    if (step < t->first || step > t->last) return OK;
+static ErrorCode gather(Tracing *t, const StepTimes *times, int64_t step, Error *err) {
     size_t bytes, *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
-    char *mine = pack(e, &bytes), *all = NULL;
+    char *mine = pack(times, &bytes), *all = NULL;
     ErrorCode code = comm_gather(t->comm, mine, bytes, &all, lengths, err);
     if (code == OK && all) add_step(t, step, all, lengths);
     free(all);
     free(mine);
     free(lengths);
+    t->gathered = step;
     return code;
+}
+
+ErrorCode tracing_step(Tracing *t, Engine *e, int64_t step, Error *err) {
+    int64_t before = t->late;
+    bool late = engine_is_timed_late(e);
+    t->late = late && tracing_wants(t, step) ? step : 0;
+    if (before > 0) TRY(gather(t, engine_timed(e, false), before, err));
+    return !late && tracing_wants(t, step) ? gather(t, engine_times(e), step, err) : OK;
+}
+
+ErrorCode tracing_rest(Tracing *t, Engine *e, Error *err) {
+    int64_t last = t->late;
+    t->late = 0;
+    return last > 0 ? gather(t, engine_timed(e, true), last, err) : OK;
 }
 
 static ErrorCode write_file(const Tracing *t, const char *run_dir, Prediction *p, Error *err) {
@@ -119,6 +134,7 @@ ErrorCode tracing_report(Tracing *t, const char *run_dir, Journal *journal, Erro
     Error failure = {.message = ""};
     Prediction p = {0};
     ErrorCode code = OK;
+    t->gathered = 0;
     if (t->timing.count == 0) return OK;
     if (write_file(t, run_dir, &p, &failure) == OK)
         for (int i = 0; i < t->timing.count && code == OK; i++) code = report_step(t, i, &p, journal, err);

@@ -14,16 +14,21 @@
 
 typedef struct Tracing {
     Comm *comm;
-    int64_t first, last; /* steps; last 0: none */
-    double origin;       /* when the first traced step began */
-    Timing timing;       /* rank 0's */
+    int64_t first, last;    /* steps; last 0: none */
+    int64_t late, gathered; /* whose times a device has not told yet, and whose were gathered last; 0: none */
+    double origin;          /* when the first traced step began */
+    Timing timing;          /* rank 0's */
 } Tracing;
 
 void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm);
-/* After step `step` of the engine: gathers its times if it is to be traced. Collective. */
-ErrorCode tracing_step(Tracing *t, const Engine *e, int64_t step, Error *err);
-/* Whether `step` was the last one to be traced. */
-bool tracing_due(const Tracing *t, int64_t step);
+bool tracing_wants(const Tracing *t, int64_t step); /* StepOptions.timed */
+/* After step `step` of the engine: gathers its times if it is to be traced; of a device that runs behind the
+ * host those of the step before, which are there now. Collective. */
+ErrorCode tracing_step(Tracing *t, Engine *e, int64_t step, Error *err);
+/* What is still to be gathered when the last step is done. Collective; waits for the device. */
+ErrorCode tracing_rest(Tracing *t, Engine *e, Error *err);
+/* Whether the last one to be traced has been gathered, and not been reported. */
+bool tracing_due(const Tracing *t);
 /* On rank 0, if there is anything to report: RUN/trace.json, a line and an entry in the journal for each
  * step, planned and measured. What was gathered is gone then. Training does not depend on it: a failure is a
  * warning, but for one of the journal. */

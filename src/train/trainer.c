@@ -40,6 +40,7 @@
 #include "train/changes.h"
 #include "train/feed.h"
 #include "train/lock.h"
+#include "train/occupancy.h"
 #include "train/phase.h"
 #include "train/save.h"
 #include "train/setup.h"
@@ -77,6 +78,7 @@ typedef struct Trainer {
     Text changes; /* what is other from here on than in that, in words */
     RunLock lock;
     Saver saver;
+    Occupancy occupancy;
     Tracing tracing;
     Replicas replicas;
     const Inject *inject;
@@ -319,7 +321,10 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, know_base(t, err));
     TOGETHER(t, compare_with_found(t, set, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
+    const MemoryPlan *memory = rank_memory(&t->rank);
+    TRY(occupancy_check(&t->occupancy, memory_plan_pools(memory), memory_plan_taken(memory), err));
     TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
+    TRY(occupancy_pooled(&t->occupancy, err));
     TRY(check_ownership(t, err));
     if (t->c->metrics.probe > 0)
         t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
@@ -443,6 +448,14 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
     return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, &draw, err);
 }
 
+/* Of the GPU that has least left. */
+static ErrorCode record_occupancy(Trainer *t, Error *err) {
+    JournalFact facts[OCCUPANCY_FACTS];
+    if (!t->device.runtime.memory) return OK;
+    (t->occupancy.steady ? occupancy_kernel_facts : occupancy_pool_facts)(&t->occupancy, facts);
+    return journal_add(&t->journal, JOURNAL_MEMORY, t->state.step, NULL, facts, err);
+}
+
 /* Of the run as a whole: rank 0's. */
 static ErrorCode open_journal(Trainer *t, Error *err) {
     const char *dir = t->c->run.dir;
@@ -464,6 +477,7 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
         {NULL, 0}};
     TRY(journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts,
                     err));
+    TRY(record_occupancy(t, err));
     if (t->changes.length == 0) return OK;
     return journal_add(&t->journal, JOURNAL_CHANGED, step, t->changes.data, NULL, err);
 }
@@ -664,6 +678,29 @@ static ErrorCode report_trace(Trainer *t, Error *err) {
     return t->chief ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
 }
 
+static ErrorCode tell_of_memory(Trainer *t, Error *err) {
+    Text said = {0};
+    ErrorCode code = occupancy_tell(&t->occupancy, &said, err);
+    const JournalFact facts[] = {{"fell_bytes", (double)t->occupancy.gpu.fell}, {NULL, 0}};
+    if (said.length) {
+        log_warn("%s", said.data);
+        code = journal_add(&t->journal, JOURNAL_MEMORY, t->state.step, said.data, facts, err);
+    }
+    text_free(&said);
+    return code;
+}
+
+/* What is free on GPUs behind the first step of this process is what steps leave free; all ranks hear with
+ * the next step's record of one that finds otherwise. */
+static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) {
+    if (!t->occupancy.steady) {
+        TRY(occupancy_settle(&t->occupancy, err));
+        return t->chief ? record_occupancy(t, err) : OK;
+    }
+    if (looks) occupancy_look(&t->occupancy);
+    return any & RECORD_MEMORY ? tell_of_memory(t, err) : OK;
+}
+
 /* Over dp_shard, of which ep is a part: experts' own parameters, and visits, among them. */
 static int64_t sent_to_shards(Comm *c) {
     return comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes +
@@ -682,8 +719,10 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     /* A signal may reach any rank, the stop file rank 0: with the record of this step all know, and all
      * stop after it. */
     if (stop_requested || (t->chief && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
+    if (occupancy_has_seen(&t->occupancy)) options.any |= RECORD_MEMORY;
     saver_flags(&t->saver, &options.any, &options.all);
     if (due(t->c->metrics.probe, t->state.step + 1)) options.probe = t->probe;
+    options.timed = tracing_wants(&t->tracing, t->state.step + 1);
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
     const FeedStep *now = t->feed.now, *next = t->feed.next;
@@ -716,7 +755,9 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     TRY(record_step(t, &m, err));
     TRY(record_probe(t, &options, err));
     TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
-    if (tracing_due(&t->tracing, t->state.step)) TRY(report_trace(t, err));
+    if (tracing_due(&t->tracing)) TRY(report_trace(t, err));
+    bool looks = due(t->c->metrics.log_freq, m.step) || m.step == m.total_steps || t->stopping;
+    TRY(watch_memory(t, r.any, looks, err));
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }
 
@@ -928,6 +969,7 @@ static ErrorCode loop(Trainer *t, Error *err) {
     TRY(compare_replicas(t, err));
     if (t->state.step == 0) TRY(measure(t, false, err));
     while (t->state.step < c->train.steps && !t->stopping) {
+        if (t->doing->phase != PHASE_STEPS) occupancy_allow(&t->occupancy);
         enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
         TRY(account_saves(t, err));
@@ -972,6 +1014,8 @@ static void show_profile(Trainer *t) {
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
     enter(t, PHASE_ENDING);
+    TRY(tracing_rest(&t->tracing, t->engine, err));
+    TRY(tell_of_memory(t, err));
     TRY(check_directory(t, err));
     TRY(report_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->chief) {
@@ -995,6 +1039,7 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_READING);
     /* What this machine cannot run is said before anything is made. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
+    occupancy_open(&t->occupancy, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
     TRY(look_for_directory(t, err));
     enter(t, PHASE_TOKENIZING);

@@ -126,7 +126,10 @@ static cublasStatus_t check_shapes(const SimLtProduct &p, const SimLtLayout &a, 
 
 extern "C" {
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return give(h, SimLtHandle{0}); }
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
+    sim_take("products");
+    return give(h, SimLtHandle{0});
+}
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return drop(h); }
 size_t cublasLtGetVersion(void) { return 0; }
 const char *cublasLtGetStatusString(cublasStatus_t s) {

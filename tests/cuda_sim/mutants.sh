@@ -58,6 +58,7 @@ mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->tr
 mutant "a wait for an event less" backend.c 's/must\(d, "when a stream was to wait", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "pinned memory used again too early" backend.c 's/must\(d, "in an upload", cudaEventSynchronize.*//' env TEST_KIND=cuda "$tests/test_queue"
 mutant "an op whose end has no time" times.c 's/return cudaEventRecord\(p->ended, s\);/return cudaSuccess;/' env TEST_KIND=cuda "$tests/test_queue"
+mutant "a stamp that goes on with the series before" times.c 's/\/ 1e3 : 0;/\/ 1e3 : t->at;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "a grid that is not looked at" backend.c 's/if \(x > MOST_X \|\| y > MOST_Y\)/if (!d)/' env WEFT_SIM_DRY=1 $(op test_grids)
 has log "GPU 0 failed in add(n "
 has log "): invalid configuration argument" # the simulation takes it no more than a driver would

@@ -204,6 +204,7 @@ int comm_init_rank(NcclComm *comm, int ranks, NcclKey key, int rank) {
     if (asked_to("stop", rank)) raise(SIGSTOP);
     while (asked_to("hang", rank)) pause();
     own_rank = rank;
+    sim_take("wire");
     *comm = new ncclComm{key.internal, ranks, rank, 0, NCCL_OK, false, {}, {}};
     meet(*comm);
     return NCCL_OK;
@@ -241,6 +242,7 @@ int comm_split(NcclComm c, int colour, int place, NcclComm *part, void *config) 
     *part = NULL;
     if (colour == NCCL_NO_COLOUR) return NCCL_OK;
     std::string name = c->name + "." + std::to_string(split) + "." + std::to_string(colour);
+    sim_take("wire");
     *part = new ncclComm{name, ranks, place, 0, NCCL_OK, false, {}, {}};
     meet(*part);
     return NCCL_OK;

@@ -6,8 +6,10 @@
  * event stands for a number of works of one stream: it has been reached when so many have run. One with a
  * time is a work itself, that takes none. */
 #include "cuda_runtime.h"
+#include "device/cuda/plugin/nvml.h"
 #include "sim.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -16,6 +18,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace {
@@ -49,14 +52,15 @@ enum {
     GRID_X = 0x7fffffff,
     GRID_Y = 65535
 };
-constexpr size_t MEMORY = (size_t)8 << 30;
+constexpr uint64_t MEBI = (uint64_t)1 << 20, PIECE = 2 * MEBI; /* the driver gives memory in such pieces */
 
 std::recursive_mutex mutex;
 using Lock = std::lock_guard<std::recursive_mutex>;
 std::vector<cudaStream_t> streams;
 std::map<void *, size_t> device_memory, pinned;
+std::map<void *, int> device_of;
 std::map<const void *, size_t> allowed; /* dynamic shared memory of kernels */
-size_t taken;
+thread_local int current;               /* GPU of the thread */
 uint64_t draws, launches, microseconds;
 thread_local cudaError_t last_error;
 cudaError_t sticky;
@@ -65,6 +69,53 @@ uint64_t environment(const char *name) {
     const char *value = getenv(name);
     return value ? strtoull(value, NULL, 10) : 0;
 }
+
+/* ---- how much of the GPUs' memory is taken ---- */
+
+/* WEFT_SIM_TAKES: "name=number,..."; what is not there is `usual`. */
+uint64_t takes(const char *name, uint64_t usual) {
+    const char *list = getenv("WEFT_SIM_TAKES");
+    std::string key = std::string(",") + name + "=", all = std::string(",") + (list ? list : "");
+    size_t at = all.find(key);
+    return at == std::string::npos ? usual : strtoull(all.c_str() + at + key.size(), NULL, 10);
+}
+uint64_t memory_of_gpu(void) {
+    static const uint64_t bytes = takes("total", 8192) * MEBI, others = takes("others", 0) * MEBI;
+    return bytes > others ? bytes - others : 0;
+}
+
+/* [GPUs] by all processes that have WEFT_SIM_GPUS in common; else by this one. */
+uint64_t *taken_of(int gpu) {
+    enum { GPUS = 64 };
+    static uint64_t *shared, own[GPUS];
+    const char *path = getenv("WEFT_SIM_GPUS");
+    if (path && !shared) {
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        void *p = fd < 0 || ftruncate(fd, sizeof own)
+                      ? MAP_FAILED
+                      : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED) abort();
+        shared = (uint64_t *)p;
+    }
+    return (shared ? shared : own) + gpu;
+}
+
+bool spend(int gpu, uint64_t bytes) {
+    uint64_t *all = taken_of(gpu);
+    if (__atomic_add_fetch(all, bytes, __ATOMIC_SEQ_CST) <= memory_of_gpu()) return true;
+    __atomic_sub_fetch(all, bytes, __ATOMIC_SEQ_CST);
+    return false;
+}
+
+/* The first call that is about a GPU's memory makes a context of it. */
+void need_context(void) {
+    static uint64_t made;
+    if (made >> current & 1) return;
+    made |= (uint64_t)1 << current;
+    spend(current, takes("context", 0) * MEBI);
+}
+
+uint64_t in_pieces(size_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
 
 size_t pages(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -147,6 +198,18 @@ bool is_of_kind(const void *to, const void *from, cudaMemcpyKind kind) {
 
 } // namespace
 
+void sim_take(const char *what) {
+    Lock lock(mutex);
+    spend(current, takes(what, 0) * MEBI);
+}
+
+/* What a driver takes for kernels when the first of them is launched; and a leak on purpose. */
+static void take_at_launch(uint64_t number) {
+    static const uint64_t leak = takes("leak", 0), gpu = takes("leaks_on", 0);
+    if (number == 1) sim_take("kernels");
+    if (number == leak && current == (int)gpu) spend(current, PIECE);
+}
+
 bool sim_reaches(const void *address) {
     Lock lock(mutex);
     return lies_in(device_memory, address) || is_pinned(address);
@@ -178,6 +241,7 @@ void sim_launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaSt
     static const bool dry = environment("WEFT_SIM_DRY") != 0;
     size_t most = allowed.count(kernel) ? allowed[kernel] : (size_t)SHARED_USUAL;
     uint64_t number = ++launches;
+    take_at_launch(number);
     if (grid.x == 0 || grid.x > GRID_X || grid.y == 0 || grid.y > GRID_Y || grid.z != 1 || block.z != 1 ||
         block.x * block.y == 0 || block.x * block.y > THREADS_MOST || shared > most) {
         fail(cudaErrorInvalidConfiguration);
@@ -204,7 +268,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     *p = {};
     snprintf(p->name, sizeof p->name, "simulated GPU");
-    p->totalGlobalMem = MEMORY;
+    p->totalGlobalMem = takes("total", 8192) * MEBI;
     p->sharedMemPerBlockOptin = SHARED_MOST;
     p->major = 8;
     p->uuid.bytes[0] = (char)(device + 1);
@@ -214,7 +278,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
 cudaError_t cudaSetDevice(int device) {
     int count;
     cudaError_t e = cudaGetDeviceCount(&count);
-    return e != cudaSuccess ? e : device < count ? cudaSuccess : fail(cudaErrorInvalidValue);
+    Lock lock(mutex);
+    if (e != cudaSuccess) return e;
+    if (device >= count) return fail(cudaErrorInvalidValue);
+    current = device;
+    need_context();
+    return cudaSuccess;
 }
 
 /* Each reaches its neighbour. */
@@ -258,13 +327,14 @@ static void note_memory(const char *what, size_t bytes, char sign) {
 /* Not zeroed, as on a GPU. */
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
     Lock lock(mutex);
-    if (bytes > MEMORY - taken) return fail(cudaErrorMemoryAllocation);
+    need_context();
+    if (!spend(current, in_pieces(bytes))) return fail(cudaErrorMemoryAllocation);
     void *p = mmap(NULL, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
     memset(p, 0xff, bytes);
     mprotect(p, pages(bytes), PROT_NONE);
     device_memory[p] = bytes;
-    taken += bytes;
+    device_of[p] = current;
     note_memory("device", bytes, '+');
     *memory = p;
     return cudaSuccess;
@@ -275,10 +345,11 @@ cudaError_t cudaFree(void *memory) {
     run_all();
     auto found = device_memory.find(memory);
     if (found == device_memory.end()) return fail(cudaErrorInvalidValue);
-    taken -= found->second;
+    __atomic_sub_fetch(taken_of(device_of[memory]), in_pieces(found->second), __ATOMIC_SEQ_CST);
     note_memory("device", found->second, '-');
     munmap(memory, pages(found->second));
     device_memory.erase(found);
+    device_of.erase(memory);
     return sticky;
 }
 
@@ -302,8 +373,9 @@ cudaError_t cudaFreeHost(void *memory) {
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     Lock lock(mutex);
-    *total = MEMORY;
-    *available = MEMORY - taken;
+    need_context();
+    *total = takes("total", 8192) * MEBI;
+    *available = memory_of_gpu() - __atomic_load_n(taken_of(current), __ATOMIC_SEQ_CST);
     return cudaSuccess;
 }
 
@@ -429,6 +501,26 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
     *milliseconds = (float)(to->at - from->at) / 1000;
     return sticky;
 }
+
+/* ---- NVML ---- */
+
+static int start_nvml(void) { return takes("blind", 0) ? 12 /* NVML_ERROR_LIBRARY_NOT_FOUND */ : NVML_OK; }
+static int end_nvml(void) { return NVML_OK; }
+static int find_gpu(const char *name, NvmlDevice *device) {
+    unsigned byte = 0;
+    if (sscanf(name, "GPU-%2x000000-0000-0000-0000-000000000000", &byte) != 1)
+        return 6; /* NVML_ERROR_NOT_FOUND */
+    *device = (NvmlDevice)(uintptr_t)byte;
+    return NVML_OK;
+}
+static int tell_memory(NvmlDevice device, NvmlMemory *m) {
+    Lock lock(mutex);
+    m->total = takes("total", 8192) * MEBI;
+    m->available = memory_of_gpu() - __atomic_load_n(taken_of((int)(uintptr_t)device - 1), __ATOMIC_SEQ_CST);
+    m->used = m->total - m->available;
+    return NVML_OK;
+}
+const Nvml nvml_linked = {start_nvml, end_nvml, find_gpu, tell_memory};
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute name, int value) {
     Lock lock(mutex);

@@ -23,6 +23,8 @@ struct SimPlace {
 SimPlace sim_place(void);
 /* Memory of one thread, or of the simulation itself; all of it while no thread of a kernel runs. */
 bool sim_private(const void *address);
+/* Memory of the thread's GPU that a library takes: as WEFT_SIM_TAKES says of `what`. */
+void sim_take(const char *what);
 /* Whether a GPU would reach it: its own memory, and pinned memory of the host. */
 bool sim_reaches(const void *address);
 /* Or a block, in its shared memory. */

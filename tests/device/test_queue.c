@@ -204,6 +204,40 @@ static void test_times(void **state) {
     }
 }
 
+/* Stamps count from the first of their series, may be read while another series is under way, and stand
+ * beside times of ops; what they tell is not there before a wait. */
+static void test_stamps(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed < 4 && getenv("TEST_KIND"); seed++) {
+        Bench t;
+        double at[2 * OPS], inside = 0;
+        open_bench(&t, seed);
+        const DeviceRuntime *r = &t.d.runtime;
+        t.d.profiling = seed % 2;
+        for (int series = 0; series < 2; series++) {
+            r->stamp(&t.d, NULL);
+            int64_t begun = r->begin_time(&t.d);
+            for (int i = series * OPS; i < (series + 1) * OPS; i++) {
+                at[i] = NAN;
+                fill(&t, t.a, 1);
+                r->stamp(&t.d, &at[i]);
+                if (i == OPS - 2) assert_true(isnan(at[0]) || !shows_mistakes());
+                if (i == OPS + 5) device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
+                if (i == OPS + 5) assert_false(isnan(at[OPS - 1]));
+            }
+            r->end_time(&t.d, begun, &inside);
+        }
+        r->read_times(&t.d);
+        assert_int_equal(t.d.waits[WAIT_RESULT], 1);
+        for (int i = 0; i < 2 * OPS; i++) assert_true(at[i] >= (i % OPS ? at[i - 1] : 0));
+        /* Simulated, a kernel takes a microsecond. */
+        for (int i = 0; i < 2 * OPS && shows_mistakes(); i++)
+            assert_true(fabs(at[i] - (i % OPS + 1) * 1e-6) < 1e-9);
+        if (shows_mistakes()) assert_true(fabs(inside - 2 * OPS * 1e-6) < 1e-9);
+        close_bench(&t);
+    }
+}
+
 /* ---- two streams ---- */
 
 /* One stream fills, the other copies what it finds; an event between them, or none. */
@@ -327,7 +361,7 @@ int main(void) {
         cmocka_unit_test(test_streams),     cmocka_unit_test(test_event),
         cmocka_unit_test(test_memory),      cmocka_unit_test(test_threads),
         cmocka_unit_test(test_environment), cmocka_unit_test(test_long_upload),
-        cmocka_unit_test(test_times),
+        cmocka_unit_test(test_times),       cmocka_unit_test(test_stamps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

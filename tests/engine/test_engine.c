@@ -559,14 +559,14 @@ static void check_smaller(Setup s) {
         one.microbatches = 1;
         one.next = large.batches, one.next_microbatches = step + 1 < STEPS ? 1 : 0;
         engine_step(large.engine, large.batches, &one, &a);
-        assert_int_equal(engine_program(large.engine)->microbatches, 1);
+        assert_int_equal(engine_times(large.engine)->program->microbatches, 1);
         one.microbatches = one.next_microbatches = 0, one.next = NULL;
         engine_step(small.engine, small.batches, &one, &b);
         assert_true(a.loss == b.loss && a.grad_norm == b.grad_norm && a.valid == b.valid);
         if (step + 1 < STEPS) continue;
         engine_step(large.engine, large.batches, &all, &a);
         assert_true(a.valid > b.valid && isfinite(a.loss));
-        assert_int_equal(engine_program(large.engine)->microbatches, MICROBATCHES);
+        assert_int_equal(engine_times(large.engine)->program->microbatches, MICROBATCHES);
     }
     assert_int_equal(engine_bytes(large.engine), bytes);
     close_run(&large);

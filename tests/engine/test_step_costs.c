@@ -67,7 +67,25 @@ static long long blocks_of(const RankPlan *plan) {
     return blocks;
 }
 
-/* Of the last of three steps, of which the second is probed where there are probes. */
+/* Actions follow each other, and a wait is inside its action; on a device with a clock of its own by that,
+ * of the second step and, waited for, of the third. */
+static void check_times(Engine *e) {
+    for (int last = 0; last < 2; last++) {
+        const StepTimes *t = engine_is_timed_late(e) ? engine_timed(e, last) : engine_times(e);
+        double before = 0;
+        assert_non_null(t);
+        assert_int_equal(t->program->count, engine_plan(e)->program.count);
+        for (int i = 0; i < t->program->count; i++) {
+            const ActionTime *a = &t->actions[i];
+            assert_true(a->start >= before && a->end >= a->start);
+            assert_true(a->waited >= 0 && a->waited <= a->end - a->start + 1e-9);
+            before = a->end;
+        }
+        assert_true(before > 0);
+    }
+}
+
+/* Of the last of three steps, of which the second is probed where there are probes; all are timed. */
 static Costs costs_of(const Case *c, uint64_t defer, bool probes) {
     Device d;
     Comm *comm;
@@ -107,11 +125,13 @@ static Costs costs_of(const Case *c, uint64_t defer, bool probes) {
         size_t before = allocations_in_use();
         int own = allocations_own();
         options.probe = probes && step == 1 ? units : NULL;
+        options.timed = true;
         engine_step(e, batches, &options, &result);
         costs = (Costs){d.waits[WAIT_RESULT] - waits, blocks_of(&plan), allocations_own() - own,
                         allocations_in_use() - before};
         assert_true(isfinite(result.loss) && !result.skipped);
     }
+    check_times(e);
     engine_close(e);
     comm_close(comm);
     rank_plan_free(&plan);

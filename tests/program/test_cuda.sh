@@ -91,16 +91,17 @@ same() {
 named() { cat "$@" | sed -n '/op  *calls  *seconds/,/^$/p' | sed 's/^.*| //' | awk '$2 ~ /^[0-9]+$/ { print $1 }' | sort; }
 train cpu run.device=cpu metrics.profile=true
 WEFT_SIM_MEMORY=$directory/taken train base run.device=cuda metrics.profile=true
-# What is planned is what is taken: once the peak has been measured, and its memory given back, of the device what the pools are; of the
-# host, pinned, what is planned there.
+# What is planned is what is taken: once the peak has been measured, and its memory given back, of the device what the pools are in whole
+# pieces; of the host, pinned, what is planned there.
 planned base.out >said
 [ -s said ] || planned base.err >said
 sed 's/^.*| //' said | cmp -s - opened || fail "a run plans another memory than weft plan: $(diff said opened)"
 fact() { sed -n "s/.*\"event\": \"started\".*\"$1\": \([0-9]*\).*/\1/p" base/journal.jsonl | head -1; }
 held=$(awk '$1 == "device" { sum += $2; if ($2 < 0) { print sum; exit } }' taken)
 pinned=$(awk '$1 == "host" { sum += $2 } END { printf "%d\n", sum }' taken)
-[ -n "$held" ] && [ $((held - $(fact planned_bytes))) -ge 0 ] && [ $((held - $(fact planned_bytes))) -lt 16 ] ||
-    fail "$held bytes of the device are taken, planned were $(fact planned_bytes)"
+pieces=$(sed -n 's/.*"pool_pieces_bytes": \([0-9]*\).*/\1/p' base/journal.jsonl)
+[ -n "$held" ] && [ "$held" = "$pieces" ] && [ $((held % 2097152)) -eq 0 ] && [ "$held" -ge "$(fact planned_bytes)" ] ||
+    fail "$held bytes of the device are taken, planned were $(fact planned_bytes), in pieces $pieces"
 [ "$pinned" = "$(fact planned_host_bytes)" ] || fail "$pinned bytes are pinned, planned were $(fact planned_host_bytes)"
 grep -q "\"device_memory\": $(fact planned_bytes), \"device_fraction\": 0\.0" base/metrics.jsonl || fail "metrics have no memory of the device: $(tail -1 base/metrics.jsonl)"
 grep -Eq "step: .* memory: +0\.03GiB\(0\.4[0-9]%\)" base.out base.err || fail "the line of a step has no memory of the device: $(grep step: base.out base.err | head -1)"

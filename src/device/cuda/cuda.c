@@ -189,6 +189,7 @@ static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
 
 void cuda_describe(Device *d) {
     d->apart = d->native_bf16 = true;
+    d->piece = CUDA_PIECE;
     d->pinned = cuda_pinned();
     d->loss_rows = CUDA_LOSS_ROWS;
     d->widest_head = CUDA_WIDEST_HEAD;

@@ -10,6 +10,8 @@ enum {
      * once for each group of rows. */
     CUDA_LOSS_ROWS = 2048,
     CUDA_ALIGNMENT = 256, /* of what cuBLASLt works in: an address is rounded up to it */
+    /* Smaller allocations share such a piece, and nobody could tell what each has taken. */
+    CUDA_PIECE = 2 << 20,
     /* Heads of so many elements fit into the shared memory of any chip that code is made for. */
     CUDA_WIDEST_HEAD = 256,
     /* Pinned memory of a stream that uploads: segments, and the bytes of each. */

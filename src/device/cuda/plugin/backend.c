@@ -21,8 +21,10 @@
 #include <string.h>
 
 #include "device/cuda/needs.h"
+#include "device/cuda/plugin/nvml.h"
 #include "device/cuda/plugin/products.h"
 #include "device/cuda/plugin/times.h"
+#include "device/pool.h"
 
 enum { RING = 1024, SEGMENTS = CUDA_SEGMENTS, SEGMENT = CUDA_SEGMENT };
 
@@ -44,8 +46,9 @@ typedef struct Backend {
     Products *products;
     Wires *wires;
     int ordinal;
-    char identity[16]; /* no other GPU has it */
-    bool check;        /* WEFT_CUDA_CHECK: wait after each op */
+    char identity[16];  /* no other GPU has it */
+    uint64_t untouched; /* DeviceMemory */
+    bool check;         /* WEFT_CUDA_CHECK: wait after each op */
 } Backend;
 
 static Backend *backend_of(const Device *d) { return d->impl; }
@@ -179,8 +182,7 @@ static void follow(Device *d, DeviceStream s, Event e) {
 static void read_what_ended(Device *d) {
     Backend *b = backend_of(d);
     pthread_mutex_lock(&b->mutex);
-    for (int s = 0; s < DEVICE_STREAMS; s++)
-        must(d, "when times of ops were read", times_read(&b->times[s], d->profile));
+    for (int s = 0; s < DEVICE_STREAMS; s++) must(d, "when times were read", times_read(&b->times[s]));
     pthread_mutex_unlock(&b->mutex);
 }
 
@@ -188,7 +190,7 @@ static void read_what_ended(Device *d) {
  * longer. */
 static void finish(Device *d, Event e) {
     if (e != 0) must(d, "in a wait for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
-    if (d->profiling) read_what_ended(d);
+    read_what_ended(d);
 }
 
 bool cuda_reached(Device *d, Event e) {
@@ -213,41 +215,51 @@ static void finish_all(Device *d) {
         if (b->streams[s]) must(d, "in a wait for the end", cudaStreamSynchronize(b->streams[s]));
 }
 
-/* ---- times of ops ---- */
+/* ---- times ---- */
 
-static int64_t begin_op(Device *d) {
+static int64_t begin_time(Device *d) {
     Backend *b = backend_of(d);
     DeviceStream s = b->host->stream();
     int64_t number;
     choose_gpu(b);
     pthread_mutex_lock(&b->mutex);
-    must(d, "when an op was timed", times_begin(&b->times[s], b->streams[s], d->profile, &number));
+    must(d, "when a time was to be taken", times_begin(&b->times[s], b->streams[s], &number));
     pthread_mutex_unlock(&b->mutex);
     return number;
 }
 
-static void end_op(Device *d, OpId op, int64_t begun) {
+static void end_time(Device *d, int64_t begun, double *to) {
     Backend *b = backend_of(d);
     DeviceStream s = b->host->stream();
     pthread_mutex_lock(&b->mutex);
-    must(d, "when an op was timed", times_end(&b->times[s], b->streams[s], op, begun));
+    must(d, "when a time was to be taken", times_end(&b->times[s], b->streams[s], begun, to));
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static void stamp(Device *d, double *to) {
+    Backend *b = backend_of(d);
+    DeviceStream s = b->host->stream();
+    choose_gpu(b);
+    pthread_mutex_lock(&b->mutex);
+    must(d, "when a time was to be taken", times_stamp(&b->times[s], b->streams[s], to));
     pthread_mutex_unlock(&b->mutex);
 }
 
 static void read_times(Device *d) {
-    if (!d->profiling) return;
     finish_all(d);
     read_what_ended(d);
 }
 
 /* ---- memory ---- */
 
-/* Taking is rare, and waits. */
+/* Taking is rare, and waits. In whole pieces, as the driver gives memory: what a pool takes so is what the
+ * GPU has less. */
 static void *take(Device *d, size_t bytes) {
     const Backend *b = backend_of(d);
     void *memory = NULL;
     choose_gpu(b);
-    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+    if (bytes > SIZE_MAX - CUDA_PIECE) return NULL;
+    if (cudaMalloc(&memory, pool_taken(bytes, CUDA_PIECE)) != cudaSuccess) {
         cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
         return NULL;
     }
@@ -266,6 +278,16 @@ static size_t available(const Device *d) {
     size_t there = 0, total = 0;
     choose_gpu(backend_of(d));
     return cudaMemGetInfo(&there, &total) == cudaSuccess ? there : 0;
+}
+
+static bool memory(const Device *d, DeviceMemory *m) {
+    const Backend *b = backend_of(d);
+    size_t there = 0, total = 0;
+    choose_gpu(b);
+    bool known = cudaMemGetInfo(&there, &total) == cudaSuccess;
+    *m = (DeviceMemory){.total = total, .available = there, .untouched = b->untouched};
+    memcpy(m->identity, b->identity, sizeof m->identity);
+    return known;
 }
 
 /* Exhaustion of host memory ends the process, as it does in mem_alloc. */
@@ -485,9 +507,10 @@ static void fill_ops(Ops *ops) {
 static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
     CudaDeviceFacts f = {.name = ""};
     struct cudaDeviceProp p;
-    choose_gpu(b); /* which hears of no error */
-    cudaError_t e = cudaSetDevice(ordinal);
-    if (e == cudaSuccess) e = describe(&f, ordinal, &p);
+    cudaError_t e = describe(&f, ordinal, &p);
+    if (e == cudaSuccess) b->untouched = nvml_available(p.uuid.bytes); /* CUDA asks for memory to tell it */
+    choose_gpu(b);                                                     /* which hears of no error */
+    if (e == cudaSuccess) e = cudaSetDevice(ordinal);
     if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "no GPU can be used", e);
     d->widest_head = attention_widest(p.sharedMemPerBlockOptin);
     snprintf(d->processor, sizeof d->processor, "%s", f.name);
@@ -514,6 +537,7 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
     d->impl = b;
     d->name = "cuda";
     d->apart = d->native_bf16 = true;
+    d->piece = CUDA_PIECE;
     d->pinned = cuda_pinned();
     d->loss_rows = CUDA_LOSS_ROWS;
     d->wires = wires_table();
@@ -525,8 +549,10 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
                                  .available = available,
                                  .host_take = host_take,
                                  .host_give = host_give,
-                                 .begin_op = begin_op,
-                                 .end_op = end_op,
+                                 .memory = memory,
+                                 .begin_time = begin_time,
+                                 .end_time = end_time,
+                                 .stamp = stamp,
                                  .read_times = read_times,
                                  .close = close_backend};
     fill_ops(&d->ops);

@@ -4,57 +4,88 @@
 
 enum { FIRST_ROOM = 256 };
 
-static TimedOp *at(const Times *t, uint64_t number) { return &t->ring[number % t->room]; }
+static Timed *at(const Times *t, uint64_t number) { return &t->ring[number % t->room]; }
 
-static cudaError_t make_pair(TimedOp *p) {
-    cudaError_t e = cudaEventCreateWithFlags(&p->begun, cudaEventDefault);
-    return e == cudaSuccess ? cudaEventCreateWithFlags(&p->ended, cudaEventDefault) : e;
+static cudaError_t make_event(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
+
+static cudaError_t make_events(Timed *p) {
+    cudaError_t e = make_event(&p->begun);
+    return e == cudaSuccess ? make_event(&p->ended) : e;
 }
 
 /* Of a full ring: what is in it keeps its numbers. */
 static cudaError_t grow(Times *t) {
     uint64_t room = t->room ? 2 * t->room : FIRST_ROOM;
-    TimedOp *ring = calloc(room, sizeof *ring);
+    Timed *ring = calloc(room, sizeof *ring);
     cudaError_t e = ring ? cudaSuccess : cudaErrorMemoryAllocation;
+    if (e == cudaSuccess && !t->last) e = make_event(&t->last);
     for (uint64_t i = t->first; i < t->next && ring; i++) ring[i % room] = *at(t, i);
-    for (uint64_t i = t->next; i < t->first + room && e == cudaSuccess; i++) e = make_pair(&ring[i % room]);
+    for (uint64_t i = t->next; i < t->first + room && e == cudaSuccess; i++) e = make_events(&ring[i % room]);
     if (!ring) return e;
     free(t->ring);
     t->ring = ring, t->room = room;
     return e;
 }
 
-cudaError_t times_begin(Times *t, cudaStream_t s, OpProfile profile[OP_COUNT], int64_t *number) {
+static cudaError_t take(Times *t, Timed **place, Timed as) {
     cudaError_t e = cudaSuccess;
-    *number = (int64_t)t->next;
-    if (t->next - t->first == t->room) e = times_read(t, profile);
+    if (t->next - t->first == t->room) e = times_read(t);
     if (e == cudaSuccess && t->next - t->first == t->room) e = grow(t);
     if (e != cudaSuccess) return e;
-    TimedOp *p = at(t, t->next++);
-    p->closed = false;
-    return cudaEventRecord(p->begun, s);
+    Timed *p = *place = at(t, t->next++);
+    as.begun = p->begun, as.ended = p->ended;
+    *p = as;
+    return e;
 }
 
-cudaError_t times_end(Times *t, cudaStream_t s, OpId op, int64_t number) {
-    TimedOp *p = at(t, (uint64_t)number);
-    p->op = op;
+cudaError_t times_begin(Times *t, cudaStream_t s, int64_t *number) {
+    Timed *p;
+    *number = (int64_t)t->next;
+    cudaError_t e = take(t, &p, (Timed){.closed = false});
+    return e == cudaSuccess ? cudaEventRecord(p->begun, s) : e;
+}
+
+cudaError_t times_end(Times *t, cudaStream_t s, int64_t number, double *to) {
+    Timed *p = at(t, (uint64_t)number);
+    p->to = to;
     p->closed = true;
     return cudaEventRecord(p->ended, s);
 }
 
+cudaError_t times_stamp(Times *t, cudaStream_t s, double *to) {
+    Timed *p;
+    cudaError_t e = take(t, &p, (Timed){.to = to, .stamp = true, .closed = true});
+    return e == cudaSuccess ? cudaEventRecord(p->ended, s) : e;
+}
+
+/* The driver tells times as floats: of a stamp since the one before, so that none is a long one. */
+static cudaError_t tell(Times *t, Timed *p) {
+    float milliseconds = 0;
+    cudaError_t e = cudaSuccess;
+    if (!p->stamp || p->to) e = cudaEventElapsedTime(&milliseconds, p->stamp ? t->last : p->begun, p->ended);
+    if (e != cudaSuccess) return e;
+    if (!p->stamp) {
+        *p->to += (double)milliseconds / 1e3;
+        return e;
+    }
+    t->at = p->to ? t->at + (double)milliseconds / 1e3 : 0;
+    if (p->to) *p->to = t->at;
+    cudaEvent_t used = t->last;
+    t->last = p->ended, p->ended = used;
+    return e;
+}
+
 /* Up to the first that the stream has not passed, or that is still being enqueued. */
-cudaError_t times_read(Times *t, OpProfile profile[OP_COUNT]) {
+cudaError_t times_read(Times *t) {
     while (t->first < t->next) {
-        const TimedOp *p = at(t, t->first);
-        float milliseconds = 0;
+        Timed *p = at(t, t->first);
         cudaError_t e = p->closed ? cudaEventQuery(p->ended) : cudaErrorNotReady;
-        if (e == cudaSuccess) e = cudaEventElapsedTime(&milliseconds, p->begun, p->ended);
+        if (e == cudaSuccess) e = tell(t, p);
         if (e == cudaErrorNotReady) {
             cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
             return cudaSuccess;
         }
         if (e != cudaSuccess) return e;
-        profile[p->op].seconds += (double)milliseconds / 1e3;
         t->first++;
     }
     return cudaSuccess;
@@ -65,6 +96,7 @@ void times_close(Times *t) {
         if (t->ring[i].begun) cudaEventDestroy(t->ring[i].begun);
         if (t->ring[i].ended) cudaEventDestroy(t->ring[i].ended);
     }
+    if (t->last) cudaEventDestroy(t->last);
     free(t->ring);
     *t = (Times){.room = 0};
 }

@@ -1,0 +1,53 @@
+/* What is free on a GPU before this process has anything of it. CUDA tells that only when it has its context,
+ * which takes memory itself; NVML tells without. It is asked once, and not needed: where it is not there, or
+ * does not know the GPU by its name (a part of one, say), nobody knows. */
+#include "device/cuda/plugin/nvml.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t at;
+} functions[] = {{"nvmlInit_v2", offsetof(Nvml, Init)},
+                 {"nvmlShutdown", offsetof(Nvml, Shutdown)},
+                 {"nvmlDeviceGetHandleByUUID", offsetof(Nvml, DeviceGetHandleByUUID)},
+                 {"nvmlDeviceGetMemoryInfo", offsetof(Nvml, DeviceGetMemoryInfo)}};
+
+static bool open_library(Nvml *n) {
+    if (&nvml_linked) {
+        *n = nvml_linked;
+        return true;
+    }
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; library && i < sizeof functions / sizeof *functions; i++) {
+        void *function = dlsym(library, functions[i].name);
+        if (!function) return false;
+        memcpy((char *)n + functions[i].at, &function, sizeof function);
+    }
+    return library != NULL;
+}
+
+/* "GPU-" and the digits in groups of 8, 4, 4, 4 and 12. */
+static void name_of(const char uuid[16], char out[48]) {
+    int at = snprintf(out, 48, "GPU");
+    for (int i = 0; i < 16; i++)
+        at += snprintf(out + at, 48 - (size_t)at, "%s%02x",
+                       i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-" : "", (unsigned char)uuid[i]);
+}
+
+uint64_t nvml_available(const char uuid[16]) {
+    Nvml n;
+    NvmlDevice device;
+    NvmlMemory memory = {.available = 0};
+    char name[48];
+    if (!open_library(&n) || n.Init() != NVML_OK) return 0;
+    name_of(uuid, name);
+    bool known = n.DeviceGetHandleByUUID(name, &device) == NVML_OK &&
+                 n.DeviceGetMemoryInfo(device, &memory) == NVML_OK;
+    n.Shutdown();
+    return known ? memory.available : 0;
+}
