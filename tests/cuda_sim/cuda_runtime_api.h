@@ -8,9 +8,9 @@
  *   other memory    is copied from at once, and copied to before the call returns, as by the real runtime
  *   time            passes by a microsecond with each work that runs, and only so
  *
- * Memory is given in pieces of 2 MiB. WEFT_SIM_TAKES=name=number,... says, in MiB, how much a GPU has (total,
- * 8192 of itself), what others than these processes have of it (others), and what is taken for a context of
- * each process (context), a handle of cuBLASLt (products), a communicator (wire), and at the first launch
+ * WEFT_SIM_TAKES=name=number,... says, in MiB, how much a GPU has (total, 8192 of itself), in what pieces it
+ * is given (piece, 2), what others than these processes have of it (others), and what is taken for a context
+ * of each process (context), a handle of cuBLASLt (products), a communicator (wire), and at the first launch
  * (kernels); leak=N: the Nth launch of a process on GPU 0, or leaks_on, takes a piece that nobody gives back;
  * blind=1: there is no NVML. Processes that have a file in common, WEFT_SIM_GPUS, take of the same GPUs.
  *

@@ -52,7 +52,7 @@ enum {
     GRID_X = 0x7fffffff,
     GRID_Y = 65535
 };
-constexpr uint64_t MEBI = (uint64_t)1 << 20, PIECE = 2 * MEBI; /* the driver gives memory in such pieces */
+constexpr uint64_t MEBI = (uint64_t)1 << 20;
 
 std::recursive_mutex mutex;
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -115,7 +115,10 @@ void need_context(void) {
     spend(current, takes("context", 0) * MEBI);
 }
 
-uint64_t in_pieces(size_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
+uint64_t in_pieces(size_t bytes) {
+    static const uint64_t piece = takes("piece", 2) * MEBI;
+    return (bytes + piece - 1) / piece * piece;
+}
 
 size_t pages(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -207,7 +210,7 @@ void sim_take(const char *what) {
 static void take_at_launch(uint64_t number) {
     static const uint64_t leak = takes("leak", 0), gpu = takes("leaks_on", 0);
     if (number == 1) sim_take("kernels");
-    if (number == leak && current == (int)gpu) spend(current, PIECE);
+    if (number == leak && current == (int)gpu) spend(current, in_pieces(1));
 }
 
 bool sim_reaches(const void *address) {

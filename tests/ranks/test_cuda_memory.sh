@@ -68,6 +68,12 @@ is blind libraries_and_others_bytes $((142 * MIB))
 is blind pools_took_bytes "$pieces"
 tells blind "driver, libraries and other processes 142.00 MiB \(no NVML here tells them apart\)"
 
+# A driver whose pieces are others is found out, and what it takes is said.
+WEFT_SIM_TAKES=total=1024,piece=4 train coarse 0
+is coarse pool_pieces_bytes "$pieces"
+[ "$(fact coarse pools_took_bytes)" -gt "$pieces" ] || fail "coarse: $(grep '"memory"' coarse/journal.jsonl)"
+tells coarse "warning: memory of the GPU, 1.00 GiB: pools $(($(fact coarse pools_took_bytes) / MIB)).00 MiB, not as planned \(.*: $((pieces / MIB)).00 MiB; others may have come or gone meanwhile\)"
+
 # What just fits, and what lacks a piece.
 fits=$((pieces / MIB + 142))
 WEFT_SIM_TAKES=total=$fits,others=100,context=30,products=12 train just 0
