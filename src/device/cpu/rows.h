@@ -42,13 +42,15 @@ INLINE float rms_products(int64_t n, const void *x, const float *w, const void *
     return vec_sum(dot);
 }
 
-/* Of one row, with the mean of g n. */
+/* Of one row, with the mean of g n. Which product is rounded is not left to contraction: that goes by the
+ * branches around an expression, so that the last vector of a row could have other bits than those before it,
+ * and the parts of a row that ranks have end elsewhere. */
 INLINE void rms_backward_row(int64_t n, const void *x, const float *w, float scale, float mean,
                              const void *dy, void *dx, bool add_to, float *dw, const bool plus_one, Dtype c) {
     EACH_VECTOR(i, left, n) {
         Vec normed = get(x, i, left, c) * scale, g = get(dy, i, left, c);
-        if (dw) put(dw, i, left, DTYPE_F32, get(dw, i, left, DTYPE_F32) + g * normed);
-        Vec v = (g * norm_weight(w, i, left, plus_one) - normed * mean) * scale;
+        if (dw) put(dw, i, left, DTYPE_F32, vec_multiply_add(get(dw, i, left, DTYPE_F32), g, normed));
+        Vec v = vec_multiply_add(-(normed * mean), g, norm_weight(w, i, left, plus_one)) * scale;
         if (add_to) v += get(dx, i, left, c);
         put(dx, i, left, c, v);
     }
