@@ -66,10 +66,9 @@ WEFT_SIM_SEED=3 both pipe 2 "2 3" mesh.pp=2 train.tokens_per_step=128
 both zero 2 "4" mesh.pp=2 pipeline.schedule=zb_h1
 both shards 2 "2 3" mesh.dp_shard=2 train.tokens_per_step=64
 WEFT_NCCL=none both relayed 2 "2 3" mesh.pp=2 train.tokens_per_step=128
-# Streams stand still for what comes from the other stage, by the same clock.
-for dir in pipe relayed; do
-    sed -n 's/.*"waited": \([0-9.e+-]*\)[,}].*/\1/p' $dir/trace.json | awk '{ sum += $1 } END { exit !(sum >= 1) }' || fail "$dir: nobody has waited"
-done
+# Streams stand still for what NCCL brings from the other stage, by the same clock: the simulated one, which does not go on while a host
+# waits, so that of what a host relays it has nothing to tell.
+sed -n 's/.*"waited": \([0-9.e+-]*\)[,}].*/\1/p' pipe/trace.json | awk '{ sum += $1 } END { exit !(sum >= 1) }' || fail "pipe: nobody has waited"
 [ "$(grep -c '"cat": "message"' pipe/trace.json)" -eq "$(grep -c '"cat": "message"' cpu-pipe/trace.json)" ] || fail "other messages than on CPUs"
 
 # No bit hangs on it.
