@@ -34,7 +34,7 @@ forget_files() { { sync && echo 3 >/proc/sys/vm/drop_caches; } 2>/dev/null || tr
 
 tokenize() {
     rm -rf "$out/cache"
-    seconds "$weft" tokenize "$out/text.yaml"
+    seconds "$weft" tokenize "$out/text.yaml" run.threads=1
 }
 peer_tokenizes() {
     TOKENIZERS_PARALLELISM=false "$PEER" - "$text" "$tokenizer" <<'END'
@@ -83,7 +83,7 @@ tiny_steps() {
 printf 'data: {sources: [{path: "%s", split: paragraphs}], tokenizer: "%s", cache_dir: "%s"}\n' "$text" "$tokenizer" "$out/cache" \
     >"$out/text.yaml"
 bytes=$(wc -c <"$text")
-row "tokenizing, start and cache included" "$(over "$bytes" "$(OMP_NUM_THREADS=1 least tokenize)e6") MB/s"
+row "tokenizing, start and cache included" "$(over "$bytes" "$(least tokenize)e6") MB/s"
 [ -z "${PEER:-}" ] || row "  the package tokenizers, the encoding alone" "$(over "$bytes" "$(least peer_tokenizes)e6") MB/s"
 row "until the first step of 125M" "$(least starts) s"
 took=$(least saves)
