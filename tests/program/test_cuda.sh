@@ -3,7 +3,7 @@
 # rounding, and has the same bits in any order of its streams, after a stop, and however the step is laid out.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
-[ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }
+needs_simulated_gpu
 
 letters 60 3 >text.txt
 cat >run.yaml <<END

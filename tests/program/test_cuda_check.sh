@@ -3,7 +3,7 @@
 # a PATH that have nothing but what it says it needs. Each step must pass; where there is no plugin, steps fail and are counted.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
-[ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }
+needs_simulated_gpu
 is_open_mpi || { echo "weft was built with MPICH: what is packed takes Open MPI along"; exit 77; }
 for tool in ompi_info objdump strip mpirun; do
     command -v $tool >/dev/null || { echo "$tool is not here: nothing can be packed"; exit 77; }

@@ -3,9 +3,8 @@
 # libraries what they take there; what does not fit is refused before the first step; what goes after it is seen.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
-[ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }
-needs_ranks
-export WEFT_CUDA=$CUDA_SIM WEFT_SIM_STRICT=1 WEFT_SIM_DEVICES=2 WEFT_SIM_GPUS
+simulate_gpus 2
+export WEFT_SIM_GPUS
 
 letters 30 3 >text.txt
 cat >run.yaml <<END
@@ -18,7 +17,7 @@ checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, device: cuda}
 END
-"$weft" tokenize run.yaml >tokenized 2>&1 || fail "weft tokenize: $(cat tokenized)"
+tokenized
 
 MIB=$((1 << 20))
 # train DIR STATUS WORD...: a run on GPUs that nobody has used; what it says in DIR.out and DIR.err. A refusal is one line.

@@ -3,9 +3,7 @@
 #   MESHES=full tests/ranks/test_cuda_meshes.sh     more of them (make soak)
 # ranks: 4
 . "$(dirname "$0")/../support/prelude.sh"
-[ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }
-needs_ranks
-export WEFT_CUDA=$CUDA_SIM WEFT_SIM_STRICT=1 WEFT_SIM_DEVICES=4
+simulate_gpus 4
 
 letters 40 3 >text.txt
 cat >run.yaml <<END
@@ -20,7 +18,7 @@ checkpoint: {every: 2}
 metrics: {log_freq: 1, tensorboard: false}
 run: {threads: 1, device: cuda}
 END
-"$weft" tokenize run.yaml >tokenized 2>&1 || fail "weft tokenize: $(cat tokenized)"
+tokenized
 
 train() { # DIR WORD...
     "$weft" train run.yaml run.dir="$1" "${@:2}" >"$1.out" 2>"$1.err" </dev/null || fail "train $*: $(tail -3 "$1.err")"

@@ -39,6 +39,13 @@ needs_ranks() {
     export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # MPI libraries unload their parts before the leak check
     export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} # what Open MPI comes to on one machine: it need not load the others to ask them
 }
+needs_simulated_gpu() { [ -n "${CUDA_SIM:-}" ] || { echo "cuda_sim is not built here"; exit 77; }; }
+# simulate_gpus N: for ranks that have so many simulated ones, whose faults are errors.
+simulate_gpus() {
+    needs_simulated_gpu
+    needs_ranks
+    export WEFT_CUDA=$CUDA_SIM WEFT_SIM_STRICT=1 WEFT_SIM_DEVICES=$1
+}
 # on_ranks N WORD...: a program by mpirun. Ranks that wait for each other end in time, too.
 on_ranks() {
     [ "$1" -le "$ranks" ] || { echo "$0 starts $1 ranks, but declares $ranks"; return 1; }
@@ -69,6 +76,7 @@ give_back() {
 together() { while [ "$taken" -gt 0 ]; do give_back; done; }
 ranks_in() { sed -n 's/.* -n \([1-9][0-9]*\) .*/\1/p; t; s/.*/1/p' <<<" $* "; } # WORD... of weft train
 
+tokenized() { "$weft" tokenize run.yaml >tokenized 2>&1 || fail "weft tokenize: $(cat tokenized)"; } # run.yaml's text, before runs share it
 # mesh N DIR WORD...: a run of run.yaml over N ranks, which must end well.
 mesh() { on_ranks "$1" "$weft" train run.yaml run.dir="$2" "${@:3}" >out 2>err </dev/null || fail "$2: $(tail -3 err)"; }
 

@@ -169,9 +169,18 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
 
 /* ---- opening ---- */
 
+/* What holds of every GPU, whether it is there or only planned for. */
+static void describe_any(Device *d) {
+    d->apart = d->native_bf16 = true;
+    d->piece = CUDA_PIECE;
+    d->pinned = cuda_pinned();
+    d->loss_rows = CUDA_LOSS_ROWS;
+}
+
 ErrorCode cuda_open(Device *d, int place, Error *err) {
     CudaFacts f = {0};
     *d = (Device){0};
+    describe_any(d);
     if (load_plugin(err) != OK) return error_context(err, "run.device: cuda");
     plugin->facts(&f);
     TRY(plugin->open(d, f.devices > 0 ? place % f.devices : 0, &host, err));
@@ -188,10 +197,7 @@ static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
 }
 
 void cuda_describe(Device *d) {
-    d->apart = d->native_bf16 = true;
-    d->piece = CUDA_PIECE;
-    d->pinned = cuda_pinned();
-    d->loss_rows = CUDA_LOSS_ROWS;
+    describe_any(d);
     d->widest_head = CUDA_WIDEST_HEAD;
     d->ops.scratch_bytes = scratch_bytes;
 }

@@ -536,10 +536,6 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
     pthread_mutex_init(&b->mutex, NULL);
     d->impl = b;
     d->name = "cuda";
-    d->apart = d->native_bf16 = true;
-    d->piece = CUDA_PIECE;
-    d->pinned = cuda_pinned();
-    d->loss_rows = CUDA_LOSS_ROWS;
     d->wires = wires_table();
     d->runtime = (DeviceRuntime){.mark = mark,
                                  .follow = follow,

@@ -5,17 +5,17 @@
 
 #include <dlfcn.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
-static const struct {
-    const char *name;
-    size_t at;
-} functions[] = {{"nvmlInit_v2", offsetof(Nvml, Init)},
-                 {"nvmlShutdown", offsetof(Nvml, Shutdown)},
-                 {"nvmlDeviceGetHandleByUUID", offsetof(Nvml, DeviceGetHandleByUUID)},
-                 {"nvmlDeviceGetMemoryInfo", offsetof(Nvml, DeviceGetMemoryInfo)}};
+#include "device/cuda/plugin/library.h"
+
+static const LibraryFunction functions[] = {
+    {"nvmlInit_v2", offsetof(Nvml, Init)},
+    {"nvmlShutdown", offsetof(Nvml, Shutdown)},
+    {"nvmlDeviceGetHandleByUUID", offsetof(Nvml, DeviceGetHandleByUUID)},
+    {"nvmlDeviceGetMemoryInfo", offsetof(Nvml, DeviceGetMemoryInfo)}};
+enum { FUNCTIONS = sizeof functions / sizeof *functions };
+_Static_assert(FUNCTIONS * sizeof(void *) == sizeof(Nvml), "a function is missing");
 
 static bool open_library(Nvml *n) {
     if (&nvml_linked) {
@@ -23,12 +23,7 @@ static bool open_library(Nvml *n) {
         return true;
     }
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    for (size_t i = 0; library && i < sizeof functions / sizeof *functions; i++) {
-        void *function = dlsym(library, functions[i].name);
-        if (!function) return false;
-        memcpy((char *)n + functions[i].at, &function, sizeof function);
-    }
-    return library != NULL;
+    return library && !library_find(library, functions, FUNCTIONS, n);
 }
 
 /* "GPU-" and the digits in groups of 8, 4, 4, 4 and 12. */

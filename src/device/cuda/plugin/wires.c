@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "device/cuda/plugin/backend.h"
+#include "device/cuda/plugin/library.h"
 #include "device/cuda/plugin/nccl.h"
 
 enum { TRIAL = 256 /* bytes */, OLDEST = 21800 /* the first that splits communicators */ };
@@ -27,24 +28,21 @@ struct Wires {
 
 /* ---- the library ---- */
 
-/* Names and places of what is called, in the order of struct Nccl. */
-static const struct {
-    const char *name;
-    size_t at;
-} functions[] = {{"ncclGetVersion", offsetof(Nccl, GetVersion)},
-                 {"ncclGetUniqueId", offsetof(Nccl, GetUniqueId)},
-                 {"ncclCommInitRank", offsetof(Nccl, CommInitRank)},
-                 {"ncclCommSplit", offsetof(Nccl, CommSplit)},
-                 {"ncclCommDestroy", offsetof(Nccl, CommDestroy)},
-                 {"ncclCommAbort", offsetof(Nccl, CommAbort)},
-                 {"ncclCommGetAsyncError", offsetof(Nccl, CommGetAsyncError)},
-                 {"ncclGroupStart", offsetof(Nccl, GroupStart)},
-                 {"ncclGroupEnd", offsetof(Nccl, GroupEnd)},
-                 {"ncclSend", offsetof(Nccl, Send)},
-                 {"ncclRecv", offsetof(Nccl, Recv)},
-                 {"ncclGetErrorString", offsetof(Nccl, GetErrorString)}};
-_Static_assert(sizeof functions / sizeof *functions * sizeof(void *) == sizeof(Nccl),
-               "a function is missing");
+/* In the order of struct Nccl. */
+static const LibraryFunction functions[] = {{"ncclGetVersion", offsetof(Nccl, GetVersion)},
+                                            {"ncclGetUniqueId", offsetof(Nccl, GetUniqueId)},
+                                            {"ncclCommInitRank", offsetof(Nccl, CommInitRank)},
+                                            {"ncclCommSplit", offsetof(Nccl, CommSplit)},
+                                            {"ncclCommDestroy", offsetof(Nccl, CommDestroy)},
+                                            {"ncclCommAbort", offsetof(Nccl, CommAbort)},
+                                            {"ncclCommGetAsyncError", offsetof(Nccl, CommGetAsyncError)},
+                                            {"ncclGroupStart", offsetof(Nccl, GroupStart)},
+                                            {"ncclGroupEnd", offsetof(Nccl, GroupEnd)},
+                                            {"ncclSend", offsetof(Nccl, Send)},
+                                            {"ncclRecv", offsetof(Nccl, Recv)},
+                                            {"ncclGetErrorString", offsetof(Nccl, GetErrorString)}};
+enum { FUNCTIONS = sizeof functions / sizeof *functions };
+_Static_assert(FUNCTIONS * sizeof(void *) == sizeof(Nccl), "a function is missing");
 
 static ErrorCode open_library(Nccl *n, Error *err) {
     const char *asked = getenv("WEFT_NCCL");
@@ -56,11 +54,8 @@ static ErrorCode open_library(Nccl *n, Error *err) {
     }
     void *library = dlopen(asked && *asked ? asked : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!library) return cuda_refuse(err, ERR_UNAVAILABLE, "NCCL does not load: %s", dlerror());
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *function = dlsym(library, functions[i].name);
-        if (!function) return cuda_refuse(err, ERR_UNAVAILABLE, "this NCCL has no %s", functions[i].name);
-        memcpy((char *)n + functions[i].at, &function, sizeof function);
-    }
+    const char *missing = library_find(library, functions, FUNCTIONS, n);
+    if (missing) return cuda_refuse(err, ERR_UNAVAILABLE, "this NCCL has no %s", missing);
     int version = 0;
     n->GetVersion(&version);
     return version >= OLDEST
