@@ -71,6 +71,15 @@ INLINE void pack_halves(const void *from, int64_t row, float *to, int64_t next, 
     vec_store(to + next, right);
 }
 
+/* Every line of the cache that elements i .. end-1 of `rows` rows lie in, from `ahead` rows after this one on: what
+ * lies across is read in short pieces far apart, which a processor does not foresee. */
+INLINE void fetch_ahead(const void *from, int64_t row, const int ahead, const int rows, int64_t i,
+                        int64_t end, Dtype t) {
+    const int64_t line = 64 / (int64_t)dtype_bytes(t);
+    for (int r = ahead; r < ahead + rows; r++)
+        for (int64_t j = i; j < end; j += line) __builtin_prefetch(tensor_at(from, r * row + j, t));
+}
+
 /* The same of lines that lie across: element p of line i is from[p * row + i]. What is read of a row at once
  * are a few panels, whole lines of the cache. */
 INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t depth, float *to,
@@ -79,16 +88,15 @@ INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t de
     const int64_t group = panel < 16 ? 8 * panel : 2 * panel;
     for (int64_t i = 0; i < width; i += group) {
         int64_t end = min_i64(width, i + group), p = 0;
-        for (; 2 * panel == VLEN && end - i == group && p + 2 <= depth; p += 2) {
+        for (; 2 * panel == VLEN && (end - i) % VLEN == 0 && p + 2 <= depth; p += 2) {
             const void *at = tensor_at(from, p * row, t);
-            __builtin_prefetch(tensor_at(at, AHEAD * row + i, t));
-            __builtin_prefetch(tensor_at(at, (AHEAD + 1) * row + i, t));
+            fetch_ahead(at, row, AHEAD, 2, i, end, t);
             for (int64_t j = i; j < end; j += VLEN)
                 pack_halves(tensor_at(at, j, t), row, to + j * depth + p * panel, panel * depth, t);
         }
         for (; p < depth; p++) {
             const void *at = tensor_at(from, p * row, t);
-            __builtin_prefetch(tensor_at(at, AHEAD * row + i, t));
+            fetch_ahead(at, row, AHEAD, 1, i, end, t);
             for (int64_t j = i; j < end; j += panel)
                 pack_line(tensor_at(at, j, t), width - j, to + j * depth + p * panel, panel, t);
         }
@@ -117,20 +125,35 @@ INLINE void put_line(Vec pairs, float *line, const int64_t panel, int64_t next, 
     if (both) _mm256_storeu_ps(line + next, _mm512_extractf32x8_ps((__m512)pairs, 1));
 }
 
+/* Lines of two panels of half a vector, as pack_halves: this line and the next of each, a whole vector. */
+INLINE void put_halves(Vec pairs, Vec next, float *to, int64_t apart) {
+    vec_store(to, (Vec)_mm512_shuffle_f32x4((__m512)pairs, (__m512)next, 0x44));
+    vec_store(to + apart, (Vec)_mm512_shuffle_f32x4((__m512)pairs, (__m512)next, 0xee));
+}
+
 /* As pack_across, VLEN lines at once, and zeros up to the end of a panel. */
 INLINE void pack_pairs_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to,
                               const int64_t panel) {
-    enum { AHEAD = 8 };
+    enum { AHEAD = 16 };
     const int64_t group = panel < VLEN ? 8 * panel : 2 * panel, step = max_i64(panel, VLEN);
     const int64_t terms = terms_of(depth, DTYPE_BF16);
     for (int64_t i = 0; i < width; i += group) {
-        int64_t end = min_i64(width, i + group), filled = (end + step - 1) / step * step;
-        for (int64_t p = 0; p < depth; p += 2) {
+        int64_t end = min_i64(width, i + group), filled = (end + step - 1) / step * step, p = 0;
+        float *line = to + i * terms;
+        for (; 2 * panel == VLEN && (end - i) % VLEN == 0 && p + 4 <= depth; p += 4, line += 2 * panel) {
             const uint16_t *at = from + p * row;
-            for (int r = 0; r < 2; r++) __builtin_prefetch(at + (AHEAD + r) * row + i);
+            fetch_ahead(at, row, AHEAD, 4, i, end, DTYPE_BF16);
+            for (int64_t j = i; j < end; j += VLEN)
+                put_halves(pairs_of_rows(at + j, row, VLEN, true),
+                           pairs_of_rows(at + 2 * row + j, row, VLEN, true), line + (j - i) * terms,
+                           panel * terms);
+        }
+        for (; p < depth; p += 2, line += panel) {
+            const uint16_t *at = from + p * row;
+            fetch_ahead(at, row, AHEAD, 2, i, end, DTYPE_BF16);
             for (int64_t j = i; j < filled; j += VLEN)
                 put_line(pairs_of_rows(at + j, row, end - j, p + 1 < depth),
-                         to + j / panel * panel * terms + p / 2 * panel + j % panel, panel, panel * terms,
+                         line + (j - i) / panel * panel * terms + (j - i) % panel, panel, panel * terms,
                          j + panel < end);
         }
     }
