@@ -964,6 +964,74 @@ static void check_attention(Device *d, Dtype c) {
 }
 static void test_attention(void **state) { (void)state, on_all(check_attention); }
 
+/* out as the gradient reads it, so that dout . out is the same as with out in fp32: the product as three
+ * numbers of bf16, where dout is 1. */
+static void exact_out(const AttentionShape *s, const float *out, void *dout, void *to, Dtype c) {
+    for (int64_t row = 0; row < s->tokens * s->heads; row++) {
+        int64_t at = row * s->head_dim;
+        double delta = 0;
+        for (int i = 0; i < 3; i++) tensor_set(dout, at + i, c, 1);
+        for (int i = 0; i < s->head_dim; i++)
+            delta += (double)tensor_get(dout, at + i, c) * (double)out[at + i];
+        for (int i = 0; i < s->head_dim; i++) {
+            tensor_set(to, at + i, c, i < 3 ? (float)delta : 0);
+            delta -= (double)tensor_get(to, at + i, c);
+        }
+    }
+}
+
+/* How far gradients of queries are from those that a device makes of keys without what all have in common. */
+static double apart_by_common(Device *d, AttentionShape s, void *qkv, const int32_t *first, Dtype c) {
+    int64_t row = qkv_row(s), query = s.heads * s.head_dim, n = s.tokens * query;
+    float *exact = tensor(n, DTYPE_F32), *lse = tensor(s.heads * s.tokens, DTYPE_F32),
+          *plain = tensor(s.tokens * row, DTYPE_F32);
+    void *dout = random_tensor(n, c, -1, 1), *out = tensor(n, c), *grad = tensor(s.tokens * row, c);
+    float *dout_plain = tensor(n, DTYPE_F32), *want = tensor(s.tokens * row, DTYPE_F32);
+    AttentionRun all = attention_whole(s);
+    for (int64_t i = 0; i < s.tokens * row; i++) plain[i] = tensor_get(qkv, i, c);
+    RUN(&reference, attention_forward, s, all, plain, plain + query, first, exact, lse, DTYPE_F32);
+    exact_out(&s, exact, dout, out, c);
+    for (int64_t i = 0; i < n; i++) dout_plain[i] = tensor_get(dout, i, c);
+    RUN(&reference, attention_backward, s, all, plain, plain + query, first, exact, lse, dout_plain, want,
+        want + query, DTYPE_F32);
+    for (int64_t t = 0; t < s.tokens; t++) /* softmax does not see it */
+        for (int64_t i = t * row + query; i < t * row + query + s.kv_heads * s.head_dim; i++)
+            tensor_set(qkv, i, c, 64 + tensor_get(qkv, i, c)), plain[i] += 64;
+    RUN(&reference, attention_forward, s, all, plain, plain + query, first, exact, lse, DTYPE_F32);
+    RUN(d, attention_backward, s, all, qkv, tensor_at(qkv, query, c), first, out, lse, dout, grad,
+        tensor_to(grad, query, c), c);
+    double apart = 0, size = 0;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = t * row; i < t * row + query; i++) {
+            double by = (double)tensor_get(grad, i, c) - (double)want[i];
+            apart += by * by;
+            size += (double)want[i] * (double)want[i];
+        }
+    return sqrt(apart / size);
+}
+
+/* Gradients of a row's scores come to zero, so what all keys have in common is not in dQ. If, rounded to bf16
+ * to be multiplied, they came to what rounding left, it would be there some 2^-9 times its size: here a tenth
+ * of dQ. Rounding makes 2^-9 of what keys have of their own, and of the result. GPUs' kernels only round. */
+static void check_common_key(Device *d, Dtype c) {
+    AttentionShape s = {.heads = 2, .kv_heads = 1, .head_dim = 32, .tokens = 65};
+    int64_t row = qkv_row(s), query = s.heads * s.head_dim;
+    if (strcmp(d->name, CUDA) == 0) return;
+    DeviceNeeds needs = {
+        .compute = DTYPE_F32, .tokens = s.tokens, .hidden = 2, .intermediate = 1, .attention = s};
+    set_scratch(d, &needs);
+    int32_t *first = tensor(s.tokens, DTYPE_F32);
+    set_first_keys(first, s.tokens, 0);
+    void *qkv = random_tensor(s.tokens * row, c, -0.5f, 0.5f);
+    for (int64_t t = 0; t < s.tokens; t++) /* such numbers bf16 also has beside 64 */
+        for (int64_t i = t * row + query; i < t * row + query + s.head_dim; i++)
+            tensor_set(qkv, i, c, roundf(8 * tensor_get(qkv, i, c)) / 2);
+    double apart = apart_by_common(d, s, qkv, first, c);
+    assert_true(apart < 0x1p-6);
+    drop_all();
+}
+static void test_common_key(void **state) { (void)state, on_all(check_common_key); }
+
 static void check_decode(Device *d, Dtype c) {
     static const int64_t starts[] = {0, 1, 63, 130, 300};
     static const int64_t counts[] = {1, 3, 20, 70};
@@ -2618,31 +2686,57 @@ int main(int argc, char **argv) {
     if (argc > 2) cmocka_set_test_filter(argv[2]);
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),           cmocka_unit_test(test_profile),
-        cmocka_unit_test(test_peak),           cmocka_unit_test(test_gemm),
-        cmocka_unit_test(test_gemm_op),        cmocka_unit_test(test_gemm_refuses_native),
-        cmocka_unit_test(test_gemm_threads),   cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_bias),           cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_rounding),       cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_conv),           cmocka_unit_test(test_scan),
-        cmocka_unit_test(test_scan_formulas),  cmocka_unit_test(test_mamba),
-        cmocka_unit_test(test_mamba_formulas), cmocka_unit_test(test_gated_norm),
-        cmocka_unit_test(test_qk_norm),        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_latent),         cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_decode),         cmocka_unit_test(test_activation),
-        cmocka_unit_test(test_softcap),        cmocka_unit_test(test_scale),
-        cmocka_unit_test(test_route),          cmocka_unit_test(test_grouped_route),
-        cmocka_unit_test(test_nan_route),      cmocka_unit_test(test_gemm_experts),
-        cmocka_unit_test(test_experts_rows),   cmocka_unit_test(test_activation_ends),
-        cmocka_unit_test(test_cross_entropy),  cmocka_unit_test(test_nan_loss),
-        cmocka_unit_test(test_loss_sum),       cmocka_unit_test(test_updates),
-        cmocka_unit_test(test_muon),           cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_formula),        cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_state_ends),     cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_sum_parts),      cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_fixed_limit),    cmocka_unit_test(test_differences),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_grids),          cmocka_unit_test(test_odd_places),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_gemm_op),
+        cmocka_unit_test(test_gemm_refuses_native),
+        cmocka_unit_test(test_gemm_threads),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_scan_formulas),
+        cmocka_unit_test(test_mamba),
+        cmocka_unit_test(test_mamba_formulas),
+        cmocka_unit_test(test_gated_norm),
+        cmocka_unit_test(test_qk_norm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_common_key),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_activation),
+        cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_route),
+        cmocka_unit_test(test_grouped_route),
+        cmocka_unit_test(test_nan_route),
+        cmocka_unit_test(test_gemm_experts),
+        cmocka_unit_test(test_experts_rows),
+        cmocka_unit_test(test_activation_ends),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_nan_loss),
+        cmocka_unit_test(test_loss_sum),
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_formula),
+        cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_state_ends),
+        cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_sum_parts),
+        cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_fixed_limit),
+        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_grids),
+        cmocka_unit_test(test_odd_places),
         cmocka_unit_test(test_peak_waits),
     };
     return cmocka_run_group_tests(tests, open_reference, NULL);

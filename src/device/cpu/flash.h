@@ -16,8 +16,9 @@
  * gradients of scores are rounded to bf16 before they are multiplied; scores, maxima, sums and what is added
  * up are fp32. Where an odd number of keys or queries is summed over, the last pair's other half is a
  * probability of zero. Two things keep the roundings from adding up in what all keys have in common (a bias):
- * a row is divided by the sum of its rounded probabilities, and dQ is a product in fp32, since the gradients
- * of a row's scores come to zero, and rounded ones to a little more or less.
+ * a row is divided by the sum of its rounded probabilities; and since the gradients of a row's scores come to
+ * zero, and rounded ones to a little more or less, dQ has what rounding left of a row in a block of keys,
+ * times the first of these, if the row sees that one.
  *
  * With AMX, products of bf16 are made by tiles (amx.h), where a head is whole tiles wide; other heads go by
  * pairs. What is a product's first operand lies in rows (K; q, dout and the gradients of scores), or in tiles
@@ -292,11 +293,11 @@ INLINE Vec column_softmax(float *column, int64_t keys, int64_t count, Vec top) {
     return total;
 }
 
-#if VEC_AMX
+#if VEC_PAIRS
 /* 2^x where products leave little time for it: 0 below -126, since numbers below 2^-126 take an instruction
  * 200 cycles; NaN stays NaN. One instruction leaves what is above a whole number, for which a polynomial was
  * fitted (minimax, error 1.4e-7, exactly 1 at 0), another one takes that number for the exponent. */
-INLINE Vec tile_exp2(Vec x) {
+INLINE Vec pair_exp2(Vec x) {
     enum { DOWN = 1 };
     Vec f = (Vec)_mm512_reduce_ps((__m512)x, DOWN), p = vec_set(1.86713005e-3f);
     p = p * f + 9.01703071e-3f;
@@ -307,27 +308,16 @@ INLINE Vec tile_exp2(Vec x) {
     __mmask16 here = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
     return (Vec)_mm512_maskz_scalef_ps(here, (__m512)p, (__m512)x);
 }
-#endif
-/* As the form of the products asks. */
-INLINE Vec flash_exp2(Vec x, const bool tiles) {
-#if VEC_AMX
-    if (tiles) return tile_exp2(x);
-#endif
-    (void)tiles;
-    return vec_exp2_bounded(x);
-}
 
-#if VEC_PAIRS
 /* To pairs of probabilities, which take the first half of the column. The sum is that of what is multiplied,
  * so that a row's weights come to 1. */
-INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, float left, Vec top,
-                                const bool tiles) {
+INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, float left, Vec top) {
     Vec total = {0}, factor = vec_set(left);
     int64_t k = 0;
     for (; k < keys; k += 2) {
         const float *at = column + k * B;
-        Vec one = flash_exp2(vec_multiply_add(-top, vec_load(at), factor), tiles), next = {0};
-        if (k + 1 < keys) next = flash_exp2(vec_multiply_add(-top, vec_load(at + B), factor), tiles);
+        Vec one = pair_exp2(vec_multiply_add(-top, vec_load(at), factor)), next = {0};
+        if (k + 1 < keys) next = pair_exp2(vec_multiply_add(-top, vec_load(at + B), factor));
         Vec pairs = pairs_across(one, next);
         vec_store(column + k / 2 * B, pairs);
         total += (Vec)((VecBits)pairs << 16) + (Vec)((VecBits)pairs & 0xffff0000);
@@ -349,7 +339,7 @@ INLINE void forward_softmax_of(ForwardUnit *u, ForwardKeys *b, Lanes l, const bo
             float left = u->f->s.cap > 0 ? 1 : score_left(u->f);
             top = vec_max(column_max(column, keys, vec_set(-HUGE_VALF)) * left, old);
             int64_t count = tiles ? (b->count + 31) / 32 * 32 : b->count; /* tiles' products: whole groups */
-            total = column_softmax_pairs(column, keys, count, left, top, tiles);
+            total = column_softmax_pairs(column, keys, count, left, top);
         } else
 #endif
         {
@@ -562,10 +552,13 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
 typedef struct BackwardUnit {
     int64_t first, count, block;
     float *keys, *values; /* as turn makes them */
-    float *k;             /* [B][D padded], in fp32; for tiles [B / 2][D] pairs of keys */
-    float *dk, *dv;       /* [B][D padded]; by tiles [D][B] */
-    bool seen;            /* by queries already: they are made then */
+    float *k;       /* [B][D padded]; for tiles [B / 2][D] pairs of keys; else behind one of the first */
+    float *dk, *dv; /* [B][D padded]; by tiles [D][B] */
+    bool seen;      /* by queries already: they are made then */
 } BackwardUnit;
+
+/* Where pairs of a row of ds begin, in their panel. */
+enum { DS_PAIRS = 16 };
 
 /* Queries of one block and head, and what a unit makes of them. */
 typedef struct BackwardQueries {
@@ -574,7 +567,7 @@ typedef struct BackwardQueries {
     int64_t head, first, count, block;
     float *q, *dout;           /* [B][flash_along] */
     float *q_rows, *dout_rows; /* [B / term][D padded], or tiles_across; of fp32 the same */
-    float *p, *ds;             /* [B queries][B], then p [B queries / term][B] */
+    float *p, *ds;             /* [B queries][B], then p [B queries / term][B]; ds of pairs see put_ds */
     float *ds_across;          /* [B queries / term][B]; of fp32 the same as ds */
     Ahead ahead;
 } BackwardQueries;
@@ -585,6 +578,9 @@ static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head
         terms_across(f, keys, f->kv_row, u->count, u->k);
         int64_t terms = flash_terms(f, u->count);
         memset(u->k + terms * padded, 0, (size_t)((B / 2 - terms) * padded) * sizeof(float));
+    } else if (flash_pairs(f)) {
+        terms_across(f, keys, 0, 2, u->k);
+        terms_across(f, keys, f->kv_row, u->count, u->k + padded);
     } else {
         BY_DTYPE(f->c, widen_typed, keys, f->kv_row, u->count, f->s.head_dim, padded, u->k);
     }
@@ -629,20 +625,7 @@ INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_
     }
 }
 
-#if VEC_PAIRS
-/* Two rows, or a last one, to pairs across; of probabilities, in the first half of their panel. */
-static void backward_pairs(const BackwardQueries *b, int64_t r, bool second) {
-    const float *p = b->p + r * B, *ds = b->ds + r * B;
-    for (int64_t i = 0; i < B; i += VLEN) {
-        Vec next_p = {0}, next_ds = {0};
-        if (second) next_p = vec_load(p + B + i), next_ds = vec_load(ds + B + i);
-        vec_store(b->p + r / 2 * B + i, pairs_across(vec_load(p + i), next_p));
-        vec_store(b->ds_across + r / 2 * B + i, pairs_across(vec_load(ds + i), next_ds));
-    }
-}
-#endif
-
-static void backward_softmax_terms(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+static void backward_softmax_rows(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
     int64_t at = b->head * b->f->s.tokens + b->first;
     const float *lse = b->f->kept_lse + at, *delta = b->f->delta + at;
     for (int64_t r = 0; r < b->count; r++) {
@@ -653,13 +636,10 @@ static void backward_softmax_terms(const BackwardQueries *b, const BackwardUnit 
             backward_row(b, u, r, row_lse, delta[r], true, false);
         else
             backward_row(b, u, r, row_lse, delta[r], false, false);
-#if VEC_PAIRS
-        if (flash_pairs(b->f) && (r % 2 || r + 1 == b->count)) backward_pairs(b, r / 2 * 2, r % 2);
-#endif
     }
 }
 
-#if VEC_AMX
+#if VEC_PAIRS
 /* Of a row, in the two halves of 32 elements, their numbers rounded and what that left, rounded. */
 INLINE Vec half_widened(__m512i pairs, const int half) {
     const __m512i from = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6,
@@ -674,8 +654,7 @@ INLINE void put_in_two(Vec one, Vec next, float *to) {
     _mm512_storeu_si512(to + VLEN, (__m512i)_mm512_cvtne2ps_pbh((__m512)next_rest, (__m512)rest));
 }
 
-/* As backward_row and backward_pairs for rows r and r + 1. A row of ds becomes 32 keys rounded, what that
- * left of them, then the same of the next 32. */
+/* A row of p and ds, as it is made two at a time: as backward_row does, and to pairs. */
 typedef struct SoftmaxRow {
     const float *p, *ds;
     float lse, delta;
@@ -699,7 +678,7 @@ INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, cons
     float left = score_left(b->f), cap = cap_factor(b->f);
     Vec score = vec_load(row->p + i), part = score;
     if (capped) part = vec_tanh(score * left / cap), score = part, left = cap;
-    *p = tile_exp2(vec_multiply_add(vec_set(-row->lse), score, vec_set(left)));
+    *p = pair_exp2(vec_multiply_add(vec_set(-row->lse), score, vec_set(left)));
     if (masked) {
         VecInt key = (VecInt)_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0) +
                      (int32_t)(u->first + i);
@@ -709,10 +688,38 @@ INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, cons
     if (capped) *ds *= 1.0f - part * part;
 }
 
+/* Rows r and r + 1 of ds as factors of dQ. Of each vector pair: for tiles 32 keys rounded, then what that left
+ * of them; else pairs of keys from DS_PAIRS on. The sums are those of what is rounded, and of what it became. */
+INLINE void put_ds(float *row, int64_t i, const Vec ds[2], Vec *sum, Vec *rounded, const bool tiles) {
+    if (tiles) {
+        put_in_two(ds[0], ds[1], row + i);
+        return;
+    }
+    const Vec ones = (Vec)_mm512_set1_epi32(0x3f803f80);
+    Vec pairs = (Vec)_mm512_cvtne2ps_pbh((__m512)ds[1], (__m512)ds[0]);
+    vec_store(row + DS_PAIRS + i / 2, pairs);
+    *sum += ds[0] + ds[1];
+    *rounded = vec_add_terms(*rounded, pairs, ones, true);
+}
+
+/* What rounding left of two rows, as a pair before their others: rounded, and what that left of it. */
+INLINE void put_rests(float *rows, float one, float next) {
+    Vec rest = {one, next}, high = (Vec)((VecBits)pairs_across(rest, rest) << 16);
+    Vec pairs = pairs_across(high, rest - high);
+    rows[DS_PAIRS - 1] = pairs[0];
+    rows[B + DS_PAIRS - 1] = pairs[1];
+}
+INLINE float rest_of(const SoftmaxRow *row, const BackwardUnit *u, Vec sum, Vec rounded, const bool masked) {
+    bool seen = !masked || (u->first >= row->first && u->first <= row->last);
+    return seen ? vec_sum(sum - rounded) : 0;
+}
+
 INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_t r, const bool masked,
-                         const bool capped) {
+                         const bool capped, const bool tiles) {
     const bool second = r + 1 < b->count;
     const SoftmaxRow one = softmax_row(b, r, masked), next = softmax_row(b, r + second, masked);
+    float *rows = b->ds + r * B;
+    Vec sum[2] = {{0}, {0}}, rounded[2] = {{0}, {0}};
     for (int64_t i = 0; i < B; i += 2 * VLEN) {
         Vec p[2][2], ds[2][2] = {{{0}}};
         for (int v = 0; v < 2; v++) {
@@ -724,20 +731,33 @@ INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_
             vec_store(b->p + r / 2 * B + i + v * VLEN, pairs_across(p[0][v], p[1][v]));
             vec_store(b->ds_across + r / 2 * B + i + v * VLEN, pairs_across(ds[0][v], ds[1][v]));
         }
-        put_in_two(ds[0][0], ds[0][1], b->ds + r * B + i);
-        put_in_two(ds[1][0], ds[1][1], b->ds + (r + 1) * B + i);
+        put_ds(rows, i, ds[0], &sum[0], &rounded[0], tiles);
+        put_ds(rows + B, i, ds[1], &sum[1], &rounded[1], tiles);
     }
+    if (!tiles)
+        put_rests(rows, rest_of(&one, u, sum[0], rounded[0], masked),
+                  rest_of(&next, u, sum[1], rounded[1], masked));
 }
 
-static void backward_softmax_tiles(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+INLINE int64_t softmax_pairs(const BackwardQueries *b, const BackwardUnit *u, bool masked, const bool tiles) {
     int64_t r = 0;
     for (; r < b->count; r += 2)
         if (b->f->s.cap > 0)
-            softmax_rows(b, u, r, true, true);
+            softmax_rows(b, u, r, true, true, tiles);
         else if (masked)
-            softmax_rows(b, u, r, true, false);
+            softmax_rows(b, u, r, true, false, tiles);
         else
-            softmax_rows(b, u, r, false, false);
+            softmax_rows(b, u, r, false, false, tiles);
+    return r;
+}
+static void backward_softmax_pairs(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+    softmax_pairs(b, u, masked, false);
+}
+#endif
+
+#if VEC_AMX
+static void backward_softmax_tiles(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
+    int64_t r = softmax_pairs(b, u, masked, true);
     size_t rest = (size_t)((B - r) / 2 * B) * sizeof(float); /* up to whole groups, at least */
     memset(b->p + r / 2 * B, 0, rest);
     memset(b->ds_across + r / 2 * B, 0, rest);
@@ -788,7 +808,13 @@ static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bo
         return;
     }
 #endif
-    backward_softmax_terms(b, u, masked);
+#if VEC_PAIRS
+    if (flash_pairs(b->f)) {
+        backward_softmax_pairs(b, u, masked);
+        return;
+    }
+#endif
+    backward_softmax_rows(b, u, masked);
 }
 
 /* [queries][keys] = rows x lanes^T; strips of keys leave out the queries that see none of them. */
@@ -853,13 +879,15 @@ INLINE float *query_sums(const BackwardQueries *b) {
 /* Of the keys that the queries see. */
 INLINE int64_t last_block(const BackwardQueries *b) { return (b->f->offset + b->first + b->count - 1) / B; }
 
-/* [queries][D] += ds k. */
+/* [queries][D] += ds k; of pairs one term before the others is what their rounding left. */
 static void query_product(BackwardQueries *b, const BackwardUnit *u, int64_t strip, bool set) {
+    const bool pairs = flash_pairs(b->f);
     for (int64_t i = 0; i < b->count; i += strip)
-        product((Product){.m = min_i64(strip, b->count - i),
+        product((Product){.pairs = pairs,
+                          .m = min_i64(strip, b->count - i),
                           .n = b->padded,
-                          .k = keys_before(b, u, i + strip),
-                          .a = b->ds + i * B,
+                          .k = pairs + flash_terms(b->f, keys_before(b, u, i + strip)),
+                          .a = b->ds + i * B + (pairs ? DS_PAIRS - 1 : 0),
                           .a_row = B,
                           .a_step = 1,
                           .b = u->k,
