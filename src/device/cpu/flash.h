@@ -688,8 +688,8 @@ INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, cons
     if (capped) *ds *= 1.0f - part * part;
 }
 
-/* Rows r and r + 1 of ds as factors of dQ. Of each vector pair: for tiles 32 keys rounded, then what that left
- * of them; else pairs of keys from DS_PAIRS on. The sums are those of what is rounded, and of what it became. */
+/* 32 keys of a row of ds as factors of dQ: for tiles rounded, then what that left of them; else pairs of keys
+ * from DS_PAIRS on, with the sums of what is rounded, and of what it became. */
 INLINE void put_ds(float *row, int64_t i, const Vec ds[2], Vec *sum, Vec *rounded, const bool tiles) {
     if (tiles) {
         put_in_two(ds[0], ds[1], row + i);

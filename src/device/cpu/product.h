@@ -71,8 +71,8 @@ INLINE void pack_halves(const void *from, int64_t row, float *to, int64_t next, 
     vec_store(to + next, right);
 }
 
-/* Every line of the cache that elements i .. end-1 of `rows` rows lie in, from `ahead` rows after this one on: what
- * lies across is read in short pieces far apart, which a processor does not foresee. */
+/* Every line of the cache that elements i .. end-1 of `rows` rows lie in, from `ahead` rows after this one
+ * on: what lies across is read in short pieces far apart, which a processor does not foresee. */
 INLINE void fetch_ahead(const void *from, int64_t row, const int ahead, const int rows, int64_t i,
                         int64_t end, Dtype t) {
     const int64_t line = 64 / (int64_t)dtype_bytes(t);
