@@ -210,7 +210,6 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
         const char *what;
     } needs[] = {{model->num_experts > 0, d->ops.route, "experts"},
                  {family->arch.sinks, d->ops.sinks_backward, "attention sinks"},
-                 {family->arch.expert_bias, d->ops.experts_bias_forward, "experts with biases"},
                  {model_is_recurrent(model), d->ops.scan_forward, "recurrences"}};
     int64_t widest = d->widest_head;
     bool described = !d->ops.gemm; /* to plan for: it has no ops at all */

@@ -14,14 +14,16 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon; do passes $(op $check); done
+for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_experts_rows; do
+    passes $(op $check)
+done
 passes env TEST_KIND=cuda "$tests/test_queue"
 passes env WEFT_SIM_DRY=1 $(op test_grids)
 # Nor does it fail because a file was compiled and linked here: with a comment more it passes.
 for file in norms.cu attention_mma.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
-mutant "a barrier less in sums over tokens" norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' $(op test_bias)
+mutant "a barrier less in sums over tokens" columns.cuh@norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' $(op test_bias)
 mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
@@ -51,6 +53,12 @@ has log "an access that does not begin at a multiple of its size"
 mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, i\) - mean : 0/get(here, i) - mean/' $(op test_norm)
 mutant "zeros behind a leaf that count" loss.cu 's/if \(at \+ i < n\) sum/sum/' $(op test_cross_entropy)
 mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
+mutant "an up that is not clamped below" elements.cu 's/u < -CLAMPED_LIMIT \? -CLAMPED_LIMIT : u/u/' $(op test_activation)
+mutant "a gate and its up exchanged" elements.cu 's/clamped\(get\(pairs, 2 \* i\), get\(pairs, 2 \* i \+ 1\)\)/clamped(get(pairs, 2 * i + 1), get(pairs, 2 * i))/' $(op test_activation)
+mutant "a slope where a gate is clamped" elements.cu 's/gate > CLAMPED_LIMIT \? 0 : //' $(op test_activation)
+mutant "a row taken for one of the expert before" experts.cu 's/e\.first\[middle \+ 1\] > row/e.first[middle + 1] >= row/' $(op test_experts_rows)
+mutant "an expert's last row left out" experts.cu 's/row < end \&\& column < n/row + 1 < end \&\& column < n/' $(op test_experts_rows)
+mutant "weights left out of a bias's gradient" experts.cu 's/weighed \? weight_of_row\(s, r, row, e\) : 1/1/' $(op test_experts_rows)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
 mutant "a term behind the end of a leaf" leaves.cu 's/term < count/term <= count/' $(op test_gemm_op)
 mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* shape\.row/begin = at.row * shape.cols/' $(op test_muon)
@@ -83,7 +91,7 @@ if [ -e "$sanitizer" ]; then
     fi
     outside "a tail that is read too far" packs.cuh@elements.cu 's/first \+ i < end\) take/first + i <= end) take/' test_elements
     outside "a pack that ends behind its tensor" packs.cuh@elements.cu 's/first \+ N <= end/first + N <= end + 1/' test_elements
-    outside "shared memory of an element less" norms.cu 's/room, DOWN \*SIDE/room, DOWN * SIDE - 1/' test_bias
+    outside "shared memory of an element less" norms.cu 's/room, COLUMN_ROOM<T>/room, COLUMN_ROOM<T> - 1/' test_bias
 else
     echo "the address sanitizer's library is not here: what it finds is not tried"
 fi

@@ -34,17 +34,19 @@ runs races.so test_loss test_slices || fail "records of losses: $(said)"
 # Tensors of these tests lie where a GPU reaches them, so that they can run on one: others would be seen.
 build "a tensor of the host's" elements.cu 's/\(T \*\)y, bias\)/(T *)y, (const float *)__builtin_calloc((size_t)n, 4))/' -fsanitize=thread -g1 &&
     { ! runs mutant.so test_bias && grep -q 'which a GPU does not reach' log || fail "a tensor of the host's is not seen: $(tail -5 log)"; }
-race "a barrier less in sums over tokens" norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_bias
+race "a barrier less in sums over tokens" columns.cuh@norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_bias
 race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;d}' test_attention
 race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/{n;n;d}' test_attention
 race "a barrier less before a step of keys" attention_mma.cu '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}' test_attention
 race "a step fetched over the one that is read" attention_mma.cu 's/turns \+ \(step \+ 1\) % 2/turns + step % 2/' test_attention
 race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, right/{/sums\.add\(left, right/{n;d}}' test_gemm_experts
 race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_gemm_experts
+race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_experts_rows
+race "choices that write each other's sums" experts.cu 's/dweights\[j\] \+= \(float\)sum/dweights[0] += (float)sum/' test_experts_rows
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
 race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_latent test_activation test_scale
-race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements
+race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements test_activation
 race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon
 race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_parts test_fixed
 race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(ids, 0, first, id\)//' test_embed

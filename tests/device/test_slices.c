@@ -423,6 +423,33 @@ static void check_weights_of_experts(Device *d, Dtype c) {
         drop_all();
     }
 }
+/* Of columns: what is added, and gradients. */
+static void check_biases_of_experts(Device *d, Dtype c) {
+    enum { WIDTH = 168 };
+    ExpertRows e = rows_of_experts(0);
+    RouteShape s = {.experts = EXPERTS};
+    Routes r = {.first = (int32_t *)(uintptr_t)e.first};
+    void *y = random_tensor(EXPERT_ROWS * WIDTH, c, -1, 1), *added = copy_of(y, EXPERT_ROWS * WIDTH, c);
+    float *bias = random_tensor(EXPERTS * WIDTH, DTYPE_F32, -1, 1),
+          *sums = tensor(EXPERTS * WIDTH, DTYPE_F32);
+    RUN(d, fill, EXPERTS * WIDTH, 0, sums);
+    RUN(d, experts_bias_forward, e, WIDTH, added, bias, c);
+    RUN(d, experts_bias_backward, s, r, WIDTH, y, false, bias, sums, NULL, c);
+    for (int i = 0; i < DEGREES; i++) {
+        int64_t own = WIDTH / degrees[i], first = WIDTH - own;
+        void *part = box_of(y, WIDTH, 0, first, EXPERT_ROWS, own, c);
+        float *sums2 = tensor(EXPERTS * own, DTYPE_F32),
+              *bias2 = box_of(bias, WIDTH, 0, first, EXPERTS, own, DTYPE_F32);
+        RUN(d, fill, EXPERTS * own, 0, sums2);
+        RUN(d, experts_bias_backward, s, r, own, part, false, bias2, sums2, NULL, c);
+        assert_box(d, "gradients of experts' biases", sums, WIDTH, 0, first, sums2, EXPERTS, own, DTYPE_F32);
+        RUN(d, experts_bias_forward, e, own, part, bias2, c);
+        assert_box(d, "biases of experts", added, WIDTH, 0, first, part, EXPERT_ROWS, own, c);
+    }
+    drop_all();
+}
+static void test_biases_of_experts(void **state) { (void)state, check_all(check_biases_of_experts); }
+
 static void test_weights_of_experts(void **state) { (void)state, check_all(check_weights_of_experts); }
 
 /* ---- tokens ---- */
@@ -817,6 +844,27 @@ static void check_latent_heads(Device *d, Dtype c) {
 }
 static void test_latent_heads(void **state) { (void)state, check_all(check_latent_heads); }
 
+/* Gates and ups next to each other. */
+static void check_clamped(Device *d, Dtype c) {
+    enum { T = 37, INTER = 168 };
+    void *pairs = random_tensor(T * 2 * INTER, c, -9, 9), *dact = random_tensor(T * INTER, c, -1, 1);
+    void *act = tensor(T * INTER, c), *again = tensor(T * INTER, c), *grad = tensor(T * 2 * INTER, c);
+    RUN(d, activation_forward, ACT_CLAMPED, true, T, INTER, pairs, act, c);
+    RUN(d, activation_backward, ACT_CLAMPED, true, T, INTER, pairs, dact, grad, again, c);
+    for (int n = 2; n <= 8; n *= 2) {
+        int64_t each = INTER / n, first = (n - 1) * each;
+        void *part = box_of(pairs, 2 * INTER, 0, 2 * first, T, 2 * each, c),
+             *dpart = box_of(dact, INTER, 0, first, T, each, c);
+        void *act2 = tensor(T * each, c), *grad2 = tensor(T * 2 * each, c);
+        RUN(d, activation_forward, ACT_CLAMPED, true, T, each, part, act2, c);
+        assert_box(d, "clamped", act, INTER, 0, first, act2, T, each, c);
+        RUN(d, activation_backward, ACT_CLAMPED, true, T, each, part, dpart, grad2, act2, c);
+        assert_box(d, "clamped gradient", grad, 2 * INTER, 0, 2 * first, grad2, T, 2 * each, c);
+        assert_box(d, "clamped again", again, INTER, 0, first, act2, T, each, c);
+    }
+    drop_all();
+}
+
 static void check_mlp(Device *d, Dtype c) {
     enum { T = 37, INTER = 168 };
     void *gate_up = random_tensor(T * 2 * INTER, c, -4, 4), *dact = random_tensor(T * INTER, c, -1, 1);
@@ -836,7 +884,7 @@ static void check_mlp(Device *d, Dtype c) {
     }
     drop_all();
 }
-static void test_mlp(void **state) { (void)state, check_all(check_mlp); }
+static void test_mlp(void **state) { (void)state, check_all(check_mlp), check_all(check_clamped); }
 
 /* ---- the vocabulary ---- */
 
@@ -948,6 +996,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_leaves),
         cmocka_unit_test(test_expert_products),
         cmocka_unit_test(test_weights_of_experts),
+        cmocka_unit_test(test_biases_of_experts),
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_heads),
         cmocka_unit_test(test_latent_heads),

@@ -126,6 +126,47 @@ __global__ void activation_backward_kernel(Activation f, bool gated, int64_t tok
     store_pack(act + own, at.column, inter, out);
 }
 
+/* Of a gate and its up: the value, and the slopes along both. */
+struct Clamped {
+    float value, gate, up;
+};
+INLINE Clamped clamped(float gate, float up) {
+    float z = gate > CLAMPED_LIMIT ? CLAMPED_LIMIT : gate, u = up > CLAMPED_LIMIT ? CLAMPED_LIMIT : up;
+    u = 1 + (u < -CLAMPED_LIMIT ? -CLAMPED_LIMIT : u);
+    float s = 1 / (1 + expf(-CLAMPED_SLOPE * z)), along = z * s;
+    bool out = up > CLAMPED_LIMIT || up < -CLAMPED_LIMIT;
+    return {u * along, gate > CLAMPED_LIMIT ? 0 : u * (s + CLAMPED_SLOPE * along * (1 - s)), out ? 0 : along};
+}
+
+/* x has a gate and its up next to each other: a pack of act is of two of x. */
+template <typename T> __global__ void clamped_forward_kernel(int64_t n, const T *x, T *act) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t first = element() * N;
+    Pack<T, 2 *N> pairs = load_pack<2 * N>(x, 2 * first, 2 * n);
+    Pack<T, N> out = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) put(out, i, clamped(get(pairs, 2 * i), get(pairs, 2 * i + 1)).value);
+    store_pack(act, first, n, out);
+}
+
+/* dact may be act's memory. */
+template <typename T>
+__global__ void clamped_backward_kernel(int64_t n, const T *x, const T *dact, T *dx, T *act) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t first = element() * N;
+    Pack<T, 2 *N> pairs = load_pack<2 * N>(x, 2 * first, 2 * n);
+    Pack<T, N> grad = load_pack<N>(dact, first, n), out = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        Clamped y = clamped(get(pairs, 2 * i), get(pairs, 2 * i + 1));
+        put(pairs, 2 * i, get(grad, i) * y.gate);
+        put(pairs, 2 * i + 1, get(grad, i) * y.up);
+        put(out, i, y.value);
+    }
+    store_pack(dx, 2 * first, 2 * n, pairs);
+    store_pack(act, first, n, out);
+}
+
 /* ---- rotation ---- */
 
 /* A row is a head's first 2 half elements: of its pairs (i, half + i), a pack of each. */
@@ -307,18 +348,30 @@ void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bi
 
 void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter, const void *x,
                         void *act, Dtype c) {
-    if (tokens * inter == 0) return;
-    BY_DTYPE(c, T, auto kernel = activation_forward_kernel<T>;
-             LAUNCH(d, OP_ACTIVATION_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK, 0, f,
-                    gated, tokens, inter, (const T *)x, (T *)act));
+    int64_t n = tokens * inter;
+    if (n == 0) return;
+    if (f == ACT_CLAMPED)
+        BY_DTYPE(c, T,
+                 LAUNCH(d, OP_ACTIVATION_FORWARD, clamped_forward_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n),
+                        BLOCK, 0, n, (const T *)x, (T *)act));
+    else
+        BY_DTYPE(c, T, auto kernel = activation_forward_kernel<T>;
+                 LAUNCH(d, OP_ACTIVATION_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK,
+                        0, f, gated, tokens, inter, (const T *)x, (T *)act));
 }
 
 void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter, const void *x,
                          const void *dact, void *dx, void *act, Dtype c) {
-    if (tokens * inter == 0) return;
-    BY_DTYPE(c, T, auto kernel = activation_backward_kernel<T>;
-             LAUNCH(d, OP_ACTIVATION_BACKWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK, 0,
-                    f, gated, tokens, inter, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
+    int64_t n = tokens * inter;
+    if (n == 0) return;
+    if (f == ACT_CLAMPED)
+        BY_DTYPE(c, T,
+                 LAUNCH(d, OP_ACTIVATION_BACKWARD, clamped_backward_kernel<T>, blocks_of_packs<AT_ONCE<T>>(n),
+                        BLOCK, 0, n, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
+    else
+        BY_DTYPE(c, T, auto kernel = activation_backward_kernel<T>;
+                 LAUNCH(d, OP_ACTIVATION_BACKWARD, kernel, blocks_of_packs<AT_ONCE<T>>(tokens, inter), BLOCK,
+                        0, f, gated, tokens, inter, (const T *)x, (const T *)dact, (T *)dx, (T *)act));
 }
 
 void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,

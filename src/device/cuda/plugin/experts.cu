@@ -3,7 +3,7 @@
  * How many rows an expert has is known to the GPU alone: grids cover the most that there can be, and blocks
  * find out what they are for. Products are fp32 chains along the inner dimension in ascending order, in
  * whatever tile a row lies; choices and rows are whole numbers and those of the CPU, as are combined rows. */
-#include "device/cuda/plugin/packs.cuh"
+#include "device/cuda/plugin/columns.cuh"
 
 namespace {
 
@@ -481,6 +481,98 @@ void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves,
                     (T *)dact, dweights));
 }
 
+/* ---- biases ---- */
+
+/* Whose a row is; experts may have none. */
+INLINE int expert_of_row(ExpertRows e, int64_t row) {
+    int low = 0, high = e.experts - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (e.first[middle + 1] > row)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+template <typename T> __global__ void experts_bias_kernel(ExpertRows e, int64_t n, T *y, const float *bias) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(n);
+    if (at.row >= e.first[e.experts]) return;
+    y += at.row * n;
+    Pack<T, N> x = load_pack<N>(y, at.column, n);
+    Pack<float, N> more = load_pack<N>(bias + expert_of_row(e, at.row) * n, at.column, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(x, i, get(x, i) + get(more, i));
+    store_pack(y, at.column, n, x);
+}
+
+void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
+    if (e.rows * n == 0) return;
+    BY_DTYPE(c, T, auto kernel = experts_bias_kernel<T>;
+             LAUNCH(d, OP_EXPERTS_BIAS_FORWARD, kernel, blocks_of_packs<AT_ONCE<T>>(e.rows, n), BLOCK, 0, e,
+                    n, (T *)y, bias));
+}
+
+/* Of the choice that stands in a row of expert e. */
+INLINE float weight_of_row(RouteShape s, Routes r, int64_t row, int e) {
+    int64_t at = (int64_t)r.token[row] * s.chosen;
+    while (r.chosen[at] != e) at++;
+    return r.weights[at];
+}
+
+/* blockIdx.x: the expert, blockIdx.y: columns. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    experts_bias_sums_kernel(RouteShape s, Routes r, int64_t n, const T *dy, bool weighed, float *dbias) {
+    constexpr int N = AT_ONCE<T>;
+    SHARED(float, room, COLUMN_ROOM<T>);
+    int e = (int)blockIdx.x;
+    int64_t column = first_column<T>(), end = r.first[e + 1];
+    float sum[N] = {};
+    for (int64_t row = r.first[e] + threadIdx.y; row < end && column < n; row += DOWN<T>) {
+        float weight = weighed ? weight_of_row(s, r, row, e) : 1;
+        Pack<T, N> grad = load_pack<N>(dy + row * n, column, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = FUSED(get(grad, i), weight, sum[i]);
+    }
+    add_to_columns<T>(sum, n, room, dbias + e * n);
+}
+
+/* A warp has a choice: dweights += dy . bias of its expert. */
+template <typename T>
+__global__ void experts_bias_weights_kernel(int64_t choices, Routes r, int64_t n, const T *dy,
+                                            const float *bias, float *dweights) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t j = element() / WARP;
+    if (j >= choices) return;
+    dy += r.row[j] * n, bias += r.chosen[j] * n;
+    double sum = 0;
+    for (int64_t at = lane() * N; at < n; at += WARP * N) {
+        Pack<T, N> grad = load_pack<N>(dy, at, n);
+        Pack<float, N> here = load_pack<N>(bias, at, n);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += (double)get(grad, i) * (double)get(here, i);
+    }
+    sum = lanes_sum(sum, WARP);
+    if (lane() == 0) dweights[j] += (float)sum;
+}
+
+/* Without weights s has no tokens: rows may be those of other ranks' tokens. */
+void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
+                           const float *bias, float *dbias, float *dweights, Dtype c) {
+    int64_t choices = s.tokens * s.chosen;
+    if (s.experts * n == 0) return;
+    BY_DTYPE(c, T, auto sums = experts_bias_sums_kernel<T>; auto weights = experts_bias_weights_kernel<T>;
+             Grid grid(s.experts, blocks_of(n, COLUMNS));
+             LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, sums, grid, block_of_columns<T>(), 0, s, r, n, (const T *)dy,
+                    weighed, dbias);
+             if (weighed && choices > 0)
+                 LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, weights, blocks_of(choices, BLOCK / WARP), BLOCK, 0,
+                        choices, r, n, (const T *)dy, bias, dweights));
+}
+
 } // namespace
 
 extern "C" void experts_fill(Ops *ops) {
@@ -491,4 +583,6 @@ extern "C" void experts_fill(Ops *ops) {
     ops->gemm_experts_weight = gemm_experts_weight;
     ops->experts_combine = experts_combine;
     ops->experts_weigh = experts_weigh;
+    ops->experts_bias_forward = experts_bias_forward;
+    ops->experts_bias_backward = experts_bias_backward;
 }

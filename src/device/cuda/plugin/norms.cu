@@ -2,9 +2,8 @@
  *
  * A warp has a row: its lanes take packs of it in turn (packs.cuh) and meet in a fixed butterfly, so that a
  * row's bits hang on its length and type alone, not on where it lies. Sums over tokens are cut by leaves;
- * within a leaf a block has 32 columns, a thread of it every 256th row (fp32: 128th) of a pack of them, and
- * the sums of a column are added in a fixed tree. */
-#include "device/cuda/plugin/packs.cuh"
+ * within a leaf they are made by columns (columns.cuh). */
+#include "device/cuda/plugin/columns.cuh"
 
 namespace {
 
@@ -229,19 +228,17 @@ __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide,
 }
 
 /* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. blockIdx.x:
- * the leaf, blockIdx.y: columns. Of a block's threads ACROSS lie along them. */
-constexpr int SIDE = 32, THREADS = SIDE * SIDE;
-template <typename T> constexpr int ACROSS = SIDE / AT_ONCE<T>;
+ * the leaf, blockIdx.y: columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, const T *x, const float *means,
                        const float *rstds, float *sums) {
-    constexpr int N = AT_ONCE<T>, DOWN = THREADS / ACROSS<T>;
-    SHARED(float, room, DOWN *SIDE);
-    int64_t column = (int64_t)blockIdx.y * SIDE + threadIdx.x * N, begin = blockIdx.x * rows_of_leaf,
+    constexpr int N = AT_ONCE<T>;
+    SHARED(float, room, COLUMN_ROOM<T>);
+    int64_t column = first_column<T>(), begin = blockIdx.x * rows_of_leaf,
             end = smaller(r.count, begin + rows_of_leaf);
     float sum[N] = {};
-    for (int64_t row = begin + threadIdx.y; row < end && column < r.n; row += DOWN) {
+    for (int64_t row = begin + threadIdx.y; row < end && column < r.n; row += DOWN<T>) {
         int64_t at = row_at(r, row);
         Pack<T, N> grad = load_pack<N>(dy + at, column, r.n), here = {};
         if (x) here = load_pack<N>(x + at, column, r.n);
@@ -250,16 +247,7 @@ __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < N; i++)
             sum[i] = FUSED(get(grad, i), x ? (get(here, i) - mean) * rstd : 1, sum[i]);
     }
-    int number = (int)(threadIdx.y * ACROSS<T> + threadIdx.x);
-#pragma unroll
-    for (int i = 0; i < N; i++) room[number * N + i] = sum[i];
-    __syncthreads();
-    for (int half = DOWN / 2 * SIDE; half >= SIDE; half /= 2) {
-        for (int here = number; here < half; here += THREADS) room[here] += room[here + half];
-        __syncthreads();
-    }
-    column = (int64_t)blockIdx.y * SIDE + number;
-    if (number < SIDE && column < r.n) sums[blockIdx.x * r.n + column] += room[number];
+    add_to_columns<T>(sum, r.n, room, sums + blockIdx.x * r.n);
 }
 
 /* ---- slots ---- */
@@ -269,9 +257,9 @@ int64_t blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
 template <typename T>
 void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_leaf, const T *dy, const T *x,
                  const float *means, const float *rstds, float *sums) {
-    Grid grid(blocks_of(r.count, rows_of_leaf), blocks_of(r.n, SIDE));
-    dim3 block(ACROSS<T>, THREADS / ACROSS<T>);
-    LAUNCH(d, op, column_sums_kernel<T>, grid, block, 0, r, rows_of_leaf, dy, x, means, rstds, sums);
+    Grid grid(blocks_of(r.count, rows_of_leaf), blocks_of(r.n, COLUMNS));
+    LAUNCH(d, op, column_sums_kernel<T>, grid, block_of_columns<T>(), 0, r, rows_of_leaf, dy, x, means, rstds,
+           sums);
 }
 
 void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,

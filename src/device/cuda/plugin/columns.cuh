@@ -1,0 +1,42 @@
+/* Sums of columns over rows: a block has COLUMNS of them, which lie next to each other. A thread of it goes
+ * through every 256th row (fp32: 128th) of a pack of them, and what threads have of a column is added in a
+ * fixed tree. So the bits of a column hang on its rows and their order alone.
+ *
+ *     LAUNCH(d, op, kernel, Grid(..., blocks_of(n, COLUMNS)), block_of_columns<T>(), ...)
+ *     SHARED(float, room, COLUMN_ROOM<T>);
+ *     for (row = threadIdx.y; ...; row += DOWN<T>) sum[i] = ... of column first_column<T>() + i
+ *     add_to_columns<T>(sum, n, room, sums)                        every thread of the block */
+#ifndef WEFT_DEVICE_CUDA_PLUGIN_COLUMNS_CUH
+#define WEFT_DEVICE_CUDA_PLUGIN_COLUMNS_CUH
+
+#include "device/cuda/plugin/packs.cuh"
+
+constexpr int COLUMNS = 32, THREADS = 1024;
+/* Of a block's threads, along the columns and along the rows. */
+template <typename T> constexpr int ACROSS = COLUMNS / AT_ONCE<T>;
+template <typename T> constexpr int DOWN = THREADS / ACROSS<T>;
+template <typename T> constexpr int COLUMN_ROOM = DOWN<T> *COLUMNS;
+template <typename T> dim3 block_of_columns(void) { return dim3(ACROSS<T>, DOWN<T>); }
+
+/* The first of this thread's; those of blocks lie along y. */
+template <typename T> INLINE int64_t first_column(void) {
+    return (int64_t)blockIdx.y * COLUMNS + threadIdx.x * AT_ONCE<T>;
+}
+
+/* sums[column] += what the block's threads have of it, of n columns. */
+template <typename T>
+INLINE void add_to_columns(const float (&sum)[AT_ONCE<T>], int64_t n, float *room, float *sums) {
+    constexpr int N = AT_ONCE<T>;
+    int number = (int)(threadIdx.y * ACROSS<T> + threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < N; i++) room[number * N + i] = sum[i];
+    __syncthreads();
+    for (int half = DOWN<T> / 2 * COLUMNS; half >= COLUMNS; half /= 2) {
+        for (int here = number; here < half; here += THREADS) room[here] += room[here + half];
+        __syncthreads();
+    }
+    int64_t column = (int64_t)blockIdx.y * COLUMNS + number;
+    if (number < COLUMNS && column < n) sums[column] += room[number];
+}
+
+#endif
