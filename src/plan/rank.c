@@ -210,7 +210,7 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
         const char *what;
     } needs[] = {{model->num_experts > 0, d->ops.route, "experts"},
                  {family->arch.sinks, d->ops.sinks_backward, "attention sinks"},
-                 {model_is_recurrent(model), d->ops.scan_forward, "recurrences"}};
+                 {model_has_mixer(model, MIXER_MAMBA2), d->ops.mamba_forward, "recurrences of Mamba-2"}};
     int64_t widest = d->widest_head;
     bool described = !d->ops.gemm; /* to plan for: it has no ops at all */
     for (size_t i = 0; !described && i < sizeof needs / sizeof *needs; i++)

@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_experts_rows; do
+for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_experts_rows test_conv test_scan; do
     passes $(op $check)
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
@@ -23,7 +23,7 @@ passes env WEFT_SIM_DRY=1 $(op test_grids)
 for file in norms.cu attention_mma.cu backend.c; do
     build "a comment" $file '$s|$| /* the same */|' && passes_over "$PWD/mutant.so" $(op test_bias)
 done
-mutant "a barrier less in sums over tokens" columns.cuh@norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' $(op test_bias)
+mutant "a barrier less in sums over tokens" columns.cuh@norms.cu '/void fold_rows/{n;d}' $(op test_bias)
 mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.count; i++/' $(op test_qk_norm)
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
@@ -59,6 +59,15 @@ mutant "a slope where a gate is clamped" elements.cu 's/gate > CLAMPED_LIMIT \? 
 mutant "a row taken for one of the expert before" experts.cu 's/e\.first\[middle \+ 1\] > row/e.first[middle + 1] >= row/' $(op test_experts_rows)
 mutant "an expert's last row left out" experts.cu 's/row < end \&\& column < n/row + 1 < end \&\& column < n/' $(op test_experts_rows)
 mutant "weights left out of a bias's gradient" experts.cu 's/weighed \? weight_of_row\(s, r, row, e\) : 1/1/' $(op test_experts_rows)
+mutant "a convolution over the end of a document" scans.cu 's/larger\(first_key\[t\], reach\)/larger(0, reach)/' $(op test_conv)
+mutant "a tail of a token less" scans.cu 's/k < s\.taps - 1; k\+\+\)/k + 1 < s.taps - 1; k++)/' $(op test_conv)
+mutant "tokens of the next chunk that count twice" scans.cu 's/if \(counts\) sum/sum/' $(op test_conv)
+mutant "a chunk that does not see the one before" scans.cu 's/u < 0 \? 0 : load/true ? 0 : load/' $(op test_conv)
+mutant "a chunk whose last tokens are seen by none" scans.cu 's/t < end \+ TAPS - 1; t\+\+/t < end + TAPS - 1 \&\& t <= end; t++/' $(op test_conv)
+mutant "a state that goes on into the next document" scans.cu 's/begins\[i\] \? 0 : now/now/' $(op test_scan)
+mutant "a gradient that goes back into the document before" scans.cu 's/v\.begins \? 0 : g \*/g */' $(op test_scan)
+mutant "a run that ends before its last document" scans.cu 's/beginning\(first_key, tokens, next\)\}/next}/' $(op test_scan)
+mutant "a last run that is not summed" scans.cu 's/run < runs; run\+\+/run + 1 < runs; run++/' $(op test_scan)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
 mutant "a term behind the end of a leaf" leaves.cu 's/term < count/term <= count/' $(op test_gemm_op)
 mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* shape\.row/begin = at.row * shape.cols/' $(op test_muon)

@@ -2,6 +2,7 @@
 source=$WEFT_SOURCE_DIR/src/device/cuda/plugin
 tests=$WEFT_BINARY_DIR
 export TEST_BRIEF=1
+export CCACHE_NODIRECT=1 # where the compiler is cached: it would not see a changed header that lies in front of the one it knows
 
 # compile FILE OBJECT FLAG...: as the build does, with less optimization.
 compile() {

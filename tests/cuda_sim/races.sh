@@ -26,7 +26,7 @@ race() {
 
 # All that kernels have a part in. Those in which threads have nothing to do with each other have several blocks here, as the races that are
 # planted between blocks show.
-for check in embed bias elements norm qk_norm rope latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
+for check in embed bias elements norm conv scan qk_norm rope latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
     experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
@@ -34,15 +34,19 @@ runs races.so test_loss test_slices || fail "records of losses: $(said)"
 # Tensors of these tests lie where a GPU reaches them, so that they can run on one: others would be seen.
 build "a tensor of the host's" elements.cu 's/\(T \*\)y, bias\)/(T *)y, (const float *)__builtin_calloc((size_t)n, 4))/' -fsanitize=thread -g1 &&
     { ! runs mutant.so test_bias && grep -q 'which a GPU does not reach' log || fail "a tensor of the host's is not seen: $(tail -5 log)"; }
-race "a barrier less in sums over tokens" columns.cuh@norms.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_bias
+race "a barrier less in sums over tokens" columns.cuh@norms.cu '/void fold_rows/{n;d}' test_bias
 race "a barrier less behind a tile" attention.cu '/weight, v \+ j \* pitch/{n;n;d}' test_attention
 race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/{n;n;d}' test_attention
 race "a barrier less before a step of keys" attention_mma.cu '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}' test_attention
 race "a step fetched over the one that is read" attention_mma.cu 's/turns \+ \(step \+ 1\) % 2/turns + step % 2/' test_attention
 race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, right/{/sums\.add\(left, right/{n;d}}' test_gemm_experts
 race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_gemm_experts
-race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/room\[number \* N \+ i\] = sum/{n;d}' test_experts_rows
+race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/void fold_rows/{n;d}' test_experts_rows
 race "choices that write each other's sums" experts.cu 's/dweights\[j\] \+= \(float\)sum/dweights[0] += (float)sum/' test_experts_rows
+race "a barrier less in sums over chunks" columns.cuh@scans.cu '/void fold_rows/{n;d}' test_conv
+race "chunks that write each other's gradients" scans.cu 's/whole >= begin\)/whole + 1 >= begin \&\& whole >= 0)/' test_conv
+race "runs of the same documents" scans.cu 's/return \{beginning\(first_key, tokens, first\), /return {0, /' test_scan
+race "blocks that have the same channels" scans.cu 's/\(int64_t\)blockIdx.y \* WARP \+ threadIdx.x/threadIdx.x/' test_scan
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
 race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_latent test_activation test_scale

@@ -427,7 +427,10 @@ static void check_conv_tail(Device *d, ConvShape s, Dtype c) {
 }
 
 static void check_conv(Device *d, Dtype c) {
-    if (!d->ops.conv_forward) return; /* models with recurrences are refused there: plan/rank.c */
+    DeviceNeeds needs = small_needs(c, 1, 1);
+    set_scratch(d, &needs);
+    check_conv_shape(d, (ConvShape){.tokens = 1100, .width = 3, .row = 5, .taps = 4}, 2, c);
+    drop_all();
     EACH(t, token_counts)
     EACH(h, scan_widths) for (int taps = 1; taps <= CONV_TAPS; taps += taps == 4 ? 4 : 1) {
         ConvShape s = {.tokens = *t, .width = *h, .row = *h + 7, .taps = taps};
@@ -493,7 +496,8 @@ static void check_scan_state(Device *d, ScanShape s, Dtype c) {
 }
 
 static void check_scan(Device *d, Dtype c) {
-    if (!d->ops.scan_forward) return;
+    DeviceNeeds needs = small_needs(c, 1, 1);
+    set_scratch(d, &needs);
     EACH(t, token_counts) EACH(w, scan_widths) for (int kind = 0; kind < SCAN_KINDS; kind++) {
         ScanShape s = {.tokens = *t,
                        .width = *w,
@@ -2024,9 +2028,10 @@ static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(
  * here, with the same bits. */
 static void test_odd_places(void **state) {
     static void (*const checks[])(Device *, Dtype) = {
-        check_embed,      check_bias,    check_elements, check_norm,          check_qk_norm,  check_rope,
-        check_activation, check_softcap, check_scale,    check_cross_entropy, check_loss_sum, check_updates,
-        check_muon,       check_quintic, check_stats,    check_sum_parts,     check_fixed};
+        check_embed,   check_bias,          check_elements,  check_norm,       check_qk_norm,
+        check_rope,    check_conv,          check_scan,      check_activation, check_softcap,
+        check_scale,   check_cross_entropy, check_loss_sum,  check_updates,    check_muon,
+        check_quintic, check_stats,         check_sum_parts, check_fixed};
     (void)state;
     if (!only || strcmp(only, CUDA) != 0) skip();
     odd_places = true;
@@ -2627,6 +2632,7 @@ static void launch_large(Device *d, Dtype c) {
     Routes routes = {f, ids, f, ids, ids, ids};
     ExpertRows rows = {TOKENS, EXPERTS, ids, 1 << 20};
     VocabLeaves vocab = {.leaf = LEAF};
+    ScanShape scan = {TOKENS, LEAF, 2 * LEAF, LEAF, LEAF, SCAN_HAWK};
     d->scratch = there, d->scratch_size = SIZE_MAX;
     d->ops.gemm(d, false, true, TOKENS, LEAF, LEAF, p, p, c, p, c, LEAF, false, shared(true, LEAF));
     d->ops.attention_forward(d, s, whole, p, p, ids, p, f, c);
@@ -2646,6 +2652,11 @@ static void launch_large(Device *d, Dtype c) {
     d->ops.experts_weigh(d, routed, routes, LEAF, 1, p, p, f, c);
     d->ops.experts_bias_forward(d, rows, LEAF, p, f, c);
     d->ops.experts_bias_backward(d, routed, routes, LEAF, p, true, f, f, f, c);
+    d->ops.conv_forward(d, (ConvShape){TOKENS, LEAF, LEAF, 4}, p, f, ids, NULL, p, c);
+    d->ops.conv_backward(d, (ConvShape){TOKENS, LEAF, LEAF, 4}, p, f, ids, p, p, f, c);
+    d->ops.scan_forward(d, scan, (ScanInputs){p, p, p, f}, ids, NULL, f, c);
+    d->ops.scan_gate(d, scan, p, f, p, c);
+    d->ops.scan_backward(d, scan, (ScanInputs){p, p, p, f}, ids, f, p, (ScanGradients){p, p, p, f}, c);
     d->ops.loss_records(d, TOKENS, 2 * LEAF, p, c, ids, vocab, p);
     d->ops.cross_entropy(d, TOKENS, 2 * LEAF, p, c, ids, vocab, f, 0, 0, f, f, p, c);
     d->scratch = NULL;

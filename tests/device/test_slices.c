@@ -886,6 +886,102 @@ static void check_mlp(Device *d, Dtype c) {
 }
 static void test_mlp(void **state) { (void)state, check_all(check_mlp), check_all(check_clamped); }
 
+/* ---- recurrences: channels, and documents, by themselves ---- */
+
+enum { SCAN_T = 150, SCAN_W = 168, SCAN_LAST = 97 }; /* tokens, channels, the last document's first token */
+
+/* What is read, or comes out, of a box of tokens and channels. Two gates of a token are two rows of W. */
+typedef struct Scan {
+    int64_t t, first, tokens, width;
+    void *gates, *values, *gate, *dout;
+    float *lambda, *w, *h;
+    void *conv;
+} Scan;
+
+static int32_t *scan_documents(int64_t t, int64_t tokens) {
+    int32_t *first = tensor(tokens, DTYPE_F32);
+    for (int64_t u = t; u < t + tokens; u++)
+        first[u - t] = (int32_t)((u < 30 ? 0 : u < 31 ? 30 : u < SCAN_LAST ? 31 : SCAN_LAST) - t);
+    return first;
+}
+
+static Scan scan_whole(int64_t gates, Dtype c) {
+    enum { N = SCAN_T * SCAN_W };
+    return (Scan){.tokens = SCAN_T,
+                  .width = SCAN_W,
+                  .gates = random_tensor(gates * N, c, -2, 2),
+                  .values = random_tensor(N, c, -1, 1),
+                  .gate = random_tensor(N, c, -2, 2),
+                  .dout = random_tensor(N, c, -1, 1),
+                  .lambda = random_tensor(SCAN_W, DTYPE_F32, -6, 0),
+                  .w = random_tensor(CONV_TAPS * SCAN_W, DTYPE_F32, -1, 1)};
+}
+
+static Scan scan_box(const Scan *of, int64_t gates, int64_t t, int64_t first, Dtype c) {
+    int64_t tokens = SCAN_T - t, width = SCAN_W - first;
+    return (Scan){.t = t,
+                  .first = first,
+                  .tokens = tokens,
+                  .width = width,
+                  .gates = box_of(of->gates, SCAN_W, gates * t, first, gates * tokens, width, c),
+                  .values = box_of(of->values, SCAN_W, t, first, tokens, width, c),
+                  .gate = box_of(of->gate, SCAN_W, t, first, tokens, width, c),
+                  .dout = box_of(of->dout, SCAN_W, t, first, tokens, width, c),
+                  .lambda = box_of(of->lambda, SCAN_W, 0, first, 1, width, DTYPE_F32),
+                  .w = box_of(of->w, SCAN_W, 0, first, CONV_TAPS, width, DTYPE_F32)};
+}
+
+/* Forward and back; values go through a convolution, too. */
+static Scan scan_of(Device *d, ScanKind kind, int64_t gates, const Scan *in, Dtype c) {
+    int64_t n = in->tokens * in->width;
+    ScanShape s = {in->tokens, in->width, gates * in->width, in->width, in->width, kind};
+    ConvShape conv = {in->tokens, in->width, in->width, CONV_TAPS};
+    float *lambda = kind == SCAN_HAWK ? in->lambda : NULL;
+    int32_t *first = scan_documents(in->t, in->tokens);
+    Scan out = *in;
+    out.gates = tensor(gates * n, c), out.values = tensor(n, c), out.gate = tensor(n, c);
+    out.dout = tensor(n, c), out.conv = tensor(n, c), out.h = tensor(n, DTYPE_F32);
+    out.lambda = tensor(in->width, DTYPE_F32), out.w = tensor(CONV_TAPS * in->width, DTYPE_F32);
+    RUN(d, fill, in->width, 0, out.lambda);
+    RUN(d, fill, CONV_TAPS * in->width, 0, out.w);
+    ScanInputs read = {in->gates, in->values, in->gate, lambda};
+    ScanGradients to = {out.gates, out.values, out.gate, lambda ? out.lambda : NULL};
+    RUN(d, scan_forward, s, read, first, NULL, out.h, c);
+    RUN(d, scan_backward, s, read, first, out.h, in->dout, to, c);
+    RUN(d, conv_forward, conv, in->values, in->w, first, NULL, out.conv, c);
+    RUN(d, conv_backward, conv, in->values, in->w, first, in->dout, out.dout, out.w, c);
+    return out;
+}
+
+static void check_scan_box(Device *d, ScanKind kind, int64_t gates, const Scan *in, const Scan *whole,
+                           int64_t t, int64_t first, Dtype c) {
+    Scan from = scan_box(in, gates, t, first, c), box = scan_of(d, kind, gates, &from, c);
+    int64_t tokens = box.tokens, width = box.width;
+    assert_box(d, "states", whole->h, SCAN_W, t, first, box.h, tokens, width, DTYPE_F32);
+    if (first > 0) assert_false(same_box(whole->h, SCAN_W, t, first - 1, box.h, tokens, width, DTYPE_F32));
+    assert_box(d, "gates", whole->gates, SCAN_W, gates * t, first, box.gates, gates * tokens, width, c);
+    assert_box(d, "values", whole->values, SCAN_W, t, first, box.values, tokens, width, c);
+    assert_box(d, "gate", whole->gate, SCAN_W, t, first, box.gate, tokens, width, c);
+    assert_box(d, "convolved", whole->conv, SCAN_W, t, first, box.conv, tokens, width, c);
+    assert_box(d, "convolution's dx", whole->dout, SCAN_W, t, first, box.dout, tokens, width, c);
+    if (t > 0) return; /* sums over tokens */
+    assert_box(d, "lambda", whole->lambda, SCAN_W, 0, first, box.lambda, 1, width, DTYPE_F32);
+    assert_box(d, "taps", whole->w, SCAN_W, 0, first, box.w, CONV_TAPS, width, DTYPE_F32);
+}
+
+static void check_recurrences(Device *d, Dtype c) {
+    for (int kind = 0; kind < SCAN_KINDS; kind++) {
+        int64_t gates = kind == SCAN_MIN_GRU ? 1 : 2;
+        keep_product_scratch(d, c);
+        Scan in = scan_whole(gates, c), whole = scan_of(d, (ScanKind)kind, gates, &in, c);
+        for (int i = 1; i < DEGREES; i++)
+            check_scan_box(d, (ScanKind)kind, gates, &in, &whole, 0, SCAN_W - SCAN_W / degrees[i], c);
+        check_scan_box(d, (ScanKind)kind, gates, &in, &whole, SCAN_LAST, 0, c);
+        drop_all();
+    }
+}
+static void test_recurrences(void **state) { (void)state, check_all(check_recurrences); }
+
 /* ---- the vocabulary ---- */
 
 enum { ROWS = 9, VOCAB = 1003, VOCAB_LEAF = 126 }; /* the last leaf has 121 */
@@ -1001,6 +1097,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_heads),
         cmocka_unit_test(test_latent_heads),
         cmocka_unit_test(test_mlp),
+        cmocka_unit_test(test_recurrences),
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_embedding),
     };

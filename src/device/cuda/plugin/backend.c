@@ -499,6 +499,7 @@ static void fill_ops(Ops *ops) {
     embedding_fill(ops);
     experts_fill(ops);
     attention_fill(ops);
+    scans_fill(ops);
     loss_fill(ops);
     optimizers_fill(ops);
     gradients_fill(ops);

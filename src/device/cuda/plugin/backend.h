@@ -58,6 +58,7 @@ void norms_fill(Ops *ops);
 void embedding_fill(Ops *ops);
 void experts_fill(Ops *ops);
 void attention_fill(Ops *ops);
+void scans_fill(Ops *ops);
 void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);
 void gradients_fill(Ops *ops);

@@ -23,6 +23,16 @@ template <typename T> INLINE int64_t first_column(void) {
     return (int64_t)blockIdx.y * COLUMNS + threadIdx.x * AT_ONCE<T>;
 }
 
+/* room[column] becomes the sum of its column of the `rows` rows, a power of two, that threads have put there;
+ * number: of the thread in its block, all of whose threads come. */
+INLINE void fold_rows(float *room, int rows, int number) {
+    __syncthreads();
+    for (int half = rows / 2 * COLUMNS; half >= COLUMNS; half /= 2) {
+        for (int here = number; here < half; here += THREADS) room[here] += room[here + half];
+        __syncthreads();
+    }
+}
+
 /* sums[column] += what the block's threads have of it, of n columns. */
 template <typename T>
 INLINE void add_to_columns(const float (&sum)[AT_ONCE<T>], int64_t n, float *room, float *sums) {
@@ -30,11 +40,7 @@ INLINE void add_to_columns(const float (&sum)[AT_ONCE<T>], int64_t n, float *roo
     int number = (int)(threadIdx.y * ACROSS<T> + threadIdx.x);
 #pragma unroll
     for (int i = 0; i < N; i++) room[number * N + i] = sum[i];
-    __syncthreads();
-    for (int half = DOWN<T> / 2 * COLUMNS; half >= COLUMNS; half /= 2) {
-        for (int here = number; here < half; here += THREADS) room[here] += room[here + half];
-        __syncthreads();
-    }
+    fold_rows(room, DOWN<T>, number);
     int64_t column = (int64_t)blockIdx.y * COLUMNS + number;
     if (number < COLUMNS && column < n) sums[column] += room[number];
 }

@@ -1,0 +1,399 @@
+/* Convolutions along the tokens, and recurrences: each channel by itself.
+ *
+ * A state goes from token to token in one chain of fp32, which a thread has for a channel. Where documents
+ * begin chains begin anew, so threads take runs of whole documents: that shows in no bit of a state. A chain
+ * waits for memory once in STEPS tokens, whose inputs are fetched together. What is summed over tokens is cut
+ * by constants. */
+#include "device/cuda/plugin/columns.cuh"
+
+namespace {
+
+INLINE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+/* Of silu at x, whose sigmoid is q. */
+INLINE float silu_slope(float x, float q) { return q + x * q * (1 - q); }
+
+/* ---- convolutions ---- */
+
+/* The first token that t sees: in generation those of the tail too, at negative places. */
+INLINE int64_t reach_of(ConvShape s, const int32_t *first_key, int64_t t) {
+    int64_t reach = t - s.taps + 1;
+    return first_key ? larger(first_key[t], reach) : reach;
+}
+
+/* A pack of token u's row, of those before the first the tail's. */
+template <int N, typename T>
+INLINE Pack<float, N> input_pack(ConvShape s, const T *x, const float *tail, int64_t u, int64_t column) {
+    if (u < 0) return load_pack<N>(tail + (u + s.taps - 1) * s.width, column, s.width);
+    Pack<T, N> here = load_pack<N>(x + u * s.row, column, s.width);
+    Pack<float, N> out = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) put(out, i, get(here, i));
+    return out;
+}
+
+/* Oldest token first. */
+template <typename T>
+__global__ void conv_forward_kernel(ConvShape s, const T *x, const float *w, const int32_t *first_key,
+                                    const float *tail, T *y) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(s.width);
+    int64_t t = at.row;
+    if (t >= s.tokens) return;
+    float sum[N] = {};
+    for (int64_t u = reach_of(s, first_key, t); u <= t; u++) {
+        Pack<float, N> weight = load_pack<N>(w + (s.taps - 1 - (t - u)) * s.width, at.column, s.width),
+                       here = input_pack<N>(s, x, tail, u, at.column);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = FUSED(get(weight, i), get(here, i), sum[i]);
+    }
+    Pack<T, N> out = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) put(out, i, sum[i] * sigmoid(sum[i]));
+    store_pack(y + t * s.width, at.column, s.width, out);
+}
+
+/* Oldest first, so that each row is read before it is written. */
+template <typename T> __global__ void conv_tail_kernel(ConvShape s, const T *x, float *tail) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t column = element() * N;
+    if (column >= s.width) return;
+    for (int64_t k = 0; k < s.taps - 1; k++)
+        store_pack(tail + k * s.width, column, s.width,
+                   input_pack<N>(s, x, tail, s.tokens - s.taps + 1 + k, column));
+}
+
+void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                  float *tail, void *y, Dtype c) {
+    if (s.tokens * s.width == 0) return;
+    BY_DTYPE(c, T, constexpr int N = AT_ONCE<T>; auto kernel = conv_forward_kernel<T>;
+             LAUNCH(d, OP_CONV_FORWARD, kernel, blocks_of_packs<N>(s.tokens, s.width), BLOCK, 0, s,
+                    (const T *)x, w, first_key, (const float *)tail, (T *)y);
+             if (tail) LAUNCH(d, OP_CONV_FORWARD, conv_tail_kernel<T>, blocks_of_packs<N>(s.width), BLOCK, 0,
+                              s, (const T *)x, tail));
+}
+
+constexpr int ROWS = THREADS / COLUMNS, CHUNK = 32; /* threads of a channel, tokens of a chunk */
+
+/* Of a channel, with places for TAPS tokens, the newest last, of which those that a shorter convolution has
+ * are the last, too. */
+template <int TAPS> struct ConvChannel {
+    float weight[TAPS], sum[TAPS]; /* sum: of the taps' gradients */
+    float input[TAPS], grad[TAPS]; /* of the last TAPS tokens */
+    INLINE void move_on(float x) {
+#pragma unroll
+        for (int k = 0; k + 1 < TAPS; k++) input[k] = input[k + 1], grad[k] = grad[k + 1];
+        input[TAPS - 1] = x, grad[TAPS - 1] = 0;
+    }
+    /* From the gradient of what token t makes; of its places those from `unseen` on are seen. counts: whether
+     * t is one of the chunk's. */
+    INLINE void add(int unseen, float dy, bool counts) {
+        float p = 0;
+#pragma unroll
+        for (int k = 0; k < TAPS; k++)
+            if (k >= unseen) p = FUSED(weight[k], input[k], p);
+        float dp = dy * silu_slope(p, sigmoid(p));
+#pragma unroll
+        for (int k = 0; k < TAPS; k++) {
+            if (k < unseen) continue;
+            grad[k] = FUSED(weight[k], dp, grad[k]);
+            if (counts) sum[k] = FUSED(input[k], dp, sum[k]);
+        }
+    }
+};
+
+/* Tokens begin .. end-1, and as many behind as look at them. */
+template <typename T, int TAPS>
+INLINE void conv_backward_chunk(ConvShape s, ConvChannel<TAPS> &own, int64_t channel, int64_t begin,
+                                int64_t end, const T *x, const int32_t *first_key, const T *dy, T *dx) {
+    for (int64_t u = begin - TAPS + 1; u < begin; u++) own.move_on(u < 0 ? 0 : load(x, u * s.row + channel));
+    for (int64_t t = begin; t < end + TAPS - 1; t++) {
+        bool there = t < s.tokens;
+        own.move_on(there ? load(x, t * s.row + channel) : 0);
+        if (there)
+            own.add((int)(reach_of(s, first_key, t) - (t - TAPS + 1)), load(dy, t * s.width + channel),
+                    t < end);
+        int64_t whole = t - TAPS + 1; /* no later token sees it */
+        if (whole >= begin) store(dx, whole * s.row + channel, own.grad[0]);
+    }
+}
+
+/* A block has channels next to each other; threads of one take chunks of tokens in turn. */
+template <typename T, int TAPS>
+__global__ void __launch_bounds__(THREADS)
+    conv_backward_kernel(ConvShape s, const T *x, const float *w, const int32_t *first_key, const T *dy,
+                         T *dx, float *dw) {
+    SHARED(float, room, ROWS *COLUMNS);
+    int number = (int)(threadIdx.y * COLUMNS + threadIdx.x), without = TAPS - s.taps;
+    int64_t channel = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    bool mine = channel < s.width;
+    ConvChannel<TAPS> own = {};
+#pragma unroll
+    for (int k = 0; k < TAPS; k++)
+        if (mine && k >= without) own.weight[k] = w[(k - without) * s.width + channel];
+    for (int64_t begin = threadIdx.y * CHUNK; mine && begin < s.tokens; begin += ROWS * CHUNK)
+        conv_backward_chunk(s, own, channel, begin, smaller(s.tokens, begin + CHUNK), x, first_key, dy, dx);
+#pragma unroll
+    for (int k = 0; k < TAPS; k++) {
+        room[number] = own.sum[k];
+        fold_rows(room, ROWS, number);
+        if (threadIdx.y == 0 && mine && k >= without) dw[(k - without) * s.width + channel] += room[number];
+    }
+}
+
+void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
+                   const void *dy, void *dx, float *dw, Dtype c) {
+    constexpr int FEW = 4;
+    static_assert(CONV_TAPS > FEW, "two kinds of kernels take all numbers of taps");
+    if (s.tokens * s.width == 0) return;
+    BY_DTYPE(c, T,
+             auto kernel = s.taps <= FEW ? conv_backward_kernel<T, FEW> : conv_backward_kernel<T, CONV_TAPS>;
+             LAUNCH(d, OP_CONV_BACKWARD, kernel, blocks_of(s.width, COLUMNS), dim3(COLUMNS, ROWS), 0, s,
+                    (const T *)x, w, first_key, (const T *)dy, (T *)dx, dw));
+}
+
+/* ---- recurrences ---- */
+
+constexpr int STEPS = 8, RUN = 64, RUNS = 64; /* RUN: tokens of a run at least; RUNS: of them at most */
+
+/* Of one token and channel what a and b are made of, or the gradients of it. decay: what HAWK multiplies s(r)
+ * by. */
+struct Element {
+    float gate[SCAN_GATES], value, decay;
+};
+struct Coefficients {
+    float a, b;
+};
+
+INLINE float decay_of(float lambda) { return (float)(-8 * log1p(exp((double)lambda))); }
+
+template <ScanKind KIND, typename T>
+INLINE Element element_at(ScanShape s, ScanInputs in, float decay, int64_t t, int64_t channel) {
+    const T *gates = (const T *)in.gates + t * s.gates_row + channel;
+    return {{load(gates, 0), KIND == SCAN_MIN_GRU ? 0 : load(gates, s.width)},
+            load((const T *)in.values, t * s.values_row + channel),
+            decay};
+}
+
+template <ScanKind KIND> INLINE Coefficients coefficients(Element e) {
+    float x = sigmoid(e.gate[0]);
+    if (KIND == SCAN_MIN_GRU) return {1 - x, x * e.value};
+    float y = sigmoid(e.gate[1]), log_a = e.decay * x, n = 1 / (x + y + 1e-4f);
+    if (KIND == SCAN_MIN_LSTM) return {x * n, y * n * e.value};
+    return {expf(log_a), sqrtf(-expm1f(2 * log_a)) * y * e.value};
+}
+
+/* Of HAWK, from da and db. */
+INLINE Element hawk_slopes(Element e, float da, float db) {
+    float x = sigmoid(e.gate[0]), y = sigmoid(e.gate[1]), log_a = e.decay * x, a = expf(log_a),
+          square = -expm1f(2 * log_a), root = sqrtf(square), along = db * y;
+    float dlog = (da - 2 * a * along * e.value / sqrtf(fmaxf(4 * square, 1e-6f))) * a;
+    return {{dlog * e.decay * x * (1 - x), along * root * e.value * (1 - y)}, along * root, dlog * x};
+}
+
+/* From da and db. */
+template <ScanKind KIND> INLINE Element slopes(Element e, float da, float db) {
+    if (KIND == SCAN_HAWK) return hawk_slopes(e, da, db);
+    float x = sigmoid(e.gate[0]), dbv = db * e.value;
+    if (KIND == SCAN_MIN_GRU) return {{(dbv - da) * x * (1 - x), 0}, db * x, 0};
+    float y = sigmoid(e.gate[1]), n = 1 / (x + y + 1e-4f), along = n * (da * x + dbv * y);
+    return {{n * (da - along) * x * (1 - x), n * (dbv - along) * y * (1 - y)}, db * y * n, 0};
+}
+
+/* The tokens of this block: those of documents that begin in its run, of `run` tokens. */
+struct Documents {
+    int64_t first, end;
+};
+/* The first token from t on with which a document begins: first keys never decrease. */
+INLINE int64_t beginning(const int32_t *first_key, int64_t tokens, int64_t t) {
+    int64_t low = t, high = tokens;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (first_key[middle] >= t)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+INLINE Documents documents_of(const int32_t *first_key, int64_t tokens, int64_t run) {
+    int64_t first = blockIdx.x * run, next = smaller(tokens, first + run);
+    if (!first_key) return {first, next};
+    return {beginning(first_key, tokens, first), beginning(first_key, tokens, next)};
+}
+INLINE bool begins_at(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
+
+/* blockIdx.x: a run; blockIdx.y: channels, one a thread. */
+INLINE int64_t channel_of_thread(void) { return (int64_t)blockIdx.y * WARP + threadIdx.x; }
+
+template <typename T, ScanKind KIND>
+__global__ void __launch_bounds__(WARP)
+    scan_forward_kernel(ScanShape s, ScanInputs in, const int32_t *first_key, int64_t run, float *state,
+                        float *h) {
+    int64_t channel = channel_of_thread();
+    if (channel >= s.width) return;
+    Documents own = documents_of(first_key, s.tokens, run);
+    float decay = KIND == SCAN_HAWK ? decay_of(in.lambda[channel]) : 0, now = state ? state[channel] : 0;
+    for (int64_t t = own.first; t < own.end; t += STEPS) {
+        int count = (int)smaller(STEPS, own.end - t);
+        Coefficients k[STEPS] = {};
+        bool begins[STEPS] = {};
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            if (i >= count) continue;
+            begins[i] = begins_at(first_key, t + i);
+            k[i] = coefficients<KIND>(element_at<KIND, T>(s, in, decay, t + i, channel));
+        }
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            if (i >= count) continue;
+            now = FUSED(k[i].a, begins[i] ? 0 : now, k[i].b);
+            h[(t + i) * s.width + channel] = now;
+        }
+    }
+    if (state) state[channel] = now;
+}
+
+template <typename T> __global__ void scan_gate_kernel(ScanShape s, const T *gate, const float *h, T *out) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(s.width);
+    if (at.row >= s.tokens) return;
+    Pack<T, N> x = load_pack<N>(gate + at.row * s.gate_row, at.column, s.width);
+    Pack<float, N> now = load_pack<N>(h + at.row * s.width, at.column, s.width);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(x, i, get(now, i) * (get(x, i) * sigmoid(get(x, i))));
+    store_pack(out + at.row * s.width, at.column, s.width, x);
+}
+
+/* What the way back reads of a token and channel. */
+template <ScanKind KIND> struct Visit {
+    Element e;
+    float gate, dy, now, before;
+    bool begins;
+};
+template <ScanKind KIND, typename T>
+INLINE Visit<KIND> visit(ScanShape s, ScanInputs in, const int32_t *first_key, const float *h, const T *dout,
+                         float decay, int64_t t, int64_t channel) {
+    Visit<KIND> v = {element_at<KIND, T>(s, in, decay, t, channel),
+                     load((const T *)in.gate, t * s.gate_row + channel),
+                     load(dout, t * s.width + channel),
+                     h[t * s.width + channel],
+                     0,
+                     t == 0 || begins_at(first_key, t)};
+    if (!v.begins) v.before = h[(t - 1) * s.width + channel];
+    return v;
+}
+
+/* Writes the gradients of a token; `later`, what the token behind hands on, becomes what this one does.
+ * Returns its term of the decay's. */
+template <ScanKind KIND, typename T>
+INLINE float retreat(ScanShape s, Visit<KIND> v, ScanGradients out, int64_t t, int64_t channel,
+                     float *later) {
+    float q = sigmoid(v.gate), g = FUSED(v.dy, v.gate * q, *later);
+    Element de = slopes<KIND>(v.e, g * v.before, g);
+    T *gates = (T *)out.gates + t * s.gates_row + channel;
+    *later = v.begins ? 0 : g * coefficients<KIND>(v.e).a;
+    store(gates, 0, de.gate[0]);
+    if (KIND != SCAN_MIN_GRU) store(gates, s.width, de.gate[1]);
+    store((T *)out.values, t * s.values_row + channel, de.value);
+    store((T *)out.gate, t * s.gate_row + channel, v.dy * v.now * silu_slope(v.gate, q));
+    return de.decay;
+}
+
+/* decays: of HAWK, a sum for each run and channel. */
+template <typename T, ScanKind KIND>
+__global__ void __launch_bounds__(WARP)
+    scan_backward_kernel(ScanShape s, ScanInputs in, const int32_t *first_key, int64_t run, const float *h,
+                         const T *dout, ScanGradients out, float *decays) {
+    int64_t channel = channel_of_thread();
+    if (channel >= s.width) return;
+    Documents own = documents_of(first_key, s.tokens, run);
+    float decay = KIND == SCAN_HAWK ? decay_of(in.lambda[channel]) : 0, later = 0, sum = 0;
+    for (int64_t t = own.end - 1; t >= own.first; t -= STEPS) {
+        int count = (int)smaller(STEPS, t + 1 - own.first);
+        Visit<KIND> of[STEPS] = {};
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            if (i < count) of[i] = visit<KIND>(s, in, first_key, h, dout, decay, t - i, channel);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            if (i < count) sum += retreat<KIND, T>(s, of[i], out, t - i, channel, &later);
+    }
+    if (KIND == SCAN_HAWK) decays[blockIdx.x * s.width + channel] = sum;
+}
+
+/* A thread has a channel. */
+__global__ void scan_lambda_kernel(int64_t width, int64_t runs, const float *decays, const float *lambda,
+                                   float *dlambda) {
+    int64_t channel = element();
+    if (channel >= width) return;
+    float sum = 0;
+    for (int64_t run = 0; run < runs; run++) sum += decays[run * width + channel];
+    dlambda[channel] += sum * (float)(-8 / (1 + exp(-(double)lambda[channel])));
+}
+
+/* ---- slots ---- */
+
+/* Tokens of a run: all, where nothing is known of documents. */
+int64_t run_of(ScanShape s, const int32_t *first_key) {
+    int64_t least = blocks_of(s.tokens, RUNS);
+    return first_key ? (least > RUN ? least : RUN) : s.tokens;
+}
+
+/* Runs the statement with KIND the constant of a kind. */
+#define BY_KIND(kind, KIND, ...)                     \
+    do {                                             \
+        if ((kind) == SCAN_MIN_GRU) {                \
+            constexpr ScanKind KIND = SCAN_MIN_GRU;  \
+            __VA_ARGS__;                             \
+        } else if ((kind) == SCAN_MIN_LSTM) {        \
+            constexpr ScanKind KIND = SCAN_MIN_LSTM; \
+            __VA_ARGS__;                             \
+        } else {                                     \
+            constexpr ScanKind KIND = SCAN_HAWK;     \
+            __VA_ARGS__;                             \
+        }                                            \
+    } while (0)
+
+void scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state, float *h,
+                  Dtype c) {
+    if (s.tokens * s.width == 0) return;
+    int64_t run = run_of(s, first_key);
+    Grid grid(blocks_of(s.tokens, run), blocks_of(s.width, WARP));
+    BY_DTYPE(c, T,
+             BY_KIND(s.kind, KIND, auto kernel = scan_forward_kernel<T, KIND>;
+                     LAUNCH(d, OP_SCAN_FORWARD, kernel, grid, WARP, 0, s, in, first_key, run, state, h)));
+}
+
+void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *out, Dtype c) {
+    if (s.tokens * s.width == 0) return;
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_SCAN_GATE, scan_gate_kernel<T>, blocks_of_packs<AT_ONCE<T>>(s.tokens, s.width),
+                    BLOCK, 0, s, (const T *)gate, h, (T *)out));
+}
+
+/* Runs are few enough for their sums of 131,072 channels to lie in the scratch of any run (needs.h). */
+void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
+                   const void *dout, ScanGradients out, Dtype c) {
+    if (s.tokens * s.width == 0) return;
+    int64_t run = run_of(s, first_key), runs = blocks_of(s.tokens, run);
+    Grid grid(runs, blocks_of(s.width, WARP));
+    bool hawk = s.kind == SCAN_HAWK;
+    float *decays = hawk ? (float *)cuda_scratch(d, (size_t)(runs * s.width) * sizeof *decays) : NULL;
+    BY_DTYPE(c, T,
+             BY_KIND(s.kind, KIND, auto kernel = scan_backward_kernel<T, KIND>;
+                     LAUNCH(d, OP_SCAN_BACKWARD, kernel, grid, WARP, 0, s, in, first_key, run, h,
+                            (const T *)dout, out, decays)));
+    if (hawk)
+        LAUNCH(d, OP_SCAN_BACKWARD, scan_lambda_kernel, blocks_of(s.width, BLOCK), BLOCK, 0, s.width, runs,
+               decays, in.lambda, out.lambda);
+}
+
+} // namespace
+
+extern "C" void scans_fill(Ops *ops) {
+    ops->conv_forward = conv_forward;
+    ops->conv_backward = conv_backward;
+    ops->scan_forward = scan_forward;
+    ops->scan_gate = scan_gate;
+    ops->scan_backward = scan_backward;
+}
