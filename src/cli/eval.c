@@ -394,6 +394,7 @@ static ErrorCode open_for(Job *j, Error *err) {
  * passes SIGUSR1 on for it. */
 static void on_signal(int number) {
     (void)number;
+    launched_tell_end(130);
     _exit(130);
 }
 

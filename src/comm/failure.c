@@ -41,6 +41,7 @@
 
 #include "base/log.h"
 #include "comm/internal.h"
+#include "comm/launch.h"
 
 /* ANSWER_MS and LINGER_MS only keep ranks from waiting for ever for one that will not speak: in all other
  * cases its notice, or its end of the job, comes first. Answers to a question are waited for as listening()
@@ -145,6 +146,7 @@ static void listen(Comm *c, long ms) {
 /* ---- ends ---- */
 
 static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
+    launched_tell_end((int)code);
     if (locked) c->link->kind->abort(c->link, (int)code);
     _exit((int)code);
 }

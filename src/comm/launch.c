@@ -9,7 +9,9 @@
  *       +-- the pipe
  *
  * Where the launcher says beside the ranks how they ended (launcher.h read_end), it has a second pipe for all
- * that it says itself, and ranks inherit stdout and the first pipe, past it. */
+ * that it says itself, and ranks inherit, past it, stdout, the first pipe and a file without a name. Into
+ * that each writes its exit status, a byte, when it ends: launchers have been seen to lose statuses on busy
+ * machines. A file, not a pipe: it takes bytes when nobody is left to read them. */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -19,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -49,6 +52,7 @@ typedef struct Launch {
     ScratchDir sessions;   /* mpirun's files */
     int signals, messages; /* descriptors */
     int remarks;           /* of what mpirun says itself, or -1 */
+    int ends;              /* statuses of ranks in the order of their ends, or -1 */
     int interrupts;        /* SIGINTs so far */
     int patience;          /* how often nothing came since the second */
     bool ended, closed;    /* mpirun has; its stderr is */
@@ -114,14 +118,14 @@ static void use_sessions(const Launch *l) {
 }
 
 /* In the child: mpirun's own words go to a pipe of theirs, and ranks are told which descriptors are their
- * stdout and stderr (launched_streams). */
-static void use_streams(int stderr_pipe, int remarks_pipe) {
-    char numbers[32];
+ * stdout and stderr, and which takes their statuses (launched_streams). */
+static void use_streams(const Launch *l, int stderr_pipe, int remarks_pipe) {
+    char numbers[48];
     if (remarks_pipe < 0) {
         dup2(stderr_pipe, STDERR_FILENO);
         return;
     }
-    snprintf(numbers, sizeof numbers, "%d %d", dup(STDOUT_FILENO), dup(stderr_pipe));
+    snprintf(numbers, sizeof numbers, "%d %d %d", dup(STDOUT_FILENO), dup(stderr_pipe), dup(l->ends));
     setenv(LAUNCHED_STREAMS, numbers, 1);
     dup2(remarks_pipe, STDOUT_FILENO);
     dup2(remarks_pipe, STDERR_FILENO);
@@ -138,7 +142,7 @@ static _Noreturn void become(const Launch *l, char *const *words, const int *pip
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
     int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-    use_streams(pipes[0], pipes[1]);
+    use_streams(l, pipes[0], pipes[1]);
     sigprocmask(SIG_SETMASK, &l->before, NULL);
     if (getppid() == parent) execvp(words[0], words);
     _exit(CANNOT_START);
@@ -152,13 +156,20 @@ static ErrorCode make_pipe(int *from, int *to, Error *err) {
     return OK;
 }
 
+/* What only a launcher needs whose word is asked for beside the ranks'. */
+static ErrorCode make_asides(Launch *l, int *remarks_pipe, Error *err) {
+    TRY(make_pipe(&l->remarks, remarks_pipe, err));
+    l->ends = memfd_create("weft-ends", MFD_CLOEXEC);
+    return l->ends >= 0 ? OK : error_errno(err, ERR_UNAVAILABLE, "cannot make a file without a name");
+}
+
 /* The process group is mpirun's own: a Ctrl-C of the terminal goes to weft alone, which decides what to
  * pass on. */
 static ErrorCode start(Launch *l, char *const *words, Error *err) {
     int pipes[2] = {-1, -1}; /* the ends to write to: of messages, of remarks */
     pid_t parent = getpid();
     TRY(make_pipe(&l->messages, &pipes[0], err));
-    if (l->kind->read_end) TRY(make_pipe(&l->remarks, &pipes[1], err));
+    if (l->kind->read_end) TRY(make_asides(l, &pipes[1], err));
     l->mpirun = fork();
     if (l->mpirun == 0) become(l, words, pipes, parent);
     close(pipes[0]);
@@ -231,18 +242,33 @@ static void watch(Launch *l) {
     chatter_flush(&l->chatter);
 }
 
-/* By what mpirun says beside the ranks or between them, and by its own status. A rank's own status comes
- * before SIGKILL: mpirun may have killed the others for it. */
-static RanksEnd find_end(const Launch *l) {
+/* Of the first rank that ended badly, as it said itself; 0: none did. */
+static int told_code(const Launch *l) {
+    unsigned char code = 0;
+    for (off_t at = 0; code == 0 && pread(l->ends, &code, 1, at) == 1; at++) continue;
+    return code;
+}
+
+/* By what mpirun says beside the ranks or between them, and by its own status. */
+static RanksEnd said_end(const Launch *l) {
     RanksEnd end;
     int own = WEXITSTATUS(l->status);
     if (l->kind->read_end && l->kind->read_end(l->said.length ? l->said.data : "", &end)) {
-        if (end.code && end.signal == SIGKILL) end.signal = 0;
         if (!end.code && !end.signal) end.code = own;
         return end;
     }
     end = (RanksEnd){.code = own, .signal = l->chatter.killed_by};
     snprintf(end.ranks, sizeof end.ranks, "rank %d", l->chatter.killed_rank);
+    return end;
+}
+
+/* What a rank said of itself comes before what mpirun says; ranks that were killed say nothing. A rank's own
+ * status comes before SIGKILL, too: mpirun may have killed the others for it. */
+static RanksEnd find_end(const Launch *l) {
+    RanksEnd end = said_end(l);
+    int told = told_code(l);
+    if (told) end.code = told;
+    if (l->kind->read_end && end.code && end.signal == SIGKILL) end.signal = 0;
     return end;
 }
 
@@ -285,7 +311,7 @@ static void block_signals(Launch *l) {
 
 ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     char program[4096];
-    Launch l = {.kind = launcher_kind(), .messages = -1, .remarks = -1};
+    Launch l = {.kind = launcher_kind(), .messages = -1, .remarks = -1, .ends = -1};
     Launched launched = launched_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,
@@ -304,6 +330,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     close(l.signals);
     if (l.messages >= 0) close(l.messages);
     if (l.remarks >= 0) close(l.remarks);
+    if (l.ends >= 0) close(l.ends);
     chatter_free(&l.chatter);
     text_free(&l.said);
     free_words(all);

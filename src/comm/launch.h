@@ -21,10 +21,13 @@ Launched launched_find(void);
  * so (err->told). */
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
 
-/* In a rank that launch_ranks started, before anything is printed: stdout and stderr past the launcher, where
- * the environment says so (LAUNCHED_STREAMS). */
+/* In a rank that launch_ranks started, before anything is printed: stdout, stderr and exit status past the
+ * launcher, where the environment says so (LAUNCHED_STREAMS). */
 void launched_streams(void);
 #define LAUNCHED_STREAMS "WEFT_RANK_STREAMS"
+/* The status that this rank is about to end with, for an end that does not go through exit(), which tells by
+ * itself; signal handlers may. Nothing where the launcher's word is enough. */
+void launched_tell_end(int status);
 
 /* The path of this program, by /proc, into out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);

@@ -3,6 +3,7 @@
  *
  * Asked before MPI is initialised: a process that no launcher started must not call MPI_Init, which may
  * take seconds, start a daemon, or fail where MPI is not set up. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -54,12 +55,26 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
     return ERR_UNAVAILABLE;
 }
 
+static int ends = -1; /* the file of statuses */
+
+void launched_tell_end(int status) {
+    unsigned char byte = (unsigned char)status;
+    if (ends >= 0 && write(ends, &byte, 1) != 1) ends = -1;
+}
+
+static void tell_at_exit(int status, void *nothing) {
+    (void)nothing;
+    launched_tell_end(status);
+}
+
 /* Numbers that are not open descriptors change nothing. */
 void launched_streams(void) {
     const char *numbers = getenv(LAUNCHED_STREAMS);
-    int out, messages;
-    if (!numbers || sscanf(numbers, "%d %d", &out, &messages) != 2 || out < 3 || messages < 3) return;
+    int out, messages, statuses;
+    if (!numbers || sscanf(numbers, "%d %d %d", &out, &messages, &statuses) != 3) return;
+    if (out < 3 || messages < 3 || statuses < 3) return;
     if (dup2(out, STDOUT_FILENO) >= 0) close(out);
     if (dup2(messages, STDERR_FILENO) >= 0) close(messages);
+    if (fcntl(statuses, F_SETFD, FD_CLOEXEC) == 0 && on_exit(tell_at_exit, NULL) == 0) ends = statuses;
     unsetenv(LAUNCHED_STREAMS);
 }

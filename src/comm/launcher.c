@@ -8,7 +8,8 @@
  * a second SIGINT, and is itself killed by SIGUSR2, which is not passed on. It speaks on standard output,
  * and may lose what a rank has said just before the job was ended; so ranks write past it (launch.c). Its
  * status is that of all ranks, bit by bit "or"ed, and those that it killed itself count: so each rank's is
- * asked for. Its defaults would place ranks on the hosts of an allocation. */
+ * asked for, and counts of ranks that did not tell their own (launch.c). Its defaults would place ranks on
+ * the hosts of an allocation. */
 #include "comm/launcher.h"
 
 #include <signal.h>

@@ -24,6 +24,7 @@
 #include "base/signals.h"
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
+#include "comm/launch.h"
 #include "observe/audit.h"
 #include "observe/console.h"
 #include "observe/journal.h"
@@ -118,7 +119,10 @@ static atomic_bool stop_requested, ending;
  * was saved stays. */
 static void on_signal(int number) {
     if (ending) return;
-    if (number == SIGUSR2 || (stop_requested && number == SIGINT)) _exit(130);
+    if (number == SIGUSR2 || (stop_requested && number == SIGINT)) {
+        launched_tell_end(130);
+        _exit(130);
+    }
     stop_requested = true;
 }
 

@@ -1,13 +1,31 @@
-/* What is made of how MPICH's mpiexec says that ranks ended; its words are those of Hydra 4.0.2. */
+/* What is made of how MPICH's mpiexec says that ranks ended (its words are those of Hydra 4.0.2), and of what
+ * ranks say themselves. The launcher of the second half is made up: it is told what to say, and what to end
+ * with; its ranks are this program. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "comm/facts.h"
+#include "comm/launch.h"
 #include "comm/launcher.h"
+
+/* In place of src/comm/mpi/facts.c, so that it is MPICH's ways that are followed with any library. */
+static char launcher[] = "/tmp/weft-launcher-XXXXXX";
+const char *comm_launcher(void) { return launcher; }
+bool comm_is_open_mpi(void) { return false; }
+char *comm_library_name(char *out, size_t size) {
+    snprintf(out, size, "made up");
+    return out;
+}
 
 static RanksEnd end_of(const char *said) {
     RanksEnd end;
@@ -45,8 +63,77 @@ static void test_silence(void **state) {
     assert_false(hydra_read_end("[mpiexec@vm] Exit codes: [vm] ", &end));
 }
 
-int main(void) {
+/* ---- ranks that say it themselves ---- */
+
+static const char script[] = "#!/bin/sh\n"
+                             "while [ \"$1\" != -n ]; do shift; done\n"
+                             "shift 2\n"
+                             "for RANK in 0 1; do RANK=$RANK \"$@\" & done\n"
+                             "wait\n"
+                             "printf '%s' \"$SAYS\"\n"
+                             "exit $ENDS\n";
+
+static void make_launcher(void) {
+    int file = mkstemp(launcher);
+    assert_true(file >= 0);
+    assert_int_equal(write(file, script, sizeof script - 1), sizeof script - 1);
+    assert_int_equal(fchmod(file, 0700), 0);
+    close(file);
+}
+
+/* In a rank: "exit 75", "abort 65" (past exit(), as MPI_Abort may be), "signal 11". */
+static int end_as(const char *way) {
+    int number = atoi(strchr(way, ' ') + 1);
+    if (*way == 's') raise(number);
+    if (*way == 'e') return number;
+    launched_tell_end(number);
+    _exit(0);
+}
+
+/* What two ranks come to that end so, under a launcher that says and ends as it is told. */
+static Error launched(const char *first, const char *second, const char *says, const char *ends) {
+    Error err = {0};
+    char program[] = "test_launcher",
+         *words[] = {program, (char *)(uintptr_t)first, (char *)(uintptr_t)second, NULL};
+    setenv("SAYS", says, 1);
+    setenv("ENDS", ends, 1);
+    ErrorCode code = launch_ranks(2, words, &err);
+    assert_int_equal(code, err.code);
+    return err;
+}
+
+static void test_told_codes(void **state) {
+    (void)state;
+    Error err = launched("exit 75", "exit 75", "", "0");
+    assert_int_equal(err.code, 75);
+    assert_true(err.told);
+    assert_int_equal(launched("exit 0", "exit 75", "", "0").code, 75);
+    assert_int_equal(launched("abort 65", "exit 0", "", "9").code, 65);
+    assert_int_equal(launched("exit 75", "exit 75", "Exit codes: [vm] 0,0\n", "0").code, 75);
+    /* The others were killed for it, which is all that the launcher says. */
+    assert_int_equal(launched("abort 65", "signal 9", "Exit codes: [vm] 9,9\n", "9").code, 65);
+    assert_int_equal(launched("exit 0", "exit 0", "", "0").code, 0);
+}
+
+/* Of ranks that say nothing the launcher's word counts, and a crash is a crash. */
+static void test_untold_ends(void **state) {
+    (void)state;
+    assert_int_equal(launched("signal 9", "exit 0", "", "9").code, 9);
+    assert_int_equal(launched("signal 9", "exit 0", "Exit codes: [vm] 9,0\n", "9").code, 128 + 9);
+    Error err = launched("exit 76", "signal 11", "Exit codes: [vm] 19456,11\n", "11");
+    assert_int_equal(err.code, 128 + 11);
+    assert_string_equal(err.message, "rank 1 was killed by signal 11 (SIGSEGV)");
+}
+
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes), cmocka_unit_test(test_signals),
-                                       cmocka_unit_test(test_silence)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+                                       cmocka_unit_test(test_silence), cmocka_unit_test(test_told_codes),
+                                       cmocka_unit_test(test_untold_ends)};
+    const char *rank = getenv("RANK");
+    launched_streams();
+    if (rank && argc == 3) return end_as(argv[1 + atoi(rank)]);
+    make_launcher();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(launcher);
+    return failed;
 }
