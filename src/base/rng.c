@@ -71,70 +71,51 @@ static double polynomial(const double c[8], double x) {
 /* Inverse of the normal distribution function: Wichura's rational approximations (algorithm AS 241, PPND16,
  * Applied Statistics 37, 1988), good to 1e-16. Of these the middle one serves 85 of 100 numbers and needs
  * neither logarithm nor branch, so that a loop over it becomes vector instructions. */
-#define MIDDLE 0.425 /* from the median, in probability */
+const RngQuotient rng_middle = {
+    {3.3871328727963666080e0, 1.3314166789178437745e+2, 1.9715909503065514427e+3, 1.3731693765509461125e+4,
+     4.5921953931549871457e+4, 6.7265770927008700853e+4, 3.3430575583588128105e+4, 2.5090809287301226727e+3},
+    {1, 4.2313330701600911252e+1, 6.8718700749205790830e+2, 5.3941960214247511077e+3,
+     2.1213794301586595867e+4, 3.9307895800092710610e+4, 2.8729085735721942674e+4, 5.2264952788528545610e+3}};
+
+const RngQuotient rng_tail = {{1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0,
+                               3.64784832476320460504e0, 1.27045825245236838258e0, 2.41780725177450611770e-1,
+                               2.27238449892691845833e-2, 7.74545014278341407640e-4},
+                              {1, 2.05319162663775882187e0, 1.67638483018380384940e0,
+                               6.89767334985100004550e-1, 1.48103976427480074590e-1,
+                               1.51986665636164571966e-2, 5.47593808499534494600e-4,
+                               1.05075007164441684324e-9}};
+
+static const RngQuotient far_tail = {
+    {6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0, 2.96560571828504891230e-1,
+     2.65321895265761230930e-2, 1.24266094738807843860e-3, 2.71155556874348757815e-5,
+     2.01033439929228813265e-7},
+    {1, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
+     7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
+     2.04426310338993978564e-15}};
 
 static double quantile_middle(double p) {
-    static const double above[8] = {3.3871328727963666080e0,  1.3314166789178437745e+2,
-                                    1.9715909503065514427e+3, 1.3731693765509461125e+4,
-                                    4.5921953931549871457e+4, 6.7265770927008700853e+4,
-                                    3.3430575583588128105e+4, 2.5090809287301226727e+3},
-                        below[8] = {1,
-                                    4.2313330701600911252e+1,
-                                    6.8718700749205790830e+2,
-                                    5.3941960214247511077e+3,
-                                    2.1213794301586595867e+4,
-                                    3.9307895800092710610e+4,
-                                    2.8729085735721942674e+4,
-                                    5.2264952788528545610e+3};
-    double q = p - 0.5, r = MIDDLE * MIDDLE - q * q;
-    return q * polynomial(above, r) / polynomial(below, r);
+    double q = p - 0.5, r = RNG_MIDDLE * RNG_MIDDLE - q * q;
+    return q * polynomial(rng_middle.above, r) / polynomial(rng_middle.below, r);
 }
 
 /* By symmetry the nearer tail: 1 - p is exact in the upper half. Two approximations, which meet at p =
  * e^-25. */
 static double quantile_tail(double p) {
-    static const double near_above[8] = {1.42343711074968357734e0,  4.63033784615654529590e0,
-                                         5.76949722146069140550e0,  3.64784832476320460504e0,
-                                         1.27045825245236838258e0,  2.41780725177450611770e-1,
-                                         2.27238449892691845833e-2, 7.74545014278341407640e-4},
-                        near_below[8] = {1,
-                                         2.05319162663775882187e0,
-                                         1.67638483018380384940e0,
-                                         6.89767334985100004550e-1,
-                                         1.48103976427480074590e-1,
-                                         1.51986665636164571966e-2,
-                                         5.47593808499534494600e-4,
-                                         1.05075007164441684324e-9},
-                        far_above[8] = {6.65790464350110377720e0,  5.46378491116411436990e0,
-                                        1.78482653991729133580e0,  2.96560571828504891230e-1,
-                                        2.65321895265761230930e-2, 1.24266094738807843860e-3,
-                                        2.71155556874348757815e-5, 2.01033439929228813265e-7},
-                        far_below[8] = {1,
-                                        5.99832206555887937690e-1,
-                                        1.36929880922735805310e-1,
-                                        1.48753612908506148525e-2,
-                                        7.86869131145613259100e-4,
-                                        1.84631831751005468180e-5,
-                                        1.42151175831644588870e-7,
-                                        2.04426310338993978564e-15};
     bool upper = p > 0.5;
     double r = sqrt(-log(upper ? 1 - p : p));
-    double x = r <= 5 ? polynomial(near_above, r - 1.6) / polynomial(near_below, r - 1.6)
-                      : polynomial(far_above, r - 5) / polynomial(far_below, r - 5);
+    bool near = r <= RNG_TAIL;
+    const RngQuotient *tail = near ? &rng_tail : &far_tail;
+    r -= near ? RNG_TAIL_FROM : RNG_TAIL;
+    double x = polynomial(tail->above, r) / polynomial(tail->below, r);
     return upper ? x : -x;
 }
 
+double rng_quantile(double p) { return fabs(p - 0.5) > RNG_MIDDLE ? quantile_tail(p) : quantile_middle(p); }
+
 static double clamp(double x, double lo, double hi) { return x < lo ? lo : x > hi ? hi : x; }
 
-/* Bounds as probabilities. Those in the upper tail are mirrored into the lower, where probabilities keep
- * their digits. */
-typedef struct Range {
-    double sign, lo, hi;
-    double below, width; /* probability below lo, and between lo and hi */
-} Range;
-
-static Range range_of(double lo, double hi) {
-    Range r = {1, lo, hi, 0, 1};
+RngRange rng_range(double lo, double hi) {
+    RngRange r = {1, lo, hi, 0, 1};
     if (lo > 0) r.sign = -1, r.lo = -hi, r.hi = -lo;
     if (!isinf(r.lo)) r.below = normal_below(r.lo);
     r.width = (isinf(r.hi) ? 1 : normal_below(r.hi)) - r.below;
@@ -143,7 +124,7 @@ static Range range_of(double lo, double hi) {
 
 enum { NORMALS = 64 }; /* at a time */
 
-static void draw_normals(uint64_t key, uint64_t first, int count, const Range *r, double *out) {
+static void draw_normals(uint64_t key, uint64_t first, int count, const RngRange *r, double *out) {
     double p[NORMALS];
     for (int i = 0; i < count; i++) {
         /* An odd multiple of 2^-53: exact, and never 0 or 1. */
@@ -152,7 +133,7 @@ static void draw_normals(uint64_t key, uint64_t first, int count, const Range *r
     }
     for (int i = 0; i < count; i++) out[i] = quantile_middle(p[i]);
     for (int i = 0; i < count; i++) {
-        if (fabs(p[i] - 0.5) > MIDDLE) out[i] = quantile_tail(p[i]);
+        if (fabs(p[i] - 0.5) > RNG_MIDDLE) out[i] = quantile_tail(p[i]);
         out[i] = r->sign * clamp(out[i], r->lo, r->hi);
     }
 }
@@ -160,7 +141,7 @@ static void draw_normals(uint64_t key, uint64_t first, int count, const Range *r
 /* One uniform and the inverse distribution function, instead of a pair (Box and Muller) or a loop
  * (rejection): element i is a function of (key, i) alone, and bounds cost nothing. */
 void rng_normals(uint64_t key, uint64_t first, int64_t n, double lo, double hi, double *out) {
-    Range r = range_of(lo, hi);
+    RngRange r = rng_range(lo, hi);
     for (int64_t i = 0; i < n; i += NORMALS) {
         int count = n - i < NORMALS ? (int)(n - i) : NORMALS;
         draw_normals(key, first + (uint64_t)i, count, &r, out + i);

@@ -23,6 +23,30 @@ double rng_uniform(uint64_t key, uint64_t counter); /* in [0, 1), 53 bits */
 void rng_normals(uint64_t key, uint64_t first, int64_t n, double lo, double hi, double *out /* [n] */);
 double rng_normal(uint64_t key, uint64_t index, double lo, double hi); /* of one */
 
+/* ---- what they are made of, for kernels that make the same bits in vectors (device/cpu/normals.h) ---- */
+
+/* Bounds, also as probabilities. Those in the upper tail are mirrored into the lower, where probabilities
+ * keep their digits. */
+typedef struct RngRange {
+    double sign, lo, hi;
+    double below, width; /* probability below lo, and between lo and hi */
+} RngRange;
+RngRange rng_range(double lo, double hi);
+
+/* A quotient of polynomials, from x^0 on. */
+typedef struct RngQuotient {
+    double above[8], below[8];
+} RngQuotient;
+/* Of q = p - 0.5, as far as RNG_MIDDLE to both sides: the quotient of RNG_MIDDLE^2 - q^2, times q. */
+#define RNG_MIDDLE 0.425
+extern const RngQuotient rng_middle;
+/* Of r, the root of minus the logarithm of the nearer tail, up to RNG_TAIL: the quotient of
+ * r - RNG_TAIL_FROM. */
+#define RNG_TAIL 5
+#define RNG_TAIL_FROM 1.6
+extern const RngQuotient rng_tail;
+double rng_quantile(double p); /* of any p */
+
 /* A permutation of [0, n): a keyed Feistel network with cycle walking. O(1) memory; a bijection for every key
  * and n >= 1. */
 uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t index);

@@ -120,6 +120,25 @@ static void test_truncation(void **state) {
     assert_true(fabs(sum / 200000 - 2.3732155) < 0.005);
 }
 
+/* The bits of a few, which never change. In the middle no function of the C library has a part in them. */
+static void test_normal_bits(void **state) {
+    static const struct {
+        uint64_t index;
+        double expected;
+    } numbers[] = {{0, -0x1.42dc65ce0ff81p-4},
+                   {1, -0x1.caca1d20ed484p-2},
+                   {5, -0x1.16290af19a375p-1},
+                   {63, 0x1.fd96a319619e6p-1},
+                   {1000, 0x1.e10895f6891aap-2},
+                   {0xffffffff, -0x1.4de561c6d5118p-1},
+                   {0x123456789abc, 0x1.b8eac101dd124p-3}};
+    (void)state;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        double found = rng_normal(42, numbers[i].index, -(double)INFINITY, (double)INFINITY);
+        assert_true(found == numbers[i].expected);
+    }
+}
+
 static void assert_bijection(uint64_t key, uint64_t n) {
     unsigned char *seen = calloc(n, 1);
     assert_non_null(seen);
@@ -187,6 +206,7 @@ int main(void) {
         cmocka_unit_test(test_normal_inverts_the_distribution),
         cmocka_unit_test(test_normal_moments),
         cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_normal_bits),
         cmocka_unit_test(test_permutations),
         cmocka_unit_test(test_large_permutations),
         cmocka_unit_test(test_permutations_shuffle),

@@ -272,9 +272,6 @@ static void check_elements(Device *d, Dtype c) {
             assert_bits("cast", d, x, x2, *n, to);
         }
         float *x = tensor(*n, DTYPE_F32), *x2 = tensor(*n, DTYPE_F32);
-        RUN(d, init_normal, *n, 5, 1000, 0.5, 2, -2, 2, x);
-        reference.ops.init_normal(&reference, *n, 5, 1000, 0.5, 2, -2, 2, x2);
-        assert_bits("init_normal", d, x, x2, *n, DTYPE_F32);
         RUN(d, fill, *n, 1.5f, x);
         for (int64_t i = 0; i < *n; i++) assert_true(x[i] >= 1.5f && x[i] <= 1.5f);
         RUN(d, zero, x, (size_t)*n * 4 - 1);
@@ -297,7 +294,33 @@ static void check_elements(Device *d, Dtype c) {
         drop_all();
     }
 }
-static void test_elements(void **state) { (void)state, on_all(check_elements); }
+
+/* Where bounds lie close together about what is taken off, floats have the last bits of the doubles that they
+ * are made of: in the middle, in the tails, and where these are far. */
+static void check_normals(Device *d, Dtype c) {
+    static const double cases[][4] = {/* mean, std, lo, hi */
+                                      {0, 0.02, -(double)INFINITY, (double)INFINITY},
+                                      {0.5, 2, -2, 2},
+                                      {-0.5, 1, 0.5, 0.5 + 1e-9},
+                                      {0.125, 1, -0.125 - 1e-10, -0.125},
+                                      {1, 0.5, -2 - 1e-9, -2},
+                                      {-2, 1, 2, 2 + 1e-9},
+                                      {7.5, 1, -7.5 - 1e-8, -7.5},
+                                      {0, 1, 4, (double)INFINITY}};
+    static const int64_t counts[] = {1, 63, 64, 40001};
+    if (c != DTYPE_F32) return;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) EACH(n, counts) {
+            const double *a = cases[i];
+            const uint64_t first = 0xffffffff00 - (uint64_t)i; /* the lower half of a counter runs over */
+            float *x = tensor(*n + 1, DTYPE_F32), *x2 = tensor(*n + 1, DTYPE_F32);
+            x[*n] = x2[*n] = 3;
+            RUN(d, init_normal, *n, 5 + i, first, a[0], a[1], a[2], a[3], x);
+            reference.ops.init_normal(&reference, *n, 5 + i, first, a[0], a[1], a[2], a[3], x2);
+            assert_bits("init_normal", d, x, x2, *n + 1, DTYPE_F32);
+            drop_all();
+        }
+}
+static void test_elements(void **state) { (void)state, on_all(check_elements), on_all(check_normals); }
 
 /* Ties go to even, overflow to infinity, NaN stays NaN. */
 static void check_rounding(Device *d, Dtype c) {

@@ -157,6 +157,8 @@ typedef struct Kernels {
     void (*fixed_add)(int64_t first, int64_t count, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused /* added to */);
     void (*fixed_to_float)(int64_t n, const int64_t *acc, float *out);
+    void (*init_normal)(int64_t n, uint64_t key, uint64_t first, double mean, double std, const RngRange *r,
+                        float *out);
 
     void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
     int bf16_pace; /* terms of a product of bf16 in the time of one of fp32, about: packing is as fast */

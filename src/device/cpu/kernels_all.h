@@ -1,6 +1,7 @@
 /* Everything that is compiled once for each instruction set. KERNELS names the table. */
 #include "device/cpu/kernels.h"
 
+#include <float.h>
 #include <math.h>
 #include <sched.h>
 
@@ -9,6 +10,7 @@
 #include "device/cpu/elementwise.h"
 #include "device/cpu/exact_sums.h"
 #include "device/cpu/fixed.h"
+#include "device/cpu/normals.h"
 #include "device/cpu/optimizers.h"
 #include "device/cpu/rows.h"
 #include "device/cpu/scans.h"
@@ -62,6 +64,7 @@ const Kernels KERNELS = {.add = add,
                          .grad_stats = grad_stats,
                          .fixed_add = fixed_add,
                          .fixed_to_float = fixed_to_float,
+                         .init_normal = init_normal,
 #if VEC_AMX
                          .product_run = amx_product_run,
                          .bf16_pace = 8,

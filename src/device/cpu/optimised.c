@@ -543,17 +543,12 @@ static void zero(Device *d, void *p, size_t bytes) {
     memset((char *)p + i, 0, (size_t)min_i64(STEP, (int64_t)bytes - i));
 }
 
-/* An element's number is of its index, so pieces cannot show. 8 KiB of doubles on a thread's stack serve a
- * piece. */
+/* An element's number is of its index, so pieces cannot show. */
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
-    enum { AT_A_TIME = 1024 };
-    EACH_PIECE(d, i, n, AT_A_TIME) {
-        double normal[AT_A_TIME];
-        int64_t count = min_i64(AT_A_TIME, n - i);
-        rng_normals(key, first + (uint64_t)i, count, lo, hi, normal);
-        for (int64_t e = 0; e < count; e++) out[i + e] = (float)(mean + std * normal[e]);
-    }
+    RngRange range = rng_range(lo, hi);
+    EACH_PIECE(d, i, n, GRAIN)
+    kernels_of(d)->init_normal(min_i64(GRAIN, n - i), key, first + (uint64_t)i, mean, std, &range, out + i);
 }
 
 static void fill(Device *d, int64_t n, float value, float *out) {

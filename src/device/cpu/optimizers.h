@@ -5,19 +5,6 @@
  * side in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane
  * has to move, whatever VLEN is. */
 
-/* rng_philox of base/rng.c in every lane. */
-INLINE void philox_lanes(const StateStore *s, VecBits c[4]) {
-    uint32_t key0 = (uint32_t)s->key, key1 = (uint32_t)(s->key >> 32);
-    for (int round = 0; round < 10; round++) {
-        VecBits high0, low0, high1, low1;
-        vec_multiply(0xd2511f53u, c[0], &high0, &low0);
-        vec_multiply(0xcd9e8d57u, c[2], &high1, &low1);
-        c[0] = high1 ^ c[1] ^ key0, c[1] = low1;
-        c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
-        key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
-    }
-}
-
 /* The words of elements chunk * STATE_CHUNK and on. */
 INLINE void make_words(const StateStore *s, uint64_t step, uint64_t chunk, uint32_t *words) {
     static const uint32_t lanes[STATE_BLOCKS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -28,7 +15,7 @@ INLINE void make_words(const StateStore *s, uint64_t step, uint64_t chunk, uint3
         memcpy(&c[0], lanes + j, sizeof c[0]);
         c[0] += (uint32_t)first, c[1] = zero + (uint32_t)(first >> 32);
         c[2] = zero + (uint32_t)step, c[3] = zero + (uint32_t)(step >> 32);
-        philox_lanes(s, c);
+        vec_philox(s->key, c);
         for (int w = 0; w < 4; w++) memcpy(words + w * STATE_BLOCKS + j, &c[w], sizeof c[w]);
     }
 }

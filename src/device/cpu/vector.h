@@ -4,7 +4,7 @@
 #ifndef WEFT_DEVICE_CPU_VECTOR_H
 #define WEFT_DEVICE_CPU_VECTOR_H
 
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -125,12 +125,15 @@ INLINE Vec vec_sqrt(Vec v) {
 
 INLINE Vec vec_abs(Vec v) { return (Vec)((VecBits)v & 0x7fffffff); }
 
-/* Products of the lower halves of 64-bit lanes. */
+/* Products of the lower halves of 64-bit lanes. Compilers make more of it than the one instruction that it
+ * is. */
 INLINE VecWide vec_multiply_wide(VecWide a, VecWide b) {
 #if defined(__AVX512F__)
     return (VecWide)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
     return (VecWide)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (VecWide)_mm_mul_epu32((__m128i)a, (__m128i)b);
 #else
     return (a & 0xffffffff) * (b & 0xffffffff);
 #endif
@@ -144,6 +147,19 @@ INLINE void vec_multiply(uint32_t by, VecBits x, VecBits *high, VecBits *low) {
     VecWide even = vec_multiply_wide((VecWide)x, factor), odd = vec_multiply_wide((VecWide)x >> 32, factor);
     *low = (VecBits)((even & lower) | odd << 32);
     *high = (VecBits)(even >> 32 | (odd & ~lower));
+}
+
+/* rng_philox of base/rng.c in every lane. */
+INLINE void vec_philox(uint64_t key, VecBits c[4]) {
+    uint32_t key0 = (uint32_t)key, key1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        VecBits high0, low0, high1, low1;
+        vec_multiply(0xd2511f53u, c[0], &high0, &low0);
+        vec_multiply(0xcd9e8d57u, c[2], &high1, &low1);
+        c[0] = high1 ^ c[1] ^ key0, c[1] = low1;
+        c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
+        key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
+    }
 }
 
 /* Lanes are added in halves: a fixed order. */
