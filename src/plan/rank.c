@@ -204,21 +204,7 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
 
 /* What a device's kernels do not do is said here, before anything runs. */
 static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
-    const Family *family = model_family(model);
-    const struct {
-        bool wanted, there;
-        const char *what;
-    } needs[] = {{model->num_experts > 0, d->ops.route, "experts"},
-                 {family->arch.sinks, d->ops.sinks_backward, "attention sinks"},
-                 {model_has_mixer(model, MIXER_MAMBA2), d->ops.mamba_forward, "recurrences of Mamba-2"}};
     int64_t widest = d->widest_head;
-    bool described = !d->ops.gemm; /* to plan for: it has no ops at all */
-    for (size_t i = 0; !described && i < sizeof needs / sizeof *needs; i++)
-        if (needs[i].wanted && !needs[i].there)
-            return error_set(err, ERR_CONFIG,
-                             "run.device: %s: the family %s has %s, for which there are no kernels yet: take "
-                             "run.device=cpu",
-                             d->name, family->model_type, needs[i].what);
     if (widest == 0 || model->head_dim <= widest) return OK;
     return error_set(err, ERR_CONFIG,
                      "run.device: %s: attention heads of %lld elements (head_dim); at most %lld are done on "

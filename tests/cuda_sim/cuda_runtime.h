@@ -61,14 +61,18 @@ SimLane *sim_lanes(void);
 int sim_lane(void);
 void sim_meet_warp(const char *what);
 
-template <typename T> T __shfl_xor_sync(unsigned mask, T value, int apart) {
+/* The value of lane `from`, which may be another for each lane. */
+template <typename T> T __shfl_sync(unsigned mask, T value, int from) {
     static_assert(sizeof(T) <= sizeof(SimLane), "lanes exchange 24 bytes at most");
     (void)mask;
     SimLane *lanes = sim_lanes();
     memcpy(lanes[sim_lane()].bytes, &value, sizeof value);
     sim_meet_warp("a shuffle");
-    memcpy(&value, lanes[sim_lane() ^ apart].bytes, sizeof value);
+    memcpy(&value, lanes[from].bytes, sizeof value);
     return value;
+}
+template <typename T> T __shfl_xor_sync(unsigned mask, T value, int apart) {
+    return __shfl_sync(mask, value, sim_lane() ^ apart);
 }
 
 /* Of all lanes of the warp. */

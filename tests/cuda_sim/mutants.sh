@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_experts_rows test_conv test_scan; do
+for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
     passes $(op $check)
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
@@ -66,8 +66,16 @@ mutant "a chunk that does not see the one before" scans.cu 's/u < 0 \? 0 : load/
 mutant "a chunk whose last tokens are seen by none" scans.cu 's/t < end \+ TAPS - 1; t\+\+/t < end + TAPS - 1 \&\& t <= end; t++/' $(op test_conv)
 mutant "a state that goes on into the next document" scans.cu 's/begins\[i\] \? 0 : now/now/' $(op test_scan)
 mutant "a gradient that goes back into the document before" scans.cu 's/v\.begins \? 0 : g \*/g */' $(op test_scan)
-mutant "a run that ends before its last document" scans.cu 's/beginning\(first_key, tokens, next\)\}/next}/' $(op test_scan)
+mutant "a run that ends before its last document" scans.cuh@scans.cu 's/beginning\(first_key, tokens, next\)\}/next}/' $(op test_scan)
 mutant "a last run that is not summed" scans.cu 's/run < runs; run\+\+/run + 1 < runs; run++/' $(op test_scan)
+mutant "a state that is kept into the next document" mamba.cu 's/begins_at\(first_key, t\) \? 0 : expf/expf/' $(op test_mamba)
+mutant "a stride that does not save its states" mamba.cu 's/t % MAMBA_STRIDE == 0 \&\& t < s\.tokens/t % MAMBA_STRIDE == 1/' $(op test_mamba)
+mutant "what a stride hands on left out" mamba.cu 's/if \(!r\.last\) take_lanes/if (false) take_lanes/' $(op test_mamba)
+mutant "a column that forgets what is handed on" mamba.cu 's/if \(!r\.last\) later/if (false) later/' $(op test_mamba)
+mutant "rows behind the first that count alone" mamba.cu 's/more \? \*room \+ mine : mine/mine/' $(op test_mamba)
+mutant "numbers behind a row of states that count" mamba.cu 's/lane\(\) \+ k \* WARP < n \? load\(p, lane\(\) \+ k \* WARP\) : 0/load(p, lane() + k * WARP < n ? lane() + k * WARP : 0)/' $(op test_mamba)
+mutant "a gate's slope left out of a norm" mamba.cu 's/g\.x \* silu_slope\(g\.gate, g\.sigmoid\)/g.x * g.sigmoid/' $(op test_gated_norm)
+mutant "another run's norm" mamba.cu 's/\(column \+ i\) \/ s\.run/column \/ s.run/' $(op test_gated_norm)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
 mutant "a term behind the end of a leaf" leaves.cu 's/term < count/term <= count/' $(op test_gemm_op)
 mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* shape\.row/begin = at.row * shape.cols/' $(op test_muon)

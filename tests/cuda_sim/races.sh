@@ -26,7 +26,7 @@ race() {
 
 # All that kernels have a part in. Those in which threads have nothing to do with each other have several blocks here, as the races that are
 # planted between blocks show.
-for check in embed bias elements norm conv scan qk_norm rope latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
+for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
     experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
@@ -45,7 +45,11 @@ race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/void
 race "choices that write each other's sums" experts.cu 's/dweights\[j\] \+= \(float\)sum/dweights[0] += (float)sum/' test_experts_rows
 race "a barrier less in sums over chunks" columns.cuh@scans.cu '/void fold_rows/{n;d}' test_conv
 race "chunks that write each other's gradients" scans.cu 's/whole >= begin\)/whole + 1 >= begin \&\& whole >= 0)/' test_conv
-race "runs of the same documents" scans.cu 's/return \{beginning\(first_key, tokens, first\), /return {0, /' test_scan
+race "runs of the same documents" scans.cuh@scans.cu 's/return \{beginning\(first_key, tokens, first\), /return {0, /' test_scan
+race "a barrier less in sums over tokens' gates" columns.cuh@mamba.cu '/void fold_rows/{n;d}' test_gated_norm
+race "rows of a head that write each other's terms" mamba.cu 's/row - r\.head \* s\.head_dim\) \* NUMBERS/0)/' test_mamba
+race "columns that write each other's sums" mamba.cu 's/\* step \+ n;/* step;/' test_mamba
+race "runs that write each other's starts" mamba.cu 's/if \(own\.first == 0\) give_lanes/give_lanes/' test_mamba
 race "blocks that have the same channels" scans.cu 's/\(int64_t\)blockIdx.y \* WARP \+ threadIdx.x/threadIdx.x/' test_scan
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed

@@ -656,7 +656,8 @@ static void check_mamba_state(Device *d, MambaShape s, Dtype c) {
 
 static void check_mamba(Device *d, Dtype c) {
     static const int64_t shapes[][4] = {{1, 1, 1, 1}, {2, 1, 5, 3}, {4, 2, 3, 16}, {3, 3, 4, 40}};
-    if (!d->ops.mamba_forward) return;
+    DeviceNeeds needs = small_needs(c, 1, 1);
+    set_scratch(d, &needs);
     EACH(t, token_counts) for (int i = 0; i < 4; i++) {
         const int64_t *of = shapes[i];
         check_mamba_shape(d, mamba_shape(*t, of[0], of[1], of[2], of[3]), (int)(*t + i) % 3, c);
@@ -665,6 +666,10 @@ static void check_mamba(Device *d, Dtype c) {
         drop_all();
     }
     check_mamba_shape(d, mamba_shape(130, 1, 1, 2, MAMBA_STATE), 2, c);
+    drop_all();
+    check_mamba_shape(d, mamba_shape(20, 2, 1, 70, 100), 1, c);
+    drop_all();
+    if (c == DTYPE_F32) check_mamba_shape(d, mamba_shape(2, 3, 1, 8200, 1), 0, c); /* heads one by one */
     drop_all();
 }
 static void test_mamba(void **state) { (void)state, on_all(check_mamba); }
@@ -706,7 +711,6 @@ static void test_mamba_formulas(void **state) {
 }
 
 static void check_gated_norm(Device *d, Dtype c) {
-    if (!d->ops.gated_norm_forward) return;
     EACH(t, token_counts) EACH(h, widths) for (int64_t runs = 1; runs <= 4; runs += 3) {
         GatedNorm s = {*t, runs * *h, *h, runs * *h + 3, 1e-5f};
         int64_t n = *t * s.width, wide = *t * s.gate_row;
@@ -874,7 +878,6 @@ static void check_latent(Device *d, Dtype c) {
                                          {.heads = 3, .plain = 5, .turned = 6, .value = 11},
                                          {.heads = 4, .plain = 12, .turned = 8, .value = 10},
                                          {.heads = 2, .plain = 128, .turned = 64, .value = 128}};
-    if (!d->ops.latent_forward) return;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int bits = 0; bits < 4; bits++) {
             LatentShape s = shapes[i];
@@ -1274,7 +1277,6 @@ static void check_route_shape(Device *d, RouteShape s, Dtype c) {
 }
 
 static void check_route(Device *d, Dtype c) {
-    if (!d->ops.route) return; /* models with experts are refused there: plan/rank.c */
     static const struct {
         int64_t tokens;
         int experts, chosen;
@@ -1356,7 +1358,6 @@ static void check_grouped_shape(Device *d, RouteShape s, Dtype c) {
 }
 
 static void check_grouped_route(Device *d, Dtype c) {
-    if (!d->ops.route) return;
     DeviceNeeds needs = small_needs(c, 65, 64);
     set_scratch(d, &needs);
     for (int bits = 0; bits < 8; bits++)
@@ -1377,7 +1378,6 @@ static void test_grouped_route(void **state) { (void)state, on_all(check_grouped
 /* NaN among logits: choices are still k different experts, in order. */
 static void check_nan_route(Device *d, Dtype c) {
     (void)c;
-    if (!d->ops.route) return;
     RouteShape s = {.tokens = 3, .sequence = 3, .experts = 4, .chosen = 2};
     Routes r = new_routes(s);
     int64_t sevens[4] = {7, 7, 7, 7}, *counts = PLACED(sevens);
@@ -1420,7 +1420,6 @@ static void check_gemm_experts_shape(Device *d, int64_t n, int64_t k, int bits, 
 }
 
 static void check_gemm_experts(Device *d, Dtype c) {
-    if (!d->ops.gemm_experts) return;
     DeviceNeeds needs = small_needs(c, 343, 64);
     set_scratch(d, &needs);
     for (int bits = 0; bits < 4; bits++) {
@@ -1483,7 +1482,6 @@ static void check_experts_bias(Device *d, RouteShape s, int64_t h, Dtype c) {
 }
 
 static void check_experts_rows(Device *d, Dtype c) {
-    if (!d->ops.experts_combine) return;
     DeviceNeeds needs = small_needs(c, 65, 521);
     set_scratch(d, &needs);
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
@@ -2051,10 +2049,10 @@ static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(
  * here, with the same bits. */
 static void test_odd_places(void **state) {
     static void (*const checks[])(Device *, Dtype) = {
-        check_embed,   check_bias,          check_elements,  check_norm,       check_qk_norm,
-        check_rope,    check_conv,          check_scan,      check_activation, check_softcap,
-        check_scale,   check_cross_entropy, check_loss_sum,  check_updates,    check_muon,
-        check_quintic, check_stats,         check_sum_parts, check_fixed};
+        check_embed,   check_bias,       check_elements,      check_norm,      check_qk_norm,
+        check_rope,    check_gated_norm, check_conv,          check_scan,      check_activation,
+        check_softcap, check_scale,      check_cross_entropy, check_loss_sum,  check_updates,
+        check_muon,    check_quintic,    check_stats,         check_sum_parts, check_fixed};
     (void)state;
     if (!only || strcmp(only, CUDA) != 0) skip();
     odd_places = true;
@@ -2413,7 +2411,6 @@ static void run_mamba(Device *d, Dtype c, int64_t t, int64_t width, const void *
                       Results *r) {
     MambaShape s = {t, 5, 1, 16, 24, width, width};
     GatedNorm norm = {t, width, width, width, 1e-5f};
-    if (!d->ops.mamba_forward) return;
     float *heads = tensor(3 * 5, DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32),
           *carry = tensor(mamba_states(s), DTYPE_F32), *room = tensor(MAMBA_STRIDE * 5 * 2 * 24, DTYPE_F32),
           *w = tensor(width, DTYPE_F32);
@@ -2455,15 +2452,12 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     RouteShape route = {.tokens = t, .sequence = t, .experts = 9, .chosen = 1};
     for (int64_t i = 0; i < t * 9; i++) r->routes.scores[i] = (float)(i * i % 31);
     RUN(d, fill, 9 * width * 24, 0, r->dexperts);
-    if (d->ops.route) {
-        RUN(d, route, route, r->routes, NULL);
-        RUN(d, gemm_experts_weight, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
-            r->dexperts, false, false);
-    }
+    RUN(d, route, route, r->routes, NULL);
+    RUN(d, gemm_experts_weight, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
+        r->dexperts, false, false);
     RUN(d, fill, 4 * width, 0, r->dtaps);
-    if (d->ops.conv_backward)
-        RUN(d, conv_backward, (ConvShape){t, width, width, 4}, qkv, r->dexperts, first, qkv, r->dqkv,
-            r->dtaps, c);
+    RUN(d, conv_backward, (ConvShape){t, width, width, 4}, qkv, r->dexperts, first, qkv, r->dqkv, r->dtaps,
+        c);
     run_mamba(d, c, t, width, qkv, first, r);
     RUN(d, fill, width, 0, r->dw);
     RUN(d, fill, width, 0, r->db);
@@ -2507,11 +2501,9 @@ static void check_threads(Device *base, Dtype c) {
         assert_bits("bias gradient", &d, r.db, one.db, width, DTYPE_F32);
         assert_bits("embedding gradient", &d, r.dtable, one.dtable, 9 * width, DTYPE_F32);
         assert_bits("taps' gradient", &d, r.dtaps, one.dtaps, 4 * width, DTYPE_F32);
-        if (d.ops.mamba_forward) {
-            assert_bits("mamba's gradient", &d, r.dread, one.dread, t * width, c);
-            assert_bits("heads' gradient", &d, r.dheads, one.dheads, 3 * 5, DTYPE_F32);
-            assert_bits("gated norm's gradient", &d, r.dgated, one.dgated, width, DTYPE_F32);
-        }
+        assert_bits("mamba's gradient", &d, r.dread, one.dread, t * width, c);
+        assert_bits("heads' gradient", &d, r.dheads, one.dheads, 3 * 5, DTYPE_F32);
+        assert_bits("gated norm's gradient", &d, r.dgated, one.dgated, width, DTYPE_F32);
         assert_bits("experts' gradient", &d, r.dexperts, one.dexperts, 9 * width * 24, DTYPE_F32);
         assert_memory_equal(&r.stats, &one.stats, sizeof r.stats);
         close_device(&d);
@@ -2656,6 +2648,8 @@ static void launch_large(Device *d, Dtype c) {
     ExpertRows rows = {TOKENS, EXPERTS, ids, 1 << 20};
     VocabLeaves vocab = {.leaf = LEAF};
     ScanShape scan = {TOKENS, LEAF, 2 * LEAF, LEAF, LEAF, SCAN_HAWK};
+    MambaShape mamba = {TOKENS, LEAF / 64, 1, 64, 128, 2 * LEAF, LEAF};
+    MambaGradients grads = {p, p, p, p, f, f, f};
     d->scratch = there, d->scratch_size = SIZE_MAX;
     d->ops.gemm(d, false, true, TOKENS, LEAF, LEAF, p, p, c, p, c, LEAF, false, shared(true, LEAF));
     d->ops.attention_forward(d, s, whole, p, p, ids, p, f, c);
@@ -2680,6 +2674,10 @@ static void launch_large(Device *d, Dtype c) {
     d->ops.scan_forward(d, scan, (ScanInputs){p, p, p, f}, ids, NULL, f, c);
     d->ops.scan_gate(d, scan, p, f, p, c);
     d->ops.scan_backward(d, scan, (ScanInputs){p, p, p, f}, ids, f, p, (ScanGradients){p, p, p, f}, c);
+    d->ops.mamba_forward(d, mamba, (MambaInputs){p, p, p, p, f, f, f}, ids, NULL, f, p, c);
+    d->ops.mamba_backward(d, mamba, (MambaInputs){p, p, p, p, f, f, f}, ids, f, p, f, f, grads, c);
+    d->ops.gated_norm_forward(d, (GatedNorm){TOKENS, LEAF, LEAF / 2, LEAF, 1e-5f}, p, p, f, p, c);
+    d->ops.gated_norm_backward(d, (GatedNorm){TOKENS, LEAF, LEAF / 2, LEAF, 1e-5f}, p, p, f, p, p, p, f, c);
     d->ops.loss_records(d, TOKENS, 2 * LEAF, p, c, ids, vocab, p);
     d->ops.cross_entropy(d, TOKENS, 2 * LEAF, p, c, ids, vocab, f, 0, 0, f, f, p, c);
     d->scratch = NULL;

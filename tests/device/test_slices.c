@@ -357,7 +357,6 @@ static void check_expert_products(Device *d, Dtype c) {
     /* An expert's width; gate and up. */
     static const Inner inners[] = {{1, {320}, {40}}, {2, {136, 136}, {17, 17}}};
     static const int64_t cuts[] = {0, 1, 18, 50};
-    if (!d->ops.gemm_experts) return;
     keep_product_scratch(d, c);
     for (int way = 0; way < 4; way++) {
         const Inner *in = &inners[way / 2];
@@ -399,7 +398,6 @@ static float *weighed(Device *d, const void *act, const void *dact, const float 
 
 static void check_weights_of_experts(Device *d, Dtype c) {
     static const int64_t widths[] = {1, 17, 300};
-    if (!d->ops.experts_weigh) return;
     EACH(leaf, widths) {
         int64_t inter = LEAVES * *leaf;
         void *act = random_tensor(EXPERT_ROWS * inter, c, -1, 1),
@@ -810,7 +808,6 @@ static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dq
 static void check_latent_heads(Device *d, Dtype c) {
     LatentShape all = {.tokens = 37, .heads = LEAVES, .plain = 5, .turned = 6, .value = 7, .leaves = LEAVES};
     int64_t t = all.tokens, dim = latent_head(all), width = all.heads * dim, own = all.plain + all.value;
-    if (!d->ops.latent_forward) return;
     keep_product_scratch(d, c);
     void *dqkv = random_tensor(t * 3 * width, c, -2, 2), *rounded = tensor(t * all.turned, c);
     int32_t *positions = random_ints(t, 50);
@@ -898,10 +895,11 @@ typedef struct Scan {
     void *conv;
 } Scan;
 
-static int32_t *scan_documents(int64_t t, int64_t tokens) {
+/* Tokens from t on, the last document beginning with `last`. */
+static int32_t *scan_documents(int64_t last, int64_t t, int64_t tokens) {
     int32_t *first = tensor(tokens, DTYPE_F32);
     for (int64_t u = t; u < t + tokens; u++)
-        first[u - t] = (int32_t)((u < 30 ? 0 : u < 31 ? 30 : u < SCAN_LAST ? 31 : SCAN_LAST) - t);
+        first[u - t] = (int32_t)((u < 30 ? 0 : u < 31 ? 30 : u < last ? 31 : last) - t);
     return first;
 }
 
@@ -937,7 +935,7 @@ static Scan scan_of(Device *d, ScanKind kind, int64_t gates, const Scan *in, Dty
     ScanShape s = {in->tokens, in->width, gates * in->width, in->width, in->width, kind};
     ConvShape conv = {in->tokens, in->width, in->width, CONV_TAPS};
     float *lambda = kind == SCAN_HAWK ? in->lambda : NULL;
-    int32_t *first = scan_documents(in->t, in->tokens);
+    int32_t *first = scan_documents(SCAN_LAST, in->t, in->tokens);
     Scan out = *in;
     out.gates = tensor(gates * n, c), out.values = tensor(n, c), out.gate = tensor(n, c);
     out.dout = tensor(n, c), out.conv = tensor(n, c), out.h = tensor(n, DTYPE_F32);
@@ -981,6 +979,110 @@ static void check_recurrences(Device *d, Dtype c) {
     }
 }
 static void test_recurrences(void **state) { (void)state, check_all(check_recurrences); }
+
+/* Of two groups the second; of documents the last, which begins with a stride, so that sums over tokens are
+ * cut where they are by itself. x, B, C and dt lie where they do in the whole's rows. */
+enum { MAMBA_HEADS = 4, MAMBA_P = 5, MAMBA_N = 40, MAMBA_X = MAMBA_HEADS * MAMBA_P };
+enum { MAMBA_ROW = MAMBA_X + 4 * MAMBA_N };
+typedef struct Mamba {
+    void *read, *dt, *y; /* y: or its gradient */
+    float *heads;
+} Mamba;
+
+static MambaGradients mamba_part(Mamba m, int64_t t, int64_t head, Dtype c) {
+    int64_t B = MAMBA_X + head / 2 * MAMBA_N;
+    void *row = tensor_to(m.read, t * MAMBA_ROW, c);
+    float *heads = m.heads + head;
+    return (MambaGradients){tensor_to(row, head * MAMBA_P, c),
+                            tensor_to(row, B, c),
+                            tensor_to(row, B + 2 * MAMBA_N, c),
+                            tensor_to(m.dt, t * MAMBA_HEADS + head, c),
+                            heads,
+                            heads + MAMBA_HEADS,
+                            heads + 2 * MAMBA_HEADS};
+}
+
+/* Tokens from t on of heads from `head` on. */
+static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
+    int64_t tokens = SCAN_T - t, heads = MAMBA_HEADS - head, width = heads * MAMBA_P;
+    MambaShape s = {tokens, heads, heads / 2, MAMBA_P, MAMBA_N, MAMBA_ROW, MAMBA_HEADS};
+    MambaGradients at = mamba_part(from, t, head, c);
+    MambaInputs in = {at.x, at.B, at.C, at.dt, at.dt_bias, at.A_log, at.D};
+    Mamba out = {tensor(SCAN_T * MAMBA_ROW, c), tensor(SCAN_T * MAMBA_HEADS, c), tensor(tokens * width, c),
+                 tensor(3 * MAMBA_HEADS, DTYPE_F32)};
+    float *starts = tensor(mamba_starts(tokens) * width * MAMBA_N, DTYPE_F32),
+          *carry = tensor(width * MAMBA_N, DTYPE_F32),
+          *room = tensor(heads * MAMBA_STRIDE * 2 * MAMBA_N, DTYPE_F32);
+    int32_t *first = scan_documents(MAMBA_STRIDE, t, tokens);
+    void *dy = box_of(from.y, MAMBA_X, t, head * MAMBA_P, tokens, width, c);
+    RUN(d, fill, 3 * MAMBA_HEADS, 0, out.heads);
+    RUN(d, mamba_forward, s, in, first, NULL, starts, out.y, c);
+    RUN(d, mamba_backward, s, in, first, starts, dy, carry, room, mamba_part(out, t, head, c), c);
+    return out;
+}
+
+static void check_mamba_part(Device *d, Mamba from, Mamba whole, int64_t t, int64_t head, Dtype c) {
+    int64_t tokens = SCAN_T - t, groups = MAMBA_ROW - 4 * MAMBA_N, first = head * MAMBA_P;
+    Mamba part = mamba_of(d, from, t, head, c);
+    assert_box(d, "mamba", whole.y, MAMBA_X, t, first, part.y, tokens, MAMBA_X - first, c);
+    for (int64_t i = 0; i < 5; i++) { /* x; B and C of both groups */
+        int64_t at = i == 0 ? first : groups + (i - 1) * MAMBA_N, n = i == 0 ? MAMBA_X - first : MAMBA_N;
+        if (head > 0 && i % 2 == 1) continue; /* of the first group */
+        assert_box(d, "mamba's gradients", whole.read, MAMBA_ROW, t, at,
+                   box_of(part.read, MAMBA_ROW, t, at, tokens, n, c), tokens, n, c);
+    }
+    int64_t heads = MAMBA_HEADS - head;
+    assert_box(d, "mamba's steps", whole.dt, MAMBA_HEADS, t, head,
+               box_of(part.dt, MAMBA_HEADS, t, head, tokens, heads, c), tokens, heads, c);
+    if (t == 0)
+        assert_box(d, "mamba's heads", whole.heads, MAMBA_HEADS, 0, head,
+                   box_of(part.heads, MAMBA_HEADS, 0, head, 3, heads, DTYPE_F32), 3, heads, DTYPE_F32);
+}
+
+static void check_mamba(Device *d, Dtype c) {
+    keep_product_scratch(d, c);
+    Mamba from = {random_tensor(SCAN_T * MAMBA_ROW, c, -1, 1), random_tensor(SCAN_T * MAMBA_HEADS, c, -3, 1),
+                  random_tensor(SCAN_T * MAMBA_X, c, -1, 1),
+                  random_tensor(3 * MAMBA_HEADS, DTYPE_F32, -1, 1)};
+    Mamba whole = mamba_of(d, from, 0, 0, c);
+    check_mamba_part(d, from, whole, 0, MAMBA_HEADS / 2, c);
+    check_mamba_part(d, from, whole, MAMBA_STRIDE, 0, c);
+    check_mamba_part(d, from, whole, MAMBA_STRIDE, MAMBA_HEADS / 2, c);
+    drop_all();
+}
+/* What a gated norm reads, or the gradients of it; dy: or what comes out. */
+typedef struct Gated {
+    void *x, *gate, *dy;
+    float *w;
+} Gated;
+enum { GATED_T = 37, GATED_RUN = 42, GATED_W = 8 * GATED_RUN };
+static Gated gated_of(Device *d, Gated from, int64_t first, Dtype c) {
+    int64_t width = GATED_W - first;
+    GatedNorm s = {GATED_T, width, GATED_RUN, width, 1e-5f};
+    void *x = box_of(from.x, GATED_W, 0, first, GATED_T, width, c),
+         *gate = box_of(from.gate, GATED_W, 0, first, GATED_T, width, c),
+         *dy = box_of(from.dy, GATED_W, 0, first, GATED_T, width, c), *y = tensor(GATED_T * width, c);
+    float *w = box_of(from.w, GATED_W, 0, first, 1, width, DTYPE_F32);
+    Gated out = {tensor(GATED_T * width, c), tensor(GATED_T * width, c), y, tensor(width, DTYPE_F32)};
+    RUN(d, fill, width, 0, out.w);
+    RUN(d, gated_norm_forward, s, x, gate, w, y, c);
+    RUN(d, gated_norm_backward, s, x, gate, w, dy, out.x, out.gate, out.w, c);
+    return out;
+}
+
+static void check_gated_norm(Device *d, Dtype c) {
+    enum { N = GATED_T * GATED_W, FIRST = 3 * GATED_RUN, WIDTH = GATED_W - FIRST };
+    keep_product_scratch(d, c);
+    Gated from = {random_tensor(N, c, -2, 2), random_tensor(N, c, -2, 2), random_tensor(N, c, -1, 1),
+                  random_tensor(GATED_W, DTYPE_F32, -1, 1)},
+          whole = gated_of(d, from, 0, c), part = gated_of(d, from, FIRST, c);
+    assert_box(d, "gated norm", whole.dy, GATED_W, 0, FIRST, part.dy, GATED_T, WIDTH, c);
+    assert_box(d, "gated norm's dx", whole.x, GATED_W, 0, FIRST, part.x, GATED_T, WIDTH, c);
+    assert_box(d, "its gate's gradient", whole.gate, GATED_W, 0, FIRST, part.gate, GATED_T, WIDTH, c);
+    assert_box(d, "its weight's", whole.w, GATED_W, 0, FIRST, part.w, 1, WIDTH, DTYPE_F32);
+    drop_all();
+}
+static void test_mamba(void **state) { (void)state, check_all(check_mamba), check_all(check_gated_norm); }
 
 /* ---- the vocabulary ---- */
 
@@ -1098,6 +1200,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_latent_heads),
         cmocka_unit_test(test_mlp),
         cmocka_unit_test(test_recurrences),
+        cmocka_unit_test(test_mamba),
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_embedding),
     };

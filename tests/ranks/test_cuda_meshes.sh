@@ -45,7 +45,8 @@ experts=(model.family=deepseek_v3 model.num_hidden_layers=2 model.num_key_value_
     model.moe_intermediate_size=12 model.n_group=2 model.topk_group=1 model.first_k_dense_replace=1 model.n_shared_experts=1)
 oss=(model.family=gpt_oss model.num_hidden_layers=2 model.tie_word_embeddings=false model.head_dim=4 model.sliding_window=8 model.num_experts=4
     model.num_experts_per_tok=2)
-recurrent=(numerics.canonical_cp=1 numerics.canonical_tp=1 model.family=recurrent 'model.mixer=[min_gru,hawk,attention,min_lstm]' model.recurrent_size=20 model.tie_word_embeddings=false)
+recurrent=(numerics.canonical_cp=1 numerics.canonical_tp=1 model.family=recurrent 'model.mixer=[min_gru,hawk,mamba2,min_lstm]' model.recurrent_size=20
+    model.mamba_d_head=5 model.mamba_d_state=12 model.tie_word_embeddings=false)
 launch one
 launch cpu run.device=cpu
 launch halves train.split_backward=true train.recompute=selective

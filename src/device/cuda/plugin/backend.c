@@ -500,6 +500,7 @@ static void fill_ops(Ops *ops) {
     experts_fill(ops);
     attention_fill(ops);
     scans_fill(ops);
+    mamba_fill(ops);
     loss_fill(ops);
     optimizers_fill(ops);
     gradients_fill(ops);

@@ -59,6 +59,7 @@ void embedding_fill(Ops *ops);
 void experts_fill(Ops *ops);
 void attention_fill(Ops *ops);
 void scans_fill(Ops *ops);
+void mamba_fill(Ops *ops);
 void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);
 void gradients_fill(Ops *ops);

@@ -4,13 +4,9 @@
  * begin chains begin anew, so threads take runs of whole documents: that shows in no bit of a state. A chain
  * waits for memory once in STEPS tokens, whose inputs are fetched together. What is summed over tokens is cut
  * by constants. */
-#include "device/cuda/plugin/columns.cuh"
+#include "device/cuda/plugin/scans.cuh"
 
 namespace {
-
-INLINE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-/* Of silu at x, whose sigmoid is q. */
-INLINE float silu_slope(float x, float q) { return q + x * q * (1 - q); }
 
 /* ---- convolutions ---- */
 
@@ -153,7 +149,7 @@ void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const 
 
 /* ---- recurrences ---- */
 
-constexpr int STEPS = 8, RUN = 64, RUNS = 64; /* RUN: tokens of a run at least; RUNS: of them at most */
+constexpr int STEPS = 8;
 
 /* Of one token and channel what a and b are made of, or the gradients of it. decay: what HAWK multiplies s(r)
  * by. */
@@ -198,29 +194,6 @@ template <ScanKind KIND> INLINE Element slopes(Element e, float da, float db) {
     float y = sigmoid(e.gate[1]), n = 1 / (x + y + 1e-4f), along = n * (da * x + dbv * y);
     return {{n * (da - along) * x * (1 - x), n * (dbv - along) * y * (1 - y)}, db * y * n, 0};
 }
-
-/* The tokens of this block: those of documents that begin in its run, of `run` tokens. */
-struct Documents {
-    int64_t first, end;
-};
-/* The first token from t on with which a document begins: first keys never decrease. */
-INLINE int64_t beginning(const int32_t *first_key, int64_t tokens, int64_t t) {
-    int64_t low = t, high = tokens;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (first_key[middle] >= t)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-INLINE Documents documents_of(const int32_t *first_key, int64_t tokens, int64_t run) {
-    int64_t first = blockIdx.x * run, next = smaller(tokens, first + run);
-    if (!first_key) return {first, next};
-    return {beginning(first_key, tokens, first), beginning(first_key, tokens, next)};
-}
-INLINE bool begins_at(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
 
 /* blockIdx.x: a run; blockIdx.y: channels, one a thread. */
 INLINE int64_t channel_of_thread(void) { return (int64_t)blockIdx.y * WARP + threadIdx.x; }
@@ -333,12 +306,6 @@ __global__ void scan_lambda_kernel(int64_t width, int64_t runs, const float *dec
 
 /* ---- slots ---- */
 
-/* Tokens of a run: all, where nothing is known of documents. */
-int64_t run_of(ScanShape s, const int32_t *first_key) {
-    int64_t least = blocks_of(s.tokens, RUNS);
-    return first_key ? (least > RUN ? least : RUN) : s.tokens;
-}
-
 /* Runs the statement with KIND the constant of a kind. */
 #define BY_KIND(kind, KIND, ...)                     \
     do {                                             \
@@ -357,7 +324,7 @@ int64_t run_of(ScanShape s, const int32_t *first_key) {
 void scan_forward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, float *state, float *h,
                   Dtype c) {
     if (s.tokens * s.width == 0) return;
-    int64_t run = run_of(s, first_key);
+    int64_t run = run_of(s.tokens, first_key);
     Grid grid(blocks_of(s.tokens, run), blocks_of(s.width, WARP));
     BY_DTYPE(c, T,
              BY_KIND(s.kind, KIND, auto kernel = scan_forward_kernel<T, KIND>;
@@ -375,7 +342,7 @@ void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *o
 void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
                    const void *dout, ScanGradients out, Dtype c) {
     if (s.tokens * s.width == 0) return;
-    int64_t run = run_of(s, first_key), runs = blocks_of(s.tokens, run);
+    int64_t run = run_of(s.tokens, first_key), runs = blocks_of(s.tokens, run);
     Grid grid(runs, blocks_of(s.width, WARP));
     bool hawk = s.kind == SCAN_HAWK;
     float *decays = hawk ? (float *)cuda_scratch(d, (size_t)(runs * s.width) * sizeof *decays) : NULL;

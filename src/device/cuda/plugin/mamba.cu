@@ -1,0 +1,548 @@
+/* Mamba-2 (device.h: MambaShape), and the gated norm behind it.
+ *
+ * A row of a head's state goes from token to token in a chain of fp32 of its own, which a warp has, in runs
+ * of whole documents (scans.cuh). The way back goes by strides, the last one first: columns of a head add up
+ * the terms of B and C, rows make the gradients of x and what steps are made of, and a warp a head ends it.
+ * Each of these makes the states, or what tokens hand back, again, by one formula, so that no warp waits for
+ * another. Sums over a state's numbers, and over rows, are made in one order, whatever the tokens. */
+#include "device/cuda/plugin/scans.cuh"
+
+namespace {
+
+constexpr int SPAN = 8; /* tokens whose inputs are fetched together */
+static_assert(MAMBA_STRIDE % SPAN == 0 && SPAN <= WARP, "strides are of whole spans");
+
+/* ---- what kernels share ---- */
+
+INLINE int64_t rows_of(const MambaShape &s) { return s.heads * s.head_dim; }
+/* Of a head's B and C at token t. */
+INLINE int64_t group_at(const MambaShape &s, int64_t t, int64_t head) {
+    return t * s.row + head / (s.heads / s.groups) * s.state;
+}
+
+/* Of a head at a token: what x is multiplied by, and the state before. */
+struct Step {
+    float step, keep;
+};
+INLINE float rate_of(const MambaInputs &in, int64_t head) { return -expf(in.A_log[head]); }
+template <typename T>
+INLINE Step step_at(const MambaShape &s, const MambaInputs &in, const int32_t *first_key, int64_t head,
+                    int64_t t) {
+    float raw = load((const T *)in.dt, t * s.dt_row + head) + in.dt_bias[head],
+          step = (raw > 0 ? raw : 0) + log1pf(expf(-fabsf(raw)));
+    return {step, begins_at(first_key, t) ? 0 : expf(step * rate_of(in, head))};
+}
+
+/* Numbers lane, lane + WARP, ... of n that lie next to each other; zeros behind them. */
+template <int PER, typename T> INLINE void take_lanes(float (&x)[PER], const T *p, int64_t n) {
+#pragma unroll
+    for (int k = 0; k < PER; k++) x[k] = lane() + k * WARP < n ? load(p, lane() + k * WARP) : 0;
+}
+template <int PER> INLINE void give_lanes(const float (&x)[PER], float *p, int64_t n) {
+#pragma unroll
+    for (int k = 0; k < PER; k++)
+        if (lane() + k * WARP < n) p[lane() + k * WARP] = x[k];
+}
+
+/* A state's number after a token. */
+INLINE float next_state(Step k, float before, float x, float B) {
+    return FUSED(k.step * x, B, k.keep * before);
+}
+
+/* Each of a span's sums over the warp; lane i has the i-th. */
+INLINE float sum_of_lane(const float (&sum)[SPAN]) {
+    float mine = 0;
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        float all = lanes_sum(sum[i], WARP);
+        if (lane() == i) mine = all;
+    }
+    return mine;
+}
+
+/* Runs the statement with PER the numbers of a state that a lane has. */
+#define BY_STATE(n, PER, ...)      \
+    do {                           \
+        if ((n) <= 2 * WARP) {     \
+            constexpr int PER = 2; \
+            __VA_ARGS__;           \
+        } else if ((n) <= 128) {   \
+            constexpr int PER = 4; \
+            __VA_ARGS__;           \
+        } else {                   \
+            constexpr int PER = 8; \
+            __VA_ARGS__;           \
+        }                          \
+    } while (0)
+static_assert(MAMBA_STATE == 8 * WARP, "a warp has a row");
+
+/* ---- forward ---- */
+
+constexpr int ROWS = 4; /* warps of a block */
+
+/* blockIdx.x: a run; blockIdx.y: rows. Spans end where strides do. */
+template <typename T, int PER>
+__global__ void __launch_bounds__(ROWS *WARP)
+    mamba_forward_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, int64_t run, float *state,
+                         float *starts, T *y) {
+    int64_t rows = rows_of(s), row = (int64_t)blockIdx.y * ROWS + threadIdx.x / WARP, head = row / s.head_dim;
+    if (row >= rows) return;
+    Documents own = documents_of(first_key, s.tokens, run);
+    float now[PER] = {}, D = in.D[head];
+    if (state) take_lanes(now, state + row * s.state, s.state);
+    if (own.first == 0) give_lanes(now, starts + row * s.state, s.state);
+    for (int64_t t = own.first; t < own.end;) {
+        int count = (int)smaller(SPAN - t % SPAN, own.end - t);
+        bool mine = lane() < count;
+        Step own_step = {};
+        if (mine) own_step = step_at<T>(s, in, first_key, head, t + lane());
+        float x = mine ? load((const T *)in.x, (t + lane()) * s.row + row) : 0, sum[SPAN] = {};
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) {
+            if (i >= count) continue;
+            float B[PER], C[PER], here = __shfl_sync(0xffffffffu, x, i);
+            Step k = {__shfl_sync(0xffffffffu, own_step.step, i), __shfl_sync(0xffffffffu, own_step.keep, i)};
+            take_lanes(B, (const T *)in.B + group_at(s, t + i, head), s.state);
+            take_lanes(C, (const T *)in.C + group_at(s, t + i, head), s.state);
+#pragma unroll
+            for (int n = 0; n < PER; n++) {
+                now[n] = next_state(k, now[n], here, B[n]);
+                sum[i] = FUSED(now[n], C[n], sum[i]);
+            }
+        }
+        float along = sum_of_lane(sum);
+        if (mine) store(y, (t + lane()) * rows + row, along + D * x);
+        t += count;
+        if (t % MAMBA_STRIDE == 0 && t < s.tokens)
+            give_lanes(now, starts + (t / MAMBA_STRIDE * rows + row) * s.state, s.state);
+    }
+    if (state) give_lanes(now, state + row * s.state, s.state);
+}
+
+void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
+                   float *starts, void *y, Dtype c) {
+    if (s.tokens * s.heads * s.head_dim == 0) return;
+    int64_t run = run_of(s.tokens, first_key);
+    Grid grid(blocks_of(s.tokens, run), blocks_of(s.heads * s.head_dim, ROWS));
+    BY_DTYPE(c, T,
+             BY_STATE(s.state, PER, auto kernel = mamba_forward_kernel<T, PER>;
+                      LAUNCH(d, OP_MAMBA_FORWARD, kernel, grid, ROWS * WARP, 0, s, in, first_key, run, state,
+                             starts, (T *)y)));
+}
+
+/* ---- backward ---- */
+
+/* Tokens first .. first + count - 1 of some heads, and where their steps and sums lie: of each head two runs
+ * of MAMBA_STRIDE numbers, and of each of its rows two, and one more. last: no token comes behind. */
+struct Stride {
+    int64_t first, head, heads;
+    int count;
+    bool last;
+    float *steps, *terms, *skips;
+};
+constexpr int64_t NUMBERS = 2 * MAMBA_STRIDE;
+
+INLINE float *steps_of(const Stride &r, int64_t head) { return r.steps + (head - r.head) * NUMBERS; }
+INLINE Step step_of(const float *steps, int i) { return {steps[i], steps[MAMBA_STRIDE + i]}; }
+INLINE float *terms_of(const MambaShape &s, const Stride &r, int64_t row) {
+    return r.terms + (row - r.head * s.head_dim) * NUMBERS;
+}
+
+template <typename T>
+__global__ void mamba_steps_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, Stride r) {
+    int64_t head = r.head + element() / MAMBA_STRIDE;
+    int i = (int)(element() % MAMBA_STRIDE);
+    if (head >= r.head + r.heads || i >= r.count) return;
+    Step k = step_at<T>(s, in, first_key, head, r.first + i);
+    steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_STRIDE + i] = k.keep;
+}
+
+/* Of a span's tokens: its sums over rows, added to what other rows have there. */
+INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room, int64_t step) {
+    float mine = sum_of_lane(sum);
+    if (lane() >= SPAN || lane() >= count) return;
+    room += lane() * step;
+    *room = more ? *room + mine : mine;
+}
+
+/* A warp has a column of a head's state: the terms of B's and of C's number, over rows. */
+template <typename T>
+__global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, Stride r, const float *starts,
+                                     const T *dys, const float *carry, float *room) {
+    constexpr int PER = 2;
+    int64_t number = element() / WARP, head = r.head + number / s.state, n = number % s.state,
+            rows = rows_of(s), step = 2 * s.state;
+    if (head >= r.head + r.heads) return;
+    const float *steps = steps_of(r, head);
+    room += head * smaller(MAMBA_STRIDE, s.tokens) * step + n;
+    for (int64_t p = 0; p < s.head_dim; p += PER * WARP) {
+        int64_t row = head * s.head_dim + p, left = s.head_dim - p;
+        float now[PER] = {}, later[PER] = {};
+#pragma unroll
+        for (int k = 0; k < PER; k++) {
+            int64_t at = (row + lane() + k * WARP) * s.state + n;
+            if (lane() + k * WARP >= left) continue;
+            now[k] = starts[r.first / MAMBA_STRIDE * rows * s.state + at];
+            if (!r.last) later[k] = carry[at];
+        }
+        for (int span = 0; span < r.count; span += SPAN) {
+            float sum[SPAN] = {};
+#pragma unroll
+            for (int i = 0; i < SPAN; i++) {
+                if (span + i >= r.count) continue;
+                int64_t t = r.first + span + i;
+                Step step_here = step_of(steps, span + i);
+                float x[PER], dy[PER], B = load((const T *)in.B, group_at(s, t, head) + n);
+                take_lanes(x, (const T *)in.x + t * s.row + row, left);
+                take_lanes(dy, dys + t * rows + row, left);
+#pragma unroll
+                for (int k = 0; k < PER; k++) {
+                    now[k] = next_state(step_here, now[k], x[k], B);
+                    sum[i] = FUSED(dy[k], now[k], sum[i]);
+                }
+            }
+            add_span(sum, r.count - span, p > 0, room + s.state + span * step, step);
+        }
+        for (int span = (r.count - 1) / SPAN * SPAN; span >= 0; span -= SPAN) {
+            float sum[SPAN] = {};
+#pragma unroll
+            for (int i = SPAN - 1; i >= 0; i--) {
+                if (span + i >= r.count) continue;
+                int64_t t = r.first + span + i;
+                Step step_here = step_of(steps, span + i);
+                float x[PER], dy[PER], C = load((const T *)in.C, group_at(s, t, head) + n);
+                take_lanes(x, (const T *)in.x + t * s.row + row, left);
+                take_lanes(dy, dys + t * rows + row, left);
+#pragma unroll
+                for (int k = 0; k < PER; k++) {
+                    float g = FUSED(dy[k], C, later[k]);
+                    sum[i] = FUSED(step_here.step * x[k], g, sum[i]);
+                    later[k] = step_here.keep * g;
+                }
+            }
+            add_span(sum, r.count - span, p > 0, room + span * step, step);
+        }
+    }
+}
+
+/* What a row's way back has of a span: G_t along B, and along the state before. */
+struct Dots {
+    float along[SPAN], kept[SPAN];
+};
+
+/* Back over a span from the state before it, `later` being what the token behind it hands on. */
+template <typename T, int PER>
+INLINE Dots retreat(const MambaShape &s, const MambaInputs &in, int64_t head, int64_t t, int count,
+                    const Step (&steps)[SPAN], const float (&x)[SPAN], const float (&dy)[SPAN],
+                    float (&now)[PER], float (&later)[PER]) {
+    float before[SPAN][PER] = {}, B[PER], C[PER];
+    Dots dots = {};
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        if (i >= count) continue;
+        take_lanes(B, (const T *)in.B + group_at(s, t + i, head), s.state);
+#pragma unroll
+        for (int n = 0; n < PER; n++) {
+            before[i][n] = now[n];
+            now[n] = next_state(steps[i], now[n], x[i], B[n]);
+        }
+    }
+#pragma unroll
+    for (int i = SPAN - 1; i >= 0; i--) {
+        if (i >= count) continue;
+        take_lanes(B, (const T *)in.B + group_at(s, t + i, head), s.state);
+        take_lanes(C, (const T *)in.C + group_at(s, t + i, head), s.state);
+#pragma unroll
+        for (int n = 0; n < PER; n++) {
+            float g = FUSED(dy[i], C[n], later[n]);
+            dots.along[i] = FUSED(g, B[n], dots.along[i]);
+            dots.kept[i] = FUSED(g, before[i][n], dots.kept[i]);
+            later[n] = steps[i].keep * g;
+        }
+    }
+    return dots;
+}
+
+/* What all lanes read of a row and a span. */
+template <typename T>
+INLINE void visit(const MambaShape &s, const MambaInputs &in, const Stride &r, const T *dys, int64_t row,
+                  int span, Step (&steps)[SPAN], float (&x)[SPAN], float (&dy)[SPAN]) {
+    const float *own = steps_of(r, row / s.head_dim);
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        steps[i] = {0, 0}, x[i] = dy[i] = 0;
+        if (span + i >= r.count) continue;
+        int64_t t = r.first + span + i;
+        steps[i] = step_of(own, span + i);
+        x[i] = load((const T *)in.x, t * s.row + row), dy[i] = load(dys, t * rows_of(s) + row);
+    }
+}
+
+/* A warp has a row. The states before spans lie in shared memory, of which a lane reads what it wrote. */
+template <typename T, int PER, int WARPS>
+__global__ void __launch_bounds__(WARPS *WARP)
+    mamba_rows_kernel(MambaShape s, MambaInputs in, Stride r, const float *starts, const T *dys, float *carry,
+                      T *dx) {
+    constexpr int SPANS = MAMBA_STRIDE / SPAN;
+    SHARED(float, states, WARPS *SPANS *PER *WARP);
+    int64_t row = r.head * s.head_dim + element() / WARP, rows = rows_of(s), head = row / s.head_dim;
+    if (row >= (r.head + r.heads) * s.head_dim) return;
+    float *own = states + threadIdx.x / WARP * SPANS * PER * WARP + lane(), now[PER], later[PER] = {};
+    float x[SPAN], dy[SPAN], B[PER], skip = 0, *terms = terms_of(s, r, row);
+    Step steps[SPAN];
+    take_lanes(now, starts + (r.first / MAMBA_STRIDE * rows + row) * s.state, s.state);
+    if (!r.last) take_lanes(later, carry + row * s.state, s.state);
+    for (int span = 0; span < r.count; span += SPAN) {
+#pragma unroll
+        for (int n = 0; n < PER; n++) own[(span / SPAN * PER + n) * WARP] = now[n];
+        visit(s, in, r, dys, row, span, steps, x, dy);
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) {
+            if (span + i >= r.count) continue;
+            take_lanes(B, (const T *)in.B + group_at(s, r.first + span + i, head), s.state);
+#pragma unroll
+            for (int n = 0; n < PER; n++) now[n] = next_state(steps[i], now[n], x[i], B[n]);
+        }
+    }
+    for (int span = (r.count - 1) / SPAN * SPAN; span >= 0; span -= SPAN) {
+#pragma unroll
+        for (int n = 0; n < PER; n++) now[n] = own[(span / SPAN * PER + n) * WARP];
+        visit(s, in, r, dys, row, span, steps, x, dy);
+        Dots dots = retreat<T>(s, in, head, r.first + span, r.count - span, steps, x, dy, now, later);
+        float along = sum_of_lane(dots.along), kept = sum_of_lane(dots.kept);
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) {
+            skip = FUSED(x[i], dy[i], skip);
+            if (lane() != i || span + i >= r.count) continue;
+            terms[span + i] = x[i] * along, terms[MAMBA_STRIDE + span + i] = kept;
+            store(dx, (r.first + span + i) * s.row + row, FUSED(steps[i].step, along, in.D[head] * dy[i]));
+        }
+    }
+    give_lanes(later, carry + row * s.state, s.state);
+    if (lane() == 0) r.skips[row - r.head * s.head_dim] = skip;
+}
+
+/* A warp has a head, whose rows' terms it adds up: d log keep = rate d step, and the slope of log(1 + e^z) is
+ * 1 - exp(-step). */
+template <typename T>
+__global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, Stride r, MambaGradients out) {
+    int64_t head = r.head + element() / WARP, row = head * s.head_dim;
+    if (head >= r.head + r.heads) return;
+    double bias = 0, rate = 0, skip = 0;
+    for (int i = lane(); i < r.count; i += WARP) {
+        float step = 0, kept = 0;
+        for (int64_t p = 0; p < s.head_dim; p++) {
+            const float *terms = terms_of(s, r, row + p);
+            step += terms[i], kept += terms[MAMBA_STRIDE + i];
+        }
+        Step k = step_of(steps_of(r, head), i);
+        float along = kept * k.keep * rate_of(in, head), dt = (step + along) * -expm1f(-k.step);
+        store((T *)out.dt, (r.first + i) * s.dt_row + head, dt);
+        bias += (double)dt, rate += (double)(along * k.step);
+    }
+    for (int64_t p = lane(); p < s.head_dim; p += WARP)
+        skip += (double)r.skips[row - r.head * s.head_dim + p];
+    bias = lanes_sum(bias, WARP), rate = lanes_sum(rate, WARP), skip = lanes_sum(skip, WARP);
+    if (lane() != 0) return;
+    out.dt_bias[head] += (float)bias, out.A_log[head] += (float)rate, out.D[head] += (float)skip;
+}
+
+/* A thread has a number of B's gradient, or of C's: the terms of its group's heads, in their order. */
+template <typename T>
+__global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, const float *room,
+                                    MambaGradients out) {
+    int64_t wide = s.groups * s.state, i = element() / (2 * wide), at = element() % (2 * wide),
+            group = at % wide / s.state, n = at % s.state, heads = s.heads / s.groups,
+            run = smaller(MAMBA_STRIDE, s.tokens);
+    if (i >= count) return;
+    bool is_C = at >= wide;
+    float sum = 0;
+    for (int64_t head = group * heads; head < (group + 1) * heads; head++)
+        sum += room[((head * run + i) * 2 + is_C) * s.state + n];
+    store(is_C ? (T *)out.C : (T *)out.B, (first + i) * s.row + at % wide, sum);
+}
+
+/* Bytes of scratch that a head takes, and of those that are gone through together: what products have
+ * (needs.h) holds them. */
+size_t bytes_of_head(MambaShape s) { return (size_t)(NUMBERS + s.head_dim * (NUMBERS + 1)) * sizeof(float); }
+constexpr size_t AT_MOST = (size_t)16 << 20;
+
+template <typename T>
+void heads_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, Stride r,
+                    const float *starts, const T *dy, float *carry, float *room, MambaGradients out) {
+    constexpr OpId OP = OP_MAMBA_BACKWARD;
+    int64_t rows = r.heads * s.head_dim;
+    r.steps = (float *)cuda_scratch(d, (size_t)r.heads * bytes_of_head(s));
+    r.terms = r.steps + r.heads * NUMBERS, r.skips = r.terms + rows * NUMBERS;
+    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_STRIDE, BLOCK), BLOCK, 0, s, in, first_key,
+           r);
+    LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * s.state, BLOCK / WARP), BLOCK, 0, s, in, r,
+           starts, dy, (const float *)carry, room);
+    BY_STATE(s.state, PER, constexpr int WARPS = PER == 8 ? 2 : 4;
+             auto kernel = mamba_rows_kernel<T, PER, WARPS>;
+             LAUNCH(d, OP, kernel, blocks_of(rows, WARPS), WARPS * WARP, 0, s, in, r, starts, dy, carry,
+                    (T *)out.x));
+    LAUNCH(d, OP, mamba_heads_kernel<T>, blocks_of(r.heads, BLOCK / WARP), BLOCK, 0, s, in, r, out);
+}
+
+void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, const float *starts,
+                    const void *dy, float *carry, float *room, MambaGradients out, Dtype c) {
+    if (s.tokens * s.heads * s.head_dim == 0) return;
+    int64_t fitting_heads = (int64_t)(AT_MOST / bytes_of_head(s)), each = larger(1, fitting_heads),
+            end = s.tokens;
+    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_STRIDE; first >= 0; first -= MAMBA_STRIDE) {
+        int64_t count = end - first;
+        for (int64_t head = 0; head < s.heads; head += each) {
+            Stride r = {first, head, smaller(each, s.heads - head), (int)count, end == s.tokens, NULL,
+                        NULL,  NULL};
+            BY_DTYPE(c, T, heads_backward(d, s, in, first_key, r, starts, (const T *)dy, carry, room, out));
+        }
+        BY_DTYPE(c, T,
+                 LAUNCH(d, OP_MAMBA_BACKWARD, mamba_groups_kernel<T>,
+                        blocks_of(count * 2 * s.groups * s.state, BLOCK), BLOCK, 0, s, first, count,
+                        (const float *)room, out));
+        end = first;
+    }
+}
+
+/* ---- the gate and its norm ---- */
+
+/* Of a number and its gate. */
+struct Gated {
+    float x, gate, sigmoid;
+};
+INLINE Gated gated(float x, float gate) { return {x, gate, sigmoid(gate)}; }
+INLINE float passed(Gated g) { return g.x * (g.gate * g.sigmoid); }
+
+/* Where a warp's run of a token lies: run `at` of all. */
+struct GatedRow {
+    int64_t t, first, x, gate;
+};
+INLINE GatedRow gated_row(const GatedNorm &s, int64_t number) {
+    int64_t runs = s.width / s.run, t = number / runs, first = number % runs * s.run;
+    return {t, first, t * s.width + first, t * s.gate_row + first};
+}
+
+/* Runs the statement for each pack of a run that this lane has; it begins at `at`. */
+#define EACH_PACK(N, n, at) for (int64_t at = lane() * (N); at < (n); at += WARP * (N))
+
+template <typename T> INLINE float gated_rstd(const GatedNorm &s, const T *x, const T *gate) {
+    constexpr int N = AT_ONCE<T>;
+    float squares = 0;
+    EACH_PACK(N, s.run, at) {
+        Pack<T, N> here = load_pack<N>(x, at, s.run), by = load_pack<N>(gate, at, s.run);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float n = passed(gated(get(here, i), get(by, i))); /* zero behind the end */
+            squares = FUSED(n, n, squares);
+        }
+    }
+    return 1 / sqrtf(lanes_sum(squares, WARP) / (float)s.run + s.eps);
+}
+
+template <typename T>
+__global__ void gated_norm_forward_kernel(GatedNorm s, const T *x, const T *gate, const float *w, T *y) {
+    constexpr int N = AT_ONCE<T>;
+    GatedRow row = gated_row(s, element() / WARP);
+    if (row.t >= s.tokens) return;
+    x += row.x, gate += row.gate, y += row.x, w += row.first;
+    float rstd = gated_rstd(s, x, gate);
+    EACH_PACK(N, s.run, at) {
+        Pack<T, N> here = load_pack<N>(x, at, s.run), by = load_pack<N>(gate, at, s.run);
+        Pack<float, N> weights = load_pack<N>(w, at, s.run);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            put(here, i, passed(gated(get(here, i), get(by, i))) * rstd * get(weights, i));
+        store_pack(y, at, s.run, here);
+    }
+}
+
+/* rstds: of each run, for the sums over tokens. */
+template <typename T>
+__global__ void gated_norm_backward_kernel(GatedNorm s, const T *x, const T *gate, const float *w,
+                                           const T *dy, T *dx, T *dgate, float *rstds) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t number = element() / WARP;
+    GatedRow row = gated_row(s, number);
+    if (row.t >= s.tokens) return;
+    x += row.x, dy += row.x, dx += row.x, gate += row.gate, dgate += row.gate, w += row.first;
+    float rstd = gated_rstd(s, x, gate), dot = 0;
+    if (lane() == 0) rstds[number] = rstd;
+    EACH_PACK(N, s.run, at) {
+        Pack<T, N> here = load_pack<N>(x, at, s.run), by = load_pack<N>(gate, at, s.run),
+                   grad = load_pack<N>(dy, at, s.run);
+        Pack<float, N> weights = load_pack<N>(w, at, s.run);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            dot = FUSED(passed(gated(get(here, i), get(by, i))), get(grad, i) * get(weights, i), dot);
+    }
+    float mean = lanes_sum(dot, WARP) * rstd / (float)s.run;
+    EACH_PACK(N, s.run, at) {
+        Pack<T, N> here = load_pack<N>(x, at, s.run), by = load_pack<N>(gate, at, s.run),
+                   grad = load_pack<N>(dy, at, s.run);
+        Pack<float, N> weights = load_pack<N>(w, at, s.run);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            Gated g = gated(get(here, i), get(by, i));
+            float n = passed(g) * rstd, dn = (get(grad, i) * get(weights, i) - n * mean) * rstd;
+            put(here, i, dn * (g.gate * g.sigmoid));
+            put(by, i, dn * g.x * silu_slope(g.gate, g.sigmoid));
+        }
+        store_pack(dx, at, s.run, here);
+        store_pack(dgate, at, s.run, by);
+    }
+}
+
+/* blockIdx.y: columns. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    gated_norm_sums_kernel(GatedNorm s, const T *x, const T *gate, const T *dy, const float *rstds,
+                           float *dw) {
+    constexpr int N = AT_ONCE<T>;
+    SHARED(float, room, COLUMN_ROOM<T>);
+    int64_t column = first_column<T>();
+    float sum[N] = {};
+    for (int64_t t = threadIdx.y; t < s.tokens && column < s.width; t += DOWN<T>) {
+        Pack<T, N> here = load_pack<N>(x + t * s.width, column, s.width),
+                   by = load_pack<N>(gate + t * s.gate_row, column, s.width),
+                   grad = load_pack<N>(dy + t * s.width, column, s.width);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (column + i >= s.width) continue;
+            float rstd = rstds[t * (s.width / s.run) + (column + i) / s.run];
+            sum[i] = FUSED(get(grad, i), passed(gated(get(here, i), get(by, i))) * rstd, sum[i]);
+        }
+    }
+    add_to_columns<T>(sum, s.width, room, dw);
+}
+
+void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w, void *y,
+                        Dtype c) {
+    if (s.tokens * s.width == 0) return;
+    int64_t runs = s.tokens * (s.width / s.run);
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_GATED_NORM_FORWARD, gated_norm_forward_kernel<T>, blocks_of(runs, BLOCK / WARP),
+                    BLOCK, 0, s, (const T *)x, (const T *)gate, w, (T *)y));
+}
+
+void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
+                         const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
+    if (s.tokens * s.width == 0) return;
+    int64_t runs = s.tokens * (s.width / s.run);
+    float *rstds = (float *)cuda_scratch(d, (size_t)runs * sizeof *rstds);
+    Grid columns(1, blocks_of(s.width, COLUMNS));
+    BY_DTYPE(c, T,
+             LAUNCH(d, OP_GATED_NORM_BACKWARD, gated_norm_backward_kernel<T>, blocks_of(runs, BLOCK / WARP),
+                    BLOCK, 0, s, (const T *)x, (const T *)gate, w, (const T *)dy, (T *)dx, (T *)dgate, rstds);
+             LAUNCH(d, OP_GATED_NORM_BACKWARD, gated_norm_sums_kernel<T>, columns, block_of_columns<T>(), 0,
+                    s, (const T *)x, (const T *)gate, (const T *)dy, (const float *)rstds, dw));
+}
+
+} // namespace
+
+extern "C" void mamba_fill(Ops *ops) {
+    ops->mamba_forward = mamba_forward;
+    ops->mamba_backward = mamba_backward;
+    ops->gated_norm_forward = gated_norm_forward;
+    ops->gated_norm_backward = gated_norm_backward;
+}

@@ -1,0 +1,43 @@
+/* What recurrences share: runs of whole documents, which begin anew and so may go side by side. */
+#ifndef WEFT_DEVICE_CUDA_PLUGIN_SCANS_CUH
+#define WEFT_DEVICE_CUDA_PLUGIN_SCANS_CUH
+
+#include "device/cuda/plugin/columns.cuh"
+
+INLINE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+/* Of silu at x, whose sigmoid is q. */
+INLINE float silu_slope(float x, float q) { return q + x * q * (1 - q); }
+
+constexpr int RUN = 64, RUNS = 64; /* tokens of a run at least, and runs at most */
+
+/* Tokens of a run: all, where nothing is known of documents. */
+static inline int64_t run_of(int64_t tokens, const int32_t *first_key) {
+    int64_t least = blocks_of(tokens, RUNS);
+    return first_key ? (least > RUN ? least : RUN) : tokens;
+}
+
+/* The tokens of this block: those of documents that begin in its run, of `run` tokens. */
+struct Documents {
+    int64_t first, end;
+};
+/* The first token from t on with which a document begins: first keys never decrease. */
+INLINE int64_t beginning(const int32_t *first_key, int64_t tokens, int64_t t) {
+    int64_t low = t, high = tokens;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (first_key[middle] >= t)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+INLINE Documents documents_of(const int32_t *first_key, int64_t tokens, int64_t run) {
+    int64_t first = blockIdx.x * run, next = smaller(tokens, first + run);
+    if (!first_key) return {first, next};
+    return {beginning(first_key, tokens, first), beginning(first_key, tokens, next)};
+}
+/* Whether a recurrence begins anew at token t. */
+INLINE bool begins_at(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
+
+#endif
