@@ -29,9 +29,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/pages.h"
 #include "device/pool.h"
 
 /* A list whose pieces lie in staging memory, one after the other. */
@@ -269,14 +269,10 @@ static void give_job(CheckpointWriter *w, Job job) {
     pthread_cond_broadcast(&w->changed);
 }
 
-static size_t mapped_bytes(const CheckpointWriter *w) {
-    return w->setup.staging_bytes > 0 ? w->setup.staging_bytes : 1; /* a mapping of none is an error */
-}
-
 /* Taken and touched now, so that the first save does not pay for it. A device that is apart copies to pinned
  * memory by itself; to other memory it makes the thread wait, piece by piece, in its driver. */
 static ErrorCode take_staging(CheckpointWriter *w, Error *err) {
-    size_t bytes = mapped_bytes(w);
+    size_t bytes = w->setup.staging_bytes;
     Device *d = w->setup.device;
     if (d) {
         w->staging = d->runtime.host_take(d, bytes);
@@ -284,11 +280,10 @@ static ErrorCode take_staging(CheckpointWriter *w, Error *err) {
                           : error_set(err, ERR_MEMORY,
                                       "checkpoint staging: cannot get %zu bytes of pinned memory", bytes);
     }
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (p == MAP_FAILED)
-        return error_errno(err, ERR_MEMORY, "checkpoint staging: cannot get %zu bytes of memory", bytes);
-    w->staging = p;
-    return OK;
+    w->staging = pages_take(bytes, w->setup.threads);
+    return w->staging
+               ? OK
+               : error_errno(err, ERR_MEMORY, "checkpoint staging: cannot get %zu bytes of memory", bytes);
 }
 
 static void free_blobs(CheckpointWriter *w) {
@@ -302,7 +297,7 @@ static void give_staging(CheckpointWriter *w) {
     if (d && w->staging)
         d->runtime.host_give(d, w->staging);
     else if (w->staging)
-        munmap(w->staging, mapped_bytes(w));
+        pages_give(w->staging, w->setup.staging_bytes);
 }
 
 static void writer_free(CheckpointWriter *w) {

@@ -74,6 +74,7 @@ typedef struct WriterSetup {
     int64_t in_use;      /* sparing this step; -1: none */
     int rank, ranks;
     size_t staging_bytes;
+    int threads;    /* that take it, and have nothing else to do meanwhile; 0: one */
     Device *device; /* of tensor memory that is apart: staging is its pinned memory; else NULL */
 } WriterSetup;
 ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *setup, Error *err);
