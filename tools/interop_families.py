@@ -63,13 +63,23 @@ FAMILIES = {
     "deepseek_v2": ("DeepseekV2", [{**LATENT, "q_lora_rank": None, "n_shared_experts": 2},
                                    {**LATENT, "n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5,
                                     "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}]),
+    "llama4_text": ("Llama4", [{"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "head_dim": 12,
+                                "interleave_moe_layer_step": 2, "attention_chunk_size": 5, "floor_scale": 4, "attn_scale": 0.7,
+                                "rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                                                    "high_freq_factor": 1.0, "original_max_position_embeddings": 16}},
+                               {"num_local_experts": 3, "intermediate_size_mlp": 40, "head_dim": 8, "no_rope_layers": [0, 1, 1, 1],
+                                "attention_chunk_size": 64, "use_qk_norm": False, "attn_temperature_tuning": False, "attention_bias": True,
+                                "rope_parameters": YARN},
+                               {"num_local_experts": 4, "intermediate_size_mlp": 40, "attention_chunk_size": None, "tie_word_embeddings": True,
+                                "rope_parameters": YARN}]),
 }
 SAME_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                "head_dim", "sliding_window", "layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings", "rms_norm_eps",
                "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "n_inner", "layer_norm_epsilon",
                "max_position_embeddings", "attention_bias", "mlp_bias", "num_experts", "num_local_experts", "num_experts_per_tok",
                "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "q_lora_rank", "kv_lora_rank",
-               "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor"]
+               "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor",
+               "intermediate_size_mlp", "moe_layers", "use_qk_norm", "attention_chunk_size", "attn_temperature_tuning"]
 failures = []
 
 
@@ -87,7 +97,7 @@ def run(*command, data=None):
 
 
 def make(torch, transformers, name, options):
-    config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(name, name + "Config"))
+    config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}.get(name, name + "Config"))
     model_class = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(name, name + "ForCausalLM"))
     torch.manual_seed(7)
     model = model_class(config_class(**{**(TINY_GPT2 if name == "GPT2" else SIZES), **options}))
@@ -128,6 +138,19 @@ def fields(config):
     return values
 
 
+def check_whole(torch, transformers, args, work, model, ids):
+    """The same text within a model of images and text, as Llama 4 is published: weft reads it from there."""
+    start, images = work / "llama4-whole", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+                                            "vision_output_dim": 16, "image_size": 28, "projector_input_dim": 16, "projector_output_dim": 16}
+    whole = transformers.Llama4ForConditionalGeneration(transformers.Llama4Config(text_config=model.config.to_dict(), vision_config=images))
+    whole.language_model.load_state_dict(model.state_dict())
+    whole.save_pretrained(start)
+    check_logits(torch, args.logits, "llama4", start, model, ids)
+    digests = [run(args.weft, "inspect", "--digest", directory) for directory in (start, work / "llama4_text-0")]
+    check(digests[0] == digests[1], "llama4: the digest is that of its text")
+    run(args.weft, "train", work / "run.yaml", f"run.dir={work}/llama4-run", f"model.init={start}", "train.steps=1")
+
+
 def check_model(torch, transformers, args, work, family, number):
     name, variants = FAMILIES[family]
     what, start, trained = f"{family} {number}", work / f"{family}-{number}", work / f"{family}-{number}-run"
@@ -135,6 +158,8 @@ def check_model(torch, transformers, args, work, family, number):
     model.save_pretrained(start)
     ids = [random.Random(number).randrange(VOCAB) for _ in range(CONTEXT + 9)]
     check_logits(torch, args.logits, what, start, model, ids)
+    if family == "llama4_text" and number == 0:
+        check_whole(torch, transformers, args, work, model, ids)
     check(f"model       {family}," in run(args.weft, "inspect", "--header", start), f"{what}: weft inspect says the family")
     run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={start}")
     checkpoint = trained / "checkpoints" / "latest"

@@ -63,16 +63,21 @@ MODELS = {
                                    "qk_rope_head_dim": 4, "v_head_dim": 7, "n_routed_experts": 6, "num_experts_per_tok": 2,
                                    "moe_intermediate_size": 12, "n_shared_experts": 2, "first_k_dense_replace": 1,
                                    "routed_scaling_factor": 1.5, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}}),
+    "llama4": ("Llama4", {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 12, "intermediate_size_mlp": 20,
+                          "num_attention_heads": 3, "head_dim": 10, "moe_layers": [0, 1], "no_rope_layers": [1, 0, 1],
+                          "attention_chunk_size": 5, "floor_scale": 3, "attn_scale": 0.7,
+                          "rope_parameters": {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0,
+                                              "high_freq_factor": 1.0, "original_max_position_embeddings": 8}}),
 }
 # Their routes are kept beside the rest: rounding in bf16 may change a choice.
-EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2")
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "llama4")
 MARGIN = 1e-3  # of logits: closer choices might be others in float32
 # A tiny model in bf16 may have a tensor whose gradient is mostly rounding: these have none.
 SEEDS = {"olmo3": 3, "phi3": 5}
 
 
 def classes_of(name):
-    config = {"Gemma3": "Gemma3TextConfig"}.get(name, name + "Config")
+    config = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}.get(name, name + "Config")
     model = {"GPT2": "GPT2LMHeadModel"}.get(name, name + "ForCausalLM")
     return getattr(transformers, config), getattr(transformers, model)
 
@@ -100,7 +105,7 @@ MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 def published(tensors, model):
     kind, named = type(model).__name__, {}
     mixtral = kind == "MixtralForCausalLM"
-    if kind == "GptOssForCausalLM":  # whose files have one, too
+    if kind in ("GptOssForCausalLM", "Llama4ForCausalLM"):  # whose files have one, too
         return tensors
     for name, value in tensors.items():
         if ".experts." not in name:
@@ -120,7 +125,7 @@ def weights(model):
     return published(tensors, model)
 
 
-ROUTERS = ("mlp.gate", "mlp.router", "block_sparse_moe.gate")
+ROUTERS = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "feed_forward.router")
 
 
 def logits_of(router, states):

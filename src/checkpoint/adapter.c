@@ -176,7 +176,7 @@ static ErrorCode name_matrices(AdapterDir *a, Error *err) {
     char shown[160];
     a->names = mem_alloc_array(a->files.count + 1, sizeof *a->names);
     for (size_t i = 0; i < a->files.count; i++) {
-        const char *name = a->files.tensors[i].tensor->name;
+        const char *name = a->files.tensors[i].name;
         bool known = strncmp(name, ADAPTER_PREFIX ".", prefix) == 0;
         if (!known || (!ends_with(name, part_a) && !ends_with(name, part_b)))
             return error_set(err, ERR_DATA,

@@ -221,7 +221,8 @@ static ErrorCode describe(Export *e, SafeType stored, Error *err) {
             return error_set(err, ERR_DATA,
                              "%s: %s is %s of %d dimensions; weights are F32, BF16 or F16, of at most %d",
                              m->where, name, safe_type_name(t->type), t->rank, TENSOR_MAX_RANK);
-        e->tensors[i] = (TensorDesc){.name = t->name, .memory = SAFE_F32, .stored = stored, .rank = t->rank};
+        e->tensors[i] =
+            (TensorDesc){.name = m->tensors[i].name, .memory = SAFE_F32, .stored = stored, .rank = t->rank};
         for (int k = 0; k < t->rank; k++) e->tensors[i].shape[k] = (int64_t)t->shape[k];
     }
     e->list = (TensorList){.count = (int)m->count, .tensors = e->tensors, .ctx = e, .fetch = fetch};

@@ -66,7 +66,7 @@ static int by_file(const void *a, const void *b) {
 }
 
 static int by_tensor_name(const void *a, const void *b) {
-    return strcmp(((const ModelTensor *)a)->tensor->name, ((const ModelTensor *)b)->tensor->name);
+    return strcmp(((const ModelTensor *)a)->name, ((const ModelTensor *)b)->name);
 }
 
 /* Sorted by shard, so that each is opened once and its tensors are a run of the list. */
@@ -106,7 +106,7 @@ static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed,
             return error_set(err, ERR_DATA,
                              "%s: the index places tensor \"%s\" in %s, which does not have it", m->where,
                              shown(name, listed[i].name), listed[i].file);
-        m->tensors[m->count++] = (ModelTensor){t, m->file_count - 1};
+        m->tensors[m->count++] = (ModelTensor){t->name, t, m->file_count - 1};
     }
     m->unlisted += f->count - n;
     return OK;
@@ -190,7 +190,8 @@ static void take_all(ModelFiles *m) {
     m->file_count = 1;
     m->count = m->files[0].count;
     m->tensors = mem_alloc_array(m->count, sizeof *m->tensors);
-    for (size_t i = 0; i < m->count; i++) m->tensors[i] = (ModelTensor){&m->files[0].tensors[i], 0};
+    for (size_t i = 0; i < m->count; i++)
+        m->tensors[i] = (ModelTensor){m->files[0].tensors[i].name, &m->files[0].tensors[i], 0};
 }
 
 /* A link counts as there and is then refused by name, instead of "found neither". */
@@ -216,11 +217,37 @@ static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
     return OK;
 }
 
+static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
+
+/* Names by which transformers' classes of images and text know the parts of a model: its text, and what makes
+ * images words of it. Other tensors stay, and are then found to be nothing that was asked for. */
+static ErrorCode keep_text(ModelFiles *m, Error *err) {
+    static const char text[] = "language_model.", images[] = "vision_model.",
+                      join[] = "multi_modal_projector.";
+    size_t kept = 0;
+    char name[128];
+    if (!modelfiles_find(m, "language_model.model.embed_tokens.weight")) return OK;
+    for (size_t i = 0; i < m->count; i++) {
+        ModelTensor t = m->tensors[i];
+        if (begins(t.name, images) || begins(t.name, join)) continue;
+        if (begins(t.name, text)) t.name += sizeof text - 1;
+        m->tensors[kept++] = t;
+    }
+    m->count = kept;
+    qsort(m->tensors, m->count, sizeof *m->tensors, by_tensor_name);
+    for (size_t i = 1; i < m->count; i++)
+        if (strcmp(m->tensors[i - 1].name, m->tensors[i].name) == 0)
+            return error_set(err, ERR_DATA, "%s: tensor \"%s\" is there twice, also as that of \"%s\"",
+                             m->where, shown(name, m->tensors[i].name), text);
+    return OK;
+}
+
 /* m is empty after a failure, and closing it again does nothing. */
 ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err) {
     char where[512];
     *m = (ModelFiles){.where = mem_strdup(error_escape(where, sizeof where, path, strlen(path)))};
     ErrorCode code = open_any(m, path, err);
+    if (code == OK) code = keep_text(m, err);
     if (code != OK) modelfiles_close(m);
     return code;
 }
@@ -238,7 +265,7 @@ void modelfiles_close(ModelFiles *m) {
 const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
     for (size_t low = 0, high = m->count; low < high;) {
         size_t middle = low + (high - low) / 2;
-        int order = strcmp(name, m->tensors[middle].tensor->name);
+        int order = strcmp(name, m->tensors[middle].name);
         if (order == 0) return &m->tensors[middle];
         if (order < 0)
             high = middle;

@@ -3,7 +3,10 @@
  *
  * Names in the index are someone else's strings. A shard is one path component of [A-Za-z0-9._-], not
  * starting with a dot and ending in .safetensors, opened inside the directory and not through a link. Every
- * tensor of the index is in the shard that it names and in no other. */
+ * tensor of the index is in the shard that it names and in no other.
+ *
+ * Of a model of images and text (Llama 4's published ones) the list has what is of the text, by the names that
+ * this has alone. */
 #ifndef WEFT_CHECKPOINT_MODELFILES_H
 #define WEFT_CHECKPOINT_MODELFILES_H
 
@@ -16,6 +19,7 @@
 #define SHARD_BYTES ((uint64_t)5000000000)       /* default size limit of a shard, that of transformers */
 
 typedef struct ModelTensor {
+    const char *name; /* that of `tensor`, or its end */
     const SafeTensor *tensor;
     int file;
 } ModelTensor;

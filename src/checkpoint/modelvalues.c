@@ -191,7 +191,7 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
     for (int i = 0; i < list->count; i++) names[i] = list->tensors[i].name;
     qsort(names, (size_t)list->count, sizeof *names, compare_names);
     for (size_t i = 0; i < m->count && unknown == NULL; i++) {
-        const char *name = m->tensors[i].tensor->name;
+        const char *name = m->tensors[i].name;
         bool known = is_wanted(names, list->count, name) || is_harmless(name) ||
                      is_of_module(m, names, list->count, name);
         if (!known) unknown = name;
@@ -281,7 +281,7 @@ static ErrorCode check_tied_head(const ModelFiles *m, const TensorList *list, Bu
     return error_set(err, ERR_DATA,
                      "%s: %s has other values than %s, though config.json says that they are one: "
                      "tie_word_embeddings should be false",
-                     m->where, head_name, embedding->tensor->name);
+                     m->where, head_name, embedding->name);
 }
 
 /* Checked as a whole before the first piece is stored: no rank is left with half a model. */
@@ -322,7 +322,7 @@ static ErrorCode digest_values(Sha256 *h, const ModelFiles *m, const ModelTensor
 }
 
 static ErrorCode digest_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Buffers *b, Error *err) {
-    digest_string(h, t->tensor->name);
+    digest_string(h, t->name);
     digest_string(h, convert_is_float(t->tensor->type) ? "float" : safe_type_name(t->tensor->type));
     sha256_add_u64(h, (uint64_t)t->tensor->rank);
     for (int i = 0; i < t->tensor->rank; i++) sha256_add_u64(h, t->tensor->shape[i]);
@@ -350,7 +350,7 @@ static ErrorCode sample_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor
              apart = bytes > SAMPLE_BYTES ? (bytes - SAMPLE_BYTES) / 2 : 0;
     bool whole = bytes <= 3 * (uint64_t)SAMPLE_BYTES;
     char block[3 * SAMPLE_BYTES];
-    digest_string(h, t->tensor->name);
+    digest_string(h, t->name);
     digest_string(h, safe_type_name(t->tensor->type));
     sha256_add_u64(h, (uint64_t)t->tensor->rank);
     for (int i = 0; i < t->tensor->rank; i++) sha256_add_u64(h, t->tensor->shape[i]);

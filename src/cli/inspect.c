@@ -123,7 +123,7 @@ static void shape_text(const SafeTensor *t, char out[320]) {
 static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool values, Error *err) {
     char name[256], shape[320];
     TensorFigures f = {0};
-    error_escape(name, sizeof name, t->tensor->name, strlen(t->tensor->name));
+    error_escape(name, sizeof name, t->name, strlen(t->name));
     shape_text(t->tensor, shape);
     printf("%-52s %-5s %-18s", name, safe_type_name(t->tensor->type), shape);
     if (values) TRY(modelfiles_figures(m, t, &f, err));

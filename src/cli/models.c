@@ -18,6 +18,7 @@ static void print_experts(const Family *f, const PublishedSize *s) {
     printf(", %lld experts of %lld, %lld a token", (long long)e->experts,
            (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen);
     if (e->shared) printf(" and %lld shared", (long long)e->shared);
+    if (e->step) printf(", in one of %lld layers", (long long)e->step);
     printf(": %s active", text_count(e->active, count));
 }
 
@@ -55,6 +56,7 @@ static void write_experts(JsonWriter *w, const PublishedExperts *e) {
     if (e->width) json_put_int(w, "moe_intermediate_size", e->width);
     if (e->shared) json_put_int(w, "n_shared_experts", e->shared);
     if (e->dense) json_put_int(w, "first_k_dense_replace", e->dense);
+    if (e->step) json_put_int(w, "interleave_moe_layer_step", e->step);
     json_put_int(w, "active_parameters", e->active);
 }
 

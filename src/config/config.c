@@ -563,6 +563,30 @@ const Option config_options[] = {
      .min = 0,
      .max = 9007199254740992.0,
      .help = "That pattern: bit i is layer i of the period."},
+    /* Of Llama 4, by its own keys. */
+    {.key = "model.attn_scale",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.attn_scale),
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "Queries of layers that are not turned are multiplied by 1 + attn_scale log(1 + floor((p + 1) / "
+             "floor_scale)) at position p; 0: they stay."},
+    {.key = "model.floor_scale",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.floor_scale),
+     .fallback = "0",
+     .min = 0,
+     .max = MODEL_MAX_POSITIONS,
+     .help = "Positions after which that factor grows."},
+    {.key = "model.use_qk_norm",
+     .type = OPT_BOOL,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.shape.use_qk_norm),
+     .fallback = "false",
+     .help = "Norm heads of queries and keys, without weights, behind their rotation."},
     /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. How many there are and how wide is
      * the shape of the weights; how many of them a token meets is not, but another number is another
      * model. */

@@ -61,6 +61,8 @@
       (const float *, wq), (const float *, wk), (const void *, dqkv), (float *, sums), (Dtype, c))          \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
+    X(queries_scale, (AttentionShape, s), (void *, qkv), (const int32_t *, positions),                      \
+      (const float *, factors), (Dtype, c))                                                                 \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \
     X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, leaf),   \
       (Dtype, c))                                                                                           \
@@ -115,6 +117,10 @@
       (bool, weighed), (bool, add), (void *, y), (Dtype, c))                                                \
     X(experts_weigh, (RouteShape, s), (Routes, r), (int64_t, inter), (int, leaves), (void *, act),          \
       (void *, dact), (float *, dweights), (Dtype, c))                                                      \
+    X(experts_spread, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, x), (void *, rows),   \
+      (Dtype, c))                                                                                           \
+    X(experts_weights, (RouteShape, s), (Routes, r), (int64_t, n), (int, runs), (int, leaves),              \
+      (const void *, y), (const void *, dy), (float *, dweights), (Dtype, c))                               \
     X(experts_bias_forward, (ExpertRows, e), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))  \
     X(experts_bias_backward, (RouteShape, s), (Routes, r), (int64_t, n), (const void *, dy),                \
       (bool, weighed), (const float *, bias), (float *, dbias), (float *, dweights), (Dtype, c))            \

@@ -47,7 +47,9 @@ static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, c
 /* ---- attention ---- */
 
 /* Keys that the first `queries` tokens of a sequence see: by convention half of a square. */
-static double seen(int64_t queries, int64_t window) {
+static double seen(int64_t queries, AttentionShape s) {
+    int64_t window = s.window, left = s.chunk > 0 ? queries % s.chunk : 0;
+    if (s.chunk > 0) return 0.5 * (by(queries - left, s.chunk) + by(left, left));
     int64_t full = window > 0 && window < queries ? window : queries;
     return 0.5 * by(full, full) + by(queries - full, full);
 }
@@ -55,9 +57,9 @@ static double seen(int64_t queries, int64_t window) {
 static double pairs(const Device *d, AttentionShape s, int64_t first, int64_t end) {
     const CountingDevice *c = d->impl;
     int64_t one = c->sequence;
-    double each = seen(one, s.window);
-    return (double)(end / one) * each + seen(end % one, s.window) - (double)(first / one) * each -
-           seen(first % one, s.window);
+    double each = seen(one, s);
+    return (double)(end / one) * each + seen(end % one, s) - (double)(first / one) * each -
+           seen(first % one, s);
 }
 
 static void attend(Device *d, OpId op, AttentionShape s, AttentionRun r, double times, double bytes) {
@@ -158,6 +160,10 @@ static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *position
                  bool inverse, Dtype c) {
     tell(d, OP_ROPE, 2 * turned_of(s), of(c));
 }
+static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
+                          const float *factors, Dtype c) {
+    tell(d, OP_QUERIES_SCALE, 2 * by(s.tokens, s.heads * (int64_t)s.head_dim), of(c));
+}
 static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
     tell(d, OP_BIAS_FORWARD, 2 * by(tokens, n), of(c));
 }
@@ -254,6 +260,14 @@ static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, c
 static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
                           float *dweights, Dtype c) {
     tell(d, OP_EXPERTS_WEIGH, 4 * by(s.tokens * s.chosen, inter), of(c));
+}
+static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows,
+                           Dtype c) {
+    tell(d, OP_EXPERTS_SPREAD, 2 * by(s.tokens * s.chosen, hidden), of(c));
+}
+static void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
+                            const void *dy, float *dweights, Dtype c) {
+    tell(d, OP_EXPERTS_WEIGHTS, 2 * by(s.tokens * s.chosen, runs * n), of(c));
 }
 static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
     tell(d, OP_EXPERTS_BIAS_FORWARD, 2 * by(e.rows, n), of(c));

@@ -58,6 +58,7 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(NORM_FORWARD, norm_forward)               X(NORM_BACKWARD, norm_backward)                        \
     X(QK_NORM_FORWARD, qk_norm_forward)         X(QK_NORM_BACKWARD, qk_norm_backward)                  \
     X(QK_NORM_SUMS, qk_norm_sums)               X(ROPE, rope)                                          \
+    X(QUERIES_SCALE, queries_scale)                                                                    \
     X(BIAS_FORWARD, bias_forward)               X(BIAS_BACKWARD, bias_backward)                        \
     X(ATTENTION_FORWARD, attention_forward)     X(ATTENTION_BACKWARD, attention_backward)              \
     X(ATTENTION_DECODE, attention_decode)       X(SINKS_BACKWARD, sinks_backward)                      \
@@ -74,6 +75,7 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(ROUTE_COUNT, route_count)                                                                        \
     X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
     X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
+    X(EXPERTS_SPREAD, experts_spread)           X(EXPERTS_WEIGHTS, experts_weights)                    \
     X(EXPERTS_BIAS_FORWARD, experts_bias_forward)                                                      \
     X(EXPERTS_BIAS_BACKWARD, experts_bias_backward)                                                    \
     X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
@@ -101,9 +103,11 @@ typedef struct AttentionShape {
     int64_t tokens;                /* T */
     int heads, kv_heads, head_dim; /* H, G, D */
     int rotary;                    /* R, even: leading elements of a head that rope turns; 0: all D */
+    bool neighbours;               /* and which of them together: 2i and 2i + 1, else i and i + R/2 */
     float scale;                   /* of scores; 0: 1 / sqrt(D) */
     float cap;                     /* scores become cap * tanh(score / cap); 0: they stay */
     int64_t window;                /* a token sees at most so many keys, itself the last; 0: no limit */
+    int64_t chunk;                 /* documents are cut into runs of so many, and it sees its own; 0: not */
     const float *sinks;            /* [H] tensor memory: see attention_forward; NULL: none */
 } AttentionShape;
 
@@ -458,7 +462,8 @@ typedef struct Ops {
 
     /* Norms of queries and keys: out = raw with q and k normed, and v as it is. Each head by itself with one
      * weight for all of them (n = D), or `flat`, all heads of a token as one row (n = H*D, and G*D for
-     * keys). kind is NORM_RMS or NORM_RMS_PLUS_ONE.
+     * keys). kind is NORM_RMS or NORM_RMS_PLUS_ONE; of the former, with heads by themselves, weights may be
+     * NULL, all ones, and so are then their gradients.
      * Henry et al., "Query-key normalization for transformers", 2020. */
     void (*qk_norm_forward)(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                             const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
@@ -479,12 +484,15 @@ typedef struct Ops {
                          const float *wk /* [G*D] */, const void *dqkv /* [T, (H+2G)*D] c or NULL */,
                          float *sums /* [leaves here, T, 2] */, Dtype c);
 
-    /* Rotates q and k inside qkv, in place, by position (half-split form, as Hugging Face checkpoints): of
-     * each head its first R = s.rotary elements. inverse rotates back: the gradient. cos_sin[p] = R/2
-     * cosines, then R/2 sines. Su et al., "RoFormer", 2021. */
+    /* Rotates q and k inside qkv, in place, by position (half-split form, as most of Hugging Face's
+     * checkpoints, or s.neighbours): of each head its first R = s.rotary elements. inverse rotates back: the
+     * gradient. cos_sin[p] = R/2 cosines, then R/2 sines. Su et al., "RoFormer", 2021. */
     void (*rope)(Device *d, AttentionShape s, void *qkv /* [T, (H+2G)*D] c */,
                  const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */, bool inverse,
                  Dtype c);
+    /* q inside qkv times factors[positions[t]], in place: forward as back. */
+    void (*queries_scale)(Device *d, AttentionShape s, void *qkv /* [T, (H+2G)*D] c */,
+                          const int32_t *positions /* [T] */, const float *factors /* [P] */, Dtype c);
 
     /* y[t] += bias. */
     void (*bias_forward)(Device *d, int64_t tokens, int64_t n, void *y /* [T, n] c */,
@@ -494,14 +502,14 @@ typedef struct Ops {
                           float *db /* [ceil(T / leaf), n] */, int64_t leaf, Dtype c);
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t, of them to the last
-     * s.window; first_key never decreases. The score matrix never exists whole; lse keeps log sum exp of each
-     * row, natural log, of exponentials as they are multiplied (kernels may round them to bf16). Scores are
-     * scaled, then capped, by s. With s.sinks a head has one more score, the same for all tokens, of a key
-     * that has no value: weights sum to less than 1, and lse counts it.
-     * What a query makes does not hang on the run that it is in; dkv is set, also where no query of the run
-     * looks. Dao, "FlashAttention-2", 2023; of windows Beltagy et al., "Longformer", 2020; of caps Gemma
-     * team, "Gemma 2", 2024; of sinks Xiao et al., "Efficient streaming language models with attention
-     * sinks", 2023. */
+     * s.window, or to those of its chunk of s.chunk, from first_key[t] on; first_key never decreases. The
+     * score matrix never exists whole; lse keeps log sum exp of each row, natural log, of exponentials as
+     * they are multiplied (kernels may round them to bf16). Scores are scaled, then capped, by s. With
+     * s.sinks a head has one more score, the same for all tokens, of a key without a value: weights sum to
+     * less than 1, and lse counts it. What a query makes does not hang on the run that it is in; dkv is
+     * set, also where no query of the run looks. Dao, "FlashAttention-2", 2023; of windows Beltagy et al.,
+     * "Longformer", 2020; of caps Gemma team, "Gemma 2", 2024; of sinks Xiao et al., "Efficient streaming
+     * language models with attention sinks", 2023. */
     void (*attention_forward)(Device *d, AttentionShape s, AttentionRun r, const void *q /* [T, H*D] c */,
                               const void *kv /* [keys, 2G*D] c */, const int32_t *first_key /* [keys] */,
                               void *out /* [T, H*D] c */, float *lse /* [H, T] */, Dtype c);
@@ -512,7 +520,7 @@ typedef struct Ops {
                                void *dkv /* [keys, 2G*D] */, Dtype c);
     /* Generation: s.tokens new tokens at positions start .. start+T-1 of one sequence whose keys and values
      * are in the cache (the new ones too); query t attends to cache rows 0 .. start+t, of them to the last
-     * s.window. */
+     * s.window, or to those of its chunk. */
     void (*attention_decode)(Device *d, AttentionShape s, int64_t start,
                              const void *qkv /* [T, (H+2G)*D] c */, const void *k_cache /* [P, G*D] c */,
                              const void *v_cache /* [P, G*D] c */, void *out /* [T, H*D] c */, Dtype c);
@@ -603,12 +611,13 @@ typedef struct Ops {
                                 void *dgate /* [T, W] c */, float *dw /* [W] */, Dtype c);
 
     /* Scores of the logits that stand in r.scores, in place; then each token's k experts with the largest
-     * logits (s.sigmoid: scores, with the bias), of equal ones those with lower numbers, their scores without
-     * bias as weights, and the order of rows. With groups they are of the s.groups_chosen best: those with
-     * the largest logit, or with s.sigmoid the largest sum of two. counts[e] += rows of expert e, unless
-     * NULL. What is NaN is chosen last. Shazeer et al., "Outrageously large neural networks: the
-     * sparsely-gated mixture-of-experts layer", 2017; groups and sigmoid: DeepSeek-AI, "DeepSeek-V2" and
-     * "DeepSeek-V3 technical report", 2024; bias: Wang et al., "Auxiliary-loss-free load balancing", 2024. */
+     * logits (s.sigmoid with a bias, or groups: scores, with the bias), of equal ones those with lower
+     * numbers, their scores without bias as weights, and the order of rows. With groups they are of the
+     * s.groups_chosen best: those with the largest logit, or with s.sigmoid the largest sum of two.
+     * counts[e] += rows of expert e, unless NULL. What is NaN is chosen last. Shazeer et al., "Outrageously
+     * large neural networks: the sparsely-gated mixture-of-experts layer", 2017; groups and sigmoid:
+     * DeepSeek-AI, "DeepSeek-V2" and "DeepSeek-V3", 2024; bias: Wang et al., "Auxiliary-loss-free load
+     * balancing", 2024. */
     void (*route)(Device *d, RouteShape s, Routes r, int64_t *counts /* [E] or NULL */);
     /* counts[q, e] += choices of expert e by those tokens that are of sequence q of the microbatch. */
     void (*route_count)(Device *d, RouteShape s, const int32_t *chosen /* [T, k] */,
@@ -646,6 +655,18 @@ typedef struct Ops {
     void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, int leaves,
                           void *act /* [T k, I] c */, void *dact /* [T k, I] c */,
                           float *dweights /* [T, k] */, Dtype c);
+
+    /* Where x is weighed, and not what experts make of it, the row of each choice is its weight times its
+     * token's x ... */
+    void (*experts_spread)(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x /* [T, h] c */,
+                           void *rows /* [T k, h] c */, Dtype c);
+    /* ... and the gradient of the weight that of the row along x. By the products of the row that is, with
+     * n numbers y that were made of it as one matrix' runs (gate, up), their gradients along y, divided by
+     * the weight; 0 where that is 0. dweights = the tree of so many equal leaves of each run. Without r.row
+     * choices are rows. dweights may be r.weights. */
+    void (*experts_weights)(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves,
+                            const void *y /* [T k, runs n] c */, const void *dy /* [T k, runs n] c */,
+                            float *dweights /* [T, k] */, Dtype c);
 
     /* y[r] += the bias of its expert. */
     void (*experts_bias_forward)(Device *d, ExpertRows e /* step: unused */, int64_t n,
@@ -875,6 +896,7 @@ struct Device {
     uint64_t pinned;   /* bytes of the host's memory that opening it takes, for uploads */
     int64_t loss_rows; /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
     int widest_head;   /* attention heads have at most so many elements; 0: any number */
+    bool chunks;       /* ops know chunk and neighbours of AttentionShape, and qk_norm without weights */
     char *scratch;
     size_t scratch_size;
     atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */

@@ -143,6 +143,8 @@ BlockShape model_block(const ModelConfig *c, int64_t layer) {
                         .experts = c->num_experts > 0 && layer >= c->first_k_dense_replace &&
                                    !layer_set_has(c->dense_layers, layer),
                         .window = window ? c->sliding_window : 0,
+                        .chunked = window && arch_of(c)->chunks,
+                        .scaled = !turned && c->attn_scale > 0,
                         .rotation = !turned                                ? -1
                                     : window && arch_of(c)->local_rotation ? 1
                                                                            : 0};
@@ -153,6 +155,12 @@ BlockShape model_block(const ModelConfig *c, int64_t layer) {
 int model_rotations(const ModelConfig *c) {
     if (arch_of(c)->learned_positions || !model_has_mixer(c, MIXER_ATTENTION)) return 0;
     return arch_of(c)->local_rotation && c->sliding_window > 0 ? 2 : 1;
+}
+
+bool model_scales_queries(const ModelConfig *c) {
+    for (int64_t i = 0; c->attn_scale > 0 && i < c->num_hidden_layers; i++)
+        if (model_block(c, i).scaled) return true;
+    return false;
 }
 
 /* Truncated to a whole number, as transformers does it; that pairs come out is for check_divisions. */
@@ -342,7 +350,15 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
     TRY(check_not_negative(where, "final_logit_softcapping", c->final_logit_softcapping, 1e9, err));
     TRY(check_not_negative(where, "router_aux_loss_coef", c->router_aux_loss_coef, 1e9, err));
     TRY(check_not_negative(where, "routed_scaling_factor", c->routed_scaling_factor, 1e9, err));
+    TRY(check_not_negative(where, "attn_scale", c->attn_scale, 1e9, err));
     return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
+}
+
+/* Of a family that scales queries, which is known by then. */
+static ErrorCode check_query_scale(const ModelConfig *c, const char *where, Error *err) {
+    if (c->attn_scale <= 0 || (c->floor_scale >= 1 && c->floor_scale <= MODEL_MAX_POSITIONS)) return OK;
+    return error_set(err, ERR_CONFIG, "%s: floor_scale is %g, expected a number from 1 to %d", where,
+                     c->floor_scale, MODEL_MAX_POSITIONS);
 }
 
 /* No base counts where positions are learned. */
@@ -384,10 +400,10 @@ static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *e
     if (s->kind == ROPE_YARN && !(s->attention_factor >= 0.0 && isfinite(s->attention_factor)))
         return error_set(err, ERR_CONFIG, "%s: yarn's attention_factor is %g, expected 0 or more", where,
                          s->attention_factor);
-    if (s->kind == ROPE_LLAMA3 && !(s->low_freq_factor > 0.0 && s->high_freq_factor > s->low_freq_factor &&
+    if (s->kind == ROPE_LLAMA3 && !(s->low_freq_factor > 0.0 && s->high_freq_factor >= s->low_freq_factor &&
                                     isfinite(s->high_freq_factor)))
         return error_set(err, ERR_CONFIG,
-                         "%s: RoPE scaling needs 0 < low_freq_factor < high_freq_factor, found %g and %g",
+                         "%s: RoPE scaling needs 0 < low_freq_factor <= high_freq_factor, found %g and %g",
                          where, s->low_freq_factor, s->high_freq_factor);
     return check_size(where, "original_max_position_embeddings", s->original_max_position_embeddings,
                       MODEL_MAX_POSITIONS, err);
@@ -463,6 +479,7 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     TRY(check_numbers(c, where, err));
     TRY(check_scaling(&c->rope_scaling, where, err));
     TRY(family_check(c, where, err));
+    TRY(check_query_scale(c, where, err));
     if (model_parameter_count(c) > MAX_PARAMETERS)
         return error_set(err, ERR_CONFIG,
                          "%s: the sizes make more parameters than 64-bit byte counts can hold", where);

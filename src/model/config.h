@@ -72,14 +72,17 @@ typedef struct ModelConfig {
     double rms_norm_eps; /* LayerNorm's too */
     double rope_theta;
     RopeScaling rope_scaling;
-    double rope_local_theta;        /* of layers with windows, in families that tell them apart */
-    double partial_rotary_factor;   /* share of a head that is turned; 0: all, as 1 */
-    LayerSet no_rope;               /* layers whose heads are not turned */
-    int64_t sliding_window;         /* keys that a token sees in a layer with a window; 0: no windows */
-    LayerSet windows;               /* the layers that have one */
-    double query_pre_attn_scalar;   /* scores are divided by its root; 0: by that of head_dim */
-    double attn_logit_softcapping;  /* scores s become c tanh(s / c); 0: they stay */
-    double final_logit_softcapping; /* and the logits */
+    double rope_local_theta;      /* of layers with windows, in families that tell them apart */
+    double partial_rotary_factor; /* share of a head that is turned; 0: all, as 1 */
+    LayerSet no_rope;             /* layers whose heads are not turned */
+    int64_t sliding_window;       /* keys that a token sees in a layer with a window; 0: no windows */
+    LayerSet windows;             /* the layers that have one, or, in some families, are cut into chunks */
+    /* Of layers whose heads are not turned, queries at position p are multiplied by
+     * 1 + attn_scale log(1 + floor((p + 1) / floor_scale)); attn_scale 0: they stay. */
+    double attn_scale, floor_scale;
+    double query_pre_attn_scalar;             /* scores are divided by its root; 0: by that of head_dim */
+    double attn_logit_softcapping;            /* scores s become c tanh(s / c); 0: they stay */
+    double final_logit_softcapping;           /* and the logits */
     int64_t num_experts, num_experts_per_tok; /* 0: none */
     int64_t moe_intermediate_size;            /* width of an expert; 0: intermediate_size */
     MixerPattern mixers;
@@ -99,6 +102,7 @@ typedef struct ModelConfig {
     double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     bool further_module; /* of train.multi_token_kind: a module (layers/module.c) in place of further heads */
+    bool use_qk_norm;    /* of QK_NORM_PLAIN (families/family.h): heads are normed where they are turned */
     bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
@@ -137,14 +141,17 @@ bool layer_set_find(LayerSet *s, const bool *has, int64_t layers);
 /* What tells the blocks of a model apart. */
 typedef struct BlockShape {
     int64_t window; /* 0: none */
+    bool chunked;   /* it is a chunk: a token sees those of its own */
     int rotation;   /* number of its table of angles; -1: heads are not turned */
+    bool scaled;    /* queries are multiplied by a factor of their position */
     bool experts;   /* in place of the MLP */
     Mixer mixer;
 } BlockShape;
 BlockShape model_block(const ModelConfig *c, int64_t layer);
 /* Tables of angles that the model has: 0, 1, or 2. */
 int model_rotations(const ModelConfig *c);
-int64_t model_rotary_dim(const ModelConfig *c); /* elements of a head that are turned */
+int64_t model_rotary_dim(const ModelConfig *c);  /* elements of a head that are turned */
+bool model_scales_queries(const ModelConfig *c); /* whether any block does */
 /* Whether any block has this mixer, or one that is none of attention. */
 bool model_has_mixer(const ModelConfig *c, Mixer mixer);
 bool model_is_recurrent(const ModelConfig *c);

@@ -1,5 +1,6 @@
 /* A model as passes see it: its shape, its parameter table, and the constants that its layers share, which
- * are angles: of each position, for each pair of a head's elements, cosine and sine.
+ * are angles: of each position, for each pair of a head's elements, cosine and sine; and what queries of each
+ * position are multiplied by, where some are.
  *
  * They are computed in double and rounded once. A model may have two tables (layers with windows turn by
  * another base), or none; which one a block takes, model_block says. */
@@ -8,6 +9,7 @@
 
 #include "base/text.h"
 #include "base/tree.h"
+#include "model/families/family.h"
 #include "model/rotation.h"
 #include "model/unit.h"
 
@@ -176,7 +178,8 @@ static size_t table_elements(const ModelConfig *c, int64_t positions) {
 }
 
 size_t model_constants_bytes(const ModelConfig *c, int64_t positions) {
-    return pool_round((size_t)model_rotations(c) * table_elements(c, positions) * sizeof(float));
+    size_t factors = model_scales_queries(c) ? (size_t)positions : 0;
+    return pool_round(((size_t)model_rotations(c) * table_elements(c, positions) + factors) * sizeof(float));
 }
 
 /* Once dry and once real, as all of a pool: the first time cos_sin is NULL, and only `positions` is meant. */
@@ -189,6 +192,12 @@ void model_layout_constants(Model *m, int64_t positions, Pool *constants) {
 const float *model_angles(const Model *m, int rotation) {
     return m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions);
 }
+
+/* Behind the tables. */
+static float *query_factors(const Model *m) {
+    return m->cos_sin + (size_t)model_rotations(&m->config) * table_elements(&m->config, m->positions);
+}
+const float *model_query_factors(const Model *m) { return query_factors(m); }
 
 /* Some hundred rows at a time: few uploads, and little memory of the host. Each row is made from its
  * position alone, so a longer table begins with the bits of a shorter one. */
@@ -207,8 +216,16 @@ static void compute_table(const Model *m, int rotation, Device *d) {
     free(rows);
 }
 
+static void compute_factors(const Model *m, Device *d) {
+    float *factors = mem_alloc_array((size_t)m->positions, sizeof *factors);
+    for (int64_t p = 0; p < m->positions; p++) factors[p] = rotation_query_factor(&m->config, p);
+    OP(d, OP_UPLOAD, upload, query_factors(m), factors, (size_t)m->positions * sizeof *factors);
+    free(factors);
+}
+
 void model_compute_constants(Model *m, Device *d) {
     for (int r = 0; r < model_rotations(&m->config); r++) compute_table(m, r, d);
+    if (model_scales_queries(&m->config)) compute_factors(m, d);
 }
 
 /* Zeros stay zeros, by which the device knows the plain kind: scale 0 is 1 / sqrt(D), and only families
@@ -216,16 +233,19 @@ void model_compute_constants(Model *m, Device *d) {
 AttentionShape model_attention(const Model *m, int64_t layer) {
     const ModelConfig *c = &m->config;
     double scalar = c->query_pre_attn_scalar;
+    BlockShape block = model_block(c, layer);
     return (AttentionShape){.tokens = m->tokens,
                             .heads = (int)c->num_attention_heads,
                             .kv_heads = (int)c->num_key_value_heads,
                             .head_dim = (int)c->head_dim,
                             .rotary = (int)model_rotary_dim(c),
+                            .neighbours = model_family(c)->arch.neighbours,
                             .scale = c->kv_lora_rank > 0 ? rotation_score_scale(c)
                                      : scalar > 0        ? (float)(1 / sqrt(scalar))
                                                          : 0,
                             .cap = (float)c->attn_logit_softcapping,
-                            .window = model_block(c, layer).window};
+                            .window = block.chunked ? 0 : block.window,
+                            .chunk = block.chunked ? block.window : 0};
 }
 
 AttentionShape model_heads(const Model *m, int64_t layer) {

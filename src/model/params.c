@@ -78,7 +78,8 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
         for (int k = 0; k < c->further_heads; k++) out[k] = DIM_VOCAB;
         return (int)c->further_heads;
     }
-    if (width == DIM_EXPERT_GATE_UP && !model_family(c)->arch.stacked_experts) {
+    bool alternate = model_family(c)->arch.activation == ACT_CLAMPED;
+    if (width == DIM_EXPERT_GATE_UP && !alternate) {
         out[0] = out[1] = DIM_EXPERT;
         return 2;
     }

@@ -28,6 +28,7 @@ static double llama3(const RopeScaling *s, double frequency) {
     double wavelength = 2 * PI / frequency, original = (double)s->original_max_position_embeddings;
     if (wavelength < original / s->high_freq_factor) return frequency;
     if (wavelength > original / s->low_freq_factor) return frequency / s->factor;
+    if (s->high_freq_factor <= s->low_freq_factor) return frequency; /* Llama 4's: nothing lies between */
     double blend = (original / wavelength - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
     return (1 - blend) * frequency / s->factor + blend * frequency;
 }
@@ -84,6 +85,11 @@ float rotation_score_scale(const ModelConfig *c) {
     bool longer = is_scaled(s, 0) && s->kind == ROPE_YARN && s->mscale_all_dim > 0;
     double by = longer ? magnitude(s->factor, s->mscale_all_dim) : 1;
     return (float)(by * by / sqrt((double)c->head_dim));
+}
+
+float rotation_query_factor(const ModelConfig *c, int64_t position) {
+    double steps = floor((double)(position + 1) / c->floor_scale);
+    return (float)(c->attn_scale * log1p(steps) + 1);
 }
 
 void rotation_angles(const ModelConfig *c, int rotation, int64_t position, float *row) {

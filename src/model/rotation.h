@@ -10,5 +10,8 @@ void rotation_angles(const ModelConfig *c, int rotation, int64_t position, float
 /* Of latent attention, what scores are multiplied by: 1 / sqrt(D), and the square of yarn's factor where the
  * file gives that for all of a head (mscale_all_dim). */
 float rotation_score_scale(const ModelConfig *c);
+/* Of layers without rotation, by what queries of a position are multiplied, that scores of long contexts stay
+ * apart (Nakanishi, "Scalable-softmax is superior for attention", 2025). */
+float rotation_query_factor(const ModelConfig *c, int64_t position);
 
 #endif

@@ -47,7 +47,7 @@ static void put_sublayer(const Arch *a, int sublayer, const Layer *layer, Sublay
 
 /* What a block does along the sequence, and whether an MLP follows: behind Mamba-2, and Lingua's minGRU and
  * minLSTM, none.
- * Which attention is a matter of the family alone. */
+ * Which attention is a matter of the family, and of whether heads are turned. */
 static const struct {
     const Layer *layer; /* NULL: attention */
     bool alone;
@@ -56,14 +56,16 @@ static const struct {
                     [MIXER_HAWK] = {&layer_hawk, false},
                     [MIXER_MAMBA2] = {&layer_mamba2, true}};
 
-static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
+static const Layer *mixer_layer(const ModelConfig *c, const BlockShape *block) {
     const Arch *a = &model_family(c)->arch;
-    if (mixers[mixer].layer) return mixers[mixer].layer;
+    if (mixers[block->mixer].layer) return mixers[block->mixer].layer;
     if (a->latent) return c->q_lora_rank > 0 ? &layer_latent : &layer_latent_keys;
     switch (a->qk_norm) {
     case QK_NORM_NONE: break;
     case QK_NORM_HEAD: return &layer_normed_attention;
     case QK_NORM_FLAT: return &layer_row_normed_attention;
+    case QK_NORM_PLAIN:
+        return c->use_qk_norm && block->rotation >= 0 ? &layer_normed_attention : &layer_attention;
     }
     return &layer_attention;
 }
@@ -72,7 +74,7 @@ static const Layer *mixer_layer(const ModelConfig *c, Mixer mixer) {
 static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]) {
     const Arch *a = &model_family(c)->arch;
     BlockShape block = model_block(c, number);
-    put_sublayer(a, 0, mixer_layer(c, block.mixer), &out[0]);
+    put_sublayer(a, 0, mixer_layer(c, &block), &out[0]);
     if (mixers[block.mixer].alone) return 1;
     const Layer *experts = c->n_shared_experts > 0 ? &layer_shared_experts : &layer_experts;
     put_sublayer(a, 1, block.experts ? experts : &layer_mlp, &out[1]);

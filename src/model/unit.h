@@ -207,6 +207,7 @@ size_t model_constants_bytes(const ModelConfig *c, int64_t positions);
 void model_layout_constants(Model *m, int64_t positions, Pool *constants);
 void model_compute_constants(Model *m, Device *d);
 const float *model_angles(const Model *m, int rotation); /* [positions, R] */
+const float *model_query_factors(const Model *m);        /* [positions], where some block scales queries */
 DeviceNeeds model_device_needs(const Model *m);
 /* Of this rank's tokens, with all heads; and as it attends: by heads of all tokens, with its own heads. */
 AttentionShape model_attention(const Model *m, int64_t layer);

@@ -43,7 +43,7 @@ static ErrorCode load_average(Engine *e, const Checkpoint *ckpt, Error *err) {
 static bool has_exact_weights(const ModelFiles *optimizer) {
     static const char exact[] = "master.";
     for (size_t i = 0; i < optimizer->count; i++)
-        if (strncmp(optimizer->tensors[i].tensor->name, exact, sizeof exact - 1) == 0) return true;
+        if (strncmp(optimizer->tensors[i].name, exact, sizeof exact - 1) == 0) return true;
     return false;
 }
 

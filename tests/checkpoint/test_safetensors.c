@@ -522,6 +522,28 @@ static void an_index_reads_what_it_lists(void **state) {
     modelfiles_close(&files);
 }
 
+#define NOTHING "\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[8,8]"
+#define IMAGES                                                                                              \
+    "{\"language_model.model.embed_tokens.weight\":{" F32_2 "},\"language_model.lm_head.weight\":{" NOTHING \
+    "},\"lm_tail\":{" NOTHING "},\"vision_model.a\":{" NOTHING "},\"multi_modal_projector.b\":{" NOTHING "}"
+
+/* Of images and text, the text is there by its own names, in their order; what is of neither stays. */
+static void a_text_among_images_goes_by_its_own_names(void **state) {
+    (void)state;
+    static const char *const names[] = {"lm_head.weight", "lm_tail", "model.embed_tokens.weight"};
+    ModelFiles files;
+    Error err = {.message = ""};
+    if (modelfiles_open(&files, put_shard("images.safetensors", IMAGES "}"), &err) != OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(files.count, 3);
+    for (int i = 0; i < 3; i++) assert_string_equal(files.tensors[i].name, names[i]);
+    assert_int_equal(modelfiles_find(&files, names[2])->tensor->elements, 2);
+    modelfiles_close(&files);
+    const char *twice = put_shard("twice.safetensors", IMAGES ",\"lm_head.weight\":{" NOTHING "}}");
+    assert_int_equal(modelfiles_open(&files, twice, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "\"lm_head.weight\" is there twice"));
+}
+
 static void figures_are_of_the_values(void **state) {
     (void)state;
     Model m;
@@ -597,6 +619,7 @@ int main(void) {
         cmocka_unit_test(files_are_laid_out_as_the_reference_writes_them),
         cmocka_unit_test(loading_names_what_does_not_fit),
         cmocka_unit_test(a_tied_head_is_the_embedding),
+        cmocka_unit_test(a_text_among_images_goes_by_its_own_names),
         cmocka_unit_test(the_index_cannot_lead_anywhere_else),
         cmocka_unit_test(an_index_reads_what_it_lists),
         cmocka_unit_test(figures_are_of_the_values),

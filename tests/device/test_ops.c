@@ -752,8 +752,15 @@ static const AttentionShape attention_shapes[] = {
     {.heads = 3, .kv_heads = 1, .head_dim = 40, .rotary = 36, .window = 70, .cap = 2},
     {.heads = 2, .kv_heads = 1, .head_dim = 64, .scale = 0.07f, .window = 1},
     {.heads = 4, .kv_heads = 1, .head_dim = 32, .scale = 0.2f, .window = 50, .cap = 3},
+    {.heads = 4, .kv_heads = 2, .head_dim = 16, .chunk = 7, .neighbours = true},
+    {.heads = 3, .kv_heads = 1, .head_dim = 40, .chunk = 100, .neighbours = true, .rotary = 22},
+    {.heads = 2, .kv_heads = 1, .head_dim = 64, .chunk = 64},
+    {.heads = 1, .kv_heads = 1, .head_dim = 24, .chunk = 1, .cap = 2},
 };
 enum { ATTENTION_SHAPES = sizeof attention_shapes / sizeof *attention_shapes };
+
+/* Of models with others plan/rank.c refuses the device. */
+static bool does(const Device *d, AttentionShape s) { return d->chunks || (s.chunk == 0 && !s.neighbours); }
 
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
 
@@ -775,6 +782,22 @@ static void check_qk_norm_kind(Device *d, AttentionShape s, bool flat, NormKind 
     assert_sums("qk_norm gradient", d, grad, grad2, n, c, (double)nq, 2);
     assert_sums("qk_norm dwq", d, dwq, dwq2, nq, DTYPE_F32, terms, 2);
     assert_sums("qk_norm dwk", d, dwk, dwk2, nk, DTYPE_F32, terms, 2);
+    drop_all();
+}
+
+/* Without weights, which then have no gradients. */
+static void check_qk_norm_plain(Device *d, AttentionShape s, Dtype c) {
+    int64_t n = s.tokens * qkv_row(s);
+    void *raw = random_tensor(n, c, -2, 2), *out = tensor(n, c), *want = tensor(n, c),
+         *grad = random_tensor(n, c, -1, 1), *grad2 = copy_of(grad, n, c);
+    QkRows rows = qk_rows(false);
+    RUN(d, qk_norm_forward, s, rows, NORM_RMS, 1e-5f, raw, NULL, NULL, out, c);
+    reference.ops.qk_norm_forward(&reference, s, rows, NORM_RMS, 1e-5f, raw, NULL, NULL, want, c);
+    assert_near("qk_norm without weights", d, out, want, n, c);
+    RUN(d, qk_norm_backward, s, rows, NORM_RMS, 1e-5f, raw, NULL, NULL, grad, NULL, NULL, 1, c);
+    reference.ops.qk_norm_backward(&reference, s, rows, NORM_RMS, 1e-5f, raw, NULL, NULL, grad2, NULL, NULL,
+                                   1, c);
+    assert_sums("its gradient", d, grad, grad2, n, c, (double)s.head_dim, 2);
     drop_all();
 }
 
@@ -819,6 +842,7 @@ static void check_qk_norm(Device *d, Dtype c) {
         set_scratch(d, &needs);
         for (int bits = 0; bits < 4; bits++)
             check_qk_norm_kind(d, s, bits & 1, bits & 2 ? NORM_RMS_PLUS_ONE : NORM_RMS, c);
+        if (d->chunks) check_qk_norm_plain(d, s, c);
         check_qk_leaves(d, s, NORM_RMS, c);
         check_qk_leaves(d, s, NORM_RMS_PLUS_ONE, c);
     }
@@ -829,6 +853,7 @@ static void check_rope(Device *d, Dtype c) {
     EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
+        if (!does(d, s)) continue;
         int64_t n = *t * qkv_row(s);
         void *x = random_tensor(n, c, -1, 1), *want = copy_of(x, n, c);
         int32_t *positions = random_ints(*t, 50);
@@ -842,6 +867,23 @@ static void check_rope(Device *d, Dtype c) {
     }
 }
 static void test_rope(void **state) { (void)state, on_all(check_rope); }
+
+static void check_queries_scale(Device *d, Dtype c) {
+    if (!d->ops.queries_scale) return;
+    EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
+        AttentionShape s = attention_shapes[i];
+        s.tokens = *t;
+        int64_t n = *t * qkv_row(s);
+        void *x = random_tensor(n, c, -1, 1), *want = copy_of(x, n, c);
+        int32_t *positions = random_ints(*t, 50);
+        float *factors = random_tensor(50, DTYPE_F32, 1, 2);
+        RUN(d, queries_scale, s, x, positions, factors, c);
+        reference.ops.queries_scale(&reference, s, want, positions, factors, c);
+        assert_bits("queries_scale", d, x, want, n, c);
+        drop_all();
+    }
+}
+static void test_queries_scale(void **state) { (void)state, on_all(check_queries_scale); }
 
 /* Queries and the common key by themselves, or columns of one tensor. */
 static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
@@ -944,6 +986,22 @@ static void check_attention_run(Device *d, AttentionShape s, const void *qkv, co
     for (int64_t i = end * width; i < t * width; i++) assert_true(dkv[i] == 0);
 }
 
+/* Each chunk is a document of its own, wherever its document began. */
+static void check_chunks(Device *d, AttentionShape s, const void *qkv, const int32_t *first, const void *want,
+                         Dtype c) {
+    int64_t n = s.tokens * s.heads * s.head_dim;
+    AttentionShape plain = s;
+    int32_t *begins = tensor(s.tokens, DTYPE_F32);
+    float *lse = tensor(s.heads * s.tokens, DTYPE_F32);
+    void *out = tensor(n, c);
+    for (int64_t t = 0; t < s.tokens; t++)
+        begins[t] = first[t] + (int32_t)((t - first[t]) / s.chunk * s.chunk);
+    plain.chunk = 0;
+    RUN(d, attention_forward, plain, attention_whole(s), qkv, tensor_at(qkv, s.heads * s.head_dim, c), begins,
+        out, lse, c);
+    assert_bits("attention in chunks", d, out, want, n, c);
+}
+
 static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtype c) {
     int64_t t = s.tokens, wide = t * qkv_row(s), n = t * s.heads * s.head_dim;
     void *qkv = random_tensor(wide, c, -2, 2), *dout = random_tensor(n, c, -1, 1);
@@ -972,6 +1030,7 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
         assert_sums("sinks", d, dsinks, want, s.heads, DTYPE_F32, terms, 1);
     }
     check_attention_run(d, s, qkv, first, out2, lse2, dout, c);
+    if (s.chunk > 0 && pattern < 3) check_chunks(d, s, qkv, first, out, c); /* 3: no documents */
     drop_all();
 }
 
@@ -982,7 +1041,7 @@ static void check_attention(Device *d, Dtype c) {
             s.tokens = *t;
             bool tiles = pattern == 0 && s.window == 0 && /* several, one after another */
                          ((*t == 65 && s.head_dim == 8) || (*t == 257 && s.head_dim == 16));
-            if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim)) continue;
+            if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim) || !does(d, s)) continue;
             if (*t == 257 && !tiles && pattern != (s.head_dim > 80 ? 2 : i % 4))
                 continue; /* the reference takes its time */
             DeviceNeeds needs = {
@@ -1068,7 +1127,7 @@ static void check_decode(Device *d, Dtype c) {
     EACH(start, starts) EACH(t, counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
-        if (takes_long(d, 4 * *t) || too_wide(s.head_dim)) continue;
+        if (takes_long(d, 4 * *t) || too_wide(s.head_dim) || !does(d, s)) continue;
         DeviceNeeds needs = {
             .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
         set_scratch(d, &needs);
@@ -1375,6 +1434,22 @@ static void check_grouped_route(Device *d, Dtype c) {
 }
 static void test_grouped_route(void **state) { (void)state, on_all(check_grouped_route); }
 
+/* Sigmoids that are 1 in fp32 are told apart by their logits. */
+static void check_full_route(Device *d, Dtype c) {
+    (void)c;
+    if (!d->ops.experts_spread) return; /* no other model would want it */
+    RouteShape s = {.tokens = 2, .sequence = 2, .experts = 4, .chosen = 1, .sigmoid = true};
+    Routes r = new_routes(s);
+    static const float logits[8] = {40, 30, 41, -1, -3, 50, 60, 60};
+    static const int32_t chosen[2] = {2, 2};
+    memcpy(r.scores, logits, sizeof logits);
+    RUN(d, route, s, r, NULL);
+    assert_memory_equal(r.chosen, chosen, sizeof chosen);
+    assert_true(r.weights[0] >= 1 && r.weights[0] <= 1);
+    drop_all();
+}
+static void test_full_route(void **state) { (void)state, on_all(check_full_route); }
+
 /* NaN among logits: choices are still k different experts, in order. */
 static void check_nan_route(Device *d, Dtype c) {
     (void)c;
@@ -1457,6 +1532,36 @@ static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c
     drop_all();
 }
 
+/* Where x is weighed; leaves are of each run, and a weight may be nothing. */
+static void check_experts_spread(Device *d, RouteShape s, int64_t h, Dtype c) {
+    enum { RUNS = 2, LEAVES = 3 };
+    Routes r = new_routes(s);
+    int64_t choices = s.tokens * s.chosen, n = LEAVES * h, all = choices * RUNS * n;
+    RUN(&reference, route, s, r, NULL);
+    r.weights[choices / 2] = 0;
+    void *x = random_tensor(s.tokens * h, c, -1, 1), *got = tensor(choices * h, c),
+         *want = tensor(choices * h, c);
+    RUN(d, experts_spread, s, r, h, x, got, c);
+    RUN(&reference, experts_spread, s, r, h, x, want, c);
+    assert_bits("experts_spread", d, got, want, choices * h, c);
+    void *y = random_tensor(all, c, -1, 1), *dy = random_tensor(all, c, -1, 1);
+    float *dw = tensor(choices, DTYPE_F32), *dw2 = tensor(choices, DTYPE_F32);
+    for (int64_t i = 0; i < choices; i++) r.weights[i] = r.weights[i] > 0 ? 0.5f + r.weights[i] : 0;
+    for (int leaves = 1; leaves <= LEAVES; leaves += LEAVES - 1) {
+        RUN(d, experts_weights, s, r, n, RUNS, leaves, y, dy, dw, c);
+        RUN(&reference, experts_weights, s, r, n, RUNS, leaves, y, dy, dw2, c);
+        assert_sums("experts_weights", d, dw, dw2, choices, DTYPE_F32, (double)(RUNS * n), 1);
+        assert_true(dw[choices / 2] >= 0 && dw[choices / 2] <= 0);
+    }
+    /* In the order of rows, and gradients where weights were. */
+    float *w = copy_of(r.weights, choices, DTYPE_F32), *w2 = copy_of(w, choices, DTYPE_F32);
+    RouteShape one = {.tokens = choices, .chosen = 1};
+    RUN(d, experts_weights, one, (Routes){.weights = w}, n, RUNS, 1, y, dy, w, c);
+    RUN(&reference, experts_weights, one, (Routes){.weights = w2}, n, RUNS, 1, y, dy, w2, c);
+    assert_sums("weights of inputs by rows", d, w, w2, choices, DTYPE_F32, (double)(RUNS * n), 1);
+    drop_all();
+}
+
 static void check_experts_bias(Device *d, RouteShape s, int64_t h, Dtype c) {
     Routes r = new_routes(s);
     int64_t choices = s.tokens * s.chosen, biases = s.experts * h;
@@ -1486,6 +1591,9 @@ static void check_experts_rows(Device *d, Dtype c) {
     set_scratch(d, &needs);
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         check_experts_rows_shape(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
+                                 widths[i], c);
+        if (d->ops.experts_spread)
+            check_experts_spread(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                                  widths[i], c);
         check_experts_bias(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                            widths[i], c);
@@ -2114,6 +2222,36 @@ static void norm_backward(const float *x, const float *dy, float *dx) {
                                 DTYPE_F32);
 }
 
+/* x is x [4, 3], then a matrix [2 * 2, 3] of two runs, by which the rows are multiplied, and 6 weights. What
+ * comes out is what a choice's numbers are. */
+enum { SPREAD_X = 4 * 3, SPREAD_W = 4 * 3, SPREAD_K = 4 * 2, SPREAD_OUT = SPREAD_K * 4 };
+static int32_t spread_ints[3][SPREAD_K] = {{0, 1, 1, 2, 0, 2, 0, 1}, {0, 3, 4, 6, 1, 7, 2, 5}, {0}};
+static const RouteShape probe_spread = {.tokens = 4, .sequence = 4, .experts = 3, .chosen = 2};
+static Routes spread_routes(const float *x) {
+    return (Routes){.chosen = spread_ints[0],
+                    .row = spread_ints[1],
+                    .weights = (float *)(uintptr_t)(x + SPREAD_X + SPREAD_W)};
+}
+static void spread_forward(const float *x, float *y) {
+    float rows[SPREAD_K * 3];
+    reference.ops.experts_spread(&reference, probe_spread, spread_routes(x), 3, x, rows, DTYPE_F32);
+    reference.ops.gemm(&reference, false, true, SPREAD_K, 4, 3, rows, x + SPREAD_X, DTYPE_F32, y, DTYPE_F32,
+                       4, false, NO_LEAVES);
+}
+static void spread_backward(const float *x, const float *dy, float *dx) {
+    float rows[SPREAD_K * 3], drows[SPREAD_K * 3], y[SPREAD_OUT];
+    Routes r = spread_routes(x);
+    spread_forward(x, y);
+    reference.ops.experts_spread(&reference, probe_spread, r, 3, x, rows, DTYPE_F32);
+    reference.ops.gemm(&reference, false, false, SPREAD_K, 3, 4, dy, x + SPREAD_X, DTYPE_F32, drows,
+                       DTYPE_F32, 3, false, NO_LEAVES);
+    reference.ops.experts_combine(&reference, probe_spread, r, 3, drows, true, false, dx, DTYPE_F32);
+    reference.ops.gemm(&reference, true, false, 4, 3, SPREAD_K, dy, rows, DTYPE_F32, dx + SPREAD_X, DTYPE_F32,
+                       3, false, NO_LEAVES);
+    reference.ops.experts_weights(&reference, probe_spread, r, 2, 2, 2, y, dy, dx + SPREAD_X + SPREAD_W,
+                                  DTYPE_F32);
+}
+
 /* x is qkv [3, (2 + 2) * 6], then the weights of q and k. */
 static const AttentionShape norm_shape = SHAPE(3, 2, 1, 6);
 enum { HEADS_WIDE = 3 * 4 * 6 };
@@ -2131,6 +2269,16 @@ static void heads_backward(const float *x, const float *dy, float *dx) {
     reference.ops.qk_norm_backward(&reference, norm_shape, qk_rows(probe_flat), probe_norm, 1e-5f, x, wq,
                                    wq + (probe_flat ? 12 : 6), dx, dwq, dwq + (probe_flat ? 12 : 6), 1,
                                    DTYPE_F32);
+}
+
+static void plain_forward(const float *x, float *y) {
+    reference.ops.qk_norm_forward(&reference, norm_shape, qk_rows(false), NORM_RMS, 1e-5f, x, NULL, NULL, y,
+                                  DTYPE_F32);
+}
+static void plain_backward(const float *x, const float *dy, float *dx) {
+    memcpy(dx, dy, HEADS_WIDE * sizeof *dx);
+    reference.ops.qk_norm_backward(&reference, norm_shape, qk_rows(false), NORM_RMS, 1e-5f, x, NULL, NULL, dx,
+                                   NULL, NULL, 1, DTYPE_F32);
 }
 
 static AttentionShape probe_shape = SHAPE(7, 4, 2, 8);
@@ -2189,14 +2337,16 @@ static void clamped_backward(const float *x, const float *dy, float *dx) {
 }
 
 static const int32_t rope_positions[3] = {0, 3, 1};
+static bool probe_neighbours;
 static void rotate(const float *x, float *y, bool inverse) {
     float angles[4 * 8];
+    AttentionShape s = SHAPE(3, 2, 1, 8);
+    s.neighbours = probe_neighbours;
     for (int p = 0; p < 4; p++)
         for (int i = 0; i < 4; i++)
             angles[p * 8 + i] = cosf((float)(p * i)), angles[p * 8 + 4 + i] = sinf((float)(p * i));
     memcpy(y, x, 3 * 4 * 8 * sizeof *y);
-    reference.ops.rope(&reference, (AttentionShape)SHAPE(3, 2, 1, 8), y, rope_positions, angles, inverse,
-                       DTYPE_F32);
+    reference.ops.rope(&reference, s, y, rope_positions, angles, inverse, DTYPE_F32);
 }
 static void rope_forward(const float *x, float *y) { rotate(x, y, false); }
 static void rope_backward(const float *x, const float *dy, float *dx) { (void)x, rotate(dy, dx, true); }
@@ -2378,7 +2528,15 @@ static void test_differences(void **state) {
         probe_activation = bits & 1 ? ACT_GELU_TANH : ACT_SILU, probe_gated = bits & 2;
         check_differences("activation", &(Probe){probe_gated ? 60 : 30, 30, act_forward, act_backward});
     }
+    check_differences("qk_norm without weights",
+                      &(Probe){HEADS_WIDE, HEADS_WIDE, plain_forward, plain_backward});
+    check_differences("experts that weigh what they read",
+                      &(Probe){SPREAD_X + SPREAD_W + SPREAD_K, SPREAD_OUT, spread_forward, spread_backward});
     check_differences("attention", &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
+    probe_shape.chunk = 2;
+    check_differences("attention in chunks",
+                      &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
+    probe_shape.chunk = 0;
     probe_shape.scale = 0.4f, probe_shape.cap = 1.5f, probe_shape.window = 3;
     check_differences("attention, capped, in windows",
                       &(Probe){PROBE_WIDE, PROBE_OUT, attend_forward, attend_backward});
@@ -2386,7 +2544,10 @@ static void test_differences(void **state) {
                       &(Probe){PROBE_WIDE + 4, PROBE_OUT, sink_forward, sink_backward});
     probe_activation = ACT_CLAMPED, probe_gated = true;
     check_differences("clamped activation", &(Probe){60, 30, clamped_forward, clamped_backward});
-    check_differences("rope", &(Probe){96, 96, rope_forward, rope_backward});
+    for (int i = 0; i < 2; i++) {
+        probe_neighbours = i;
+        check_differences("rope", &(Probe){96, 96, rope_forward, rope_backward});
+    }
     check_differences("cross_entropy", &(Probe){19, 1, loss_forward, loss_backward});
     probe_cap = 1.5f;
     check_differences("cross_entropy, capped", &(Probe){19, 1, loss_forward, loss_backward});
@@ -2747,6 +2908,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_gated_norm),
         cmocka_unit_test(test_qk_norm),
         cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_queries_scale),
         cmocka_unit_test(test_latent),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_common_key),
@@ -2756,6 +2918,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_scale),
         cmocka_unit_test(test_route),
         cmocka_unit_test(test_grouped_route),
+        cmocka_unit_test(test_full_route),
         cmocka_unit_test(test_nan_route),
         cmocka_unit_test(test_gemm_experts),
         cmocka_unit_test(test_experts_rows),

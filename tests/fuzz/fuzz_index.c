@@ -65,11 +65,11 @@ static void check_model(const ModelFiles *m, const uint8_t *data, size_t size, E
     REQUIRE(m->count >= 1 && m->count <= 3 && m->file_count <= 2 && !modelfiles_find(m, "o"));
     for (size_t i = 0; i < m->count; i++) {
         const ModelTensor *t = &m->tensors[i];
-        const char *where = m->files[t->file].where, *file = listed(root, t->tensor->name);
+        const char *where = m->files[t->file].where, *file = listed(root, t->name);
         size_t length = strlen(where), suffix = strlen(file);
         REQUIRE(suffix > 0 && length > suffix && where[length - suffix - 1] == '/' &&
                 strcmp(where + length - suffix, file) == 0);
-        REQUIRE(modelfiles_find(m, t->tensor->name) == t);
+        REQUIRE(modelfiles_find(m, t->name) == t);
     }
     REQUIRE(modelfiles_digest(m, digest, err) == OK && strlen(digest) == 64);
     cJSON_Delete(root);

@@ -21,6 +21,7 @@ static ModelConfig shape_of(const Family *f, const PublishedSize *s) {
     if (!f->experts) return c;
     const PublishedExperts *e = &f->experts[s - f->sizes];
     c.num_experts = e->experts, c.num_experts_per_tok = e->chosen, c.moe_intermediate_size = e->width;
+    if (e->step) c.dense_layers = (LayerSet){e->step, ((uint64_t)1 << (e->step - 1)) - 1};
     if (!f->latents) return c;
     const PublishedLatents *l = &f->latents[s - f->sizes];
     c.n_shared_experts = e->shared, c.first_k_dense_replace = e->dense;
@@ -287,6 +288,66 @@ static void keys_of_experts_are_read(void **state) {
     assert_non_null(strstr(err.message, "num_experts"));
 }
 
+#define LLAMA4_SIZES                                                                                   \
+    "{\"model_type\":\"llama4_text\",\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":6,"    \
+    "\"intermediate_size_mlp\":24,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":8," \
+    "\"num_local_experts\":4,\"num_hidden_layers\":8"
+
+static ModelConfig read_text(const char *text) {
+    Error err = {0};
+    ModelConfig c;
+    if (model_config_read(&c, files_text("config.json", text), &err) != OK) fail_msg("%s", err.message);
+    return c;
+}
+
+static ModelConfig read_llama4(const char *more) {
+    Text file = {0};
+    text_printf(&file, LLAMA4_SIZES "%s}", more);
+    ModelConfig c = read_text(file.data);
+    text_free(&file);
+    return c;
+}
+
+/* Chunks are where heads are turned, unless layer_types says otherwise; the older form of a switch, an empty
+ * list of published files, and what is refused. */
+static void keys_of_llama4_are_read(void **state) {
+    (void)state;
+    ModelConfig c = read_llama4(",\"no_rope_layers\":[],\"attn_temperature_tuning\":4");
+    assert_true(c.intermediate_size == 24 && c.moe_intermediate_size == 6 && c.n_shared_experts == 1);
+    assert_true(c.attn_scale == 0.1 && c.floor_scale == 8192 && c.use_qk_norm);
+    for (int i = 0; i < 8; i++) {
+        BlockShape b = model_block(&c, i);
+        assert_true(b.experts && b.chunked == (i % 4 != 3) && b.scaled == !b.chunked);
+        assert_true((b.rotation < 0) == b.scaled && b.window == (b.chunked ? 8192 : 0));
+    }
+    c = read_llama4(",\"no_rope_layers\":[0,1,0,1,0,1,0,1],\"interleave_moe_layer_step\":2,"
+                    "\"attn_temperature_tuning\":false,\"attention_chunk_size\":7");
+    assert_true(c.attn_scale == 0);
+    for (int i = 0; i < 8; i++) {
+        BlockShape b = model_block(&c, i);
+        assert_true(b.experts == (i % 2 == 1) && b.window == (i % 2 ? 7 : 0) && !b.scaled);
+    }
+    c = read_llama4(",\"attention_chunk_size\":null,\"moe_layers\":[2,5]");
+    assert_true(c.sliding_window == 0 && c.windows.period == 0 && model_expert_blocks(&c) == 2);
+    assert_true(model_block(&c, 2).experts && model_block(&c, 5).experts);
+    c = read_llama4(",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+                    "\"high_freq_factor\":1.0,\"original_max_position_embeddings\":8192}");
+    assert_true(c.rope_scaling.factor == 8);
+    check_refused(LLAMA4_SIZES ",\"layer_types\":[\"sliding_attention\",1,1,1,1,1,1,1]}",
+                  "chunked_attention");
+    check_refused(LLAMA4_SIZES ",\"moe_layers\":[8]}", "moe_layers");
+    check_refused(LLAMA4_SIZES ",\"attn_temperature_tuning\":\"yes\"}", "attn_temperature_tuning");
+    check_refused(LLAMA4_SIZES ",\"floor_scale\":0}", "floor_scale");
+    check_refused(LLAMA4_SIZES ",\"router_jitter_noise\":0.1}", "router_jitter_noise");
+    check_refused(LLAMA4_SIZES ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "mxfp4");
+    c = read_text("{\"model_type\":\"llama4\",\"text_config\":" LLAMA4_SIZES "},\"vision_config\":{}}");
+    assert_true(c.family == &family_llama4_text && c.num_hidden_layers == 8);
+    check_refused("{\"model_type\":\"llama4\",\"text_config\":[]}", "needs text_config, an object");
+    check_refused("{\"model_type\":\"llama4\",\"text_config\":{\"model_type\":\"llama\"}}", "llama4_text");
+    check_refused("{\"model_type\":\"llama4\",\"text_config\":" LLAMA4_SIZES "},\"quantization_config\":{}}",
+                  "quantization_config");
+}
+
 static void what_an_entry_refuses_is_named(void **state) {
     (void)state;
     Error err = {0};
@@ -409,6 +470,7 @@ int main(void) {
                                        cmocka_unit_test(recurrences_have_their_parameters),
                                        cmocka_unit_test(mixers_are_a_pattern),
                                        cmocka_unit_test(keys_of_experts_are_read),
+                                       cmocka_unit_test(keys_of_llama4_are_read),
                                        cmocka_unit_test(a_module_is_a_layer_behind_the_last)};
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -101,6 +101,11 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
                                        .mscale_all_dim = 0.7,
                                        .kind = ROPE_YARN};
     }
+    if (f->arch.weighs_input) { /* turned, in chunks, or not, with queries that grow; experts, or an MLP */
+        c.moe_intermediate_size = 10, c.attn_scale = 0.5, c.floor_scale = 3, c.use_qk_norm = !biases;
+        c.dense_layers = (LayerSet){1, tied && biases};
+        if (c.dense_layers.layers == 0) c.dense_layers.period = 0;
+    }
     if (f == &family_llama || f == &family_smollm3) c.mlp_bias = biases;
     if (family_reads(f, KEY_WINDOWS)) c.sliding_window = 5, c.windows = (LayerSet){1, 1};
     if (family_reads(f, KEY_NO_ROPE)) c.no_rope = (LayerSet){1, tied};
@@ -455,9 +460,9 @@ static void for_each_case(void (*check)(Case c)) {
         if (families[f]->arch.qk_norm == QK_NORM_FLAT && !family_has_experts(families[f]))
             check((Case){.family = families[f], .unit = 1, .leaves = 3});
     check((Case){.family = &family_gemma2, .unit = 2, .further = 2, .leaves = 3}); /* capped, too */
-    for (int f = 0; families[f];
-         f++) /* heads of latents are leaves; shared experts are made with the others */
-        for (int tied = 0; tied < 2 && families[f]->arch.latent; tied++)
+    /* Heads of latents are leaves; shared experts are made with the others. */
+    for (int f = 0; families[f]; f++)
+        for (int tied = 0; tied < 2 && (families[f]->arch.latent || families[f]->arch.weighs_input); tied++)
             check((Case){.family = families[f], .unit = 1, .tied = tied, .leaves = 3});
 }
 

@@ -59,17 +59,18 @@ static ModelConfig shape_of_latents(bool queries) {
 
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
  * last of eight ranks has one, others two; the third with norms that are cut as their heads are; then those
- * with experts that are cut, and a router that is not, of one in a tensor; the last with heads of latents,
- * which are not either. */
-static const Family *const families_of_boxes[] = {&family_llama,      &family_phi3,      &family_gpt2,
-                                                  &family_olmo2,      &family_qwen3_moe, &family_gpt_oss,
-                                                  &family_deepseek_v3};
+ * with experts that are cut, and a router that is not, of two in a tensor, of one with gates beside ups; the
+ * last with heads of latents, which are not either. */
+static const Family *const families_of_boxes[] = {&family_llama,       &family_phi3,       &family_gpt2,
+                                                  &family_olmo2,       &family_qwen3_moe,  &family_gpt_oss,
+                                                  &family_llama4_text, &family_deepseek_v3};
 enum { FAMILIES_OF_BOXES = sizeof families_of_boxes / sizeof *families_of_boxes };
 
 static ModelConfig shape_of_family(const Family *f, bool tied) {
     bool experts = family_has_experts(f) && !f->arch.latent;
     ModelConfig c = f->arch.latent ? shape_of_latents(tied) : experts ? shape_of_experts() : shape(tied);
     if (experts) c.moe_intermediate_size = 8, c.tie_word_embeddings = tied;
+    if (f->arch.weighs_input) c.n_shared_experts = 1;
     c.family = f, c.max_position_embeddings = 15;
     if (f->arch.fused_qkv) c.num_key_value_heads = 8;
     return c;

@@ -412,6 +412,8 @@ static void ops_are_what_layers_say(void **state) {
         {"model.family=olmo2", "run.seed=1", "run.seed=1", "run.seed=1"},
         {"model.family=gpt2", "model.num_key_value_heads=8", "run.seed=1", "run.seed=1"},
         {"model.family=mixtral", "model.num_experts=8", "model.num_experts_per_tok=2", "run.seed=1"},
+        {"model.family=llama4_text", "model.num_experts=8", "model.moe_intermediate_size=96",
+         "model.sliding_window=24"},
         {"model.family=recurrent", "model.mixer=[mamba2, attention]", "model.num_key_value_heads=8",
          "run.seed=1"},
         {"model.family=llama", "optimizer.kind=muon", "train.numerics=exact", "run.seed=1"}};

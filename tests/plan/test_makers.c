@@ -30,7 +30,7 @@ static void build(World *w, const Family *f, int key_heads) {
     muon.settings.kind = OPTIMIZER_MUON, muon.settings.nesterov = 1;
     w->model = tiny_model(37, 3, 16); /* a vocabulary that is dealt out unequally */
     w->model.family = f, w->model.num_key_value_heads = key_heads, w->model.head_dim = 8;
-    if (f == &family_qwen3_moe)
+    if (family_has_experts(f))
         w->model.num_experts = 4, w->model.num_experts_per_tok = 2, w->model.moe_intermediate_size = 8;
     axes_lay_copies(&w->model, &mesh);
     for (int r = 0; r < RANKS; r++) {
@@ -153,8 +153,8 @@ static void every_matrix_has_a_maker(void **state) {
     static const struct {
         const Family *family;
         int key_heads;
-    } models[] = {{&family_llama, 4}, {&family_llama, 2}, {&family_llama, 1},    {&family_phi3, 4},
-                  {&family_gpt2, 4},  {&family_olmo2, 2}, {&family_qwen3_moe, 4}};
+    } models[] = {{&family_llama, 4}, {&family_llama, 2}, {&family_llama, 1},     {&family_phi3, 4},
+                  {&family_gpt2, 4},  {&family_olmo2, 2}, {&family_qwen3_moe, 4}, {&family_llama4_text, 4}};
     static World w;
     (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {

@@ -155,6 +155,42 @@ has out 'model.layers.0.self_attn.sinks'
 exits 0 train run.yaml run.dir=gpt_from $gpt model.init=gpt/checkpoints/step-00000003
 exits 0 generate gpt --prompt abc --tokens 4 --temperature 0
 
+# Llama 4: weighed inputs beside a shared expert, chunks that no rank's tokens end with, layers that are turned and not, with an MLP in one; over
+# pp and dp_shard with Muon as alone, over cp by heads and by keys, over tp and ep, halves apart, in bf16, after a stop.
+llama4='model.family=llama4_text model.output_router_logits=false model.router_aux_loss_coef=0 model.norm_topk_prob=false model.sliding_window=9
+  model.window_period=2 model.window_layers=1 model.no_rope_period=2 model.no_rope_layers=2 model.floor_scale=5 model.attn_scale=0.3
+  model.num_key_value_heads=4 train.steps=3 data.document_mask=true'
+exits 0 train run.yaml run.dir=llama4 $llama4 optimizer.kind=muon || cat err
+mesh 4 llama4_mesh $llama4 optimizer.kind=muon mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv train.recompute=full
+[ "$(curve llama4_mesh)" = "$(curve llama4)" ] && [ "$(digest llama4_mesh)" = "$(digest llama4)" ] || fail "llama4_text differs on a mesh"
+exits 0 train run.yaml run.dir=llama4_spans $llama4 numerics.canonical_cp=4
+mesh 2 llama4_heads $llama4 numerics.canonical_cp=4 mesh.cp=2 parallel.context=heads train.recompute=full
+mesh 4 llama4_keys $llama4 numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=keys mesh.ep=2
+for run in llama4_heads llama4_keys; do
+    [ "$(curve $run)" = "$(curve llama4_spans)" ] && [ "$(digest $run)" = "$(digest llama4_spans)" ] || fail "llama4_text differs in $run"
+done
+cut="$llama4 numerics.canonical_tp=4 numerics.canonical_cp=2"
+exits 0 train run.yaml run.dir=llama4_leaves $cut checkpoint.every=2 || cat err
+mesh 4 llama4_tp $cut mesh.tp=4 train.steps=2 schedule.total_steps=3 train.recompute=full checkpoint.every=2
+mesh 2 llama4_tp $cut mesh.tp=2 train.split_backward=true checkpoint.every=2
+mesh 4 llama4_tp_cp $cut mesh.tp=2 mesh.cp=2 parallel.context=heads train.recompute=none
+mesh 4 llama4_both $cut mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true train.expert_capacity=1
+for run in llama4_tp llama4_tp_cp llama4_both; do
+    [ "$(curve $run)" = "$(curve llama4_leaves)" ] && [ "$(digest $run)" = "$(digest llama4_leaves)" ] || fail "llama4_text differs in $run"
+done
+fast="$llama4 train.numerics=fast train.compute=bf16 numerics.canonical_tp=2"
+exits 0 train run.yaml run.dir=llama4_fast $fast
+mesh 2 llama4_fast2 $fast mesh.tp=2 train.recompute=full
+[ "$(curve llama4_fast2)" = "$(curve llama4_fast)" ] && [ "$(digest llama4_fast2)" = "$(digest llama4_fast)" ] ||
+    fail "llama4_text has other bits over tp in bf16"
+exits 0 inspect llama4/checkpoints/step-00000003
+grep -q 'model.layers.2.feed_forward.experts.gate_up_proj  *F32  *\[6, 32, 40\]' out || fail "no stack: $(grep experts out)"
+has out 'model.layers.0.feed_forward.shared_expert.up_proj.weight' 'model.layers.1.feed_forward.down_proj.weight'
+exits 0 train run.yaml run.dir=llama4_from $llama4 model.init=llama4/checkpoints/step-00000003
+exits 0 generate llama4 --prompt abc --tokens 24 --temperature 0
+exits 78 plan run.yaml model.attn_scale=0.1
+has err 'the family qwen3_moe has no key for another attn_scale than its own'
+
 exits 78 train run.yaml run.dir=no model.num_experts_per_tok=7
 has err 'num_experts_per_tok is 7, expected a number from 1 to 6'
 exits 78 train run.yaml run.dir=no model.family=llama model.head_dim=8

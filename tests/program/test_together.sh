@@ -49,6 +49,7 @@ try() {
             model.head_dim=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
         ;;
     model.family=mixtral | model.family=olmoe | model.family=gpt_oss) config=dense.yaml && set -- "$@" "${experts[@]}" ;;
+    model.family=llama4_text) config=dense.yaml && set -- "$@" "${experts[@]}" model.moe_intermediate_size=20 model.head_dim=8 model.sliding_window=9 model.floor_scale=5 ;;
     model.family=qwen3_moe) config=experts.yaml ;;
     esac
     tried=$((tried + 1))

@@ -501,7 +501,8 @@ static ModelConfig family_shape(const Family *f) {
     if (no_heads) c.max_position_embeddings = CONTEXT + 1; /* unequally, too */
     if (family_has_experts(f)) c.num_experts = 4, c.num_experts_per_tok = 2;
     if (c.router_aux_loss_coef > 0) c.output_router_logits = true, c.router_aux_loss_coef = 0.5;
-    if (f == &family_qwen3_moe || f->arch.latent) c.moe_intermediate_size = 10;
+    if (f == &family_qwen3_moe || f->arch.latent || f->arch.weighs_input) c.moe_intermediate_size = 10;
+    if (f->arch.weighs_input) c.floor_scale = 3, c.attn_scale = 0.5, c.dense_layers = (LayerSet){2, 2};
     if (f->arch.latent) {
         c.num_key_value_heads = 4, c.head_dim = 0, c.first_k_dense_replace = 1, c.n_shared_experts = 1;
         c.q_lora_rank = 8, c.kv_lora_rank = 12, c.qk_nope_head_dim = 4, c.qk_rope_head_dim = 6;
@@ -641,6 +642,7 @@ static void test_families(void **state) {
         "gpt_oss:\n"
         "deepseek_v3:\n"
         "deepseek_v2:\n"
+        "llama4_text:\n"
         "recurrent: tp; cp by heads; cp by keys; ep; tp, cp by keys, dp_shard; ep over cp; "
         "ep over dp_shard, cp; ep beside tp; ep over cp beside tp;\n"
         "deepseek_v3:\n");

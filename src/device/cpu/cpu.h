@@ -93,8 +93,9 @@ static inline float score_scale(AttentionShape s) {
     return s.scale > 0 ? s.scale : 1 / __builtin_sqrtf((float)s.head_dim);
 }
 
-/* The first key that the query at `position` sees, which may not see behind `first`. */
+/* The first key that the query at `position` sees, which may not see behind `first`, its document's. */
 static inline int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
+    if (s.chunk > 0) return position - (position - first) % s.chunk;
     return s.window > 0 ? max_i64(first, position - s.window + 1) : first;
 }
 
@@ -165,6 +166,8 @@ static inline double route_factor(RouteShape s) { return s.factor > 0 ? (double)
 void route_order(RouteShape s, Routes r, int64_t *counts);
 /* What leaves of a weight's gradient come to, in the canonical tree. */
 float weights_tree(int count, const float *x);
+/* Of a leaf, from the products of what was made of a row with their gradients (the op experts_weights). */
+float weight_gradient(double along, float weight);
 /* The op route_count. */
 void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts);
 /* Of the sequence of token t: what the balance loss has for each expert, balance * E * f_e; its first token

@@ -83,17 +83,19 @@ static void choose_of_groups(RouteShape s, float *keys, int32_t *chosen) {
     for (int i = 0; i < s.chosen; i++) chosen[i] = of[chosen[i]];
 }
 
-/* A softmax keeps the order of logits, and is more than is needed to choose. */
+/* Scores keep the order of logits, and are more than is needed to choose: they may be equal where logits are
+ * not. But what is added to them, within groups or by a bias, is to be theirs. */
 void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights) {
     float keys[EXPERTS_MAX];
+    bool first = s.sigmoid && (s.bias || s.groups > 1);
     CHECK(s.experts <= EXPERTS_MAX && s.chosen <= s.experts);
-    if (s.sigmoid) route_score(s, scores);
+    if (first) route_score(s, scores);
     for (int e = 0; e < s.experts; e++) keys[e] = s.bias ? scores[e] + s.bias[e] : scores[e];
     if (s.groups > 1)
         choose_of_groups(s, keys, chosen);
     else
-        choose(s.experts, keys, s.chosen, chosen);
-    if (!s.sigmoid) route_score(s, scores);
+        choose(s.experts, s.bias ? keys : scores, s.chosen, chosen);
+    if (!first) route_score(s, scores);
     route_weigh(s, scores, chosen, weights);
 }
 
@@ -107,6 +109,10 @@ double route_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
 void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights) {
     double factor = route_factor(s), divisor = route_divisor(s, scores, chosen);
     for (int i = 0; i < s.chosen; i++) weights[i] = (float)(factor * (double)scores[chosen[i]] / divisor);
+}
+
+float weight_gradient(double along, float weight) {
+    return weight >= 0 && weight <= 0 ? 0 : (float)(along / (double)weight);
 }
 
 float weights_tree(int count, const float *x) {

@@ -200,6 +200,16 @@ static void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind k
                                    tensor_to(out, first * row, c), c);
 }
 
+/* Without weights nothing is summed: rows are by themselves. */
+static void qk_norm_plain_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
+                                   const void *raw, void *dqkv, Dtype c) {
+    int64_t row = qkv_row(s), step = rows_for(row);
+    EACH_PIECE(d, first, s.tokens, step)
+    kernels_of(d)->qk_norm_backward(of_tokens(s, min_i64(step, s.tokens - first)), rows_from(rows, first),
+                                    kind, eps, tensor_at(raw, first * row, c), NULL, NULL,
+                                    tensor_to(dqkv, first * row, c), NULL, NULL, 1, c);
+}
+
 /* The sums of a block for both weights lie side by side, of all leaves of the one, then of the other. */
 static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
@@ -207,6 +217,10 @@ static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind 
     TokenBlocks b = token_blocks(s.tokens, s.tokens);
     int64_t row = qkv_row(s), nq = (rows.flat ? s.heads : 1) * (int64_t)s.head_dim,
             nk = (rows.flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = leaves * (nq + nk);
+    if (!wq) {
+        qk_norm_plain_backward(d, s, rows, kind, eps, raw, dqkv, c);
+        return;
+    }
     float *room = block_room(d, both);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
@@ -256,13 +270,38 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
     kernels_of(d)->bias_forward(min_i64(step, tokens - first), n, tensor_to(y, first * n, c), bias, c);
 }
 
+static void rope_neighbours(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
+                            const float *cos_sin, bool inverse, Dtype c) {
+    int64_t row = qkv_row(s), heads = s.heads + s.kv_heads, turned = rotary_dim(s);
+    EACH_PIECE(d, first, s.tokens, rows_for(row))
+    for (int64_t t = first; t < min_i64(s.tokens, first + rows_for(row)); t++)
+        for (int64_t head = 0; head < heads; head++) {
+            void *x = tensor_to(qkv, t * row + head * s.head_dim, c);
+            turn_neighbours(d, turned, cos_sin + positions[t] * turned, x, x, inverse ? -1 : 1, c);
+        }
+}
+
 /* Tokens are independent, and so are heads: any slice of either has the bits of the whole. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     int64_t row = qkv_row(s), step = rows_for(row);
+    if (s.neighbours) {
+        rope_neighbours(d, s, qkv, positions, cos_sin, inverse, c);
+        return;
+    }
     EACH_PIECE(d, first, s.tokens, step)
     kernels_of(d)->rope(of_tokens(s, min_i64(step, s.tokens - first)), tensor_to(qkv, first * row, c),
                         positions + first, cos_sin, inverse, c);
+}
+
+static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
+                          const float *factors, Dtype c) {
+    int64_t row = qkv_row(s), n = s.heads * (int64_t)s.head_dim, step = rows_for(n);
+    EACH_PIECE(d, first, s.tokens, step)
+    for (int64_t t = first; t < min_i64(s.tokens, first + step); t++) {
+        void *q = tensor_to(qkv, t * row, c);
+        kernels_of(d)->embed_row(n, q, factors[positions[t]], false, q, c);
+    }
 }
 
 static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
@@ -588,6 +627,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Err
     d->ops.gated_norm_forward = gated_norm_forward;
     d->ops.gated_norm_backward = gated_norm_backward;
     d->ops.rope = rope;
+    d->ops.queries_scale = queries_scale;
     d->ops.bias_forward = bias_forward;
     d->ops.bias_backward = bias_backward;
     d->ops.activation_forward = activation_forward;

@@ -42,5 +42,9 @@ void optimised_fill_experts(Ops *ops);
 void optimised_fill_latent(Ops *ops);
 void optimised_fill_scans(Ops *ops);
 size_t optimised_attention_scratch(const Device *d, AttentionShape s);
+/* n elements, even, neighbours together, by n/2 cosines and behind them as many sines; sign -1 turns back.
+ * `to` may be `from`. */
+void turn_neighbours(const Device *d, int64_t n, const float *angles, const void *from, void *to, float sign,
+                     Dtype c);
 
 #endif

@@ -148,6 +148,54 @@ static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int 
     }
 }
 
+static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows,
+                           Dtype c) {
+    int64_t step = rows_for(hidden), choices = s.tokens * s.chosen;
+    EACH_PIECE(d, first, choices, step) {
+        for (int64_t j = first; j < min_i64(choices, first + step); j++)
+            kernels_of(d)->embed_row(hidden, tensor_at(x, j / s.chosen * hidden, c), r.weights[j], false,
+                                     tensor_to(rows, r.row[j] * hidden, c), c);
+    }
+}
+
+/* The sum of products; COLUMNS at a time, as in weigh_leaf. */
+static double dot(const Device *d, int64_t n, const void *y, const void *dy, Dtype c) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i += COLUMNS) {
+        float a[COLUMNS], b[COLUMNS];
+        int64_t count = min_i64(COLUMNS, n - i);
+        kernels_of(d)->cast(count, tensor_at(y, i, c), c, a, DTYPE_F32);
+        kernels_of(d)->cast(count, tensor_at(dy, i, c), c, b, DTYPE_F32);
+        sum += weigh_columns(count, a, b, 1);
+    }
+    return sum;
+}
+
+static float weights_row(const Device *d, int64_t n, int runs, int leaves, const void *y, const void *dy,
+                         float weight, Dtype c) {
+    float sums[LEAVES_MAX];
+    int64_t each = n / leaves;
+    for (int leaf = 0; leaf < leaves; leaf++) {
+        double sum = 0;
+        for (int64_t at = leaf * each; at < runs * n; at += n)
+            sum += dot(d, each, tensor_at(y, at, c), tensor_at(dy, at, c), c);
+        sums[leaf] = weight_gradient(sum, weight);
+    }
+    return weights_tree(leaves, sums);
+}
+
+static void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
+                            const void *dy, float *dweights, Dtype c) {
+    int64_t step = rows_for(runs * n), choices = s.tokens * s.chosen;
+    EACH_PIECE(d, first, choices, step) {
+        for (int64_t j = first; j < min_i64(choices, first + step); j++) {
+            int64_t at = (r.row ? r.row[j] : j) * runs * n;
+            dweights[j] =
+                weights_row(d, n, runs, leaves, tensor_at(y, at, c), tensor_at(dy, at, c), r.weights[j], c);
+        }
+    }
+}
+
 /* ---- biases ---- */
 
 static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
@@ -200,6 +248,8 @@ void optimised_fill_experts(Ops *ops) {
     ops->gemm_experts_weight = gemm_experts_weight;
     ops->experts_combine = experts_combine;
     ops->experts_weigh = experts_weigh;
+    ops->experts_spread = experts_spread;
+    ops->experts_weights = experts_weights;
     ops->experts_bias_forward = experts_bias_forward;
     ops->experts_bias_backward = experts_bias_backward;
 }

@@ -13,15 +13,20 @@ static void turn_pairs(const float *cosine, const float *sine, int64_t n, float 
     }
 }
 
+void turn_neighbours(const Device *d, int64_t n, const float *angles, const void *from, void *to, float sign,
+                     Dtype c) {
+    for (int64_t first = 0; first < n; first += TURNED) {
+        float x[TURNED];
+        int64_t count = min_i64(TURNED, n - first);
+        kernels_of(d)->cast(count, tensor_at(from, first, c), c, x, DTYPE_F32);
+        turn_pairs(angles + first / 2, angles + n / 2 + first / 2, count, x, sign);
+        kernels_of(d)->cast(count, x, DTYPE_F32, tensor_to(to, first, c), c);
+    }
+}
+
 static void turn(const Device *d, LatentShape s, const float *angles, const void *from, void *to, float sign,
                  Dtype c) {
-    for (int64_t first = 0; first < s.turned; first += TURNED) {
-        float x[TURNED];
-        int64_t n = min_i64(TURNED, s.turned - first);
-        kernels_of(d)->cast(n, tensor_at(from, first, c), c, x, DTYPE_F32);
-        turn_pairs(angles + first / 2, angles + s.turned / 2 + first / 2, n, x, sign);
-        kernels_of(d)->cast(n, x, DTYPE_F32, tensor_to(to, first, c), c);
-    }
+    turn_neighbours(d, s.turned, angles, from, to, sign, c);
 }
 
 /* n elements, from the first on, of what stands in heads: those of a leaf in their order, turned back; and

@@ -140,7 +140,7 @@ static double row_rstd(const NormRows *r, int64_t row, float eps) {
 }
 
 static double row_weight(const NormRows *r, int64_t i) {
-    return (double)r->w[i] + (r->kind == NORM_RMS_PLUS_ONE ? 1 : 0);
+    return r->w ? (double)r->w[i] + (r->kind == NORM_RMS_PLUS_ONE ? 1 : 0) : 1;
 }
 
 /* A norm without bias has NULL there; what is written is rounded once, bias and all. */
@@ -284,9 +284,9 @@ static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind ki
         NormRows rows = head_rows(s, &qk, kind, keys, raw, keys ? wk : wq, &at, c);
         void *grad = tensor_to(dqkv, at, c);
         NormRows leaf = rows;
-        int64_t count = min_i64(leaves, rows.groups), step = leaves / count;
+        int64_t count = rows.w ? min_i64(leaves, rows.groups) : 1, step = leaves / count;
         leaf.groups /= count;
-        for (int64_t i = 0; i < count; i++) {
+        for (int64_t i = 0; rows.w && i < count; i++) {
             int64_t before = i * leaf.groups * leaf.n;
             leaf.x = tensor_at(rows.x, before, c);
             norm_leaf_gradient(&leaf, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
@@ -326,8 +326,8 @@ static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind ki
     }
 }
 
-/* Pair i of a head is elements i and i + D/2, as Hugging Face's checkpoints have it; in the papers' form
- * neighbours are pairs. v heads are not rotated: they come last and are left alone. */
+/* Pair i of a head is elements i and i + D/2, as most of Hugging Face's checkpoints have it; in the papers'
+ * form neighbours are pairs. v heads are not rotated: they come last and are left alone. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     (void)d;
@@ -338,13 +338,23 @@ static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *position
         for (int64_t head = 0; head < s.heads + s.kv_heads; head++) {
             void *x = tensor_to(qkv, t * row + head * dim, c);
             for (int64_t i = 0; i < half; i++) {
-                float u = tensor_get(x, i, c), v = tensor_get(x, half + i, c),
+                int64_t one = s.neighbours ? 2 * i : i, other = s.neighbours ? one + 1 : half + i;
+                float u = tensor_get(x, one, c), v = tensor_get(x, other, c),
                       sn = inverse ? -sine[i] : sine[i];
-                tensor_set(x, i, c, u * cosine[i] - v * sn);
-                tensor_set(x, half + i, c, v * cosine[i] + u * sn);
+                tensor_set(x, one, c, u * cosine[i] - v * sn);
+                tensor_set(x, other, c, v * cosine[i] + u * sn);
             }
         }
     }
+}
+
+static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions,
+                          const float *factors, Dtype c) {
+    (void)d;
+    int64_t n = s.heads * (int64_t)s.head_dim, row = n + 2 * (int64_t)s.kv_heads * s.head_dim;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = t * row; i < t * row + n; i++)
+            tensor_set(qkv, i, c, factors[positions[t]] * tensor_get(qkv, i, c));
 }
 
 /* A pass over the product's result, which has been rounded to c by then. */
@@ -776,6 +786,7 @@ void reference_fill_ops(Ops *ops) {
                  .qk_norm_backward = qk_norm_backward,
                  .qk_norm_sums = qk_norm_sums,
                  .rope = rope,
+                 .queries_scale = queries_scale,
                  .bias_forward = bias_forward,
                  .bias_backward = bias_backward,
                  .activation_forward = activation_forward,

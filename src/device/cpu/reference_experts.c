@@ -135,6 +135,34 @@ static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int 
     }
 }
 
+static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows,
+                           Dtype c) {
+    (void)d;
+    for (int64_t j = 0; j < s.tokens * s.chosen; j++)
+        for (int64_t i = 0; i < hidden; i++)
+            tensor_set(rows, r.row[j] * hidden + i, c,
+                       r.weights[j] * tensor_get(x, j / s.chosen * hidden + i, c));
+}
+
+static void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
+                            const void *dy, float *dweights, Dtype c) {
+    (void)d;
+    int64_t each = n / leaves;
+    for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
+        float sums[LEAVES_MAX];
+        int64_t row = r.row ? r.row[j] : j;
+        for (int leaf = 0; leaf < leaves; leaf++) {
+            double sum = 0;
+            for (int64_t i = 0; i < runs * each; i++) {
+                int64_t at = (row * runs + i / each) * n + leaf * each + i % each;
+                sum += (double)tensor_get(y, at, c) * (double)tensor_get(dy, at, c);
+            }
+            sums[leaf] = weight_gradient(sum, r.weights[j]);
+        }
+        dweights[j] = weights_tree(leaves, sums);
+    }
+}
+
 static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
     (void)d;
     for (int i = 0; i < e.experts; i++)
@@ -174,6 +202,8 @@ void reference_fill_experts(Ops *ops) {
     ops->gemm_experts_weight = gemm_experts_weight;
     ops->experts_combine = experts_combine;
     ops->experts_weigh = experts_weigh;
+    ops->experts_spread = experts_spread;
+    ops->experts_weights = experts_weights;
     ops->experts_bias_forward = experts_bias_forward;
     ops->experts_bias_backward = experts_bias_backward;
 }

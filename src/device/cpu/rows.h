@@ -3,14 +3,16 @@
 
 /* ---- norms ---- */
 
-/* What a normed number is multiplied by. */
-INLINE Vec norm_weight(const float *w, int64_t i, int64_t left, const bool plus_one) {
+/* What a normed number is multiplied by: a constant wherever a kernel is made. */
+typedef enum Multiplier { BY_WEIGHT, BY_WEIGHT_PLUS_ONE, BY_ONE } Multiplier;
+INLINE Vec norm_weight(const float *w, int64_t i, int64_t left, const Multiplier by) {
+    if (by == BY_ONE) return vec_set(1);
     Vec v = get(w, i, left, DTYPE_F32);
-    return plus_one ? v + 1.0f : v;
+    return by == BY_WEIGHT_PLUS_ONE ? v + 1.0f : v;
 }
 
 INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
-                              const float *w, void *sum, void *y, float *rstd, const bool plus_one, Dtype c) {
+                              const float *w, void *sum, void *y, float *rstd, const Multiplier by, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(a, r * hidden, c), *x2 = b ? tensor_at(b, r * hidden, c) : NULL;
         void *kept = sum ? tensor_to(sum, r * hidden, c) : NULL;
@@ -29,16 +31,16 @@ INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const voi
         if (kept) x = kept;
         void *to = tensor_to(y, r * hidden, c);
         EACH_VECTOR(i, left, hidden)
-        put(to, i, left, c, get(x, i, left, c) * rstd[r] * norm_weight(w, i, left, plus_one));
+        put(to, i, left, c, get(x, i, left, c) * rstd[r] * norm_weight(w, i, left, by));
     }
 }
 
 /* sum x dy w, over one row. */
-INLINE float rms_products(int64_t n, const void *x, const float *w, const void *dy, const bool plus_one,
+INLINE float rms_products(int64_t n, const void *x, const float *w, const void *dy, const Multiplier by,
                           Dtype c) {
     Vec dot = {0};
     EACH_VECTOR(i, left, n)
-    dot += get(x, i, left, c) * get(dy, i, left, c) * norm_weight(w, i, left, plus_one);
+    dot += get(x, i, left, c) * get(dy, i, left, c) * norm_weight(w, i, left, by);
     return vec_sum(dot);
 }
 
@@ -46,11 +48,11 @@ INLINE float rms_products(int64_t n, const void *x, const float *w, const void *
  * branches around an expression, so that the last vector of a row could have other bits than those before it,
  * and the parts of a row that ranks have end elsewhere. */
 INLINE void rms_backward_row(int64_t n, const void *x, const float *w, float scale, float mean,
-                             const void *dy, void *dx, bool add_to, float *dw, const bool plus_one, Dtype c) {
+                             const void *dy, void *dx, bool add_to, float *dw, const Multiplier by, Dtype c) {
     EACH_VECTOR(i, left, n) {
         Vec normed = get(x, i, left, c) * scale, g = get(dy, i, left, c);
         if (dw) put(dw, i, left, DTYPE_F32, vec_multiply_add(get(dw, i, left, DTYPE_F32), g, normed));
-        Vec v = vec_multiply_add(-(normed * mean), g, norm_weight(w, i, left, plus_one)) * scale;
+        Vec v = vec_multiply_add(-(normed * mean), g, norm_weight(w, i, left, by)) * scale;
         if (add_to) v += get(dx, i, left, c);
         put(dx, i, left, c, v);
     }
@@ -58,13 +60,12 @@ INLINE void rms_backward_row(int64_t n, const void *x, const float *w, float sca
 
 /* With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)); dw = sum dy n. */
 INLINE void rms_backward_typed(int64_t rows, int64_t hidden, const void *x, const float *w, const float *rstd,
-                               const void *dy, void *dx, bool add_to, float *dw, const bool plus_one,
+                               const void *dy, void *dx, bool add_to, float *dw, const Multiplier by,
                                Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
         const void *xr = tensor_at(x, r * hidden, c), *dyr = tensor_at(dy, r * hidden, c);
-        float mean = rms_products(hidden, xr, w, dyr, plus_one, c) * rstd[r] / (float)hidden;
-        rms_backward_row(hidden, xr, w, rstd[r], mean, dyr, tensor_to(dx, r * hidden, c), add_to, dw,
-                         plus_one, c);
+        float mean = rms_products(hidden, xr, w, dyr, by, c) * rstd[r] / (float)hidden;
+        rms_backward_row(hidden, xr, w, rstd[r], mean, dyr, tensor_to(dx, r * hidden, c), add_to, dw, by, c);
     }
 }
 
@@ -136,9 +137,9 @@ INLINE void layer_backward_typed(int64_t rows, int64_t hidden, const void *x, co
 static void norm_forward(NormKind kind, int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
                          const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c) {
     switch (kind) {
-    case NORM_RMS: BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, false); break;
+    case NORM_RMS: BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, BY_WEIGHT); break;
     case NORM_RMS_PLUS_ONE:
-        BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, true);
+        BY_DTYPE(c, rms_forward_typed, rows, hidden, eps, a, b, w, sum, y, rstd, BY_WEIGHT_PLUS_ONE);
         break;
     case NORM_LAYER: BY_DTYPE(c, layer_forward_typed, rows, hidden, eps, a, b, w, bias, sum, y, rstd); break;
     }
@@ -147,10 +148,10 @@ static void norm_backward(NormKind kind, int64_t rows, int64_t hidden, const voi
                           const float *rstd, const void *dy, void *dx, bool add_to, float *dw, Dtype c) {
     switch (kind) {
     case NORM_RMS:
-        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, false);
+        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, BY_WEIGHT);
         break;
     case NORM_RMS_PLUS_ONE:
-        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, true);
+        BY_DTYPE(c, rms_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw, BY_WEIGHT_PLUS_ONE);
         break;
     case NORM_LAYER: BY_DTYPE(c, layer_backward_typed, rows, hidden, x, w, rstd, dy, dx, add_to, dw); break;
     }
@@ -187,13 +188,13 @@ INLINE float row_rstd(const QkToken *t, const void *x, float eps, Dtype c) {
 }
 
 INLINE void qk_forward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *out,
-                            const bool plus_one, Dtype c) {
+                            const Multiplier by, Dtype c) {
     for (int64_t g = 0; g < t->groups; g++) {
         const void *x = tensor_at(raw, g * t->n, c);
         void *y = tensor_to(out, g * t->n, c);
         float rstd = row_rstd(t, x, eps, c);
         EACH_VECTOR(i, left, t->n)
-        put(y, i, left, c, get(x, i, left, c) * rstd * norm_weight(w, i, left, plus_one));
+        put(y, i, left, c, get(x, i, left, c) * rstd * norm_weight(w, i, left, by));
     }
 }
 
@@ -203,54 +204,53 @@ INLINE QkToken token_rows(AttentionShape s, const QkRows *rows, int64_t token, b
 }
 
 INLINE void qk_norm_forward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
-                                  const float *wk, void *out, const bool plus_one, Dtype c) {
+                                  const float *wk, void *out, const Multiplier by, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
     for (int64_t t = 0; t < s.tokens; t++) {
         const void *from = tensor_at(raw, t * row, c);
         void *to = tensor_to(out, t * row, c);
         QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
-        qk_forward_rows(&queries, eps, from, wq, to, plus_one, c);
-        qk_forward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(to, q, c), plus_one, c);
+        qk_forward_rows(&queries, eps, from, wq, to, by, c);
+        qk_forward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(to, q, c), by, c);
         memcpy(tensor_to(to, q + k, c), tensor_at(from, q + k, c), (size_t)k * dtype_bytes(c));
     }
 }
 
 /* Of flat rows the leaves' sums have the weights in them. */
 INLINE float row_mean_product(const QkToken *t, const void *x, const float *w, const void *dy, float rstd,
-                              const bool plus_one, Dtype c) {
-    if (t->rows->leaves == 0) return rms_products(t->n, x, w, dy, plus_one, c) * rstd / (float)t->n;
+                              const Multiplier by, Dtype c) {
+    if (t->rows->leaves == 0) return rms_products(t->n, x, w, dy, by, c) * rstd / (float)t->n;
     return (float)qk_row_sum(t->rows, t->rows->products, t->token, t->keys) * rstd /
            (float)qk_row_length(t->rows, t->keys);
 }
 
 INLINE void qk_backward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *grad,
-                             float *dw, int64_t leaves, const bool plus_one, Dtype c) {
+                             float *dw, int64_t leaves, const Multiplier by, Dtype c) {
     for (int64_t g = 0; g < t->groups; g++) {
         const void *x = tensor_at(raw, g * t->n, c);
         void *dx = tensor_to(grad, g * t->n, c);
-        float rstd = row_rstd(t, x, eps, c), mean = row_mean_product(t, x, w, dx, rstd, plus_one, c);
-        rms_backward_row(t->n, x, w, rstd, mean, dx, dx, false, dw + g * leaves / t->groups * t->n, plus_one,
-                         c);
+        float rstd = row_rstd(t, x, eps, c), mean = row_mean_product(t, x, w, dx, rstd, by, c);
+        rms_backward_row(t->n, x, w, rstd, mean, dx, dx, false,
+                         by == BY_ONE ? NULL : dw + g * leaves / t->groups * t->n, by, c);
     }
 }
 
 INLINE void qk_norm_backward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
                                    const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
-                                   const bool plus_one, Dtype c) {
+                                   const Multiplier by, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
     for (int64_t t = 0; t < s.tokens; t++) {
         const void *from = tensor_at(raw, t * row, c);
         void *grad = tensor_to(dqkv, t * row, c);
         QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
-        qk_backward_rows(&queries, eps, from, wq, grad, dwq, leaves, plus_one, c);
-        qk_backward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(grad, q, c), dwk, leaves, plus_one,
-                         c);
+        qk_backward_rows(&queries, eps, from, wq, grad, dwq, leaves, by, c);
+        qk_backward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(grad, q, c), dwk, leaves, by, c);
     }
 }
 
 /* Of a token's queries, or keys: where its leaves begin in the token, and among their weights. */
 INLINE void qk_sums_typed(AttentionShape s, Leaves leaves, bool keys, const void *raw, const float *w,
-                          const void *dqkv, float *sums, int64_t step, const bool plus_one, Dtype c) {
+                          const void *dqkv, float *sums, int64_t step, const Multiplier by, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, row = q + 2 * (int64_t)s.kv_heads * s.head_dim,
             first = leaves.run[keys].skip, at = first + (keys ? q : 0), n = leaves.run[keys].leaf,
             count = leaves_of(leaves.run[keys].length, n);
@@ -259,34 +259,39 @@ INLINE void qk_sums_typed(AttentionShape s, Leaves leaves, bool keys, const void
             int64_t here = t * row + at + i * n;
             const void *x = tensor_at(raw, here, c);
             sums[2 * (i * step + t) + keys] =
-                dqkv ? rms_products(n, x, w + first + i * n, tensor_at(dqkv, here, c), plus_one, c)
+                dqkv ? rms_products(n, x, w + first + i * n, tensor_at(dqkv, here, c), by, c)
                      : squares_of(x, n, c);
         }
 }
 
 static void qk_norm_forward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                             const float *wq, const float *wk, void *out, Dtype c) {
-    if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, false);
+    if (!wq)
+        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, NULL, NULL, out, BY_ONE);
+    else if (kind == NORM_RMS)
+        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, BY_WEIGHT);
     else
-        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, true);
+        BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, BY_WEIGHT_PLUS_ONE);
 }
 static void qk_norm_backward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                              const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
                              Dtype c) {
-    if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, false);
+    if (!wq)
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, NULL, NULL, dqkv, NULL, NULL, leaves, BY_ONE);
+    else if (kind == NORM_RMS)
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, BY_WEIGHT);
     else
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, true);
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves,
+                 BY_WEIGHT_PLUS_ONE);
 }
 static void qk_norm_sums(AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
                          const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c) {
     for (int keys = 0; keys < 2; keys++) {
         const float *w = keys ? wk : wq;
         if (kind == NORM_RMS)
-            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, false);
+            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, BY_WEIGHT);
         else
-            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, true);
+            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, BY_WEIGHT_PLUS_ONE);
     }
 }
 

@@ -71,8 +71,8 @@ static const PublishedSize v3_sizes[] = {
     {"Moonlight 16B-A3B", 163840, 2048, 11264, 27, 16, 16, 192, false, 15960110208},
     {.name = NULL},
 };
-static const PublishedExperts v3_experts[] = {{256, 8, 2048, 37552297472, 1, 3},
-                                              {64, 6, 1408, 2914776192, 2, 1}};
+static const PublishedExperts v3_experts[] = {{256, 8, 2048, 37552297472, 1, 3, 0},
+                                              {64, 6, 1408, 2914776192, 2, 1, 0}};
 static const PublishedLatents v3_latents[] = {{1536, 512, 128, 64, 128}, {0, 512, 128, 64, 128}};
 
 static const PublishedSize v2_sizes[] = {
@@ -80,8 +80,8 @@ static const PublishedSize v2_sizes[] = {
     {"DeepSeek-V2-Lite", 102400, 2048, 10944, 27, 16, 16, 192, false, 15706484224},
     {.name = NULL},
 };
-static const PublishedExperts v2_experts[] = {{160, 6, 1536, 21375800320, 2, 1},
-                                              {64, 6, 1408, 2661150208, 2, 1}};
+static const PublishedExperts v2_experts[] = {{160, 6, 1536, 21375800320, 2, 1, 0},
+                                              {64, 6, 1408, 2661150208, 2, 1, 0}};
 static const PublishedLatents v2_latents[] = {{1536, 512, 128, 64, 128}, {0, 512, 128, 64, 128}};
 
 const Family family_deepseek_v3 = {.model_type = "deepseek_v3",

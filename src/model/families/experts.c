@@ -37,21 +37,21 @@ static const PublishedSize mixtral_sizes[] = {
     {"Mixtral 8x7B", 32000, 4096, 14336, 32, 32, 8, 128, false, 46702792704},
     {.name = NULL},
 };
-static const PublishedExperts mixtral_experts[] = {{8, 2, 0, 12879925248, 0, 0}};
+static const PublishedExperts mixtral_experts[] = {{8, 2, 0, 12879925248, 0, 0, 0}};
 
 static const PublishedSize qwen3_moe_sizes[] = {
     {"Qwen3 30B-A3B", 151936, 2048, 6144, 48, 32, 4, 128, false, 30532122624},
     {"Qwen3 235B-A22B", 151936, 4096, 12288, 94, 64, 4, 128, false, 235093634560},
     {.name = NULL},
 };
-static const PublishedExperts qwen3_moe_experts[] = {{128, 8, 768, 3353032704, 0, 0},
-                                                     {128, 8, 1536, 22190763520, 0, 0}};
+static const PublishedExperts qwen3_moe_experts[] = {{128, 8, 768, 3353032704, 0, 0, 0},
+                                                     {128, 8, 1536, 22190763520, 0, 0, 0}};
 
 static const PublishedSize olmoe_sizes[] = {
     {"OLMoE 1B-7B", 50304, 2048, 1024, 16, 16, 16, 128, false, 6919161856},
     {.name = NULL},
 };
-static const PublishedExperts olmoe_experts[] = {{64, 8, 0, 1282017280, 0, 0}};
+static const PublishedExperts olmoe_experts[] = {{64, 8, 0, 1282017280, 0, 0, 0}};
 
 const Family family_mixtral = {.model_type = "mixtral",
                                .architecture = "MixtralForCausalLM",

@@ -5,25 +5,11 @@
 #include <inttypes.h>
 #include <string.h>
 
-const Family *const families[] = {&family_llama,
-                                  &family_qwen2,
-                                  &family_qwen3,
-                                  &family_mistral,
-                                  &family_olmo2,
-                                  &family_olmo3,
-                                  &family_gemma2,
-                                  &family_gemma3_text,
-                                  &family_smollm3,
-                                  &family_phi3,
-                                  &family_gpt2,
-                                  &family_mixtral,
-                                  &family_qwen3_moe,
-                                  &family_olmoe,
-                                  &family_gpt_oss,
-                                  &family_deepseek_v3,
-                                  &family_deepseek_v2,
-                                  &family_recurrent,
-                                  NULL};
+const Family *const families[] = {
+    &family_llama,       &family_qwen2,       &family_qwen3,       &family_mistral,   &family_olmo2,
+    &family_olmo3,       &family_gemma2,      &family_gemma3_text, &family_smollm3,   &family_phi3,
+    &family_gpt2,        &family_mixtral,     &family_qwen3_moe,   &family_olmoe,     &family_gpt_oss,
+    &family_deepseek_v3, &family_deepseek_v2, &family_llama4_text, &family_recurrent, NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
@@ -46,7 +32,7 @@ static bool same_shape(const PublishedSize *s, const ModelConfig *c) {
 static bool same_experts(const PublishedExperts *e, const ModelConfig *c) {
     return e->experts == c->num_experts && e->chosen == c->num_experts_per_tok &&
            e->width == c->moe_intermediate_size && e->shared == c->n_shared_experts &&
-           e->dense == c->first_k_dense_replace;
+           e->dense == c->first_k_dense_replace && e->step == c->dense_layers.period;
 }
 
 static bool same_latents(const PublishedLatents *l, const ModelConfig *c) {
@@ -139,7 +125,10 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         {FIELD(router_aux_loss_coef), equal(c->router_aux_loss_coef, d->router_aux_loss_coef)},
         {FIELD(output_router_logits), c->output_router_logits == d->output_router_logits},
         {FIELD(first_k_dense_replace), c->first_k_dense_replace == 0},
-        {FIELD(n_shared_experts), c->n_shared_experts == 0},
+        {FIELD(n_shared_experts), c->n_shared_experts == d->n_shared_experts},
+        {FIELD(attn_scale), equal(c->attn_scale, 0)},
+        {FIELD(floor_scale), equal(c->floor_scale, 0)},
+        {FIELD(use_qk_norm), !c->use_qk_norm},
         {FIELD(n_group), c->n_group == 0},
         {FIELD(topk_group), c->topk_group == 0},
         {FIELD(routed_scaling_factor), equal(c->routed_scaling_factor, 0)},
@@ -161,7 +150,7 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "rope_local_theta", err);
     if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation && !f->arch.latent)
         return refuse_field(f, where, "partial_rotary_factor", err);
-    if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE))
+    if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE) && !family_reads(f, KEY_SPARSE))
         return refuse_field(f, where, "dense_layers", err);
     if (model_is_recurrent(c) && !family_reads(f, KEY_MIXERS))
         return error_set(

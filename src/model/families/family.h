@@ -14,8 +14,9 @@
 
 /* Where the norms of a sublayer are: sublayers.c. */
 typedef enum NormPlace { NORMS_BEFORE, NORMS_AFTER, NORMS_AROUND } NormPlace;
-/* Norms of queries and keys: none, of each head, of all heads of a token as one row. */
-typedef enum QkNorm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_FLAT } QkNorm;
+/* Norms of queries and keys: none, of each head, of all heads of a token as one row; or of each head, without
+ * weights, behind the rotation, in the layers that have one, if use_qk_norm says so. */
+typedef enum QkNorm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_FLAT, QK_NORM_PLAIN } QkNorm;
 
 /* What all models of a family have in common. Zeros are Llama. */
 typedef struct Arch {
@@ -32,13 +33,17 @@ typedef struct Arch {
     bool scale_embedding;   /* by the root of hidden_size */
     bool local_rotation;    /* layers with windows turn by rope_local_theta, unscaled */
     bool partial_rotation;  /* partial_rotary_factor is one of its keys */
+    bool neighbours;        /* elements 2i and 2i + 1 of a head turn together */
+    bool chunks;            /* windows are chunks: a token sees those of its own, of its document */
     bool heads_divide;      /* transformers demands that heads divide hidden_size */
     bool sinks;             /* of attention */
     bool stacked_experts;   /* matrices of all experts are stored as one, as [inputs, outputs] */
+    bool packed_experts;    /* published as MXFP4 (checkpoint/packed.h) */
     bool expert_bias;       /* experts have biases, and their router */
     bool module;            /* its files may have one for the token behind the next (layers/module.c) */
     bool latent;            /* attention is latent: layers/latent.c */
     bool sigmoid_router;    /* scores of experts are sigmoids, and a bias is added where they are chosen */
+    bool weighs_input;      /* they are sigmoids without one, and multiply what an expert reads */
 } Arch;
 
 typedef enum KeyKind {
@@ -57,6 +62,8 @@ typedef enum KeyKind {
     KEY_COUNT,      /* whole number of 0 or more: int64_t */
     KEY_OR_NULL,    /* the same; null is 0, and 0 is written so */
     KEY_DENSE,      /* decoder_sparse_step and mlp_only_layers: layers without experts; see there too */
+    KEY_SPARSE,     /* interleave_moe_layer_step and moe_layers: layers with experts; see there too */
+    KEY_TUNING,     /* attn_temperature_tuning, behind attn_scale: without it that is 0 */
     KEY_ACTIVATION, /* the family's, or what means the same: written, not held */
     KEY_ZERO,       /* 0: written, not held */
     KEY_DROPOUT,    /* any probability, which a warning says is not used: written as 0 */
@@ -85,7 +92,8 @@ typedef enum WindowKeys {
     WINDOWS_ALL,    /* sliding_window, for all of them */
     WINDOWS_SWITCH, /* the same, where use_sliding_window says so */
     WINDOWS_BEHIND, /* use_sliding_window; max_window_layers are the first that has one; layer_types */
-    WINDOWS_SOME    /* layer_types, or the pattern that the defaults have; sliding_window_pattern */
+    WINDOWS_SOME,   /* layer_types, or the pattern that the defaults have; sliding_window_pattern */
+    WINDOWS_CHUNKS  /* attention_chunk_size; layer_types, or the layers that are turned */
 } WindowKeys;
 
 /* A parameter's name where it is not that of its row (model/params.h). */
@@ -107,6 +115,7 @@ typedef struct PublishedSize {
 typedef struct PublishedExperts {
     int64_t experts, chosen, width, active;
     int64_t shared, dense; /* experts that all tokens meet, and first layers that have none */
+    int64_t step;          /* the last of so many layers has them; 0: each */
 } PublishedExperts;
 
 /* Its latents: widths of those of queries (0: none) and of keys and values; of a head, what of keys is not
@@ -117,6 +126,7 @@ typedef struct PublishedLatents {
 
 typedef struct Family {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
+    const char *within; /* model_type of files that have one as text_config, beside what is of images; NULL */
     Arch arch;
     ModelConfig defaults;
     InitKind init;       /* what its models start from, unless a run says otherwise */
@@ -131,14 +141,15 @@ typedef struct Family {
 
 extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
     family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2, family_mixtral,
-    family_qwen3_moe, family_olmoe, family_gpt_oss, family_deepseek_v3, family_deepseek_v2, family_recurrent;
+    family_qwen3_moe, family_olmoe, family_gpt_oss, family_deepseek_v3, family_deepseek_v2,
+    family_llama4_text, family_recurrent;
 
 /* All of them; ends with NULL. */
 extern const Family *const families[];
 /* Their names in that order: what an option table takes. */
 #define FAMILY_NAMES                                                                                      \
     "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe|" \
-    "gpt_oss|deepseek_v3|deepseek_v2|recurrent"
+    "gpt_oss|deepseek_v3|deepseek_v2|llama4_text|recurrent"
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */
@@ -170,6 +181,8 @@ ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Err
 void no_rope_write(const ModelConfig *c, JsonWriter *w);
 ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void dense_layers_write(const ModelConfig *c, JsonWriter *w);
+ErrorCode sparse_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void sparse_layers_write(const ModelConfig *c, JsonWriter *w);
 ErrorCode mixers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void mixers_write(const ModelConfig *c, JsonWriter *w);
 const char *family_word(const KeyRule *k); /* of KEY_WORD */

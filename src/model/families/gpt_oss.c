@@ -32,12 +32,16 @@ static const PublishedSize sizes[] = {
     {"gpt-oss 120B", 201088, 2880, 2880, 36, 64, 8, 64, false, 116829156672},
     {.name = NULL},
 };
-static const PublishedExperts experts[] = {{32, 4, 0, 4187440704, 0, 0}, {128, 4, 0, 5711982912, 0, 0}};
+static const PublishedExperts experts[] = {{32, 4, 0, 4187440704, 0, 0, 0}, {128, 4, 0, 5711982912, 0, 0, 0}};
 
 const Family family_gpt_oss = {
     .model_type = "gpt_oss",
     .architecture = "GptOssForCausalLM",
-    .arch = {.activation = ACT_CLAMPED, .sinks = true, .stacked_experts = true, .expert_bias = true},
+    .arch = {.activation = ACT_CLAMPED,
+             .sinks = true,
+             .stacked_experts = true,
+             .packed_experts = true,
+             .expert_bias = true},
     .defaults = {.head_dim = 64,
                  .max_position_embeddings = 131072,
                  .rms_norm_eps = 1e-5,

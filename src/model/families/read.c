@@ -63,7 +63,7 @@ static ErrorCode check_plain(const Family *f, const cJSON *root, const char *whe
     if (quantized == NULL) return OK;
     if (cJSON_IsObject(quantized))
         TRY(json_get_string(quantized, where, "quant_method", false, &method, err));
-    if (f->arch.stacked_experts && strcmp(method, "mxfp4") == 0) return OK;
+    if (f->arch.packed_experts && strcmp(method, "mxfp4") == 0) return OK;
     return family_refuse(where, "quantization_config", method,
                          "weights as bf16 or fp32: convert them, and leave the key out", err);
 }
@@ -187,6 +187,18 @@ static ErrorCode read_only(const cJSON *root, const char *where, const char *key
     return family_refuse(where, key, value ? "true" : "false", only ? "true" : "false", err);
 }
 
+/* A switch, which files of old give as a number. Off is what a scale of 0 does. */
+static ErrorCode read_tuning(ModelConfig *c, const cJSON *root, const char *where, const char *key,
+                             Error *err) {
+    const cJSON *item = family_member(root, key);
+    if (item == NULL) return OK;
+    if (!cJSON_IsBool(item) && !cJSON_IsNumber(item))
+        return error_set(err, ERR_CONFIG, "%s: %s is neither true nor false", where, key);
+    if (cJSON_IsFalse(item) || (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= 0))
+        c->attn_scale = 0;
+    return OK;
+}
+
 static ErrorCode read_none(const cJSON *root, const char *where, const char *key, Error *err) {
     if (family_member(root, key) == NULL) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is not supported in this family, expected null", where, key);
@@ -239,6 +251,8 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_COUNT: return json_get_int(root, where, k->name, k->required, 0, MODEL_MAX_POSITIONS, to, err);
     case KEY_OR_NULL: return read_or_null(root, where, k->name, to, err);
     case KEY_DENSE: return dense_layers_read(c, root, where, err);
+    case KEY_SPARSE: return sparse_layers_read(c, root, where, err);
+    case KEY_TUNING: return read_tuning(c, root, where, k->name, err);
     case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);
     case KEY_DROPOUT: return read_dropout(root, where, k->name, err);
@@ -275,14 +289,34 @@ static ErrorCode refuse_family(const char *type, const char *where, Error *err) 
     return code;
 }
 
-/* The family that a file says it is of; files of old say nothing, and are Llama. */
-static ErrorCode find_family(const cJSON *root, const char *where, const Family **out, Error *err) {
+/* The text of a model of images and text: its keys are an object of their own, but for those that say how all
+ * weights are stored. */
+static ErrorCode take_text(const Family *f, const cJSON **root, const char *where, Error *err) {
+    const cJSON *text = family_member(*root, "text_config");
+    const char *type = f->model_type;
+    TRY(check_plain(f, *root, where, err));
+    if (!cJSON_IsObject(text))
+        return error_set(err, ERR_CONFIG, "%s: model_type \"%s\" needs text_config, an object", where,
+                         f->within);
+    TRY(json_get_string(text, where, "model_type", false, &type, err));
+    if (strcmp(type, f->model_type) != 0)
+        return family_refuse(where, "model_type of text_config", type, f->model_type, err);
+    log_warn("%s: a model of images and text (%s): its text alone is read, and written as %s", where,
+             f->within, f->model_type);
+    *root = text;
+    return OK;
+}
+
+/* The family that a file says it is of; files of old say nothing, and are Llama. *root is where its keys are. */
+static ErrorCode find_family(const cJSON **root, const char *where, const Family **out, Error *err) {
     const char *type = families[0]->model_type;
-    if (!cJSON_IsObject(root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);
-    TRY(json_get_string(root, where, "model_type", false, &type, err));
+    if (!cJSON_IsObject(*root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);
+    TRY(json_get_string(*root, where, "model_type", false, &type, err));
     for (int i = 0; families[i]; i++) {
         *out = families[i];
         if (strcmp(type, families[i]->model_type) == 0) return OK;
+        if (families[i]->within && strcmp(type, families[i]->within) == 0)
+            return take_text(families[i], root, where, err);
     }
     return refuse_family(type, where, err);
 }
@@ -293,8 +327,9 @@ ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err) {
     cJSON *root = NULL;
     const Family *f = NULL;
     TRY(json_read(path, CONFIG_FILE_LIMIT, &root, err));
-    ErrorCode code = find_family(root, path, &f, err);
-    if (code == OK) code = family_read(f, c, root, path, err);
+    const cJSON *keys = root;
+    ErrorCode code = find_family(&keys, path, &f, err);
+    if (code == OK) code = family_read(f, c, keys, path, err);
     cJSON_Delete(root);
     return code;
 }

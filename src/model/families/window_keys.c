@@ -6,6 +6,7 @@
  *     Qwen 2 and 3      use_sliding_window; the layers from max_window_layers on
  *     Qwen 3 MoE        use_sliding_window; all layers
  *     Gemma, OLMo 3     a pattern of the family; sliding_window_pattern
+ *     Llama 4           attention_chunk_size; the layers that are turned
  *
  * weft writes the list, and the family's own keys so that they say the same. */
 #include <stdlib.h>
@@ -47,6 +48,13 @@ static ErrorCode read_layer_type(const cJSON *item, const char *where, bool *win
     return family_refuse(where, "layer_types", type, "\"full_attention\" or \"sliding_attention\"", err);
 }
 
+static ErrorCode read_chunk_type(const cJSON *item, const char *where, bool *chunk, Error *err) {
+    const char *type = cJSON_IsString(item) ? item->valuestring : "(not a string)";
+    *chunk = strcmp(type, "chunked_attention") == 0;
+    if (*chunk || strcmp(type, "full_attention") == 0) return OK;
+    return family_refuse(where, "layer_types", type, "\"full_attention\" or \"chunked_attention\"", err);
+}
+
 /* 1 says that the layer is turned, whatever the key's name. */
 static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *unturned, Error *err) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
@@ -61,6 +69,17 @@ static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *
 static LayerSet every_layer(int64_t every, bool others) {
     int64_t last = INT64_C(1) << (every - 1);
     return (LayerSet){every, others ? last - 1 : last};
+}
+
+/* Of so many, those that are not in `s`. */
+static ErrorCode other_layers(LayerSet s, int64_t layers, const char *where, LayerSet *out, Error *err) {
+    *out = (LayerSet){0, 0};
+    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
+    for (int64_t i = 0; i < layers; i++) has[i] = !layer_set_has(s, i);
+    bool found = layer_set_find(out, has, layers);
+    free(has);
+    return found ? OK : refuse_pattern(where, "no_rope_layers", err);
 }
 
 /* Layers from `first` on. */
@@ -78,6 +97,8 @@ static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root
                               Error *err) {
     int64_t first = BEHIND, every = 0;
     if (c->sliding_window == 0) return OK;
+    if (f->window_keys == WINDOWS_CHUNKS)
+        return other_layers(c->no_rope, c->num_hidden_layers, where, &c->windows, err);
     if (family_reads(f, KEY_NO_ROPE)) { /* SmolLM3: the layers that see all positions alike see few */
         c->windows = c->no_rope;
         return OK;
@@ -92,12 +113,16 @@ static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root
     return OK;
 }
 
+static const char *width_key(const Family *f) {
+    return f->window_keys == WINDOWS_CHUNKS ? "attention_chunk_size" : "sliding_window";
+}
+
 /* null is no window, absent the family's default. */
-static ErrorCode read_width(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
+static ErrorCode read_width(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
+                            Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, width_key(f));
     if (item != NULL && cJSON_IsNull(item)) c->sliding_window = 0;
-    return json_get_int(root, where, "sliding_window", false, 1, MODEL_MAX_POSITIONS, &c->sliding_window,
-                        err);
+    return json_get_int(root, where, width_key(f), false, 1, MODEL_MAX_POSITIONS, &c->sliding_window, err);
 }
 
 /* The list wins over the family's keys, as in transformers. A window that is not used is read all the same
@@ -106,12 +131,14 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
                            Error *err) {
     const cJSON *types = family_member(root, "layer_types");
     bool all = f->window_keys == WINDOWS_ALL || f->window_keys == WINDOWS_SWITCH;
-    bool used = f->window_keys == WINDOWS_ALL || f->window_keys == WINDOWS_SOME;
-    TRY(read_width(c, root, where, err));
+    bool chunks = f->window_keys == WINDOWS_CHUNKS,
+         used = f->window_keys == WINDOWS_ALL || f->window_keys == WINDOWS_SOME || chunks;
+    TRY(read_width(f, c, root, where, err));
     if (!used) TRY(json_get_bool(root, where, "use_sliding_window", false, &used, err));
     if (!used) c->sliding_window = 0;
     if (types != NULL)
-        TRY(read_list(types, where, "layer_types", c->num_hidden_layers, read_layer_type, &c->windows, err));
+        TRY(read_list(types, where, "layer_types", c->num_hidden_layers,
+                      chunks ? read_chunk_type : read_layer_type, &c->windows, err));
     else
         TRY(read_pattern(f, c, root, where, err));
     /* transformers passes the list over in these families. */
@@ -122,11 +149,12 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
     return OK;
 }
 
-/* A list, else every fourth layer or as the interval says. */
+/* A list, else every fourth layer or as the interval says. Published files of Llama 4 have an empty list. */
 ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *list = family_member(root, "no_rope_layers");
+    bool none = model_family(c)->window_keys == WINDOWS_CHUNKS && cJSON_IsArray(list) && !list->child;
     int64_t every = NO_ROPE_EVERY;
-    if (list != NULL)
+    if (list != NULL && !none)
         return read_list(list, where, "no_rope_layers", c->num_hidden_layers, read_no_rope_layer, &c->no_rope,
                          err);
     TRY(json_get_int(root, where, "no_rope_layer_interval", false, 1, LAYER_SET_PERIOD, &every, err));
@@ -134,39 +162,62 @@ ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Err
     return OK;
 }
 
-/* Layer i has experts if (i + 1) % decoder_sparse_step is 0, and if it is not in mlp_only_layers. */
-ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    const cJSON *list = family_member(root, "mlp_only_layers"), *item;
-    int64_t step = 1, layers = c->num_hidden_layers;
-    TRY(json_get_int(root, where, "decoder_sparse_step", false, 1, MODEL_MAX_COUNT, &step, err));
+/* Sets has[layer] to `to` for each layer of a list. */
+static ErrorCode read_numbers(const cJSON *list, const char *where, const char *key, int64_t layers, bool to,
+                              bool *has, Error *err) {
+    const cJSON *item;
     if (list != NULL && !cJSON_IsArray(list))
-        return error_set(err, ERR_CONFIG, "%s: mlp_only_layers is not a list", where);
-    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
-    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
-    ErrorCode code = OK;
-    for (int64_t i = 0; i < layers; i++) has[i] = (i + 1) % step != 0;
+        return error_set(err, ERR_CONFIG, "%s: %s is not a list", where, key);
     cJSON_ArrayForEach(item, list) {
         double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-        bool layer = value >= 0 && value < (double)layers && (double)(int64_t)value >= value;
-        if (layer) has[(int64_t)value] = true;
-        if (!layer && code == OK)
-            code = error_set(err, ERR_CONFIG,
-                             "%s: mlp_only_layers holds something that is no layer of 0 to %lld", where,
-                             (long long)layers - 1);
+        if (!(value >= 0 && value < (double)layers && (double)(int64_t)value >= value))
+            return error_set(err, ERR_CONFIG, "%s: %s holds something that is no layer of 0 to %lld", where,
+                             key, (long long)layers - 1);
+        has[(int64_t)value] = to;
     }
+    return OK;
+}
+
+/* Layer i has experts if (i + 1) % decoder_sparse_step is 0, and if it is not in mlp_only_layers. */
+ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    const cJSON *list = family_member(root, "mlp_only_layers");
+    int64_t step = 1, layers = c->num_hidden_layers;
+    TRY(json_get_int(root, where, "decoder_sparse_step", false, 1, MODEL_MAX_COUNT, &step, err));
+    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
+    for (int64_t i = 0; i < layers; i++) has[i] = (i + 1) % step != 0;
+    ErrorCode code = read_numbers(list, where, "mlp_only_layers", layers, true, has, err);
     if (code == OK && !layer_set_find(&c->dense_layers, has, layers))
         code = refuse_pattern(where, "mlp_only_layers", err);
     free(has);
     return code;
 }
 
+/* Layer i has experts if it is in moe_layers, else if (i + 1) % interleave_moe_layer_step is 0. */
+ErrorCode sparse_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    const cJSON *list = family_member(root, "moe_layers");
+    int64_t step = 1, layers = c->num_hidden_layers;
+    TRY(json_get_int(root, where, "interleave_moe_layer_step", false, 1, MODEL_MAX_COUNT, &step, err));
+    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    bool *dense = mem_alloc_array((size_t)layers, sizeof *dense);
+    for (int64_t i = 0; i < layers; i++) dense[i] = list != NULL || (i + 1) % step != 0;
+    ErrorCode code = read_numbers(list, where, "moe_layers", layers, false, dense, err);
+    if (code == OK && !layer_set_find(&c->dense_layers, dense, layers))
+        code = refuse_pattern(where, "moe_layers", err);
+    free(dense);
+    return code;
+}
+
 /* ---- writing ---- */
 
 static void write_layer_types(const ModelConfig *c, JsonWriter *w) {
+    bool chunks = model_family(c)->window_keys == WINDOWS_CHUNKS;
     json_key(w, "layer_types");
     json_begin_array(w);
     for (int64_t i = 0; i < c->num_hidden_layers; i++)
-        json_string(w, layer_set_has(c->windows, i) ? "sliding_attention" : "full_attention");
+        json_string(w, !layer_set_has(c->windows, i) ? "full_attention"
+                       : chunks                      ? "chunked_attention"
+                                                     : "sliding_attention");
     json_end_array(w);
 }
 
@@ -178,15 +229,16 @@ static int64_t first_window(const ModelConfig *c) {
 }
 
 void window_keys_write(const ModelConfig *c, JsonWriter *w) {
-    WindowKeys keys = model_family(c)->window_keys;
+    const Family *f = model_family(c);
+    WindowKeys keys = f->window_keys;
     if (keys == WINDOWS_BEHIND || keys == WINDOWS_SWITCH)
         json_put_bool(w, "use_sliding_window", c->sliding_window > 0);
     if (c->sliding_window > 0)
-        json_put_int(w, "sliding_window", c->sliding_window);
+        json_put_int(w, width_key(f), c->sliding_window);
     else
-        json_put_null(w, "sliding_window");
+        json_put_null(w, width_key(f));
     if (keys == WINDOWS_BEHIND) json_put_int(w, "max_window_layers", first_window(c));
-    if (keys == WINDOWS_BEHIND || keys == WINDOWS_SOME) write_layer_types(c, w);
+    if (keys == WINDOWS_BEHIND || keys == WINDOWS_SOME || keys == WINDOWS_CHUNKS) write_layer_types(c, w);
 }
 
 void dense_layers_write(const ModelConfig *c, JsonWriter *w) {
@@ -195,6 +247,15 @@ void dense_layers_write(const ModelConfig *c, JsonWriter *w) {
     json_begin_array(w);
     for (int64_t i = 0; i < c->num_hidden_layers; i++)
         if (layer_set_has(c->dense_layers, i)) json_int(w, i);
+    json_end_array(w);
+}
+
+void sparse_layers_write(const ModelConfig *c, JsonWriter *w) {
+    json_put_int(w, "interleave_moe_layer_step", 1);
+    json_key(w, "moe_layers");
+    json_begin_array(w);
+    for (int64_t i = 0; i < c->num_hidden_layers; i++)
+        if (!layer_set_has(c->dense_layers, i)) json_int(w, i);
     json_end_array(w);
 }
 

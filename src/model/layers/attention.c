@@ -3,8 +3,9 @@
  *
  *     q k v   [q|k|v] = x [Wq;Wk;Wv]^T (+ biases)
  *     heads   q and k normed, head by head or all heads of a token at once, where the family does that
- *             q and k turned by their positions, unless the layer does without
- *     attention   a = softmax(cap(scale q k^T)) v, inside documents and windows
+ *             q and k turned by their positions, unless the layer does without; then, in Llama 4, q times a
+ *             factor of its position
+ *     attention   a = softmax(cap(scale q k^T)) v, inside documents and windows, or chunks
  *     output      y = a Wo^T
  *
  * With sinks the softmax has one more score, a parameter of each head, of a key without a value.
@@ -14,9 +15,11 @@
  * There are three layers of one text. Without norms of q and k, turning is done in place at the end of the
  * product's part: undoing it needs angles only. A norm's way back needs what was normed, so where there are
  * norms the product's result stays as it is (raw), and what attention reads is made from it, cheaply enough
- * to be made again. Where all heads of a token are normed as one row, of which ranks may have some heads each
- * (more than one leaf), the product's part makes the leaves' sums of squares, and the norm adds them; on the
- * way back the norm's part makes the sums, and the product's goes through the norm. */
+ * to be made again. Norms without weights come behind the turning (QK_NORM_PLAIN): then what is normed is
+ * turned, in place, as the product's result. Where all heads of a token are normed as one row, of which ranks
+ * may have some heads each (more than one leaf), the product's part makes the leaves' sums of squares, and
+ * the norm adds them; on the way back the norm's part makes the sums, and the product's goes through the
+ * norm. */
 #include "base/tree.h"
 #include "model/families/family.h"
 #include "model/layers/heads.h"
@@ -159,14 +162,17 @@ void attend_take_sums(const LayerPass *w) {
 }
 
 /* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
- * same tables. */
+ * same tables. Where nothing turns, queries may be multiplied by a factor, and so are their gradients. */
 static void rotate(const LayerPass *w, void *heads, bool inverse) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    int rotation = model_block(&m->config, w->unit - 1).rotation;
-    if (rotation < 0) return;
-    OP(p->device, OP_ROPE, rope, shape_of(w), heads, p->batch.positions, model_angles(m, rotation), inverse,
-       m->compute);
+    BlockShape block = model_block(&m->config, w->unit - 1);
+    if (block.rotation >= 0)
+        OP(p->device, OP_ROPE, rope, shape_of(w), heads, p->batch.positions, model_angles(m, block.rotation),
+           inverse, m->compute);
+    else if (block.scaled)
+        OP(p->device, OP_QUERIES_SCALE, queries_scale, shape_of(w), heads, p->batch.positions,
+           model_query_factors(m), m->compute);
 }
 
 /* ---- the product, and turning where nothing comes between ---- */
@@ -197,10 +203,21 @@ static bool is_flat(const Model *m) { return model_family(&m->config)->arch.qk_n
 /* Whether a row's sums are made leaf by leaf, apart from its norm. */
 static bool sums_rows(const Model *m) { return is_flat(m) && m->sharing.leaves > 1; }
 
+/* NULL: it has no weights. */
 static const Param *norm_of(const LayerPass *w, bool keys) {
     bool flat = is_flat(w->pass->model);
     const ParamRow *row = keys ? &params[flat ? K_ROW_NORM : K_NORM] : &params[flat ? Q_ROW_NORM : Q_NORM];
     return param_of(&w->pass->model->table, w->unit, row);
+}
+
+static const float *weights_of(const LayerPass *w, bool keys) {
+    const Param *norm = norm_of(w, keys);
+    return norm ? weights_vector(w->pass->weights, norm) : NULL;
+}
+
+/* Whether heads are turned before they are normed. */
+static bool turns_first(const LayerPass *w) {
+    return model_family(&w->pass->model->config)->arch.qk_norm == QK_NORM_PLAIN;
 }
 
 /* From the given token of this rank's on. Of heads of keys that ranks have copies of, each counts once. */
@@ -229,6 +246,7 @@ static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
 
 static void raw_forward(const LayerPass *w) {
     product_forward(w, &qkv, w->x, w->tensors[RAW]);
+    if (turns_first(w)) rotate(w, w->tensors[RAW], false);
     if (sums_rows(w->pass->model)) sum_rows(w, NULL, SQUARES);
 }
 
@@ -238,9 +256,8 @@ static void heads_forward(const LayerPass *w) {
     void *turned = attend_made(w);
     OP(p->device, OP_QK_NORM_FORWARD, qk_norm_forward, shape_of(w), rows_of(w, 0),
        model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps, w->tensors[RAW],
-       weights_vector(p->weights, norm_of(w, false)), weights_vector(p->weights, norm_of(w, true)), turned,
-       m->compute);
-    rotate(w, turned, false);
+       weights_of(w, false), weights_of(w, true), turned, m->compute);
+    if (!turns_first(w)) rotate(w, turned, false);
 }
 
 /* What heads of keys add to the gradient of their norm's weight is the same on all ranks with copies of them:
@@ -264,11 +281,11 @@ static void norms_backward(const LayerPass *w) {
     for (int r = 0; r < model_spans(m); r++)
         OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, rows_of(w, r * s.tokens),
            model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps,
-           model_at(m, w->tensors[RAW], r * elements), weights_vector(p->weights, q),
-           weights_vector(p->weights, k), model_at(m, w->tensors[DQKV], r * elements),
-           gradient_of_span(&p->gradients, q, r), gradient_of_span(&p->gradients, k, r),
-           is_flat(m) ? 1 : model_own_leaves(m), m->compute);
-    for (int r = 0; r < model_spans(m); r++) drop_copies(w, gradient_of_span(&p->gradients, k, r));
+           model_at(m, w->tensors[RAW], r * elements), weights_of(w, false), weights_of(w, true),
+           model_at(m, w->tensors[DQKV], r * elements), q ? gradient_of_span(&p->gradients, q, r) : NULL,
+           k ? gradient_of_span(&p->gradients, k, r) : NULL, is_flat(m) ? 1 : model_own_leaves(m),
+           m->compute);
+    for (int r = 0; k && r < model_spans(m); r++) drop_copies(w, gradient_of_span(&p->gradients, k, r));
 }
 
 /* In reverse: turned back, then through the norms, in place, which the product's own part takes. Where a
@@ -276,7 +293,7 @@ static void norms_backward(const LayerPass *w) {
 static void heads_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_INPUT)) return;
     attend_take_sums(w);
-    rotate(w, w->tensors[DQKV], true);
+    if (!turns_first(w)) rotate(w, w->tensors[DQKV], true);
     if (sums_rows(w->pass->model))
         sum_rows(w, w->tensors[DQKV], PRODUCTS);
     else
@@ -285,6 +302,7 @@ static void heads_backward(const LayerPass *w, Half half) {
 
 static void raw_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT && sums_rows(w->pass->model)) norms_backward(w);
+    if (half & HALF_INPUT && turns_first(w)) rotate(w, w->tensors[DQKV], true);
     qkv_gradients(w, half);
 }
 
@@ -464,10 +482,14 @@ void attend_backward(const LayerPass *w, Half half) {
 }
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
- * all after it see W of them, W - W^2 / (2 T). */
+ * all after it see W of them, W - W^2 / (2 T); in chunks of W half of one, or of what is left behind them. */
 double keys_seen(const ModelConfig *c, int64_t layer, int64_t context) {
-    double all = (double)context, window = (double)model_block(c, layer).window;
-    return window > 0 && window < all ? window - window * window / (2 * all) : all / 2;
+    BlockShape block = model_block(c, layer);
+    double all = (double)context, window = (double)block.window;
+    if (window <= 0 || window >= all) return all / 2;
+    double left = (double)(context % block.window);
+    return block.chunked ? ((all - left) * window + left * left) / (2 * all)
+                         : window - window * window / (2 * all);
 }
 
 /* Scores and values: 2 FLOPs each a pair and element of a head, and twice that on the way back. */

@@ -3,7 +3,7 @@
  * 2021):
  *
  *     router       s = softmax(x Wr^T), k experts with the largest s; weights w are their s, divided by their
- *                  sum where the family does that. DeepSeek's: device.h, route
+ *                  sum where the family does that. DeepSeek's and Llama 4's: device.h, route
  *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
  *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
  *
@@ -14,6 +14,9 @@
  * In gpt-oss all experts have biases, gate and up alternate, and one parameter has the matrices of all
  * experts. Biases of gate and up are with these, those of down with the router, on all ranks that share
  * experts: they are added, and have their gradients, where the tokens are.
+ *
+ * In Llama 4 a weight multiplies what its expert reads, in place of what that makes: rows are gathered times
+ * their weights, results are added up as they are, and the gradient of x is weighed in their place.
  *
  * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
  * sorted by expert, tokens ascending, and a token adds its k results in the order of experts, so that nothing
@@ -138,11 +141,11 @@ enum {
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
     /* Routes: device.h; rows, and tokens of them, by number in their span. The weight half reads them too,
-     * but they stay anyway. */
+     * weights and rows where it weighs x, but they stay anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
-    [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT},
-    [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
+    [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},
+    [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [FIRST] = {EXTENT_SPANS, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
@@ -188,6 +191,11 @@ static const Product shared_down = {&params[SHARED_DOWN], NULL, 1, DIM_HIDDEN, D
 
 static int spans(const LayerPass *w) { return model_spans(w->pass->model); }
 
+/* Whether weights multiply what experts read. */
+static bool weighs_input(const LayerPass *w) {
+    return model_family(&w->pass->model->config)->arch.weighs_input;
+}
+
 /* Of a span of tokens. */
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
@@ -199,7 +207,7 @@ static RouteShape shape_of(const LayerPass *w) {
                         .chosen = (int)c->num_experts_per_tok,
                         .normalise = c->norm_topk_prob,
                         .balance = (float)model_balance(c),
-                        .sigmoid = model_family(c)->arch.sigmoid_router,
+                        .sigmoid = model_family(c)->arch.sigmoid_router || weighs_input(w),
                         .groups = c->n_group > 1 ? (int)c->n_group : 0,
                         .groups_chosen = (int)c->topk_group,
                         .factor = (float)c->routed_scaling_factor,
@@ -373,6 +381,17 @@ static void gather(const LayerPass *w, int span, const void *x /* [T, h] c */, i
        row_at(w, to, DIM_HIDDEN, span * choices(w)), m->compute);
 }
 
+/* What experts read of x. */
+static void gather_x(const LayerPass *w, int span) {
+    const Model *m = w->pass->model;
+    if (!weighs_input(w))
+        gather(w, span, w->x, ROWS);
+    else
+        OP(w->pass->device, OP_EXPERTS_SPREAD, experts_spread, shape_of(w), routes_of(w, span),
+           m->config.hidden_size, tokens_of(w, span, w->x), row_at(w, ROWS, DIM_HIDDEN, span * choices(w)),
+           m->compute);
+}
+
 static void combine(const LayerPass *w, int span, bool weighed, void *y /* [T, h] c */) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, span),
@@ -438,7 +457,7 @@ static void leaf_sum(const LayerPass *w, const Sum *sum, int leaf, float *to /* 
         if (!visits(w)) leaf_rows(w, sum, &r, leaf, rows);
         if (first && !sum->back) add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, rows, DTYPE_F32);
         OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, s), hidden, rows,
-           !sum->back, false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
+           sum->back == weighs_input(w), false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
     }
     if (has_shared(w)) add_shared_leaf(w, sum, leaf, to);
 }
@@ -480,7 +499,7 @@ static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
 }
 
 static void finish(const LayerPass *w) {
-    combine_all(w, true, w->y);
+    combine_all(w, !weighs_input(w), w->y);
     if (has_shared(w)) add_rows(w, w->y);
 }
 
@@ -628,7 +647,7 @@ static void make_gate_up(const LayerPass *w, const Rows *r) {
 static void gate_up_forward(const LayerPass *w) {
     for (int s = 0; s < spans(w); s++) {
         Rows r = rows_at_home(w, s);
-        gather(w, s, w->x, ROWS);
+        gather_x(w, s);
         make_gate_up(w, &r);
     }
 }
@@ -637,14 +656,14 @@ static void gate_up_forward(const LayerPass *w) {
 static void gate_up_back(const LayerPass *w, int span, Half half) {
     Rows r = rows_at_home(w, span);
     if (half & HALF_WEIGHT) {
-        gather(w, span, w->x, ROWS);
+        gather_x(w, span);
         expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     }
     if (half & HALF_INPUT) {
         gate_up_bias(w, &r);
         if (has_leaves(w)) return;
         expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
-        combine(w, span, false, w->dx);
+        combine(w, span, weighs_input(w), w->dx);
     }
 }
 
@@ -677,6 +696,22 @@ static void down_forward(const LayerPass *w) {
         finish(w);
 }
 
+static void activate_backward(const LayerPass *w, const Rows *r, void *act) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_ACTIVATION_BACKWARD, activation_backward,
+       model_family(&m->config)->arch.activation, true, r->count, model_dim(&m->config, DIM_EXPERT),
+       r->gate_up, r->dact, r->dgate_up, act, m->compute);
+}
+
+/* With x' = w x, which the expert reads, and y = W x': the gradient of w is that of x' along x, so that of y
+ * along y / w. */
+static void input_weights(const LayerPass *w, const Rows *r, RouteShape s, Routes routes, float *dweights) {
+    const Model *m = w->pass->model;
+    enum { RUNS = 2 }; /* gate, up */
+    OP(w->pass->device, OP_EXPERTS_WEIGHTS, experts_weights, s, routes, model_dim(&m->config, DIM_EXPERT),
+       RUNS, model_own_leaves(m), r->gate_up, r->dgate_up, dweights, m->compute);
+}
+
 /* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
  * gradient of a, and (w a) dy^T that of Wdown. The activation that comes with its gradient is not wanted, and
  * takes the place of that. */
@@ -685,11 +720,15 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
     const Model *m = p->model;
     int64_t inter = model_dim(&m->config, DIM_EXPERT);
     expert_product(w, &down, r, true, r->dy, r->dact);
+    if (weighs_input(w)) {
+        activate_backward(w, r, r->act);
+        input_weights(w, r, s, routes, dweights);
+        return;
+    }
     activate(w, r);
     OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, model_own_leaves(m), r->act, r->dact,
        dweights, m->compute);
-    OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, model_family(&m->config)->arch.activation,
-       true, r->count, inter, r->gate_up, r->dact, r->dgate_up, r->dact, m->compute);
+    activate_backward(w, r, r->dact);
 }
 
 static void down_back(const LayerPass *w, int span, Half half) {
@@ -724,7 +763,7 @@ static Rows rows_of_visitors(const LayerPass *w, const Visitors *v) {
 }
 
 static void leave_forward(const LayerPass *w) {
-    for (int s = 0; s < spans(w); s++) gather(w, s, w->x, ROWS);
+    for (int s = 0; s < spans(w); s++) gather_x(w, s);
 }
 
 static void work_forward(const LayerPass *w, const Visitors *v) {
@@ -758,7 +797,7 @@ static void leave_backward(const LayerPass *w) {
     OP(d, OP_ZERO, zero, weights, (size_t)(spans(w) * count) * sizeof(float));
     for (int s = 0; s < spans(w); s++) {
         Routes r = routes_of(w, s);
-        gather(w, s, w->x, ROWS);
+        gather_x(w, s);
         gather(w, s, w->dy, HOME_DY);
         down_bias(w, s, HOME_DY);
         OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, r.row, r.weights, ALL_ROWS, 1.0f,
@@ -794,7 +833,7 @@ static void arrive_backward(const LayerPass *w) {
         OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, count, 1, routes_of(w, s).row,
            weights + s * count, ALL_ROWS, 1.0f, false, dweights + s * count, DTYPE_F32);
     if (!has_leaves(w))
-        combine_all(w, false, w->dx);
+        combine_all(w, weighs_input(w), w->dx);
     else if (!has_shared(w))
         add_up(w, &sum_of_gate_up, w->dx);
 }
