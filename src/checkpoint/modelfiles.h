@@ -5,8 +5,8 @@
  * starting with a dot and ending in .safetensors, opened inside the directory and not through a link. Every
  * tensor of the index is in the shard that it names and in no other.
  *
- * Of a model of images and text (Llama 4's published ones) the list has what is of the text, by the names that
- * this has alone. */
+ * Of a model of images and text (Llama 4's published ones) the list has what is of the text, by the names
+ * that this has alone. */
 #ifndef WEFT_CHECKPOINT_MODELFILES_H
 #define WEFT_CHECKPOINT_MODELFILES_H
 

@@ -307,7 +307,8 @@ static ErrorCode take_text(const Family *f, const cJSON **root, const char *wher
     return OK;
 }
 
-/* The family that a file says it is of; files of old say nothing, and are Llama. *root is where its keys are. */
+/* The family that a file says it is of; files of old say nothing, and are Llama. *root: where its keys
+ * are. */
 static ErrorCode find_family(const cJSON **root, const char *where, const Family **out, Error *err) {
     const char *type = families[0]->model_type;
     if (!cJSON_IsObject(*root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);
