@@ -48,6 +48,7 @@ enum {
 
 typedef struct Launch {
     const LauncherKind *kind;
+    int ranks;
     pid_t mpirun;
     ScratchDir sessions;   /* mpirun's files */
     int signals, messages; /* descriptors */
@@ -242,10 +243,13 @@ static void watch(Launch *l) {
     chatter_flush(&l->chatter);
 }
 
-/* Of the first rank that ended badly, as it said itself; 0: none did. */
-static int told_code(const Launch *l) {
-    unsigned char code = 0;
-    for (off_t at = 0; code == 0 && pread(l->ends, &code, 1, at) == 1; at++) continue;
+/* Of the first rank that ended badly, as it said itself; 0: none did. *untold: a rank that was to say how it
+ * ended did not. */
+static int told_code(const Launch *l, bool *untold) {
+    unsigned char code = 0, one;
+    int told = 0;
+    for (; pread(l->ends, &one, 1, told) == 1; told++) code = code ? code : one;
+    *untold = l->ends >= 0 && told < l->ranks;
     return code;
 }
 
@@ -264,9 +268,9 @@ static RanksEnd said_end(const Launch *l) {
 
 /* What a rank said of itself comes before what mpirun says; ranks that were killed say nothing. A rank's own
  * status comes before SIGKILL, too: mpirun may have killed the others for it. */
-static RanksEnd find_end(const Launch *l) {
+static RanksEnd find_end(const Launch *l, bool *untold) {
     RanksEnd end = said_end(l);
-    int told = told_code(l);
+    int told = told_code(l, untold);
     if (told) end.code = told;
     if (l->kind->read_end && end.code && end.signal == SIGKILL) end.signal = 0;
     return end;
@@ -275,8 +279,10 @@ static RanksEnd find_end(const Launch *l) {
 /* From the most to the least telling: the user's second SIGINT, a rank killed by a signal, mpirun itself,
  * the ranks' own status, which they have explained (told). */
 static ErrorCode judge(const Launch *l, Error *err) {
-    RanksEnd end = find_end(l);
-    bool through = WIFEXITED(l->status) && !end.signal && (end.code == OK || end.code == ERR_STOPPED);
+    bool untold;
+    RanksEnd end = find_end(l, &untold);
+    bool through =
+        WIFEXITED(l->status) && !end.signal && !untold && (end.code == OK || end.code == ERR_STOPPED);
     if (l->interrupts > 1 && !through) {
         error_set(err, (ErrorCode)AFTER_SECOND_SIGINT, "interrupted");
         err->told = true;
@@ -291,6 +297,9 @@ static ErrorCode judge(const Launch *l, Error *err) {
     if (end.code == CANNOT_START)
         return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install %s", comm_launcher(),
                          l->kind->package);
+    if (end.code == 0 && untold)
+        return error_set(err, ERR_PEER, "a rank was killed: it did not say how it ended, and nor does %s",
+                         comm_launcher());
     if (end.code == 0) return OK;
     if (l->kind->failed && end.code == l->kind->failed) fputs(l->said.length ? l->said.data : "", stderr);
     error_set(err, (ErrorCode)end.code, "the ranks ended with exit status %d", end.code);
@@ -311,7 +320,7 @@ static void block_signals(Launch *l) {
 
 ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
     char program[4096];
-    Launch l = {.kind = launcher_kind(), .messages = -1, .remarks = -1, .ends = -1};
+    Launch l = {.kind = launcher_kind(), .ranks = ranks, .messages = -1, .remarks = -1, .ends = -1};
     Launched launched = launched_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,

@@ -115,7 +115,8 @@ static void test_told_codes(void **state) {
     assert_int_equal(launched("exit 0", "exit 0", "", "0").code, 0);
 }
 
-/* Of ranks that say nothing the launcher's word counts, and a crash is a crash. */
+/* Of ranks that say nothing the launcher's word counts, and a crash is a crash. Where it has none, that they
+ * said nothing is enough. */
 static void test_untold_ends(void **state) {
     (void)state;
     assert_int_equal(launched("signal 9", "exit 0", "", "9").code, 9);
@@ -123,6 +124,8 @@ static void test_untold_ends(void **state) {
     Error err = launched("exit 76", "signal 11", "Exit codes: [vm] 19456,11\n", "11");
     assert_int_equal(err.code, 128 + 11);
     assert_string_equal(err.message, "rank 1 was killed by signal 11 (SIGSEGV)");
+    assert_int_equal(launched("signal 9", "exit 0", "", "0").code, ERR_PEER);
+    assert_int_equal(launched("exit 0", "signal 15", "Exit codes: [vm] 0,0\n", "0").code, ERR_PEER);
 }
 
 int main(int argc, char **argv) {
