@@ -574,7 +574,7 @@ const Option config_options[] = {
      .help = "Queries of layers that are not turned are multiplied by 1 + attn_scale log(1 + floor((p + 1) / "
              "floor_scale)) at position p; 0: they stay."},
     {.key = "model.floor_scale",
-     .type = OPT_DOUBLE,
+     .type = OPT_INT,
      .effect = EFFECT_CURVE,
      .offset = AT(model.shape.floor_scale),
      .fallback = "0",

@@ -356,9 +356,8 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
 
 /* Of a family that scales queries, which is known by then. */
 static ErrorCode check_query_scale(const ModelConfig *c, const char *where, Error *err) {
-    if (c->attn_scale <= 0 || (c->floor_scale >= 1 && c->floor_scale <= MODEL_MAX_POSITIONS)) return OK;
-    return error_set(err, ERR_CONFIG, "%s: floor_scale is %g, expected a number from 1 to %d", where,
-                     c->floor_scale, MODEL_MAX_POSITIONS);
+    if (c->attn_scale <= 0) return OK;
+    return check_size(where, "floor_scale", c->floor_scale, MODEL_MAX_POSITIONS, err);
 }
 
 /* No base counts where positions are learned. */

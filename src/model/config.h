@@ -79,7 +79,8 @@ typedef struct ModelConfig {
     LayerSet windows;             /* the layers that have one, or, in some families, are cut into chunks */
     /* Of layers whose heads are not turned, queries at position p are multiplied by
      * 1 + attn_scale log(1 + floor((p + 1) / floor_scale)); attn_scale 0: they stay. */
-    double attn_scale, floor_scale;
+    double attn_scale;
+    int64_t floor_scale;
     double query_pre_attn_scalar;             /* scores are divided by its root; 0: by that of head_dim */
     double attn_logit_softcapping;            /* scores s become c tanh(s / c); 0: they stay */
     double final_logit_softcapping;           /* and the logits */

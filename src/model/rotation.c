@@ -88,8 +88,8 @@ float rotation_score_scale(const ModelConfig *c) {
 }
 
 float rotation_query_factor(const ModelConfig *c, int64_t position) {
-    double steps = floor((double)(position + 1) / c->floor_scale);
-    return (float)(c->attn_scale * log1p(steps) + 1);
+    int64_t steps = (position + 1) / c->floor_scale;
+    return (float)(c->attn_scale * log1p((double)steps) + 1);
 }
 
 void rotation_angles(const ModelConfig *c, int rotation, int64_t position, float *row) {

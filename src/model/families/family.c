@@ -127,7 +127,7 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         {FIELD(first_k_dense_replace), c->first_k_dense_replace == 0},
         {FIELD(n_shared_experts), c->n_shared_experts == d->n_shared_experts},
         {FIELD(attn_scale), equal(c->attn_scale, 0)},
-        {FIELD(floor_scale), equal(c->floor_scale, 0)},
+        {FIELD(floor_scale), c->floor_scale == 0},
         {FIELD(use_qk_norm), !c->use_qk_norm},
         {FIELD(n_group), c->n_group == 0},
         {FIELD(topk_group), c->topk_group == 0},

@@ -29,7 +29,7 @@ static const KeyRule keys[] = {
     {"no_rope_layers", KEY_NO_ROPE, 0, false},
     {"attention_chunk_size", KEY_WINDOWS, 0, false},
     {"attn_scale", KEY_NUMBER, AT(attn_scale), false},
-    {"floor_scale", KEY_WHOLE, AT(floor_scale), false},
+    {"floor_scale", KEY_COUNT, AT(floor_scale), false},
     {"attn_temperature_tuning", KEY_TUNING, 0, false},
     {"attention_bias", KEY_SWITCH, AT(attention_bias), false},
     KEY_NO_DROPOUT,
