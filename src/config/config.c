@@ -2159,11 +2159,9 @@ static ErrorCode check_module(const Config *c, const OptionSet *set, Error *err)
 /* What is not there beside further heads. A tied head's gradient takes a way of its own, and weights to start
  * from have no such heads. */
 static ErrorCode check_multi_token(const Config *c, const OptionSet *set, Error *err) {
-    bool heads = c->train.multi_token_kind == FURTHER_HEAD,
-         latents = model_family(&c->model.shape)->arch.latent && over_tensors(c);
-    const char *other = c->lora.rank > 0            ? "lora.rank"
-                        : c->model.init[0] && heads ? "model.init"
-                        : latents && heads          ? "latent attention over mesh.tp or numerics.canonical_tp"
+    bool heads = c->train.multi_token_kind == FURTHER_HEAD;
+    const char *other = c->lora.rank > 0                     ? "lora.rank"
+                        : c->model.init[0] && heads          ? "model.init"
                         : c->model.shape.tie_word_embeddings ? "model.tie_word_embeddings"
                                                              : NULL;
     if (c->train.multi_token == 0 || !other) return check_module(c, set, err);

@@ -165,10 +165,8 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
 /* Of a run config.c says so first; other degrees than its own are tried by plan/compare.c. */
 static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
     const ModelConfig *m = &p->spec.model;
-    if (m->further_heads > 0 && model_family(m)->arch.latent && sharing.leaves > 1)
-        return error_set(err, ERR_CONFIG,
-                         "train.multi_token: neither a module nor further heads are beside latent attention "
-                         "over tp: set mesh.tp to 1");
+    if (m->further_module && sharing.leaves > 1)
+        return error_set(err, ERR_CONFIG, "train.multi_token: a module is not cut over tp: set mesh.tp to 1");
     if (m->further_module && p->model.visitors > 0)
         return error_set(err, ERR_CONFIG,
                          "train.multi_token: visits to experts are no part of a module: set mesh.ep to 1");

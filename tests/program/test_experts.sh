@@ -277,8 +277,13 @@ exits 0 plan run.yaml -n 2 $deepseek mesh.tp=2 --program
 has out 'SUM_LATENTS    u1 m0 gradient of latents and of the common key' 'CROSSED        u1 m0 SUM_LATENTS gradient of latents'
 exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2 mesh.dp_shard=1 model.init=latent/checkpoints/step-00000003 lora.rank=2
 has err 'adapters of deepseek_v3 beside mesh.tp and numerics.canonical_tp are not in this version'
-exits 78 plan run.yaml -n 2 $deepseek mesh.tp=2 mesh.dp_shard=1 train.multi_token=1
-has err 'further heads beside latent attention over mesh.tp or numerics.canonical_tp are not in this version'
+# Further heads beside them.
+exits 0 train run.yaml run.dir=latent_heads $deepseek numerics.canonical_tp=2 train.multi_token=2
+mesh 4 latent_heads2 $deepseek mesh.tp=2 mesh.pp=2 numerics.canonical_tp=2 train.multi_token=2
+mesh 4 latent_heads3 $deepseek mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=2 train.multi_token=2 train.split_backward=true
+for run in latent_heads2 latent_heads3; do
+    [ "$(curve $run)" = "$(curve latent_heads)" ] && [ "$(digest $run)" = "$(digest latent_heads)" ] || fail "further heads differ over tp in $run"
+done
 mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
 curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
 # Visits run both halves with the input half; the shared experts' weight half comes later, and wants the gradient of the result.
@@ -344,7 +349,7 @@ for words in mesh.ep=2 train.multi_token=2 numerics.canonical_tp=2; do
     has err 'a module is not in this version beside'
 done
 exits 0 plan run.yaml -n 4 $module mesh.dp_shard=-1 --compare --hardware h100 --memory 8GiB
-has out 'visits to experts are no part of a module' 'neither a module nor further heads are beside latent attention over tp'
+has out 'visits to experts are no part of a module' 'a module is not cut over tp'
 exits 78 plan run.yaml $deepseek train.multi_token_kind=module
 has err 'a module is one: set train.multi_token to 1'
 exits 78 plan run.yaml train.multi_token=1 train.multi_token_kind=module

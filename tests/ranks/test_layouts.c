@@ -711,7 +711,7 @@ static void test_whole_over_tensors(void **state) {
 
 /* Heads over the vocabulary, beside the first: over tp and beside all else the figures of one rank, losses of
  * their own among them. */
-static void test_further_heads(void **state) {
+static void walk_further_heads(ModelConfig m, int leaves, bool narrow) {
     static Run one, other;
     static const struct {
         Shape shape;
@@ -722,24 +722,32 @@ static void test_further_heads(void **state) {
                   {{1, 1, 2, .exact = true}, 1},
                   {{1, 1, 1, .exact = true}, 2}};
     static const Shape alone = {1, 1, 1, .exact = true};
+    one = (Run){&alone,     .tensors = 1, .leaves = leaves, .contexts = 1,
+                .spans = 4, .model = &m,  .narrow = narrow};
+    run_all(&one);
+    assert_true(one.figures[0][STEPS - 1][5] > 0);
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        const Shape *s = &meshes[i].shape;
+        other = one, other.shape = s, other.own = OWN / (s->replicas * s->shards);
+        other.contexts = meshes[i].contexts, other.method = CONTEXT_KEYS;
+        for (other.tensors = 2; other.tensors <= leaves; other.tensors *= 2) {
+            run_all(&other);
+            assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
+        }
+    }
+}
+
+static void test_further_heads(void **state) {
     (void)state;
     ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
     m.num_key_value_heads = 4;
     for (int way = 0; way < 4; way++) {
         m.further_heads = 1 + way * 3 / 2 % 4;
-        one = (Run){&alone,     .tensors = 1, .leaves = 4,      .contexts = 1,
-                    .spans = 4, .model = &m,  .narrow = way % 2};
-        run_all(&one);
-        assert_true(one.figures[0][STEPS - 1][5] > 0);
-        for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-            const Shape *s = &meshes[i].shape;
-            other = one, other.shape = s, other.own = OWN / (s->replicas * s->shards);
-            other.contexts = meshes[i].contexts, other.method = CONTEXT_KEYS;
-            for (other.tensors = 2; other.tensors <= 4; other.tensors *= 2) {
-                run_all(&other);
-                assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
-            }
-        }
+        walk_further_heads(m, 4, way % 2);
+    }
+    for (int way = 0; way < 2; way++) {
+        m = way ? moonlight_shape() : family_shape(&family_deepseek_v3), m.further_heads = 1 + way;
+        walk_further_heads(m, 2, way);
     }
 }
 
