@@ -20,7 +20,7 @@ wide() {
 }
 # readable: names of kernels, the first words of lines, as they stand in the source.
 readable() {
-    sed 's/ /\t/' | c++filt | awk -F'\t' '{ gsub(/\(anonymous namespace\)::/, "", $1); sub(/^void /, "", $1); sub(/\(.*/, "", $1)
+    sed 's/ /\t/' | c++filt | awk -F'\t' '{ gsub(/\(anonymous namespace\)::/, "", $1); sub(/^void /, "", $1); gsub(/\([A-Za-z]+\)/, "", $1); sub(/\(.*/, "", $1)
         gsub(/ /, "", $1); print $1, $2 }'
 }
 # resources FILE.ptx CHIP: a line for each kernel: KERNEL CHIP REGISTERS STACK SPILLED SHARED LOADS STORES
@@ -45,6 +45,9 @@ for file in "$source"/*.cu; do
     done
 done
 [ "$(wc -l <found)" -ge 180 ] || fail "only $(wc -l <found) kernels: is this ptxas's output? $(head -3 found)"
+
+same=$(cut -d' ' -f1,2 found | sort | uniq -d)
+[ -z "$same" ] || fail "kernels that have one name for one chip: $same"
 
 # floats FILE...: atomic operations on floats.
 floats() { grep -nE '(^|[^a-z])(atom|red)\.[a-z.]*(f16|bf16|f32|f64)' "$@"; }
