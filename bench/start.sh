@@ -59,7 +59,11 @@ until_step() {
     quietly train "$@"
     minus "$(minus "$(of wall '"train"' metrics.jsonl)" "$(of step_seconds '"train"' metrics.jsonl)")" "$began"
 }
-starts() { until_step run.overwrite=true train.steps=1; }
+# Into a directory that is not there: to remove a checkpoint takes its time too.
+starts() {
+    rm -rf "$out/run"
+    until_step train.steps=1
+}
 # From a checkpoint that is put back each time.
 goes_on() {
     rm -rf "$out/run"
