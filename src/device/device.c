@@ -206,7 +206,6 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     read_processor_name(d->processor, sizeof d->processor);
     d->runtime = cpu_runtime;
     reference_fill_ops(&d->ops);
-    d->chunks = true;
     ErrorCode code = kind->kernels ? optimised_open(d, kind->kernels, kind->primitives, err) : OK;
     if (code == OK) code = defer_if_asked(d, err);
     if (code != OK) device_close(d);

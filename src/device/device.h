@@ -794,7 +794,8 @@ struct DeviceNeeds {
     int64_t tokens, hidden, intermediate, vocab, logits_rows;
     int64_t qkv; /* of a token, where attention sees some heads only; 0: what attention sees */
     AttentionShape attention;
-    int leaves; /* the most of a product; 0: none has any */
+    int64_t keys; /* that attention has; 0: one for each token */
+    int leaves;   /* the most of a product; 0: none has any */
 };
 
 /* ---- streams, events, memory ---- */
@@ -896,7 +897,6 @@ struct Device {
     uint64_t pinned;   /* bytes of the host's memory that opening it takes, for uploads */
     int64_t loss_rows; /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
     int widest_head;   /* attention heads have at most so many elements; 0: any number */
-    bool chunks;       /* ops know chunk and neighbours of AttentionShape, and qk_norm without weights */
     char *scratch;
     size_t scratch_size;
     atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */

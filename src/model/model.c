@@ -303,5 +303,6 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .logits_rows = m->loss_rows,
                          .qkv = model_dim(c, DIM_QKV),
                          .attention = model_heads(m, 0),
+                         .keys = model_all_tokens(m),
                          .leaves = model_is_sliced(m) ? model_own_leaves(m) : 0};
 }

@@ -202,20 +202,6 @@ static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
 
 /* What a device's kernels do not do is said here, before anything runs. */
 static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
-    const Family *family = model_family(model);
-    const struct {
-        bool wanted, there;
-        const char *what;
-    } needs[] = {{family->arch.chunks, d->chunks, "attention in chunks"},
-                 {family->arch.weighs_input, d->ops.experts_spread, "experts whose inputs are weighed"},
-                 {model_scales_queries(model), d->ops.queries_scale, "queries that are scaled by position"}};
-    bool described = !d->ops.gemm; /* to plan for: it has no ops at all */
-    for (size_t i = 0; !described && i < sizeof needs / sizeof *needs; i++)
-        if (needs[i].wanted && !needs[i].there)
-            return error_set(err, ERR_CONFIG,
-                             "run.device: %s: the family %s has %s, for which there are no kernels yet: take "
-                             "run.device=cpu",
-                             d->name, family->model_type, needs[i].what);
     int64_t widest = d->widest_head;
     if (widest == 0 || model->head_dim <= widest) return OK;
     return error_set(err, ERR_CONFIG,

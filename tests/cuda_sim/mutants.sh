@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_qk_norm test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
+for check in test_bias test_qk_norm test_rope test_queries_scale test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
     passes $(op $check)
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
@@ -59,6 +59,13 @@ mutant "a slope where a gate is clamped" elements.cu 's/gate > CLAMPED_LIMIT \? 
 mutant "a row taken for one of the expert before" experts.cu 's/e\.first\[middle \+ 1\] > row/e.first[middle + 1] >= row/' $(op test_experts_rows)
 mutant "an expert's last row left out" experts.cu 's/row < end \&\& column < n/row + 1 < end \&\& column < n/' $(op test_experts_rows)
 mutant "weights left out of a bias's gradient" experts.cu 's/weighed \? weight_of_row\(s, r, row, e\) : 1/1/' $(op test_experts_rows)
+mutant "experts chosen by sigmoids that are all 1" experts.cu 's/bool first = s\.sigmoid .*/bool first = s.sigmoid;/' $(op test_full_route)
+mutant "a row spread by the weight of another choice" experts.cu 's/r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
+mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ runs \* n; first \+= n/first < row + n; first += n/' $(op test_experts_rows)
+mutant "chunks from the first token of a sequence on" attention.cu 's/\(t - first_key\[t\]\) % chunk/t % chunk/' $(op test_attention)
+mutant "neighbours that are turned by another pair's angle" elements.cu 's/int64_t pair = \(at\.column \+ i\) \/ 2;/int64_t pair = at.column \/ 2;/' $(op test_rope)
+mutant "queries scaled by their place, not their position" elements.cu 's/factors\[positions\[at\.row\]\]/factors[at.row]/' $(op test_queries_scale)
+mutant "weights that are not there, and are zero" norms.cu 's/put\(weights, i, 1\)/put(weights, i, 0)/' $(op test_qk_norm)
 mutant "a convolution over the end of a document" scans.cu 's/larger\(first_key\[t\], reach\)/larger(0, reach)/' $(op test_conv)
 mutant "a tail of a token less" scans.cu 's/k < s\.taps - 1; k\+\+\)/k + 1 < s.taps - 1; k++)/' $(op test_conv)
 mutant "tokens of the next chunk that count twice" scans.cu 's/if \(counts\) sum/sum/' $(op test_conv)

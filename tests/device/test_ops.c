@@ -759,9 +759,6 @@ static const AttentionShape attention_shapes[] = {
 };
 enum { ATTENTION_SHAPES = sizeof attention_shapes / sizeof *attention_shapes };
 
-/* Of models with others plan/rank.c refuses the device. */
-static bool does(const Device *d, AttentionShape s) { return d->chunks || (s.chunk == 0 && !s.neighbours); }
-
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
 
 static void check_qk_norm_kind(Device *d, AttentionShape s, bool flat, NormKind kind, Dtype c) {
@@ -842,7 +839,7 @@ static void check_qk_norm(Device *d, Dtype c) {
         set_scratch(d, &needs);
         for (int bits = 0; bits < 4; bits++)
             check_qk_norm_kind(d, s, bits & 1, bits & 2 ? NORM_RMS_PLUS_ONE : NORM_RMS, c);
-        if (d->chunks) check_qk_norm_plain(d, s, c);
+        check_qk_norm_plain(d, s, c);
         check_qk_leaves(d, s, NORM_RMS, c);
         check_qk_leaves(d, s, NORM_RMS_PLUS_ONE, c);
     }
@@ -853,7 +850,6 @@ static void check_rope(Device *d, Dtype c) {
     EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
-        if (!does(d, s)) continue;
         int64_t n = *t * qkv_row(s);
         void *x = random_tensor(n, c, -1, 1), *want = copy_of(x, n, c);
         int32_t *positions = random_ints(*t, 50);
@@ -869,7 +865,6 @@ static void check_rope(Device *d, Dtype c) {
 static void test_rope(void **state) { (void)state, on_all(check_rope); }
 
 static void check_queries_scale(Device *d, Dtype c) {
-    if (!d->ops.queries_scale) return;
     EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
@@ -1041,7 +1036,7 @@ static void check_attention(Device *d, Dtype c) {
             s.tokens = *t;
             bool tiles = pattern == 0 && s.window == 0 && /* several, one after another */
                          ((*t == 65 && s.head_dim == 8) || (*t == 257 && s.head_dim == 16));
-            if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim) || !does(d, s)) continue;
+            if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim)) continue;
             if (*t == 257 && !tiles && pattern != (s.head_dim > 80 ? 2 : i % 4))
                 continue; /* the reference takes its time */
             DeviceNeeds needs = {
@@ -1127,7 +1122,7 @@ static void check_decode(Device *d, Dtype c) {
     EACH(start, starts) EACH(t, counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
-        if (takes_long(d, 4 * *t) || too_wide(s.head_dim) || !does(d, s)) continue;
+        if (takes_long(d, 4 * *t) || too_wide(s.head_dim)) continue;
         DeviceNeeds needs = {
             .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
         set_scratch(d, &needs);
@@ -1437,7 +1432,6 @@ static void test_grouped_route(void **state) { (void)state, on_all(check_grouped
 /* Sigmoids that are 1 in fp32 are told apart by their logits. */
 static void check_full_route(Device *d, Dtype c) {
     (void)c;
-    if (!d->ops.experts_spread) return; /* no other model would want it */
     RouteShape s = {.tokens = 2, .sequence = 2, .experts = 4, .chosen = 1, .sigmoid = true};
     Routes r = new_routes(s);
     static const float logits[8] = {40, 30, 41, -1, -3, 50, 60, 60};
@@ -1592,9 +1586,8 @@ static void check_experts_rows(Device *d, Dtype c) {
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         check_experts_rows_shape(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                                  widths[i], c);
-        if (d->ops.experts_spread)
-            check_experts_spread(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
-                                 widths[i], c);
+        check_experts_spread(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
+                             widths[i], c);
         check_experts_bias(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                            widths[i], c);
         check_experts_bias(d, (RouteShape){.tokens = 3, .sequence = 3, .experts = 9, .chosen = 2}, widths[i],

@@ -45,6 +45,8 @@ experts=(model.family=deepseek_v3 model.num_hidden_layers=2 model.num_key_value_
     model.moe_intermediate_size=12 model.n_group=2 model.topk_group=1 model.first_k_dense_replace=1 model.n_shared_experts=1)
 oss=(model.family=gpt_oss model.num_hidden_layers=2 model.tie_word_embeddings=false model.head_dim=4 model.sliding_window=8 model.num_experts=4
     model.num_experts_per_tok=2)
+chunks=(model.family=llama4_text model.num_hidden_layers=4 model.tie_word_embeddings=false model.head_dim=4 model.sliding_window=8 model.num_experts=4
+    model.num_experts_per_tok=2 model.moe_intermediate_size=12 model.floor_scale=8)
 recurrent=(numerics.canonical_cp=1 numerics.canonical_tp=1 model.family=recurrent 'model.mixer=[min_gru,hawk,mamba2,min_lstm]' model.recurrent_size=20
     model.mamba_d_head=5 model.mamba_d_state=12 model.tie_word_embeddings=false)
 launch one
@@ -54,6 +56,8 @@ launch routed "${experts[@]}"
 launch routed_cpu run.device=cpu "${experts[@]}"
 launch biased "${oss[@]}"
 launch biased_cpu run.device=cpu "${oss[@]}"
+launch chunked "${chunks[@]}"
+launch chunked_cpu run.device=cpu "${chunks[@]}"
 launch carried "${recurrent[@]}"
 launch carried_cpu run.device=cpu "${recurrent[@]}"
 launch heads -n 2 mesh.cp=2 parallel.context=heads
@@ -63,6 +67,7 @@ WEFT_SIM_SEED=3 launch pipe -n 4 mesh.pp=4 pipeline.schedule=zb_h1
 WEFT_SIM_SEED=4 launch crossed -n 4 mesh.pp=2 mesh.tp=2 pipeline.schedule=zbv
 WEFT_SIM_SEED=5 launch visited -n 4 mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 "${experts[@]}"
 WEFT_SIM_SEED=6 launch shared -n 4 mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 "${oss[@]}"
+WEFT_SIM_SEED=8 launch cut -n 4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 parallel.context=keys "${chunks[@]}"
 WEFT_SIM_SEED=7 launch passed -n 4 mesh.pp=2 mesh.dp_shard=2 train.recompute=selective "${recurrent[@]}"
 all=(heads keys grid pipe crossed) routed=(visited)
 if [ "${MESHES:-}" = full ]; then
@@ -76,10 +81,12 @@ together
 near one cpu
 near routed routed_cpu
 near biased biased_cpu
+near chunked chunked_cpu
 near carried carried_cpu
 same one halves "${all[@]}"
 same routed "${routed[@]}"
 same biased shared
+same chunked cut
 same carried passed
 
 # What is made of a checkpoint there: the figures of a CPU, but for rounding in fp32.

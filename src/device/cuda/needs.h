@@ -23,11 +23,13 @@ enum {
  * elsewhere does not know the chip. */
 static inline size_t cuda_products_workspace(void) { return ((size_t)32 << 20) + CUDA_ALIGNMENT; }
 
-/* Products have their workspace; norms, and attention on the way back, a number for each head of a token. */
+/* Products have their workspace; norms, and attention on the way back, a number for each head of a token;
+ * attention in chunks one for each key. */
 static inline size_t cuda_scratch_needed(const DeviceNeeds *needs) {
     int64_t heads = needs->attention.heads > 1 ? needs->attention.heads : 1,
             tokens = needs->tokens > needs->attention.tokens ? needs->tokens : needs->attention.tokens;
-    size_t rows = (size_t)(tokens * heads) * sizeof(float);
+    int64_t keys = needs->keys > tokens ? needs->keys : tokens;
+    size_t rows = (size_t)(tokens * heads + keys) * sizeof(float);
     return rows > cuda_products_workspace() ? rows : cuda_products_workspace();
 }
 

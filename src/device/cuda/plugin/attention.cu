@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
     if (i < dim) q[i] = load(qkv, t * a.r.q_row + head * dim + i);
     __syncthreads();
     float most = sink_of(a, head), sum = a.s.sinks ? 1 : 0, o = 0;
-    for (int64_t chunk = window_first(a.s, start + t, 0); chunk < end; chunk += BLOCK) {
+    for (int64_t chunk = decode_first(a.s, start + t); chunk < end; chunk += BLOCK) {
         int64_t key = chunk + i;
         float score = -INFINITY, x = 0;
         for (int e = 0; key < end && e < dim; e++) x = FUSED(q[e], load(k_cache, key * apart + kv + e), x);
@@ -357,10 +357,28 @@ size_t tile_bytes(AttentionShape s, int tiles, int weights) {
         }                               \
     } while (0)
 
+/* What kernels know of chunks: they begin as documents do. */
+__global__ void chunk_firsts_kernel(int64_t keys, int64_t chunk, const int32_t *first_key, int32_t *firsts) {
+    int64_t t = element();
+    if (t < keys) firsts[t] = (int32_t)(t - (t - first_key[t]) % chunk);
+}
+
+/* Those of chunks go through scratch, behind so many bytes of it. */
+const int32_t *firsts_of(Device *d, OpId op, AttentionShape s, AttentionRun r, const int32_t *first_key,
+                         size_t behind) {
+    if (s.chunk == 0) return first_key;
+    size_t bytes = behind + (size_t)r.keys * sizeof(int32_t);
+    int32_t *firsts = (int32_t *)((char *)cuda_scratch(d, bytes) + behind);
+    LAUNCH(d, op, chunk_firsts_kernel, blocks_of(r.keys, BLOCK), BLOCK, 0, r.keys, s.chunk, first_key,
+           firsts);
+    return firsts;
+}
+
 void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
                        const int32_t *first_key, void *out, float *lse, Dtype c) {
     if (s.tokens == 0) return;
     Attention a = attention_of(d, s, r);
+    first_key = firsts_of(d, OP_ATTENTION_FORWARD, s, r, first_key, 0);
     Grid grid(blocks_of(s.tokens, TILE), s.heads);
     if (attention_takes_mma(s, c)) {
         attention_mma_forward(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key, (Bf16 *)out, lse);
@@ -372,10 +390,12 @@ void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *
                                    (const T *)q, (const T *)kv, first_key, (T *)out, lse)));
 }
 
+size_t delta_bytes(AttentionShape s) { return (size_t)(s.tokens * s.heads) * sizeof(float); }
+
 /* delta [H, T], which goes through scratch. */
 template <typename T> float *make_delta(Device *d, Attention a, const T *out, const T *dout) {
     int64_t pairs = a.s.tokens * a.s.heads;
-    float *delta = (float *)cuda_scratch(d, (size_t)pairs * sizeof *delta);
+    float *delta = (float *)cuda_scratch(d, delta_bytes(a.s));
     LAUNCH(d, OP_ATTENTION_BACKWARD, delta_kernel<T>, blocks_of(pairs, BLOCK / WARP), BLOCK, 0, a, out, dout,
            delta);
     return delta;
@@ -400,6 +420,7 @@ void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void 
                         void *dq, void *dkv, Dtype c) {
     if (s.tokens == 0) return;
     Attention a = attention_of(d, s, r);
+    first_key = firsts_of(d, OP_ATTENTION_BACKWARD, s, r, first_key, delta_bytes(s));
     if (attention_takes_mma(s, c)) {
         const float *delta = make_delta(d, a, (const Bf16 *)out, (const Bf16 *)dout);
         attention_mma_backward(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key,

@@ -11,8 +11,13 @@ struct Attention {
     AttentionRun r;
 };
 
+/* The first key that a token sees of what begins at one: a document, or a chunk (attention.cu). */
 INLINE int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
     return s.window > 0 ? larger(first, position - s.window + 1) : first;
+}
+/* Likewise in generation, where there is one document. */
+INLINE int64_t decode_first(AttentionShape s, int64_t position) {
+    return s.chunk > 0 ? position - position % s.chunk : window_first(s, position, 0);
 }
 
 /* What a head's scores begin with: its sink, which has no value, or nothing. */

@@ -192,6 +192,44 @@ __global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *p
     store_pack(x + half, at.column, half, v);
 }
 
+/* Likewise where what turns together are neighbours: a pack is whole pairs. */
+template <typename T>
+__global__ void rope_neighbours_kernel(AttentionShape s, int turned, T *qkv, const int32_t *positions,
+                                       const float *cos_sin, bool inverse) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(turned);
+    int64_t all = s.heads + s.kv_heads, head = at.row % all, t = at.row / all;
+    if (t >= s.tokens) return;
+    const float *angles = cos_sin + (int64_t)positions[t] * turned;
+    T *x = qkv + t * (all + s.kv_heads) * s.head_dim + head * s.head_dim;
+    Pack<T, N> here = load_pack<N>(x, at.column, turned);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        int64_t pair = (at.column + i) / 2;
+        if (2 * pair >= turned) break;
+        float cosine = angles[pair], sine = inverse ? -angles[turned / 2 + pair] : angles[turned / 2 + pair];
+        float u = get(here, i), v = get(here, i + 1);
+        put(here, i, u * cosine - v * sine);
+        put(here, i + 1, v * cosine + u * sine);
+    }
+    store_pack(x, at.column, turned, here);
+}
+
+template <typename T>
+__global__ void queries_scale_kernel(AttentionShape s, T *qkv, const int32_t *positions,
+                                     const float *factors) {
+    constexpr int N = AT_ONCE<T>;
+    int64_t n = (int64_t)s.heads * s.head_dim;
+    Place at = place_of<N>(n);
+    if (at.row >= s.tokens) return;
+    T *q = qkv + at.row * (n + 2 * (int64_t)s.kv_heads * s.head_dim);
+    Pack<T, N> here = load_pack<N>(q, at.column, n);
+    float factor = factors[positions[at.row]];
+#pragma unroll
+    for (int i = 0; i < N; i++) put(here, i, factor * get(here, i));
+    store_pack(q, at.column, n, here);
+}
+
 /* ---- heads of latent attention ---- */
 
 /* Element i of those that turn, with the first of them at x. */
@@ -379,9 +417,24 @@ void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, cons
     int half = (s.rotary > 0 ? s.rotary : s.head_dim) / 2;
     int64_t heads = s.tokens * (s.heads + s.kv_heads);
     if (heads * half == 0) return;
+    if (s.neighbours) {
+        BY_DTYPE(c, T, auto kernel = rope_neighbours_kernel<T>;
+                 LAUNCH(d, OP_ROPE, kernel, blocks_of_packs<AT_ONCE<T>>(heads, 2 * half), BLOCK, 0, s,
+                        2 * half, (T *)qkv, positions, cos_sin, inverse));
+        return;
+    }
     BY_DTYPE(c, T,
              LAUNCH(d, OP_ROPE, rope_kernel<T>, blocks_of_packs<AT_ONCE<T>>(heads, half), BLOCK, 0, s, half,
                     (T *)qkv, positions, cos_sin, inverse));
+}
+
+void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *factors,
+                   Dtype c) {
+    int64_t n = (int64_t)s.heads * s.head_dim;
+    if (s.tokens * n == 0) return;
+    BY_DTYPE(c, T, auto kernel = queries_scale_kernel<T>;
+             LAUNCH(d, OP_QUERIES_SCALE, kernel, blocks_of_packs<AT_ONCE<T>>(s.tokens, n), BLOCK, 0, s,
+                    (T *)qkv, positions, factors));
 }
 
 void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
@@ -414,6 +467,7 @@ extern "C" void elements_fill(Ops *ops) {
     ops->activation_forward = activation_forward;
     ops->activation_backward = activation_backward;
     ops->rope = rope;
+    ops->queries_scale = queries_scale;
     ops->latent_forward = latent_forward;
     ops->latent_backward = latent_backward;
 }

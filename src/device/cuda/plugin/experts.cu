@@ -87,7 +87,10 @@ INLINE void block_softmax(int n, float *x, float *maxima, double *sums) {
     for (int e = (int)threadIdx.x; e < n; e += BLOCK) x[e] = (float)(exp((double)x[e] - (double)most) / sum);
 }
 
-/* A block has a token. Its choices are found one after another, then put in ascending order. */
+INLINE float sigmoid(float x) { return (float)(1 / (1 + exp(-(double)x))); }
+
+/* A block has a token. Its choices are found one after another, then put in ascending order. Scores keep the
+ * order of logits, but for equal ones, and are chosen by where something is added to them. */
 __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
     DYNAMIC_SHARED(room);
     SHARED(uint64_t, orders, BLOCK / WARP);
@@ -97,11 +100,12 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
     float *group_keys = (float *)(found + s.chosen);
     unsigned char *taken = (unsigned char *)(group_keys + (s.groups > 1 ? s.groups : 0));
     int64_t t = blockIdx.x;
+    bool first = s.sigmoid && (s.bias || s.groups > 1);
     float *scores = r.scores + t * s.experts;
     int32_t *chosen = r.chosen + t * s.chosen;
     for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) {
         taken[e] = 0;
-        if (s.sigmoid) scores[e] = (float)(1 / (1 + exp(-(double)scores[e])));
+        if (first) scores[e] = sigmoid(scores[e]);
     }
     __syncthreads();
     if (s.groups > 1) close_groups(s, scores, group_keys, taken);
@@ -121,6 +125,8 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
         chosen[before] = found[i];
     }
     if (!s.sigmoid) block_softmax(s.experts, scores, maxima, sums);
+    for (int e = (int)threadIdx.x; e < s.experts && s.sigmoid && !first; e += BLOCK)
+        scores[e] = sigmoid(scores[e]);
     __syncthreads();
     double whole = s.normalise ? chosen_sum(s, scores, chosen) : 1;
     for (int i = (int)threadIdx.x; i < s.chosen; i += BLOCK)
@@ -481,6 +487,59 @@ void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves,
                     (T *)dact, dweights));
 }
 
+template <typename T>
+__global__ void experts_spread_kernel(RouteShape s, Routes r, int64_t hidden, const T *x, T *rows) {
+    constexpr int N = AT_ONCE<T>;
+    Place at = place_of<N>(hidden);
+    if (at.row >= s.tokens * s.chosen) return;
+    Pack<T, N> here = load_pack<N>(x + at.row / s.chosen * hidden, at.column, hidden);
+    float weight = r.weights[at.row];
+#pragma unroll
+    for (int i = 0; i < N; i++) put(here, i, weight * get(here, i));
+    store_pack(rows + r.row[at.row] * hidden, at.column, hidden, here);
+}
+
+void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
+    int64_t choices = s.tokens * s.chosen;
+    if (choices * hidden == 0) return;
+    BY_DTYPE(c, T, auto kernel = experts_spread_kernel<T>;
+             LAUNCH(d, OP_EXPERTS_SPREAD, kernel, blocks_of_packs<AT_ONCE<T>>(choices, hidden), BLOCK, 0, s,
+                    r, hidden, (const T *)x, (T *)rows));
+}
+
+/* A block has a choice, of which it takes leaf after leaf, and of a leaf what lies in each run. */
+template <typename T>
+__global__ void __launch_bounds__(BLOCK) experts_weights_kernel(Routes r, int64_t n, int runs, int leaves,
+                                                                const T *y, const T *dy, float *dweights) {
+    constexpr int N = AT_ONCE<T>;
+    SHARED(double, sums, BLOCK / WARP);
+    int64_t j = blockIdx.x, row = (r.row ? r.row[j] : j) * runs * n, leaf = n / leaves;
+    float weight = r.weights[j];
+    Tree<float, LEVELS> tree;
+    for (int l = 0; l < leaves; l++) {
+        double sum = 0;
+        for (int64_t first = row + l * leaf; first < row + runs * n; first += n)
+            for (int64_t at = threadIdx.x * N; at < leaf; at += BLOCK * N) {
+                Pack<T, N> x = load_pack<N>(y + first, at, leaf), dx = load_pack<N>(dy + first, at, leaf);
+#pragma unroll
+                for (int i = 0; i < N; i++) sum += (double)get(x, i) * (double)get(dx, i);
+            }
+        sum = block_sum(sum, sums);
+        tree.add(weight >= 0 && weight <= 0 ? 0 : (float)(sum / (double)weight));
+    }
+    __syncthreads(); /* dweights may be r.weights */
+    if (threadIdx.x == 0) dweights[j] = tree.sum();
+}
+
+void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
+                     const void *dy, float *dweights, Dtype c) {
+    int64_t choices = s.tokens * s.chosen;
+    if (choices == 0) return;
+    BY_DTYPE(c, T, auto kernel = experts_weights_kernel<T>;
+             LAUNCH(d, OP_EXPERTS_WEIGHTS, kernel, choices, BLOCK, 0, r, n, runs, leaves, (const T *)y,
+                    (const T *)dy, dweights));
+}
+
 /* ---- biases ---- */
 
 /* Whose a row is; experts may have none. */
@@ -583,6 +642,8 @@ extern "C" void experts_fill(Ops *ops) {
     ops->gemm_experts_weight = gemm_experts_weight;
     ops->experts_combine = experts_combine;
     ops->experts_weigh = experts_weigh;
+    ops->experts_spread = experts_spread;
+    ops->experts_weights = experts_weights;
     ops->experts_bias_forward = experts_bias_forward;
     ops->experts_bias_backward = experts_bias_backward;
 }

@@ -15,6 +15,14 @@ struct Rows {
 INLINE int64_t row_at(Rows r, int64_t row) { return row / r.groups * r.stride + row % r.groups * r.n; }
 INLINE int64_t row_of_warp(void) { return element() / WARP; }
 INLINE float weight_of(NormKind kind, float w) { return kind == NORM_RMS_PLUS_ONE ? w + 1 : w; }
+/* NULL is all ones. */
+template <int N> INLINE Pack<float, N> load_weights(const float *w, int64_t first, int64_t n) {
+    Pack<float, N> weights = {};
+    if (w) return load_pack<N>(w, first, n);
+#pragma unroll
+    for (int i = 0; i < N; i++) put(weights, i, 1);
+    return weights;
+}
 
 /* Runs the statement for each pack of a row of n elements that this lane has; it begins at `first`. */
 #define EACH_PACK(N, n, first) for (int64_t first = lane() * (N); first < (n); first += WARP * (N))
@@ -52,7 +60,7 @@ INLINE void write_normed(NormKind kind, const T *x, int64_t n, float mean, float
     constexpr int N = AT_ONCE<T>;
     EACH_PACK(N, n, first) {
         Pack<T, N> here = load_pack<N>(x, first, n);
-        Pack<float, N> weights = load_pack<N>(w, first, n), more = {};
+        Pack<float, N> weights = load_weights<N>(w, first, n), more = {};
         if (bias) more = load_pack<N>(bias, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++)
@@ -90,7 +98,7 @@ INLINE void write_gradient_by(NormKind kind, const T *x, int64_t n, float mean, 
     constexpr int N = AT_ONCE<T>;
     EACH_PACK(N, n, first) {
         Pack<T, N> here = load_pack<N>(x, first, n), grad = load_pack<N>(dy, first, n), before = {};
-        Pack<float, N> weights = load_pack<N>(w, first, n);
+        Pack<float, N> weights = load_weights<N>(w, first, n);
         if (add) before = load_pack<N>(dx, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -109,7 +117,7 @@ INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, flo
     float along = 0, middle = 0;
     EACH_PACK(N, n, first) {
         Pack<T, N> here = load_pack<N>(x, first, n), grad = load_pack<N>(dy, first, n);
-        Pack<float, N> weights = load_pack<N>(w, first, n);
+        Pack<float, N> weights = load_weights<N>(w, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) { /* behind the end the gradient is zero */
             float g = get(grad, i) * weight_of(kind, get(weights, i));
@@ -352,16 +360,17 @@ void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, f
         Rows r = head_rows(s, q.flat, keys, &at);
         RowLeaves l = row_leaves(q, keys);
         float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
-        int64_t count = r.groups < leaves ? r.groups : leaves, step = leaves / count;
+        bool weighed = (keys ? wk : wq) != NULL;
+        int64_t count = !weighed ? 0 : r.groups < leaves ? r.groups : leaves;
         for (int64_t i = 0; i < count; i++) { /* runs of heads, each by itself */
             Rows part = r;
             part.count /= count, part.groups /= count;
             int64_t there = at + i * part.groups * part.n;
             head_rstds(d, kind, part, l, eps, raw + there, rstds);
             add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
-                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * step * part.n);
+                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * (leaves / count) * part.n);
         }
-        if (count > 1) head_rstds(d, kind, r, l, eps, raw + at, rstds);
+        if (count != 1) head_rstds(d, kind, r, l, eps, raw + at, rstds);
         LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, l,
                raw + at, keys ? wk : wq, rstds, dqkv + at);
     }
