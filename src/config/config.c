@@ -2141,8 +2141,6 @@ static const char *refuses_module(const Config *c) {
     if (!model_family(&c->model.shape)->arch.module)
         return "another model.family than deepseek_v3: files of no other one have a module";
     if (c->mesh.ep != 1) return "mesh.ep: visits to its experts are no part of the head's pass";
-    if (over_tensors(c))
-        return "mesh.tp and numerics.canonical_tp: what joins next tokens to its states is not cut over tp";
     return NULL;
 }
 

@@ -99,7 +99,7 @@ int64_t model_active_count_without_embedding(const ModelConfig *c) {
 }
 
 /* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token; and of
- * experts, each that the token goes to. */
+ * experts, each that the token goes to. A joint matrix has its gradient with the input half. */
 static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t context) {
     Cost cost = {0, 0, 0};
     if (part->product) {
@@ -107,7 +107,9 @@ static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t 
             2 * (double)model_dim(c, part->product->out) * (double)model_dim(c, part->product->in);
         if (part->product->weight->expert || part->product->weight->stacked)
             product *= (double)c->num_experts_per_tok;
-        cost = part->fused ? (Cost){3 * product, 0, 0} : (Cost){product, product, product};
+        cost = part->fused                                ? (Cost){3 * product, 0, 0}
+               : param_is_joint(c, part->product->weight) ? (Cost){product, 2 * product, 0}
+                                                          : (Cost){product, product, product};
     }
     if (part->more) {
         Cost more = part->more(c, unit, context);

@@ -56,7 +56,7 @@ static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, 
 }
 
 /* By shape: what has no columns is a norm's weight or a bias, which passes read in fp32, and which are too
- * few for their size to matter, and with them are joint sides of adapters; and by whether it is trained. */
+ * few for their size to matter, and with them is what is joint; and by whether it is trained. */
 static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                     int count, int i) {
     bool experts = param_is_of_experts(rows[i]);
@@ -332,6 +332,7 @@ Cut param_cut(const ParamRow *row) {
 }
 
 bool param_is_joint(const ModelConfig *c, const ParamRow *row) {
+    if (row->joint) return c->module_joint;
     return row->adapts && c->adapter_joint && param_cut(row) == CUT_NONE;
 }
 

@@ -79,7 +79,7 @@ typedef enum InitRole {
 
 /* The flats of a unit's buffer. A unit need not have all. */
 typedef enum Flat {
-    FLAT_VECTORS,        /* norms and biases, joint sides of adapters: held in fp32 */
+    FLAT_VECTORS,        /* norms and biases, and what is joint: held in fp32 */
     FLAT_MATRICES,       /* read by products, in the compute dtype */
     FLAT_EXPERTS,        /* so are these: ranks that share experts out hold other ones each */
     FLAT_EXPERT_VECTORS, /* and of these, biases of experts, held in fp32 */
@@ -105,6 +105,7 @@ typedef struct ParamRow {
     bool latent;    /* makes latents: likewise on all ranks that share the heads made of them */
     bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
                        that share experts out have a part of it each, unless it is a router's */
+    bool joint;     /* a matrix that ranks which share others each have all of: param_is_joint */
     bool outside;   /* of blocks: its name is whole */
     /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
      * where adapters were put to it (param_table_adapt), never by its config.json. */
@@ -183,8 +184,8 @@ typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which);
 /* What tp cuts of a parameter of this row: of an adapter the side along which its matrix is cut. */
 Cut param_cut(const ParamRow *row);
-/* Whether it is the other side of an adapter, where ranks may share the matrix: joint. Each has all of it,
- * and makes its gradient of own tokens, as a norm's. It lies with these. */
+/* Whether it is the other side of an adapter, or the matrix of a module, where ranks may share matrices:
+ * joint. Each has all of it, and makes its gradient of own tokens, as a norm's. It lies with these. */
 bool param_is_joint(const ModelConfig *c, const ParamRow *row);
 /* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);

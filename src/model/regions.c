@@ -67,6 +67,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
     case EXTENT_SPANS: return model_spans(m);
     case EXTENT_SEQUENCES: return model_sequences(m);
+    case EXTENT_RECORDS: return (int64_t)(sizeof(LossRecord) / sizeof(float)) * model_records(m);
     case EXTENT_ADAPTER: return m->config.adapter_rank;
     case EXTENT_ONE: return 1;
     }
@@ -190,6 +191,11 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
             take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
+/* Of a module's matrix. */
+static size_t joint_elements(const Model *m) {
+    return (size_t)(model_dim(&m->config, DIM_HIDDEN) * model_dim(&m->config, DIM_JOINED));
+}
+
 /* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the
  * stream's before the next layer down makes its own. */
 static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
@@ -202,6 +208,8 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     if (begins) out->dstream = take(c, m, &dy_row), out->sublayers[0].result = out->sublayers[1].x;
     take_shared(c, m, unit, &out->shared);
     take_adapters(c, m, unit, &out->adapters);
+    if (begins && m->config.module_joint && m->compute != DTYPE_F32)
+        out->adapters.joint = take_scratch(c, joint_elements(m) * dtype_bytes(m->compute));
 }
 
 void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out) {

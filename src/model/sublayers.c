@@ -213,6 +213,22 @@ bool unit_part_fused(const ModelConfig *c, int unit, int part) {
     return step.kind == STEP_LAYER && step.part->fused;
 }
 
+/* NULL: it is none of a layer's, or there is none. */
+static const Part *layer_part(const ModelConfig *c, int unit, int part) {
+    Step step;
+    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER ? step.part : NULL;
+}
+
+bool unit_part_logits(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && p->logits;
+}
+
+bool unit_part_embeds(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p && p->embeds;
+}
+
 bool unit_part_attends(const ModelConfig *c, int unit, int part) {
     Step step;
     return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->attends;
@@ -226,12 +242,6 @@ bool unit_part_by_experts(const ModelConfig *c, int unit, int part) {
 bool unit_part_routes(const ModelConfig *c, int unit, int part) {
     Step step;
     return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->routes;
-}
-
-/* NULL: it is none of a layer's, or there is none. */
-static const Part *layer_part(const ModelConfig *c, int unit, int part) {
-    Step step;
-    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER ? step.part : NULL;
 }
 
 bool unit_part_norms_rows(const ModelConfig *c, int unit, int part) {
@@ -258,7 +268,8 @@ bool unit_part_trains(const ModelConfig *c, int unit, int part) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     Step step;
     unit_sublayers(c, unit, sublayers);
-    return find_step(c, unit, part, &step) && sublayers[step.sublayer].training;
+    return find_step(c, unit, part, &step) &&
+           (sublayers[step.sublayer].training || (step.part && step.part->trains));
 }
 
 bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut) {
@@ -278,7 +289,7 @@ bool unit_part_makes_terms(const ModelConfig *c, int unit, int part) {
 
 int unit_part_gathered(const ModelConfig *c, int unit, int part) {
     const Part *p = layer_part(c, unit, part);
-    if (!p || p->of_latents || (!p->routes && !p->whole && !part_cuts(p, CUT_ROWS))) return -1;
+    if (!p || p->of_latents || (!p->routes && !p->whole && !p->logits && !part_cuts(p, CUT_ROWS))) return -1;
     while (!part_reads_all(p)) p = layer_part(c, unit, --part);
     return part;
 }

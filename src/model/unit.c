@@ -65,6 +65,7 @@ static void *result_of(const Run *r, int sublayer, void *result) {
 static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
+    bool terms = is_shared(r) && !(step->part && step->part->own);
     return (LayerPass){.pass = r->u->pass,
                        .unit = r->u->unit,
                        .slice = r->u->slice,
@@ -76,7 +77,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .input = r->u->slab,
                        .dstream = r->dstream,
                        .x = is_shared(r) ? shared->whole : t->n,
-                       .y = is_shared(r) ? shared->terms : result_of(r, step->sublayer, result)};
+                       .y = terms ? shared->terms : result_of(r, step->sublayer, result)};
 }
 
 /* ---- forward ---- */
@@ -117,7 +118,8 @@ static void forward_step(const Run *r, const Step *step, void *result, bool save
 /* Without training a stream that begins in the unit is not made, and so not taken at its end. */
 static bool is_passed_over(const Run *r, const Step *step) {
     const Sublayer *s = &r->sublayers[step->sublayer];
-    return !r->u->pass->training && (s->training || (step->kind == STEP_ENTER && sublayer_alone(s)));
+    bool trains = s->training || (step->part && step->part->trains);
+    return !r->u->pass->training && (trains || (step->kind == STEP_ENTER && sublayer_alone(s)));
 }
 
 void unit_forward(const UnitPass *u, Parts parts) {
@@ -239,15 +241,20 @@ int64_t unit_widest_inner(const Model *m, int unit) {
     return widest;
 }
 
+/* Rows of the embedding that begin a stream in a unit are not yet its result. */
+static bool is_inside(const Run *r, const Step *step) { return step->part->embeds && r->tensors.dstream; }
+
 /* What is gathered: in a forward pass, and for the weight half, what the layer reads; on the way back also
  * the gradient of what it has made. */
 static Crossing gathering(const Run *r, const Step *step, CrossingAt at) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
-    if (!reads_there(r, step, at.part))
-        return (Crossing){.own = result_gradient(r, step->sublayer, at.half), .all = shared->dwhole};
-    return (Crossing){.own = sublayer_alone(s) ? t->layer[s->layer->read] : t->n, .all = shared->whole};
+    if (reads_there(r, step, at.part))
+        return (Crossing){.own = sublayer_alone(s) ? t->layer[step->part->read] : t->n, .all = shared->whole};
+    const void *gradient = is_inside(r, step) ? t->layer[step->part->made_gradient]
+                                              : result_gradient(r, step->sublayer, at.half);
+    return (Crossing){.own = gradient, .all = shared->dwhole};
 }
 
 /* What is summed: what a layer makes, and the gradient of what it reads; that of the head, which its forward
@@ -256,10 +263,12 @@ static Crossing summing(const Run *r, const Step *step, CrossingAt at) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
     Crossing c = {.all = r->tensors.shared.terms, .inner = r->tensors.shared.inner};
-    if (!reads_there(r, step, at.part))
-        c.result = result_of(r, step->sublayer, at.pass == PASS_AGAIN ? r->tensors.dn : r->u->out);
+    if (reads_there(r, step, at.part))
+        c.result = sublayer_alone(s) ? t->layer[step->part->read_gradient] : r->tensors.dn;
+    else if (is_inside(r, step))
+        c.result = t->layer[step->part->made];
     else
-        c.result = sublayer_alone(s) ? t->layer[s->layer->read_gradient] : r->tensors.dn;
+        c.result = result_of(r, step->sublayer, at.pass == PASS_AGAIN ? r->tensors.dn : r->out);
     return c;
 }
 

@@ -247,6 +247,8 @@ Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
 bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
+bool unit_part_logits(const ModelConfig *c, int unit, int part);            /* Part.logits */
+bool unit_part_embeds(const ModelConfig *c, int unit, int part);            /* Part.embeds */
 bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */
 bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
 bool unit_part_routes(const ModelConfig *c, int unit, int part);            /* Part.routes */
@@ -254,8 +256,8 @@ bool unit_part_norms_rows(const ModelConfig *c, int unit, int part);        /* P
 bool unit_part_whole(const ModelConfig *c, int unit, int part);             /* Part.whole */
 bool unit_part_latents(const ModelConfig *c, int unit, int part);           /* Part.latents */
 bool unit_part_of_latents(const ModelConfig *c, int unit, int part);        /* Part.of_latents */
-bool unit_part_trains(const ModelConfig *c, int unit, int part);            /* Sublayer.training */
-bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut);     /* layer.h: part_cuts */
+bool unit_part_trains(const ModelConfig *c, int unit, int part);        /* Sublayer.training, Part.trains */
+bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut); /* layer.h: part_cuts */
 /* layer.h: part_reads_all, part_makes_terms; no part beyond the unit does. */
 bool unit_part_reads_all(const ModelConfig *c, int unit, int part);
 bool unit_part_makes_terms(const ModelConfig *c, int unit, int part);

@@ -224,7 +224,6 @@ bool axes_norms_rows(const ModelConfig *c, int unit, int part) { return unit_par
 
 AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     AxisSet set = 0;
-    bool embedded = unit == 0 && part == unit_parts(c, unit).end;
     if (unit_part_reads_all(c, unit, part) || axes_norms_rows(c, unit, part)) set |= cut_inside(KIND_ROWS);
     if (unit_part_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
     if (unit_part_routes(c, unit, part - 1) || unit_part_latents(c, unit, part - 1))
@@ -232,7 +231,7 @@ AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
     if (axes_swaps(c, unit, part) || axes_counts(c, unit, part)) set |= MESH_CONTEXT;
     if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
     if (axes_visits(c, unit, part)) set |= MESH_EXPERTS;
-    return embedded ? set | cut_inside(KIND_ROWS) : set;
+    return set;
 }
 
 /* ---- what fits ---- */

@@ -21,8 +21,8 @@
  * and of what makes latents of keys and of queries, and norms them (model/layers/latent.c). "Whole" are
  * norms, and biases that are added to a sum over tp: each rank of tp has part of the tokens there
  * (Korthikanti et al. 2022), so that their gradients are sums; this is what other trainers have forgotten
- * most often. So are the joint sides of adapters (model/params.h: param_is_joint). Learned positions are cut
- * as the embedding is that they are beside.
+ * most often. So are the joint sides of adapters, and the matrix of a module (model/params.h:
+ * param_is_joint). Learned positions are cut as the embedding is that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
  * queries, keys and values, single elements else; where a family stores several matrices as one, each of them

@@ -119,7 +119,8 @@ static void emit_ascending(Program *p, Action a) {
     Parts all = unit_parts(p->model, a.unit);
     for (int first = all.first, end; first < all.end; first = end) {
         bool reads = unit_part_reads_all(p->model, a.unit, first);
-        end = next_cut(p, a.unit, first + 1);
+        bool slices = a.kind == ACT_FWD && program_slices(p, a.unit, first);
+        end = slices ? first + 1 : next_cut(p, a.unit, first + 1);
         a.parts = (Parts){first, end};
         emit_crossing(p, ACT_SWAP_X, a, first);
         emit_crossing(p, ACT_GATHER_KV, a, first);
@@ -128,7 +129,7 @@ static void emit_ascending(Program *p, Action a) {
         bool counts = start_crossing(p, ACT_COUNT_X, a, first);
         if (program_visits(p, a.unit, first))
             emit_visit(p, a);
-        else if (a.kind == ACT_FWD && reads && program_slices(p, a.unit))
+        else if (slices)
             emit_slices(p, a);
         else if (a.kind == ACT_FWD || makes_again(p, a.unit, a.parts))
             append(p, a);
@@ -223,7 +224,8 @@ static void end_layer(Descent *d, int place) {
 /* The sum at a block's end hands its gradient on, and needs nothing. */
 static bool hands_on(const Descent *d, Parts parts) {
     int end = unit_parts(d->p->model, d->pass.unit).end;
-    return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first);
+    return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first) &&
+           !unit_part_logits(d->p->model, d->pass.unit, parts.first);
 }
 
 /* Keys and values of attention, or the sums of their gradients, over tokens or over copies; sums of rows, and

@@ -87,7 +87,11 @@ int program_past_visits(const Program *p, int unit, int part) {
     return part;
 }
 
-bool program_slices(const Program *p, int unit) { return unit == p->units - 1 && p->partition->tensors > 1; }
+bool program_slices(const Program *p, int unit, int part) {
+    if (unit != p->units - 1 || p->partition->tensors == 1) return false;
+    if (!p->training && unit_part_trains(p->model, unit, part)) return false;
+    return unit_part_fused(p->model, unit, part) || unit_part_logits(p->model, unit, part);
+}
 
 int program_chunk(const Program *p, const Model *m, Action a) {
     return (a.slice - 1) / 2 / (p->chunks / model_chunks(m));
@@ -173,12 +177,14 @@ static unsigned routed_in(const Program *p, ActionKind pass, int unit, int part)
  * product reads and sums what one makes; on the way back the gradient of the latter is gathered and that of
  * the former summed, unless own tokens' is made by itself, and for the weight half what was read is gathered
  * once more. Making again stops where what it makes has to. The head's forward pass makes both gradients of
- * its product (Part.fused). */
+ * its product (Part.fused), or that of what it reads (Part.logits). */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part) {
     enum { NOTHING = 0, GATHER = 1u << CROSS_GATHER, SUM = 1u << CROSS_SUM, SWAP = 1u << CROSS_SWAP };
     const ModelConfig *c = p->model;
     if (!p->crosses(p->partition, unit, part)) return NOTHING;
-    if (!p->training && unit_part_trains(c, unit, part)) return NOTHING; /* no evaluation runs it */
+    /* No evaluation runs it. */
+    if (!p->training && (unit_part_trains(c, unit, part) || unit_part_trains(c, unit, part - 1)))
+        return NOTHING;
     bool attends = unit_part_attends(c, unit, part), keys = p->partition->contexts.keys;
     if (attends && (keys || p->partition->copies > 1))
         return copies_in(p, pass) | (keys ? keys_in(p, pass, unit, part) : NOTHING);
@@ -188,15 +194,16 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     if (unit_part_routes(c, unit, part - 1)) return routed_in(p, pass, unit, part);
     if (p->partition->tensors == 1 || !(axes_crossing(c, unit, part) & MESH_TENSOR)) return NOTHING;
     if (unit_part_latents(c, unit, part - 1)) return goes_back(pass) ? 1u << CROSS_LATENTS : NOTHING;
-    bool reads = unit_part_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part);
+    bool reads = unit_part_reads_all(c, unit, part), fused = reads && unit_part_fused(c, unit, part),
+         logits = reads && unit_part_logits(c, unit, part);
     bool again = reads ? reads_again(p, unit, part) : unit_part_again(c, unit, part - 1, p->recompute);
-    if (pass == ACT_FWD) return !reads ? SUM : fused && p->training ? GATHER | SUM : GATHER;
+    if (pass == ACT_FWD) return !reads ? SUM : (fused || logits) && p->training ? GATHER | SUM : GATHER;
     if (pass == ACT_AGAIN) return !again ? NOTHING : reads ? GATHER : SUM;
-    if (fused || (unit == 0 && pass == ACT_BWD_IN)) return NOTHING;
+    if (fused || (unit_part_embeds(c, unit, part - 1) && pass == ACT_BWD_IN)) return NOTHING;
     if (!reads)
         return pass == ACT_BWD_W && program_visits(p, unit, unit_part_on_result(c, unit, part)) ? NOTHING
                                                                                                 : GATHER;
-    bool sums = pass_half(pass) & HALF_INPUT && !unit_part_whole(c, unit, part);
+    bool sums = pass_half(pass) & HALF_INPUT && !unit_part_whole(c, unit, part) && !logits;
     bool wants = pass_half(pass) & HALF_WEIGHT || visits_read(p, unit, part);
     return (sums ? SUM : 0) | (wants ? GATHER : 0);
 }
@@ -275,7 +282,7 @@ enum { DUE_FORWARD = 4 };
 typedef struct Anatomy {
     Parts all;
     bool cuts;
-    uint32_t reads_all, makes_terms, routes, whole, fused, products, visits, again,
+    uint32_t reads_all, makes_terms, routes, whole, fused, logits, slices, products, visits, again,
         anew; /* parts, a bit each */
     int gathered[UNIT_PARTS + 1], on_result[UNIT_PARTS + 1];
     unsigned crossing[ACT_AGAIN + 1][UNIT_PARTS + 1]; /* [passes and AGAIN, places] */
@@ -307,6 +314,8 @@ static void set_part(Anatomy *n, const Program *p, int unit, int part) {
     n->routes |= unit_part_routes(m, unit, part) ? bit : 0;
     n->whole |= unit_part_whole(m, unit, part) ? bit : 0;
     n->fused |= unit_part_fused(m, unit, part) ? bit : 0;
+    n->logits |= unit_part_logits(m, unit, part) ? bit : 0;
+    n->slices |= program_slices(p, unit, part) ? bit : 0;
     n->products |= unit_part_product(m, unit, part) ? bit : 0;
     n->visits |= program_visits(p, unit, part) ? bit : 0;
     n->again |= unit_part_again(m, unit, part, p->recompute) ? bit : 0;
@@ -465,8 +474,9 @@ static bool makes_terms(const Check *c, Action a) {
     bool forward = a.kind == ACT_FWD || a.kind == ACT_AGAIN, input = !forward && action_half(a) & HALF_INPUT;
     if (c->p->partition->tensors == 1) return false;
     for (int i = a.parts.first; i < a.parts.end; i++) {
-        bool fused = has(n->fused, i), reads = n->gathered[i] >= 0 && !has(n->routes | n->whole, i);
-        if (forward && (a.unit == 0 || fused || has(n->makes_terms, i))) return true;
+        bool fused = has(n->fused | n->logits, i),
+             reads = n->gathered[i] >= 0 && !has(n->routes | n->whole, i);
+        if (forward && (fused || has(n->makes_terms, i))) return true;
         if (input && reads && !fused) return true;
     }
     return false;
@@ -497,7 +507,7 @@ static bool is_made(Check *c, Action a) {
 /* Records of a chunk, between its logits and its loss. */
 static const char *check_records(Check *c, Action a) {
     Crossed *x = crossed(c, a);
-    bool here = program_slices(c->p, a.unit) && x->slice % 2 == 1 && a.slice == x->slice,
+    bool here = has(anatomy(c, a)->slices, a.parts.first) && x->slice % 2 == 1 && a.slice == x->slice,
          ends = a.kind == ACT_CROSSED;
     if (!here || x->records || x->called_up != ends) return "comes where no records are";
     *(ends ? &x->records : &x->called_up) = true;
@@ -526,12 +536,11 @@ static const char *check_crossing(Check *c, Action a) {
 /* The head by chunks: logits, records, loss; then the next chunk. */
 static const char *run_slice(Check *c, Action a) {
     Crossed *x = crossed(c, a);
-    bool sliced =
-        a.kind == ACT_FWD && program_slices(c->p, a.unit) && has(anatomy(c, a)->reads_all, a.parts.first);
+    bool sliced = a.kind == ACT_FWD && has(anatomy(c, a)->slices, a.parts.first);
     if (sliced != (a.slice > 0)) return sliced ? "takes all chunks at once" : "has chunks where none are";
     if (!sliced) return NULL;
     if (a.slice != x->slice + 1 || (a.slice % 2 == 0 && !x->records)) return "takes chunks out of order";
-    x->slice = a.slice, x->records = x->called_up = false;
+    x->slice = a.slice < 2 * c->p->chunks ? a.slice : 0, x->records = x->called_up = false;
     return NULL;
 }
 
@@ -591,7 +600,7 @@ static bool is_made_again(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     int last = n->all.end - 1;
     uint32_t needed = n->again & ~(n->visits & n->visits >> 1);
-    if (a.parts.first == last && !has(n->products, last)) return true;
+    if (a.parts.first == last && !has(n->products | n->logits, last)) return true;
     return (needed & ~crossed(c, a)->again) == 0 || !n->cuts;
 }
 

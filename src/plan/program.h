@@ -211,8 +211,8 @@ int program_past_visits(const Program *p, int unit, int part);
 /* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS and VISIT; 0 where no
  * ranks share the unit. Records are exchanged once a chunk of the head's forward pass. */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
-/* Whether the head's passes take its logits chunk by chunk. */
-bool program_slices(const Program *p, int unit);
+/* Whether forward passes of a part take its logits chunk by chunk. */
+bool program_slices(const Program *p, int unit, int part);
 /* Of a slice, the chunk of tokens: heads take each in turn. */
 int program_chunk(const Program *p, const Model *m, Action a);
 /* Whether vectors' gradients of a unit have leaves to be added up: once a step, or once a microbatch. */

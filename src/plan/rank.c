@@ -163,10 +163,8 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
 }
 
 /* Of a run config.c says so first; other degrees than its own are tried by plan/compare.c. */
-static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
+static ErrorCode check_further(const RankPlan *p, Error *err) {
     const ModelConfig *m = &p->spec.model;
-    if (m->further_module && sharing.leaves > 1)
-        return error_set(err, ERR_CONFIG, "train.multi_token: a module is not cut over tp: set mesh.tp to 1");
     if (m->further_module && p->model.visitors > 0)
         return error_set(err, ERR_CONFIG,
                          "train.multi_token: visits to experts are no part of a module: set mesh.ep to 1");
@@ -176,7 +174,7 @@ static ErrorCode check_further(const RankPlan *p, Sharing sharing, Error *err) {
 /* A gradient of one microbatch is not whole where its sums are shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.inference) return OK;
-    TRY(check_further(p, sharing, err));
+    TRY(check_further(p, err));
     if (p->spec.noise && p->model.visitors > 0)
         return error_set(
             err, ERR_CONFIG,
@@ -264,6 +262,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     ModelConfig own;
     const ModelConfig *whole = &p->spec.model;
     Sharing sharing = partition_sharing(&l->mesh, rank, spec->leaves);
+    p->spec.model.module_joint = whole->further_module && sharing.leaves > 1;
     Contexts contexts = contexts_of(spec, &l->mesh, rank);
     int64_t tokens = spec->tokens / contexts.ranks,
             loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);

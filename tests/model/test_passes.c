@@ -280,6 +280,7 @@ static void open_bench(Bench *b, Case c) {
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
     config.further_heads = c.further, config.further_module = c.module;
     int leaves = c.leaves > 0 ? c.leaves : 1;
+    config.module_joint = c.module && leaves > 1;
     if (leaves > 1) /* which divide heads and inner dimensions */
         config.num_attention_heads = 2 * leaves,
         config.num_key_value_heads = (c.family->arch.latent ? 2 : 1) * leaves,
@@ -441,8 +442,8 @@ static void for_each_adapted_case(void (*check)(Case c)) {
 /* The last unit, where a module is in it. */
 static void for_each_module(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
-        if (families[f]->arch.module)
-            check((Case){.family = families[f], .unit = 2, .further = 1, .module = true});
+        for (int leaves = 1; families[f]->arch.module && leaves <= 3; leaves += 2)
+            check((Case){.family = families[f], .unit = 2, .further = 1, .module = true, .leaves = leaves});
 }
 
 static void for_each_case(void (*check)(Case c)) {
@@ -709,7 +710,8 @@ typedef struct LayerBench {
 /* Of what only some models have; nothing is shared here. */
 static bool is_there(const Model *m, Need need) {
     bool leaves = m->sharing.leaves > 1;
-    if (need == NEED_ROW_SUMS || need == NEED_HEADS_APART || need == NEED_LEAVES) return leaves;
+    if (need == NEED_ROW_SUMS || need == NEED_LEAVES) return leaves;
+    if (need == NEED_HEADS_APART) return model_has_heads_apart(m);
     if (need == NEED_NO_LEAVES) return !leaves;
     return need == NEED_ALWAYS || (need == NEED_EXPERT_BIAS && model_family(&m->config)->arch.expert_bias);
 }
@@ -742,11 +744,14 @@ static void run_layer(Bench *b, const LayerBench *l) {
     void *tensors[LAYER_TENSORS];
     for (int i = 0; i < l->layer->tensor_count; i++) tensors[i] = l->tensors[i].base;
     static const Shared none;
+    const AdapterRoom room = {.joint = b->scratch.base}; /* of a module's matrix */
     LayerPass w = {.pass = &b->pass,
                    .unit = b->unit,
                    .tensors = tensors,
                    .shared = &none,
+                   .adapters = &room,
                    .x = l->x.base,
+                   .own_x = l->x.base,
                    .y = b->out.base,
                    .dy = b->dx.base,
                    .own_dy = b->dx.base,

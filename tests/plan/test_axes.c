@@ -57,6 +57,13 @@ static ModelConfig shape_of_latents(bool queries) {
     return c;
 }
 
+/* With a block in the last unit, whose own matrix each rank has. */
+static ModelConfig shape_of_module(bool queries) {
+    ModelConfig c = shape_of_latents(queries);
+    c.further_heads = 1, c.further_module = c.module_joint = true;
+    return c;
+}
+
 /* Families that store several matrices as one; the second transposed, beside learned positions, of which the
  * last of eight ranks has one, others two; the third with norms that are cut as their heads are; then those
  * with experts that are cut, and a router that is not, of two in a tensor, of one with gates beside ups; the
@@ -156,7 +163,7 @@ static void check_mesh(const ModelConfig *c, Mesh mesh) {
     for (int rank = 0; rank < mesh.world; rank++) add_rank(&t, c, &mesh, &stages, rank);
     for (int i = 0; i < t.table.count; i++) {
         const Param *p = &t.table.params[i];
-        bool twice = p->unit == 0 && c->tie_word_embeddings && pp > 1; /* beside the head too */
+        bool twice = p->unit == 0 && model_embeds_last(c) && pp > 1; /* beside the head too */
         int held = copies_of(c, p, &mesh) * (twice ? 2 : 1);
         for (int64_t e = 0; e < p->count; e++)
             if (t.held[i][e] != held || t.counted[i][e] != 1)
@@ -184,6 +191,11 @@ static void boxes_tile_the_model(void **state) {
             const int *d = degrees[i];
             check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
         }
+    for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
+        ModelConfig c = shape_of_module(i % 2);
+        const int *d = degrees[i];
+        check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
+    }
 }
 
 /* Whole experts, and of what is left of dp_shard a share of each; also where they are one tensor. */
@@ -496,7 +508,13 @@ static void passes_are_cut_at_crossings(void **state) {
     expect_crossings(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
     expect_crossings(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
     expect_crossings(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
+    ModelConfig module = shape_of_module(true), plain_module = shape_of_module(false);
+    expect_crossings(
+        &module, last, tensor,
+        "norms of both, down, queries, norm, router, gate and up of the shared, stream, head and "
+        "loss, head of the module");
     expect_crossings(&latents, 1, MESH_CONTEXT, "attention, output");
+    expect_crossings(&module, last, MESH_CONTEXT, "attention, output, gate and up of experts, stream");
     expect_crossings(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
     expect_crossings(&c, 0, MESH_CONTEXT, "");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
@@ -508,23 +526,25 @@ static void passes_are_cut_at_crossings(void **state) {
         &c, 1, MESH_KEY_COPIES,
         "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
     expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
-    for (int way = 0; way < 156; way++) {
+    for (int way = 0; way < 192; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
         int cp = 1 + way / 12 % 2;
-        bool latent = way >= 120, experts = way >= 96;
+        bool modules = way >= 156, latent = way >= 120, experts = way >= 96;
         bool rows = way >= 84 && !experts,                       /* of all heads, normed at once */
             copied = rows ? way % 4 < 2 : way >= 60 && !experts; /* heads of keys, of which there is one */
-        bool split = way % 2, keys = (way >= 36 && way < 72) || (way >= 90 && way < 96) || way >= 144,
+        bool split = way % 2,
+             keys = (way >= 36 && way < 72) || (way >= 90 && way < 96) || (way >= 144 && way < 180),
              normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
         c = latent ? way % 24 < 12 ? latents : plain : experts ? e : dense;
+        if (modules) c = way % 24 < 12 ? module : plain_module;
         if (!experts)
             c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are made again alone */
         if (!experts) c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
         if (way >= 24) cp = 2;
         if (rows || copied) tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
         if (experts)
-            c.moe_intermediate_size = 8, tp = 2, cp = way < 108 || way >= 132 ? 2 : 1,
+            c.moe_intermediate_size = 8, tp = 2, cp = way < 108 || (way >= 132 && way < 168) ? 2 : 1,
             leaves = way % 6 < 3 ? 2 : 4;
         if (copied) c.num_key_value_heads = 1;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
@@ -564,7 +584,7 @@ static void passes_are_cut_at_crossings(void **state) {
             boxes += program.actions[i].kind == ACT_COLLECT;
         }
         int stops = 5 + (rows || (experts && !latent)) + latent;
-        assert_int_equal(boxes, way % 5 == 0 && tp > 1 ? c.num_hidden_layers : 0);
+        assert_int_equal(boxes, way % 5 == 0 && tp > 1 ? c.num_hidden_layers + modules : 0);
         assert_int_equal(forward, 2 * (tp == 1 ? 1 : stops) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);

@@ -44,7 +44,8 @@ try() {
     case $1 in
     lora.rank=*) set -- "$@" "model.init=${config%.yaml}/checkpoints/step-00000001" ;;
     model.family=recurrent) set -- "$@" 'model.mixer=[min_gru]' ;;
-    model.family=deepseek_*)
+    model.family=deepseek_* | train.multi_token_kind=module)
+        [ "$1" != train.multi_token_kind=module ] || set -- "$@" train.multi_token=1 model.family=deepseek_v3
         set -- "$@" "${experts[@]}" model.moe_intermediate_size=20 model.first_k_dense_replace=1 model.n_group=2 model.topk_group=1 \
             model.head_dim=0 model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8
         ;;

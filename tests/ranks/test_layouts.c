@@ -599,21 +599,34 @@ static void walk_family(ModelConfig m, Text *refused) {
     text_puts(refused, "\n");
 }
 
-/* A module of multi-token prediction, whose block is in the last unit: on all ways without tp and ep. */
-static void test_module(void **state) {
-    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS};
+/* A module of multi-token prediction, whose block is in the last unit: on all ways without ep, of leaves that
+ * one rank has, or several, and alone. */
+static void walk_module(ModelConfig m, int leaves, bool narrow) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
+                     piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS};
     static Run one, other;
-    ModelConfig m = family_shape(&family_deepseek_v3);
-    (void)state;
     m.further_heads = 1, m.further_module = true;
-    one = run_of(&m, &alone), one.leaves = 1;
+    one = run_of(&m, &alone), one.leaves = leaves, one.narrow = narrow;
     run_all(&one);
-    for (int i = 0; i < WAYS; i++) {
-        if (ways[i].tensors > 1 || ways[i].experts > 0) continue;
-        other = run_of(&m, &ways[i]), other.leaves = 1;
-        run_all(&other);
-        if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
-            fail_msg("a module over %s has other figures than one rank", ways[i].name);
+    assert_true(one.figures[0][STEPS - 1][5] > 0);
+    for (int i = 0; i <= WAYS; i++) {
+        const Way *w = i < WAYS ? &ways[i] : &piped;
+        if (w->tensors > leaves || w->experts > 0) continue;
+        for (int halves = 0; halves < 2; halves++) {
+            other = run_of(&m, w), other.leaves = leaves, other.narrow = narrow, other.halves = halves;
+            run_all(&other);
+            if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+                fail_msg("a module over %s%s has other figures than one rank", w->name,
+                         halves ? ", halves apart," : "");
+        }
+    }
+}
+
+static void test_module(void **state) {
+    (void)state;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        walk_module(family_shape(&family_deepseek_v3), 1 + narrow, narrow);
+        walk_module(moonlight_shape(), 2, narrow);
     }
 }
 

@@ -28,20 +28,25 @@ static float scale_of(const Model *m) {
 
 static const Param *table_of(const Model *m, int row) { return param_of(&m->table, 0, &params[row]); }
 
-static void forward(const LayerPass *w) {
+void embedding_forward(const LayerPass *w, const int32_t *ids, float scale, const int32_t *positions,
+                       void *y) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    const Param *positions = table_of(m, POSITIONS);
     int64_t h = m->config.hidden_size;
     bool shared = m->sharing.ranks > 1, narrow = shared && m->compute != DTYPE_F32;
-    void *y = narrow ? w->shared->whole : shared ? (void *)w->shared->terms : w->y;
-    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, p->batch.ids,
-       weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale_of(m), false, y,
-       m->compute);
+    if (shared) y = narrow ? w->shared->whole : (void *)w->shared->terms;
+    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, ids,
+       weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale, false, y, m->compute);
     if (positions)
-        OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, p->batch.positions,
-           weights_matrix(p->weights, positions), model_learned(m), 1, true, y, m->compute);
+        OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, positions,
+           weights_matrix(p->weights, table_of(m, POSITIONS)), model_learned(m), 1, true, y, m->compute);
     if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->terms, DTYPE_F32);
+}
+
+static void forward(const LayerPass *w) {
+    const Pass *p = w->pass;
+    bool learned = table_of(p->model, POSITIONS) != NULL;
+    embedding_forward(w, p->batch.ids, scale_of(p->model), learned ? p->batch.positions : NULL, w->y);
 }
 
 /* No gradient of an input: ids have none. So there is only a weight half. */
@@ -62,7 +67,7 @@ static void backward(const LayerPass *w, Half half) {
     }
 }
 
-static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};
+static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .embeds = true}};
 
 const Layer layer_embedding = {
     .name = "embedding", .params = params, .parts = parts, .param_count = PARAMS, .part_count = 1};

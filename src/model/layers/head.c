@@ -26,7 +26,9 @@
  *
  * A module (module.c) uses the head's own matrix once more, on the end of its stream behind a norm of its
  * own. Its block has matrices beside this one, of which gradients are made on the way back: so there the
- * head's are too, whose weight half is deferred with all others. The module's comes first, and sets. */
+ * head's are too, whose weight half is deferred with all others. The module's comes first, and sets. Logits
+ * that are made again need records of all ranks again: those of both heads are kept from the forward pass,
+ * and none cross twice. */
 #include "model/unit.h"
 
 enum { MODULE_NORM, MODULE_NORM_BIAS, NORM, NORM_BIAS, HEAD, FURTHER, PARAMS };
@@ -50,21 +52,36 @@ enum {
     DLOGITS,
     APART,
     TENSORS,
-    MODULE_DNORMED = TENSORS,
+    KEPT = TENSORS, /* records */
+    MODULE_DNORMED,
     MODULE_RSTD,
+    MODULE_NORMED,
+    MODULE_KEPT,
     ALL_TENSORS
 };
-static const TensorRow tensors[ALL_TENSORS] = {
-    [DNORMED] = {EXTENT_OWN, DIM_HIDDEN,
-                 .life = LIFE_INPUT}, /* made by the forward pass, used up by the backward pass */
-    [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+/* DNORMED is made by the forward pass, and used up by the backward pass. In fp32 DLOGITS are in the logits'
+ * place. */
+#define SHARED_ROWS                                                                 \
+    [DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},                       \
+    [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},    \
+    [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},      \
+    [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW, .life = LIFE_SCRATCH},   \
+    [APART] = {EXTENT_LOGIT_LEAVES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, \
+               .need = NEED_HEADS_APART}
+#define KEPT_ROW \
+    { EXTENT_RECORDS, DIM_ONE, ELEMENT_FP32, LIFE_INPUT, false, NEED_SHARES }
+static const TensorRow tensors[TENSORS] = {
+    SHARED_ROWS,
     [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH},
-    [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},
-    [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW,
-                 .life = LIFE_SCRATCH}, /* fp32: in the logits' place */
-    [APART] = {EXTENT_LOGIT_LEAVES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEADS_APART},
+};
+static const TensorRow module_tensors[ALL_TENSORS] = {
+    SHARED_ROWS,
+    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
+    [KEPT] = KEPT_ROW,
     [MODULE_DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
     [MODULE_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [MODULE_NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
+    [MODULE_KEPT] = KEPT_ROW,
 };
 
 static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
@@ -117,6 +134,8 @@ typedef struct Chunk {
 /* One of the heads: its matrix and the gradient of it (NULL: it has none, or another pass makes it), of all
  * tokens what they are to say and the losses of that, and what the gradient is multiplied with. */
 typedef struct Head {
+    const void *normed; /* own states that it reads */
+    LossRecord *kept;   /* of all tokens and ranks, for the weight half; NULL: that needs none */
     const void *weight;
     float *gradient;
     const int32_t *targets;
@@ -138,7 +157,9 @@ static int heads_at_work(const LayerPass *w) {
 static Head first_head(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    return (Head){.weight = weights_matrix(p->weights, matrix(m)),
+    return (Head){.normed = w->tensors[NORMED],
+                  .kept = m->config.further_module ? w->tensors[KEPT] : NULL,
+                  .weight = weights_matrix(p->weights, matrix(m)),
                   .gradient = c.weight && is_trained(m) ? matrix_gradient(p, c.span) : NULL,
                   .targets = p->batch.targets,
                   .losses = p->losses,
@@ -154,6 +175,7 @@ static Head first_head(const LayerPass *w, Chunk c) {
 static Head module_head(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     Head own = first_head(w, c);
+    own.normed = w->tensors[MODULE_NORMED], own.kept = w->tensors[MODULE_KEPT];
     own.targets = p->further_targets[0], own.losses = p->further_losses[0], own.scale = p->further_scale;
     own.z_losses = NULL, own.z = 0;
     own.dnormed = w->tensors[MODULE_DNORMED], own.later = false;
@@ -166,7 +188,8 @@ static Head further_head(const LayerPass *w, Chunk c, int k) {
     const Param *own = param_of(&m->table, m->table.units - 1, &params[FURTHER]);
     int64_t at = k * m->config.vocab_size * m->config.hidden_size;
     bool wanted = c.weight && own->flat != FLAT_FROZEN;
-    return (Head){.weight = model_at(m, weights_matrix(p->weights, own), at),
+    return (Head){.normed = w->tensors[NORMED],
+                  .weight = model_at(m, weights_matrix(p->weights, own), at),
                   .gradient = wanted ? gradient_of_span(&p->gradients, own, c.span) + at : NULL,
                   .targets = p->further_targets[k],
                   .losses = p->further_losses[k],
@@ -177,9 +200,9 @@ static Head further_head(const LayerPass *w, Chunk c, int k) {
 }
 
 /* Normed states of the chunk's tokens: of all of them, where ranks have some each. */
-static const void *normed_of(const LayerPass *w, Chunk c) {
+static const void *normed_of(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = w->pass->model;
-    const char *all = m->sharing.ranks > 1 ? w->shared->whole : w->tensors[NORMED];
+    const char *all = m->sharing.ranks > 1 ? w->shared->whole : own->normed;
     return all + (size_t)(c.first * m->config.hidden_size) * dtype_bytes(m->compute);
 }
 
@@ -188,12 +211,28 @@ static LossRecord *own_records(const LayerPass *w, int64_t rows) {
     return w->shared->records + m->sharing.place * model_own_leaves(m) * rows;
 }
 
+/* A weight half that comes by itself. */
+static bool is_again(Chunk c) { return c.weight && !c.input; }
+
+/* Of a chunk, where ranks have exchanged them, or kept from when they did. */
+static const LossRecord *records_of(const LayerPass *w, Chunk c, const Head *own) {
+    const Model *m = w->pass->model;
+    if (m->sharing.ranks == 1) return NULL;
+    return is_again(c) ? own->kept + c.first * m->sharing.leaves : w->shared->records;
+}
+
+static void copy_records(const LayerPass *w, Chunk c, LossRecord *all) {
+    const Model *m = w->pass->model;
+    OP(w->pass->device, OP_COPY, copy, all + c.first * m->sharing.leaves, w->shared->records,
+       (size_t)(c.rows * m->sharing.leaves) * sizeof *all);
+}
+
 /* Records of this rank's leaves lie where they will be among those of all. */
 static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    logits_of(p, own->weight, c.rows, normed_of(w, c), w->tensors[LOGITS]);
-    if (m->sharing.ranks > 1)
+    logits_of(p, own->weight, c.rows, normed_of(w, c, own), w->tensors[LOGITS]);
+    if (m->sharing.ranks > 1 && !is_again(c))
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
            DTYPE_F32, own->targets + c.first, model_vocabulary_leaves(m, w->shared->records),
            own_records(w, c.rows));
@@ -246,13 +285,12 @@ static void make_input(const LayerPass *w, const Chunk *c, const Head *own, cons
 static void keep_records(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    LossRecord *to = p->records + c.first * m->sharing.leaves;
     if (m->sharing.ranks > 1)
-        OP(p->device, OP_COPY, copy, to, w->shared->records,
-           (size_t)(c.rows * m->sharing.leaves) * sizeof *to);
+        copy_records(w, c, p->records);
     else
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
-           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, NULL), to);
+           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, NULL),
+           p->records + c.first * m->sharing.leaves);
 }
 
 /* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
@@ -264,13 +302,14 @@ static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     if (p->records && own->losses == p->losses) keep_records(w, c);
+    if (m->sharing.ranks > 1 && own->kept && p->training && !is_again(c)) copy_records(w, c, own->kept);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       own->targets + c.first, model_vocabulary_leaves(m, w->shared->records), own->scale,
+       own->targets + c.first, model_vocabulary_leaves(m, records_of(w, c, own)), own->scale,
        (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
        own->z_losses ? own->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
     if (c.input) (model_has_heads_apart(m) ? make_leaves : make_input)(w, &c, own, dlogits);
     if (own->gradient)
-        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c), m->compute,
+        OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c, own), m->compute,
            own->gradient, DTYPE_F32, h, own->later || !(p->first && c.begins), model_one_leaf(m, c.rows));
 }
 
@@ -322,34 +361,32 @@ static void head_forward(const LayerPass *w) {
     all_heads(w, training, training && !w->pass->defer_head);
 }
 
-/* Deferred, the weight half finds neither normed states nor logits: scratch was others' in between. */
+/* Deferred, the weight half finds no logits, and without a module no normed states either: scratch was
+ * others' in between. */
 static void head_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
-    final_norm(w);
+    if (!w->pass->model->config.further_module) final_norm(w);
     all_heads(w, false, true);
 }
 
 static void module_norm(const LayerPass *w) {
-    if (w->pass->training)
-        norm_forward(w->pass, w->unit, &params[MODULE_NORM], w->pass->model->tokens, w->x, NULL, NULL,
-                     w->tensors[NORMED], w->tensors[MODULE_RSTD]);
+    norm_forward(w->pass, w->unit, &params[MODULE_NORM], model_own_tokens(w->pass->model), w->own_x, NULL,
+                 NULL, w->tensors[MODULE_NORMED], w->tensors[MODULE_RSTD]);
 }
 
 static void module_norm_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT)
-        norm_backward(w->pass, w->unit, &params[MODULE_NORM], w->x, w->tensors[MODULE_RSTD],
+        norm_backward(w->pass, w->unit, &params[MODULE_NORM], w->own_x, w->tensors[MODULE_RSTD],
                       w->tensors[MODULE_DNORMED], w->dstream, false);
 }
 
 static void module_head_forward(const LayerPass *w) {
-    CHECK(!w->pass->training || w->pass->defer_head);
-    if (w->pass->training) all_of_module(w, true, false);
+    CHECK(w->pass->defer_head);
+    all_of_module(w, true, false);
 }
 
 static void module_head_backward(const LayerPass *w, Half half) {
-    if (!(half & HALF_WEIGHT)) return;
-    module_norm(w);
-    all_of_module(w, false, true);
+    if (half & HALF_WEIGHT) all_of_module(w, false, true);
 }
 
 static double product_flops(const ModelConfig *c) {
@@ -390,21 +427,24 @@ void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float
 
 static const Part parts[] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
-    {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
+    {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
+     .read = NORMED, .read_gradient = DNORMED},
 };
 enum { PARTS = sizeof parts / sizeof *parts };
 
 static const Part heads_parts[PARTS] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
     {"heads and losses", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
-     .more = further_cost, .needed = no_cost},
+     .read = NORMED, .read_gradient = DNORMED, .more = further_cost, .needed = no_cost},
 };
 
 static const Part module_parts[] = {
-    {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
-    {"head and loss", LIFE_INPUT, head_forward, head_backward, .more = deferred_cost, .needed = no_cost},
-    {"norm of the module", LIFE_INPUT, module_norm, module_norm_backward, .product = NULL},
-    {"head of the module", LIFE_INPUT, module_head_forward, module_head_backward, .more = deferred_cost,
+    {"norm", LIFE_CHEAP, final_norm, final_norm_backward, .product = NULL},
+    {"head and loss", LIFE_INPUT, head_forward, head_backward, .logits = true, .read = NORMED,
+     .read_gradient = DNORMED, .more = deferred_cost, .needed = no_cost},
+    {"norm of the module", LIFE_CHEAP, module_norm, module_norm_backward, .trains = true},
+    {"head of the module", LIFE_INPUT, module_head_forward, module_head_backward, .logits = true,
+     .trains = true, .read = MODULE_NORMED, .read_gradient = MODULE_DNORMED, .more = deferred_cost,
      .needed = second_cost},
 };
 
@@ -415,24 +455,18 @@ const Layer layer_head = {.name = "head",
                           .parts = parts,
                           .param_count = FURTHER - NORM,
                           .tensor_count = TENSORS,
-                          .part_count = PARTS,
-                          .read = NORMED,
-                          .read_gradient = DNORMED},
+                          .part_count = PARTS},
             layer_heads = {.name = "heads",
                            .params = &params[NORM],
                            .tensors = tensors,
                            .parts = heads_parts,
                            .param_count = PARAMS - NORM,
                            .tensor_count = TENSORS,
-                           .part_count = PARTS,
-                           .read = NORMED,
-                           .read_gradient = DNORMED},
+                           .part_count = PARTS},
             layer_module_head = {.name = "heads of model and module",
                                  .params = params,
-                                 .tensors = tensors,
+                                 .tensors = module_tensors,
                                  .parts = module_parts,
                                  .param_count = FURTHER,
                                  .tensor_count = ALL_TENSORS,
-                                 .part_count = sizeof module_parts / sizeof *module_parts,
-                                 .read = NORMED,
-                                 .read_gradient = DNORMED};
+                                 .part_count = sizeof module_parts / sizeof *module_parts};

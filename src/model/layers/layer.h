@@ -60,6 +60,7 @@ typedef enum Extent {
     EXTENT_STRIDE,
     EXTENT_SPANS,
     EXTENT_SEQUENCES,
+    EXTENT_RECORDS,
     EXTENT_ADAPTER,
     EXTENT_ONE
 } Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits, and of that once
@@ -70,7 +71,8 @@ typedef enum Extent {
              leaf of queries that does (model_key_leaves), of terms of their gradients (model_term_depth);
              two for each token and leaf of all ranks, of its queries and of its keys; states that Mamba-2
              keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for each span
-             of tokens, for each sequence of all ranks; r of adapters; one */
+             of tokens, for each sequence of all ranks; records of losses, of four numbers each, one for each
+             token and leaf of all ranks; r of adapters; one */
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -128,7 +130,7 @@ enum { LAYER_TENSORS = 32 }; /* at most */
 typedef struct AdapterRoom {
     void *inner;  /* [T, r] c: x A^T, or the gradient of it */
     void *outer;  /* [T, out] c: s times the gradient of the matrix's part of y */
-    void *joint;  /* [r, h] c: a joint side as products read it; none where c is fp32 */
+    void *joint;  /* [r, h] c: a joint side as products read it, or a module's matrix; none where c is fp32 */
     float *apart; /* [own, r]: of a sum over ranks, one adapter's */
 } AdapterRoom;
 
@@ -204,6 +206,13 @@ typedef struct Part {
     bool latents;           /* behind it ranks have made these latents: on the way back terms of their
                                gradients are summed, see Layer.latents */
     bool of_latents;        /* what its product reads is that, and not the layer's input */
+    bool embeds;            /* it takes rows of the embedding, which ranks may share: terms, of all tokens */
+    bool logits;            /* as fused, of all tokens, but for the weight half, which makes logits again */
+    bool own;               /* it makes the layer's result of own tokens alone */
+    bool trains;            /* it is run in training alone */
+    /* Of a layer that stands alone, tensors of own tokens: what a part reads that is gathered for it, and
+     * where the gradient of that goes; what terms come to that it makes, and the gradient of this. */
+    int read, read_gradient, made, made_gradient;
     /* Of the gradient of what ranks gathered for it, own tokens of which have been summed: adds what each
      * makes by itself. */
     void (*summed)(const LayerPass *w);
@@ -304,9 +313,6 @@ typedef struct Layer {
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
     /* fp32 elements that generation carries from token to token, however many there were; NULL: none. */
     int64_t (*carried)(const ModelConfig *c);
-    /* Of a layer that stands alone and has a product: the tensors that this reads, and that its gradient goes
-     * to; both of own tokens. */
-    int read, read_gradient;
     const Swap *swaps; /* [SWAPS] of its part that attends; NULL: it has none */
     const KeysOfAll *keys;
     const RowSums *rows;  /* of its part that norms rows; NULL: it has none */
@@ -323,10 +329,12 @@ typedef struct Layer {
  * read what was gathered for their router, and theirs are terms of one sum. */
 static inline bool part_cuts(const Part *p, Cut cut) { return p->product && p->product->weight->cut == cut; }
 static inline bool part_reads_all(const Part *p) {
-    return p->routes || p->whole ||
+    return p->routes || p->whole || p->logits ||
            (part_cuts(p, CUT_ROWS) && !p->by_experts && !p->beside && !p->of_latents);
 }
-static inline bool part_makes_terms(const Part *p) { return part_cuts(p, CUT_COLUMNS) && !p->beside; }
+static inline bool part_makes_terms(const Part *p) {
+    return p->embeds || (part_cuts(p, CUT_COLUMNS) && !p->beside);
+}
 
 extern const Layer layer_embedding;            /* ids -> y */
 extern const Layer layer_attention;            /* x -> y */
@@ -356,6 +364,8 @@ void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, o
                    void *dx /* [T, in] c */);
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
+/* In place of that, and with the input half, where the matrix is joint (params.h): of own tokens. */
+void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x);
 /* Adapters of its matrices in a unit. */
 int product_adapters(const struct Model *m, int unit, const Product *p);
 /* What a sum over ranks comes to: y = terms, rounded, + bias + adapters, which have terms of their own. */
@@ -375,6 +385,11 @@ void begin_sequence(const LayerPass *w, int64_t elements);
 const int32_t *documents_of(const LayerPass *w);
 /* Keys that a token of `layer` sees, in the mean over a sequence. */
 double keys_seen(const ModelConfig *c, int64_t layer, int64_t context);
+
+/* Rows of the embedding, times `scale`, and of learned positions (NULL: none), of all tokens: to y; where
+ * ranks share the rows, terms of that. */
+void embedding_forward(const LayerPass *w, const int32_t *ids, float scale, const int32_t *positions,
+                       void *y);
 
 /* The rows of a norm's parameters: its weight, then its bias, which only LayerNorm has. */
 enum { NORM_ROWS = 2 };

@@ -11,8 +11,11 @@
  *
  * The embedding is unit 0's. What its gradient gets from here has memory of its own, as that of a tied head
  * has (weights.h): it is cleared with the first microbatch, and rows are added. The module's parameters are
- * those of a block behind the last one. It is there for training alone; ranks share its tokens (cp), and
- * nothing else of it (config.c). */
+ * those of a block behind the last one. It is there for training alone.
+ *
+ * Where ranks share matrices (tp), each has some rows of the embedding: what it finds of all tokens' are
+ * terms of a sum, and the gradient of that is gathered. All else here is of own tokens: Wp is joint
+ * (params.h), so that each rank multiplies with all of it, and its gradient is a sum as a norm's is. */
 #include "model/unit.h"
 
 enum { EMBED_NORM, EMBED_NORM_BIAS, STATE_NORM, STATE_NORM_BIAS, PROJECTION, PARAMS };
@@ -21,18 +24,19 @@ static const ParamRow params[PARAMS] = {
     [EMBED_NORM_BIAS] = {"enorm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
     [STATE_NORM] = {"hnorm.weight", DIM_HIDDEN, .init = ROLE_NORM},
     [STATE_NORM_BIAS] = {"hnorm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
-    [PROJECTION] = {"eh_proj.weight", DIM_HIDDEN, DIM_JOINED, .init = ROLE_INNER, .decays = true},
+    [PROJECTION] = {"eh_proj.weight", DIM_HIDDEN, DIM_JOINED, .init = ROLE_INNER, .decays = true,
+                    .joint = true},
 };
 
 enum { EMBEDDED, EMBED_RSTD, STATE_RSTD, JOINED, DJOINED, DEMBEDDED, NORMED, TENSORS };
 static const TensorRow tensors[TENSORS] = {
-    [EMBEDDED] = {.width = DIM_HIDDEN, .life = LIFE_CHEAP},
-    [EMBED_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
-    [STATE_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
-    [JOINED] = {.width = DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
-    [DJOINED] = {.width = DIM_JOINED, .life = LIFE_SCRATCH},
-    [DEMBEDDED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
-    [NORMED] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH}, /* a half of j, or its gradient */
+    [EMBEDDED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SAVED},
+    [EMBED_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [STATE_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
+    [JOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
+    [DJOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_SCRATCH},
+    [DEMBEDDED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
+    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* a half of j, or its gradient */
 };
 
 static const Product projection = {&params[PROJECTION], NULL, 1, DIM_HIDDEN, DIM_JOINED};
@@ -46,27 +50,29 @@ static void copy_half(const LayerPass *w, void *joined, JoinedHalf half, bool ou
     size_t narrow = (size_t)m->config.hidden_size * dtype_bytes(m->compute), wide = 2 * narrow;
     char *columns = (char *)joined + (half == HALF_STATE ? narrow : 0);
     void *rows = w->tensors[NORMED];
-    OP(w->pass->device, OP_COPY_ROWS, copy_rows, m->tokens, narrow, out ? rows : columns, out ? narrow : wide,
-       out ? columns : rows, out ? wide : narrow);
+    OP(w->pass->device, OP_COPY_ROWS, copy_rows, model_own_tokens(m), narrow, out ? rows : columns,
+       out ? narrow : wide, out ? columns : rows, out ? wide : narrow);
+}
+
+static void rows_forward(const LayerPass *w) {
+    embedding_forward(w, w->pass->next_ids, 1, NULL, w->tensors[EMBEDDED]);
 }
 
 static void norms_forward(const LayerPass *w) {
     const Pass *p = w->pass;
-    const Model *m = p->model;
+    int64_t own = model_own_tokens(p->model);
     void *const *t = w->tensors;
-    OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, m->config.hidden_size, p->next_ids,
-       weights_matrix(p->weights, embedding(m)), ALL_ROWS, 1, false, t[EMBEDDED], m->compute);
-    norm_forward(p, w->unit, &params[EMBED_NORM], m->tokens, t[EMBEDDED], NULL, NULL, t[NORMED],
-                 t[EMBED_RSTD]);
+    norm_forward(p, w->unit, &params[EMBED_NORM], own, t[EMBEDDED], NULL, NULL, t[NORMED], t[EMBED_RSTD]);
     copy_half(w, t[JOINED], HALF_EMBEDDING, false);
-    norm_forward(p, w->unit, &params[STATE_NORM], m->tokens, w->input, NULL, NULL, t[NORMED], t[STATE_RSTD]);
+    norm_forward(p, w->unit, &params[STATE_NORM], own, w->input, NULL, NULL, t[NORMED], t[STATE_RSTD]);
     copy_half(w, t[JOINED], HALF_STATE, false);
 }
 
 /* The state's gradient is added to what the head has left there. */
-static void norms_input(const LayerPass *w) {
+static void norms_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
+    if (!(half & HALF_INPUT)) return;
     copy_half(w, t[DJOINED], HALF_EMBEDDING, true);
     norm_backward(p, w->unit, &params[EMBED_NORM], t[EMBEDDED], t[EMBED_RSTD], t[NORMED], t[DEMBEDDED],
                   false);
@@ -74,36 +80,37 @@ static void norms_input(const LayerPass *w) {
     norm_backward(p, w->unit, &params[STATE_NORM], w->input, t[STATE_RSTD], t[NORMED], w->dx, true);
 }
 
-static void embedding_weight(const LayerPass *w) {
+static void rows_backward(const LayerPass *w, Half half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t tokens = model_span(m, m->tokens), hidden = m->config.hidden_size;
-    if (embedding(m)->flat == FLAT_FROZEN) return;
+    const void *all = m->sharing.ranks > 1 ? w->dy : w->tensors[DEMBEDDED];
+    if (!(half & HALF_WEIGHT) || embedding(m)->flat == FLAT_FROZEN) return;
     for (int r = 0; r < model_spans(m); r++) {
         if (p->first)
             OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r),
                m->table.flats[0][FLAT_MATRICES] * sizeof(float));
         OP(p->device, OP_EMBED_BACKWARD, embed_backward, tokens, hidden, p->next_ids + r * tokens,
-           model_at(m, w->tensors[DEMBEDDED], r * tokens * hidden), ALL_ROWS, 1,
-           gradient_tied(&p->gradients, r), m->compute);
+           model_at(m, all, r * tokens * hidden), model_vocabulary(m), 1, gradient_tied(&p->gradients, r),
+           m->compute);
     }
-}
-
-static void norms_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) norms_input(w);
-    if (half & HALF_WEIGHT) embedding_weight(w);
 }
 
 static void joined_forward(const LayerPass *w) { product_forward(w, &projection, w->tensors[JOINED], w->y); }
 
 static void joined_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) product_input(w, &projection, w->dy, w->tensors[DJOINED]);
-    if (half & HALF_WEIGHT) product_weight(w, &projection, w->dy, w->tensors[JOINED]);
+    if (half & HALF_INPUT) {
+        product_input(w, &projection, w->own_dy, w->tensors[DJOINED]);
+        product_joint(w, &projection, w->own_dy, w->tensors[JOINED]);
+    }
+    if (half & HALF_WEIGHT) product_weight(w, &projection, w->own_dy, w->tensors[JOINED]);
 }
 
 static const Part parts[] = {
-    {"next embedding", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL},
-    {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection},
+    {"embedding of next tokens", LIFE_SAVED, rows_forward, rows_backward, .embeds = true, .made = EMBEDDED,
+     .made_gradient = DEMBEDDED},
+    {"norms of both", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL},
+    {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection, .own = true},
 };
 
 const Layer layer_module = {.name = "module",

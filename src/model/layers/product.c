@@ -32,6 +32,20 @@ static Leaves leaves_over(const Model *m, const Product *p, Cut cut, Dim dim) {
     return p->weight->cut == cut ? model_leaves(m, dim) : model_one_leaf(m, model_dim(&m->config, dim));
 }
 
+static bool is_joint(const LayerPass *w, const Param *p) {
+    return param_is_joint(&w->pass->model->config, p->row);
+}
+
+/* A matrix, or a side of an adapter, as products read it. */
+static const void *matrix_of(const LayerPass *w, const Param *p) {
+    Dtype compute = w->pass->model->compute;
+    if (!is_joint(w, p)) return weights_matrix(w->pass->weights, p);
+    const float *held = weights_vector(w->pass->weights, p);
+    if (compute == DTYPE_F32) return held;
+    OP(w->pass->device, OP_CAST, cast, p->count, held, DTYPE_F32, w->adapters->joint, compute);
+    return w->adapters->joint;
+}
+
 /* ---- adapters ----
  *
  * Where no rank may share matrices both sides are matrices like others. Where ranks may, the side that is cut
@@ -87,20 +101,6 @@ int product_adapters(const Model *m, int unit, const Product *p) {
     return count;
 }
 
-static bool is_joint(const LayerPass *w, const Param *side) {
-    return param_is_joint(&w->pass->model->config, side->row);
-}
-
-/* A side as products read it. */
-static const void *adapter_side(const LayerPass *w, const Param *side) {
-    Dtype compute = w->pass->model->compute;
-    if (!is_joint(w, side)) return weights_matrix(w->pass->weights, side);
-    const float *held = weights_vector(w->pass->weights, side);
-    if (compute == DTYPE_F32) return held;
-    OP(w->pass->device, OP_CAST, cast, side->count, held, DTYPE_F32, w->adapters->joint, compute);
-    return w->adapters->joint;
-}
-
 /* Of the whole sum [T, r], to `inner`; or this rank's terms of it, beside those of the product. */
 static void inner_product(const LayerPass *w, const Product *p, const Adapter *a, bool back, const void *from,
                           bool term, Leaves leaves, void *inner) {
@@ -108,7 +108,7 @@ static void inner_product(const LayerPass *w, const Product *p, const Adapter *a
     const Param *side = back ? a->b : a->a;
     int64_t width = term ? product_adapters(m, w->unit, p) * a->rank : a->rank;
     OP(w->pass->device, OP_GEMM, gemm, false, !back, m->tokens, a->rank, back ? a->out : a->in, from,
-       adapter_side(w, side), m->compute, term ? (void *)(w->shared->inner + a->at) : inner,
+       matrix_of(w, side), m->compute, term ? (void *)(w->shared->inner + a->at) : inner,
        term ? DTYPE_F32 : m->compute, width, false, leaves);
 }
 
@@ -153,7 +153,7 @@ static void add_to_output(const LayerPass *w, const Adapter *a, int64_t tokens, 
     OP(w->pass->device, OP_SCALE, scale, tokens, a->rank, (float)m->config.adapter_scale, inner, a->rank,
        w->adapters->inner, m->compute);
     OP(w->pass->device, OP_GEMM, gemm, false, true, tokens, a->out, a->rank, w->adapters->inner,
-       adapter_side(w, a->b), m->compute, model_at(m, y, a->first), m->compute, a->width, true,
+       matrix_of(w, a->b), m->compute, model_at(m, y, a->first), m->compute, a->width, true,
        model_one_leaf(m, a->rank));
 }
 
@@ -161,7 +161,7 @@ static void add_to_output(const LayerPass *w, const Adapter *a, int64_t tokens, 
 static void add_to_input(const LayerPass *w, const Adapter *a, int64_t tokens, void *dx) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_GEMM, gemm, false, false, tokens, a->in, a->rank, w->adapters->inner,
-       adapter_side(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_leaf(m, a->rank));
+       matrix_of(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_leaf(m, a->rank));
 }
 
 /* dW [out, in] += left [T, out]^T right [T, in], span by span; the first microbatch sets. */
@@ -253,6 +253,12 @@ static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void 
            weights_vector(w->pass->weights, bias), m->compute);
 }
 
+/* A joint matrix is multiplied with on each rank, for own tokens. */
+static int64_t tokens_of(const LayerPass *w, const Param *matrix) {
+    const Model *m = w->pass->model;
+    return is_joint(w, matrix) ? model_own_tokens(m) : m->tokens;
+}
+
 /* Y [T, out] = X W^T: the flag says whether W is stored as the product wants it. The bias is a pass of its
  * own over y; what is a sum over ranks gets it when it is one. */
 void product_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
@@ -260,8 +266,8 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
     const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     bool terms = product_makes_terms(m, p);
-    OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, m->tokens, out, in, x,
-       weights_matrix(w->pass->weights, matrix), m->compute, y, terms ? DTYPE_F32 : m->compute, out, false,
+    OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, tokens_of(w, matrix), out, in, x,
+       matrix_of(w, matrix), m->compute, y, terms ? DTYPE_F32 : m->compute, out, false,
        leaves_over(m, p, CUT_COLUMNS, p->in));
     if (!terms) add_bias(w, p, m->tokens, y);
     adapters_forward(w, p, x, y);
@@ -293,9 +299,9 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, m->tokens, in, out, dy,
-       weights_matrix(w->pass->weights, matrix), m->compute, dx,
-       product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false, leaves_over(m, p, CUT_ROWS, p->out));
+    OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, tokens_of(w, matrix), in, out, dy,
+       matrix_of(w, matrix), m->compute, dx, product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false,
+       leaves_over(m, p, CUT_ROWS, p->out));
     adapters_input(w, p, dy, dx);
     bias_gradient(w, p, dy); /* a vector's gradient belongs to this half */
 }
@@ -322,8 +328,13 @@ void product_weight(const LayerPass *w, const Product *p, const void *dy, const 
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
     adapters_weight(w, p, dy, x);
-    if (matrix->flat == FLAT_FROZEN) return;
+    if (matrix->flat == FLAT_FROZEN || is_joint(w, matrix)) return;
     for (int r = 0; r < model_spans(m); r++) weight_of_span(w, p, matrix, r, dy, x);
+}
+
+void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x) {
+    const Param *matrix = product_matrix(w, p);
+    if (is_joint(w, matrix)) joint_gradient(w, matrix, dy, x);
 }
 
 /* ---- norms ---- */
