@@ -57,9 +57,12 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
 
 static int ends = -1; /* the file of statuses */
 
+/* Once: what ends all ranks may end this one by exit(). */
 void launched_tell_end(int status) {
     unsigned char byte = (unsigned char)status;
-    if (ends >= 0 && write(ends, &byte, 1) != 1) ends = -1;
+    int file = ends;
+    ends = -1;
+    if (file >= 0 && write(file, &byte, 1) == 1) close(file);
 }
 
 static void tell_at_exit(int status, void *nothing) {

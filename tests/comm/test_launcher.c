@@ -81,12 +81,14 @@ static void make_launcher(void) {
     close(file);
 }
 
-/* In a rank: "exit 75", "abort 65" (past exit(), as MPI_Abort may be), "signal 11". */
+/* In a rank: "exit 75", "abort 65" (past exit(), as MPI_Abort may be), "twice 0" (and through it),
+ * "signal 11". */
 static int end_as(const char *way) {
     int number = atoi(strchr(way, ' ') + 1);
     if (*way == 's') raise(number);
     if (*way == 'e') return number;
     launched_tell_end(number);
+    if (*way == 't') exit(number);
     _exit(0);
 }
 
@@ -126,6 +128,7 @@ static void test_untold_ends(void **state) {
     assert_string_equal(err.message, "rank 1 was killed by signal 11 (SIGSEGV)");
     assert_int_equal(launched("signal 9", "exit 0", "", "0").code, ERR_PEER);
     assert_int_equal(launched("exit 0", "signal 15", "Exit codes: [vm] 0,0\n", "0").code, ERR_PEER);
+    assert_int_equal(launched("twice 0", "signal 9", "", "0").code, ERR_PEER);
 }
 
 int main(int argc, char **argv) {
