@@ -101,7 +101,7 @@ static bool equal(double a, double b) { return a >= b && a <= b; }
  * A checkpoint writes the family's config.json and no more: what has no key in it would be lost on the
  * way, and the file read as another model. Called on a complete shape, so zeros that mean "as usual" are
  * filled in. */
-ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
+static ErrorCode check_fields(const ModelConfig *c, const char *where, Error *err) {
     const Family *f = model_family(c);
     const ModelConfig *d = &f->defaults;
 #define FIELD(name) #name, offsetof(ModelConfig, name)
@@ -142,6 +142,12 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (!fields[i].same && !reads_field(f, fields[i].offset))
             return refuse_field(f, where, fields[i].name, err);
+    return OK;
+}
+
+ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
+    const Family *f = model_family(c);
+    TRY(check_fields(c, where, err));
     if (c->sliding_window > 0 && !family_reads(f, KEY_WINDOWS))
         return refuse_field(f, where, "sliding_window", err);
     if (c->no_rope.period > 0 && !family_reads(f, KEY_NO_ROPE))
