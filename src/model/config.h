@@ -103,8 +103,8 @@ typedef struct ModelConfig {
     double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     bool further_module; /* of train.multi_token_kind: a module (layers/module.c) in place of further heads */
-    bool use_qk_norm;    /* of QK_NORM_PLAIN (families/family.h): heads are normed where they are turned */
     bool module_joint;   /* and ranks may share matrices: its own is on all of them. In no config.json */
+    bool use_qk_norm;    /* of QK_NORM_PLAIN (families/family.h): heads are normed where they are turned */
     bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
