@@ -18,7 +18,7 @@
  * probability of zero. Two things keep the roundings from adding up in what all keys have in common (a bias):
  * a row is divided by the sum of its rounded probabilities; and since the gradients of a row's scores come to
  * zero, and rounded ones to a little more or less, dQ has what rounding left of a row in a block of keys,
- * times one of these that the row sees (put_rests).
+ * times the first of these, if the row sees that one.
  *
  * With AMX, products of bf16 are made by tiles (amx.h), where a head is whole tiles wide; other heads go by
  * pairs. What is a product's first operand lies in rows (K; q, dout and the gradients of scores), or in tiles
@@ -552,7 +552,7 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
 typedef struct BackwardUnit {
     int64_t first, count, block;
     float *keys, *values; /* as turn makes them */
-    float *k;       /* [B][D padded]; for tiles [B / 2][D] pairs of keys; else behind that of put_rests */
+    float *k;       /* [B][D padded]; for tiles [B / 2][D] pairs of keys; else behind one of the first */
     float *dk, *dv; /* [B][D padded]; by tiles [D][B] */
     bool seen;      /* by queries already: they are made then */
 } BackwardUnit;
@@ -579,7 +579,7 @@ static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head
         int64_t terms = flash_terms(f, u->count);
         memset(u->k + terms * padded, 0, (size_t)((B / 2 - terms) * padded) * sizeof(float));
     } else if (flash_pairs(f)) {
-        terms_across(f, keys, u->count == B ? (B - 1) * f->kv_row : 0, 2, u->k);
+        terms_across(f, keys, 0, 2, u->k);
         terms_across(f, keys, f->kv_row, u->count, u->k + padded);
     } else {
         BY_DTYPE(f->c, widen_typed, keys, f->kv_row, u->count, f->s.head_dim, padded, u->k);
@@ -702,39 +702,30 @@ INLINE void put_ds(float *row, int64_t i, const Vec ds[2], Vec *sum, Vec *rounde
     *rounded = vec_add_terms(*rounded, pairs, ones, true);
 }
 
-/* What rounding left of a row goes to a key that the row sees: the block's first or, where its document or
- * window begins behind that, the last, which all rows see that come later. Of a row in between, whose own
- * document begins in the block, it is left. */
-INLINE bool sees(const SoftmaxRow *row, int64_t key, const bool masked) {
-    return !masked || (key >= row->first && key <= row->last);
-}
-INLINE float rest_of(const SoftmaxRow *row, const BackwardUnit *u, float rest, const bool to_last,
-                     const bool masked) {
-    bool first = sees(row, u->first, masked), last = sees(row, u->first + B - 1, masked);
-    return (to_last ? !first && last : first) ? rest : 0;
-}
-/* As a pair before the others. */
-INLINE void put_rests(const SoftmaxRow row[2], const BackwardUnit *u, const float rest[2], float *rows,
-                      const bool masked) {
-    Vec first = {rest_of(&row[0], u, rest[0], false, masked), rest_of(&row[1], u, rest[1], false, masked)},
-        last = {rest_of(&row[0], u, rest[0], true, masked), rest_of(&row[1], u, rest[1], true, masked)};
-    Vec pairs = pairs_across(first, last);
+/* What rounding left of two rows, as a pair before their others: rounded, and what that left of it. */
+INLINE void put_rests(float *rows, float one, float next) {
+    Vec rest = {one, next}, high = (Vec)((VecBits)pairs_across(rest, rest) << 16);
+    Vec pairs = pairs_across(high, rest - high);
     rows[DS_PAIRS - 1] = pairs[0];
     rows[B + DS_PAIRS - 1] = pairs[1];
+}
+INLINE float rest_of(const SoftmaxRow *row, const BackwardUnit *u, Vec sum, Vec rounded, const bool masked) {
+    bool seen = !masked || (u->first >= row->first && u->first <= row->last);
+    return seen ? vec_sum(sum - rounded) : 0;
 }
 
 INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_t r, const bool masked,
                          const bool capped, const bool tiles) {
     const bool second = r + 1 < b->count;
-    const SoftmaxRow row[2] = {softmax_row(b, r, masked), softmax_row(b, r + second, masked)};
+    const SoftmaxRow one = softmax_row(b, r, masked), next = softmax_row(b, r + second, masked);
     float *rows = b->ds + r * B;
     Vec sum[2] = {{0}, {0}}, rounded[2] = {{0}, {0}};
     for (int64_t i = 0; i < B; i += 2 * VLEN) {
         Vec p[2][2], ds[2][2] = {{{0}}};
         for (int v = 0; v < 2; v++) {
-            softmax_vector(b, u, &row[0], i + v * VLEN, &p[0][v], &ds[0][v], masked, capped);
+            softmax_vector(b, u, &one, i + v * VLEN, &p[0][v], &ds[0][v], masked, capped);
             p[1][v] = ds[1][v] = (Vec){0};
-            if (second) softmax_vector(b, u, &row[1], i + v * VLEN, &p[1][v], &ds[1][v], masked, capped);
+            if (second) softmax_vector(b, u, &next, i + v * VLEN, &p[1][v], &ds[1][v], masked, capped);
         }
         for (int v = 0; v < 2; v++) {
             vec_store(b->p + r / 2 * B + i + v * VLEN, pairs_across(p[0][v], p[1][v]));
@@ -743,8 +734,9 @@ INLINE void softmax_rows(const BackwardQueries *b, const BackwardUnit *u, int64_
         put_ds(rows, i, ds[0], &sum[0], &rounded[0], tiles);
         put_ds(rows + B, i, ds[1], &sum[1], &rounded[1], tiles);
     }
-    const float rest[2] = {vec_sum(sum[0] - rounded[0]), vec_sum(sum[1] - rounded[1])};
-    if (!tiles) put_rests(row, u, rest, rows, masked);
+    if (!tiles)
+        put_rests(rows, rest_of(&one, u, sum[0], rounded[0], masked),
+                  rest_of(&next, u, sum[1], rounded[1], masked));
 }
 
 INLINE int64_t softmax_pairs(const BackwardQueries *b, const BackwardUnit *u, bool masked, const bool tiles) {
