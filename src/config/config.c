@@ -2131,9 +2131,6 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     return OK;
 }
 
-/* Whether sums are cut as tp cuts them. */
-static bool over_tensors(const Config *c) { return c->mesh.tp > 1 || c->numerics.canonical_tp > 1; }
-
 /* Why a model or mesh has no module; NULL: it may have one. */
 static const char *refuses_module(const Config *c) {
     if (c->train.multi_token > 1)
@@ -2175,12 +2172,6 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     if (!c->model.init[0])
         return options_fail(set, "lora.rank", err,
                             "adapters go to a model that is there: set model.init to its directory");
-    if (model_family(&c->model.shape)->arch.latent && over_tensors(c))
-        return options_fail(
-            set, "lora.rank", err,
-            "adapters of %s beside mesh.tp and numerics.canonical_tp are not in this version: "
-            "leave one of them out",
-            model_family(&c->model.shape)->model_type);
     if (c->optimizer.ema > 0)
         return options_fail(set, "optimizer.ema", err,
                             "no average of weights is kept with lora.rank: set it to 0");

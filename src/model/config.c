@@ -27,6 +27,12 @@ static int64_t mamba_read(const ModelConfig *c) {
     return c->recurrent_size + 2 * c->mamba_n_groups * c->mamba_d_state;
 }
 
+/* What adapters of heads that are made of latents have between their sides: of keys and values, and of
+ * queries where these are made so. */
+static int64_t latent_inner(const ModelConfig *c) {
+    return c->adapter_joint ? (c->q_lora_rank > 0 ? 2 : 1) * c->adapter_rank : 0;
+}
+
 static int64_t widest_latent(const ModelConfig *c) {
     int64_t latent = c->q_lora_rank > c->kv_lora_rank ? c->q_lora_rank : c->kv_lora_rank;
     return latent > c->qk_rope_head_dim ? latent : c->qk_rope_head_dim;
@@ -85,7 +91,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_LATENT_DOWN: return c->kv_lora_rank + c->qk_rope_head_dim;
     case DIM_LATENT_WIDEST: return widest_latent(c);
     case DIM_LATENT_TURNED: return c->qk_rope_head_dim;
-    case DIM_LATENT_MADE: return c->q_lora_rank + c->kv_lora_rank + c->qk_rope_head_dim;
+    case DIM_LATENT_MADE: return c->q_lora_rank + c->kv_lora_rank + c->qk_rope_head_dim + latent_inner(c);
     case DIM_LATENT_ALL:
         return (c->q_lora_rank > 0 ? c->q_lora_rank : query) + c->kv_lora_rank + c->qk_rope_head_dim;
     case DIM_LATENT_UP: return c->num_attention_heads * (c->qk_nope_head_dim + c->v_head_dim);

@@ -333,7 +333,13 @@ Cut param_cut(const ParamRow *row) {
 
 bool param_is_joint(const ModelConfig *c, const ParamRow *row) {
     if (row->joint) return c->module_joint;
-    return row->adapts && c->adapter_joint && param_cut(row) == CUT_NONE;
+    return row->adapts && !row->adapts->latent && c->adapter_joint && param_cut(row) == CUT_NONE;
+}
+
+bool param_sees_all(const ParamRow *row) {
+    const ParamRow *of = row->adapts;
+    if (!of) return row->router || row->latent;
+    return of->latent || (of->of_latents && param_cut(row) == CUT_NONE);
 }
 
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row) {

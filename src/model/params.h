@@ -97,16 +97,17 @@ typedef struct ParamRow {
     unsigned when;    /* When, together */
     Cut cut;
     InitRole init;
-    bool decays;    /* weight decay is for it, unless asked otherwise */
-    bool fixed;     /* the bias of experts where they are chosen: no gradient ever changes it */
-    bool continues; /* follows the row before it without a gap (invariant 2) */
-    bool expert;    /* one for each expert, whose number takes the place of the name's `*` */
-    bool router;    /* of experts: on all ranks that share them */
-    bool latent;    /* makes latents: likewise on all ranks that share the heads made of them */
-    bool stacked;   /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
+    bool decays;     /* weight decay is for it, unless asked otherwise */
+    bool fixed;      /* the bias of experts where they are chosen: no gradient ever changes it */
+    bool continues;  /* follows the row before it without a gap (invariant 2) */
+    bool expert;     /* one for each expert, whose number takes the place of the name's `*` */
+    bool router;     /* of experts: on all ranks that share them */
+    bool latent;     /* makes latents: likewise on all ranks that share the heads made of them */
+    bool of_latents; /* makes heads of these: it reads them, of all tokens, and not the stream */
+    bool stacked;    /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
                        that share experts out have a part of it each, unless it is a router's */
-    bool joint;     /* a matrix that ranks which share others each have all of: param_is_joint */
-    bool outside;   /* of blocks: its name is whole */
+    bool joint;      /* a matrix that ranks which share others each have all of: param_is_joint */
+    bool outside;    /* of blocks: its name is whole */
     /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
      * where adapters were put to it (param_table_adapt), never by its config.json. */
     const struct ParamRow *adapts;
@@ -187,6 +188,9 @@ Cut param_cut(const ParamRow *row);
 /* Whether it is the other side of an adapter, or the matrix of a module, where ranks may share matrices:
  * joint. Each has all of it, and makes its gradient of own tokens, as a norm's. It lies with these. */
 bool param_is_joint(const ModelConfig *c, const ParamRow *row);
+/* Whether ranks that share matrices each have all of it, and make its whole gradient of all tokens: routers,
+ * what makes latents, adapters of that, and the joint sides of those that read latents. */
+bool param_sees_all(const ParamRow *row);
 /* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);
 bool param_table_is_adapted(const ParamTable *t);

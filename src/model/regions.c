@@ -184,8 +184,10 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
     out->outer =
         take(c, m, &(TensorRow){EXTENT_TOKENS, widest, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS});
     if (!m->config.adapter_joint) return;
-    out->joint = take(
-        c, m, &(TensorRow){EXTENT_ADAPTER, DIM_HIDDEN, ELEMENT_NARROW, LIFE_SCRATCH, false, NEED_ALWAYS});
+    bool wide = model_dim(&m->config, DIM_LATENT_WIDEST) > m->config.hidden_size;
+    out->joint = take(c, m,
+                      &(TensorRow){EXTENT_ADAPTER, wide ? DIM_LATENT_WIDEST : DIM_HIDDEN, ELEMENT_NARROW,
+                                   LIFE_SCRATCH, false, NEED_ALWAYS});
     if (m->sharing.ranks > 1)
         out->apart =
             take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});

@@ -229,6 +229,11 @@ bool unit_part_embeds(const ModelConfig *c, int unit, int part) {
     return p && p->embeds;
 }
 
+const Product *unit_part_adapted(const ModelConfig *c, int unit, int part) {
+    const Part *p = layer_part(c, unit, part);
+    return p ? part_adapted(p) : NULL;
+}
+
 bool unit_part_attends(const ModelConfig *c, int unit, int part) {
     Step step;
     return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->attends;

@@ -226,7 +226,7 @@ static bool reads_there(const Run *r, const Step *step, int part) { return step 
 int64_t unit_inner_width(const Model *m, int unit, int part) {
     if (!m->config.adapter_joint) return 0;
     bool reads = unit_part_reads_all(&m->config, unit, part);
-    const Product *p = unit_part_product(&m->config, unit, reads ? part : part - 1);
+    const Product *p = unit_part_adapted(&m->config, unit, reads ? part : part - 1);
     return p ? product_adapters(m, unit, p) * m->config.adapter_rank : 0;
 }
 
@@ -375,8 +375,9 @@ void unit_summed(const UnitPass *u, CrossingAt at) {
         OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, c.result, p->model->compute);
     else
         product_summed(&w, step->part->product, sum, c.result);
+    if (!reads && step->part->adapted) product_adapters_summed(&w, step->part->adapted, c.result);
     w.dx = c.result;
-    if (reads && step->part->product) product_input_summed(&w, step->part->product, c.result);
+    if (reads && part_adapted(step->part)) product_input_summed(&w, part_adapted(step->part), c.result);
     if (reads && step->part->summed) step->part->summed(&w);
 }
 

@@ -247,6 +247,7 @@ Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
 bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
+const Product *unit_part_adapted(const ModelConfig *c, int unit, int part); /* layer.h: part_adapted */
 bool unit_part_logits(const ModelConfig *c, int unit, int part);            /* Part.logits */
 bool unit_part_embeds(const ModelConfig *c, int unit, int part);            /* Part.embeds */
 bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */

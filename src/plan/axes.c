@@ -35,7 +35,7 @@ ParamKind axes_kind(const ModelConfig *c, const Param *p) {
         [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (param_is_of_experts(p->row)) return KIND_EXPERTS;
-    if (p->row->router || p->row->latent) return KIND_ROUTER;
+    if (param_sees_all(p->row)) return KIND_ROUTER;
     if (param_cut(p->row) == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
     return tied ? KIND_TIED : kind[param_cut(p->row)];
 }

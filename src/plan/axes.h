@@ -18,10 +18,11 @@
  * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
  * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
  * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make,
- * and of what makes latents of keys and of queries, and norms them (model/layers/latent.c). "Whole" are
+ * and of what makes latents of keys and of queries, and norms them (model/layers/latent.c), of its adapters,
+ * and of those sides of adapters of heads that read latents (model/params.h: param_sees_all). "Whole" are
  * norms, and biases that are added to a sum over tp: each rank of tp has part of the tokens there
  * (Korthikanti et al. 2022), so that their gradients are sums; this is what other trainers have forgotten
- * most often. So are the joint sides of adapters, and the matrix of a module (model/params.h:
+ * most often. So are all other joint sides of adapters, and the matrix of a module (model/params.h:
  * param_is_joint). Learned positions are cut as the embedding is that they are beside.
  *
  * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for

@@ -435,7 +435,8 @@ static void for_each_adapted_case(void (*check)(Case c)) {
             check((Case){.family = families[f], .unit = 1, .biases = biases, .adapted = true});
     for_each_mixer(true, check);
     for (int f = 0; families[f]; f++) /* one side of each joint */
-        if (!families[f]->arch.latent && families[f] != &family_recurrent && !family_has_experts(families[f]))
+        if (families[f] != &family_recurrent &&
+            (families[f]->arch.latent || !family_has_experts(families[f])))
             check((Case){.family = families[f], .unit = 1, .adapted = true, .leaves = 3});
 }
 

@@ -630,6 +630,37 @@ static void test_module(void **state) {
     }
 }
 
+/* Adapters of what makes latents, of heads that are made of them, and of shared experts: on all ways over tp,
+ * each rank with a leaf, or two. */
+static void walk_adapted_latents(ModelConfig m, int leaves, bool narrow) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
+                     piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS};
+    static Run one, other;
+    m.moe_intermediate_size = 12;
+    one = run_of(&m, &alone), one.leaves = leaves, one.adapted = true, one.narrow = narrow;
+    run_all(&one);
+    for (int i = 0; i <= WAYS; i++) {
+        const Way *w = i < WAYS ? &ways[i] : &piped;
+        for (int halves = 0; halves < 2 && w->tensors > 1; halves++) {
+            other = run_of(&m, w), other.leaves = leaves, other.adapted = true, other.narrow = narrow;
+            other.halves = halves;
+            run_all(&other);
+            if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
+                fail_msg("adapters of latents over %s%s have other figures than one rank", w->name,
+                         halves ? ", halves apart," : "");
+        }
+    }
+}
+
+static void test_adapted_latents(void **state) {
+    (void)state;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        walk_adapted_latents(family_shape(&family_deepseek_v3), 2 << narrow, narrow);
+        walk_adapted_latents(moonlight_shape(), 2 << narrow, narrow);
+    }
+    walk_adapted_latents(family_shape(&family_deepseek_v2), 2, false);
+}
+
 /* docs/parallelism.md has the same table. */
 static void test_families(void **state) {
     Text refused = {0};
@@ -780,6 +811,7 @@ int main(void) {
                                        cmocka_unit_test(test_module),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_adapters),
+                                       cmocka_unit_test(test_adapted_latents),
                                        cmocka_unit_test(test_copies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -498,6 +498,12 @@ static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
        m->compute);
 }
 
+/* Leaf by leaf; what adapters of shared experts add comes behind the sum, be it over ranks. */
+static void add_up_results(const LayerPass *w) {
+    add_up(w, &sum_of_down, w->y);
+    if (has_shared(w) && w->pass->model->sharing.ranks == 1) product_adapters_output(w, &shared_down, w->y);
+}
+
 static void finish(const LayerPass *w) {
     combine_all(w, !weighs_input(w), w->y);
     if (has_shared(w)) add_rows(w, w->y);
@@ -513,6 +519,7 @@ static void shared_up_backward(const LayerPass *w, Half half) {
     if (!(half & HALF_INPUT)) return;
     if (has_leaves(w)) {
         add_up(w, &sum_of_gate_up, w->dx);
+        product_adapters_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->dx);
         return;
     }
     product_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->tensors[SHARED_ROWS]);
@@ -524,7 +531,10 @@ static void shared_down_forward(const LayerPass *w) {
     void *const *t = w->tensors;
     OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
        true, m->tokens, model_dim(&m->config, DIM_SHARED), t[SHARED_GATE_UP], t[SHARED_ACT], m->compute);
-    if (!has_leaves(w)) product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
+    if (has_leaves(w))
+        product_adapters_inner(w, &shared_down, t[SHARED_ACT]);
+    else
+        product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
 }
 
 static void shared_down_backward(const LayerPass *w, Half half) {
@@ -691,7 +701,7 @@ static void down_forward(const LayerPass *w) {
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
     }
     if (has_leaves(w))
-        add_up(w, &sum_of_down, w->y);
+        add_up_results(w);
     else
         finish(w);
 }
@@ -779,7 +789,7 @@ static void work_forward(const LayerPass *w, const Visitors *v) {
 
 static void arrive_forward(const LayerPass *w) {
     if (has_leaves(w)) {
-        add_up(w, &sum_of_down, w->y);
+        add_up_results(w);
         return;
     }
     for (int s = 0; s < spans(w); s++) {
@@ -866,27 +876,28 @@ static const Visits visiting = {
                 .work = work_backward,
                 .arrive = arrive_backward}}};
 
-#define ROUTER_PART                                                                                \
-    {                                                                                              \
-        "router", LIFE_INPUT, router_forward, router_backward, .product = &router, .routes = true, \
-                                                               .summed = router_summed             \
+#define ROUTER_PART(adapters)                                                                               \
+    {                                                                                                       \
+        "router", LIFE_INPUT, router_forward, router_backward, .product = &router, .routes = true,          \
+                                                               .summed = router_summed, .adapted = adapters \
     }
-#define EXPERT_PARTS                                                                                     \
-    {"gate and up of experts", LIFE_CHEAP,          gate_up_forward,                                     \
-     gate_up_backward,         .product = &gate_up, .by_experts = true},                                 \
-    {                                                                                                    \
-        "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down, .by_experts = true \
+#define EXPERT_PARTS(adapters)                                                                            \
+    {"gate and up of experts", LIFE_CHEAP,          gate_up_forward,                                      \
+     gate_up_backward,         .product = &gate_up, .by_experts = true},                                  \
+    {                                                                                                     \
+        "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down, .by_experts = true, \
+                                                                    .adapted = adapters                   \
     }
-static const Part parts[] = {ROUTER_PART, EXPERT_PARTS};
+static const Part parts[] = {ROUTER_PART(NULL), EXPERT_PARTS(NULL)};
 /* What shared experts add is of no use but to the layer's result, which as a block's last is never made
  * again; as that of a module's it is (module.c). */
-static const Part shared_parts[] = {ROUTER_PART,
+static const Part shared_parts[] = {ROUTER_PART(&shared_gate_up),
                                     {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
                                      shared_up_backward, .product = &shared_gate_up, .beside = true},
                                     {"down of the shared", LIFE_INPUT, shared_down_forward,
                                      shared_down_backward, .product = &shared_down, .term = true,
                                      .beside = true},
-                                    EXPERT_PARTS};
+                                    EXPERT_PARTS(&shared_down)};
 
 const Layer layer_experts = {.name = "experts",
                              .params = params,

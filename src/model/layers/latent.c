@@ -19,9 +19,10 @@
  * Where ranks share heads (tp), each has some rows of Wqb, or Wq, and Wkvb, and columns of Wo. Wqa, Wkva and
  * the norms of latents are whole on each, which makes the latents of all tokens from what it has gathered:
  * they are few, and nothing but x crosses forward. On the way back each has terms of their gradients, from
- * its own heads, which are summed on all ranks (LATENTS); what follows is then that of one rank, and
- * gradients of Wqa, Wkva and the norms are complete, and the same, on each. Only the gradient of x is made of
- * own tokens: added, where Wq makes terms of it, behind the sum of these. */
+ * its own heads, which are summed on all ranks (LATENTS), and with them terms of what adapters of Wqb and
+ * Wkvb have between their sides; what follows is then that of one rank, and gradients of Wqa, Wkva, the norms
+ * and these adapters' A are complete, and the same, on each. Only the gradient of x is made of own tokens:
+ * added, where Wq makes terms of it, behind the sum of these. */
 #include "model/families/family.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"
@@ -58,9 +59,9 @@ static const ParamRow params[PARAMS] = {
     [DOWN_KV] = {"self_attn.kv_a_proj_with_mqa.weight", DIM_LATENT_DOWN, DIM_HIDDEN, .init = ROLE_INNER,
                  .decays = true, .continues = true, .latent = true},
     [UP_Q] = {"self_attn.q_b_proj.weight", DIM_QUERY, DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
-              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true},
+              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true, .of_latents = true},
     [UP_KV] = {"self_attn.kv_b_proj.weight", DIM_LATENT_UP, DIM_LATENT_KEY, .cut = CUT_ROWS,
-               .init = ROLE_INNER, .decays = true},
+               .init = ROLE_INNER, .decays = true, .of_latents = true},
     [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_VALUES, .cut = CUT_COLUMNS, .init = ROLE_OUT,
            .decays = true},
     ADAPTER_ROWS(DOWN_Q, DIM_LATENT_QUERY, DIM_HIDDEN),
@@ -82,7 +83,8 @@ enum {
     DRAW,
     DKEY_LATENT,
     DDOWN,
-    MADE_TERMS, /* of gradients of the latent of keys, the common key, and the latent of queries */
+    MADE_TERMS, /* of gradients of the latent of keys, the common key, and the latent of queries; and of what
+                   adapters of heads have between their sides */
     KEYS_TENSORS,
     QUERY_LATENT = KEYS_TENSORS,
     QUERY_RSTD,
@@ -161,18 +163,23 @@ static void down_backward(const LayerPass *w, Half half) {
     int64_t own = model_own_tokens(m);
     if (half & HALF_WEIGHT) product_weight(w, &down, w->tensors[DDOWN], w->x);
     if (!(half & HALF_INPUT)) return;
-    if (m->sharing.ranks > 1)
-        down_input(w, m->sharing.place * own, own, model_one_leaf(m, dim_of(w, DIM_LATENT_ALL)), m->compute,
-                   false);
-    else
+    if (m->sharing.ranks == 1) {
         product_input(w, &down, w->tensors[DDOWN], w->dx);
+        return;
+    }
+    int64_t first = m->sharing.place * own, all = dim_of(w, DIM_LATENT_ALL);
+    down_input(w, first, own, model_one_leaf(m, all), m->compute, false);
+    product_whole_input(w, &down, own, model_at(m, w->tensors[DDOWN], first * all), w->dx);
 }
 
 /* Without a latent of queries: of what makes that of keys, added to what comes of queries. */
 static void add_keys_down(const LayerPass *w, int64_t first, int64_t tokens) {
+    const Model *m = w->pass->model;
     int64_t keys = dim_of(w, DIM_LATENT_DOWN);
     Leaves leaves = {.runs = 1, .run = {{.length = keys, .leaf = keys, .skip = first_of_keys(w)}}};
-    down_input(w, first, tokens, leaves, w->pass->model->compute, true);
+    down_input(w, first, tokens, leaves, m->compute, true);
+    product_whole_input(w, &keys_down, tokens,
+                        model_at(m, w->tensors[DDOWN], first * dim_of(w, DIM_LATENT_ALL)), w->dx);
 }
 
 /* Ranks may share the queries. */
@@ -186,6 +193,7 @@ static void keys_down_backward(const LayerPass *w, Half half) {
     }
     down_input(w, 0, m->tokens, model_leaves(m, DIM_QUERY), m->sharing.ranks > 1 ? DTYPE_F32 : m->compute,
                false);
+    product_adapters_input(w, &keys_down, w->tensors[DDOWN], w->dx);
     if (m->sharing.ranks == 1) add_keys_down(w, 0, m->tokens);
 }
 
@@ -242,6 +250,28 @@ static float *query_terms(const LayerPass *w) {
     return common_key_terms(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_TURNED);
 }
 
+static float *query_inner(const LayerPass *w) {
+    return query_terms(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_QUERY);
+}
+static float *key_inner(const LayerPass *w) {
+    int64_t width = has_latent_queries(w) ? dim_of(w, DIM_ADAPTER) : 0;
+    return query_inner(w) + w->pass->model->tokens * width;
+}
+
+/* The gradient of a latent, from heads: [T, latent] c to dx, or terms with those of adapters, zeros where
+ * there are none. */
+static void input_of_latent(const LayerPass *w, const Product *p, const void *dy, int latent, void *dx,
+                            float *inner) {
+    const Model *m = w->pass->model;
+    Shared shared = *w->shared;
+    LayerPass of = *w;
+    shared.inner = inner, of.shared = &shared, of.own_x = w->tensors[latent];
+    product_input(&of, p, dy, dx);
+    if (m->sharing.ranks > 1 && m->config.adapter_joint && product_adapters(m, w->unit, p) == 0)
+        OP(w->pass->device, OP_ZERO, zero, inner,
+           (size_t)(m->tokens * dim_of(w, DIM_ADAPTER)) * sizeof *inner);
+}
+
 static void round_sums(const LayerPass *w, Dim width, const float *sums, void *to) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_CAST, cast, m->tokens * dim_of(w, width), sums, DTYPE_F32, to, m->compute);
@@ -256,6 +286,9 @@ static void take_sums(const LayerPass *w) {
     round_sums(w, DIM_LATENT_TURNED, common_key_terms(w), t[DRAW]);
     copy_columns(w, w->pass->model->tokens, turned, t[DRAW], turned, common_key(w, DDOWN),
                  dim_of(w, DIM_LATENT_ALL));
+    if (has_latent_queries(w))
+        product_latents_summed(w, &queries, query_inner(w), t[QUERY_LATENT], t[DQUERY_LATENT]);
+    product_latents_summed(w, &keys_values, key_inner(w), t[KEY_LATENT], t[DKEY_LATENT]);
 }
 
 /* Weights' gradients are of all tokens, and have no leaves. */
@@ -292,7 +325,9 @@ static void queries_forward(const LayerPass *w) {
 static void queries_backward(const LayerPass *w, Half half) {
     void *const *t = w->tensors;
     bool terms = w->pass->model->sharing.ranks > 1;
-    if (half & HALF_INPUT) product_input(w, &queries, t[QUERIES], terms ? query_terms(w) : t[DQUERY_LATENT]);
+    if (half & HALF_INPUT)
+        input_of_latent(w, &queries, t[QUERIES], QUERY_LATENT, terms ? query_terms(w) : t[DQUERY_LATENT],
+                        terms ? query_inner(w) : NULL);
     if (half & HALF_WEIGHT) product_weight(w, &queries, t[QUERIES], t[QUERY_LATENT]);
 }
 
@@ -337,7 +372,8 @@ static void keys_backward(const LayerPass *w, Half half) {
     if (half & HALF_INPUT) {
         attend_take_sums(w);
         heads_backward(w, s, s.terms ? common_key_terms(w) : common_key(w, DDOWN));
-        product_input(w, &keys_values, t[UP], s.terms ? t[MADE_TERMS] : t[DKEY_LATENT]);
+        input_of_latent(w, &keys_values, t[UP], KEY_LATENT, s.terms ? t[MADE_TERMS] : t[DKEY_LATENT],
+                        s.terms ? key_inner(w) : NULL);
     }
     if (half & HALF_WEIGHT) product_weight(w, &keys_values, t[UP], t[KEY_LATENT]);
 }

@@ -210,6 +210,7 @@ typedef struct Part {
     bool logits;            /* as fused, of all tokens, but for the weight half, which makes logits again */
     bool own;               /* it makes the layer's result of own tokens alone */
     bool trains;            /* it is run in training alone */
+    const Product *adapted; /* the product whose adapters' terms cross with what is summed; NULL: its own */
     /* Of a layer that stands alone, tensors of own tokens: what a part reads that is gathered for it, and
      * where the gradient of that goes; what terms come to that it makes, and the gradient of this. */
     int read, read_gradient, made, made_gradient;
@@ -332,6 +333,7 @@ static inline bool part_reads_all(const Part *p) {
     return p->routes || p->whole || p->logits ||
            (part_cuts(p, CUT_ROWS) && !p->by_experts && !p->beside && !p->of_latents);
 }
+static inline const Product *part_adapted(const Part *p) { return p->adapted ? p->adapted : p->product; }
 static inline bool part_makes_terms(const Part *p) {
     return p->embeds || (part_cuts(p, CUT_COLUMNS) && !p->beside);
 }
@@ -373,6 +375,21 @@ void product_summed(const LayerPass *w, const Product *p, const float *terms /* 
                     void *y /* [own, out] c */);
 /* The same of dx, which is rounded: what adapters add to it, and gradients of their joint sides. */
 void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [own, in] c */);
+
+/* Adapters alone, of products that a layer makes in a way of its own where ranks may share matrices. */
+/* Forward, of a matrix that is cut by columns: x A^T, or terms of it; what the whole of that adds to y, where
+ * it is here, and where it has come from several ranks. */
+void product_adapters_inner(const LayerPass *w, const Product *p, const void *x /* [T, in] c */);
+void product_adapters_output(const LayerPass *w, const Product *p, void *y /* [T, out] c */);
+void product_adapters_summed(const LayerPass *w, const Product *p, void *y /* [own, out] c */);
+/* On the way back, of matrices that ranks may share: to dx, or terms of what product_input_summed adds; and
+ * of what makes latents, of so many tokens. */
+void product_adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx);
+void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens,
+                         const void *dy /* [tokens, out] c */, void *dx /* [tokens, in] c */);
+/* Of heads that are made of latents, from sums of terms [T, r]: to the latents' gradient, and that of A. */
+void product_latents_summed(const LayerPass *w, const Product *p, const float *terms,
+                            const void *x /* [T, in] c */, void *dx /* [T, in] c */);
 
 /* Generation: puts keys and values of the new tokens behind those of the block's cache, and attends to it. */
 void attend_to_cache(const LayerPass *w, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,

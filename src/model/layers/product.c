@@ -59,7 +59,9 @@ static const void *matrix_of(const LayerPass *w, const Param *p) {
  *     other's   dB += (s dy)^T (x A^T)             dA += (s dy B)^T x
  *
  * Terms of both sums cross beside those of the product. What comes of them is of own tokens, and so are
- * gradients of joint sides, which belong to the input half. */
+ * gradients of joint sides, which belong to the input half. Where heads are made of latents, it is of all
+ * tokens on each rank, as these are (product_latents_summed). What makes latents is whole, and its adapters
+ * are matrices like others. */
 
 /* Of one of the matrices that a product takes as one. */
 typedef struct Adapter {
@@ -70,21 +72,26 @@ typedef struct Adapter {
     int64_t at;           /* and its r numbers of a token behind those of adapters before it */
 } Adapter;
 
+/* Whether a sum over ranks is between its sides: of what makes latents none is. */
+static bool has_terms(const Model *m, const Param *a, const Param *b) {
+    return param_is_joint(&m->config, a->row) || param_is_joint(&m->config, b->row);
+}
+
 /* The next one that there is, from row *next on; false: no more. */
 static bool next_adapter(const Model *m, int unit, const Product *p, int *next, Adapter *out) {
     const ParamTable *t = &m->table;
     int64_t first = 0, at = 0;
     for (int i = 0; m->config.adapter_rank > 0 && i < p->rows; i++) {
         const Param *matrix = param_of(t, unit, &p->weight[i]);
-        const Param *a = matrix ? param_adapter(t, matrix, ADAPTER_A) : NULL;
+        const Param *a = matrix ? param_adapter(t, matrix, ADAPTER_A) : NULL,
+                    *b = a ? param_adapter(t, matrix, ADAPTER_B) : NULL;
         if (a && i >= *next) {
-            const Param *b = param_adapter(t, matrix, ADAPTER_B);
             int64_t width = model_dim(&m->config, p->out);
             *out = (Adapter){a, b, p->weight[i].rows, b->rows, a->cols, a->rows, first, width, at};
             *next = i + 1;
             return true;
         }
-        if (a) at += a->rows;
+        if (a && has_terms(m, a, b)) at += a->rows;
         if (matrix) first += model_dim(&m->config, p->weight[i].rows);
     }
     return false;
@@ -97,17 +104,17 @@ static bool adapter_of(const LayerPass *w, const Product *p, int *next, Adapter 
 int product_adapters(const Model *m, int unit, const Product *p) {
     Adapter a;
     int count = 0;
-    for (int next = 0; next_adapter(m, unit, p, &next, &a);) count++;
+    for (int next = 0; next_adapter(m, unit, p, &next, &a);) count += has_terms(m, a.a, a.b);
     return count;
 }
 
-/* Of the whole sum [T, r], to `inner`; or this rank's terms of it, beside those of the product. */
-static void inner_product(const LayerPass *w, const Product *p, const Adapter *a, bool back, const void *from,
-                          bool term, Leaves leaves, void *inner) {
+/* Of the whole sum [tokens, r], to `inner`; or this rank's terms of it, beside those of the product. */
+static void inner_product(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens, bool back,
+                          const void *from, bool term, Leaves leaves, void *inner) {
     const Model *m = w->pass->model;
     const Param *side = back ? a->b : a->a;
     int64_t width = term ? product_adapters(m, w->unit, p) * a->rank : a->rank;
-    OP(w->pass->device, OP_GEMM, gemm, false, !back, m->tokens, a->rank, back ? a->out : a->in, from,
+    OP(w->pass->device, OP_GEMM, gemm, false, !back, tokens, a->rank, back ? a->out : a->in, from,
        matrix_of(w, side), m->compute, term ? (void *)(w->shared->inner + a->at) : inner,
        term ? DTYPE_F32 : m->compute, width, false, leaves);
 }
@@ -117,7 +124,8 @@ static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a
                           void *inner) {
     const Model *m = w->pass->model;
     bool joint = is_joint(w, a->b), term = joint && product_makes_terms(m, p);
-    inner_product(w, p, a, false, x, term, joint ? model_leaves(m, p->in) : model_one_leaf(m, a->in), inner);
+    inner_product(w, p, a, m->tokens, false, x, term,
+                  joint ? model_leaves(m, p->in) : model_one_leaf(m, a->in), inner);
     return term;
 }
 
@@ -129,10 +137,10 @@ static void adapter_outer(const LayerPass *w, const Adapter *a, int64_t tokens, 
 }
 
 /* inner = outer B; true: a term. */
-static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adapter *a) {
+static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens) {
     const Model *m = w->pass->model;
     bool joint = is_joint(w, a->a), term = joint && product_reads_all(m, p);
-    inner_product(w, p, a, true, w->adapters->outer, term,
+    inner_product(w, p, a, tokens, true, w->adapters->outer, term,
                   joint ? model_leaves(m, a->outputs) : model_one_leaf(m, a->out), w->adapters->inner);
     return term;
 }
@@ -175,10 +183,12 @@ static void adapter_gradient(const LayerPass *w, const Param *p, const void *lef
            model_one_leaf(m, tokens));
 }
 
-/* The same of own tokens, leaf by leaf, as of a norm: always added to. */
+/* The same of own tokens, leaf by leaf, as of a norm: always added to. Of what sees all, of all tokens. */
 static void joint_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
-    int64_t leaf = model_token_leaf(m), each = model_span(m, model_own_tokens(m)) / leaf;
+    bool all = param_sees_all(p->row);
+    int64_t leaf = all ? model_span(m, m->tokens) : model_token_leaf(m),
+            each = all ? 1 : model_span(m, model_own_tokens(m)) / leaf;
     for (int64_t i = 0; i < model_spans(m) * each; i++)
         OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, leaf,
            model_at(m, left, i * leaf * p->rows), model_at(m, right, i * leaf * p->cols), m->compute,
@@ -195,7 +205,18 @@ static void adapters_forward(const LayerPass *w, const Product *p, const void *x
     }
 }
 
-static void adapters_summed(const LayerPass *w, const Product *p, void *y) {
+void product_adapters_inner(const LayerPass *w, const Product *p, const void *x) {
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) adapter_inner(w, p, &a, x, w->inner);
+}
+
+void product_adapters_output(const LayerPass *w, const Product *p, void *y) {
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);)
+        add_to_output(w, &a, w->pass->model->tokens, w->inner, y);
+}
+
+void product_adapters_summed(const LayerPass *w, const Product *p, void *y) {
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
         inner_summed(w, p, &a, w->inner);
@@ -204,26 +225,60 @@ static void adapters_summed(const LayerPass *w, const Product *p, void *y) {
 }
 
 /* dx += (s dy B) A, and the gradient of a joint side. */
+static void adapter_input(const LayerPass *w, const Product *p, const Adapter *a, const void *dy, void *dx) {
+    const Model *m = w->pass->model;
+    adapter_outer(w, a, m->tokens, dy);
+    if (!adapter_outer_inner(w, p, a, m->tokens)) {
+        add_to_input(w, a, m->tokens, dx);
+        if (is_joint(w, a->a)) joint_gradient(w, a->a, w->adapters->inner, w->own_x);
+    }
+    if (!is_joint(w, a->b)) return;
+    adapter_outer(w, a, model_own_tokens(m), w->own_dy);
+    joint_gradient(w, a->b, w->adapters->outer, w->inner);
+}
+
 static void adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) adapter_input(w, p, &a, dy, dx);
+}
+
+void product_adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
+    const Model *m = w->pass->model;
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);)
+        if (has_terms(m, a.a, a.b)) adapter_input(w, p, &a, dy, dx);
+}
+
+void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens, const void *dy, void *dx) {
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
-        adapter_outer(w, &a, m->tokens, dy);
-        if (!adapter_outer_inner(w, p, &a)) {
-            add_to_input(w, &a, m->tokens, dx);
-            if (is_joint(w, a.a)) joint_gradient(w, a.a, w->adapters->inner, w->own_x);
-        }
-        if (!is_joint(w, a.b)) continue;
-        adapter_outer(w, &a, model_own_tokens(m), w->own_dy);
-        joint_gradient(w, a.b, w->adapters->outer, w->inner);
+        if (has_terms(m, a.a, a.b)) continue;
+        adapter_outer(w, &a, tokens, dy);
+        adapter_outer_inner(w, p, &a, tokens);
+        add_to_input(w, &a, tokens, dx);
+    }
+}
+
+void product_latents_summed(const LayerPass *w, const Product *p, const float *terms, const void *x,
+                            void *dx) {
+    const Model *m = w->pass->model;
+    Adapter a;
+    for (int next = 0; adapter_of(w, p, &next, &a);) {
+        OP(w->pass->device, OP_CAST, cast, m->tokens * a.rank, terms, DTYPE_F32, w->adapters->inner,
+           m->compute);
+        add_to_input(w, &a, m->tokens, dx);
+        joint_gradient(w, a.a, w->adapters->inner, x);
     }
 }
 
 void product_input_summed(const LayerPass *w, const Product *p, void *dx) {
+    const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
+        if (!has_terms(m, a.a, a.b)) continue;
         inner_summed(w, p, &a, w->adapters->inner);
-        add_to_input(w, &a, model_own_tokens(w->pass->model), dx);
+        add_to_input(w, &a, model_own_tokens(m), dx);
         joint_gradient(w, a.a, w->adapters->inner, w->own_x);
     }
 }
@@ -234,7 +289,7 @@ static void adapters_weight(const LayerPass *w, const Product *p, const void *dy
     for (int next = 0; adapter_of(w, p, &next, &a);) {
         adapter_outer(w, &a, w->pass->model->tokens, dy);
         if (!is_joint(w, a.a)) {
-            adapter_outer_inner(w, p, &a);
+            adapter_outer_inner(w, p, &a, w->pass->model->tokens);
             adapter_gradient(w, a.a, w->adapters->inner, x);
         }
         if (is_joint(w, a.b)) continue;
@@ -278,7 +333,7 @@ void product_summed(const LayerPass *w, const Product *p, const float *terms, vo
     int64_t own = model_own_tokens(m);
     OP(w->pass->device, OP_CAST, cast, own * model_dim(&m->config, p->out), terms, DTYPE_F32, y, m->compute);
     add_bias(w, p, own, y);
-    adapters_summed(w, p, y);
+    product_adapters_summed(w, p, y);
 }
 
 /* The gradient of a bias that is cut is a sum over all tokens on each rank, one of a bias that is whole over
