@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_bias test_qk_norm test_rope test_queries_scale test_attention test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
+for check in test_bias test_qk_norm test_rope test_queries_scale test_attention test_decode test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
     passes $(op $check)
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
@@ -63,6 +63,9 @@ mutant "experts chosen by sigmoids that are all 1" experts.cu 's/bool first = s\
 mutant "a row spread by the weight of another choice" experts.cu 's/r\.row\[at\.row\] \* hidden/at.row * hidden/' $(op test_experts_rows)
 mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ runs \* n; first \+= n/first < row + n; first += n/' $(op test_experts_rows)
 mutant "chunks from the first token of a sequence on" attention.cu 's/\(t - first_key\[t\]\) % chunk/t % chunk/' $(op test_attention)
+mutant "gradients that know of no chunks" attention.cu '/first_key = firsts_of\(d, OP_ATTENTION_BACKWARD/d' $(op test_attention)
+mutant "a cache that is seen whole" attention.cuh@attention.cu 's/s\.chunk > 0 \? position - position % s\.chunk : //' $(op test_decode)
+mutant "leaves of a weight that are all the first" experts.cu 's/row \+ l \* leaf; first/row; first/' $(op test_experts_rows)
 mutant "neighbours that are turned by another pair's angle" elements.cu 's/int64_t pair = \(at\.column \+ i\) \/ 2;/int64_t pair = at.column \/ 2;/' $(op test_rope)
 mutant "queries scaled by their place, not their position" elements.cu 's/factors\[positions\[at\.row\]\]/factors[at.row]/' $(op test_queries_scale)
 mutant "weights that are not there, and are zero" norms.cu 's/put\(weights, i, 1\)/put(weights, i, 0)/' $(op test_qk_norm)

@@ -26,7 +26,7 @@ race() {
 
 # All that kernels have a part in. Those in which threads have nothing to do with each other have several blocks here, as the races that are
 # planted between blocks show.
-for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
+for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope queries_scale latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
     experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
@@ -43,6 +43,8 @@ race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, ri
 race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_gemm_experts
 race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/void fold_rows/{n;d}' test_experts_rows
 race "choices that write each other's sums" experts.cu 's/dweights\[j\] \+= \(float\)sum/dweights[0] += (float)sum/' test_experts_rows
+race "choices that write each other's weights" experts.cu '/void .*experts_weights_kernel/,/^}/s/dweights\[j\] = /dweights[0] = /' test_experts_rows
+race "chunks that are found by several blocks" attention.cu '/void chunk_firsts_kernel/,/^}/s/element\(\)/threadIdx.x/' test_attention
 race "a barrier less in sums over chunks" columns.cuh@scans.cu '/void fold_rows/{n;d}' test_conv
 race "chunks that write each other's gradients" scans.cu 's/whole >= begin\)/whole + 1 >= begin \&\& whole >= 0)/' test_conv
 race "runs of the same documents" scans.cuh@scans.cu 's/return \{beginning\(first_key, tokens, first\), /return {0, /' test_scan
@@ -53,7 +55,7 @@ race "runs that write each other's starts" mamba.cu 's/if \(own\.first == 0\) gi
 race "blocks that have the same channels" scans.cu 's/\(int64_t\)blockIdx.y \* WARP \+ threadIdx.x/threadIdx.x/' test_scan
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
-race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_latent test_activation test_scale
+race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_queries_scale test_latent test_activation test_scale
 race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements test_activation
 race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon
 race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_parts test_fixed

@@ -2821,6 +2821,7 @@ static void launch_large(Device *d, Dtype c) {
     d->ops.gemm_experts(d, rows, true, LEAF, LEAF, p, p, c, p, c, NO_LEAVES);
     d->ops.gemm_experts_weight(d, rows, 1 << 14, LEAF, p, p, c, f, true, false);
     d->ops.experts_weigh(d, routed, routes, LEAF, 1, p, p, f, c);
+    d->ops.experts_weights(d, routed, routes, LEAF, 2, 1, p, p, f, c);
     d->ops.experts_bias_forward(d, rows, LEAF, p, f, c);
     d->ops.experts_bias_backward(d, routed, routes, LEAF, p, true, f, f, f, c);
     d->ops.conv_forward(d, (ConvShape){TOKENS, LEAF, LEAF, 4}, p, f, ids, NULL, p, c);
