@@ -84,8 +84,8 @@ INLINE void store(Bf16 *p, int64_t i, float x) { p[i].bits = bf16_of(x); }
 
 /* Element number of this thread in a grid over elements. */
 INLINE int64_t element(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+__host__ INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+__host__ INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- warps ---- */
 
