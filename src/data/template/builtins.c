@@ -465,6 +465,13 @@ static Call call_on(Frame *f, const Value *item, const char *name, size_t skip) 
     return c;
 }
 
+/* A name that stands in a string, which may hold any bytes. */
+static ErrorCode unknown_name(const Frame *f, const char *kind, const Value *named) {
+    char shown[100];
+    return run_fail(f->run, f->line, "weft knows no %s %s", kind,
+                    error_escape(shown, sizeof shown, named->bytes, named->size));
+}
+
 /* map(attribute='name'), map('filter', arguments). */
 static ErrorCode do_map(Frame *f, Value *out) {
     const Value *items;
@@ -477,7 +484,7 @@ static ErrorCode do_map(Frame *f, Value *out) {
     TRY(need_string(f, named));
     const char *name = value_copy(&f->run->arena, named->bytes, named->size).bytes;
     int filter = attribute ? 0 : filter_find(name);
-    if (filter < 0) return run_fail(f->run, f->line, "weft knows no filter %s", name);
+    if (filter < 0) return unknown_name(f, "filter", named);
     for (size_t i = 0; i < count; i++) {
         made[i] = attribute ? attribute_path(&items[i], attribute) : items[i];
         Call c = call_on(f, &items[i], name, 1);
@@ -495,7 +502,7 @@ static ErrorCode passes(Frame *f, size_t at, const Value *item, bool *pass) {
     TRY(need_string(f, named));
     const char *name = value_copy(&f->run->arena, named->bytes, named->size).bytes;
     int test = test_find(name);
-    if (test < 0) return run_fail(f->run, f->line, "weft knows no test %s", name);
+    if (test < 0) return unknown_name(f, "test", named);
     Call c = call_on(f, item, name, at + 1);
     return test_call(test, &c, pass);
 }
