@@ -32,7 +32,7 @@ typedef enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
-enum { CUBLASLT_REDUCTION_SCHEME_NONE = 0 };
+enum { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 
 typedef struct SimLtHandle *cublasLtHandle_t;
 typedef struct SimLtProduct *cublasLtMatmulDesc_t;

@@ -1,6 +1,7 @@
 /* cuBLASLt on the CPU: column-major, in fp32, one rounding at the end. What products.c may get wrong is
  * refused: types, sizes that do not fit each other, leading dimensions below the rows, addresses that are not
- * aligned as the plan was told, a workspace that is missing or not aligned, and split-K. */
+ * aligned as the plan was told, a workspace that is missing or not aligned, and split-K but in fp32 and in
+ * order. */
 #include "cublasLt.h"
 
 #include <stdio.h>
@@ -187,7 +188,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatmulHeuristicResult_t *results, int *got) {
     (void)h, (void)c, (void)want;
     *got = 0;
-    if (wishes->schemes != CUBLASLT_REDUCTION_SCHEME_NONE) return refuse("split-K is allowed");
+    if (wishes->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+        return refuse("sums of parts of K may be added in any order, or rounded");
     if (check_shapes(*p, *a, *b, *d) != CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_INVALID_VALUE;
     Algorithm chosen = {};
     chosen.workspace = wishes->workspace;

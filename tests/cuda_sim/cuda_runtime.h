@@ -7,6 +7,8 @@
  *                   that some lanes never reach, or come to for something else
  *   a copy          into shared memory that runs beside the program leaves NaN there until it is waited for;
  *                   a thread that ends before that ends the process
+ *   a product       of four warps is made when it is waited for, and its sums are NaN until then; it ends the
+ *                   process if it was not begun and closed, or reads copies that were not shown to it
  *   a wide access   at an address that is no multiple of its size ends the process
  *   a launch        with more blocks, threads or shared memory than GPUs have is refused
  *
@@ -33,7 +35,7 @@ struct dim3 {
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 /* ---- where a thread stands ---- */
 
@@ -146,6 +148,66 @@ inline void copies_wait(void) {
     SimCopy c;
     while (sim_next_copy(&c))
         for (int i = 0; i < c.words; i++) c.to[i] = c.there ? c.from[i] : 0;
+}
+
+/* ---- products of four warps, which run beside: device/cuda/plugin/wgmma.cuh says what they do ---- */
+
+/* In shared memory: rows of 128 bytes, so far from a panel to the next, and from eight rows to the next. */
+struct SimMatrix {
+    const void *first;
+    int panel, eight;
+};
+/* What a thread has a part in: sums of its two rows. */
+struct SimProduct {
+    float (*sums)[4];
+    int columns;
+    uint32_t left[4];    /* what the lane holds; or */
+    SimMatrix left_rows; /* where the group's 64 rows are */
+    SimMatrix right;
+    bool by_columns;
+    float rows[2][16]; /* of a left operand in registers: the thread's */
+};
+/* An element of a matrix whose inner dimension, of 16, is that of rows or, by columns, that of panels. */
+inline float sim_element(SimMatrix m, bool by_columns, int outer, int inner) {
+    uintptr_t at = (uintptr_t)m.first;
+    if (by_columns)
+        at += (uintptr_t)(outer / 64 * m.panel + outer % 64 * 2 + inner / 8 * m.eight + inner % 8 * 128);
+    else
+        at += (uintptr_t)(outer / 8 * m.eight + outer % 8 * 128 + inner * 2);
+    const uint16_t *p = (const uint16_t *)(at ^ (at >> 7 & 7) << 4);
+    sim_check_access(p, sizeof *p, true);
+    uint32_t bits = (uint32_t)*p << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+void sim_group(bool begins);
+/* Sums are NaN from here on, until they have been waited for. */
+void sim_begin_product(SimProduct p, bool add);
+/* The oldest of those that are not of the last groups that are left, and where its sums are meanwhile. */
+bool sim_next_product(int left, SimProduct *p, float (**sums)[4]);
+void sim_copies_shown(void);
+
+inline void group_begin(void) { sim_group(true); }
+inline void group_end(void) { sim_group(false); }
+inline void copies_shown(void) { sim_copies_shown(); }
+template <int LEFT> inline void group_wait(void) {
+    SimProduct p;
+    float(*sums)[4];
+    while (sim_next_product(LEFT, &p, &sums)) {
+        int row = (int)threadIdx.x / 32 % 4 * 16 + sim_lane() / 4, column = sim_lane() % 4 * 2;
+        for (int r = 0; p.left_rows.first && r < 2; r++)
+            for (int k = 0; k < 16; k++) p.rows[r][k] = sim_element(p.left_rows, false, row + 8 * r, k);
+        for (int n = 0; n < p.columns / 8; n++)
+            for (int i = 0; i < 4; i++) {
+                double sum = sums[n][i];
+                for (int k = 0; k < 16; k++)
+                    sum += (double)p.rows[i / 2][k] *
+                           sim_element(p.right, p.by_columns, n * 8 + column + i % 2, k);
+                sums[n][i] = (float)sum;
+            }
+    }
 }
 
 inline uint32_t load_pair(const void *from) {

@@ -41,7 +41,7 @@ dim3 sim_block_index, sim_block, sim_grid;
 
 namespace {
 
-enum { LANES = 32, THREADS_MAX = 1024, STACK = 256 << 10 };
+enum { LANES = 32, THREADS_MAX = SIM_THREADS_MAX, STACK = 256 << 10 };
 enum State { READY, AT_WARP, AT_BLOCK, DONE };
 
 struct Fiber {
@@ -50,6 +50,7 @@ struct Fiber {
     void *at;   /* saved stack pointer */
     void *fake; /* the address sanitizer's */
     std::vector<SimCopy> copies;
+    bool unshown; /* copies that have been waited for, and were not shown to products */
 };
 
 struct Warp {
@@ -80,6 +81,7 @@ thread_local bool in_grid; /* what calls is a thread of a kernel, not the host *
 std::vector<Shared> shared;
 Shared dynamic; /* without a key */
 int either;     /* of __syncthreads_or */
+bool unshown;   /* some thread's copies, at the last barrier */
 uint64_t draws;
 
 bool lies_in(SimBytes memory, const char *p, size_t bytes) {
@@ -87,11 +89,7 @@ bool lies_in(SimBytes memory, const char *p, size_t bytes) {
     return begin && p >= begin && p + bytes <= begin + memory.count;
 }
 
-[[noreturn]] void broken(const char *why) {
-    fprintf(stderr, "cuda_sim: block (%u, %u), thread (%u, %u): %s\n", blockIdx.x, blockIdx.y, threadIdx.x,
-            threadIdx.y, why);
-    abort();
-}
+[[noreturn]] void broken(const char *why) { sim_broken(why); }
 
 /* ---- switching ---- */
 
@@ -136,6 +134,7 @@ void run_fiber(int i) {
     FROM_FIBER(NULL, &scheduler_bottom, &scheduler_size);
     (*body)();
     if (!fibers[current].copies.empty()) broken("it ends before its copies have been waited for");
+    sim_end_products();
     to_scheduler(DONE);
     abort();
 }
@@ -152,6 +151,7 @@ void start_fiber(int i) {
     top -= 6;
     f->at = top;
     f->state = READY;
+    f->unshown = false;
     unsigned x = (unsigned)i % sim_block.x;
     f->thread.index = dim3(x, (unsigned)i / sim_block.x);
 }
@@ -184,7 +184,11 @@ bool release_block(void) {
     for (int i = 0; i < count; i++) done += fibers[i].state == DONE, waiting += fibers[i].state == AT_BLOCK;
     if (done == count) return false;
     if (waiting < count) broken("some threads wait at a barrier that others do not reach");
-    for (int i = 0; i < count; i++) fibers[i].state = READY;
+    unshown = false;
+    for (int i = 0; i < count; i++) {
+        fibers[i].state = READY;
+        unshown = unshown || fibers[i].unshown;
+    }
     barriers++;
     return true;
 }
@@ -196,8 +200,9 @@ void free_shared(void) {
     dynamic = {};
 }
 
+/* At a multiple of 1,024 bytes, as panels want it. */
 void *poisoned(size_t bytes) {
-    void *memory = malloc(bytes);
+    void *memory = aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
     if (!memory) broken("no memory");
     memset(memory, 0xff, bytes);
     races_forget(memory, bytes);
@@ -208,6 +213,7 @@ void run_block(size_t dynamic_bytes) {
     int warp_count = (count + LANES - 1) / LANES;
     if (dynamic_bytes) dynamic = {NULL, poisoned(dynamic_bytes), dynamic_bytes};
     barriers = 0;
+    unshown = false;
     for (int i = 0; i < count; i++) start_fiber(i);
     for (int w = 0; w < warp_count; w++) {
         warps[w].first = w * LANES;
@@ -268,7 +274,21 @@ bool sim_block_reaches(const void *address) {
     return lies_in({dynamic.memory, dynamic.bytes}, at, 1) || sim_reaches(address);
 }
 
+void sim_broken(const char *why) {
+    fprintf(stderr, "cuda_sim: block (%u, %u), thread (%u, %u): %s\n", blockIdx.x, blockIdx.y, threadIdx.x,
+            threadIdx.y, why);
+    abort();
+}
+
+int sim_number(void) { return current; }
+
+void sim_check_shown(void) {
+    if (unshown) broken("a product that may read copies which were not shown to it");
+}
+
 /* ---- what kernels call ---- */
+
+void sim_copies_shown(void) { fibers[current].unshown = false; }
 
 void __syncthreads(void) { to_scheduler(AT_BLOCK); }
 
@@ -320,5 +340,6 @@ bool sim_next_copy(SimCopy *c) {
     if (copies.empty()) return false;
     *c = copies.front();
     copies.erase(copies.begin());
+    fibers[current].unshown = true;
     return true;
 }

@@ -4,6 +4,9 @@
  * Sums are taken in double and rounded once; hardware adds in groups, and cuts off what is below the largest
  * term of each. */
 #include "cuda_runtime.h"
+#include "sim.h"
+
+#include <vector>
 
 namespace {
 
@@ -23,7 +26,109 @@ double right_at(const Operands *lanes, int row, int column) {
     return widened(lanes[column * 4 + row % 8 / 2].right[row / 8], row % 2);
 }
 
+/* ---- products that run beside ---- */
+
+/* Sums that some product under way has: where they are meanwhile. */
+struct Beside {
+    float (*sums)[4];
+    int columns, products;
+    float values[16][4];
+};
+struct Begun {
+    SimProduct product;
+    int group; /* which the thread closes, in order */
+};
+struct Thread {
+    std::vector<Begun> begun;
+    std::vector<Beside> beside;
+    int closed; /* groups */
+    bool open;
+};
+Thread threads[SIM_THREADS_MAX];
+
+Thread &this_thread(void) { return threads[sim_number()]; }
+
+Beside *beside_of(Thread &t, float (*sums)[4]) {
+    for (Beside &b : t.beside)
+        if (b.sums == sums) return &b;
+    return NULL;
+}
+
+/* Of the lane's two rows of a left operand, all 16 elements. */
+void exchange_left(SimProduct *p) {
+    SimLane *published = sim_lanes();
+    int lane = sim_lane();
+    memcpy(published[lane].bytes, p->left, sizeof p->left);
+    sim_meet_warp("a product of four warps");
+    for (int r = 0; r < 2; r++)
+        for (int k = 0; k < 16; k++) {
+            uint32_t left[4];
+            memcpy(left, published[lane / 4 * 4 + k % 8 / 2].bytes, sizeof left);
+            p->rows[r][k] = (float)widened(left[r + k / 8 * 2], k % 2);
+        }
+}
+
+/* What is beside goes back when no product under way has it. */
+void settle(Thread &t) {
+    for (size_t i = 0; i < t.beside.size();) {
+        Beside &b = t.beside[i];
+        if (b.products > 0) {
+            i++;
+            continue;
+        }
+        memcpy(b.sums, b.values, (size_t)(b.columns / 8) * sizeof *b.values);
+        t.beside.erase(t.beside.begin() + (long)i);
+    }
+}
+
 } // namespace
+
+void sim_group(bool begins) {
+    Thread &t = this_thread();
+    if (!begins) t.closed++;
+    t.open = begins;
+    sim_meet_warp(begins ? "a group's beginning" : "a group's end");
+}
+
+void sim_begin_product(SimProduct p, bool add) {
+    Thread &t = this_thread();
+    if (!t.open) sim_broken("a product that no group_begin() is in front of");
+    sim_check_shown();
+    if (!p.left_rows.first) exchange_left(&p);
+    Beside *b = beside_of(t, p.sums);
+    if (!b) {
+        t.beside.push_back({p.sums, p.columns, 0, {}});
+        b = &t.beside.back();
+        memcpy(b->values, p.sums, (size_t)(p.columns / 8) * sizeof *b->values);
+        memset((void *)p.sums, 0xff, (size_t)(p.columns / 8) * sizeof *b->values);
+    }
+    if (!add && b->products > 0) sim_broken("sums that begin anew while products add to them");
+    if (!add) memset(b->values, 0, sizeof b->values);
+    b->products++;
+    t.begun.push_back({p, t.closed});
+}
+
+bool sim_next_product(int left, SimProduct *p, float (**sums)[4]) {
+    Thread &t = this_thread();
+    if (t.begun.empty() || t.begun.front().group >= t.closed - left) {
+        settle(t);
+        sim_meet_warp("waiting for products");
+        return false;
+    }
+    *p = t.begun.front().product;
+    t.begun.erase(t.begun.begin());
+    Beside *b = beside_of(t, p->sums);
+    b->products--;
+    *sums = b->values;
+    return true;
+}
+
+void sim_end_products(void) {
+    Thread &t = this_thread();
+    if (!t.begun.empty()) sim_broken("it ends before its products have been waited for");
+    t.closed = 0;
+    t.open = false;
+}
 
 void multiply_matrices(float (&sums)[4], const uint32_t (&left)[4], uint32_t right0, uint32_t right1) {
     SimLane *published = sim_lanes();

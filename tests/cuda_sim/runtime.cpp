@@ -47,7 +47,7 @@ namespace {
 
 enum {
     SHARED_USUAL = 48 << 10,
-    SHARED_MOST = 163 << 10 /* of sm_80 */,
+    SHARED_MOST = 227 << 10 /* of sm_90 */,
     THREADS_MOST = 1024,
     GRID_X = 0x7fffffff,
     GRID_Y = 65535
@@ -273,7 +273,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     snprintf(p->name, sizeof p->name, "simulated GPU");
     p->totalGlobalMem = takes("total", 8192) * MEBI;
     p->sharedMemPerBlockOptin = SHARED_MOST;
-    p->major = 8;
+    p->major = 9;
     p->uuid.bytes[0] = (char)(device + 1);
     return cudaSuccess;
 }

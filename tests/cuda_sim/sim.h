@@ -21,6 +21,15 @@ struct SimPlace {
     unsigned thread, meetings; /* of its block; that its warp has passed in this block */
 };
 SimPlace sim_place(void);
+enum { SIM_THREADS_MAX = 1024 };
+/* Of the thread that runs, in its block. */
+int sim_number(void);
+/* Says why, and where, and ends the process. */
+[[noreturn]] void sim_broken(const char *why);
+/* matrices.cpp: the thread ends, and its products have been waited for. */
+void sim_end_products(void);
+/* Products may read what all threads' copies had written at the last barrier. */
+void sim_check_shown(void);
 /* Memory of one thread, or of the simulation itself; all of it while no thread of a kernel runs. */
 bool sim_private(const void *address);
 /* Memory of the thread's GPU that a library takes: as WEFT_SIM_TAKES says of `what`. */

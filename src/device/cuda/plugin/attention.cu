@@ -1,6 +1,7 @@
 /* Attention in tiles of TILE queries and TILE keys, for every even head dimension up to WIDEST and both
  * dtypes: plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas. Heads
- * that matrix instructions take go to attention_mma.cu.
+ * that matrix instructions take go to attention_mma.cu, or, where the GPU has those of four warps, to
+ * attention_wgmma.cu.
  *
  * Tiles of keys lie at multiples of TILE whichever run the queries are of, and are taken in ascending order,
  * so that a query's sums do not hang on which tile it is in. first_key never decreases: a tile's first query
@@ -381,7 +382,8 @@ void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *
     first_key = firsts_of(d, OP_ATTENTION_FORWARD, s, r, first_key, 0);
     Grid grid(blocks_of(s.tokens, TILE), s.heads);
     if (attention_takes_mma(s, c)) {
-        attention_mma_forward(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key, (Bf16 *)out, lse);
+        auto run = attention_takes_wgmma(d, s, c) ? attention_wgmma_forward : attention_mma_forward;
+        run(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key, (Bf16 *)out, lse);
         return;
     }
     BY_DTYPE(c, T,
@@ -423,8 +425,9 @@ void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void 
     first_key = firsts_of(d, OP_ATTENTION_BACKWARD, s, r, first_key, delta_bytes(s));
     if (attention_takes_mma(s, c)) {
         const float *delta = make_delta(d, a, (const Bf16 *)out, (const Bf16 *)dout);
-        attention_mma_backward(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key,
-                               {lse, delta, (const Bf16 *)dout, (Bf16 *)dq, dkv});
+        auto run = attention_takes_wgmma(d, s, c) ? attention_wgmma_backward : attention_mma_backward;
+        run(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key,
+            {lse, delta, (const Bf16 *)dout, (Bf16 *)dq, dkv});
         return;
     }
     BY_DTYPE(
@@ -451,6 +454,13 @@ void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qk
 }
 
 } // namespace
+
+/* Copies are of 16 bytes: rows begin at multiples of that. */
+void attention_check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other) {
+    uintptr_t bits = (uintptr_t)q | (uintptr_t)kv | (uintptr_t)other | (uintptr_t)(a.r.q_row * 2) |
+                     (uintptr_t)(a.r.kv_row * 2);
+    if (bits % 16 != 0) cuda_fatal(d, "attention: rows that do not begin at multiples of 16 bytes: a bug");
+}
 
 /* The backward pass has the most tiles. */
 extern "C" int attention_widest(size_t shared) {

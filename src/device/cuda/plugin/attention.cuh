@@ -1,5 +1,5 @@
-/* What both kinds of attention's kernels are told: attention.cu has those for all heads, attention_mma.cu
- * those by matrix instructions. */
+/* What all kinds of attention's kernels are told: attention.cu has those for all heads, attention_mma.cu and
+ * attention_wgmma.cu those by matrix instructions of a warp and of four. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_CUH
 
@@ -37,6 +37,17 @@ void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv
                            Bf16 *out, float *lse);
 void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                             Gradients g);
+
+/* Of those, heads that instructions of four warps take on this GPU: compute capability 9.0, 64 or 128
+ * elements, no cap. */
+bool attention_takes_wgmma(Device *d, AttentionShape s, Dtype c);
+void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
+                             Bf16 *out, float *lse);
+void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
+                              Gradients g);
+
+/* Ends the process unless rows of both kinds of attention begin at multiples of 16 bytes. */
+void attention_check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other);
 
 /* A launch with dynamic shared memory. */
 #define LAUNCH_TILES(d, op, kernel, grid, block, bytes, ...)               \

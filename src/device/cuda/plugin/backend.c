@@ -45,13 +45,14 @@ typedef struct Backend {
     pthread_mutex_t mutex;
     Products *products;
     Wires *wires;
-    int ordinal;
+    int ordinal, chip;
     char identity[16];  /* no other GPU has it */
     uint64_t untouched; /* DeviceMemory */
     bool check;         /* WEFT_CUDA_CHECK: wait after each op */
 } Backend;
 
 static Backend *backend_of(const Device *d) { return d->impl; }
+int cuda_chip(const Device *d) { return backend_of(d)->chip; }
 
 /* ---- errors ---- */
 
@@ -515,6 +516,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
     if (e == cudaSuccess) e = cudaSetDevice(ordinal);
     if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "no GPU can be used", e);
     d->widest_head = attention_widest(p.sharedMemPerBlockOptin);
+    b->chip = 10 * f.major + f.minor;
     snprintf(d->processor, sizeof d->processor, "%s", f.name);
     d->memory = f.memory;
     memcpy(b->identity, &p.uuid, sizeof b->identity);

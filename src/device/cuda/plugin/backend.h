@@ -20,6 +20,8 @@ cudaStream_t cuda_stream(Device *d);
 /* Scratch of ON_COMPUTE. Its ops follow each other, so each may use it from its start. Ends the process where
  * it is smaller than what was planned. */
 void *cuda_scratch(Device *d, size_t bytes);
+/* The GPU's compute capability, times ten. */
+int cuda_chip(const Device *d);
 /* After each launch: a configuration that was refused ends the process with the op's name, and with
  * WEFT_CUDA_CHECK=1 so does a fault inside it. */
 void cuda_launched(Device *d, OpId op);

@@ -4,9 +4,11 @@
  *     lt.m = N   lt.n = M   lt.k = K     first: B, transposed if trans_b   second: A, transposed if trans_a
  *
  * A plan is found by shape, types and the alignment of the operands, which parameters inside a unit may have
- * any; it keeps the first algorithm of the library's heuristic among those that sum all of K in one place (no
- * split-K), so that bits repeat on one GPU and version of the library. Nothing is timed: bits would hang on
- * the moment. The table is searched in order: a run has some tens of shapes. */
+ * any; it keeps the first algorithm of the library's heuristic. One may sum parts of K side by side (a small
+ * result with a large K would fill a few multiprocessors only), if their sums go in fp32 through the
+ * workspace and are added in order, not in place as they come: bits repeat on one GPU and version of the
+ * library. Nothing is timed: bits would hang on the moment. The table is searched in order: a run has some
+ * tens of shapes. */
 #include "device/cuda/plugin/products.h"
 
 #include <cublasLt.h>
@@ -112,9 +114,9 @@ static cublasStatus_t choose_algorithm(const Products *p, Plan *plan) {
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
     const size_t workspace = workspace_bytes();
-    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE, *a = plan->alignment;
+    const uint32_t in_order = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, *a = plan->alignment;
     const Wish list[] = {{CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
-                         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split},
+                         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_order, sizeof in_order},
                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a[1], sizeof *a},
                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &a[0], sizeof *a},
                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &a[2], sizeof *a},

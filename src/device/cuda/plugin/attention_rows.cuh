@@ -1,0 +1,306 @@
+/* What attention by matrix instructions keeps in registers, for whichever instructions: a warp has 16 rows
+ * (queries, or, for their gradients, keys), and walks over the other side in steps. Lanes hold of a product's
+ * operands and sums what mma.cuh says; attention_mma.cu multiplies by a warp, attention_wgmma.cu by four.
+ *
+ * Steps of keys begin at multiples of their size, whichever run the queries are of, and are taken in
+ * ascending order: a query's sums do not hang on its place among rows. A step of which it sees nothing leaves
+ * its sums as they are. Weights are rounded to bf16 before they are multiplied, and added up as they are.
+ *
+ * Scores are in units of log 2 times the scale, or the cap. */
+#ifndef WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_ROWS_CUH
+#define WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_ROWS_CUH
+
+#include "device/cuda/plugin/attention.cuh"
+#include "device/cuda/plugin/mma.cuh"
+
+constexpr int WARP_ROWS = 16;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+
+/* Of the block's rows, the first of this warp. */
+INLINE int warp_row(void) { return (int)threadIdx.x / WARP * WARP_ROWS; }
+/* Of sums of 16 x 8 a lane has, in rows lane_row() and 8 further, columns lane_column() and the next. */
+INLINE int lane_row(void) { return lane() / 4; }
+INLINE int lane_column(void) { return lane() % 4 * 2; }
+
+/* ---- rows of a warp ---- */
+
+template <int D> struct Left {
+    uint32_t of[D / 16][4];
+    /* Rows of a tensor, zeros behind `end`. */
+    INLINE void load(const Bf16 *from, int64_t apart, int64_t first, int64_t end) {
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int64_t row = first + lane_row() + i % 2 * 8;
+                int column = k * 16 + i / 2 * 8 + lane_column();
+                of[k][i] = row < end ? load_pair(from + row * apart + column) : 0;
+            }
+    }
+};
+
+/* 16 x N sums of a warp. */
+template <int N> struct Sums {
+    float of[N / 8][4];
+    INLINE void clear(void) {
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+            for (int i = 0; i < 4; i++) of[n][i] = 0;
+    }
+    INLINE void scale(float first, float second) {
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+            of[n][0] *= first, of[n][1] *= first, of[n][2] *= second, of[n][3] *= second;
+    }
+    template <typename T> INLINE void write(T *to, int64_t apart, int64_t first, int64_t end) const {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int64_t row = first + lane_row() + r * 8;
+            if (row >= end) continue;
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+                put(to + row * apart + n * 8 + lane_column(), of[n][2 * r], of[n][2 * r + 1]);
+        }
+    }
+    INLINE static void put(float *to, float x, float y) { to[0] = x, to[1] = y; }
+    INLINE static void put(Bf16 *to, float x, float y) { store_pair(to, pair_of(x, y)); }
+};
+
+/* Rounded to bf16, as a left operand: columns become what is summed over. */
+template <int N> INLINE Left<N> rounded(const Sums<N> &s) {
+    Left<N> left;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            left.of[n / 2][n % 2 * 2 + r] = pair_of(s.of[n][2 * r], s.of[n][2 * r + 1]);
+    return left;
+}
+
+/* ---- scores ---- */
+
+/* Sums of products become scores in units of log 2: capped, then times `unit`. */
+INLINE float unit_of(Attention a) { return a.s.cap > 0 ? LOG2_E * a.s.cap : LOG2_E * a.scale; }
+template <int N> INLINE void cap_scores(Attention a, Sums<N> &s) {
+    if (a.s.cap <= 0) return;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+        for (int i = 0; i < 4; i++) s.of[n][i] = tanhf(s.of[n][i] * (a.scale / a.s.cap));
+}
+
+/* What some queries of a run see, which take keys in steps, and how far back each of a lane's two sees.
+ * Positions are below 2^31, as first keys are. */
+struct Seen {
+    int from, end, start; /* tokens of the queries; the first that is seen, rounded down to a step */
+    int whole;            /* what all of them see, up to the first of them */
+    int lowest[2], token[2];
+};
+/* Of `rows` queries from `first`, of which the lane has `own` and 8 further. A row behind the last query sees
+ * what that does, and is not written. */
+INLINE Seen seen_by(Attention a, const int32_t *first_key, int64_t first, int rows, int own, int step) {
+    Seen v;
+    auto lowest = [&](int token) { return (int)window_first(a.s, token, first_key[token]); };
+    v.end = (int)(a.r.first + smaller(first + rows, a.s.tokens));
+    v.from = (int)smaller(a.r.first + first, v.end - 1);
+    v.start = lowest(v.from) / step * step;
+    v.whole = lowest(v.end - 1);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        v.token[r] = (int)smaller(v.from + own + r * 8, v.end - 1);
+        v.lowest[r] = lowest(v.token[r]);
+    }
+    return v;
+}
+/* Whether all queries see all keys of a step. */
+INLINE bool sees_all(Seen v, int key, int step) { return key >= v.whole && key + step - 1 <= v.from; }
+
+/* Of a step's keys, those that a lane's two queries see: from first[r] to last[r], numbers in the step. */
+struct Window {
+    int first[2], last[2];
+    INLINE bool sees(int r, int column) const { return column >= first[r] && column <= last[r]; }
+};
+INLINE Window window_of(Seen v, int key) {
+    return {{v.lowest[0] - key, v.lowest[1] - key}, {v.token[0] - key, v.token[1] - key}};
+}
+
+/* Scores of what queries do not see become minus infinity. */
+template <int N> INLINE void hide_unseen(Seen v, int key, Sums<N> &s) {
+    if (sees_all(v, key, N)) return;
+    Window w = window_of(v, key);
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!w.sees(i / 2, n * 8 + lane_column() + i % 2)) s.of[n][i] = -INFINITY;
+}
+
+/* Two rows as far as keys have been seen: the largest score, a lane's part of the sum relative to it. */
+struct Softmax {
+    float most[2], sum[2];
+};
+/* Before any key: the sink alone. */
+INLINE Softmax softmax_of(Attention a, int64_t head) {
+    float sink = sink_of(a, head) * LOG2_E;
+    float begun = a.s.sinks && lane_column() == 0 ? 1 : 0; /* one lane of a row has it */
+    return {{sink, sink}, {begun, begun}};
+}
+
+/* Scores become weights, relative to the largest score so far; results so far are to be shrunk. */
+template <int N> INLINE void weigh(Softmax &soft, Sums<N> &s, float unit, float (&shrink)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = -INFINITY, sum = 0;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) top = fmaxf(top, fmaxf(s.of[n][2 * r], s.of[n][2 * r + 1]));
+        top = fmaxf(soft.most[r], lanes_max(top, 4) * unit);
+        /* Nothing seen yet: infinity minus infinity is to be avoided. */
+        float base = top == -INFINITY ? 0 : top;
+        shrink[r] = exp2_fast(soft.most[r] - base);
+        soft.most[r] = top;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 2 * r; i < 2 * r + 2; i++) {
+                s.of[n][i] = exp2_fast(FUSED(s.of[n][i], unit, -base));
+                sum += s.of[n][i];
+            }
+        soft.sum[r] = FUSED(soft.sum[r], shrink[r], sum);
+    }
+}
+
+/* Results so far; where no row of the warp has a larger score than before, nothing is to be done. */
+template <int D> INLINE void shrink_results(Sums<D> &o, const float (&shrink)[2]) {
+    if (__ballot_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1)) o.scale(shrink[0], shrink[1]);
+}
+
+/* Rows of results, `row` the first of the warp's, and the logarithms of their sums. */
+template <int D>
+INLINE void write_results(Attention a, Softmax soft, Sums<D> &o, int64_t head, int64_t row, Bf16 *out,
+                          float *lse) {
+    float sum[2] = {lanes_sum(soft.sum[0], 4), lanes_sum(soft.sum[1], 4)};
+    o.scale(1 / sum[0], 1 / sum[1]);
+    o.write(out + head * D, (int64_t)a.s.heads * D, row, a.s.tokens);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int64_t t = row + lane_row() + r * 8;
+        if (lane_column() == 0 && t < a.s.tokens)
+            lse[head * a.s.tokens + t] = soft.most[r] * LN_2 + logf(sum[r]);
+    }
+}
+
+/* ---- gradients ---- */
+
+/* Of a lane's two queries. */
+INLINE void row_facts(Attention a, Seen v, Gradients g, int64_t head, float (&lse)[2], float (&delta)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int64_t at = head * a.s.tokens + v.token[r] - a.r.first;
+        lse[r] = g.lse[at];
+        delta[r] = g.delta[at];
+    }
+}
+
+/* A weight of the softmax. */
+INLINE float weight_of(float unit, float score, float lse) {
+    return exp2_fast(FUSED(score, unit, -lse * LOG2_E));
+}
+/* The gradient of its score, but for the scale and the cap. */
+INLINE float slope_of(float weight, float grad, float delta) { return weight * (grad - delta); }
+INLINE float slope_of_cap(Attention a, float score) {
+    return a.s.cap > 0 && score > -INFINITY ? 1 - score * score : 1;
+}
+
+/* Of a step's N queries. */
+template <int N> struct Facts {
+    float *lse, *delta;
+    int32_t *first_key;
+    /* Of a lane's columns 8 n + lane_column() and the next. */
+    INLINE static const float *pair(const float *facts, int n) { return facts + n * 8 + lane_column(); }
+    static constexpr int BYTES = 3 * N * 4;
+    INLINE static Facts in(char *room) {
+        float *f = (float *)room;
+        return {f, f + N, (int32_t *)(f + 2 * N)};
+    }
+    /* Of queries from `at`, on their way. */
+    INLINE void fetch(Attention a, const Gradients &g, const int32_t *first, int64_t head, int64_t at) {
+        int i = (int)threadIdx.x;
+        if (i >= N) return;
+        bool there = at + i < a.s.tokens;
+        int64_t t = there ? at + i : 0;
+        copy_async<4>(lse + i, g.lse + head * a.s.tokens + t, there);
+        copy_async<4>(delta + i, g.delta + head * a.s.tokens + t, there);
+        copy_async<4>(first_key + i, first + a.r.first + t, there);
+    }
+};
+
+/* Steps of queries low .. high-1 are those whose first one sees a key up to `last`: the first that does not,
+ * since later ones see less. */
+INLINE int64_t steps_that_see(Attention a, const int32_t *first_key, int64_t low, int64_t last, int step) {
+    int64_t high = (a.s.tokens + step - 1) / step;
+    while (low < high) {
+        int64_t middle = (low + high) / 2, token = a.r.first + middle * step;
+        if (window_first(a.s, token, first_key[token]) <= last)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The same of a block's `rows` keys from `first`, of which a lane has `own` and 8 further, with a step's
+ * queries from `at` of the run. A query sees keys up to its own from where it begins. */
+template <int N>
+INLINE void hide_unseen(Attention a, Facts<N> f, int64_t first, int rows, int own, int64_t at, Sums<N> &s) {
+    int64_t token = a.r.first + at, last = token + N - 1;
+    if (at + N <= a.s.tokens && token >= first + rows - 1 &&
+        window_first(a.s, last, f.first_key[N - 1]) <= first)
+        return;
+    int window = (int)smaller(a.s.window, INT32_MAX), key = (int)(first - token) + own;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int column = n * 8 + lane_column() + i, begins = (int)(f.first_key[column] - token);
+            if (window > 0 && begins < column - window + 1) begins = column - window + 1;
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (key + 8 * r > column || key + 8 * r < begins) s.of[n][2 * r + i] = -INFINITY;
+        }
+}
+
+/* The step's queries and the group's heads that a block of keys walks over: `begin` to `end`, by steps. */
+struct Walk {
+    int64_t begin, end;
+    int64_t head, at;
+    int steps;
+    INLINE void advance(int step) {
+        at += step;
+        if (at >= end) at = begin, head++;
+    }
+};
+/* Of `rows` keys from `first`. */
+INLINE Walk walk_of(Attention a, const int32_t *first_key, int64_t first, int rows, int64_t kv, int step) {
+    int64_t begin = first > a.r.first ? (first - a.r.first) / step : 0; /* the first that sees it */
+    int64_t end = steps_that_see(a, first_key, begin, smaller(first + rows, a.r.keys) - 1, step);
+    int group = a.s.heads / a.s.kv_heads;
+    return {begin * step, end * step, kv * group, begin * step, (int)(group * larger(end - begin, 0))};
+}
+
+/* Gradients of a head of keys and one of values: `row` is the first of the warp's. */
+template <int D>
+INLINE void write_key_gradients(Attention a, Gradients g, Sums<D> &dk, const Sums<D> &dv, int64_t kv,
+                                int64_t row) {
+    int64_t width = (int64_t)a.s.kv_heads * D;
+    dk.scale(a.scale, a.scale);
+    if (a.r.terms) {
+        float *to = (float *)g.dkv + kv * D;
+        dk.write(to, 2 * width, row, a.r.keys);
+        dv.write(to + width, 2 * width, row, a.r.keys);
+    } else {
+        Bf16 *to = (Bf16 *)g.dkv + kv * D;
+        dk.write(to, a.r.kv_row, row, a.r.keys);
+        dv.write(to + width, a.r.kv_row, row, a.r.keys);
+    }
+}
+
+#endif

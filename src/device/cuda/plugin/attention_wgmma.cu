@@ -1,0 +1,289 @@
+/* Attention by matrix instructions of four warps, for bf16 heads of 64 or 128 elements without a cap, on
+ * Hopper alone (sm_90a): Shah et al., "FlashAttention-3", 2024. device/cpu/reference_attention.c has the
+ * formulas, attention_rows.cuh what a warp does with its rows, wgmma.cuh the instructions.
+ *
+ * A block is four warps and has 64 rows: queries, or, for their gradients, keys. It walks over the other side
+ * in steps of 64, which lie in shared memory in some slots: while one is multiplied, the next is copied. A
+ * thread waits for its copies and shows them to the products; then a barrier says that those of all are
+ * there, and that what the step before read is free.
+ *
+ * Products run beside the program. Those of a step's weights are begun a step later, behind the next step's
+ * scores: while they run, the next weights are made of these. Gradients of keys have no registers and no
+ * shared memory left for that. What a block leaves idle is for the others of its multiprocessor, of which
+ * each kernel makes room for two at least (measured: better than larger blocks that wait for each other).
+ *
+ * The backward pass has no atomics: two kernels, each of which makes the scores again. That of keys has them
+ * transposed, keys by queries, so that weights are left operands as they come. */
+#include "device/cuda/plugin/attention_rows.cuh"
+#include "device/cuda/plugin/wgmma.cuh"
+
+namespace {
+
+constexpr int THREADS = GROUP, ROWS = GROUP_ROWS, STEP = 64;
+template <int D> constexpr int TILE = STEP *D;
+
+/* ---- tiles and products ---- */
+
+/* Rows at .. at+STEP-1, `apart` elements from each other, on their way; zeros behind `end`. A thread has one
+ * column of pieces. */
+template <int D>
+INLINE void fetch_panels(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
+    constexpr int PIECES = D / 8, AT_ONCE = THREADS / PIECES;
+    static_assert(AT_ONCE % 8 == 0 && STEP % AT_ONCE == 0, "rows of a thread lie alike in panels");
+    int r = (int)threadIdx.x / PIECES, i = (int)threadIdx.x % PIECES;
+    int there = (int)smaller(end - at, STEP) - r;
+    const Bf16 *row = from + (at + r) * apart + i * 8;
+    to += place_in_panels(STEP, r, i);
+#pragma unroll
+    for (int e = 0; e < STEP; e += AT_ONCE, row += AT_ONCE * apart)
+        copy_async<16>(to + e * PANEL, row, e < there);
+}
+
+/* This thread's copies are there, and products may read them; so are all threads', behind this. */
+INLINE void step_is_there(void) {
+    copies_wait();
+    copies_shown();
+    __syncthreads();
+}
+
+INLINE Matrix tile_of(const Bf16 *tile) { return matrix_of(tile, STEP); }
+
+/* Begins s = rows of D * a tile of rows. */
+template <int D> INLINE void begin_dots(Sums<STEP> &s, const Left<D> &rows, Matrix tile) {
+    group_begin();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) group_multiply<false>(s.of, rows.of[i], rows_of(tile, i * 16), i > 0);
+    group_end();
+}
+/* The same, of rows in shared memory. */
+template <int D> INLINE void begin_dots(Sums<STEP> &s, Matrix rows, Matrix tile) {
+    group_begin();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+        group_multiply(s.of, rows_of(rows, i * 16), rows_of(tile, i * 16), i > 0);
+    group_end();
+}
+/* Begins sums += weights of a tile's rows * these; group_end() is the caller's. */
+template <int D> INLINE void begin_weighted(Sums<D> &sums, const Left<STEP> &weights, Matrix tile) {
+    group_begin();
+#pragma unroll
+    for (int m = 0; m < STEP / 16; m++)
+        group_multiply<true>(sums.of, weights.of[m], columns_of(tile, m * 16), true);
+}
+/* All but the last LEFT are done, these sums among them. */
+template <int LEFT, int N> INLINE void wait_for(Sums<N> &sums) {
+    group_wait<LEFT>();
+    settle(sums.of);
+}
+
+/* ---- forward ---- */
+
+template <int D>
+__global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
+    wgmma_forward_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
+                         Bf16 *out, float *lse) {
+    PANELS(room);
+    Bf16 *k = (Bf16 *)room, *v = k + 2 * TILE<D>; /* two slots of each */
+    /* The longest rows first. */
+    int64_t first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
+    const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
+    Seen seen = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
+    int steps = (seen.end - seen.start + STEP - 1) / STEP;
+    auto fetch = [&](const Bf16 *from, int step, Bf16 *slots) {
+        if (step < steps)
+            fetch_panels<D>(from, a.r.kv_row, seen.start + step * STEP, a.r.keys, slots + step % 2 * TILE<D>);
+    };
+    fetch(k_head, 0, k);
+    Left<D> q;
+    q.load(queries + head * D, a.r.q_row, first + warp_row(), a.s.tokens);
+    Sums<STEP> s;
+    Sums<D> o;
+    Softmax soft = softmax_of(a, head);
+    float unit = unit_of(a), shrink[2];
+    o.clear();
+    step_is_there();
+    fetch(k_head, 1, k);
+    fetch(v_head, 0, v);
+    begin_dots(s, q, tile_of(k));
+    wait_for<0>(s);
+    hide_unseen(seen, seen.start, s);
+    weigh(soft, s, unit, shrink);
+    for (int step = 1; step < steps; step++) {
+        step_is_there();
+        fetch(k_head, step + 1, k);
+        fetch(v_head, step, v);
+        Left<STEP> weights = rounded(s);
+        begin_dots(s, q, tile_of(k + step % 2 * TILE<D>));
+        begin_weighted(o, weights, tile_of(v + (step - 1) % 2 * TILE<D>));
+        group_end();
+        wait_for<1>(s);
+        hide_unseen(seen, seen.start + step * STEP, s);
+        weigh(soft, s, unit, shrink);
+        wait_for<0>(o);
+        shrink_results(o, shrink);
+    }
+    step_is_there();
+    begin_weighted(o, rounded(s), tile_of(v + (steps - 1) % 2 * TILE<D>));
+    group_end();
+    wait_for<0>(o);
+    write_results(a, soft, o, head, first + warp_row(), out, lse);
+}
+
+/* ---- backward ---- */
+
+template <int D>
+__global__ void __launch_bounds__(THREADS, 2)
+    wgmma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
+                                Gradients g) {
+    PANELS(room);
+    Bf16 *k = (Bf16 *)room, *v = k + 3 * TILE<D>; /* three slots and two */
+    int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
+    const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
+    Seen seen = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
+    int steps = (seen.end - seen.start + STEP - 1) / STEP;
+    auto fetch = [&](int step) {
+        int key = seen.start + step * STEP;
+        if (step >= steps) return;
+        fetch_panels<D>(k_head, a.r.kv_row, key, a.r.keys, k + step % 3 * TILE<D>);
+        fetch_panels<D>(v_head, a.r.kv_row, key, a.r.keys, v + step % 2 * TILE<D>);
+    };
+    fetch(0);
+    Left<D> q, dout;
+    q.load(queries + head * D, a.r.q_row, first + warp_row(), tokens);
+    dout.load(g.dout + head * D, (int64_t)a.s.heads * D, first + warp_row(), tokens);
+    Sums<STEP> s, ds;
+    Sums<D> dq;
+    Left<STEP> slopes;
+    float unit = unit_of(a), lse[2], delta[2];
+    row_facts(a, seen, g, head, lse, delta);
+    dq.clear();
+    for (int step = 0; step < steps; step++) {
+        step_is_there();
+        fetch(step + 1);
+        begin_dots(s, q, tile_of(k + step % 3 * TILE<D>));
+        begin_dots(ds, dout, tile_of(v + step % 2 * TILE<D>));
+        if (step > 0) begin_weighted(dq, slopes, tile_of(k + (step - 1) % 3 * TILE<D>));
+        group_end();
+        wait_for<2>(s);
+        hide_unseen(seen, seen.start + step * STEP, s);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s.of[n][i] = weight_of(unit, s.of[n][i], lse[i / 2]);
+        wait_for<0>(ds);
+        settle(dq.of);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) ds.of[n][i] = slope_of(s.of[n][i], ds.of[n][i], delta[i / 2]);
+        slopes = rounded(ds);
+    }
+    begin_weighted(dq, slopes, tile_of(k + (steps - 1) % 3 * TILE<D>));
+    group_end();
+    wait_for<0>(dq);
+    dq.scale(a.scale, a.scale);
+    dq.write(g.dq + head * D, a.r.q_row, first + warp_row(), tokens);
+}
+
+/* Bytes of a slot of queries: they, gradients of results, facts. */
+template <int D> constexpr int TURN = 2 * TILE<D> *(int)sizeof(Bf16) + 1024;
+static_assert(Facts<STEP>::BYTES <= 1024, "facts lie behind panels, and panels behind them");
+
+/* All heads of a group, for each the steps of queries. Behind the last query are zeros: it adds nothing. */
+template <int D>
+__global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
+    wgmma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
+                              Gradients g) {
+    PANELS(room);
+    Bf16 *k = (Bf16 *)room, *v = k + TILE<D>;
+    char *turns = room + 2 * TILE<D> * sizeof(Bf16); /* two slots */
+    int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * ROWS, kv = blockIdx.y,
+            width = (int64_t)a.s.kv_heads * D;
+    auto facts_in = [&](char *turn) { return Facts<STEP>::in(turn + 2 * TILE<D> * sizeof(Bf16)); };
+    auto fetch = [&](Walk w, char *turn) {
+        fetch_panels<D>(queries + w.head * D, a.r.q_row, w.at, tokens, (Bf16 *)turn);
+        fetch_panels<D>(g.dout + w.head * D, (int64_t)a.s.heads * D, w.at, tokens, (Bf16 *)turn + TILE<D>);
+        facts_in(turn).fetch(a, g, first_key, w.head, w.at);
+    };
+    fetch_panels<D>(keys + kv * D, a.r.kv_row, first, a.r.keys, k);
+    fetch_panels<D>(keys + kv * D + width, a.r.kv_row, first, a.r.keys, v);
+    Walk w = walk_of(a, first_key, first, ROWS, kv, STEP);
+    if (w.steps > 0) fetch(w, turns);
+    Sums<STEP> s, ds;
+    Sums<D> dk, dv;
+    float unit = unit_of(a);
+    dk.clear();
+    dv.clear();
+    for (int step = 0; step < w.steps; step++) {
+        char *turn = turns + step % 2 * TURN<D>;
+        const Bf16 *q = (Bf16 *)turn, *dout = q + TILE<D>;
+        Facts<STEP> f = facts_in(turn);
+        int64_t here = w.at;
+        step_is_there();
+        w.advance(STEP);
+        if (step + 1 < w.steps) fetch(w, turns + (step + 1) % 2 * TURN<D>);
+        begin_dots<D>(s, tile_of(k), tile_of(q));
+        begin_dots<D>(ds, tile_of(v), tile_of(dout));
+        wait_for<1>(s);
+        hide_unseen(a, f, first, ROWS, warp_row() + lane_row(), here, s);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s.of[n][i] = weight_of(unit, s.of[n][i], f.pair(f.lse, n)[i % 2]);
+        wait_for<0>(ds);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                ds.of[n][i] = slope_of(s.of[n][i], ds.of[n][i], f.pair(f.delta, n)[i % 2]);
+        Left<STEP> weights = rounded(s), slopes = rounded(ds);
+        begin_weighted(dv, weights, tile_of(dout));
+        begin_weighted(dk, slopes, tile_of(q));
+        group_end();
+        wait_for<0>(dk);
+        settle(dv.of);
+    }
+    copies_wait(); /* where no query looked */
+    write_key_gradients(a, g, dk, dv, kv, first + warp_row());
+}
+
+/* ---- launches ---- */
+
+/* Runs the statement with D the size of heads. */
+#define BY_HEAD(dim, ...)          \
+    do {                           \
+        if ((dim) == 64) {         \
+            constexpr int D = 64;  \
+            __VA_ARGS__;           \
+        } else {                   \
+            constexpr int D = 128; \
+            __VA_ARGS__;           \
+        }                          \
+    } while (0)
+
+template <int D> constexpr size_t tiles_bytes(int tiles) { return (size_t)tiles * TILE<D> * sizeof(Bf16); }
+
+} // namespace
+
+bool attention_takes_wgmma(Device *d, AttentionShape s, Dtype c) {
+    return cuda_chip(d) == 90 && c == DTYPE_BF16 && (s.head_dim == 64 || s.head_dim == 128) && s.cap <= 0;
+}
+
+void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
+                             Bf16 *out, float *lse) {
+    Grid grid(blocks_of(a.s.tokens, ROWS), a.s.heads);
+    attention_check_rows(d, a, q, kv, out);
+    BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_FORWARD, wgmma_forward_kernel<D>, grid, THREADS,
+                                       tiles_bytes<D>(4), a, q, kv, first_key, out, lse));
+}
+
+void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
+                              Gradients g) {
+    Grid queries(blocks_of(a.s.tokens, ROWS), a.s.heads), keys(blocks_of(a.r.keys, ROWS), a.s.kv_heads);
+    attention_check_rows(d, a, q, kv, g.dout);
+    attention_check_rows(d, a, g.dq, g.dkv, g.dout);
+    BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, wgmma_query_gradient_kernel<D>, queries,
+                                       THREADS, tiles_bytes<D>(5), a, q, kv, first_key, g));
+    BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, wgmma_key_gradient_kernel<D>, keys, THREADS,
+                                       tiles_bytes<D>(2) + 2 * TURN<D>, a, q, kv, first_key, g));
+}
