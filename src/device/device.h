@@ -371,7 +371,7 @@ typedef struct LossSum {
 /* How the states of an optimizer are kept: fp32 as they are, or bf16, rounded stochastically. A bf16 number
  * has 8 bits: rounded to nearest, a mean of squares would never take up what is below 1/512 of it. So of the
  * two neighbours of x the upper one is taken with the probability that makes x the mean (finite x never
- * becomes infinite):
+ * becomes infinite, and a NaN, whichever it is, becomes 0x7fc0):
  *
  *     bf16(x) = (bits of x + r) >> 16,   r: 16 random bits
  *

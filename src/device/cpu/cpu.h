@@ -53,11 +53,15 @@ static inline uint32_t state_word(const StateStore *s, uint64_t step, int64_t i)
     return out[e % STATE_CHUNK / STATE_BLOCKS];
 }
 
-/* Stochastic rounding by 16 random bits. The largest finite number stays, and so does a NaN. */
+/* Of a state in bf16, whatever NaN it comes of: by sign and payload, which a CPU keeps and a GPU replaces
+ * (0x7fffffff), they would differ. */
+enum { BF16_NAN = 0x7fc0 };
+
+/* Stochastic rounding by 16 random bits. The largest finite number stays. */
 static inline uint16_t bf16_round_by(float f, uint32_t bits) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    if ((u & 0x7fffffff) > 0x7f800000) return BF16_NAN;
     if ((u & 0x7fffffff) >= 0x7f7f0000) bits = 0;
     return (uint16_t)((u + bits) >> 16);
 }

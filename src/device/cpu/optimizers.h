@@ -24,7 +24,7 @@ INLINE void make_words(const StateStore *s, uint64_t step, uint64_t chunk, uint3
 INLINE VecHalf round_by(Vec v, VecBits bits) {
     VecBits u = (VecBits)v, size = u & 0x7fffffff;
     VecBits stays = (VecBits)(size >= 0x7f7f0000), nan = (VecBits)(size > 0x7f800000);
-    VecBits rounded = ((u + (bits & ~stays)) >> 16) | (nan & 0x40);
+    VecBits rounded = ((u + (bits & ~stays)) >> 16 & ~nan) | (nan & BF16_NAN);
     return __builtin_convertvector(rounded, VecHalf);
 }
 

@@ -29,10 +29,10 @@ INLINE uint32_t state_word(StateStore s, uint64_t step, int64_t i) {
     return word == 0 ? c[0] : word == 1 ? c[1] : word == 2 ? c[2] : c[3];
 }
 
-/* The largest finite number stays, and so does a NaN. */
+/* bf16_round_by of device/cpu/cpu.h: the largest finite number stays, and every NaN becomes one. */
 INLINE uint16_t bf16_by(float f, uint32_t bits) {
     uint32_t u = __float_as_uint(f);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    if ((u & 0x7fffffff) > 0x7f800000) return 0x7fc0;
     if ((u & 0x7fffffff) >= 0x7f7f0000) bits = 0;
     return (uint16_t)((u + bits) >> 16);
 }
