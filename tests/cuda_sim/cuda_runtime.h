@@ -88,6 +88,7 @@ inline unsigned __ballot_sync(unsigned mask, int vote) {
     return votes;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 
 /* ---- shared memory ---- */
 

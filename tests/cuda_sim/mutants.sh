@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_state_ends test_bias test_qk_norm test_rope test_queries_scale test_attention test_decode test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
+for check in test_embed test_state_ends test_bias test_qk_norm test_rope test_queries_scale test_attention test_decode test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
     passes $(op $check)
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
@@ -46,6 +46,9 @@ attention "a lane that does not come to a product" 's/(multiply_matrices\(of\[n\
 has log "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
 has log "it ends before its copies have been waited for"
+mutant "a token's id looked for close by alone" embedding.cu 's/end -= STEP/end = 0/' $(op test_embed)
+mutant "tokens of the next words left out" embedding.cu 's/m\.words &= m\.words - 1/m.words = 0/' $(op test_embed)
+mutant "tokens fetched that are not added" embedding.cu 's/a < AHEAD; a\+\+\)$/a + 1 < AHEAD; a++)/' $(op test_embed)
 mutant "a NaN that keeps its bits" optimizers.cu 's/return 0x7fc0;/return (uint16_t)(u >> 16 | 0x40);/' $(op test_state_ends)
 mutant "a tail of one less" packs.cuh@elements.cu 's/if \(first \+ i < end\) give/if (first + i + 1 < end) give/' $(op test_elements)
 mutant "a tail whose last element is not read" packs.cuh@elements.cu 's/if \(first \+ i < end\) take/if (first + i + 1 < end) take/' $(op test_elements)

@@ -59,8 +59,9 @@ race "blocks that have the same elements" packs.cuh@elements.cu 's/number = elem
 race "blocks that have the same elements" elements.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_elements test_activation
 race "blocks that have the same parameters" optimizers.cu 's/element\(\) \* N/(int64_t)threadIdx.x * N/' test_updates test_muon
 race "blocks that have the same parts" gradients.cu 's/element\(\) \* (FOUR|TWO)/(int64_t)threadIdx.x * \1/' test_sum_parts test_fixed
-race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(ids, 0, first, id\)//' test_embed
-race "a barrier less before the next ids" embedding.cu '/store_pack\(row, at, hidden, sum\)/,/__syncthreads/{/__syncthreads/d}' test_embed
+race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(ids, first, id\)//' test_embed
+race "a barrier less behind votes for ids" embedding.cu '/votes\[.*\] = vote;/,/__syncthreads/{/__syncthreads/d}' test_embed
+race "votes in the place of those that are read" embedding.cu 's/turn \^= WARP/turn ^= 0/' test_embed
 race "a largest number without atomics" gradients.cu 's/atomicMax\(\(unsigned long long \*\)&out->max, .*/out->max = (double)most;/' test_stats
 race "a barrier less in sums of a block" kernels.cuh@gradients.cu '0,/WARP\] = x;/{/WARP\] = x;/{n;d}}' test_stats test_loss_sum
 race "blocks that write for each other" norms.cu 's/if \(lane\(\) == 0\) rstd\[row\] = r;/rstd[0] = r;/' test_norm

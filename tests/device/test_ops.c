@@ -231,7 +231,24 @@ static void check_embed(Device *d, Dtype c) {
         drop_all();
     }
 }
-static void test_embed(void **state) { (void)state, on_all(check_embed); }
+/* Tokens that lie apart farther than a block looks at together: a few ids that come often, one that comes
+ * thrice in all. */
+static void check_embed_far(Device *d, Dtype c) {
+    enum { T = 2100, H = 9, VOCAB = 30 };
+    int32_t *ids = random_ints(T, VOCAB - 1);
+    ids[0] = ids[1500] = ids[T - 1] = VOCAB - 1;
+    void *dout = random_tensor(T * H, c, -1, 1);
+    float *sum = random_tensor(VOCAB * H, DTYPE_F32, -1, 1), *want = copy_of(sum, VOCAB * H, DTYPE_F32);
+    RUN(d, embed_backward, T, H, ids, dout, ALL_ROWS, 1, sum, c);
+    reference.ops.embed_backward(&reference, T, H, ids, dout, ALL_ROWS, 1, want, c);
+    assert_bits("embed_backward", d, sum, want, VOCAB * H, DTYPE_F32);
+    drop_all();
+}
+static void test_embed(void **state) {
+    (void)state;
+    on_all(check_embed);
+    on_all(check_embed_far);
+}
 
 static void check_bias(Device *d, Dtype c) {
     EACH(t, token_counts) EACH(h, widths) {

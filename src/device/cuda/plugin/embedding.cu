@@ -27,41 +27,99 @@ __global__ void embed_forward_kernel(int64_t tokens, int64_t hidden, const int32
     store_pack(out + at.row * hidden, at.column, hidden, x);
 }
 
-/* Whether some id of from .. end-1 is `id`; the same answer to all threads. */
-INLINE bool occurs(const int32_t *ids, int64_t from, int64_t end, int32_t id) {
-    bool found = false;
-    for (int64_t t = from + threadIdx.x; t < end && !found; t += BLOCK) found = ids[t] == id;
-    return __syncthreads_or(found);
+/* Ids that a block looks at together: a bit of a word for each, as many words as a warp has lanes. */
+enum { EACH = WARP * WARP / BLOCK, STEP = EACH * BLOCK, AHEAD = 4 };
+static_assert(STEP == WARP * WARP, "a step is a word for each lane");
+
+/* Whether a token before `end` has the id; the same answer to all threads. From the last one back, since
+ * text repeats what it has just said: most tokens are told by the first step. */
+INLINE bool occurs(const int32_t *ids, int64_t end, int32_t id) {
+    for (; end > 0; end -= STEP) {
+        bool found = false;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) /* the first token may be looked at twice */
+            found |= ids[larger(end - 1 - j * BLOCK - (int)threadIdx.x, 0)] == id;
+        if (__syncthreads_or(found)) return true;
+    }
+    return false;
 }
 
-/* A block for each token, of which those work that are the first with their id: they add all tokens with it,
- * in ascending order, so that a row has the bits of the CPU's sum. A thread has packs of columns alone. */
+/* Tokens of a step that have an id. */
+struct Matches {
+    const uint32_t *votes; /* [WARP], shared */
+    uint32_t words;        /* which of them are to come, and not zero */
+    int word;              /* the one that is being read, */
+    uint32_t left;         /* and its bits to come */
+};
+
+/* Those among start .. start + STEP - 1; `votes` is written. All ids are read before the first vote, which
+ * would wait for its own. */
+INLINE Matches matches_of(const int32_t *ids, int64_t start, int64_t end, int32_t id, uint32_t *votes) {
+    bool has[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        int64_t t = start + j * BLOCK + threadIdx.x;
+        has[j] = t < end && ids[t] == id;
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        uint32_t vote = __ballot_sync(0xffffffffu, has[j]);
+        if (lane() == 0) votes[(j * BLOCK + threadIdx.x) / WARP] = vote;
+    }
+    __syncthreads();
+    return {votes, __ballot_sync(0xffffffffu, votes[lane()] != 0), 0, 0};
+}
+
+/* The next one, counted from the step's start; -1: there is none. */
+INLINE int next_of(Matches &m) {
+    if (m.left == 0) {
+        if (m.words == 0) return -1;
+        m.word = __ffs((int)m.words) - 1;
+        m.words &= m.words - 1;
+        m.left = m.votes[m.word];
+    }
+    int bit = __ffs((int)m.left) - 1;
+    m.left &= m.left - 1;
+    return m.word * WARP + bit;
+}
+
+/* A block for each token and slice of columns, of which those work that are the first with their id: they
+ * add all tokens with it, in ascending order, so that a row has the bits of the CPU's sum.
+ *
+ * A thread has a pack of columns, whose sums stay in registers until the last token. A frequent id's tokens
+ * come one after another, so AHEAD of them are fetched before the first is added. Slices are as wide as a
+ * block can have them: each looks through all ids itself, and with many tokens of many ids that is most of
+ * the work; narrower ones would only shorten the longest row, which other blocks run beside. Votes lie in two
+ * places by turns, so that a step needs one barrier. */
 template <typename T>
 __global__ void embed_backward_kernel(int64_t tokens, int64_t hidden, const int32_t *ids, const T *dout,
                                       EmbedRows rows, float scale, float *dtable) {
     constexpr int N = AT_ONCE<T>;
-    SHARED(int32_t, near, BLOCK);
-    int64_t first = blockIdx.x;
+    SHARED(uint32_t, votes, 2 * WARP);
+    int64_t first = blockIdx.x, column = ((int64_t)blockIdx.y * BLOCK + threadIdx.x) * N;
     int32_t id = ids[first];
-    if (row_here(rows, id) < 0 || occurs(ids, 0, first, id)) return; /* the whole block */
+    if (row_here(rows, id) < 0 || occurs(ids, first, id)) return; /* the whole block */
     float *row = dtable + row_here(rows, id) * hidden;
-    for (int64_t start = first; start < tokens; start += BLOCK) {
-        int64_t t = start + threadIdx.x;
-        near[threadIdx.x] = t < tokens ? ids[t] : -1;
-        __syncthreads();
-        for (int k = 0; k < BLOCK; k++) {
-            if (near[k] != id) continue;
-            const T *from = dout + (start + k) * hidden;
-            for (int64_t at = threadIdx.x * N; at < hidden; at += BLOCK * N) {
-                Pack<float, N> sum = load_pack<N>(row, at, hidden);
-                Pack<T, N> x = load_pack<N>(from, at, hidden);
+    Pack<float, N> sum = load_pack<N>(row, column, hidden);
+    int turn = 0;
+    for (int64_t start = first; start < tokens; start += STEP, turn ^= WARP) {
+        Matches m = matches_of(ids, start, tokens, id, votes + turn);
+        while (column < hidden && (m.words | m.left) != 0) {
+            int next[AHEAD];
+            Pack<T, N> x[AHEAD];
 #pragma unroll
-                for (int i = 0; i < N; i++) put(sum, i, __fadd_rn(get(sum, i), __fmul_rn(scale, get(x, i))));
-                store_pack(row, at, hidden, sum);
+            for (int a = 0; a < AHEAD; a++) {
+                next[a] = next_of(m);
+                if (next[a] >= 0) x[a] = load_pack<N>(dout + (start + next[a]) * hidden, column, hidden);
             }
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+                for (int i = 0; i < N && next[a] >= 0; i++)
+                    put(sum, i, __fadd_rn(get(sum, i), __fmul_rn(scale, get(x[a], i))));
         }
-        __syncthreads();
     }
+    store_pack(row, column, hidden, sum);
 }
 
 void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
@@ -74,9 +132,9 @@ void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids
 
 void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
                     EmbedRows rows, float scale, float *dtable, Dtype c) {
-    if (tokens == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, tokens, BLOCK, 0, tokens, hidden, ids,
+    if (tokens * hidden == 0) return;
+    BY_DTYPE(c, T, Grid grid(tokens, blocks_of(hidden, BLOCK * AT_ONCE<T>));
+             LAUNCH(d, OP_EMBED_BACKWARD, embed_backward_kernel<T>, grid, BLOCK, 0, tokens, hidden, ids,
                     (const T *)dout, rows, scale, dtable));
 }
 
