@@ -179,10 +179,9 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
 void window_keys_write(const ModelConfig *c, JsonWriter *w);
 ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void no_rope_write(const ModelConfig *c, JsonWriter *w);
-ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
-void dense_layers_write(const ModelConfig *c, JsonWriter *w);
-ErrorCode sparse_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
-void sparse_layers_write(const ModelConfig *c, JsonWriter *w);
+/* Of KEY_DENSE and KEY_SPARSE. */
+ErrorCode dense_layers_read(KeyKind kind, ModelConfig *c, const cJSON *root, const char *where, Error *err);
+void dense_layers_write(KeyKind kind, const ModelConfig *c, JsonWriter *w);
 ErrorCode mixers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err);
 void mixers_write(const ModelConfig *c, JsonWriter *w);
 const char *family_word(const KeyRule *k); /* of KEY_WORD */

@@ -250,8 +250,8 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_MIXERS: return mixers_read(c, root, where, err);
     case KEY_COUNT: return json_get_int(root, where, k->name, k->required, 0, MODEL_MAX_POSITIONS, to, err);
     case KEY_OR_NULL: return read_or_null(root, where, k->name, to, err);
-    case KEY_DENSE: return dense_layers_read(c, root, where, err);
-    case KEY_SPARSE: return sparse_layers_read(c, root, where, err);
+    case KEY_DENSE:
+    case KEY_SPARSE: return dense_layers_read(k->kind, c, root, where, err);
     case KEY_TUNING: return read_tuning(c, root, where, k->name, err);
     case KEY_ACTIVATION: return read_activation(f, root, where, k->name, err);
     case KEY_ZERO: return read_zero(root, where, k->name, err);

@@ -9,6 +9,7 @@
  *     Llama 4           attention_chunk_size; the layers that are turned
  *
  * weft writes the list, and the family's own keys so that they say the same. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,18 +42,25 @@ static ErrorCode read_list(const cJSON *list, const char *where, const char *key
     return code;
 }
 
-static ErrorCode read_layer_type(const cJSON *item, const char *where, bool *window, Error *err) {
+static const char SLIDING[] = "sliding_attention", CHUNKED[] = "chunked_attention";
+
+/* Whether a layer has the window: as layer_types call that, or "full_attention". */
+static ErrorCode read_type(const cJSON *item, const char *where, const char *windowed, bool *has,
+                           Error *err) {
     const char *type = cJSON_IsString(item) ? item->valuestring : "(not a string)";
-    *window = strcmp(type, "sliding_attention") == 0;
-    if (*window || strcmp(type, "full_attention") == 0) return OK;
-    return family_refuse(where, "layer_types", type, "\"full_attention\" or \"sliding_attention\"", err);
+    char either[64];
+    *has = strcmp(type, windowed) == 0;
+    if (*has || strcmp(type, "full_attention") == 0) return OK;
+    snprintf(either, sizeof either, "\"full_attention\" or \"%s\"", windowed);
+    return family_refuse(where, "layer_types", type, either, err);
+}
+
+static ErrorCode read_layer_type(const cJSON *item, const char *where, bool *window, Error *err) {
+    return read_type(item, where, SLIDING, window, err);
 }
 
 static ErrorCode read_chunk_type(const cJSON *item, const char *where, bool *chunk, Error *err) {
-    const char *type = cJSON_IsString(item) ? item->valuestring : "(not a string)";
-    *chunk = strcmp(type, "chunked_attention") == 0;
-    if (*chunk || strcmp(type, "full_attention") == 0) return OK;
-    return family_refuse(where, "layer_types", type, "\"full_attention\" or \"chunked_attention\"", err);
+    return read_type(item, where, CHUNKED, chunk, err);
 }
 
 /* 1 says that the layer is turned, whatever the key's name. */
@@ -178,32 +186,29 @@ static ErrorCode read_numbers(const cJSON *list, const char *where, const char *
     return OK;
 }
 
-/* Layer i has experts if (i + 1) % decoder_sparse_step is 0, and if it is not in mlp_only_layers. */
-ErrorCode dense_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    const cJSON *list = family_member(root, "mlp_only_layers");
-    int64_t step = 1, layers = c->num_hidden_layers;
-    TRY(json_get_int(root, where, "decoder_sparse_step", false, 1, MODEL_MAX_COUNT, &step, err));
-    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
-    bool *has = mem_alloc_array((size_t)layers, sizeof *has);
-    for (int64_t i = 0; i < layers; i++) has[i] = (i + 1) % step != 0;
-    ErrorCode code = read_numbers(list, where, "mlp_only_layers", layers, true, has, err);
-    if (code == OK && !layer_set_find(&c->dense_layers, has, layers))
-        code = refuse_pattern(where, "mlp_only_layers", err);
-    free(has);
-    return code;
+/* Layer i has experts if (i + 1) % the key `step` is 0; but those listed have none (KEY_DENSE), or are
+ * all that have some (KEY_SPARSE). */
+typedef struct DenseKeys {
+    const char *step, *list;
+    bool listed; /* those listed are dense */
+} DenseKeys;
+static DenseKeys dense_keys(KeyKind kind) {
+    return kind == KEY_DENSE ? (DenseKeys){"decoder_sparse_step", "mlp_only_layers", true}
+                             : (DenseKeys){"interleave_moe_layer_step", "moe_layers", false};
 }
 
-/* Layer i has experts if it is in moe_layers, else if (i + 1) % interleave_moe_layer_step is 0. */
-ErrorCode sparse_layers_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    const cJSON *list = family_member(root, "moe_layers");
+ErrorCode dense_layers_read(KeyKind kind, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    DenseKeys keys = dense_keys(kind);
+    const cJSON *list = family_member(root, keys.list);
     int64_t step = 1, layers = c->num_hidden_layers;
-    TRY(json_get_int(root, where, "interleave_moe_layer_step", false, 1, MODEL_MAX_COUNT, &step, err));
+    bool others = list != NULL && !keys.listed;
+    TRY(json_get_int(root, where, keys.step, false, 1, MODEL_MAX_COUNT, &step, err));
     if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
     bool *dense = mem_alloc_array((size_t)layers, sizeof *dense);
-    for (int64_t i = 0; i < layers; i++) dense[i] = list != NULL || (i + 1) % step != 0;
-    ErrorCode code = read_numbers(list, where, "moe_layers", layers, false, dense, err);
+    for (int64_t i = 0; i < layers; i++) dense[i] = others || (i + 1) % step != 0;
+    ErrorCode code = read_numbers(list, where, keys.list, layers, keys.listed, dense, err);
     if (code == OK && !layer_set_find(&c->dense_layers, dense, layers))
-        code = refuse_pattern(where, "moe_layers", err);
+        code = refuse_pattern(where, keys.list, err);
     free(dense);
     return code;
 }
@@ -215,9 +220,7 @@ static void write_layer_types(const ModelConfig *c, JsonWriter *w) {
     json_key(w, "layer_types");
     json_begin_array(w);
     for (int64_t i = 0; i < c->num_hidden_layers; i++)
-        json_string(w, !layer_set_has(c->windows, i) ? "full_attention"
-                       : chunks                      ? "chunked_attention"
-                                                     : "sliding_attention");
+        json_string(w, !layer_set_has(c->windows, i) ? "full_attention" : chunks ? CHUNKED : SLIDING);
     json_end_array(w);
 }
 
@@ -241,21 +244,13 @@ void window_keys_write(const ModelConfig *c, JsonWriter *w) {
     if (keys == WINDOWS_BEHIND || keys == WINDOWS_SOME || keys == WINDOWS_CHUNKS) write_layer_types(c, w);
 }
 
-void dense_layers_write(const ModelConfig *c, JsonWriter *w) {
-    json_put_int(w, "decoder_sparse_step", 1);
-    json_key(w, "mlp_only_layers");
+void dense_layers_write(KeyKind kind, const ModelConfig *c, JsonWriter *w) {
+    DenseKeys keys = dense_keys(kind);
+    json_put_int(w, keys.step, 1);
+    json_key(w, keys.list);
     json_begin_array(w);
     for (int64_t i = 0; i < c->num_hidden_layers; i++)
-        if (layer_set_has(c->dense_layers, i)) json_int(w, i);
-    json_end_array(w);
-}
-
-void sparse_layers_write(const ModelConfig *c, JsonWriter *w) {
-    json_put_int(w, "interleave_moe_layer_step", 1);
-    json_key(w, "moe_layers");
-    json_begin_array(w);
-    for (int64_t i = 0; i < c->num_hidden_layers; i++)
-        if (!layer_set_has(c->dense_layers, i)) json_int(w, i);
+        if (layer_set_has(c->dense_layers, i) == keys.listed) json_int(w, i);
     json_end_array(w);
 }
 

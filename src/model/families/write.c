@@ -75,8 +75,8 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_NO_ROPE: no_rope_write(c, w); break;
     case KEY_MIXERS: mixers_write(c, w); break;
     case KEY_OR_NULL: write_or_null(w, k->name, *(const int64_t *)from); break;
-    case KEY_DENSE: dense_layers_write(c, w); break;
-    case KEY_SPARSE: sparse_layers_write(c, w); break;
+    case KEY_DENSE:
+    case KEY_SPARSE: dense_layers_write(k->kind, c, w); break;
     case KEY_TUNING: json_put_bool(w, k->name, c->attn_scale > 0); break;
     case KEY_ACTIVATION: json_put_string(w, k->name, family_activation(model_family(c))); break;
     case KEY_ZERO:
