@@ -863,38 +863,40 @@ static void check_qk_norm(Device *d, Dtype c) {
 }
 static void test_qk_norm(void **state) { (void)state, on_all(check_qk_norm); }
 
-static void check_rope(Device *d, Dtype c) {
+/* `check` on rows of queries, keys and values of each shape; x and want are the same to begin with. */
+enum { POSITIONS = 50 };
+static void on_placed_rows(Device *d, Dtype c,
+                           void (*check)(Device *d, AttentionShape s, const int32_t *positions, void *x,
+                                         void *want, Dtype c)) {
     EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
-        int64_t n = *t * qkv_row(s);
-        void *x = random_tensor(n, c, -1, 1), *want = copy_of(x, n, c);
-        int32_t *positions = random_ints(*t, 50);
-        float *angles = random_tensor(50 * s.head_dim, DTYPE_F32, -1, 1);
-        for (int inverse = 0; inverse < 2; inverse++) {
-            RUN(d, rope, s, x, positions, angles, inverse != 0, c);
-            reference.ops.rope(&reference, s, want, positions, angles, inverse != 0, c);
-            assert_sums("rope", d, x, want, n, c, 2, 1);
-        }
+        void *x = random_tensor(*t * qkv_row(s), c, -1, 1), *want = copy_of(x, *t * qkv_row(s), c);
+        check(d, s, random_ints(*t, POSITIONS), x, want, c);
         drop_all();
     }
 }
+
+static void check_rope_shape(Device *d, AttentionShape s, const int32_t *positions, void *x, void *want,
+                             Dtype c) {
+    float *angles = random_tensor(POSITIONS * s.head_dim, DTYPE_F32, -1, 1);
+    for (int inverse = 0; inverse < 2; inverse++) {
+        RUN(d, rope, s, x, positions, angles, inverse != 0, c);
+        reference.ops.rope(&reference, s, want, positions, angles, inverse != 0, c);
+        assert_sums("rope", d, x, want, s.tokens * qkv_row(s), c, 2, 1);
+    }
+}
+static void check_rope(Device *d, Dtype c) { on_placed_rows(d, c, check_rope_shape); }
 static void test_rope(void **state) { (void)state, on_all(check_rope); }
 
-static void check_queries_scale(Device *d, Dtype c) {
-    EACH(t, token_counts) for (int i = 0; i < ATTENTION_SHAPES; i++) {
-        AttentionShape s = attention_shapes[i];
-        s.tokens = *t;
-        int64_t n = *t * qkv_row(s);
-        void *x = random_tensor(n, c, -1, 1), *want = copy_of(x, n, c);
-        int32_t *positions = random_ints(*t, 50);
-        float *factors = random_tensor(50, DTYPE_F32, 1, 2);
-        RUN(d, queries_scale, s, x, positions, factors, c);
-        reference.ops.queries_scale(&reference, s, want, positions, factors, c);
-        assert_bits("queries_scale", d, x, want, n, c);
-        drop_all();
-    }
+static void check_scale_shape(Device *d, AttentionShape s, const int32_t *positions, void *x, void *want,
+                              Dtype c) {
+    float *factors = random_tensor(POSITIONS, DTYPE_F32, 1, 2);
+    RUN(d, queries_scale, s, x, positions, factors, c);
+    reference.ops.queries_scale(&reference, s, want, positions, factors, c);
+    assert_bits("queries_scale", d, x, want, s.tokens * qkv_row(s), c);
 }
+static void check_queries_scale(Device *d, Dtype c) { on_placed_rows(d, c, check_scale_shape); }
 static void test_queries_scale(void **state) { (void)state, on_all(check_queries_scale); }
 
 /* Queries and the common key by themselves, or columns of one tensor. */
@@ -905,8 +907,8 @@ static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
     void *down = random_tensor(t * row, c, -1, 1), *q = joint ? down : random_tensor(t * width, c, -1, 1),
          *mine = random_tensor(t * own, c, -1, 1), *key = tensor_to(down, row - s.turned, c),
          *got = random_tensor(3 * t * width, c, -1, 1), *want = tensor(3 * t * width, c);
-    int32_t *positions = random_ints(t, 50);
-    float *angles = random_tensor(50 * s.turned, DTYPE_F32, -1, 1);
+    int32_t *positions = random_ints(t, POSITIONS);
+    float *angles = random_tensor(POSITIONS * s.turned, DTYPE_F32, -1, 1);
     RUN(d, latent_forward, s, q, mine, key, positions, angles, got, c);
     reference.ops.latent_forward(&reference, s, q, mine, key, positions, angles, want, c);
     assert_sums("latent_forward", d, got, want, 3 * t * width, c, 2, 1);

@@ -893,47 +893,32 @@ static void check_latent_heads(Device *d, Dtype c) {
 }
 static void test_latent_heads(void **state) { (void)state, check_all(check_latent_heads); }
 
-/* Gates and ups next to each other. */
-static void check_clamped(Device *d, Dtype c) {
+/* All gates before all ups, or each next to its own (ACT_CLAMPED). */
+static void check_gated(Device *d, Activation f, Dtype c) {
     enum { T = 37, INTER = 168 };
-    void *pairs = random_tensor(T * 2 * INTER, c, -9, 9), *dact = random_tensor(T * INTER, c, -1, 1);
+    bool clamped = f == ACT_CLAMPED;
+    float most = clamped ? 9 : 4;
+    void *gate_up = random_tensor(T * 2 * INTER, c, -most, most), *dact = random_tensor(T * INTER, c, -1, 1);
     void *act = tensor(T * INTER, c), *again = tensor(T * INTER, c), *grad = tensor(T * 2 * INTER, c);
-    RUN(d, activation_forward, ACT_CLAMPED, true, T, INTER, pairs, act, c);
-    RUN(d, activation_backward, ACT_CLAMPED, true, T, INTER, pairs, dact, grad, again, c);
-    for (int n = 2; n <= 8; n *= 2) {
-        int64_t each = INTER / n, first = (n - 1) * each;
-        void *part = box_of(pairs, 2 * INTER, 0, 2 * first, T, 2 * each, c),
-             *dpart = box_of(dact, INTER, 0, first, T, each, c);
-        void *act2 = tensor(T * each, c), *grad2 = tensor(T * 2 * each, c);
-        RUN(d, activation_forward, ACT_CLAMPED, true, T, each, part, act2, c);
-        assert_box(d, "clamped", act, INTER, 0, first, act2, T, each, c);
-        RUN(d, activation_backward, ACT_CLAMPED, true, T, each, part, dpart, grad2, act2, c);
-        assert_box(d, "clamped gradient", grad, 2 * INTER, 0, 2 * first, grad2, T, 2 * each, c);
-        assert_box(d, "clamped again", again, INTER, 0, first, act2, T, each, c);
-    }
-    drop_all();
-}
-
-static void check_mlp(Device *d, Dtype c) {
-    enum { T = 37, INTER = 168 };
-    void *gate_up = random_tensor(T * 2 * INTER, c, -4, 4), *dact = random_tensor(T * INTER, c, -1, 1);
-    void *act = tensor(T * INTER, c), *again = tensor(T * INTER, c), *grad = tensor(T * 2 * INTER, c);
-    RUN(d, activation_forward, ACT_SILU, true, T, INTER, gate_up, act, c);
-    RUN(d, activation_backward, ACT_SILU, true, T, INTER, gate_up, dact, grad, again, c);
+    RUN(d, activation_forward, f, true, T, INTER, gate_up, act, c);
+    RUN(d, activation_backward, f, true, T, INTER, gate_up, dact, grad, again, c);
     for (int n = 2; n <= 8; n *= 2) {
         int64_t each = INTER / n, r = n - 1;
-        Columns in = {2, {r * each, INTER + r * each}, {each, each}}, out = {1, {r * each}, {each}};
+        Columns apart = {2, {r * each, INTER + r * each}, {each, each}},
+                pairs = {1, {r * 2 * each}, {2 * each}}, in = clamped ? pairs : apart,
+                out = {1, {r * each}, {each}};
         void *part = columns_of(gate_up, T, 2 * INTER, &in, c), *dpart = columns_of(dact, T, INTER, &out, c);
         void *act2 = tensor(T * each, c), *grad2 = tensor(T * 2 * each, c);
-        RUN(d, activation_forward, ACT_SILU, true, T, each, part, act2, c);
-        assert_columns(d, "swiglu", act, T, INTER, &out, act2, c);
-        RUN(d, activation_backward, ACT_SILU, true, T, each, part, dpart, grad2, act2, c);
-        assert_columns(d, "swiglu gradient", grad, T, 2 * INTER, &in, grad2, c);
-        assert_columns(d, "swiglu again", again, T, INTER, &out, act2, c);
+        RUN(d, activation_forward, f, true, T, each, part, act2, c);
+        assert_columns(d, "gated", act, T, INTER, &out, act2, c);
+        RUN(d, activation_backward, f, true, T, each, part, dpart, grad2, act2, c);
+        assert_columns(d, "gated gradient", grad, T, 2 * INTER, &in, grad2, c);
+        assert_columns(d, "gated again", again, T, INTER, &out, act2, c);
     }
     drop_all();
 }
-static void test_mlp(void **state) { (void)state, check_all(check_mlp), check_all(check_clamped); }
+static void check_mlp(Device *d, Dtype c) { check_gated(d, ACT_SILU, c), check_gated(d, ACT_CLAMPED, c); }
+static void test_mlp(void **state) { (void)state, check_all(check_mlp); }
 
 /* ---- recurrences: channels, and documents, by themselves ---- */
 

@@ -112,27 +112,32 @@ static double weigh_columns(int64_t n, float *x, float *dx, float weight) {
     return sum;
 }
 
-/* Of a leaf. */
-static float weigh_leaf(const Device *d, int64_t inter, void *act, void *dact, float weight, Dtype c) {
+/* The sum of products, COLUMNS at a time. x and dx by the weight go to `to` and `dto`, which may be the same
+ * memory, or to nowhere: NULL. */
+static double weigh(const Device *d, int64_t n, const void *x, const void *dx, float weight, void *to,
+                    void *dto, Dtype c) {
     double sum = 0;
-    for (int64_t i = 0; i < inter; i += COLUMNS) {
-        float x[COLUMNS], dx[COLUMNS];
-        int64_t n = min_i64(COLUMNS, inter - i);
-        kernels_of(d)->cast(n, tensor_at(act, i, c), c, x, DTYPE_F32);
-        kernels_of(d)->cast(n, tensor_at(dact, i, c), c, dx, DTYPE_F32);
-        sum += weigh_columns(n, x, dx, weight);
-        kernels_of(d)->cast(n, x, DTYPE_F32, tensor_to(act, i, c), c);
-        kernels_of(d)->cast(n, dx, DTYPE_F32, tensor_to(dact, i, c), c);
+    for (int64_t i = 0; i < n; i += COLUMNS) {
+        float a[COLUMNS], b[COLUMNS];
+        int64_t count = min_i64(COLUMNS, n - i);
+        kernels_of(d)->cast(count, tensor_at(x, i, c), c, a, DTYPE_F32);
+        kernels_of(d)->cast(count, tensor_at(dx, i, c), c, b, DTYPE_F32);
+        sum += weigh_columns(count, a, b, weight);
+        if (to == NULL) continue;
+        kernels_of(d)->cast(count, a, DTYPE_F32, tensor_to(to, i, c), c);
+        kernels_of(d)->cast(count, b, DTYPE_F32, tensor_to(dto, i, c), c);
     }
-    return (float)sum;
+    return sum;
 }
 
 static float weigh_row(const Device *d, int64_t inter, int leaves, void *act, void *dact, float weight,
                        Dtype c) {
     float sums[LEAVES_MAX];
     int64_t each = inter / leaves;
-    for (int i = 0; i < leaves; i++)
-        sums[i] = weigh_leaf(d, each, tensor_to(act, i * each, c), tensor_to(dact, i * each, c), weight, c);
+    for (int i = 0; i < leaves; i++) {
+        void *x = tensor_to(act, i * each, c), *dx = tensor_to(dact, i * each, c);
+        sums[i] = (float)weigh(d, each, x, dx, weight, x, dx, c);
+    }
     return weights_tree(leaves, sums);
 }
 
@@ -158,19 +163,6 @@ static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, co
     }
 }
 
-/* The sum of products; COLUMNS at a time, as in weigh_leaf. */
-static double dot(const Device *d, int64_t n, const void *y, const void *dy, Dtype c) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i += COLUMNS) {
-        float a[COLUMNS], b[COLUMNS];
-        int64_t count = min_i64(COLUMNS, n - i);
-        kernels_of(d)->cast(count, tensor_at(y, i, c), c, a, DTYPE_F32);
-        kernels_of(d)->cast(count, tensor_at(dy, i, c), c, b, DTYPE_F32);
-        sum += weigh_columns(count, a, b, 1);
-    }
-    return sum;
-}
-
 static float weights_row(const Device *d, int64_t n, int runs, int leaves, const void *y, const void *dy,
                          float weight, Dtype c) {
     float sums[LEAVES_MAX];
@@ -178,7 +170,7 @@ static float weights_row(const Device *d, int64_t n, int runs, int leaves, const
     for (int leaf = 0; leaf < leaves; leaf++) {
         double sum = 0;
         for (int64_t at = leaf * each; at < runs * n; at += n)
-            sum += dot(d, each, tensor_at(y, at, c), tensor_at(dy, at, c), c);
+            sum += weigh(d, each, tensor_at(y, at, c), tensor_at(dy, at, c), 1, NULL, NULL, c);
         sums[leaf] = weight_gradient(sum, weight);
     }
     return weights_tree(leaves, sums);
