@@ -169,24 +169,46 @@ __global__ void clamped_backward_kernel(int64_t n, const T *x, const T *dact, T 
 
 /* ---- rotation ---- */
 
+/* Two that turn together. */
+struct Pair {
+    float first, second;
+};
+INLINE Pair turn(float a, float b, float cosine, float sine, bool inverse) {
+    if (inverse) sine = -sine;
+    return {a * cosine - b * sine, b * cosine + a * sine};
+}
+
+/* Head `row` of all tokens' queries and keys, and its token's angles, `width` a position; NULL behind the
+ * last. */
+template <typename T> struct Turning {
+    T *x;
+    const float *angles;
+};
+template <typename T>
+INLINE Turning<T> turning_at(AttentionShape s, int width, int64_t row, T *qkv, const int32_t *positions,
+                             const float *cos_sin) {
+    int64_t heads = s.heads + s.kv_heads, t = row / heads;
+    if (t >= s.tokens) return {nullptr, nullptr};
+    return {qkv + (t * (heads + s.kv_heads) + row % heads) * s.head_dim,
+            cos_sin + (int64_t)positions[t] * width};
+}
+
 /* A row is a head's first 2 half elements: of its pairs (i, half + i), a pack of each. */
 template <typename T>
 __global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *positions,
                             const float *cos_sin, bool inverse) {
     constexpr int N = AT_ONCE<T>;
     Place at = place_of<N>(half);
-    int64_t turned = s.heads + s.kv_heads, head = at.row % turned, t = at.row / turned;
-    if (t >= s.tokens) return;
-    const float *angles = cos_sin + (int64_t)positions[t] * 2 * half;
-    T *x = qkv + t * (turned + s.kv_heads) * s.head_dim + head * s.head_dim;
+    auto [x, angles] = turning_at(s, 2 * half, at.row, qkv, positions, cos_sin);
+    if (!x) return;
     Pack<T, N> u = load_pack<N>(x, at.column, half), v = load_pack<N>(x + half, at.column, half);
     Pack<float, N> cosine = load_pack<N>(angles, at.column, half),
                    sine = load_pack<N>(angles + half, at.column, half);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float a = get(u, i), b = get(v, i), cs = get(cosine, i), sn = inverse ? -get(sine, i) : get(sine, i);
-        put(u, i, a * cs - b * sn);
-        put(v, i, b * cs + a * sn);
+        Pair pair = turn(get(u, i), get(v, i), get(cosine, i), get(sine, i), inverse);
+        put(u, i, pair.first);
+        put(v, i, pair.second);
     }
     store_pack(x, at.column, half, u);
     store_pack(x + half, at.column, half, v);
@@ -198,19 +220,16 @@ __global__ void rope_neighbours_kernel(AttentionShape s, int turned, T *qkv, con
                                        const float *cos_sin, bool inverse) {
     constexpr int N = AT_ONCE<T>;
     Place at = place_of<N>(turned);
-    int64_t all = s.heads + s.kv_heads, head = at.row % all, t = at.row / all;
-    if (t >= s.tokens) return;
-    const float *angles = cos_sin + (int64_t)positions[t] * turned;
-    T *x = qkv + t * (all + s.kv_heads) * s.head_dim + head * s.head_dim;
+    auto [x, angles] = turning_at(s, turned, at.row, qkv, positions, cos_sin);
+    if (!x) return;
     Pack<T, N> here = load_pack<N>(x, at.column, turned);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
         int64_t pair = (at.column + i) / 2;
         if (2 * pair >= turned) break;
-        float cosine = angles[pair], sine = inverse ? -angles[turned / 2 + pair] : angles[turned / 2 + pair];
-        float u = get(here, i), v = get(here, i + 1);
-        put(here, i, u * cosine - v * sine);
-        put(here, i + 1, v * cosine + u * sine);
+        Pair to = turn(get(here, i), get(here, i + 1), angles[pair], angles[turned / 2 + pair], inverse);
+        put(here, i, to.first);
+        put(here, i + 1, to.second);
     }
     store_pack(x, at.column, turned, here);
 }
@@ -234,10 +253,9 @@ __global__ void queries_scale_kernel(AttentionShape s, T *qkv, const int32_t *po
 
 /* Element i of those that turn, with the first of them at x. */
 template <typename T> INLINE float turned(const float *angles, int width, bool inverse, const T *x, int i) {
-    float cosine = angles[i / 2], sine = angles[width / 2 + i / 2], u = load(x, i / 2 * 2),
-          v = load(x, i / 2 * 2 + 1);
-    if (inverse) sine = -sine;
-    return i % 2 == 0 ? u * cosine - v * sine : v * cosine + u * sine;
+    int pair = i / 2;
+    Pair to = turn(load(x, 2 * pair), load(x, 2 * pair + 1), angles[pair], angles[width / 2 + pair], inverse);
+    return i % 2 == 0 ? to.first : to.second;
 }
 
 /* A row is a head's q, k or v of a token. What turns goes pair by pair. */

@@ -165,6 +165,23 @@ INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room
     *room = more ? *room + mine : mine;
 }
 
+/* What a column's warp has of token i of a stride: its step, and x and gradients of y, PER of a head's rows a
+ * lane, from row p of these on. */
+template <int PER> struct Seen {
+    Step step;
+    float x[PER], dy[PER];
+};
+template <int PER, typename T>
+INLINE Seen<PER> seen_at(const MambaShape &s, const MambaInputs &in, const Stride &r, const T *dys,
+                         int64_t head, int64_t p, int i) {
+    int64_t t = r.first + i, row = head * s.head_dim + p, left = s.head_dim - p;
+    Seen<PER> seen;
+    seen.step = step_of(steps_of(r, head), i);
+    take_lanes(seen.x, (const T *)in.x + t * s.row + row, left);
+    take_lanes(seen.dy, dys + t * rows_of(s) + row, left);
+    return seen;
+}
+
 /* A warp has a column of a head's state: the terms of B's and of C's number, over rows. */
 template <typename T>
 __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, Stride r, const float *starts,
@@ -173,15 +190,13 @@ __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, Stride r, con
     int64_t number = element() / WARP, head = r.head + number / s.state, n = number % s.state,
             rows = rows_of(s), step = 2 * s.state;
     if (head >= r.head + r.heads) return;
-    const float *steps = steps_of(r, head);
     room += head * smaller(MAMBA_STRIDE, s.tokens) * step + n;
     for (int64_t p = 0; p < s.head_dim; p += PER * WARP) {
-        int64_t row = head * s.head_dim + p, left = s.head_dim - p;
         float now[PER] = {}, later[PER] = {};
 #pragma unroll
         for (int k = 0; k < PER; k++) {
-            int64_t at = (row + lane() + k * WARP) * s.state + n;
-            if (lane() + k * WARP >= left) continue;
+            int64_t row = p + lane() + k * WARP, at = (head * s.head_dim + row) * s.state + n;
+            if (row >= s.head_dim) continue;
             now[k] = starts[r.first / MAMBA_STRIDE * rows * s.state + at];
             if (!r.last) later[k] = carry[at];
         }
@@ -190,15 +205,12 @@ __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, Stride r, con
 #pragma unroll
             for (int i = 0; i < SPAN; i++) {
                 if (span + i >= r.count) continue;
-                int64_t t = r.first + span + i;
-                Step step_here = step_of(steps, span + i);
-                float x[PER], dy[PER], B = load((const T *)in.B, group_at(s, t, head) + n);
-                take_lanes(x, (const T *)in.x + t * s.row + row, left);
-                take_lanes(dy, dys + t * rows + row, left);
+                Seen<PER> of = seen_at<PER>(s, in, r, dys, head, p, span + i);
+                float B = load((const T *)in.B, group_at(s, r.first + span + i, head) + n);
 #pragma unroll
                 for (int k = 0; k < PER; k++) {
-                    now[k] = next_state(step_here, now[k], x[k], B);
-                    sum[i] = FUSED(dy[k], now[k], sum[i]);
+                    now[k] = next_state(of.step, now[k], of.x[k], B);
+                    sum[i] = FUSED(of.dy[k], now[k], sum[i]);
                 }
             }
             add_span(sum, r.count - span, p > 0, room + s.state + span * step, step);
@@ -208,16 +220,13 @@ __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, Stride r, con
 #pragma unroll
             for (int i = SPAN - 1; i >= 0; i--) {
                 if (span + i >= r.count) continue;
-                int64_t t = r.first + span + i;
-                Step step_here = step_of(steps, span + i);
-                float x[PER], dy[PER], C = load((const T *)in.C, group_at(s, t, head) + n);
-                take_lanes(x, (const T *)in.x + t * s.row + row, left);
-                take_lanes(dy, dys + t * rows + row, left);
+                Seen<PER> of = seen_at<PER>(s, in, r, dys, head, p, span + i);
+                float C = load((const T *)in.C, group_at(s, r.first + span + i, head) + n);
 #pragma unroll
                 for (int k = 0; k < PER; k++) {
-                    float g = FUSED(dy[k], C, later[k]);
-                    sum[i] = FUSED(step_here.step * x[k], g, sum[i]);
-                    later[k] = step_here.keep * g;
+                    float g = FUSED(of.dy[k], C, later[k]);
+                    sum[i] = FUSED(of.step.step * of.x[k], g, sum[i]);
+                    later[k] = of.step.keep * g;
                 }
             }
             add_span(sum, r.count - span, p > 0, room + span * step, step);
