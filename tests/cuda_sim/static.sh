@@ -1,7 +1,7 @@
 #!/bin/bash
 # What nvcc makes of the kernels, without a GPU, for each chip as the plugin's build does it: registers, stack, shared memory and accesses of 16
 # bytes of each, held against resources.txt (RENEW=1 writes it anew); no atomic operation on floats; matrix instructions in kernels that are named
-# for them, wide accesses in those that take packs. Compiles every kernel for each chip: a minute.
+# for them, wide accesses in those that take packs; host code that calls what is the device's alone. Compiles every kernel for each chip: a minute.
 . "$(dirname "$0")/../support/prelude.sh"
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || { echo "nvcc is not here: registers and atomics of kernels are not checked"; exit 77; }
@@ -34,15 +34,16 @@ resources() {
             for (i = 1; i < NF; i++) { if ($i == "Used") registers = $(i + 1); if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i }
             print name, chip, registers, stack, spilled, shared, accesses[name] }' wide.txt - | readable
 }
-# compiled FILE.cu CHIP FILE.ptx [FLAG...]
-compiled() { "$nvcc" -ptx -std=c++17 -fmad=false -arch=compute_"$2" "${@:4}" -I"$WEFT_SOURCE_DIR/src" "$1" -o "$3"; }
+# compiled FILE.cu [FLAG...]: its PTX for each chip, NAME.compute_CHIP.ptx, and what a compiler is to make host code of. nvcc -ptx would not look at
+# host code: calls there of what is the device's alone would be left to a build of the plugin.
+codes=()
+for chip in $chips; do codes+=(-gencode "arch=compute_$chip,code=compute_$chip"); done
+compiled() { "$nvcc" -cuda --keep -std=c++17 -fmad=false "${codes[@]}" "${@:2}" -I"$WEFT_SOURCE_DIR/src" "$1" -o host.ii; }
 
 for file in "$source"/*.cu; do
     name=$(basename "$file" .cu)
-    for chip in $chips; do
-        compiled "$file" "$chip" "$name.$chip.ptx" || fail "$name.cu does not compile for sm_$chip"
-        resources "$name.$chip.ptx" "$chip" >>found
-    done
+    compiled "$file" || fail "$name.cu does not compile"
+    for chip in $chips; do resources "$name.compute_$chip.ptx" "$chip" >>found; done
 done
 [ "$(wc -l <found)" -ge 180 ] || fail "only $(wc -l <found) kernels: is this ptxas's output? $(head -3 found)"
 
@@ -62,7 +63,7 @@ without() {
         END { for (name in lacks) print name }' "$2"
 }
 for chip in $chips; do
-    ptx=attention_mma.$chip.ptx
+    ptx=attention_mma.compute_$chip.ptx
     [ "$(grep -c 'entry .*mma_' $ptx)" -eq 24 ] || fail "not 24 kernels of attention by matrix instructions: $(grep -c 'entry .*mma_' $ptx)"
     for instruction in mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ldmatrix.sync.aligned.m8n8.x4.shared.b16 \
         ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 cp.async.cg.shared.global cp.async.wait_all; do
@@ -70,12 +71,12 @@ for chip in $chips; do
         [ -z "$lacking" ] || fail "kernels without $instruction: $lacking"
     done
 done
-sed 's/mma\.sync/fma/' attention_mma.90.ptx >scalar.txt
+sed 's/mma\.sync/fma/' attention_mma.compute_90.ptx >scalar.txt
 [ "$(without mma.sync scalar.txt | wc -l)" -eq 24 ] || fail "kernels without matrix instructions are not seen"
 # And in the chip's own code, where its reader is.
 if command -v cuobjdump >/dev/null; then
     for chip in $chips; do
-        "$ptxas" -arch=sm_"$chip" attention_mma."$chip".ptx -o kernel.cubin
+        "$ptxas" -arch=sm_"$chip" attention_mma.compute_"$chip".ptx -o kernel.cubin
         [ "$(cuobjdump -sass kernel.cubin | awk '/Function :/ { n += has; has = 0 } / HMMA\./ { has = 1 } END { print n + has }')" -eq 24 ] ||
             fail "kernels without HMMA in code for sm_$chip"
     done
@@ -91,15 +92,26 @@ few='conv_backward_kernel count_choices_kernel first_rows_kernel fixed_end_kerne
     muon_factor_kernel order_rows_kernel route_backward_kernel route_count_kernel route_kernel scan_backward_kernel
     scan_forward_kernel scan_lambda_kernel stats_end_kernel stats_start_kernel'
 for chip in $chips; do
-    of_packs=$(grep -lE '(load|store)_pack' "$source"/*.cu | sed "s|.*/||; s|cu$|$chip.ptx|")
+    of_packs=$(grep -lE '(load|store)_pack' "$source"/*.cu | sed "s|.*/||; s|cu$|compute_$chip.ptx|")
     # shellcheck disable=SC2086
     [ "$(narrow $of_packs)" = "$(echo $few)" ] || fail "kernels without wide accesses in code for sm_$chip: $(narrow $of_packs)"
 done
-mkdir -p planted/device/cuda/plugin
-cp "$source/embedding.cu" planted/device/cuda/plugin
-sed 's/return first + N <= end/return false/' "$source/packs.cuh" >planted/device/cuda/plugin/packs.cuh
-compiled planted/device/cuda/plugin/embedding.cu 90 planted.ptx -Iplanted
-[ "$(narrow planted.ptx)" = "embed_backward_kernel embed_forward_kernel" ] || fail "kernels without wide accesses are not seen: $(narrow planted.ptx)"
+# planted SOURCE.cu HEADER.cuh SED: compiled with another header, in a directory of that name.
+planted() {
+    local to=planted/device/cuda/plugin
+    rm -rf planted
+    mkdir -p "$to"
+    cp "$source/$1" "$to"
+    sed "$3" "$source/$2" >"$to/$2"
+    ! cmp -s "$to/$2" "$source/$2" || fail "nothing in $2 is changed by $3"
+    (cd planted && compiled "device/cuda/plugin/$1" -I.)
+}
+planted embedding.cu packs.cuh 's/return first + N <= end/return false/' || fail "embedding.cu does not compile with packs taken apart"
+narrowed=$(narrow planted/embedding.compute_90.ptx)
+[ "$narrowed" = "embed_backward_kernel embed_forward_kernel" ] || fail "kernels without wide accesses are not seen: $narrowed"
+# mamba.cu's host code takes the smaller of two numbers.
+! planted mamba.cu kernels.cuh '/int64_t smaller(/s/__host__ //' 2>refused && grep -q 'calling a __device__ function.*smaller' refused ||
+    fail "a host function that calls one of the device is not seen: $(cat refused)"
 
 # What src/device/cuda/plugin/nccl.h says of NCCL, against NVIDIA's header where that is.
 cat >nccl.c <<'END'
