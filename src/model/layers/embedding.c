@@ -69,5 +69,4 @@ static void backward(const LayerPass *w, Half half) {
 
 static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .embeds = true}};
 
-const Layer layer_embedding = {
-    .name = "embedding", .params = params, .parts = parts, .param_count = PARAMS, .part_count = 1};
+const Layer layer_embedding = {.name = "embedding", LAYER_ROWS(param, params), LAYER_ROWS(part, parts)};

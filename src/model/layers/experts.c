@@ -428,19 +428,30 @@ static void add_shared_leaf(const LayerPass *w, const Sum *sum, int leaf, float 
        m->compute, to, DTYPE_F32, hidden, true, model_leaf(m, inner, leaf));
 }
 
+static const void *terms_of(const Sum *sum, const Rows *r) { return sum->back ? r->dgate_up : r->act; }
+
 static void leaf_rows(const LayerPass *w, const Sum *sum, const Rows *r, int leaf,
                       float *to /* [rows, h] */) {
     const Product *p = sum->product;
-    multiply(w, p, r, sum->back, sum->back ? r->dgate_up : r->act, to, DTYPE_F32,
+    multiply(w, p, r, sum->back, terms_of(sum, r), to, DTYPE_F32,
              model_leaf(w->pass->model, sum->back ? p->out : p->in, leaf));
 }
 
-/* Of rows that visit, from the first of these on, each leaf's are made; they come home one behind the
- * other. */
-static void leave_leaves(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
+/* Where no rank shares it: all of it, in place of x. */
+static void whole_rows(const LayerPass *w, const Sum *sum, const Rows *r) {
+    expert_product(w, sum->product, r, sum->back, terms_of(sum, r), r->x);
+}
+
+/* Of rows that visit, from the first of these on. Of sums that have leaves, each leaf's are made; they come
+ * home one behind the other. */
+static void leave_rows(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
     const Model *m = w->pass->model;
     int64_t hidden = m->config.hidden_size;
     float *terms = w->tensors[AWAY_TERMS];
+    if (!has_leaves(w)) {
+        whole_rows(w, sum, r);
+        return;
+    }
     for (int leaf = 0; leaf < model_own_leaves(m); leaf++)
         leaf_rows(w, sum, r, leaf, terms + (leaf * m->visitors + first) * hidden);
 }
@@ -672,7 +683,7 @@ static void gate_up_back(const LayerPass *w, int span, Half half) {
     if (half & HALF_INPUT) {
         gate_up_bias(w, &r);
         if (has_leaves(w)) return;
-        expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
+        whole_rows(w, &sum_of_gate_up, &r);
         combine(w, span, weighs_input(w), w->dx);
     }
 }
@@ -697,7 +708,7 @@ static void down_forward(const LayerPass *w) {
         Rows r = rows_at_home(w, s);
         activate(w, &r);
         if (has_leaves(w)) continue;
-        expert_product(w, &down, &r, false, r.act, r.x);
+        whole_rows(w, &sum_of_down, &r);
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
     }
     if (has_leaves(w))
@@ -781,10 +792,7 @@ static void work_forward(const LayerPass *w, const Visitors *v) {
     if (v->count == 0) return;
     make_gate_up(w, &r);
     activate(w, &r);
-    if (has_leaves(w))
-        leave_leaves(w, &sum_of_down, &r, v->first);
-    else
-        expert_product(w, &down, &r, false, r.act, r.x);
+    leave_rows(w, &sum_of_down, &r, v->first);
 }
 
 static void arrive_forward(const LayerPass *w) {
@@ -828,10 +836,7 @@ static void work_backward(const LayerPass *w, const Visitors *v) {
     expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     if (v->count == 0) return;
     gate_up_bias(w, &r);
-    if (has_leaves(w))
-        leave_leaves(w, &sum_of_gate_up, &r, v->first);
-    else
-        expert_product(w, &gate_up, &r, true, r.dgate_up, r.x);
+    leave_rows(w, &sum_of_gate_up, &r, v->first);
 }
 
 /* Where sums are cut into leaves, those of the gradient of x wait for the shared experts', who are below. */
@@ -900,22 +905,17 @@ static const Part shared_parts[] = {ROUTER_PART(&shared_gate_up),
                                     EXPERT_PARTS(&shared_down)};
 
 const Layer layer_experts = {.name = "experts",
-                             .params = params,
+                             LAYER_ROWS(param, params),
                              .tensors = tensors,
-                             .parts = parts,
-                             .param_count = PARAMS,
+                             LAYER_ROWS(part, parts),
                              .tensor_count = TENSORS,
-                             .part_count = sizeof parts / sizeof *parts,
                              .visits = &visiting,
                              .counts = COUNTS,
                              .dweights = DWEIGHTS};
 const Layer layer_shared_experts = {.name = "experts, some shared",
-                                    .params = params,
-                                    .tensors = tensors,
-                                    .parts = shared_parts,
-                                    .param_count = PARAMS,
-                                    .tensor_count = SHARED_TENSORS,
-                                    .part_count = sizeof shared_parts / sizeof *shared_parts,
+                                    LAYER_ROWS(param, params),
+                                    LAYER_ROWS(tensor, tensors),
+                                    LAYER_ROWS(part, shared_parts),
                                     .visits = &visiting,
                                     .counts = COUNTS,
                                     .dweights = DWEIGHTS};

@@ -325,6 +325,9 @@ typedef struct Layer {
     int latents; /* of one with a part that makes latents: the same of these, DIM_LATENT_MADE of a token */
 } Layer;
 
+/* Of a Layer: a table of such rows, all of it. */
+#define LAYER_ROWS(row, table) .row##s = (table), .row##_count = sizeof(table) / sizeof *(table)
+
 /* What ranks do that share a layer's matrices: those of a part whose matrix is cut by rows gather what it
  * reads, those of one whose matrix is cut by columns make terms of a sum. Experts, and the MLP beside them,
  * read what was gathered for their router, and theirs are terms of one sum. */

@@ -254,10 +254,7 @@ static const Part parts[] = {
 };
 
 const Layer layer_mamba2 = {.name = "Mamba-2",
-                            .params = params,
-                            .tensors = tensors,
-                            .parts = parts,
-                            .param_count = PARAMS,
-                            .tensor_count = TENSORS,
-                            .part_count = sizeof parts / sizeof *parts,
+                            LAYER_ROWS(param, params),
+                            LAYER_ROWS(tensor, tensors),
+                            LAYER_ROWS(part, parts),
                             .carried = carried};

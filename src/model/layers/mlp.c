@@ -84,10 +84,5 @@ static const Part parts[] = {
     {"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
 };
 
-const Layer layer_mlp = {.name = "mlp",
-                         .params = params,
-                         .tensors = tensors,
-                         .parts = parts,
-                         .param_count = PARAMS,
-                         .tensor_count = TENSORS,
-                         .part_count = sizeof parts / sizeof *parts};
+const Layer layer_mlp = {
+    .name = "mlp", LAYER_ROWS(param, params), LAYER_ROWS(tensor, tensors), LAYER_ROWS(part, parts)};

@@ -113,10 +113,5 @@ static const Part parts[] = {
     {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection, .own = true},
 };
 
-const Layer layer_module = {.name = "module",
-                            .params = params,
-                            .tensors = tensors,
-                            .parts = parts,
-                            .param_count = PARAMS,
-                            .tensor_count = TENSORS,
-                            .part_count = sizeof parts / sizeof *parts};
+const Layer layer_module = {
+    .name = "module", LAYER_ROWS(param, params), LAYER_ROWS(tensor, tensors), LAYER_ROWS(part, parts)};
