@@ -186,8 +186,9 @@ inline float sim_element(SimMatrix m, bool by_columns, int outer, int inner) {
 void sim_group(bool begins);
 /* Sums are NaN from here on, until they have been waited for. */
 void sim_begin_product(SimProduct p, bool add);
-/* The oldest of those that are not of the last groups that are left, and where its sums are meanwhile. */
-bool sim_next_product(int left, SimProduct *p, float (**sums)[4]);
+/* The oldest of those that are not of the last groups that are left, and its sums, which come back. */
+bool sim_next_product(int left, SimProduct *p, float sums[16][4]);
+void sim_end_product(const SimProduct *p, const float sums[16][4]);
 void sim_copies_shown(void);
 
 inline void group_begin(void) { sim_group(true); }
@@ -195,8 +196,8 @@ inline void group_end(void) { sim_group(false); }
 inline void copies_shown(void) { sim_copies_shown(); }
 template <int LEFT> inline void group_wait(void) {
     SimProduct p;
-    float(*sums)[4];
-    while (sim_next_product(LEFT, &p, &sums)) {
+    float sums[16][4];
+    while (sim_next_product(LEFT, &p, sums)) {
         int row = (int)threadIdx.x / 32 % 4 * 16 + sim_lane() / 4, column = sim_lane() % 4 * 2;
         for (int r = 0; p.left_rows.first && r < 2; r++)
             for (int k = 0; k < 16; k++) p.rows[r][k] = sim_element(p.left_rows, false, row + 8 * r, k);
@@ -208,6 +209,7 @@ template <int LEFT> inline void group_wait(void) {
                            sim_element(p.right, p.by_columns, n * 8 + column + i % 2, k);
                 sums[n][i] = (float)sum;
             }
+        sim_end_product(&p, sums);
     }
 }
 

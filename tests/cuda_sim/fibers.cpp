@@ -202,8 +202,8 @@ void free_shared(void) {
 
 /* At a multiple of 1,024 bytes, as panels want it. */
 void *poisoned(size_t bytes) {
-    void *memory = aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
-    if (!memory) broken("no memory");
+    void *memory = NULL;
+    if (posix_memalign(&memory, 1024, bytes)) broken("no memory");
     memset(memory, 0xff, bytes);
     races_forget(memory, bytes);
     return memory;

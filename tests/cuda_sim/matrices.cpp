@@ -48,10 +48,15 @@ Thread threads[SIM_THREADS_MAX];
 
 Thread &this_thread(void) { return threads[sim_number()]; }
 
-Beside *beside_of(Thread &t, float (*sums)[4]) {
+bool is_beside(Thread &t, float (*sums)[4]) {
     for (Beside &b : t.beside)
-        if (b.sums == sums) return &b;
-    return NULL;
+        if (b.sums == sums) return true;
+    return false;
+}
+Beside &beside_of(Thread &t, float (*sums)[4]) {
+    for (Beside &b : t.beside)
+        if (b.sums == sums) return b;
+    sim_broken("sums that no product has: a bug of the simulation");
 }
 
 /* Of the lane's two rows of a left operand, all 16 elements. */
@@ -95,20 +100,20 @@ void sim_begin_product(SimProduct p, bool add) {
     if (!t.open) sim_broken("a product that no group_begin() is in front of");
     sim_check_shown();
     if (!p.left_rows.first) exchange_left(&p);
-    Beside *b = beside_of(t, p.sums);
-    if (!b) {
+    if (!is_beside(t, p.sums)) {
+        size_t bytes = (size_t)(p.columns / 8) * sizeof *p.sums;
         t.beside.push_back({p.sums, p.columns, 0, {}});
-        b = &t.beside.back();
-        memcpy(b->values, p.sums, (size_t)(p.columns / 8) * sizeof *b->values);
-        memset((void *)p.sums, 0xff, (size_t)(p.columns / 8) * sizeof *b->values);
+        memcpy(t.beside.back().values, p.sums, bytes);
+        memset((void *)p.sums, 0xff, bytes);
     }
-    if (!add && b->products > 0) sim_broken("sums that begin anew while products add to them");
-    if (!add) memset(b->values, 0, sizeof b->values);
-    b->products++;
+    Beside &b = beside_of(t, p.sums);
+    if (!add && b.products > 0) sim_broken("sums that begin anew while products add to them");
+    if (!add) memset(b.values, 0, sizeof b.values);
+    b.products++;
     t.begun.push_back({p, t.closed});
 }
 
-bool sim_next_product(int left, SimProduct *p, float (**sums)[4]) {
+bool sim_next_product(int left, SimProduct *p, float sums[16][4]) {
     Thread &t = this_thread();
     if (t.begun.empty() || t.begun.front().group >= t.closed - left) {
         settle(t);
@@ -117,10 +122,14 @@ bool sim_next_product(int left, SimProduct *p, float (**sums)[4]) {
     }
     *p = t.begun.front().product;
     t.begun.erase(t.begun.begin());
-    Beside *b = beside_of(t, p->sums);
-    b->products--;
-    *sums = b->values;
+    memcpy(sums, beside_of(t, p->sums).values, sizeof Beside::values);
     return true;
+}
+
+void sim_end_product(const SimProduct *p, const float sums[16][4]) {
+    Beside &b = beside_of(this_thread(), p->sums);
+    memcpy(b.values, sums, sizeof b.values);
+    b.products--;
 }
 
 void sim_end_products(void) {

@@ -28,24 +28,41 @@ mutant "a leaf of a row left out" norms.cu 's/i < l\.count; i\+\+/i + 1 < l.coun
 mutant "a barrier less in attention" attention.cu '/tile, a\.r\.keys, v\);/{n;d}' $(op test_attention)
 mutant "a mask that forgets the window" attention.cu 's/ \&\& key >= lowest\[r\]//' $(op test_attention)
 attention() { mutant "$1" attention_mma.cu "$2" $(op test_attention); }
+rows() { mutant "$1" attention_rows.cuh@attention_mma.cu "$2" $(op test_attention); }
 attention "a barrier less before a step" '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}'
 attention "a step that is not waited for" '0,/copies_wait\(\);/s/copies_wait\(\);//'
 attention "a step fetched over the one before" 's/key \+ STEP - v\.start\) \/ STEP/key - v.start) \/ STEP/'
 attention "a fragment that is not transposed" 's/load_matrices_transposed\(/load_matrices(/'
 attention "halves of a right operand exchanged" 's/lane\(\) \/ 16 \* 8 \+ lane\(\) % 8\)(.*)lane\(\) \/ 8 % 2 \* 8/lane() \/ 8 % 2 * 8 + lane() % 8)\1lane() \/ 16 * 8/'
-attention "halves of a left operand exchanged" 's/n % 2 \* 2 \+ r\]/n % 2 + 2 * r]/'
+rows "halves of a left operand exchanged" 's/n % 2 \* 2 \+ r\]/n % 2 + 2 * r]/'
 attention "a last key that is left out" 's/bool there = at \+ r < end/bool there = at + r + 1 < end/'
-attention "a mask that forgets a query's own key" 's/return key <= v\.token\[r\]/return key < v.token[r]/'
-attention "steps taken for seen in front of a document" 's/return key >= v\.whole \&\& /return /'
-attention "a last step of queries that is left out" 's/stop = steps_that_see\((.*)\) - 1\);/stop = steps_that_see(\1) - 1) - 1;/'
-attention "a scale that is forgotten in gradients" 's/dk\.scale\(a\.scale, a\.scale\);//'
-attention "a sink that each lane of a row counts" 's/ \&\& lane_column\(\) == 0 \? 1/ ? 1/'
+rows "a mask that forgets a query's own key" 's/column <= last\[r\]/column < last[r]/'
+rows "steps taken for seen in front of a document" 's/return key >= v\.whole \&\& /return /'
+rows "a last step of queries that is left out" 's/(end = steps_that_see\(.*\));/\1 - 1;/'
+rows "a scale that is forgotten in gradients" 's/dk\.scale\(a\.scale, a\.scale\);//'
+rows "a sink that each lane of a row counts" 's/ \&\& lane_column\(\) == 0 \? 1/ ? 1/'
 attention "rows that do not begin at multiples of 16 bytes" 's/PITCH = D \+ 8/PITCH = D + 4/'
 has log "an access that does not begin at a multiple of its size"
-attention "a lane that does not come to a product" 's/(multiply_matrices\(of\[n\],.*;)/if (lane() < 31) \1/'
+attention "a lane that does not come to a product" 's/(multiply_matrices\(sums\.of\[n\],.*;)/if (lane() < 31) \1/'
 has log "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
 has log "it ends before its copies have been waited for"
+group() { mutant "$1" attention_wgmma.cu "$2" $(op test_attention); }
+panels() { mutant "$1" wgmma.cuh@attention_wgmma.cu "$2" $(op test_attention); }
+group "a barrier less before a step of four warps" '/copies_shown\(\);/{n;d}'
+group "copies that are not shown to products" 's/copies_shown\(\);//'
+has log "a product that may read copies which were not shown to it"
+group "scores that are not waited for" 's/wait_for<1>\(s\)/wait_for<2>(s)/'
+group "products that nobody waits for" 's/^    wait_for<0>\((o|dq)\);//'
+has log "it ends before its products have been waited for"
+group "a product that was not begun" 's/group_begin\(\);//'
+has log "a product that no group_begin() is in front of"
+group "keys fetched over those that are read" 's/k \+ step % 3/k + step % 2/'
+group "values of another step" 's/v \+ \(step - 1\) % 2/v + step % 2/'
+group "weights by rows in place of columns" 's/group_multiply<true>/group_multiply<false>/'
+group "results that are not shrunk" 's/shrink_results\(o, shrink\);//'
+panels "pieces in their own places" 's/\(i % 8 \^ r % 8\)/i % 8/'
+panels "a second panel that is the first" 's/column \/ PANEL \* m\.rows \* PANEL \+ //'
 mutant "a token's id looked for close by alone" embedding.cu 's/end -= STEP/end = 0/' $(op test_embed)
 mutant "tokens of the next words left out" embedding.cu 's/m\.words &= m\.words - 1/m.words = 0/' $(op test_embed)
 mutant "tokens fetched that are not added" embedding.cu 's/a < AHEAD; a\+\+\)$/a + 1 < AHEAD; a++)/' $(op test_embed)

@@ -26,7 +26,7 @@ readable() {
 # resources FILE.ptx CHIP: a line for each kernel: KERNEL CHIP REGISTERS STACK SPILLED SHARED LOADS STORES
 resources() {
     wide "$1" >wide.txt
-    "$ptxas" -v -arch=sm_"$2" "$1" -o kernel.cubin 2>&1 | awk -v chip="sm_$2" '
+    "$ptxas" -v -arch=sm_"$2" "$1" -o kernel.cubin 2>&1 | tee -a said | awk -v chip="sm_$2" '
         FILENAME == "wide.txt" { accesses[$1] = $2 " " $3; next }
         /Compiling entry function/ { name = $0; sub(/^[^\047]*\047/, "", name); sub(/\047 for .*/, "", name) }
         /bytes stack frame/ { stack = $1; spilled = $5 + $9 }
@@ -34,16 +34,21 @@ resources() {
             for (i = 1; i < NF; i++) { if ($i == "Used") registers = $(i + 1); if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i }
             print name, chip, registers, stack, spilled, shared, accesses[name] }' wide.txt - | readable
 }
+# chips_of FILE.cu: instructions of four warps are one chip's.
+chips_of() { if [[ $1 = *_wgmma.cu ]]; then echo 90a; else echo "$chips"; fi; }
 # compiled FILE.cu [FLAG...]: its PTX for each chip, NAME.compute_CHIP.ptx, and what a compiler is to make host code of. nvcc -ptx would not look at
 # host code: calls there of what is the device's alone would be left to a build of the plugin.
-codes=()
-for chip in $chips; do codes+=(-gencode "arch=compute_$chip,code=compute_$chip"); done
-compiled() { "$nvcc" -cuda --keep -std=c++17 -fmad=false "${codes[@]}" "${@:2}" -I"$WEFT_SOURCE_DIR/src" "$1" -o host.ii; }
+compiled() {
+    local codes=() chip
+    for chip in $(chips_of "$1"); do codes+=(-gencode "arch=compute_$chip,code=compute_$chip"); done
+    "$nvcc" -cuda --keep -std=c++17 -fmad=false "${codes[@]}" "${@:2}" -I"$WEFT_SOURCE_DIR/src" "$1" -o host.ii || return
+    [ ${#codes[@]} -gt 2 ] || mv "$(basename "$1" .cu).ptx" "$(basename "$1" .cu).compute_$chip.ptx" # what is for one chip is not named for it
+}
 
 for file in "$source"/*.cu; do
     name=$(basename "$file" .cu)
     compiled "$file" || fail "$name.cu does not compile"
-    for chip in $chips; do resources "$name.compute_$chip.ptx" "$chip" >>found; done
+    for chip in $(chips_of "$file"); do resources "$name.compute_$chip.ptx" "$chip" >>found; done
 done
 [ "$(wc -l <found)" -ge 180 ] || fail "only $(wc -l <found) kernels: is this ptxas's output? $(head -3 found)"
 
@@ -62,15 +67,25 @@ without() {
         index($0, what) { delete lacks[name] }
         END { for (name in lacks) print name }' "$2"
 }
-for chip in $chips; do
-    ptx=attention_mma.compute_$chip.ptx
-    [ "$(grep -c 'entry .*mma_' $ptx)" -eq 24 ] || fail "not 24 kernels of attention by matrix instructions: $(grep -c 'entry .*mma_' $ptx)"
-    for instruction in mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ldmatrix.sync.aligned.m8n8.x4.shared.b16 \
-        ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 cp.async.cg.shared.global cp.async.wait_all; do
-        lacking=$(without $instruction $ptx)
+# by_matrices FILE.ptx KERNELS INSTRUCTION...
+by_matrices() {
+    local instruction lacking number
+    number=$(grep -c 'entry .*mma_' "$1")
+    [ "$number" -eq "$2" ] || fail "not $2 kernels of attention by matrix instructions in $1: $number"
+    for instruction in "${@:3}"; do
+        lacking=$(without "$instruction" "$1")
         [ -z "$lacking" ] || fail "kernels without $instruction: $lacking"
     done
+}
+for chip in $chips; do
+    by_matrices "attention_mma.compute_$chip.ptx" 24 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ldmatrix.sync.aligned.m8n8.x4.shared.b16 \
+        ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 cp.async.cg.shared.global cp.async.wait_all
 done
+by_matrices attention_wgmma.compute_90a.ptx 6 wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 wgmma.fence.sync wgmma.commit_group.sync \
+    wgmma.wait_group.sync fence.proxy.async.shared::cta cp.async.cg.shared.global cp.async.wait_all
+# Products that run beside the program do, unless ptxas finds that registers do not allow it, and says so.
+grep -q 'Compiling entry function' said || fail "what ptxas says is not read: $(head -3 said)"
+! grep 'wgmma.*serialized' said || fail "products that were to run beside the program do not"
 sed 's/mma\.sync/fma/' attention_mma.compute_90.ptx >scalar.txt
 [ "$(without mma.sync scalar.txt | wc -l)" -eq 24 ] || fail "kernels without matrix instructions are not seen"
 # And in the chip's own code, where its reader is.
