@@ -72,6 +72,8 @@ mutant "a tail whose last element is not read" packs.cuh@elements.cu 's/if \(fir
 mutant "a pack taken at once wherever it lies" packs.cuh@elements.cu 's/ \&\& \(uintptr_t\).*== 0;/;/' $(op test_odd_places)
 has log "an access that does not begin at a multiple of its size"
 mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, i\) - mean : 0/get(here, i) - mean/' $(op test_norm)
+mutant "a tile of rows that is fetched for another" norms.cu 's/int64_t next = row \+ step/int64_t next = row/' $(op test_norm)
+mutant "sums of rows that end with a tile" norms.cu 's/if \(top \+ step < end\) continue;//' $(op test_norm)
 mutant "zeros behind a leaf that count" loss.cu 's/if \(at \+ i < n\) sum/sum/' $(op test_cross_entropy)
 mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
 mutant "an up that is not clamped below" elements.cu 's/u < -CLAMPED_LIMIT \? -CLAMPED_LIMIT : u/u/' $(op test_activation)

@@ -54,6 +54,7 @@ race "rows of a head that write each other's terms" mamba.cu 's/row - r\.head \*
 race "columns that write each other's sums" mamba.cu 's/\* step \+ n;/* step;/' test_mamba
 race "runs that write each other's starts" mamba.cu 's/if \(own\.first == 0\) give_lanes/give_lanes/' test_mamba
 race "blocks that have the same channels" scans.cu 's/\(int64_t\)blockIdx.y \* WARP \+ threadIdx.x/threadIdx.x/' test_scan
+race "a barrier less between rows and their columns" norms.cu '/write_gradient\(kind, here, n, mean, rstd, w, grad/{n;n;d}' test_norm
 race "a barrier less before a row's loss" loss.cu '/own\[i\] = r;/{n;n;d}' test_cross_entropy
 race "counting without atomics" gradients.cu 's/atomicAdd\(\(unsigned long long \*\)&refused->count, 1ull\)/refused->count++/' test_fixed
 race "blocks that have the same elements" packs.cuh@elements.cu 's/number = element\(\)/number = threadIdx.x/' test_rope test_queries_scale test_latent test_activation test_scale

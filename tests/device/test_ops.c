@@ -397,6 +397,10 @@ static void check_norm_backward(Device *d, Dtype c, NormKind kind, int64_t t, in
 }
 
 static void check_norm(Device *d, Dtype c) {
+    DeviceNeeds many = small_needs(c, 2100, 24);
+    set_scratch(d, &many); /* more rows than kernels take at a time for one of their sums */
+    check_norm_backward(d, c, NORM_LAYER, 2100, 24, true);
+    drop_all();
     EACH(t, token_counts) EACH(h, widths) {
         if (takes_long(d, *t)) continue;
         if (*h == 1) continue; /* the gradient is a difference of equal numbers there */

@@ -3,6 +3,7 @@
  * A warp has a row: its lanes take packs of it in turn (packs.cuh) and meet in a fixed butterfly, so that a
  * row's bits hang on its length and type alone, not on where it lies. Sums over tokens are cut by leaves;
  * within a leaf they are made by columns (columns.cuh). */
+#include "device/cuda/needs.h"
 #include "device/cuda/plugin/columns.cuh"
 
 namespace {
@@ -12,7 +13,10 @@ struct Rows {
     int64_t count, groups, stride, n;
 };
 
-INLINE int64_t row_at(Rows r, int64_t row) { return row / r.groups * r.stride + row % r.groups * r.n; }
+INLINE int64_t row_at(Rows r, int64_t row) {
+    if (r.groups == 1) return row * r.stride; /* without a division of 64 bits, which is long */
+    return row / r.groups * r.stride + row % r.groups * r.n;
+}
 INLINE int64_t row_of_warp(void) { return element() / WARP; }
 INLINE float weight_of(NormKind kind, float w) { return kind == NORM_RMS_PLUS_ONE ? w + 1 : w; }
 /* NULL is all ones. */
@@ -26,24 +30,47 @@ template <int N> INLINE Pack<float, N> load_weights(const float *w, int64_t firs
 
 /* Runs the statement for each pack of a row of n elements that this lane has; it begins at `first`. */
 #define EACH_PACK(N, n, first) for (int64_t first = lane() * (N); first < (n); first += WARP * (N))
+/* The same where R says how a row is there, and k is the pack's number, a constant if registers hold it. */
+#define EACH_PACK_OF(R, n, k, first)                                                          \
+    _Pragma("unroll") for (int64_t k = 0, first = lane() * R::N; k < R::PACKS && first < (n); \
+                           k++, first += R::STEP)
 
-template <typename T> INLINE float row_mean(NormKind kind, const T *x, int64_t n) {
-    constexpr int N = AT_ONCE<T>;
+/* A row whose packs are read whenever they are wanted. */
+template <typename T> struct RowInMemory {
+    static constexpr int N = AT_ONCE<T>, STEP = WARP * N, PACKS = INT32_MAX;
+    const T *at;
+    INLINE Pack<T, N> pack(int64_t, int64_t first, int64_t n) const { return load_pack<N>(at, first, n); }
+};
+template <typename T> INLINE RowInMemory<T> in_memory(const T *at) { return {at}; }
+
+/* A row of at most PACKS STEP elements, which lanes hold. All packs are under way at once. */
+template <typename T, int PACKS_> struct RowInRegisters {
+    static constexpr int N = AT_ONCE<T>, STEP = WARP * N, PACKS = PACKS_;
+    Pack<T, N> packs[PACKS];
+    INLINE Pack<T, N> pack(int64_t k, int64_t, int64_t) const { return packs[k]; }
+    INLINE void load(const T *at, int64_t n) {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) packs[k] = load_pack<N>(at, k * STEP + lane() * N, n);
+    }
+};
+
+template <typename R> INLINE float row_mean(NormKind kind, const R &x, int64_t n) {
+    constexpr int N = R::N;
     if (kind != NORM_LAYER) return 0;
     float sum = 0;
-    EACH_PACK(N, n, first) {
-        Pack<T, N> here = load_pack<N>(x, first, n);
+    EACH_PACK_OF(R, n, k, first) {
+        auto here = x.pack(k, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) sum += get(here, i);
     }
     return lanes_sum(sum, WARP) / (float)n;
 }
 
-template <typename T> INLINE float row_rstd(const T *x, int64_t n, float mean, float eps) {
-    constexpr int N = AT_ONCE<T>;
+template <typename R> INLINE float row_rstd(const R &x, int64_t n, float mean, float eps) {
+    constexpr int N = R::N;
     float squares = 0;
-    EACH_PACK(N, n, first) {
-        Pack<T, N> here = load_pack<N>(x, first, n);
+    EACH_PACK_OF(R, n, k, first) {
+        auto here = x.pack(k, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float apart = first + i < n ? get(here, i) - mean : 0;
@@ -54,12 +81,12 @@ template <typename T> INLINE float row_rstd(const T *x, int64_t n, float mean, f
 }
 
 /* y of one row; bias may be NULL. */
-template <typename T>
-INLINE void write_normed(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
+template <typename R, typename T>
+INLINE void write_normed(NormKind kind, const R &x, int64_t n, float mean, float rstd, const float *w,
                          const float *bias, T *y) {
-    constexpr int N = AT_ONCE<T>;
-    EACH_PACK(N, n, first) {
-        Pack<T, N> here = load_pack<N>(x, first, n);
+    constexpr int N = R::N;
+    EACH_PACK_OF(R, n, k, first) {
+        auto here = x.pack(k, first, n);
         Pack<float, N> weights = load_weights<N>(w, first, n), more = {};
         if (bias) more = load_pack<N>(bias, first, n);
 #pragma unroll
@@ -85,6 +112,28 @@ __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, fl
         for (int i = 0; i < N; i++) put(here, i, get(here, i) + get(more, i));
         store_pack(sum + at, first, n, here);
     }
+    auto whole = in_memory(x);
+    float mean = row_mean(kind, whole, n), r = row_rstd(whole, n, mean, eps);
+    if (lane() == 0) rstd[row] = r;
+    if (y) write_normed(kind, whole, n, mean, r, w, bias, y + at);
+}
+
+/* Of rows that registers hold. */
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(BLOCK)
+    norm_held_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a, const T *b,
+                     const float *w, const float *bias, T *sum, T *y, float *rstd) {
+    using R = RowInRegisters<T, PACKS>;
+    int64_t row = row_of_warp(), at = row * n;
+    if (row >= tokens) return;
+    R x, more = {};
+    x.load(a + at, n);
+    if (b) more.load(b + at, n);
+    EACH_PACK_OF(R, sum ? n : 0, k, first) {
+#pragma unroll
+        for (int i = 0; i < R::N; i++) put(x.packs[k], i, get(x.packs[k], i) + get(more.packs[k], i));
+        store_pack(sum + at, first, n, x.packs[k]);
+    }
     float mean = row_mean(kind, x, n), r = row_rstd(x, n, mean, eps);
     if (lane() == 0) rstd[row] = r;
     if (y) write_normed(kind, x, n, mean, r, w, bias, y + at);
@@ -92,14 +141,14 @@ __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, fl
 
 /* dx = r (g - mean(g) [of LayerNorm] - normed mean(g normed)), g = dy w'. dx may be dy: the butterfly stands
  * between the last lane's first reading and the first lane's writing. */
-template <typename T>
-INLINE void write_gradient_by(NormKind kind, const T *x, int64_t n, float mean, float rstd, float along,
-                              float middle, const float *w, const T *dy, T *dx, bool add) {
-    constexpr int N = AT_ONCE<T>;
-    EACH_PACK(N, n, first) {
-        Pack<T, N> here = load_pack<N>(x, first, n), grad = load_pack<N>(dy, first, n), before = {};
+template <typename R, typename T>
+INLINE void write_gradient_by(NormKind kind, const R &x, int64_t n, float mean, float rstd, float along,
+                              float middle, const float *w, const R &dy, const R &old, T *dx, bool add) {
+    constexpr int N = R::N;
+    EACH_PACK_OF(R, n, k, first) {
+        Pack<T, N> here = x.pack(k, first, n), grad = dy.pack(k, first, n), before = {};
         Pack<float, N> weights = load_weights<N>(w, first, n);
-        if (add) before = load_pack<N>(dx, first, n);
+        if (add) before = old.pack(k, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float normed = (get(here, i) - mean) * rstd;
@@ -110,13 +159,14 @@ INLINE void write_gradient_by(NormKind kind, const T *x, int64_t n, float mean, 
     }
 }
 
-template <typename T>
-INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, float rstd, const float *w,
-                           const T *dy, T *dx, bool add) {
-    constexpr int N = AT_ONCE<T>;
+/* old: what dx is before, if that is added. */
+template <typename R, typename T>
+INLINE void write_gradient(NormKind kind, const R &x, int64_t n, float mean, float rstd, const float *w,
+                           const R &dy, const R &old, T *dx, bool add) {
+    constexpr int N = R::N;
     float along = 0, middle = 0;
-    EACH_PACK(N, n, first) {
-        Pack<T, N> here = load_pack<N>(x, first, n), grad = load_pack<N>(dy, first, n);
+    EACH_PACK_OF(R, n, k, first) {
+        Pack<T, N> here = x.pack(k, first, n), grad = dy.pack(k, first, n);
         Pack<float, N> weights = load_weights<N>(w, first, n);
 #pragma unroll
         for (int i = 0; i < N; i++) { /* behind the end the gradient is zero */
@@ -127,7 +177,7 @@ INLINE void write_gradient(NormKind kind, const T *x, int64_t n, float mean, flo
     }
     along = lanes_sum(along, WARP) / (float)n;
     middle = lanes_sum(middle, WARP) / (float)n;
-    write_gradient_by(kind, x, n, mean, rstd, along, middle, w, dy, dx, add);
+    write_gradient_by(kind, x, n, mean, rstd, along, middle, w, dy, old, dx, add);
 }
 
 template <typename T>
@@ -135,7 +185,9 @@ __global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, c
                                      const float *rstd, const T *dy, T *dx, bool add) {
     int64_t row = row_of_warp(), at = row * n;
     if (row >= tokens) return;
-    write_gradient(kind, x + at, n, row_mean(kind, x + at, n), rstd[row], w, dy + at, dx + at, add);
+    auto here = in_memory(x + at);
+    write_gradient(kind, here, n, row_mean(kind, here, n), rstd[row], w, in_memory(dy + at),
+                   in_memory((const T *)dx + at), dx + at, add);
 }
 
 /* Sums over rows of which ranks may have some heads each, of queries or of keys, leaf by leaf: `count` leaves
@@ -157,7 +209,7 @@ INLINE float leaves_sum(RowLeaves l, const float *sums, int64_t row) {
 }
 
 template <typename T> INLINE float head_rstd(RowLeaves l, int64_t row, const T *x, int64_t n, float eps) {
-    if (l.count == 0) return row_rstd(x, n, 0, eps);
+    if (l.count == 0) return row_rstd(in_memory(x), n, 0, eps);
     return 1 / sqrtf(leaves_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
@@ -167,7 +219,7 @@ __global__ void head_norm_kernel(NormKind kind, Rows r, RowLeaves l, float eps, 
     int64_t row = row_of_warp();
     if (row >= r.count) return;
     int64_t at = row_at(r, row);
-    write_normed(kind, raw + at, r.n, 0, head_rstd(l, row, raw + at, r.n, eps), w, NULL, out + at);
+    write_normed(kind, in_memory(raw + at), r.n, 0, head_rstd(l, row, raw + at, r.n, eps), w, NULL, out + at);
 }
 
 /* A warp has a leaf of a token's row, with dy sums are of x dy w', else of
@@ -200,12 +252,13 @@ __global__ void head_gradient_kernel(NormKind kind, Rows r, RowLeaves l, const T
     int64_t row = row_of_warp();
     if (row >= r.count) return;
     int64_t at = row_at(r, row);
+    auto here = in_memory(raw + at), out = in_memory((const T *)grad + at);
     if (l.count == 0) {
-        write_gradient(kind, raw + at, r.n, 0, rstd[row], w, grad + at, grad + at, false);
+        write_gradient(kind, here, r.n, 0, rstd[row], w, out, out, grad + at, false);
         return;
     }
     float along = leaves_sum(l, l.products, row) * rstd[row] / (float)l.n;
-    write_gradient_by(kind, raw + at, r.n, 0, rstd[row], along, 0, w, grad + at, grad + at, false);
+    write_gradient_by(kind, here, r.n, 0, rstd[row], along, 0, w, out, out, grad + at, false);
 }
 
 /* Of rows whose sums have been made. */
@@ -219,7 +272,7 @@ template <typename T>
 __global__ void row_figures_kernel(NormKind kind, Rows r, float eps, const T *x, float *means, float *rstds) {
     int64_t row = row_of_warp();
     if (row >= r.count) return;
-    const T *at = x + row_at(r, row);
+    auto at = in_memory(x + row_at(r, row));
     float mean = row_mean(kind, at, r.n), rstd = rstds ? row_rstd(at, r.n, mean, eps) : 0;
     if (lane() == 0 && means) means[row] = mean;
     if (lane() == 0 && rstds) rstds[row] = rstd;
@@ -235,6 +288,8 @@ __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide,
     store_pack(out + begin, at.column, values, load_pack<N>(raw + begin, at.column, values));
 }
 
+constexpr int AHEAD = 2; /* rows that a thread fetches before it adds any */
+
 /* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. blockIdx.x:
  * the leaf, blockIdx.y: columns. */
 template <typename T>
@@ -246,19 +301,145 @@ __global__ void __launch_bounds__(THREADS)
     int64_t column = first_column<T>(), begin = blockIdx.x * rows_of_leaf,
             end = smaller(r.count, begin + rows_of_leaf);
     float sum[N] = {};
-    for (int64_t row = begin + threadIdx.y; row < end && column < r.n; row += DOWN<T>) {
-        int64_t at = row_at(r, row);
-        Pack<T, N> grad = load_pack<N>(dy + at, column, r.n), here = {};
-        if (x) here = load_pack<N>(x + at, column, r.n);
-        float mean = x && means ? means[row] : 0, rstd = x ? rstds[row] : 1;
+    for (int64_t row = begin + threadIdx.y; row < end && column < r.n; row += AHEAD * DOWN<T>) {
+        Pack<T, N> grad[AHEAD], here[AHEAD];
+        float mean[AHEAD], rstd[AHEAD];
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            sum[i] = FUSED(get(grad, i), x ? (get(here, i) - mean) * rstd : 1, sum[i]);
+        for (int k = 0; k < AHEAD; k++) {
+            int64_t one = row + k * DOWN<T>, at = row_at(r, one), stop = one < end ? r.n : 0;
+            bool there = x && stop;
+            grad[k] = load_pack<N>(dy + at, column, stop);
+            here[k] = x ? load_pack<N>(x + at, column, stop) : Pack<T, N>{};
+            mean[k] = there && means ? means[one] : 0, rstd[k] = there ? rstds[one] : 1;
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float more = FUSED(get(grad[k], i), x ? (get(here[k], i) - mean[k]) * rstd[k] : 1, sum[i]);
+                sum[i] = row + k * DOWN<T> < end ? more : sum[i];
+            }
     }
     add_to_columns<T>(sum, r.n, room, sums + blockIdx.x * r.n);
 }
 
+/* ---- gradients of rows and of weights in one pass ---- */
+
+/* Rows of a leaf go into DOWN<T> chains, row by row in turn, as in column_sums_kernel, and have its bits. A
+ * block has `together` chains that lie next to each other and takes a tile of rows at a time, `together` of
+ * each of the next ones of its chains: a warp makes the gradient of a row and leaves the row in shared
+ * memory, where threads then add up columns in the order of rows. A block has one chain, or one tile. */
+struct Chains {
+    int64_t tokens, leaf, count; /* chains of a leaf */
+    int together;
+};
+
+template <typename T, int PACKS> struct Tile {
+    static constexpr int N = AT_ONCE<T>, WARPS = 32 / PACKS, HALVES = 2 * PACKS * WARP, EACH = N / 2,
+                         SUMS = HALVES / (WARPS * WARP); /* halves of packs of a row; of a thread */
+};
+
+/* Words of a pack lie WARP words apart, so that lanes meet in no bank. */
+template <typename R> INLINE void stage_row(uint32_t *room, const R &x, int64_t n) {
+    EACH_PACK_OF(R, n, k, first) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) room[(k * 4 + w) * WARP + lane()] = x.packs[k].word[w];
+    }
+}
+template <typename T> INLINE Pack<T, AT_ONCE<T> / 2> staged_half(const uint32_t *room, int half) {
+    const uint32_t *at = room + half / WARP * 2 * WARP + lane();
+    return {{at[0], at[WARP]}};
+}
+
+/* part[chain, i] = sum over the chain's rows of dy normed; and dx, as norm_backward_kernel. */
+template <typename T, int PACKS>
+__global__ void __launch_bounds__(32 / PACKS * WARP)
+    norm_gradients_kernel(NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstds,
+                          const T *dy, T *dx, bool add, float *part) {
+    using R = RowInRegisters<T, PACKS>;
+    using S = Tile<T, PACKS>;
+    constexpr int WORDS = 2 * S::HALVES, EACH = S::EACH;
+    SHARED(uint32_t, room, S::WARPS * 2 * WORDS);
+    SHARED(float, means, S::WARPS);
+    SHARED(float, factors, S::WARPS);
+    int down = S::WARPS / c.together, warp = (int)threadIdx.x / WARP;
+    int64_t blocks = (c.count + c.together - 1) / c.together, number = blockIdx.x / blocks,
+            chain = blockIdx.x % blocks * c.together, begin = number * c.leaf,
+            end = smaller(c.tokens, begin + c.leaf), step = (int64_t)down * DOWN<T>;
+    int64_t row = begin + chain + warp / down + warp % down * DOWN<T>;
+    float sum[S::SUMS][EACH] = {};
+    R here = {}, grad = {}, old = {};
+    if (row < end) here.load(x + row * n, n), grad.load(dy + row * n, n);
+    if (row < end && add) old.load(dx + row * n, n);
+    for (int64_t top = begin + chain; top < end; top += step, row += step) {
+        if (row < end) {
+            float mean = row_mean(kind, here, n), rstd = rstds[row];
+            stage_row(room + 2 * warp * WORDS, here, n), stage_row(room + (2 * warp + 1) * WORDS, grad, n);
+            if (lane() == 0) means[warp] = mean, factors[warp] = rstd;
+            write_gradient(kind, here, n, mean, rstd, w, grad, old, dx + row * n, add);
+        }
+        __syncthreads();
+        int64_t next = row + step;
+        if (next < end) here.load(x + next * n, n), grad.load(dy + next * n, n);
+        if (next < end && add) old.load(dx + next * n, n);
+#pragma unroll
+        for (int s = 0; s < S::SUMS; s++) {
+            int half = s * S::WARPS * WARP + (int)threadIdx.x;
+            int64_t column = (half / (2 * WARP) * WARP + lane()) * S::N + half / WARP % 2 * EACH;
+            for (int one = 0; one < c.together && column < n && top + one < end; one++) {
+                for (int j = 0; j < down && top + one + j * DOWN<T> < end; j++) {
+                    int r = one * down + j;
+                    auto a = staged_half<T>(room + 2 * r * WORDS, half),
+                         g = staged_half<T>(room + (2 * r + 1) * WORDS, half);
+#pragma unroll
+                    for (int i = 0; i < EACH; i++)
+                        sum[s][i] = FUSED(get(g, i), (get(a, i) - means[r]) * factors[r], sum[s][i]);
+                }
+                if (top + step < end) continue;
+                Pack<float, EACH> sums = {};
+#pragma unroll
+                for (int i = 0; i < EACH; i++) put(sums, i, sum[s][i]), sum[s][i] = 0;
+                store_pack(part + (number * c.count + chain + one) * n, column, n, sums);
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* sums[leaf, i] += the leaf's chains, in the tree of column_sums_kernel. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    fold_chains_kernel(Chains c, int64_t n, const float *part, float *sums) {
+    SHARED(float, room, COLUMN_ROOM<T>);
+    int number = (int)threadIdx.x;
+    int64_t begin = blockIdx.x * c.leaf, rows = smaller(c.tokens, begin + c.leaf) - begin,
+            column = (int64_t)blockIdx.y * COLUMNS + number % COLUMNS;
+#pragma unroll
+    for (int i = 0; i < COLUMN_ROOM<T>; i += THREADS) {
+        int chain = (i + number) / COLUMNS;
+        bool there = chain < rows && column < n;
+        room[i + number] = there ? part[(blockIdx.x * c.count + chain) * n + column] : 0;
+    }
+    fold_rows(room, DOWN<T>, number);
+    if (number < COLUMNS && column < n) sums[blockIdx.x * n + column] += room[number];
+}
+
 /* ---- slots ---- */
+
+/* Runs the statement with PACKS as many as a lane has of a row of n elements, if registers hold them; else
+ * `more`. */
+#define BY_PACKS(T, n, PACKS, more, ...)                    \
+    do {                                                    \
+        if ((n) <= 4 * RowInRegisters<T, 4>::STEP) {        \
+            constexpr int PACKS = 4;                        \
+            __VA_ARGS__;                                    \
+        } else if ((n) <= 8 * RowInRegisters<T, 8>::STEP) { \
+            constexpr int PACKS = 8;                        \
+            __VA_ARGS__;                                    \
+        } else {                                            \
+            more;                                           \
+        }                                                   \
+    } while (0)
 
 int64_t blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
 
@@ -270,13 +451,24 @@ void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_leaf, const T *dy, 
            sums);
 }
 
+template <typename T>
+void norm_rows(Device *d, NormKind kind, int64_t tokens, int64_t n, float eps, const T *a, const T *b,
+               const float *w, const float *bias, T *sum, T *y, float *rstd) {
+    BY_PACKS(T, n, PACKS,
+             LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind,
+                    tokens, n, eps, a, b, w, bias, sum, y, rstd),
+             auto kernel = norm_held_kernel<T, PACKS>;
+             LAUNCH(d, OP_NORM_FORWARD, kernel, blocks_of_rows(tokens), BLOCK, 0, kind, tokens, n, eps, a,
+                    sum ? b : (const T *)NULL, w, bias, sum, y, rstd));
+}
+
 void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
                   const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
                   Dtype c) {
     if (tokens == 0) return;
-    BY_DTYPE(c, T,
-             LAUNCH(d, OP_NORM_FORWARD, norm_forward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind,
-                    tokens, hidden, eps, (const T *)a, (const T *)b, w, bias, (T *)sum, (T *)y, rstd));
+    BY_DTYPE(
+        c, T,
+        norm_rows(d, kind, tokens, hidden, eps, (const T *)a, (const T *)b, w, bias, (T *)sum, (T *)y, rstd));
 }
 
 /* Of LayerNorm rows the means are wanted by column, too: they go through scratch. */
@@ -292,13 +484,49 @@ void norm_weights(Device *d, NormKind kind, Rows r, const T *x, const float *rst
     add_columns(d, OP_NORM_BACKWARD, r, leaf, dy, x, means, rstd, dw);
 }
 
+template <typename T>
+void norm_in_two(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
+                 const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t leaf) {
+    if (dw) norm_weights(d, kind, {tokens, 1, n, n}, x, rstd, dy, dw, leaf);
+    LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind, tokens, n, x,
+           w, rstd, dy, dx, add);
+}
+
+/* In one pass over the rows; what each chain has goes through scratch. */
+template <typename T, int PACKS>
+void norm_in_one(Device *d, NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstd,
+                 const T *dy, T *dx, bool add, float *dw) {
+    int64_t leaves = blocks_of(c.tokens, c.leaf), most = blocks_of(smaller(c.tokens, c.leaf), DOWN<T>);
+    int warps = Tile<T, PACKS>::WARPS, down = 1;
+    while (down < warps && down < most) down *= 2;
+    c.together = warps / down;
+    float *part = (float *)cuda_scratch(d, (size_t)(leaves * c.count * n) * sizeof *part);
+    auto kernel = norm_gradients_kernel<T, PACKS>;
+    LAUNCH(d, OP_NORM_BACKWARD, kernel, leaves * blocks_of(c.count, c.together), warps * WARP, 0, kind, c, n,
+           x, w, rstd, dy, dx, add, part);
+    LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(leaves, blocks_of(n, COLUMNS)), THREADS, 0, c, n,
+           part, dw);
+}
+
+/* Either way makes the same bits. What any plan has of scratch is enough for all but very many leaves. */
+template <typename T>
+void norm_gradients(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
+                    const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t leaf) {
+    Chains c = {tokens, leaf, smaller(DOWN<T>, smaller(tokens, leaf)), 1};
+    int64_t needed = blocks_of(tokens, leaf) * c.count * n * (int64_t)sizeof(float);
+    if (!dw || needed > (int64_t)cuda_products_workspace())
+        norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, leaf);
+    else
+        BY_PACKS(T, n, PACKS, norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, leaf),
+                 norm_in_one<T, PACKS>(d, kind, c, n, x, w, rstd, dy, dx, add, dw));
+}
+
 void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x, const float *w,
                    const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf, Dtype c) {
     if (tokens == 0) return;
-    Rows r = {tokens, 1, hidden, hidden};
-    BY_DTYPE(c, T, if (dw) norm_weights(d, kind, r, (const T *)x, rstd, (const T *)dy, dw, leaf);
-             LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind,
-                    tokens, hidden, (const T *)x, w, rstd, (const T *)dy, (T *)dx, add));
+    BY_DTYPE(c, T,
+             norm_gradients(d, kind, tokens, hidden, (const T *)x, w, rstd, (const T *)dy, (T *)dx, add, dw,
+                            leaf));
 }
 
 void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf, Dtype c) {
