@@ -65,13 +65,19 @@ INLINE RowLoss loss_of(const LossRecord *records, int64_t apart, int count, int6
             (float)((double)z * whole * whole), sum, 1 + 2 * (double)z * whole};
 }
 
-/* dx may be x: what the row's loss needs has been read by all before the first is written. The target's
- * probability may be nearly 1: what is left of it is taken in double. */
+/* A softmax is its exponentials times this. The target's probability may be nearly 1: what is left of it is
+ * taken in double. */
+INLINE float factor_of(RowLoss row, float scale) { return (float)((double)scale * row.share / row.sum); }
+INLINE float target_gradient(float l, RowLoss row, float scale) {
+    return (float)((exp((double)l - (double)row.max) / row.sum * row.share - 1) * (double)scale);
+}
+
+/* dx may be x: what the row's loss needs has been read by all before the first is written. */
 template <typename T, typename G>
 INLINE void write_gradient(int64_t vocab, const T *x, int64_t target, RowLoss row, float scale, float cap,
                            G *dx) {
     constexpr int N = AT_ONCE<T, G>;
-    float factor = (float)((double)scale * row.share / row.sum);
+    float factor = factor_of(row, scale);
     for (int64_t at = threadIdx.x * N; at < vocab; at += BLOCK * N) {
         Pack<T, N> here = load_pack<N>(x, at, vocab);
         Pack<G, N> out = {};
@@ -79,12 +85,20 @@ INLINE void write_gradient(int64_t vocab, const T *x, int64_t target, RowLoss ro
         for (int i = 0; i < N; i++) {
             float l = get(here, i), slope = cap > 0 ? 1 - l / cap * (l / cap) : 1,
                   grad = expf(l - row.max) * factor;
-            if (at + i == target)
-                grad = (float)((exp((double)l - (double)row.max) / row.sum * row.share - 1) * (double)scale);
+            if (at + i == target) grad = target_gradient(l, row, scale);
             put(out, i, grad * slope);
         }
         store_pack(dx, at, vocab, out);
     }
+}
+
+/* Of a row without a target. */
+template <typename G> INLINE void no_loss(int64_t vocab, int64_t row, float *loss, float *z_loss, G *dx) {
+    constexpr int N = AT_ONCE<G>;
+    for (int64_t at = threadIdx.x * N; dx && at < vocab; at += BLOCK * N)
+        store_pack(dx, at, vocab, Pack<G, N>{});
+    if (threadIdx.x == 0) loss[row] = 0;
+    if (threadIdx.x == 0 && z_loss) z_loss[row] = 0;
 }
 
 template <typename T, typename G>
@@ -99,11 +113,7 @@ __global__ void __launch_bounds__(BLOCK)
     const T *x = logits + row * vocab;
     G *dx = dlogits ? dlogits + row * vocab : NULL;
     if (target < 0) { /* the whole block */
-        constexpr int N = AT_ONCE<G>;
-        for (int64_t at = threadIdx.x * N; dx && at < vocab; at += BLOCK * N)
-            store_pack(dx, at, vocab, Pack<G, N>{});
-        if (threadIdx.x == 0) loss[row] = 0;
-        if (threadIdx.x == 0 && z_loss) z_loss[row] = 0;
+        no_loss(vocab, row, loss, z_loss, dx);
         return;
     }
     for (int i = 0; i < count && !leaves.records; i++) {
@@ -119,6 +129,158 @@ __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0 && z_loss) z_loss[row] = r.z_loss;
     if (dx) write_gradient(vocab, x, target - leaves.first, r, *scale, cap, dx);
 }
+
+/* ---- whole rows of fp32 without a cap ---- */
+
+/* A thread takes packs of its row in groups: the first stays in registers, the next SHARED_GROUPS lie in
+ * shared memory, so that a row of 32,768 logits is read once; only what is behind them is read in each pass.
+ * Where a logit is held its exponential takes its place: the gradient needs no other. A thread looks at its
+ * own elements alone, in record_of's order. */
+constexpr int FOUR = AT_ONCE<float>, GROUP = 8, SHARED_GROUPS = 3 /* 96 KiB */;
+constexpr int64_t GROUP_SPAN = (int64_t)GROUP * BLOCK * FOUR; /* elements of a group, of all threads */
+struct alignas(16) Quad {
+    Pack<float, FOUR> pack;
+};
+struct Group {
+    Pack<float, FOUR> pack[GROUP];
+};
+
+INLINE int64_t place_in_group(int64_t first, int k) {
+    return first + (k * BLOCK + (int64_t)threadIdx.x) * FOUR;
+}
+/* Behind the end there is -infinity, whose exponential is 0. */
+INLINE Group load_group(const float *x, int64_t first, int64_t n) {
+    Group g;
+#pragma unroll
+    for (int k = 0; k < GROUP; k++) g.pack[k] = load_pack<FOUR>(x, place_in_group(first, k), n);
+    if (first + GROUP_SPAN <= n) return g;
+#pragma unroll
+    for (int k = 0; k < GROUP; k++)
+#pragma unroll
+        for (int i = 0; i < FOUR; i++)
+            if (place_in_group(first, k) + i >= n) put(g.pack[k], i, -INFINITY);
+    return g;
+}
+INLINE float group_max(const Group &g, float most) {
+#pragma unroll
+    for (int k = 0; k < GROUP; k++)
+#pragma unroll
+        for (int i = 0; i < FOUR; i++) most = fmaxf(most, get(g.pack[k], i));
+    return most;
+}
+INLINE void take_exponentials(Pack<float, FOUR> &x, float max) {
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) put(x, i, expf(get(x, i) - max));
+}
+INLINE double add_exponentials(const Pack<float, FOUR> &x, double sum) {
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) sum += (double)get(x, i);
+    return sum;
+}
+template <typename G>
+INLINE void store_scaled(G *dx, int64_t at, int64_t n, const Pack<float, FOUR> &x, float factor) {
+    Pack<G, FOUR> out = {};
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) put(out, i, get(x, i) * factor);
+    store_pack(dx, at, n, out);
+}
+
+/* The end of what is held. */
+INLINE int64_t held_end(int64_t n) { return smaller(n, (1 + SHARED_GROUPS) * GROUP_SPAN); }
+
+INLINE float read_row(const float *x, int64_t n, Group &own, Quad *room) {
+    own = load_group(x, 0, n);
+    float most = group_max(own, -INFINITY);
+    int64_t first = GROUP_SPAN;
+    for (; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
+        Group g = load_group(x, first, n);
+        most = group_max(g, most);
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) room[k * BLOCK + (int)threadIdx.x].pack = g.pack[k];
+    }
+    for (; first < n; first += GROUP_SPAN) most = group_max(load_group(x, first, n), most);
+    return most;
+}
+
+INLINE double sum_row(const float *x, int64_t n, float max, Group &own, Quad *room) {
+    double sum = 0;
+#pragma unroll
+    for (int k = 0; k < GROUP; k++) {
+        take_exponentials(own.pack[k], max);
+        sum = add_exponentials(own.pack[k], sum);
+    }
+    int64_t first = GROUP_SPAN;
+    for (; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            Quad here = room[k * BLOCK + (int)threadIdx.x];
+            take_exponentials(here.pack, max);
+            room[k * BLOCK + (int)threadIdx.x] = here;
+            sum = add_exponentials(here.pack, sum);
+        }
+    }
+    for (; first < n; first += GROUP_SPAN) {
+        Group g = load_group(x, first, n);
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            take_exponentials(g.pack[k], max);
+            sum = add_exponentials(g.pack[k], sum);
+        }
+    }
+    return sum;
+}
+
+/* What was read last comes first: it may be near still. */
+template <typename G>
+INLINE void write_row(const float *x, int64_t n, float max, float factor, const Group &own, const Quad *room,
+                      G *dx) {
+    for (int64_t first = held_end(n); first < n; first += GROUP_SPAN) {
+        Group g = load_group(x, first, n);
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            take_exponentials(g.pack[k], max);
+            store_scaled(dx, place_in_group(first, k), n, g.pack[k], factor);
+        }
+    }
+    for (int64_t first = GROUP_SPAN; first < held_end(n); first += GROUP_SPAN, room += GROUP * BLOCK) {
+#pragma unroll
+        for (int k = 0; k < GROUP; k++)
+            store_scaled(dx, place_in_group(first, k), n, room[k * BLOCK + (int)threadIdx.x].pack, factor);
+    }
+#pragma unroll
+    for (int k = 0; k < GROUP; k++) store_scaled(dx, place_in_group(0, k), n, own.pack[k], factor);
+}
+
+template <typename G>
+__global__ void __launch_bounds__(BLOCK)
+    cross_entropy_held_kernel(int64_t vocab, const float *logits, const int32_t *targets, int64_t begin,
+                              const float *scale, float z, float *loss, float *z_loss, G *dlogits) {
+    DYNAMIC_SHARED(room);
+    SHARED(float, maxima, BLOCK / WARP);
+    SHARED(double, sums, BLOCK / WARP);
+    int64_t row = blockIdx.x, target = targets[row];
+    const float *x = logits + row * vocab;
+    G *dx = dlogits ? dlogits + row * vocab : NULL;
+    if (target < 0) { /* the whole block */
+        no_loss(vocab, row, loss, z_loss, dx);
+        return;
+    }
+    Group own;
+    LossRecord r;
+    target -= begin;
+    r.target = target >= 0 && target < vocab ? x[target] : 0;
+    r.max = block_max(read_row(x, vocab, own, (Quad *)room), maxima);
+    r.sum = block_sum(sum_row(x, vocab, r.max, own, (Quad *)room), sums);
+    RowLoss l = loss_of(&r, 0, 1, 0, z);
+    if (threadIdx.x == 0) loss[row] = l.loss;
+    if (threadIdx.x == 0 && z_loss) z_loss[row] = l.z_loss;
+    if (!dx) return;
+    write_row(x, vocab, r.max, factor_of(l, *scale), own, (const Quad *)room, dx);
+    bool is_own = target >= 0 && target < vocab && target / FOUR % BLOCK == threadIdx.x;
+    if (is_own) store(dx, target, target_gradient(r.target, l, *scale));
+}
+
+/* ---- slots ---- */
 
 int count_leaves(Device *d, int64_t vocab, int64_t leaf) {
     int64_t count = blocks_of(vocab, leaf);
@@ -144,6 +306,15 @@ void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, D
     if (rows == 0) return;
     int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
     int count = leaves.records ? leaves.count : count_leaves(d, vocab, leaf);
+    if (count == 1 && !leaves.records && cap <= 0 && logits_type == DTYPE_F32) {
+        int64_t groups = smaller(SHARED_GROUPS, blocks_of(vocab, GROUP_SPAN) - 1);
+        size_t room = (size_t)(groups * GROUP_SPAN) * sizeof(float);
+        BY_DTYPE(grad_type, G, auto kernel = cross_entropy_held_kernel<G>;
+                 cuda_allow_shared(d, OP_CROSS_ENTROPY, (const void *)kernel, room);
+                 LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, room, vocab, (const float *)logits, targets,
+                        leaves.first, scale, z, loss, z_loss, (G *)dlogits));
+        return;
+    }
     BY_DTYPE(logits_type, T,
              BY_DTYPE(grad_type, G, auto kernel = cross_entropy_kernel<T, G>;
                       LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, 0, vocab, (const T *)logits, targets,

@@ -411,14 +411,17 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS)
     fold_chains_kernel(Chains c, int64_t n, const float *part, float *sums) {
     SHARED(float, room, COLUMN_ROOM<T>);
-    int number = (int)threadIdx.x;
+    constexpr int FOUR = AT_ONCE<float>;
+    int number = (int)threadIdx.x, own = number * FOUR;
     int64_t begin = blockIdx.x * c.leaf, rows = smaller(c.tokens, begin + c.leaf) - begin,
-            column = (int64_t)blockIdx.y * COLUMNS + number % COLUMNS;
+            first = (int64_t)blockIdx.y * COLUMNS, column = first + number;
 #pragma unroll
-    for (int i = 0; i < COLUMN_ROOM<T>; i += THREADS) {
-        int chain = (i + number) / COLUMNS;
-        bool there = chain < rows && column < n;
-        room[i + number] = there ? part[(blockIdx.x * c.count + chain) * n + column] : 0;
+    for (int i = 0; i < COLUMN_ROOM<T>; i += THREADS * FOUR) {
+        int chain = (i + own) / COLUMNS;
+        auto sum = load_pack<FOUR>(part + (blockIdx.x * c.count + chain) * n, first + own % COLUMNS,
+                                   chain < rows ? n : 0);
+#pragma unroll
+        for (int k = 0; k < FOUR; k++) room[i + own + k] = get(sum, k);
     }
     fold_rows(room, DOWN<T>, number);
     if (number < COLUMNS && column < n) sums[blockIdx.x * n + column] += room[number];
