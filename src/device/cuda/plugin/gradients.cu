@@ -42,7 +42,7 @@ INLINE Wide term_of(float x, bool square, int up) {
     return !square && u >> 31 ? w.negative() : w;
 }
 
-/* sum units of 2^exponent into limbs, by one thread. */
+/* sum units of 2^exponent into limbs, to which other warps may add. */
 INLINE void add_to_limbs(int64_t *limbs, Wide sum, int exponent) {
     bool minus = sum.high >> 63;
     if (minus) sum = sum.negative();
@@ -53,7 +53,7 @@ INLINE void add_to_limbs(int64_t *limbs, Wide sum, int exponent) {
     for (int i = 0; i < 5; i++) {
         int64_t part = (int64_t)(uint32_t)(((uint64_t)word[i] << 32 | before) >> (32 - shift));
         before = word[i];
-        limbs[(place >> 5) + i] += minus ? -part : part;
+        atomicAdd((unsigned long long *)&limbs[(place >> 5) + i], (unsigned long long)(minus ? -part : part));
     }
 }
 
@@ -145,27 +145,96 @@ INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats
     return most;
 }
 
+/* Elements of exponents low .. low + REACH, as one whole number for each lane of a warp, piece after piece:
+ * 48 + 2 REACH bits, 7 for a lane's PIECES EACH elements, 5 for lanes. Warps wait for no other. Nothing has
+ * been added while low is NOTHING. */
+constexpr int NOTHING = -REACH - 1, ABOVE = 4 /* exponents above those of the first piece */;
+static_assert(PIECES * EACH <= 1 << 7 && 48 + 2 * REACH + 7 + 5 < 128, "a warp's sum has 128 bits");
+struct Window {
+    int low = NOTHING;
+    Wide sum = {0, 0};
+
+    INLINE void flush(bool square, int64_t *limbs) {
+        if (low == NOTHING) return;
+        sum = lanes_sum(sum, WARP);
+        if (lane() == 0) add_to_limbs(limbs, sum, square ? 2 * (low - 150) : low - 150);
+        sum = {0, 0};
+    }
+    /* Elements of exponents below `above` that are in reach are added; whether some are left. All lanes. */
+    INLINE bool add(const float x[EACH], bool square, int above) {
+        bool left = false;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int e = exponent_of(x[i]);
+            if (e == 0 || e >= above) continue;
+            if (e >= low) sum += term_of(x[i], square, e - low);
+            left = left || e < low;
+        }
+        return __ballot_sync(0xffffffffu, left) != 0;
+    }
+};
+
+/* The largest exponent below `above` that a lane of the warp has; 0: there is none. */
+INLINE int top_exponent(const float x[EACH], int above) {
+    int top = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int e = exponent_of(x[i]);
+        if (e < above && e > top) top = e;
+    }
+    return (int)lanes_max((float)top, WARP);
+}
+
+/* x: of this warp's part of a piece, as add_piece has it; most: the largest of this lane. What the window
+ * does not reach has a window for itself. */
+INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t *limbs, Window &window) {
+    int top = exponent_of(lanes_max(most, WARP)), above = 256;
+    if (top > window.low + REACH) {
+        window.flush(square, limbs);
+        window.low = top + ABOVE - REACH;
+    }
+    if (!window.add(x, square, above)) return;
+    for (above = window.low; (top = top_exponent(x, above)) > 0; above = top - REACH) {
+        Window rest;
+        rest.low = top - REACH;
+        rest.add(x, square, above);
+        rest.flush(square, limbs);
+    }
+}
+
+/* The part of the limbs that is a piece's lies in shared memory until the block ends. */
 __global__ void __launch_bounds__(BLOCK)
     stats_kernel(int64_t n, const float *g, Power power, GradStats *out) {
     SHARED(int64_t, limbs, EXACT_LIMBS);
     SHARED(float, maxima, BLOCK / WARP);
-    SHARED(Wide, sums, BLOCK / WARP);
     for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK) limbs[i] = 0;
     __syncthreads();
     float most = 0, x[EACH];
+    Window window;
     for (int piece = 0; piece < PIECES; piece++) {
         int64_t first = ((int64_t)blockIdx.x * PIECES + piece) * PIECE;
         if (first >= n) break;
-        most = fmaxf(most, load_magnitudes(n, g, first, out, x));
-        if (power != POWER_NONE) add_piece(x, power == POWER_TWO, limbs, {maxima, sums});
+        float here = load_magnitudes(n, g, first, out, x);
+        most = fmaxf(most, here);
+        if (power != POWER_NONE) add_to_window(x, here, power == POWER_TWO, limbs, window);
     }
+    window.flush(power == POWER_TWO, limbs);
     most = block_max(most, maxima);
     if (threadIdx.x == 0) note_max(out, most);
     for (int i = (int)threadIdx.x; i < EXACT_LIMBS; i += BLOCK)
         if (limbs[i] != 0) atomicAdd((unsigned long long *)&out->sum.limb[i], (unsigned long long)limbs[i]);
 }
 
-__global__ void stats_end_kernel(GradStats *out) { carry(out->sum.limb); }
+/* Limbs come into shared memory at once: one by one each would wait for memory. */
+__global__ void stats_end_kernel(GradStats *out) {
+    SHARED(int64_t, limbs, EXACT_LIMBS);
+    int i = (int)threadIdx.x;
+    if (i < EXACT_LIMBS) limbs[i] = out->sum.limb[i];
+    __syncthreads();
+    if (i == 0) carry(limbs);
+    __syncthreads();
+    if (i < EXACT_LIMBS) out->sum.limb[i] = limbs[i];
+}
 
 /* unit is for powers that the program takes on the host. */
 void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
@@ -174,7 +243,7 @@ void grad_stats(Device *d, int64_t n, const float *g, double p, const double *un
     LAUNCH(d, OP_GRAD_STATS, stats_start_kernel, 1, 3 * WARP, 0, out);
     if (n == 0) return;
     LAUNCH(d, OP_GRAD_STATS, stats_kernel, blocks_of(n, PIECES * PIECE), BLOCK, 0, n, g, power, out);
-    LAUNCH(d, OP_GRAD_STATS, stats_end_kernel, 1, 1, 0, out);
+    LAUNCH(d, OP_GRAD_STATS, stats_end_kernel, 1, 3 * WARP, 0, out);
 }
 
 /* ---- losses ---- */
