@@ -14,7 +14,7 @@ mutant() {
 passes_over() { WEFT_CUDA=$1 "${@:2}" >log 2>&1 || fail "${*:2} fails without a mutant: $(tail -5 log)"; }
 passes() { passes_over "$CUDA_SIM" "$@"; }
 
-for check in test_embed test_state_ends test_bias test_qk_norm test_rope test_queries_scale test_attention test_decode test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
+for check in test_embed test_state_ends test_bias test_qk_norm test_rope test_queries_scale test_attention test_decode test_elements test_odd_places test_norm test_gemm_op test_cross_entropy test_fixed test_stats test_muon test_activation test_full_route test_experts_rows test_conv test_scan test_mamba test_gated_norm; do
     passes $(op $check)
 done
 passes env TEST_KIND=cuda "$tests/test_queue"
@@ -75,6 +75,9 @@ mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, 
 mutant "a tile of rows that is fetched for another" norms.cu 's/int64_t next = row \+ step/int64_t next = row/' $(op test_norm)
 mutant "sums of rows that end with a tile" norms.cu 's/if \(top \+ step < end\) continue;//' $(op test_norm)
 mutant "zeros behind a leaf that count" loss.cu 's/if \(at \+ i < n\) sum/sum/' $(op test_cross_entropy)
+mutant "logits behind the end that count" loss.cu 's/put\(g\.pack\[k\], i, -INFINITY\)/put(g.pack[k], i, 0)/' $(op test_cross_entropy)
+mutant "exponentials that are not kept" loss.cu 's/room\[k \* BLOCK \+ \(int\)threadIdx\.x\] = here;//' $(op test_cross_entropy)
+mutant "figures of what a window does not reach" gradients.cu 's/left = left \|\| .*/left = false;/' $(op test_stats)
 mutant "shared memory that is not written" loss.cu 's/if \(threadIdx.x == 0\) own/if (threadIdx.x == BLOCK) own/' $(op test_cross_entropy)
 mutant "an up that is not clamped below" elements.cu 's/u < -CLAMPED_LIMIT \? -CLAMPED_LIMIT : u/u/' $(op test_activation)
 mutant "a gate and its up exchanged" elements.cu 's/clamped\(get\(pairs, 2 \* i\), get\(pairs, 2 \* i \+ 1\)\)/clamped(get(pairs, 2 * i + 1), get(pairs, 2 * i))/' $(op test_activation)

@@ -65,7 +65,8 @@ race "blocks that all have a row of the table" embedding.cu 's/ \|\| occurs\(ids
 race "a barrier less behind votes for ids" embedding.cu '/votes\[.*\] = vote;/,/__syncthreads/{/__syncthreads/d}' test_embed
 race "votes in the place of those that are read" embedding.cu 's/turn \^= WARP/turn ^= 0/' test_embed
 race "a largest number without atomics" gradients.cu 's/atomicMax\(\(unsigned long long \*\)&out->max, .*/out->max = (double)most;/' test_stats
-race "a barrier less in sums of a block" kernels.cuh@gradients.cu '0,/WARP\] = x;/{/WARP\] = x;/{n;d}}' test_stats test_loss_sum
+race "warps that add to limbs without atomics" gradients.cu 's/atomicAdd\(.*&limbs\[\(place >> 5\) \+ i\],/limbs[(place >> 5) + i] += (/' test_stats
+race "a barrier less in sums of a block" kernels.cuh@gradients.cu '0,/WARP\] = x;/{/WARP\] = x;/{n;d}}' test_loss_sum
 race "blocks that write for each other" norms.cu 's/if \(lane\(\) == 0\) rstd\[row\] = r;/rstd[0] = r;/' test_norm
 race "tokens that write each other's sums" norms.cu 's/sums\[2 \* number\] = sum;/sums[0] = sum;/' test_qk_norm
 conclude "every race is found"

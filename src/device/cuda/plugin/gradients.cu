@@ -15,9 +15,9 @@ constexpr int LOWEST = -1088; /* limb 0 of an ExactSum counts units of 2^LOWEST 
 /* 128 bits, two's complement. */
 struct Wide {
     uint64_t low, high;
-    INLINE Wide operator+=(Wide x) {
-        low += x.low;
-        high += x.high + (low < x.low);
+    INLINE Wide operator+=(Wide x) { /* so that the compiler sees one chain of carries */
+        auto sum = ((unsigned __int128)high << 64 | low) + ((unsigned __int128)x.high << 64 | x.low);
+        low = (uint64_t)sum, high = (uint64_t)(sum >> 64);
         return *this;
     }
     INLINE Wide negative(void) const { return {~low + 1, ~high + (low == 0)}; }
@@ -145,9 +145,9 @@ INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats
     return most;
 }
 
-/* Elements of exponents low .. low + REACH, as one whole number for each lane of a warp, piece after piece:
- * 48 + 2 REACH bits, 7 for a lane's PIECES EACH elements, 5 for lanes. Warps wait for no other. Nothing has
- * been added while low is NOTHING. */
+/* Elements of exponents low + 1 .. low + REACH, as one whole number for each lane of a warp, piece after
+ * piece: 48 + 2 REACH bits, 7 for a lane's PIECES EACH elements, 5 for lanes. Warps wait for no other.
+ * Nothing has been added while low is NOTHING. */
 constexpr int NOTHING = -REACH - 1, ABOVE = 4 /* exponents above those of the first piece */;
 static_assert(PIECES * EACH <= 1 << 7 && 48 + 2 * REACH + 7 + 5 < 128, "a warp's sum has 128 bits");
 struct Window {
@@ -160,15 +160,18 @@ struct Window {
         if (lane() == 0) add_to_limbs(limbs, sum, square ? 2 * (low - 150) : low - 150);
         sum = {0, 0};
     }
-    /* Elements of exponents below `above` that are in reach are added; whether some are left. All lanes. */
+    /* Elements of exponents below `above` that are in reach are added; whether some are left. All lanes. Zero
+     * has the exponent of subnormal numbers here, and no digits. A shift is at least 1 and below 64. */
     INLINE bool add(const float x[EACH], bool square, int above) {
         bool left = false;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            int e = exponent_of(x[i]);
-            if (e == 0 || e >= above) continue;
-            if (e >= low) sum += term_of(x[i], square, e - low);
-            left = left || e < low;
+            uint32_t u = __float_as_uint(x[i]), field = u >> 23, normal = field ? 1 : 0,
+                     digits = (u & 0x7fffff) | normal << 23;
+            int e = (int)(field + 1 - normal), shift = (e - low) << (int)square;
+            uint64_t whole = (uint64_t)digits * (square ? digits : 1);
+            if (e > low && e < above) sum += {whole << shift, whole >> (64 - shift)};
+            left = left || (e <= low && u != 0);
         }
         return __ballot_sync(0xffffffffu, left) != 0;
     }
@@ -185,7 +188,7 @@ INLINE int top_exponent(const float x[EACH], int above) {
     return (int)lanes_max((float)top, WARP);
 }
 
-/* x: of this warp's part of a piece, as add_piece has it; most: the largest of this lane. What the window
+/* x: of this warp's part of a piece, not negative; most: the largest of this lane. What the window
  * does not reach has a window for itself. */
 INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t *limbs, Window &window) {
     int top = exponent_of(lanes_max(most, WARP)), above = 256;
@@ -194,7 +197,7 @@ INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t 
         window.low = top + ABOVE - REACH;
     }
     if (!window.add(x, square, above)) return;
-    for (above = window.low; (top = top_exponent(x, above)) > 0; above = top - REACH) {
+    for (above = window.low + 1; (top = top_exponent(x, above)) > 0; above = top - REACH + 1) {
         Window rest;
         rest.low = top - REACH;
         rest.add(x, square, above);
