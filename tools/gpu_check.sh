@@ -153,7 +153,7 @@ brief=${TEST_BRIEF:-}
 steps=20
 [ -z "$brief" ] || steps=4
 cat >"$out/run.yaml" <<END
-model: {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+model: {hidden_size: 32, head_dim: 64, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
 data: {sources: [{path: $out/text.txt, split: paragraphs}], cache_dir: $out/cache, document_mask: true}
 train: {steps: $steps, context: 32, microbatch: 2, tokens_per_step: 128}
 optimizer: {lr: 3e-3}
