@@ -38,7 +38,7 @@ has err "run.device: cuda: no GPU can be used: no CUDA-capable device is detecte
 WEFT_SIM_DEVICES=0 expect 0 doctor --seconds 0.01
 has out "GPU               none: no CUDA-capable device is detected"
 WEFT_SIM_DEVICES=3 expect 0 doctor --seconds 0.01
-has out "GPU 0             simulated GPU, 8.00 GiB, 8.00 GiB free, sm_80"
+has out "GPU 0             simulated GPU, 8.00 GiB, 8.00 GiB free, sm_90"
 has out "                  reads and writes the memory of GPU 1 directly"
 has out "                  reaches no other GPU's memory directly"
 has out "NCCL              2.28.0"
