@@ -168,7 +168,7 @@ struct Window {
         for (int i = 0; i < EACH; i++) {
             uint32_t u = __float_as_uint(x[i]), field = u >> 23, normal = field ? 1 : 0,
                      digits = (u & 0x7fffff) | normal << 23;
-            int e = (int)(field + 1 - normal), shift = (e - low) << (int)square;
+            int e = (int)(field + 1 - normal), shift = (e - low) * (square ? 2 : 1);
             uint64_t whole = (uint64_t)digits * (square ? digits : 1);
             if (e > low && e < above) sum += {whole << shift, whole >> (64 - shift)};
             left = left || (e <= low && u != 0);
