@@ -89,8 +89,6 @@ bool lies_in(SimBytes memory, const char *p, size_t bytes) {
     return begin && p >= begin && p + bytes <= begin + memory.count;
 }
 
-[[noreturn]] void broken(const char *why) { sim_broken(why); }
-
 /* ---- switching ---- */
 
 #if !defined(__x86_64__)
@@ -133,7 +131,7 @@ void run_fiber(int i) {
 [[noreturn]] void fiber_main(void) {
     FROM_FIBER(NULL, &scheduler_bottom, &scheduler_size);
     (*body)();
-    if (!fibers[current].copies.empty()) broken("it ends before its copies have been waited for");
+    if (!fibers[current].copies.empty()) sim_broken("it ends before its copies have been waited for");
     sim_end_products();
     to_scheduler(DONE);
     abort();
@@ -183,7 +181,7 @@ bool release_block(void) {
     int done = 0, waiting = 0;
     for (int i = 0; i < count; i++) done += fibers[i].state == DONE, waiting += fibers[i].state == AT_BLOCK;
     if (done == count) return false;
-    if (waiting < count) broken("some threads wait at a barrier that others do not reach");
+    if (waiting < count) sim_broken("some threads wait at a barrier that others do not reach");
     unshown = false;
     for (int i = 0; i < count; i++) {
         fibers[i].state = READY;
@@ -203,7 +201,7 @@ void free_shared(void) {
 /* At a multiple of 1,024 bytes, as panels want it. */
 void *poisoned(size_t bytes) {
     void *memory = NULL;
-    if (posix_memalign(&memory, 1024, bytes)) broken("no memory");
+    if (posix_memalign(&memory, 1024, bytes)) sim_broken("no memory");
     memset(memory, 0xff, bytes);
     races_forget(memory, bytes);
     return memory;
@@ -231,7 +229,7 @@ void run_block(size_t dynamic_bytes) {
 void take_stacks(void) {
     void *memory = mmap(NULL, (size_t)THREADS_MAX * STACK, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) broken("no memory for stacks");
+    if (memory == MAP_FAILED) sim_broken("no memory for stacks");
     stacks = (char *)memory;
 }
 
@@ -283,7 +281,7 @@ void sim_broken(const char *why) {
 int sim_number(void) { return current; }
 
 void sim_check_shown(void) {
-    if (unshown) broken("a product that may read copies which were not shown to it");
+    if (unshown) sim_broken("a product that may read copies which were not shown to it");
 }
 
 /* ---- what kernels call ---- */
@@ -312,7 +310,7 @@ int sim_lane(void) { return current % LANES; }
 void sim_meet_warp(const char *what) {
     Warp *w = &warps[current / LANES];
     if (w->waiting++ == 0) w->meets_for = what;
-    if (strcmp(w->meets_for, what) != 0) broken("lanes of its warp meet for different things");
+    if (strcmp(w->meets_for, what) != 0) sim_broken("lanes of its warp meet for different things");
     to_scheduler(AT_WARP);
 }
 
@@ -327,9 +325,9 @@ char *sim_dynamic_shared(void) { return (char *)dynamic.memory; }
 
 void sim_check_access(const void *p, size_t bytes, bool is_shared) {
     bool found = !is_shared || lies_in({dynamic.memory, dynamic.bytes}, (const char *)p, bytes);
-    if ((uintptr_t)p % bytes != 0) broken("an access that does not begin at a multiple of its size");
+    if ((uintptr_t)p % bytes != 0) sim_broken("an access that does not begin at a multiple of its size");
     for (const Shared &s : shared) found = found || lies_in({s.memory, s.bytes}, (const char *)p, bytes);
-    if (!found) broken("an access outside of shared memory");
+    if (!found) sim_broken("an access outside of shared memory");
 }
 
 void sim_begin_copy(SimCopy c) { fibers[current].copies.push_back(c); }

@@ -375,6 +375,13 @@ const int32_t *firsts_of(Device *d, OpId op, AttentionShape s, AttentionRun r, c
     return firsts;
 }
 
+/* Matrix instructions have their operands copied by 16 bytes: rows begin at multiples of that. */
+void check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other) {
+    uintptr_t bits = (uintptr_t)q | (uintptr_t)kv | (uintptr_t)other | (uintptr_t)(a.r.q_row * 2) |
+                     (uintptr_t)(a.r.kv_row * 2);
+    if (bits % 16 != 0) cuda_fatal(d, "attention: rows that do not begin at multiples of 16 bytes: a bug");
+}
+
 void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
                        const int32_t *first_key, void *out, float *lse, Dtype c) {
     if (s.tokens == 0) return;
@@ -382,6 +389,7 @@ void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *
     first_key = firsts_of(d, OP_ATTENTION_FORWARD, s, r, first_key, 0);
     Grid grid(blocks_of(s.tokens, TILE), s.heads);
     if (attention_takes_mma(s, c)) {
+        check_rows(d, a, q, kv, out);
         auto run = attention_takes_wgmma(d, s, c) ? attention_wgmma_forward : attention_mma_forward;
         run(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key, (Bf16 *)out, lse);
         return;
@@ -425,6 +433,8 @@ void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void 
     first_key = firsts_of(d, OP_ATTENTION_BACKWARD, s, r, first_key, delta_bytes(s));
     if (attention_takes_mma(s, c)) {
         const float *delta = make_delta(d, a, (const Bf16 *)out, (const Bf16 *)dout);
+        check_rows(d, a, q, kv, dout);
+        check_rows(d, a, dq, dkv, dout);
         auto run = attention_takes_wgmma(d, s, c) ? attention_wgmma_backward : attention_mma_backward;
         run(d, a, (const Bf16 *)q, (const Bf16 *)kv, first_key,
             {lse, delta, (const Bf16 *)dout, (Bf16 *)dq, dkv});
@@ -454,13 +464,6 @@ void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qk
 }
 
 } // namespace
-
-/* Copies are of 16 bytes: rows begin at multiples of that. */
-void attention_check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other) {
-    uintptr_t bits = (uintptr_t)q | (uintptr_t)kv | (uintptr_t)other | (uintptr_t)(a.r.q_row * 2) |
-                     (uintptr_t)(a.r.kv_row * 2);
-    if (bits % 16 != 0) cuda_fatal(d, "attention: rows that do not begin at multiples of 16 bytes: a bug");
-}
 
 /* The backward pass has the most tiles. */
 extern "C" int attention_widest(size_t shared) {

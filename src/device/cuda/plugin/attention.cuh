@@ -46,9 +46,6 @@ void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *
 void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                               Gradients g);
 
-/* Ends the process unless rows of both kinds of attention begin at multiples of 16 bytes. */
-void attention_check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other);
-
 /* A launch with dynamic shared memory. */
 #define LAUNCH_TILES(d, op, kernel, grid, block, bytes, ...)               \
     do {                                                                   \

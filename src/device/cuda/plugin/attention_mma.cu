@@ -141,8 +141,7 @@ __global__ void __launch_bounds__(THREADS)
     q.load(queries + head * D, a.r.q_row, first + warp_row(), tokens);
     dout.load(g.dout + head * D, (int64_t)a.s.heads * D, first + warp_row(), tokens);
     Sums<D> dq;
-    float unit = unit_of(a);
-    float lse[2], delta[2];
+    float unit = unit_of(a), lse[2], delta[2];
     row_facts(a, v, g, head, lse, delta);
     dq.clear();
     for (int key = v.start; key < v.end; key += SHORT_STEP) {
@@ -227,8 +226,8 @@ __global__ void __launch_bounds__(THREADS)
         for (int n = 0; n < SHORT_STEP / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float p = weight_of(unit, s.of[n][i], f.lse[n * 8 + lane_column() + i % 2]);
-                float grad = slope_of(p, ds.of[n][i], f.delta[n * 8 + lane_column() + i % 2]);
+                float p = weight_of(unit, s.of[n][i], f.pair(f.lse, n)[i % 2]);
+                float grad = slope_of(p, ds.of[n][i], f.pair(f.delta, n)[i % 2]);
                 ds.of[n][i] = grad * slope_of_cap(a, s.of[n][i]);
                 s.of[n][i] = p;
             }
@@ -280,7 +279,6 @@ bool attention_takes_mma(AttentionShape s, Dtype c) {
 void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                            Bf16 *out, float *lse) {
     Grid grid(blocks_of(a.s.tokens, ROWS), a.s.heads);
-    attention_check_rows(d, a, q, kv, out);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_FORWARD, mma_forward_kernel<D>, grid, THREADS,
                                        forward_bytes(D), a, q, kv, first_key, out, lse));
 }
@@ -288,8 +286,6 @@ void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv
 void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                             Gradients g) {
     Grid queries(blocks_of(a.s.tokens, ROWS), a.s.heads), keys(blocks_of(a.r.keys, ROWS), a.s.kv_heads);
-    attention_check_rows(d, a, q, kv, g.dout);
-    attention_check_rows(d, a, g.dq, g.dkv, g.dout);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_query_gradient_kernel<D>, queries,
                                        THREADS, query_gradient_bytes(D), a, q, kv, first_key, g));
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, mma_key_gradient_kernel<D>, keys, THREADS,

@@ -272,7 +272,6 @@ bool attention_takes_wgmma(Device *d, AttentionShape s, Dtype c) {
 void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                              Bf16 *out, float *lse) {
     Grid grid(blocks_of(a.s.tokens, ROWS), a.s.heads);
-    attention_check_rows(d, a, q, kv, out);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_FORWARD, wgmma_forward_kernel<D>, grid, THREADS,
                                        tiles_bytes<D>(4), a, q, kv, first_key, out, lse));
 }
@@ -280,8 +279,6 @@ void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *
 void attention_wgmma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                               Gradients g) {
     Grid queries(blocks_of(a.s.tokens, ROWS), a.s.heads), keys(blocks_of(a.r.keys, ROWS), a.s.kv_heads);
-    attention_check_rows(d, a, q, kv, g.dout);
-    attention_check_rows(d, a, g.dq, g.dkv, g.dout);
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, wgmma_query_gradient_kernel<D>, queries,
                                        THREADS, tiles_bytes<D>(5), a, q, kv, first_key, g));
     BY_HEAD(a.s.head_dim, LAUNCH_TILES(d, OP_ATTENTION_BACKWARD, wgmma_key_gradient_kernel<D>, keys, THREADS,

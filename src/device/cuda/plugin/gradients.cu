@@ -76,16 +76,22 @@ INLINE void load_piece(const float *p, int64_t first, int64_t n, float x[EACH]) 
     }
 }
 
+/* The largest exponent below `above` of a thread's elements; 0: there is none. */
+INLINE int top_exponent(const float x[EACH], int above) {
+    int top = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int e = exponent_of(x[i]);
+        if (e < above && e > top) top = e;
+    }
+    return top;
+}
+
 /* x: EACH elements of this thread, finite; what is to be left out is 0. limbs: shared. */
 INLINE void add_piece(const float x[EACH], bool square, int64_t *limbs, Rooms room) {
     int above = 256; /* elements of this exponent and more have been added */
     for (;;) {
-        int top = 0;
-        for (int i = 0; i < EACH; i++) {
-            int e = exponent_of(x[i]);
-            if (e < above && e > top) top = e;
-        }
-        top = (int)block_max((float)top, room.most);
+        int top = (int)block_max((float)top_exponent(x, above), room.most);
         if (top == 0) return;
         int low = top - REACH;
         Wide sum = {0, 0};
@@ -177,17 +183,6 @@ struct Window {
     }
 };
 
-/* The largest exponent below `above` that a lane of the warp has; 0: there is none. */
-INLINE int top_exponent(const float x[EACH], int above) {
-    int top = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int e = exponent_of(x[i]);
-        if (e < above && e > top) top = e;
-    }
-    return (int)lanes_max((float)top, WARP);
-}
-
 /* x: of this warp's part of a piece, not negative; most: the largest of this lane. What the window
  * does not reach has a window for itself. */
 INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t *limbs, Window &window) {
@@ -197,7 +192,8 @@ INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t 
         window.low = top + ABOVE - REACH;
     }
     if (!window.add(x, square, above)) return;
-    for (above = window.low + 1; (top = top_exponent(x, above)) > 0; above = top - REACH + 1) {
+    auto next = [&] { return (int)lanes_max((float)top_exponent(x, above), WARP); };
+    for (above = window.low + 1; (top = next()) > 0; above = top - REACH + 1) {
         Window rest;
         rest.low = top - REACH;
         rest.add(x, square, above);

@@ -77,28 +77,29 @@ template <int N> INLINE void settle(float (&sums)[N][4]) {
     NAMES_OF_64                                                                                         \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
     "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" NAMES_OF_##n "}, "
+
+/* A product whose operands have these names, behind the sums' own; `add` becomes a predicate. */
+#define WGMMA(n, operands, add, transposed)                                   \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                          \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" NAMES_OF_##n \
+        "}, " operands ", p, 1, 1, " transposed ";\n}\n"
 
 /* sums [64][N] = (add ? sums : 0) + left [64][16] * right [16][N]. By columns: see above; else by rows. */
-template <bool BY_COLUMNS>
-INLINE void group_multiply(float (&sums)[8][4], const uint32_t (&left)[4], Matrix right, bool add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n" WGMMA(64) "{%32, %33, %34, %35}, %36, p, 1, 1, "
-                                                                        "%38;\n}\n"
-                 : SUMS_OF_64(sums)
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.description),
-                   "r"((int)add), "n"((int)BY_COLUMNS));
-}
-template <bool BY_COLUMNS>
-INLINE void group_multiply(float (&sums)[16][4], const uint32_t (&left)[4], Matrix right, bool add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" WGMMA(128) "{%64, %65, %66, %67}, %68, p, 1, "
-                                                                         "1, %70;\n}\n"
-                 : SUMS_OF_128(sums)
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.description),
-                   "r"((int)add), "n"((int)BY_COLUMNS));
-}
+#define MULTIPLY_BY(n, operands, add_name, transposed)                                                     \
+    template <bool BY_COLUMNS>                                                                             \
+    INLINE void group_multiply(float(&sums)[n / 8][4], const uint32_t(&left)[4], Matrix right, bool add) { \
+        asm volatile(WGMMA(n, operands, add_name, transposed)                                              \
+                     : SUMS_OF_##n(sums)                                                                   \
+                     : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right.description),     \
+                       "r"((int)add), "n"((int)BY_COLUMNS));                                               \
+    }
+MULTIPLY_BY(64, "{%32, %33, %34, %35}, %36", "%37", "%38")
+MULTIPLY_BY(128, "{%64, %65, %66, %67}, %68", "%69", "%70")
+#undef MULTIPLY_BY
+
 /* The same with a left operand in shared memory; both by rows. */
 INLINE void group_multiply(float (&sums)[8][4], Matrix left, Matrix right, bool add) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n" WGMMA(64) "%32, %33, p, 1, 1, 0, 0;\n}\n"
+    asm volatile(WGMMA(64, "%32, %33", "%34", "0, 0")
                  : SUMS_OF_64(sums)
                  : "l"(left.description), "l"(right.description), "r"((int)add));
 }
