@@ -1058,8 +1058,9 @@ static void check_attention(Device *d, Dtype c) {
         EACH(t, token_counts) for (int pattern = 0; pattern < 4; pattern++) {
             AttentionShape s = attention_shapes[i];
             s.tokens = *t;
-            bool wide = s.chunk == 0 && !getenv("TEST_TOKENS") && (s.head_dim == 64 || s.head_dim == 128);
-            bool tiles = pattern == 0 && s.window == 0 && /* several, one after another */
+            bool wide = strcmp(d->name, CUDA) == 0 && s.chunk == 0 && !getenv("TEST_TOKENS") &&
+                        (s.head_dim == 64 || s.head_dim == 128); /* those of wgmma */
+            bool tiles = pattern == 0 && s.window == 0 &&        /* several, one after another */
                          ((*t == 65 && s.head_dim == 8) || (*t == 257 && (s.head_dim == 16 || wide)));
             if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim)) continue;
             if (*t == 257 && !tiles && pattern != (s.head_dim > 80 ? 2 : i % 4))
