@@ -11,7 +11,9 @@
  * Where the launcher says beside the ranks how they ended (launcher.h read_end), it has a second pipe for all
  * that it says itself, and ranks inherit, past it, stdout, the first pipe and a file without a name. Into
  * that each writes its exit status, a byte, when it ends: launchers have been seen to lose statuses on busy
- * machines. A file, not a pipe: it takes bytes when nobody is left to read them. */
+ * machines. A file, not a pipe: it takes bytes when nobody is left to read them. Bytes are appended: of ranks
+ * that end at the same time each finds a place of its own, which a shared offset does not promise (memfds of
+ * Linux are without the lock that other files have on theirs). */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -161,7 +163,8 @@ static ErrorCode make_pipe(int *from, int *to, Error *err) {
 static ErrorCode make_asides(Launch *l, int *remarks_pipe, Error *err) {
     TRY(make_pipe(&l->remarks, remarks_pipe, err));
     l->ends = memfd_create("weft-ends", MFD_CLOEXEC);
-    return l->ends >= 0 ? OK : error_errno(err, ERR_UNAVAILABLE, "cannot make a file without a name");
+    if (l->ends >= 0 && fcntl(l->ends, F_SETFL, O_APPEND) == 0) return OK;
+    return error_errno(err, ERR_UNAVAILABLE, "cannot make a file without a name");
 }
 
 /* The process group is mpirun's own: a Ctrl-C of the terminal goes to weft alone, which decides what to

@@ -117,6 +117,15 @@ static void test_told_codes(void **state) {
     assert_int_equal(launched("exit 0", "exit 0", "", "0").code, 0);
 }
 
+/* Two ranks that end at the same time: of a byte lost among the launches this one would know. */
+static void test_told_at_once(void **state) {
+    (void)state;
+    for (int launch = 0; launch < 100; launch++) {
+        assert_int_equal(launched("exit 0", "exit 75", "", "0").code, 75);
+        assert_int_equal(launched("exit 0", "exit 0", "", "0").code, 0);
+    }
+}
+
 /* Of ranks that say nothing the launcher's word counts, and a crash is a crash. Where it has none, that they
  * said nothing is enough. */
 static void test_untold_ends(void **state) {
@@ -132,9 +141,10 @@ static void test_untold_ends(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes), cmocka_unit_test(test_signals),
-                                       cmocka_unit_test(test_silence), cmocka_unit_test(test_told_codes),
-                                       cmocka_unit_test(test_untold_ends)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_codes),        cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_silence),      cmocka_unit_test(test_told_codes),
+        cmocka_unit_test(test_told_at_once), cmocka_unit_test(test_untold_ends)};
     const char *rank = getenv("RANK");
     launched_streams();
     if (rank && argc == 3) return end_as(argv[1 + atoi(rank)]);
