@@ -57,7 +57,7 @@ measure() {
 }
 
 last_half() {
-    sed -n "s/.*\"$1\": \([0-9.]*\),.*/\1/p" "$out/$name/metrics.jsonl" | tail -n $((steps / 2)) | sort -n |
+    sed -n "s/.*\"$1\": \([0-9.]*\),.*/\1/p" "$out/$name/metrics.jsonl" | tail -n $(((steps + 1) / 2)) | sort -n |
         awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'
 }
 

@@ -118,7 +118,9 @@ static ErrorCode read_zero(const cJSON *root, const char *where, const char *key
     double value = 0;
     TRY(json_get_double(root, where, key, false, &value, err));
     if (value >= 0.0 && value <= 0.0) return OK;
-    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected 0: weft has no dropout", where, key, value);
+    return error_set(err, ERR_CONFIG,
+                     "%s: %s is %g, expected 0: weft draws nothing in a layer, neither dropout nor noise",
+                     where, key, value);
 }
 
 /* GPT-2's published files say 0.1: refusing them would refuse the family, so training goes on without, and
