@@ -365,10 +365,11 @@ ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t
 
 static bool divides(int n, int of) { return of % n == 0; }
 
-static ErrorCode refuse_contexts(const char *key, int asked, const char *what, int of, Error *err) {
+static ErrorCode refuse_contexts(int ranks, const char *by, const char *what, int of, bool keys, Error *err) {
     Text that = {0};
     put_numbers(of, divides, of, &that);
-    error_set(err, ERR_CONFIG, "%s %d does not divide %s %d: %s would", key, asked, what, of, that.data);
+    error_set(err, ERR_CONFIG, "mesh.cp %d%s does not divide %s %d: %s would%s", ranks, by, what, of,
+              that.data, keys ? ", or parallel.context: keys" : "");
     text_free(&that);
     return ERR_CONFIG;
 }
@@ -409,12 +410,15 @@ static ErrorCode refuse_keys(const ModelConfig *c, Sharing s, int ranks, Error *
         axes_deals_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
 }
 
-static ErrorCode refuse_heads(int ranks, Sharing s, int heads, Error *err) {
-    refuse_contexts("mesh.cp", ranks,
-                    s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
-                                : "num_key_value_heads",
-                    heads > 0 ? heads : 1, err);
-    return error_context(err, "parallel.context: heads, which keys has no need of");
+/* As many spans as ranks are what nobody has asked for; by keys there would be twice as many. */
+static ErrorCode refuse_heads(const ModelConfig *c, Sharing s, Contexts contexts, Error *err) {
+    int heads = (int)(c->num_key_value_heads / s.ranks);
+    bool keys = axes_deals_keys(c, s) &&
+                (contexts.spans == contexts.ranks || axes_deals_spans(contexts.ranks, contexts.spans));
+    return refuse_contexts(contexts.ranks, " by heads",
+                           s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
+                                       : "num_key_value_heads",
+                           heads > 0 ? heads : 1, keys, err);
 }
 
 /* Sums of gradients in fixed point have no order: any number of ranks that divides the spans will do. */
@@ -422,7 +426,7 @@ static ErrorCode check_spans(Contexts contexts, bool heads, Error *err) {
     int ranks = contexts.ranks, spans = contexts.spans;
     if (contexts.keys && !axes_deals_spans(ranks, spans)) return refuse_spans(ranks, spans, heads, err);
     if (spans > 0 && spans % ranks != 0)
-        return refuse_contexts("mesh.cp", ranks, "numerics.canonical_cp", spans, err);
+        return refuse_contexts(ranks, "", "numerics.canonical_cp", spans, false, err);
     return OK;
 }
 
@@ -439,7 +443,7 @@ ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts
             ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
             model_family(c)->model_type);
     if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
-        return refuse_heads(ranks, s, (int)(c->num_key_value_heads / s.ranks), err);
+        return refuse_heads(c, s, contexts, err);
     if (contexts.keys && !axes_deals_keys(c, s)) return refuse_keys(c, s, ranks, err);
     TRY(check_spans(contexts, axes_deals_heads(c, s, ranks), err));
     if (tokens % pieces == 0) return OK;

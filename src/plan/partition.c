@@ -309,17 +309,27 @@ int partition_fullest(const Partition *p) {
     return mesh_member(&p->mesh, MESH_SHARDS, p->rank, fullest);
 }
 
-/* "self_attn.q_proj 0, mlp.up_proj 2": the names end where the line of a unit begins to be the same. */
+/* The parameter's name, of one of a block what follows the block's number, up to the last ".weight". */
+static void put_short_name(const Param *param, Text *out) {
+    char number[16];
+    const char *name = param->name, *end = strstr(name, ".weight");
+    snprintf(number, sizeof number, ".%d.", param->layer);
+    const char *block = param->layer >= 0 ? strstr(name, number) : NULL;
+    if (block) name = block + strlen(number);
+    text_printf(out, "%.*s", end ? (int)(end - name) : (int)strlen(name), name);
+}
+
+/* "self_attn.q_proj 0, mlp.up_proj 2" */
 static void put_owners(const Partition *p, const ParamGroups *g, int unit, Text *out) {
     const ParamTable *t = p->table;
     const char *gap = "";
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *param = &t->params[i];
         if (param->away || !param_stays_whole(g, i, param)) continue;
-        const char *name = param->row->name, *end = strstr(name, ".weight");
         int maker = p->makers ? p->makers[i] : -1;
         if (p->shards == 1 && maker < 0) continue;
-        text_printf(out, "%s%.*s", gap, end ? (int)(end - name) : (int)strlen(name), name);
+        text_puts(out, gap);
+        put_short_name(param, out);
         if (p->shards > 1) text_printf(out, " %d", partition_owner(p, param));
         if (maker >= 0) text_printf(out, "%s%d", p->shards > 1 ? "." : " ", maker);
         gap = ", ";

@@ -64,6 +64,17 @@ exits 0 train run.yaml run.dir=pieces "${pieces[@]}"
 mesh 4 shared "${pieces[@]}" mesh.tp=2 mesh.cp=2 parallel.context=keys
 curve shared | cmp -s - <(curve pieces) || fail "ranks that share matrices and tokens have another curve"
 [ "$(digest shared)" = "$(digest pieces)" ] || fail "ranks that share matrices and tokens have other adapters"
+# Adapters by muon, whose matrices stay whole, on one rank of those that share them.
+muon=("${leaves[@]}" optimizer.kind=muon train.steps=2)
+exits 0 train run.yaml run.dir=muon "${muon[@]}"
+mesh 2 muon_shard "${muon[@]}" mesh.dp_shard=2
+mesh 4 muon_both "${muon[@]}" mesh.tp=2 mesh.dp_shard=2
+for run in muon_shard muon_both; do
+    curve $run | cmp -s - <(curve muon) || fail "$run has another curve"
+    [ "$(digest $run)" = "$(digest muon)" ] || fail "$run has other adapters"
+done
+exits 0 plan run.yaml -n 4 "${muon[@]}" mesh.tp=2 mesh.dp_shard=2
+has out "q_proj.lora_A"
 # On another mesh it goes on, too.
 mesh 2 moved train.steps=4 schedule.total_steps=8 mesh.dp_shard=2
 exits 0 train run.yaml run.dir=moved

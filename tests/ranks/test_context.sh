@@ -74,8 +74,8 @@ same crossed plain
 same shared narrow
 grep -q 'canonical_cp: 8' shared/config.yaml || fail "by keys a rank has two spans: $(grep canonical shared/config.yaml)"
 
-refused 'mesh.cp 4 does not divide num_key_value_heads 2: 1 or 2 would' -n 4 mesh.cp=4 model.num_key_value_heads=2 parallel.context=heads
-refused 'mesh.cp 4 does not divide the key and value heads that mesh.tp leaves a rank, 2: 1 or 2 would' -n 8 mesh.cp=4 mesh.tp=2 parallel.context=heads
+refused 'mesh.cp 4 by heads does not divide num_key_value_heads 2: 1 or 2 would' -n 4 mesh.cp=4 model.num_key_value_heads=2 parallel.context=heads
+refused 'mesh.cp 4 by heads does not divide the key and value heads that mesh.tp leaves a rank, 2: 1 or 2 would' -n 8 mesh.cp=4 mesh.tp=2 parallel.context=heads
 refused 'mesh.cp 4 by keys cannot have the bits of numerics.canonical_cp 12, of which a rank takes 2, 4, 8, ...: mesh.cp 1, 3 or 6 would' -n 4 mesh.cp=4 numerics.canonical_cp=12 parallel.context=keys
 refused 'mesh.cp 4 does not divide numerics.canonical_cp 6: 1, 2, 3 or 6 would' -n 4 mesh.cp=4 numerics.canonical_cp=6
 refused 'does not divide the 30 tokens of a microbatch' -n 4 mesh.cp=4 train.context=30 train.tokens_per_step=120
