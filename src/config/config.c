@@ -2137,7 +2137,6 @@ static const char *refuses_module(const Config *c) {
         return "train.multi_token above 1: checkpoints of the family have one module";
     if (!model_family(&c->model.shape)->arch.module)
         return "another model.family than deepseek_v3: files of no other one have a module";
-    if (c->mesh.ep != 1) return "mesh.ep: visits to its experts are no part of the head's pass";
     return NULL;
 }
 

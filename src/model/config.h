@@ -104,6 +104,9 @@ typedef struct ModelConfig {
     bool tie_word_embeddings, attention_bias, mlp_bias;
     bool further_module; /* of train.multi_token_kind: a module (layers/module.c) in place of further heads */
     bool module_joint;   /* and ranks may share matrices: its own is on all of them. In no config.json */
+    /* Beside a module, of ranks that share the vocabulary: rows that each has place for, of which some may
+     * have fewer; 0: as many as it has. In no config.json. */
+    int64_t vocab_room;
     bool use_qk_norm;    /* of QK_NORM_PLAIN (families/family.h): heads are normed where they are turned */
     bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */

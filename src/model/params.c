@@ -139,6 +139,10 @@ static void name_adapter(Param *p) {
              p->row->rows == DIM_ADAPTER ? 'A' : 'B');
 }
 
+static int64_t room_of(const Param *p, const ModelConfig *c) {
+    return p->row->rows == DIM_VOCAB && c->vocab_room > 0 ? c->vocab_room * p->cols : p->count;
+}
+
 /* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
  * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
  * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
@@ -169,8 +173,9 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     set_name(p, f, name);
     if (row->adapts) name_adapter(p);
     measure(p, c);
+    p->room = room_of(p, c);
     t->elements += p->count;
-    if (!away) *size += (size_t)p->count;
+    if (!away) *size += (size_t)p->room;
 }
 
 /* Rows first <= i < end of those that belong to this flat, of one expert. */

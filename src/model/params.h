@@ -132,6 +132,7 @@ typedef struct Param {
     int64_t stack;      /* experts here whose rows these are, as many each; 1: it is no stack */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
+    int64_t room;       /* that its place is for: count, or more (ModelConfig.vocab_room) */
     bool frozen; /* not trained. A frozen vector, and a frozen matrix whose group is trained, has a gradient
                            all the same, which nobody looks at */
     Flat flat;

@@ -190,6 +190,16 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
     return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
 }
 
+/* Of the rank that has most of the vocabulary. */
+static int64_t vocab_room(const ModelConfig *c, Sharing s) {
+    int64_t most = 0;
+    for (s.place = 0; s.place < s.ranks; s.place++) {
+        int64_t rows = axes_deal(c, DIM_VOCAB, s).count;
+        if (rows > most) most = rows;
+    }
+    return most;
+}
+
 /* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
 ModelConfig axes_local(const ModelConfig *c, Sharing s) {
     ModelConfig local = *c;
@@ -199,6 +209,7 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s) {
     local.intermediate_size = axes_deal(c, DIM_INTER, s).count;
     if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_deal(c, DIM_EXPERT, s).count;
     local.vocab_size = axes_deal(c, DIM_VOCAB, s).count;
+    if (c->further_module) local.vocab_room = vocab_room(c, s);
     if (learns_positions(c)) local.max_position_embeddings = axes_deal(c, DIM_POSITIONS, s).count;
     return local;
 }

@@ -60,7 +60,7 @@ static int find_stretches(const PartitionSpec *spec, int unit, Flat flat,
     for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
         if (p->flat == flat && !p->away && param_stays_whole(spec->groups, i, p))
-            out[count++] = (Stretch){(int64_t)p->place, (int64_t)p->place + p->count};
+            out[count++] = (Stretch){(int64_t)p->place, (int64_t)p->place + p->room};
     }
     return count;
 }
@@ -79,11 +79,12 @@ static void assign_shares(const Partition *p, Share *s) {
     free(load);
 }
 
-/* Whether all ranks of tp have equally much of a unit: of a vocabulary they may not. The boxes of a matrix
- * must come to be on one shard whatever they have. */
+/* Whether all ranks of tp have equally much of a unit: of a vocabulary they may not, unless there is room.
+ * The boxes of a matrix must come to be on one shard whatever they have; so must a matrix of a module that
+ * all have, behind the head in its flat. */
 static bool is_alike(const Partition *p, int unit) {
     bool block = unit > 0 && unit < p->table->units - 1;
-    return block || axes_deals_evenly(p->whole, p->tensors, p->leaves);
+    return block || p->whole->further_module || axes_deals_evenly(p->whole, p->tensors, p->leaves);
 }
 
 /* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:

@@ -79,6 +79,7 @@ bool program_cuts(const Program *p, int unit) {
 }
 
 bool program_visits(const Program *p, int unit, int part) {
+    if (!p->training && unit_part_trains(p->model, unit, part)) return false;
     return p->partition->experts > 1 && unit_part_by_experts(p->model, unit, part);
 }
 

@@ -203,7 +203,7 @@ int program_inner_ranks(const Program *p, const Share *s);
 /* Whether passes over a unit are cut anywhere. */
 bool program_cuts(const Program *p, int unit);
 /* Whether rows visit other ranks for a part, whose experts they share out: it runs in VISIT_X, which makes
- * the gradients of experts with the input half of a backward pass. */
+ * the gradients of experts with the input half of a backward pass. In evaluation none do for a module. */
 bool program_visits(const Program *p, int unit, int part);
 /* The first part from `part` on for which none do: behind the last of them the gradient of the layer's result
  * is gathered. */

@@ -162,19 +162,9 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
     return param_groups_build(&p->groups, p->spec.optimizer, t, err);
 }
 
-/* Of a run config.c says so first; other degrees than its own are tried by plan/compare.c. */
-static ErrorCode check_further(const RankPlan *p, Error *err) {
-    const ModelConfig *m = &p->spec.model;
-    if (m->further_module && p->model.visitors > 0)
-        return error_set(err, ERR_CONFIG,
-                         "train.multi_token: visits to experts are no part of a module: set mesh.ep to 1");
-    return OK;
-}
-
 /* A gradient of one microbatch is not whole where its sums are shared. */
 static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
     if (p->spec.inference) return OK;
-    TRY(check_further(p, err));
     if (p->spec.noise && p->model.visitors > 0)
         return error_set(
             err, ERR_CONFIG,

@@ -83,10 +83,11 @@ static ModelConfig shape_of_family(const Family *f, bool tied) {
     return c;
 }
 
-/* Of each element of each parameter of the whole model: how often it is held, and counted. */
+/* Of each element of each parameter of the whole model: how often it is held, and counted, and behind which
+ * number of shard: copies that ranks compare, and boxes that they put together, are on one. */
 typedef struct Tally {
     ParamTable table;
-    int **held, **counted;
+    int **held, **counted, **shard;
 } Tally;
 
 static void tally_open(Tally *t, const ModelConfig *c) {
@@ -94,16 +95,19 @@ static void tally_open(Tally *t, const ModelConfig *c) {
     assert_int_equal(param_table_build(&t->table, c, &err), OK);
     t->held = mem_alloc_array((size_t)t->table.count, sizeof *t->held);
     t->counted = mem_alloc_array((size_t)t->table.count, sizeof *t->counted);
+    t->shard = mem_alloc_array((size_t)t->table.count, sizeof *t->shard);
     for (int i = 0; i < t->table.count; i++) {
         t->held[i] = mem_alloc_array((size_t)t->table.params[i].count, sizeof(int));
         t->counted[i] = mem_alloc_array((size_t)t->table.params[i].count, sizeof(int));
+        t->shard[i] = mem_alloc_array((size_t)t->table.params[i].count, sizeof(int));
     }
 }
 
 static void tally_close(Tally *t) {
-    for (int i = 0; i < t->table.count; i++) free(t->held[i]), free(t->counted[i]);
+    for (int i = 0; i < t->table.count; i++) free(t->held[i]), free(t->counted[i]), free(t->shard[i]);
     free(t->held);
     free(t->counted);
+    free(t->shard);
     param_table_free(&t->table);
 }
 
@@ -118,7 +122,10 @@ static void add_piece(Tally *t, const Partition *p, int param, char *used) {
         run = piece_run(&piece, at);
         assert_true(run.count > 0 && run.element >= 0 && run.element + run.count <= whole->count);
         for (int64_t e = run.element; e < run.element + run.count; e++) {
-            t->held[param][e]++;
+            if (t->held[param][e]++ == 0) t->shard[param][e] = p->shard;
+            if (t->shard[param][e] != p->shard)
+                fail_msg("element %lld of %s is on shards %d and %d", (long long)e, whole->name,
+                         t->shard[param][e], p->shard);
             t->counted[param][e] += partition_counts(p, local);
         }
     }
@@ -196,6 +203,12 @@ static void boxes_tile_the_model(void **state) {
         const int *d = degrees[i];
         check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
     }
+    /* Beside parts of the vocabulary, which are unequal, some cut comes to be in what all have. */
+    for (int shards = 2; shards <= 8; shards++)
+        for (int tp = 2; tp <= 8; tp *= 2) {
+            ModelConfig c = shape_of_module(shards % 2);
+            check_mesh(&c, mesh_of(1, 1, shards, 1, tp));
+        }
 }
 
 /* Whole experts, and of what is left of dp_shard a share of each; also where they are one tensor. */

@@ -389,12 +389,18 @@ for words in "optimizer.kind=muon optimizer.nesterov=true numerics.canonical_cp=
     mesh "${way[@]}" $leaves $words
     [ "$(curve module_two)" = "$(curve module_one)" ] && [ "$(digest module_two)" = "$(digest module_one)" ] || fail "the module differs over tp with $words"
 done
-for words in mesh.ep=2 train.multi_token=2; do
-    exits 78 plan run.yaml -n 2 $module mesh.dp_shard=2 $words
-    has err 'a module is not in this version beside'
+# Over ep, beside each of the others, in one round and in several, and what validation sees.
+mesh 2 module_ep $module mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1 train.split_backward=true
+mesh 4 module_ep_piped $module mesh.dp_shard=2 mesh.ep=2 mesh.pp=2 pipeline.schedule=zbv train.recompute=full
+for run in module_ep module_ep_piped; do
+    [ "$(curve $run)" = "$(curve module)" ] && [ "$(digest $run)" = "$(digest module)" ] || fail "the module differs over ep in $run"
 done
-exits 0 plan run.yaml -n 4 $module mesh.dp_shard=-1 --compare --hardware h100 --memory 8GiB
-has out 'visits to experts are no part of a module'
+mesh 4 module_ep_tp $leaves mesh.dp_shard=2 mesh.ep=2 mesh.tp=2 train.gradient_sync=microbatch
+[ "$(curve module_ep_tp)" = "$(curve module_leaves)" ] && [ "$(digest module_ep_tp)" = "$(digest module_leaves)" ] || fail "the module differs over ep beside tp"
+mesh 4 module_ep_cp $module numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 mesh.ep=2 parallel.context=keys
+[ "$(curve module_ep_cp)" = "$(curve module_spans)" ] && [ "$(digest module_ep_cp)" = "$(digest module_spans)" ] || fail "the module differs over ep and cp"
+exits 78 plan run.yaml $module train.multi_token=2
+has err 'a module is not in this version beside'
 exits 78 plan run.yaml $deepseek train.multi_token_kind=module
 has err 'a module is one: set train.multi_token to 1'
 exits 78 plan run.yaml train.multi_token=1 train.multi_token_kind=module

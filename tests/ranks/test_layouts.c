@@ -599,8 +599,8 @@ static void walk_family(ModelConfig m, Text *refused) {
     text_puts(refused, "\n");
 }
 
-/* A module of multi-token prediction, whose block is in the last unit: on all ways without ep, of leaves that
- * one rank has, or several, and alone. */
+/* A module of multi-token prediction, whose block is in the last unit: on all ways, of leaves that one rank
+ * has, or several, and alone. */
 static void walk_module(ModelConfig m, int leaves, bool narrow) {
     static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
                      piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS};
@@ -611,7 +611,7 @@ static void walk_module(ModelConfig m, int leaves, bool narrow) {
     assert_true(one.figures[0][STEPS - 1][5] > 0);
     for (int i = 0; i <= WAYS; i++) {
         const Way *w = i < WAYS ? &ways[i] : &piped;
-        if (w->tensors > leaves || w->experts > 0) continue;
+        if (w->tensors > leaves) continue;
         for (int halves = 0; halves < 2; halves++) {
             other = run_of(&m, w), other.leaves = leaves, other.narrow = narrow, other.halves = halves;
             run_all(&other);
