@@ -58,6 +58,7 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_curve.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_tensor.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft WEFT_BINARY_DIR=$(CURDIR)/$(BUILD) CURVE=full tests/ranks/test_context.sh
+	@WEFT=$(CURDIR)/$(BUILD)/weft RUNS=$${RUNS:-300} tests/ranks/test_random.sh
 	@WEFT=$(CURDIR)/$(BUILD)/weft CUDA_SIM=$$(ls $(CURDIR)/$(BUILD)/weft-cuda-sim.so 2>/dev/null) MESHES=full \
 	    tests/ranks/test_cuda_meshes.sh || [ $$? -eq 77 ]
 
