@@ -190,14 +190,10 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
     return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
 }
 
-/* Of the rank that has most of the vocabulary. */
+/* That of the first rank, which has most of the vocabulary. */
 static int64_t vocab_room(const ModelConfig *c, Sharing s) {
-    int64_t most = 0;
-    for (s.place = 0; s.place < s.ranks; s.place++) {
-        int64_t rows = axes_deal(c, DIM_VOCAB, s).count;
-        if (rows > most) most = rows;
-    }
-    return most;
+    s.place = 0;
+    return axes_deal(c, DIM_VOCAB, s).count;
 }
 
 /* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */

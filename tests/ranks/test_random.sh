@@ -157,16 +157,20 @@ same() { # WORD...
 
 compared=0 refused=0
 while [ $compared -lt "$runs" ] && [ $refused -lt $((20 * runs)) ] && [ $failures -eq 0 ]; do
-    words=() && draw_model
+    words=()
+    draw_model
     ! at_times 25 || adapt || { refused=$((refused + 1)) && continue; }
     draw_run
     config=("${words[@]}")
     rm -rf one
     went one train.steps=4 || { refused=$((refused + 1)) && continue; }
     for try in 1 2; do
-        draw_mesh && first=("${words[@]}" -n $n)
-        draw_mesh && second=("${words[@]}" -n $n)
+        draw_mesh
+        first=("${words[@]}" -n $n)
+        draw_mesh
+        second=("${words[@]}" -n $n)
         [ $try -eq 1 ] || second=()
+        [ "$(ranks_in "${first[@]}" train.steps)" -gt 1 ] || fail "no ranks to compare: ${first[*]}"
         rm -rf two
         { went two "${first[@]}" train.steps=2 && went two "${second[@]}" train.steps=4; } || { refused=$((refused + 1)) && continue; }
         same "${first[@]}", then "${second[@]}"
