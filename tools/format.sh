@@ -12,7 +12,7 @@ case $found in
     exit 69
     ;;
 esac
-sources() { find src tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort; }
+sources() { find src tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort; }
 if [ "${1:-}" != --check ]; then
     sources | xargs "$tool" -i
     exit 0
