@@ -114,7 +114,8 @@ static void make_locks(Comm *c) {
 }
 
 /* The link closes with the Comm from here on, even if this fails. Everything that comm_close frees is made
- * here, or is zero. */
+ * here, or is zero. A rank that cannot open its kernels opens the channels all the same: the others wait for
+ * it there, and hear of it behind them. */
 static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
     c->link = link;
     c->joined = link != NULL;
@@ -129,8 +130,9 @@ static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
     c->lines = mem_alloc_array((size_t)c->size, sizeof *c->lines);
     /* One thread: it adds up in the progress thread, which must not take the program's cores. */
-    TRY(device_open_cpu(&c->own, NULL, 1, err));
-    return link ? open_channels(c, err) : OK;
+    ErrorCode own = device_open_cpu(&c->own, NULL, 1, err);
+    if (link) TRY(open_channels(c, err));
+    return comm_agree(c, own, err);
 }
 
 /* The watchdog is there before MPI is. It knows its rank from the environment until then, and says in
@@ -142,25 +144,30 @@ static ErrorCode open_launched(Comm *c, const Launched *launched, Error *err) {
     comm_blocked(c, "MPI start");
     ErrorCode code = mpi_link_open(&c->link, COMM_EVENTS, launched->variable, err);
     comm_blocked(c, NULL);
+    c->joined = c->link != NULL;
     TRY(code);
-    TRY(launched_check(launched, c->link->size, err));
     TRY(open_parts(c, c->link, err));
+    TRY(launched_check(launched, c->link->size, err));
     return c->watch.describe ? watchdog_agree(c, err) : OK;
 }
 
 /* One rank until a link says otherwise. */
 static Comm *new_comm(const CommWatch *watch) {
     Comm *c = mem_alloc(sizeof *c);
-    *c = (Comm){.size = 1, .local_size = 1};
+    *c = (Comm){.size = 1, .local_size = 1, .lowest_notice = 1};
     if (watch) c->watch = *watch;
     make_locks(c);
     return c;
 }
 
-/* A Comm that was opened in part is closed like any other. */
-static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code) {
+/* Closing waits for all ranks, so the failure is printed first. All ranks have one that was agreed on, and
+ * close; what failed on this rank alone (the link did) ends the others too. */
+static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code, Error *err) {
     *out = code == OK ? c : NULL;
-    if (code != OK) comm_close(c);
+    if (code == OK) return OK;
+    if (!c->listening || c->failure.code != OK) comm_fail(c, err);
+    comm_report(c, err);
+    comm_close(c);
     return code;
 }
 
@@ -174,7 +181,7 @@ static ErrorCode open_linked(Comm *c, Link *link, Error *err) {
 
 ErrorCode comm_open_link_watched(Comm **out, Link *link, const CommWatch *watch, Error *err) {
     Comm *c = new_comm(watch);
-    return hand_out(out, c, open_linked(c, link, err));
+    return hand_out(out, c, open_linked(c, link, err), err);
 }
 
 ErrorCode comm_open_link(Comm **out, Link *link, Error *err) {
@@ -184,8 +191,8 @@ ErrorCode comm_open_link(Comm **out, Link *link, Error *err) {
 ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {
     Launched launched = launched_find();
     Comm *c = new_comm(watch);
-    return hand_out(out, c,
-                    launched.by_launcher ? open_launched(c, &launched, err) : open_parts(c, NULL, err));
+    ErrorCode code = launched.by_launcher ? open_launched(c, &launched, err) : open_parts(c, NULL, err);
+    return hand_out(out, c, code, err);
 }
 
 ErrorCode comm_open(Comm **out, Error *err) { return comm_open_watched(out, NULL, err); }

@@ -200,7 +200,7 @@ void comm_fail(Comm *c, const Error *failure) {
         c->failure = own;
     }
     if (err.told) end_silently(c, locked, err.code);
-    if (locked) {
+    if (locked && c->listening) {
         send_notice(c, NOTICE_FAILURE, -1, err.code, err.message);
         if (!has_word(c)) end_silently(c, locked, err.code);
     }

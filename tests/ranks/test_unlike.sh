@@ -51,6 +51,10 @@ unlike 78 "train.tokens_per_step is 100" train.tokens_per_step=100
 cp "$weft" another
 printf x >>another # runs as it did, and is not the same file
 program=./another unlike 78 "${only}the build is "
+# A rank that cannot open its kernels, while the others already wait for it.
+printf '#!/bin/bash\nWEFT_CPU=none exec "%s" "$@"\n' "$weft" >elsewhere
+chmod +x elsewhere
+program=./elsewhere unlike 69 'rank 2: WEFT_CPU: unknown CPU kernels "none"'
 
 # Ranks that are alike among each other are told of together.
 status=0
