@@ -1,9 +1,12 @@
-/* Spikes: values further from the median of the last SPIKE_WINDOW than so many robust deviations (median
- * absolute deviation, scaled to the standard deviation of a normal variable; Hampel, 1974).
+/* Spikes: values further above the median of the last SPIKE_WINDOW than so many robust deviations (median
+ * absolute deviation, scaled to the standard deviation of a normal variable; Hampel, 1974), and as far above
+ * the last SPIKE_RECENT.
  *
  *  S1. A spike enters the window like any value: a level that lasts becomes the new normal. What is not
  *      finite never enters.
- *  S2. With fewer than SPIKE_MINIMUM values nothing is a spike: the first steps of a run fall steeply. */
+ *  S2. With fewer than SPIKE_MINIMUM values nothing is a spike: the first steps of a run fall steeply.
+ *  S3. A trend is no spike. In a warm-up losses stay nearly equal first and then fall, and gradient norms
+ *      rise: far from the median of what was before, but never far from the values just before. */
 #include "observe/spike.h"
 
 #include <float.h>
@@ -13,9 +16,10 @@
 
 /* A standard normal variable's median absolute deviation is 1/1.4826. */
 #define MAD_TO_SIGMA 1.4826
-/* Values that hardly differ must not make a rounding error a spike: the scale is at least this part of the
+/* Values that hardly differ must not make a small change a spike: the scale is at least this part of the
  * median. */
-#define RELATIVE_FLOOR 1e-3
+#define RELATIVE_FLOOR 5e-3
+enum { SPIKE_RECENT = 8 }; /* values that a spike must stand out of */
 
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -28,6 +32,11 @@ static double median(double *values, size_t count) {
     return count % 2 ? values[count / 2] : values[count / 2 - 1] / 2 + values[count / 2] / 2;
 }
 
+/* Never 0, so that it can be divided by. */
+static double scale_of(double deviation, double centre) {
+    return fmax(fmax(MAD_TO_SIGMA * deviation, RELATIVE_FLOOR * fabs(centre)), DBL_MIN);
+}
+
 /* (value - median) / (1.4826 * MAD), and the value itself where it is no number. The median and not the
  * mean: one outlier among fifty values moves a mean and its deviation so far that the next is not seen. */
 double spike_deviation(const SpikeWindow *w, double value) {
@@ -38,14 +47,24 @@ double spike_deviation(const SpikeWindow *w, double value) {
     memcpy(sorted, w->values, w->count * sizeof *sorted);
     double centre = median(sorted, w->count);
     for (size_t i = 0; i < w->count; i++) sorted[i] = fabs(w->values[i] - centre);
-    double scale = MAD_TO_SIGMA * median(sorted, w->count);
-    return (value - centre) / fmax(fmax(scale, RELATIVE_FLOOR * fabs(centre)), DBL_MIN);
+    return (value - centre) / scale_of(median(sorted, w->count), centre);
+}
+
+/* How far above the last few values, by how far each of these lies from the one before it: along a trend both
+ * are a few steps of it. Of a window that has at least so many. */
+static double leap(const SpikeWindow *w, double value) {
+    double recent[SPIKE_RECENT], steps[SPIKE_RECENT - 1];
+    for (size_t i = 0; i < SPIKE_RECENT; i++)
+        recent[i] = w->values[(w->next + SPIKE_WINDOW - SPIKE_RECENT + i) % SPIKE_WINDOW];
+    for (size_t i = 1; i < SPIKE_RECENT; i++) steps[i - 1] = fabs(recent[i] - recent[i - 1]);
+    double centre = median(recent, SPIKE_RECENT);
+    return (value - centre) / scale_of(median(steps, SPIKE_RECENT - 1), centre);
 }
 
 /* A limit of 0 switches it off, but never for what is not finite. */
 bool spike_detect(const SpikeWindow *w, double value, double limit) {
     if (!isfinite(value)) return true;
-    return limit > 0 && fabs(spike_deviation(w, value)) > limit;
+    return limit > 0 && spike_deviation(w, value) > limit && leap(w, value) > limit;
 }
 
 void spike_add(SpikeWindow *w, double value) {

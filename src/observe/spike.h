@@ -1,5 +1,6 @@
-/* Is this value far from the recent ones? A robust deviation: distance from the median of a window, in units
- * of the median absolute deviation scaled to be a standard deviation for normal values.
+/* Is this value far above the recent ones? A robust deviation: distance from the median of a window, in units
+ * of the median absolute deviation scaled to be a standard deviation for normal values; and the same distance
+ * from the last few values, in units of how far these lie from one to the next, so that a trend is no spike.
  *
  *  1. A non-finite value never enters the window, so it can neither blind the statistic nor trip it later.
  *  2. The statistic is taken anew over the stored window each time; no running sums that an outlier could
@@ -25,8 +26,8 @@ typedef struct SpikeWindow {
 /* Signed deviation of a value from the window; 0 while the window has fewer than SPIKE_MINIMUM values, NaN
  * for a NaN, infinite for an infinity. */
 double spike_deviation(const SpikeWindow *w, double value);
-/* Far from the window on either side? A non-finite value always is; a limit of 0 switches the judgement of
- * finite ones off. */
+/* Far above the window and above its last values? A non-finite value always is; a limit of 0 switches the
+ * judgement of finite ones off. Below them nothing is a spike: a loss that falls is what training is for. */
 bool spike_detect(const SpikeWindow *w, double value, double limit);
 void spike_add(SpikeWindow *w, double value); /* ignores non-finite values */
 

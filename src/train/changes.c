@@ -28,6 +28,7 @@ typedef struct Differences {
     int count;
     bool other_run;        /* one of them cannot be allowed */
     bool contents_unknown; /* of an old checkpoint: what names them is all there is to compare */
+    bool longer;           /* a run that was finished is to have more steps */
 } Differences;
 
 /* Counted even where it is not written: the sentence ends with how many more there are. */
@@ -55,6 +56,12 @@ static const char *key_to_name(const Differences *d, const Option *o, const char
     return followed ? o->follows : o->key;
 }
 
+/* A run that has made all its steps and is given more has no curve ahead that its schedule's length could
+ * change: it goes on, by the longer schedule. */
+static bool prolongs(const Differences *d, const char *name) {
+    return d->longer && strcmp(name, "train.steps") == 0;
+}
+
 /* `name` is what run.allow_changes calls it. Values come from a file and a command line, hence escaped. */
 static void add_difference(Differences *d, OptionEffect effect, const char *name, const char *then,
                            const char *now) {
@@ -72,7 +79,7 @@ static void add_difference(Differences *d, OptionEffect effect, const char *name
     case EFFECT_SUMS:
     case EFFECT_BITS: add_said(d, name, was, is, effect); return;
     case EFFECT_CURVE:
-        if (changes_allowed(d->c, name))
+        if (changes_allowed(d->c, name) || prolongs(d, name))
             add_said(d, name, was, is, effect);
         else
             add_refused(d, name, was, is);
@@ -151,6 +158,7 @@ ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet 
                         Text *said, Text *idle, Error *err) {
     Differences d = {.c = c, .then = &saved->set, .now = set, .said = said, .idle = idle};
     d.contents_unknown = !*saved->facts.mixture;
+    d.longer = saved->state.step >= saved->config.train.steps && c->train.steps > saved->config.train.steps;
     options_compare(&saved->set, set, add_key, &d);
     add_facts(&d, &saved->facts, facts);
     ErrorCode code = d.count > 0 ? refuse_differences(&d, err) : OK;

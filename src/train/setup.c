@@ -319,14 +319,25 @@ static int64_t schedule_steps(const Config *c) {
     return c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
 }
 
+/* A run that goes on to the end of its schedule and warms up for more than half of it learns little. The
+ * default is the same number for every run: the shorter ones are told what others take. */
+static void remark_on_warmup(const Config *c, const OptionSet *set) {
+    long long warmup = c->schedule.warmup_steps, total = schedule_steps(c);
+    bool given = options_is_set(set, "schedule.warmup_steps");
+    if (warmup <= (given ? total : total / 2)) return;
+    log_warn("schedule.warmup_steps is %lld%s, and the schedule has %lld steps: %s; a tenth is usual, "
+             "schedule.warmup_steps=%lld",
+             warmup, given ? "" : " by default", total,
+             warmup >= total ? "the learning rate warms up to the end and never comes down"
+                             : "most of them are warm-up",
+             (total + 9) / 10);
+}
+
 /* Remarks are on what is allowed and seldom meant. None of them ends a run. */
 static void remark_on_schedule(const Config *c, const OptionSet *set) {
     const ScheduleOptions *s = &c->schedule;
     long long total = schedule_steps(c), steps = c->train.steps;
-    if (options_is_set(set, "schedule.warmup_steps") && s->warmup_steps > total)
-        log_warn(
-            "schedule.warmup_steps is %lld, more than the schedule's length of %lld: it warms up to its end",
-            (long long)s->warmup_steps, total);
+    remark_on_warmup(c, set);
     if (steps > total && learning_rate_factor(s, total, steps - 1) == 0)
         log_warn("schedule.total_steps is %lld of %lld steps: the learning rate is 0 after it", total, steps);
 }

@@ -235,19 +235,33 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
                      (long long)counted, (long long)expected);
 }
 
+/* Work of a rank below which a run has no MFU: a few seconds of a core. What could be measured in a tenth of
+ * them, a small product or two, may be a thousandth of the peak while threads start. */
+#define LEAST_WORK 5e11
+
 /* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
- * that. A run that is itself short spends a tenth of its own work on it, and is told what that is worth. */
+ * that. */
 static ErrorCode measure_peak(Trainer *t, Error *err) {
     double tokens = (double)(t->c->train.steps - t->state.step) * (double)t->c->train.tokens_per_step;
     double work = tokens * t->flops_per_token / comm_size(t->comm);
-    bool brief = 0.1 * work < 5e10;
+    if (work < LEAST_WORK) return OK;
     double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2, 0.1 * work);
     TRY(comm_combine(t->comm, &peak, sizeof peak, comm_add_double, err));
     t->peak_flops = peak;
-    log_info("matrix-product peak %.3f TFLOP/s in %s%s%s", peak / 1e12, dtype_name(t->rank.model.compute),
-             comm_size(t->comm) > 1 ? ", all ranks together" : "",
-             brief ? "; of small products, since the run is short: its mfu is rough" : "");
+    log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
+             comm_size(t->comm) > 1 ? ", all ranks together" : "");
     return OK;
+}
+
+/* Nothing is faster than the peak: where a step is, other programs had the processor while it was measured,
+ * and no share of it means anything. */
+static void doubt_peak(Trainer *t, StepMetrics *m) {
+    if (!(m->mfu > 1)) return;
+    log_info("step %lld made %.3f TFLOP/s, more than the peak that was measured at the start: the machine "
+             "was busy then, and mfu is left out from here on",
+             (long long)m->step, m->flops_per_second / 1e12);
+    t->peak_flops = 0;
+    m->mfu = (double)NAN;
 }
 
 /* Rows of an embedding stand for the entries of one tokenizer: with another one the weights are worth little,
@@ -283,6 +297,20 @@ static ErrorCode check_init(const Trainer *t, Error *err) {
     return code == ERR_NOINPUT ? OK : code;
 }
 
+/* Of a run that was finished and has more steps now. The schedule is as long as the run again, so the rate is
+ * seldom what it ended at. */
+static void tell_of_more_steps(const Trainer *t) {
+    const RunState *was = &t->found.saved.state;
+    const Config *then = &t->found.saved.config;
+    double peak = t->c->optimizer.settings.lr;
+    if (was->step < then->train.steps || t->c->train.steps <= then->train.steps) return;
+    log_info(
+        "the run had its %lld steps and goes on to %lld: the learning rate is %.3g at first, and was %.3g "
+        "at last",
+        (long long)was->step, (long long)t->c->train.steps, peak * setup_step(t->c, was->step).lr_factor,
+        then->optimizer.settings.lr * setup_step(then, was->step - 1).lr_factor);
+}
+
 /* Before any memory is taken. */
 static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err) {
     Text idle = {0};
@@ -291,6 +319,7 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
     if (code == OK && idle.length) log_info("of a run's beginning, and not read again: %s", idle.data);
     if (code == OK && t->changes.length)
         log_info("from step %lld on: %s", (long long)t->found.saved.state.step + 1, t->changes.data);
+    if (code == OK) tell_of_more_steps(t);
     if (code != OK) error_context(err, "%s", t->found.checkpoint.path);
     text_free(&idle);
     return code;
@@ -595,6 +624,7 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
         return OK;
     }
     metrics_window_close(&t->window, t->flops_per_token, t->peak_flops, m);
+    doubt_peak(t, m);
     if (t->chief) console_status(m, true);
     if (take_word(t)) console_step(m, name_on_console(t));
     hush(t);

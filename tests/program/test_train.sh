@@ -214,7 +214,7 @@ has remarks.err "warning: schedule.total_steps is 2 of 3 steps: the learning rat
 has remarks.err "warning: validation.every is 1, and there is nothing to validate on: set data.validation_fraction, or data.validation"
 has remarks.err "warning: metrics.trace is 4-5, and the run has 3 steps: nothing is traced"
 train remarks train.steps=1 schedule.warmup_steps=5 validation.samples=100000 run.overwrite=true
-has remarks.err "warning: schedule.warmup_steps is 5, more than the schedule's length of 1: it warms up to its end"
+has remarks.err "warning: schedule.warmup_steps is 5, and the schedule has 1 steps: the learning rate warms up to the end and never comes down; a tenth is usual, schedule.warmup_steps=1"
 grep -q '^warning: validation.samples is 100000, and there are [0-9]*: all are taken' remarks.err || fail "too many samples: $(grep warn remarks.err)"
 cp text.txt twice.txt
 train remarks train.steps=1 schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice 'data.sources=[text.txt, twice.txt]'
@@ -222,6 +222,20 @@ has remarks.err "warning: twice.txt holds what text.txt holds: it is trained on 
 train remarks train.steps=1 schedule.warmup_steps=0 run.overwrite=true data.cache_dir=twice data.validation_fraction=0 'data.validation=[twice.txt]'
 has remarks.err "warning: twice.txt holds what text.txt holds: the validation loss is one of text that is trained on"
 ! grep '^warning' base.err || fail "remarks on a run that has what it asks for"
+sed '/^schedule:/d' run.yaml >unsaid.yaml
+exits 0 train unsaid.yaml run.dir=unsaid train.steps=2 data.validation_fraction=0
+has err "warning: schedule.warmup_steps is 200 by default, and the schedule has 2 steps: "
+! grep -q 'mfu\|matrix-product peak' err || fail "a run of milliseconds has an mfu: $(cat err)"
+
+# A run that has made all its steps goes on when it is given more; one that has not keeps its schedule.
+train more train.steps=4
+train more train.steps=6
+[ "$status" -eq 0 ] && [ "$(curve more | wc -l)" -eq 6 ] || fail "more steps for a finished run: status $status: $(tail -1 more.err)"
+has more.err "from step 5 on: train.steps was 4 and is 6 now (another curve)"
+grep -q '^the run had its 4 steps and goes on to 6: the learning rate is .* at first, and was .* at last$' more.err || fail "more steps: $(cat more.err)"
+has more/journal.jsonl "train.steps was 4 and is 6 now"
+train more train.steps=5
+[ "$status" -eq 78 ] || fail "fewer steps than a run has made: exit status $status: $(tail -1 more.err)"
 
 # Weights of one tokenizer, text of another: the same sizes, and a model of nothing.
 "$weft" tokenizer train text.txt -o other.json -n 258 >/dev/null 2>&1 || fail "a tokenizer of 258 entries"
@@ -263,7 +277,7 @@ train hollow data.tokenizer=no-such.json
 # Changing what would change the curve is refused by name.
 train base optimizer.lr=1e-3
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was" base.err || fail "another lr: status $status: $(tail -1 base.err)"
-train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=50
+train base optimizer.lr=1e-3 optimizer.beta1=0.5 train.steps=20
 [ "$status" -eq 78 ] && grep -q "optimizer.lr was .*train.steps was 30 .*run.allow_changes=\[optimizer.lr, optimizer.beta1, train.steps\]" base.err ||
     fail "not all that differs is named: $(tail -1 base.err)"
 train base optimizer.kind=sgd run.allow_changes=[optimizer.kind]
@@ -283,8 +297,8 @@ train longer train.steps=20 schedule.total_steps=30
 train longer schedule.total_steps=30
 [ "$status" -eq 0 ] || fail "more steps with schedule.total_steps: status $status: $(tail -1 longer.err)"
 [ "$(curve longer)" = "$(curve base)" ] || fail "more steps with schedule.total_steps: another curve"
-train longer train.steps=40
-[ "$status" -eq 78 ] && grep -q "train.steps was 30 .* is 40 now" longer.err || fail "another length: $(tail -1 longer.err)"
+train longer train.steps=25
+[ "$status" -eq 78 ] && grep -q "train.steps was 30 .* is 25 now" longer.err || fail "another length: $(tail -1 longer.err)"
 
 # A limit on the size of files is an error as a full disk is, and leaves nothing half done.
 (ulimit -f 64 && exec "$weft" train run.yaml run.dir=limited metrics.log_freq=10) >/dev/null 2>limited.err </dev/null
