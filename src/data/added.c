@@ -6,7 +6,10 @@
  *  A2. Nothing is looked for where there are no such tokens: added_next then says "none" at once.
  *  A3. Flags are applied to a match after it was found, never to the search: a token that is refused for
  *      standing within a word, or passed over for being special, still uses up the text it matched. That is
- *      what the automaton of `tokenizers` does. */
+ *      what the automaton of `tokenizers` does.
+ *  A4. White space that a match took along (`rstrip`) is still searched: a token that lies in it is a match
+ *      of its own. One with `lstrip` begins behind that white space, though, so nothing is left of it, and
+ *      `tokenizers` drops a match without text. */
 #include "data/added.h"
 
 #include <stdlib.h>
@@ -105,6 +108,20 @@ static bool counts(const AddedToken *token, const char *text, size_t length, siz
     return !word_ends(text, at) && !word_begins(text + end, length - end);
 }
 
+/* Bytes of white space that text[0, length) begins with, for a token with `rstrip`. */
+size_t added_space_behind(const AddedSet *set, const char *text, size_t length) {
+    size_t taken = utf8_leading_space(text, length);
+    const char *mark = set->marked ? memchr(text, ' ', taken) : NULL;
+    return mark ? (size_t)(mark - text) : taken;
+}
+
+/* And that it ends with, for one with `lstrip`. */
+static size_t space_before(const AddedSet *set, const char *text, size_t length) {
+    size_t taken = utf8_trailing_space(text, length);
+    const char *mark = set->marked ? memrchr(text + length - taken, ' ', taken) : NULL;
+    return mark ? (size_t)(text + length - mark) - 1 : taken;
+}
+
 bool added_next(const AddedSet *set, const char *text, size_t length, AddedSearch *search,
                 AddedMatch *match) {
     if (set->count == 0) return false;
@@ -115,11 +132,12 @@ bool added_next(const AddedSet *set, const char *text, size_t length, AddedSearc
             continue;
         }
         size_t start = at, end = at + token->length;
-        if (token->lstrip) start -= utf8_trailing_space(text, at);
+        at = end;
+        if (token->lstrip) start -= space_before(set, text, start);
         if (start < search->taken) start = search->taken; /* the match before has that white space */
-        search->at = end;
-        if (token->rstrip) end += utf8_leading_space(text + end, length - end);
-        search->taken = end;
+        if (token->rstrip) end += added_space_behind(set, text + end, length - end);
+        if (token->lstrip && start >= end) continue; /* A4 */
+        *search = (AddedSearch){at, end};
         *match = (AddedMatch){start, end, token->id};
         return true;
     }

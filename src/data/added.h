@@ -24,6 +24,7 @@ typedef struct AddedToken {
 typedef struct AddedSet {
     AddedToken *tokens; /* [count]; once sealed by first byte, then longest first */
     size_t count, capacity;
+    bool marked;        /* a space stands for U+2581, which is no white space to take along */
     size_t starts[257]; /* tokens that begin with byte b: tokens[starts[b] .. starts[b + 1]) */
 } AddedSet;
 
@@ -44,6 +45,8 @@ typedef struct AddedMatch {
     size_t start, end; /* with the white space that goes along */
     int32_t id;
 } AddedMatch;
+
+size_t added_space_behind(const AddedSet *set, const char *text, size_t length);
 
 /* The next match in valid UTF-8; false when there is none. Begin with a zeroed search. */
 bool added_next(const AddedSet *set, const char *text, size_t length, AddedSearch *search, AddedMatch *match);

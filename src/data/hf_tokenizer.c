@@ -137,7 +137,7 @@ static ErrorCode bad_added(HfReader *r, const char *content, const char *problem
     return error_set(r->err, ERR_DATA, "%s: added token \"%s\": %s", r->where, shown, problem);
 }
 
-/* A flag that is absent is false. What this build or the spaces of this file do not allow is refused (H1). */
+/* A flag that is absent is false. What this build does not allow is refused (H1). */
 static ErrorCode read_added_flags(HfReader *r, const cJSON *item, const char *content, AddedToken *a,
                                   bool *normalized) {
     TRY(json_get_bool(item, r->where, "special", false, &a->special, r->err));
@@ -148,9 +148,6 @@ static ErrorCode read_added_flags(HfReader *r, const cJSON *item, const char *co
     if (a->special) return OK; /* passed over in text, so how it would be found there does not matter */
     if (a->single_word && !unicode_available())
         return bad_added(r, content, "single_word needs libutf8proc, which this build lacks");
-    if (*normalized && r->t->marked && (a->lstrip || a->rstrip))
-        return bad_added(r, content,
-                         "lstrip and rstrip are not supported with \"normalized\" where spaces are replaced");
     return OK;
 }
 

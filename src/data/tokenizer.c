@@ -72,13 +72,17 @@ static void describe_normalizer(const Normalizer *n, Text *out) {
     }
 }
 
-/* Texts of added tokens are in the vocabulary and hashed with it; what flags say is not. */
+/* Texts of added tokens are in the vocabulary and hashed with it; what flags say is not. Sets with tokens of
+ * both sides once gave other ids (data/added.c, A4), which caches may still hold. */
 static void describe_added(const AddedSet *set, Text *out) {
+    bool left = false, right = false;
     for (size_t i = 0; i < set->count; i++) {
         const AddedToken *a = &set->tokens[i];
+        left |= a->lstrip, right |= a->rstrip;
         if (a->single_word || a->lstrip || a->rstrip)
             text_printf(out, "added(%d,%d%d%d)", a->id, a->single_word, a->lstrip, a->rstrip);
     }
+    if (left && right) text_puts(out, "dropped");
 }
 
 /* What tokenizers have had only since there is more than byte-level ones with GPT-2's, Llama 3's and Qwen 2's
@@ -147,14 +151,15 @@ static bool added_across(const AddedSet *set) {
     return false;
 }
 
+static bool marks_spaces(const NormalizeStep *s) {
+    return s->kind == NORMALIZE_REPLACE && strcmp(s->from, SPACE_MARK) == 0;
+}
+
 /* Forms leave an ASCII character before a space alone, and so does making U+2581 a space. Other steps look at
  * the ends of a text or could join what lies on both sides. */
 static bool normalizes_across(const Normalizer *n) {
-    for (int i = 0; i < n->count; i++) {
-        const NormalizeStep *s = &n->steps[i];
-        bool marks = s->kind == NORMALIZE_REPLACE && strcmp(s->from, SPACE_MARK) == 0;
-        if (s->kind > NORMALIZE_NFKD && !marks) return true;
-    }
+    for (int i = 0; i < n->count; i++)
+        if (n->steps[i].kind > NORMALIZE_NFKD && !marks_spaces(&n->steps[i])) return true;
     return false;
 }
 
@@ -212,8 +217,7 @@ static bool reaches_across_newline(const Tokenizer *t) {
     if (added_across_newline(t, &t->added) || added_across_newline(t, &t->added_normalized)) return true;
     for (int i = 0; i < t->normalizer.count; i++) {
         const NormalizeStep *s = &t->normalizer.steps[i];
-        bool marks = s->kind == NORMALIZE_REPLACE && strcmp(s->from, SPACE_MARK) == 0;
-        if (s->kind == NORMALIZE_STRIP || (s->kind == NORMALIZE_REPLACE && !marks)) return true;
+        if (s->kind == NORMALIZE_STRIP || (s->kind == NORMALIZE_REPLACE && !marks_spaces(s))) return true;
     }
     if (t->characters) return (t->whole_first && !t->space_splits) || joins_newline(t);
     return t->bpe.count > 0 && !splits_end_at_newlines(&t->splits);
@@ -248,16 +252,22 @@ static void fill_chat_sets(Tokenizer *t) {
             continue;
         added_put(&t->chat, &(AddedToken){.id = id}, token->bytes, token->length);
     }
-    added_seal(&t->chat);
-    added_seal(&t->chat_normalized);
+}
+
+/* `tokenizers` looks for some tokens when spaces are U+2581 already. A Metaspace writes those later. */
+static void seal_added_sets(Tokenizer *t) {
+    AddedSet *sets[] = {&t->added, &t->chat, &t->added_normalized, &t->chat_normalized};
+    for (int i = 0; i < t->normalizer.count; i++)
+        if (marks_spaces(&t->normalizer.steps[i]))
+            t->added_normalized.marked = t->chat_normalized.marked = true;
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) added_seal(sets[i]);
 }
 
 /* What follows from what the reader filled in. */
 static ErrorCode finish_opening(Tokenizer *t, Error *err) {
     TRY(splitter_create(&t->splitter, &t->splits, err));
     fill_chat_sets(t);
-    added_seal(&t->added);
-    added_seal(&t->added_normalized);
+    seal_added_sets(t);
     find_joins(t);
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         if (t->vocabulary.tokens[id].length > t->longest) t->longest = t->vocabulary.tokens[id].length;

@@ -320,9 +320,9 @@ static const AddedToken *added_of(const AddedSet *set, int32_t id) {
 /* A token that takes the white space behind it along takes it from here, too. */
 ErrorCode tokenizer_encode_chat(const Tokenizer *t, const char *text, size_t length, int32_t before,
                                 TokenList *out, Error *err) {
-    const AddedToken *token = before < 0 ? NULL : added_of(&t->chat, before);
-    if (before >= 0 && !token) token = added_of(&t->chat_normalized, before);
-    size_t taken = token && token->rstrip ? utf8_leading_space(text, utf8_valid_run(text, length)) : 0;
+    const AddedSet *set = added_of(&t->chat, before) ? &t->chat : &t->chat_normalized;
+    const AddedToken *token = added_of(set, before);
+    size_t taken = token && token->rstrip ? added_space_behind(set, text, utf8_valid_run(text, length)) : 0;
     TextPlace place = before < 0 ? TEXT_BEGINS : token ? TEXT_BEHIND_TOKEN : TEXT_GOES_ON;
     Encoding e = {.t = t, .state = state_borrow(t), .out = out, .chat = true, .err = err};
     ErrorCode code = encode_text(&e, text + taken, length - taken, place);

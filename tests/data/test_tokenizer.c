@@ -434,6 +434,27 @@ static void test_added_tokens(void **state) {
     tokenizer_free(t);
 }
 
+#define STRIPPED(id, content, left, right)                             \
+    "{\"id\": " #id ", \"content\": \"" content "\", \"normalized\": " \
+    "false, \"lstrip\": " #left ", \"rstrip\": " #right "}"
+
+/* White space that one token has taken along is searched for others. Nothing is left there of those that
+ * begin behind it, and what nothing is left of is no token. */
+static void test_white_space_taken_twice(void **state) {
+    (void)state;
+    Tokenizer *t =
+        must_open(&(Document){.added = STRIPPED(258, "<t>", false, true) "," STRIPPED(
+                                  259, "\\n", true, false) "," STRIPPED(260, "\\t", false, false)});
+    ASSERT_IDS(t, "<t>\nb", 258, ascii('b'));
+    ASSERT_IDS(t, "<t> \n\n <t>", 258, 258);
+    ASSERT_IDS(t, "a \n<t>", ascii('a'), 259, 258);
+    ASSERT_IDS(t, "<t>\tb", 258, 260, ascii('b'));
+    tokenizer_free(t);
+    t = must_open(&(Document){.added = STRIPPED(258, "\\n", true, true)});
+    ASSERT_IDS(t, "\n\n a\n", 258, ascii('a'), 258);
+    tokenizer_free(t);
+}
+
 static void test_whole_first(void **state) {
     (void)state;
     static const char vocab[] = "\"ab\": 256, \"abc\": 257, \"xyz\": 258";
@@ -754,6 +775,28 @@ static Document llama_like(void) {
         .added = ADDED(260, "<s>", false, true)};
 }
 
+/* Where the normalizer writes U+2581 for spaces, they are no white space to tokens that are looked for behind
+ * it. */
+static void test_white_space_is_marked(void **state) {
+    (void)state;
+    Document d = llama_like();
+    d.normalizer = NORMALIZERS(MARK_SPACES);
+    d.added = "{\"id\": 266, \"content\": \"x\", \"normalized\": true, \"lstrip\": true, \"rstrip\": true},"
+              "{\"id\": 267, \"content\": \"y\", \"normalized\": true, \"lstrip\": true, \"rstrip\": true, "
+              "\"special\": true}";
+    Tokenizer *t = must_open(&d);
+    ASSERT_IDS(t, "x\n a", 266, 258);
+    ASSERT_IDS(t, "a \nx", 257, 256, 266);
+    ASSERT_IDS(t, "\nx\n", 266);
+    TokenList ids = {0};
+    Error err = {0};
+    assert_int_equal(tokenizer_encode_chat(t, "\ny\n ay", 6, -1, &ids, &err), OK);
+    assert_int_equal(ids.count, 3);
+    assert_memory_equal(ids.ids, ((int32_t[]){267, 258, 267}), 3 * sizeof *ids.ids);
+    token_list_free(&ids);
+    tokenizer_free(t);
+}
+
 static void test_byte_fallback(void **state) {
     (void)state;
     Document d = llama_like();
@@ -806,8 +849,6 @@ static void test_bad_byte_fallback(void **state) {
     REFUSE("another replacement", pre_tokenizer = "{\"type\": \"Metaspace\", \"replacement\": \"_\"}");
     REFUSE("prepend_scheme", pre_tokenizer = "{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}");
     REFUSE("no text token", merges = "[\"<0x41>\", \"a\"]");
-    REFUSE("lstrip and rstrip",
-           added = "{\"id\": 266, \"content\": \"x\", \"normalized\": true, \"rstrip\": true}");
     REFUSE("twice", added = ADDED(260, "<s>", false, true) "," ADDED(260, "<s>", false, true));
     Document lacking = llama_like();
     lacking.missing_byte = 7;
@@ -867,7 +908,9 @@ int main(void) {
         cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_added_tokens),
+        cmocka_unit_test(test_white_space_taken_twice),
         cmocka_unit_test(test_whole_first),
+        cmocka_unit_test(test_white_space_is_marked),
         cmocka_unit_test(test_nfc),
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_fingerprint),
