@@ -39,8 +39,8 @@ typedef struct Source {
     char *set;  /* of validation; "": none */
     double weight;
     size_t files;
-    char **paths; /* [files] */
-    Fingerprint *prints;
+    char **paths;              /* [files] */
+    const Fingerprint *prints; /* [files] the dataset's */
     uint8_t key[32];
     TokenCache *cache;
     bool chat;
@@ -55,6 +55,7 @@ struct Dataset {
     size_t count; /* sources for training come first, then validation-only ones up to `total` */
     size_t total;
     Source *sources;
+    Fingerprint *prints; /* of the files of all sources */
     Sampler *sampler;
     /* Validation windows lie set by set: `held` sources that have any, in that order, and the windows before
      * each of them. */
@@ -177,30 +178,41 @@ static const char *key_or_default(const DataSource *spec) {
     return spec->format == FORMAT_CHAT ? "messages" : "text";
 }
 
-/* Contents are hashed before the cache is looked for, since the hash is part of its name; files that did
- * not change since the last time are remembered by their stamps (data/fingerprint.h). */
 static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
-    s->prints = mem_alloc_array(s->files, sizeof *s->prints);
     for (size_t i = 0; i < s->files; i++)
         files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
                                 key_or_default(spec)};
-    ErrorCode code =
-        fingerprint_files(r->config->cache_dir, (const char *const *)s->paths, s->files, s->prints, err);
-    if (code == OK) code = open_cache(r, s, files, err);
+    ErrorCode code = open_cache(r, s, files, err);
     free(files);
     return code;
 }
 
 /* A pattern stands for its files in sorted order, as one source. */
-static ErrorCode open_source(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+static ErrorCode list_files(const DataSource *spec, Source *s, Error *err) {
     if (!spec->path || !spec->path[0]) return error_set(err, ERR_CONFIG, "a data source has no path");
     s->name = mem_strdup(spec->path);
     s->set = mem_strdup(spec->name ? spec->name : "");
     s->weight = spec->weight;
     s->chat = spec->format == FORMAT_CHAT;
-    TRY(file_glob(spec->path, &s->paths, &s->files, err));
-    return open_files(r, spec, s, err);
+    return file_glob(spec->path, &s->paths, &s->files, err);
+}
+
+/* Contents are hashed before caches are looked for, since the hash is part of their names; files that did
+ * not change since the last time are remembered (data/fingerprint.h). Those of all sources at once, so that
+ * one that is missing is found before the first is tokenized. */
+static ErrorCode print_files(Dataset *d, const char *cache_dir, Error *err) {
+    size_t count = 0, at = 0;
+    for (size_t i = 0; i < d->total; i++) count += d->sources[i].files;
+    const char **paths = mem_alloc_array(count, sizeof *paths);
+    Fingerprint *prints = mem_alloc_array(count, sizeof *prints);
+    for (size_t i = 0; i < d->total; i++)
+        for (size_t k = 0; k < d->sources[i].files; k++) paths[at++] = d->sources[i].paths[k];
+    ErrorCode code = fingerprint_files(cache_dir, paths, count, prints, err);
+    free(paths);
+    d->prints = prints;
+    for (size_t i = 0; i < d->total; prints += d->sources[i++].files) d->sources[i].prints = prints;
+    return code;
 }
 
 /* A set that nobody named would be told by its lack of a name, which is that of all sets together. */
@@ -358,12 +370,16 @@ static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     return code;
 }
 
+static const DataSource *source_of(const Dataset *d, const DataConfig *c, size_t i) {
+    const ObjectList *list = i < d->count ? &c->sources : &c->validation_sources;
+    return (const DataSource *)(const void *)list->items + (i < d->count ? i : i - d->count);
+}
+
 /* Sources are opened one after the other: tokenizing uses all threads for each. */
 static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *err) {
-    const DataSource *train = (const DataSource *)(const void *)c->sources.items;
-    const DataSource *validation = (const DataSource *)(const void *)c->validation_sources.items;
-    for (size_t i = 0; i < d->total; i++)
-        TRY(open_source(r, i < d->count ? &train[i] : &validation[i - d->count], &d->sources[i], err));
+    for (size_t i = 0; i < d->total; i++) TRY(list_files(source_of(d, c, i), &d->sources[i], err));
+    TRY(print_files(d, c->cache_dir, err));
+    for (size_t i = 0; i < d->total; i++) TRY(open_files(r, source_of(d, c, i), &d->sources[i], err));
     TRY(assign_streams(d, err));
     return open_sampler(d, c, err);
 }
@@ -403,11 +419,11 @@ void dataset_close(Dataset *d) {
         packing_free(&d->sources[i].validation.packing);
         token_cache_close(d->sources[i].cache);
         file_glob_free(d->sources[i].paths, d->sources[i].files);
-        free(d->sources[i].prints);
         free(d->sources[i].name);
         free(d->sources[i].set);
     }
     sampler_close(d->sampler);
+    free(d->prints);
     free(d->sources);
     free(d->order);
     free(d->first_validation);

@@ -616,22 +616,82 @@ static void test_fingerprints(void **state) {
     files_text("f.txt", "three");
     assert_int_equal(fingerprint_check(path, &b, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "changed while"));
-    /* A file at rest is remembered: a changed content under an unchanged stamp would not be seen. */
-    struct timespec old[2] = {{1000000000, 5}, {1000000000, 5}};
+    paths[0] = files_path("none");
+    assert_int_equal(fingerprint_files(files_root, paths, 1, &b, &err), ERR_NOINPUT);
+}
+
+/* Replaces the digest of every record by zeros: a fingerprint of zeros was recalled, any other was made. */
+static void forge_records(void) {
+    size_t length;
+    char *records = files_read("prints/fingerprints.jsonl", &length);
+    for (char *at = records; (at = strstr(at, "\"sha256\":")) != NULL;) {
+        at = strchr(strchr(at, ':'), '"') + 1;
+        if (strspn(at, "0123456789abcdef") == 64) memset(at, '0', 64);
+    }
+    files_write("prints/fingerprints.jsonl", records, length);
+    free(records);
+}
+
+static bool is_recalled(const char *path) {
+    Error err = {0};
+    Fingerprint print;
+    const char *paths[] = {path};
+    assert_int_equal(fingerprint_files(files_path("prints"), paths, 1, &print, &err), OK);
+    return strspn(print.sha256, "0") == 64;
+}
+
+/* A file at rest is remembered. One that was changed in place with size and modification time as they were is
+ * hashed again, since its time of change is another. */
+static void test_fingerprints_are_remembered(void **state) {
+    (void)state;
+    const char *path = files_text("rest.txt", "three");
+    const struct timespec old[2] = {{1000000000, 5}, {1000000000, 5}};
     assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
-    assert_int_equal(fingerprint_files(files_root, paths, 1, &a, &err), OK);
+    assert_false(is_recalled(path));
+    assert_false(file_exists(files_path("prints/fingerprints.jsonl"))); /* changed just now */
+    sleep(3);
+    assert_false(is_recalled(path));
+    forge_records();
+    assert_true(is_recalled(path));
     int fd = open(path, O_WRONLY);
     assert_int_equal(write(fd, "THREE", 5), 5);
     close(fd);
     assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
-    assert_int_equal(fingerprint_files(files_root, paths, 1, &b, &err), OK);
-    assert_string_equal(a.sha256, b.sha256);
-    old[1].tv_nsec = 6;
-    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
-    assert_int_equal(fingerprint_files(files_root, paths, 1, &b, &err), OK);
-    assert_string_not_equal(a.sha256, b.sha256);
-    paths[0] = files_path("none");
-    assert_int_equal(fingerprint_files(files_root, paths, 1, &b, &err), ERR_NOINPUT);
+    assert_false(is_recalled(path));
+}
+
+/* A memory, not a truth: whatever stands there instead, files are hashed, and it is made anew where it can
+ * be. */
+static void test_fingerprint_records_may_be_anything(void **state) {
+    (void)state;
+    size_t length;
+    char *path = path_join(files_root, "rest.txt"),
+         *file = path_join(files_root, "prints/fingerprints.jsonl");
+    files_text(file,
+               "{\"path\": 1}\n\n[]\nnull\n{\"path\": \"x\", \"stamp\": \"y\", \"sha256\": \"z\"}\n{\"pa");
+    sleep(3); /* the file was changed by the test before */
+    assert_false(is_recalled(path));
+    forge_records();
+    assert_true(is_recalled(path));
+    unlink(file);
+    assert_int_equal(mkdir(file, 0777), 0);
+    assert_false(is_recalled(path));
+    assert_int_equal(rmdir(file), 0);
+    assert_false(is_recalled(path));
+    /* Many states of one path, of many hosts: the newest stays. */
+    char *record = files_read(file, &length);
+    Text many = {0};
+    for (int i = 0; i < 2000; i++) text_add(&many, record, length);
+    files_write(file, many.data, many.length);
+    forge_records();
+    assert_true(is_recalled(path));
+    free(record);
+    text_free(&many);
+    record = files_read(file, &length);
+    assert_true(length < 1000);
+    free(record);
+    free(path);
+    free(file);
 }
 
 int main(void) {
@@ -652,6 +712,8 @@ int main(void) {
         cmocka_unit_test(test_first_bad_line_is_reported),
         cmocka_unit_test(test_truncated_zstd_is_reported),
         cmocka_unit_test(test_fingerprints),
+        cmocka_unit_test(test_fingerprints_are_remembered),
+        cmocka_unit_test(test_fingerprint_records_may_be_anything),
     };
     return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
 }
