@@ -74,6 +74,9 @@ ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err)
 bool file_exists(const char *path);
 bool file_holds(const char *dir, const char *name); /* such a file exists in it */
 bool file_is_dir(const char *path);
+/* The error for a path that the user gave and that is no file that can be opened: errno as open(2) left it,
+ * what stands there instead, and what to do. */
+ErrorCode file_refuse(const char *path, Error *err);
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err);
 ErrorCode file_sync_dir(const char *path, Error *err);
 

@@ -66,8 +66,10 @@ static ErrorCode run_train(const Arguments *args, Error *err) {
     TRY(arguments_int(args, "--threads", 1, 1024, &threads, err));
     if (!vocab || !out) return error_set(err, ERR_USAGE, "tokenizer train needs --vocab N and --out FILE");
     char *copy = mem_strdup(specials ? specials : "<|begin_of_text|>,<|end_of_text|>");
-    TokenizerTrainOptions o = {
-        .vocab_size = (int32_t)vocab, .pattern = arguments_flag(args, "--pattern"), .threads = (int)threads};
+    TokenizerTrainOptions o = {.vocab_size = (int32_t)vocab,
+                               .pattern = arguments_flag(args, "--pattern"),
+                               .threads = (int)threads,
+                               .any_bytes = arguments_has(args, "--bytes")};
     const char **names = split_names(copy, &o.special_count);
     o.specials = names;
     ErrorCode code = train_and_save(args, &o, out, err);
@@ -84,6 +86,7 @@ static const Flag train_flags[] = {
     {"--special", 's', "A,B,...",
      "special tokens, with the last ids; default <|begin_of_text|>,<|end_of_text|>"},
     {"--key", 'k', "NAME", "JSON lines: the member that holds the text; default text"},
+    {"--bytes", 'b', NULL, "take files as they are; without it what is not UTF-8 text is refused"},
     {"--threads", 't', "N", "threads; default: all cores. The result does not depend on it"},
     {NULL, 0, NULL, NULL},
 };

@@ -75,6 +75,13 @@ static const Option source_options[] = {
      .fallback = "file",
      .choices = "file|paragraphs|lines",
      .help = "What a document of a text file is; paragraphs are separated by blank lines."},
+    /* What is no text is refused, since nothing else would tell that a model learned an archive. */
+    {.key = "encoding",
+     .type = OPT_CHOICE,
+     .offset = IN(encoding),
+     .fallback = "utf-8",
+     .choices = "utf-8|bytes",
+     .help = "bytes: take a file as it is, whatever it holds; else what is not UTF-8 text is refused."},
     /* Sources of one name are one set. The name becomes part of tags and of checkpoint.keep_best. */
     {.key = "name",
      .type = OPT_STRING,
@@ -900,7 +907,7 @@ const Option config_options[] = {
      .fallback = "",
      .item = source_options,
      .item_size = sizeof(DataSource),
-     .help = "What to train on: paths, or maps of path, weight, format, key, split, name."},
+     .help = "What to train on: paths, or maps of path, weight, format, key, split, encoding, name."},
     /* Other figures of the same run. */
     {.key = "data.validation",
      .type = OPT_LIST,

@@ -13,7 +13,8 @@ typedef enum SourceSplit {
     SPLIT_PARAGRAPHS,
     SPLIT_LINES
 } SourceSplit; /* what a document of a text file is */
-typedef enum ChatLearn { LEARN_ASSISTANT, LEARN_LAST, LEARN_ALL } ChatLearn; /* of a conversation */
+typedef enum SourceEncoding { ENCODING_UTF8, ENCODING_BYTES } SourceEncoding; /* BYTES: whatever they are */
+typedef enum ChatLearn { LEARN_ASSISTANT, LEARN_LAST, LEARN_ALL } ChatLearn;  /* of a conversation */
 typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
 
 typedef struct DataSource {
@@ -22,6 +23,7 @@ typedef struct DataSource {
     int format;    /* SourceFormat */
     char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
     int split;     /* SourceSplit */
+    int encoding;  /* SourceEncoding */
     char *name;    /* of the validation set that its validation belongs to; "": none */
 } DataSource;
 

@@ -18,7 +18,9 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "data/input.h"
+#include "data/text_check.h"
 
 /* A read is large enough that the system call costs nothing beside tokenizing, and small beside the
  * caches of a machine that tokenizes with all its cores. */
@@ -32,6 +34,7 @@ struct CorpusReader {
     size_t begin, end, capacity;
     bool at_end; /* of the input */
     CorpusPosition position;
+    TextCheck check; /* of what was handed out */
 };
 
 /* Names decide the format and nothing else: what is compressed is told by content (data/input.h), so
@@ -86,9 +89,10 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
     r->format = corpus_format(file);
     r->buffer = mem_alloc(READ_BYTES);
     r->capacity = READ_BYTES;
-    ErrorCode code = input_open(&r->input, file->path, err);
+    ErrorCode code = input_open(&r->input, file->path, file->encoding == ENCODING_BYTES, err);
     if (code == OK && from && from->offset > 0) {
         r->position = *from;
+        r->check.begin = from->offset;
         code = input_skip_to(r->input, from->offset, err);
     } else if (code == OK) {
         code = skip_byte_order_mark(r, err);
@@ -112,6 +116,15 @@ void corpus_close(CorpusReader *r) {
  * there misses nothing. */
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
 uint64_t corpus_stored_position(const CorpusReader *r) { return input_stored_position(r->input); }
+uint64_t corpus_invalid_bytes(const CorpusReader *r) { return r->check.invalid; }
+
+void corpus_report(const CorpusReader *r) {
+    char path[400], invalid[32], all[32];
+    if (r->check.invalid == 0) return;
+    log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are",
+             error_escape(path, sizeof path, r->file->path, strlen(r->file->path)),
+             text_count((int64_t)r->check.invalid, invalid), text_count((int64_t)r->check.bytes, all));
+}
 
 static bool is_continuation(char byte) { return ((unsigned char)byte & 0xc0) == 0x80; }
 
@@ -213,8 +226,10 @@ static size_t text_piece(const CorpusReader *r, bool *ends) {
     return n;
 }
 
-/* Lines are counted for messages; they cost one pass of memchr over what was handed out. */
+/* Lines are counted for messages; they cost one pass of memchr over what was handed out. Pieces end between
+ * characters, so each can be looked at by itself. */
 static void advance(CorpusReader *r, size_t length, bool in_document) {
+    if (r->file->encoding == ENCODING_UTF8) text_check_add(&r->check, r->buffer + r->begin, length);
     const char *at = r->buffer + r->begin, *stop = at + length;
     while ((at = memchr(at, '\n', (size_t)(stop - at))) != NULL) {
         r->position.line++;
@@ -271,8 +286,10 @@ static ErrorCode next_line(CorpusReader *r, CorpusPiece *piece, bool *more, Erro
 }
 
 ErrorCode corpus_next(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
-    if (r->format == FORMAT_TEXT) return next_text(r, piece, more, err);
-    return next_line(r, piece, more, err);
+    TRY(r->format == FORMAT_TEXT ? next_text(r, piece, more, err) : next_line(r, piece, more, err));
+    /* The rest of a file that was read before may be too short to tell. */
+    bool end = !*more && r->check.begin == 0;
+    return text_check_judge(&r->check, r->file->path, end, err);
 }
 
 /* The commonest mistake with JSON lines is another name for the text, so the error lists the names that

@@ -4,6 +4,7 @@
  * lines after it) or paragraphs (a run of non-blank lines and the blank lines after it). The documents of a
  * file put together are the file, byte for byte, but for a byte order mark. A JSON-lines file holds a
  * document a line, under a named key, or a conversation a line (data/chat.h). Each may be zstd-compressed.
+ * What is not text is refused, by its format (data/file_format.h) or by its bytes (data/text_check.h).
  *
  * Memory is bounded: a long document comes in pieces, which are cut behind a newline that stands alone
  * between two characters that are neither white space nor a slash. Most tokenizers end a token there, so that
@@ -32,6 +33,7 @@ typedef struct CorpusFile {
     SourceFormat format;
     SourceSplit split; /* text only */
     const char *key;   /* JSON lines only; NULL or "" means "text" */
+    SourceEncoding encoding;
 } CorpusFile;
 
 SourceFormat corpus_format(const CorpusFile *file); /* any but FORMAT_AUTO */
@@ -60,6 +62,8 @@ void corpus_close(CorpusReader *reader);
 ErrorCode corpus_next(CorpusReader *reader, CorpusPiece *piece, bool *more, Error *err);
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last piece */
 uint64_t corpus_stored_position(const CorpusReader *reader);
+uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of what was handed out: not UTF-8 */
+void corpus_report(const CorpusReader *reader); /* a warning that says how many, where there are any */
 
 /* The text of a line of JSON, put in place of what was in `out`. Safe to call from any thread. */
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err);

@@ -178,12 +178,23 @@ static const char *key_or_default(const DataSource *spec) {
     return spec->format == FORMAT_CHAT ? "messages" : "text";
 }
 
+/* At every start, since a log is read when something is wrong, and that may be long after tokenizing. */
+static void report_figures(const Source *s) {
+    char invalid[32], all[32];
+    TokenFigures figures = token_cache_figures(s->cache);
+    if (figures.invalid_bytes == 0) return;
+    log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
+             text_count((int64_t)figures.invalid_bytes, invalid),
+             text_count((int64_t)token_cache_text_bytes(s->cache), all));
+}
+
 static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
     for (size_t i = 0; i < s->files; i++)
         files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
-                                key_or_default(spec)};
+                                key_or_default(spec), (SourceEncoding)spec->encoding};
     ErrorCode code = open_cache(r, s, files, err);
+    if (code == OK) report_figures(s);
     free(files);
     return code;
 }

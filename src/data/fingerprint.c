@@ -28,9 +28,7 @@ enum { READ_BYTES = 1 << 20, QUIET_BYTES = 256 << 20, REST_SECONDS = 2 };
 
 static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
     struct stat st;
-    if (stat(path, &st) != 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
-    if (!S_ISREG(st.st_mode))
-        return error_set(err, ERR_NOINPUT, "%s: not a regular file; data sources are files", path);
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return file_refuse(path, err);
     *out = (FileStamp){(int64_t)st.st_size,        (int64_t)st.st_mtim.tv_sec,  (int64_t)st.st_mtim.tv_nsec,
                        (int64_t)st.st_ctim.tv_sec, (int64_t)st.st_ctim.tv_nsec, (int64_t)st.st_ino};
     return OK;
@@ -69,7 +67,7 @@ static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, c
  * took the file's place. */
 static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progress, Error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
+    if (fd < 0) return file_refuse(path, err);
     ErrorCode code = hash_descriptor(fd, path, progress, print->sha256, err);
     close(fd);
     TRY(code);

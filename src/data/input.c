@@ -20,7 +20,9 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include "base/file.h"
 #include "base/text.h"
+#include "data/file_format.h"
 
 /* A few of zstd's blocks, of 128 KiB at most each. */
 enum { RAW_BYTES = 1 << 18 };
@@ -29,6 +31,7 @@ enum { RAW_BYTES = 1 << 18 };
 struct Input {
     char *path;
     int fd;
+    bool any; /* its bytes are taken for what they are */
     uint64_t content, stored;
     ZSTD_DStream *zstd; /* NULL for a plain file */
     char *raw;          /* compressed bytes read ahead */
@@ -49,38 +52,20 @@ static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got
     return OK;
 }
 
-/* By the first bytes, since names lie: a gzip file called .txt would otherwise be trained on. */
-static const char *foreign_compression(const unsigned char *head, size_t length) {
-    if (length >= 2 && head[0] == 0x1f && head[1] == 0x8b) return "gzip";
-    if (length >= 6 && memcmp(head,
-                              "\xfd"
-                              "7zXZ\0",
-                              6) == 0)
-        return "xz";
-    if (length >= 4 && memcmp(head, "BZh", 3) == 0 && head[3] >= '1' && head[3] <= '9') return "bzip2";
-    return NULL;
+static void read_at(const Input *input, off_t at, unsigned char *out, size_t capacity, size_t *length) {
+    ssize_t n = pread(input->fd, out, capacity, at);
+    *length = n > 0 ? (size_t)n : 0;
 }
 
-/* Frames start with 0xFD2FB528, skippable ones with 0x184D2A5?, little-endian (RFC 8878). */
-static bool is_zstd(const unsigned char *head, size_t length) {
-    if (length < 4) return false;
-    bool frame = head[0] == 0x28 && head[1] == 0xb5 && head[2] == 0x2f && head[3] == 0xfd;
-    bool skippable = (head[0] & 0xf0) == 0x50 && head[1] == 0x2a && head[2] == 0x4d && head[3] == 0x18;
-    return frame || skippable;
+static FileEnds stored_ends(const Input *input, uint64_t size) {
+    FileEnds ends = {.path = input->path, .size = size};
+    off_t tail = size > FILE_TAIL_BYTES ? (off_t)(size - FILE_TAIL_BYTES) : 0;
+    read_at(input, 0, ends.head, sizeof ends.head, &ends.head_length);
+    read_at(input, tail, ends.tail, sizeof ends.tail, &ends.tail_length);
+    return ends;
 }
 
-/* Decided by content, too: zstd files are known whatever they are called. */
-static ErrorCode start_decoder(Input *input, Error *err) {
-    unsigned char head[6];
-    ssize_t n = pread(input->fd, head, sizeof head, 0);
-    if (n < 0) return error_errno(err, ERR_IO, "%s: cannot read", input->path);
-    const char *other = foreign_compression(head, (size_t)n);
-    if (other)
-        return error_set(err, ERR_DATA,
-                         "%s: compressed with %s; weft reads plain and zstd files: decompress it, or "
-                         "compress it with zstd",
-                         input->path, other);
-    if (!is_zstd(head, (size_t)n)) return OK;
+static ErrorCode start_zstd(Input *input, Error *err) {
     input->zstd = ZSTD_createDStream();
     if (!input->zstd) return error_set(err, ERR_MEMORY, "%s: no memory for a zstd decoder", input->path);
     input->raw = mem_alloc(RAW_BYTES);
@@ -88,20 +73,39 @@ static ErrorCode start_decoder(Input *input, Error *err) {
     return OK;
 }
 
-ErrorCode input_open(Input **out, const char *path, Error *err) {
-    *out = NULL;
-    /* O_NONBLOCK: opening a FIFO must not wait for a writer before it is refused. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return error_errno(err, ERR_NOINPUT, "%s: cannot open", path);
+/* Decided by content, since names lie: a gzip file called .txt would otherwise be trained on. */
+static ErrorCode start_decoder(Input *input, uint64_t size, Error *err) {
+    FileEnds ends = stored_ends(input, size);
+    const FileFormat *format = file_format_of(&ends);
+    if (!format) return OK;
+    if (format->kind == KIND_ZSTD) return start_zstd(input, err);
+    if (format->kind == KIND_NOT_TEXT && input->any) return OK;
+    return file_format_refuse(format, input->path, err);
+}
+
+/* The same of what was compressed: an archive is none the more text for it. Only its front is known. */
+static ErrorCode check_content(const Input *input, const char *content, size_t length, Error *err) {
+    FileEnds ends = {.path = input->path, .head_length = length < FILE_HEAD_BYTES ? length : FILE_HEAD_BYTES};
+    memcpy(ends.head, content, ends.head_length);
+    const FileFormat *format = input->any ? NULL : file_format_of(&ends);
+    return format ? file_format_refuse(format, input->path, err) : OK;
+}
+
+/* O_NONBLOCK: opening a FIFO must not wait for a writer before it is refused. */
+ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
     struct stat st;
+    *out = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return file_refuse(path, err);
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(fd);
-        return error_set(err, ERR_NOINPUT, "%s: not a regular file; data sources are files", path);
+        return file_refuse(path, err);
     }
     Input *input = mem_alloc(sizeof *input);
     input->path = mem_strdup(path);
     input->fd = fd;
-    ErrorCode code = start_decoder(input, err);
+    input->any = any;
+    ErrorCode code = start_decoder(input, (uint64_t)st.st_size, err);
     if (code != OK) {
         input_close(input);
         return code;
@@ -155,6 +159,7 @@ ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Erro
         TRY(read_zstd(input, out, capacity, got, err));
     else
         TRY(read_some(input, out, capacity, got, err));
+    if (input->zstd && input->content == 0) TRY(check_content(input, out, *got, err));
     input->content += *got;
     return OK;
 }

@@ -3,6 +3,7 @@
 #ifndef WEFT_DATA_INPUT_H
 #define WEFT_DATA_INPUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -10,8 +11,9 @@
 
 typedef struct Input Input;
 
-/* Regular files only. Compressions other than zstd are recognised and refused by name. */
-ErrorCode input_open(Input **input, const char *path, Error *err);
+/* Regular files only. What is known not to be text (data/file_format.h) is refused by name, unless `any`
+ * bytes will do: then compressed files other than zstd's alone. */
+ErrorCode input_open(Input **input, const char *path, bool any, Error *err);
 void input_close(Input *input);
 
 /* Up to `capacity` bytes of content; *got == 0 at the end only. A compressed file that stops in the middle is

@@ -56,7 +56,7 @@ typedef struct Job {
     double stored; /* bytes of the files read up to here, as stored */
     TokenList ids;
     DocumentEnds ends; /* from ids[0] */
-    uint64_t text_bytes;
+    uint64_t text_bytes, invalid_bytes;
     ErrorCode code;
     Error error;
 } Job;
@@ -76,6 +76,7 @@ typedef struct Builder {
     CorpusReader *reader;
     size_t file;
     CorpusPosition from;
+    uint64_t invalid;     /* bytes of this file so far that are not UTF-8 */
     double stored_before; /* bytes of the files before this one, as stored */
     double resumed;       /* of them, those that an earlier build did */
     bool all_read;
@@ -123,6 +124,7 @@ static void next_file(Builder *s, Job *job) {
  * one does, so that a document lies in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->file = s->file;
+    if (!s->reader) s->invalid = 0;
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
     bool more = true, whole = tokenizer_whole_documents(s->b->tokenizer), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
@@ -132,6 +134,8 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
         inside = more && !piece.ends;
     }
     job->stored = s->stored_before + (double)corpus_stored_position(s->reader);
+    job->invalid_bytes = corpus_invalid_bytes(s->reader) - s->invalid;
+    s->invalid += job->invalid_bytes;
     if (more)
         s->from = corpus_position(s->reader);
     else
@@ -277,6 +281,7 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     }
     TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
                  err));
+    part_figures(s->part)->invalid_bytes += job->invalid_bytes;
     progress_set(s->progress, (job->stored - s->resumed) / 1e6);
     const TokenHeader *h = part_header(s->part);
     uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;

@@ -34,6 +34,7 @@ typedef struct TokenPart {
     char *path;
     FileMap map;
     TokenHeader header;
+    TokenFigures figures;
     TokenLayout layout;
     const uint64_t *ends, *sums;
     _Atomic unsigned char *verified;
@@ -92,6 +93,14 @@ static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error
     return OK;
 }
 
+static ErrorCode check_figures(TokenPart *p, Error *err) {
+    static const TokenFigures none;
+    memcpy(&p->figures, p->map.data + sizeof(TokenHeader), sizeof p->figures);
+    if (memcmp(&p->figures, &none, sizeof none) == 0) return OK;
+    if (hash64(&p->figures, offsetof(TokenFigures, checksum)) == p->figures.checksum) return OK;
+    return damaged(p, err, "damaged figures (their checksum does not match)");
+}
+
 /* Counts are checked before anything is computed with them; the width of ids follows from the vocabulary,
  * so it is checked rather than believed. */
 static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err) {
@@ -141,6 +150,7 @@ static ErrorCode load_part(TokenCache *c, TokenPart *p, const uint8_t key[32], E
     if (p->map.length >= sizeof p->header) memcpy(&p->header, p->map.data, sizeof p->header);
     TRY(check_identity(p, key, err));
     TRY(check_sizes(p, c->vocabulary, err));
+    TRY(check_figures(p, err));
     token_layout(&p->header, &p->layout);
     p->ends = (const uint64_t *)(const void *)(p->map.data + p->layout.ends_at);
     p->sums = (const uint64_t *)(const void *)(p->map.data + p->layout.sums_at);
@@ -227,6 +237,16 @@ uint64_t token_cache_documents(const TokenCache *c) {
 uint64_t token_cache_text_bytes(const TokenCache *c) {
     const TokenHeader *h = token_cache_last_part(c);
     return h ? h->first_byte + h->text_bytes : 0;
+}
+
+TokenFigures token_cache_figures(const TokenCache *c) {
+    TokenFigures sum = {0};
+    for (size_t i = 0; i < c->count; i++) {
+        sum.invalid_bytes += c->parts[i].figures.invalid_bytes;
+        sum.lines += c->parts[i].figures.lines;
+        sum.bad_lines += c->parts[i].figures.bad_lines;
+    }
+    return sum;
 }
 
 /* Two bytes an id below 65,536 entries: half the pages for the small vocabularies. */

@@ -6,7 +6,7 @@
  * that was interrupted, and goes on behind its last part.
  *
  * A part, all little-endian:
- *     header      4,096 bytes, struct TokenHeader and zeros
+ *     header      4,096 bytes, struct TokenHeader, struct TokenFigures and zeros
  *     ids         u16 if the vocabulary has at most 65,536 entries, else u32; zeros up to a multiple of
  *                 8 bytes
  *     ends        u64 [documents], where each document that ends in this part ends, counted from the
@@ -54,6 +54,13 @@ typedef struct TokenHeader {
     uint64_t header_checksum; /* XXH3 of all above */
 } TokenHeader;
 
+/* Behind the header, for people; zeros in caches that are older than it. */
+typedef struct TokenFigures {
+    uint64_t invalid_bytes;    /* of the text: not UTF-8 */
+    uint64_t lines, bad_lines; /* of JSON: all, and those that were skipped */
+    uint64_t checksum;         /* XXH3 of all above */
+} TokenFigures;
+
 typedef struct TokenCache TokenCache;
 
 /* Path of a part; caller frees. */
@@ -70,6 +77,7 @@ const TokenHeader *token_cache_last_part(const TokenCache *cache); /* NULL when 
 uint64_t token_cache_tokens(const TokenCache *cache);
 uint64_t token_cache_documents(const TokenCache *cache);
 uint64_t token_cache_text_bytes(const TokenCache *cache);
+TokenFigures token_cache_figures(const TokenCache *cache); /* sums over its parts */
 
 /* Tokens [begin, begin + count) into ids, and into starts[i] whether a document starts at token begin + i.
  * Any thread. */

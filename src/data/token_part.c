@@ -29,6 +29,7 @@ struct PartWriter {
     char *dir, *path, *temporary;
     int fd;
     TokenHeader header;
+    TokenFigures figures;
     Numbers ends, sums;
     uint64_t last_end; /* of a document, from the part's first token */
     bool any_end;      /* last_end counts, even when it is 0 */
@@ -120,6 +121,7 @@ ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32],
 
 /* For the caller to say where reading goes on, before it commits. */
 TokenHeader *part_header(PartWriter *w) { return &w->header; }
+TokenFigures *part_figures(PartWriter *w) { return &w->figures; }
 
 /* The last block of a part may be short; its checksum is over what is there. */
 static ErrorCode flush_block(PartWriter *w, Error *err) {
@@ -181,6 +183,8 @@ static ErrorCode write_index(PartWriter *w, Error *err) {
     w->header.header_checksum = hash64(&w->header, offsetof(TokenHeader, header_checksum));
     char page[TOKEN_HEADER_BYTES] = {0};
     memcpy(page, &w->header, sizeof w->header);
+    w->figures.checksum = hash64(&w->figures, offsetof(TokenFigures, checksum));
+    memcpy(page + sizeof w->header, &w->figures, sizeof w->figures);
     if (lseek(w->fd, 0, SEEK_SET) < 0) return error_errno(err, ERR_IO, "%s: cannot seek", w->temporary);
     return write_all(w, page, sizeof page, err);
 }

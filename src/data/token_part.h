@@ -15,6 +15,7 @@ ErrorCode part_add(PartWriter *writer, const int32_t *ids, uint64_t count, const
                    uint64_t end_count, uint64_t text_bytes, Error *err);
 /* Counts so far; the fields next_* and last are the caller's to set before part_commit. */
 TokenHeader *part_header(PartWriter *writer);
+TokenFigures *part_figures(PartWriter *writer); /* the caller's, but for the checksum */
 /* Makes the part visible, whole, under its name. Frees the writer on failure too. */
 ErrorCode part_commit(PartWriter *writer, Error *err);
 void part_abandon(PartWriter *writer); /* removes the temporary file; NULL is fine */

@@ -22,6 +22,7 @@ typedef struct TokenizerTrainOptions {
     int threads;          /* 0: as many as OpenMP would take */
     uint64_t total_bytes; /* of all documents, for the progress bar; 0 when unknown */
     bool quiet;           /* no progress */
+    bool any_bytes;       /* of files: also what is not text */
 } TokenizerTrainOptions;
 
 /* Gives the next document; *text = NULL at the end. Called by one thread at a time; the text must stay until

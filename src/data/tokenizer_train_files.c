@@ -39,6 +39,7 @@ static ErrorCode next_document(void *context, const char **text, size_t *length,
     for (;;) {
         if (f->reader) TRY(next_piece(f, text, length, err));
         if (*text) return OK;
+        if (f->reader) corpus_report(f->reader);
         corpus_close(f->reader);
         f->reader = NULL;
         if (f->next == f->count) return OK;
@@ -68,8 +69,12 @@ ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *opti
     *t = NULL;
     TokenizerTrainOptions o = *options;
     TRY(total_size(paths, count, &o.total_bytes, err));
-    FileDocuments f = {
-        .paths = paths, .count = count, .file = {.format = FORMAT_AUTO, .split = SPLIT_FILE, .key = key}};
+    FileDocuments f = {.paths = paths,
+                       .count = count,
+                       .file = {.format = FORMAT_AUTO,
+                                .split = SPLIT_FILE,
+                                .key = key,
+                                .encoding = o.any_bytes ? ENCODING_BYTES : ENCODING_UTF8}};
     ErrorCode code = tokenizer_train(t, &o, next_document, &f, err);
     corpus_close(f.reader);
     text_free(&f.json);

@@ -39,7 +39,7 @@ static ErrorCode collect(const CorpusFile *file, const CorpusPosition *from, Doc
 
 static void expect_documents(SourceSplit split, const char *text, size_t count,
                              const char *const *documents) {
-    CorpusFile file = {files_text("a.txt", text), FORMAT_AUTO, split, NULL};
+    CorpusFile file = {files_text("a.txt", text), FORMAT_AUTO, split, NULL, ENCODING_UTF8};
     Documents got;
     Error err;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
@@ -89,7 +89,7 @@ static void test_long_documents_come_in_pieces(void **state) {
     (void)state;
     size_t length = 3u << 20;
     char *text = random_text(length, 7);
-    CorpusFile file = {files_write("long.txt", text, length), FORMAT_TEXT, SPLIT_FILE, NULL};
+    CorpusFile file = {files_write("long.txt", text, length), FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
     Documents got;
     Error err;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
@@ -114,7 +114,8 @@ static void test_text_without_newlines_is_cut_between_characters(void **state) {
     char *text = malloc(length);
     for (size_t i = 0; i < length; i++) text[i] = "\xe4\xb8\xad"[i % 3];
     for (int split = SPLIT_FILE; split <= SPLIT_LINES; split++) {
-        CorpusFile file = {files_write("wide.txt", text, length), FORMAT_TEXT, (SourceSplit)split, NULL};
+        CorpusFile file = {files_write("wide.txt", text, length), FORMAT_TEXT, (SourceSplit)split, NULL,
+                           ENCODING_UTF8};
         Documents got;
         Error err;
         assert_int_equal(collect(&file, NULL, &got, &err), OK);
@@ -136,7 +137,8 @@ static void test_reading_goes_on_anywhere(void **state) {
     files_zstd("packed.txt.zst", text, length, SIZE_MAX);
     free(text);
     for (int i = 0; i < 2; i++) {
-        CorpusFile file = {files_path(i ? "packed.txt.zst" : "plain.txt"), FORMAT_AUTO, SPLIT_FILE, NULL};
+        CorpusFile file = {files_path(i ? "packed.txt.zst" : "plain.txt"), FORMAT_AUTO, SPLIT_FILE, NULL,
+                           ENCODING_UTF8};
         Documents whole, rest;
         Error err;
         assert_int_equal(collect(&file, NULL, &whole, &err), OK);
@@ -163,7 +165,8 @@ static void test_json_lines(void **state) {
     files_text("a.jsonl", text);
     files_zstd("a.jsonl.zst", text, strlen(text), SIZE_MAX);
     for (int i = 0; i < 2; i++) {
-        CorpusFile file = {files_path(i ? "a.jsonl.zst" : "a.jsonl"), FORMAT_AUTO, SPLIT_FILE, NULL};
+        CorpusFile file = {files_path(i ? "a.jsonl.zst" : "a.jsonl"), FORMAT_AUTO, SPLIT_FILE, NULL,
+                           ENCODING_UTF8};
         assert_int_equal(corpus_format(&file), FORMAT_JSONL);
         CorpusReader *r;
         Error err;
@@ -187,7 +190,7 @@ static void test_json_lines(void **state) {
 }
 
 static void expect_bad_line(const char *line, const char *key, const char *part) {
-    CorpusFile file = {"dir/b.jsonl", FORMAT_JSONL, SPLIT_FILE, key};
+    CorpusFile file = {"dir/b.jsonl", FORMAT_JSONL, SPLIT_FILE, key, ENCODING_UTF8};
     CorpusPiece piece = {line, strlen(line), 17, true, true};
     Text decoded = {0};
     Error err = {0};
@@ -199,7 +202,7 @@ static void expect_bad_line(const char *line, const char *key, const char *part)
 
 static void test_nul_in_json_lines(void **state) {
     static const char line[] = "{\"text\": \"a\\u0000b\"}";
-    CorpusFile file = {"b.jsonl", FORMAT_JSONL, SPLIT_FILE, NULL};
+    CorpusFile file = {"b.jsonl", FORMAT_JSONL, SPLIT_FILE, NULL, ENCODING_UTF8};
     CorpusPiece piece = {line, sizeof line - 1, 1, true, true};
     Text decoded = {0};
     Error err = {0};
@@ -225,7 +228,7 @@ static void test_bad_json_lines(void **state) {
 }
 
 static ErrorCode read_all(const char *path, Error *err) {
-    CorpusFile file = {path, FORMAT_TEXT, SPLIT_FILE, NULL};
+    CorpusFile file = {path, FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
     Documents got;
     ErrorCode code = collect(&file, NULL, &got, err);
     text_free(&got.all);
@@ -241,15 +244,163 @@ static void test_bad_files(void **state) {
     assert_int_equal(mkfifo(files_path("fifo"), 0600), 0);
     assert_int_equal(read_all(files_path("fifo"), &err), ERR_NOINPUT);
     assert_non_null(strstr(err.message, "not a regular file"));
-    assert_int_equal(read_all(files_write("a.gz", "\x1f\x8b\x08\0\0\0\0\0", 8), &err), ERR_DATA);
-    assert_non_null(strstr(err.message, "gzip"));
-    assert_int_equal(read_all(files_write("a.xz",
-                                          "\xfd"
-                                          "7zXZ\0..",
-                                          8),
-                              &err),
-                     ERR_DATA);
-    assert_int_equal(read_all(files_write("a.bz2", "BZh91AY&", 8), &err), ERR_DATA);
+    assert_int_equal(read_all("https://example.org/a.txt", &err), ERR_NOINPUT);
+    assert_non_null(strstr(err.message, "URLs are not read"));
+}
+
+/* ---- files that are no text ---- */
+
+typedef struct Foreign {
+    const char *file, *name; /* what the message calls it */
+    size_t length;           /* of front; zeros follow up to `size`, and then the tail */
+    const char *front;
+    size_t size;
+    const char *tail;
+} Foreign;
+
+#define FRONT(bytes) sizeof(bytes) - 1, bytes
+static const Foreign foreign[] = {
+    {"a.parquet", "a Parquet file;", FRONT("PAR1\x15\x04"), 400, "PAR1"},
+    {"half.parquet", "a Parquet file without its end", FRONT("PAR1\x15\x04"), 400, ""},
+    {"a.arrow", "Arrow", FRONT("ARROW1\0\0\xff\xff\xff\xff"), 64, "ARROW1"},
+    {"stream.arrow", "Arrow stream", FRONT("\xff\xff\xff\xff\x10\x01\0\0"), 400, ""},
+    {"a.feather", "Feather", FRONT("FEA1\0\0\0\0"), 64, "FEA1"},
+    {"a.orc", "ORC", FRONT("ORC\x0a\x10"), 64, "ORC\x17"},
+    {"a.avro", "Avro", FRONT("Obj\x01\x04"), 64, ""},
+    {"a.npy", "NumPy array", FRONT("\x93NUMPY\x01\0v\0{'descr': '<u2'"), 256, ""},
+    {"a.npz", "NumPy archive",
+     FRONT("PK\3\4\x2d\0\0\0\0\0\0\0!\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\5\0\x14\0a.npy"), 256, ""},
+    {"a.docx", "office document",
+     FRONT("PK\3\4\x14\0\6\0\x08\0\0\0!\0\0\0\0\0\0\0\0\0\0\0\0\0\x13\0\0\0[Content_Types].xml"), 256, ""},
+    {"a.pt", "checkpoint of PyTorch",
+     FRONT("PK\3\4\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0archive/data.pkl"), 256, ""},
+    {"a.zip", "zip archive", FRONT("PK\3\4\x0a\0\0\0"), 64, ""},
+    {"a.gz", "gzip", FRONT("\x1f\x8b\x08"), 64, ""},
+    {"a.xz", "xz",
+     FRONT("\xfd"
+           "7zXZ\0"),
+     64, ""},
+    {"a.bz2", "bzip2", FRONT("BZh91AY&SY"), 64, ""},
+    {"a.lz4", "lz4", FRONT("\x04\x22\x4d\x18"), 64, ""},
+    {"a.br", "brotli", FRONT("\x1b\x51\x02\xf8\x8d"), 64, ""},
+    {"a.7z", "7z", FRONT("7z\xbc\xaf\x27\x1c"), 64, ""},
+    {"a.idx", "Megatron", FRONT("MMIDIDX\0\0\1"), 64, ""},
+    {"a.bin", "llm.c", FRONT("\x88\xd8\x34\x01\1\0\0\0"), 1024, ""},
+    {"a.safetensors", "safetensors", FRONT("\x20\0\0\0\0\0\0\0{\"a\":{}}"), 64, ""},
+    {"a.gguf", "GGUF", FRONT("GGUF\3\0\0\0"), 64, ""},
+    {"a.pkl", "pickle", FRONT("\x80\x04\x95"), 64, "."},
+    {"a.sqlite", "SQLite", FRONT("SQLite format 3\0"), 512, ""},
+    {"a.duckdb", "DuckDB",
+     FRONT("\1\2\3\4\5\6\7\x08"
+           "DUCK\x40"),
+     512, ""},
+    {"a.h5", "HDF5", FRONT("\x89HDF\r\n\x1a\n"), 64, ""},
+    {"a.mds", "MDS", FRONT("\1\0\0\0\x0c\0\0\0\x20\0\0\0"), 32, ""},
+    {"a.tfrecord", "TFRecord", FRONT("\x0a\0\0\0\0\0\0\0\xae\xa3\xbf\x3a"), 64, ""},
+    {"a.warc", "WARC", FRONT("WARC/1.0\r\nWARC-Type: response\r\n"), 0, ""},
+    {"a.pdf", "a PDF", FRONT("%PDF-1.7\n"), 64, ""},
+    {"a.png", "PNG", FRONT("\x89PNG\r\n\x1a\n"), 64, ""},
+    {"a.jpg", "JPEG", FRONT("\xff\xd8\xff\xe0"), 64, ""},
+    {"a.gif", "GIF", FRONT("GIF89a\1\0"), 64, ""},
+    {"a.out", "program (ELF)",
+     FRONT("\x7f"
+           "ELF\2\1\1"),
+     64, ""},
+    {"a.exe", "Windows", FRONT("MZ\x90\0\3"), 64, ""},
+    {"utf-16.txt", "UTF-16 text",
+     FRONT("\xff\xfe"
+           "a\0b\0"),
+     0, ""},
+    {"utf-16be.txt", "UTF-16 text", FRONT("\xfe\xff\0a\0b"), 0, ""},
+    {"utf-32.txt", "UTF-32 text", FRONT("\xff\xfe\0\0a\0\0\0"), 0, ""},
+    /* Without a mark of their own. */
+    {"unmarked.txt", "looks like UTF-16", FRONT("T\0h\0e\0 \0c\0a\0t\0.\0"), 0, ""},
+    {"nano.bin", "numbers of 2 bytes", FRONT("\x10\1\x20\x1a\x33\0\x21\7\x11\0\x71\6\x23\3\x12\2"), 0, ""},
+    {"ids.bin", "numbers of 4 bytes", FRONT("\x10\1\0\0\x20\x1a\0\0\x33\2\0\0\x21\7\0\0"), 0, ""},
+    {"latin.txt", "not UTF-8", FRONT("d\xe9j\xe0 vu"), 0, ""},
+    {"zeros", "byte 4 is NUL", FRONT("abc"), 64, ""},
+};
+
+static size_t foreign_bytes(const Foreign *f, char out[1100]) {
+    size_t tail = strlen(f->tail), size = f->size > f->length ? f->size : f->length;
+    memset(out, 0, 1100);
+    memcpy(out, f->front, f->length);
+    memcpy(out + size, f->tail, tail);
+    return size + tail;
+}
+
+/* Each by its name and with what to do, also within zstd and under a name of text. */
+static void test_foreign_files_are_refused(void **state) {
+    (void)state;
+    char bytes[1100];
+    Error err = {0};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        const Foreign *f = &foreign[i];
+        size_t length = foreign_bytes(f, bytes);
+        assert_int_equal(read_all(files_write(f->file, bytes, length), &err), ERR_DATA);
+        if (!strstr(err.message, f->name)) fail_msg("%s: %s", f->file, err.message);
+        assert_non_null(strstr(err.message, f->file));
+    }
+    size_t length = foreign_bytes(&foreign[7], bytes);
+    assert_int_equal(read_all(files_write("plain.txt", bytes, length), &err), ERR_DATA);
+    assert_int_equal(read_all(files_zstd("a.npy.zst", bytes, length, SIZE_MAX), &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "NumPy array"));
+}
+
+/* As they are, if that is what the source says; never what is compressed. */
+static void test_any_bytes(void **state) {
+    (void)state;
+    char bytes[1100];
+    Error err = {0};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        size_t length = foreign_bytes(&foreign[i], bytes);
+        CorpusFile file = {files_write(foreign[i].file, bytes, length), FORMAT_TEXT, SPLIT_FILE, NULL,
+                           ENCODING_BYTES};
+        Documents got;
+        ErrorCode code = collect(&file, NULL, &got, &err);
+        if (code == OK) assert_int_equal(got.all.length, length);
+        if (code == OK) assert_memory_equal(got.all.data, bytes, length);
+        if (code != OK) assert_null(strstr(err.message, "if its bytes"));
+        text_free(&got.all);
+    }
+}
+
+/* Letters that begin a file of another kind begin texts as well, and a few broken characters are in any
+ * corpus. */
+static void test_text_is_not_refused(void **state) {
+    (void)state;
+    static const char *const texts[] = {"PAR1 is a name",
+                                        "MZ said so",
+                                        "GIF89a is a format",
+                                        "ORCS are many",
+                                        "BZh9, he wrote",
+                                        "RIFFRAFF",
+                                        "GGUF!",
+                                        "ID3 tags",
+                                        "FEA1",
+                                        "LANC",
+                                        "",
+                                        "\n",
+                                        "caf\xc3\xa9",
+                                        "\xef\xbb\xbfmarked",
+                                        "<!doctype html>",
+                                        "\x1b[1mbold\x1b[0m\n\fpage"};
+    Error err = {0};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (read_all(files_text("text", texts[i]), &err) != OK) fail_msg("%s", err.message);
+    Text most = {0};
+    for (int i = 0; i < 200; i++) text_puts(&most, "a line of text\n");
+    text_add(&most, "\xe9\xff", 2);
+    CorpusFile file = {files_write("most.txt", most.data, most.length), FORMAT_TEXT, SPLIT_FILE, NULL,
+                       ENCODING_UTF8};
+    CorpusReader *reader;
+    CorpusPiece piece;
+    bool more = true;
+    assert_int_equal(corpus_open(&reader, &file, NULL, &err), OK);
+    while (more) assert_int_equal(corpus_next(reader, &piece, &more, &err), OK);
+    assert_int_equal(corpus_invalid_bytes(reader), 2);
+    corpus_close(reader);
+    text_free(&most);
 }
 
 static void test_bad_zstd(void **state) {
@@ -279,7 +430,7 @@ static void test_bad_zstd(void **state) {
     FILE *f = fopen(files_path("two.zst"), "ab");
     fwrite(packed, 1, length, f);
     fclose(f);
-    CorpusFile file = {files_path("two.zst"), FORMAT_TEXT, SPLIT_FILE, NULL};
+    CorpusFile file = {files_path("two.zst"), FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
     Documents got;
     assert_int_equal(collect(&file, NULL, &got, &err), OK);
     assert_int_equal(got.all.length, 2000);
@@ -292,7 +443,7 @@ static void test_bad_zstd(void **state) {
 static void test_shrunken_file(void **state) {
     (void)state;
     Error err = {0};
-    CorpusFile file = {files_text("short.txt", "abc"), FORMAT_TEXT, SPLIT_FILE, NULL};
+    CorpusFile file = {files_text("short.txt", "abc"), FORMAT_TEXT, SPLIT_FILE, NULL, ENCODING_UTF8};
     CorpusPosition from = {.offset = 100, .line = 3};
     Documents got;
     assert_int_equal(collect(&file, &from, &got, &err), ERR_DATA);
@@ -311,6 +462,9 @@ int main(void) {
         cmocka_unit_test(test_nul_in_json_lines),
         cmocka_unit_test(test_bad_json_lines),
         cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_foreign_files_are_refused),
+        cmocka_unit_test(test_any_bytes),
+        cmocka_unit_test(test_text_is_not_refused),
         cmocka_unit_test(test_bad_zstd),
         cmocka_unit_test(test_shrunken_file),
     };

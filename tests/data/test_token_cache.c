@@ -28,7 +28,8 @@ typedef struct Spec {
 static ErrorCode build(const Spec *s, Error *err) {
     CorpusFile files[4];
     Fingerprint prints[4];
-    for (size_t i = 0; i < s->count; i++) files[i] = (CorpusFile){s->paths[i], FORMAT_AUTO, s->split, "text"};
+    for (size_t i = 0; i < s->count; i++)
+        files[i] = (CorpusFile){s->paths[i], FORMAT_AUTO, s->split, "text", ENCODING_BYTES};
     TRY(fingerprint_files(files_root, s->paths, s->count, prints, err));
     TokenBuild b = {.label = "test",
                     .dir = s->dir,
@@ -224,7 +225,8 @@ static void test_pieces_do_not_change_tokens(void **state) {
     Tokenizer *bytes = tokenizer;
     assert_int_equal(families_read(), 0);
     for (int i = 0; i < 6; i++) {
-        TokenizerTrainOptions options = {.vocab_size = 700, .pattern = kinds[i], .threads = 1, .quiet = true};
+        TokenizerTrainOptions options = {
+            .vocab_size = 700, .pattern = kinds[i], .threads = 1, .quiet = true, .any_bytes = true};
         if (i < 4)
             assert_int_equal(tokenizer_train_files(&tokenizer, &options, &path, 1, NULL, &err), OK);
         else

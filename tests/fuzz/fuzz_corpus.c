@@ -76,7 +76,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 1) return 0;
     CorpusFile file = {.format = data[0] & 1 ? FORMAT_JSONL : FORMAT_TEXT,
                        .split = (SourceSplit)(data[0] / 2 % 3),
-                       .key = data[0] & 8 ? "a\x1b[31m" : NULL};
+                       .key = data[0] & 8 ? "a\x1b[31m" : NULL,
+                       .encoding = data[0] & 16 ? ENCODING_UTF8 : ENCODING_BYTES};
     file.path = fuzz_file("corpus", data + 1, size - 1);
     Digest whole = {0};
     fuzz_memory_start();

@@ -1,0 +1,207 @@
+/* The table of formats, in the order in which they are asked: the first that fits is the file's. Magic
+ * numbers that are letters alone could begin a text, and are believed only with something behind them that
+ * could not. */
+#include "data/file_format.h"
+
+#include <string.h>
+
+#include "base/hash.h"
+#include "data/utf8.h"
+
+static uint64_t number_at(const FileEnds *e, size_t at, size_t bytes) {
+    uint64_t value = 0;
+    for (size_t i = bytes; i-- > 0;) value = value << 8 | e->head[at + i];
+    return value;
+}
+
+static bool holds(const FileEnds *e, size_t at, const char *bytes, size_t length) {
+    return e->head_length >= at + length && memcmp(e->head + at, bytes, length) == 0;
+}
+
+static bool ends_with(const FileEnds *e, size_t before_end, const char *bytes) {
+    size_t length = strlen(bytes);
+    return e->tail_length >= length + before_end &&
+           memcmp(e->tail + e->tail_length - before_end - length, bytes, length) == 0;
+}
+
+/* Control characters that no text has, or bytes that are no UTF-8. */
+static bool is_binary(const FileEnds *e) {
+    const char *head = (const char *)e->head;
+    for (size_t i = 0; i < e->head_length; i++)
+        if (e->head[i] < 7 || (e->head[i] > 13 && e->head[i] < 27)) return true;
+    return utf8_valid_run(head, e->head_length) + 3 < e->head_length;
+}
+
+static bool ends_as_parquet(const FileEnds *e) {
+    return is_binary(e) && (ends_with(e, 0, "PAR1") || ends_with(e, 0, "PARE"));
+}
+/* The length of its last section comes behind the magic number. */
+static bool ends_as_orc(const FileEnds *e) { return is_binary(e) && ends_with(e, 1, "ORC"); }
+static bool ends_as_feather(const FileEnds *e) { return is_binary(e) && ends_with(e, 0, "FEA1"); }
+static bool ends_as_lance(const FileEnds *e) { return is_binary(e) && ends_with(e, 0, "LANC"); }
+
+/* Messages of the streaming format: a marker, and the length of a header. */
+static bool is_arrow_stream(const FileEnds *e) {
+    return e->head_length >= 8 && number_at(e, 4, 4) > 0 && number_at(e, 4, 4) < 1u << 28;
+}
+
+/* What Word, Excel and PowerPoint write is a zip file of known names. */
+static bool is_office(const FileEnds *e) {
+    static const char *const names[] = {"[Content_Types].xml", "word/", "xl/", "ppt/", "mimetype", "_rels/"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (holds(e, 30, names[i], strlen(names[i]))) return true;
+    return false;
+}
+
+/* PyTorch's checkpoints are zip files whose first member is the pickle, or lies in a folder "archive". */
+static bool is_torch(const FileEnds *e) {
+    for (size_t at = 30; at + 8 < e->head_length && at < 128; at++)
+        if (holds(e, at, "data.pkl", 8)) return true;
+    return false;
+}
+
+static bool is_npz(const FileEnds *e) {
+    for (size_t at = 30; at + 4 < e->head_length && at < 128; at++)
+        if (holds(e, at, ".npy", 4)) return true;
+    return false;
+}
+
+/* zstd and lz4 have skippable frames of the same numbers. */
+static bool is_skippable(const FileEnds *e) { return (e->head[0] & 0xf0) == 0x50; }
+
+static bool is_bzip2(const FileEnds *e) {
+    return e->head_length > 3 && e->head[3] >= '1' && e->head[3] <= '9';
+}
+
+static bool is_safetensors(const FileEnds *e) {
+    if (e->head_length < 16 || e->head[8] != '{') return false;
+    uint64_t header = number_at(e, 0, 8);
+    return header >= 2 && header < 1u << 30 && (e->size == 0 || header <= e->size - 8);
+}
+
+/* A number of samples, and where each of them begins. */
+static bool is_mds(const FileEnds *e) {
+    if (e->head_length < 12) return false;
+    uint64_t samples = number_at(e, 0, 4), first = number_at(e, 4, 4);
+    return samples > 0 && first == 8 + 4 * samples && first <= e->size && number_at(e, 8, 4) > first &&
+           number_at(e, 8, 4) <= e->size;
+}
+
+/* The length of a record and the masked checksum of these eight bytes. */
+static bool is_tfrecord(const FileEnds *e) {
+    if (e->head_length < 12) return false;
+    uint32_t sum = crc32c(e->head, 8), masked = ((sum >> 15) | (sum << 17)) + 0xa282ead8u;
+    return number_at(e, 8, 4) == masked;
+}
+
+static bool is_riff(const FileEnds *e) {
+    return holds(e, 8, "WEBP", 4) || holds(e, 8, "WAVE", 4) || holds(e, 8, "AVI ", 4);
+}
+
+/* It has no magic number. */
+static bool is_brotli(const FileEnds *e) {
+    size_t length = strlen(e->path);
+    return length > 3 && strcmp(e->path + length - 3, ".br") == 0 && is_binary(e);
+}
+
+#define LINES "write its text as JSON lines (.jsonl)"
+#define UNPACK "unpack it and name the files that are in it"
+#define REPACK "decompress it, or compress it with zstd"
+#define TEXT_OF "weft tokenizes by itself: name the text that these ids were made of"
+#define EXTRACT "extract its text first"
+#define MODEL "data.sources takes text"
+#define RECODE(name) "convert it with: iconv -f " name " -t UTF-8"
+#define MAGIC(bytes) .magic = bytes, .length = sizeof(bytes) - 1
+
+/* clang-format off */
+static const FileFormat formats[] = {
+    {.name = "zstd", .kind = KIND_ZSTD, MAGIC("\x28\xb5\x2f\xfd")},
+    {.name = "zstd", .kind = KIND_ZSTD, .at = 1, MAGIC("\x2a\x4d\x18"), .also = is_skippable},
+    {"gzip data", REPACK, KIND_PACKED, 0, MAGIC("\x1f\x8b"), NULL},
+    {"xz data", REPACK, KIND_PACKED, 0, MAGIC("\xfd""7zXZ\0"), NULL},
+    {"bzip2 data", REPACK, KIND_PACKED, 4, MAGIC("\x31\x41\x59\x26\x53\x59"), is_bzip2},
+    {"bzip2 data", REPACK, KIND_PACKED, 4, MAGIC("\x17\x72\x45\x38\x50\x90"), is_bzip2},
+    {"lz4 data", REPACK, KIND_PACKED, 0, MAGIC("\x04\x22\x4d\x18"), NULL},
+    {"lz4 data", REPACK, KIND_PACKED, 0, MAGIC("\x02\x21\x4c\x18"), NULL},
+    {"snappy data", REPACK, KIND_PACKED, 0, MAGIC("\xff\x06\0\0sNaPpY"), NULL},
+    {"lzip data", REPACK, KIND_PACKED, 0, MAGIC("LZIP\x01"), NULL},
+    {"data of compress (.Z)", REPACK, KIND_PACKED, 0, MAGIC("\x1f\x9d"), NULL},
+    {"brotli data", REPACK, KIND_PACKED, 0, NULL, 0, is_brotli},
+    {"a 7z archive", UNPACK, KIND_PACKED, 0, MAGIC("7z\xbc\xaf\x27\x1c"), NULL},
+    {"a rar archive", UNPACK, KIND_PACKED, 0, MAGIC("Rar!\x1a\x07"), NULL},
+    {"an office document (docx, xlsx, pptx, odt, epub)", EXTRACT, KIND_PACKED, 0, MAGIC("PK\3\4"), is_office},
+    {"a checkpoint of PyTorch", MODEL, KIND_PACKED, 0, MAGIC("PK\3\4"), is_torch},
+    {"a NumPy archive (.npz)", TEXT_OF, KIND_PACKED, 0, MAGIC("PK\3\4"), is_npz},
+    {"a zip archive", UNPACK, KIND_PACKED, 0, MAGIC("PK\3\4"), NULL},
+    {"an empty zip archive", UNPACK, KIND_PACKED, 0, MAGIC("PK\5\6"), NULL},
+    {"a tar archive", UNPACK, KIND_NOT_TEXT, 257, MAGIC("ustar"), is_binary},
+    {"a Parquet file", LINES, KIND_NOT_TEXT, 0, MAGIC("PAR1"), ends_as_parquet},
+    {"a Parquet file without its end", "fetch it again", KIND_NOT_TEXT, 0, MAGIC("PAR1"), is_binary},
+    {"an Arrow or Feather file", LINES, KIND_NOT_TEXT, 0, MAGIC("ARROW1\0\0"), NULL},
+    {"an Arrow stream", LINES, KIND_NOT_TEXT, 0, MAGIC("\xff\xff\xff\xff"), is_arrow_stream},
+    {"a Feather file", LINES, KIND_NOT_TEXT, 0, MAGIC("FEA1"), ends_as_feather},
+    {"an ORC file", LINES, KIND_NOT_TEXT, 0, MAGIC("ORC"), ends_as_orc},
+    {"an Avro file", LINES, KIND_NOT_TEXT, 0, MAGIC("Obj\x01"), NULL},
+    {"a NumPy array (.npy)", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\x93NUMPY"), NULL},
+    {"an index of Megatron's token data", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("MMIDIDX\0\0"), NULL},
+    {"an index of Megatron's token data", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("TNTIDX\0\0"), NULL},
+    {"a token file of llm.c", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\x88\xd8\x34\x01"), NULL},
+    {"a token file of llm.c", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\xa1\xd9\x34\x01"), NULL},
+    {"an evaluation file of llm.c", TEXT_OF, KIND_NOT_TEXT, 0, MAGIC("\x8a\xd8\x34\x01"), NULL},
+    {"a token cache of weft", "name the text that it was made of", KIND_NOT_TEXT, 0, MAGIC("weft.tok"), is_binary},
+    {"a safetensors file", MODEL, KIND_NOT_TEXT, 0, NULL, 0, is_safetensors},
+    {"a GGUF file", MODEL, KIND_NOT_TEXT, 0, MAGIC("GGUF"), is_binary},
+    {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x02"), NULL},
+    {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x03"), NULL},
+    {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x04"), NULL},
+    {"a pickle", LINES, KIND_NOT_TEXT, 0, MAGIC("\x80\x05"), NULL},
+    {"an SQLite database", LINES, KIND_NOT_TEXT, 0, MAGIC("SQLite format 3\0"), NULL},
+    {"a DuckDB database", LINES, KIND_NOT_TEXT, 8, MAGIC("DUCK"), is_binary},
+    {"an LMDB database", LINES, KIND_NOT_TEXT, 16, MAGIC("\xde\xc0\xef\xbe"), NULL},
+    {"an HDF5 file", LINES, KIND_NOT_TEXT, 0, MAGIC("\x89HDF\r\n\x1a\n"), NULL},
+    {"a Lance file", LINES, KIND_NOT_TEXT, 0, NULL, 0, ends_as_lance},
+    {"an MDS shard of MosaicML streaming", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_mds},
+    {"a TFRecord file", LINES, KIND_NOT_TEXT, 0, NULL, 0, is_tfrecord},
+    {"WARC records of a crawl", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("WARC/1."), NULL},
+    {"a PDF", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("%PDF-"), NULL},
+    {"a PostScript file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("%!PS-"), NULL},
+    {"an RTF document", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("{\\rtf"), NULL},
+    {"an office document of old (doc, xls, ppt)", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\xd0\xcf\x11\xe0"), NULL},
+    {"a PNG image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\x89PNG"), NULL},
+    {"a JPEG image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("\xff\xd8\xff"), NULL},
+    {"a GIF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("GIF8"), is_binary},
+    {"a WebP, WAV or AVI file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("RIFF"), is_riff},
+    {"a TIFF image", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("II*\0"), NULL},
+    {"an MP4 file", EXTRACT, KIND_NOT_TEXT, 4, MAGIC("ftyp"), is_binary},
+    {"an Ogg file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("OggS\0"), NULL},
+    {"an MP3 file", EXTRACT, KIND_NOT_TEXT, 0, MAGIC("ID3"), is_binary},
+    {"a program (ELF)", MODEL, KIND_NOT_TEXT, 0, MAGIC("\x7f""ELF"), NULL},
+    {"a program of Windows", MODEL, KIND_NOT_TEXT, 0, MAGIC("MZ"), is_binary},
+    {"a program of macOS", MODEL, KIND_NOT_TEXT, 0, MAGIC("\xcf\xfa\xed\xfe"), NULL},
+    {"a program or a class of Java", MODEL, KIND_NOT_TEXT, 0, MAGIC("\xca\xfe\xba\xbe"), NULL},
+    {"a WebAssembly module", MODEL, KIND_NOT_TEXT, 0, MAGIC("\0asm"), NULL},
+    {"UTF-32 text", RECODE("UTF-32"), KIND_NOT_TEXT, 0, MAGIC("\xff\xfe\0\0"), NULL},
+    {"UTF-32 text", RECODE("UTF-32"), KIND_NOT_TEXT, 0, MAGIC("\0\0\xfe\xff"), NULL},
+    {"UTF-16 text", RECODE("UTF-16"), KIND_NOT_TEXT, 0, MAGIC("\xff\xfe"), NULL},
+    {"UTF-16 text", RECODE("UTF-16"), KIND_NOT_TEXT, 0, MAGIC("\xfe\xff"), NULL},
+};
+/* clang-format on */
+
+static bool fits(const FileFormat *f, const FileEnds *e) {
+    if (f->magic && !holds(e, f->at, f->magic, f->length)) return false;
+    return !f->also || f->also(e);
+}
+
+const FileFormat *file_format_of(const FileEnds *ends) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (fits(&formats[i], ends)) return &formats[i];
+    return NULL;
+}
+
+ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *err) {
+    char shown[400];
+    error_escape(shown, sizeof shown, path, strlen(path));
+    return error_set(
+        err, ERR_DATA, "%s: this is %s; weft reads text and JSON lines, plain or compressed with zstd: %s%s",
+        shown, format->name, format->advice, format->kind == KIND_NOT_TEXT ? "; " FILE_ANY_BYTES : "");
+}

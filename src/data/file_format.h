@@ -1,0 +1,49 @@
+/* What a file is by its content, where it is not text: formats that data comes in and weft does not read,
+ * and the compressed one that it does. Names decide only where a format has no magic number.
+ *
+ * A format is a row of the table in file_format.c. One that weft learns to read gets a `kind` of its own, by
+ * which data/input.c chooses the decoder. */
+#ifndef WEFT_DATA_FILE_FORMAT_H
+#define WEFT_DATA_FILE_FORMAT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum { FILE_HEAD_BYTES = 512, FILE_TAIL_BYTES = 16 };
+
+/* The ends of a file, or of what was decompressed from one, whose tail and size are not known. */
+typedef struct FileEnds {
+    const char *path;
+    unsigned char head[FILE_HEAD_BYTES], tail[FILE_TAIL_BYTES];
+    size_t head_length, tail_length;
+    uint64_t size; /* 0: not known */
+} FileEnds;
+
+typedef enum FileKind {
+    KIND_NOT_TEXT, /* refused, unless its bytes are asked for as they are */
+    KIND_PACKED,   /* refused in any case: nobody means the bytes of a compressed file */
+    KIND_ZSTD
+} FileKind;
+
+typedef struct FileFormat {
+    const char *name, *advice;
+    FileKind kind;
+    size_t at;         /* of the magic number */
+    const char *magic; /* NULL: `also` decides alone */
+    size_t length;
+    bool (*also)(const FileEnds *ends); /* where the magic number could begin a text; or NULL */
+} FileFormat;
+
+/* The end of a refusal of what can be had as it is. */
+#define FILE_ANY_BYTES \
+    "if its bytes are what you want, give the source encoding: bytes (weft tokenizer train: --bytes)"
+
+/* NULL: perhaps text. */
+const FileFormat *file_format_of(const FileEnds *ends);
+/* ERR_DATA with the format's name and what to do. */
+ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *err);
+
+#endif

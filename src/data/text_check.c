@@ -1,0 +1,65 @@
+/* Counted as text is read, judged where it comes in: corpora, tasks and texts for tokenizers alike
+ * (data/corpus.c). */
+#include "data/text_check.h"
+
+#include <string.h>
+
+#include "data/file_format.h"
+#include "data/utf8.h"
+
+/* Of the share of what is no UTF-8. */
+enum { ENOUGH_BYTES = 4 << 20, ONE_IN = 100 };
+
+static void count_nuls(TextCheck *c, const char *bytes, size_t length) {
+    const char *at = bytes, *end = bytes + length;
+    while (at < end && (at = memchr(at, 0, (size_t)(end - at))) != NULL) {
+        uint64_t place = c->begin + c->bytes + (uint64_t)(at++ - bytes);
+        if (c->nuls++ == 0) c->first_nul = place;
+        c->nuls_at[place % 4]++;
+    }
+}
+
+static uint64_t count_invalid(const char *bytes, size_t length) {
+    uint64_t invalid = 0;
+    for (size_t at = 0; at < length;) {
+        at += utf8_valid_run(bytes + at, length - at);
+        size_t run = utf8_invalid_run(bytes + at, length - at);
+        invalid += run;
+        at += run;
+    }
+    return invalid;
+}
+
+void text_check_add(TextCheck *c, const char *bytes, size_t length) {
+    count_nuls(c, bytes, length);
+    c->invalid += count_invalid(bytes, length);
+    c->bytes += length;
+}
+
+/* Numbers of two or four bytes have zeros in their upper bytes; the upper byte of UTF-16 is nearly always one
+ * for letters of Europe. */
+static const char *guess(const TextCheck *c) {
+    uint64_t even = c->nuls_at[0] + c->nuls_at[2], odd = c->nuls_at[1] + c->nuls_at[3], half = c->bytes / 2;
+    if (10 * c->nuls_at[2] > 9 * (half / 2) && 10 * c->nuls_at[3] > 9 * (half / 2))
+        return "; it looks like numbers of 4 bytes: token ids? Name the text that they were made of";
+    if (10 * odd > 6 * half && 10 * even <= odd)
+        return "; it looks like UTF-16: convert it with: iconv -f UTF-16LE -t UTF-8";
+    if (10 * even > 6 * half && 10 * odd <= even)
+        return "; it looks like UTF-16: convert it with: iconv -f UTF-16BE -t UTF-8";
+    if (odd > 5 * even && 50 * odd > c->bytes)
+        return "; it looks like numbers of 2 bytes: token ids? Name the text that they were made of";
+    return "";
+}
+
+ErrorCode text_check_judge(const TextCheck *c, const char *path, bool end, Error *err) {
+    char shown[400];
+    error_escape(shown, sizeof shown, path, strlen(path));
+    if (c->nuls > 0)
+        return error_set(err, ERR_DATA, "%s: not text: byte %llu is NUL%s; " FILE_ANY_BYTES, shown,
+                         (unsigned long long)c->first_nul + 1, guess(c));
+    if ((!end && c->bytes < ENOUGH_BYTES) || c->invalid <= c->bytes / ONE_IN) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: not UTF-8: %llu of %llu bytes are in no character: convert it (for "
+                     "Windows' western files: iconv -f WINDOWS-1252 -t UTF-8), or, " FILE_ANY_BYTES,
+                     shown, (unsigned long long)c->invalid, (unsigned long long)c->bytes);
+}

@@ -1,0 +1,51 @@
+#!/bin/bash
+# What may be named as a source: files that are no text, paths that are no files, and lines that are broken.
+. "$(dirname "$0")/../support/prelude.sh"
+
+cat >run.yaml <<END
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
+data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes}
+train: {steps: 2, context: 16, microbatch: 1, tokens_per_step: 32, compute: fp32}
+run: {threads: 1}
+END
+letters 40 5 >text.txt
+
+# refused STATUS TEXT WORD...: weft WORD... ends so, with TEXT in its error.
+refused() {
+    local status=$1 text=$2
+    shift 2
+    exits "$status" "$@"
+    grep -qF -- "$text" err || fail "weft $*: no \"$text\" in: $(head -c 600 err)"
+}
+
+# ---- files that are no text, wherever text is read ----
+printf 'PAR1\x15\x04\0\0PAR1' >table.parquet
+head -c 3000 "$weft" >program.txt
+printf 'T\0h\0e\0 \0c\0a\0t\0.\0' >wide.txt
+for file in table.parquet program.txt wide.txt; do
+    case $file in table*) what="a Parquet file" ;; program*) what="a program (ELF)" ;; wide*) what="UTF-16" ;; esac
+    refused 65 "$file: " tokenize run.yaml "data.sources=[$file]"
+    refused 65 "$what" train run.yaml run.dir=t "data.sources=[$file]"
+    refused 65 "$what" tokenize run.yaml "data.validation=[$file]"
+    refused 65 "$what" tokenizer train $file --vocab 260 --out t.json
+    refused 65 "$what" train run.yaml run.dir=t "evaluation.tasks=[{path: $file, task: text}]"
+done
+exits 0 tokenize run.yaml 'data.sources=[{path: program.txt, encoding: bytes}]'
+exits 0 tokenizer train program.txt --vocab 260 --out t.json --bytes
+
+# A few broken characters are counted, at each start.
+for ((i = 0; i < 40; i++)); do echo "a line of text"; done >most.txt
+printf '\xe9\xff\n' >>most.txt
+for ((i = 0; i < 2; i++)); do
+    exits 0 tokenize run.yaml 'data.sources=[most.txt]'
+    grep -q "most.txt: 2 of 603 bytes are not UTF-8" err || fail "no count of broken characters: $(cat err)"
+done
+
+# ---- paths that are no files ----
+mkdir folder
+refused 66 "folder: a directory: name the files in it, as in folder/*.txt" tokenize run.yaml 'data.sources=[folder]'
+refused 66 "URLs are not read" tokenize run.yaml 'data.sources=["https://example.org/a.txt"]'
+refused 66 "URLs are not read" tokenize run.yaml 'data.sources=["s3://bucket/*.jsonl"]'
+refused 66 "URLs are not read" tokenizer train https://example.org/a.txt --vocab 260 --out t.json
+
+conclude
