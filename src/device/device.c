@@ -23,6 +23,7 @@
 #include "device/cpu/cpu.h"
 #include "device/cpu/gemm.h"
 #include "device/cpu/optimised.h"
+#include "device/cpu/waiting.h"
 #include "device/cuda/cuda.h"
 #include "device/pool.h"
 
@@ -204,6 +205,7 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     d->native_bf16 = kind->native_bf16;
     d->threads = threads > 0 ? threads : device_cpu_cores();
     read_processor_name(d->processor, sizeof d->processor);
+    waiting_watch(d->threads);
     d->runtime = cpu_runtime;
     reference_fill_ops(&d->ops);
     ErrorCode code = kind->kernels ? optimised_open(d, kind->kernels, kind->primitives, err) : OK;

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "device/cpu/waiting.h"
 #include "model/families/family.h"
 #include "plan/fit.h"
 #include "plan/sync.h"
@@ -38,12 +39,22 @@ void setup_before_ranks(const Config *c, int ranks) {
     if (too_many_threads(c, ranks, device_cpu_cores())) setenv(WAITING, "passive", 0);
 }
 
+/* Silent where the user has chosen how threads wait: such a machine is loaded on purpose. */
+static void warn_of_load(const Comm *comm) {
+    double load;
+    int cores;
+    if ((comm && comm_rank(comm) > 0) || waiting_is_set() || !machine_is_loaded(&load, &cores)) return;
+    log_warn("other programs use this machine (load %.1f on %d cores): this one gets a part of its speed",
+             load, cores);
+}
+
 /* Without run.threads each rank gets an equal share of the machine's cores, one at least, and no more than it
  * is bound to. */
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
     int local = comm ? comm_local_size(comm) : 1, cores = local_cores(comm), own = device_cpu_cores(),
         each = cores > local ? cores / local : 1;
     if (each > own) each = own;
+    warn_of_load(comm);
     if (too_many_threads(c, local, cores) && !getenv(WAITING) && comm_rank(comm) == 0)
         log_warn("%d ranks of %lld threads on %d cores take each other's time: set run.threads=%d, or "
                  "%s=passive in the environment",

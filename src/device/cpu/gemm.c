@@ -262,6 +262,12 @@ static Grid grid_of(const Product *p, int threads, int64_t most, int bf16_pace) 
     return best;
 }
 
+/* A narrow product, as of one token through a small model, ends before another thread would have woken. */
+static int threads_for(const Device *d, const Product *p, const Grid *grid) {
+    enum { NARROW = 1 << 15 };
+    return grid->down * grid->across > 1 && p->m * p->n * p->k > NARROW ? d->threads : 1;
+}
+
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
@@ -273,7 +279,7 @@ static void packed(Gemm *g, Device *d, const Product *p) {
     size_t each = thread_floats(tiles_beside(p));
     int64_t count = grid.down * grid.across;
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
-#pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (count > 1)
+#pragma omp parallel for num_threads(threads_for(d, p, &grid)) schedule(dynamic, 1)
     for (int64_t t = 0; t < count; t++) {
         LeafWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
         w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
@@ -456,7 +462,7 @@ static void native(Gemm *g, Device *d, const Product *p) {
     Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
     prepare(g, p, &grid);
-    each_tile(g, d->threads, p, &grid, make_by_primitive);
+    each_tile(g, threads_for(d, p, &grid), p, &grid, make_by_primitive);
 }
 
 /* ---- library ---- */
@@ -474,7 +480,7 @@ static void make_by_library(Gemm *g, const Product *p) {
 static void library(Gemm *g, Device *d, const Product *p) {
     Grid grid = {.rows = p->m, .cols = piece_length(p->n, 384, 48), .down = 1};
     grid.across = pieces_of(p->n, grid.cols);
-    each_tile(g, d->threads, p, &grid, make_by_library);
+    each_tile(g, threads_for(d, p, &grid), p, &grid, make_by_library);
 }
 
 /* ---- */

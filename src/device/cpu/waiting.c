@@ -1,0 +1,164 @@
+/* How OpenMP's threads wait for each other when other programs use the same cores.
+ *
+ * libgomp's threads spin for milliseconds at the end of a parallel region. On a quiet machine that is
+ * fastest: a small model has a region every few microseconds. Where another program needs the core, the
+ * spinning thread holds it while the thread that it waits for stands in the queue, and a step takes 8 to 37
+ * times as long. So threads spin as they like until the kernel reports that the main thread stands in that
+ * queue; from then on they sleep.
+ *
+ * libgomp reads its settings once, before main, but documents one rule that it applies at every wait: while a
+ * process has more OpenMP threads than cores, a thread spins 100 times, not 300,000. A second team, all
+ * asleep, makes it so for as long as it exists.
+ *
+ *     quiet --- a sample of 15% and more ---> busy (crowd_keep)
+ *       ^                                       |
+ *       +--- samples below 5% for `patience` ---+
+ *
+ * patience doubles when threads that spin again find the machine busy at once. */
+#include "device/cpu/waiting.h"
+
+#include <fcntl.h>
+#include <omp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+static const double PERIOD = 0.05, BUSY = 0.15, QUIET = 0.05;
+static const double PATIENCE = 1, PATIENCE_MOST = 60;
+
+bool waiting_is_set(void) {
+    return getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME");
+}
+
+bool machine_is_loaded(double *load, int *cores) {
+    int running = 0;
+    *cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    FILE *f = fopen("/proc/loadavg", "r");
+    bool known = f && fscanf(f, "%lf %*f %*f %d/", load, &running) == 2;
+    if (f) fclose(f);
+    return known && *load > *cores && running > *cores;
+}
+
+/* ---- the decision ---- */
+
+static void enter(Crowd *c) {
+    bool at_once = c->patience > 0 && c->calm < c->patience;
+    c->patience = at_once ? 2 * c->patience : PATIENCE;
+    if (c->patience > PATIENCE_MOST) c->patience = PATIENCE_MOST;
+    c->busy = true;
+    c->quiet = 0;
+}
+
+void crowd_sample(Crowd *c, double share, double seconds) {
+    if (!c->busy) {
+        c->calm += seconds;
+        if (share >= BUSY) enter(c);
+        return;
+    }
+    c->quiet = share < QUIET ? c->quiet + seconds : 0;
+    if (c->quiet < c->patience) return;
+    c->busy = false;
+    c->calm = 0;
+}
+
+/* ---- the second team ---- */
+
+typedef struct Keep {
+    int threads;
+    bool (*done)(void *arg);
+    void *arg;
+} Keep;
+
+/* The others of the team wait at the end of the region: that is where they sleep. */
+static void *keep(void *arg) {
+    Keep *k = arg;
+    omp_set_dynamic(0);
+#pragma omp parallel num_threads(k->threads)
+    if (omp_get_thread_num() == 0)
+        while (!k->done(k->arg)) continue;
+    return NULL;
+}
+
+/* On a thread of its own: libgomp ends a team's threads when the thread that began it ends. */
+void crowd_keep(int threads, bool (*done)(void *arg), void *arg) {
+    Keep k = {threads, done, arg};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, keep, &k) == 0)
+        pthread_join(thread, NULL);
+    else
+        while (!done(arg)) continue;
+}
+
+/* ---- the watch ---- */
+
+typedef struct Watch {
+    Crowd crowd;
+    int file, crowding; /* schedstat of the main thread; threads that make more than there are cores */
+    double at, queued;  /* of the last sample, in seconds */
+} Watch;
+
+/* Seconds that the main thread has been ready to run without a core; negative where the kernel does not say.
+ */
+static double queued_seconds(int file) {
+    char text[96];
+    unsigned long long ran, queued;
+    ssize_t length = pread(file, text, sizeof text - 1, 0);
+    if (length <= 0) return -1;
+    text[length] = 0;
+    return sscanf(text, "%llu %llu", &ran, &queued) == 2 ? 1e-9 * (double)queued : -1;
+}
+
+static void sample(Watch *w) {
+    nanosleep(&(struct timespec){0, (long)(PERIOD * 1e9)}, NULL);
+    double at = clock_seconds(), queued = queued_seconds(w->file), seconds = at - w->at;
+    crowd_sample(&w->crowd, (queued - w->queued) / seconds, seconds);
+    w->at = at, w->queued = queued;
+}
+
+static bool is_quiet(void *watch) {
+    Watch *w = watch;
+    sample(w);
+    return !w->crowd.busy;
+}
+
+static void *watch(void *arg) {
+    Watch *w = arg;
+    for (;;) {
+        sample(w);
+        if (w->crowd.busy) crowd_keep(w->crowding, is_quiet, w);
+    }
+    return NULL;
+}
+
+/* No signal may come to the watch or its teams (base/signals.h). Without a thread nothing is watched. */
+static void start(Watch *w) {
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&thread, NULL, watch, w) == 0) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* A process with a quarter of the cores' threads and fewer has other cores to go to; and of such processes
+ * there may be many. */
+void waiting_watch(int threads) {
+    static Watch watch;
+    int cores = omp_get_num_procs();
+    if (watch.crowding > 0 || threads < 2 || 4 * threads < cores || waiting_is_set()) return;
+    watch.crowding = cores >= threads ? cores - threads + 2 : 2;
+#ifdef __clang__
+    /* Its library has a setting that may change: milliseconds. */
+    kmp_set_blocktime(1);
+#else
+    watch.file = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
+    watch.at = clock_seconds();
+    watch.queued = queued_seconds(watch.file);
+    if (watch.queued >= 0) start(&watch);
+#endif
+}

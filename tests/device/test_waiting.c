@@ -1,0 +1,121 @@
+/* Threads that wait beside other programs: when they sleep, and that they do. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <omp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "device/cpu/waiting.h"
+
+enum { REGIONS = 200 };
+
+static const char *const names[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
+
+/* Samples of a tenth of a second. */
+static bool after(Crowd *c, double share, double seconds) {
+    for (double s = 0; s < seconds - 0.05; s += 0.1) crowd_sample(c, share, 0.1);
+    return c->busy;
+}
+
+static void test_decision(void **state) {
+    Crowd c = {0};
+    (void)state;
+    assert_false(after(&c, 0.10, 10)); /* what a loader's thread takes */
+    assert_true(after(&c, 0.50, 0.1));
+    assert_true(after(&c, 0.01, 0.9));
+    assert_true(after(&c, 0.10, 5)); /* neither: the second begins again */
+    assert_true(after(&c, 0.01, 0.9));
+    assert_false(after(&c, 0.01, 0.2));
+    /* Busy again at once: each time twice as long, a minute at most. */
+    for (double patience = 2; patience < 200; patience *= 2) {
+        double expected = patience < 60 ? patience : 60;
+        assert_true(after(&c, 0.50, 0.1));
+        assert_true(after(&c, 0, expected - 0.5));
+        assert_false(after(&c, 0, 1));
+    }
+    /* Quiet for longer than that: as at first. */
+    assert_false(after(&c, 0, 100));
+    assert_true(after(&c, 0.50, 0.1));
+    assert_false(after(&c, 0, 1.2));
+}
+
+static bool has_ended(void *ended) {
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return atomic_load((atomic_bool *)ended);
+}
+
+static void *hold(void *ended) {
+    crowd_keep(omp_get_num_procs() + 2, has_ended, ended);
+    return NULL;
+}
+
+static void work_for(double seconds) {
+    for (double begun = clock_seconds(); clock_seconds() - begun < seconds;) continue;
+}
+
+/* How often the second thread of a team has gone to sleep while the first worked. */
+static long sleeps(void) {
+    struct rusage first = {0}, last = {0};
+    for (int i = 0; i < REGIONS; i++) {
+#pragma omp parallel num_threads(2)
+        if (omp_get_thread_num() == 0)
+            work_for(200e-6);
+        else
+            getrusage(RUSAGE_THREAD, i == 0 ? &first : &last);
+    }
+    return last.ru_nvcsw - first.ru_nvcsw;
+}
+
+/* Threads of a process that has a second team sleep at the end of each region, if they get there before the
+ * one that works: on a loaded machine some do not. */
+static void test_second_team(void **state) {
+#ifdef __clang__
+    (void)state;
+    skip(); /* libomp has a setting instead */
+#else
+    atomic_bool ended = false;
+    pthread_t thread;
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, hold, &ended), 0);
+    nanosleep(&(struct timespec){0, 200000000}, NULL);
+    long slept = sleeps();
+    atomic_store(&ended, true);
+    pthread_join(thread, NULL);
+    assert_true(slept >= REGIONS / 4);
+#endif
+}
+
+static void test_environment(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) unsetenv(names[i]);
+    assert_false(waiting_is_set());
+    for (int i = 0; i < 3; i++) {
+        setenv(names[i], "1", 1);
+        assert_true(waiting_is_set());
+        unsetenv(names[i]);
+    }
+}
+
+/* The library reads its environment before main; ctest sets what would make all threads sleep. */
+int main(int argc, char **argv) {
+    (void)argc;
+    if (waiting_is_set()) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
+        execv("/proc/self/exe", argv);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decision),
+        cmocka_unit_test(test_second_team),
+        cmocka_unit_test(test_environment),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
