@@ -648,12 +648,14 @@ ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, C
 
 /* ---- waiting ---- */
 
-/* Others need the core the more the longer nothing comes. At first not at all: a message of the same
- * machine comes within a microsecond. Then the core is given away, and after some thousand looks this
- * thread sleeps: with more ranks than cores whoever works needs it. */
-static void rest(int idle) {
-    if (idle < 64) return;
-    if (idle < 4096) {
+/* A message of the same machine arrives within a microsecond, so that the first looks follow each other.
+ * Then the thread yields its core for some thousand looks, since waking up from a sleep takes 50 us or more;
+ * then it sleeps. Where ranks outnumber cores it sleeps nearly at once: the rank that it waits for needs the
+ * core, and sched_yield, which MPI calls in each look besides, returns too soon. */
+static void rest(const Comm *c, int idle) {
+    bool crowded = c->local_cores > 0 && c->local_size > c->local_cores;
+    if (idle < (crowded ? 4 : 64)) return;
+    if (idle < 4096 && !crowded) {
         sched_yield();
         return;
     }
@@ -673,7 +675,7 @@ ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
         code = comm_refused(c, err);
         ended = op_ended(c, handle) || (code == OK && wires_follow(c, handle));
         comm_unlock(c);
-        if (!ended && code == OK) rest(idle);
+        if (!ended && code == OK) rest(c, idle);
     }
     atomic_store(&c->waits_since, 0);
     return code;
