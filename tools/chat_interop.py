@@ -3,7 +3,7 @@
 usage: chat_interop.py CHAT_LINES      (tests/data/chat_lines.c; exit status 77: a package is missing)
 
 1. Snippets of templates, each construct that weft runs: rendered by both, compared byte for byte. What one refuses the other may not render
-   otherwise than as an error.
+   otherwise than as an error. 3000 values from JSON, printed and as JSON again.
 2. 200 conversations through templates in the manner of nine families, with byte-level and SentencePiece tokenizers: ids as
    apply_chat_template makes them; what is learned as its assistant masks say, by a twin of the template with {% generation %}.
 """
@@ -95,23 +95,72 @@ BLOCKS = [
 ]
 
 
-def snippet_text(template):
+def jinja(template, variables):
     try:
         compiled = _compile_jinja_template(template)
         day = __import__("datetime").datetime(2025, 1, 31)
-        return compiled.render(strftime_now=lambda form: day.strftime(form), **VARIABLES), None
+        return compiled.render(strftime_now=lambda form: day.strftime(form), **variables), None
     except Exception as error:  # whatever Jinja says: weft must refuse too
         return None, f"{type(error).__name__}: {error}"
 
 
+def rendered(cases):
+    """What weft makes of pairs of a template and the JSON of its variables."""
+    lines = "".join(f'{{"template": {json.dumps(t)}, "variables": {v}}}\n' for t, v in cases)
+    answers = subprocess.run([program, "render"], input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout.decode().split("\n")[:-1]
+    assert len(answers) == len(cases)
+    return [json.loads(a) for a in answers]
+
+
+# Numbers as lines may have them: of any size, with and without points and exponents.
+def literal(draw):
+    return draw.choice([
+        lambda: str(draw.randrange(-10 ** draw.randrange(1, 40), 10 ** draw.randrange(1, 40))),
+        lambda: repr(draw.uniform(-1, 1) * 10.0 ** draw.randrange(-300, 300)),
+        lambda: repr(2.0 ** draw.randrange(-1070, 1020)),
+        lambda: f"{draw.randrange(-1000, 1000)}.{draw.randrange(1000)}",
+        lambda: f"{draw.randrange(1, 10)}{draw.choice('eE')}{draw.choice(['', '+', '-'])}{draw.randrange(25)}",
+        lambda: f"{draw.randrange(10 ** 17)}.0",
+        lambda: draw.choice(["-0", "-0.0", str(2 ** 63), str(-2 ** 63), str(2 ** 63 - 1), str(2 ** 53 + 1)]),
+    ])()
+
+
+# Characters that Unicode 13 had: what repr shows by its number depends on the version.
+def odd_text(draw):
+    return "".join(chr(draw.choice([draw.randrange(1, 127), draw.randrange(127, 0x250), draw.randrange(0x2000, 0x2070), 0xe000, 0x1f642, 0xad])) for _ in range(draw.randrange(6)))
+
+
+def value_text(draw, depth=0):
+    kind = draw.randrange(6)
+    if kind < 3 or depth > 2:
+        return literal(draw)
+    if kind == 3:
+        return json.dumps(odd_text(draw), ensure_ascii=draw.random() < 0.5)
+    if kind == 4:
+        return "[" + ", ".join(value_text(draw, depth + 1) for _ in range(draw.randrange(4))) + "]"
+    return "{" + ", ".join(f'"k{i}": {value_text(draw, depth + 1)}' for i in range(draw.randrange(4))) + "}"
+
+
+VALUES = ["{{ x }}|{{ [x] }}|{{ x|tojson }}|{{ x|tojson(indent=2) }}|{{ x is number }}{{ x is integer }}{{ x is float }}|{{ x == y }}|{{ x ~ y }}",
+          "{{ x|int }}|{{ x|float }}|{{ x < y if x is number and y is number else '-' }}",
+          "{{ x|e }}{{ [x|e] }}{{ (x|e) + '<' }}{{ '<' + (x|safe) }}{{ (x|safe).replace('1', '<') }}{{ (x|safe) ~ '<' }}{{ [x|safe|trim, (x|e)[:2]] }}"]
+
+
+def check_values(count):
+    """Python's rules for what stands in a line: 100.0 stays 100.0, and a whole number has any size."""
+    draw = random.Random(11)
+    cases = [(draw.choice(VALUES), f'{{"x": {value_text(draw)}, "y": {value_text(draw)}}}') for _ in range(count)]
+    for (template, variables), answer in zip(cases, rendered(cases)):
+        text, error = jinja(template, json.loads(variables))
+        if text != answer.get("text"):
+            fail(f"{template!r} of {variables}\n  Jinja {text!r} {error}\n  weft  {answer.get('text', answer.get('error'))!r}")
+    print(f"{count} values")
+
+
 def check_snippets():
     templates = SNIPPETS + BLOCKS
-    lines = "".join(json.dumps({"template": t, "variables": VARIABLES}) + "\n" for t in templates)
-    answers = subprocess.run([program, "render"], input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
-    assert len(answers) == len(templates)
-    for template, answer in zip(templates, answers):
-        answer = json.loads(answer)
-        text, error = snippet_text(template)
+    for template, answer in zip(templates, rendered([(t, json.dumps(VARIABLES)) for t in templates])):
+        text, error = jinja(template, VARIABLES)
         if error is None and answer.get("text") != text:
             fail(f"{template!r}\n  Jinja {text!r}\n  weft  {answer.get('text', answer.get('error'))!r}")
         if error is not None and "error" not in answer:
@@ -268,6 +317,7 @@ def check_rewriting(made):
 
 
 check_snippets()
+check_values(3000)
 made = conversations(200)
 for family, (template, specials, kind) in FAMILIES.items():
     check_family(family, template, specials, kind, made)

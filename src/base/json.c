@@ -20,7 +20,8 @@
 /* cJSON itself stops at 1000 levels by default; the scan and find_duplicate recurse as deep as a document,
  * so the bound is set here, where the position is known. */
 #define MAX_DEPTH 64
-#define MAX_NUMBER 63 /* cJSON copies a number into 64 bytes */
+#define MAX_NUMBER 63    /* cJSON copies a number into 64 bytes */
+#define MAX_LITERAL 4300 /* Python's limit for the digits of a whole number */
 
 typedef struct Scan {
     const char *where, *data;
@@ -28,6 +29,9 @@ typedef struct Scan {
     size_t line;           /* number of the first one */
     bool nul_in_values;    /* may be there, as \u0000 */
     size_t keys, stop_key; /* keys seen; the ordinal at which to report a duplicate */
+    char *
+        without_numbers; /* a copy of the data, each number in it "0" and blanks; NULL: numbers are cJSON's */
+    Text literals;       /* of those numbers, each with a NUL behind it */
     Error *err;
 } Scan;
 
@@ -128,6 +132,17 @@ static size_t skip_digits(Scan *s) {
     return s->at - start;
 }
 
+/* cJSON, which would round it, is shown a zero. */
+static ErrorCode take_literal(Scan *s, size_t start) {
+    size_t length = s->at - start;
+    if (length > MAX_LITERAL) return fail(s, start, "this number has too many digits");
+    text_add(&s->literals, s->data + start, length);
+    text_add(&s->literals, "", 1);
+    memset(s->without_numbers + start, ' ', length);
+    s->without_numbers[start] = '0';
+    return OK;
+}
+
 /* As RFC 8259 has numbers. Those that overflow a double are refused: they would come back as infinity. */
 static ErrorCode scan_number(Scan *s) {
     size_t start = s->at;
@@ -145,6 +160,7 @@ static ErrorCode scan_number(Scan *s) {
         if (peek(s) == '+' || peek(s) == '-') s->at++;
         if (!skip_digits(s)) return expected(s, "a digit in the exponent");
     }
+    if (s->without_numbers) return take_literal(s, start);
     if (s->at - start > MAX_NUMBER) return fail(s, start, "this number has too many digits");
     /* strtod wants a string that ends; the text is bytes with a length, and may end here. */
     char copy[MAX_NUMBER + 1] = {0};
@@ -265,6 +281,16 @@ static void skip_mark(const char **data, size_t *length) {
     if (*length >= 3 && memcmp(*data, "\xef\xbb\xbf", 3) == 0) *data += 3, *length -= 3;
 }
 
+/* Literals go to the numbers of the tree in the order of the document, in which the scan met them. */
+static void give_literals(cJSON *node, const char **literal) {
+    if (cJSON_IsNumber(node)) {
+        node->valuestring = mem_strdup(*literal);
+        cJSON_SetNumberHelper(node, strtod(*literal, NULL));
+        *literal += strlen(*literal) + 1;
+    }
+    for (cJSON *child = node->child; child; child = child->next) give_literals(child, literal);
+}
+
 /* The scan says what and where the source is. */
 static ErrorCode parse(Scan *s, cJSON **root) {
     char name[512];
@@ -273,7 +299,7 @@ static ErrorCode parse(Scan *s, cJSON **root) {
     s->stop_key = SIZE_MAX;
     skip_mark(&s->data, &s->length);
     TRY(scan_document(s));
-    cJSON *tree = cJSON_ParseWithLength(s->data, s->length);
+    cJSON *tree = cJSON_ParseWithLength(s->without_numbers ? s->without_numbers : s->data, s->length);
     /* Cannot happen while the scan is stricter than cJSON; said all the same, not checked, since it hangs
      * on input. */
     if (!tree) return error_set(s->err, ERR_DATA, "%s: cJSON could not parse this", name);
@@ -299,6 +325,19 @@ ErrorCode json_parse_line(const char *where, size_t line, const char *data, size
     Scan scan = {
         .where = where, .data = data, .length = length, .line = line, .nul_in_values = true, .err = err};
     return parse(&scan, root);
+}
+
+ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
+    skip_mark(&data, &length);
+    Scan scan = {.where = where, .data = data, .length = length, .line = 1, .err = err};
+    scan.without_numbers = mem_alloc(length + 1);
+    if (length) memcpy(scan.without_numbers, data, length);
+    ErrorCode code = parse(&scan, root);
+    const char *literal = scan.literals.data;
+    if (code == OK) give_literals(*root, &literal);
+    text_free(&scan.literals);
+    free(scan.without_numbers);
+    return code;
 }
 
 /* What a string between quotes says, by cJSON; there is no \u0000 in it. */

@@ -23,6 +23,10 @@ ErrorCode json_parse_line(const char *where, size_t line, const char *data, size
                           Error *err);
 void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out);
 
+/* The same for a line whose numbers are written out again: `valuestring` of a number is its literal, which
+ * may lie beyond doubles and have as many digits as Python reads (4300). */
+ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err);
+
 /* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and
  * succeeds when `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON
  * keeps doubles, and beyond that a double no longer tells neighbours apart. */

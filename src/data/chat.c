@@ -235,7 +235,7 @@ static void hash_string(Sha256 *h, const char *s) {
 
 /* The number in front goes up when the same template and line come to make other ids. */
 void chat_hash(const Chat *c, Sha256 *h) {
-    hash_string(h, "weft chat 1");
+    hash_string(h, "weft chat 2");
     hash_string(h, c->source.data ? c->source.data : "");
     for (const cJSON *v = c->variables->child; v; v = v->next) {
         hash_string(h, v->string);
@@ -330,6 +330,33 @@ static ErrorCode check_messages(const Conversation *v, Error *err) {
     return OK;
 }
 
+static bool is_given(const cJSON *item) { return item && !cJSON_IsNull(item); }
+
+/* Reasoning goes by three names; templates read the first, or the second. NULL: there is none. */
+static const cJSON *reasoning_of(const cJSON *message) {
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(message, names[i]);
+        if (is_given(item)) return item;
+    }
+    return NULL;
+}
+
+/* As transformers hands a message to a template: without members that are null, which templates would print
+ * as None, and with its reasoning under both names that they read. In that order. */
+static cJSON *copy_message(const cJSON *message) {
+    if (!cJSON_IsObject(message)) return cJSON_Duplicate(message, true);
+    cJSON *copy = cJSON_CreateObject();
+    const cJSON *reasoning = reasoning_of(message);
+    if (reasoning && !is_given(cJSON_GetObjectItemCaseSensitive(message, "thinking")))
+        cJSON_AddItemToObject(copy, "thinking", cJSON_Duplicate(reasoning, true));
+    for (const cJSON *item = message->child; item; item = item->next)
+        if (is_given(item)) cJSON_AddItemToObject(copy, item->string, cJSON_Duplicate(item, true));
+    if (reasoning && !cJSON_GetObjectItemCaseSensitive(copy, "reasoning_content"))
+        cJSON_AddItemToObject(copy, "reasoning_content", cJSON_Duplicate(reasoning, true));
+    return copy;
+}
+
 /* A prompt or a completion: messages as they are, or a text that the role says. */
 static ErrorCode add_part(const Conversation *v, const cJSON *part, const char *role, Error *err) {
     if (cJSON_IsString(part)) {
@@ -342,8 +369,7 @@ static ErrorCode add_part(const Conversation *v, const cJSON *part, const char *
     if (!cJSON_IsArray(part))
         return error_set(err, ERR_DATA, "%s: prompt and completion are texts, or lists of messages",
                          v->where);
-    for (const cJSON *m = part->child; m; m = m->next)
-        cJSON_AddItemToArray(v->messages, cJSON_Duplicate(m, true));
+    for (const cJSON *m = part->child; m; m = m->next) cJSON_AddItemToArray(v->messages, copy_message(m));
     return OK;
 }
 
@@ -502,17 +528,48 @@ static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
     return OK;
 }
 
+/* "user, gpt": each role once, as far as there is room. */
+static const char *roles_found(const Conversation *v, char *out, size_t size) {
+    out[0] = 0;
+    for (const cJSON *m = v->messages->child; m; m = m->next) {
+        bool seen = false;
+        for (const cJSON *k = v->messages->child; k != m && !seen; k = k->next)
+            seen = strcmp(role_of(k), role_of(m)) == 0;
+        size_t used = strlen(out);
+        char shown[40];
+        error_escape(shown, sizeof shown, role_of(m), strlen(role_of(m)));
+        if (!seen && used + strlen(shown) + 8 < size)
+            snprintf(out + used, size - used, "%s\"%s\"", used ? ", " : "", shown);
+    }
+    return out;
+}
+
+/* An answer under a misspelt role would be taken for context, without a word. */
+static ErrorCode check_roles(const Conversation *v, Error *err) {
+    int i = 1;
+    for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
+        char shown[40];
+        const char *role = role_of(m);
+        if (is_answer(m) || text_distance(role, "assistant") > 2) continue;
+        return error_set(err, ERR_DATA, "%s: message %d has the role \"%s\": expected \"assistant\"",
+                         v->where, i, error_escape(shown, sizeof shown, role, strlen(role)));
+    }
+    return OK;
+}
+
 static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
     int last, count = answers_of(v, v->first, &last);
+    char roles[200];
+    if (s->chat->learn != LEARN_ALL) TRY(check_roles(v, s->err));
     if (s->chat->learn == LEARN_ALL) {
         TRY(render(s->chat, v, v->count, false, &t->text, NULL, s->err));
         template_spans_add(&t->answers, (TemplateSpan){0, t->text.length});
     } else if (count == 0) {
         return error_set(
             s->err, ERR_DATA,
-            "%s: no message of the role assistant: there is nothing to learn (data.chat_learn=all "
-            "learns every message)",
-            v->where);
+            "%s: no message has the role \"assistant\", found %s: there is nothing to learn; rename the role "
+            "whose messages are answers (data.chat_learn=all learns every message)",
+            v->where, roles_found(v, roles, sizeof roles));
     } else if (template_marks_answers(s->chat->template)) {
         TRY(put_marked(s, v, t));
     } else {
@@ -595,7 +652,7 @@ ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, cons
     Sink s = {.chat = c, .ids = ids, .ends = ends, .err = err};
     error_escape(path, sizeof path, where, strlen(where));
     snprintf(place, sizeof place, "%s:%llu", path, (unsigned long long)line);
-    TRY(json_parse(place, data, length, &root, err));
+    TRY(json_parse_literals(place, data, length, &root, err));
     Conversation v = {.where = place};
     ErrorCode code = put_line(&s, &v, root, key && key[0] ? key : "messages");
     cJSON_Delete(root);

@@ -74,6 +74,11 @@ bool unicode_is_word(uint32_t code) {
            (code >= 0x1F170 && code <= 0x1F189);
 }
 
+bool unicode_is_printable(uint32_t code) {
+    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)code);
+    return code == ' ' || (c != UTF8PROC_CATEGORY_CN && c < UTF8PROC_CATEGORY_ZS);
+}
+
 /* No byte from `limit` on: for form C, every character below U+0300 (whose first byte is 0xCC) is in it, and
  * none of them joins the one before it; for the other forms and for lower case nothing is sure but ASCII. */
 static bool all_below(const char *text, size_t length, unsigned char limit) {
@@ -161,6 +166,8 @@ bool unicode_is_word(uint32_t code) {
     (void)code;
     return false;
 }
+
+bool unicode_is_printable(uint32_t code) { return (code >= 0x20 && code < 0x7f) || code >= 0xa0; }
 
 /* ASCII alone. */
 void unicode_capitalize(const char *text, size_t length, Text *out) {

@@ -42,6 +42,9 @@ const char *unicode_forms_version(void); /* of its tables: "15.0.0"; "" without 
 /* Letters, marks, digits, connectors and joiners: what \w means in `tokenizers`. False without libutf8proc.
  */
 bool unicode_is_word(uint32_t code);
+/* What Python's str.isprintable means: no control, format or private character, none that is not assigned,
+ * and no separator but the blank. Without libutf8proc all from U+00A0 on are printable. */
+bool unicode_is_printable(uint32_t code);
 
 /* Appends valid UTF-8 with its first letter large and all others small, each by itself; without libutf8proc
  * only ASCII's change. */

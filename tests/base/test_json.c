@@ -239,13 +239,37 @@ static void test_lines(void **state) {
     assert_string_equal(err.message, "x:3:3: a string must not hold \\u0000");
 }
 
+/* Literals stay with their numbers, in the order of the document, however long. */
+static void test_literals(void **state) {
+    static const char line[] =
+        "{\"a\": [1e5, {\"b\": -0}, 100.0], \"c\": 1e999, \"d\": "
+        "1234567890123456789012345678901234567890123456789012345678901234567890, \"e\": \"7\"}";
+    cJSON *root = NULL;
+    Error err = {0};
+    (void)state;
+    assert_int_equal(json_parse_literals("x", line, sizeof line - 1, &root, &err), OK);
+    const cJSON *a = cJSON_GetObjectItem(root, "a");
+    assert_string_equal(a->child->valuestring, "1e5");
+    assert_true(a->child->valuedouble == 1e5);
+    assert_string_equal(a->child->next->child->valuestring, "-0");
+    assert_string_equal(a->child->next->next->valuestring, "100.0");
+    assert_string_equal(cJSON_GetObjectItem(root, "c")->valuestring, "1e999");
+    assert_int_equal(strlen(cJSON_GetObjectItem(root, "d")->valuestring), 70);
+    cJSON_Delete(root);
+    char *digits = mem_alloc(5000);
+    memset(digits, '1', 4999);
+    assert_int_equal(json_parse_literals("x", digits, 4999, &root, &err), ERR_DATA);
+    assert_string_equal(err.message, "x:1:1: this number has too many digits");
+    free(digits);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines),         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_depth),         cmocka_unit_test(test_long_numbers),
-        cmocka_unit_test(test_accepts_json),  cmocka_unit_test(test_members),
-        cmocka_unit_test(test_writer),        cmocka_unit_test(test_doubles_survive),
-        cmocka_unit_test(test_damaged_input),
+        cmocka_unit_test(test_lines),           cmocka_unit_test(test_literals),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_long_numbers),    cmocka_unit_test(test_accepts_json),
+        cmocka_unit_test(test_members),         cmocka_unit_test(test_writer),
+        cmocka_unit_test(test_doubles_survive), cmocka_unit_test(test_damaged_input),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static void print_render(const char *line, size_t length) {
     JsonWriter w;
     json_start(&w, &out, 0);
     json_begin_object(&w);
-    ErrorCode code = json_parse("stdin", line, length, &root, &err);
+    ErrorCode code = json_parse_literals("stdin", line, length, &root, &err);
     if (code == OK) code = render(root, &text, &err);
     if (code == OK)
         json_put_bytes(&w, "text", text.data ? text.data : "", text.length);

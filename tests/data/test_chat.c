@@ -115,6 +115,21 @@ static void test_special_text(void **state) {
            "Buser:\n<|end_of_text|>E\nBassistant:\n[x<|begin_of_text|>E]\n|");
 }
 
+/* Numbers of a tool call are the literals of the line, by Python's rules; members that are null are left out,
+ * and reasoning goes by the names that templates read. */
+static void test_members(void **state) {
+    (void)state;
+    static const char calls[] =
+        HEAD "{{ m.content|default('none') }}{{ m.reasoning_content }}{{ m.thinking }}"
+             "{% for c in m.tool_calls or [] %}{{ c|tojson }}{% endfor %}{{ eos_token }}" TAIL;
+    expect(
+        calls, LEARN_LAST,
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": "
+        "null, "
+        "\"reasoning\": \"r\", \"tool_calls\": [{\"id\": 1234567890123456789, \"x\": 100.0, \"y\": 1e5}]}]}",
+        "Buser:\nqEBassistant:\n[nonerr{\"id\": 1234567890123456789, \"x\": 100.0, \"y\": 100000.0}E]|");
+}
+
 static void refuse(const char *template, const char *line, const char *wanted) {
     Ids got;
     Error err;
@@ -128,12 +143,21 @@ static void test_refusals(void **state) {
     refuse(plain, "{\"text\": \"x\"}", "\"messages\"");
     refuse(plain, "[1]", "JSON object");
     refuse(plain, "{\"messages\": []}", "no messages");
+    refuse(plain,
+           "{\"messages\": [{\"role\": \"human\", \"content\": \"q\"}, {\"role\": \"gpt\", \"content\": "
+           "\"a\"}]}",
+           "found \"human\", \"gpt\"");
+    refuse(plain,
+           "{\"messages\": [{\"role\": \"assistant\", \"content\": \"q\"}, {\"role\": \"asistant\", "
+           "\"content\": "
+           "\"a\"}]}",
+           "message 2 has the role \"asistant\": expected \"assistant\"");
     refuse(plain, "{\"messages\": [{\"content\": \"x\"}]}", "message 1");
     refuse(plain, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "nothing to learn");
     refuse(plain, "{\"prompt\": \"a\", \"completion\": \"c\", \"chat_template_kwargs\": [1]}",
            "must be an object");
     refuse(plain, "{\"prompt\": \"a\\u0000b\", \"completion\": \"c\"}", "0000");
-    refuse(plain, "{\"messages\": [{\"role\": \"assistant\", \"content\": null}]}", "none");
+    refuse(plain, "{\"messages\": [{\"role\": \"assistant\", \"content\": null}]}", "'content' is undefined");
     refuse("{{ 'p' if add_generation_prompt else 'q' }}", "{\"prompt\": \"a\", \"completion\": \"c\"}",
            "does not begin with the prompt");
 }
@@ -298,11 +322,15 @@ static void test_best_fit(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_borders),   cmocka_unit_test(test_prompt_and_completion),
-        cmocka_unit_test(test_rewriting), cmocka_unit_test(test_special_text),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_rows),      cmocka_unit_test(test_fingerprints),
-        cmocka_unit_test(test_best_fit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_members),
+                                       cmocka_unit_test(test_borders),
+                                       cmocka_unit_test(test_prompt_and_completion),
+                                       cmocka_unit_test(test_rewriting),
+                                       cmocka_unit_test(test_special_text),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_prompt),
+                                       cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_fingerprints),
+                                       cmocka_unit_test(test_best_fit)};
     return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
 }

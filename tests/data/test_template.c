@@ -8,13 +8,16 @@
 static const char variables[] =
     "{\"bos_token\": \"<s>\", \"none_\": null, \"messages\": [{\"role\": \"user\", \"content\": \" hi \\n\"},"
     " {\"role\": \"assistant\", \"content\": \"l\\u00e9 </think>x\"}],"
+    " \"numbers\": [1234567890123456789, 100.0, 1e5, -0, 1.5e-7, 9223372036854775808, -2.0E22],"
+    " \"long\": 123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890,"
+    " \"odd\": \"a\\u00ad\\u200b\\u0001\\ue000\\u00e9\\\\\","
     " \"tool\": {\"name\": \"f\", \"n\": [1, 2.5, true, null], \"q\": \"say \\\"x\\\"\"}}";
 
 static ErrorCode render(const char *text, const char *date, Text *out, TemplateSpans *spans, Error *err) {
     Template *t = NULL;
     cJSON *root;
     *err = (Error){0};
-    assert_int_equal(json_parse("variables", variables, strlen(variables), &root, err), OK);
+    assert_int_equal(json_parse_literals("variables", variables, strlen(variables), &root, err), OK);
     ErrorCode code = template_parse(&t, "chat.jinja", text, strlen(text), err);
     if (code == OK) code = template_render(t, root, date, out, spans, err);
     template_free(t);
@@ -54,6 +57,32 @@ static void test_expressions(void **state) {
     expect("{{ strftime_now('%d %b %Y') }}", "31 Jan 2025");
     expect("{{ \"it's\" }} {{ 'a' 'b' }} {{ '\\u00fc\\x41\\q\\n' }}.", "it's ab \xc3\xbc"
                                                                        "A\\q\n.");
+}
+
+/* As json.loads, and then str or json.dumps, of Python. */
+static void test_numbers(void **state) {
+    (void)state;
+    expect("{{ numbers }}",
+           "[1234567890123456789, 100.0, 100000.0, 0, 1.5e-07, 9223372036854775808, -2e+22]");
+    expect("{{ numbers|tojson }}",
+           "[1234567890123456789, 100.0, 100000.0, 0, 1.5e-07, 9223372036854775808, -2e+22]");
+    expect("{{ long }}",
+           "123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890");
+    expect("{{ long is integer }} {{ long > numbers[5] }} {{ numbers[5] == 9223372036854775807 if false else "
+           "numbers[5] > numbers[0] }} {{ numbers[1] is float }} {{ numbers[1] == 100 }}",
+           "True True True True True");
+    expect("{{ '123456789012345678901'|int }} {{ numbers[6]|int }} {{ '007'|int }} {{ -2.5|int }}",
+           "123456789012345678901 -20000000000000000000000 7 -2");
+}
+
+/* Characters that Python's repr shows by their numbers; strings that are made safe for HTML. */
+static void test_text_forms(void **state) {
+    (void)state;
+    expect("{{ [odd] }}", "['a\\xad\\u200b\\x01\\ue000\xc3\xa9\\\\']");
+    expect("{{ '<a>' | e }}{{ '<' ~ ('<'|safe) }}{{ '<' + ('<'|safe) + '&' }}{{ ['<'|safe] }}",
+           "&lt;a&gt;<<&lt;<&amp;[Markup('<')]");
+    expect("{{ ('a<'|safe).replace('a', '>') }}{{ ('a<'|safe)|replace('a', '>') }}{{ '<'|e|e }}",
+           "&gt;<><&lt;");
 }
 
 static void test_statements(void **state) {
@@ -154,7 +183,8 @@ static void test_bounds(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_expressions), cmocka_unit_test(test_statements),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_expressions), cmocka_unit_test(test_numbers),
+                                       cmocka_unit_test(test_text_forms),  cmocka_unit_test(test_statements),
                                        cmocka_unit_test(test_white_space), cmocka_unit_test(test_generation),
                                        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_bounds)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -109,7 +109,9 @@ static Value strip(Value s, const Value *chars, int sides) {
 
 static ErrorCode strip_sides(Frame *f, int sides, Value *out) {
     if (given(f->args[0])) TRY(need_string(f, f->args[0]));
-    *out = strip(as_string(f, f->self), f->args[0], sides);
+    Value s = as_string(f, f->self);
+    *out = strip(s, f->args[0], sides);
+    out->form = s.form;
     return OK;
 }
 
@@ -131,6 +133,7 @@ static ErrorCode change_case(Frame *f, char first, char rest, Value *out) {
         copy[i] = c;
     }
     *out = value_string(copy, s.size);
+    out->form = s.form;
     return OK;
 }
 
@@ -164,6 +167,16 @@ static ErrorCode do_replace(Frame *f, Value *out) {
     *out = value_copy(&f->run->arena, text.data, text.length);
     text_free(&text);
     return code;
+}
+
+/* The filter's result is plain; the method of Markup escapes what it puts in. */
+static ErrorCode do_replace_method(Frame *f, Value *out) {
+    Value new = *f->args[1];
+    TRY(need_string(f, f->args[0]));
+    TRY(need_string(f, &new));
+    if (f->self->form == FORM_MARKUP) new = value_escape(&f->run->arena, &new);
+    f->args[1] = &new;
+    return do_replace(f, out);
 }
 
 /* Growing list of values on its way to the arena. */
@@ -288,8 +301,12 @@ static ErrorCode do_join_method(Frame *f, Value *out) {
     const Value *items;
     size_t count;
     TRY(value_iterate(f->run, f->line, f->args[0], &items, &count));
-    for (size_t i = 0; i < count; i++) TRY(need_string(f, &items[i]));
-    return join(f, f->self, items, count, out);
+    Value *strings = arena_take(&f->run->arena, (count + 1) * sizeof *strings);
+    for (size_t i = 0; i < count; i++) {
+        TRY(need_string(f, &items[i]));
+        strings[i] = f->self->form == FORM_MARKUP ? value_escape(&f->run->arena, &items[i]) : items[i];
+    }
+    return join(f, f->self, strings, count, out);
 }
 
 /* ---- mappings ---- */
@@ -382,42 +399,82 @@ static ErrorCode do_string(Frame *f, Value *out) {
     return OK;
 }
 
-static ErrorCode do_itself(Frame *f, Value *out) {
-    *out = *f->self;
+static ErrorCode do_safe(Frame *f, Value *out) {
+    *out = as_string(f, f->self);
+    out->form = FORM_MARKUP;
     return OK;
 }
 
-/* The number that a string holds, blanks around it; false: none. */
-static bool number_in(const Value *v, double *number) {
-    char digits[64], *end;
+static ErrorCode do_escape(Frame *f, Value *out) {
+    Value s = as_string(f, f->self);
+    *out = value_escape(&f->run->arena, &s);
+    return OK;
+}
+
+static ErrorCode do_forceescape(Frame *f, Value *out) {
+    Value s = as_string(f, f->self);
+    s.form = FORM_PLAIN;
+    *out = value_escape(&f->run->arena, &s);
+    return OK;
+}
+
+/* What a string holds with blanks around it, as text that ends; false: more or other characters than a number
+ * has. */
+static bool number_text(const Value *v, char digits[400]) {
     Value s = strip(*v, NULL, SIDE_LEFT | SIDE_RIGHT);
-    if (s.size == 0 || s.size >= sizeof digits) return false;
+    if (s.size == 0 || s.size >= 400) return false;
     memcpy(digits, s.bytes, s.size);
     digits[s.size] = 0;
-    if (strspn(digits, "0123456789+-.eE") != s.size) return false;
+    return strspn(digits, "0123456789+-.eE") == s.size;
+}
+
+static bool is_whole(const char *digits) {
+    digits += *digits == '+' || *digits == '-';
+    return *digits && strspn(digits, "0123456789") == strlen(digits);
+}
+
+/* A number, or a string that holds one. *whole is set where it is whole as it stands. */
+static bool number_in(Frame *f, const Value *v, double *number, Value *whole) {
+    char digits[400], *end;
+    *number = 0;
+    *whole = v->kind == VALUE_BOOL ? value_int(v->integer) : *v;
+    if (value_is_number(v)) {
+        *number = value_number(v);
+        return true;
+    }
+    if (v->kind != VALUE_STRING || !number_text(v, digits)) return false;
+    if (is_whole(digits)) *whole = value_whole(&f->run->arena, digits);
     *number = strtod(digits, &end);
     return *end == 0;
 }
 
+/* Towards zero. */
+static Value truncated(Frame *f, double number) {
+    char digits[400];
+    snprintf(digits, sizeof digits, "%.0f", trunc(number));
+    return value_whole(&f->run->arena, digits);
+}
+
 /* What is no number is the default. */
-static ErrorCode to_number(Frame *f, bool whole, Value *out) {
-    double number = 0;
-    bool good = value_is_number(f->self);
-    if (good)
-        number = value_number(f->self);
-    else if (f->self->kind == VALUE_STRING)
-        good = number_in(f->self, &number);
-    if (!good) {
-        *out = f->args[0] ? *f->args[0] : whole ? value_int(0) : (Value){.kind = VALUE_FLOAT};
-        return OK;
-    }
-    if (whole && !(fabs(number) < 9e15)) return run_fail(f->run, f->line, "%s of so large a number", f->name);
-    *out = whole ? value_int((int64_t)number) : (Value){.kind = VALUE_FLOAT, .number = number};
+static ErrorCode do_int(Frame *f, Value *out) {
+    double number;
+    bool good = number_in(f, f->self, &number, out);
+    if (good && (out->kind == VALUE_INT || out->kind == VALUE_LONG)) return OK;
+    if (good && isfinite(number))
+        *out = truncated(f, number);
+    else
+        *out = f->args[0] ? *f->args[0] : value_int(0);
     return OK;
 }
 
-static ErrorCode do_int(Frame *f, Value *out) { return to_number(f, true, out); }
-static ErrorCode do_float(Frame *f, Value *out) { return to_number(f, false, out); }
+static ErrorCode do_float(Frame *f, Value *out) {
+    double number;
+    Value whole;
+    bool good = number_in(f, f->self, &number, &whole);
+    *out = (Value){.kind = VALUE_FLOAT, .number = number};
+    if (!good && f->args[0]) *out = *f->args[0];
+    return OK;
+}
 
 /* A member of a member: "function.name". */
 static Value attribute_path(const Value *of, const Value *path) {
@@ -455,7 +512,9 @@ static ErrorCode do_reverse(Frame *f, Value *out) {
     *out = view(value_list(turned, count));
     if (f->self->kind != VALUE_STRING) return OK;
     Value nothing = value_word("");
-    return join(f, &nothing, turned, count, out);
+    TRY(join(f, &nothing, turned, count, out));
+    out->form = f->self->form;
+    return OK;
 }
 
 /* Calls another builtin on an item, with what stands behind `skip` arguments of this one. */
@@ -557,8 +616,11 @@ static const Builtin filters[] = {
     {"count", do_length, 0, {NULL}},
     {"d", do_default, 0, {"default_value", "boolean"}},
     {"default", do_default, 0, {"default_value", "boolean"}},
+    {"e", do_escape, 0, {NULL}},
+    {"escape", do_escape, 0, {NULL}},
     {"first", do_first, 0, {NULL}},
     {"float", do_float, 0, {"default"}},
+    {"forceescape", do_forceescape, 0, {NULL}},
     {"int", do_int, 0, {"default"}},
     {"items", do_items, 0, {NULL}},
     {"join", do_join, 0, {"d", "attribute"}},
@@ -571,7 +633,7 @@ static const Builtin filters[] = {
     {"rejectattr", do_rejectattr, 1, {"attribute", "test", "value", "other"}},
     {"replace", do_replace, 2, {"old", "new", "count"}},
     {"reverse", do_reverse, 0, {NULL}},
-    {"safe", do_itself, 0, {NULL}},
+    {"safe", do_safe, 0, {NULL}},
     {"select", do_select, 0, {"test", "value", "other"}},
     {"selectattr", do_selectattr, 1, {"attribute", "test", "value", "other"}},
     {"string", do_string, 0, {NULL}},
@@ -600,7 +662,7 @@ static const Builtin methods[] = {
     {"endswith", do_endswith, 1, {"suffix"}},
     {"removeprefix", do_removeprefix, 1, {"prefix"}},
     {"removesuffix", do_removesuffix, 1, {"suffix"}},
-    {"replace", do_replace, 2, {"old", "new", "count"}},
+    {"replace", do_replace_method, 2, {"old", "new", "count"}},
     {"find", do_find, 1, {"sub"}},
     {"join", do_join_method, 1, {"iterable"}},
     {"upper", do_upper, 0, {NULL}},
@@ -619,12 +681,26 @@ bool method_is_of(int method, const Value *v) {
     return v->kind == (method < STRING_METHODS ? VALUE_STRING : VALUE_DICT);
 }
 
+/* What methods of Markup give is Markup. */
+static void mark(Run *r, Value *v) {
+    if (v->kind == VALUE_STRING) v->form = FORM_MARKUP;
+    if (v->kind != VALUE_LIST) return;
+    Value *items = arena_take(&r->arena, (v->size + 1) * sizeof *items);
+    for (size_t i = 0; i < v->size; i++) {
+        items[i] = v->items[i];
+        mark(r, &items[i]);
+    }
+    v->items = items;
+}
+
 ErrorCode method_call(int method, Call *c, Value *out) {
     Frame f;
     if (!method_is_of(method, c->self))
         return run_fail(c->run, c->line, "%s has no method .%s()", value_kind_name(c->self), c->name);
     TRY(bind(&methods[method], c, &f));
-    return methods[method].call(&f, out);
+    TRY(methods[method].call(&f, out));
+    if (c->self->form == FORM_MARKUP) mark(c->run, out);
+    return OK;
 }
 
 /* ---- tests ---- */
@@ -637,9 +713,9 @@ static const struct {
     {"undefined", 1u << VALUE_UNDEFINED},
     {"none", 1u << VALUE_NONE},
     {"boolean", 1u << VALUE_BOOL},
-    {"integer", 1u << VALUE_INT},
+    {"integer", 1u << VALUE_INT | 1u << VALUE_LONG},
     {"float", 1u << VALUE_FLOAT},
-    {"number", 1u << VALUE_BOOL | 1u << VALUE_INT | 1u << VALUE_FLOAT},
+    {"number", 1u << VALUE_BOOL | 1u << VALUE_INT | 1u << VALUE_LONG | 1u << VALUE_FLOAT},
     {"string", 1u << VALUE_STRING},
     {"mapping", 1u << VALUE_DICT},
     {"sequence", 1u << VALUE_UNDEFINED | 1u << VALUE_STRING | 1u << VALUE_LIST | 1u << VALUE_DICT},

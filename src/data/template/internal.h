@@ -30,6 +30,7 @@ typedef enum ValueKind {
     VALUE_NONE,
     VALUE_BOOL,
     VALUE_INT,
+    VALUE_LONG, /* a whole number beyond 64 bits: its digits, as JSON has them */
     VALUE_FLOAT,
     VALUE_STRING,
     VALUE_LIST,
@@ -38,16 +39,17 @@ typedef enum ValueKind {
     VALUE_MACRO
 } ValueKind;
 
-/* How a list came about: tuples print otherwise, and what Python makes item by item has no text. */
-typedef enum ListForm { FORM_LIST, FORM_TUPLE, FORM_VIEW } ListForm;
+/* How a list came about: tuples print otherwise, and what Python makes item by item has no text. A string may
+ * be Markup, which escapes what is joined to it for HTML (filters safe and escape). */
+typedef enum ValueForm { FORM_PLAIN, FORM_TUPLE, FORM_VIEW, FORM_MARKUP } ValueForm;
 
 typedef struct Value {
     ValueKind kind;
-    ListForm form;
+    ValueForm form;
     union {
         int64_t integer; /* of a bool: 0, 1 */
         double number;
-        const char *bytes;         /* [size] UTF-8, and what a caller put between */
+        const char *bytes;         /* [size] UTF-8, and what a caller put between; of a long one its digits */
         const struct Value *items; /* [size] of a dict [2 size]: key, value, key, value */
         struct Namespace *space;
         const struct Node *macro;
@@ -71,12 +73,16 @@ static inline Value value_list(const Value *items, size_t size) {
 Value value_word(const char *word);
 /* A copy in the arena. */
 Value value_copy(Arena *a, const char *bytes, size_t size);
+/* The whole number of these digits, with or without a sign, of any size. */
+Value value_whole(Arena *a, const char *digits);
 Value value_of_json(Arena *a, const cJSON *item);
 
 bool value_truth(const Value *v);
 bool value_equal(const Value *a, const Value *b);
 bool value_is_number(const Value *v); /* bools are numbers, as in Python */
 double value_number(const Value *v);
+/* -1, 0, 1 as a is less than, equal to, greater than b, both numbers, exactly; 2: one is no number. */
+int value_order(const Value *a, const Value *b);
 /* The value of a key of a dict or namespace; NULL when it has none. */
 const Value *value_member(const Value *v, const char *key, size_t length);
 const char *value_kind_name(const Value *v); /* for messages */
@@ -87,6 +93,8 @@ void value_json(const Value *v, int indent, bool sorted, Text *out);
 /* Characters of a string. */
 size_t string_characters(const char *bytes, size_t size);
 size_t string_offset(const char *bytes, size_t size, size_t character);
+/* The string with & < > ' " written as in HTML, as Markup; Markup as it is. */
+Value value_escape(Arena *a, const Value *v);
 bool is_python_space(uint32_t code);
 
 /* Values share their parts, so a small one can be written out as a large one: takes the number of parts that

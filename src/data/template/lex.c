@@ -213,26 +213,28 @@ static ErrorCode read_string(Lexer *l) {
     return OK;
 }
 
-/* Nine digits at most, or eighteen of a fraction: more is no number of a template. */
+static size_t skip_digits(const Lexer *l, size_t at) {
+    while (at < l->length && is_digit(l->text[at])) at++;
+    return at;
+}
+
+/* Digits, and with a fraction or an exponent behind them a float. */
 static ErrorCode read_number(Lexer *l) {
-    size_t end = l->at;
-    bool fraction = false;
-    while (end < l->length && is_digit(l->text[end])) end++;
-    if (end + 1 < l->length && l->text[end] == '.' && is_digit(l->text[end + 1])) {
-        fraction = true;
-        for (end++; end < l->length && is_digit(l->text[end]);) end++;
+    size_t whole = skip_digits(l, l->at), end = whole;
+    if (end + 1 < l->length && l->text[end] == '.' && is_digit(l->text[end + 1]))
+        end = skip_digits(l, end + 1);
+    if (end < l->length && (l->text[end] == 'e' || l->text[end] == 'E')) {
+        bool sign = end + 1 < l->length && (l->text[end + 1] == '+' || l->text[end + 1] == '-');
+        size_t from = end + 1 + sign, to = skip_digits(l, from);
+        if (to > from) end = to;
     }
-    char digits[40];
-    size_t n = end - l->at;
-    if (n > (fraction ? 30 : 15)) return lexer_fail(l, l->line, "a number of %zu digits", n);
-    if (end < l->length && (is_letter(l->text[end])))
+    if (end < l->length && is_letter(l->text[end]))
         return lexer_fail(l, l->line, "a number that goes on with a letter");
-    memcpy(digits, l->text + l->at, n);
-    digits[n] = 0;
-    l->token.kind = fraction ? TAG_FLOAT : TAG_INT;
-    l->token.length = n;
-    l->token.literal = fraction ? (Value){.kind = VALUE_FLOAT, .number = strtod(digits, NULL)}
-                                : value_int(strtoll(digits, NULL, 10));
+    const char *digits = value_copy(l->arena, l->text + l->at, end - l->at).bytes;
+    l->token.kind = end > whole ? TAG_FLOAT : TAG_INT;
+    l->token.length = end - l->at;
+    l->token.literal = end > whole ? (Value){.kind = VALUE_FLOAT, .number = strtod(digits, NULL)}
+                                   : value_whole(l->arena, digits);
     return OK;
 }
 

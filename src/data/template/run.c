@@ -154,11 +154,10 @@ static ErrorCode contains(Run *r, int line, const Value *item, const Value *in, 
     return OK;
 }
 
-/* -1, 0, 1. UTF-8 sorts as its characters do. */
+/* -1, 0, 1; 2 for what is no number. UTF-8 sorts as its characters do. */
 static ErrorCode order(Run *r, int line, const Value *a, const Value *b, int *out) {
     if (value_is_number(a) && value_is_number(b)) {
-        double x = value_number(a), y = value_number(b);
-        *out = x < y ? -1 : x > y;
+        *out = value_order(a, b);
         return OK;
     }
     if (a->kind != VALUE_STRING || b->kind != VALUE_STRING)
@@ -182,16 +181,22 @@ ErrorCode value_compare(Run *r, int line, Operator op, const Value *a, const Val
         return OK;
     }
     TRY(order(r, line, a, b, &sign));
+    if (sign == 2) sign = op == LESS || op == LESS_EQUAL ? 1 : -1; /* never holds */
     *out = op == LESS ? sign < 0 : op == LESS_EQUAL ? sign <= 0 : op == GREATER ? sign > 0 : sign >= 0;
     return OK;
 }
 
 static ErrorCode joined(Run *r, int line, const Value *a, const Value *b, Value *out) {
     TRY(run_room(r, line, a->size + b->size));
+    if (a->form != b->form) {
+        Value x = value_escape(&r->arena, a), y = value_escape(&r->arena, b);
+        return joined(r, line, &x, &y, out);
+    }
     char *bytes = arena_take(&r->arena, a->size + b->size + 1);
     if (a->size) memcpy(bytes, a->bytes, a->size);
     if (b->size) memcpy(bytes + a->size, b->bytes, b->size);
     *out = value_string(bytes, a->size + b->size);
+    out->form = a->form;
     return OK;
 }
 
@@ -247,6 +252,8 @@ static ErrorCode arithmetic(Run *r, const Node *n, const Value *a, const Value *
     if (!value_is_number(a) || !value_is_number(b))
         return run_fail(r, n->line, "weft cannot reckon with %s and %s", value_kind_name(a),
                         value_kind_name(b));
+    if (a->kind == VALUE_LONG || b->kind == VALUE_LONG)
+        return run_fail(r, n->line, "weft does not reckon with a whole number beyond 64 bits");
     if (a->kind != VALUE_FLOAT && b->kind != VALUE_FLOAT && n->op != DIVIDE)
         return whole_arithmetic(r, n->line, n->op, a->integer, b->integer, out);
     double x = value_number(a), y = value_number(b);
@@ -313,6 +320,7 @@ static ErrorCode indexed(Run *r, const Scope *s, const Node *n, Value *out) {
     }
     size_t from = string_offset(of.bytes, of.size, (size_t)i);
     *out = value_string(of.bytes + from, string_offset(of.bytes + from, of.size - from, 1));
+    out->form = of.form;
     return OK;
 }
 
@@ -362,6 +370,7 @@ static ErrorCode sliced(Run *r, const Scope *s, const Node *n, Value *out) {
     Text text = {0};
     for (size_t i = 0; i < k; i++) text_add(&text, kept[i].bytes, kept[i].size);
     *out = value_copy(&r->arena, text.data, text.length);
+    out->form = of.form;
     text_free(&text);
     return OK;
 }
@@ -468,13 +477,14 @@ static ErrorCode listed(Run *r, const Scope *s, const Node *n, Value *out) {
         TRY(evaluate(r, s, item->b, &items[k++]));
     }
     *out = (Value){
-        .kind = dict ? VALUE_DICT : VALUE_LIST, .form = (ListForm)n->op, .items = items, .size = count};
+        .kind = dict ? VALUE_DICT : VALUE_LIST, .form = (ValueForm)n->op, .items = items, .size = count};
     return run_weigh(r, n->line, out);
 }
 
 static ErrorCode negative(Run *r, const Scope *s, const Node *n, Value *out) {
     TRY(evaluate(r, s, n->a, out));
-    if (!value_is_number(out)) return run_fail(r, n->line, "minus %s", value_kind_name(out));
+    if (!value_is_number(out) || out->kind == VALUE_LONG)
+        return run_fail(r, n->line, "minus %s", value_kind_name(out));
     if (out->kind == VALUE_FLOAT) {
         out->number = -out->number;
         return OK;

@@ -2,11 +2,13 @@
  *
  * Strings are UTF-8 and count in characters. A byte that is no UTF-8 counts as a character: callers put such
  * bytes between others to find a place again (data/chat.c). */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/normalize.h"
 #include "data/template/internal.h"
 
 /* ---- memory ---- */
@@ -53,18 +55,34 @@ Value value_copy(Arena *a, const char *bytes, size_t size) {
 
 /* ---- from JSON ---- */
 
-/* cJSON keeps doubles: what is whole is taken for a whole number, as nearly all are. */
-static Value number_of(double number) {
-    bool whole = number >= -9007199254740992.0 && number <= 9007199254740992.0 && floor(number) >= number;
-    if (whole) return value_int((int64_t)number);
-    return (Value){.kind = VALUE_FLOAT, .number = number};
+Value value_whole(Arena *a, const char *digits) {
+    errno = 0;
+    long long integer = strtoll(digits, NULL, 10);
+    if (errno == 0) return value_int(integer);
+    bool below = digits[0] == '-';
+    digits += strspn(digits, "+-0");
+    size_t length = strlen(digits);
+    char *copy = arena_take(a, length + 2);
+    copy[0] = '-';
+    memcpy(copy + below, digits, length + 1);
+    return (Value){.kind = VALUE_LONG, .bytes = copy, .size = length + below};
+}
+
+/* By Python's rules: what has no point and no exponent is whole, of any size. A tree that was not read by
+ * json_parse_literals has doubles alone, of which what is whole is taken for whole. */
+static Value number_of(Arena *a, const cJSON *item) {
+    const char *literal = item->valuestring;
+    double number = item->valuedouble;
+    bool whole = literal ? !strpbrk(literal, ".eE") : fabs(number) <= 0x1p53 && floor(number) >= number;
+    if (!whole) return (Value){.kind = VALUE_FLOAT, .number = number};
+    return literal ? value_whole(a, literal) : value_int((int64_t)number);
 }
 
 /* Arrays and objects are few and shallow (base/json.h bounds their depth). */
 Value value_of_json(Arena *a, const cJSON *item) {
     if (cJSON_IsString(item)) return value_copy(a, item->valuestring, strlen(item->valuestring));
     if (cJSON_IsBool(item)) return value_bool(cJSON_IsTrue(item));
-    if (cJSON_IsNumber(item)) return number_of(item->valuedouble);
+    if (cJSON_IsNumber(item)) return number_of(a, item);
     if (!cJSON_IsArray(item) && !cJSON_IsObject(item)) return (Value){.kind = VALUE_NONE};
     bool dict = cJSON_IsObject(item);
     size_t count = 0, n = 0;
@@ -80,10 +98,53 @@ Value value_of_json(Arena *a, const cJSON *item) {
 /* ---- what they are worth ---- */
 
 bool value_is_number(const Value *v) {
-    return v->kind == VALUE_BOOL || v->kind == VALUE_INT || v->kind == VALUE_FLOAT;
+    return v->kind == VALUE_BOOL || v->kind == VALUE_INT || v->kind == VALUE_LONG || v->kind == VALUE_FLOAT;
 }
 
-double value_number(const Value *v) { return v->kind == VALUE_FLOAT ? v->number : (double)v->integer; }
+double value_number(const Value *v) {
+    if (v->kind == VALUE_LONG) return strtod(v->bytes, NULL);
+    return v->kind == VALUE_FLOAT ? v->number : (double)v->integer;
+}
+
+/* A whole number's digits, with its sign. A double of 2^63 and more is a whole number, which "%.0f" has
+ * exactly. */
+static const char *digits_of(const Value *v, char out[400]) {
+    if (v->kind == VALUE_LONG) return v->bytes;
+    if (v->kind == VALUE_FLOAT)
+        snprintf(out, 400, "%.0f", v->number);
+    else
+        snprintf(out, 400, "%lld", (long long)v->integer);
+    return out;
+}
+
+static int order_digits(const char *a, const char *b) {
+    bool below = a[0] == '-';
+    if (below != (b[0] == '-')) return below ? -1 : 1;
+    size_t x = strlen(a), y = strlen(b);
+    int order = x != y ? (x < y ? -1 : 1) : strcmp(a, b);
+    order = (order > 0) - (order < 0);
+    return below ? -order : order;
+}
+
+static int order_doubles(double x, double y) { return x < y ? -1 : x > y; }
+
+/* As Python does, which compares a whole number and a fraction without rounding either. */
+int value_order(const Value *a, const Value *b) {
+    char x[400], y[400];
+    if (a->kind == VALUE_FLOAT && b->kind != VALUE_FLOAT) {
+        int order = value_order(b, a);
+        return order == 2 ? 2 : -order;
+    }
+    if (b->kind != VALUE_FLOAT) return order_digits(digits_of(a, x), digits_of(b, y));
+    if (isnan(b->number) || (a->kind == VALUE_FLOAT && isnan(a->number))) return 2;
+    if (a->kind == VALUE_FLOAT) return order_doubles(a->number, b->number);
+    if (isinf(b->number)) return b->number < 0 ? 1 : -1;
+    if (fabs(b->number) >= 0x1p63) return order_digits(digits_of(a, x), digits_of(b, y));
+    if (a->kind == VALUE_LONG) return a->bytes[0] == '-' ? -1 : 1;
+    int64_t whole = (int64_t)floor(b->number);
+    if (a->integer != whole) return a->integer < whole ? -1 : 1;
+    return floor(b->number) < b->number ? -1 : 0;
+}
 
 bool value_truth(const Value *v) {
     switch (v->kind) {
@@ -91,6 +152,7 @@ bool value_truth(const Value *v) {
     case VALUE_NONE: return false;
     case VALUE_BOOL:
     case VALUE_INT: return v->integer != 0;
+    case VALUE_LONG: return true;
     case VALUE_FLOAT: return v->number < 0 || v->number > 0 || isnan(v->number);
     case VALUE_STRING:
     case VALUE_LIST:
@@ -120,10 +182,7 @@ static bool lists_equal(const Value *a, const Value *b) {
 }
 
 bool value_equal(const Value *a, const Value *b) {
-    if (value_is_number(a) && value_is_number(b)) {
-        double x = value_number(a), y = value_number(b);
-        return x <= y && x >= y;
-    }
+    if (value_is_number(a) && value_is_number(b)) return value_order(a, b) == 0;
     if (a->kind != b->kind) return false;
     switch (a->kind) {
     case VALUE_UNDEFINED:
@@ -135,6 +194,7 @@ bool value_equal(const Value *a, const Value *b) {
     case VALUE_MACRO: return a->macro == b->macro;
     case VALUE_BOOL:
     case VALUE_INT:
+    case VALUE_LONG:
     case VALUE_FLOAT: break; /* above */
     }
     return false;
@@ -152,8 +212,10 @@ const Value *value_member(const Value *v, const char *key, size_t length) {
 }
 
 const char *value_kind_name(const Value *v) {
-    static const char *const names[] = {"undefined", "none",   "a bool",    "a whole number", "a number",
-                                        "a string",  "a list", "a mapping", "a namespace",    "a macro"};
+    static const char *const names[] = {
+        "undefined", "none",     "a bool", "a whole number", "a whole number beyond 64 bits",
+        "a number",  "a string", "a list", "a mapping",      "a namespace",
+        "a macro"};
     return names[v->kind];
 }
 
@@ -192,48 +254,86 @@ bool is_python_space(uint32_t c) {
            c == 0x3000;
 }
 
+Value value_escape(Arena *a, const Value *v) {
+    static const char special[] = "&<>'\"";
+    static const char *const entities[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    if (v->form == FORM_MARKUP) return *v;
+    Text text = {0};
+    for (size_t i = 0; i < v->size; i++) {
+        const char *at = v->bytes[i] ? strchr(special, v->bytes[i]) : NULL;
+        if (at)
+            text_puts(&text, entities[at - special]);
+        else
+            text_add(&text, &v->bytes[i], 1);
+    }
+    Value out = value_copy(a, text.data, text.length);
+    out.form = FORM_MARKUP;
+    text_free(&text);
+    return out;
+}
+
 /* ---- written out ---- */
 
-/* Python's repr of a float: the shortest digits, ".0" where it is whole, "1e+16" beyond. */
-static void print_float(double number, Text *out) {
-    char digits[32];
+/* Whether so many digits behind the point say the number. Above a power of two, doubles lie twice as far
+ * apart as below: there the next digits up may do where the nearest do not. */
+static bool shortest(double number, int places, char digits[40]) {
+    snprintf(digits, 40, "%.*e", places, number);
+    if (order_doubles(strtod(digits, NULL), number) == 0) return true;
+    snprintf(digits, 40, "%.*Le", places, number * (1 + 0x1p-53L));
+    return order_doubles(strtod(digits, NULL), number) == 0;
+}
+
+/* Python's repr of a float: the shortest digits, ".0" where it is whole, "1e+16" from 1e16 on and "1e-05"
+ * below 1e-4. JSON has other words for what is no number. */
+static void print_float(double number, const char *const words[3], Text *out) {
+    char digits[40], *point;
     if (isnan(number) || isinf(number)) {
-        text_puts(out, isnan(number) ? "nan" : number > 0 ? "inf" : "-inf");
+        text_puts(out, words[isnan(number) ? 0 : number > 0 ? 1 : 2]);
         return;
     }
-    if (floor(number) >= number && fabs(number) < 1e16) {
-        text_printf(out, "%.1f", number);
+    int places = 0;
+    while (places < 17 && !shortest(number, places, digits)) places++;
+    int exponent = atoi(strchr(digits, 'e') + 1);
+    if (exponent < -4 || exponent >= 16) {
+        text_puts(out, digits);
         return;
     }
-    text_double(number, digits);
-    if (fabs(number) >= 1e-4 && fabs(number) < 1e16 && strchr(digits, 'e')) {
-        int places = 0;
-        char fixed[64];
-        do snprintf(fixed, sizeof fixed, "%.*f", ++places, number);
-        while (places < 40 && (strtod(fixed, NULL) < number || strtod(fixed, NULL) > number));
-        text_puts(out, fixed);
-        return;
-    }
-    text_puts(out, digits);
+    snprintf(digits, sizeof digits, "%.*f", places > exponent ? places - exponent : 0, number);
+    point = strchr(digits, '.');
+    text_printf(out, "%s%s", digits, point ? "" : ".0");
+}
+
+/* A character that repr shows by its number: controls, formats, separators but the blank, none at all. */
+static void print_code(uint32_t code, Text *out) {
+    text_printf(out, code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
+}
+
+static void print_character(const char *bytes, size_t n, char quote, Text *out) {
+    static const char letters[] = "\n\r\t\\", names[] = "nrt\\";
+    uint32_t code = 0;
+    const char *letter = bytes[0] ? strchr(letters, bytes[0]) : NULL;
+    if (letter)
+        text_printf(out, "\\%c", names[letter - letters]);
+    else if (bytes[0] == quote)
+        text_printf(out, "\\%c", quote);
+    else if (text_utf8(bytes, n, &code) && !unicode_is_printable(code))
+        print_code(code, out);
+    else
+        text_add(out, bytes, n);
 }
 
 /* Python's repr of a string: single quotes, unless it holds such and no double ones. */
 static void print_quoted(const Value *v, Text *out) {
     bool single = memchr(v->bytes, '\'', v->size) != NULL, twice = memchr(v->bytes, '"', v->size) != NULL;
     char quote = single && !twice ? '"' : '\'';
+    if (v->form == FORM_MARKUP) text_puts(out, "Markup(");
     text_add(out, &quote, 1);
-    for (size_t i = 0; i < v->size; i++) {
-        unsigned char c = (unsigned char)v->bytes[i];
-        if (c == '\n' || c == '\r' || c == '\t')
-            text_puts(out, c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t");
-        else if (c < 0x20 || c == 0x7f)
-            text_printf(out, "\\x%02x", c);
-        else {
-            if (c == '\\' || c == (unsigned char)quote) text_puts(out, "\\");
-            text_add(out, &v->bytes[i], 1);
-        }
+    for (size_t at = 0, n; at < v->size; at += n) {
+        n = character_bytes(v->bytes + at, v->size - at);
+        print_character(v->bytes + at, n, quote, out);
     }
     text_add(out, &quote, 1);
+    if (v->form == FORM_MARKUP) text_puts(out, ")");
 }
 
 static void print_item(const Value *v, Text *out) {
@@ -263,7 +363,8 @@ void value_print(const Value *v, Text *out) {
     case VALUE_NONE: text_puts(out, "None"); break;
     case VALUE_BOOL: text_puts(out, v->integer ? "True" : "False"); break;
     case VALUE_INT: text_printf(out, "%lld", (long long)v->integer); break;
-    case VALUE_FLOAT: print_float(v->number, out); break;
+    case VALUE_FLOAT: print_float(v->number, (const char *const[]){"nan", "inf", "-inf"}, out); break;
+    case VALUE_LONG:
     case VALUE_STRING: text_add(out, v->bytes, v->size); break;
     case VALUE_LIST:
     case VALUE_DICT: print_items(v, out); break;
@@ -339,7 +440,10 @@ static void json_value(const Value *v, JsonStyle s, Text *out) {
     case VALUE_NONE: text_puts(out, "null"); break;
     case VALUE_BOOL: text_puts(out, v->integer ? "true" : "false"); break;
     case VALUE_INT:
-    case VALUE_FLOAT: value_print(v, out); break;
+    case VALUE_LONG: value_print(v, out); break;
+    case VALUE_FLOAT:
+        print_float(v->number, (const char *const[]){"NaN", "Infinity", "-Infinity"}, out);
+        break;
     case VALUE_STRING: json_text(v, out); break;
     case VALUE_LIST:
     case VALUE_DICT: json_items(v, s, out); break;
