@@ -44,7 +44,9 @@ MESSAGES = [
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds \"two\" numbers ü\n", "parameters": {
     "type": "object", "properties": {"a": {"type": "number"}, "b": {"type": ["integer", "null"], "default": 1.5}}, "required": ["a"]}}}]
 VARIABLES = {"messages": MESSAGES, "tools": TOOLS, "bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, "nothing": None,
-             "empty": "", "text": "Über straße – ABC", "numbers": [3, -1, 2.5, 0], "nested": {"a": {"b": [1, {"c": "d"}]}, "it's": 'say "x"'}}
+             "empty": "", "text": "Über straße – ABC", "numbers": [3, -1, 2.5, 0], "nested": {"a": {"b": [1, {"c": "d"}]}, "it's": 'say "x"'},
+             "mapping": {"b": 1, "A": [1, 2], "c": "x"}, "words": ["b", "A", "c", "a", "B"], "sizes": [3, 1, 2.5, 10 ** 20], "nothing_in": [],
+             "rows": [{"t": "b", "k": 1}, {"t": "A", "k": 2}, {"t": "a", "k": 3}], "lines": "line one\n\n two\r\nthree", "line": "hello wORLD it's-a (test)"}
 
 SNIPPETS = """
 {{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m['content'] }}|{% endfor %}
@@ -84,9 +86,33 @@ c {{- ' d ' -}} e
 {% set content = messages[0]['content'] if messages[0].content is string else messages[0].content[0].text %}{{ content }}{% set messages = messages[1:] %}{{ messages[0].role }}
 {% if (messages[1]['role'] == 'user') != (1 % 2 == 0) %}alternate{% endif %}{{ loop is defined }}
 {% generation %}said{% endgeneration %} {{ [1, 2, 3][-2:] }} {{ range(5, 0, -2) | list }} {{ numbers[1] }} {{ -numbers[0] }} {{ 5 - -3 }} {{ - 3 | int }}
+{{ mapping|dictsort }} {{ mapping|dictsort(true) }} {{ mapping|dictsort(reverse=true) }} {% for k,v in mapping|dictsort %}{{k}}{{v}}{% endfor %} {{ {'x':2,'y':1}|dictsort(by='value') }} {{ {'x':2,'y':1}|dictsort(false, 'value') }}
+{{ words|sort }} {{ words|sort(true) }} {{ words|sort(case_sensitive=true) }} {{ sizes|sort }} {{ rows|sort(attribute='t') }} {{ rows|sort(attribute='k', reverse=true)|map(attribute='t')|list }}
+{{ words|min }} {{ words|max }} {{ sizes|max }} {{ sizes|min }} {{ rows|max(attribute='k') }} {{ nothing_in|min }}{{ words|max(true) }}
+{{ words|unique|list }} {{ words|unique(true)|list }} {{ rows|unique(attribute='t')|list }} {{ [1,1.0,true,2]|unique|list }} {{ [mapping]|unique|list }}
+{{ line|title }} {{ line.title() }} {{ 'éa-bc'|title }} {{ line|capitalize }}
+{{ '%s is %d%%'|format('x', 3) }} {{ '%s %s' % ('a', [1]) }} {{ '%s' % 5 }} {{ '{} and {}'.format(1, 'b') }} {{ '{1}{0}{{}}'.format('a','b') }} {{ '{a}'.format(a=2) }}
+{{ '%s'|format }}
+{{ '%d'|format('x') }}
+{{ '{} {}'.format(1) }}
+{{ lines|indent }}|{{ lines|indent(2, true) }}|{{ lines|indent(2, first=false, blank=true) }}|{{ lines|indent('> ') }}
+{{ mapping|tojson(separators=(',', ':')) }} {{ mapping|tojson(separators=(',', ': '), indent=2) }} {{ {'é': '🙂'}|tojson(ensure_ascii=true) }} {{ {1: 2, none: 3, true: 4, 1.5: 6}|tojson }} {{ {1: 2, 1.0: 3, 'a': 1, 'a': 2} }}
+{{ mapping.items()|tojson }}
+{{ nothing_in.append(1) }}
+{{ lines.splitlines() }} {{ 'a,b,c'.rsplit(',', 1) }} {{ 'a b c'.rsplit() }} {{ 'a,b,c'.rsplit(',') }} {{ 'abab'.count('ab') }} {{ 'abc'.count('') }} {{ ''.splitlines() }}
+{{ none|selectattr('x')|list }} {{ none|map('upper')|list }} {{ 0|select|list }}
+{{ none|selectattr('x')|first is defined }} {{ mapping.items is defined }} {{ mapping.get is mapping }} {{ mapping.items.type is defined }}
+{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}B{% endmacro %}{{ a() }}
+{{ 'ab' * 3 }}{{ 2 * 'x' }}{{ 'a' * -1 }}{{ 'a' * true }}
+{{ 1e5 }} {{ 1.5e-7 }} {{ 12345678901234567890 }} {{ {512: 'a'}[512] }} {{ {512: 'a'}.get(512) }} {{ 512 in {512: 1} }}
+{{ ('<'|safe) % 1 }} {{ '%s<'|safe|format('<') }} {{ ('{}<'|safe).format('<') }} {{ ('<'|safe) * 2 + '<' }} {{ ('<a'|safe).split('a')[0] + '<' }}
+{{ {'a': 1}|join(',') }} {{ [1,2]|join(', ') }} {{ 'x'|string|e }} {{ 3|e }} {{ none|e }}
+{{ undefinedx|sort }} {{ undefinedx|unique|list }} {{ undefinedx|min is defined }}
+{{ 5|title }} {{ true|title }} {{ none|indent }}
 """.strip().split("\n")
 
 BLOCKS = [
+    "{% filter upper|trim %} a {{ 1 }} b {% endfilter %}.{% filter indent(3) %}x\ny{% endfilter %}",
     "{% if true %}\n  yes\n{% endif %}\n  {% for i in [1, 2] %}\n  {{ i }}\n  {% endfor %}\nend\n",
     "a\n   {%- if true %}\n\n b\n   {%- endif %}\n\n\nc\n\n",
     "x {%+ if true %}\n y {% endif +%}\nz\r\n{% if false %}\r\nq\r\n{% endif %}w",

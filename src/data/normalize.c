@@ -59,9 +59,31 @@ void normalizer_free(Normalizer *n) {
     *n = (Normalizer){0};
 }
 
+static uint32_t ascii_case(uint32_t code, char to) {
+    if (to == 'l') return code >= 'A' && code <= 'Z' ? code - 'A' + 'a' : code;
+    return code >= 'a' && code <= 'z' ? code - 'a' + 'A' : code;
+}
+
 #ifdef WEFT_UTF8PROC
 
 bool unicode_available(void) { return true; }
+
+/* What Unicode's SpecialCasing.txt has besides single characters. */
+static bool is_special_case(uint32_t code, char to) {
+    if (to == 'l') return code == 0x130 || code == 0x3a3;
+    return code == 0xdf || code == 0x149 || code == 0x1f0 || code == 0x390 || code == 0x3b0 ||
+           code == 0x587 || (code >= 0x1e96 && code <= 0x1e9a) || (code >= 0x1f50 && code <= 0x1fff) ||
+           (code >= 0xfb00 && code <= 0xfb17);
+}
+
+uint32_t unicode_case(uint32_t code, char to) {
+    if (code < 0x80) return ascii_case(code, to);
+    if (is_special_case(code, to)) return 0;
+    utf8proc_int32_t c = (utf8proc_int32_t)code;
+    return (uint32_t)(to == 'l'   ? utf8proc_tolower(c)
+                      : to == 'u' ? utf8proc_toupper(c)
+                                  : utf8proc_totitle(c));
+}
 
 const char *unicode_forms_version(void) { return utf8proc_unicode_version(); }
 
@@ -159,6 +181,8 @@ static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length
 /* Without libutf8proc. Readers ask unicode_available first and refuse by name what would need it, so no
  * tokenizer that was opened comes to unicode_is_word and run_unicode. */
 bool unicode_available(void) { return false; }
+
+uint32_t unicode_case(uint32_t code, char to) { return code < 0x80 ? ascii_case(code, to) : 0; }
 
 const char *unicode_forms_version(void) { return ""; }
 

@@ -46,6 +46,10 @@ bool unicode_is_word(uint32_t code);
  * and no separator but the blank. Without libutf8proc all from U+00A0 on are printable. */
 bool unicode_is_printable(uint32_t code);
 
+/* The character that Python's upper, title or lower makes of one, by 'u', 't' and 'l'; 0 where it makes
+ * several, or where neighbours decide, and without libutf8proc for all beyond ASCII. */
+uint32_t unicode_case(uint32_t code, char to);
+
 /* Appends valid UTF-8 with its first letter large and all others small, each by itself; without libutf8proc
  * only ASCII's change. */
 void unicode_capitalize(const char *text, size_t length, Text *out);

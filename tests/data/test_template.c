@@ -85,6 +85,39 @@ static void test_text_forms(void **state) {
            "&gt;<><&lt;");
 }
 
+static void test_order(void **state) {
+    (void)state;
+    expect("{{ {'b': 1, 'A': 2}|dictsort }} {{ {'x': 2, 'y': 1}|dictsort(by='value', reverse=true) }}",
+           "[('A', 2), ('b', 1)] [('x', 2), ('y', 1)]");
+    expect("{{ ['b', 'A', 'a', 'B']|sort }} {{ ['b', 'A', 'a']|sort(case_sensitive=true, reverse=true) }}",
+           "['A', 'a', 'b', 'B'] ['b', 'a', 'A']");
+    expect("{{ messages|sort(attribute='role')|map(attribute='role')|list }}", "['assistant', 'user']");
+    expect("{{ [3, 1, 2.5]|min }} {{ ['b', 'C']|max }} {{ []|min is defined }}", "1 C False");
+    expect("{{ ['b', 'B', 1, 1.0, true]|unique|list }}", "['b', 1]");
+}
+
+static void test_more_builtins(void **state) {
+    (void)state;
+    expect("{{ 'hello wORLD-x'|title }} {{ \"it's\".title() }} {{ '\xc3\xa9'|upper }}",
+           "Hello World-X It'S \xc3\x89");
+    expect("{{ '%s is %d%%'|format('x', 3) }} {{ '%s' % [1] }} {{ '{}{1}{{}}{a}'.format('x', 'y', a=2) }}",
+           "x is 3% [1] xy{}2");
+    expect("{{ 'a\n\nb'|indent(2) }}|{{ 'a'|indent(1, true) }}|{{ 'ab' * 2 }}", "a\n\n  b| a|abab");
+    expect("{{ tool|tojson(separators=(',', ':')) }}",
+           "{\"name\":\"f\",\"n\":[1,2.5,true,null],\"q\":\"say \\\"x\\\"\"}");
+    expect("{{ ['\xc3\xa9\xf0\x9f\x99\x82']|tojson(ensure_ascii=true) }}", "[\"\\u00e9\\ud83d\\ude42\"]");
+    expect("{{ ('{\"a\": [1e5, 12345678901234567890]}'|from_json).a }}", "[100000.0, 12345678901234567890]");
+    expect("{{ {1: 'a', 1.0: 'b'}[1] }} {{ {1: 2}|tojson }} {{ tool.items is defined }}",
+           "b {\"1\": 2} True");
+    expect("{{ 'a,b,c'.rsplit(',', 1) }} {{ 'a\r\nb\n'.splitlines() }} {{ none|map('upper')|list }}",
+           "['a,b', 'c'] ['a', 'b'] []");
+    expect(
+        "{% filter upper|trim %} a {% endfilter %}{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}B{% "
+        "endmacro %}{{ a() }}",
+        "AB");
+    expect("{% if false %}{{ messages.append(1) }}{% endif %}.", ".");
+}
+
 static void test_statements(void **state) {
     (void)state;
     expect("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set k = 1 %}{% "
@@ -142,6 +175,14 @@ static void refuse(const char *text, const char *where, const char *wanted) {
 static void test_refusals(void **state) {
     (void)state;
     refuse("\n\n{% if false %}\n{{ x|wordwrap(3) }}{% endif %}", "chat.jinja:4:", "filter wordwrap");
+    refuse("{{ messages|tojson('x', 'y', ['z']) }}", ":1:", "tojson");
+    refuse("{{ '%x'|format(1) }}", ":1:", "%x");
+    refuse("{{ '{:>3}'.format(1) }}", ":1:", "{:>3}");
+    refuse("{{ 'x' * 999999999999 }}", ":1:", "MiB");
+    refuse("{{ [{}]|unique|list }}", ":1:", "hash");
+    refuse("{{ [1, 'a']|sort }}", ":1:", "no order");
+    refuse("{{ '{'|from_json }}", ":1:", "from_json");
+    refuse("{{ '\xc3\x9f'|upper }}", ":1:", "U+00DF");
     refuse("{{ 1 is prime }}", "chat.jinja:1:", "test prime");
     refuse("{{ messages.append(1) }}", ":1:", ".append()");
     refuse("{{ lipsum() }}", ":1:", "function lipsum");
@@ -183,9 +224,11 @@ static void test_bounds(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_expressions), cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_text_forms),  cmocka_unit_test(test_statements),
-                                       cmocka_unit_test(test_white_space), cmocka_unit_test(test_generation),
-                                       cmocka_unit_test(test_refusals),    cmocka_unit_test(test_bounds)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_expressions),   cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_text_forms),    cmocka_unit_test(test_order),
+        cmocka_unit_test(test_more_builtins), cmocka_unit_test(test_statements),
+        cmocka_unit_test(test_white_space),   cmocka_unit_test(test_generation),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_bounds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

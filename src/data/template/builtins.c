@@ -1,17 +1,19 @@
 /* What templates call: filters, tests, methods of strings and mappings, functions. A builtin is an entry of a
  * table and a function; parameters are bound to arguments, by place or by name, in one place for all.
  *
- * Where Python works with Unicode's cases (upper, lower, capitalize) weft does with ASCII's, and refuses
- * text that has other letters: better no answer than another one. */
+ * Letters whose other case is several characters or depends on neighbours (upper, lower, capitalize, title)
+ * are refused: better no answer than another one. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/json.h"
+#include "data/normalize.h"
 #include "data/template/internal.h"
 
-enum { PARAMETERS = 4, LONGEST_RANGE = 100000 /* the sandbox's own limit */ };
+enum { ANY = -1, PARAMETERS = 4, LONGEST_RANGE = 100000 /* the sandbox's own limit */ };
 
 /* A call with its arguments bound; those not given are NULL. */
 typedef struct Frame {
@@ -26,13 +28,14 @@ typedef struct Frame {
 typedef struct Builtin {
     const char *name;
     ErrorCode (*call)(Frame *f, Value *out);
-    int least; /* arguments that must be given */
+    int least; /* arguments that must be given; ANY: however many, bound by no name */
     const char *parameters[PARAMETERS];
 } Builtin;
 
 static ErrorCode bind(const Builtin *b, Call *c, Frame *f) {
     *f = (Frame){.run = c->run, .line = c->line, .name = b->name, .self = c->self, .call = c};
     size_t most = 0;
+    if (b->least == ANY) return OK;
     while (most < PARAMETERS && b->parameters[most]) most++;
     if (c->count > most)
         return run_fail(c->run, c->line, "%s takes at most %zu arguments, and here are %zu", b->name, most,
@@ -119,27 +122,73 @@ static ErrorCode do_strip(Frame *f, Value *out) { return strip_sides(f, SIDE_LEF
 static ErrorCode do_lstrip(Frame *f, Value *out) { return strip_sides(f, SIDE_LEFT, out); }
 static ErrorCode do_rstrip(Frame *f, Value *out) { return strip_sides(f, SIDE_RIGHT, out); }
 
-/* `first` for the first character, `rest` for the others: 'u', 'l'. */
-static ErrorCode change_case(Frame *f, char first, char rest, Value *out) {
-    Value s = as_string(f, f->self);
-    char *copy = arena_take(&f->run->arena, s.size + 1);
-    for (size_t i = 0; i < s.size; i++) {
-        char c = s.bytes[i], to = i == 0 ? first : rest;
-        if ((unsigned char)c >= 0x80)
-            return run_fail(f->run, f->line, "weft's %s is for ASCII alone, and this text has other letters",
-                            f->name);
-        if (to == 'u' && c >= 'a' && c <= 'z') c = (char)(c - 'a' + 'A');
-        if (to == 'l' && c >= 'A' && c <= 'Z') c = (char)(c - 'A' + 'a');
-        copy[i] = c;
+/* One character in another case, behind what is in `out`. A byte that is no character stays. */
+static ErrorCode put_case(Frame *f, const char *bytes, size_t n, char to, Text *out) {
+    uint32_t code = 0;
+    if (text_utf8(bytes, n, &code) == 0) {
+        text_add(out, bytes, n);
+        return OK;
     }
-    *out = value_string(copy, s.size);
-    out->form = s.form;
+    uint32_t other = unicode_case(code, to);
+    if (other == 0 && code != 0)
+        return run_fail(f->run, f->line, "weft's %s does not have the letter U+%04X", f->name, code);
+    text_put_character(out, other);
     return OK;
 }
 
-static ErrorCode do_upper(Frame *f, Value *out) { return change_case(f, 'u', 'u', out); }
-static ErrorCode do_lower(Frame *f, Value *out) { return change_case(f, 'l', 'l', out); }
-static ErrorCode do_capitalize(Frame *f, Value *out) { return change_case(f, 'u', 'l', out); }
+/* Each character by `rest`, but `first` for one that `begins` says of its text before it. */
+static ErrorCode change_case(Frame *f, char first, char rest, bool (*begins)(const char *, size_t),
+                             Value *out) {
+    Value s = as_string(f, f->self);
+    Text text = {0};
+    ErrorCode code = OK;
+    for (size_t at = 0, n; at < s.size && code == OK; at += n) {
+        n = string_offset(s.bytes + at, s.size - at, 1);
+        code = put_case(f, s.bytes + at, n, begins(s.bytes, at) ? first : rest, &text);
+    }
+    *out = value_copy(&f->run->arena, text.data, text.length);
+    out->form = s.form;
+    text_free(&text);
+    return code;
+}
+
+static bool at_start(const char *bytes, size_t at) {
+    (void)bytes;
+    return at == 0;
+}
+
+/* As Jinja's title has words: behind white space, hyphens and opening brackets. */
+static bool at_word(const char *bytes, size_t at) {
+    if (at == 0 || (bytes[at - 1] && strchr("-({[<", bytes[at - 1]))) return true;
+    size_t before = at - 1;
+    uint32_t code = 0;
+    while (before > 0 && ((unsigned char)bytes[before] & 0xc0) == 0x80) before--;
+    return text_utf8(bytes + before, at - before, &code) > 0 && is_python_space(code);
+}
+
+static bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+static bool behind_letters(const char *bytes, size_t at) {
+    return at == 0 || !is_ascii_letter(bytes[at - 1]);
+}
+
+static ErrorCode do_upper(Frame *f, Value *out) { return change_case(f, 'u', 'u', at_start, out); }
+static ErrorCode do_lower(Frame *f, Value *out) { return change_case(f, 'l', 'l', at_start, out); }
+static ErrorCode do_capitalize(Frame *f, Value *out) { return change_case(f, 't', 'l', at_start, out); }
+
+static ErrorCode do_title(Frame *f, Value *out) {
+    TRY(change_case(f, 'u', 'l', at_word, out));
+    out->form = FORM_PLAIN;
+    return OK;
+}
+
+/* The method goes by letters: "it's" becomes "It'S". */
+static ErrorCode do_title_method(Frame *f, Value *out) {
+    for (size_t i = 0; i < f->self->size; i++)
+        if ((unsigned char)f->self->bytes[i] >= 0x80)
+            return run_fail(f->run, f->line, "weft's .title() is for ASCII alone");
+    return change_case(f, 't', 'l', behind_letters, out);
+}
 
 static ErrorCode whole_number(const Frame *f, const Value *v, int64_t *out) {
     *out = 0;
@@ -242,6 +291,52 @@ static ErrorCode do_split(Frame *f, Value *out) {
     return OK;
 }
 
+/* From the right. */
+static ErrorCode do_rsplit(Frame *f, Value *out) {
+    int64_t most = -1;
+    if (f->args[1]) TRY(whole_number(f, f->args[1], &most));
+    TRY(do_split(
+        &(Frame){.run = f->run, .line = f->line, .name = f->name, .self = f->self, .args = {f->args[0]}},
+        out));
+    size_t parts = out->size, joined = most >= 0 && parts > (size_t)most + 1 ? parts - (size_t)most : 1;
+    if (joined == 1) return OK;
+    if (!given(f->args[0])) return run_fail(f->run, f->line, "weft's rsplit at blanks takes no maxsplit");
+    Value *items = arena_take(&f->run->arena, (parts + 1) * sizeof *items);
+    memcpy(items, out->items + joined - 1, (parts - joined + 1) * sizeof *items);
+    const Value *last = &out->items[joined - 1];
+    items[0] = value_string(f->self->bytes, (size_t)(last->bytes + last->size - f->self->bytes));
+    *out = value_list(items, parts - joined + 1);
+    return OK;
+}
+
+/* Bytes of the line end that stands here, 0 for none. */
+static size_t line_end(const char *at, size_t left) {
+    uint32_t c = 0;
+    size_t n = text_utf8(at, left, &c);
+    if (c == '\r' && left > 1 && at[1] == '\n') return 2;
+    bool ends =
+        (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
+    return ends ? n : 0;
+}
+
+static Value split_lines(Frame *f, const Value *s) {
+    Values lines = {0};
+    size_t from = 0;
+    for (size_t at = 0; at < s->size;) {
+        size_t ends = line_end(s->bytes + at, s->size - at);
+        if (ends) values_add(&lines, value_string(s->bytes + from, at - from));
+        at += ends ? ends : string_offset(s->bytes + at, s->size - at, 1);
+        if (ends) from = at;
+    }
+    if (from < s->size) values_add(&lines, value_string(s->bytes + from, s->size - from));
+    return values_list(f, &lines);
+}
+
+static ErrorCode do_splitlines(Frame *f, Value *out) {
+    *out = split_lines(f, f->self);
+    return OK;
+}
+
 static bool has_at(const Value *s, const Value *part, bool front) {
     if (part->kind != VALUE_STRING || part->size > s->size) return false;
     return memcmp(s->bytes + (front ? 0 : s->size - part->size), part->bytes, part->size) == 0;
@@ -283,6 +378,28 @@ static ErrorCode do_find(Frame *f, Value *out) {
     return OK;
 }
 
+static ErrorCode do_count(Frame *f, Value *out) {
+    TRY(need_string(f, f->args[0]));
+    const Value *s = f->self, *part = f->args[0];
+    const char *at = s->bytes, *end = at + s->size, *hit;
+    int64_t count = part->size ? 0 : (int64_t)string_characters(s->bytes, s->size) + 1;
+    while (part->size && (hit = memmem(at, (size_t)(end - at), part->bytes, part->size)) != NULL) {
+        count++;
+        at = hit + part->size;
+    }
+    *out = value_int(count);
+    return OK;
+}
+
+/* The sandbox that transformers runs templates in refuses these as well, when it comes to them. */
+static ErrorCode do_mutate(Frame *f, Value *out) {
+    (void)out;
+    return run_fail(f->run, f->line,
+                    ".%s() would change a list or mapping, which templates may not, in transformers' sandbox "
+                    "neither; collect in a namespace: ns.items = ns.items + [item]",
+                    f->name);
+}
+
 static ErrorCode join(Frame *f, const Value *by, const Value *items, size_t count, Value *out) {
     Text text = {0};
     ErrorCode code = OK;
@@ -313,8 +430,8 @@ static ErrorCode do_join_method(Frame *f, Value *out) {
 
 static ErrorCode do_get(Frame *f, Value *out) {
     const Value *key = f->args[0];
-    TRY(need_string(f, key));
-    const Value *found = value_member(f->self, key->bytes, key->size);
+    if (!value_is_key(key)) return run_fail(f->run, f->line, "%s cannot be a key", value_kind_name(key));
+    const Value *found = value_item(f->self, key);
     *out = found ? *found : f->args[1] ? *f->args[1] : (Value){.kind = VALUE_NONE};
     return OK;
 }
@@ -531,11 +648,18 @@ static ErrorCode unknown_name(const Frame *f, const char *kind, const Value *nam
                     error_escape(shown, sizeof shown, named->bytes, named->size));
 }
 
+/* Items of what is true: select, reject and map take none, 0 and the like for empty. */
+static ErrorCode items_if_any(Frame *f, const Value **items, size_t *count) {
+    *items = NULL;
+    *count = 0;
+    return value_truth(f->self) ? value_iterate(f->run, f->line, f->self, items, count) : OK;
+}
+
 /* map(attribute='name'), map('filter', arguments). */
 static ErrorCode do_map(Frame *f, Value *out) {
     const Value *items;
     size_t count;
-    TRY(value_iterate(f->run, f->line, f->self, &items, &count));
+    TRY(items_if_any(f, &items, &count));
     Value *made = arena_take(&f->run->arena, (count + 1) * sizeof *made);
     const Value *attribute = f->args[3];
     if (!attribute && !f->args[0]) return run_fail(f->run, f->line, "map wants a filter or attribute=");
@@ -569,7 +693,7 @@ static ErrorCode passes(Frame *f, size_t at, const Value *item, bool *pass) {
 static ErrorCode filter_items(Frame *f, bool by_attribute, bool wanted, Value *out) {
     const Value *items;
     size_t count, n = 0;
-    TRY(value_iterate(f->run, f->line, f->self, &items, &count));
+    TRY(items_if_any(f, &items, &count));
     Value *kept = arena_take(&f->run->arena, (count + 1) * sizeof *kept);
     if (by_attribute) TRY(need_string(f, f->args[0]));
     for (size_t i = 0; i < count; i++) {
@@ -587,25 +711,228 @@ static ErrorCode do_reject(Frame *f, Value *out) { return filter_items(f, false,
 static ErrorCode do_selectattr(Frame *f, Value *out) { return filter_items(f, true, true, out); }
 static ErrorCode do_rejectattr(Frame *f, Value *out) { return filter_items(f, true, false, out); }
 
+/* ---- order ---- */
+
+typedef struct Keyed {
+    Value item, key;
+} Keyed;
+
+static ErrorCode is_less(Frame *f, const Value *a, const Value *b, bool *less) {
+    f->run->steps++;
+    return value_compare(f->run, f->line, LESS, a, b, less);
+}
+
+/* Items with what they are ordered by: a member of theirs, in lower case unless `exact`. */
+static ErrorCode keyed_items(Frame *f, const Value *attribute, bool exact, Keyed **out, size_t *count) {
+    const Value *items;
+    if (given(attribute)) TRY(need_string(f, attribute));
+    TRY(value_iterate(f->run, f->line, f->self, &items, count));
+    *out = arena_take(&f->run->arena, (*count + 1) * sizeof **out);
+    for (size_t i = 0; i < *count; i++) {
+        Keyed *k = &(*out)[i];
+        *k = (Keyed){items[i], given(attribute) ? attribute_path(&items[i], attribute) : items[i]};
+        Value key = k->key;
+        Frame lower = {.run = f->run, .line = f->line, .name = f->name, .self = &key};
+        if (!exact && key.kind == VALUE_STRING) TRY(do_lower(&lower, &k->key));
+    }
+    return OK;
+}
+
+/* Merges two halves that are in order, equal items as they stand: with `down`, the greater goes first. */
+static ErrorCode merge(Frame *f, Keyed *items, size_t half, size_t count, bool down, Keyed *room) {
+    size_t a = 0, b = half, n = 0;
+    memcpy(room, items, count * sizeof *room);
+    while (a < half && b < count) {
+        bool second;
+        TRY(is_less(f, down ? &room[a].key : &room[b].key, down ? &room[b].key : &room[a].key, &second));
+        items[n++] = second ? room[b++] : room[a++];
+    }
+    memcpy(&items[n], a < half ? &room[a] : &room[b], (count - n) * sizeof *items);
+    return OK;
+}
+
+static ErrorCode sort_items(Frame *f, Keyed *items, size_t count, bool down, Keyed *room) {
+    if (count < 2) return OK;
+    TRY(sort_items(f, items, count / 2, down, room));
+    TRY(sort_items(f, items + count / 2, count - count / 2, down, room));
+    return merge(f, items, count / 2, count, down, room);
+}
+
+static bool is_set(const Value *v) { return v && value_truth(v); }
+
+static ErrorCode put_sorted(Frame *f, Keyed *items, size_t count, bool down, Value *out) {
+    Keyed *room = arena_take(&f->run->arena, (count + 1) * sizeof *room);
+    Value *list = arena_take(&f->run->arena, (count + 1) * sizeof *list);
+    TRY(sort_items(f, items, count, down, room));
+    for (size_t i = 0; i < count; i++) list[i] = items[i].item;
+    *out = value_list(list, count);
+    return OK;
+}
+
+static ErrorCode do_sort(Frame *f, Value *out) {
+    Keyed *items;
+    size_t count;
+    TRY(keyed_items(f, f->args[2], is_set(f->args[1]), &items, &count));
+    return put_sorted(f, items, count, is_set(f->args[0]), out);
+}
+
+/* Pairs of a mapping, by their keys or values. */
+static ErrorCode do_dictsort(Frame *f, Value *out) {
+    Keyed *items;
+    size_t count;
+    Value pairs, by = f->args[1] ? *f->args[1] : value_word("key"), value = value_word("value");
+    if (f->self->kind != VALUE_DICT)
+        return run_fail(f->run, f->line, "dictsort wants a mapping, and got %s", value_kind_name(f->self));
+    TRY(dict_part(f, value_equal(&by, &value) ? 'v' : 'k', &pairs));
+    Frame keys = *f;
+    keys.self = &pairs;
+    TRY(keyed_items(&keys, NULL, is_set(f->args[0]), &items, &count));
+    for (size_t i = 0; i < count; i++)
+        items[i].item = pair(f, &f->self->items[2 * i], &f->self->items[2 * i + 1]);
+    return put_sorted(f, items, count, is_set(f->args[2]), out);
+}
+
+/* The first of those that are least, or greatest. */
+static ErrorCode end_of_order(Frame *f, bool greatest, Value *out) {
+    Keyed *items;
+    size_t count, at = 0;
+    TRY(keyed_items(f, f->args[1], is_set(f->args[0]), &items, &count));
+    for (size_t i = 1; i < count; i++) {
+        bool better;
+        const Value *a = &items[i].key, *b = &items[at].key;
+        TRY(is_less(f, greatest ? b : a, greatest ? a : b, &better));
+        if (better) at = i;
+    }
+    *out = count ? items[at].item
+                 : (Value){.kind = VALUE_UNDEFINED, .bytes = "the end of an empty list", .size = 24};
+    return OK;
+}
+
+static ErrorCode do_min(Frame *f, Value *out) { return end_of_order(f, false, out); }
+static ErrorCode do_max(Frame *f, Value *out) { return end_of_order(f, true, out); }
+
+static ErrorCode do_unique(Frame *f, Value *out) {
+    Keyed *items;
+    size_t count, n = 0;
+    TRY(keyed_items(f, f->args[1], is_set(f->args[0]), &items, &count));
+    Value *list = arena_take(&f->run->arena, (count + 1) * sizeof *list);
+    for (size_t i = 0; i < count; i++) {
+        if (items[i].key.kind == VALUE_DICT ||
+            (items[i].key.kind == VALUE_LIST && items[i].key.form != FORM_TUPLE))
+            return run_fail(f->run, f->line, "unique of %s, which Python cannot hash",
+                            value_kind_name(&items[i].key));
+        size_t k = 0;
+        while (k < n && !value_equal(&items[k].key, &items[i].key)) k++;
+        f->run->steps += (int64_t)k;
+        if (k < n) continue;
+        list[n] = items[i].item;
+        items[n++] = items[i];
+    }
+    *out = view(value_list(list, n));
+    return OK;
+}
+
+/* ---- text ---- */
+
+/* Lines behind the first, or all, moved in; empty ones only with `blank`. */
+static ErrorCode do_indent(Frame *f, Value *out) {
+    int64_t width = 4;
+    Text text = {0}, by = {0};
+    TRY(need_string(f, f->self));
+    if (f->self->form == FORM_MARKUP) return run_fail(f->run, f->line, "weft does not indent Markup");
+    bool given_text = f->args[0] && f->args[0]->kind == VALUE_STRING;
+    if (f->args[0] && !given_text) TRY(whole_number(f, f->args[0], &width));
+    if (width > 1000) return run_fail(f->run, f->line, "an indent of %lld", (long long)width);
+    for (int64_t i = 0; i < width && !given_text; i++) text_puts(&by, " ");
+    if (given_text) text_add(&by, f->args[0]->bytes, f->args[0]->size);
+    Text ended = {0}; /* as Jinja has it: what is empty is a line, too */
+    text_add(&ended, f->self->bytes, f->self->size);
+    text_puts(&ended, "\n");
+    Value copy = value_copy(&f->run->arena, ended.data, ended.length), lines = split_lines(f, &copy);
+    text_free(&ended);
+    for (size_t i = 0; i < lines.size; i++) {
+        if (i > 0) text_puts(&text, "\n");
+        bool moved = i == 0 ? is_set(f->args[1]) : lines.items[i].size > 0 || is_set(f->args[2]);
+        if (moved) text_add(&text, by.data, by.length);
+        text_add(&text, lines.items[i].bytes, lines.items[i].size);
+    }
+    *out = value_copy(&f->run->arena, text.data, text.length);
+    text_free(&text);
+    text_free(&by);
+    return run_room(f->run, f->line, out->size);
+}
+
+static ErrorCode do_format(Frame *f, Value *out) {
+    Value format = as_string(f, f->self);
+    if (f->call->named) return run_fail(f->run, f->line, "weft's format takes values by place");
+    return format_percent(f->run, f->line, &format, f->call->items, f->call->count, out);
+}
+
+static ErrorCode do_format_method(Frame *f, Value *out) { return format_braces(f->call, out); }
+
+/* Not one of transformers': templates written for other programs call it where arguments of a call are
+ * text. */
+static ErrorCode do_from_json(Frame *f, Value *out) {
+    cJSON *root;
+    char where[300];
+    TRY(need_string(f, f->self));
+    snprintf(where, sizeof where, "%.200s:%d: from_json", f->run->t->where, f->line);
+    TRY(json_parse_literals(where, f->self->bytes, f->self->size, &root, f->run->err));
+    *out = value_of_json(&f->run->arena, root);
+    cJSON_Delete(root);
+    return OK;
+}
+
 static bool holds_no_json(const Value *v) {
     if (v->kind == VALUE_NAMESPACE || v->kind == VALUE_MACRO || v->kind == VALUE_UNDEFINED) return true;
     if (v->kind != VALUE_LIST && v->kind != VALUE_DICT) return false;
+    if (v->form == FORM_VIEW) return true;
     size_t count = v->kind == VALUE_DICT ? 2 * v->size : v->size;
     for (size_t i = 0; i < count; i++)
         if (holds_no_json(&v->items[i])) return true;
     return false;
 }
 
+/* A key that is no text, at any depth. */
+static bool has_odd_keys(const Value *v) {
+    if (v->kind != VALUE_LIST && v->kind != VALUE_DICT) return false;
+    size_t count = v->kind == VALUE_DICT ? 2 * v->size : v->size;
+    for (size_t i = 0; i < count; i++)
+        if ((v->kind == VALUE_DICT && i % 2 == 0 && v->items[i].kind != VALUE_STRING) ||
+            has_odd_keys(&v->items[i]))
+            return true;
+    return false;
+}
+
+/* Two strings, between items and behind keys. */
+static ErrorCode read_separators(Frame *f, const Value *v, JsonStyle *s) {
+    if (v->kind != VALUE_LIST || v->size != 2)
+        return run_fail(f->run, f->line, "tojson: separators are two strings, and got %s",
+                        value_kind_name(v));
+    TRY(need_string(f, &v->items[0]));
+    TRY(need_string(f, &v->items[1]));
+    s->comma = v->items[0];
+    s->colon = v->items[1];
+    return OK;
+}
+
 /* transformers' own: json.dumps without escapes beyond ASCII, and nothing made safe for HTML. */
 static ErrorCode do_tojson(Frame *f, Value *out) {
     int64_t indent = -1;
     if (given(f->args[1])) TRY(whole_number(f, f->args[1], &indent));
-    if ((f->args[0] && value_truth(f->args[0])) || given(f->args[2]) || indent > 16)
-        return run_fail(f->run, f->line, "weft's tojson has no ensure_ascii, separators, or indent above 16");
+    if (indent > 16) return run_fail(f->run, f->line, "weft's tojson has no indent above 16");
     if (holds_no_json(f->self))
         return run_fail(f->run, f->line, "tojson of %s, or of what holds such", value_kind_name(f->self));
+    JsonStyle style = {.indent = (int)indent,
+                       .sorted = is_set(f->args[3]),
+                       .ascii = is_set(f->args[0]),
+                       .comma = value_word(indent < 0 ? ", " : ","),
+                       .colon = value_word(": ")};
+    if (given(f->args[2])) TRY(read_separators(f, f->args[2], &style));
+    if (style.sorted && has_odd_keys(f->self))
+        return run_fail(f->run, f->line, "weft's tojson sorts keys that are texts alone");
     Text text = {0};
-    value_json(f->self, (int)indent, f->args[3] && value_truth(f->args[3]), &text);
+    value_json(f->self, style, &text);
     *out = value_copy(&f->run->arena, text.data, text.length);
     text_free(&text);
     return OK;
@@ -616,11 +943,15 @@ static const Builtin filters[] = {
     {"count", do_length, 0, {NULL}},
     {"d", do_default, 0, {"default_value", "boolean"}},
     {"default", do_default, 0, {"default_value", "boolean"}},
+    {"dictsort", do_dictsort, 0, {"case_sensitive", "by", "reverse"}},
     {"e", do_escape, 0, {NULL}},
     {"escape", do_escape, 0, {NULL}},
     {"first", do_first, 0, {NULL}},
     {"float", do_float, 0, {"default"}},
     {"forceescape", do_forceescape, 0, {NULL}},
+    {"format", do_format, ANY, {NULL}},
+    {"from_json", do_from_json, 0, {NULL}},
+    {"indent", do_indent, 0, {"width", "first", "blank"}},
     {"int", do_int, 0, {"default"}},
     {"items", do_items, 0, {NULL}},
     {"join", do_join, 0, {"d", "attribute"}},
@@ -629,6 +960,8 @@ static const Builtin filters[] = {
     {"list", do_list, 0, {NULL}},
     {"lower", do_lower, 0, {NULL}},
     {"map", do_map, 0, {"filter", "first", "second", "attribute"}},
+    {"max", do_max, 0, {"case_sensitive", "attribute"}},
+    {"min", do_min, 0, {"case_sensitive", "attribute"}},
     {"reject", do_reject, 0, {"test", "value", "other"}},
     {"rejectattr", do_rejectattr, 1, {"attribute", "test", "value", "other"}},
     {"replace", do_replace, 2, {"old", "new", "count"}},
@@ -636,9 +969,12 @@ static const Builtin filters[] = {
     {"safe", do_safe, 0, {NULL}},
     {"select", do_select, 0, {"test", "value", "other"}},
     {"selectattr", do_selectattr, 1, {"attribute", "test", "value", "other"}},
+    {"sort", do_sort, 0, {"reverse", "case_sensitive", "attribute"}},
     {"string", do_string, 0, {NULL}},
+    {"title", do_title, 0, {NULL}},
     {"tojson", do_tojson, 0, {"ensure_ascii", "indent", "separators", "sort_keys"}},
     {"trim", do_strip, 0, {"chars"}},
+    {"unique", do_unique, 0, {"case_sensitive", "attribute"}},
     {"upper", do_upper, 0, {NULL}},
 };
 enum { FILTERS = sizeof filters / sizeof *filters };
@@ -668,17 +1004,31 @@ static const Builtin methods[] = {
     {"upper", do_upper, 0, {NULL}},
     {"lower", do_lower, 0, {NULL}},
     {"capitalize", do_capitalize, 0, {NULL}},
+    {"title", do_title_method, 0, {NULL}},
+    {"rsplit", do_rsplit, 0, {"sep", "maxsplit"}},
+    {"splitlines", do_splitlines, 0, {NULL}},
+    {"count", do_count, 1, {"sub"}},
+    {"format", do_format_method, ANY, {NULL}},
     {"get", do_get, 1, {"key", "default"}},
     {"keys", do_keys, 0, {NULL}},
     {"values", do_values, 0, {NULL}},
     {"items", do_items, 0, {NULL}},
+    {"append", do_mutate, ANY, {NULL}},
+    {"clear", do_mutate, ANY, {NULL}},
+    {"extend", do_mutate, ANY, {NULL}},
+    {"insert", do_mutate, ANY, {NULL}},
+    {"pop", do_mutate, ANY, {NULL}},
+    {"remove", do_mutate, ANY, {NULL}},
+    {"setdefault", do_mutate, ANY, {NULL}},
+    {"update", do_mutate, ANY, {NULL}},
 };
-enum { METHODS = sizeof methods / sizeof *methods, STRING_METHODS = 14 };
+enum { METHODS = sizeof methods / sizeof *methods, STRING_METHODS = 19, DICT_METHODS = 23 };
 
 int method_find(const char *name) { return find(methods, METHODS, name); }
 
 bool method_is_of(int method, const Value *v) {
-    return v->kind == (method < STRING_METHODS ? VALUE_STRING : VALUE_DICT);
+    if (method < STRING_METHODS) return v->kind == VALUE_STRING;
+    return v->kind == VALUE_DICT || (method >= DICT_METHODS && v->kind == VALUE_LIST);
 }
 
 /* What methods of Markup give is Markup. */

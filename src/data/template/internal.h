@@ -4,6 +4,7 @@
  *     parse.c      statements and expressions, to a tree of nodes
  *     value.c      what expressions are worth, and how it is written out
  *     builtins.c   filters, tests, methods, functions: tables
+ *     format.c     Python's two ways to put values into a text
  *     run.c        walks the tree
  *
  *  J1. Nodes and the strings in them lie in the template's arena; values of a rendering in its own, which is
@@ -85,10 +86,19 @@ double value_number(const Value *v);
 int value_order(const Value *a, const Value *b);
 /* The value of a key of a dict or namespace; NULL when it has none. */
 const Value *value_member(const Value *v, const char *key, size_t length);
+/* The same for any key of a dict. */
+const Value *value_item(const Value *dict, const Value *key);
+bool value_is_key(const Value *v);           /* what a dict may have for a key: texts, numbers, none */
 const char *value_kind_name(const Value *v); /* for messages */
 void value_print(const Value *v, Text *out); /* as Python's str */
-/* As json.dumps(ensure_ascii=False) of Python does. `indent` < 0: one line. */
-void value_json(const Value *v, int indent, bool sorted, Text *out);
+/* As json.dumps of Python does. */
+typedef struct JsonStyle {
+    int indent; /* < 0: one line */
+    bool sorted, ascii;
+    Value comma, colon; /* between items; between a key and its value */
+    int depth;          /* of where it begins */
+} JsonStyle;
+void value_json(const Value *v, JsonStyle style, Text *out);
 
 /* Characters of a string. */
 size_t string_characters(const char *bytes, size_t size);
@@ -96,6 +106,7 @@ size_t string_offset(const char *bytes, size_t size, size_t character);
 /* The string with & < > ' " written as in HTML, as Markup; Markup as it is. */
 Value value_escape(Arena *a, const Value *v);
 bool is_python_space(uint32_t code);
+void text_put_character(Text *t, uint32_t code); /* in UTF-8 */
 
 /* Values share their parts, so a small one can be written out as a large one: takes the number of parts that
  * writing would meet off *left. False where there are more, or more levels than `depth`. */
@@ -130,6 +141,7 @@ typedef enum NodeKind {
     NODE_FOR,       /* names in `arguments`; over a, of which those with d; b, else c */
     NODE_SET,       /* name = a, or name.member = a */
     NODE_SET_BLOCK, /* name = what b renders */
+    NODE_FILTERED,  /* a, filters of a nameless name, which is what b renders */
     NODE_MACRO,     /* name(arguments), body b */
     NODE_BREAK,
     NODE_CONTINUE,
@@ -262,6 +274,11 @@ bool method_is_of(int method, const Value *v);
 /* A function by its name; false: there is none. */
 bool function_exists(const char *name);
 ErrorCode function_call(Call *c, Value *out);
+
+/* "%s of %d" % args, and "{} of {n}".format(...): what of Python's languages for it templates use. Behind
+ * Markup, what is put in is escaped. */
+ErrorCode format_percent(Run *r, int line, const Value *format, const Value *args, size_t count, Value *out);
+ErrorCode format_braces(const Call *c, Value *out);
 
 /* Items that a loop goes through: of a dict its keys, of a string its characters. */
 ErrorCode value_iterate(Run *r, int line, const Value *v, const Value **items, size_t *count);

@@ -130,24 +130,6 @@ ErrorCode lexer_piece(Lexer *l, PieceKind *kind, Value *text) {
 
 /* ---- within a tag ---- */
 
-static void put_character(char *out, size_t *n, uint32_t code) {
-    if (code < 0x80) {
-        out[(*n)++] = (char)code;
-    } else if (code < 0x800) {
-        out[(*n)++] = (char)(0xc0 | code >> 6);
-        out[(*n)++] = (char)(0x80 | (code & 0x3f));
-    } else if (code < 0x10000) {
-        out[(*n)++] = (char)(0xe0 | code >> 12);
-        out[(*n)++] = (char)(0x80 | (code >> 6 & 0x3f));
-        out[(*n)++] = (char)(0x80 | (code & 0x3f));
-    } else {
-        out[(*n)++] = (char)(0xf0 | code >> 18);
-        out[(*n)++] = (char)(0x80 | (code >> 12 & 0x3f));
-        out[(*n)++] = (char)(0x80 | (code >> 6 & 0x3f));
-        out[(*n)++] = (char)(0x80 | (code & 0x3f));
-    }
-}
-
 /* \xHH, \uHHHH, \UHHHHHHHH: a character by its number. No surrogates, which are no characters. */
 static ErrorCode read_code(Lexer *l, const char **at, const char *end, int digits, uint32_t *code) {
     *code = 0;
@@ -166,27 +148,27 @@ static ErrorCode read_code(Lexer *l, const char **at, const char *end, int digit
 }
 
 /* Python's escapes. One that Python does not know stays as it is, backslash and all. */
-static ErrorCode read_escape(Lexer *l, const char **at, const char *end, char *out, size_t *n) {
+static ErrorCode read_escape(Lexer *l, const char **at, const char *end, Text *out) {
     static const char letters[] = "ntrabfv\\'\"", bytes[] = "\n\t\r\a\b\f\v\\'\"";
     char c = *(*at)++;
     const char *plain = c ? strchr(letters, c) : NULL;
     int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     uint32_t code = 0;
     if (plain) {
-        out[(*n)++] = bytes[plain - letters];
+        text_add(out, &bytes[plain - letters], 1);
     } else if (c == '\n') {
         /* a line that goes on */
     } else if (digits) {
         TRY(read_code(l, at, end, digits, &code));
-        put_character(out, n, code);
+        text_put_character(out, code);
     } else if (c >= '0' && c <= '7') {
         code = (uint32_t)(c - '0');
         for (int i = 0; i < 2 && *at < end && **at >= '0' && **at <= '7'; i++)
             code = code * 8 + (uint32_t)(*(*at)++ - '0');
-        put_character(out, n, code);
+        text_put_character(out, code);
     } else {
-        out[(*n)++] = '\\';
-        out[(*n)++] = c;
+        text_puts(out, "\\");
+        text_add(out, &c, 1);
     }
     return OK;
 }
@@ -197,20 +179,19 @@ static ErrorCode read_string(Lexer *l) {
     while (end < l->length && l->text[end] != quote) end += l->text[end] == '\\' ? 2 : 1;
     if (end >= l->length) return lexer_fail(l, l->line, "a string that begins here does not end");
     const char *at = l->text + l->at + 1, *stop = l->text + end;
-    char *out = arena_take(l->arena, (size_t)(stop - at) + 1);
-    size_t n = 0;
-    while (at < stop) {
-        if (*at != '\\') {
-            out[n++] = *at++;
-            continue;
-        }
-        at++;
-        TRY(read_escape(l, &at, stop, out, &n));
+    Text out = {0};
+    ErrorCode code = OK;
+    while (at < stop && code == OK) {
+        if (*at == '\\')
+            at++, code = read_escape(l, &at, stop, &out);
+        else
+            text_add(&out, at++, 1);
     }
     l->token.kind = TAG_STRING;
-    l->token.literal = value_string(out, n);
+    l->token.literal = value_copy(l->arena, out.data, out.length);
     l->token.length = end + 1 - l->at;
-    return OK;
+    text_free(&out);
+    return code;
 }
 
 static size_t skip_digits(const Lexer *l, size_t at) {

@@ -23,7 +23,8 @@ typedef struct Parser {
     Lexer l;
     Template *t;
     const char **macros; /* [macro_count] names, so that calls of them are known */
-    size_t macro_count;
+    const Node **calls;  /* [call_count] of names that were no functions or macros so far */
+    size_t macro_count, call_count;
     int depth, loops;
 } Parser;
 
@@ -281,7 +282,11 @@ static ErrorCode parse_call(Parser *p, Node *of, Node **out) {
     TRY(parse_arguments(p, &n->arguments));
     *out = n;
     if (of->kind == NODE_NAME && (function_exists(of->name) || is_macro(p, of->name))) return OK;
-    if (of->kind == NODE_NAME) return lexer_fail(&p->l, of->line, "weft knows no function %s", of->name);
+    if (of->kind == NODE_NAME) { /* a macro that stands further below, or check_calls refuses it */
+        p->calls = mem_grow(p->calls, (p->call_count + 1) * sizeof *p->calls);
+        p->calls[p->call_count++] = of;
+        return OK;
+    }
     if (of->kind != NODE_MEMBER) return lexer_fail(&p->l, of->line, "a call of what is no function");
     n->kind = NODE_METHOD;
     n->a = of->a;
@@ -656,6 +661,21 @@ static ErrorCode parse_generation(Parser *p, Node *n) {
     return need_end(p);
 }
 
+/* {% filter one|two %}...{% endfilter %} */
+static ErrorCode parse_filtered(Parser *p, Node *n) {
+    const char *word;
+    bool more;
+    n->a = node_new(p, NODE_NAME);
+    n->a->name = "";
+    do {
+        TRY(parse_filter(p, &n->a));
+        TRY(take_sign(p, "|", &more));
+    } while (more);
+    TRY(need_end(p));
+    TRY(parse_until(p, n->line, (const char *const[]){"endfilter", NULL}, &word, &n->b));
+    return need_end(p);
+}
+
 static ErrorCode parse_jump(Parser *p, Node *n) {
     if (p->loops == 0) return lexer_fail(&p->l, n->line, "break or continue outside of a loop");
     return need_end(p);
@@ -669,6 +689,7 @@ static const struct {
                   {"for", NODE_FOR, parse_for},
                   {"set", NODE_SET, parse_set},
                   {"macro", NODE_MACRO, parse_macro},
+                  {"filter", NODE_FILTERED, parse_filtered},
                   {"generation", NODE_GENERATION, parse_generation},
                   {"break", NODE_BREAK, parse_jump},
                   {"continue", NODE_CONTINUE, parse_jump}};
@@ -727,6 +748,13 @@ static Value read_source(Template *t, const char *text, size_t length) {
     return value_string(out, n);
 }
 
+static ErrorCode check_calls(const Parser *p) {
+    for (size_t i = 0; i < p->call_count; i++)
+        if (!is_macro(p, p->calls[i]->name))
+            return lexer_fail(&p->l, p->calls[i]->line, "weft knows no function %s", p->calls[i]->name);
+    return OK;
+}
+
 static ErrorCode parse(Template *t, const char *text, size_t length, Error *err) {
     static const char *const none[] = {NULL};
     const char *word;
@@ -745,7 +773,9 @@ static ErrorCode parse(Template *t, const char *text, size_t length, Error *err)
             return error_set(err, ERR_DATA, "%s: byte %zu is no text in UTF-8", t->where, at);
     }
     ErrorCode code = parse_body(&p, none, &word, &t->body);
+    if (code == OK) code = check_calls(&p);
     free(p.macros);
+    free(p.calls);
     return code;
 }
 

@@ -200,6 +200,19 @@ static ErrorCode joined(Run *r, int line, const Value *a, const Value *b, Value 
     return OK;
 }
 
+static ErrorCode repeated(Run *r, int line, const Value *text, const Value *times, Value *out) {
+    if (times->kind != VALUE_INT && times->kind != VALUE_BOOL)
+        return run_fail(r, line, "weft cannot reckon with a string and %s", value_kind_name(times));
+    size_t count = times->integer < 0 || text->size == 0 ? 0 : (size_t)times->integer, bytes;
+    if (!size_multiply(count, text->size, &bytes)) bytes = SIZE_MAX;
+    TRY(run_room(r, line, bytes));
+    char *copies = arena_take(&r->arena, bytes + 1);
+    for (size_t i = 0; i < count; i++) memcpy(copies + i * text->size, text->bytes, text->size);
+    *out = value_string(copies, bytes);
+    out->form = text->form;
+    return OK;
+}
+
 static ErrorCode joined_lists(Run *r, int line, const Value *a, const Value *b, Value *out) {
     TRY(run_room(r, line, (a->size + b->size) * sizeof(Value)));
     Value *items = arena_take(&r->arena, (a->size + b->size + 1) * sizeof *items);
@@ -209,9 +222,20 @@ static ErrorCode joined_lists(Run *r, int line, const Value *a, const Value *b, 
     return OK;
 }
 
+/* What Python makes item by item, functions and namespaces print as nobody wants them. */
+static ErrorCode need_text(Run *r, int line, const Value *v) {
+    if (v->kind == VALUE_LIST && v->form == FORM_VIEW)
+        return run_fail(r, line, "items that are made one by one have no text: put |list behind them");
+    if (v->kind == VALUE_MACRO || v->kind == VALUE_NAMESPACE)
+        return run_fail(r, line, "%s has no text", value_kind_name(v));
+    return OK;
+}
+
 /* As they print, one behind the other. */
 static ErrorCode concatenate(Run *r, int line, const Value *a, const Value *b, Value *out) {
     Text text = {0};
+    TRY(need_text(r, line, a));
+    TRY(need_text(r, line, b));
     value_print(a, &text);
     value_print(b, &text);
     ErrorCode code = run_room(r, line, text.length);
@@ -281,6 +305,12 @@ static ErrorCode binary(Run *r, const Scope *s, const Node *n, Value *out) {
         return joined(r, n->line, &a, &b, out);
     if (n->op == ADD && a.kind == VALUE_LIST && b.kind == VALUE_LIST)
         return joined_lists(r, n->line, &a, &b, out);
+    if (n->op == MULTIPLY && (a.kind == VALUE_STRING || b.kind == VALUE_STRING))
+        return a.kind == VALUE_STRING ? repeated(r, n->line, &a, &b, out) : repeated(r, n->line, &b, &a, out);
+    if (n->op == REMAINDER && a.kind == VALUE_STRING) {
+        bool tuple = b.kind == VALUE_LIST && b.form == FORM_TUPLE;
+        return format_percent(r, n->line, &a, tuple ? b.items : &b, tuple ? b.size : 1, out);
+    }
     return arithmetic(r, n, &a, &b, out);
 }
 
@@ -308,6 +338,11 @@ static ErrorCode indexed(Run *r, const Scope *s, const Node *n, Value *out) {
     *out = undefined("an item that is not there");
     if (at.kind == VALUE_STRING) {
         *out = value_attribute(&of, at.bytes, at.size);
+        return OK;
+    }
+    if (of.kind == VALUE_DICT) {
+        const Value *found = value_item(&of, &at);
+        if (found) *out = *found;
         return OK;
     }
     if (at.kind != VALUE_INT || (of.kind != VALUE_LIST && of.kind != VALUE_STRING)) return OK;
@@ -375,10 +410,21 @@ static ErrorCode sliced(Run *r, const Scope *s, const Node *n, Value *out) {
     return OK;
 }
 
+/* A method that is named and not called. Python finds it before a key of that name. */
+static bool is_method_name(const Value *of, const char *name) {
+    int method = method_find(name);
+    bool dict = of->kind == VALUE_DICT && (strcmp(name, "copy") == 0 || strcmp(name, "popitem") == 0);
+    return dict || (method >= 0 && method_is_of(method, of));
+}
+
 static ErrorCode member(Run *r, const Scope *s, const Node *n, Value *out) {
     Value of;
     TRY(evaluate(r, s, n->a, &of));
     TRY(need_defined(r, n->line, &of));
+    if (is_method_name(&of, n->name)) {
+        *out = (Value){.kind = VALUE_MACRO};
+        return OK;
+    }
     *out = value_attribute(&of, n->name, strlen(n->name));
     return OK;
 }
@@ -471,11 +517,16 @@ static ErrorCode listed(Run *r, const Scope *s, const Node *n, Value *out) {
     for (const Node *item = n->a; item; item = item->next) {
         TRY(evaluate(r, s, dict ? item->a : item, &items[k++]));
         if (!dict) continue;
-        if (items[k - 1].kind != VALUE_STRING)
-            return run_fail(r, item->line, "weft takes strings alone for keys, and got %s",
-                            value_kind_name(&items[k - 1]));
+        if (!value_is_key(&items[k - 1]))
+            return run_fail(r, item->line, "%s cannot be a key", value_kind_name(&items[k - 1]));
         TRY(evaluate(r, s, item->b, &items[k++]));
+        Value before = {.kind = VALUE_DICT, .items = items, .size = k / 2 - 1};
+        const Value *same = value_item(&before, &items[k - 2]);
+        if (!same) continue;
+        items[same - items] = items[k - 1];
+        k -= 2;
     }
+    if (dict) count = k / 2;
     *out = (Value){
         .kind = dict ? VALUE_DICT : VALUE_LIST, .form = (ValueForm)n->op, .items = items, .size = count};
     return run_weigh(r, n->line, out);
@@ -537,6 +588,7 @@ static ErrorCode evaluate_node(Run *r, const Scope *s, const Node *n, Value *out
     case NODE_FOR:
     case NODE_SET:
     case NODE_SET_BLOCK:
+    case NODE_FILTERED:
     case NODE_MACRO:
     case NODE_BREAK:
     case NODE_CONTINUE:
@@ -651,8 +703,18 @@ static ErrorCode assign_name(Run *r, Scope *s, const Node *n) {
 static ErrorCode print(Run *r, Scope *s, const Node *n) {
     Value v;
     TRY(evaluate(r, s, n->a, &v));
-    if (v.kind == VALUE_LIST && v.form == FORM_VIEW)
-        return run_fail(r, n->line, "items that are made one by one have no text: put |list behind them");
+    TRY(need_text(r, n->line, &v));
+    value_print(&v, r->out);
+    return run_room(r, n->line, 0);
+}
+
+/* {% filter %}: its filters are of the name "", which no variable has. */
+static ErrorCode filtered(Run *r, Scope *s, const Node *n) {
+    Value v;
+    Scope own = {.parent = s};
+    TRY(capture(r, s, n->b, &v));
+    namespace_set(&r->arena, &own.names, "", &v);
+    TRY(evaluate(r, &own, n->a, &v));
     value_print(&v, r->out);
     return run_room(r, n->line, 0);
 }
@@ -682,6 +744,7 @@ static ErrorCode execute_node(Run *r, Scope *s, const Node *n, Flow *flow) {
         TRY(capture(r, s, n->b, &v));
         namespace_set(&r->arena, &s->names, n->name, &v);
         return OK;
+    case NODE_FILTERED: return filtered(r, s, n);
     case NODE_MACRO:
         v = (Value){.kind = VALUE_MACRO, .macro = n};
         namespace_set(&r->arena, &s->names, n->name, &v);

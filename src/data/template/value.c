@@ -211,11 +211,21 @@ const Value *value_member(const Value *v, const char *key, size_t length) {
     return NULL;
 }
 
+const Value *value_item(const Value *dict, const Value *key) {
+    for (size_t i = 0; i < dict->size; i++)
+        if (value_equal(&dict->items[2 * i], key)) return &dict->items[2 * i + 1];
+    return NULL;
+}
+
+bool value_is_key(const Value *v) {
+    return v->kind == VALUE_STRING || v->kind == VALUE_NONE || value_is_number(v);
+}
+
 const char *value_kind_name(const Value *v) {
     static const char *const names[] = {
         "undefined", "none",     "a bool", "a whole number", "a whole number beyond 64 bits",
         "a number",  "a string", "a list", "a mapping",      "a namespace",
-        "a macro"};
+        "a function"};
     return names[v->kind];
 }
 
@@ -245,6 +255,15 @@ size_t string_offset(const char *bytes, size_t size, size_t character) {
     size_t at = 0;
     for (; character > 0 && at < size; character--) at += character_bytes(bytes + at, size - at);
     return at;
+}
+
+void text_put_character(Text *t, uint32_t code) {
+    char out[4];
+    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (size_t i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(0x80 | (code & 0x3f));
+    out[0] = (char)(marks[n] | code);
+    text_add(t, out, n);
 }
 
 /* What str.strip takes off, which is not quite Unicode's White_Space. */
@@ -376,18 +395,26 @@ void value_print(const Value *v, Text *out) {
 /* ---- as JSON ---- */
 
 /* Not base/json.h's writer, which writes as its own readers like it: here each byte must be json.dumps's. */
-static void json_text(const Value *v, Text *out) {
+static void json_character(const char *bytes, size_t n, bool ascii, Text *out) {
     static const char plain[] = "\"\\\n\r\t\f\b", letters[] = "\"\\nrtfb";
+    uint32_t code = 0;
+    const char *at = bytes[0] ? strchr(plain, bytes[0]) : NULL;
+    bool known = text_utf8(bytes, n, &code) > 0;
+    if (at)
+        text_printf(out, "\\%c", letters[at - plain]);
+    else if (known && (code < 0x20 || (ascii && code >= 0x7f && code < 0x10000)))
+        text_printf(out, "\\u%04x", code);
+    else if (known && ascii && code >= 0x10000)
+        text_printf(out, "\\u%04x\\u%04x", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
+    else
+        text_add(out, bytes, n);
+}
+
+static void json_text(const Value *v, bool ascii, Text *out) {
     text_puts(out, "\"");
-    for (size_t i = 0; i < v->size; i++) {
-        char c = v->bytes[i];
-        const char *at = c ? strchr(plain, c) : NULL;
-        if (at)
-            text_printf(out, "\\%c", letters[at - plain]);
-        else if ((unsigned char)c < 0x20)
-            text_printf(out, "\\u%04x", (unsigned)c);
-        else
-            text_add(out, &c, 1);
+    for (size_t at = 0, n; at < v->size; at += n) {
+        n = character_bytes(v->bytes + at, v->size - at);
+        json_character(v->bytes + at, n, ascii, out);
     }
     text_puts(out, "\"");
 }
@@ -400,12 +427,6 @@ static int by_key(const void *a, const void *b) {
     return x->size < y->size ? -1 : x->size > y->size;
 }
 
-typedef struct JsonStyle {
-    int indent;
-    bool sorted;
-    int depth;
-} JsonStyle;
-
 static void json_value(const Value *v, JsonStyle s, Text *out);
 
 static void json_line(JsonStyle s, Text *out) {
@@ -414,19 +435,31 @@ static void json_line(JsonStyle s, Text *out) {
     for (int i = 0; i < s.indent * s.depth; i++) text_puts(out, " ");
 }
 
+/* A key that is no text is written as one. */
+static void json_key(const Value *key, JsonStyle s, Text *out) {
+    const char *quote = key->kind == VALUE_STRING ? "" : "\"";
+    text_puts(out, quote);
+    json_value(key, s, out);
+    text_puts(out, quote);
+}
+
 static void json_items(const Value *v, JsonStyle s, Text *out) {
     bool dict = v->kind == VALUE_DICT;
     const Value **order = mem_alloc_array(v->size + 1, sizeof(Value *));
     for (size_t i = 0; i < v->size; i++) order[i] = &v->items[dict ? 2 * i : i];
     if (dict && s.sorted) qsort(order, v->size, sizeof(Value *), by_key);
-    JsonStyle inner = {s.indent, s.sorted, s.depth + 1};
+    JsonStyle inner = s;
+    inner.depth++;
     text_puts(out, dict ? "{" : "[");
     for (size_t i = 0; i < v->size; i++) {
-        if (i > 0) text_puts(out, s.indent < 0 ? ", " : ",");
+        if (i > 0) text_add(out, s.comma.bytes, s.comma.size);
         json_line(inner, out);
-        json_value(order[i], inner, out);
-        if (!dict) continue;
-        text_puts(out, ": ");
+        if (!dict) {
+            json_value(order[i], inner, out);
+            continue;
+        }
+        json_key(order[i], inner, out);
+        text_add(out, s.colon.bytes, s.colon.size);
         json_value(order[i] + 1, inner, out);
     }
     if (v->size) json_line(s, out);
@@ -444,7 +477,7 @@ static void json_value(const Value *v, JsonStyle s, Text *out) {
     case VALUE_FLOAT:
         print_float(v->number, (const char *const[]){"NaN", "Infinity", "-Infinity"}, out);
         break;
-    case VALUE_STRING: json_text(v, out); break;
+    case VALUE_STRING: json_text(v, s.ascii, out); break;
     case VALUE_LIST:
     case VALUE_DICT: json_items(v, s, out); break;
     case VALUE_NAMESPACE:
@@ -452,6 +485,4 @@ static void json_value(const Value *v, JsonStyle s, Text *out) {
     }
 }
 
-void value_json(const Value *v, int indent, bool sorted, Text *out) {
-    json_value(v, (JsonStyle){indent, sorted, 0}, out);
-}
+void value_json(const Value *v, JsonStyle style, Text *out) { json_value(v, style, out); }
