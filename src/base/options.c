@@ -214,6 +214,15 @@ static const char *last_part(const char *path) {
     return dot ? dot + 1 : path;
 }
 
+const char *options_synonym(const OptionSynonym *synonyms, const char *name) {
+    const char *last = last_part(name);
+    for (const OptionSynonym *s = synonyms; s && s->name; s++)
+        if (strcmp(s->name, name) == 0) return s->key;
+    for (const OptionSynonym *s = synonyms; s && s->name; s++)
+        if (strcmp(s->name, last) == 0) return s->key;
+    return NULL;
+}
+
 /* The nearest key, or section, to one that is not there: by spelling, or the same last part in another
  * section. NULL when nothing is near. The text lives in `out`. */
 static const char *nearest_key(const OptionSet *set, const char *path, Text *out) {
@@ -250,8 +259,10 @@ static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, i
                              const ValueOrigin *origin) {
     Text nearest = {0};
     ErrorCode code;
-    if (nearest_key(set, path, &nearest))
-        code = value_fail(origin, line, column, path, "unknown key; did you mean %s?", nearest.data);
+    const char *meant = options_synonym(set->synonyms, path);
+    if (!meant) meant = nearest_key(set, path, &nearest);
+    if (meant)
+        code = value_fail(origin, line, column, path, "unknown key; did you mean %s?", meant);
     else
         code = value_fail(origin, line, column, path, "unknown key; see --help for all keys");
     text_free(&nearest);
@@ -261,6 +272,34 @@ static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, i
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err) {
     const ValueOrigin origin = {.where = where, .err = err};
     return find_option(set, key) != SIZE_MAX ? OK : unknown_key(set, key, 0, 0, &origin);
+}
+
+static bool is_last_part(const OptionSet *set, const char *name) {
+    for (size_t i = 0; i < set->count; i++)
+        if (strcmp(last_part(set->table[i].key), name) == 0) return true;
+    return false;
+}
+
+/* Is there more to say of a key in a section that is not ours than of the section? It is known by another
+ * name, or is one of ours, and the section is known by another name. */
+static bool is_known(const OptionSet *set, const char *section, const char *path) {
+    return options_synonym(set->synonyms, path) ||
+           (options_synonym(set->synonyms, section) && is_last_part(set, last_part(path)));
+}
+
+/* The error of the first such key, at any depth, or OK where there is none. */
+static ErrorCode unknown_inside(const OptionSet *set, const char *section, const YamlNode *map,
+                                const ValueOrigin *origin) {
+    ErrorCode code = OK;
+    for (size_t i = 0; map->kind == YAML_NODE_MAP && i < map->count && code == OK; i++) {
+        Text path = {0};
+        text_printf(&path, "%s.%s", section, map->keys[i]);
+        code = unknown_inside(set, path.data, map->items[i], origin);
+        if (code == OK && is_known(set, section, path.data))
+            code = unknown_key(set, path.data, map->key_lines[i], map->key_columns[i], origin);
+        text_free(&path);
+    }
+    return code;
 }
 
 static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map,
@@ -287,7 +326,11 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
         return OK;
     }
     /* What another version of weft wrote may have keys that this one no longer knows. */
-    if (!is_section(set, path)) return origin->written ? OK : unknown_key(set, path, line, column, origin);
+    if (!is_section(set, path)) {
+        if (origin->written) return OK;
+        TRY(unknown_inside(set, path, value, origin));
+        return unknown_key(set, path, line, column, origin);
+    }
     if (value->kind == YAML_NODE_MAP) return apply_section(set, path, value, origin);
     /* "section:" with nothing below it, all its keys commented out. */
     if (value->kind == YAML_NODE_SCALAR && !value->quoted && !*value->text) return OK;

@@ -75,6 +75,12 @@ typedef struct Option {
     const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */
 } Option;
 
+/* What other programs call a key, or a section: with their section, or the last part alone, whatever stands
+ * before it. For hints: a synonym is no key. */
+typedef struct OptionSynonym {
+    const char *name, *key;
+} OptionSynonym;
+
 typedef enum OptionOrigin { ORIGIN_DEFAULT, ORIGIN_GIVEN, ORIGIN_DERIVED } OptionOrigin;
 
 /* An optional OPT_DOUBLE or OPT_CHOICE of an item that nobody gave is NaN or -1. */
@@ -89,8 +95,9 @@ typedef struct OptionSource {
 typedef struct OptionSet {
     const Option *table; /* ended by key == NULL */
     size_t count;
-    void *target;          /* the struct */
-    OptionSource *sources; /* [count] */
+    void *target;                  /* the struct */
+    OptionSource *sources;         /* [count] */
+    const OptionSynonym *synonyms; /* ended by name == NULL; NULL for none */
 } OptionSet;
 
 /* Sets every field to its default. target must be zeroed. */
@@ -113,6 +120,8 @@ ErrorCode options_follow(OptionSet *set, Error *err);
 ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err);
 /* Refuses, as `where`, a key that is none of the table's, with the nearest name. */
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
+/* The key or section of ours that a name is a synonym of, or NULL. */
+const char *options_synonym(const OptionSynonym *synonyms, const char *name);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
 /* One value on a line, as options_write_yaml writes it; `key` is one of the table. */
 void options_write_value(const OptionSet *set, const char *key, Text *out);
@@ -134,6 +143,8 @@ void options_free(OptionSet *set); /* frees owned fields of target and the sourc
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);
 /* Help: one line an option (key, type or choices, default, help), grouped by section, wrapped at `width`. */
 void options_write_help(const Option *table, Text *out, int width);
+/* The same for one section, or one key by its full name; false, and nothing written, where there is none. */
+bool options_write_help_of(const Option *table, const char *name, Text *out, int width);
 /* What another value of the key does, in a few words: "another curve"; NULL where there is nothing to say. */
 const char *options_effect_name(OptionEffect effect);
 /* SHA-256 (hex) over the values of the rows for which `keep` is true (all when it is NULL). */

@@ -251,21 +251,46 @@ static bool is_section_listed(const Option *table, const Option *o) {
 }
 
 /* The column is that of the longest key that is not too long. */
-void options_write_help(const Option *table, Text *out, int width) {
-    /* Narrower than 60 the help column would be a word wide. */
-    size_t column = 0, columns = width < 60 ? 60 : (size_t)width;
+static size_t help_column(const Option *table) {
+    size_t column = 0;
     for (const Option *o = table; o->key; o++) {
         size_t left = 2 + strlen(o->key) + 1 + strlen(type_name(o)) + 2;
         if (left > column && left <= MAX_LEFT) column = left;
     }
-    if (column == 0) column = MAX_LEFT;
+    return column ? column : MAX_LEFT;
+}
+
+/* Narrower than 60 the help column would be a word wide. */
+static size_t help_columns(int width) { return width < 60 ? 60 : (size_t)width; }
+
+/* The section of `first`, which is the first row of it. */
+static void write_help_section(const Option *table, const Option *first, Text *out, int width) {
+    size_t length = section_length(first->key);
+    text_add(out, first->key, length);
+    text_puts(out, length ? "\n" : "");
+    for (const Option *member = first; member->key; member++)
+        if (same_section(first->key, member->key))
+            write_help_line(member, 2, help_column(table), help_columns(width), out);
+}
+
+void options_write_help(const Option *table, Text *out, int width) {
     for (const Option *o = table; o->key; o++) {
         if (is_section_listed(table, o)) continue;
-        size_t length = section_length(o->key);
         if (o != table) text_puts(out, "\n");
-        text_add(out, o->key, length);
-        text_puts(out, length ? "\n" : "");
-        for (const Option *member = o; member->key; member++)
-            if (same_section(o->key, member->key)) write_help_line(member, 2, column, columns, out);
+        write_help_section(table, o, out, width);
     }
+}
+
+bool options_write_help_of(const Option *table, const char *name, Text *out, int width) {
+    for (const Option *o = table; o->key; o++) {
+        bool key = strcmp(o->key, name) == 0;
+        bool section = strlen(name) == section_length(o->key) && strncmp(name, o->key, strlen(name)) == 0;
+        if (!key && !section) continue;
+        if (key)
+            write_help_line(o, 2, help_column(table), help_columns(width), out);
+        else
+            write_help_section(table, o, out, width);
+        return true;
+    }
+    return false;
 }

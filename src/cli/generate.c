@@ -239,7 +239,6 @@ const Verb verb_generate = {
                "Examples:\n"
                "  weft generate runs/demo --prompt 'In the beginning' --tokens 200 --temperature 0.8\n"
                "  weft generate runs/tuned --chat --prompt 'Why is the sky blue?'\n"
-               "  weft generate runs/tuned --chat --prompt 'Why is the sky blue?'\n"
                "  weft generate runs/demo/checkpoints/step-00000300 --top-p 0.9 --seed 7",
     .flags = flags,
     .min_operands = 1,

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "config/config.h"
 
 const char program_summary[] =
     "pre-trains and tunes language models of the families that \"weft models\" lists";
@@ -150,6 +151,33 @@ void help_write_overview(Text *out, int width) {
     add_entry(out, "VERB --help", "flags, examples and configuration of a verb", width);
 }
 
+/* Of one key or one section of the configuration, by its own name or that of another program. False, and
+ * nothing written, where there is none. */
+static bool help_write_key(const char *name, Text *out, int width) {
+    const char *ours = options_synonym(config_synonyms, name);
+    return options_write_help_of(config_options, name, out, clamp_width(width)) ||
+           (ours && options_write_help_of(config_options, ours, out, clamp_width(width)));
+}
+
+static ErrorCode unknown_key(const char *name, Error *err) {
+    OptionSet set = {.table = config_options, .synonyms = config_synonyms};
+    while (set.table[set.count].key) set.count++;
+    return options_check_key(&set, "help", name, err);
+}
+
+/* A verb goes before a section of its name ("train"), whose keys its help has too. */
+static ErrorCode help_on(int count, const char *const *words, Text *out, Error *err) {
+    const Verb *verb = NULL;
+    int used = 0;
+    if (verb_find(&verb, count, words, &used, NULL) != OK && count == 1 &&
+        help_write_key(words[0], out, log_width()))
+        return OK;
+    if (!verb && count == 1 && strchr(words[0], '.')) return unknown_key(words[0], err);
+    TRY(verb_find(&verb, count, words, &used, err));
+    help_write_verb(verb, out, log_width());
+    return OK;
+}
+
 /* A verb has one or two words; hence two operands. */
 static ErrorCode run_help(const Arguments *args, Error *err) {
     const char *shell = arguments_flag(args, "--completion");
@@ -164,10 +192,7 @@ static ErrorCode run_help(const Arguments *args, Error *err) {
     } else if (args->operand_count == 1 && help_write_group(args->operands[0], &out, log_width())) {
         code = OK; /* looked for before a verb: "help tokenizer" is about three of them */
     } else if (args->operand_count) {
-        const Verb *verb = NULL;
-        int used = 0;
-        code = verb_find(&verb, args->operand_count, args->operands, &used, err);
-        if (code == OK) help_write_verb(verb, &out, log_width());
+        code = help_on(args->operand_count, args->operands, &out, err);
     } else {
         help_write_overview(&out, log_width());
     }
@@ -185,10 +210,12 @@ static const Flag help_flags[] = {
 
 const Verb verb_help = {
     .name = "help",
-    .summary = "show help on a verb; write the man page or shell completion",
-    .synopsis = "[VERB]",
+    .summary = "show help on a verb or a key; write the man page or shell completion",
+    .synopsis = "[VERB | KEY | SECTION]",
     .details = "Examples:\n"
                "  weft help train\n"
+               "  weft help optimizer.lr\n"
+               "  weft help optimizer\n"
                "  weft help --man | man -l -\n"
                "  source <(weft help --completion bash)\n",
     .flags = help_flags,

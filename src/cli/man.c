@@ -181,7 +181,7 @@ static void add_flag_words(Text *out, const Verb *verb) {
     for (const Flag *f = common_flags; f->name; f++) text_printf(out, "%s%s", f->name, f[1].name ? " " : "");
 }
 
-/* With their "=": what follows is a value, which bash cannot know. No blank is put behind such a word
+/* With their "=", behind which add_values goes on. No blank is put behind such a word
  * (compopt -o nospace), so that the value can be typed on. */
 static void add_option_words(Text *out, const Verb *verb) {
     for (const Option *o = verb->options; o && o->key; o++)
@@ -229,6 +229,42 @@ static void add_groups(Text *out) {
     }
 }
 
+/* A case for each key with a few values: its choices, or true and false. Tables that several verbs share are
+ * walked once. */
+static void add_value_cases(Text *out) {
+    for (const Verb *const *v = verbs; *v; v++) {
+        if (!(*v)->options || options_seen_before(v)) continue;
+        for (const Option *o = (*v)->options; o->key; o++) {
+            if (o->type != OPT_CHOICE && o->type != OPT_BOOL) continue;
+            text_printf(out, "    %s) values=\"", o->key);
+            for (const char *at = o->type == OPT_BOOL ? "true|false" : o->choices; *at; at++)
+                text_add(out, *at == '|' ? " " : at, 1);
+            text_puts(out, "\" ;;\n");
+        }
+    }
+}
+
+/* bash takes "=" for a word of its own: behind "key" "=" the words are values. */
+static void add_values(Text *out) {
+    text_puts(out, "    local key= values=\n"
+                   "    if [ \"$word\" = = ]; then\n"
+                   "        key=\"${COMP_WORDS[COMP_CWORD-1]}\" word=\n"
+                   "    elif [ \"${COMP_WORDS[COMP_CWORD-1]}\" = = ]; then\n"
+                   "        key=\"${COMP_WORDS[COMP_CWORD-2]}\"\n"
+                   "    fi\n"
+                   "    case \"$key\" in\n");
+    add_value_cases(out);
+    text_puts(out, "    esac\n"
+                   "    if [ -n \"$key\" ]; then\n"
+                   "        if [ -n \"$values\" ]; then\n"
+                   "            COMPREPLY=($(compgen -W \"$values\" -- \"$word\"))\n"
+                   "        else\n"
+                   "            COMPREPLY=($(compgen -f -- \"$word\"))\n"
+                   "        fi\n"
+                   "        return\n"
+                   "    fi\n");
+}
+
 /* Words before the cursor decide: first the verb, then the member of a group, then flags and keys of what
  * it is. File names are offered beside keys, as operands are mostly files. A key that is the only match
  * ends in "=", behind which no blank is put. */
@@ -237,9 +273,10 @@ void completion_write_bash(Text *out) {
               "# bash completion for weft\n"
               "_weft() {\n"
               "    local word=\"${COMP_WORDS[COMP_CWORD]}\" verb=\"${COMP_WORDS[1]}\" members= flags= keys=\n"
-              "    COMPREPLY=()\n"
-              "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-              "        COMPREPLY=($(compgen -W \"");
+              "    COMPREPLY=()\n");
+    add_values(out);
+    text_puts(out, "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
+                   "        COMPREPLY=($(compgen -W \"");
     add_first_words(out);
     text_puts(out, "--help --version\" -- \"$word\"))\n"
                    "        return\n"

@@ -2388,6 +2388,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
                       const char *const *overrides, FindModel find, Error *err) {
     memset(c, 0, sizeof *c);
     TRY(options_init(set, config_options, c, err));
+    set->synonyms = config_synonyms;
     if (path) TRY(options_apply_file(set, path, err));
     for (int i = 0; i < override_count; i++) TRY(options_apply_override(set, overrides[i], err));
     TRY(check_ranks(&c->metrics.log_ranks, err));

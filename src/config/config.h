@@ -212,6 +212,8 @@ typedef struct Config {
 } Config;
 
 extern const Option config_options[];
+/* What TorchTitan, Lingua, transformers, litgpt, nanoGPT and Megatron call keys; ended by name == NULL. */
+extern const OptionSynonym config_synonyms[];
 
 /* Which model directory model.init means (checkpoint_find_model: configuration is below checkpoints). The
  * caller frees *dir. */

@@ -110,7 +110,10 @@ fi
 completed=$(bash --norc -c '
     source ./weft.bash || exit 1
     COMP_WORDS=(weft doc); COMP_CWORD=1; _weft 2>/dev/null; echo "${COMPREPLY[@]}"
-    COMP_WORDS=(weft doctor --js); COMP_CWORD=2; _weft 2>/dev/null; echo "${COMPREPLY[@]}"')
-[ "$completed" = $'doctor\n--json' ] || fail "completion gave: $completed"
+    COMP_WORDS=(weft doctor --js); COMP_CWORD=2; _weft 2>/dev/null; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(weft train my.yaml train.recompute = sel); COMP_CWORD=5; _weft 2>/dev/null; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(weft train my.yaml data.add_bos =); COMP_CWORD=4; _weft 2>/dev/null; echo "${COMPREPLY[@]}"
+    touch tokens.json; COMP_WORDS=(weft train my.yaml data.tokenizer = tokens.j); COMP_CWORD=5; _weft 2>/dev/null; echo "${COMPREPLY[@]}"')
+[ "$completed" = $'doctor\n--json\nselective\ntrue false\ntokens.json' ] || fail "completion gave: $completed"
 
 conclude

@@ -1,0 +1,49 @@
+/* What others call keys of ours: each synonym is of a key or section that is there, and stands in nobody's
+ * way. */
+#include "support/files.h"
+
+#include "config/config.h"
+
+static bool is_key(const char *name) {
+    for (const Option *o = config_options; o->key; o++)
+        if (strcmp(o->key, name) == 0) return true;
+    return false;
+}
+
+static bool is_section(const char *name) {
+    size_t length = strlen(name);
+    for (const Option *o = config_options; o->key; o++)
+        if (strncmp(o->key, name, length) == 0 && o->key[length] == '.') return true;
+    return false;
+}
+
+static bool is_last_part(const char *name) {
+    for (const Option *o = config_options; o->key; o++)
+        if (strcmp(strrchr(o->key, '.') + 1, name) == 0) return true;
+    return false;
+}
+
+static void test_table(void **state) {
+    (void)state;
+    for (const OptionSynonym *s = config_synonyms; s->name; s++) {
+        if (!is_key(s->key) && !is_section(s->key)) fail_msg("%s: there is no %s", s->name, s->key);
+        if (is_key(s->name) || is_section(s->name) || is_last_part(s->name))
+            fail_msg("%s is a name of ours", s->name);
+        for (const OptionSynonym *t = config_synonyms; t < s; t++)
+            if (strcmp(s->name, t->name) == 0) fail_msg("%s stands twice", s->name);
+    }
+}
+
+static void test_look_up(void **state) {
+    (void)state;
+    assert_string_equal(options_synonym(config_synonyms, "learning_rate"), "optimizer.lr");
+    assert_string_equal(options_synonym(config_synonyms, "trainer.learning_rate"), "optimizer.lr");
+    assert_string_equal(options_synonym(config_synonyms, "validation.steps"), "validation.samples");
+    assert_null(options_synonym(config_synonyms, "train.steps"));
+    assert_null(options_synonym(NULL, "learning_rate"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_look_up)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
