@@ -63,7 +63,7 @@ expect 78 generate whole --chat --prompt x --date yesterday
 # Mistakes are named with their place.
 echo '{"messages": [{"role": "user", "content": "x"}]}' >bad.jsonl
 exits 65 tokenize run.yaml 'data.sources=[{path: bad.jsonl, format: chat}]'
-has err "bad.jsonl:1: no message of the role assistant"
+has err "bad.jsonl:1: no message has the role \"assistant\", found \"user\""
 expect 66 tokenize run.yaml data.chat_template=
 has err "no chat template"
 printf 'a\n{{ messages|wordwrap }}' >bad.jinja
