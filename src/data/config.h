@@ -42,6 +42,7 @@ typedef struct DataConfig {
     double validation_fraction;    /* of each source's documents, 0 for none */
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     char *cache_dir;
+    uint64_t unit_bytes;   /* data/token_units.h; of no key, for tests */
     int weights;           /* MixtureWeights */
     bool document_mask;    /* positions restart and attention stays inside documents */
     bool add_bos, add_eos; /* around each document */

@@ -1,16 +1,16 @@
 /* The data of a run: each source tokenized into a cache, parts of it set aside for validation, and one
  * order in which windows of all sources are drawn.
  *
- *  D1. A source's cache is found by a key over everything that decides its ids: tokenizer, BOS and EOS,
- *      format, splitting, chat template and what is learned, and the content (not the names) of its
- *      files. So a cache is never stale, and a renamed file is not read again.
+ *  D1. A source's caches are found by keys over everything that decides their ids: tokenizer, BOS and EOS,
+ *      format, splitting, chat template and what is learned, and the content (not the names) of their
+ *      files. So a cache is never stale, and a renamed file is not tokenized again.
  *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): nothing here has a state that
  *      moves.
  *  D3. Sources for training come first in `sources`, then those that are for validation only.
  *
- *   data.sources     -> files -> hashes -> key -> cache --> stream for training   --> sampler: sample k
+ *   data.sources     -> files -> hashes -> keys -> caches -> stream for training   --> sampler: sample k
  *                                                      \--> held out by fraction --+
- *   data.validation  -> files -> hashes -> key -> cache --> stream of all of it   --+--> validation, k */
+ *   data.validation  -> files -> hashes -> keys -> caches -> stream of all of it   --+--> validation, k */
 #include "data/dataset.h"
 
 #include <inttypes.h>
@@ -25,6 +25,7 @@
 #include "base/name.h"
 #include "data/packing.h"
 #include "data/token_build.h"
+#include "data/token_units.h"
 
 /* What a source is drawn from: a stream in windows, or, of conversations, in packed rows. */
 typedef struct Samples {
@@ -33,7 +34,7 @@ typedef struct Samples {
 } Samples;
 
 /* A source is what the configuration lists: a path or a pattern of paths. All its files are one sequence
- * of tokens in one cache, and one share of the mixture. */
+ * of tokens, in one cache or several, and one share of the mixture. */
 typedef struct Source {
     char *name; /* path or pattern, as configured */
     char *set;  /* of validation; "": none */
@@ -143,32 +144,108 @@ static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
     return path_join(cache_dir, name);
 }
 
-/* Builds the source's cache if need be, and opens it. */
-static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, Error *err) {
-    make_key(r, files, s->prints, s->files, s->key);
-    char *dir = cache_path(r->config->cache_dir, s->key);
+/* The caches of a source, while they are opened and built. */
+typedef struct Caches {
+    size_t count;
+    TokenUnit *units;    /* [count] */
+    TokenCache **opened; /* [count] */
+    uint64_t vocabulary;
+} Caches;
+
+static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files, Caches *c) {
+    c->units = mem_alloc_array(s->files, sizeof *c->units);
+    c->opened = mem_alloc_array(s->files, sizeof(TokenCache *));
+    for (size_t first = 0; first < s->files; first += c->units[c->count++].count) {
+        TokenUnit *u = &c->units[c->count];
+        u->first = first;
+        u->count = token_unit_files(s->prints, first, s->files, r->config->unit_bytes);
+        make_key(r, files + first, s->prints + first, u->count, u->key);
+        u->dir = cache_path(r->config->cache_dir, u->key);
+    }
+}
+
+static void free_units(Caches *c) {
+    for (size_t i = 0; i < c->count; i++) {
+        free((char *)(uintptr_t)c->units[i].dir);
+        token_cache_close(c->opened[i]);
+    }
+    free(c->units);
+    free(c->opened);
+}
+
+/* Those that are not complete are closed again and stay NULL; *missing is their number. */
+static ErrorCode open_units(Caches *c, size_t *missing, Error *err) {
+    *missing = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        const TokenUnit *u = &c->units[i];
+        if (c->opened[i]) continue;
+        TRY(token_cache_open(&c->opened[i], u->dir, u->key, c->vocabulary, err));
+        if (token_cache_complete(c->opened[i])) {
+            token_cache_touch(u->dir);
+            continue;
+        }
+        token_cache_close(c->opened[i]);
+        c->opened[i] = NULL;
+        (*missing)++;
+    }
+    return OK;
+}
+
+static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile *files, const Caches *c,
+                             Error *err) {
+    TokenUnit *missing = mem_alloc_array(c->count, sizeof *missing);
     TokenBuild build = {.label = s->name,
-                        .dir = dir,
                         .files = files,
                         .prints = s->prints,
-                        .count = s->files,
+                        .units = missing,
                         .tokenizer = r->tokenizer,
                         .chat = s->chat ? r->chat : NULL,
                         .bos = r->bos,
                         .eos = r->eos,
                         .threads = r->threads};
-    memcpy(build.key, s->key, sizeof build.key);
-    uint64_t vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer) * (s->chat ? 2 : 1);
+    for (size_t i = 0; i < c->count; i++)
+        if (!c->opened[i]) missing[build.unit_count++] = c->units[i];
+    ErrorCode code = token_build(&build, err);
+    free(missing);
+    return code;
+}
+
+/* What an earlier weft has left: one cache for all files of the source. */
+static ErrorCode open_whole(const Recipe *r, Source *s, uint64_t vocabulary, Error *err) {
+    char *dir = cache_path(r->config->cache_dir, s->key);
     ErrorCode code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
-    if (code == OK && !token_cache_complete(s->cache)) {
+    if (code == OK && token_cache_complete(s->cache)) {
+        token_cache_touch(dir);
+    } else {
         token_cache_close(s->cache);
         s->cache = NULL;
-        code = token_build(&build, err);
-        if (code == OK) code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
-        if (code == OK && !token_cache_complete(s->cache))
-            code = error_set(err, ERR_DATA, "%s: parts vanished while they were being read; run again", dir);
     }
     free(dir);
+    return code;
+}
+
+static ErrorCode open_parts(const Recipe *r, Source *s, const CorpusFile *files, Caches *c, Error *err) {
+    size_t missing;
+    TRY(open_units(c, &missing, err));
+    if (missing > 0) TRY(build_units(r, s, files, c, err));
+    if (missing > 0) TRY(open_units(c, &missing, err));
+    if (missing > 0)
+        return error_set(err, ERR_DATA, "%s: parts vanished while they were being read; run again",
+                         r->config->cache_dir);
+    s->cache = token_cache_join(c->opened, c->count);
+    memset(c->opened, 0, c->count * sizeof(TokenCache *));
+    return OK;
+}
+
+/* Builds the source's caches if need be, and opens them. The source has a key of its own, by which runs know
+ * what they were trained on, however its files are put into caches. */
+static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, Error *err) {
+    Caches c = {.vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer) * (s->chat ? 2 : 1)};
+    make_key(r, files, s->prints, s->files, s->key);
+    cut_units(r, s, files, &c);
+    ErrorCode code = c.count > 1 ? open_whole(r, s, c.vocabulary, err) : OK;
+    if (code == OK && !s->cache) code = open_parts(r, s, files, &c, err);
+    free_units(&c);
     return code;
 }
 

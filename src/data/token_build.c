@@ -1,4 +1,4 @@
-/* Tokenizing a source into its cache: one thread reads and writes, all others tokenize.
+/* Tokenizing a source into its caches: one thread reads and writes, all others tokenize.
  *
  * The reader deals text in jobs of about a megabyte, the writer takes them back in the order of the text,
  * so parts have the same bytes whatever the number of threads. Reading and writing are the same thread
@@ -9,12 +9,17 @@
  * interrupted build loses the part it was at and no more. Parts end at jobs, and jobs depend on the content
  * alone.
  *
+ * Caches follow each other without a pause: the first jobs of one are read while the last of the one before
+ * are tokenized.
+ *
  *  B1. Slots go around: empty -> ready (reader) -> done (a worker) -> empty (writer), always in the order
  *      of job numbers: written <= taken <= read <= written + slots.
  *  B2. A slot belongs to one thread at a time: `state` changes hands under the lock, contents are touched
  *      without it.
  *  B3. A failure, of reading or of tokenizing, travels in its job and is reported when the writer gets
- *      there, so the first failure in the order of the text is the one reported, whatever the threads did. */
+ *      there, so the first failure in the order of the text is the one reported, whatever the threads did.
+ *  B4. A cache is locked from before its first job is read until its last part is written. Nobody waits for a
+ *      lock while he holds another: two sources may have the same caches in another order. */
 #include "data/token_build.h"
 
 #include <errno.h>
@@ -32,7 +37,6 @@
 #include "base/log.h"
 #include "data/token_part.h"
 
-#define ABOUT_FILE "about.json"
 #define JOB_BYTES (1u << 20)
 #define PART_BYTES (128u << 20)
 #define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
@@ -49,17 +53,24 @@ typedef struct Job {
     Text raw;
     Record *records;
     size_t record_count, record_capacity;
-    size_t file;
+    size_t unit, file;
     size_t next_file; /* place behind this job */
     CorpusPosition next;
-    bool final;    /* the last job of the source */
-    double stored; /* bytes of the files read up to here, as stored */
+    bool final;    /* the last job of the unit */
+    double stored; /* bytes of the files read up to here, as stored, by this build */
     TokenList ids;
     DocumentEnds ends; /* from ids[0] */
     uint64_t text_bytes, invalid_bytes;
     ErrorCode code;
     Error error;
 } Job;
+
+/* A cache that is being built. */
+typedef struct UnitState {
+    int lock; /* -1: not held */
+    TokenHeader previous;
+    bool any_previous;
+} UnitState;
 
 typedef struct Builder {
     const TokenBuild *b;
@@ -74,19 +85,141 @@ typedef struct Builder {
     int thread_count;
     /* reader */
     CorpusReader *reader;
-    size_t file;
+    size_t unit, file;
+    bool entered; /* the unit is locked, and `file` is one of its files */
     CorpusPosition from;
     uint64_t invalid;     /* bytes of this file so far that are not UTF-8 */
     double stored_before; /* bytes of the files before this one, as stored */
-    double resumed;       /* of them, those that an earlier build did */
+    double skipped;       /* of them, those that were done before */
     bool all_read;
     /* writer */
+    UnitState *units; /* [unit_count] */
     PartWriter *part;
-    TokenHeader previous;
-    bool any_previous;
     size_t part_first_file;
     Progress *progress;
 } Builder;
+
+/* ---- caches ---- */
+
+/* A note for people who look into the cache directory. */
+static ErrorCode write_about(const TokenBuild *b, const TokenUnit *u, Error *err) {
+    char print[65];
+    tokenizer_fingerprint(b->tokenizer, print);
+    Text text = {0};
+    JsonWriter w;
+    json_start(&w, &text, 2);
+    json_begin_object(&w);
+    json_put_string(&w, "tokenizer", print);
+    json_key(&w, "files");
+    json_begin_array(&w);
+    for (size_t i = 0; i < u->count; i++) json_string(&w, b->files[u->first + i].path);
+    json_end_array(&w);
+    json_end_object(&w);
+    text_puts(&text, "\n");
+    char *path = path_join(u->dir, TOKEN_ABOUT_FILE);
+    ErrorCode code = file_write_atomic(path, text.data, text.length, err);
+    free(path);
+    text_free(&text);
+    return code;
+}
+
+/* The lock is on a file of the directory and goes with the process, however it ends. *fd stays -1 where
+ * another has it and this one may not wait. */
+static ErrorCode lock_directory(const TokenBuild *b, const char *dir, bool wait, int *fd, Error *err) {
+    char *path = path_join(dir, "lock");
+    ErrorCode code = file_open_own(path, O_RDWR | O_CREAT, fd, err);
+    bool held = code == OK && flock(*fd, LOCK_EX | LOCK_NB) == 0;
+    if (code == OK && !held && wait) {
+        log_info("%s: waiting for another process that tokenizes it", b->label);
+        while (code == OK && !(held = flock(*fd, LOCK_EX) == 0))
+            if (errno != EINTR) code = error_errno(err, ERR_IO, "%s: cannot lock", path);
+    }
+    if (!held && *fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
+    free(path);
+    return code;
+}
+
+/* What builds that were killed have left. */
+static ErrorCode sweep(const char *dir, Error *err) {
+    static const char *const written_whole[] = {TOKEN_ABOUT_FILE};
+    TRY(file_remove_temporaries(dir, written_whole, 1, err));
+    return file_remove_matching(dir, "part-[0-9]*.tok.tmp", err);
+}
+
+static void unlock(UnitState *u) {
+    if (u->lock >= 0) close(u->lock);
+    u->lock = -1;
+}
+
+/* Passes over files that an earlier build has done, or another process while this one waited. */
+static void skip_files(Builder *s, size_t count) {
+    for (size_t i = 0; i < count; i++) s->skipped += (double)s->b->prints[s->file + i].stamp.size;
+    for (size_t i = 0; i < count; i++) s->stored_before += (double)s->b->prints[s->file + i].stamp.size;
+    s->file += count;
+}
+
+/* Takes up what is there already; *complete when nothing is left to do. */
+static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *complete, Error *err) {
+    TokenCache *cache;
+    TRY(token_cache_open(&cache, u->dir, u->key, s->vocabulary, err));
+    const TokenHeader *last = token_cache_last_part(cache);
+    *complete = token_cache_complete(cache);
+    state->any_previous = last != NULL;
+    if (last) state->previous = *last;
+    token_cache_close(cache);
+    if (!state->any_previous || *complete) return OK;
+    const TokenHeader *h = &state->previous;
+    if (h->next_file >= u->count)
+        return error_set(err, ERR_DATA,
+                         "%s: its last part points behind the end of the source; delete the directory",
+                         u->dir);
+    skip_files(s, (size_t)h->next_file);
+    s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};
+    log_info("%s: going on with part %" PRIu64 " of an earlier tokenization", s->b->label, h->part + 1);
+    return OK;
+}
+
+/* Left-overs are swept under the lock, since only then are they nobody's, and what is there is looked at
+ * again: another process may have built it while this one waited. */
+static ErrorCode open_unit(Builder *s, const TokenUnit *u, UnitState *state, bool *complete, Error *err) {
+    TRY(sweep(u->dir, err));
+    TRY(write_about(s->b, u, err));
+    s->file = u->first;
+    s->from = (CorpusPosition){0};
+    return resume(s, u, state, complete, err);
+}
+
+static void leave_unit(Builder *s) {
+    s->unit++;
+    s->entered = false;
+    s->from = (CorpusPosition){0};
+}
+
+/* Enters the next unit that has something to do, if none is entered; *busy: another process has it, and what
+ * is held must be finished before it can be waited for (B4). */
+static ErrorCode find_unit(Builder *s, bool *busy, Error *err) {
+    *busy = false;
+    while (!s->entered && s->unit < s->b->unit_count) {
+        const TokenUnit *u = &s->b->units[s->unit];
+        UnitState *state = &s->units[s->unit];
+        bool complete = false, alone = s->written == s->read;
+        TRY(file_make_own_dir(u->dir, err));
+        TRY(lock_directory(s->b, u->dir, alone, &state->lock, err));
+        *busy = state->lock < 0;
+        if (*busy) return OK;
+        TRY(open_unit(s, u, state, &complete, err));
+        s->entered = !complete;
+        if (!complete) return OK;
+        skip_files(s, u->count);
+        leave_unit(s);
+        unlock(state);
+    }
+    s->all_read = s->unit == s->b->unit_count;
+    return OK;
+}
 
 /* ---- reading ---- */
 
@@ -111,18 +244,19 @@ static void add_record(Job *job, const CorpusPiece *piece, bool joined) {
 /* A job ends with its file, so that a part can say "the next file from its beginning" and a message names
  * one file. */
 static void next_file(Builder *s, Job *job) {
+    const TokenUnit *u = &s->b->units[s->unit];
     s->stored_before += (double)s->b->prints[s->file].stamp.size;
     corpus_close(s->reader);
     s->reader = NULL;
     s->file++;
     s->from = (CorpusPosition){0};
-    s->all_read = s->file == s->b->count;
-    job->final = s->all_read;
+    job->final = s->file == u->first + u->count;
 }
 
 /* Fills a job from the current file, up to its end at most. Where documents must be whole, a job ends where
  * one does, so that a document lies in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
+    job->unit = s->unit;
     job->file = s->file;
     if (!s->reader) s->invalid = 0;
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
@@ -133,7 +267,7 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
         if (more) add_record(job, &piece, whole);
         inside = more && !piece.ends;
     }
-    job->stored = s->stored_before + (double)corpus_stored_position(s->reader);
+    job->stored = s->stored_before - s->skipped + (double)corpus_stored_position(s->reader);
     job->invalid_bytes = corpus_invalid_bytes(s->reader) - s->invalid;
     s->invalid += job->invalid_bytes;
     if (more)
@@ -142,6 +276,7 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
         next_file(s, job);
     job->next_file = s->file;
     job->next = s->from;
+    if (job->final) leave_unit(s);
     return OK;
 }
 
@@ -159,8 +294,11 @@ static void reset_job(Job *job) {
 static void read_ahead(Builder *s) {
     while (!s->all_read && s->read - s->written < s->slots) {
         Job *job = &s->jobs[s->read % s->slots];
+        bool busy;
         reset_job(job);
-        job->code = read_job(s, job, &job->error);
+        job->code = find_unit(s, &busy, &job->error);
+        if (job->code == OK && (busy || s->all_read)) return;
+        if (job->code == OK) job->code = read_job(s, job, &job->error);
         if (job->code != OK) s->all_read = true;
         pthread_mutex_lock(&s->lock);
         job->state = JOB_READY;
@@ -249,6 +387,7 @@ static void *work(void *argument) {
 /* ---- writing ---- */
 
 static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
+    UnitState *unit = &s->units[job->unit];
     /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash.
      */
     size_t last_file = job->file;
@@ -256,15 +395,17 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
         TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
     TokenHeader *h = part_header(s->part);
     h->last = job->final;
-    h->next_file = job->next_file;
+    h->next_file = job->next_file - s->b->units[job->unit].first;
     h->next_offset = job->next.offset;
     h->next_line = job->next.line;
     h->next_in_document = job->next.in_document;
-    s->previous = *h;
-    s->any_previous = true;
+    unit->previous = *h;
+    unit->any_previous = true;
     PartWriter *part = s->part;
     s->part = NULL;
-    return part_commit(part, err);
+    TRY(part_commit(part, err));
+    if (job->final) unlock(unit);
+    return OK;
 }
 
 /* A part is opened when its first job is there, so that no empty part is left by a source that fails at
@@ -276,13 +417,15 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     }
     if (!s->part) {
         s->part_first_file = job->file;
-        TRY(part_open(&s->part, s->b->dir, s->b->key, s->vocabulary, s->any_previous ? &s->previous : NULL,
-                      err));
+        const TokenUnit *unit = &s->b->units[job->unit];
+        const UnitState *state = &s->units[job->unit];
+        TRY(part_open(&s->part, unit->dir, unit->key, s->vocabulary,
+                      state->any_previous ? &state->previous : NULL, err));
     }
     TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
                  err));
     part_figures(s->part)->invalid_bytes += job->invalid_bytes;
-    progress_set(s->progress, (job->stored - s->resumed) / 1e6);
+    progress_set(s->progress, job->stored / 1e6);
     const TokenHeader *h = part_header(s->part);
     uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;
     if (job->final || h->text_bytes >= limit || h->documents >= PART_DOCUMENTS) TRY(commit_part(s, job, err));
@@ -301,7 +444,8 @@ static Job *wait_for_job(Builder *s) {
 static ErrorCode pump(Builder *s, Error *err) {
     for (;;) {
         read_ahead(s);
-        if (s->written == s->read) return OK;
+        if (s->written == s->read && s->all_read) return OK;
+        if (s->written == s->read) continue;
         Job *job = wait_for_job(s);
         TRY(write_job(s, job, err));
         job->state = JOB_EMPTY;
@@ -354,109 +498,33 @@ static void finish(Builder *s) {
     free(s->threads);
     corpus_close(s->reader);
     part_abandon(s->part);
+    for (size_t i = 0; i < s->b->unit_count; i++) unlock(&s->units[i]);
+    free(s->units);
     progress_finish(s->progress);
 }
 
-/* Bytes of the first `count` files, as stored. */
-static double stored_bytes(const TokenBuild *b, size_t count) {
+/* Bytes of all files that are to be read, as stored. */
+static double stored_bytes(const TokenBuild *b) {
     double total = 0;
-    for (size_t i = 0; i < count; i++) total += (double)b->prints[i].stamp.size;
+    for (size_t i = 0; i < b->unit_count; i++)
+        for (size_t k = 0; k < b->units[i].count; k++)
+            total += (double)b->prints[b->units[i].first + k].stamp.size;
     return total;
 }
 
-/* Takes up what is there already; *complete when nothing is left to do. */
-static ErrorCode resume(Builder *s, bool *complete, Error *err) {
-    TokenCache *cache;
-    TRY(token_cache_open(&cache, s->b->dir, s->b->key, s->vocabulary, err));
-    const TokenHeader *last = token_cache_last_part(cache);
-    *complete = token_cache_complete(cache);
-    s->any_previous = last != NULL;
-    if (last) s->previous = *last;
-    token_cache_close(cache);
-    if (!s->any_previous || *complete) return OK;
-    const TokenHeader *h = &s->previous;
-    if (h->next_file >= s->b->count)
-        return error_set(err, ERR_DATA,
-                         "%s: its last part points behind the end of the source; delete the directory",
-                         s->b->dir);
-    s->file = (size_t)h->next_file;
-    s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};
-    s->resumed = s->stored_before = stored_bytes(s->b, s->file);
-    log_info("%s: going on with part %" PRIu64 " of an earlier tokenization", s->b->label, h->part + 1);
-    return OK;
-}
-
-/* What is there is looked at again under the lock: another process may have built it while this one
- * waited. */
-static ErrorCode build_locked(const TokenBuild *b, Error *err) {
+ErrorCode token_build(const TokenBuild *b, Error *err) {
     Builder s = {.b = b, .vocabulary = (uint64_t)tokenizer_vocab_size(b->tokenizer) * (b->chat ? 2 : 1)};
-    bool complete;
-    TRY(resume(&s, &complete, err));
-    if (complete) return OK;
+    s.units = mem_alloc_array(b->unit_count + 1, sizeof *s.units);
+    for (size_t i = 0; i < b->unit_count; i++) s.units[i].lock = -1;
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.ready, NULL);
     pthread_cond_init(&s.done, NULL);
-    s.progress = progress_start(b->label, (stored_bytes(b, b->count) - s.resumed) / 1e6, "MB");
+    s.progress = progress_start(b->label, stored_bytes(b) / 1e6, "MB");
     ErrorCode code = start_workers(&s, err);
     if (code == OK) code = pump(&s, err);
     finish(&s);
     pthread_cond_destroy(&s.done);
     pthread_cond_destroy(&s.ready);
     pthread_mutex_destroy(&s.lock);
-    return code;
-}
-
-/* A note for people who look into the cache directory. */
-static ErrorCode write_about(const TokenBuild *b, Error *err) {
-    char print[65];
-    tokenizer_fingerprint(b->tokenizer, print);
-    Text text = {0};
-    JsonWriter w;
-    json_start(&w, &text, 2);
-    json_begin_object(&w);
-    json_put_string(&w, "tokenizer", print);
-    json_key(&w, "files");
-    json_begin_array(&w);
-    for (size_t i = 0; i < b->count; i++) json_string(&w, b->files[i].path);
-    json_end_array(&w);
-    json_end_object(&w);
-    text_puts(&text, "\n");
-    char *path = path_join(b->dir, ABOUT_FILE);
-    ErrorCode code = file_write_atomic(path, text.data, text.length, err);
-    free(path);
-    text_free(&text);
-    return code;
-}
-
-static ErrorCode lock_directory(const TokenBuild *b, int *fd, Error *err) {
-    char *path = path_join(b->dir, "lock");
-    ErrorCode code = file_open_own(path, O_RDWR | O_CREAT, fd, err);
-    if (code == OK && flock(*fd, LOCK_EX | LOCK_NB) != 0) {
-        log_info("%s: waiting for another process that tokenizes it", b->label);
-        while (code == OK && flock(*fd, LOCK_EX) != 0)
-            if (errno != EINTR) code = error_errno(err, ERR_IO, "%s: cannot lock", path);
-    }
-    if (code != OK && *fd >= 0) close(*fd);
-    free(path);
-    return code;
-}
-
-/* What builds that were killed have left. */
-static ErrorCode sweep(const TokenBuild *b, Error *err) {
-    static const char *const written_whole[] = {ABOUT_FILE};
-    TRY(file_remove_temporaries(b->dir, written_whole, 1, err));
-    return file_remove_matching(b->dir, "part-[0-9]*.tok.tmp", err);
-}
-
-/* The lock is on a file of the directory and goes with the process, however it ends. Left-overs are swept
- * under it, since only then are they nobody's. */
-ErrorCode token_build(const TokenBuild *b, Error *err) {
-    TRY(file_make_own_dir(b->dir, err));
-    int lock;
-    TRY(lock_directory(b, &lock, err));
-    ErrorCode code = sweep(b, err);
-    if (code == OK) code = write_about(b, err);
-    if (code == OK) code = build_locked(b, err);
-    close(lock);
     return code;
 }

@@ -1,4 +1,5 @@
-/* Fills a token cache (token_cache.h): reads files, tokenizes on several threads, writes parts.
+/* Fills token caches (token_cache.h), those of one source in one go: reads files, tokenizes on several
+ * threads, writes parts.
  *
  * One thread reads jobs of about 1 MiB of text in the order of the files, workers tokenize them, the first
  * thread writes them in that same order. Parts end at the end of a job and are committed one by one
@@ -17,13 +18,19 @@
 #include "data/fingerprint.h"
 #include "data/tokenizer.h"
 
-typedef struct TokenBuild {
-    const char *label; /* of the progress bar */
-    const char *dir;   /* of this cache */
+/* A cache: of consecutive files of a source. */
+typedef struct TokenUnit {
+    const char *dir;
     uint8_t key[32];
-    const CorpusFile *files;   /* [count] */
-    const Fingerprint *prints; /* [count] */
-    size_t count;
+    size_t first, count; /* of the build's files */
+} TokenUnit;
+
+typedef struct TokenBuild {
+    const char *label;         /* of the progress bar */
+    const CorpusFile *files;   /* of the source */
+    const Fingerprint *prints; /* of these files */
+    const TokenUnit *units;    /* the caches to build, in the order of the files */
+    size_t unit_count;
     const Tokenizer *tokenizer;
     const Chat *chat;    /* of files of conversations, whose ids are of twice the vocabulary; else NULL */
     int32_t bos, eos;    /* ids put around each document of text, -1 for none */
@@ -31,8 +38,8 @@ typedef struct TokenBuild {
     uint64_t part_bytes; /* of text in a part; 0: 128 MiB */
 } TokenBuild;
 
-/* Goes on where an earlier build stopped; does nothing when the cache is complete. Builders of one cache wait
- * for each other. */
+/* Goes on where an earlier build stopped; does nothing with what is complete. Builders of one cache wait for
+ * each other. */
 ErrorCode token_build(const TokenBuild *build, Error *err);
 
 #endif

@@ -16,12 +16,15 @@
  *      vocabulary. Threads may verify the same block twice; they store the same value. */
 #include "data/token_cache.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -209,11 +212,47 @@ ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t ke
     return OK;
 }
 
+/* Once a day is enough to tell what nobody uses, and costs a network's file system nothing. */
+void token_cache_touch(const char *dir) {
+    struct stat about;
+    char *path = path_join(dir, TOKEN_ABOUT_FILE);
+    if (lstat(path, &about) == 0 && S_ISREG(about.st_mode) && clock_wall() > (double)about.st_mtime + 86400)
+        utimensat(AT_FDCWD, path, NULL, AT_SYMLINK_NOFOLLOW);
+    free(path);
+}
+
 void token_cache_close(TokenCache *c) {
     if (!c) return;
     for (size_t i = 0; i < c->count; i++) free_part(&c->parts[i]);
     free(c->parts);
     free(c);
+}
+
+/* Running sums go on across the border, in memory alone: what stands in a file is of its own cache. Ids and
+ * ends are then those of one cache of all files, since documents end with their file. */
+static void take_parts(TokenCache *to, TokenCache *from) {
+    uint64_t tokens = token_cache_tokens(to), documents = token_cache_documents(to),
+             bytes = token_cache_text_bytes(to);
+    for (size_t i = 0; i < from->count; i++) {
+        TokenPart *p = &to->parts[to->count + i];
+        *p = from->parts[i];
+        p->header.first_token += tokens;
+        p->header.first_document += documents;
+        p->header.first_byte += bytes;
+    }
+    to->count += from->count;
+    free(from->parts);
+    free(from);
+}
+
+TokenCache *token_cache_join(TokenCache *const *caches, size_t count) {
+    if (count == 1) return caches[0];
+    TokenCache *c = mem_alloc(sizeof *c);
+    c->vocabulary = caches[0]->vocabulary;
+    for (size_t i = 0; i < count; i++) c->capacity += caches[i]->count;
+    c->parts = mem_alloc_array(c->capacity, sizeof *c->parts);
+    for (size_t i = 0; i < count; i++) take_parts(c, caches[i]);
+    return c;
 }
 
 /* NULL where nothing has been built yet. */
@@ -319,11 +358,16 @@ static size_t part_of(const TokenCache *c, uint64_t token) {
     return low;
 }
 
+/* A document that ends where a part begins is listed in the nearest part before that has tokens: an empty
+ * file is a cache of its own without any. */
+static size_t part_before(const TokenCache *c, size_t at) {
+    while (at > 0 && c->parts[--at].header.tokens == 0) {}
+    return at;
+}
+
 /* The first end of a document at or behind the token; the end of the cache where there is none. */
 uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
-    /* A document that ends where a part begins is listed in either part: look from the part before. */
-    size_t at = part_of(c, token);
-    for (size_t i = at > 0 ? at - 1 : 0; i < c->count; i++) {
+    for (size_t i = part_before(c, part_of(c, token)); i < c->count; i++) {
         const TokenPart *p = &c->parts[i];
         uint64_t base = p->header.first_token;
         uint64_t index = first_end(p, token > base ? token - base : 0);
@@ -354,8 +398,7 @@ static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int3
     }
 }
 
-/* A document that ends exactly where a part ends is in the list of that part, so the part before is asked
- * for starts as well. */
+/* The part before is asked for starts as well: a document that ends exactly at its end is in its list. */
 ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
                            Error *err) {
     uint64_t total = token_cache_tokens(c);
@@ -366,7 +409,7 @@ ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, 
     memset(starts, 0, (size_t)count * sizeof *starts);
     if (begin == 0) starts[0] = 1;
     size_t at = part_of(c, begin);
-    if (at > 0) mark_starts(&c->parts[at - 1], begin, count, starts);
+    if (at > 0) mark_starts(&c->parts[part_before(c, at)], begin, count, starts);
     for (uint64_t done = 0; done < count; at++) {
         const TokenPart *p = &c->parts[at];
         uint64_t first = begin + done - p->header.first_token, left = p->header.tokens - first;

@@ -71,6 +71,12 @@ char *token_part_path(const char *dir, uint64_t part);
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err);
 void token_cache_close(TokenCache *cache); /* NULL is fine */
+/* Complete caches one behind the other as one; they belong to it. */
+TokenCache *token_cache_join(TokenCache *const *caches, size_t count);
+
+#define TOKEN_ABOUT_FILE "about.json" /* for people: what it was made of; its time is that of the last use */
+/* The cache is in use; where that cannot be written down it does not matter. */
+void token_cache_touch(const char *dir);
 
 bool token_cache_complete(const TokenCache *cache);
 const TokenHeader *token_cache_last_part(const TokenCache *cache); /* NULL when empty */

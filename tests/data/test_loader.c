@@ -1,6 +1,10 @@
 /* From files to batches: what a sample is, document masks, validation split, restarts, prefetching. */
 #include "support/bytes_tokenizer.h"
 
+#include <dirent.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
 #include "data/loader.h"
 
 /* A configuration over up to four sources, with its own memory. */
@@ -579,6 +583,128 @@ static void test_what_makes_a_cache(void **state) {
     free(s);
 }
 
+/* ---- caches of a source of several files ---- */
+
+enum { SHARDS = 40 };
+
+/* The directory with shards, each with an empty file behind it now and then. */
+static void write_shards(void) {
+    mkdir(files_path("shards"), 0777);
+    for (unsigned i = 0; i < SHARDS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "shards/%02u-a.txt", i);
+        book(name, 20 + i * 37 % 300, i);
+        snprintf(name, sizeof name, "shards/%02u-b.txt", i);
+        if (i % 9 == 0) files_text(name, "");
+    }
+}
+
+static Dataset *open_shards(const char *cache, uint64_t unit_bytes) {
+    Setup *s = new_setup();
+    snprintf(s->cache, sizeof s->cache, "%s", files_path(cache));
+    train_on(s, files_path("shards/*.txt"), 0, SPLIT_PARAGRAPHS);
+    s->c.document_mask = true;
+    s->c.validation_fraction = 0.05;
+    s->c.unit_bytes = unit_bytes;
+    Dataset *d = open_data(s, 48);
+    free(s);
+    return d;
+}
+
+static size_t count_caches(const char *cache) {
+    size_t count = 0;
+    DIR *dir = opendir(files_path(cache));
+    assert_non_null(dir);
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) count += strlen(e->d_name) == 32;
+    closedir(dir);
+    return count;
+}
+
+static void expect_same_data(const Dataset *a, const Dataset *b) {
+    char x[65], y[65];
+    dataset_fingerprint(a, x);
+    dataset_fingerprint(b, y);
+    assert_string_equal(x, y);
+    Rows p = new_rows(48), q = new_rows(48);
+    for (int validation = 0; validation < 2; validation++) {
+        uint64_t samples = validation ? dataset_validation_samples(a) : dataset_samples_per_epoch(a);
+        for (uint64_t k = 0; k < samples; k++) {
+            get(a, validation, k, &p);
+            get(b, validation, k, &q);
+            assert_int_equal(p.valid, q.valid);
+            assert_memory_equal(p.inputs, q.inputs, 48 * sizeof *p.inputs);
+            assert_memory_equal(p.targets, q.targets, 48 * sizeof *p.targets);
+            assert_memory_equal(p.positions, q.positions, 48 * sizeof *p.positions);
+        }
+    }
+}
+
+/* However files are put into caches, samples are the same, and one cache of all, as it was once, is taken. */
+static void test_caches_do_not_change_samples(void **state) {
+    (void)state;
+    write_shards();
+    Dataset *whole = open_shards("whole", 1u << 30);
+    assert_int_equal(count_caches("whole"), 1);
+    static const uint64_t least[] = {1, 1000, 4000};
+    size_t caches[3];
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "units%d", i);
+        Dataset *d = open_shards(name, least[i]);
+        expect_same_data(whole, d);
+        caches[i] = count_caches(name);
+        dataset_close(d);
+    }
+    assert_true(caches[0] > caches[1] && caches[1] > caches[2] && caches[2] > 1);
+    Dataset *again = open_shards("whole", 1);
+    assert_int_equal(count_caches("whole"), 1);
+    expect_same_data(whole, again);
+    dataset_close(again);
+    dataset_close(whole);
+}
+
+/* A file that is changed, added or taken away costs its cache, and few near it. */
+static void test_a_change_costs_one_cache(void **state) {
+    (void)state;
+    write_shards();
+    dataset_close(open_shards("changes", 1000));
+    size_t before = count_caches("changes"), after;
+    assert_true(before > 8);
+    book("shards/17-a.txt", 50, 99);
+    dataset_close(open_shards("changes", 1000));
+    after = count_caches("changes");
+    assert_true(after > before && after <= before + 3);
+    before = after;
+    book("shards/03-c.txt", 200, 98);
+    unlink(files_path("shards/31-a.txt"));
+    dataset_close(open_shards("changes", 1000));
+    after = count_caches("changes");
+    assert_true(after > before && after <= before + 6);
+    unlink(files_path("shards/03-c.txt"));
+}
+
+/* Two processes with the same caches in opposite orders wait for each other and not for ever. */
+static void test_builders_in_opposite_orders(void **state) {
+    (void)state;
+    write_shards();
+    pid_t child = fork();
+    Setup *s = new_setup();
+    snprintf(s->cache, sizeof s->cache, "%s", files_path("both"));
+    s->c.unit_bytes = 1;
+    char order[2][512];
+    for (int i = 0; i < 2; i++)
+        snprintf(order[i], sizeof order[i], "%s", files_path(i ? "shards/2*.txt" : "shards/1*.txt"));
+    train_on(s, order[child == 0], 0, SPLIT_FILE);
+    train_on(s, order[child != 0], 0, SPLIT_FILE);
+    Dataset *d = open_data(s, 48);
+    dataset_close(d);
+    free(s);
+    if (child == 0) _exit(0);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_token_is_a_target_once),
@@ -592,6 +718,9 @@ int main(void) {
         cmocka_unit_test(test_damage_reaches_the_caller),
         cmocka_unit_test(test_bad_configurations),
         cmocka_unit_test(test_what_makes_a_cache),
+        cmocka_unit_test(test_caches_do_not_change_samples),
+        cmocka_unit_test(test_a_change_costs_one_cache),
+        cmocka_unit_test(test_builders_in_opposite_orders),
     };
     return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
 }

@@ -31,17 +31,18 @@ static ErrorCode build(const Spec *s, Error *err) {
     for (size_t i = 0; i < s->count; i++)
         files[i] = (CorpusFile){s->paths[i], FORMAT_AUTO, s->split, "text", ENCODING_BYTES};
     TRY(fingerprint_files(files_root, s->paths, s->count, prints, err));
+    TokenUnit unit = {.dir = s->dir, .count = s->count};
+    memcpy(unit.key, key, sizeof key);
     TokenBuild b = {.label = "test",
-                    .dir = s->dir,
                     .files = files,
                     .prints = prints,
-                    .count = s->count,
+                    .units = &unit,
+                    .unit_count = 1,
                     .tokenizer = tokenizer,
                     .bos = s->bos,
                     .eos = s->eos,
                     .threads = s->threads,
                     .part_bytes = s->part_bytes};
-    memcpy(b.key, key, sizeof key);
     return token_build(&b, err);
 }
 

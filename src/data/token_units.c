@@ -1,0 +1,28 @@
+/* Where a cache ends depends on the content of the file that it ends with, as in content-defined chunking: a
+ * file that is added or taken away moves the borders near it, and behind the next border of old all caches
+ * are found again. Borders at every so many bytes would move all that come after. */
+#include "data/token_units.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST = 8 << 20, MOST_TIMES = 8, MEAN_TIMES = 3 };
+
+/* A large file more likely than a small one: once in MEAN_TIMES * least bytes, on average. */
+static bool ends_unit(const Fingerprint *print, double least) {
+    char digits[17];
+    memcpy(digits, print->sha256, 16);
+    digits[16] = 0;
+    double drawn = (double)strtoull(digits, NULL, 16) / 18446744073709551616.0;
+    return drawn < (double)print->stamp.size / (MEAN_TIMES * least);
+}
+
+size_t token_unit_files(const Fingerprint *prints, size_t first, size_t count, uint64_t least) {
+    double least_bytes = least ? (double)least : LEAST, bytes = 0;
+    for (size_t i = first; i < count; i++) {
+        bytes += (double)prints[i].stamp.size;
+        if (i > first && bytes > MOST_TIMES * least_bytes) return i - first;
+        if (bytes >= least_bytes && ends_unit(&prints[i], least_bytes)) return i + 1 - first;
+    }
+    return count - first;
+}
