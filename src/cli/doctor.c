@@ -148,7 +148,7 @@ static void measure_gpu(GpuRates *r, int ordinal, double seconds) {
     }
     r->peak_fp32 = device_matmul_peak(&d, DTYPE_F32, seconds, INFINITY);
     r->peak_bf16 = device_matmul_peak(&d, DTYPE_BF16, seconds, INFINITY);
-    r->copy = device_copy_rate(&d, seconds / 4);
+    r->copy = device_copy_rate(&d, seconds / 4, SIZE_MAX);
     device_close(&d);
 }
 

@@ -6,6 +6,7 @@
  *     --compare           all schedules, by time and memory           plan/compare.h
  *     --svg FILE          the drawing alone                           plan/draw.h
  *     otherwise           model, step, memory, work, drawing, and with --program the actions */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #include "plan/describe.h"
 #include "plan/fit.h"
 #include "plan/forecast.h"
+#include "plan/machine.h"
 #include "plan/sync.h"
 #include "train/setup.h"
 
@@ -198,6 +200,14 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     return OK;
 }
 
+/* Of a run on the device that is here: nothing where it was said to be another one. */
+static void describe_time(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out) {
+    const RankPlan *p = &f->ranks[0].plan;
+    if (!d->name || q->speed.tflops > 0) return;
+    MachineTime t = machine_time(p, d, device_matmul_peak(d, p->model.compute, 0.2, INFINITY));
+    machine_describe(&t, c, p, 0, out);
+}
+
 /* A run's own words: what is printed here is what `weft train` prints before it starts. Held against the
  * memory that was given, as a share; more than all of it is said and is no error, since a plan is asked in
  * order to learn that. */
@@ -210,6 +220,7 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
         text_printf(out, "  of %s: %.1f%%%s\n", text_bytes(q->memory, limit), share,
                     share > 100 ? ": it will not fit" : "");
     TRY(forecast_print_exact(f, d, 0, out, err));
+    describe_time(c, q, f, d, out);
     forecast_print_time(f, out);
     return OK;
 }

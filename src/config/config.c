@@ -2067,6 +2067,12 @@ int64_t config_first_whole_step(const Config *c) {
     return all;
 }
 
+int64_t config_tokens_from(const Config *c, int64_t step) {
+    int64_t sum = 0, end = c->train.steps, whole = config_first_whole_step(c);
+    for (; step < end && step < whole; step++) sum += config_step_tokens(c, step);
+    return step < end ? sum + (end - step) * c->train.tokens_per_step : sum;
+}
+
 /* The bias of a base is in no checkpoint of adapters. */
 static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error *err) {
     const Family *f = families[c->model.family];

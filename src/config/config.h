@@ -244,6 +244,7 @@ int config_step_sizes(const Config *c, int64_t tokens[STEP_SIZES]);
 /* Tokens of the 0-based step, and the first of the steps that have all. */
 int64_t config_step_tokens(const Config *c, int64_t step);
 int64_t config_first_whole_step(const Config *c);
+int64_t config_tokens_from(const Config *c, int64_t step); /* of the steps from that one on, to the last */
 
 /* Sequences of a microbatch, and microbatches of a step on each of `ranks` data-parallel ranks, after
  * defaults; refuses what does not divide, saying what would. */

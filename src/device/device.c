@@ -442,14 +442,15 @@ static double copy_rate_of(Device *d, size_t bytes, double seconds) {
 }
 
 /* The largest that there is time for: smaller ones stay in caches. */
-double device_copy_rate(Device *d, double seconds) {
-    static const int megabytes[] = {4, 32, 256};
+double device_copy_rate(Device *d, double seconds, size_t room) {
+    static const int megabytes[] = {4, 16, 256};
     bool profiling = d->profiling;
     double rate = 0, end = clock_seconds() + seconds;
     d->profiling = false;
     for (int i = 0; i < 3; i++) {
         size_t bytes = (size_t)megabytes[i] << 20;
-        if (i > 0 && (rate <= 0 || clock_seconds() + 4.0 * (double)bytes / rate > end)) break;
+        if (i > 0 && (2 * bytes > room || rate <= 0 || clock_seconds() + 4.0 * (double)bytes / rate > end))
+            break;
         rate = copy_rate_of(d, bytes, seconds / 3);
     }
     d->profiling = profiling;

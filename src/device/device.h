@@ -970,8 +970,8 @@ void device_profile_print(Device *d, double seconds, Text *out);
  * ones, which show less than the peak. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops);
 /* What a copy within tensor memory reads and writes, measured, in bytes/s, of 256 MiB if there is time for
- * them; 0 where memory is short. */
-double device_copy_rate(Device *d, double seconds);
+ * them, and `room` for them twice; 0 where memory is short. */
+double device_copy_rate(Device *d, double seconds, size_t room);
 /* What its cores could multiply and add at most, in FLOP/s, if every operand were in a register; of bf16, by
  * its dot products, or AMX's. 0 where there are none, and for kinds without kernels of their own. */
 double device_register_limit(const Device *d, Dtype type, double seconds);

@@ -36,6 +36,7 @@
 #include "engine/evaluate.h"
 #include "engine/replicas.h"
 #include "plan/describe.h"
+#include "plan/machine.h"
 #include "train/agree.h"
 #include "train/best.h"
 #include "train/changes.h"
@@ -235,6 +236,15 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
                      (long long)counted, (long long)expected);
 }
 
+/* How long the run should take, before anybody has waited for it: the time of logged steps says it better. */
+static void tell_of_time(Trainer *t, double peak) {
+    Text said = {0};
+    MachineTime time = machine_time(&t->rank, &t->device, peak);
+    machine_describe(&time, t->c, &t->rank, t->state.step, &said);
+    log_lines(said.data);
+    text_free(&said);
+}
+
 /* Work of a rank below which a run has no MFU: a few seconds of a core. What could be measured in a tenth of
  * them, a small product or two, may be a thousandth of the peak while threads start. */
 #define LEAST_WORK 5e11
@@ -242,7 +252,7 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
 /* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
  * that. */
 static ErrorCode measure_peak(Trainer *t, Error *err) {
-    double tokens = (double)(t->c->train.steps - t->state.step) * (double)t->c->train.tokens_per_step;
+    double tokens = (double)config_tokens_from(t->c, t->state.step);
     double work = tokens * t->flops_per_token / comm_size(t->comm);
     if (work < LEAST_WORK) return OK;
     double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2, 0.1 * work);
@@ -250,6 +260,7 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     t->peak_flops = peak;
     log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
              comm_size(t->comm) > 1 ? ", all ranks together" : "");
+    if (t->chief) tell_of_time(t, peak / comm_size(t->comm));
     return OK;
 }
 
