@@ -205,7 +205,7 @@ static void describe_time(const Config *c, const Request *q, const Forecast *f, 
     const RankPlan *p = &f->ranks[0].plan;
     if (!d->name || q->speed.tflops > 0) return;
     MachineTime t = machine_time(p, d, device_matmul_peak(d, p->model.compute, 0.2, INFINITY));
-    machine_describe(&t, c, p, 0, out);
+    machine_describe(&t, c, &f->layout, 0, out);
 }
 
 /* A run's own words: what is printed here is what `weft train` prints before it starts. Held against the

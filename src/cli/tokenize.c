@@ -19,7 +19,7 @@ static const Flag flags[] = {{"--verify", 0, NULL, "compare all of the cache wit
 static void summarise(const Dataset *d, const Config *c, Text *out) {
     char tokens[32], held[32], samples[32], print[65];
     dataset_fingerprint(d, print);
-    dataset_describe(d, out);
+    dataset_describe(d, 0, out);
     text_printf(out, "tokens       %s for training, %s for validation\n",
                 text_count((int64_t)dataset_tokens(d), tokens),
                 text_count((int64_t)dataset_validation_tokens(d), held));

@@ -2067,10 +2067,21 @@ int64_t config_first_whole_step(const Config *c) {
     return all;
 }
 
+/* One source's loss is the run's; of very many nobody reads each. */
+int config_told_sources(const Config *c) {
+    size_t count = c->data.sources.count;
+    return count > 1 && count <= 64 ? (int)count : 0;
+}
+
 int64_t config_tokens_from(const Config *c, int64_t step) {
     int64_t sum = 0, end = c->train.steps, whole = config_first_whole_step(c);
     for (; step < end && step < whole; step++) sum += config_step_tokens(c, step);
     return step < end ? sum + (end - step) * c->train.tokens_per_step : sum;
+}
+
+double config_steps_from(const Config *c, int64_t step) {
+    if (config_first_whole_step(c) <= step) return (double)(c->train.steps - step);
+    return (double)config_tokens_from(c, step) / (double)c->train.tokens_per_step;
 }
 
 /* The bias of a base is in no checkpoint of adapters. */

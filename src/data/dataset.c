@@ -625,6 +625,16 @@ size_t dataset_validation_sets(const Dataset *d) { return d->set_count; }
 ValidationSet dataset_validation_set(const Dataset *d, size_t set) { return d->sets[set]; }
 size_t dataset_sources(const Dataset *d) { return d->count; }
 const char *dataset_source_name(const Dataset *d, size_t source) { return d->sources[source].name; }
+void dataset_epochs(const Dataset *d, uint64_t k, double *out) {
+    uint64_t *counts = mem_alloc_array(d->count, sizeof *counts);
+    bool mixed = dataset_is_mixture(d);
+    if (mixed) sampler_count(d->sampler, k, counts);
+    for (size_t i = 0; i < d->count; i++)
+        out[i] = mixed ? (double)counts[i] / (double)dataset_source_windows(d, i)
+                       : (double)k / (double)dataset_samples_per_epoch(d);
+    free(counts);
+}
+
 Sample dataset_locate(const Dataset *d, uint64_t k) { return sampler_at(d->sampler, k); }
 
 static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
@@ -636,7 +646,7 @@ static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
 
 /* Bytes a token is over the whole cache; it is the figure by which a tokenizer that does not fit the text
  * shows. */
-static void describe_source(const Dataset *d, size_t i, Text *out) {
+static void describe_source(const Dataset *d, size_t i, double epochs, Text *out) {
     const Source *s = &d->sources[i];
     char documents[32], tokens[32], held[32];
     text_count((int64_t)token_cache_documents(s->cache), documents);
@@ -650,13 +660,17 @@ static void describe_source(const Dataset *d, size_t i, Text *out) {
     uint32_t cycle = sampler_cycle(d->sampler);
     if (i < d->count && cycle > 1)
         text_printf(out, ", %.2f%% of samples", 100.0 * sampler_slots(d->sampler, i) / cycle);
+    if (epochs > 0) text_printf(out, ", read %.3g times", epochs);
     if (s->chat) describe_packing(d, i < d->count ? &s->train.packing : &s->validation.packing, out);
     if (*s->set && s->validation.stream.tokens > 0) text_printf(out, " (%s)", s->set);
     text_puts(out, "\n");
 }
 
-void dataset_describe(const Dataset *d, Text *out) {
-    for (size_t i = 0; i < d->total; i++) describe_source(d, i, out);
+void dataset_describe(const Dataset *d, uint64_t samples, Text *out) {
+    double *epochs = mem_alloc_array(d->total, sizeof *epochs);
+    if (samples > 0) dataset_epochs(d, samples, epochs);
+    for (size_t i = 0; i < d->total; i++) describe_source(d, i, epochs[i], out);
+    free(epochs);
 }
 
 static ErrorCode sample_of(const Dataset *d, const Source *s, const Samples *from, uint64_t window,

@@ -80,8 +80,11 @@ enum { DATASET_MIXTURE = 7 * SAMPLER_SOURCES };
 void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]);
 const char *dataset_source_name(const Dataset *d, size_t source);
 Sample dataset_locate(const Dataset *d, uint64_t k); /* of training sample k */
-/* A table of the sources, for people. */
-void dataset_describe(const Dataset *d, Text *out);
+/* How many times each source has been read after the first k samples, [sources]. Sources without weights are
+ * one corpus, and are read alike. */
+void dataset_epochs(const Dataset *d, uint64_t k, double *out);
+/* A table of the sources, for people; of a run of so many samples how often it reads each. */
+void dataset_describe(const Dataset *d, uint64_t samples /* 0: not said */, Text *out);
 
 /* Sample k as a row of a batch; adds its targets to *valid. Any thread. A validation sample behind the last
  * is a row without targets, so that a last batch may be partly filled. */

@@ -199,6 +199,12 @@ Sample sampler_at(const Sampler *s, uint64_t k) {
     return out;
 }
 
+void sampler_count(const Sampler *s, uint64_t k, uint64_t *out) {
+    CHECK(s->group_count == s->source_count);
+    for (size_t g = 0; g < s->group_count; g++) out[g] = k / s->cycle * s->groups[g].slots;
+    for (uint64_t slot = 0; slot < k % s->cycle; slot++) out[s->slot_group[slot]]++;
+}
+
 uint32_t sampler_cycle(const Sampler *s) { return s->cycle; }
 uint32_t sampler_slots(const Sampler *s, size_t source) {
     return s->group_count == s->source_count ? s->groups[source].slots : 1;

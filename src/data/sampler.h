@@ -37,6 +37,8 @@ ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows
 void sampler_close(Sampler *sampler); /* NULL is fine */
 
 Sample sampler_at(const Sampler *sampler, uint64_t k);
+/* Of the first k samples, how many are of each source, [sources]; of shares alone. */
+void sampler_count(const Sampler *sampler, uint64_t k, uint64_t *out);
 /* Slots of a cycle, and those of one source: the exact share that a source gets. Both 1 without shares. */
 uint32_t sampler_cycle(const Sampler *sampler);
 uint32_t sampler_slots(const Sampler *sampler, size_t source);

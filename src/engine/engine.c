@@ -478,7 +478,7 @@ static void forward(Execution *x, Action a) {
     /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
      */
     bool counts = e->plan->partition.tensor == 0; /* all of tp have the same */
-    if (head && counts && program_ends_unit(x->program, a)) statistics_add_losses(x);
+    if (head && counts && program_ends_unit(x->program, a)) statistics_add_losses(x, a.microbatch);
 }
 
 /* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they

@@ -37,8 +37,10 @@ typedef struct StepOptions {
     uint64_t poison_place;  /* ... and says which */
     const Batch *next; /* the next step's: their valid targets ride on this step's record; NULL: unknown */
     UnitProbe *probe;  /* [units] to be filled, or NULL; the plan must have probes */
-    bool timed;        /* actions are timed by the device's clock, where that is another than the host's */
-    int microbatches;  /* of this step: those of one of the plan's programs; 0: of the largest */
+    const int32_t *sources; /* [microbatches, sequences] of which source of the data a row is; NULL: losses
+                             * are not told apart; else the plan must have sources */
+    bool timed;       /* actions are timed by the device's clock, where that is another than the host's */
+    int microbatches; /* of this step: those of one of the plan's programs; 0: of the largest */
     int next_microbatches;                /* the same of the next one */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
     void *context;
@@ -99,6 +101,9 @@ void engine_refresh(Engine *e);
 
 /* batches: one per microbatch. Collective. */
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
+/* [sources] of the last step, which was told them: losses of the tokens that this rank counts, exact, to be
+ * added up over all ranks. */
+const LossSum *engine_source_losses(const Engine *e);
 /* One microbatch, forward only: its losses are added where the last stage is, those that are not finite to
  * their number. Collective over the pipeline and the shards. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);

@@ -216,7 +216,7 @@ void statistics_close(Engine *e);
 /* The step begins: scalars are set, losses and refusals are none. */
 void statistics_begin(Execution *x);
 /* Those of the pass that has made them. */
-void statistics_add_losses(Execution *x);
+void statistics_add_losses(Execution *x, int microbatch);
 /* The first microbatch of the step has made these gradients, and no other has added to them. */
 void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradients);
 /* Waits: all losses and refusals so far. */

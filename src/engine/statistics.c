@@ -19,7 +19,8 @@
 static size_t figures_bytes(const Engine *e) {
     bool training = !e->plan->spec.inference;
     return step_statistics_bytes(training ? e->model.table.count : 0, training && e->plan->spec.noise,
-                                 training ? step_routed(&e->model.config) : 0);
+                                 training ? step_routed(&e->model.config) : 0,
+                                 training ? e->plan->spec.sources : 0);
 }
 
 /* Behind the figures of gradients, in tensor memory as on the host. */
@@ -34,6 +35,12 @@ static GradStats *first_of(const Engine *e, StepStatistics *s) {
 static int64_t *routed_of(const Engine *e, StepStatistics *s) {
     return (int64_t *)(void *)(first_of(e, s) + (e->plan->spec.noise ? e->model.table.count : 0));
 }
+
+static LossSum *sources_of(const Engine *e, StepStatistics *s) {
+    return (LossSum *)(void *)(routed_of(e, s) + step_routed(&e->model.config));
+}
+
+const LossSum *engine_source_losses(const Engine *e) { return sources_of(e, e->statistics.host); }
 
 void statistics_layout(Engine *e) {
     Statistics *s = &e->statistics;
@@ -75,10 +82,26 @@ void statistics_begin(Execution *x) {
     if (step_routed(&e->model.config) > 0) x->pass.routed = routed_of(e, s->figures);
 }
 
-void statistics_add_losses(Execution *x) {
+/* A microbatch's own tokens, run by run of those that lie in one row, to the source that the row is from. */
+static void add_by_source(Execution *x, int microbatch) {
+    Engine *e = x->engine;
+    const Model *m = &e->model;
+    int64_t row = model_sequence(m), rows = model_all_tokens(m) / row;
+    const int32_t *of = x->options->sources + microbatch * rows;
+    LossSum *sums = sources_of(e, e->statistics.figures);
+    for (int64_t i = 0, count; i < m->tokens; i += count) {
+        int64_t at = model_token(m, m->contexts.place, i), stretch = model_stretch(m),
+                left = stretch - i % stretch;
+        count = row - at % row < left ? row - at % row : left;
+        OP(e->device, OP_LOSS_SUM, loss_sum, count, x->pass.losses + i, &sums[of[at / row]]);
+    }
+}
+
+void statistics_add_losses(Execution *x, int microbatch) {
     Engine *e = x->engine;
     StepStatistics *s = e->statistics.figures;
     OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.losses, &s->losses);
+    if (x->training && x->options->sources) add_by_source(x, microbatch);
     if (x->pass.z_losses)
         OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.z_losses, &s->z_losses);
     for (int k = 0; k < program_further_heads(x->program); k++)

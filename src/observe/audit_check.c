@@ -41,7 +41,8 @@ typedef struct Check {
     bool mixture;
     const AuditRecord *drawn; /* of the latest attempt that counts and says so */
     Text *out;
-    Text first; /* violation, for the error */
+    Text first;     /* violation, for the error */
+    Text by_source; /* what the run used of each, where there are several */
 } Check;
 
 static void violate(Check *c, const char *format, ...) PRINTF_LIKE(2, 3);
@@ -442,6 +443,14 @@ static void check_epochs_of(Check *c, uint32_t source, const AuditUse *uses, siz
     empty_epochs(c, source, expected, newest);
 }
 
+/* How often its windows have been used, on the average. */
+static void tell_of_source(Check *c, uint32_t source, size_t samples) {
+    char count[32];
+    if (c->sources < 2 || source >= c->sources || c->windows[source] == 0) return;
+    text_printf(&c->by_source, "  source %u: %s samples, read %.3f times\n", source,
+                text_count((int64_t)samples, count), (double)samples / (double)c->windows[source]);
+}
+
 static void check_epochs(Check *c) {
     AuditFigures *f = c->f;
     double windows = 0;
@@ -452,6 +461,7 @@ static void check_epochs(Check *c) {
     for (size_t i = 0, j; i < f->use_count; i = j) {
         uint32_t source = f->uses[i].sample.source;
         for (j = i; j < f->use_count && f->uses[j].sample.source == source; j++) {}
+        tell_of_source(c, source, j - i);
         if (source < c->sources)
             /* In a mixture each source has epochs of its own; else all sources are dealt as one, and an
              * epoch ends for all of them at once. */
@@ -479,6 +489,7 @@ static void summarize(const Check *c) {
     if (c->run->torn) text_printf(c->out, ", %zu torn line%s", c->run->torn, c->run->torn == 1 ? "" : "s");
     if (c->unfinished) text_printf(c->out, "; step %" PRId64 " was not finished", c->unfinished);
     text_puts(c->out, "\n");
+    if (c->by_source.length) text_puts(c->out, c->by_source.data);
     if (f->violations > SHOWN) text_printf(c->out, "  and %zu violations more\n", f->violations - SHOWN);
     if (f->violations == 0 && f->use_count > 0)
         text_printf(c->out, "  each sample from 0 to %zu was used exactly once\n", f->use_count - 1);
@@ -505,6 +516,7 @@ ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures,
         code = error_set(err, ERR_DATA, "%s: %zu violation%s, the first: %s", run->dir, figures->violations,
                          figures->violations == 1 ? "" : "s", c.first.data);
     text_free(&c.first);
+    text_free(&c.by_source);
     free(c.windows);
     return code;
 }

@@ -140,15 +140,24 @@ static const Field probe_fields[] = {
     {NULL, FIELD_INT, 0, false},
 };
 
+#define SOURCE_FIELD(name, type) \
+    { #name, type, offsetof(SourceMetrics, name), false }
+#define SOURCE_CURVE(name, type) \
+    { #name, type, offsetof(SourceMetrics, name), true }
+static const Field source_fields[] = {
+    SOURCE_FIELD(name, FIELD_NAME),    SOURCE_FIELD(step, FIELD_INT),    SOURCE_FIELD(wall, FIELD_DOUBLE),
+    SOURCE_CURVE(loss, FIELD_DOUBLE),  SOURCE_CURVE(targets, FIELD_INT), SOURCE_CURVE(tokens, FIELD_INT),
+    SOURCE_CURVE(epoch, FIELD_DOUBLE), {NULL, FIELD_INT, 0, false},
+};
+
 /* `kind`, the first member of a record, is by what a reader knows what follows. */
 static const struct {
     const char *name;
     const Field *fields;
-} kinds[METRICS_KINDS] = {[METRICS_STEP] = {"train", step_fields},
-                          [METRICS_VALIDATION] = {"validation", validation_fields},
-                          [METRICS_SET] = {"set", set_fields},
-                          [METRICS_TASK] = {"task", task_fields},
-                          [METRICS_PROBE] = {"probe", probe_fields}};
+} kinds[METRICS_KINDS] = {
+    [METRICS_STEP] = {"train", step_fields},   [METRICS_VALIDATION] = {"validation", validation_fields},
+    [METRICS_SET] = {"set", set_fields},       [METRICS_TASK] = {"task", task_fields},
+    [METRICS_PROBE] = {"probe", probe_fields}, [METRICS_SOURCE] = {"source", source_fields}};
 
 /* Fields in the order of the table, "kind" first: a person and awk both find them. */
 static void write_record(Text *out, MetricsKind kind, const void *record) {
@@ -386,6 +395,10 @@ ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err) {
     return add_record(log, METRICS_TASK, m, err);
 }
 
+ErrorCode metrics_log_source(MetricsLog *log, const SourceMetrics *m, Error *err) {
+    return add_record(log, METRICS_SOURCE, m, err);
+}
+
 ErrorCode metrics_log_probe(MetricsLog *log, const ProbeMetrics *m, Error *err) {
     return add_record(log, METRICS_PROBE, m, err);
 }
@@ -445,6 +458,10 @@ static bool table_add(MetricsTable *t, const char *line, size_t length) {
         t->probes = grow(t->probes, t->probe_count, sizeof *t->probes);
         t->probes[t->probe_count++] = r.probe;
         break;
+    case METRICS_SOURCE:
+        t->sources = grow(t->sources, t->source_count, sizeof *t->sources);
+        t->sources[t->source_count++] = r.source;
+        break;
     case METRICS_KINDS: return false;
     }
     return true;
@@ -472,6 +489,7 @@ void metrics_table_free(MetricsTable *t) {
     free(t->sets);
     free(t->tasks);
     free(t->probes);
+    free(t->sources);
     *t = (MetricsTable){0};
 }
 

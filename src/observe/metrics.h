@@ -2,7 +2,8 @@
  *
  * RUN/metrics.jsonl holds one JSON object a line, whose `kind` says of what: a train record for each logged
  * step, a validation record for each validation and a set record for each of its named sets, a task record
- * for each task of an evaluation, a probe record for each unit of a step that was probed.
+ * for each task of an evaluation, a probe record for each unit of a step that was probed, a source record for
+ * each of several sources of the data.
  *  1. Every number has the fewest digits that read back the same double; null stands for "not finite" or
  *     "not known".
  *  2. A line is complete or it is the last one: lines are written whole and flushed, and a torn tail is
@@ -77,6 +78,16 @@ typedef struct TaskMetrics {
     double seconds;
 } TaskMetrics;
 
+/* Of one of several sources of the data, over the steps since the record before this one: one comes with each
+ * logged step, and before each checkpoint, so that together they tell of every step once. */
+typedef struct SourceMetrics {
+    int64_t step;            /* the last of them */
+    char name[METRICS_NAME]; /* its path or pattern as configured, or the end of that */
+    double wall, loss;       /* NaN when a token's is not finite, or there is none */
+    int64_t targets, tokens; /* that it gave in these steps */
+    double epoch;            /* how often the run has read it */
+} SourceMetrics;
+
 /* What a task is drawn and told by: the first figure that it has of normalised accuracy, accuracy and bits
  * per byte. */
 typedef struct TaskFigure {
@@ -140,6 +151,7 @@ ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err);
 /* A validation record, or with a name that of a set. */
 ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err);
 ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err);
+ErrorCode metrics_log_source(MetricsLog *log, const SourceMetrics *m, Error *err);
 ErrorCode metrics_log_probe(MetricsLog *log, const ProbeMetrics *m, Error *err);
 /* Syncs to the disk: before a checkpoint says that the run got so far. */
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err);
@@ -157,6 +169,8 @@ typedef struct MetricsTable {
     size_t task_count;
     ProbeMetrics *probes;
     size_t probe_count;
+    SourceMetrics *sources;
+    size_t source_count;
     size_t bad_lines;
 } MetricsTable;
 ErrorCode metrics_table_read(MetricsTable *t, const char *path, Error *err);
@@ -171,6 +185,7 @@ typedef enum MetricsKind {
     METRICS_SET,
     METRICS_TASK,
     METRICS_PROBE,
+    METRICS_SOURCE,
     METRICS_KINDS
 } MetricsKind;
 
@@ -182,6 +197,7 @@ typedef struct MetricsRecord {
         ValidationMetrics validation; /* of METRICS_SET too */
         TaskMetrics task;
         ProbeMetrics probe;
+        SourceMetrics source;
     };
 } MetricsRecord;
 bool metrics_parse(const char *line, size_t length, MetricsRecord *out);

@@ -315,6 +315,11 @@ ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err) {
     return write_scalars(tb, m->step, "task", m->name, scalars, COUNT(scalars), err);
 }
 
+ErrorCode tensorboard_source(TensorBoard *tb, const SourceMetrics *m, Error *err) {
+    const Scalar scalars[] = {{"loss", m->loss}, {"epoch", m->epoch}};
+    return write_scalars(tb, m->step, "source", m->name, scalars, COUNT(scalars), err);
+}
+
 ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m, Error *err) {
     const Scalar scalars[] = {
         {"output_rms", m->output_rms},

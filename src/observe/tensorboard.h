@@ -25,7 +25,8 @@ ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err);
 ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err);
 ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m,
                             Error *err); /* "probe/layers.3/output_rms" */
-ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err); /* "task/NAME/acc" */
+ErrorCode tensorboard_source(TensorBoard *tb, const SourceMetrics *m, Error *err); /* "source/NAME/loss" */
+ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err);     /* "task/NAME/acc" */
 /* Text for the Text tab, as Markdown: the configuration, a sample. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err);
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err);

@@ -167,7 +167,8 @@ static void take_line(Watched *w, const char *line, size_t length) {
         break;
     case METRICS_SET:
     case METRICS_TASK: good = keep_named(w, &r); break;
-    case METRICS_PROBE: break; /* not on the page */
+    case METRICS_PROBE:
+    case METRICS_SOURCE: break; /* not on the page */
     case METRICS_KINDS: good = false;
     }
     w->bad_lines += !good;

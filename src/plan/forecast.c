@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "plan/exposed.h"
 #include "plan/sync.h"
 
@@ -572,7 +573,7 @@ static void put_parts(const ForecastTime *t, Text *out) {
 void forecast_print_time(const Forecast *f, Text *out) {
     const Hardware *h = f->speed.hardware;
     const Mesh *mesh = &f->layout.mesh;
-    char whole[32], each[32];
+    char whole[32], each[32], all[16];
     if (!h) return;
     Dtype compute = f->crossings.compute;
     double tokens = (double)(layout_samples(&f->layout) * f->config->train.context) / f->time.step;
@@ -583,6 +584,8 @@ void forecast_print_time(const Forecast *f, Text *out) {
                 f->time.step, text_count((int64_t)tokens, whole),
                 text_count((int64_t)(tokens / mesh->world), each), flops / mesh->world / 1e12,
                 100 * flops / mesh->world / hardware_peak(h, compute));
+    text_printf(out, "  all %s steps of the run: %s\n", text_count(f->config->train.steps, each),
+                clock_duration(config_steps_from(f->config, 0) * f->time.step, all));
     put_parts(&f->time, out);
     opcosts_print(&f->ranks[f->time.busiest].ops, out);
     text_printf(

@@ -1,5 +1,5 @@
-/* A roofline with measured rates knows what products and bytes cost, and not what a kernel makes of them: the
- * shares below are those that runs on CPUs have reached (docs/planning.md). */
+/* A roofline with measured rates: the shares below are what products and attention of a model reach of the
+ * peak of large square products, on CPUs. docs/planning.md has how far that is right. */
 #include "plan/machine.h"
 
 #include <math.h>
@@ -27,26 +27,20 @@ MachineTime machine_time(const RankPlan *p, Device *d, double peak) {
     UnitTime *units = mem_alloc_array((size_t)p->model.table.units + 1, sizeof *units);
     opcosts_count(&ops, &h, p, units);
     for (int i = 0; i < ops.count; i++) t.step += ops.rows[i].seconds;
-    if (getenv("SHOW")) {
-        Text o = {0};
-        opcosts_print(&ops, &o);
-        fputs(o.data, stderr);
-        fprintf(stderr, "peak %g copy %g update %g\n", peak / 1e9, h.memory.gb_per_s, ops.update);
-    }
     free(units);
     if (!isfinite(t.step) || t.step <= 0) t.step = (double)NAN;
     return t;
 }
 
-void machine_describe(const MachineTime *t, const Config *c, const RankPlan *p, int64_t done, Text *out) {
+void machine_describe(const MachineTime *t, const Config *c, const Layout *l, int64_t done, Text *out) {
     char all[16], steps[32], rate[32];
-    double whole = (double)c->train.tokens_per_step, left = (double)config_tokens_from(c, done) / whole;
+    double tokens = (double)(layout_samples(l) * c->train.context);
     if (!isfinite(t->step) || done >= c->train.steps) return;
     text_printf(
         out,
-        "time    about %s for %s steps on this machine: %.3g s a step, %s tokens/s, by a peak of %.3g "
-        "TFLOP/s in %s measured now; runs take up to twice that%s\n",
-        clock_duration(left * t->step, all), text_count(c->train.steps - done, steps), t->step,
-        text_count((int64_t)(whole / t->step), rate), t->peak / 1e12, dtype_name(p->model.compute),
-        p->partition.mesh.world > 1 ? ", and what ranks send and wait for comes on top" : "");
+        "time    about %s for %s steps on this machine: %.3g s a step, %s tokens/s, at a peak of %.3g "
+        "TFLOP/s measured now; half or twice as long is possible%s\n",
+        clock_duration(config_steps_from(c, done) * t->step, all), text_count(c->train.steps - done, steps),
+        t->step, text_count((int64_t)(tokens / t->step), rate), t->peak / 1e12,
+        l->mesh.world > 1 ? ", and what ranks send and wait for comes on top" : "");
 }

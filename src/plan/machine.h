@@ -3,7 +3,6 @@
 #ifndef WEFT_PLAN_MACHINE_H
 #define WEFT_PLAN_MACHINE_H
 
-#include "config/config.h"
 #include "plan/rank.h"
 
 typedef struct MachineTime {
@@ -11,11 +10,11 @@ typedef struct MachineTime {
     double step; /* seconds of a whole step; NaN where nothing could be measured */
 } MachineTime;
 
-/* Of one rank; `peak`: device_matmul_peak. Measures for some hundredths of a second how fast memory is copied,
- * in MACHINE_ROOM bytes at most. */
+/* Of one rank; `peak`: device_matmul_peak. Measures for some hundredths of a second how fast memory is
+ * copied, in MACHINE_ROOM bytes at most. */
 enum { MACHINE_ROOM = 48 << 20 };
 MachineTime machine_time(const RankPlan *p, Device *d, double peak);
 /* In one line, of the steps behind `done`; nothing where the time is not known. */
-void machine_describe(const MachineTime *t, const Config *c, const RankPlan *p, int64_t done, Text *out);
+void machine_describe(const MachineTime *t, const Config *c, const Layout *l, int64_t done, Text *out);
 
 #endif

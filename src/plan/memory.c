@@ -370,9 +370,10 @@ size_t step_scalars_bytes(int groups) { return sizeof(StepScalars) + (size_t)gro
 
 int64_t step_routed(const ModelConfig *c) { return model_blocks(c) * c->num_experts; }
 
-size_t step_statistics_bytes(int parameters, bool noise, int64_t routed) {
+size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int sources) {
     size_t each = sizeof(GradStats) + sizeof(FixedRefusals) + (noise ? sizeof(GradStats) : 0);
-    return sizeof(StepStatistics) + (size_t)parameters * each + (size_t)routed * sizeof(int64_t);
+    return sizeof(StepStatistics) + (size_t)parameters * each + (size_t)routed * sizeof(int64_t) +
+           (size_t)sources * sizeof(LossSum);
 }
 
 /* One workspace serves all reductions on an axis in turn, so it is as large as the largest of any unit needs.
@@ -507,13 +508,12 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->constants = model_constants_bytes(&m->config, spec->positions);
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
     int64_t routed = spec->optimizer ? step_routed(&m->config) : 0;
-    plan->statistics = pool_round(step_scalars_bytes(groups)) +
-                       pool_round(step_statistics_bytes(figures, spec->noise, routed));
+    size_t found = step_statistics_bytes(figures, spec->noise, routed, spec->optimizer ? spec->sources : 0);
+    plan->statistics = pool_round(step_scalars_bytes(groups)) + pool_round(found);
     plan->crossing = crossing_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
-    if (plan->apart)
-        plan->pinned = spec->pinned + step_statistics_bytes(figures, spec->noise, routed) + plan->probe.slots;
+    if (plan->apart) plan->pinned = spec->pinned + found + plan->probe.slots;
 }
 
 void memory_plan_free(MemoryPlan *plan) {

@@ -63,10 +63,11 @@ size_t step_scalars_bytes(int groups);
 typedef struct StepStatistics {
     LossSum losses, z_losses, balance, further[FURTHER_HEADS];
     /* [parameters]; behind them FixedRefusals [parameters], where the noise is measured GradStats
-     * [parameters] of the step's first microbatch alone, and choices of experts, int64_t [layers, E] */
+     * [parameters] of the step's first microbatch alone, choices of experts, int64_t [layers, E], and LossSum
+     * [sources] of the data, where there are several */
     GradStats gradients[];
 } StepStatistics;
-size_t step_statistics_bytes(int parameters, bool noise, int64_t routed);
+size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int sources);
 /* Counts of choices that a step of the model has: layers * E. */
 int64_t step_routed(const ModelConfig *c);
 
@@ -110,6 +111,7 @@ typedef struct MemorySpec {
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
     bool probes;                  /* training: steps may be probed */
     bool noise;                   /* of gradients is measured */
+    int sources;                  /* of the data, whose losses are told apart; 0: they are not */
 } MemorySpec;
 
 /* At most this many buffers does one action touch. */

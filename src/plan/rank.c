@@ -51,6 +51,7 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .exact = c->train.numerics == NUMERICS_EXACT,
                       .probes = c->metrics.probe > 0,
                       .noise = c->metrics.noise_scale,
+                      .sources = config_told_sources(c),
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
                       .optimizer = &c->optimizer,
@@ -140,7 +141,8 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, Room room, Error *e
                                           .pinned = room.pinned,
                                           .optimizer = &p->groups,
                                           .probes = p->spec.probes,
-                                          .noise = p->spec.noise});
+                                          .noise = p->spec.noise,
+                                          .sources = p->spec.sources});
     p->memory.staging = p->spec.staged > 0 ? staging(p) : 0;
     make_room(p, &p->evaluation_memory);
     p->smaller = mem_alloc_array((size_t)l->smaller_count, sizeof *p->smaller);

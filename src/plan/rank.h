@@ -37,6 +37,7 @@ typedef struct RankSpec {
     bool exact;      /* gradients in fixed point */
     bool probes;     /* steps may be probed */
     bool noise;      /* of gradients is measured */
+    int sources;     /* of the data, whose losses are told apart; 0: they are not */
     GradientSync sync;
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference alone */

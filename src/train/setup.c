@@ -381,6 +381,25 @@ static void remark_on_repeat(DatasetRepeat repeat, const char *what) {
     if (repeat.files > 0) log_warn("%s holds what %s holds%s: %s", repeat.again, repeat.path, more, what);
 }
 
+/* Up to four times a text teaches nearly what new text would, and less each time from there on (Muennighoff
+ * et al., "Scaling data-constrained language models", 2023). */
+static void remark_on_epochs(const Config *c, const Dataset *d) {
+    size_t count = dataset_sources(d), most = 0, many = 0;
+    double *epochs = mem_alloc_array(count, sizeof *epochs);
+    dataset_epochs(d, (uint64_t)(config_tokens_from(c, 0) / c->train.context), epochs);
+    for (size_t i = 0; i < count; i++) {
+        many += epochs[i] > 4;
+        if (epochs[i] > epochs[most]) most = i;
+    }
+    if (many > 0)
+        log_warn(
+            "%s%s is read %.1f times in %lld steps: beyond four times text teaches less and less; more text, "
+            "fewer steps, or a smaller weight",
+            dataset_source_name(d, most), many > 1 && !dataset_is_mixture(d) ? ", as all sources," : "",
+            epochs[most], (long long)c->train.steps);
+    free(epochs);
+}
+
 static void remark_on_repeats(const Dataset *d) {
     DatasetRepeats repeats = dataset_repeats(d);
     remark_on_repeat(repeats.trained_twice, "it is trained on that much more often");
@@ -399,6 +418,7 @@ void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, cons
     remark_on_trace(c);
     remark_on_data(c, set, d, t);
     remark_on_repeats(d);
+    remark_on_epochs(c, d);
 }
 
 /* A function of configuration and step: a run that goes on has the rates that it would have had. */

@@ -46,6 +46,7 @@
 #include "train/phase.h"
 #include "train/save.h"
 #include "train/setup.h"
+#include "train/sources.h"
 #include "train/state.h"
 #include "train/strike.h"
 #include "train/supervise.h"
@@ -83,12 +84,14 @@ typedef struct Trainer {
     Occupancy occupancy;
     Tracing tracing;
     Replicas replicas;
+    Sources sources;
     const Inject *inject;
     Doing *doing;
     bool entered[PHASES];
     int64_t bad_in_row;
-    UnitProbe *probe; /* [units] of a step that is probed; NULL without metrics.probe */
-    bool stopping;    /* all ranks agreed to */
+    int64_t told_sources; /* the last step of which sources were recorded */
+    UnitProbe *probe;     /* [units] of a step that is probed; NULL without metrics.probe */
+    bool stopping;        /* all ranks agreed to */
     bool interval_suggested;
     double flops_per_token, peak_flops; /* peak: of all ranks together */
 } Trainer;
@@ -216,7 +219,7 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
     if (!t->chief) return OK;
     Text out = {0};
-    dataset_describe(t->data, &out);
+    dataset_describe(t->data, (uint64_t)(config_tokens_from(t->c, 0) / t->c->train.context), &out);
     describe_run(t->c, &t->layout, &t->rank, &t->device, &out);
     log_lines(out.data);
     text_free(&out);
@@ -240,7 +243,7 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
 static void tell_of_time(Trainer *t, double peak) {
     Text said = {0};
     MachineTime time = machine_time(&t->rank, &t->device, peak);
-    machine_describe(&time, t->c, &t->rank, t->state.step, &said);
+    machine_describe(&time, t->c, &t->layout, t->state.step, &said);
     log_lines(said.data);
     text_free(&said);
 }
@@ -625,6 +628,22 @@ static int name_on_console(const Trainer *t) {
     return only_chief ? CONSOLE_UNNAMED : comm_rank(t->comm);
 }
 
+/* Of several sources of the data, what the steps since the last such records have found. All ranks. */
+static ErrorCode record_sources(Trainer *t, Error *err) {
+    size_t count = t->sources.count;
+    if (count == 0 || t->told_sources == t->state.step) return OK;
+    SourceMetrics *m = mem_alloc_array(count, sizeof *m);
+    ErrorCode code = sources_take(&t->sources, t->comm, t->state.step, t->state.samples, m, err);
+    for (size_t i = 0; code == OK && i < count; i++) {
+        if (t->chief || t->c->metrics.all_ranks) code = metrics_log_source(&t->log, &m[i], err);
+        if (code == OK) code = send_record(t, err);
+        if (code == OK && t->board) code = tensorboard_source(t->board, &m[i], err);
+    }
+    t->told_sources = t->state.step;
+    free(m);
+    return code;
+}
+
 /* Between logged steps the status line moves, and nothing is written. */
 static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps ||
@@ -641,7 +660,8 @@ static ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     hush(t);
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_step(&t->log, m, err));
     TRY(send_record(t, err));
-    return t->board ? tensorboard_step(t->board, m, err) : OK;
+    if (t->board) TRY(tensorboard_step(t->board, m, err));
+    return record_sources(t, err);
 }
 
 /* Units as people call them, and configurations too. */
@@ -771,12 +791,14 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     suffer(t, &options);
     TRY(feed_next(&t->feed, &waited, err));
     const FeedStep *now = t->feed.now, *next = t->feed.next;
+    options.sources = sources_rows(&t->sources, now, t->feed.sequences);
     options.next = next ? next->batches : NULL;
     options.microbatches = (int)now->microbatches,
     options.next_microbatches = next ? (int)next->microbatches : 0;
     /* What is counted is this step's, but for saves and records between steps. */
     comm_reset_traffic(t->comm);
     engine_step(t->engine, now->batches, &options, &r);
+    sources_add(&t->sources, now, t->feed.sequences, t->engine);
     t->stopping |= (r.any & RECORD_STOP) != 0;
     /* The save under way moves on by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
@@ -977,6 +999,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
     enter(t, PHASE_SAVING);
     TRY(check_directory(t, err));
+    TRY(record_sources(t, err));
     if (t->chief || t->c->metrics.all_ranks) TRY(metrics_log_sync(&t->log, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(look_for_best(t, err));
@@ -1109,6 +1132,8 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
     replicas_open(&t->replicas, t->engine, t->comm);
+    sources_open(&t->sources, &t->rank, t->data, &t->layout);
+    t->told_sources = t->state.step;
     doing_engine(t->doing, t->engine);
     return OK;
 }
@@ -1167,6 +1192,7 @@ ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *injec
     audit_close(&t.audit);
     tracing_close(&t.tracing);
     replicas_close(&t.replicas);
+    sources_close(&t.sources);
     engine_close(t.engine);
     rank_plan_free(&t.rank);
     layout_free(&t.layout);

@@ -268,7 +268,7 @@ static void test_validation_files_and_mixture(void **state) {
     char with[65], without[65];
     dataset_fingerprint(d, with);
     Text table = {0};
-    dataset_describe(d, &table);
+    dataset_describe(d, 0, &table);
     assert_non_null(strstr(table.data, "75.00% of samples"));
     text_free(&table);
     dataset_close(d);

@@ -106,6 +106,9 @@ static void check_mixture(const uint64_t *windows, const double *shares, size_t 
             assert_true(fabs((double)used[i] - (double)(k + 1) * shares[i] / total) < 1 + slack * (double)k);
         }
     }
+    uint64_t counts[64];
+    sampler_count(s, samples, counts);
+    assert_memory_equal(counts, used, count * sizeof *counts);
     sampler_close(s);
 }
 

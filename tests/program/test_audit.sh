@@ -44,6 +44,7 @@ has out "both used the same samples in each of their 200 steps"
 # A mixture has an epoch for each source.
 train mixed 'data.sources=[{path: text.txt, weight: 1}, {path: more.txt, weight: 2}]' || fail "$(tail -1 err)"
 audit 0 mixed
+grep -qE '^  source 0: 53[34] samples, read [0-9.]+ times$' out && grep -qE '^  source 1: 1,06[67] samples, read [0-9.]+ times$' out || fail "how often sources are read: $(cat out)"
 audit 65 whole mixed
 has err "step 1: sample 0 has other tokens"
 

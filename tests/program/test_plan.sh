@@ -61,6 +61,8 @@ zero() { [ "$2" = 0 ] || fail "$1: $2, expected 0"; }
 plan 0
 has out "of this machine's"
 hasnt out "mesh "
+grep -qE '^time    about [0-9.hmsd]+ for [0-9,]+ steps on this machine: [0-9.e-]+ s a step, [0-9,]+ tokens/s, at a peak of [0-9.e-]+ TFLOP/s measured now; half or twice as long is possible$' out ||
+    fail "how long a run takes: $(grep ^time out)"
 plan 0 --memory 1MiB
 has out "it will not fit"
 
@@ -342,10 +344,12 @@ has out " tp 4"
 plan 78 -n 3 mesh.cp=3
 has err "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: change train.microbatch or train.context, to a multiple of 6"
 
-# Hardware: seconds, tokens/s and MFU that hang together; its memory is the limit.
+# Hardware: seconds of a step and of all steps, tokens/s and MFU that hang together; its memory is the limit.
 plan 0 -n 4 mesh.pp=2 train.compute=auto --hardware h100
 has out "compute bf16"
 has out "device  h100, as stated: not this machine"
+grep -qE '^  all [0-9,]+ steps of the run: [0-9.hmsd]+$' out || fail "the time of all steps: $(grep steps out)"
+! grep -q '^time ' out || fail "a plan for other hardware has this machine's time: $(grep '^time ' out)"
 mv out here
 WEFT_CPU=reference plan 0 -n 4 mesh.pp=2 train.compute=auto --hardware h100
 cmp here out || fail "a plan for stated hardware depends on this machine's kernels"

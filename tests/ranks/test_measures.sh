@@ -7,13 +7,14 @@
 needs_ranks
 
 letters 40 3 >text.txt
+letters 9 6 >more.txt
 letters 12 4 >news.txt
 letters 5 5 >code.txt
 make_tasks 9 11
 cat >run.yaml <<END
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 3, num_attention_heads: 2, num_key_value_heads: 1, tie_word_embeddings: true}
 data:
-  sources: [text.txt]
+  sources: [{path: text.txt, weight: 2}, {path: more.txt, weight: 1}]
   validation: [{path: news.txt, name: news}, {path: code.txt, name: code}]
   cache_dir: cache
   document_mask: true
@@ -31,14 +32,27 @@ train() {
     shift
     timeout -k 5 1500 "$weft" train run.yaml run.dir="$dir" "$@" >"$dir.out" 2>"$dir.err" </dev/null || fail "$dir: $(tail -3 "$dir.err")"
 }
-figures() { grep -E '"kind": "(validation|set|task|probe)"' "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
+figures() { grep -E '"kind": "(validation|set|task|probe|source)"' "$1/metrics.jsonl" | sed 's/"wall": [^,]*, //; s/, "seconds": .*//'; }
 same() { # DIR [BASE]
     local base=${2:-one}
     [ "$(figures "$1")" = "$(figures "$base")" ] || fail "$1: $(diff <(figures "$base") <(figures "$1") | head -4)"
 }
 
 train one
-[ "$(figures one | wc -l)" -eq 31 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks, and twice five units"
+[ "$(figures one | wc -l)" -eq 39 ] || fail "$(figures one | wc -l) records of three times three validations and four tasks, twice five units, and four times two sources"
+# Losses of sources make up the loss of the step; six samples of eight windows or so have been read of one of them.
+sed 's/.*"step": \([0-9]*\),.*"loss": \([^,]*\),.*"targets": \([^,]*\), "tokens": \([^,]*\),.*/source \1 \2 \3 \4/; t; s/.*"train", "step": \([0-9]*\),.*"loss": \([^,]*\), "grad.*/step \1 \2/; t; d' one/metrics.jsonl |
+    awk '$1 == "source" { sum[$2] += $3 * $4; targets[$2] += $4; tokens[$2] += $5 } $1 == "step" { loss[$2] = $3 }
+    END { for (s = 1; s <= 4; s++) { d = sum[s] / targets[s] / loss[s] - 1; if (!(d * d < 1e-24) || tokens[s] != 256) { print "step", s, d, tokens[s]; bad = 1 } } exit bad }' >sums ||
+    fail "losses by source: $(cat sums)"
+grep -q '^  text.txt: .* 66.67% of samples, read [0-9.]* times$' one.err || fail "how often a source is read: $(grep text.txt one.err)"
+# Each step is told of once, whatever a run is cut into.
+told=(metrics.log_freq=3 checkpoint.every=2 validation.every=0 evaluation.every=0 metrics.probe=0)
+train through "${told[@]}"
+train cut "${told[@]}" train.steps=2 schedule.total_steps=4
+train cut "${told[@]}" schedule.total_steps=4
+[ "$(figures through | grep source)" = "$(figures cut | grep source)" ] && [ "$(figures through | grep -c source)" -eq 8 ] ||
+    fail "sources of a run that goes on: $(diff <(figures through) <(figures cut) | head -4)"
 train ddp2 -n 2 mesh.dp_replicate=2
 same ddp2
 train fsdp3 -n 3 mesh.dp_shard=3 train.tokens_per_step=192 train.steps=4
@@ -53,7 +67,7 @@ same pp3
 # Ranks that share matrices, the vocabulary among them, and tokens, by keys and by heads.
 sliced=(model.num_key_value_heads=2 numerics.canonical_tp=2 numerics.canonical_cp=4 train.compute=bf16)
 train slices "${sliced[@]}"
-[ "$(figures slices | wc -l)" -eq 31 ] || fail "$(figures slices | wc -l) records of slices"
+[ "$(figures slices | wc -l)" -eq 39 ] || fail "$(figures slices | wc -l) records of slices"
 train tp2cp2 -n 4 "${sliced[@]}" mesh.tp=2 mesh.cp=2
 same tp2cp2 slices
 train tp2pp2 -n 4 "${sliced[@]}" mesh.tp=2 mesh.pp=2
