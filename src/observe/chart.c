@@ -331,6 +331,11 @@ static void write_caption(Text *out, const Chart *c) {
         html_puts(out, c->series[s].name);
         text_puts(out, "</span>");
     }
+    if (c->dots) {
+        text_puts(out, " <span class=\"note\"><i class=\"dot\"></i>");
+        html_puts(out, c->dots);
+        text_puts(out, "</span>");
+    }
     text_puts(out, "</figcaption>\n");
 }
 

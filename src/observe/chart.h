@@ -28,6 +28,7 @@ typedef struct ChartMark {
 
 typedef struct Chart {
     const char *id, *title, *unit; /* id: letters only */
+    const char *dots;              /* what lines with dots are, beside others without; NULL: not said */
     const ChartSeries *series;
     size_t series_count;
     const ChartMark *marks;

@@ -113,6 +113,34 @@ static void write_tasks(Text *out, const MetricsTable *t) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
+/* Each record tells of the steps since the one before it: all of them together, of the run. */
+static double tokens_of_source(const MetricsTable *t, const char *name) {
+    double sum = 0;
+    for (size_t i = 0; i < t->source_count; i++)
+        if (strcmp(t->sources[i].name, name) == 0) sum += (double)t->sources[i].tokens;
+    return sum;
+}
+
+/* The newest records, one a source. */
+static void write_sources(Text *out, const MetricsTable *t) {
+    char number[32];
+    if (t->source_count == 0) return;
+    text_puts(out, "<h2>Sources</h2>\n<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th></th>"
+                   "<th class=\"n\">Tokens</th><th class=\"n\">Times read</th>"
+                   "<th class=\"n\">Newest loss</th></tr></thead><tbody>\n");
+    for (size_t i = 0; i < t->source_count; i++) {
+        const SourceMetrics *m = &t->sources[i];
+        if (m->step != t->sources[t->source_count - 1].step) continue;
+        text_puts(out, "<tr><th>");
+        html_puts(out, m->name);
+        text_printf(out, "</th><td class=\"n\">%s</td><td class=\"n\">%.3f</td>",
+                    text_count((int64_t)tokens_of_source(t, m->name), number), m->epoch);
+        write_figure(out, m->loss, (double)NAN);
+        text_puts(out, "</tr>\n");
+    }
+    text_puts(out, "</tbody></table></div>\n");
+}
+
 /* Sizes over many powers of ten: three digits of each. */
 static void write_size(Text *out, double value) {
     text_puts(out, "<td class=\"n\">");
@@ -178,9 +206,10 @@ static void write_names(Text *out, const Runs *r) {
 /* A column a run, headed by its colour and name, and one more for `last`, which may be empty. The scrolled
  * box can be reached by the keyboard (tabindex), since its content may be wider than the page. */
 static void begin_table(Text *out, const Runs *r, const char *title, const char *last) {
-    text_printf(out, "<h2>%s</h2>\n<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th></th>", title);
+    text_printf(out, "<h2>%s</h2>\n<div class=\"scroll rows\" tabindex=\"0\"><table><thead><tr><th></th>",
+                title);
     for (size_t i = 0; i < r->count; i++) {
-        text_printf(out, "<th class=\"n name\"><i class=\"s%zu\"></i>", i + 1);
+        text_printf(out, "<th class=\"%s name\"><i class=\"s%zu\"></i>", *last ? "v" : "n", i + 1);
         html_puts(out, r->runs[i].name);
         text_puts(out, "</th>");
     }
@@ -206,6 +235,13 @@ static void write_figures(Text *out, const Runs *r) {
     text_puts(out, "</tbody></table></div>\n");
 }
 
+/* A value of a key may be a list of many lines: it has a box of its own, so that rows stay rows. */
+static void write_value(Text *out, const char *value) {
+    text_puts(out, "<td class=\"v\"><div class=\"long\">");
+    html_puts(out, value && *value ? value : "–");
+    text_puts(out, "</div></td>");
+}
+
 /* All rows, unlike in the terminal: here they can be scrolled. What no bit depends on says so itself. */
 static void write_rows(Text *out, const Runs *r) {
     begin_table(out, r, "What differs", "<th>What it does</th>");
@@ -214,7 +250,7 @@ static void write_rows(Text *out, const Runs *r) {
         text_puts(out, "<tr><th>");
         html_puts(out, row->name);
         text_puts(out, "</th>");
-        for (size_t k = 0; k < r->count; k++) write_cell(out, row->values[k]);
+        for (size_t k = 0; k < r->count; k++) write_value(out, row->values[k]);
         text_printf(out, "<td>%s</td></tr>\n",
                     row->effect    ? row->effect
                     : row->matters ? ""
@@ -296,6 +332,7 @@ static void write_one(Text *out, const Runs *r) {
     report_write_header(out, run);
     report_write_charts(out, r);
     report_write_timeline(out, run);
+    write_sources(out, &run->metrics);
     write_tasks(out, &run->metrics);
     write_probe(out, &run->metrics);
     write_journal(out, &run->journal);

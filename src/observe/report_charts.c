@@ -188,17 +188,16 @@ static void free_named(NamedCurve *curves) {
     }
 }
 
-/* Dots: there are few, and it matters where. Returns how many series there are now. */
-static size_t named_series(const NamedCurve *curves, size_t first, ChartSeries *series) {
+/* Dots where there are few, and it matters where; else a line that is smoothed. */
+static ChartSeries named_one(const NamedCurve *c, const char *name, const char *style, bool dots) {
+    return (ChartSeries){name, style, c->x, c->y, c->count, !dots, dots};
+}
+
+/* Returns how many series there are now. */
+static size_t named_series(const NamedCurve *curves, size_t first, bool dots, ChartSeries *series) {
     size_t count = first;
     for (size_t i = 0; i < NAMED && curves[i].name; i++, count++)
-        series[count] = (ChartSeries){curves[i].name,
-                                      styles[(i + 2) % RUNS_MAX],
-                                      curves[i].x,
-                                      curves[i].y,
-                                      curves[i].count,
-                                      false,
-                                      true};
+        series[count] = named_one(&curves[i], curves[i].name, styles[(i + 2) % RUNS_MAX], dots);
     return count;
 }
 
@@ -208,6 +207,12 @@ typedef void Collect(const MetricsTable *, NamedCurve *);
 static void collect_sets(const MetricsTable *t, NamedCurve *curves) {
     for (size_t i = 0; i < t->set_count; i++)
         add_named(curves, t->set_count, t->sets[i].name, (double)t->sets[i].step, t->sets[i].loss);
+}
+
+static void collect_sources(const MetricsTable *t, NamedCurve *curves) {
+    for (size_t i = 0; i < t->source_count; i++)
+        add_named(curves, t->source_count, t->sources[i].name, (double)t->sources[i].step,
+                  t->sources[i].loss);
 }
 
 static void collect_tasks(const MetricsTable *t, bool share, NamedCurve *curves) {
@@ -248,9 +253,10 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
                                             false,
                                             true};
     }
+    if (count > n) chart.dots = n > 1 ? "with dots: validation" : "a dot: one validation";
     if (n == 1) {
         collect_sets(&p->runs->runs[0].metrics, sets);
-        count = named_series(sets, count, series);
+        count = named_series(sets, count, true, series);
     }
     chart.id = "loss";
     chart.title = "Loss";
@@ -339,17 +345,29 @@ static void write_optional_charts(Text *out, const Page *p) {
     }
 }
 
-/* Of one run: a curve a task. Nothing where no task has such a figure. */
-static void write_task_chart(Text *out, const Page *p, Collect *collect, const char *id, const char *unit) {
+/* What has names, and figures of its own. */
+typedef struct NamedKind {
+    Collect *collect;
+    const char *id, *title, *unit; /* title: of several on one chart */
+    bool dots;
+} NamedKind;
+static const NamedKind named_sources = {collect_sources, "sources", "Loss by source",
+                                        "training, nats per token", false};
+static const NamedKind named_sets = {collect_sets, "sets", "", "validation set, nats per token", true};
+static const NamedKind named_tasks = {collect_shares, "tasks", "Tasks", "percent right", true};
+static const NamedKind named_texts = {collect_bits, "texts", "Tasks", "bits per byte", true};
+
+/* Of one run: a curve a name. Nothing where nothing has such a figure. */
+static void write_one_chart(Text *out, const Page *p, const NamedKind *kind) {
     Chart chart = p->base;
     NamedCurve tasks[NAMED] = {{0}};
     ChartSeries series[NAMED];
-    collect(&p->runs->runs[0].metrics, tasks);
-    chart.id = id;
-    chart.unit = unit;
+    kind->collect(&p->runs->runs[0].metrics, tasks);
+    chart.id = kind->id;
+    chart.unit = kind->unit;
     chart.series = series;
-    chart.series_count = named_series(tasks, 0, series);
-    chart.title = chart.series_count == 1 ? tasks[0].name : "Tasks"; /* a key is for several */
+    chart.series_count = named_series(tasks, 0, kind->dots, series);
+    chart.title = chart.series_count == 1 ? tasks[0].name : kind->title; /* a key is for several */
     if (chart.series_count > 0) chart_write(out, &chart);
     free_named(tasks);
 }
@@ -362,13 +380,11 @@ static const NamedCurve *find_named(const NamedCurve *curves, const char *name) 
 
 /* One name, and the curve of each run that has it: none before `first` does. */
 static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[NAMED], size_t first,
-                              const char *name, Chart chart) {
+                              const char *name, bool dots, Chart chart) {
     ChartSeries series[RUNS_MAX];
     for (size_t r = first; r < p->runs->count; r++) {
         const NamedCurve *c = find_named(curves[r], name);
-        if (c)
-            series[chart.series_count++] =
-                (ChartSeries){p->runs->runs[r].name, styles[r], c->x, c->y, c->count, false, true};
+        if (c) series[chart.series_count++] = named_one(c, p->runs->runs[r].name, styles[r], dots);
     }
     chart.title = name;
     chart.series = series;
@@ -376,9 +392,9 @@ static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[NAM
 }
 
 /* Of several runs, in the order in which they come. `charts` counts those on the page. */
-static void write_named_charts(Text *out, const Page *p, Collect *collect, const char *unit, int *charts) {
+static void write_named_charts(Text *out, const Page *p, const NamedKind *kind, int *charts) {
     NamedCurve curves[RUNS_MAX][NAMED] = {{{0}}};
-    for (size_t r = 0; r < p->runs->count; r++) collect(&p->runs->runs[r].metrics, curves[r]);
+    for (size_t r = 0; r < p->runs->count; r++) kind->collect(&p->runs->runs[r].metrics, curves[r]);
     for (size_t r = 0; r < p->runs->count; r++)
         for (size_t i = 0; i < NAMED && curves[r][i].name; i++) {
             char id[16];
@@ -389,23 +405,24 @@ static void write_named_charts(Text *out, const Page *p, Collect *collect, const
             snprintf(id, sizeof id, "named%c%c", 'a' + *charts / 26 % 26, 'a' + *charts % 26);
             (*charts)++;
             chart.id = id;
-            chart.unit = unit;
-            write_named_chart(out, p, curves, r, curves[r][i].name, chart);
+            chart.unit = kind->unit;
+            write_named_chart(out, p, curves, r, curves[r][i].name, kind->dots, chart);
         }
     for (size_t r = 0; r < p->runs->count; r++) free_named(curves[r]);
 }
 
 static void write_set_and_task_charts(Text *out, const Page *p) {
-    const char *share = "percent right", *bits = "bits per byte";
     int charts = 0;
     if (p->runs->count == 1) { /* its sets are in the chart of the loss */
-        write_task_chart(out, p, collect_shares, "tasks", share);
-        write_task_chart(out, p, collect_bits, "texts", bits);
+        write_one_chart(out, p, &named_sources);
+        write_one_chart(out, p, &named_tasks);
+        write_one_chart(out, p, &named_texts);
         return;
     }
-    write_named_charts(out, p, collect_sets, "validation set, nats per token", &charts);
-    write_named_charts(out, p, collect_shares, share, &charts);
-    write_named_charts(out, p, collect_bits, bits, &charts);
+    write_named_charts(out, p, &named_sources, &charts);
+    write_named_charts(out, p, &named_sets, &charts);
+    write_named_charts(out, p, &named_tasks, &charts);
+    write_named_charts(out, p, &named_texts, &charts);
 }
 
 /* A validation or an evaluation may come after the last logged step, and must not stand outside the box. */

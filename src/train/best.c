@@ -75,7 +75,6 @@ static void write_known(const Dataset *d, const Tasks *t, Text *out) {
         const char *figure = f->normalised ? "acc_norm" : f->kind == TASK_TEXT ? "bits_per_byte" : "acc";
         text_printf(out, "%stask/%s/%s", out->length ? ", " : "", t->items[i]->name, figure);
     }
-    if (!out->length) text_puts(out, "nothing, as there is neither validation nor a task");
 }
 
 /* Not every task has every figure: one that it has is a number whatever the model says. */
@@ -99,8 +98,15 @@ ErrorCode best_open(Best *b, const char *figure, const Dataset *d, const Tasks *
     for (size_t i = 0; i < t->count; i++) found |= in_task(figure, t->items[i]);
     if (found && strlen(figure) < BEST_FIGURE) return OK;
     write_known(d, t, &known);
-    error_set(err, ERR_CONFIG, "checkpoint.keep_best: \"%s\" is not measured: expected one of %s",
-              error_escape(shown, sizeof shown, figure, strlen(figure)), known.data);
+    error_escape(shown, sizeof shown, figure, strlen(figure));
+    if (known.length)
+        error_set(err, ERR_CONFIG, "checkpoint.keep_best: \"%s\" is not measured: expected one of %s", shown,
+                  known.data);
+    else
+        error_set(err, ERR_CONFIG,
+                  "checkpoint.keep_best: \"%s\" is not measured, nor is anything else: set data.validation, "
+                  "data.validation_fraction or evaluation.tasks, and then validation/loss, say",
+                  shown);
     text_free(&known);
     return ERR_CONFIG;
 }

@@ -82,6 +82,9 @@ exits 0 report base $'evil\x1b[31m<b>' -o evil.html
 # The page of several runs.
 exits 0 report base changed text
 has comparison.html "lr of step 7"
+# Dots are explained, and a value of a key has a box of its own, however long it is.
+has comparison.html "with dots: validation"
+has comparison.html '<td class="v"><div class="long">'
 has comparison.html "</html>"
 has comparison.html 'class="line s3"'
 ! grep -q 'https\?://' comparison.html || fail "the page of several runs asks for the network"

@@ -72,7 +72,8 @@ refused() { # FIGURE WORDS OPTION...
 sets="validation/loss, validation/other/loss, validation/own/loss"
 refused validation/othr/loss "$sets"
 refused task/boolq/acc_norm "$sets, task/boolq/acc" 'evaluation.tasks=[boolq.jsonl]'
-refused loss "nothing, as there is neither validation nor a task" 'data.validation=[]'
+exits 78 train run.yaml run.dir=refused checkpoint.keep_best=loss 'data.validation=[]'
+has err 'checkpoint.keep_best: "loss" is not measured, nor is anything else: set data.validation, data.validation_fraction or evaluation.tasks'
 train run.dir=seldom train.steps=3 checkpoint.every=3 checkpoint.keep_best=validation/loss
 has err "warning: checkpoint.keep_best: checkpoints are saved every 3 steps, and validation.every is 2"
 
