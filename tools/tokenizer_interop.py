@@ -66,7 +66,8 @@ def random_text(seed, length):
 
 
 def compare(name, path, text, reference):
-    ours = list(map(int, weft("encode", path, stdin=text.encode()).split()))
+    words = path if isinstance(path, tuple) else (path,)
+    ours = list(map(int, weft("encode", *words, stdin=text.encode()).split()))
     at = next((i for i, (a, b) in enumerate(zip(ours, reference)) if a != b), min(len(ours), len(reference)))
     equal = ours == reference
     report(name, equal, f"{len(ours)} ids" if equal else f"at token {at}: {ours[at:at + 8]} against {reference[at:at + 8]}")
@@ -173,7 +174,7 @@ def compare_ranks(directory, path, texts):
         for token, rank in ranks.items():
             file.write(base64.b64encode(token) + b" %d\n" % rank)
     reference = tiktoken.Encoding("ranks", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={})
-    compare_all("tiktoken", out, lambda text: reference.encode(text, disallowed_special=()), texts)
+    compare_all("tiktoken", (out, "--pattern", "llama3"), lambda text: reference.encode(text, disallowed_special=()), texts)
 
 
 def main():

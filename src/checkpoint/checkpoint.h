@@ -161,9 +161,24 @@ ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep k
  * NULL: the system's. */
 void checkpoint_clean(const FileOps *ops, const char *dir);
 
-/* Texts of the files that transformers wants beside the weights. */
-void checkpoint_generation_config(const ModelConfig *c, Text *out);
-/* Makes AutoTokenizer take tokenizer.json as it is; bos and eos may be NULL. */
-void checkpoint_tokenizer_config(const char *bos, const char *eos, int64_t context, Text *out);
+/* What differs from the files that a run was given: tokens that keys name, and one that ends answers. */
+typedef struct TokenChanges {
+    bool bos, eos, pad;
+    int64_t answer_end; /* an end more where it is none yet; -1: none */
+} TokenChanges;
+
+/* NULL: none. */
+typedef struct TokenNames {
+    const char *bos, *eos, *pad;
+} TokenNames;
+
+/* Texts of the files that transformers wants beside the weights. generation_config.json: that of the
+ * directory `base`, if it has one, else made. */
+ErrorCode checkpoint_generation_config(const ModelConfig *c, const char *base, const TokenChanges *changes,
+                                       Text *out, Error *err);
+/* tokenizer_config.json: the file `from`, or, NULL, one that makes AutoTokenizer take tokenizer.json as it
+ * is. A model that is `tuned` keeps the longest text of that file; any other has `context`. */
+ErrorCode checkpoint_tokenizer_config(const char *from, const TokenNames *names, const TokenChanges *changes,
+                                      int64_t context, bool tuned, Text *out, Error *err);
 
 #endif

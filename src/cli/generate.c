@@ -131,7 +131,7 @@ static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *m
     for (*made = 0; code == OK && *made < r->tokens;) {
         int32_t id = sample_token(&r->sampling, logits, vocab, *made, order);
         bool first = (*made)++ == 0 && (r->chat || r->prompt.length == 0);
-        if ((id == tokenizer_eos(m->tokenizer) || id == r->end) && !r->ignore_end) break;
+        if ((model_ends_text(m, id) || id == r->end) && !r->ignore_end) break;
         put_token(m, id, first);
         if (*made == r->tokens || decoder_room(g) == 0) break;
         code = find_logits(m, g, &id, 1, logits, err);

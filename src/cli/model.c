@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "model/families/family.h"
@@ -83,6 +84,46 @@ static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) 
                          "the tokenizer has %d entries but the model only %lld: this is not its tokenizer",
                          tokenizer_vocab_size(m->tokenizer), (long long)shape->vocab_size);
     return code;
+}
+
+/* ---- where texts end ---- */
+
+static void add_end(OpenModel *m, int64_t id) {
+    if (id < 0 || id > INT32_MAX || model_ends_text(m, (int32_t)id)) return;
+    token_list_reserve(&m->ends, 1);
+    m->ends.ids[m->ends.count++] = (int32_t)id;
+}
+
+/* Of generation_config.json, which transformers goes by: a number, or a list. */
+static ErrorCode read_generation_ends(OpenModel *m, const char *dir, Error *err) {
+    char *path = path_join(dir, "generation_config.json");
+    cJSON *root = NULL;
+    ErrorCode code = file_exists(path) ? json_read(path, (size_t)1 << 24, &root, err) : OK;
+    const cJSON *ends = cJSON_GetObjectItemCaseSensitive(root, "eos_token_id");
+    const cJSON *item = cJSON_IsArray(ends) ? ends->child : ends;
+    for (; item; item = cJSON_IsArray(ends) ? item->next : NULL)
+        if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= INT32_MAX)
+            add_end(m, (int64_t)item->valuedouble);
+    cJSON_Delete(root);
+    free(path);
+    return code;
+}
+
+bool model_ends_text(const OpenModel *m, int32_t id) {
+    for (size_t i = 0; i < m->ends.count; i++)
+        if (m->ends.ids[i] == id) return true;
+    return false;
+}
+
+/* All that any of the files names: a tuned model ends answers by one and texts by another. */
+static ErrorCode read_ends(OpenModel *m, const ModelConfig *c, Error *err) {
+    int count;
+    const int32_t *ends = tokenizer_ends(m->tokenizer, &count);
+    add_end(m, c->eos_token_id);
+    for (int64_t i = 0; i < c->more_eos.count; i++) add_end(m, c->more_eos.ids[i]);
+    for (int i = 0; i < count; i++) add_end(m, ends[i]);
+    TRY(read_generation_ends(m, weights_of(m), err));
+    return m->adapter.dir ? read_generation_ends(m, m->adapter.dir, err) : OK;
 }
 
 /* What was asked for, else what the model is for, within shape.most. */
@@ -157,6 +198,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     TRY(open_adapter(m, args, err));
     TRY(open_tokenizer(m, args, err));
     TRY(read_shape(m, &spec->model, err));
+    TRY(read_ends(m, &spec->model, err));
     TRY(modelfiles_check_shape(weights_of(m), &spec->model, err));
     spec->adapters = adapter_spec(&m->adapter);
     spec->leaves = (int)c->numerics.canonical_tp;
@@ -212,6 +254,7 @@ void close_model(OpenModel *m) {
     layout_free(&m->layout);
     device_close(&m->device);
     tokenizer_free(m->tokenizer);
+    token_list_free(&m->ends);
     adapter_close(&m->adapter);
     options_free(&m->set);
     free(m->dir);

@@ -21,6 +21,7 @@ typedef struct OpenModel {
     Comm *comm;
     bool alone; /* comm is the model's own: of this process alone */
     Engine *engine;
+    TokenList ends; /* ids that end a text: of config.json, generation_config.json and the tokenizer */
 } OpenModel;
 
 /* Passes that the engine is made for. */
@@ -51,6 +52,7 @@ ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err);
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                      const ModelRanks *ranks, Error *err);
 void close_model(OpenModel *m);
+bool model_ends_text(const OpenModel *m, int32_t id);
 
 /* Of --dtype: fp32 unless asked otherwise, so that what is written is what was trained, to the bit. */
 ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);

@@ -107,6 +107,20 @@ const Verb verb_tokenizer_train = {
 
 /* --- encode --- */
 
+static const Flag file_flags[] = {
+    {"--pattern", 'p', "NAME",
+     "of a tiktoken rank file that weft does not know: what it is like, as tokenizer.pattern"},
+    {NULL, 0, NULL, NULL},
+};
+
+static ErrorCode open_tokenizer(Tokenizer **t, const Arguments *args, Error *err) {
+    const char *pattern = arguments_flag(args, "--pattern");
+    TokenizerKeys keys = {.pattern = mem_strdup(pattern ? pattern : "")};
+    ErrorCode code = tokenizer_open_as(t, args->operands[0], &keys, err);
+    free(keys.pattern);
+    return code;
+}
+
 /* What goes from block to block: ids that are not printed yet, the text of a line while it is made, and
  * how many there were, by which lines are broken. */
 typedef struct IdWriter {
@@ -162,7 +176,7 @@ static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char
  * grows only with text that has no place to be cut. */
 static ErrorCode run_encode(const Arguments *args, Error *err) {
     Tokenizer *t = NULL;
-    TRY(tokenizer_open(&t, args->operands[0], err));
+    TRY(open_tokenizer(&t, args, err));
     IdWriter w = {0};
     Text text = {0};
     char *block = mem_alloc(READ_SIZE);
@@ -182,6 +196,7 @@ const Verb verb_tokenizer_encode = {
     .details = "TOKENIZER is \"bytes\", a tokenizer.json, a directory that holds one, or a tiktoken rank "
                "file. Special tokens in the text are plain text.\n\n"
                "  weft tokenizer encode tokenizer.json < bible.txt > ids.txt",
+    .flags = file_flags,
     .min_operands = 1,
     .max_operands = 1,
     .run = run_encode,
@@ -234,7 +249,7 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
  * ids do not come back the same. */
 static ErrorCode run_decode(const Arguments *args, Error *err) {
     Tokenizer *t = NULL;
-    TRY(tokenizer_open(&t, args->operands[0], err));
+    TRY(open_tokenizer(&t, args, err));
     ErrorCode code = decode_stream(t, err);
     tokenizer_free(t);
     return code;
@@ -247,6 +262,7 @@ const Verb verb_tokenizer_decode = {
     .details = "Ids are decimal numbers with white space between, as \"tokenizer encode\" writes them. The "
                "output is exactly the bytes of the tokens.\n\n"
                "  weft tokenizer decode tokenizer.json < ids.txt",
+    .flags = file_flags,
     .min_operands = 1,
     .max_operands = 1,
     .run = run_decode,

@@ -936,6 +936,44 @@ const Option config_options[] = {
      .offset = AT(data.tokenizer),
      .fallback = "bytes",
      .help = "bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."},
+    /* What the tokenizer's files leave open. All of it is in the tokenizer's fingerprint, but for the ends
+     * that are written down and end no document. */
+    {.key = "tokenizer.pattern",
+     .type = OPT_STRING,
+     .effect = EFFECT_CONTENT,
+     .offset = AT(data.tokenizer_keys.pattern),
+     .fallback = "",
+     .help = "What a tiktoken rank file that weft does not know is like: gpt2, p50k, cl100k, o200k, harmony, "
+             "llama3, llama4, qwen, qwen2, qwen35 or tekken; empty: such files are refused."},
+    {.key = "tokenizer.special",
+     .type = OPT_STRINGS,
+     .effect = EFFECT_CONTENT,
+     .offset = AT(data.tokenizer_keys.special),
+     .fallback = "",
+     .help =
+         "Special tokens of a tiktoken rank file, with the ids behind its ranks; empty: those of its kind."},
+    {.key = "tokenizer.bos",
+     .type = OPT_STRING,
+     .effect = EFFECT_CONTENT,
+     .offset = AT(data.tokenizer_keys.bos),
+     .fallback = "",
+     .help =
+         "The token that begins a text, by its text, or none; empty: as tokenizer_config.json and names in "
+         "use say."},
+    {.key = "tokenizer.eos",
+     .type = OPT_STRINGS,
+     .effect = EFFECT_CONTENT,
+     .offset = AT(data.tokenizer_keys.eos),
+     .fallback = "",
+     .help =
+         "The token that ends a text, or several, of which the first ends documents and all are the model's "
+         "eos_token_id; none; empty: as tokenizer_config.json, names in use and model.init say."},
+    {.key = "tokenizer.pad",
+     .type = OPT_STRING,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(data.tokenizer_keys.pad),
+     .fallback = "",
+     .help = "The token that fills up rows elsewhere, for pad_token_id; empty: that of model.init."},
     /* Each machine may keep its own. A cache is found by the content of what it was made of, so nothing in
      * it can be mistaken for another's. */
     {.key = "data.cache_dir",
@@ -2211,6 +2249,9 @@ static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelCo
     TRY(model_config_read(own, path, err));
     shape->bos_token_id = own->bos_token_id;
     shape->eos_token_id = own->eos_token_id;
+    shape->more_eos = own->more_eos;
+    shape->has_pad = own->has_pad;
+    shape->pad_token_id = own->pad_token_id;
     error_escape(where, sizeof where, path, strlen(path));
     TRY(take_family(c, set, own, where, err));
     TRY(take_mixers(c, set, own, where, err));

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "data/template/template.h"
+#include "data/tokenizer_config.h"
 
 #define TEMPLATE_LIMIT ((size_t)1 << 22)
 
@@ -42,18 +43,6 @@ void document_ends_add(DocumentEnds *e, uint64_t end) {
 
 /* ---- the template's files ---- */
 
-/* A file beside tokenizer.json; NULL where the tokenizer has no place of its own. */
-static char *beside(const char *tokenizer, const char *name) {
-    if (strcmp(tokenizer, "bytes") == 0) return NULL;
-    if (file_is_dir(tokenizer)) return path_join(tokenizer, name);
-    const char *slash = strrchr(tokenizer, '/');
-    Text dir = {0};
-    text_add(&dir, tokenizer, slash ? (size_t)(slash - tokenizer) : 0);
-    char *path = path_join(dir.length ? dir.data : slash ? "/" : "", name);
-    text_free(&dir);
-    return path;
-}
-
 static ErrorCode read_text(const char *path, Text *out, Error *err) {
     char *data;
     size_t length;
@@ -61,15 +50,6 @@ static ErrorCode read_text(const char *path, Text *out, Error *err) {
     text_add(out, data, length);
     free(data);
     return OK;
-}
-
-/* tokenizer_config.json, or NULL where there is none. */
-static ErrorCode read_config(const char *tokenizer, cJSON **config, Error *err) {
-    char *path = beside(tokenizer, "tokenizer_config.json");
-    *config = NULL;
-    ErrorCode code = path && file_exists(path) ? json_read(path, TEMPLATE_LIMIT, config, err) : OK;
-    free(path);
-    return code;
 }
 
 /* A string, or a list of named ones, of which the one called default is meant. */
@@ -87,7 +67,7 @@ static const char *template_of(const cJSON *config) {
 
 static ErrorCode read_from_config(const ChatOptions *o, Text *out, char **where, Error *err) {
     cJSON *config;
-    TRY(read_config(o->tokenizer, &config, err));
+    TRY(tokenizer_config_read(o->tokenizer, &config, err));
     const char *text = template_of(config);
     if (text) text_puts(out, text);
     cJSON_Delete(config);
@@ -98,13 +78,13 @@ static ErrorCode read_from_config(const ChatOptions *o, Text *out, char **where,
             "tokenizer_config.json is beside this tokenizer; name a file with data.chat_template "
             "(generate: --template)",
             o->tokenizer);
-    *where = beside(o->tokenizer, "tokenizer_config.json: chat_template");
+    *where = tokenizer_beside(o->tokenizer, "tokenizer_config.json: chat_template");
     return OK;
 }
 
 ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Error *err) {
-    char *path =
-        o->template && o->template[0] ? mem_strdup(o->template) : beside(o->tokenizer, "chat_template.jinja");
+    char *path = o->template && o->template[0] ? mem_strdup(o->template)
+                                               : tokenizer_beside(o->tokenizer, "chat_template.jinja");
     bool given = o->template && o->template[0];
     *where = NULL;
     if (!given && (!path || !file_exists(path))) {
@@ -120,22 +100,6 @@ ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Erro
 }
 
 /* ---- opening ---- */
-
-/* The text of a special token as tokenizer_config.json has it: a string, or an object with its content. */
-static const char *token_text(const cJSON *config, const char *name) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, name);
-    if (cJSON_IsObject(item)) item = cJSON_GetObjectItemCaseSensitive(item, "content");
-    return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
-char *chat_token_text(const char *tokenizer, const char *name) {
-    cJSON *config;
-    if (read_config(tokenizer, &config, NULL) != OK) return NULL;
-    const char *text = token_text(config, name);
-    char *copy = text ? mem_strdup(text) : NULL;
-    cJSON_Delete(config);
-    return copy;
-}
 
 static void add_id_text(Chat *c, const char *name, int32_t id) {
     size_t length;
@@ -153,7 +117,7 @@ static void collect_variables(Chat *c, const cJSON *config) {
                                         "pad_token", "cls_token", "mask_token"};
     c->variables = cJSON_CreateObject();
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *text = token_text(config, names[i]);
+        const char *text = tokenizer_config_token(config, names[i]);
         if (text) cJSON_AddStringToObject(c->variables, names[i], text);
     }
     add_id_text(c, "bos_token", tokenizer_bos(c->tokenizer));
@@ -193,7 +157,7 @@ static ErrorCode open_template(Chat *c, const ChatOptions *o, Error *err) {
         template_parse(&c->template, where, c->source.data ? c->source.data : "", c->source.length, err);
     free(where);
     TRY(code);
-    TRY(read_config(o->tokenizer, &config, err));
+    TRY(tokenizer_config_read(o->tokenizer, &config, err));
     collect_variables(c, config);
     cJSON_Delete(config);
     return OK;

@@ -38,10 +38,6 @@ typedef struct ChatOptions {
  * there is none. */
 ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Error *err);
 
-/* The text of "bos_token" and its like as tokenizer_config.json beside the tokenizer has it; NULL: it has
- * none. The caller frees it. */
-char *chat_token_text(const char *tokenizer, const char *name);
-
 /* The tokenizer must outlive the chat. */
 ErrorCode chat_open(Chat **chat, const ChatOptions *o, const Tokenizer *t, Error *err);
 void chat_close(Chat *c); /* NULL is fine */

@@ -36,11 +36,21 @@ typedef struct TaskSource {
     char *examples;      /* the file that they are from; "": path */
 } TaskSource;
 
+/* What a tokenizer's files do not say, or say otherwise: the section `tokenizer`. Zeroed: they say
+ * everything. */
+typedef struct TokenizerKeys {
+    char *pattern;      /* what a rank file that weft does not know is like (data/tiktoken.c); "": none */
+    StringList special; /* its special tokens, with the ids behind the ranks; none: those of the pattern */
+    char *bos, *pad;    /* texts of tokens, or "none"; NULL, "": as the files say */
+    StringList eos;     /* all end a text; documents end with the first */
+} TokenizerKeys;
+
 typedef struct DataConfig {
     ObjectList sources;            /* of DataSource */
     ObjectList validation_sources; /* of DataSource; empty: take validation_fraction of the sources */
     double validation_fraction;    /* of each source's documents, 0 for none */
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
+    TokenizerKeys tokenizer_keys;
     char *cache_dir;
     uint64_t unit_bytes;   /* data/token_units.h; of no key, for tests */
     int weights;           /* MixtureWeights */

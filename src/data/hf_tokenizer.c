@@ -359,20 +359,18 @@ static ErrorCode read_model_settings(HfReader *r, const cJSON *model) {
     return *suffix ? hf_refuse(r, "model.end_of_word_suffix", suffix) : OK;
 }
 
-/* The file does not say which token begins or ends a text; the names in use do. */
-static void find_bounds(Tokenizer *t) {
-    static const char *const begin[] = {
-        "<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]", "<｜begin▁of▁sentence｜>", NULL};
-    static const char *const end[] = {"<|end_of_text|>", "<|endoftext|>",         "</s>", "<eos>",
-                                      "[EOS]",           "<｜end▁of▁sentence｜>", NULL};
-    t->bos = t->eos = -1;
-    for (int i = 0; begin[i] && t->bos < 0; i++) t->bos = tokenizer_special(t, begin[i]);
-    for (int i = 0; end[i] && t->eos < 0; i++) t->eos = tokenizer_special(t, end[i]);
+/* Mistral's own file beside its tokenizer.json. */
+static bool is_tekken(const cJSON *root) {
+    return cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(root, "vocab")) &&
+           cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "config"));
 }
 
 static ErrorCode read_document(HfReader *r, const cJSON *root) {
     if (!cJSON_IsObject(root))
         return error_set(r->err, ERR_DATA, "%s: a tokenizer.json is an object", r->where);
+    if (is_tekken(root))
+        return error_set(r->err, ERR_DATA, "%s: a tekken.json is not read: take the model's tokenizer.json",
+                         r->where);
     const char *version = "1.0";
     const cJSON *model = NULL;
     TRY(json_get_string(root, r->where, "version", false, &version, r->err));
@@ -382,7 +380,6 @@ static ErrorCode read_document(HfReader *r, const cJSON *root) {
     TRY(hf_read_pipeline(r, root));
     TRY(read_tokens(r, root, model));
     TRY(read_merges(r, model));
-    find_bounds(r->t);
     return OK;
 }
 

@@ -6,7 +6,7 @@
  *   {
  *     "version": "1.0", "truncation": null, "padding": null,
  *     "added_tokens": [{"id": 256, "content": "...", four flags, "special": true} ...],
- *     "normalizer": null,
+ *     "normalizer": null, or NFC,
  *     "pre_tokenizer": a ByteLevel, or a Sequence of a Split and a ByteLevel,
  *     "post_processor": null,
  *     "decoder": a ByteLevel,
@@ -131,6 +131,17 @@ static void write_model(JsonWriter *w, const Tokenizer *t) {
     json_end_object(w);
 }
 
+/* Some rank files are of text in NFC; nothing else comes here with a normalizer. */
+static void write_normalizer(JsonWriter *w, const Tokenizer *t) {
+    if (t->normalizer.count == 0) {
+        json_put_null(w, "normalizer");
+        return;
+    }
+    json_key(w, "normalizer");
+    write_type(w, "NFC");
+    json_end_object(w);
+}
+
 /* A trained tokenizer and a tiktoken file have one pattern at most, so the first step of `splits` is all of
  * them. A ByteLevel decoder looks at none of its settings; they are there for readers that want them. */
 void hf_tokenizer_write(const Tokenizer *t, Text *out) {
@@ -141,7 +152,7 @@ void hf_tokenizer_write(const Tokenizer *t, Text *out) {
     json_put_null(&w, "truncation");
     json_put_null(&w, "padding");
     write_added(&w, t);
-    json_put_null(&w, "normalizer");
+    write_normalizer(&w, t);
     write_pre_tokenizer(&w, t->splits.count ? t->splits.steps[0] : PATTERN_NONE);
     json_put_null(&w, "post_processor");
     json_key(&w, "decoder");

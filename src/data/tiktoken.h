@@ -1,5 +1,5 @@
-/* tiktoken rank files: one line a token, "base64 rank". Taken as Llama 3 does: its pattern, and 256 special
- * tokens with the ids after the ranks. */
+/* tiktoken rank files: one line a token, "base64 rank". Pattern and special tokens are those of the published
+ * file with this content, or of the kind that keys->pattern names. */
 #ifndef WEFT_DATA_TIKTOKEN_H
 #define WEFT_DATA_TIKTOKEN_H
 
@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "data/tokenizer_internal.h"
 
-ErrorCode tiktoken_read(Tokenizer *t, const char *where, const char *data, size_t length, Error *err);
+ErrorCode tiktoken_read(Tokenizer *t, const char *where, const char *data, size_t length,
+                        const TokenizerKeys *keys, Error *err);
 
 #endif

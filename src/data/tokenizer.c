@@ -8,8 +8,10 @@
  *
  *   "bytes" --------------------------> open_bytes --------+
  *   a directory --> its tokenizer.json                     |
- *   a file ----- { or [ first --------> hf_tokenizer_read -+--> finish_opening --> constant from here on,
- *          \---- anything else -------> tiktoken_read -----+                      shared by all threads */
+ *   a file ----- { or [ first --------> hf_tokenizer_read -+--> tokenizer_set_bounds --> finish_opening
+ *          \---- anything else -------> tiktoken_read -----+
+ *
+ * From there on it is constant, and shared by all threads. */
 #include "data/tokenizer.h"
 
 #include <stdlib.h>
@@ -17,8 +19,10 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "data/hf_tokenizer.h"
 #include "data/tiktoken.h"
+#include "data/tokenizer_config.h"
 #include "data/tokenizer_internal.h"
 
 #define FILE_LIMIT ((size_t)1 << 28)
@@ -118,7 +122,7 @@ static void hash_tables(Sha256 *h, const Tokenizer *t) {
 
 /* Over everything that decides ids, and nothing else: two files that spell the same tokenizer in two ways
  * have the same fingerprint. Versions of Unicode tables count, since pieces depend on them. */
-static void compute_fingerprint(Tokenizer *t) {
+static void compute_fingerprint(const Tokenizer *t, int32_t bos, int32_t eos, char out[65]) {
     Sha256 *h = sha256_start();
     char version[32];
     Text text = {0};
@@ -128,9 +132,8 @@ static void compute_fingerprint(Tokenizer *t) {
     splitter_unicode_version(version);
     if (t->splits.count) hash_text(h, version, strlen(version));
     if (needs_unicode(&t->normalizer)) hash_text(h, unicode_forms_version(), strlen(unicode_forms_version()));
-    const uint64_t numbers[] = {
-        only_form_c(&t->normalizer),   t->whole_first, (uint64_t)t->bos, (uint64_t)t->eos,
-        (uint64_t)t->vocabulary.count, t->bpe.count};
+    const uint64_t numbers[] = {only_form_c(&t->normalizer),   t->whole_first, (uint64_t)bos, (uint64_t)eos,
+                                (uint64_t)t->vocabulary.count, t->bpe.count};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sha256_add_u64(h, numbers[i]);
     hash_tables(h, t);
     text_clear(&text);
@@ -139,7 +142,7 @@ static void compute_fingerprint(Tokenizer *t) {
     text_free(&text);
     uint8_t digest[32];
     sha256_finish(h, digest);
-    sha256_hex(digest, t->fingerprint);
+    sha256_hex(digest, out);
 }
 
 /* Could such a token lie across a cut, or what it takes along? */
@@ -274,20 +277,22 @@ static ErrorCode finish_opening(Tokenizer *t, Error *err) {
     }
     t->no_cuts = cuts_unsafe(t);
     t->whole_documents = reaches_across_newline(t);
-    compute_fingerprint(t);
+    compute_fingerprint(t, t->bos, t->eos, t->fingerprint);
     return OK;
 }
 
 /* Readers fill what they know; bounds are -1 until one is found. */
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = mem_alloc(sizeof *t);
-    t->bos = t->eos = -1;
+    t->bos = t->eos = t->pad = -1;
     t->pool = state_pool_create();
     return t;
 }
 
-/* Hands out a tokenizer that was filled, or frees it. */
-static ErrorCode tokenizer_hand_out(Tokenizer **out, Tokenizer *t, ErrorCode code, Error *err) {
+/* Hands out a tokenizer that was filled, or frees it. `config` may be NULL. */
+static ErrorCode hand_out(Tokenizer **out, Tokenizer *t, const char *where, const cJSON *config,
+                          const TokenizerKeys *keys, ErrorCode code, Error *err) {
+    if (code == OK) code = tokenizer_set_bounds(t, where, config, keys, err);
     if (code == OK) code = finish_opening(t, err);
     if (code == OK) {
         *out = t;
@@ -304,30 +309,51 @@ static bool looks_like_json(const char *data, size_t length) {
     return i < length && (data[i] == '{' || data[i] == '[');
 }
 
-ErrorCode tokenizer_parse(Tokenizer **out, const char *where, const char *data, size_t length, Error *err) {
+static ErrorCode parse(Tokenizer *t, const char *where, const char *data, size_t length,
+                       const TokenizerKeys *keys, Error *err) {
+    return looks_like_json(data, length) ? hf_tokenizer_read(t, where, data, length, err)
+                                         : tiktoken_read(t, where, data, length, keys, err);
+}
+
+ErrorCode tokenizer_parse_as(Tokenizer **out, const char *where, const char *data, size_t length,
+                             const TokenizerKeys *keys, Error *err) {
     *out = NULL;
     Tokenizer *t = tokenizer_new();
-    ErrorCode code = looks_like_json(data, length) ? hf_tokenizer_read(t, where, data, length, err)
-                                                   : tiktoken_read(t, where, data, length, err);
-    return tokenizer_hand_out(out, t, code, err);
+    return hand_out(out, t, where, NULL, keys, parse(t, where, data, length, keys, err), err);
+}
+
+ErrorCode tokenizer_parse(Tokenizer **out, const char *where, const char *data, size_t length, Error *err) {
+    return tokenizer_parse_as(out, where, data, length, &(TokenizerKeys){0}, err);
 }
 
 /* Files of hundreds of megabytes are no tokenizers: the limit keeps a mistaken path (a model, a corpus)
  * from being read to its end. */
-ErrorCode tokenizer_open(Tokenizer **out, const char *spec, Error *err) {
-    *out = NULL;
-    if (strcmp(spec, "bytes") == 0) {
-        Tokenizer *t = tokenizer_new();
-        return tokenizer_hand_out(out, t, open_bytes(t, err), err);
-    }
+static ErrorCode read_file(Tokenizer *t, const char *spec, const TokenizerKeys *keys, Error *err) {
     char *path = file_is_dir(spec) ? path_join(spec, "tokenizer.json") : mem_strdup(spec);
     char *data = NULL;
     size_t length = 0;
     ErrorCode code = file_read(path, FILE_LIMIT, &data, &length, err);
-    if (code == OK) code = tokenizer_parse(out, path, data, length, err);
+    if (code == OK) code = parse(t, path, data, length, keys, err);
     free(data);
     free(path);
     return code;
+}
+
+ErrorCode tokenizer_open_as(Tokenizer **out, const char *spec, const TokenizerKeys *keys, Error *err) {
+    *out = NULL;
+    Tokenizer *t = tokenizer_new();
+    cJSON *config = NULL;
+    ErrorCode code = strcmp(spec, "bytes") == 0 ? open_bytes(t, err) : read_file(t, spec, keys, err);
+    char *path = tokenizer_config_path(spec);
+    if (code == OK && path) code = json_read(path, FILE_LIMIT, &config, err);
+    free(path);
+    code = hand_out(out, t, spec, config, keys, code, err);
+    cJSON_Delete(config);
+    return code;
+}
+
+ErrorCode tokenizer_open(Tokenizer **out, const char *spec, Error *err) {
+    return tokenizer_open_as(out, spec, &(TokenizerKeys){0}, err);
 }
 
 /* NULL is fine, and so is what a reader left half filled: the rest is zero. */
@@ -354,6 +380,13 @@ int32_t tokenizer_bos(const Tokenizer *t) { return t->bos; }
 
 int32_t tokenizer_eos(const Tokenizer *t) { return t->eos; }
 
+int32_t tokenizer_pad(const Tokenizer *t) { return t->pad; }
+
+const int32_t *tokenizer_ends(const Tokenizer *t, int *count) {
+    *count = t->end_count;
+    return t->ends;
+}
+
 /* By going through all tokens: it is asked a few times a run, and special ones are in no index
  * (vocabulary.h). */
 int32_t tokenizer_special(const Tokenizer *t, const char *name) {
@@ -376,6 +409,13 @@ bool tokenizer_is_special(const Tokenizer *t, int32_t id) { return kind_of(t, id
 bool tokenizer_whole_documents(const Tokenizer *t) { return t->whole_documents; }
 
 void tokenizer_fingerprint(const Tokenizer *t, char out[65]) { memcpy(out, t->fingerprint, 65); }
+
+bool tokenizer_same_ids(const Tokenizer *a, const Tokenizer *b) {
+    char of_a[65], of_b[65];
+    compute_fingerprint(a, -1, -1, of_a);
+    compute_fingerprint(b, -1, -1, of_b);
+    return strcmp(of_a, of_b) == 0;
+}
 
 /* NULL for an id outside the vocabulary. The bytes are the tokenizer's. */
 const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length) {

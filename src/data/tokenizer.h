@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/config.h"
 
 typedef struct Tokenizer Tokenizer;
 
@@ -32,20 +33,29 @@ void token_list_reserve(TokenList *list, size_t more); /* room for `more` ids be
 void token_list_free(TokenList *list);
 
 /* `spec` is "bytes" (256 bytes, <|begin_of_text|> 256, <|end_of_text|> 257), the path of a tokenizer.json, of
- * a directory that holds one, or of a tiktoken rank file (taken with the Llama 3 pattern and its 256 special
- * tokens). */
+ * a directory that holds one, or of a tiktoken rank file. tokenizer_config.json beside it says which tokens
+ * begin and end a text. */
 ErrorCode tokenizer_open(Tokenizer **t, const char *spec, Error *err);
-/* The same from memory; `where` names the source in errors. */
+ErrorCode tokenizer_open_as(Tokenizer **t, const char *spec, const TokenizerKeys *keys, Error *err);
+/* From memory; `where` names the source in errors. Bounds are those of names in use. */
 ErrorCode tokenizer_parse(Tokenizer **t, const char *where, const char *data, size_t length, Error *err);
+ErrorCode tokenizer_parse_as(Tokenizer **t, const char *where, const char *data, size_t length,
+                             const TokenizerKeys *keys, Error *err);
 void tokenizer_free(Tokenizer *t); /* NULL is fine */
 
 int32_t tokenizer_vocab_size(const Tokenizer *t);
-int32_t tokenizer_bos(const Tokenizer *t);                       /* begin of text, -1 when there is none */
-int32_t tokenizer_eos(const Tokenizer *t);                       /* end of text, -1 when there is none */
+int32_t tokenizer_bos(const Tokenizer *t); /* begin of text, -1 when there is none */
+int32_t tokenizer_eos(const Tokenizer *t); /* end of text, -1 when there is none */
+int32_t tokenizer_pad(const Tokenizer *t); /* that the keys name, -1: they name none */
+#define TOKENIZER_ENDS 8
+/* All that end a text, tokenizer_eos first. At most TOKENIZER_ENDS. */
+const int32_t *tokenizer_ends(const Tokenizer *t, int *count);
 int32_t tokenizer_special(const Tokenizer *t, const char *name); /* id of a special token by its text, -1 */
 
 /* SHA-256 (hex) over everything that decides ids, the Unicode version of the character classes included. */
 void tokenizer_fingerprint(const Tokenizer *t, char out[65]);
+/* Whether both make the same ids of text, whatever begins and ends it. */
+bool tokenizer_same_ids(const Tokenizer *a, const Tokenizer *b);
 
 /* Appends the ids of the text to `out`. Time n log n at most, whatever the text. */
 ErrorCode tokenizer_encode(const Tokenizer *t, const char *text, size_t length, TokenList *out, Error *err);

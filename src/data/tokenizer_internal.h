@@ -49,10 +49,12 @@ struct Tokenizer {
     bool marked;       /* characters: U+2581 in text is a space, and so it is in the bytes of tokens */
     bool space_splits; /* characters: a piece begins at each space, otherwise a section is one piece */
     Prefix prefix;
-    bool whole_first; /* a piece that is a token is that token, whatever the merges say */
-    int drops_spaces; /* decoding: so many spaces are left out at the beginning of a text */
-    int32_t bos, eos; /* -1: none */
-    char *source;     /* the tokenizer.json it came from; NULL when it came from elsewhere */
+    bool whole_first;             /* a piece that is a token is that token, whatever the merges say */
+    int drops_spaces;             /* decoding: so many spaces are left out at the beginning of a text */
+    int32_t bos, eos, pad;        /* -1: none */
+    int32_t ends[TOKENIZER_ENDS]; /* [end_count], eos first */
+    int end_count;
+    char *source; /* the tokenizer.json it came from; NULL when it came from elsewhere */
     size_t source_length;
 
     Splitter *splitter;

@@ -388,6 +388,11 @@ static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *e
         return error_set(err, ERR_CONFIG,
                          "%s: eos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
                          c->eos_token_id, c->vocab_size);
+    for (int64_t i = 0; i < c->more_eos.count; i++)
+        if (c->more_eos.ids[i] >= c->vocab_size)
+            return error_set(err, ERR_CONFIG,
+                             "%s: eos_token_id %" PRId64 " is outside the vocabulary of %" PRId64, where,
+                             c->more_eos.ids[i], c->vocab_size);
     return OK;
 }
 

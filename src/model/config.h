@@ -64,6 +64,12 @@ bool mixers_equal(const MixerPattern *a, const MixerPattern *b, int64_t layers);
 /* The shortest pattern that says `kinds` [layers]; false if none does that is not too long. */
 bool mixers_find(MixerPattern *p, const uint8_t *kinds, int64_t layers);
 
+/* Of a list in config.json. */
+enum { TOKEN_IDS = 15 };
+typedef struct TokenIds {
+    int64_t count, ids[TOKEN_IDS];
+} TokenIds;
+
 typedef struct ModelConfig {
     const struct Family *family; /* families/family.h; NULL: Llama */
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
@@ -111,6 +117,9 @@ typedef struct ModelConfig {
     bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
+    TokenIds more_eos;                  /* that end a text too, behind eos_token_id */
+    bool has_pad;                       /* of config.json: changes nothing here, and stays there */
+    int64_t pad_token_id;
     /* Of the adapters that were put to it (model/adapters.h): in no config.json. rank 0: there are none. */
     int64_t adapter_rank;
     double adapter_scale;

@@ -13,9 +13,11 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "checkpoint/adapter.h"
 #include "checkpoint/find.h"
 #include "data/dataset.h"
+#include "data/tokenizer_config.h"
 
 /* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back.
  * Byte for byte, since a tokenizer that was read and written anew would have another fingerprint. */
@@ -30,18 +32,6 @@ static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, 
     }
     free(path);
     return code;
-}
-
-/* NULL where there is none. A run on conversations hands on the name by which its template was told: an
- * instructed model may end its turns by another token than its texts. */
-static char *special_text(const Config *c, const Tokenizer *t, const char *name, int32_t id) {
-    size_t length;
-    char *told = data_has_conversations(&c->data) ? chat_token_text(c->data.tokenizer, name) : NULL;
-    if (told) return told;
-    const char *bytes = id >= 0 ? tokenizer_token_bytes(t, id, &length) : NULL;
-    Text text = {0};
-    if (bytes) text_add(&text, bytes, length);
-    return text.data;
 }
 
 /* The text stays the saver's: it must not move or go while a save is under way. */
@@ -76,23 +66,104 @@ static ErrorCode make_adapter_config(Saver *s, Error *err) {
     return OK;
 }
 
-static void make_model_config(Saver *s) {
-    const ModelConfig *m = &s->c->model.shape;
-    model_config_write(m, s->c->checkpoint.dtype == STORE_BF16 ? "bfloat16" : "float32", &s->config);
-    checkpoint_generation_config(m, &s->generation);
-    add_file(s, "config.json", &s->config);
-    add_file(s, "generation_config.json", &s->generation);
+/* The token by which answers of the run's conversations end, which other programs must be told of to stop
+ * there; -1: there is none, or the user has named the ends. */
+static ErrorCode find_answer_end(const Saver *s, const Tokenizer *t, int64_t *id, Error *err) {
+    ChatOptions options = data_chat_options(&s->c->data);
+    Chat *chat;
+    *id = -1;
+    if (!data_has_conversations(&s->c->data) || s->c->data.tokenizer_keys.eos.count > 0) return OK;
+    TRY(chat_open(&chat, &options, t, err));
+    *id = chat_end_token(chat);
+    chat_close(chat);
+    return OK;
+}
+
+/* Where it is none of the model's ends yet. */
+static bool add_end(ModelConfig *m, int64_t id) {
+    bool known = id < 0 || id == m->eos_token_id || m->more_eos.count == TOKEN_IDS;
+    for (int64_t i = 0; i < m->more_eos.count; i++) known |= m->more_eos.ids[i] == id;
+    if (known) return false;
+    if (m->eos_token_id < 0)
+        m->eos_token_id = id;
+    else
+        m->more_eos.ids[m->more_eos.count++] = id;
+    return true;
+}
+
+static TokenChanges token_changes(const Config *c, int64_t answer_end) {
+    const TokenizerKeys *keys = &c->data.tokenizer_keys;
+    return (TokenChanges){.bos = keys->bos[0] != 0,
+                          .eos = keys->eos.count > 0,
+                          .pad = keys->pad[0] != 0,
+                          .answer_end = answer_end};
+}
+
+/* The directory whose files beside the weights go along, to be freed; NULL: of none. */
+static char *find_base(const Config *c) {
+    char *dir = NULL;
+    Error ignored = {.message = ""};
+    if (!c->model.keeps_tokens || checkpoint_find_model(c->model.init, &dir, &ignored) != OK) return NULL;
+    return dir;
+}
+
+/* Of an adapter generation_config.json alone, and where an end was added: a merge takes it along. */
+static ErrorCode make_model_config(Saver *s, const Tokenizer *t, const char *base, Error *err) {
+    ModelConfig m = s->c->model.shape;
+    int64_t answer_end;
+    TRY(find_answer_end(s, t, &answer_end, err));
+    TokenChanges changes = token_changes(s->c, answer_end);
+    bool added = add_end(&m, answer_end), adapter = s->c->lora.rank > 0;
+    if (added) log_info("answers end by token %lld, which becomes an eos_token_id", (long long)answer_end);
+    TRY(checkpoint_generation_config(&m, base, &changes, &s->generation, err));
+    if (!adapter) {
+        model_config_write(&m, s->c->checkpoint.dtype == STORE_BF16 ? "bfloat16" : "float32", &s->config);
+        add_file(s, "config.json", &s->config);
+    }
+    if (!adapter || added) add_file(s, "generation_config.json", &s->generation);
+    return OK;
+}
+
+/* NULL where there is none. */
+static char *token_name(const Tokenizer *t, int32_t id) {
+    size_t length;
+    const char *bytes = tokenizer_token_bytes(t, id, &length);
+    Text text = {0};
+    if (bytes) text_add(&text, bytes, length);
+    return text.data;
+}
+
+/* That of the tokenizer, else of the base, which may have come with the one and not with the other. */
+static char *find_tokenizer_config(const Config *c, const char *base) {
+    char *path = tokenizer_config_path(c->data.tokenizer);
+    if (path || !base) return path;
+    path = path_join(base, "tokenizer_config.json");
+    if (file_exists(path)) return path;
+    free(path);
+    return NULL;
+}
+
+static ErrorCode make_tokenizer_config(Saver *s, const Tokenizer *t, const char *base, Error *err) {
+    char *from = find_tokenizer_config(s->c, base), *bos = token_name(t, tokenizer_bos(t)),
+         *eos = token_name(t, tokenizer_eos(t)), *pad = token_name(t, tokenizer_pad(t));
+    TokenChanges changes = token_changes(s->c, -1);
+    ErrorCode code = checkpoint_tokenizer_config(from, &(TokenNames){bos, eos, pad}, &changes,
+                                                 s->c->model.shape.max_position_embeddings, base != NULL,
+                                                 &s->tokenizer_config, err);
+    free(from);
+    free(bos);
+    free(eos);
+    free(pad);
+    return code;
 }
 
 /* The files of transformers beside the weights. Made once: they do not change while a run goes on. */
 static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
-    const ModelConfig *m = &s->c->model.shape;
-    char *bos = special_text(s->c, t, "bos_token", tokenizer_bos(t)),
-         *eos = special_text(s->c, t, "eos_token", tokenizer_eos(t));
-    if (s->c->lora.rank == 0) make_model_config(s);
-    checkpoint_tokenizer_config(bos, eos, m->max_position_embeddings, &s->tokenizer_config);
-    free(bos);
-    free(eos);
+    char *base = find_base(s->c);
+    ErrorCode code = make_model_config(s, t, base, err);
+    if (code == OK) code = make_tokenizer_config(s, t, base, err);
+    free(base);
+    TRY(code);
     if (s->c->lora.rank > 0) TRY(make_adapter_config(s, err));
     TRY(tokenizer_text(s->c, t, &s->tokenizer, err));
     add_file(s, "tokenizer.json", &s->tokenizer);

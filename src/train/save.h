@@ -21,7 +21,7 @@ typedef struct Saver {
     Tensors *model, *optimizer, *average; /* average: NULL without optimizer.ema */
     CheckpointWriter *writer;
     Text config, generation, tokenizer, tokenizer_config, chat_template;
-    CheckpointFile files[5];
+    CheckpointFile files[6];
     int file_count;
 } Saver;
 

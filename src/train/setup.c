@@ -12,8 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/find.h"
 #include "device/cpu/waiting.h"
 #include "model/families/family.h"
 #include "plan/fit.h"
@@ -149,8 +152,48 @@ static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
                                "derived from other keys of model", err);
 }
 
-/* bos and eos are written into config.json beside the weights, so that other programs stop where this
- * tokenizer does. */
+/* The tokenizer.json of model.init; the usual case, in which none need be opened to compare. */
+static bool is_of(const char *dir, const char *tokenizer) {
+    struct stat a, b;
+    char *path = path_join(dir, "tokenizer.json"),
+         *other = file_is_dir(tokenizer) ? path_join(tokenizer, "tokenizer.json") : mem_strdup(tokenizer);
+    bool same = stat(path, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    free(path);
+    free(other);
+    return same;
+}
+
+/* Of a model that is tuned with another tokenizer (run.allow_changes) the ids would name other tokens. */
+static bool keeps_tokens(const Config *c, const Tokenizer *t) {
+    char *dir = NULL;
+    Tokenizer *own = NULL;
+    Error unread = {.message = ""};
+    if (!c->model.init[0] || checkpoint_find_model(c->model.init, &dir, &unread) != OK)
+        return c->model.init[0];
+    bool kept = is_of(dir, c->data.tokenizer) || tokenizer_open(&own, dir, &unread) != OK ||
+                tokenizer_same_ids(own, t);
+    tokenizer_free(own);
+    free(dir);
+    return kept;
+}
+
+/* bos, eos and pad are written into config.json beside the weights, so that other programs stop where this
+ * one does. Those of model.init stay, since it was tuned to stop at them; keys of `tokenizer` come first. */
+static void take_tokens(Config *c, const Tokenizer *t) {
+    ModelConfig *m = &c->model.shape;
+    const TokenizerKeys *keys = &c->data.tokenizer_keys;
+    c->model.keeps_tokens = keeps_tokens(c, t);
+    bool anew = !c->model.keeps_tokens;
+    if (anew || keys->bos[0]) m->bos_token_id = tokenizer_bos(t);
+    if (anew || keys->pad[0]) m->has_pad = tokenizer_pad(t) >= 0, m->pad_token_id = tokenizer_pad(t);
+    if (!anew && keys->eos.count == 0) return;
+    int count;
+    const int32_t *ends = tokenizer_ends(t, &count);
+    m->eos_token_id = tokenizer_eos(t);
+    m->more_eos.count = count > 1 ? count - 1 : 0;
+    for (int i = 1; i < count; i++) m->more_eos.ids[i - 1] = ends[i];
+}
+
 ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err) {
     ModelConfig *m = &c->model.shape;
     int64_t size = tokenizer_vocab_size(t);
@@ -164,8 +207,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
             err, ERR_CONFIG,
             "model.vocab_size is %lld but tokenizer %s has %lld entries: set it to 0 or to at least that",
             (long long)m->vocab_size, c->data.tokenizer, (long long)size);
-    m->bos_token_id = tokenizer_bos(t);
-    m->eos_token_id = tokenizer_eos(t);
+    take_tokens(c, t);
     return complete_shape(c, set, err);
 }
 
@@ -173,7 +215,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
     if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
     Tokenizer *tokenizer;
-    TRY(tokenizer_open(&tokenizer, c->data.tokenizer, err));
+    TRY(tokenizer_open_as(&tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
     ErrorCode code = setup_shape(c, set, tokenizer, err);
     tokenizer_free(tokenizer);
     return code;

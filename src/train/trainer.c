@@ -173,7 +173,7 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     if (c->data.sources.count == 0)
         return error_set(err, ERR_CONFIG,
                          "data.sources is empty: name what to train on, e.g. data.sources=[text.txt]");
-    TRY(tokenizer_open(&t->tokenizer, c->data.tokenizer, err));
+    TRY(tokenizer_open_as(&t->tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
     TRY(setup_shape(c, set, t->tokenizer, err));
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
@@ -283,14 +283,13 @@ static void doubt_peak(Trainer *t, StepMetrics *m) {
 static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *err) {
     Tokenizer *own = NULL;
     Error unread = {.message = ""};
-    char print[65];
     if (tokenizer_open(&own, dir, &unread) != OK) {
         log_warn("model.init: its tokenizer is not compared with data.tokenizer: %s", unread.message);
         return OK;
     }
-    tokenizer_fingerprint(own, print);
+    bool same = tokenizer_same_ids(own, t->tokenizer);
     tokenizer_free(own);
-    if (strcmp(print, t->facts.tokenizer) == 0 || changes_allowed(t->c, "tokenizer")) return OK;
+    if (same || changes_allowed(t->c, "tokenizer")) return OK;
     return error_set(err, ERR_CONFIG,
                      "data.tokenizer, %s, is not the tokenizer of model.init, %s: set "
                      "data.tokenizer=%s/tokenizer.json, or say run.allow_changes=[tokenizer]",

@@ -652,15 +652,52 @@ static void companions_are_json(void **state) {
     cJSON *root;
     Error err;
     ModelConfig c = {.bos_token_id = -1, .eos_token_id = 7};
-    checkpoint_generation_config(&c, &text);
+    TokenChanges none = {.answer_end = -1};
+    assert_int_equal(checkpoint_generation_config(&c, NULL, &none, &text, &err), OK);
     assert_int_equal(json_parse("generation", text.data, text.length, &root, &err), OK);
     assert_null(cJSON_GetObjectItem(root, "bos_token_id"));
     assert_int_equal(cJSON_GetObjectItem(root, "eos_token_id")->valueint, 7);
     cJSON_Delete(root);
     text_clear(&text);
-    checkpoint_tokenizer_config(NULL, "<|end_of_text|>", 512, &text);
+    TokenNames names = {.eos = "<|end_of_text|>"};
+    assert_int_equal(checkpoint_tokenizer_config(NULL, &names, &none, 512, false, &text, &err), OK);
     assert_int_equal(json_parse("tokenizer", text.data, text.length, &root, &err), OK);
     assert_string_equal(cJSON_GetObjectItem(root, "eos_token")->valuestring, "<|end_of_text|>");
+    cJSON_Delete(root);
+    text_free(&text);
+}
+
+static cJSON *generation(const ModelConfig *c, const TokenChanges *changes, Text *text) {
+    cJSON *root;
+    Error err;
+    text_clear(text);
+    assert_int_equal(checkpoint_generation_config(c, files_path("base"), changes, text, &err), OK);
+    assert_int_equal(json_parse("generation", text->data, text->length, &root, &err), OK);
+    return root;
+}
+
+/* The file of the model that is tuned goes along byte for byte; only what a key names, or the end of an
+ * answer that it lacks, changes it. */
+static void companions_of_a_base_stay(void **state) {
+    (void)state;
+    static const char file[] = "{\"eos_token_id\": [5, 9], \"pad_token_id\": 3,\n\"temperature\": 0.60}";
+    Text text = {0};
+    files_mkdir("base");
+    files_text("base/generation_config.json", file);
+    ModelConfig c = {.bos_token_id = 1, .eos_token_id = 7};
+    cJSON_Delete(generation(&c, &(TokenChanges){.answer_end = 9}, &text));
+    assert_string_equal(text.data, file);
+    cJSON *root = generation(&c, &(TokenChanges){.answer_end = 4}, &text);
+    const cJSON *ends = cJSON_GetObjectItem(root, "eos_token_id");
+    assert_int_equal(cJSON_GetArraySize(ends), 3);
+    assert_int_equal(cJSON_GetArrayItem(ends, 2)->valueint, 4);
+    assert_int_equal(cJSON_GetObjectItem(root, "pad_token_id")->valueint, 3);
+    assert_null(cJSON_GetObjectItem(root, "bos_token_id"));
+    cJSON_Delete(root);
+    root = generation(&c, &(TokenChanges){.eos = true, .bos = true, .answer_end = -1}, &text);
+    assert_int_equal(cJSON_GetObjectItem(root, "eos_token_id")->valueint, 7);
+    assert_int_equal(cJSON_GetObjectItem(root, "bos_token_id")->valueint, 1);
+    assert_true(cJSON_GetObjectItem(root, "temperature")->valuedouble == 0.6);
     cJSON_Delete(root);
     text_free(&text);
 }
@@ -693,6 +730,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_failure_in_the_background_is_returned_once),
         cmocka_unit_test(the_interval_is_youngs),
         cmocka_unit_test(companions_are_json),
+        cmocka_unit_test(companions_of_a_base_stay),
     };
     return cmocka_run_group_tests(tests, set_up, files_teardown);
 }

@@ -580,16 +580,20 @@ static void test_tiktoken(void **state) {
     write_ranks(&stored[1], &file);
     const char *path = files_text("tokenizer.model", file.data);
     Tokenizer *t, *again;
-    if (tokenizer_open(&t, path, &err) != OK) fail_msg("%s", err.message);
+    TokenizerKeys keys = {.pattern = (char[]){"llama3"}};
+    /* What it is like is not in the file, and it is no published one. */
+    assert_int_equal(tokenizer_open(&t, path, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "tokenizer.pattern"));
+    if (tokenizer_open_as(&t, path, &keys, &err) != OK) fail_msg("%s", err.message);
     int32_t ranks = 256 + (int32_t)stored[1].merge_count;
     assert_int_equal(tokenizer_vocab_size(t), ranks + 256);
     assert_int_equal(tokenizer_bos(t), ranks);
     assert_int_equal(tokenizer_eos(t), ranks + 1);
     assert_int_equal(tokenizer_special(t, "<|start_header_id|>"), ranks + 6);
-    assert_int_equal(tokenizer_special(t, "<|reserved_special_token_4|>"), ranks + 8);
+    assert_int_equal(tokenizer_special(t, "<|eom_id|>"), ranks + 8);
     assert_int_equal(tokenizer_special(t, "<|eot_id|>"), ranks + 9);
-    assert_int_equal(tokenizer_special(t, "<|reserved_special_token_5|>"), ranks + 10);
-    assert_int_equal(tokenizer_special(t, "<|reserved_special_token_250|>"), ranks + 255);
+    assert_int_equal(tokenizer_special(t, "<|python_tag|>"), ranks + 10);
+    assert_int_equal(tokenizer_special(t, "<|reserved_special_token_245|>"), ranks + 255);
     assert_expected(t, &stored[1]);
     assert_int_equal(tokenizer_save(t, files_path("tiktoken.json"), &err), OK);
     if (tokenizer_open(&again, files_path("tiktoken.json"), &err) != OK) fail_msg("%s", err.message);
@@ -597,6 +601,56 @@ static void test_tiktoken(void **state) {
     assert_int_equal(tokenizer_eos(again), ranks + 1);
     tokenizer_free(again);
     tokenizer_free(t);
+    text_free(&file);
+}
+
+/* Pattern, special tokens and their ids, behind the 256 bytes, of each kind that a key can name. */
+static void test_kinds_of_rank_files(void **state) {
+    (void)state;
+    static struct {
+        char kind[8];
+        const char *special;
+        int32_t at, size;
+    } cases[] = {{"gpt2", "<|endoftext|>", 0, 1},
+                 {"cl100k", "<|endofprompt|>", 20, 21},
+                 {"cl100k", "<|reserved_256|>", 0, 21},
+                 {"o200k", "<|endoftext|>", 1, 21},
+                 {"harmony", "<|return|>", 4, 1090},
+                 {"llama3", "<|image|>", 11, 256},
+                 {"llama4", "<|header_start|>", 5, 2048},
+                 {"llama4", "<|text_post_train_reserved_special_token_68|>", 79, 2048},
+                 {"llama4", "<|vision_reserved_special_token_1047|>", 1133, 2048},
+                 {"llama4", "<|reserved_special_token_903|>", 2047, 2048},
+                 {"qwen2", NULL, 0, 0},
+                 {"qwen", "<|extra_204|>", 207, 208}};
+    Text file = {0};
+    Error err = {0};
+    write_ranks(&(Stored){.merge_count = 0}, &file);
+    for (size_t i = 0; i < COUNT(cases) - !unicode_available(); i++) {
+        Tokenizer *t;
+        TokenizerKeys keys = {.pattern = cases[i].kind};
+        if (tokenizer_parse_as(&t, "ranks", file.data, file.length, &keys, &err) != OK)
+            fail_msg("%s", err.message);
+        assert_int_equal(tokenizer_vocab_size(t), 256 + cases[i].size);
+        if (cases[i].special) assert_int_equal(tokenizer_special(t, cases[i].special), 256 + cases[i].at);
+        tokenizer_free(t);
+    }
+    /* One with a hole where its special token is, which this file has not. */
+    Tokenizer *t;
+    TokenizerKeys keys = {.pattern = (char[]){"p50k"}};
+    assert_int_equal(tokenizer_parse_as(&t, "ranks", file.data, file.length, &keys, &err), ERR_DATA);
+    /* Special tokens of the user's own. */
+    char *names[] = {(char[]){"<a>"}, (char[]){"<b>"}};
+    keys = (TokenizerKeys){
+        .pattern = (char[]){"gpt2"}, .special = {.count = 2, .items = names}, .eos = {1, &names[1]}};
+    if (tokenizer_parse_as(&t, "ranks", file.data, file.length, &keys, &err) != OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(tokenizer_vocab_size(t), 258);
+    assert_int_equal(tokenizer_eos(t), 257);
+    tokenizer_free(t);
+    keys.pattern = (char[]){"gpt5"};
+    assert_int_equal(tokenizer_parse_as(&t, "ranks", file.data, file.length, &keys, &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "cl100k"));
     text_free(&file);
 }
 
@@ -609,6 +663,7 @@ static void test_bad_tiktoken(void **state) {
         {"YWI=256", "base64 rank"},     {"YWI= -1", "base64 rank"}, {"YWI= 7", "both have"},
         {"YWI= 257", "without gaps"},   {"YQ== 256", "twice"},      {"YWI= 99999999999", "base64 rank"},
         {"==== 256", "base64 rank"},    {"\x1b[31m 256", "\\x1B"}};
+    TokenizerKeys keys = {.pattern = (char[]){"gpt2"}};
     Text bytes = {0};
     Error err = {0};
     write_ranks(&(Stored){.merge_count = 0}, &bytes);
@@ -616,7 +671,8 @@ static void test_bad_tiktoken(void **state) {
         Text file = {0};
         Tokenizer *t;
         text_printf(&file, "%s%s\n", bytes.data, cases[i].line);
-        assert_int_equal(tokenizer_parse(&t, "ranks.model", file.data, file.length, &err), ERR_DATA);
+        assert_int_equal(tokenizer_parse_as(&t, "ranks.model", file.data, file.length, &keys, &err),
+                         ERR_DATA);
         assert_null(t);
         if (!strstr(err.message, cases[i].fragment))
             fail_msg("\"%s\" lacks \"%s\"", err.message, cases[i].fragment);
@@ -625,9 +681,71 @@ static void test_bad_tiktoken(void **state) {
     /* Each shorter file lacks a byte, or ends within a line. */
     for (size_t length = 0; length + 1 < bytes.length; length++) {
         Tokenizer *t;
-        assert_int_equal(tokenizer_parse(&t, "ranks.model", bytes.data, length, &err), ERR_DATA);
+        assert_int_equal(tokenizer_parse_as(&t, "ranks.model", bytes.data, length, &keys, &err), ERR_DATA);
     }
     text_free(&bytes);
+}
+
+/* --- which tokens begin and end a text --- */
+
+static void write_tokenizer(const char *dir, const char *config) {
+    Text json = {0}, path = {0};
+    write_document(
+        &(Document){.added = ADDED(258, "<|endoftext|>", false, true) "," ADDED(
+                        259, "<|im_start|>", false, true) "," ADDED(260, "<|im_end|>", false, true)},
+        &json);
+    files_mkdir(dir);
+    text_printf(&path, "%s/tokenizer.json", dir);
+    files_text(path.data, json.data);
+    text_clear(&path);
+    text_printf(&path, "%s/tokenizer_config.json", dir);
+    if (config) files_text(path.data, config);
+    text_free(&path);
+    text_free(&json);
+}
+
+static void expect_bounds(const char *path, const TokenizerKeys *keys, int32_t bos, int32_t eos) {
+    Tokenizer *t;
+    Error err = {0};
+    if (tokenizer_open_as(&t, files_path(path), keys, &err) != OK) fail_msg("%s", err.message);
+    assert_int_equal(tokenizer_bos(t), bos);
+    assert_int_equal(tokenizer_eos(t), eos);
+    tokenizer_free(t);
+}
+
+static void test_bounds(void **state) {
+    (void)state;
+    const TokenizerKeys none = {0};
+    char *ends[] = {(char[]){"<|endoftext|>"}, (char[]){"<|im_end|>"}}, *nothing[] = {(char[]){"none"}};
+    write_tokenizer("alone", NULL);
+    write_tokenizer("chatml", "{\"bos_token\": null, \"eos_token\": {\"content\": \"<|im_end|>\"}}");
+    write_tokenizer("turns", "{\"bos_token\": \"<|im_start|>\", \"eos_token\": \"<|im_end|>\"}");
+    write_tokenizer("gpt2", "{\"bos_token\": \"<|endoftext|>\", \"eos_token\": \"<|endoftext|>\", "
+                            "\"add_bos_token\": true}");
+    write_tokenizer("added", "{\"bos_token\": \"<|im_start|>\", \"add_bos_token\": true}");
+    write_tokenizer("wrong", "{\"eos_token\": \"</s>\"}");
+    expect_bounds("alone", &none, -1, 258);
+    expect_bounds("chatml", &none, -1, 260);
+    expect_bounds("chatml/tokenizer.json", &none, -1, 260);
+    expect_bounds("turns", &none, -1, 260);
+    expect_bounds("gpt2", &none, -1, 258);
+    expect_bounds("added", &none, 259, 258);
+    expect_bounds("chatml", &(TokenizerKeys){.eos = {2, ends}, .bos = (char[]){"<|im_start|>"}}, 259, 258);
+    expect_bounds("chatml", &(TokenizerKeys){.eos = {1, nothing}}, -1, -1);
+    Tokenizer *t, *other;
+    Error err = {0};
+    assert_int_equal(tokenizer_open(&t, files_path("wrong"), &err), ERR_CONFIG);
+    assert_non_null(strstr(err.message, "</s>"));
+    assert_non_null(strstr(err.message, "tokenizer.eos"));
+    assert_int_equal(tokenizer_open_as(&t, files_path("chatml"), &(TokenizerKeys){.eos = {2, ends}}, &err),
+                     OK);
+    assert_int_equal(tokenizer_open(&other, files_path("alone"), &err), OK);
+    int count;
+    assert_int_equal(tokenizer_ends(t, &count)[1], 260);
+    assert_int_equal(count, 2);
+    assert_true(tokenizer_same_ids(t, other));
+    tokenizer_free(other);
+    tokenizer_free(t);
 }
 
 /* --- hostile tokenizer.json --- */
@@ -916,7 +1034,9 @@ int main(void) {
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_save_is_a_copy),
         cmocka_unit_test(test_tiktoken),
+        cmocka_unit_test(test_kinds_of_rank_files),
         cmocka_unit_test(test_bad_tiktoken),
+        cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_bad_vocabulary),
         cmocka_unit_test(test_bad_added),
         cmocka_unit_test(test_bad_merges),

@@ -38,7 +38,7 @@
 #define KEYS_REST                                                           \
     {"attention_bias", KEY_FALSE, 0, false},                                \
     {"mlp_bias", KEY_FALSE, 0, false},                                      \
-    KEY_NO_DROPOUT, KEY_NO_PAD, KEYS_END
+    KEY_NO_DROPOUT, KEYS_END_UNPADDED
 /* clang-format on */
 
 static const KeyRule v3_keys[] = {

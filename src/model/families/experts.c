@@ -23,7 +23,7 @@ static const KeyRule qwen3_moe_keys[] = {
 static const KeyRule olmoe_keys[] = {KEYS_SIZES,         NUM_EXPERTS,    KEYS_ROUTER,
                                      KEY_NORM_TOPK,      KEY_SILU,       KEYS_STREAM,
                                      KEY_ATTENTION_BIAS, KEY_NO_DROPOUT, {"clip_qkv", KEY_NONE, 0, false},
-                                     KEY_NO_PAD,         KEYS_END};
+                                     KEYS_END_UNPADDED};
 
 static const NameRule mixtral_names[] = {
     {"mlp.gate.weight", "block_sparse_moe.gate.weight"},

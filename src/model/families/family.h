@@ -75,7 +75,10 @@ typedef enum KeyKind {
     KEY_FURTHER,    /* layers for tokens behind the next: not held, which a warning says; written as 1 of a
                        module that is trained, else as 0 */
     KEY_NONE,       /* null or absent: not written */
-    KEY_PAD /* not read, and written as null: transformers would train no row of the embedding there */
+    KEY_ENDS,       /* token ids: of a list eos_token_id is the first, more_eos has the rest */
+    KEY_PAD,        /* has_pad and pad_token_id, where there is one */
+    KEY_UNPADDED /* the same, and null where there is none: the class has one by default, and would train no
+                       row of the embedding there */
 } KeyKind;
 
 typedef enum FamilyWord { WORD_SIGMOID = 1, WORD_SOFTMAX, WORD_NOAUX } FamilyWord;

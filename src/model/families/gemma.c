@@ -9,20 +9,20 @@
     {"hidden_activation", KEY_ACTIVATION, 0, false}, KEYS_STREAM, KEY_ATTENTION_BIAS, \
     KEY_SLIDING, {"query_pre_attn_scalar", KEY_WHOLE, AT(query_pre_attn_scalar), false}, \
     {"final_logit_softcapping", KEY_OPTIONAL, AT(final_logit_softcapping), false}, \
-    {"use_bidirectional_attention", KEY_FALSE, 0, false}, KEY_NO_DROPOUT, KEY_NO_PAD
+    {"use_bidirectional_attention", KEY_FALSE, 0, false}, KEY_NO_DROPOUT
 /* clang-format on */
 
 static const KeyRule keys2[] = {
     KEYS_SIZES,
     KEYS_GEMMA,
     {"attn_logit_softcapping", KEY_OPTIONAL, AT(attn_logit_softcapping), false},
-    KEYS_END,
+    KEYS_END_UNPADDED,
 };
 static const KeyRule keys3[] = {
     KEYS_SIZES,
     KEYS_GEMMA,
     {"attn_logit_softcapping", KEY_NONE, 0, false}, /* transformers passes it over */
-    KEYS_END,
+    KEYS_END_UNPADDED,
 };
 
 static const PublishedSize sizes2[] = {

@@ -17,8 +17,7 @@ static const KeyRule keys[] = {
     KEY_ATTENTION_BIAS,
     KEY_SLIDING,
     KEY_NO_DROPOUT,
-    KEY_NO_PAD,
-    KEYS_END,
+    KEYS_END_UNPADDED,
 };
 
 static const NameRule names[] = {

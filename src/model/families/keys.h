@@ -23,15 +23,17 @@
     {"rope_theta", KEY_ROTATION, 0, false},                                 \
     {"tie_word_embeddings", KEY_SWITCH, AT(tie_word_embeddings), false}
 
-#define KEYS_END                                                            \
+#define KEYS_TOKENS                                                         \
     {"bos_token_id", KEY_TOKEN, AT(bos_token_id), false},                   \
-    {"eos_token_id", KEY_TOKEN, AT(eos_token_id), false},                   \
-    {.name = NULL}
+    {"eos_token_id", KEY_ENDS, AT(eos_token_id), false}
+#define KEYS_END                                                            \
+    KEYS_TOKENS, {"pad_token_id", KEY_PAD, AT(pad_token_id), false}, {.name = NULL}
+#define KEYS_END_UNPADDED                                                   \
+    KEYS_TOKENS, {"pad_token_id", KEY_UNPADDED, AT(pad_token_id), false}, {.name = NULL}
 
 #define KEY_SILU {"hidden_act", KEY_ACTIVATION, 0, false}
 #define KEY_ATTENTION_BIAS {"attention_bias", KEY_SWITCH, AT(attention_bias), false}
 #define KEY_NO_DROPOUT {"attention_dropout", KEY_ZERO, 0, false}
-#define KEY_NO_PAD {"pad_token_id", KEY_PAD, 0, false}
 /* router_aux_loss_coef counts only where output_router_logits is true, as in transformers. */
 #define KEYS_ROUTER                                                         \
     {"num_experts_per_tok", KEY_SIZE, AT(num_experts_per_tok), false},      \

@@ -33,8 +33,7 @@ static const KeyRule keys[] = {
     {"attn_temperature_tuning", KEY_TUNING, 0, false},
     {"attention_bias", KEY_SWITCH, AT(attention_bias), false},
     KEY_NO_DROPOUT,
-    KEY_NO_PAD,
-    KEYS_END,
+    KEYS_END_UNPADDED,
 };
 
 static const NameRule names[] = {

@@ -5,10 +5,10 @@
  * and weights of that length. */
 #include "model/families/keys.h"
 
-static const KeyRule keys2[] = {KEYS_SIZES,     KEY_SILU,   KEYS_STREAM, KEY_ATTENTION_BIAS,
-                                KEY_NO_DROPOUT, KEY_NO_PAD, KEYS_END};
-static const KeyRule keys3[] = {KEYS_SIZES,  KEY_SILU,       KEYS_STREAM, KEY_ATTENTION_BIAS,
-                                KEY_SLIDING, KEY_NO_DROPOUT, KEY_NO_PAD,  KEYS_END};
+static const KeyRule keys2[] = {KEYS_SIZES,         KEY_SILU,       KEYS_STREAM,
+                                KEY_ATTENTION_BIAS, KEY_NO_DROPOUT, KEYS_END_UNPADDED};
+static const KeyRule keys3[] = {KEYS_SIZES,  KEY_SILU,       KEYS_STREAM,      KEY_ATTENTION_BIAS,
+                                KEY_SLIDING, KEY_NO_DROPOUT, KEYS_END_UNPADDED};
 
 static const PublishedSize sizes2[] = {
     {"OLMo 2 1B", 100352, 2048, 8192, 16, 16, 16, 128, false, 1484916736},

@@ -13,10 +13,9 @@ static const KeyRule keys[] = {
     KEYS_STREAM,
     KEY_SLIDING,
     KEY_NO_DROPOUT,
-    KEY_NO_PAD,
     {"resid_pdrop", KEY_ZERO, 0, false},
     {"embd_pdrop", KEY_ZERO, 0, false},
-    KEYS_END,
+    KEYS_END_UNPADDED,
 };
 
 static const PublishedSize sizes[] = {

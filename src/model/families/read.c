@@ -92,6 +92,32 @@ static ErrorCode read_token(const cJSON *root, const char *where, const char *ke
     return OK;
 }
 
+static ErrorCode read_ends(ModelConfig *c, const cJSON *root, const char *where, const KeyRule *k,
+                           Error *err) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(root, k->name), *item;
+    TRY(read_token(root, where, k->name, &c->eos_token_id, err));
+    c->more_eos.count = 0;
+    if (!cJSON_IsArray(list) || !list->child) return OK;
+    for (item = list->child->next; item; item = item->next) {
+        if (c->more_eos.count == TOKEN_IDS)
+            return error_set(err, ERR_CONFIG, "%s: %s has more than %d ids", where, k->name, TOKEN_IDS + 1);
+        if (!cJSON_IsNumber(item) ||
+            !(item->valuedouble >= 0 && item->valuedouble < (double)MODEL_MAX_VOCAB) ||
+            floor(item->valuedouble) < item->valuedouble)
+            return error_set(err, ERR_CONFIG, "%s: %s holds what is no token id", where, k->name);
+        c->more_eos.ids[c->more_eos.count++] = (int64_t)item->valuedouble;
+    }
+    return OK;
+}
+
+/* Files of old say -1 for none, and some name a row that the embedding lacks; neither is a token. */
+static void read_pad(ModelConfig *c, const cJSON *root, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    c->has_pad = id >= 0 && id < (double)c->vocab_size;
+    c->pad_token_id = c->has_pad ? (int64_t)id : 0;
+}
+
 /* The defaults name tokens of the family's own vocabulary, which a tiny one may not have. */
 static void drop_token(const cJSON *root, const char *key, int64_t vocab, int64_t *id) {
     if (family_member(root, key) == NULL && *id >= vocab) *id = -1;
@@ -264,7 +290,9 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_WORD: return read_word(root, where, k, err);
     case KEY_GREEDY: return read_greedy(c, root, where, k->name, err);
     case KEY_FURTHER: return read_further(root, where, k->name, err);
-    case KEY_PAD: return OK;
+    case KEY_ENDS: return read_ends(c, root, where, k, err);
+    case KEY_PAD:
+    case KEY_UNPADDED: read_pad(c, root, k->name); return OK;
     case KEY_NONE: return read_none(root, where, k->name, err);
     }
     return OK;

@@ -15,8 +15,7 @@ static const KeyRule keys[] = {
     {"no_rope_layers", KEY_NO_ROPE, 0, false},
     KEY_SLIDING,
     KEY_NO_DROPOUT,
-    KEY_NO_PAD,
-    KEYS_END,
+    KEYS_END_UNPADDED,
 };
 
 static const PublishedSize sizes[] = {

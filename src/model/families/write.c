@@ -58,6 +58,19 @@ static void write_whole(JsonWriter *w, const char *key, double value) {
         family_write_double(w, key, value);
 }
 
+/* One id as a number, as most files have it. */
+static void write_ends(JsonWriter *w, const char *key, const ModelConfig *c) {
+    if (c->more_eos.count == 0) {
+        write_token(w, key, c->eos_token_id);
+        return;
+    }
+    json_key(w, key);
+    json_begin_array(w);
+    json_int(w, c->eos_token_id);
+    for (int64_t i = 0; i < c->more_eos.count; i++) json_int(w, c->more_eos.ids[i]);
+    json_end_array(w);
+}
+
 static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     const void *from = (const char *)c + k->offset;
     switch (k->kind) {
@@ -85,7 +98,14 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_WORD: json_put_string(w, k->name, family_word(k)); break;
     case KEY_GREEDY: json_put_string(w, k->name, c->n_group > 1 ? "group_limited_greedy" : "greedy"); break;
     case KEY_FURTHER: json_put_int(w, k->name, c->further_module); break;
-    case KEY_PAD: json_put_null(w, k->name); break;
+    case KEY_ENDS: write_ends(w, k->name, c); break;
+    case KEY_PAD:
+    case KEY_UNPADDED:
+        if (c->has_pad)
+            json_put_int(w, k->name, c->pad_token_id);
+        else if (k->kind == KEY_UNPADDED)
+            json_put_null(w, k->name);
+        break;
     case KEY_FALSE:
     case KEY_TRUE:
     case KEY_NONE: break;
