@@ -361,6 +361,12 @@ static ErrorCode read_messages(Conversation *v, const cJSON *root, const char *k
     v->variables = cJSON_GetObjectItemCaseSensitive(root, "chat_template_kwargs");
     if (v->variables && !cJSON_IsObject(v->variables) && !cJSON_IsNull(v->variables))
         return error_set(err, ERR_DATA, "%s: chat_template_kwargs must be an object", v->where);
+    if (cJSON_GetObjectItemCaseSensitive(v->variables, "messages") ||
+        cJSON_GetObjectItemCaseSensitive(v->variables, "add_generation_prompt"))
+        return error_set(
+            err, ERR_DATA,
+            "%s: chat_template_kwargs has messages or add_generation_prompt, which weft itself says",
+            v->where);
     return check_messages(v, err);
 }
 
@@ -408,28 +414,43 @@ static void turns_free(Turns *t) {
     template_spans_free(&t->answers);
 }
 
-static bool begins_with(const Text *text, const Text *with) {
-    return text->length >= with->length &&
-           (with->length == 0 || memcmp(text->data, with->data, with->length) == 0);
+/* Of the first `same` bytes it is known that they do. */
+static bool begins_with(const Text *text, const Text *with, size_t same) {
+    if (text->length < with->length) return false;
+    return with->length <= same || memcmp(text->data + same, with->data + same, with->length - same) == 0;
 }
 
-/* Where the answer in message i, counted from 0, begins in its turn: *text is what the template makes of
- * messages 0 to i. */
-static ErrorCode render_answer(const Chat *c, const Conversation *v, int i, Text *text, size_t *begin,
-                               Error *err) {
-    Text prompt = {0};
-    ErrorCode code = render(c, v, i, true, &prompt, NULL, err);
-    if (code == OK) code = render(c, v, i + 1, false, text, NULL, err);
-    *begin = prompt.length;
-    if (code == OK && !begins_with(text, &prompt))
-        code =
-            error_set(err, ERR_DATA,
-                      "%s: message %d: what the template makes of the answer does not begin with the prompt "
-                      "that it makes for it, so where the answer begins cannot be told; mark it with {%% "
-                      "generation %%} in a template of your own (data.chat_template)",
-                      v->where, i + 1);
+/* A conversation on its way to turns. */
+typedef struct Growing {
+    const Conversation *v;
+    TemplateGrowth *growth;
+    const Text *text; /* of the last rendering */
+    Error *err;
+} Growing;
+
+static ErrorCode grow(Growing *g, int count, bool prompt) {
+    ErrorCode code = template_growth_render(g->growth, (size_t)count, prompt, &g->text, g->err);
+    return code == OK ? OK : error_context(g->err, "%s", g->v->where);
+}
+
+/* Where the answer in message i, counted from 0, begins in its turn: the text becomes what the template makes
+ * of messages 0 to i. */
+static ErrorCode render_answer(Growing *g, int i, size_t *begin) {
+    Text prompt = {0}; /* what the next rendering may change of it */
+    TRY(grow(g, i, true));
+    size_t kept = template_growth_kept(g->growth);
+    *begin = g->text->length;
+    text_add(&prompt, g->text->data + kept, g->text->length - kept);
+    ErrorCode code = grow(g, i + 1, false);
+    bool begins = code == OK && g->text->length >= *begin &&
+                  (prompt.length == 0 || memcmp(g->text->data + kept, prompt.data, prompt.length) == 0);
     text_free(&prompt);
-    return code;
+    if (code != OK || begins) return code;
+    return error_set(g->err, ERR_DATA,
+                     "%s: message %d: what the template makes of the answer does not begin with the prompt "
+                     "that it makes for it, so where the answer begins cannot be told; mark it with {%% "
+                     "generation %%} in a template of your own (data.chat_template)",
+                     g->v->where, i + 1);
 }
 
 /* What becomes of a document that is complete. */
@@ -443,29 +464,36 @@ typedef struct Sink {
 
 static ErrorCode put_document(Sink *s, const Turns *t);
 
+/* Adds the answer in message i, and first puts the document that what is rendered now does not go on with.
+ * *kept: bytes that the document and the text are known to begin with. */
+static ErrorCode add_answer(Sink *s, Growing *g, int i, Turns *t, size_t *kept) {
+    size_t begin = 0;
+    TRY(render_answer(g, i, &begin));
+    if (begin < t->text.length || !begins_with(g->text, &t->text, *kept)) {
+        TRY(put_document(s, t));
+        t->answers.count = 0;
+    }
+    if (*kept < t->text.length) t->text.length = *kept;
+    text_add(&t->text, g->text->data + t->text.length, g->text->length - t->text.length);
+    *kept = template_growth_kept(g->growth);
+    template_spans_add(&t->answers, (TemplateSpan){begin, t->text.length});
+    return OK;
+}
+
 /* Answers one after the other: as long as what was rendered for one begins what is rendered for the next,
  * they are of one document. */
 static ErrorCode put_answers(Sink *s, const Conversation *v, int from, Turns *t) {
+    cJSON *variables = variables_of(s->chat, v, v->count, true);
+    Growing g = {.v = v, .err = s->err};
+    g.growth = template_growth_open(s->chat->template, variables, s->chat->date);
+    cJSON_Delete(variables);
+    ErrorCode code = OK;
+    size_t kept = 0;
     int i = 0;
-    for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
-        if (i < from || !is_answer(m)) continue;
-        Text text = {0};
-        size_t begin = 0;
-        ErrorCode code = render_answer(s->chat, v, i, &text, &begin, s->err);
-        bool goes_on = code == OK && begins_with(&text, &t->text) && begin >= t->text.length;
-        if (code == OK && !goes_on) {
-            code = put_document(s, t);
-            t->answers.count = 0;
-        }
-        if (code != OK) {
-            text_free(&text);
-            return code;
-        }
-        text_free(&t->text);
-        t->text = text;
-        template_spans_add(&t->answers, (TemplateSpan){begin, text.length});
-    }
-    return OK;
+    for (const cJSON *m = v->messages->child; m && code == OK; m = m->next, i++)
+        if (i >= from && is_answer(m)) code = add_answer(s, &g, i, t, &kept);
+    template_growth_close(g.growth);
+    return code;
 }
 
 static int answers_of(const Conversation *v, int from, int *last) {
@@ -634,7 +662,7 @@ static ErrorCode put_prompt(Sink *s, const Conversation *v, Turns *t) {
     s->ids->count = 0; /* documents that are not this one */
     if (marks) t->answers.count = 0;
     ErrorCode code = render(s->chat, v, v->count, true, &prompt, marks ? &t->answers : NULL, s->err);
-    if (code == OK && !marks && !begins_with(&prompt, &t->text)) t->answers.count = 0;
+    if (code == OK && !marks && !begins_with(&prompt, &t->text, 0)) t->answers.count = 0;
     text_free(&t->text);
     t->text = prompt;
     return code == OK ? put_document(s, t) : code;

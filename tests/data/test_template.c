@@ -223,12 +223,107 @@ static void test_bounds(void **state) {
     text_free(&deep);
 }
 
+/* ---- conversations that grow ---- */
+
+enum { TALK = 6 };
+static const char talk[] =
+    "{\"bos_token\": \"<s>\", \"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": "
+    "\"user\", "
+    "\"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": "
+    "\"r\"}, "
+    "{\"role\": \"tool\", \"content\": \"t\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}";
+
+/* A rendering of its own, of the first `count` messages. */
+static ErrorCode render_some(const Template *t, const cJSON *all, int count, bool prompt, Text *out,
+                             Error *err) {
+    cJSON *some = cJSON_Duplicate(all, true), *messages = cJSON_GetObjectItem(some, "messages");
+    while (cJSON_GetArraySize(messages) > count) cJSON_DeleteItemFromArray(messages, count);
+    cJSON_AddBoolToObject(some, "add_generation_prompt", prompt);
+    ErrorCode code = template_render(t, some, NULL, out, NULL, err);
+    cJSON_Delete(some);
+    return code;
+}
+
+/* Each rendering is that of a conversation by itself, errors too. Returns how many bytes are known to
+ * stay. */
+static size_t check_growth(const char *text) {
+    Template *t = NULL;
+    cJSON *all;
+    Error err = {0};
+    assert_int_equal(json_parse("talk", talk, strlen(talk), &all, &err), OK);
+    assert_int_equal(template_parse(&t, "chat.jinja", text, strlen(text), &err), OK);
+    TemplateGrowth *g = template_growth_open(t, all, NULL);
+    for (int i = 0; i <= 2 * TALK + 1; i++) {
+        Text alone = {0};
+        const Text *grown;
+        Error a = {0}, b = {0};
+        bool prompt = i % 2 == 1;
+        ErrorCode code = render_some(t, all, i / 2, prompt, &alone, &a);
+        assert_int_equal(template_growth_render(g, (size_t)i / 2, prompt, &grown, &b), code);
+        assert_string_equal(a.message, b.message);
+        if (code == OK) assert_string_equal(grown->length ? grown->data : "", alone.length ? alone.data : "");
+        text_free(&alone);
+    }
+    size_t kept = template_growth_kept(g);
+    template_growth_close(g);
+    template_free(t);
+    cJSON_Delete(all);
+    return kept;
+}
+
+static void test_growth(void **state) {
+    (void)state;
+    /* These go on: what they look at stays as it is. */
+    static const char *const goes_on[] = {
+        "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}:{% endif %}",
+        "{% if messages and messages[0].role == 'system' %}{{ messages[0].content }}{% set rest = "
+        "messages[1:] %}{% "
+        "else %}{% set rest = messages %}{% endif %}{% for m in rest %}<{{ m.content }}>{% endfor %}{{ "
+        "rest|length "
+        "}}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ m.role "
+        "}}{% if "
+        "loop.last and add_generation_prompt %}!{% endif %}{% endfor %}{{ ns.n }}{{ messages[-1].role }}",
+        "{% for m in messages %}{{ m.role }}{{ '.' if not loop.last else '!' }}{{ loop.nextitem.role if "
+        "loop.nextitem "
+        "is defined }}{% endfor %}",
+        "{% for m in messages %}{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}|{% endif %}{{ "
+        "m.role "
+        "}}{% endfor %}",
+        "{% set add_generation_prompt = add_generation_prompt|default(false) %}{% for m in messages %}{{ "
+        "m.role }}{% "
+        "endfor %}{{ add_generation_prompt }}",
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ "
+        "m.role }}{% "
+        "endfor %}",
+        "{% for m in messages %}{% if m.role == 'tool' %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ "
+        "messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}"};
+    /* And these begin anew, as they look at the end before they come to it. */
+    static const char *const anew[] = {
+        "{{ messages|length }}{% for m in messages %}{{ m.role }}{% endfor %}",
+        "{{ messages[-1].role }}{% for m in messages %}{{ m.role }}{% endfor %}",
+        "{% for m in messages[::-1] %}{{ m.role }}{% endfor %}{% for m in messages %}{{ m.role }}{% endfor "
+        "%}",
+        "{% if add_generation_prompt %}!{% endif %}{% for m in messages %}{{ m.role }}{% endfor %}",
+        "{% macro f() %}{{ messages|length }}{% endmacro %}{{ f() }}{% for m in messages %}{{ m.role }}{% "
+        "endfor %}",
+        "{% if true %}{% for m in messages %}{{ m.role }}{% endfor %}{% endif %}",
+        "{% for m in messages if m.role != 'tool' %}{{ m.role }}{{ loop.last }}{% endfor %}",
+        "{% set list = [messages] %}{% for m in messages %}{{ list[0]|length }}{% endfor %}"};
+    for (size_t i = 0; i < sizeof goes_on / sizeof *goes_on; i++)
+        if (check_growth(goes_on[i]) == 0 && i != 6) fail_msg("%s: begins anew", goes_on[i]);
+    for (size_t i = 0; i < sizeof anew / sizeof *anew; i++)
+        if (check_growth(anew[i]) > 0) fail_msg("%s: goes on", anew[i]);
+    check_growth("{% for m in messages %}{{ loop.length }}{{ loop.revindex }}{% endfor %}");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expressions),   cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_text_forms),    cmocka_unit_test(test_order),
-        cmocka_unit_test(test_more_builtins), cmocka_unit_test(test_statements),
-        cmocka_unit_test(test_white_space),   cmocka_unit_test(test_generation),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_bounds)};
+        cmocka_unit_test(test_expressions), cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_text_forms),  cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_order),       cmocka_unit_test(test_more_builtins),
+        cmocka_unit_test(test_statements),  cmocka_unit_test(test_white_space),
+        cmocka_unit_test(test_generation),  cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bounds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

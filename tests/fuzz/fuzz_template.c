@@ -26,6 +26,28 @@ static void check_spans(const TemplateSpans *s, const Text *out) {
     }
 }
 
+/* Message by message, as each number of them by itself. */
+static void check_growth(const Template *t, const cJSON *root) {
+    TemplateGrowth *g = template_growth_open(t, root, "2025-01-31");
+    for (int i = 0; i < 8; i++) {
+        cJSON *some = cJSON_Duplicate(root, true), *messages = cJSON_GetObjectItem(some, "messages");
+        while (cJSON_GetArraySize(messages) > i / 2) cJSON_DeleteItemFromArray(messages, i / 2);
+        cJSON_ReplaceItemInObject(some, "add_generation_prompt", cJSON_CreateBool(i % 2));
+        Text alone = {0};
+        const Text *grown;
+        Error err = {0};
+        /* Bounds of work are those of one rendering, which here is a part of it. */
+        bool good = render(t, some, &alone, NULL),
+             grew = fuzz_ok(template_growth_render(g, (size_t)i / 2, i % 2, &grown, &err), &err);
+        REQUIRE(grew || !good);
+        if (good) REQUIRE(grown->length == alone.length);
+        if (good && alone.length) REQUIRE(memcmp(grown->data, alone.data, alone.length) == 0);
+        text_free(&alone);
+        cJSON_Delete(some);
+    }
+    template_growth_close(g);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Error err = {0};
     Template *t = NULL;
@@ -42,6 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     REQUIRE(first.length == second.length &&
             (first.length == 0 || memcmp(first.data, second.data, first.length) == 0));
     if (good) check_spans(&spans, &first);
+    check_growth(t, root);
     template_spans_free(&spans);
     text_free(&first);
     text_free(&second);

@@ -1130,6 +1130,8 @@ int test_find(const char *name) {
     return other < 0 ? -1 : KIND_TESTS + COMPARISONS + other;
 }
 
+bool test_is_of_kind(int test) { return test < KIND_TESTS || test == test_find("defined"); }
+
 ErrorCode test_call(int test, Call *c, bool *out) {
     static const Builtin none = {"this test", NULL, 0, {NULL}}, one = {"this test", NULL, 1, {"value"}};
     Frame f;
@@ -1187,6 +1189,8 @@ static ErrorCode collect_members(const Call *c, Namespace *n) {
 static ErrorCode make_namespace(Call *c, Value *out) {
     Namespace *n = arena_take(&c->run->arena, sizeof *n);
     TRY(collect_members(c, n));
+    n->before = c->run->spaces;
+    c->run->spaces = n;
     *out = (Value){.kind = VALUE_NAMESPACE, .space = n};
     return OK;
 }

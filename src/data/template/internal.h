@@ -6,6 +6,7 @@
  *     builtins.c   filters, tests, methods, functions: tables
  *     format.c     Python's two ways to put values into a text
  *     run.c        walks the tree
+ *     growth.c     renders a conversation message by message, without beginning anew
  *
  *  J1. Nodes and the strings in them lie in the template's arena; values of a rendering in its own, which is
  *      freed as a whole. Nothing is freed by itself.
@@ -44,9 +45,17 @@ typedef enum ValueKind {
  * be Markup, which escapes what is joined to it for HTML (filters safe and escape). */
 typedef enum ValueForm { FORM_PLAIN, FORM_TUPLE, FORM_VIEW, FORM_MARKUP } ValueForm;
 
+/* A rendering of more messages may have more of it, or another one (growth.c). */
+typedef enum Open {
+    CLOSED,
+    OPEN,       /* a list that may go on; of a loop, what its end decides */
+    OPEN_PROMPT /* add_generation_prompt */
+} Open;
+
 typedef struct Value {
     ValueKind kind;
     ValueForm form;
+    Open open;
     union {
         int64_t integer; /* of a bool: 0, 1 */
         double number;
@@ -61,6 +70,7 @@ typedef struct Value {
 typedef struct Namespace {
     Value *items; /* [2 count] */
     size_t count, capacity;
+    struct Namespace *before; /* the one that was made before it */
 } Namespace;
 
 static inline Value value_bool(bool truth) { return (Value){.kind = VALUE_BOOL, .integer = truth}; }
@@ -138,7 +148,7 @@ typedef enum NodeKind {
     NODE_TEXT,      /* literal */
     NODE_PRINT,     /* a */
     NODE_IF,        /* a ? b : c */
-    NODE_FOR,       /* names in `arguments`; over a, of which those with d; b, else c */
+    NODE_FOR,       /* names in `arguments`; over a, of which those with d; b, else c; op: in no other */
     NODE_SET,       /* name = a, or name.member = a */
     NODE_SET_BLOCK, /* name = what b renders */
     NODE_FILTERED,  /* a, filters of a nameless name, which is what b renders */
@@ -231,6 +241,9 @@ typedef struct Run {
     const Template *t;
     Arena arena;
     Scope root;
+    Namespace *spaces;             /* the last that was made */
+    bool looked_ahead;             /* at what is open */
+    struct TemplateGrowth *growth; /* NULL: a rendering by itself */
     const char *date;
     Text *out;
     TemplateSpans *answers;
@@ -248,6 +261,12 @@ ErrorCode run_weigh(Run *r, int line, const Value *v);
 void namespace_set(Arena *a, Namespace *n, const char *name, const Value *v);
 
 enum { MOST_ARGUMENTS = 8 };
+
+ErrorCode run_template(Run *r); /* from the beginning; its names are set */
+/* From the loop `n` on, before its item `from`, to the end of the template. */
+ErrorCode run_on(Run *r, const Node *n, const Value *over, size_t from);
+/* Before each item of a loop that stands in no other statement, while nothing that is open was looked at. */
+void growth_save(struct TemplateGrowth *g, const Node *loop, const Value *over, size_t at);
 
 /* Arguments of a call, evaluated. */
 typedef struct Call {
@@ -269,6 +288,7 @@ int method_find(const char *name);
 ErrorCode filter_call(int filter, Call *c, Value *out);
 ErrorCode test_call(int test, Call *c, bool *out);
 ErrorCode method_call(int method, Call *c, Value *out);
+bool test_is_of_kind(int test); /* the answer follows from the kind of a value alone */
 /* Whether the method is one of values of this kind; a member of that name counts otherwise. */
 bool method_is_of(int method, const Value *v);
 /* A function by its name; false: there is none. */

@@ -774,6 +774,8 @@ static ErrorCode parse(Template *t, const char *text, size_t length, Error *err)
     }
     ErrorCode code = parse_body(&p, none, &word, &t->body);
     if (code == OK) code = check_calls(&p);
+    for (Node *n = t->body; code == OK && n; n = n->next)
+        if (n->kind == NODE_FOR) n->op = 1;
     free(p.macros);
     free(p.calls);
     return code;

@@ -3,7 +3,9 @@
  *  R1. Scopes are as in Jinja: a loop's body has one of its own, each time anew; `if` has none. What is set
  *      within a loop is gone behind it, hence namespaces. A macro sees the template's own names.
  *  R2. What is undefined is false, prints as nothing and has no members: to ask for one is an error.
- *  R3. Steps, memory and depth are bounded, so every template ends. */
+ *  R3. What is open (growth.c) is looked at when its value is used: evaluate notes it; evaluate_open leaves
+ *      that to callers that do not depend on all of the value.
+ *  R4. Steps, memory and depth are bounded, so every template ends. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,6 +25,8 @@ enum {
 typedef enum Flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } Flow;
 
 static ErrorCode evaluate(Run *r, const Scope *s, const Node *n, Value *out);
+static ErrorCode evaluate_open(Run *r, const Scope *s, const Node *n, Value *out);
+static ErrorCode evaluate_truth(Run *r, const Scope *s, const Node *n, Value *out, bool *truth);
 static ErrorCode execute(Run *r, Scope *s, const Node *n, Flow *flow);
 
 ErrorCode run_fail(const Run *r, int line, const char *format, ...) {
@@ -332,10 +336,11 @@ static ErrorCode comparison(Run *r, const Scope *s, const Node *n, Value *out) {
 
 static ErrorCode indexed(Run *r, const Scope *s, const Node *n, Value *out) {
     Value of, at;
-    TRY(evaluate(r, s, n->a, &of));
+    TRY(evaluate_open(r, s, n->a, &of));
     TRY(evaluate(r, s, n->b, &at));
     TRY(need_defined(r, n->line, &of));
     *out = undefined("an item that is not there");
+    if (of.open != CLOSED && at.kind != VALUE_INT) r->looked_ahead = true;
     if (at.kind == VALUE_STRING) {
         *out = value_attribute(&of, at.bytes, at.size);
         return OK;
@@ -347,6 +352,7 @@ static ErrorCode indexed(Run *r, const Scope *s, const Node *n, Value *out) {
     }
     if (at.kind != VALUE_INT || (of.kind != VALUE_LIST && of.kind != VALUE_STRING)) return OK;
     size_t count = of.kind == VALUE_LIST ? of.size : string_characters(of.bytes, of.size);
+    if (of.open != CLOSED && (at.integer < 0 || at.integer >= (int64_t)count)) r->looked_ahead = true;
     int64_t i = at.integer < 0 ? at.integer + (int64_t)count : at.integer;
     if (i < 0 || i >= (int64_t)count) return OK;
     if (of.kind == VALUE_LIST) {
@@ -383,13 +389,28 @@ static ErrorCode slice_step(Run *r, const Scope *s, const Node *n, int64_t *out)
     return OK;
 }
 
+/* [1:] and its like: the end of the list is not looked at. */
+static bool takes_rest(const Node *n) {
+    bool known = !n->b || (n->b->kind == NODE_LITERAL && n->b->literal.kind == VALUE_INT);
+    return known && !n->c && !n->d;
+}
+
 static ErrorCode sliced(Run *r, const Scope *s, const Node *n, Value *out) {
     Value of;
     int64_t step = 1, from, to;
-    TRY(evaluate(r, s, n->a, &of));
+    TRY(evaluate_open(r, s, n->a, &of));
     TRY(need_defined(r, n->line, &of));
     if (of.kind != VALUE_LIST && of.kind != VALUE_STRING)
         return run_fail(r, n->line, "%s cannot be sliced", value_kind_name(&of));
+    if (of.open != CLOSED && of.kind == VALUE_LIST && takes_rest(n)) {
+        size_t first = n->b ? (size_t)n->b->literal.integer : 0;
+        *out = of;
+        out->items += first < of.size ? first : of.size;
+        out->size -= first < of.size ? first : of.size;
+        if (first > of.size) r->looked_ahead = true; /* where it begins is not known yet */
+        return OK;
+    }
+    r->looked_ahead |= of.open != CLOSED;
     TRY(slice_step(r, s, n, &step));
     const Value *items;
     size_t size;
@@ -490,13 +511,25 @@ static ErrorCode call(Run *r, const Scope *s, const Node *n, Value *out) {
     return run_fail(r, n->line, "'%s' is no function here", c.name);
 }
 
+/* "| default(x)" of what is there: the value itself. */
+static bool is_default_of(const Node *n, const Value *self) {
+    bool one = n->arguments && !n->arguments->next && !n->arguments->name;
+    return n->kind == NODE_FILTER && strcmp(n->name, "default") == 0 && one && self->kind != VALUE_UNDEFINED;
+}
+
 static ErrorCode apply(Run *r, const Scope *s, const Node *n, Value *out) {
     Call c;
     Value self;
     bool answer;
-    TRY(evaluate(r, s, n->a, &self));
+    TRY(evaluate_open(r, s, n->a, &self));
     TRY(gather(r, s, n, &c));
     c.self = &self;
+    if (self.open != CLOSED && is_default_of(n, &self)) {
+        *out = self;
+        return OK;
+    }
+    bool by_kind = n->kind == NODE_TEST && test_is_of_kind(n->op) && self.kind != VALUE_UNDEFINED;
+    r->looked_ahead |= self.open != CLOSED && !by_kind;
     if (n->kind == NODE_FILTER) return filter_call(n->op, &c, out);
     if (n->kind == NODE_METHOD) {
         TRY(need_defined(r, n->line, &self));
@@ -545,21 +578,24 @@ static ErrorCode negative(Run *r, const Scope *s, const Node *n, Value *out) {
 
 /* and, or: the operand that decides, not only whether it is true. */
 static ErrorCode decided(Run *r, const Scope *s, const Node *n, Value *out) {
-    TRY(evaluate(r, s, n->a, out));
-    if (value_truth(out) == (n->kind == NODE_OR)) return OK;
-    return evaluate(r, s, n->b, out);
+    bool truth;
+    TRY(evaluate_truth(r, s, n->a, out, &truth));
+    if (truth == (n->kind == NODE_OR)) return OK;
+    return evaluate_open(r, s, n->b, out);
 }
 
 static ErrorCode chosen(Run *r, const Scope *s, const Node *n, Value *out) {
     Value condition;
-    TRY(evaluate(r, s, n->a, &condition));
-    const Node *branch = value_truth(&condition) ? n->b : n->c;
+    bool truth;
+    TRY(evaluate_truth(r, s, n->a, &condition, &truth));
+    const Node *branch = truth ? n->b : n->c;
     *out = undefined("the other side of an if without else");
-    return branch ? evaluate(r, s, branch, out) : OK;
+    return branch ? evaluate_open(r, s, branch, out) : OK;
 }
 
 static ErrorCode evaluate_node(Run *r, const Scope *s, const Node *n, Value *out) {
     Value v;
+    bool truth;
     switch (n->kind) {
     case NODE_LITERAL: *out = n->literal; return OK;
     case NODE_NAME: *out = look_up(r, s, n->name); return OK;
@@ -573,8 +609,8 @@ static ErrorCode evaluate_node(Run *r, const Scope *s, const Node *n, Value *out
     case NODE_FILTER:
     case NODE_TEST: return apply(r, s, n, out);
     case NODE_NOT:
-        TRY(evaluate(r, s, n->a, &v));
-        *out = value_bool(!value_truth(&v));
+        TRY(evaluate_truth(r, s, n->a, &v, &truth));
+        *out = value_bool(!truth);
         return OK;
     case NODE_NEGATIVE: return negative(r, s, n, out);
     case NODE_AND:
@@ -600,6 +636,20 @@ static ErrorCode evaluate_node(Run *r, const Scope *s, const Node *n, Value *out
 }
 
 static ErrorCode evaluate(Run *r, const Scope *s, const Node *n, Value *out) {
+    TRY(evaluate_open(r, s, n, out));
+    r->looked_ahead |= out->open != CLOSED;
+    return OK;
+}
+
+/* Whether it is true. A list that has items stays so, however many follow. */
+static ErrorCode evaluate_truth(Run *r, const Scope *s, const Node *n, Value *out, bool *truth) {
+    TRY(evaluate_open(r, s, n, out));
+    *truth = value_truth(out);
+    r->looked_ahead |= out->open != CLOSED && !(out->kind == VALUE_LIST && *truth);
+    return OK;
+}
+
+static ErrorCode evaluate_open(Run *r, const Scope *s, const Node *n, Value *out) {
     TRY(count_step(r, n->line));
     if (++r->depth > DEEPEST) return run_fail(r, n->line, "nested more than %d deep", DEEPEST);
     ErrorCode code = evaluate_node(r, s, n, out);
@@ -625,10 +675,10 @@ static ErrorCode assign(Run *r, Scope *s, const Node *n, const Value *item) {
 }
 
 /* The items that the loop's `if` lets pass. */
-static ErrorCode select_items(Run *r, const Scope *s, const Node *n, const Value **items, size_t *count) {
-    Value over, pass;
-    TRY(evaluate(r, s, n->a, &over));
-    TRY(value_iterate(r, n->line, &over, items, count));
+static ErrorCode select_items(Run *r, const Scope *s, const Node *n, const Value *over, const Value **items,
+                              size_t *count) {
+    Value pass;
+    TRY(value_iterate(r, n->line, over, items, count));
     if (!n->d) return OK;
     Value *kept = arena_take(&r->arena, (*count + 1) * sizeof *kept);
     size_t k = 0;
@@ -643,8 +693,8 @@ static ErrorCode select_items(Run *r, const Scope *s, const Node *n, const Value
     return OK;
 }
 
-/* What a body may ask of its loop. */
-static Value loop_of(Run *r, const Value *items, size_t i, size_t count) {
+/* What a body may ask of its loop. Of one that grows, what an item behind the last would change is open. */
+static Value loop_of(Run *r, const Value *items, size_t i, size_t count, bool grows) {
     Value *m = arena_take(&r->arena, 18 * sizeof *m);
     int64_t at = (int64_t)i, all = (int64_t)count;
     const struct {
@@ -659,36 +709,61 @@ static Value loop_of(Run *r, const Value *items, size_t i, size_t count) {
                    {"length", value_int(all)},
                    {"previtem", i > 0 ? items[i - 1] : undefined("loop.previtem")},
                    {"nextitem", i + 1 < count ? items[i + 1] : undefined("loop.nextitem")}};
+    const bool open[9] = {[2] = true, [3] = true, [5] = i + 1 == count, [6] = true, [8] = i + 1 == count};
     for (size_t k = 0; k < 9; k++) {
         m[2 * k] = value_word(members[k].name);
         m[2 * k + 1] = members[k].value;
+        m[2 * k + 1].open = grows && open[k] ? OPEN : CLOSED;
     }
     return (Value){.kind = VALUE_DICT, .items = m, .size = 9};
 }
 
-static ErrorCode loop(Run *r, Scope *s, const Node *n) {
+/* The items from `from` on. A growth saves the state before each, and before one that may come behind the
+ * last; where the loop ends without having been broken, it has looked at how many there are. */
+static ErrorCode loop_from(Run *r, Scope *s, const Node *n, const Value *over, size_t from) {
     const Value *items;
-    size_t count;
+    size_t count, i = from;
     Flow flow = FLOW_ON;
-    TRY(select_items(r, s, n, &items, &count));
-    for (size_t i = 0; i < count && flow != FLOW_BREAK; i++) {
+    bool grows = over->open != CLOSED && n->op && !n->d && r->growth;
+    r->looked_ahead |= over->open != CLOSED && !grows;
+    TRY(select_items(r, s, n, over, &items, &count));
+    for (; i < count && flow != FLOW_BREAK; i++) {
         Scope own = {.parent = s};
-        Value about = loop_of(r, items, i, count);
+        if (grows && !r->looked_ahead) growth_save(r->growth, n, over, i);
+        Value about = loop_of(r, items, i, count, grows);
         TRY(count_step(r, n->line));
         TRY(assign(r, &own, n, &items[i]));
         namespace_set(&r->arena, &own.names, "loop", &about);
         flow = FLOW_ON;
         TRY(execute(r, &own, n->b, &flow));
     }
+    if (grows && !r->looked_ahead && flow != FLOW_BREAK) growth_save(r->growth, n, over, count);
+    r->looked_ahead |= grows && flow != FLOW_BREAK;
+    flow = FLOW_ON;
     Scope own = {.parent = s};
     return count == 0 && n->c ? execute(r, &own, n->c, &flow) : OK;
+}
+
+static ErrorCode loop(Run *r, Scope *s, const Node *n) {
+    Value over;
+    TRY(evaluate_open(r, s, n->a, &over));
+    return loop_from(r, s, n, &over, 0);
+}
+
+ErrorCode run_on(Run *r, const Node *n, const Value *over, size_t from) {
+    Flow flow = FLOW_ON;
+    r->depth = 1; /* as below execute */
+    TRY(loop_from(r, &r->root, n, over, from));
+    r->depth = 0;
+    return execute(r, &r->root, n->next, &flow);
 }
 
 /* ---- statements ---- */
 
 static ErrorCode assign_name(Run *r, Scope *s, const Node *n) {
     Value v, space;
-    TRY(evaluate(r, s, n->a, &v));
+    TRY(evaluate_open(r, s, n->a, &v));
+    r->looked_ahead |= v.open == OPEN && v.kind != VALUE_LIST;
     if (!n->member) {
         namespace_set(&r->arena, &s->names, n->name, &v);
         return OK;
@@ -734,10 +809,13 @@ static ErrorCode generation(Run *r, Scope *s, const Node *n, Flow *flow) {
 
 static ErrorCode execute_node(Run *r, Scope *s, const Node *n, Flow *flow) {
     Value v;
+    bool truth;
     switch (n->kind) {
     case NODE_TEXT: text_add(r->out, n->literal.bytes, n->literal.size); return run_room(r, n->line, 0);
     case NODE_PRINT: return print(r, s, n);
-    case NODE_IF: TRY(evaluate(r, s, n->a, &v)); return execute(r, s, value_truth(&v) ? n->b : n->c, flow);
+    case NODE_IF:
+        TRY(evaluate_truth(r, s, n->a, &v, &truth));
+        return execute(r, s, truth ? n->b : n->c, flow);
     case NODE_FOR: return loop(r, s, n);
     case NODE_SET: return assign_name(r, s, n);
     case NODE_SET_BLOCK:
@@ -786,15 +864,19 @@ static ErrorCode execute(Run *r, Scope *s, const Node *n, Flow *flow) {
     return OK;
 }
 
+ErrorCode run_template(Run *r) {
+    Flow flow = FLOW_ON;
+    return execute(r, &r->root, r->t->body, &flow);
+}
+
 ErrorCode template_render(const Template *t, const cJSON *variables, const char *date, Text *out,
                           TemplateSpans *answers, Error *err) {
     Run r = {.t = t, .date = date, .out = out, .answers = answers, .err = err};
-    Flow flow = FLOW_ON;
     for (const cJSON *v = variables->child; v; v = v->next) {
         Value value = value_of_json(&r.arena, v);
         namespace_set(&r.arena, &r.root.names, v->string, &value);
     }
-    ErrorCode code = execute(&r, &r.root, t->body, &flow);
+    ErrorCode code = run_template(&r);
     arena_free(&r.arena);
     return code;
 }

@@ -43,4 +43,18 @@ bool template_marks_answers(const Template *t);
 ErrorCode template_render(const Template *t, const cJSON *variables, const char *date, Text *out,
                           TemplateSpans *answers, Error *err);
 
+/* Renderings of one conversation as it grows, whose cost is that of what is added, not that of the whole: a
+ * loop over messages goes on where it stood, unless the template looked at how many there are before. Each
+ * gives the bytes that template_render gives.
+ *
+ * `variables` are as there, with all messages under "messages". */
+typedef struct TemplateGrowth TemplateGrowth;
+TemplateGrowth *template_growth_open(const Template *t, const cJSON *variables, const char *date);
+void template_growth_close(TemplateGrowth *g); /* NULL is fine */
+/* Of the first `count` messages, no fewer than the time before; `prompt` is add_generation_prompt. The text
+ * is the growth's, up to the next call. */
+ErrorCode template_growth_render(TemplateGrowth *g, size_t count, bool prompt, const Text **out, Error *err);
+/* So many bytes of the text are those of all later ones too. */
+size_t template_growth_kept(const TemplateGrowth *g);
+
 #endif
