@@ -35,6 +35,30 @@ for peer in torchtitan lingua; do
     grep -vxFf found list >missing && fail "from-$peer.md has no word about $(wc -l <missing) of their keys: $(tr '\n' ' ' <missing)"
 done
 
+# Where a hint knows a name of theirs (src/config/synonyms.c), it names a key of ours that the guide has in the same row. A name with several
+# rows, by kind of model or of sharding, has one hint.
+grep -o '{"[^"]*", "[^"]*"}' "$WEFT_SOURCE_DIR/src/config/synonyms.c" | tr -d '{",}' >synonyms
+[ "$(wc -l <synonyms)" -ge 300 ] || fail "only $(wc -l <synonyms) synonyms were found"
+awk '
+    FNR == NR { key[$1] = $2; next }
+    /^## / { heading = $0 ~ /^## [a-z]*$/ ? substr($0, 4) : "" }
+    { columns = split($0, column, "|") }
+    columns > 3 && column[3] ~ /`[a-z_]+\.[a-z_0-9]+/ {
+        n = split(column[2], part, "`")
+        section = heading
+        for (i = 2; i <= n; i += 2) {
+            name = part[i]
+            sub(/[:= (].*/, "", name)
+            last = name
+            sub(/.*\./, "", last)
+            full = name == last && section != "" ? section "." name : name
+            if (name != last) { section = name; sub(/\.[^.]*$/, "", section) }
+            hint = full in key ? key[full] : last in key ? key[last] : ""
+            if (hint ~ /\./ && !index(column[3], "`" hint)) print full, hint
+        }
+    }' synonyms "$docs/from-torchtitan.md" "$docs/from-lingua.md" | grep -vxF -e 'model.n_heads model.num_attention_heads' -e 'distributed.fsdp_type mesh.dp_shard' >unlike
+[ -s unlike ] && fail "hints that the guides do not have: $(tr '\n' ';' <unlike)"
+
 # Recipes: what they are trained on, and what loss to expect, stands at their head; each is a configuration that weft reads.
 for recipe in "$WEFT_SOURCE_DIR"/configs/demo.yaml "$WEFT_SOURCE_DIR"/configs/pretrain-*.yaml; do
     grep -q '^# Data: ' "$recipe" && grep -q '^# Loss to expect: .*[0-9]\.[0-9]' "$recipe" || fail "$recipe does not say its data and its loss"
