@@ -1014,6 +1014,23 @@ const Option config_options[] = {
      .offset = AT(data.add_eos),
      .fallback = "true",
      .help = "End each document of text with the tokenizer's EOS, if any."},
+    /* What is skipped is missing from the data. */
+    {.key = "data.bad_lines",
+     .type = OPT_CHOICE,
+     .effect = EFFECT_CURVE,
+     .offset = AT(data.bad_lines),
+     .fallback = "error",
+     .choices = "error|skip",
+     .help =
+         "What becomes of a line of JSON that is broken or has no text: end, or skip, count and list it."},
+    {.key = "data.bad_lines_limit",
+     .type = OPT_DOUBLE,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(data.bad_lines_limit),
+     .fallback = "0.01",
+     .min = 0,
+     .max = 1e12,
+     .help = "Lines of a source that may be skipped: a count, or, below 1, a share."},
     /* Conversations. What is learned decides targets; the template is compared by its text, which is in the
      * fingerprint of the data. */
     {.key = "data.chat_learn",

@@ -14,6 +14,7 @@ typedef enum SourceSplit {
     SPLIT_LINES
 } SourceSplit; /* what a document of a text file is */
 typedef enum SourceEncoding { ENCODING_UTF8, ENCODING_BYTES } SourceEncoding; /* BYTES: whatever they are */
+typedef enum BadLines { BAD_LINES_ERROR, BAD_LINES_SKIP } BadLines;           /* of JSON */
 typedef enum ChatLearn { LEARN_ASSISTANT, LEARN_LAST, LEARN_ALL } ChatLearn;  /* of a conversation */
 typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
 
@@ -52,16 +53,18 @@ typedef struct DataConfig {
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     TokenizerKeys tokenizer_keys;
     char *cache_dir;
-    uint64_t unit_bytes;   /* data/token_units.h; of no key, for tests */
-    int weights;           /* MixtureWeights */
-    bool document_mask;    /* positions restart and attention stays inside documents */
-    bool add_bos, add_eos; /* around each document */
-    int chat_learn;        /* ChatLearn */
-    char *chat_template;   /* a file; empty: the tokenizer's own */
-    char *chat_date;       /* that templates are told; empty: none */
-    int64_t seed;          /* of the order of samples */
-    int64_t prefetch;      /* microbatches kept ready */
-    bool audit;            /* record the samples of each step (observe/audit.h) */
+    uint64_t unit_bytes;    /* data/token_units.h; of no key, for tests */
+    int weights;            /* MixtureWeights */
+    bool document_mask;     /* positions restart and attention stays inside documents */
+    bool add_bos, add_eos;  /* around each document */
+    int bad_lines;          /* BadLines */
+    double bad_lines_limit; /* of a source: a count, or a share of its lines below 1 */
+    int chat_learn;         /* ChatLearn */
+    char *chat_template;    /* a file; empty: the tokenizer's own */
+    char *chat_date;        /* that templates are told; empty: none */
+    int64_t seed;           /* of the order of samples */
+    int64_t prefetch;       /* microbatches kept ready */
+    bool audit;             /* record the samples of each step (observe/audit.h) */
 } DataConfig;
 
 #endif

@@ -112,7 +112,7 @@ static void add_string(Sha256 *h, const char *s) {
 
 /* Everything that decides the ids of a source, in a form that cannot be read in two ways. */
 static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count,
-                     uint8_t key[32]) {
+                     bool skip_bad, uint8_t key[32]) {
     char tokenizer[65];
     tokenizer_fingerprint(r->tokenizer, tokenizer);
     Sha256 *h = sha256_start();
@@ -130,6 +130,7 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
         else
             add_string(h, files[i].key);
         if (format == FORMAT_CHAT) chat_hash(r->chat, h);
+        if (format != FORMAT_TEXT && skip_bad) add_string(h, "bad lines are skipped");
         add_string(h, prints[i].sha256);
     }
     sha256_finish(h, key);
@@ -143,6 +144,8 @@ static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
     name[32] = 0;
     return path_join(cache_dir, name);
 }
+
+static bool skips_bad(const Recipe *r) { return r->config->bad_lines == BAD_LINES_SKIP; }
 
 /* The caches of a source, while they are opened and built. */
 typedef struct Caches {
@@ -159,7 +162,7 @@ static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files,
         TokenUnit *u = &c->units[c->count];
         u->first = first;
         u->count = token_unit_files(s->prints, first, s->files, r->config->unit_bytes);
-        make_key(r, files + first, s->prints + first, u->count, u->key);
+        make_key(r, files + first, s->prints + first, u->count, skips_bad(r), u->key);
         u->dir = cache_path(r->config->cache_dir, u->key);
     }
 }
@@ -173,20 +176,39 @@ static void free_units(Caches *c) {
     free(c->opened);
 }
 
-/* Those that are not complete are closed again and stay NULL; *missing is their number. */
-static ErrorCode open_units(Caches *c, size_t *missing, Error *err) {
+/* NULL where it is not complete. */
+static ErrorCode open_complete(const char *cache_dir, const uint8_t key[32], uint64_t vocabulary,
+                               TokenCache **out, Error *err) {
+    char *dir = cache_path(cache_dir, key);
+    ErrorCode code = token_cache_open(out, dir, key, vocabulary, err);
+    if (code == OK && token_cache_complete(*out)) {
+        token_cache_touch(dir);
+    } else {
+        token_cache_close(*out);
+        *out = NULL;
+    }
+    free(dir);
+    return code;
+}
+
+/* Where bad lines are skipped, a cache that was made without skipping has none and is as good. */
+static ErrorCode open_unit(const Recipe *r, const Source *s, const CorpusFile *files, const Caches *c,
+                           size_t i, Error *err) {
+    const TokenUnit *u = &c->units[i];
+    const char *dir = r->config->cache_dir;
+    uint8_t clean[32];
+    make_key(r, files + u->first, s->prints + u->first, u->count, false, clean);
+    TRY(open_complete(dir, clean, c->vocabulary, &c->opened[i], err));
+    return c->opened[i] ? OK : open_complete(dir, u->key, c->vocabulary, &c->opened[i], err);
+}
+
+/* *missing: how many are not complete. */
+static ErrorCode open_units(const Recipe *r, const Source *s, const CorpusFile *files, Caches *c,
+                            size_t *missing, Error *err) {
     *missing = 0;
     for (size_t i = 0; i < c->count; i++) {
-        const TokenUnit *u = &c->units[i];
-        if (c->opened[i]) continue;
-        TRY(token_cache_open(&c->opened[i], u->dir, u->key, c->vocabulary, err));
-        if (token_cache_complete(c->opened[i])) {
-            token_cache_touch(u->dir);
-            continue;
-        }
-        token_cache_close(c->opened[i]);
-        c->opened[i] = NULL;
-        (*missing)++;
+        if (!c->opened[i]) TRY(open_unit(r, s, files, c, i, err));
+        *missing += c->opened[i] == NULL;
     }
     return OK;
 }
@@ -202,7 +224,9 @@ static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile 
                         .chat = s->chat ? r->chat : NULL,
                         .bos = r->bos,
                         .eos = r->eos,
-                        .threads = r->threads};
+                        .threads = r->threads,
+                        .skip_bad = skips_bad(r),
+                        .bad_limit = r->config->bad_lines_limit};
     for (size_t i = 0; i < c->count; i++)
         if (!c->opened[i]) missing[build.unit_count++] = c->units[i];
     ErrorCode code = token_build(&build, err);
@@ -210,25 +234,11 @@ static ErrorCode build_units(const Recipe *r, const Source *s, const CorpusFile 
     return code;
 }
 
-/* What an earlier weft has left: one cache for all files of the source. */
-static ErrorCode open_whole(const Recipe *r, Source *s, uint64_t vocabulary, Error *err) {
-    char *dir = cache_path(r->config->cache_dir, s->key);
-    ErrorCode code = token_cache_open(&s->cache, dir, s->key, vocabulary, err);
-    if (code == OK && token_cache_complete(s->cache)) {
-        token_cache_touch(dir);
-    } else {
-        token_cache_close(s->cache);
-        s->cache = NULL;
-    }
-    free(dir);
-    return code;
-}
-
 static ErrorCode open_parts(const Recipe *r, Source *s, const CorpusFile *files, Caches *c, Error *err) {
     size_t missing;
-    TRY(open_units(c, &missing, err));
+    TRY(open_units(r, s, files, c, &missing, err));
     if (missing > 0) TRY(build_units(r, s, files, c, err));
-    if (missing > 0) TRY(open_units(c, &missing, err));
+    if (missing > 0) TRY(open_units(r, s, files, c, &missing, err));
     if (missing > 0)
         return error_set(err, ERR_DATA, "%s: parts vanished while they were being read; run again",
                          r->config->cache_dir);
@@ -237,13 +247,15 @@ static ErrorCode open_parts(const Recipe *r, Source *s, const CorpusFile *files,
     return OK;
 }
 
-/* Builds the source's caches if need be, and opens them. The source has a key of its own, by which runs know
- * what they were trained on, however its files are put into caches. */
+/* Builds the source's caches if need be, and opens them; first what an earlier weft has left, one cache for
+ * all files. The source has a key of its own, by which runs know what they were trained on, however its
+ * files are put into caches. */
 static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, Error *err) {
     Caches c = {.vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer) * (s->chat ? 2 : 1)};
-    make_key(r, files, s->prints, s->files, s->key);
+    make_key(r, files, s->prints, s->files, skips_bad(r), s->key);
     cut_units(r, s, files, &c);
-    ErrorCode code = c.count > 1 ? open_whole(r, s, c.vocabulary, err) : OK;
+    ErrorCode code = OK;
+    if (c.count > 1) code = open_complete(r->config->cache_dir, s->key, c.vocabulary, &s->cache, err);
     if (code == OK && !s->cache) code = open_parts(r, s, files, &c, err);
     free_units(&c);
     return code;
@@ -255,14 +267,30 @@ static const char *key_or_default(const DataSource *spec) {
     return spec->format == FORMAT_CHAT ? "messages" : "text";
 }
 
+static ErrorCode check_bad_lines(const Recipe *r, const Source *s, const TokenFigures *f, Error *err) {
+    char bad[32], lines[32];
+    if (f->bad_lines == 0) return OK;
+    text_count((int64_t)f->bad_lines, bad);
+    text_count((int64_t)f->lines, lines);
+    if (!token_bad_lines_allowed(r->config->bad_lines_limit, f->lines, f->bad_lines))
+        return error_set(err, ERR_DATA,
+                         "%s: %s of %s lines are broken, more than data.bad_lines_limit (%g) allows; "
+                         "%s/*/part-*.bad.jsonl lists them",
+                         s->name, bad, lines, r->config->bad_lines_limit, r->config->cache_dir);
+    log_warn("%s: %s of %s lines are broken and were skipped; %s/*/part-*.bad.jsonl lists them", s->name, bad,
+             lines, r->config->cache_dir);
+    return OK;
+}
+
 /* At every start, since a log is read when something is wrong, and that may be long after tokenizing. */
-static void report_figures(const Source *s) {
+static ErrorCode report_figures(const Recipe *r, const Source *s, Error *err) {
     char invalid[32], all[32];
     TokenFigures figures = token_cache_figures(s->cache);
-    if (figures.invalid_bytes == 0) return;
-    log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
-             text_count((int64_t)figures.invalid_bytes, invalid),
-             text_count((int64_t)token_cache_text_bytes(s->cache), all));
+    if (figures.invalid_bytes > 0)
+        log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
+                 text_count((int64_t)figures.invalid_bytes, invalid),
+                 text_count((int64_t)token_cache_text_bytes(s->cache), all));
+    return check_bad_lines(r, s, &figures, err);
 }
 
 static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
@@ -271,7 +299,7 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
         files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
                                 key_or_default(spec), (SourceEncoding)spec->encoding};
     ErrorCode code = open_cache(r, s, files, err);
-    if (code == OK) report_figures(s);
+    if (code == OK) code = report_figures(r, s, err);
     free(files);
     return code;
 }

@@ -27,6 +27,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -40,6 +41,7 @@
 #define JOB_BYTES (1u << 20)
 #define PART_BYTES (128u << 20)
 #define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
+enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20, ENOUGH_LINES = 10000 };
 
 /* A piece within a job's text; `line` is for messages. */
 typedef struct Record {
@@ -61,6 +63,8 @@ typedef struct Job {
     TokenList ids;
     DocumentEnds ends; /* from ids[0] */
     uint64_t text_bytes, invalid_bytes;
+    uint64_t lines, bad_lines; /* of JSON */
+    Text bad;                  /* those that were skipped, a line of JSON each */
     ErrorCode code;
     Error error;
 } Job;
@@ -95,6 +99,8 @@ typedef struct Builder {
     /* writer */
     UnitState *units; /* [unit_count] */
     PartWriter *part;
+    Text bad;                  /* of this part */
+    uint64_t lines, bad_lines; /* of this build */
     size_t part_first_file;
     Progress *progress;
 } Builder;
@@ -144,8 +150,8 @@ static ErrorCode lock_directory(const TokenBuild *b, const char *dir, bool wait,
 
 /* What builds that were killed have left. */
 static ErrorCode sweep(const char *dir, Error *err) {
-    static const char *const written_whole[] = {TOKEN_ABOUT_FILE};
-    TRY(file_remove_temporaries(dir, written_whole, 1, err));
+    static const char *const written_whole[] = {TOKEN_ABOUT_FILE, "part-*.bad.jsonl"};
+    TRY(file_remove_temporaries(dir, written_whole, 2, err));
     return file_remove_matching(dir, "part-[0-9]*.tok.tmp", err);
 }
 
@@ -285,7 +291,8 @@ static void reset_job(Job *job) {
     text_clear(&job->raw);
     job->record_count = job->ends.count = 0;
     job->ids.count = 0;
-    job->text_bytes = 0;
+    job->text_bytes = job->lines = job->bad_lines = 0;
+    text_clear(&job->bad);
     job->final = false;
     job->code = OK;
 }
@@ -357,10 +364,42 @@ static ErrorCode check_ids(const Builder *s, const Job *job, Error *err) {
     return OK;
 }
 
+static void list_bad_line(const TokenBuild *b, Job *job, const Record *record, const Error *why) {
+    JsonWriter w;
+    if (job->bad_lines++ == 0) job->error = *why;
+    if (job->bad_lines > LISTED_LINES) return;
+    json_start(&w, &job->bad, 0);
+    json_begin_object(&w);
+    json_put_string(&w, "file", b->files[job->file].path);
+    json_put_int(&w, "line", (int64_t)record->line);
+    json_put_string(&w, "why", why->message);
+    json_end_object(&w);
+    text_puts(&job->bad, "\n");
+}
+
+/* A line that is skipped leaves nothing behind of what was tokenized of it. */
+static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record, Text *decoded, Error *err) {
+    size_t ids = job->ids.count, ends = job->ends.count;
+    uint64_t bytes = job->text_bytes;
+    Error why = {0};
+    job->lines++;
+    ErrorCode code = encode_record(b, job, record, decoded, &why);
+    if (code == ERR_DATA && b->skip_bad) {
+        job->ids.count = ids;
+        job->ends.count = ends;
+        job->text_bytes = bytes;
+        list_bad_line(b, job, record, &why);
+        return OK;
+    }
+    if (code != OK) *err = why;
+    return code;
+}
+
 /* `decoded` is the thread's own scratch, for text of JSON lines. */
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
+    bool text = job->record_count > 0 && corpus_format(&s->b->files[job->file]) == FORMAT_TEXT;
     for (size_t i = 0; i < job->record_count; i++)
-        TRY(encode_record(s->b, job, &job->records[i], decoded, err));
+        TRY((text ? encode_record : encode_line)(s->b, job, &job->records[i], decoded, err));
     return check_ids(s, job, err);
 }
 
@@ -386,6 +425,18 @@ static void *work(void *argument) {
 
 /* ---- writing ---- */
 
+/* Before the part, so that a part that is there has its list. */
+static ErrorCode write_bad_lines(Builder *s, const Job *job, Error *err) {
+    char name[64];
+    if (s->bad.length == 0) return OK;
+    snprintf(name, sizeof name, "part-%05" PRIu64 ".bad.jsonl", part_header(s->part)->part);
+    char *path = path_join(s->b->units[job->unit].dir, name);
+    ErrorCode code = file_write_atomic(path, s->bad.data, s->bad.length, err);
+    free(path);
+    text_clear(&s->bad);
+    return code;
+}
+
 static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
     UnitState *unit = &s->units[job->unit];
     /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash.
@@ -393,6 +444,7 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
     size_t last_file = job->file;
     for (size_t i = s->part_first_file; i <= last_file; i++)
         TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
+    TRY(write_bad_lines(s, job, err));
     TokenHeader *h = part_header(s->part);
     h->last = job->final;
     h->next_file = job->next_file - s->b->units[job->unit].first;
@@ -406,6 +458,26 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
     TRY(part_commit(part, err));
     if (job->final) unlock(unit);
     return OK;
+}
+
+bool token_bad_lines_allowed(double limit, uint64_t lines, uint64_t bad) {
+    return (double)bad <= (limit < 1 ? limit * (double)lines : limit);
+}
+
+/* A share is judged when there is enough to tell, and of the whole source in the end (data/dataset.c). */
+static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
+    TokenFigures *figures = part_figures(s->part);
+    figures->lines += job->lines;
+    figures->bad_lines += job->bad_lines;
+    s->lines += job->lines;
+    s->bad_lines += job->bad_lines;
+    if (s->bad.length < MOST_LISTED_BYTES) text_add(&s->bad, job->bad.data, job->bad.length);
+    if (job->bad_lines == 0 || (s->b->bad_limit < 1 && s->lines < ENOUGH_LINES)) return OK;
+    if (token_bad_lines_allowed(s->b->bad_limit, s->lines, s->bad_lines)) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s; %" PRIu64 " of %" PRIu64
+                     " lines so far are broken, more than data.bad_lines_limit (%g)",
+                     job->error.message, s->bad_lines, s->lines, s->b->bad_limit);
 }
 
 /* A part is opened when its first job is there, so that no empty part is left by a source that fails at
@@ -425,6 +497,7 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
                  err));
     part_figures(s->part)->invalid_bytes += job->invalid_bytes;
+    TRY(count_lines(s, job, err));
     progress_set(s->progress, job->stored / 1e6);
     const TokenHeader *h = part_header(s->part);
     uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;
@@ -490,6 +563,7 @@ static void finish(Builder *s) {
     for (int i = 0; i < s->thread_count; i++) pthread_join(s->threads[i], NULL);
     for (size_t i = 0; i < s->slots; i++) {
         text_free(&s->jobs[i].raw);
+        text_free(&s->jobs[i].bad);
         free(s->jobs[i].records);
         free(s->jobs[i].ends.ends);
         token_list_free(&s->jobs[i].ids);
@@ -498,6 +572,7 @@ static void finish(Builder *s) {
     free(s->threads);
     corpus_close(s->reader);
     part_abandon(s->part);
+    text_free(&s->bad);
     for (size_t i = 0; i < s->b->unit_count; i++) unlock(&s->units[i]);
     free(s->units);
     progress_finish(s->progress);

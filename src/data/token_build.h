@@ -9,6 +9,7 @@
 #ifndef WEFT_DATA_TOKEN_BUILD_H
 #define WEFT_DATA_TOKEN_BUILD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,7 +37,12 @@ typedef struct TokenBuild {
     int32_t bos, eos;    /* ids put around each document of text, -1 for none */
     int threads;         /* 0: one per core */
     uint64_t part_bytes; /* of text in a part; 0: 128 MiB */
+    bool skip_bad;       /* lines of JSON that are broken are counted, and listed beside their part */
+    double bad_limit;    /* how many: data.bad_lines_limit */
 } TokenBuild;
+
+/* Whether so many lines may be skipped. */
+bool token_bad_lines_allowed(double limit, uint64_t lines, uint64_t bad);
 
 /* Goes on where an earlier build stopped; does nothing with what is complete. Builders of one cache wait for
  * each other. */

@@ -48,4 +48,24 @@ refused 66 "URLs are not read" tokenize run.yaml 'data.sources=["https://example
 refused 66 "URLs are not read" tokenize run.yaml 'data.sources=["s3://bucket/*.jsonl"]'
 refused 66 "URLs are not read" tokenizer train https://example.org/a.txt --vocab 260 --out t.json
 
+# ---- broken lines: the first ends it, or they are skipped, counted, listed and limited ----
+lines() { for ((i = $1; i <= $2; i++)); do echo "{\"text\": \"line $i of many\"}"; done; }
+{ lines 1 40; echo '{"text": 7}'; lines 41 80; echo '{"tex'; lines 81 250; } >bad.jsonl
+lines 1 250 >good.jsonl
+refused 65 "bad.jsonl:41: the value of 'text' is not a string" tokenize run.yaml 'data.sources=[bad.jsonl]'
+refused 65 "2 of 252 lines are broken, more than data.bad_lines_limit (0.001)" tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip data.bad_lines_limit=0.001
+refused 65 "data.bad_lines_limit (1)" tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip data.bad_lines_limit=1 data.cache_dir=limited
+for ((i = 0; i < 2; i++)); do
+    exits 0 tokenize run.yaml 'data.sources=[bad.jsonl]' data.bad_lines=skip
+    grep -q "bad.jsonl: 2 of 252 lines are broken and were skipped" err || fail "skipped lines are not said: $(cat err)"
+done
+grep -q '"file": *"bad.jsonl", *"line": *41,' cache/*/part-00000.bad.jsonl || fail "no list of bad lines: $(cat cache/*/*.bad.jsonl)"
+skipped=$(grep ^tokens out)
+exits 0 tokenize run.yaml 'data.sources=[good.jsonl]'
+[ "$(grep ^tokens out)" = "$skipped" ] || fail "skipped lines leave something: $skipped, $(grep ^tokens out)"
+# A cache without bad lines is as good where they are skipped.
+caches=$(echo cache/*/)
+exits 0 tokenize run.yaml 'data.sources=[good.jsonl]' data.bad_lines=skip
+[ "$(echo cache/*/)" = "$caches" ] || fail "a clean cache was made again"
+
 conclude
