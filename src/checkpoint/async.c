@@ -6,7 +6,7 @@
  *     the save rests until the caller brings word of the others.
  *  3. A failure of a part goes into the blob and through the commit; that of a save is kept until it has
  *     been returned once.
- *  4. The worker touches host memory only: staged tensors, never tensor memory.
+ *  4. The worker writes from host memory: staged tensors. A direct writer's goes through the lists' fetch.
  *
  * The phases of a save, and what moves a rank from one to the next. "Heard" is what
  * checkpoint_writer_advance is told of the words of all ranks; all other moves are the worker's:
@@ -169,7 +169,7 @@ static void write_part(CheckpointWriter *w) {
 /* On ranks other than 0 it ends with the copy: they stay BUSY until they hear that the files are there. */
 static void run_stage(CheckpointWriter *w) {
     Error err = {.message = ""};
-    ErrorCode code = stage_all(w, &err);
+    ErrorCode code = w->setup.direct ? OK : stage_all(w, &err);
     end_copy(w);
     w->start = clock_seconds();
     if (code == OK && w->setup.rank == 0) code = checkpoint_begin(w->setup.ops, w->setup.dir, &w->save, &err);
@@ -274,6 +274,7 @@ static void give_job(CheckpointWriter *w, Job job) {
 static ErrorCode take_staging(CheckpointWriter *w, Error *err) {
     size_t bytes = w->setup.staging_bytes;
     Device *d = w->setup.device;
+    if (w->setup.direct) return OK;
     if (d) {
         w->staging = d->runtime.host_take(d, bytes);
         return w->staging ? OK
@@ -346,7 +347,8 @@ ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
 
 ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *save, Error *err) {
     double start = clock_seconds();
-    CHECK(checkpoint_staging_bytes(save->model, save->optimizer, save->average) <= w->setup.staging_bytes);
+    CHECK(w->setup.direct ||
+          checkpoint_staging_bytes(save->model, save->optimizer, save->average) <= w->setup.staging_bytes);
     /* With one rank a save may be in flight still: this is the back-pressure that the report counts as
      * `waited`. */
     TRY(checkpoint_writer_wait(w, err));

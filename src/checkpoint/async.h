@@ -63,7 +63,10 @@ typedef struct SaveReport {
     int removed;    /* rank 0: checkpoints that were retired after it */
 } SaveReport;
 
-/* Bytes of staging memory that saves of the pieces in these lists need; all but the model may be NULL. */
+/* A writer without staging memory (WriterSetup.direct) reads the lists themselves: the caller waits until the
+ * writer is idle before it changes any tensor.
+ *
+ * Bytes of staging memory that saves of the pieces in these lists need; all but the model may be NULL. */
 size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer,
                                 const TensorList *average);
 
@@ -74,6 +77,7 @@ typedef struct WriterSetup {
     int64_t in_use;      /* sparing this step; -1: none */
     int rank, ranks;
     size_t staging_bytes;
+    bool direct;    /* no staging memory: staging_bytes is 0 */
     int threads;    /* that take it, and have nothing else to do meanwhile; 0: one */
     Device *device; /* of tensor memory that is apart: staging is its pinned memory; else NULL */
 } WriterSetup;

@@ -1819,6 +1819,13 @@ const Option config_options[] = {
      .choices = "fp32|bf16",
      .help = "Of the model file; with bf16 the exact weights go beside the moments, so that resuming stays "
              "exact."},
+    {.key = "checkpoint.async",
+     .type = OPT_BOOL,
+     .effect = EFFECT_NOTHING,
+     .offset = AT(checkpoint.async),
+     .fallback = "true",
+     .help = "Write checkpoints from a copy in memory while training goes on; false takes no memory for the "
+             "copy, and training waits. With checkpoint.every 0 there is no copy."},
     /* For models that are given away. */
     {.key = "checkpoint.last_weights_only",
      .type = OPT_BOOL,
@@ -2298,6 +2305,8 @@ static bool parse_range(const char *text, int64_t *first, int64_t *last) {
     if (*end == '-' && end[1] >= '0' && end[1] <= '9') *last = strtoll(end + 1, &end, 10);
     return *end == '\0' && *first >= 1 && *last >= *first;
 }
+
+bool config_saves_async(const Config *c) { return c->checkpoint.async && c->checkpoint.every > 0; }
 
 /* The text is parsed again where it is asked for: it is short, has been checked, and no second field has
  * to be kept equal to it. */

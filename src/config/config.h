@@ -155,6 +155,7 @@ typedef enum StoreType { STORE_FP32, STORE_BF16 } StoreType;
 typedef struct CheckpointOptions {
     int64_t every, keep, keep_every;
     int dtype;              /* StoreType, of the model file */
+    bool async;             /* ask config_saves_async */
     bool last_weights_only; /* the checkpoint of the last step cannot be trained on */
     char *keep_best;        /* a figure (train/best.h); "": none */
     double mttf_hours;      /* mean time between failures, for the suggested interval; 0: no suggestion */
@@ -230,6 +231,10 @@ ErrorCode config_derive(Config *c, OptionSet *set, Error *err);
 
 /* The steps that are traced, metrics.trace; false: none. */
 bool config_traces(const Config *c, int64_t *first, int64_t *last);
+
+/* Whether checkpoints are written from a copy while training goes on: checkpoint.async, unless the only one is
+ * that of the end. */
+bool config_saves_async(const Config *c);
 
 /* Whether the lines of this rank are printed: metrics.log_ranks. */
 bool config_logs_rank(const Config *c, int rank);

@@ -55,7 +55,9 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
                       .optimizer = &c->optimizer,
-                      .staged = c->checkpoint.dtype == STORE_BF16 ? 2 : 1};
+                      .staged = !config_saves_async(c)              ? 0
+                                : c->checkpoint.dtype == STORE_BF16 ? 2
+                                                                    : 1};
 }
 
 /* Of `width` bytes an element, run by run: those of a box that is narrower than its matrix lie apart. */

@@ -42,7 +42,8 @@ typedef struct RankSpec {
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference alone */
     Crosses *crosses;                  /* where passes are cut; NULL: program_crosses */
-    int staged; /* fp32 copies of what it counts, on the host while a checkpoint with the states is written */
+    /* fp32 copies of what it counts, on the host while a checkpoint with the states is written; 0: none */
+    int staged;
 } RankSpec;
 
 /* A step of fewer microbatches (train.batch_start): it runs in the memory of a whole one. */

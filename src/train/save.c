@@ -185,15 +185,18 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
     /* Rank 0 alone writes small files (checkpoint.c, invariant 2). */
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = checkpoint_directory(c->run.dir);
-    WriterSetup setup = {.dir = dir,
-                         .keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every},
-                         .in_use = in_use,
-                         .device = engine_device(e)->apart ? engine_device(e) : NULL,
-                         .threads = engine_device(e)->threads,
-                         .rank = comm_rank(comm),
-                         .ranks = comm_size(comm),
-                         .staging_bytes =
-                             checkpoint_staging_bytes(&s->model->list, &s->optimizer->list, average_list(s))};
+    bool direct = !config_saves_async(c);
+    WriterSetup setup = {
+        .dir = dir,
+        .keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every},
+        .in_use = in_use,
+        .device = engine_device(e)->apart ? engine_device(e) : NULL,
+        .threads = engine_device(e)->threads,
+        .rank = comm_rank(comm),
+        .ranks = comm_size(comm),
+        .direct = direct,
+        .staging_bytes =
+            direct ? 0 : checkpoint_staging_bytes(&s->model->list, &s->optimizer->list, average_list(s))};
     CHECK(setup.staging_bytes == engine_plan(e)->memory.staging); /* what is taken is what was planned */
     ErrorCode code = checkpoint_writer_start(&s->writer, &setup, err);
     free(dir);
@@ -253,6 +256,15 @@ ErrorCode saver_wait(Saver *s, Error *err) {
     return checkpoint_writer_wait(s->writer, err);
 }
 
+/* Without a copy training waits for the save as a whole, and it counts as stall. */
+static ErrorCode wait_if_direct(Saver *s, Error *err) {
+    double start = clock_seconds();
+    if (config_saves_async(s->c)) return OK;
+    ErrorCode code = saver_wait(s, err);
+    s->waited += clock_seconds() - start;
+    return code;
+}
+
 /* All ranks at the same step. Returns once the writer has the job; nothing need be on the disk yet. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err) {
     Text text = {0};
@@ -273,7 +285,7 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
     text_free(&text);
-    return code;
+    return code == OK ? wait_if_direct(s, err) : code;
 }
 
 /* Where nothing is being copied it returns at once, so each step may call it. */

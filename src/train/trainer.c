@@ -950,10 +950,10 @@ static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
     double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600,
            rate = (double)r->bytes / r->seconds;
     char size[32], speed[32], detail[200], every[16];
-    snprintf(detail, sizeof detail,
-             "checkpoints/step-%08lld: %s in %.2f s beside the training (%s/s), stall %.3f s",
-             (long long)r->step, text_bytes((double)r->bytes, size), r->seconds, text_bytes(rate, speed),
-             stall);
+    snprintf(detail, sizeof detail, "checkpoints/step-%08lld: %s in %.2f s %s (%s/s), stall %.3f s",
+             (long long)r->step, text_bytes((double)r->bytes, size), r->seconds,
+             config_saves_async(t->c) ? "beside the training" : "while training waited",
+             text_bytes(rate, speed), stall);
     log_info("checkpoint %s", detail);
     double interval = checkpoint_interval(mttf, stall, r->seconds);
     if (!t->interval_suggested && mttf > 0 && interval >= LEAST_INTERVAL) {

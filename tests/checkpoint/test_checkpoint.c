@@ -576,6 +576,31 @@ static void the_background_writer_saves_what_was_there_at_the_call(void **state)
     text_free(&f.trace);
 }
 
+/* No staging memory: the file holds what the caller left in place until the writer was idle. */
+static void a_direct_writer_takes_no_memory(void **state) {
+    (void)state;
+    const char *dir = files_path("direct"), *copied = files_path("copied");
+    Trainer t;
+    Lists l;
+    Error err = {.message = ""};
+    fill(&t, 1);
+    make_lists(&l, &t);
+    WriterSetup setup = {.dir = dir, .keep = {.last = 2}, .in_use = -1, .ranks = 1, .direct = true};
+    CheckpointWriter *w, *beside = start_writer(NULL, copied, &l);
+    if (checkpoint_writer_start(&w, &setup, &err) != OK) fail_msg("%s", err.message);
+    CheckpointSave save = save_of(&l, &t, 1);
+    if (checkpoint_writer_save(w, &save, &err) != OK) fail_msg("%s", err.message);
+    if (checkpoint_writer_save(beside, &save, &err) != OK) fail_msg("%s", err.message);
+    assert_int_equal(checkpoint_writer_wait(w, &err), OK);
+    assert_int_equal(checkpoint_writer_wait(beside, &err), OK);
+    assert_int_equal(checkpoint_writer_stop(w, &err), OK);
+    assert_int_equal(checkpoint_writer_stop(beside, &err), OK);
+    Text command = {0};
+    text_printf(&command, "diff -r %s %s", dir, copied);
+    assert_int_equal(system(command.data), 0);
+    text_free(&command);
+}
+
 static ErrorCode slow_fetch(void *ctx, int index, size_t offset, size_t bytes, void *host, Error *err) {
     usleep(3000);
     return fetch(ctx, index, offset, bytes, host, err);
@@ -726,6 +751,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(syncs_stand_where_the_protocol_has_them),
         cmocka_unit_test(the_last_and_every_nth_are_kept),
         cmocka_unit_test(the_background_writer_saves_what_was_there_at_the_call),
+        cmocka_unit_test(a_direct_writer_takes_no_memory),
         cmocka_unit_test(the_background_copy_may_run_beside_the_training),
         cmocka_unit_test(a_failure_in_the_background_is_returned_once),
         cmocka_unit_test(the_interval_is_youngs),

@@ -184,6 +184,12 @@ fits pipeline.schedule=1f1b run.device=cuda
 plan 0 -n 2 mesh.pp=2 run.device=cuda
 grep -Eq '^  ranks .* total +on host  holds$' out || fail "no column of the host: $(grep -m1 ' ranks ' out)"
 grep -Eq '^  staging +[0-9.]+ [KM]iB  copy' out || fail "nothing is staged: $(cat out)"
+# Memory for the copy is taken where a copy is made.
+for none in checkpoint.async=false checkpoint.every=0; do
+    plan 0 -n 2 mesh.pp=2 run.device=cuda $none
+    hasnt out "  staging "
+done
+plan 0 -n 2 mesh.pp=2 run.device=cuda
 plan 0 -n 2 mesh.pp=2 run.device=cuda --memory "$(awk '$1 == "total" { print 1.01 * $2 $3; exit }' out)"
 hasnt out "it will not fit"
 has out "device  a GPU, as stated: not this machine"
