@@ -232,8 +232,8 @@ ErrorCode config_derive(Config *c, OptionSet *set, Error *err);
 /* The steps that are traced, metrics.trace; false: none. */
 bool config_traces(const Config *c, int64_t *first, int64_t *last);
 
-/* Whether checkpoints are written from a copy while training goes on: checkpoint.async, unless the only one is
- * that of the end. */
+/* Whether checkpoints are written from a copy while training goes on: checkpoint.async, unless the only one
+ * is that of the end. */
 bool config_saves_async(const Config *c);
 
 /* Whether the lines of this rank are printed: metrics.log_ranks. */

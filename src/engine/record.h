@@ -13,6 +13,7 @@
 #include "base/exact.h"
 #include "device/device.h"
 #include "model/config.h"
+#include "plan/program.h"
 
 enum {
     RECORD_STOP = 1,   /* of `any`: some rank was asked to stop */
@@ -42,6 +43,7 @@ typedef struct StepRecord {
     int64_t culprit_rank; /* the lowest rank that has one there; -1 */
     uint64_t any, all;    /* flags, combined by or, and by and */
 } StepRecord;
+_Static_assert(sizeof(StepRecord) == STEP_RECORD_BYTES, "the plan counts it");
 
 /* The record that changes none that it is combined with. */
 void record_start(StepRecord *r);

@@ -66,6 +66,7 @@ static const Field step_fields[] = {
     STEP_FIELD(sent_dp_shard, FIELD_INT),
     STEP_FIELD(sent_cp, FIELD_INT),
     STEP_FIELD(sent_tp, FIELD_INT),
+    STEP_FIELD(sent_ep, FIELD_INT),
     STEP_FIELD(pause_seconds, FIELD_DOUBLE),
     STEP_FIELD(tokens_per_second, FIELD_DOUBLE),
     STEP_FIELD(flops_per_second, FIELD_DOUBLE),

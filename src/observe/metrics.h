@@ -47,7 +47,7 @@ typedef struct StepMetrics {
     double wait_seconds;               /* mean seconds a step that this rank waited for others */
     /* Bytes that this rank sent in this step, by axis of the mesh; of what dp_shard and cp share out
      * together, by dp_shard. */
-    int64_t sent_pp, sent_dp_replicate, sent_dp_shard, sent_cp, sent_tp;
+    int64_t sent_pp, sent_dp_replicate, sent_dp_shard, sent_cp, sent_tp, sent_ep;
     double pause_seconds; /* validation and checkpoints since the last logged step: in no rate */
     double tokens_per_second, flops_per_second;
     double mfu;                           /* fraction of the peak, NaN when no peak is known */

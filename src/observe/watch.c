@@ -397,7 +397,8 @@ static void write_rank(JsonWriter *w, int rank, const StepMetrics *m) {
     json_put_double(w, "data", m->data_seconds);
     json_put_int(w, "resident", m->memory_resident);
     json_put_int(w, "peak", m->memory_peak);
-    json_put_int(w, "sent", m->sent_pp + m->sent_dp_replicate + m->sent_dp_shard + m->sent_cp + m->sent_tp);
+    json_put_int(w, "sent",
+                 m->sent_pp + m->sent_dp_replicate + m->sent_dp_shard + m->sent_cp + m->sent_tp + m->sent_ep);
     json_end_object(w);
 }
 

@@ -442,6 +442,10 @@ static void put_why(const Forecast *f, Text *out) {
         if (axis_is_asked((Axis)a) && mesh_degree(mesh, (Axis)a) == 1)
             text_printf(out, " %s", axis_name((Axis)a));
     text_puts(out, "\n");
+    if (mesh->world > 1)
+        text_printf(out,
+                    "  not in the table: the step's record, %d bytes in each of %d rounds over all ranks\n",
+                    (int)STEP_RECORD_BYTES, program_record_rounds(mesh->world));
     if (mesh_size(mesh, MESH_EXPERTS) > 1)
         text_printf(
             out,

@@ -1043,6 +1043,12 @@ static uint64_t leaves_bytes(const Program *p, int unit) {
     return sum;
 }
 
+int program_record_rounds(int ranks) {
+    int rounds = 0;
+    while (2 << rounds <= ranks) rounds++;
+    return rounds + (1 << rounds < ranks);
+}
+
 /* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
 ProgramTraffic program_traffic(const Program *p, const Model *m) {
     const Partition *part = p->partition;

@@ -765,10 +765,9 @@ static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) 
     return any & RECORD_MEMORY ? tell_of_memory(t, err) : OK;
 }
 
-/* Over dp_shard, of which ep is a part: experts' own parameters, and visits, among them. */
+/* Parameters and gradients; visits of experts are ep's. */
 static int64_t sent_to_shards(Comm *c) {
-    return comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes +
-           comm_traffic(c, MESH_EXPERTS).bytes;
+    return comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes;
 }
 
 /* In this order: what goes into the record of the step, the step, what its record brought; then the counts,
@@ -816,6 +815,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     m.sent_dp_replicate = comm_traffic(t->comm, MESH_REPLICAS).bytes;
     m.sent_dp_shard = sent_to_shards(t->comm);
     m.sent_cp = comm_traffic(t->comm, MESH_CONTEXT).bytes;
+    m.sent_ep = comm_traffic(t->comm, MESH_EXPERTS).bytes;
     m.sent_tp = comm_traffic(t->comm, MESH_TENSOR).bytes + comm_traffic(t->comm, MESH_KEY_COPIES).bytes;
     TRY(judge(t, &r, &m, err));
     TRY(record_step(t, &m, err));

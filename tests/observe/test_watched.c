@@ -190,8 +190,13 @@ static void each_rank_with_a_file_is_told(void **state) {
     for (int rank = 1; rank < 3; rank++) {
         char name[32];
         MetricsLog log;
-        StepMetrics m = {
-            .step = 3, .wait_seconds = rank, .sent_pp = 1, .sent_dp_shard = 2, .sent_cp = 3, .sent_tp = 4};
+        StepMetrics m = {.step = 3,
+                         .wait_seconds = rank,
+                         .sent_pp = 1,
+                         .sent_dp_shard = 2,
+                         .sent_cp = 3,
+                         .sent_tp = 4,
+                         .sent_ep = 5};
         assert_int_equal(metrics_log_open(&log, dir, metrics_file_name(rank, name), 0, &err), OK);
         assert_int_equal(metrics_log_step(&log, &m, &err), OK);
         metrics_log_close(&log);
@@ -202,7 +207,7 @@ static void each_rank_with_a_file_is_told(void **state) {
     const cJSON *ranks = cJSON_GetObjectItem(root, "ranks"), *last = cJSON_GetArrayItem(ranks, 2);
     assert_int_equal(cJSON_GetArraySize(ranks), 3);
     assert_true(cJSON_GetObjectItem(last, "wait")->valuedouble == 2);
-    assert_true(cJSON_GetObjectItem(last, "sent")->valuedouble == 10);
+    assert_true(cJSON_GetObjectItem(last, "sent")->valuedouble == 15);
     cJSON_Delete(root);
     watch_close(&w);
     assert_int_equal(watch_open(&w, "/nonexistent/run", &err), ERR_NOINPUT);

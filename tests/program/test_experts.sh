@@ -35,6 +35,9 @@ mesh 2 shard mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
 mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv
 mesh 2 experts mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1 train.gradient_sync=microbatch
+# Visits are counted by themselves; over dp_shard goes what was planned for it.
+grep -q '"sent_ep": [1-9]' experts/metrics.jsonl || fail "no visits are counted: $(head -1 experts/metrics.jsonl)"
+grep -q '"sent_ep": 0,' one/metrics.jsonl || fail "visits on one rank: $(head -1 one/metrics.jsonl)"
 mesh 4 all mesh.pp=2 mesh.dp_shard=2 mesh.ep=2 pipeline.schedule=zbv train.recompute=full
 for run in threads resumed shard replicate both experts all; do
     curve $run | cmp -s - one.curve || fail "$run has another curve"

@@ -193,6 +193,7 @@ plan 0 -n 2 mesh.pp=2 run.device=cuda
 plan 0 -n 2 mesh.pp=2 run.device=cuda --memory "$(awk '$1 == "total" { print 1.01 * $2 $3; exit }' out)"
 hasnt out "it will not fit"
 has out "device  a GPU, as stated: not this machine"
+has out "  not in the table: the step's record, 5528 bytes in each of 1 rounds over all ranks"
 plan 0 -n 2 mesh.pp=2 run.device=cpu
 hasnt out "on host"
 plan 0 -n 2 mesh.pp=2 train.microbatch=8 pipeline.schedule=gpipe model.vocab_size=8192
