@@ -237,9 +237,10 @@ typedef struct PassGradient {
 } PassGradient;
 bool program_gradient(const Program *p, Action a, int i, PassGradient *out);
 
-/* What ranks combine once a step beside its actions, over all of them and no axis (engine/record.h): bytes. */
+/* Bytes of what ranks combine once a step, over all of them and no axis (engine/record.h). No action does
+ * it. */
 enum { STEP_RECORD_BYTES = (6 + FURTHER_HEADS) * sizeof(ExactSum) + 11 * sizeof(int64_t) };
-/* How often a rank sends that, at most: floor(log2(ranks)) times, and once more where ranks are no power of 2. */
+/* How often a rank sends that, at most: floor(log2(ranks)) times, once more where ranks are no power of 2. */
 int program_record_rounds(int ranks);
 
 /* Bytes that this rank sends in one execution, by what they are. */
