@@ -5,7 +5,11 @@
  *                                          +---------------- fed back -------------+
  *
  * With one dtype and one set of kernels the text is a function of weights, prompt and sampling with its
- * seed. Text goes to standard output, figures and warnings to stderr. */
+ * seed. Text goes to standard output, figures and warnings to stderr.
+ *
+ * With --prompts there are many, a line of JSON each. A line comes out for each, in their order: its bytes,
+ * with the text that --prompt gives as one more member. All of them are read before the model and encoded
+ * before the first is answered, so that a mistake in the last line costs no work. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +17,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "cli/model.h"
 #include "data/chat.h"
@@ -26,6 +32,10 @@ enum { PROMPT_CHUNK = 256 };
 static const Flag flags[] = {
     {"--prompt", 'p', "TEXT",
      "text to go on from; - reads it from stdin; without it the model begins by itself"},
+    {"--prompts", 0, "FILE",
+     "a prompt a line, as JSON: {\"prompt\": ...}, with --chat also {\"messages\": [...]}; a \"seed\" is "
+     "that "
+     "line's. Writes the lines with \"generated\", \"generated_tokens\" and \"stop\"; - reads stdin"},
     {"--tokens", 'n', "N", "tokens to generate, fewer if the model ends the text; default 200"},
     {"--temperature", 'T', "X", "0 takes the most likely token each time; default 1"},
     {"--top-k", 'k', "K", "only the K most likely tokens; default 0, all"},
@@ -40,29 +50,113 @@ static const Flag flags[] = {
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
 
+typedef struct Prompt {
+    const char *line; /* [length], of --prompts; NULL: of --prompt */
+    size_t length, number;
+    cJSON *object; /* the line; NULL */
+    TokenList ids;
+    bool begins; /* the first token that is made begins the text */
+    uint64_t seed;
+} Prompt;
+
 /* Freed by run, whatever was read of it. */
 typedef struct Request {
     Sampling sampling;
     int64_t tokens;
     bool ignore_end, quiet, chat;
-    int32_t end; /* of an answer, -1: none */
-    Text prompt;
-    TokenList ids; /* of the prompt */
+    int32_t end;      /* of an answer, -1: none */
+    Text text;        /* of --prompt, or of the file of --prompts */
+    const char *file; /* of --prompts; NULL */
+    Prompt *prompts;  /* [count] */
+    size_t count;
 } Request;
 
-/* "-" is standard input, to its end. No prompt is not an empty one read from there: the model then begins
- * by itself. What was read of a prompt that failed half way is freed with the request. */
-static ErrorCode read_prompt(const Arguments *args, Text *out, Error *err) {
-    const char *prompt = arguments_flag(args, "--prompt");
-    if (!prompt) return OK;
-    if (strcmp(prompt, "-") != 0) {
-        text_puts(out, prompt);
-        return OK;
-    }
+static ErrorCode read_stdin(Text *out, Error *err) {
     char piece[4096];
     for (size_t n; (n = fread(piece, 1, sizeof piece, stdin)) > 0;) text_add(out, piece, n);
     return ferror(stdin) ? error_errno(err, ERR_IO, "reading the prompt from stdin") : OK;
 }
+
+/* "-" is standard input, to its end. No prompt is not an empty one read from there: the model then begins
+ * by itself. What was read of a prompt that failed half way is freed with the request. */
+static ErrorCode read_prompt(const Arguments *args, Request *r, Error *err) {
+    const char *prompt = arguments_flag(args, "--prompt");
+    r->count = 1;
+    r->prompts = mem_alloc_array(1, sizeof *r->prompts);
+    r->prompts[0].seed = r->sampling.seed;
+    if (!prompt) return OK;
+    if (strcmp(prompt, "-") == 0) return read_stdin(&r->text, err);
+    text_puts(&r->text, prompt);
+    return OK;
+}
+
+/* ---- many prompts ---- */
+
+static ErrorCode bad_line(const Request *r, const Prompt *p, const char *problem, Error *err) {
+    return error_set(err, ERR_DATA, "%s:%zu: %s", r->file, p->number, problem);
+}
+
+/* Members that would stand there twice are refused, not replaced. */
+static ErrorCode check_line(const Request *r, Prompt *p, Error *err) {
+    static const char *const made[] = {"generated", "generated_tokens", "stop"};
+    const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(p->object, "prompt"),
+                *messages = cJSON_GetObjectItemCaseSensitive(p->object, "messages");
+    int64_t seed = (int64_t)p->seed;
+    if (!cJSON_IsObject(p->object)) return bad_line(r, p, "expected a JSON object with a \"prompt\"", err);
+    if (messages && !r->chat) return bad_line(r, p, "\"messages\" are for --chat, which is not given", err);
+    if (messages && prompt) return bad_line(r, p, "there are both \"prompt\" and \"messages\"", err);
+    if (messages ? !cJSON_IsArray(messages) : !cJSON_IsString(prompt))
+        return bad_line(r, p, messages ? "\"messages\" is no array" : "expected \"prompt\", a string", err);
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (cJSON_HasObjectItem(p->object, made[i]))
+            return error_set(err, ERR_DATA, "%s:%zu: \"%s\" is there already: rename it", r->file, p->number,
+                             made[i]);
+    TRY(json_get_int(p->object, r->file, "seed", false, 0, INT64_C(1) << 53, &seed, err));
+    p->seed = (uint64_t)seed;
+    return OK;
+}
+
+/* Blank lines are passed over. */
+static ErrorCode read_lines(Request *r, Error *err) {
+    size_t capacity = 0, number = 0;
+    const char *end = r->text.data + r->text.length;
+    for (const char *line = r->text.data; line && line < end; number++) {
+        const char *newline = memchr(line, '\n', (size_t)(end - line)), *next = newline ? newline + 1 : end;
+        size_t length = (size_t)((newline ? newline : end) - line);
+        while (length > 0 && strchr(" \t\r", line[length - 1])) length--;
+        if (length > 0) {
+            if (r->count == capacity) {
+                capacity = 2 * capacity + 64;
+                r->prompts = mem_grow(r->prompts, capacity * sizeof *r->prompts);
+            }
+            Prompt *p = &r->prompts[r->count++];
+            *p = (Prompt){.line = line, .length = length, .number = number + 1, .seed = r->sampling.seed};
+            TRY(json_parse_line(r->file, p->number, line, length, &p->object, err));
+            TRY(check_line(r, p, err));
+        }
+        line = next;
+    }
+    return r->count > 0 ? OK : error_set(err, ERR_DATA, "%s: no prompts in it", r->file);
+}
+
+static ErrorCode read_prompts(const Arguments *args, Request *r, Error *err) {
+    char *data;
+    size_t length;
+    r->file = arguments_flag(args, "--prompts");
+    if (arguments_has(args, "--prompt"))
+        return error_set(err, ERR_USAGE, "--prompt and --prompts: give one of them");
+    if (strcmp(r->file, "-") == 0) {
+        r->file = "stdin";
+        TRY(read_stdin(&r->text, err));
+        return read_lines(r, err);
+    }
+    TRY(file_read(r->file, (size_t)1 << 32, &data, &length, err));
+    text_add(&r->text, data, length);
+    free(data);
+    return read_lines(r, err);
+}
+
+/* ---- the command line ---- */
 
 /* Flags of a conversation want one, and a conversation wants a message. */
 static ErrorCode check_chat(const Arguments *args, Error *err) {
@@ -71,8 +165,8 @@ static ErrorCode check_chat(const Arguments *args, Error *err) {
     for (size_t i = 0; !chat && i < sizeof names / sizeof *names; i++)
         if (arguments_has(args, names[i]))
             return error_set(err, ERR_USAGE, "%s is for --chat, which is not given", names[i]);
-    if (chat && !arguments_has(args, "--prompt"))
-        return error_set(err, ERR_USAGE, "--chat needs a message: give --prompt");
+    if (chat && !arguments_has(args, "--prompt") && !arguments_has(args, "--prompts"))
+        return error_set(err, ERR_USAGE, "--chat needs a message: give --prompt, or --prompts");
     return OK;
 }
 
@@ -91,17 +185,22 @@ static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
     r->chat = arguments_has(args, "--chat");
     r->end = -1;
     TRY(check_chat(args, err));
-    TRY(read_prompt(args, &r->prompt, err));
-    if (r->chat && memchr(r->prompt.data, 0, r->prompt.length))
+    if (arguments_has(args, "--prompts")) return read_prompts(args, r, err);
+    TRY(read_prompt(args, r, err));
+    if (r->chat && memchr(r->text.data, 0, r->text.length))
         return error_set(err, ERR_USAGE, "--chat: the message holds a NUL byte: it must be text");
     return OK;
 }
 
+/* ---- generating ---- */
+
 /* Bytes as they come: those of one character may lie in several tokens. `first`: the text begins with it. */
-static void put_token(const OpenModel *m, int32_t id, bool first) {
+static void put_token(const OpenModel *m, int32_t id, bool first, Text *into) {
     size_t length;
     const char *bytes = tokenizer_token_text(m->tokenizer, id, first, &length);
-    if (bytes) fwrite(bytes, 1, length, stdout);
+    if (bytes && into) text_add(into, bytes, length);
+    if (!bytes || into) return;
+    fwrite(bytes, 1, length, stdout);
     fflush(stdout); /* each token shows as it comes */
 }
 
@@ -120,26 +219,41 @@ static ErrorCode find_logits(const OpenModel *m, Decoder *g, const int32_t *ids,
     return OK;
 }
 
-/* Token by token: each is printed before the next is computed. *made counts what was sampled, an end of
- * text among it. It ends after as many as were asked for, at the model's end of text, or when the cache is
- * full. The last token is printed and not fed, since nobody asks for what would follow. */
-static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
+typedef enum Stop { STOP_TOKENS, STOP_END, STOP_CONTEXT } Stop; /* all that were asked for; an end; no room */
+
+/* Token by token: each is printed before the next is computed, or goes `into` a text. *made counts what was
+ * sampled, an end of text among it. The last token is printed and not fed, since nobody asks for what would
+ * follow. */
+static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, const Prompt *p, Text *into,
+                          int64_t *made, Stop *stop, Error *err) {
     int64_t vocab = m->plan.model.config.vocab_size;
+    Sampling sampling = r->sampling;
     float *logits = mem_alloc_array((size_t)vocab, sizeof *logits);
     int32_t *order = mem_alloc_array((size_t)vocab, sizeof *order);
-    ErrorCode code = find_logits(m, g, r->ids.ids, (int64_t)r->ids.count, logits, err);
+    sampling.seed = p->seed;
+    *stop = STOP_TOKENS;
+    ErrorCode code = find_logits(m, g, p->ids.ids, (int64_t)p->ids.count, logits, err);
     for (*made = 0; code == OK && *made < r->tokens;) {
-        int32_t id = sample_token(&r->sampling, logits, vocab, *made, order);
-        bool first = (*made)++ == 0 && (r->chat || r->prompt.length == 0);
-        if ((model_ends_text(m, id) || id == r->end) && !r->ignore_end) break;
-        put_token(m, id, first);
-        if (*made == r->tokens || decoder_room(g) == 0) break;
+        int32_t id = sample_token(&sampling, logits, vocab, *made, order);
+        bool first = (*made)++ == 0 && p->begins, ends = model_ends_text(m, id) || id == r->end;
+        if (ends && !r->ignore_end) {
+            *stop = STOP_END;
+            break;
+        }
+        put_token(m, id, first, into);
+        if (*made == r->tokens) break;
+        if (decoder_room(g) == 0) {
+            *stop = STOP_CONTEXT;
+            break;
+        }
         code = find_logits(m, g, &id, 1, logits, err);
     }
     free(logits);
     free(order);
     return code;
 }
+
+/* ---- encoding ---- */
 
 static void add_message(cJSON *messages, const char *role, const char *content) {
     cJSON *message = cJSON_CreateObject();
@@ -148,68 +262,149 @@ static void add_message(cJSON *messages, const char *role, const char *content) 
     cJSON_AddItemToArray(messages, message);
 }
 
-/* The prompt as the template has it, to where the answer begins. */
-static ErrorCode encode_message(const OpenModel *m, const Arguments *args, Request *r, Error *err) {
-    const char *tokenizer = arguments_flag(args, "--tokenizer"), *system = arguments_flag(args, "--system");
-    ChatOptions options = {.tokenizer = tokenizer ? tokenizer : m->dir,
-                           .template = arguments_flag(args, "--template"),
-                           .date = arguments_flag(args, "--date")};
-    Chat *chat;
-    TRY(chat_open(&chat, &options, m->tokenizer, err));
-    cJSON *messages = cJSON_CreateArray();
-    if (system) add_message(messages, "system", system);
-    add_message(messages, "user", r->prompt.data);
-    ErrorCode code = chat_prompt(chat, "--prompt", messages, &r->ids, err);
-    r->end = chat_end_token(chat);
-    cJSON_Delete(messages);
-    chat_close(chat);
+/* The prompt as the template has it, to where the answer begins. The messages of a line are taken as they
+ * are. */
+static ErrorCode encode_message(const Arguments *args, const Chat *chat, const char *text, Prompt *p,
+                                Error *err) {
+    const char *system = arguments_flag(args, "--system");
+    cJSON *own = cJSON_GetObjectItemCaseSensitive(p->object, "messages"), *messages = own;
+    if (!own) {
+        messages = cJSON_CreateArray();
+        if (system) add_message(messages, "system", system);
+        add_message(messages, "user", text);
+    }
+    ErrorCode code = chat_prompt(chat, p->object ? "--prompts" : "--prompt", messages, &p->ids, err);
+    if (!own) cJSON_Delete(messages);
+    p->begins = true;
     return code;
 }
 
 /* Where the model has a token that begins texts, a prompt is a text's beginning. Without such a token, and
  * without a prompt, the end of a text stands for the beginning of the next. */
-static ErrorCode encode_text(const OpenModel *m, Request *r, Error *err) {
+static ErrorCode encode_text(const OpenModel *m, const char *text, size_t length, Prompt *p, Error *err) {
     int32_t bos = tokenizer_bos(m->tokenizer), first = bos >= 0 ? bos : tokenizer_eos(m->tokenizer);
-    token_list_reserve(&r->ids, 1);
-    if (bos >= 0 || (r->prompt.length == 0 && first >= 0)) r->ids.ids[r->ids.count++] = first;
-    if (r->prompt.length == 0) return OK;
-    return tokenizer_encode(m->tokenizer, r->prompt.data, r->prompt.length, &r->ids, err);
+    p->begins = length == 0;
+    token_list_reserve(&p->ids, 1);
+    if (bos >= 0 || (length == 0 && first >= 0)) p->ids.ids[p->ids.count++] = first;
+    return length == 0 ? OK : tokenizer_encode(m->tokenizer, text, length, &p->ids, err);
 }
 
-static ErrorCode encode_prompt(const OpenModel *m, const Arguments *args, Request *r, Error *err) {
-    TRY(r->chat ? encode_message(m, args, r, err) : encode_text(m, r, err));
-    if (r->ids.count == 0)
+static ErrorCode encode_prompt(const OpenModel *m, const Arguments *args, const Request *r, const Chat *chat,
+                               Prompt *p, Error *err) {
+    const cJSON *member = cJSON_GetObjectItemCaseSensitive(p->object, "prompt");
+    const char *text = member ? member->valuestring : p->object ? "" : r->text.data;
+    size_t length = member ? strlen(text) : p->object ? 0 : r->text.length;
+    TRY(chat ? encode_message(args, chat, text, p, err) : encode_text(m, text, length, p, err));
+    if (p->ids.count == 0)
         return error_set(err, ERR_USAGE,
                          "this tokenizer has no begin-of-text token to begin from: give --prompt");
     int64_t room = m->plan.model.config.max_position_embeddings;
-    if ((int64_t)r->ids.count > room)
+    if ((int64_t)p->ids.count > room)
         return error_set(err, ERR_USAGE,
                          "the prompt has %zu tokens but the model is for sequences of %lld: shorten it",
-                         r->ids.count, (long long)room);
+                         p->ids.count, (long long)room);
     return OK;
+}
+
+static ErrorCode open_chat(const OpenModel *m, const Arguments *args, Chat **chat, Error *err) {
+    const char *tokenizer = arguments_flag(args, "--tokenizer");
+    ChatOptions options = {.tokenizer = tokenizer ? tokenizer : m->dir,
+                           .template = arguments_flag(args, "--template"),
+                           .date = arguments_flag(args, "--date")};
+    return chat_open(chat, &options, m->tokenizer, err);
+}
+
+static ErrorCode encode_prompts(const OpenModel *m, const Arguments *args, Request *r, Error *err) {
+    Chat *chat = NULL;
+    if (r->chat) TRY(open_chat(m, args, &chat, err));
+    if (chat) r->end = chat_end_token(chat);
+    ErrorCode code = OK;
+    for (size_t i = 0; code == OK && i < r->count; i++) {
+        code = encode_prompt(m, args, r, chat, &r->prompts[i], err);
+        if (code != OK && r->file) error_context(err, "%s:%zu", r->file, r->prompts[i].number);
+    }
+    chat_close(chat);
+    return code;
+}
+
+/* ---- output ---- */
+
+static ErrorCode write_text(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
+    Stop stop;
+    if (!r->quiet && !r->chat && r->text.length) fwrite(r->text.data, 1, r->text.length, stdout);
+    ErrorCode code = generate(m, g, r, &r->prompts[0], NULL, made, &stop, err);
+    putchar('\n');
+    fflush(stdout);
+    if (code == OK && stop == STOP_CONTEXT)
+        log_warn("stopped at %lld positions, the longest sequence this model is for",
+                 (long long)m->plan.model.config.max_position_embeddings);
+    return code;
+}
+
+/* The bytes of the line, so that numbers in it stay as they are written, with more members before its last
+ * brace. */
+static ErrorCode write_line(const Prompt *p, const Text *made_text, int64_t made, Stop stop, Error *err) {
+    static const char *const names[] = {
+        [STOP_TOKENS] = "tokens", [STOP_END] = "end", [STOP_CONTEXT] = "context"};
+    JsonWriter w;
+    Text members = {0};
+    json_start(&w, &members, 0);
+    json_begin_object(&w);
+    json_put_bytes(&w, "generated", made_text->length ? made_text->data : "", made_text->length);
+    json_put_int(&w, "generated_tokens", made);
+    json_put_string(&w, "stop", names[stop]);
+    json_end_object(&w);
+    fwrite(p->line, 1, p->length - 1, stdout);
+    printf(", %s\n", members.data + 1);
+    text_free(&members);
+    return fflush(stdout) == 0 ? OK : error_errno(err, ERR_IO, "cannot write to standard output");
+}
+
+/* Each from the beginning, as if it were alone. */
+static ErrorCode write_lines(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
+    Text text = {0};
+    ErrorCode code = OK;
+    *made = 0;
+    for (size_t i = 0; code == OK && i < r->count; i++) {
+        int64_t tokens;
+        Stop stop;
+        text_clear(&text);
+        decoder_restart(g);
+        code = generate(m, g, r, &r->prompts[i], &text, &tokens, &stop, err);
+        if (code == OK) code = write_line(&r->prompts[i], &text, tokens, stop, err);
+        *made += tokens;
+    }
+    text_free(&text);
+    return code;
 }
 
 /* The cache is as long as what was asked for, not as what the model could take. The cache of keys and
  * values is the only memory that grows with the text. */
-static ErrorCode write_text(OpenModel *m, const Arguments *args, Request *r, Error *err) {
+static ErrorCode answer(OpenModel *m, const Arguments *args, Request *r, Error *err) {
     Decoder g;
-    TRY(encode_prompt(m, args, r, err));
-    int64_t made, longest = m->plan.model.config.max_position_embeddings,
-                  wanted = (int64_t)r->ids.count + r->tokens;
+    TRY(encode_prompts(m, args, r, err));
+    int64_t made, longest = m->plan.model.config.max_position_embeddings, wanted = 0;
+    for (size_t i = 0; i < r->count; i++)
+        if ((int64_t)r->prompts[i].ids.count > wanted) wanted = (int64_t)r->prompts[i].ids.count;
+    wanted += r->tokens;
     TRY(decoder_open(&g, engine_model(m->engine), engine_weights(m->engine), &m->device,
                      wanted < longest ? wanted : longest, PROMPT_CHUNK, err));
-    if (!r->quiet && !r->chat && r->prompt.length) fwrite(r->prompt.data, 1, r->prompt.length, stdout);
     double start = clock_seconds();
-    ErrorCode code = generate(m, &g, r, &made, err);
+    ErrorCode code = r->file ? write_lines(m, &g, r, &made, err) : write_text(m, &g, r, &made, err);
     double seconds = clock_seconds() - start;
-    putchar('\n');
-    fflush(stdout);
     if (!r->quiet && code == OK)
         log_info("%lld tokens in %.1f s, %.0f tokens/s", (long long)made, seconds, (double)made / seconds);
-    if (code == OK && made < r->tokens && decoder_room(&g) == 0)
-        log_warn("stopped at %lld positions, the longest sequence this model is for", (long long)longest);
     decoder_close(&g);
     return code;
+}
+
+static void request_free(Request *r) {
+    for (size_t i = 0; i < r->count; i++) {
+        cJSON_Delete(r->prompts[i].object);
+        token_list_free(&r->prompts[i].ids);
+    }
+    free(r->prompts);
+    text_free(&r->text);
 }
 
 /* The command line and standard input are read before the model is, which may take minutes: a mistake
@@ -221,10 +416,9 @@ static ErrorCode run(const Arguments *args, Error *err) {
     if (code == OK)
         code = open_model(&m, args->operands[0], args, (PassShape){.tokens = PROMPT_CHUNK, .most = 1}, NULL,
                           err);
-    if (code == OK) code = write_text(&m, args, &r, err);
+    if (code == OK) code = answer(&m, args, &r, err);
     close_model(&m);
-    text_free(&r.prompt);
-    token_list_free(&r.ids);
+    request_free(&r);
     return code;
 }
 
@@ -239,6 +433,7 @@ const Verb verb_generate = {
                "Examples:\n"
                "  weft generate runs/demo --prompt 'In the beginning' --tokens 200 --temperature 0.8\n"
                "  weft generate runs/tuned --chat --prompt 'Why is the sky blue?'\n"
+               "  weft generate runs/tuned --chat --prompts questions.jsonl >answers.jsonl\n"
                "  weft generate runs/demo/checkpoints/step-00000300 --top-p 0.9 --seed 7",
     .flags = flags,
     .min_operands = 1,

@@ -1,0 +1,70 @@
+#!/bin/bash
+# weft generate --prompts: many prompts, each answered as if it were alone; a line of JSON in, a line out.
+. "$(dirname "$0")/../support/prelude.sh"
+
+letters 60 3 >text.txt
+cat >run.yaml <<END
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache, tokenizer: bytes}
+train: {steps: 8, context: 64, microbatch: 1, tokens_per_step: 64, compute: fp32}
+optimizer: {lr: 0.02}
+schedule: {warmup_steps: 1}
+metrics: {tensorboard: false}
+run: {threads: 1}
+END
+exits 0 train run.yaml run.dir=run || cat err
+
+cat >prompts.jsonl <<'END'
+{"prompt": "abc ", "id": 1234567890123456789}
+
+{"prompt": "", "x": 100.0 }
+{"prompt": "a prompt that is longer than the others of this file", "seed": 7}
+{"seed": 7, "prompt": "abc "}
+END
+exits 0 generate run --prompts prompts.jsonl --tokens 30 --seed 3
+cp out all
+[ "$(wc -l <all)" -eq 4 ] || fail "4 prompts have $(wc -l <all) lines"
+has all '"id": 1234567890123456789, "generated": '
+has all '"x": 100.0 , "generated": '
+# A number behind the last quote of the text tells how many tokens it has: 12, to the end of the context.
+has all '"generated_tokens": 12, "stop": "context"'
+# The letters of each are those that it has alone. Other bytes may be none of UTF-8, which JSON cannot hold.
+plain() { LC_ALL=C tr -dc 'a-z' | head -c 200; }
+alone() { # NUMBER SEED PROMPT: of the line of that number
+    exits 0 generate run --tokens 30 --seed "$2" --quiet --prompt "$3"
+    sed -n "$1p" all | sed 's/.*"generated": "\(.*\)", "generated_tokens".*/\1/; s/\\u00[0-9a-f]*//g; s/\\[a-z]//g' | plain >one
+    plain <out | cmp -s - one || fail "line $1 is not the text that its prompt has alone: $(cat one) against $(plain <out)"
+}
+alone 1 3 'abc '
+alone 2 3 ''
+alone 3 7 'a prompt that is longer than the others of this file'
+alone 4 7 'abc '
+"$weft" generate run --prompts - --tokens 30 --seed 3 <prompts.jsonl >out 2>err || fail "from stdin: $(cat err)"
+cmp out all || fail "from stdin they are other texts"
+
+# Conversations.
+printf '%s' '{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}' >chat.jinja
+printf '{"prompt": "hi"}\n{"messages": [{"role": "user", "content": "hi"}]}\n' >chat.jsonl
+exits 0 generate run --chat --template chat.jinja --prompts chat.jsonl --tokens 10 --quiet
+cut -d, -f2- out | sed 's/.*"generated"/"generated"/' | uniq | wc -l | grep -qx 1 || fail "one message has two answers: $(cat out)"
+
+# Every line is read before anything is answered.
+refuses() { # STATUS WORDS LINE...
+    local status=$1 words=$2
+    shift 2
+    printf '%s\n' '{"prompt": "good"}' "$@" >bad.jsonl
+    exits "$status" generate run --prompts bad.jsonl
+    has err "bad.jsonl:2"
+    has err "$words"
+    [ ! -s out ] || fail "answers come before the error: $(cat out)"
+}
+refuses 65 'expected "prompt", a string' '{"prompt": 3}'
+refuses 65 'expected "prompt", a string' '{"text": "x"}'
+refuses 65 'a JSON object' '[1]'
+refuses 65 'is there already' '{"prompt": "x", "generated": "y"}'
+refuses 65 '--chat' '{"messages": []}'
+refuses 2 'shorten it' "{\"prompt\": \"$(printf '%080d' 1)\"}"
+exits 2 generate run --prompts prompts.jsonl --prompt x
+exits 66 generate run --prompts nowhere.jsonl
+exits 65 generate run --prompts - </dev/null
+conclude
