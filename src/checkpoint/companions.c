@@ -140,12 +140,13 @@ static void write_token(JsonWriter *w, const char *key, const char *token) {
         json_string(w, token);
 }
 
-static void make_tokenizer_config(const TokenNames *names, int64_t context, Text *out) {
+static void make_tokenizer_config(const TokenNames *names, bool bos_given, int64_t context, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
     json_begin_object(&w);
     json_put_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
     write_token(&w, "bos_token", names->bos);
+    if (bos_given) json_put_bool(&w, "add_bos_token", names->bos != NULL);
     write_token(&w, "eos_token", names->eos);
     if (names->pad) write_token(&w, "pad_token", names->pad);
     json_put_int(&w, "model_max_length", context);
@@ -160,9 +161,13 @@ static void put_name(cJSON *root, const char *key, const char *name) {
     put_member(root, key, name ? cJSON_CreateString(name) : cJSON_CreateNull());
 }
 
-/* Whether anything changed. */
+/* Whether anything changed. A token that a key names is put before texts, whatever its name is
+ * (data/tokenizer_config.c). */
 static bool change_names(cJSON *root, const TokenNames *names, const TokenChanges *changes, int64_t context) {
-    if (changes->bos) put_name(root, "bos_token", names->bos);
+    if (changes->bos) {
+        put_name(root, "bos_token", names->bos);
+        put_member(root, "add_bos_token", cJSON_CreateBool(names->bos != NULL));
+    }
     if (changes->eos) put_name(root, "eos_token", names->eos);
     if (changes->pad) put_name(root, "pad_token", names->pad);
     if (context > 0) put_member(root, "model_max_length", cJSON_CreateNumber((double)context));
@@ -173,7 +178,7 @@ ErrorCode checkpoint_tokenizer_config(const char *from, const TokenNames *names,
                                       int64_t context, bool tuned, Text *out, Error *err) {
     cJSON *root = NULL;
     if (!from) {
-        make_tokenizer_config(names, context, out);
+        make_tokenizer_config(names, changes->bos, context, out);
         return OK;
     }
     TRY(read_text(from, out, err));

@@ -49,6 +49,12 @@ expect "$(last keyed)/generation_config.json" '[277,279]'
 has "$(last keyed)/config.json" '"pad_token_id": 278'
 has "$(last keyed)/config.json" '"bos_token_id": 278'
 grep -q '"eos_token":.*<|endoftext|>' "$(last keyed)/tokenizer_config.json" || fail "tokenizer_config.json does not name the key's token"
+# What begins a text there is read back from the checkpoint: a text without a prompt begins with it.
+for source in tok alone.json; do
+    rm -rf keyed
+    exits 0 train run.yaml run.dir=keyed data.tokenizer=$source 'tokenizer.bos=<|im_start|>'
+    grep -q '"add_bos_token":.*true' "$(last keyed)/tokenizer_config.json" || fail "the token that begins texts is not read again"
+done
 exits 78 train run.yaml run.dir=none 'tokenizer.eos=</s>'
 has err 'tokenizer.eos is "</s>"'
 
