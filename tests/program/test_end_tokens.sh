@@ -11,7 +11,7 @@ id() { grep -A1 "\"id\": $1," alone.json | grep -q "$2" || fail "token $1 is not
 id 277 '<|endoftext|>'
 id 279 '<|im_end|>'
 cat >tok/tokenizer_config.json <<END
-{"tokenizer_class": "Qwen2Tokenizer", "bos_token": null, "eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>",
+{"tokenizer_class": "Qwen2Tokenizer", "bos_token": null, "eos_token": {"__type": "AddedToken", "content": "<|im_end|>"}, "pad_token": "<|endoftext|>",
  "model_max_length": 777}
 END
 cat >template.jinja <<'END'
