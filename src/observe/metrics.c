@@ -506,6 +506,33 @@ double metrics_training_seconds(const MetricsTable *t) {
     return seconds > 0 ? seconds : (double)NAN;
 }
 
+/* The step of record i of those up to `resumed`; 0 before the first, `resumed` behind the last. */
+static int64_t step_at(const MetricsTable *t, size_t i, int64_t resumed) {
+    return i == 0 ? 0 : i <= t->step_count && t->steps[i - 1].step < resumed ? t->steps[i - 1].step : resumed;
+}
+
+/* How often a run logs may change between two starts: a distance is a gap where both of its neighbours are
+ * shorter, and log_freq too. */
+MetricsHole metrics_hole(const MetricsTable *t, int64_t resumed, int64_t log_freq) {
+    MetricsHole hole = {0};
+    int64_t before = log_freq, from = 0;
+    for (size_t i = 1; i <= t->step_count + 1 && from < resumed; i++) {
+        int64_t to = step_at(t, i, resumed), after = step_at(t, i + 1, resumed) - to;
+        int64_t spacing = before > after ? before : after;
+        if (spacing < log_freq) spacing = log_freq;
+        bool logged = i <= t->step_count && t->steps[i - 1].step == to;
+        int64_t missing = (to - from - logged) / spacing;
+        if (to - from > spacing && missing > 0) {
+            if (hole.records == 0) hole = (MetricsHole){0, from, to};
+            hole.records += missing;
+        } else {
+            before = to - from;
+        }
+        from = to > 1 ? to : 0; /* the first step is logged whatever the distance */
+    }
+    return hole;
+}
+
 /* ---- comparing ---- */
 
 static double number_of(const Field *f, const void *record) {

@@ -179,6 +179,13 @@ void metrics_table_free(MetricsTable *t);
  * step tells its time. */
 double metrics_training_seconds(const MetricsTable *t);
 
+/* Logged steps up to `resumed` that have no record, of a run that logs each `log_freq` steps, or did so more
+ * rarely before: the first gap lies between steps `from` and `to`. */
+typedef struct MetricsHole {
+    int64_t records, from, to;
+} MetricsHole;
+MetricsHole metrics_hole(const MetricsTable *t, int64_t resumed, int64_t log_freq);
+
 typedef enum MetricsKind {
     METRICS_STEP,
     METRICS_VALIDATION,

@@ -559,10 +559,28 @@ static ErrorCode close_listener(Trainer *t, Error *err) {
     return tell_of_listener(t, &said, err);
 }
 
+/* Records that a disk or a hand has lost are not made again: whoever reads curve and report should know. */
+static void warn_of_holes(const Trainer *t, const char *name) {
+    MetricsTable table;
+    char *path = path_join(t->c->run.dir, name);
+    if (t->state.step > 0 && file_exists(path) && metrics_table_read(&table, path, NULL) == OK) {
+        MetricsHole hole = metrics_hole(&table, t->state.step, t->c->metrics.log_freq);
+        if (hole.records > 0)
+            log_warn(
+                "%s: %lld records up to step %lld are missing, the first between steps %lld and %lld: curves "
+                "and report have a hole there; the training itself goes on as it was",
+                path, (long long)hole.records, (long long)t->state.step, (long long)hole.from,
+                (long long)hole.to);
+        metrics_table_free(&table);
+    }
+    free(path);
+}
+
 /* Lines of metrics by rank 0, or by each rank into a file of its own; journal and program are the run's. */
 static ErrorCode open_records(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
+    if (t->chief) warn_of_holes(t, name);
     if (t->chief || t->c->metrics.all_ranks)
         TRY(metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err));
     if (!t->chief) return OK;

@@ -460,8 +460,35 @@ static void the_locale_decides_on_unicode(void **state) {
     assert_true(plot_locale_is_utf8());
 }
 
+static MetricsHole hole_of(int64_t resumed, size_t count, const int64_t *steps) {
+    StepMetrics records[16] = {0};
+    for (size_t i = 0; i < count; i++) records[i].step = steps[i];
+    MetricsTable t = {.steps = records, .step_count = count};
+    return metrics_hole(&t, resumed, 10);
+}
+#define HOLE(resumed, ...) \
+    hole_of(resumed, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
+
+/* Records that are lost are counted; another log_freq before is no loss. */
+static void holes_are_counted(void **state) {
+    (void)state;
+    assert_int_equal(HOLE(40, 1, 10, 20, 30, 40).records, 0);
+    assert_int_equal(HOLE(45, 1, 10, 20, 30, 40, 50).records, 0);
+    MetricsHole h = HOLE(60, 1, 10, 20, 50, 60);
+    assert_int_equal(h.records, 2);
+    assert_int_equal(h.from, 20);
+    assert_int_equal(h.to, 50);
+    assert_int_equal(HOLE(60, 1, 10, 20, 30).records, 3);
+    assert_int_equal(HOLE(60, 40, 50, 60).records, 3);
+    assert_int_equal(hole_of(60, 0, NULL).records, 6);
+    assert_int_equal(HOLE(250, 1, 50, 100, 150, 200).records, 0);
+    assert_int_equal(HOLE(120, 1, 50, 100, 110, 120).records, 0);
+    assert_int_equal(HOLE(150, 1, 10, 20, 30, 80, 130).records, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(holes_are_counted),
         cmocka_unit_test(numbers_keep_all_their_digits),
         cmocka_unit_test(every_line_is_an_object),
         cmocka_unit_test(a_resumed_run_holds_each_step_once),
