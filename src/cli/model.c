@@ -133,10 +133,17 @@ static int64_t context_of(const ModelConfig *c, PassShape shape) {
     return shape.most > 0 && longest > shape.most ? shape.most : longest;
 }
 
-/* Angles can be made for any position; learned positions end. */
+/* Angles can be made for any position, but those of dynamic scaling would be others, by the length of each
+ * sequence; learned positions end. */
 static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error *err) {
     bool learned = model_family(c)->arch.learned_positions;
-    if (!learned || positions <= c->max_position_embeddings) return OK;
+    bool dynamic = rope_is_scaled(&c->rope_scaling) && c->rope_scaling.kind == ROPE_DYNAMIC;
+    if ((!learned && !dynamic) || positions <= c->max_position_embeddings) return OK;
+    if (dynamic)
+        return error_set(err, ERR_USAGE,
+                         "a context of %lld is asked for, but rope_type dynamic has other angles beyond "
+                         "max_position_embeddings, %lld, which weft does not make",
+                         (long long)positions, (long long)c->max_position_embeddings);
     return error_set(err, ERR_USAGE,
                      "a context of %lld is asked for, but the model has learned %lld positions",
                      (long long)positions, (long long)c->max_position_embeddings);

@@ -459,7 +459,7 @@ const Option config_options[] = {
      .fallback = "8192",
      .min = 0,
      .max = MODEL_MAX_POSITIONS,
-     .help = "llama3, yarn: the original context."},
+     .help = "llama3, yarn, longrope: the original context."},
     /* Peng and others, "YaRN", 2023; its ramp from 32 turns to 1 is what they found for Llama. 0 stands
      * for the formula, which never gives a length of 0. */
     {.key = "model.rope_attention_factor",
@@ -469,7 +469,7 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1e6,
-     .help = "yarn: length of sines and cosines; 0 means by its formula."},
+     .help = "yarn, longrope: length of sines and cosines; 0 means by the kind's formula."},
     {.key = "model.rope_beta_fast",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -494,6 +494,20 @@ const Option config_options[] = {
      .min = 0,
      .max = 1e6,
      .help = "yarn: with rope_mscale_all_dim, another formula for the length; 0 means none."},
+    /* Lists of model files, one number for each pair that is turned. Where a file has the shape they are set
+     * from there. */
+    {.key = "model.rope_short_factor",
+     .type = OPT_STRINGS,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.rope_short_factor),
+     .fallback = "[]",
+     .help = "longrope: by what each pair's frequency is divided in contexts up to the original one."},
+    {.key = "model.rope_long_factor",
+     .type = OPT_STRINGS,
+     .effect = EFFECT_CURVE,
+     .offset = AT(model.rope_long_factor),
+     .fallback = "[]",
+     .help = "longrope: and in longer ones."},
     {.key = "model.rope_mscale_all_dim",
      .type = OPT_DOUBLE,
      .effect = EFFECT_CURVE,
@@ -2067,6 +2081,63 @@ static ErrorCode take_mixers(Config *c, OptionSet *set, const ModelConfig *own, 
     return code;
 }
 
+/* The keys of longrope's factors, and where in the scaling they are. */
+static const struct {
+    const char *key;
+    size_t list, factors;
+} rope_factors[] = {
+    {"model.rope_short_factor", AT(model.rope_short_factor), offsetof(RopeScaling, short_factor)},
+    {"model.rope_long_factor", AT(model.rope_long_factor), offsetof(RopeScaling, long_factor)}};
+
+static ErrorCode read_factor(const OptionSet *set, const char *key, const char *text, double *out,
+                             Error *err) {
+    char *end;
+    *out = strtod(text, &end);
+    if (end != text && *end == '\0') return OK;
+    return options_fail(set, key, err, "\"%s\" is no number", text);
+}
+
+/* shape.rope_scaling's factors go with their keys, as mixers do ... */
+static ErrorCode read_rope_factors(Config *c, OptionSet *set, Error *err) {
+    RopeScaling *s = &c->model.shape.rope_scaling;
+    for (int i = 0; i < 2; i++) {
+        const StringList *list = (const StringList *)(const void *)((char *)c + rope_factors[i].list);
+        double *factors = (double *)(void *)((char *)s + rope_factors[i].factors);
+        if (list->count > ROPE_PAIRS || (i > 0 && (int)list->count != s->pairs))
+            return options_fail(
+                set, rope_factors[i].key, err,
+                "%zu numbers, expected one for each pair that is turned, in both lists, and at "
+                "most %d",
+                list->count, ROPE_PAIRS);
+        s->pairs = (int)list->count;
+        for (int p = 0; p < s->pairs; p++)
+            TRY(read_factor(set, rope_factors[i].key, list->items[p], &factors[p], err));
+    }
+    return OK;
+}
+
+/* ... and those of a file to keys. */
+static ErrorCode take_rope_factors(Config *c, OptionSet *set, const ModelConfig *own, const char *where,
+                                   Error *err) {
+    RopeScaling *s = &c->model.shape.rope_scaling;
+    for (int i = 0; i < 2; i++) {
+        const double *from =
+            (const double *)(const void *)((const char *)&own->rope_scaling + rope_factors[i].factors);
+        Text list = {0};
+        char number[32];
+        if (options_is_set(set, rope_factors[i].key) || own->rope_scaling.pairs == 0) continue;
+        for (int p = 0; p < own->rope_scaling.pairs; p++)
+            text_printf(&list, "%s%s", p == 0 ? "[" : ", ", text_double(from[p], number));
+        text_puts(&list, "]");
+        ErrorCode code = options_derive(set, rope_factors[i].key, list.data, where, err);
+        text_free(&list);
+        TRY(code);
+        memcpy((char *)s + rope_factors[i].factors, from, sizeof s->short_factor);
+        s->pairs = own->rope_scaling.pairs;
+    }
+    return OK;
+}
+
 /* What the family has where nobody says anything. Llama's own defaults are those of the table, so for
  * family 0 there is nothing to do. They count as derived, not as given: what a file or the command line
  * says has won before. */
@@ -2279,6 +2350,7 @@ static ErrorCode take_shape(Config *c, OptionSet *set, const char *path, ModelCo
     error_escape(where, sizeof where, path, strlen(path));
     TRY(take_family(c, set, own, where, err));
     TRY(take_mixers(c, set, own, where, err));
+    TRY(take_rope_factors(c, set, own, where, err));
     return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
@@ -2451,7 +2523,7 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
  * was given and means nothing must not tell two runs apart. */
 static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
     RopeScaling *rope = &c->model.shape.rope_scaling, none = ROPE_UNSCALED;
-    if (rope->factor > 1 || rope->factor < 1) return OK;
+    if (rope_is_scaled(rope) || rope->factor < 1) return OK;
     return options_derive_part(set, rope, &none, sizeof none, true, "derived from model.rope_factor", err);
 }
 
@@ -2483,6 +2555,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_changes(set, &c->run.allow_changes, err));
     c->model.shape.bos_token_id = c->model.shape.eos_token_id = -1;
     TRY(read_mixers(c, set, err));
+    TRY(read_rope_factors(c, set, err));
     if (c->model.config[0]) TRY(take_shape(c, set, c->model.config, &(ModelConfig){0}, err));
     if (c->model.init[0]) TRY(take_shape_of_model(c, set, find, err));
     if (!c->model.config[0] && !c->model.init[0]) TRY(take_defaults(c, set, err));

@@ -43,9 +43,10 @@ typedef struct RunConfig {
 
 typedef struct ModelOptions {
     ModelConfig shape;
-    int family;        /* index in families[]; shape.family follows it */
-    StringList mixer;  /* names of mixers; shape.mixers follows it */
-    char *config;      /* a config.json to take the shape from */
+    int family;                                     /* index in families[]; shape.family follows it */
+    StringList mixer;                               /* names of mixers; shape.mixers follows it */
+    StringList rope_short_factor, rope_long_factor; /* numbers; shape.rope_scaling follows them */
+    char *config;                                   /* a config.json to take the shape from */
     char *init;        /* a Hugging Face directory to start from; empty: random weights */
     bool keeps_tokens; /* no key: the ids of init's files are of the run's tokenizer too */
     int initialiser;   /* InitKind */

@@ -396,19 +396,42 @@ static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *e
     return OK;
 }
 
+/* A factor for each pair that is turned, none of which may be divided by 0. */
+static ErrorCode check_longrope(const ModelConfig *c, const char *where, Error *err) {
+    const RopeScaling *s = &c->rope_scaling;
+    if (s->pairs != model_rotary_dim(c) / 2 || s->pairs > ROPE_PAIRS)
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: short_factor and long_factor of longrope have %d numbers, expected one for each "
+            "pair that is turned, %" PRId64 " (at most %d)",
+            where, s->pairs, model_rotary_dim(c) / 2, ROPE_PAIRS);
+    for (int i = 0; i < s->pairs; i++)
+        if (!(s->short_factor[i] > 0 && s->long_factor[i] > 0 && isfinite(s->short_factor[i]) &&
+              isfinite(s->long_factor[i])))
+            return error_set(err, ERR_CONFIG,
+                             "%s: factors of longrope for pair %d are %g and %g, expected more than 0", where,
+                             i, s->short_factor[i], s->long_factor[i]);
+    if (s->original_max_position_embeddings > 1) return OK; /* by whose logarithm the length is divided */
+    return error_set(err, ERR_CONFIG,
+                     "%s: original_max_position_embeddings of longrope is %" PRId64 ", expected 2 or more",
+                     where, s->original_max_position_embeddings);
+}
+
 /* Only what the kind reads is checked: members of other kinds hold their defaults, or what a file happened
  * to say. Scaling by less than 1 would shorten the context, which no rope_type means. */
-static ErrorCode check_scaling(const RopeScaling *s, const char *where, Error *err) {
+static ErrorCode check_scaling(const ModelConfig *c, const char *where, Error *err) {
+    const RopeScaling *s = &c->rope_scaling;
     if (!(s->factor >= 1.0 && isfinite(s->factor)))
         return error_set(err, ERR_CONFIG, "%s: RoPE scaling factor is %g, expected 1 or more", where,
                          s->factor);
-    if (s->factor <= 1.0 || s->kind == ROPE_LINEAR || s->kind == ROPE_DYNAMIC) return OK;
+    if (s->kind == ROPE_LONGROPE) TRY(check_longrope(c, where, err));
+    if (!rope_is_scaled(s) || s->kind == ROPE_LINEAR || s->kind == ROPE_DYNAMIC) return OK;
     if (s->kind == ROPE_YARN &&
         !(s->beta_slow > 0.0 && s->beta_fast >= s->beta_slow && isfinite(s->beta_fast)))
         return error_set(err, ERR_CONFIG, "%s: yarn needs 0 < beta_slow <= beta_fast, found %g and %g", where,
                          s->beta_slow, s->beta_fast);
-    if (s->kind == ROPE_YARN && !(s->attention_factor >= 0.0 && isfinite(s->attention_factor)))
-        return error_set(err, ERR_CONFIG, "%s: yarn's attention_factor is %g, expected 0 or more", where,
+    if (s->kind != ROPE_LLAMA3 && !(s->attention_factor >= 0.0 && isfinite(s->attention_factor)))
+        return error_set(err, ERR_CONFIG, "%s: RoPE's attention_factor is %g, expected 0 or more", where,
                          s->attention_factor);
     if (s->kind == ROPE_LLAMA3 && !(s->low_freq_factor > 0.0 && s->high_freq_factor >= s->low_freq_factor &&
                                     isfinite(s->high_freq_factor)))
@@ -457,7 +480,8 @@ static void make_mamba_canonical(ModelConfig *c) {
 static void make_canonical(ModelConfig *c) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0) c->head_dim = model_usual_head_dim(c);
-    if (c->rope_scaling.factor >= 1.0 && c->rope_scaling.factor <= 1.0) c->rope_scaling = ROPE_UNSCALED;
+    bool unscaled = c->rope_scaling.factor >= 1.0 && !rope_is_scaled(&c->rope_scaling);
+    if (unscaled) c->rope_scaling = ROPE_UNSCALED;
     if (c->partial_rotary_factor == 0.0) c->partial_rotary_factor = 1.0;
     if (arch_of(c)->local_rotation && c->rope_local_theta == 0.0) c->rope_local_theta = c->rope_theta;
     if (c->sliding_window == 0) c->windows = (LayerSet){0, 0};
@@ -487,7 +511,7 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
     TRY(check_divisions(c, where, err));
     TRY(check_attention(c, where, err));
     TRY(check_numbers(c, where, err));
-    TRY(check_scaling(&c->rope_scaling, where, err));
+    TRY(check_scaling(c, where, err));
     TRY(family_check(c, where, err));
     TRY(check_query_scale(c, where, err));
     if (model_parameter_count(c) > MAX_PARAMETERS)

@@ -19,24 +19,30 @@
  *   llama3   long wavelengths divided by the factor, short ones kept
  *   linear   all divided by the factor
  *   dynamic  a larger base, but only beyond max_position_embeddings, where weft does not go
- *   yarn     as llama3 by another ramp, and sines and cosines scaled */
-typedef enum RopeKind { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN } RopeKind;
-#define ROPE_KINDS "llama3|linear|dynamic|yarn"
+ *   yarn     as llama3 by another ramp, and sines and cosines scaled
+ *   longrope each pair divided by a factor of its own, from one list up to the original context and from
+ *            another beyond it, and sines and cosines scaled */
+typedef enum RopeKind { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN, ROPE_LONGROPE } RopeKind;
+#define ROPE_KINDS "llama3|linear|dynamic|yarn|longrope"
+enum { ROPE_PAIRS = 128 }; /* of a head, at most, that longrope has factors for */
 
-/* Factor 1 means none, of whatever kind. */
+/* Factor 1 means none, of whatever kind but longrope (rope_is_scaled). */
 typedef struct RopeScaling {
     double factor, low_freq_factor, high_freq_factor; /* the latter two: llama3 */
-    int64_t original_max_position_embeddings;         /* llama3, yarn */
-    double attention_factor;                          /* yarn: of sines and cosines; 0: by its formula */
-    double beta_fast, beta_slow;                      /* yarn: turns within the original context */
-    double mscale, mscale_all_dim;                    /* yarn: 0: none */
-    int kind;                                         /* RopeKind */
-    bool truncate;                                    /* yarn: the ramp begins and ends at whole pairs */
+    int64_t original_max_position_embeddings;         /* llama3, yarn, longrope */
+    double attention_factor;       /* yarn, longrope: of sines and cosines; 0: by the kind's formula */
+    double beta_fast, beta_slow;   /* yarn: turns within the original context */
+    double mscale, mscale_all_dim; /* yarn; the latter of latent attention whatever the kind. 0: none */
+    double short_factor[ROPE_PAIRS], long_factor[ROPE_PAIRS]; /* longrope: of each pair; behind them zeros */
+    int pairs;                                                /* longrope: so many */
+    int kind;                                                 /* RopeKind */
+    bool truncate; /* yarn: the ramp begins and ends at whole pairs */
 } RopeScaling;
 /* What stands there when there is none: as an initialiser, and as a value. */
 #define ROPE_NONE \
     { 1.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true }
 #define ROPE_UNSCALED ((RopeScaling)ROPE_NONE)
+static inline bool rope_is_scaled(const RopeScaling *s) { return s->factor > 1 || s->kind == ROPE_LONGROPE; }
 
 /* Layers that have something, told by a pattern that repeats: layer i has it if bit i % period of `layers` is
  * set. Period 0: none. */

@@ -8,12 +8,18 @@
  *                                   |                         |
  *                    cache:   keys [P, K], values [P, K]    those of block 2, ...
  *
- * Only the last token's state goes through the head: one row of logits, whatever the length of a prompt. */
+ * Only the last token's state goes through the head: one row of logits, whatever the length of a prompt.
+ *
+ * Angles of longrope depend on the length of the sequence: where that grows beyond the original context, all keys so
+ * far were turned by others than those that follow. So the sequence is fed once more from its first token, as
+ * transformers does. */
 #include "model/decode.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/text.h"
+#include "model/rotation.h"
 
 /* Of one block: what its layers keep of each of `positions` tokens, and what they carry. */
 static size_t kept_bytes(const Model *m, int unit, int64_t positions) {
@@ -62,6 +68,11 @@ static void layout(Decoder *g) {
     model_layout_constants(&g->model, g->cache.positions, p);
 }
 
+static void set_context(Decoder *g, int64_t context) {
+    g->model.context = context;
+    model_compute_constants(&g->model, g->device);
+}
+
 /* A copy of the model with sizes of its own: it shares the parameter table, so the model that was given
  * must stay. Angles are made anew, since they reach as far as the cache and not as the run's context.
  * Fails by ERR_MEMORY, and then holds nothing. */
@@ -76,18 +87,23 @@ ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Devic
     layout(g);
     TRY(pool_commit(&g->pool, d, err));
     layout(g);
-    model_compute_constants(&g->model, d);
+    if (rotation_is_long(&m->config, positions)) g->fed = mem_alloc_array((size_t)positions, sizeof *g->fed);
+    set_context(g, g->fed ? 1 : positions);
     return OK;
 }
 
 void decoder_close(Decoder *g) {
+    free(g->fed);
     pool_free(&g->pool);
     *g = (Decoder){0};
 }
 
 /* Nothing is cleared: rows of the cache from `start` on are written before they are read, and recurrences see
  * that a sequence begins. */
-void decoder_restart(Decoder *g) { g->cache.start = 0; }
+void decoder_restart(Decoder *g) {
+    g->cache.start = 0;
+    if (g->fed && g->model.context > 1) set_context(g, 1);
+}
 
 int64_t decoder_room(const Decoder *g) { return g->cache.positions - g->cache.start; }
 
@@ -121,8 +137,7 @@ static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t c
 
 /* The last chunk is shorter than the others: passes take their length from the model, so they are given a
  * copy of it that says how many tokens there are. The fetch makes the host wait, once for a call. */
-void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
-    CHECK(count <= decoder_room(g));
+static void feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
     Model m = g->model;
     Pass p = {.model = &m, .device = g->device, .weights = g->weights, .batch = g->batch, .cache = &g->cache};
     for (int64_t done = 0; done < count; done += m.tokens) {
@@ -133,4 +148,17 @@ void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) 
         head_logits(&p, 1, states + (size_t)(m.tokens - 1) * row, g->scratch, g->rstd, g->logits);
         device_fetch(g->device, logits, g->logits, (size_t)m.config.vocab_size * sizeof(float));
     }
+}
+
+/* Where the sequence becomes too long for the angles that it was fed with, all of it is fed again. */
+void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
+    CHECK(count <= decoder_room(g));
+    int64_t before = g->cache.start;
+    if (g->fed) memcpy(g->fed + before, ids, (size_t)count * sizeof *ids);
+    if (g->fed && g->model.context == 1 && rotation_is_long(&g->model.config, before + count)) {
+        set_context(g, g->cache.positions);
+        g->cache.start = 0;
+        feed(g, g->fed, before, NULL);
+    }
+    feed(g, ids, count, logits);
 }

@@ -200,15 +200,17 @@ static float *query_factors(const Model *m) {
 const float *model_query_factors(const Model *m) { return query_factors(m); }
 
 /* Some hundred rows at a time: few uploads, and little memory of the host. Each row is made from its
- * position alone, so a longer table begins with the bits of a shorter one. */
+ * position alone, so a longer table begins with the bits of a shorter one; but longrope's that reaches beyond
+ * the original context. */
 static void compute_table(const Model *m, int rotation, Device *d) {
     enum { ROWS = 256 };
     int64_t width = model_rotary_dim(&m->config);
+    int64_t context = m->context > 0 ? m->context : m->positions;
     float *rows = mem_alloc_array((size_t)(ROWS * width), sizeof *rows);
     for (int64_t first = 0; first < m->positions; first += ROWS) {
         int64_t count = m->positions - first < ROWS ? m->positions - first : ROWS;
         for (int64_t i = 0; i < count; i++)
-            rotation_angles(&m->config, rotation, first + i, rows + i * width);
+            rotation_angles(&m->config, rotation, context, first + i, rows + i * width);
         OP(d, OP_UPLOAD, upload,
            m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions) + first * width, rows,
            (size_t)(count * width) * sizeof *rows);

@@ -9,6 +9,8 @@
  *     yarn     f_i (1 - t + t / factor), with t a ramp over pairs, from those that turn beta_fast times
  *              within the original context to those that turn beta_slow times; and all sines and cosines
  *              times 0.1 ln(factor) + 1 (Peng et al., "YaRN", 2023)
+ *     longrope f_i / short_i, or f_i / long_i for sequences longer than the original context, and all sines
+ *              and cosines times sqrt(1 + ln(factor) / ln(original)) (Ding et al., "LongRoPE", 2024)
  *
  * All in double: a rounding of f_i would grow with the position. */
 #include "model/rotation.h"
@@ -51,9 +53,14 @@ static double yarn(const RopeScaling *s, double theta, int64_t dim, int64_t i) {
 }
 
 /* The first table alone: layers with windows see no further than those, however long the context. */
-static bool is_scaled(const RopeScaling *s, int rotation) { return rotation == 0 && s->factor > 1; }
+static bool is_scaled(const RopeScaling *s, int rotation) { return rotation == 0 && rope_is_scaled(s); }
 
-static double frequency_of(const ModelConfig *c, int rotation, int64_t i) {
+bool rotation_is_long(const ModelConfig *c, int64_t context) {
+    const RopeScaling *s = &c->rope_scaling;
+    return s->kind == ROPE_LONGROPE && context > s->original_max_position_embeddings;
+}
+
+static double frequency_of(const ModelConfig *c, int rotation, int64_t context, int64_t i) {
     const RopeScaling *s = &c->rope_scaling;
     int64_t dim = model_rotary_dim(c);
     double theta = rotation == 0 ? c->rope_theta : c->rope_local_theta;
@@ -64,6 +71,7 @@ static double frequency_of(const ModelConfig *c, int rotation, int64_t i) {
     case ROPE_LINEAR: return plain / s->factor;
     case ROPE_DYNAMIC: return plain;
     case ROPE_YARN: return yarn(s, theta, dim, i);
+    case ROPE_LONGROPE: return plain / (rotation_is_long(c, context) ? s->long_factor : s->short_factor)[i];
     }
     return plain;
 }
@@ -73,8 +81,11 @@ static double magnitude(double factor, double scale) { return 0.1 * scale * log(
 
 /* What sines and cosines are multiplied by, so scores by its square. */
 static double length_of(const RopeScaling *s, int rotation) {
-    if (!is_scaled(s, rotation) || s->kind != ROPE_YARN) return 1;
+    if (!is_scaled(s, rotation) || (s->kind != ROPE_YARN && s->kind != ROPE_LONGROPE)) return 1;
     if (s->attention_factor > 0) return s->attention_factor;
+    if (s->kind == ROPE_LONGROPE)
+        return s->factor > 1 ? sqrt(1 + log(s->factor) / log((double)s->original_max_position_embeddings))
+                             : 1;
     if (s->mscale > 0 && s->mscale_all_dim > 0)
         return magnitude(s->factor, s->mscale) / magnitude(s->factor, s->mscale_all_dim);
     return magnitude(s->factor, 1);
@@ -82,7 +93,7 @@ static double length_of(const RopeScaling *s, int rotation) {
 
 float rotation_score_scale(const ModelConfig *c) {
     const RopeScaling *s = &c->rope_scaling;
-    bool longer = is_scaled(s, 0) && s->kind == ROPE_YARN && s->mscale_all_dim > 0;
+    bool longer = s->factor > 1 && s->mscale_all_dim > 0;
     double by = longer ? magnitude(s->factor, s->mscale_all_dim) : 1;
     return (float)(by * by / sqrt((double)c->head_dim));
 }
@@ -92,11 +103,11 @@ float rotation_query_factor(const ModelConfig *c, int64_t position) {
     return (float)(c->attn_scale * log1p((double)steps) + 1);
 }
 
-void rotation_angles(const ModelConfig *c, int rotation, int64_t position, float *row) {
+void rotation_angles(const ModelConfig *c, int rotation, int64_t context, int64_t position, float *row) {
     int64_t half = model_rotary_dim(c) / 2;
     double length = length_of(&c->rope_scaling, rotation);
     for (int64_t i = 0; i < half; i++) {
-        double angle = (double)position * frequency_of(c, rotation, i);
+        double angle = (double)position * frequency_of(c, rotation, context, i);
         row[i] = (float)(length * cos(angle));
         row[half + i] = (float)(length * sin(angle));
     }

@@ -65,6 +65,7 @@ typedef struct Model {
     int64_t visitors;  /* rows of all ranks' choices that a round of visits has room for; 0: none visit */
     int64_t loss_rows; /* tokens whose logits exist at a time */
     int64_t positions; /* rows of a table of angles: tokens of a sequence */
+    int64_t context;   /* the longest sequence that the angles are for (rotation.h); 0: as positions */
     float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
 } Model;
 

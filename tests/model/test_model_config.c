@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "model/config.h"
+#include "model/rotation.h"
 #include "support/shapes.h"
 
 #define SIZES                                                                                          \
@@ -138,6 +139,125 @@ static void bad_values_are_refused(void **state) {
            "low_freq_factor");
 }
 
+#define OF(type)                                                                                  \
+    "{\"model_type\":\"" type "\",\"vocab_size\":50,\"hidden_size\":32,\"intermediate_size\":48," \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":8"
+#define YARN_OF(original) "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0" original "}"
+
+/* What files say of the rotation in other places than its object, as transformers 5 reads them: the root's
+ * original context counts, and numbers that are said twice agree. */
+static void rotation_is_read_as_transformers_reads_it(void **state) {
+    (void)state;
+    ModelConfig c;
+    accept(&c, OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF("") "}");
+    assert_int_equal(c.rope_scaling.original_max_position_embeddings, 16);
+    accept(&c, OF("llama") "," YARN_OF(",\"original_max_position_embeddings\":24") "}");
+    assert_int_equal(c.rope_scaling.original_max_position_embeddings, 24);
+    refuse(OF("llama") ",\"original_max_position_embeddings\":16," YARN_OF(
+               ",\"original_max_position_embeddings\":24") "}",
+           "original_max_position_embeddings is said twice");
+    accept(&c,
+           OF("llama") ",\"original_max_position_embeddings\":16,\"rope_scaling\":{\"rope_type\":\"llama3\","
+                       "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0}}");
+    assert_int_equal(c.rope_scaling.original_max_position_embeddings, 16);
+    refuse(OF("llama") "," YARN_OF(",\"attention_factor\":0.0") "}", "attention_factor");
+    refuse(OF("llama") ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0},\"rope_parameters\":{"
+                       "\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":50.0}}",
+           "contradict");
+    refuse(OF("llama") ",\"rope_theta\":20.0,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0,"
+                       "\"rope_theta\":50.0}}",
+           "rope_theta is said twice");
+    accept(
+        &c,
+        OF("llama") ",\"rope_theta\":50.0,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"linear\","
+                    "\"factor\":2.0}}");
+    assert_true(c.rope_scaling.factor == 2 && c.rope_theta == 50);
+}
+
+/* By kind of layer transformers passes over more than it reads. */
+static void rotation_by_kind_of_layer(void **state) {
+    (void)state;
+    ModelConfig c;
+    refuse(
+        OF("gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":4.0,"
+                          "\"truncate\":false}}}",
+        "truncate");
+    refuse(OF("gemma3_text") ",\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0}}",
+           "full_attention");
+    refuse(OF("gemma3_text") ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0}}", "rope_type");
+    refuse(OF("qwen3") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
+           "by kind of layer");
+    accept(&c, OF("gemma3_text") ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":50.0},"
+                                 "\"sliding_attention\":{}}}");
+    assert_true(c.rope_theta == 50 && c.rope_local_theta == 10000);
+    refuse(OF("olmo3") ",\"rope_theta\":50.0}", "layers with windows would turn by 500000");
+    accept(&c, OF("olmo3") ",\"rope_theta\":500000.0}");
+}
+
+static void other_keys_that_change_attention(void **state) {
+    (void)state;
+    ModelConfig c;
+    refuse(OF("llama") ",\"is_causal\":false}", "is_causal");
+    refuse(OF("mistral") ",\"is_causal\":null}", "is_causal");
+    accept(&c, OF("llama") ",\"is_causal\":true}");
+    refuse(OF("gemma2") ",\"attn_logit_softcapping\":0.0}", "attn_logit_softcapping is 0");
+    refuse(OF("gemma3_text") ",\"final_logit_softcapping\":0}", "final_logit_softcapping is 0");
+    accept(&c, OF("gemma2") ",\"attn_logit_softcapping\":null}");
+#define LISTED ",\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"sliding_window\":4"
+    refuse(OF("smollm3") LISTED ",\"use_sliding_window\":false}", "use_sliding_window is false");
+    accept(&c, OF("smollm3") LISTED ",\"use_sliding_window\":true}");
+    assert_true(model_block(&c, 0).window == 4 && model_block(&c, 1).window == 0);
+    accept(&c, OF("phi3") ",\"sliding_window\":4,\"sliding_window_pattern\":1}");
+    assert_int_equal(model_block(&c, 0).window, 4);
+}
+
+/* Scores of latent attention are multiplied by mscale_all_dim's square whatever the kind of scaling. */
+static void latent_scores_are_scaled_by_any_kind(void **state) {
+    (void)state;
+    ModelConfig c;
+    accept(&c,
+           "{\"model_type\":\"deepseek_v3\",\"vocab_size\":50,\"hidden_size\":16,\"intermediate_size\":24,"
+           "\"num_hidden_layers\":6,\"num_attention_heads\":2,\"n_routed_experts\":16,"
+           "\"num_experts_per_tok\":4,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4.0,"
+           "\"mscale_all_dim\":0.7}}");
+    double by = 0.1 * 0.7 * log(4) + 1;
+    assert_true(fabs((double)rotation_score_scale(&c) - by * by / sqrt(192)) < 1e-7);
+}
+
+#define LONGROPE \
+    "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.5,2.0,2.5],\"long_factor\":[2,4,8,16]"
+/* Up to the original context pairs turn by the short factors, beyond it all do by the long ones; sines and
+ * cosines are as long as the contexts say. */
+static void longrope_has_two_tables(void **state) {
+    (void)state;
+    ModelConfig c;
+    float row[8];
+    accept(&c, OF("phi3") ",\"max_position_embeddings\":128,\"original_max_position_embeddings\":32," LONGROPE
+                          "}}");
+    double length = sqrt(1 + log(4) / log(32));
+    assert_false(rotation_is_long(&c, 32));
+    assert_true(rotation_is_long(&c, 33));
+    for (int64_t context = 32; context <= 33; context++) {
+        rotation_angles(&c, 0, context, 5, row);
+        for (int i = 0; i < 4; i++) {
+            double factor = context > 32 ? c.rope_scaling.long_factor[i] : c.rope_scaling.short_factor[i];
+            double angle = 5 * pow(10000, -i / 4.0) / factor;
+            assert_true(fabs((double)row[i] - length * cos(angle)) < 1e-6);
+            assert_true(fabs((double)row[4 + i] - length * sin(angle)) < 1e-6);
+        }
+    }
+    assert_true(fabs(c.rope_scaling.factor - 4) < 1e-12);
+    refuse(OF("phi3") "," LONGROPE ",\"original_max_position_embeddings\":32}}",
+           "is said twice"); /* the root's is 4096 */
+    refuse(
+        OF("phi3") ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0],\"long_factor\":[1.0]}}",
+        "one for each pair");
+    refuse(OF("phi3") ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2.0}}", "longrope");
+    accept(&c, OF("qwen2") ",\"max_position_embeddings\":128," LONGROPE
+                           ",\"original_max_position_embeddings\":32}}");
+    assert_int_equal(c.rope_scaling.original_max_position_embeddings, 32);
+}
+
 static ModelConfig small(void) {
     return (ModelConfig){.vocab_size = 1000,
                          .hidden_size = 64,
@@ -203,6 +323,18 @@ static void what_is_written_reads_back(void **state) {
     c.rope_theta = 500000.123456789;
     c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true};
     check_round_trip(&c);
+    accept(&c, OF("phi3") ",\"original_max_position_embeddings\":32,\"partial_rotary_factor\":1.0," LONGROPE
+                          ",\"attention_factor\":1.25,\"factor\":3.0}}");
+    check_round_trip(&c);
+    accept(&c, OF("llama") "," LONGROPE ",\"original_max_position_embeddings\":32}}");
+    check_round_trip(&c);
+    accept(&c, OF("phi3") ",\"max_position_embeddings\":32,\"original_max_position_embeddings\":32," LONGROPE
+                          "}}");
+    assert_true(c.rope_scaling.factor == 1 && rope_is_scaled(&c.rope_scaling));
+    check_round_trip(&c);
+    c = small();
+    assert_int_equal(model_config_complete(&c, "test", &err), OK);
+    c.rope_scaling = (RopeScaling){8.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true};
     Text text = {0};
     model_config_write(&c, "bfloat16", &text);
     assert_non_null(strstr(text.data, "\"factor\": 8.0,"));
@@ -238,6 +370,11 @@ int main(void) {
                                        cmocka_unit_test(contradictions_are_refused),
                                        cmocka_unit_test(other_families_are_refused_by_name),
                                        cmocka_unit_test(bad_values_are_refused),
+                                       cmocka_unit_test(rotation_is_read_as_transformers_reads_it),
+                                       cmocka_unit_test(rotation_by_kind_of_layer),
+                                       cmocka_unit_test(other_keys_that_change_attention),
+                                       cmocka_unit_test(latent_scores_are_scaled_by_any_kind),
+                                       cmocka_unit_test(longrope_has_two_tables),
                                        cmocka_unit_test(sizes_beyond_the_address_space_are_refused),
                                        cmocka_unit_test(what_is_written_reads_back),
                                        cmocka_unit_test(parameters_and_flops_are_counted)};

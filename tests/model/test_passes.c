@@ -111,6 +111,15 @@ static ModelConfig shape_of(const Family *f, Mixer mixer, bool tied, bool biases
     if (family_reads(f, KEY_NO_ROPE)) c.no_rope = (LayerSet){1, tied};
     if (f->window_keys == WINDOWS_SOME && tied) c.windows = (LayerSet){0, 0};
     if (f->arch.partial_rotation) c.partial_rotary_factor = 0.7;
+    if (f->arch.longrope && tied) /* 6 elements times 0.7: two pairs */
+        c.rope_scaling = (RopeScaling){2,
+                                       1,
+                                       4,
+                                       POSITIONS / 2,
+                                       .short_factor = {1, 1.5},
+                                       .long_factor = {2, 3},
+                                       .pairs = 2,
+                                       .kind = ROPE_LONGROPE};
     if (c.query_pre_attn_scalar > 0) c.query_pre_attn_scalar = 3;
     if (c.attn_logit_softcapping > 0) c.attn_logit_softcapping = 2;
     if (c.final_logit_softcapping > 0) c.final_logit_softcapping = 3;

@@ -154,6 +154,15 @@ ErrorCode family_check(const ModelConfig *c, const char *where, Error *err) {
         return refuse_field(f, where, "no_rope_layers", err);
     if (c->rope_local_theta > 0 && !f->arch.local_rotation)
         return refuse_field(f, where, "rope_local_theta", err);
+    if (f->arch.local_rotation && rope_is_scaled(&c->rope_scaling) && c->rope_scaling.kind == ROPE_YARN &&
+        !c->rope_scaling.truncate)
+        return error_set(err, ERR_CONFIG,
+                         "%s: yarn with truncate false is not supported in the family %s: transformers "
+                         "truncates where layers are told apart, whatever an object says: leave it out",
+                         where, f->model_type);
+    if (f->arch.longrope && rope_is_scaled(&c->rope_scaling) && c->rope_scaling.kind != ROPE_LONGROPE)
+        return error_set(err, ERR_CONFIG, "%s: the family %s has no scaling of the rotation but longrope",
+                         where, f->model_type);
     if (model_rotary_dim(c) != c->head_dim && !f->arch.partial_rotation && !f->arch.latent)
         return refuse_field(f, where, "partial_rotary_factor", err);
     if (c->dense_layers.period > 0 && !family_reads(f, KEY_DENSE) && !family_reads(f, KEY_SPARSE))

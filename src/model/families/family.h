@@ -31,8 +31,10 @@ typedef struct Arch {
     bool transposed;        /* matrices of blocks are stored [inputs, outputs] */
     bool learned_positions; /* added to the embedding; heads are not turned */
     bool scale_embedding;   /* by the root of hidden_size */
+    bool window_pattern;    /* sliding_window_pattern is one of its keys */
     bool local_rotation;    /* layers with windows turn by rope_local_theta, unscaled */
     bool partial_rotation;  /* partial_rotary_factor is one of its keys */
+    bool longrope;          /* the only scaling; original_max_position_embeddings is a key of its own */
     bool neighbours;        /* elements 2i and 2i + 1 of a head turn together */
     bool chunks;            /* windows are chunks: a token sees those of its own, of its document */
     bool heads_divide;      /* transformers demands that heads divide hidden_size */

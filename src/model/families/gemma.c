@@ -60,12 +60,13 @@ const Family family_gemma2 = {.model_type = "gemma2",
 
 /* Five with windows, then one without: pattern {6, 31}, bits 0 to 4. A base of 1e6 for the latter, whose
  * scaling is for them alone, and of 1e4 for the others. */
-const Family family_gemma3_text = {
-    .model_type = "gemma3_text",
-    .architecture = "Gemma3ForCausalLM",
-    .arch = {ARCH, .qk_norm = QK_NORM_HEAD, .local_rotation = true, .heads_divide = true},
-    .defaults = {DEFAULTS, .max_position_embeddings = 131072, .rope_theta = 1000000,
-                 .rope_local_theta = 10000, .windows = {6, 31}},
-    .keys = keys3,
-    .window_keys = WINDOWS_SOME,
-    .sizes = sizes3};
+const Family family_gemma3_text = {.model_type = "gemma3_text",
+                                   .architecture = "Gemma3ForCausalLM",
+                                   .arch = {ARCH, .qk_norm = QK_NORM_HEAD, .window_pattern = true,
+                                            .local_rotation = true, .heads_divide = true},
+                                   .defaults = {DEFAULTS, .max_position_embeddings = 131072,
+                                                .rope_theta = 1000000, .rope_local_theta = 10000,
+                                                .windows = {6, 31}},
+                                   .keys = keys3,
+                                   .window_keys = WINDOWS_SOME,
+                                   .sizes = sizes3};

@@ -1,6 +1,5 @@
 /* Phi-3 and Phi-4: Llama with q, k, v stored as one matrix, and gate and up as another. Scaling of the
- * rotation is longrope there, whose lists of factors weft does not take: models for longer contexts are
- * refused.
+ * rotation is longrope there: of Phi-4 mini, and of Phi-3's models for 128 k tokens.
  *
  * Fused matrices are the bytes that weft keeps side by side anyway (model/params.h, invariant 2), so a
  * file's one parameter and Llama's three are read by the same products. partial_rotary_factor is Phi-4
@@ -25,15 +24,16 @@ static const PublishedSize sizes[] = {
     {.name = NULL},
 };
 
-const Family family_phi3 = {.model_type = "phi3",
-                            .architecture = "Phi3ForCausalLM",
-                            .arch = {.fused_qkv = true, .fused_gate_up = true, .partial_rotation = true},
-                            .defaults = {.max_position_embeddings = 4096,
-                                         .rms_norm_eps = 1e-5,
-                                         .rope_theta = 10000,
-                                         .rope_scaling = ROPE_NONE,
-                                         .windows = {1, 1},
-                                         .bos_token_id = 1,
-                                         .eos_token_id = 32000},
-                            .keys = keys,
-                            .sizes = sizes};
+const Family family_phi3 = {
+    .model_type = "phi3",
+    .architecture = "Phi3ForCausalLM",
+    .arch = {.fused_qkv = true, .fused_gate_up = true, .partial_rotation = true, .longrope = true},
+    .defaults = {.max_position_embeddings = 4096,
+                 .rms_norm_eps = 1e-5,
+                 .rope_theta = 10000,
+                 .rope_scaling = {1, 1, 4, 4096, .beta_fast = 32, .beta_slow = 1, .truncate = true},
+                 .windows = {1, 1},
+                 .bos_token_id = 1,
+                 .eos_token_id = 32000},
+    .keys = keys,
+    .sizes = sizes};

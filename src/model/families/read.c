@@ -68,9 +68,19 @@ static ErrorCode check_plain(const Family *f, const cJSON *root, const char *whe
                          "weights as bf16 or fp32: convert them, and leave the key out", err);
 }
 
+/* null is false to transformers here. */
+static ErrorCode check_causal(const cJSON *root, const char *where, Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "is_causal");
+    if (item == NULL || cJSON_IsTrue(item)) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: is_causal is not true: weft trains models whose tokens see those before them alone",
+                     where);
+}
+
 /* Keys of any family that select another model than the one weft computes. */
 static ErrorCode check_root(const Family *f, const cJSON *root, const char *where, Error *err) {
     TRY(check_architecture(f, root, where, err));
+    TRY(check_causal(root, where, err));
     TRY(check_plain(f, root, where, err));
     return check_dtype(root, where, err);
 }
@@ -232,12 +242,15 @@ static ErrorCode read_none(const cJSON *root, const char *where, const char *key
     return error_set(err, ERR_CONFIG, "%s: %s is not supported in this family, expected null", where, key);
 }
 
-/* null switches off what the family's default may have on; absent leaves the default. */
+/* null switches off what the family's default may have on, and only null: transformers divides by a 0. Absent
+ * leaves the default. */
 static ErrorCode read_optional(const cJSON *root, const char *where, const char *key, double *to,
                                Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     if (item != NULL && cJSON_IsNull(item)) *to = 0;
-    return json_get_double(root, where, key, false, to, err);
+    TRY(json_get_double(root, where, key, false, to, err));
+    if (!cJSON_IsNumber(item) || *to > 0) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected more than 0, or null", where, key, *to);
 }
 
 /* hidden_size is read before it, and not checked yet: one too large is refused later, and not multiplied. */

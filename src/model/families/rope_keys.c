@@ -7,14 +7,47 @@
  *     transformers 5   "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, ...}
  *     by kind          "rope_parameters": {"full_attention": {...}, "sliding_attention": {...}}
  *
- * The older keys are read first and the newer ones held against them: where a file has both and they
- * differ, no reader could tell which was trained with. */
+ * Both forms are read, each with what the root says (rope_theta, partial_rotary_factor,
+ * original_max_position_embeddings), and held against each other: where a file says a number twice and the
+ * two differ, no reader could tell which was trained with. transformers takes the one or the other without a
+ * word. */
 #include <string.h>
 
 #include "model/families/family.h"
 
 /* In the order of RopeKind. */
-static const char *const kinds[] = {"llama3", "linear", "dynamic", "yarn"};
+static const char *const kinds[] = {"llama3", "linear", "dynamic", "yarn", "longrope"};
+
+/* What one form says. */
+typedef struct Rotary {
+    double theta, share; /* share of a head that is turned */
+    RopeScaling scaling;
+} Rotary;
+
+/* Of an object that need not be there. */
+static const cJSON *member_of(const cJSON *object, const char *key) {
+    return object != NULL ? family_member(object, key) : NULL;
+}
+
+/* Exactly: files that say a number twice say it with the same digits. */
+static bool same_number(double a, double b) { return a >= b && a <= b; }
+
+static ErrorCode refuse_twice(const char *where, const char *key, double one, double other, Error *err) {
+    return error_set(err, ERR_CONFIG,
+                     "%s: %s is said twice, as %g and as %g, which contradict each other; remove one", where,
+                     key, one, other);
+}
+
+/* A number of the root, of the object, or of both where they agree. */
+static ErrorCode read_twice(const cJSON *root, const cJSON *object, const char *where, const char *key,
+                            double *out, Error *err) {
+    const cJSON *in_root = member_of(root, key), *in_object = member_of(object, key);
+    if (in_root) TRY(json_get_double(root, where, key, true, out, err));
+    double outer = *out;
+    if (in_object) TRY(json_get_double(object, where, key, true, out, err));
+    bool both = in_root != NULL && in_object != NULL;
+    return both && !same_number(outer, *out) ? refuse_twice(where, key, outer, *out, err) : OK;
+}
 
 /* "type" in older files, "rope_type" in newer ones, and both in some files. */
 static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char **type, Error *err) {
@@ -28,21 +61,52 @@ static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char
     return OK;
 }
 
-/* All required: a default for any of them would be one model's. */
-static ErrorCode read_llama3(const cJSON *rope, const char *where, RopeScaling *out, Error *err) {
-    TRY(json_get_double(rope, where, "low_freq_factor", true, &out->low_freq_factor, err));
-    TRY(json_get_double(rope, where, "high_freq_factor", true, &out->high_freq_factor, err));
-    return json_get_int(rope, where, "original_max_position_embeddings", true, 1, MODEL_MAX_POSITIONS,
-                        &out->original_max_position_embeddings, err);
+/* Of llama3, yarn and longrope. transformers takes the root's before the object's; Phi-3 knows the root's
+ * alone, where the object's is a number that nobody reads. By kind of layer it is the other way round. */
+static ErrorCode read_original(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
+                               int64_t *out, Error *err) {
+    const char *key = "original_max_position_embeddings";
+    const cJSON *outer = f->arch.local_rotation ? NULL : family_member(root, key);
+    int64_t usual = *out;
+    TRY(json_get_int(rope, where, key, false, 1, MODEL_MAX_POSITIONS, out, err));
+    int64_t inner = *out;
+    if (outer) TRY(json_get_int(root, where, key, true, 1, MODEL_MAX_POSITIONS, out, err));
+    if (!outer && f->arch.longrope) *out = usual;
+    bool said = family_member(rope, key) != NULL;
+    return said && inner != *out ? refuse_twice(where, key, (double)inner, (double)*out, err) : OK;
 }
 
-/* The original context is the model's own where the file does not say. */
-static ErrorCode read_yarn(const cJSON *rope, const char *where, int64_t positions, RopeScaling *out,
-                           Error *err) {
+/* All required: a default for any of them would be one model's. */
+static ErrorCode read_llama3(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
+                             RopeScaling *out, Error *err) {
+    TRY(json_get_double(rope, where, "low_freq_factor", true, &out->low_freq_factor, err));
+    TRY(json_get_double(rope, where, "high_freq_factor", true, &out->high_freq_factor, err));
+    out->original_max_position_embeddings = 0;
+    TRY(read_original(f, root, rope, where, &out->original_max_position_embeddings, err));
+    if (out->original_max_position_embeddings > 0) return OK;
+    return error_set(err, ERR_CONFIG, "%s: missing key \"original_max_position_embeddings\"", where);
+}
+
+/* null is the kind's formula, and the only way to say it: transformers multiplies by a 0. */
+static ErrorCode read_attention_factor(const cJSON *rope, const char *where, RopeScaling *out, Error *err) {
+    const char *key = "attention_factor";
+    TRY(json_get_double(rope, where, key, false, &out->attention_factor, err));
+    if (family_member(rope, key) == NULL || out->attention_factor > 0) return OK;
+    return error_set(err, ERR_CONFIG, "%s: %s is %g, expected more than 0, or null", where, key,
+                     out->attention_factor);
+}
+
+/* The original context is the model's own where the file does not say. By kind of layer transformers looks for
+ * `truncate` beside the objects and not in them, so that one in an object changes nothing there. */
+static ErrorCode read_yarn(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
+                           int64_t positions, RopeScaling *out, Error *err) {
     out->original_max_position_embeddings = positions;
-    TRY(json_get_int(rope, where, "original_max_position_embeddings", false, 1, MODEL_MAX_POSITIONS,
-                     &out->original_max_position_embeddings, err));
-    TRY(json_get_double(rope, where, "attention_factor", false, &out->attention_factor, err));
+    TRY(read_original(f, root, rope, where, &out->original_max_position_embeddings, err));
+    TRY(read_attention_factor(rope, where, out, err));
+    if (out->factor <= 1 && out->attention_factor > 0 && !same_number(out->attention_factor, 1))
+        return error_set(err, ERR_CONFIG,
+                         "%s: yarn by a factor of %g has an attention_factor of %g, expected none", where,
+                         out->factor, out->attention_factor);
     TRY(json_get_double(rope, where, "beta_fast", false, &out->beta_fast, err));
     TRY(json_get_double(rope, where, "beta_slow", false, &out->beta_slow, err));
     TRY(json_get_double(rope, where, "mscale", false, &out->mscale, err));
@@ -50,20 +114,60 @@ static ErrorCode read_yarn(const cJSON *rope, const char *where, int64_t positio
     return json_get_bool(rope, where, "truncate", false, &out->truncate, err);
 }
 
+static ErrorCode read_factors(const cJSON *rope, const char *where, const char *key, double *out, int *count,
+                              Error *err) {
+    const cJSON *list = family_member(rope, key), *item;
+    if (!cJSON_IsArray(list))
+        return error_set(err, ERR_CONFIG, "%s: longrope needs %s, a list of a number for each pair", where,
+                         key);
+    *count = 0;
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsNumber(item) || *count == ROPE_PAIRS)
+            return error_set(err, ERR_CONFIG, "%s: %s: expected at most %d numbers", where, key, ROPE_PAIRS);
+        out[(*count)++] = item->valuedouble;
+    }
+    return OK;
+}
+
+/* Its factor is for the length of sines and cosines alone, and need not be said: it is how much longer the
+ * context is than the original one. */
+static ErrorCode read_longrope(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
+                               int64_t positions, RopeScaling *out, Error *err) {
+    int longer = 0;
+    out->original_max_position_embeddings =
+        f->arch.longrope ? f->defaults.rope_scaling.original_max_position_embeddings : positions;
+    TRY(read_original(f, root, rope, where, &out->original_max_position_embeddings, err));
+    TRY(read_attention_factor(rope, where, out, err));
+    TRY(read_factors(rope, where, "short_factor", out->short_factor, &out->pairs, err));
+    TRY(read_factors(rope, where, "long_factor", out->long_factor, &longer, err));
+    if (longer != out->pairs)
+        return error_set(err, ERR_CONFIG, "%s: short_factor has %d numbers, but long_factor %d", where,
+                         out->pairs, longer);
+    out->factor = (double)positions / (double)out->original_max_position_embeddings;
+    TRY(json_get_double(rope, where, "factor", false, &out->factor, err));
+    if (out->factor < 1) out->factor = 1; /* the length is 1 there too */
+    return OK;
+}
+
+static const char *supported(const Family *f) {
+    return f->arch.longrope ? "\"default\" or \"longrope\""
+                            : "\"default\", \"llama3\", \"linear\", \"dynamic\", \"yarn\" or \"longrope\"";
+}
+
 static ErrorCode find_kind(const Family *f, const char *where, const char *type, int *kind, Error *err) {
-    /* Phi-3 means another scaling by yarn: longrope, whose factors are lists. */
-    int known = f->arch.partial_rotation ? 0 : (int)(sizeof kinds / sizeof *kinds);
-    for (*kind = 0; *kind < known; ++*kind)
-        if (strcmp(type, kinds[*kind]) == 0) return OK;
-    return family_refuse(
-        where, "RoPE type", type,
-        known ? "\"default\", \"llama3\", \"linear\", \"dynamic\" or \"yarn\"" : "\"default\"", err);
+    bool known = false;
+    /* The names that longrope had before. Nothing else is there in this family, and no other yarn. */
+    if (f->arch.longrope && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0)) type = "longrope";
+    for (*kind = f->arch.longrope ? ROPE_LONGROPE : 0; !known && *kind <= ROPE_LONGROPE; ++*kind)
+        known = strcmp(type, kinds[*kind]) == 0;
+    --*kind;
+    return known ? OK : family_refuse(where, "RoPE type", type, supported(f), err);
 }
 
 /* Starts from no scaling, so that members of an older object do not shine through. `type` "default" has no
  * members worth reading. */
-static ErrorCode read_scaling(const Family *f, const cJSON *rope, const char *where, int64_t positions,
-                              RopeScaling *out, Error *err) {
+static ErrorCode read_scaling(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
+                              int64_t positions, RopeScaling *out, Error *err) {
     const char *type = NULL;
     int kind;
     *out = ROPE_UNSCALED;
@@ -71,13 +175,22 @@ static ErrorCode read_scaling(const Family *f, const cJSON *rope, const char *wh
     if (strcmp(type, "default") == 0) return OK;
     TRY(find_kind(f, where, type, &kind, err));
     out->kind = kind;
+    if (kind == ROPE_LONGROPE) return read_longrope(f, root, rope, where, positions, out, err);
     TRY(json_get_double(rope, where, "factor", true, &out->factor, err));
-    if (kind == ROPE_LLAMA3) return read_llama3(rope, where, out, err);
-    return kind == ROPE_YARN ? read_yarn(rope, where, positions, out, err) : OK;
+    if (kind == ROPE_LLAMA3) TRY(read_llama3(f, root, rope, where, out, err));
+    if (kind == ROPE_YARN) return read_yarn(f, root, rope, where, positions, out, err);
+    if (f->arch.latent) /* scores, and not angles: whatever the kind */
+        return json_get_double(rope, where, "mscale_all_dim", false, &out->mscale_all_dim, err);
+    return OK;
 }
 
-/* Exactly: files that say a number twice say it with the same digits. */
-static bool same_number(double a, double b) { return a >= b && a <= b; }
+static bool same_factors(const RopeScaling *a, const RopeScaling *b) {
+    for (int i = 0; i < ROPE_PAIRS; i++)
+        if (!same_number(a->short_factor[i], b->short_factor[i]) ||
+            !same_number(a->long_factor[i], b->long_factor[i]))
+            return false;
+    return a->pairs == b->pairs;
+}
 
 static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
     return a->kind == b->kind && a->truncate == b->truncate && same_number(a->factor, b->factor) &&
@@ -86,80 +199,105 @@ static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
            a->original_max_position_embeddings == b->original_max_position_embeddings &&
            same_number(a->attention_factor, b->attention_factor) && same_number(a->beta_fast, b->beta_fast) &&
            same_number(a->beta_slow, b->beta_slow) && same_number(a->mscale, b->mscale) &&
-           same_number(a->mscale_all_dim, b->mscale_all_dim);
+           same_number(a->mscale_all_dim, b->mscale_all_dim) && same_factors(a, b);
 }
 
-/* The share of a head that is turned, wherever a dialect has it. Other families may say 1, which is what
- * they do. */
-static ErrorCode read_partial(const Family *f, ModelConfig *c, const cJSON *object, const char *where,
-                              Error *err) {
-    double share = c->partial_rotary_factor > 0 ? c->partial_rotary_factor : 1;
-    TRY(json_get_double(object, where, "partial_rotary_factor", false, &share, err));
-    if (!f->arch.partial_rotation && !same_number(share, 1))
-        return error_set(err, ERR_CONFIG, "%s: partial_rotary_factor is %g, expected 1", where, share);
-    if (f->arch.partial_rotation) c->partial_rotary_factor = share;
+/* The share of a head that is turned. Families without that key may say 1, which is what they do. */
+static ErrorCode read_share(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
+                            double *share, Error *err) {
+    TRY(read_twice(root, rope, where, "partial_rotary_factor", share, err));
+    if (f->arch.partial_rotation || same_number(*share, 1)) return OK;
+    return error_set(err, ERR_CONFIG, "%s: partial_rotary_factor is %g, expected 1", where, *share);
+}
+
+/* One form: `rope` is its object, or NULL, with the keys of the root. */
+static ErrorCode read_form(const Family *f, const ModelConfig *c, const cJSON *root, const cJSON *rope,
+                           const char *where, Rotary *out, Error *err) {
+    *out =
+        (Rotary){c->rope_theta, c->partial_rotary_factor > 0 ? c->partial_rotary_factor : 1, c->rope_scaling};
+    TRY(read_twice(root, rope, where, "rope_theta", &out->theta, err));
+    TRY(read_share(f, root, rope, where, &out->share, err));
+    if (rope == NULL) return OK;
+    return read_scaling(f, root, rope, where, c->max_position_embeddings, &out->scaling, err);
+}
+
+static bool same_rotary(const Rotary *a, const Rotary *b) {
+    return same_number(a->theta, b->theta) && same_number(a->share, b->share) &&
+           same_scaling(&a->scaling, &b->scaling);
+}
+
+/* Layers with windows turn unscaled: a type other than "default" there would be a third kind of table. Their
+ * base, where neither object nor rope_local_base_freq gives it, is what the family has for it; a family that
+ * has none (OLMo 3) has one base, and there transformers takes its default whatever rope_theta is. */
+static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *root, const cJSON *local,
+                            const char *where, Error *err) {
+    const char *type = "default";
+    double share = 1, base = f->defaults.rope_local_theta;
+    bool own = base > 0;
+    if (local != NULL) TRY(read_rope_type(local, where, &type, err));
+    if (strcmp(type, "default") != 0)
+        return family_refuse(where, "RoPE type of sliding_attention", type, "\"default\"", err);
+    TRY(read_share(f, NULL, local, where, &share, err));
+    if (own) TRY(json_get_double(root, where, "rope_local_base_freq", false, &base, err));
+    if (!own) base = f->defaults.rope_theta;
+    TRY(read_twice(NULL, local, where, "rope_theta", &base, err));
+    if (!own && member_of(local, "rope_theta") == NULL && !same_number(c->rope_theta, base))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s: rope_theta is %g, but layers with windows would turn by %g in transformers, the "
+            "default of the family: say rope_theta for both kinds of layers in rope_parameters",
+            where, c->rope_theta, base);
+    c->rope_local_theta = base;
     return OK;
 }
 
-/* Layers with windows turn unscaled: a type other than "default" there would be a third kind of table.
- * Their base is that of the other layers where the object does not give one. */
-static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *local, const char *where,
-                            Error *err) {
-    const char *type = NULL;
-    if (!f->arch.local_rotation)
+/* Which objects of a file are read. In families without two kinds of layers, transformers fails on objects by
+ * kind; in the others it passes over one that is for all. */
+static ErrorCode check_forms(const Family *f, const cJSON *old, const cJSON *new, const cJSON *full,
+                             const cJSON *local, const char *where, Error *err) {
+    bool kinds_of_layers = full != NULL || local != NULL;
+    if ((old != NULL && !cJSON_IsObject(old)) || (new != NULL && !cJSON_IsObject(new)))
+        return error_set(err, ERR_CONFIG, "%s: rope_scaling and rope_parameters must be objects", where);
+    if (kinds_of_layers && !f->arch.local_rotation)
         return error_set(err, ERR_CONFIG,
                          "%s: rope_parameters by kind of layer are not supported in the family %s", where,
                          f->model_type);
-    c->rope_local_theta = c->rope_theta;
-    TRY(read_rope_type(local, where, &type, err));
-    if (strcmp(type, "default") != 0)
-        return family_refuse(where, "RoPE type of sliding_attention", type, "\"default\"", err);
-    return json_get_double(local, where, "rope_theta", false, &c->rope_local_theta, err);
+    if (!f->arch.local_rotation) return OK;
+    if (new != NULL && !kinds_of_layers &&new->child != NULL)
+        return error_set(err, ERR_CONFIG,
+                         "%s: rope_parameters of the family %s are by kind of layer: expected full_attention "
+                         "and sliding_attention in it",
+                         where, f->model_type);
+    if (old != NULL && family_member(old, "type") != NULL && family_member(old, "rope_type") == NULL)
+        return error_set(err, ERR_CONFIG,
+                         "%s: rope_scaling.type is not read by transformers in the family %s: expected "
+                         "rope_type",
+                         where, f->model_type);
+    return kinds_of_layers && family_member(new, "truncate") != NULL
+               ? error_set(err, ERR_CONFIG, "%s: rope_parameters.truncate is not supported, expected none",
+                           where)
+               : OK;
 }
 
-/* One object of transformers 5, that of all layers or of those without windows. */
-static ErrorCode read_new(const Family *f, ModelConfig *c, const cJSON *root, const cJSON *rope,
-                          const char *where, Error *err) {
-    RopeScaling scaling;
-    double theta = c->rope_theta;
-    TRY(json_get_double(rope, where, "rope_theta", false, &theta, err));
-    TRY(read_partial(f, c, rope, where, err));
-    TRY(read_scaling(f, rope, where, c->max_position_embeddings, &scaling, err));
-    if (family_member(root, "rope_theta") != NULL && !same_number(theta, c->rope_theta))
-        return error_set(err, ERR_CONFIG,
-                         "%s: rope_theta %g and rope_parameters.rope_theta %g contradict each other", where,
-                         c->rope_theta, theta);
-    if (family_member(root, "rope_scaling") != NULL && !same_scaling(&scaling, &c->rope_scaling))
+/* Comes behind max_position_embeddings in every entry (keys.h): yarn's original context defaults to it. An empty
+ * object says nothing, as null. */
+ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
+    const cJSON *old = family_member(root, "rope_scaling"), *new = family_member(root, "rope_parameters"),
+                *full = member_of(new, "full_attention"), *local = member_of(new, "sliding_attention");
+    Rotary older, newer;
+    TRY(check_forms(f, old, new, full, local, where, err));
+    if (full != NULL || local != NULL) new = full;
+    if (old != NULL && old->child == NULL) old = NULL;
+    if (new != NULL &&new->child == NULL) new = NULL;
+    TRY(read_form(f, c, root, new ? new : old, where, &newer, err));
+    TRY(read_form(f, c, root, old ? old : new, where, &older, err));
+    if (!same_rotary(&older, &newer))
         return error_set(err, ERR_CONFIG,
                          "%s: rope_scaling and rope_parameters contradict each other; remove one", where);
-    c->rope_theta = theta;
-    c->rope_scaling = scaling;
-    return OK;
-}
-
-/* Files of version 4 keep the partial factor beside rope_theta or within rope_scaling. */
-static ErrorCode read_old(const Family *f, ModelConfig *c, const cJSON *root, const cJSON *scaling,
-                          const char *where, Error *err) {
-    TRY(json_get_double(root, where, "rope_theta", false, &c->rope_theta, err));
-    TRY(read_partial(f, c, root, where, err));
-    if (scaling != NULL) TRY(read_partial(f, c, scaling, where, err));
-    if (f->arch.local_rotation)
-        TRY(json_get_double(root, where, "rope_local_base_freq", false, &c->rope_local_theta, err));
-    if (scaling == NULL) return OK;
-    return read_scaling(f, scaling, where, c->max_position_embeddings, &c->rope_scaling, err);
-}
-
-/* Comes behind max_position_embeddings in every entry (keys.h): yarn's original context defaults to it. */
-ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
-    const cJSON *old = family_member(root, "rope_scaling"), *new = family_member(root, "rope_parameters");
-    if ((old != NULL && !cJSON_IsObject(old)) || (new != NULL && !cJSON_IsObject(new)))
-        return error_set(err, ERR_CONFIG, "%s: rope_scaling and rope_parameters must be objects", where);
-    TRY(read_old(f, c, root, old, where, err));
-    const cJSON *full = new ? family_member(new, "full_attention") : NULL,
-                *local = new ? family_member(new, "sliding_attention") : NULL;
-    if (new != NULL) TRY(read_new(f, c, root, full || local ? full : new, where, err));
-    if (local != NULL) return read_local(f, c, local, where, err);
-    return OK;
+    c->rope_theta = newer.theta;
+    c->rope_scaling = newer.scaling;
+    if (f->arch.partial_rotation) c->partial_rotary_factor = newer.share;
+    return f->arch.local_rotation ? read_local(f, c, root, local, where, err) : OK;
 }
 
 /* ---- writing ---- */
@@ -168,8 +306,34 @@ static void write_optional(JsonWriter *w, const char *key, double value) {
     if (value > 0) family_write_double(w, key, value);
 }
 
+static void write_factors(JsonWriter *w, const char *key, const double *factors, int count) {
+    json_key(w, key);
+    json_begin_array(w);
+    for (int i = 0; i < count; i++) json_double(w, factors[i]);
+    json_end_array(w);
+}
+
+/* A factor that follows from the contexts is left out, and the key of the kind has its older name in Phi-3:
+ * transformers 4 demands three members there, and these. */
+static void write_longrope(JsonWriter *w, const ModelConfig *c) {
+    const RopeScaling *s = &c->rope_scaling;
+    bool phi = model_family(c)->arch.longrope;
+    double follows = (double)c->max_position_embeddings / (double)s->original_max_position_embeddings;
+    json_put_string(w, phi ? "type" : "rope_type", kinds[s->kind]);
+    if (!phi) json_put_int(w, "original_max_position_embeddings", s->original_max_position_embeddings);
+    if (!same_number(s->factor, follows > 1 ? follows : 1)) family_write_double(w, "factor", s->factor);
+    write_optional(w, "attention_factor", s->attention_factor);
+    write_factors(w, "short_factor", s->short_factor, s->pairs);
+    write_factors(w, "long_factor", s->long_factor, s->pairs);
+}
+
 /* Only what the kind reads. What is 0 for "by its formula" is left out. */
-static void write_members(JsonWriter *w, const RopeScaling *s) {
+static void write_members(JsonWriter *w, const ModelConfig *c) {
+    const RopeScaling *s = &c->rope_scaling;
+    if (s->kind == ROPE_LONGROPE) {
+        write_longrope(w, c);
+        return;
+    }
     json_put_string(w, "rope_type", kinds[s->kind]);
     family_write_double(w, "factor", s->factor);
     if (s->kind == ROPE_LLAMA3) {
@@ -178,37 +342,38 @@ static void write_members(JsonWriter *w, const RopeScaling *s) {
     }
     if (s->kind == ROPE_LLAMA3 || s->kind == ROPE_YARN)
         json_put_int(w, "original_max_position_embeddings", s->original_max_position_embeddings);
+    if (s->kind == ROPE_YARN || model_family(c)->arch.latent)
+        write_optional(w, "mscale_all_dim", s->mscale_all_dim);
     if (s->kind != ROPE_YARN) return;
     family_write_double(w, "beta_fast", s->beta_fast);
     family_write_double(w, "beta_slow", s->beta_slow);
     write_optional(w, "attention_factor", s->attention_factor);
     write_optional(w, "mscale", s->mscale);
-    write_optional(w, "mscale_all_dim", s->mscale_all_dim);
     if (!s->truncate) json_put_bool(w, "truncate", false);
 }
 
 /* null where there is none: "factor": 1 would be a kind that does nothing. Families that scale where a file
  * says nothing are told so. */
-static void write_scaling(JsonWriter *w, const Family *f, const RopeScaling *s) {
+static void write_scaling(JsonWriter *w, const ModelConfig *c) {
     json_key(w, "rope_scaling");
-    if (s->factor <= 1.0 && f->defaults.rope_scaling.factor <= 1.0) {
+    if (!rope_is_scaled(&c->rope_scaling) && !rope_is_scaled(&model_family(c)->defaults.rope_scaling)) {
         json_null(w);
         return;
     }
     json_begin_object(w);
-    if (s->factor > 1.0)
-        write_members(w, s);
+    if (rope_is_scaled(&c->rope_scaling))
+        write_members(w, c);
     else
         json_put_string(w, "rope_type", "default");
     json_end_object(w);
 }
 
-static void write_kind_of_layer(JsonWriter *w, const char *layers, double theta, const RopeScaling *s) {
+static void write_kind_of_layer(JsonWriter *w, const char *layers, double theta, const ModelConfig *c) {
     json_key(w, layers);
     json_begin_object(w);
     family_write_double(w, "rope_theta", theta);
-    if (s->factor > 1)
-        write_members(w, s);
+    if (c && rope_is_scaled(&c->rope_scaling))
+        write_members(w, c);
     else
         json_put_string(w, "rope_type", "default");
     json_end_object(w);
@@ -220,15 +385,17 @@ static void write_local(const ModelConfig *c, JsonWriter *w) {
     family_write_double(w, "rope_local_base_freq", c->rope_local_theta);
     json_key(w, "rope_parameters");
     json_begin_object(w);
-    write_kind_of_layer(w, "full_attention", c->rope_theta, &c->rope_scaling);
-    write_kind_of_layer(w, "sliding_attention", c->rope_local_theta, &ROPE_UNSCALED);
+    write_kind_of_layer(w, "full_attention", c->rope_theta, c);
+    write_kind_of_layer(w, "sliding_attention", c->rope_local_theta, NULL);
     json_end_object(w);
 }
 
 void rope_keys_write(const ModelConfig *c, JsonWriter *w) {
     const Arch *a = &model_family(c)->arch;
     family_write_double(w, "rope_theta", c->rope_theta);
-    write_scaling(w, model_family(c), &c->rope_scaling);
+    write_scaling(w, c);
+    if (a->longrope && rope_is_scaled(&c->rope_scaling))
+        json_put_int(w, "original_max_position_embeddings", c->rope_scaling.original_max_position_embeddings);
     if (a->partial_rotation) family_write_double(w, "partial_rotary_factor", c->partial_rotary_factor);
     if (a->local_rotation) write_local(c, w);
 }

@@ -116,6 +116,7 @@ static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root
         TRY(json_get_int(root, where, "max_window_layers", false, 0, MODEL_MAX_COUNT, &first, err));
         return from_layer(first, c->num_hidden_layers, where, &c->windows, err);
     }
+    if (!f->arch.window_pattern) return OK; /* transformers passes the key over */
     TRY(json_get_int(root, where, "sliding_window_pattern", false, 1, LAYER_SET_PERIOD, &every, err));
     if (every > 0) c->windows = every_layer(every, true);
     return OK;
@@ -131,6 +132,16 @@ static ErrorCode read_width(const Family *f, ModelConfig *c, const cJSON *root, 
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, width_key(f));
     if (item != NULL && cJSON_IsNull(item)) c->sliding_window = 0;
     return json_get_int(root, where, width_key(f), false, 1, MODEL_MAX_POSITIONS, &c->sliding_window, err);
+}
+
+/* A list that has windows where no width is used: transformers fails on it, or has the window or not by the
+ * kernel that attention takes. Chunks may be of any length. */
+static ErrorCode check_used(const ModelConfig *c, bool used, const char *where, Error *err) {
+    if (c->windows.period == 0 || c->sliding_window > 0) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "%s: layer_types has \"sliding_attention\", but %s: expected a window, or "
+                     "\"full_attention\"",
+                     where, used ? "sliding_window is null" : "use_sliding_window is false");
 }
 
 /* The list wins over the family's keys, as in transformers. A window that is not used is read all the same
@@ -149,6 +160,7 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
                       chunks ? read_chunk_type : read_layer_type, &c->windows, err));
     else
         TRY(read_pattern(f, c, root, where, err));
+    if (types != NULL && !all && !chunks) TRY(check_used(c, used, where, err));
     /* transformers passes the list over in these families. */
     if (all && types != NULL && c->sliding_window > 0 && (c->windows.period != 1 || c->windows.layers != 1))
         return error_set(err, ERR_CONFIG,
