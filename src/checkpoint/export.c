@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "model/config.h"
 
@@ -65,6 +66,7 @@ static ErrorCode open_source(Source *s, const char *dir, bool average, bool base
     if (adapter_is(dir))
         return error_set(err, ERR_DATA,
                          "%s is an adapter, not a model: weft merge makes one of it and its base", dir);
+    if (!base) checkpoint_warn_balance(dir);
     if (average) return open_average(s, dir, err);
     char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
     ErrorCode code = modelfiles_open(&s->model, dir, err);

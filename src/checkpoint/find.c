@@ -9,8 +9,10 @@
 #include "checkpoint/find.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
@@ -72,4 +74,23 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
     free(*dir);
     *dir = NULL;
     return ERR_DATA;
+}
+
+void checkpoint_warn_balance(const char *dir) {
+    static const char end[] = ".balance_bias";
+    char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
+    ModelFiles files = {0};
+    Error err;
+    bool found = false, open = file_exists(path) && modelfiles_open(&files, path, &err) == OK;
+    for (size_t i = 0; open && i < files.count && !found; i++) {
+        const char *name = files.tensors[i].name;
+        found = strlen(name) >= sizeof end && strcmp(name + strlen(name) - (sizeof end - 1), end) == 0;
+    }
+    if (open) modelfiles_close(&files);
+    if (found)
+        log_warn("%s: experts were trained with a bias that balances them (train.router_bias_speed), which "
+                 "files of the "
+                 "family have no place for: the model alone chooses experts without it",
+                 dir);
+    free(path);
 }

@@ -13,5 +13,8 @@ ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
 /* The same, or an adapter (checkpoint/adapter.h). */
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
+/* Warns where a checkpoint holds biases of experts that its model files have no place for: who takes the
+ * model alone chooses experts without them. */
+void checkpoint_warn_balance(const char *dir);
 
 #endif

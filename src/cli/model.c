@@ -206,6 +206,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     TRY(open_tokenizer(m, args, err));
     TRY(read_shape(m, &spec->model, err));
     TRY(read_ends(m, &spec->model, err));
+    checkpoint_warn_balance(weights_of(m));
     TRY(modelfiles_check_shape(weights_of(m), &spec->model, err));
     spec->adapters = adapter_spec(&m->adapter);
     spec->leaves = (int)c->numerics.canonical_tp;

@@ -1206,8 +1206,9 @@ const Option config_options[] = {
      .fallback = "0",
      .min = 0,
      .max = 1,
-     .help = "In families whose experts are chosen with a bias: what is added to it after a step where an "
-             "expert had fewer tokens than the mean, and taken off where it had more; 0.001 is usual."},
+     .help = "Of the bias by which experts are chosen: what is added to it after a step where an expert had "
+             "fewer tokens than the mean, and taken off where it had more; 0 is none. Where nobody says it, "
+             "experts that start from random weights have 0.02, of llama4_text 0.01, of deepseek_v3 0.001."},
     {.key = "train.expert_capacity",
      .type = OPT_DOUBLE,
      .effect = EFFECT_NOTHING,
@@ -2221,13 +2222,28 @@ double config_steps_from(const Config *c, int64_t step) {
 static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error *err) {
     const Family *f = families[c->model.family];
     if (c->train.router_bias_speed <= 0) return OK;
-    if (!f->arch.sigmoid_router)
+    if (!family_has_experts(f))
         return options_fail(set, "train.router_bias_speed", err,
-                            "experts of the family %s, if any, are chosen without a bias: leave the key out",
-                            f->model_type);
+                            "the family %s has no experts: leave the key out", f->model_type);
     if (c->lora.rank == 0) return OK;
     return options_fail(set, "train.router_bias_speed", err,
                         "beside adapters (lora.rank) all of the base stays as it is: leave the key out");
+}
+
+/* Experts that learn from nothing all but collapse within some steps, since those that are chosen are those
+ * that learn. A balance loss that is asked for is enough. Given weights stay what they are, and so does a run
+ * that goes on (setup_keep_balance). DeepSeek's speed is its own; the others bring experts together within
+ * some tens of steps. */
+static ErrorCode take_router_bias(Config *c, OptionSet *set, Error *err) {
+    const Arch *a = &families[c->model.family]->arch;
+    const ModelConfig *m = &c->model.shape;
+    bool starts = !c->model.init[0] && m->num_experts > m->num_experts_per_tok && !m->output_router_logits;
+    if (options_is_set(set, "train.router_bias_speed") || !starts) return OK;
+    return options_derive(set, "train.router_bias_speed",
+                          a->sigmoid_router ? "0.001"
+                          : a->weighs_input ? "0.01"
+                                            : "0.02",
+                          "default of experts from random weights", err);
 }
 
 /* A step is cut into whole microbatches on every mesh: those of the warm-up too, which
@@ -2532,6 +2548,8 @@ static ErrorCode derive_rope(Config *c, OptionSet *set, Error *err) {
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
     c->model.shape.further_heads = c->train.multi_token;
     c->model.shape.further_module = c->train.multi_token > 0 && c->train.multi_token_kind == FURTHER_MODULE;
+    c->model.shape.balance_bias =
+        c->train.router_bias_speed > 0 && !families[c->model.family]->arch.sigmoid_router;
     TRY(options_follow(set, err));
     return derive_rope(c, set, err);
 }
@@ -2566,6 +2584,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_spans(c, set, err));
     TRY(check_noise(c, set, err));
     TRY(check_lora(c, set, err));
+    TRY(take_router_bias(c, set, err));
     TRY(check_router_bias(c, set, err));
     TRY(check_multi_token(c, set, err));
     TRY(config_derive(c, set, err));

@@ -123,6 +123,14 @@ static void descend_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elem
     update_average(e, i, piece, at, elements.count);
 }
 
+/* What the bias of an expert moves by that has `mine` tokens, times the number of experts, of `all`:
+ * DeepSeek's by its sign, as published; one that no file has by how far it is from the mean, at most by the
+ * speed. So it follows experts that collapse, and rests where they do not, however little logits differ. */
+static float move_of(const Param *p, float speed, int64_t mine, int64_t all) {
+    if (!p->row->beside) return mine < all ? speed : mine > all ? -speed : 0;
+    return all > 0 ? speed * (float)fmax(1 - (double)mine / (double)all, -1) : 0;
+}
+
 /* The bias of experts where they are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024): up for
  * those with fewer tokens than the mean of the layer, down for those with more. Counts are those of the whole
  * step, so every mesh moves it alike. What to add goes by way of its gradient's memory, which nobody
@@ -135,10 +143,8 @@ static void move_run(Engine *e, int i, Piece piece, int64_t at, PieceRun element
     float speed = (float)e->plan->spec.bias_speed;
     int64_t all = 0;
     for (int64_t k = 0; k < p->count; k++) all += counts[k];
-    for (int64_t k = 0; k < elements.count; k++) {
-        int64_t mine = counts[elements.element + k] * p->count;
-        moves[k] = mine < all ? speed : mine > all ? -speed : 0;
-    }
+    for (int64_t k = 0; k < elements.count; k++)
+        moves[k] = move_of(p, speed, counts[elements.element + k] * p->count, all);
     OP(e->device, OP_UPLOAD, upload, by, moves, (size_t)elements.count * sizeof *moves);
     OP(e->device, OP_ADD, add, elements.count, bias, by, bias, DTYPE_F32);
     update_average(e, i, piece, at, elements.count);

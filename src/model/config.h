@@ -119,6 +119,8 @@ typedef struct ModelConfig {
     /* Beside a module, of ranks that share the vocabulary: rows that each has place for, of which some may
      * have fewer; 0: as many as it has. In no config.json. */
     int64_t vocab_room;
+    /* Experts are chosen by score plus a bias, of which no config.json of the family says anything. */
+    bool balance_bias;
     bool use_qk_norm;    /* of QK_NORM_PLAIN (families/family.h): heads are normed where they are turned */
     bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
     bool output_router_logits;          /* what transformers takes to train with the balance loss */

@@ -34,6 +34,7 @@ static unsigned facts_of(const ModelConfig *c) {
            (a->stacked_experts ? WHEN_EXPERTS_STACKED : WHEN_EXPERTS_APART) |
            (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0) |
            (c->n_shared_experts > 0 ? WHEN_SHARED : 0) | (a->sigmoid_router ? WHEN_CHOICE_BIAS : 0) |
+           (c->balance_bias ? WHEN_BALANCE_BIAS : 0) |
            (c->q_lora_rank > 0 ? WHEN_LATENT_QUERIES : WHEN_WHOLE_QUERIES);
 }
 

@@ -10,9 +10,9 @@
  *
  * Only the last token's state goes through the head: one row of logits, whatever the length of a prompt.
  *
- * Angles of longrope depend on the length of the sequence: where that grows beyond the original context, all keys so
- * far were turned by others than those that follow. So the sequence is fed once more from its first token, as
- * transformers does. */
+ * Angles of longrope depend on the length of the sequence: where that grows beyond the original context, all
+ * keys so far were turned by others than those that follow. So the sequence is fed once more from its first
+ * token, as transformers does. */
 #include "model/decode.h"
 
 #include <stdlib.h>

@@ -14,8 +14,8 @@ typedef struct Decoder {
     Microbatch batch;
     char *states[2], *keep, *scratch;
     float *logits, *rstd; /* [V], [1] */
-    int32_t *
-        fed; /* [positions] host memory: the sequence so far, where its angles depend on its length; else NULL */
+    int32_t
+        *fed; /* [positions] host memory: the sequence so far, where angles depend on its length; or NULL */
 } Decoder;
 
 /* weights stay the caller's, as does the device, whose scratch must be large enough for passes of `chunk`

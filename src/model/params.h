@@ -49,7 +49,8 @@ typedef enum When {
     WHEN_CHOICE_BIAS = 262144,    /* of experts, where they are chosen */
     WHEN_LATENT_QUERIES = 524288, /* queries of latent attention have a latent, or are made at once */
     WHEN_WHOLE_QUERIES = 1048576,
-    WHEN_QK_ROW_NORM = 2097152 /* queries of a token are normed as one row, and so are its keys */
+    WHEN_QK_ROW_NORM = 2097152, /* queries of a token are normed as one row, and so are its keys */
+    WHEN_BALANCE_BIAS = 4194304 /* as WHEN_CHOICE_BIAS, in families whose files have none */
 } When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
@@ -99,6 +100,7 @@ typedef struct ParamRow {
     InitRole init;
     bool decays;     /* weight decay is for it, unless asked otherwise */
     bool fixed;      /* the bias of experts where they are chosen: no gradient ever changes it */
+    bool beside;     /* files of the family have no place for it: it is kept with the optimizer's states */
     bool continues;  /* follows the row before it without a gap (invariant 2) */
     bool expert;     /* one for each expert, whose number takes the place of the name's `*` */
     bool router;     /* of experts: on all ranks that share them */

@@ -79,7 +79,7 @@ static size_t staging(const RankPlan *p) {
         const Param *param = &p->model.table.params[i];
         if (!partition_counts(&p->partition, param) || param_group(&p->groups, i)->base) continue;
         Piece piece = partition_piece(&p->partition, param);
-        sum += (size_t)p->spec.staged * run_bytes(&piece, sizeof(float));
+        sum += (size_t)(param->row->beside ? 1 : p->spec.staged) * run_bytes(&piece, sizeof(float));
         for (int k = 0; k < param_states(&p->groups, i); k++)
             sum += run_bytes(&piece, param_state_width(&p->groups, i, k));
     }

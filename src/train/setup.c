@@ -233,6 +233,16 @@ ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *save
                           err);
 }
 
+/* The default of a key that nobody gave depends on the version, and on model.init; a run goes on as it
+ * began. */
+ErrorCode setup_keep_balance(Config *c, OptionSet *set, const Config *saved, Error *err) {
+    char number[32];
+    if (!saved || options_is_set(set, "train.router_bias_speed")) return OK;
+    TRY(options_derive(set, "train.router_bias_speed", text_double(saved->train.router_bias_speed, number),
+                       KEPT, err));
+    return config_derive(c, set, err);
+}
+
 /* `native`: of all ranks (agree_on_compute). */
 ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err) {
     if (c->train.compute != COMPUTE_AUTO) return OK;

@@ -94,7 +94,7 @@ static Tensors *tensors_of(const Engine *e, TensorsUse use, bool adapters, SafeT
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        if ((p->row->adapts != NULL) == adapters)
+        if ((p->row->adapts != NULL) == adapters && !p->row->beside)
             tensors_add(t, p, adapters ? ADAPTER_PREFIX : "", engine_master(e, piece_of(t->engine, p)),
                         SAFE_F32, stored);
     }
@@ -117,6 +117,16 @@ static void add_states(Tensors *t, int param, const Param *p) {
                         type, type);
 }
 
+/* What no model file has a place for, and its average. Under names of their own: by those of exact weights it
+ * is told that the model file is rounded. */
+static void add_beside(Tensors *t, int param, const Param *p) {
+    const ParamGroups *g = &engine_plan(t->engine)->groups;
+    tensors_add(t, p, "kept", engine_master(t->engine, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
+    if (g->ema > 0)
+        tensors_add(t, p, "average", engine_optimizer_state(t->engine, param, param_states(g, param) - 1),
+                    SAFE_F32, SAFE_F32);
+}
+
 /* With `master` also the weights in fp32, for a model file that is rounded: without them a resumed run
  * would go on from other weights. */
 Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
@@ -125,7 +135,9 @@ Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         add_states(t, i, p);
-        if (master && !param_group(&engine_plan(e)->groups, i)->base)
+        if (p->row->beside)
+            add_beside(t, i, p);
+        else if (master && !param_group(&engine_plan(e)->groups, i)->base)
             tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
     return t;
@@ -137,9 +149,11 @@ Tensors *tensors_of_average(const Engine *e, TensorsUse use) {
     const ParamGroups *g = &engine_plan(e)->groups;
     if (g->ema <= 0) return NULL;
     Tensors *t = tensors_new(e, use, 1);
-    for (int i = 0; i < table->count; i++)
+    for (int i = 0; i < table->count; i++) {
+        if (table->params[i].row->beside) continue;
         tensors_add(t, &table->params[i], "", engine_optimizer_state(e, i, param_states(g, i) - 1), SAFE_F32,
                     SAFE_F32);
+    }
     return t;
 }
 

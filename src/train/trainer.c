@@ -25,6 +25,7 @@
 #include "checkpoint/find.h"
 #include "checkpoint/modelfiles.h"
 #include "comm/launch.h"
+#include "model/families/family.h"
 #include "observe/audit.h"
 #include "observe/console.h"
 #include "observe/journal.h"
@@ -77,6 +78,8 @@ typedef struct Trainer {
     AuditLog audit;
     RunState state;
     RunFacts facts;
+    int unbalanced; /* steps in turn whose experts were */
+    bool warned_experts;
     Found found;  /* what the run goes on from */
     Text changes; /* what is other from here on than in that, in words */
     RunLock lock;
@@ -392,6 +395,7 @@ static ErrorCode load_init(Trainer *t, Error *err) {
                              "give all ranks the same weights", err);
     if (code == OK) code = comm_agree(t->comm, state_load_weights(t->engine, dir, err), err);
     if (code == OK) log_info("weights from %s", dir);
+    if (code == OK && t->chief) checkpoint_warn_balance(dir);
     free(dir);
     return code;
 }
@@ -406,6 +410,16 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
     return OK;
 }
 
+/* Its files alone are another model, which nobody should find out from a figure. */
+static void tell_balance(const Trainer *t) {
+    const ModelConfig *m = &t->c->model.shape;
+    if (!m->balance_bias || !t->chief) return;
+    log_info("experts are balanced by a bias (train.router_bias_speed %g), which files of the family %s have "
+             "no place "
+             "for: checkpoints keep it in " CHECKPOINT_OPTIMIZER ", and an exported model chooses without it",
+             t->c->train.router_bias_speed, model_family(m)->model_type);
+}
+
 /* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks
  * together. All of them then have the same. */
 static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
@@ -415,6 +429,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     snprintf(t->facts.build, sizeof t->facts.build, "%s", build);
     free(build);
     TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
+    TOGETHER(t, setup_keep_balance(t->c, set, saved, err));
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
     TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
     TOGETHER(t, setup_canonical(t->c, set, saved, err));
@@ -462,6 +477,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         log_info("resumed after step %lld", (long long)t->state.step);
     } else {
         TRY(initial_weights(t, err));
+        tell_balance(t);
         engine_start_average(t->engine);
     }
     go_on_from_best(t);
@@ -715,6 +731,30 @@ static ErrorCode record_probe(Trainer *t, const StepOptions *options, Error *err
     return OK;
 }
 
+/* The most that is no concern of a run: halfway from even to all tokens with the same experts, and four times
+ * the mean at most. */
+static double most_imbalance(const ModelConfig *m) {
+    double worst = (double)m->num_experts / (double)m->num_experts_per_tok;
+    return fmin(4, (1 + worst) / 2);
+}
+
+/* Once in an attempt. */
+static void watch_experts(Trainer *t, const StepResult *r) {
+    enum { STEPS = 50 };
+    const ModelConfig *m = &t->c->model.shape;
+    t->unbalanced = r->experts.imbalance > most_imbalance(m) ? t->unbalanced + 1 : 0;
+    if (t->unbalanced != STEPS || t->warned_experts || !t->chief) return;
+    t->warned_experts = true;
+    log_warn("step %lld: experts have been unbalanced for %d steps: the most chosen one of a layer has %.2f "
+             "times the "
+             "tokens of the mean (%.2f is all of them), and %lld had none: %s",
+             (long long)t->state.step, STEPS, r->experts.imbalance,
+             (double)m->num_experts / (double)m->num_experts_per_tok, (long long)r->experts.dead,
+             t->c->train.router_bias_speed > 0
+                 ? "raise train.router_bias_speed"
+                 : "set train.router_bias_speed, such as 0.001, or model.output_router_logits");
+}
+
 /* A non-finite step is skipped, counted and named; its figures enter no statistic. Judged before it enters
  * the window, against what came before it. */
 static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *err) {
@@ -727,6 +767,7 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
         if (t->chief) log_warn("step %lld: %s", (long long)m->step, detail);
         return note(t, JOURNAL_NONFINITE, m->step, detail, NULL, err);
     }
+    watch_experts(t, r);
     m->spike = spike_detect(&s->losses, r->loss, limit) || spike_detect(&s->norms, r->grad_norm, limit);
     spike_add(&s->losses, r->loss);
     spike_add(&s->norms, r->grad_norm);

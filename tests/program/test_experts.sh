@@ -409,8 +409,8 @@ has err 'a module is one: set train.multi_token to 1'
 exits 78 plan run.yaml train.multi_token=1 train.multi_token_kind=module
 has err 'another model.family than deepseek_v3'
 
-exits 78 plan run.yaml train.router_bias_speed=0.01
-has err 'qwen3_moe, if any, are chosen without a bias'
+exits 78 plan run.yaml model.family=llama model.num_experts=0 model.num_experts_per_tok=0 model.output_router_logits=false train.router_bias_speed=0.01
+has err 'the family llama has no experts'
 exits 78 plan run.yaml model.family=deepseek_v2 model.head_dim=0 model.output_router_logits=false model.router_aux_loss_coef=0 \
     model.num_key_value_heads=2 model.dense_period=0 model.dense_layers=0
 has err 'num_key_value_heads is 2, expected num_attention_heads, 4'

@@ -96,8 +96,8 @@ static ErrorCode read_attention_factor(const cJSON *rope, const char *where, Rop
                      out->attention_factor);
 }
 
-/* The original context is the model's own where the file does not say. By kind of layer transformers looks for
- * `truncate` beside the objects and not in them, so that one in an object changes nothing there. */
+/* The original context is the model's own where the file does not say. By kind of layer transformers looks
+ * for `truncate` beside the objects and not in them, so that one in an object changes nothing there. */
 static ErrorCode read_yarn(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                            int64_t positions, RopeScaling *out, Error *err) {
     out->original_max_position_embeddings = positions;
@@ -279,8 +279,8 @@ static ErrorCode check_forms(const Family *f, const cJSON *old, const cJSON *new
                : OK;
 }
 
-/* Comes behind max_position_embeddings in every entry (keys.h): yarn's original context defaults to it. An empty
- * object says nothing, as null. */
+/* Comes behind max_position_embeddings in every entry (keys.h): yarn's original context defaults to it. An
+ * empty object says nothing, as null. */
 ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *old = family_member(root, "rope_scaling"), *new = family_member(root, "rope_parameters"),
                 *full = member_of(new, "full_attention"), *local = member_of(new, "sliding_attention");

@@ -49,6 +49,7 @@
 enum {
     ROUTER_BIAS,
     CHOICE_BIAS,
+    BALANCE_BIAS,
     GATE_UP_BIAS,
     DOWN_BIAS,
     ROUTER,
@@ -77,6 +78,8 @@ static const ParamRow params[PARAMS] = {
                      .router = true},
     [CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CHOICE_BIAS,
                      .init = ROLE_ZEROS, .fixed = true, .router = true},
+    [BALANCE_BIAS] = {"mlp.gate.balance_bias", DIM_EXPERTS, .when = WHEN_BALANCE_BIAS, .init = ROLE_ZEROS,
+                      .fixed = true, .router = true, .beside = true},
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
                       .cut = CUT_ROWS, .init = ROLE_ZEROS, .stacked = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
@@ -200,7 +203,7 @@ static bool weighs_input(const LayerPass *w) {
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
-    const Param *bias = param_of(&m->table, w->unit, &params[CHOICE_BIAS]);
+    const Param *bias = param_of(&m->table, w->unit, &params[c->balance_bias ? BALANCE_BIAS : CHOICE_BIAS]);
     return (RouteShape){.tokens = model_span(m, m->tokens),
                         .sequence = model_sequence(m),
                         .experts = (int)c->num_experts,

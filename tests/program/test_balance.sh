@@ -1,0 +1,87 @@
+#!/bin/bash
+# ranks: 2
+# Experts that start from random weights are balanced by a bias: by default, in families whose files have no place for it too. It is kept with the
+# optimizer's states, over a stop and on other meshes; models alone do without it, and whoever takes one is warned. Given weights, and runs that
+# began without, stay as they are. Experts that stay unbalanced are warned of.
+. "$(dirname "$0")/../support/prelude.sh"
+needs_ranks
+
+letters 60 3 >text.txt
+cat >run.yaml <<END
+model: {family: qwen3_moe, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, head_dim: 8, num_experts: 8,
+  num_experts_per_tok: 2, moe_intermediate_size: 20}
+data: {sources: [{path: text.txt, split: paragraphs}], cache_dir: cache}
+train: {steps: 4, context: 32, microbatch: 2, tokens_per_step: 512, compute: fp32, numerics: exact}
+schedule: {warmup_steps: 2}
+checkpoint: {every: 2}
+metrics: {log_freq: 1, tensorboard: false}
+run: {threads: 1}
+END
+states() { sha256sum <"$1/checkpoints/step-0000000$2/optimizer.safetensors"; }
+
+exits 0 train run.yaml run.dir=one || cat err
+has err 'experts are balanced by a bias (train.router_bias_speed 0.02), which files of the family qwen3_moe have no place for'
+exits 0 inspect one/checkpoints/step-00000004/optimizer.safetensors
+has out 'kept.model.layers.1.mlp.gate.balance_bias'
+grep -q 'layers.1.mlp.gate.balance_bias  *F32  *\[8\]  *0\.0[0-9]*[1-9]' out || fail "the bias has not moved: $(grep balance out)"
+exits 0 inspect one/checkpoints/step-00000004
+hasnt out balance_bias
+
+# Over a stop, on another mesh, with rounded files and an average.
+mesh 2 two mesh.dp_shard=2 mesh.ep=2
+mesh 2 piped mesh.pp=2
+exits 0 train run.yaml run.dir=stopped train.steps=2 schedule.total_steps=4
+mesh 2 stopped mesh.dp_shard=2
+for run in two piped stopped; do
+    [ "$(curve $run)" = "$(curve one)" ] && [ "$(digest $run)" = "$(digest one)" ] && [ "$(states $run 4)" = "$(states one 4)" ] ||
+        fail "experts are balanced otherwise in $run"
+done
+rounded='checkpoint.dtype=bf16 optimizer.ema=0.9'
+exits 0 train run.yaml run.dir=rounded $rounded || cat err
+exits 0 train run.yaml run.dir=rounded_stop $rounded train.steps=2 schedule.total_steps=4
+exits 0 train run.yaml run.dir=rounded_stop $rounded || cat err
+[ "$(states rounded_stop 4)" = "$(states rounded 4)" ] || fail "the average of the bias is lost over a stop"
+exits 0 inspect rounded/checkpoints/step-00000004/model.ema.safetensors
+hasnt out balance_bias
+
+# Models alone.
+for command in "export one given" "generate one --prompt abc --tokens 2 --temperature 0" "train run.yaml run.dir=from model.init=one train.steps=1"; do
+    exits 0 $command || cat err
+    has err 'experts were trained with a bias that balances them'
+done
+exits 0 inspect given
+hasnt out balance_bias
+exits 0 inspect from/checkpoints/step-00000001/optimizer.safetensors
+hasnt out balance_bias
+
+# A run that began without goes on without, though nobody says so any more.
+exits 0 train run.yaml run.dir=plain train.router_bias_speed=0
+exits 0 train run.yaml run.dir=plain_stop train.router_bias_speed=0 train.steps=2 schedule.total_steps=4
+exits 0 train run.yaml run.dir=plain_stop || cat err
+[ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias goes on with one"
+[ "$(curve plain)" = "$(curve one)" ] && fail "the bias changes nothing"
+
+# Every family: the mean of the last ten of 25 steps is nearer to 1 than without.
+unevenness() {
+    exits 0 train run.yaml run.dir=even "$@" run.overwrite=true train.steps=25 checkpoint.every=0 model.num_hidden_layers=3 >&2
+    grep -o '"expert_imbalance": [0-9.]*' even/metrics.jsonl | tail -10 | awk '{ sum += $2 } END { printf "%d", 100 * sum }'
+}
+latent='model.head_dim=0 model.q_lora_rank=0 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=8 model.v_head_dim=8
+  model.n_group=1 model.topk_group=1 model.first_k_dense_replace=0'
+for family in qwen3_moe mixtral olmoe gpt_oss llama4_text deepseek_v2 deepseek_v3; do
+    more="model.family=$family"
+    case $family in
+    mixtral | olmoe | gpt_oss) more+=' model.moe_intermediate_size=0' ;;
+    llama4_text) more+=' model.num_experts_per_tok=1' ;;
+    deepseek*) more+=" $latent" ;;
+    esac
+    with=$(unevenness $more) without=$(unevenness $more train.router_bias_speed=0)
+    echo "$family: $with in place of $without (1000 is even)"
+    [ "$with" -lt "$without" ] || fail "$family: experts are no more even with the bias ($with) than without ($without)"
+done
+
+# A warning, once, where they stay uneven.
+exits 0 train run.yaml run.dir=uneven train.router_bias_speed=0 train.steps=80 checkpoint.every=0 optimizer.lr=0.003
+grep -c 'experts have been unbalanced for 50 steps' err | grep -qx 1 || fail "no warning of experts that stay unbalanced: $(tail -2 uneven/metrics.jsonl)"
+has err 'set train.router_bias_speed'
+conclude
