@@ -21,6 +21,7 @@
 #include "plan/forecast.h"
 #include "plan/machine.h"
 #include "plan/sync.h"
+#include "train/best.h"
 #include "train/setup.h"
 
 #define GIB 1073741824.0
@@ -345,6 +346,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     ErrorCode code = config_load(&c, &set, args->operands[0], args->operand_count - 1, args->operands + 1,
                                  checkpoint_find_model, err);
     if (code == OK) code = setup_shape_alone(&c, &set, err);
+    if (code == OK) code = best_check(&c, err);
     if (code == OK) code = take_device(&q, &c, &set, &d, err);
     if (code == OK) {
         code = plan(args, &q, &c, &set, &d, err);

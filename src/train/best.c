@@ -111,6 +111,29 @@ ErrorCode best_open(Best *b, const char *figure, const Dataset *d, const Tasks *
     return ERR_CONFIG;
 }
 
+static bool is_figure(const char *name, const Figure *figures, int count) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(figures[i].name, name) == 0) return true;
+    return false;
+}
+
+ErrorCode best_check(const Config *c, Error *err) {
+    const char *asked = c->checkpoint.keep_best, *figure = strrchr(asked, '/');
+    bool task = strncmp(asked, "task/", 5) == 0, set = strncmp(asked, "validation/", 11) == 0;
+    bool measured = task ? c->evaluation.tasks.count > 0
+                         : c->data.validation_sources.count > 0 || c->data.validation_fraction > 0;
+    bool known = task ? is_figure(figure + 1, task_figures_of, TASK_FIGURES)
+                      : set && is_figure(figure + 1, validation_figures, VALIDATION_FIGURES);
+    char shown[BEST_FIGURE];
+    if (!*asked || (known && measured)) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "checkpoint.keep_best: \"%s\" is not measured: expected validation/loss, perplexity or "
+        "bits_per_byte, with data.validation or data.validation_fraction, or a figure of a task, such as "
+        "task/NAME/acc, with evaluation.tasks",
+        error_escape(shown, sizeof shown, asked, strlen(asked)));
+}
+
 /* ---- what there is ---- */
 
 static void take(Best *b, const Figure *f, const void *record, int64_t step) {

@@ -19,6 +19,9 @@ typedef struct Best {
     double value;
 } Best;
 
+/* What the configuration alone shows, which opens no data: ERR_CONFIG where nothing of such a figure's kind
+ * is measured. best_open sees the rest. */
+ErrorCode best_check(const Config *c, Error *err);
 /* ERR_CONFIG where nothing of this name will be measured, naming what will. The text is kept, not copied. */
 ErrorCode best_open(Best *b, const char *figure, const Dataset *d, const Tasks *t, Error *err);
 /* Says where the figure will not be there for checkpoints. */

@@ -141,13 +141,33 @@ static ErrorCode check_recurrence(const ModelConfig *m, Error *err) {
     return OK;
 }
 
+/* Numbers that a refusal names and that nobody gave are the family's, where one may look for them in vain. */
+static ErrorCode name_defaults(const OptionSet *set, const ModelConfig *m, Error *err) {
+    Text said = {0};
+    char message[sizeof err->message];
+    for (size_t i = 0; i < set->count; i++) {
+        const char *key = set->table[i].key;
+        bool usual =
+            strncmp(key, "model.", 6) == 0 && strcmp(set->sources[i].where, "default of model.family") == 0;
+        if (!usual || strcmp(key, "model.family") == 0 || !strstr(err->message, key + 6)) continue;
+        text_printf(&said, "%s%s ", said.length ? ", " : "", key);
+        options_write_value(set, key, &said);
+    }
+    snprintf(message, sizeof message, "%s", err->message);
+    if (said.length)
+        error_set(err, err->code, "%s (by default of the family %s: %s)", message,
+                  model_family(m)->model_type, said.data);
+    text_free(&said);
+    return err->code;
+}
+
 /* What follows from other keys (heads, sizes) is written down as derived. */
 static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
     ModelConfig whole = c->model.shape;
     TRY(check_pairs(&whole, err));
     TRY(check_experts(&whole, err));
     TRY(check_recurrence(&whole, err));
-    TRY(model_config_complete(&whole, "model", err));
+    if (model_config_complete(&whole, "model", err) != OK) return name_defaults(set, &whole, err);
     return options_derive_part(set, &c->model.shape, &whole, sizeof whole, true,
                                "derived from other keys of model", err);
 }
@@ -213,7 +233,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
 
 /* For verbs that need no data: a tokenizer is opened only if the vocabulary is not said. */
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
-    if (c->model.shape.vocab_size > 0) return model_config_complete(&c->model.shape, "model", err);
+    if (c->model.shape.vocab_size > 0) return complete_shape(c, set, err);
     Tokenizer *tokenizer;
     TRY(tokenizer_open_as(&tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
     ErrorCode code = setup_shape(c, set, tokenizer, err);

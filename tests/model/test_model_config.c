@@ -194,6 +194,11 @@ static void rotation_by_kind_of_layer(void **state) {
     accept(&c, OF("olmo3") ",\"rope_theta\":500000.0}");
 }
 
+static void empty_parameters_are_not_the_default(void **state) {
+    (void)state;
+    refuse(OF("gpt_oss") ",\"rope_parameters\":{}}", "rope_parameters is empty");
+}
+
 static void other_keys_that_change_attention(void **state) {
     (void)state;
     ModelConfig c;
@@ -372,6 +377,7 @@ int main(void) {
                                        cmocka_unit_test(bad_values_are_refused),
                                        cmocka_unit_test(rotation_is_read_as_transformers_reads_it),
                                        cmocka_unit_test(rotation_by_kind_of_layer),
+                                       cmocka_unit_test(empty_parameters_are_not_the_default),
                                        cmocka_unit_test(other_keys_that_change_attention),
                                        cmocka_unit_test(latent_scores_are_scaled_by_any_kind),
                                        cmocka_unit_test(longrope_has_two_tables),

@@ -414,5 +414,10 @@ has err 'the family llama has no experts'
 exits 78 plan run.yaml model.family=deepseek_v2 model.head_dim=0 model.output_router_logits=false model.router_aux_loss_coef=0 \
     model.num_key_value_heads=2 model.dense_period=0 model.dense_layers=0
 has err 'num_key_value_heads is 2, expected num_attention_heads, 4'
+# What nobody gave is the family's.
+exits 78 plan run.yaml $deepseek model.n_group=4 model.topk_group=9
+hasnt err 'by default of the family'
+exits 78 plan run.yaml ${deepseek/model.n_group=3/}
+has err 'n_group 8 does not deal num_experts 6 out' 'by default of the family deepseek_v3: model.n_group 8'
 
 conclude

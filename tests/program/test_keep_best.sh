@@ -74,6 +74,13 @@ refused validation/othr/loss "$sets"
 refused task/boolq/acc_norm "$sets, task/boolq/acc" 'evaluation.tasks=[boolq.jsonl]'
 exits 78 train run.yaml run.dir=refused checkpoint.keep_best=loss 'data.validation=[]'
 has err 'checkpoint.keep_best: "loss" is not measured, nor is anything else: set data.validation, data.validation_fraction or evaluation.tasks'
+# weft plan opens no data, and refuses what the configuration alone shows.
+for figure in loss validation/acc task/a/acc task/a/loss; do
+    exits 78 plan run.yaml "checkpoint.keep_best=$figure"
+    has err "checkpoint.keep_best: \"$figure\" is not measured: expected validation/loss"
+done
+exits 78 plan run.yaml checkpoint.keep_best=validation/loss 'data.validation=[]'
+exits 0 plan run.yaml checkpoint.keep_best=validation/loss
 train run.dir=seldom train.steps=3 checkpoint.every=3 checkpoint.keep_best=validation/loss
 has err "warning: checkpoint.keep_best: checkpoints are saved every 3 steps, and validation.every is 2"
 

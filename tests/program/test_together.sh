@@ -43,6 +43,7 @@ try() {
     [ "$axis" != ep ] || mesh=(mesh.dp_shard=2 mesh.ep=2) config=experts.yaml
     case $1 in
     lora.rank=*) set -- "$@" "model.init=${config%.yaml}/checkpoints/step-00000001" ;;
+    model.tie_word_embeddings=true) set -- "$@" train.multi_token=1 ;;
     model.family=recurrent) set -- "$@" 'model.mixer=[min_gru]' ;;
     model.family=deepseek_* | train.multi_token_kind=module)
         [ "$1" != train.multi_token_kind=module ] || set -- "$@" train.multi_token=1 model.family=deepseek_v3

@@ -286,6 +286,9 @@ ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, con
                 *full = member_of(new, "full_attention"), *local = member_of(new, "sliding_attention");
     Rotary older, newer;
     TRY(check_forms(f, old, new, full, local, where, err));
+    if (new != NULL &&new->child == NULL && rope_is_scaled(&f->defaults.rope_scaling))
+        return error_set(err, ERR_CONFIG,
+                         "%s: rope_parameters is empty: leave it out, or say rope_type default in it", where);
     if (full != NULL || local != NULL) new = full;
     if (old != NULL && old->child == NULL) old = NULL;
     if (new != NULL &&new->child == NULL) new = NULL;
