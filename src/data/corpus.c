@@ -61,7 +61,7 @@ static ErrorCode fill(CorpusReader *r, Error *err) {
         r->begin = 0;
     }
     if (r->capacity - r->end < READ_BYTES / 2) {
-        r->capacity = 2 * r->capacity + READ_BYTES;
+        r->capacity += r->capacity / 4 + READ_BYTES; /* by little: a line may be 256 MiB */
         r->buffer = mem_grow(r->buffer, r->capacity);
     }
     size_t got;

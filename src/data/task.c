@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "data/corpus.h"
@@ -203,8 +204,24 @@ static ErrorCode add_question(Maker *m, const char *where, const TaskQuestion *q
 
 /* ---- documents ---- */
 
+enum { FREE_CONTENT = 64 << 20, MOST_EXPANSION = 200 };
+
+/* A task lies in memory as a whole, at several times its size. No text compresses so well, so a small file
+ * cannot take all of it. */
+static ErrorCode check_expansion(const CorpusReader *reader, const CorpusFile *file, uint64_t stored,
+                                 Error *err) {
+    uint64_t content = corpus_position(reader).offset;
+    if (content <= FREE_CONTENT || content / MOST_EXPANSION <= stored) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: %" PRIu64
+                     " bytes hold more than %d MiB, which is over %d times as much and no text that "
+                     "was compressed; if it is meant, decompress it first",
+                     file->path, stored, FREE_CONTENT >> 20, MOST_EXPANSION);
+}
+
 /* A text file is a document of TASK_TEXT. */
-static ErrorCode plain_text(CorpusReader *reader, const CorpusPiece *first, TaskQuestion *q, Error *err) {
+static ErrorCode plain_text(CorpusReader *reader, const CorpusFile *file, uint64_t stored,
+                            const CorpusPiece *first, TaskQuestion *q, Error *err) {
     CorpusPiece piece = *first;
     bool more = true;
     Text *text = &q->continuations[0];
@@ -213,6 +230,7 @@ static ErrorCode plain_text(CorpusReader *reader, const CorpusPiece *first, Task
         text_add(text, piece.bytes, piece.length);
         if (piece.ends) break;
         TRY(corpus_next(reader, &piece, &more, err));
+        TRY(check_expansion(reader, file, stored, err));
         if (!more) break;
     }
     q->count = 1;
@@ -232,17 +250,20 @@ static ErrorCode json_document(const TaskFormat *f, const char *where, const Cor
 static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile *file, bool examples,
                                 int64_t most, TaskQuestion *q, Error *err) {
     bool more, json = corpus_format(file) == FORMAT_JSONL;
+    uint64_t stored;
     int64_t count = 0;
+    TRY(file_size(file->path, &stored, err));
     for (; most == 0 || count < most; count++) {
         CorpusPiece piece;
         char where[512];
         TRY(corpus_next(reader, &piece, &more, err));
         if (!more) break;
+        TRY(check_expansion(reader, file, stored, err));
         snprintf(where, sizeof where, "%.480s:%" PRIu64, file->path, piece.line);
         if (json)
             TRY(json_document(m->task->format, where, &piece, q, err));
         else
-            TRY(plain_text(reader, &piece, q, err));
+            TRY(plain_text(reader, file, stored, &piece, q, err));
         if (examples)
             add_example(m, q);
         else

@@ -39,6 +39,7 @@
 #include "data/token_part.h"
 
 #define JOB_BYTES (1u << 20)
+#define LARGE_JOB (16 * JOB_BYTES)
 #define PART_BYTES (128u << 20)
 #define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
 enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20, ENOUGH_LINES = 10000 };
@@ -286,8 +287,13 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     return OK;
 }
 
-/* Memory of a job is kept: after the first round nothing is allocated any more. */
+/* Memory of a job is kept: after the first round nothing is allocated any more. That of a job with a very
+ * long line is not: it would be kept once a slot. */
 static void reset_job(Job *job) {
+    if (job->raw.capacity > LARGE_JOB) {
+        text_free(&job->raw);
+        token_list_free(&job->ids);
+    }
     text_clear(&job->raw);
     job->record_count = job->ends.count = 0;
     job->ids.count = 0;

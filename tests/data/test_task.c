@@ -323,6 +323,23 @@ static void expect_refused(const char *file, const char *text, const char *task,
     free(source.path);
 }
 
+/* A small file that expands without bound is refused before it has taken the machine's memory; the same
+ * content as it is would be taken. */
+static void what_no_text_compresses_to_is_refused(void **state) {
+    (void)state;
+    size_t length = (size_t)80 << 20;
+    char *text = malloc(length);
+    assert_non_null(text);
+    for (size_t i = 0; i < length; i++) text[i] = "a word and "[i % 11];
+    Task *t;
+    Error err = {0};
+    TaskSource source = {.path = (char *)(uintptr_t)files_zstd("bomb.txt.zst", text, length, SIZE_MAX),
+                         .task = (char[]){"text"}};
+    assert_int_equal(task_open(&t, &source, tokenizer, 100, false, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "hold more than 64 MiB"));
+    free(text);
+}
+
 static void wrong_files_are_refused(void **state) {
     (void)state;
     expect_refused("nothing.jsonl", NULL, "piqa", ERR_NOINPUT, "nothing.jsonl");
@@ -404,6 +421,7 @@ int main(void) {
         cmocka_unit_test(texts_are_scored_in_windows),
         cmocka_unit_test(files_are_read_as_far_as_asked),
         cmocka_unit_test(wrong_files_are_refused),
+        cmocka_unit_test(what_no_text_compresses_to_is_refused),
         cmocka_unit_test(choices_are_compared),
         cmocka_unit_test(words_have_perplexities),
         cmocka_unit_test(texts_have_perplexities),
