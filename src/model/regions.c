@@ -78,6 +78,7 @@ static bool is_needed(const Model *m, Need need) {
     switch (need) {
     case NEED_ALWAYS: break;
     case NEED_SWAP: return model_swaps(m);
+    case NEED_KEYS: return m->contexts.keys;
     case NEED_TERMS: return model_has_terms(m);
     case NEED_KEY_LEAVES: return model_key_leaves(m) > 1;
     case NEED_ROW_SUMS: return m->sharing.leaves > 1;

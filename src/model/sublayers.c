@@ -203,6 +203,38 @@ Step unit_step(const ModelConfig *c, int unit, int part) {
     return step;
 }
 
+int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COLLECTIVES]) {
+    Sublayer sublayers[UNIT_SUBLAYERS];
+    int count = unit_sublayers(c, unit, sublayers), n = 0, steps = 0;
+    for (int s = 0; s < count; s++) {
+        const Layer *l = sublayers[s].layer;
+        int first = steps + (enters(&sublayers[s], s) ? 1 : 0);
+        CHECK(n + l->collective_count <= UNIT_COLLECTIVES);
+        for (int i = 0; i < l->collective_count; i++)
+            out[n++] = (UnitCollective){&l->collectives[i], s, first};
+        steps += sublayer_steps(&sublayers[s], s);
+    }
+    return n;
+}
+
+/* A forward pass comes from below, and dgrad and wgrad from above. */
+int collective_place(const UnitCollective *c) {
+    uint32_t ops = collective_ops(c);
+    bool ahead = c->row->passes & (IN_FORWARD | IN_RECOMPUTE);
+    int lowest = __builtin_ctz(ops), above = 32 - __builtin_clz(ops);
+    return ahead != c->row->behind ? lowest : above;
+}
+
+bool collective_applies(const ModelConfig *c, Contexts contexts, const Collective *row) {
+    switch ((int)row->when) {
+    case NEED_SWAP: return contexts.ranks > 1 && !contexts.keys;
+    case NEED_HEAD_SUMS: return contexts.ranks > 1 && !contexts.keys && model_family(c)->arch.sinks;
+    case NEED_KEYS: return contexts.keys;
+    case NEED_BALANCE: return model_balance(c) > 0;
+    default: return true;
+    }
+}
+
 const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
     Step step = unit_step(c, unit, part);
     return step.kind == STEP_LAYER ? step.part->product : NULL;

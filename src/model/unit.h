@@ -272,6 +272,22 @@ int unit_part_on_result(const ModelConfig *c, int unit, int place);
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
+/* ---- collectives ---- */
+
+/* A row of one of a unit's layers. */
+typedef struct UnitCollective {
+    const Collective *row;
+    int sublayer, first; /* the part of the unit that is the layer's first op */
+} UnitCollective;
+enum { UNIT_COLLECTIVES = 40 }; /* at most */
+/* Returns how many, in the order of layers and of their rows. */
+int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COLLECTIVES]);
+/* Its ops, parts of the unit, a bit each; and the part before which it stands. */
+static inline uint32_t collective_ops(const UnitCollective *c) { return c->row->ops << c->first; }
+int collective_place(const UnitCollective *c);
+/* Whether a model has it, whose tokens cp deals out so. */
+bool collective_applies(const ModelConfig *c, Contexts contexts, const Collective *row);
+
 /* ---- memory ---- */
 
 /* Bytes of a unit for one microbatch, and of what all units share. */

@@ -209,6 +209,50 @@ unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part)
     return (sums ? SUM : 0) | (wants ? GATHER : 0);
 }
 
+/* ---- what crosses, by the rows of layers ---- */
+
+static uint32_t dispatched_ops(const Program *p, const UnitCollective *rows, int count) {
+    uint32_t ops = 0;
+    for (int i = 0; i < count; i++)
+        if (rows[i].row->kind == COLL_DISPATCH && p->partition->experts > 1) ops |= collective_ops(&rows[i]);
+    return ops;
+}
+
+/* Of an op that is dispatched, only what its last one brings back is made again here. */
+static bool is_recomputed(const Program *p, int unit, uint32_t ops, uint32_t dispatched) {
+    if (ops & dispatched) ops = (ops & ~dispatched) | 1u << (31 - __builtin_clz(dispatched));
+    for (int part = 0; ops >> part; part++)
+        if (ops >> part & 1 && unit_part_again(p->model, unit, part, p->recompute)) return true;
+    return false;
+}
+
+/* The ops of a row that use it in a pass; none: the pass is without it. Both halves of an op that is
+ * dispatched are run with dgrad. */
+static uint32_t ops_in_pass(const Program *p, ActionKind pass, int unit, const UnitCollective *c,
+                            uint32_t dispatched) {
+    const Collective *row = c->row;
+    uint32_t ops = collective_ops(c), by = row->behind ? 1u << (31 - __builtin_clz(ops)) : ops;
+    bool again = row->passes & IN_RECOMPUTE && is_recomputed(p, unit, by, dispatched);
+    bool dgrad = row->passes & IN_DGRAD && !again;
+    if (pass == ACT_FWD) return row->passes & IN_FORWARD ? ops : 0;
+    if (pass == ACT_AGAIN) return again ? ops : 0;
+    if (pass == ACT_BWD) return dgrad || row->passes & IN_WGRAD ? ops : 0;
+    if (pass == ACT_BWD_IN) return dgrad ? ops : row->passes & IN_WGRAD ? ops & dispatched : 0;
+    return row->passes & IN_WGRAD ? ops & ~dispatched : 0;
+}
+
+uint32_t program_collective(const Program *p, ActionKind pass, int unit, int row) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int count = unit_collectives(p->model, unit, rows);
+    const UnitCollective *c = &rows[row];
+    if (mesh_size(&p->partition->mesh, c->row->over) == 1) return 0;
+    if (!collective_applies(p->model, p->partition->contexts, c->row)) return 0;
+    if (!p->training &&
+        (c->row->trains || unit_part_trains(p->model, unit, __builtin_ctz(collective_ops(c)))))
+        return 0;
+    return ops_in_pass(p, pass, unit, c, dispatched_ops(p, rows, count));
+}
+
 /* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
  * before the next one comes. */
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }

@@ -211,6 +211,8 @@ int program_past_visits(const Program *p, int unit, int part);
 /* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS and VISIT; 0 where no
  * ranks share the unit. Records are exchanged once a chunk of the head's forward pass. */
 unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
+/* The ops that use a row of a unit in a pass, a bit each; 0: the pass is without it. */
+uint32_t program_collective(const Program *p, ActionKind pass, int unit, int row);
 /* Whether forward passes of a part take its logits chunk by chunk. */
 bool program_slices(const Program *p, int unit, int part);
 /* Of a slice, the chunk of tokens: heads take each in turn. */

@@ -522,10 +522,26 @@ static const Part plain_parts[] = {
 static const Part normed_parts[] = {NORMED_PARTS(false)};
 static const Part row_normed_parts[] = {NORMED_PARTS(true)};
 
+#define COLLECTIVES(attends)                                                                             \
+    {GATHER_X(OPS(0))}, {SUM_DX(OPS(0))}, ATTENTION_COLLECTIVES(attends), {SUM_Y(OPS((attends) + 1))}, { \
+        GATHER_DY(OPS((attends) + 1))                                                                    \
+    }
+static const Collective plain_collectives[] = {COLLECTIVES(1)};
+static const Collective normed_collectives[] = {COLLECTIVES(2)};
+static const Collective row_normed_collectives[] = {
+    COLLECTIVES(2),
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), ALL_GATHER, TENSOR, SQUARES, SQUARES, ROW_SUMS,
+                ONE, FP32),
+     .what = "NORM_SUMS"},
+    {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, PRODUCTS, PRODUCTS, ROW_SUMS, ONE, FP32),
+     .what = "NORM_SUMS"},
+};
+
 const Layer layer_attention = {.name = "attention",
                                LAYER_ROWS(param, params),
                                LAYER_ROWS(tensor, plain_tensors),
                                LAYER_ROWS(part, plain_parts),
+                               LAYER_ROWS(collective, plain_collectives),
                                .cached = DIM_KEY_VALUE,
                                .swaps = attention_swaps,
                                .keys = &attention_keys};
@@ -533,6 +549,7 @@ const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       LAYER_ROWS(param, params),
                                       LAYER_ROWS(tensor, normed_tensors),
                                       LAYER_ROWS(part, normed_parts),
+                                      LAYER_ROWS(collective, normed_collectives),
                                       .cached = DIM_KEY_VALUE,
                                       .swaps = attention_swaps,
                                       .keys = &attention_keys};
@@ -540,6 +557,7 @@ const Layer layer_row_normed_attention = {.name = "attention, q and k normed as 
                                           LAYER_ROWS(param, params),
                                           LAYER_ROWS(tensor, row_normed_tensors),
                                           LAYER_ROWS(part, row_normed_parts),
+                                          LAYER_ROWS(collective, row_normed_collectives),
                                           .cached = DIM_KEY_VALUE,
                                           .swaps = attention_swaps,
                                           .keys = &attention_keys,

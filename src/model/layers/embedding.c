@@ -69,4 +69,12 @@ static void backward(const LayerPass *w, Half half) {
 
 static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .embeds = true}};
 
-const Layer layer_embedding = {.name = "embedding", LAYER_ROWS(param, params), LAYER_ROWS(part, parts)};
+static const Collective collectives[] = {
+    {SUM_Y(OPS(0))},
+    {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, OWN, HIDDEN, COMPUTE)},
+};
+
+const Layer layer_embedding = {.name = "embedding",
+                               LAYER_ROWS(param, params),
+                               LAYER_ROWS(part, parts),
+                               LAYER_ROWS(collective, collectives)};

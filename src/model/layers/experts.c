@@ -907,10 +907,26 @@ static const Part shared_parts[] = {ROUTER_PART(&shared_gate_up),
                                      .beside = true},
                                     EXPERT_PARTS(&shared_down)};
 
+/* Of experts from op `up` on; ops that read x, and those that read dy. */
+#define COLLECTIVES(up, read_x, read_dy)                                                                     \
+    {GATHER_X(read_x)}, {SUM_DX(read_x)}, {SUM_Y(OPS((up) + 1))}, {GATHER_DY(read_dy)},                      \
+        {COLLECTIVE(IN_FORWARD, BEHIND(OPS(0)), ALL_REDUCE, CONTEXT, COUNTS, COUNTS, SEQUENCES, EXPERTS,     \
+                    COUNT),                                                                                  \
+         .when = NEED_BALANCE, .trains = true, .overlaps = true, .what = "EXPERT_COUNTS"},                   \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_REDUCE, TENSOR, DWEIGHTS, DWEIGHTS, TOKENS, CHOSEN, FP32), \
+         .what = "DROUTER"},                                                                                 \
+    {                                                                                                        \
+        COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(up) | OPS((up) + 1)), DISPATCH, EXPERTS, \
+                   ROWS, AWAY_X, CHOICES, HIDDEN, COMPUTE)                                                   \
+    }
+static const Collective collectives[] = {COLLECTIVES(1, OPS(0) | OPS(1), OPS(2))};
+static const Collective shared_collectives[] = {COLLECTIVES(3, OPS(0) | OPS(1) | OPS(3), OPS(2) | OPS(4))};
+
 const Layer layer_experts = {.name = "experts",
                              LAYER_ROWS(param, params),
                              .tensors = tensors,
                              LAYER_ROWS(part, parts),
+                             LAYER_ROWS(collective, collectives),
                              .tensor_count = TENSORS,
                              .visits = &visiting,
                              .counts = COUNTS,
@@ -919,6 +935,7 @@ const Layer layer_shared_experts = {.name = "experts, some shared",
                                     LAYER_ROWS(param, params),
                                     LAYER_ROWS(tensor, tensors),
                                     LAYER_ROWS(part, shared_parts),
+                                    LAYER_ROWS(collective, shared_collectives),
                                     .visits = &visiting,
                                     .counts = COUNTS,
                                     .dweights = DWEIGHTS};

@@ -448,19 +448,41 @@ static const Part module_parts[] = {
      .needed = second_cost},
 };
 
+/* Of a head that is op `op`: it reads own states, which their wgrad may want again, and its forward pass makes
+ * their gradient. */
+#define HEAD_COLLECTIVES(op, again, normed, dnormed)                                                      \
+    {COLLECTIVE(IN_FORWARD | (again), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, OWN, HIDDEN,   \
+                COMPUTE)},                                                                                \
+        {COLLECTIVE(IN_FORWARD, BEFORE(OPS(op)), ALL_GATHER, TENSOR, LOSS_RECORDS, LOSS_RECORDS, RECORDS, \
+                    ONE, FP32),                                                                           \
+         .chunked = true, .what = "LSE"},                                                                 \
+    {                                                                                                     \
+        COLLECTIVE(IN_FORWARD, BEHIND(OPS(op)), REDUCE_SCATTER, TENSOR, PARTIALS, dnormed, OWN, HIDDEN,   \
+                   FP32),                                                                                 \
+            .trains = true                                                                                \
+    }
+enum { HEAD_OP = 1, MODULE_HEAD_OP = 3 };
+static const Collective collectives[] = {HEAD_COLLECTIVES(HEAD_OP, 0, NORMED, DNORMED)};
+static const Collective module_collectives[] = {
+    HEAD_COLLECTIVES(HEAD_OP, IN_WGRAD, NORMED, DNORMED),
+    HEAD_COLLECTIVES(MODULE_HEAD_OP, IN_WGRAD, MODULE_NORMED, MODULE_DNORMED)};
+
 /* What only a module has stands first, what only further heads have last. */
 const Layer layer_head = {.name = "head",
                           .params = &params[NORM],
                           LAYER_ROWS(tensor, tensors),
                           LAYER_ROWS(part, parts),
+                          LAYER_ROWS(collective, collectives),
                           .param_count = FURTHER - NORM},
             layer_heads = {.name = "heads",
                            .params = &params[NORM],
                            LAYER_ROWS(tensor, tensors),
                            LAYER_ROWS(part, heads_parts),
+                           LAYER_ROWS(collective, collectives),
                            .param_count = PARAMS - NORM},
             layer_module_head = {.name = "heads of model and module",
                                  .params = params,
                                  LAYER_ROWS(tensor, module_tensors),
                                  LAYER_ROWS(part, module_parts),
+                                 LAYER_ROWS(collective, module_collectives),
                                  .param_count = FURTHER};

@@ -70,6 +70,33 @@ enum {
 extern const Swap attention_swaps[SWAPS];
 extern const KeysOfAll attention_keys;
 
+/* Around attention, op `op`; the one before it makes what it reads. */
+#define ATTENTION_COLLECTIVES(op)                                                                          \
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS((op)-1)), ALL_TO_ALL, CONTEXT, TURNED, QKV, TOKENS,  \
+                QKV, COMPUTE),                                                                             \
+     .when = NEED_SWAP},                                                                                   \
+        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, BY_HEADS, ATTENDED,   \
+                    TOKENS, QUERY, COMPUTE),                                                               \
+         .when = NEED_SWAP},                                                                               \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, DATTENDED, TURNED, TOKENS, QUERY,      \
+                    COMPUTE),                                                                              \
+         .when = NEED_SWAP},                                                                               \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, LSE, OWN_LSE, TOKENS, HEADS, FP32),    \
+         .when = NEED_HEAD_SUMS, .along = true, .what = "LSE"},                                            \
+        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, HANDED, DQKV, TOKENS, QKV, COMPUTE),   \
+         .when = NEED_SWAP},                                                                               \
+        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(op)), ALL_GATHER, CONTEXT, QKV, KEYS, \
+                    TOKENS, KEY_VALUE, COMPUTE),                                                           \
+         .when = NEED_KEYS, .what = "KV"},                                                                 \
+        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), REDUCE_SCATTER, CONTEXT, TERMS, TERMS, TOKENS, KEY_VALUE,   \
+                    FP32),                                                                                 \
+         .when = NEED_KEYS, .what = "DKV"},                                                                \
+    {                                                                                                      \
+        COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_REDUCE, KEY_COPIES, TERMS, TERMS, TOKENS, KEY_VALUE,     \
+                   FP32),                                                                                  \
+            .what = "DKV"                                                                                  \
+    }
+
 /* Where queries, keys and values are to be made: QKV, or what is changed for heads before it is that. */
 void *attend_made(const LayerPass *w);
 void attend_forward(const LayerPass *w);

@@ -450,10 +450,23 @@ static const Part keys_parts[] = {
     NORMS_PART,
     LAST_PARTS};
 
+/* `attends`: the op that does. */
+#define COLLECTIVES(attends)                                                                      \
+    {GATHER_X(OPS(0))},                                                                           \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(1)), ALL_REDUCE, TENSOR, MADE_TERMS, MADE_TERMS, TOKENS, \
+                    LATENT_MADE, FP32),                                                           \
+         .what = "DLATENT"},                                                                      \
+        ATTENTION_COLLECTIVES(attends), {SUM_Y(OPS((attends) + 1))}, {                            \
+        GATHER_DY(OPS((attends) + 1))                                                             \
+    }
+static const Collective collectives[] = {COLLECTIVES(4)};
+static const Collective keys_collectives[] = {COLLECTIVES(3), {SUM_DX(OPS(0))}};
+
 const Layer layer_latent = {.name = "latent attention",
                             LAYER_ROWS(param, params),
                             LAYER_ROWS(tensor, tensors),
                             LAYER_ROWS(part, parts),
+                            LAYER_ROWS(collective, collectives),
                             .cached = DIM_KEY_VALUE,
                             .swaps = attention_swaps,
                             .keys = &attention_keys,
@@ -462,6 +475,7 @@ const Layer layer_latent_keys = {.name = "latent attention, queries without a la
                                  LAYER_ROWS(param, params),
                                  .tensors = tensors,
                                  LAYER_ROWS(part, keys_parts),
+                                 LAYER_ROWS(collective, keys_collectives),
                                  .tensor_count = KEYS_TENSORS,
                                  .cached = DIM_KEY_VALUE,
                                  .swaps = attention_swaps,

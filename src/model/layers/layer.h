@@ -21,6 +21,7 @@
 #ifndef WEFT_MODEL_LAYERS_LAYER_H
 #define WEFT_MODEL_LAYERS_LAYER_H
 
+#include "comm/mesh.h"
 #include "device/device.h"
 #include "model/params.h"
 
@@ -85,6 +86,7 @@ typedef enum Element {
 typedef enum Need {
     NEED_ALWAYS,
     NEED_SWAP,  /* ranks of cp change tokens for heads */
+    NEED_KEYS,  /* ranks of cp gather keys and values of all tokens */
     NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
     NEED_KEY_LEAVES,   /* several leaves do, here */
     NEED_ROW_SUMS,     /* heads of a token, of which ranks may have some each, are normed as one row */
@@ -141,6 +143,80 @@ typedef struct Product {
     int rows;                      /* of weight, and of bias: 1 for 0 */
     Dim out, in;
 } Product;
+
+/* ---- collectives ---- */
+
+typedef enum CollKind {
+    COLL_ALL_GATHER,
+    COLL_REDUCE_SCATTER,
+    COLL_ALL_REDUCE,
+    COLL_ALL_TO_ALL,
+    COLL_DISPATCH, /* runs its ops on the ranks of their experts: see Visits */
+    COLL_KINDS
+} CollKind;
+
+/* The passes over an op: forward, forward again for the backward pass, gradient of its input, gradient of its
+ * weight. */
+enum { IN_FORWARD = 1, IN_RECOMPUTE = 2, IN_DGRAD = 4, IN_WGRAD = 8 };
+
+/* Tensors that belong to the unit rather than to a layer, numbered behind the layer's own. Those of all
+ * tokens are shared by all layers: each holds one thing at a time. */
+enum {
+    UNIT_X = LAYER_TENSORS, /* [own, h] c: the layer's input */
+    UNIT_DX,                /* [own, h] c: its gradient */
+    UNIT_Y,                 /* [own, h] c: the layer's result */
+    UNIT_DY,                /* [own, h] c: its gradient */
+    FULL_X,                 /* [T, h] c: the input of all tokens */
+    FULL_DY,                /* [T, h] c: the gradient of the result, of all tokens */
+    PARTIALS,               /* [T, h] fp32: partial sums of a result, or of an input's gradient */
+    LOSS_RECORDS,           /* [leaves, loss_rows]: records of a chunk of logits */
+    UNIT_TENSORS
+};
+
+/* What ranks exchange in the passes of a layer. It stands before the first of `ops` that reads `to` in the
+ * order of a pass, or behind the last of those that make `from`, and is skipped where the degree over its
+ * axes is 1. In a backward pass ops run in descending order. */
+typedef struct Collective {
+    uint8_t
+        passes; /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops are; with IN_RECOMPUTE and IN_DGRAD: the latter else */
+    bool behind;  /* the ops make `from`; else they read `to` */
+    uint32_t ops; /* of the layer, a bit each: OPS(i) */
+    CollKind kind;
+    AxisSet over;
+    int from, to; /* tensors of the layer, or of the unit */
+    /* What a rank has of it: [rows, width] */
+    Extent rows;
+    Dim width;
+    Element element;
+    Need when;
+    bool trains;      /* in training alone */
+    bool overlaps;    /* no op of the same pass reads `to` */
+    bool along;       /* starts and ends with the row before it */
+    bool chunked;     /* once for each chunk of logits, between the two slices of its op */
+    const char *what; /* behind its name in listings; NULL: the stream */
+} Collective;
+#define OPS(i) (1u << (i))
+#define BEFORE(reads) .ops = (reads)
+#define BEHIND(makes) .behind = true, .ops = (makes)
+/* A row but for what most have not: passes, where, kind, axes, from, to, and what a rank has of it. */
+#define COLLECTIVE(in, where, how, axes, source, target, extent, dim, type)                           \
+    .passes = (in), where, .kind = COLL_##how, .over = MESH_##axes, .from = (source), .to = (target), \
+    .rows = EXTENT_##extent, .width = DIM_##dim, .element = ELEMENT_##type
+
+/* Around layers whose matrices ranks of tp share (Korthikanti et al., "Reducing activation recomputation in
+ * large transformer models", 2022): between them a rank has some tokens of the stream. A column-parallel
+ * product reads the input of all tokens, and its dgrad makes partial sums; a row-parallel one is the other
+ * way round. */
+#define GATHER_X(reads)                                                                                      \
+    COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_X, FULL_X, OWN, \
+               HIDDEN, COMPUTE)
+#define SUM_DX(makes) \
+    COLLECTIVE(IN_DGRAD, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_DX, OWN, HIDDEN, FP32)
+#define SUM_Y(makes)                                                                                    \
+    COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_Y, OWN, \
+               HIDDEN, FP32)
+#define GATHER_DY(reads) \
+    COLLECTIVE(IN_DGRAD | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, OWN, HIDDEN, COMPUTE)
 
 struct Pass;
 
@@ -310,7 +386,8 @@ typedef struct Layer {
     const ParamRow *params;
     const TensorRow *tensors;
     const Part *parts;
-    int param_count, tensor_count, part_count;
+    const Collective *collectives;
+    int param_count, tensor_count, part_count, collective_count;
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
     /* fp32 elements that generation carries from token to token, however many there were; NULL: none. */
     int64_t (*carried)(const ModelConfig *c);

@@ -84,5 +84,12 @@ static const Part parts[] = {
     {"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
 };
 
-const Layer layer_mlp = {
-    .name = "mlp", LAYER_ROWS(param, params), LAYER_ROWS(tensor, tensors), LAYER_ROWS(part, parts)};
+enum { GATE_UP_OP, DOWN_OP };
+static const Collective collectives[] = {
+    {GATHER_X(OPS(GATE_UP_OP))}, {SUM_DX(OPS(GATE_UP_OP))}, {SUM_Y(OPS(DOWN_OP))}, {GATHER_DY(OPS(DOWN_OP))}};
+
+const Layer layer_mlp = {.name = "mlp",
+                         LAYER_ROWS(param, params),
+                         LAYER_ROWS(tensor, tensors),
+                         LAYER_ROWS(part, parts),
+                         LAYER_ROWS(collective, collectives)};

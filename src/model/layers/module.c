@@ -113,5 +113,14 @@ static const Part parts[] = {
     {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection, .own = true},
 };
 
-const Layer layer_module = {
-    .name = "module", LAYER_ROWS(param, params), LAYER_ROWS(tensor, tensors), LAYER_ROWS(part, parts)};
+static const Collective collectives[] = {
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), REDUCE_SCATTER, TENSOR, PARTIALS, EMBEDDED, OWN,
+                HIDDEN, FP32)},
+    {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, DEMBEDDED, FULL_DY, OWN, HIDDEN, COMPUTE)},
+};
+
+const Layer layer_module = {.name = "module",
+                            LAYER_ROWS(param, params),
+                            LAYER_ROWS(tensor, tensors),
+                            LAYER_ROWS(part, parts),
+                            LAYER_ROWS(collective, collectives)};
