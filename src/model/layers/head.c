@@ -448,7 +448,7 @@ static const Part module_parts[] = {
      .needed = second_cost},
 };
 
-/* Of a head that is op `op`: it reads own states, which their wgrad may want again, and its forward pass makes
+/* Of a head that is op `op`: it reads own states, which its wgrad may want again, and its forward pass makes
  * their gradient. */
 #define HEAD_COLLECTIVES(op, again, normed, dnormed)                                                      \
     {COLLECTIVE(IN_FORWARD | (again), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, OWN, HIDDEN,   \

@@ -177,10 +177,9 @@ enum {
  * order of a pass, or behind the last of those that make `from`, and is skipped where the degree over its
  * axes is 1. In a backward pass ops run in descending order. */
 typedef struct Collective {
-    uint8_t
-        passes; /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops are; with IN_RECOMPUTE and IN_DGRAD: the latter else */
-    bool behind;  /* the ops make `from`; else they read `to` */
-    uint32_t ops; /* of the layer, a bit each: OPS(i) */
+    uint8_t passes; /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops are; beside that, IN_DGRAD: else */
+    bool behind;    /* the ops make `from`; else they read `to` */
+    uint32_t ops;   /* of the layer, a bit each: OPS(i) */
     CollKind kind;
     AxisSet over;
     int from, to; /* tensors of the layer, or of the unit */
