@@ -54,7 +54,7 @@ static void layout(Engine *e) {
     e->state.copy =
         plan->copy ? pool_take(&e->pools[POOL_COPY], e->plan->partition.owned * sizeof(uint16_t)) : NULL;
     if (!e->plan->spec.inference) layout_training(e);
-    e->work.crossing = pool_take(&e->pools[POOL_COMMUNICATION], plan->crossing);
+    e->work.exchange = pool_take(&e->pools[POOL_COMMUNICATION], plan->exchange);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
     statistics_layout(e);
     probe_layout(e);
@@ -106,12 +106,10 @@ static void allocate_tables(Engine *e) {
         (Weights){&e->model.table, e->model.compute, mem_alloc_array(units, sizeof *e->weights.units)};
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
                                e->plan->partition.tied, partition_rows(&e->plan->partition)};
-    for (int i = 0; i < CROSSING_PARTS; i++)
-        e->traffic.crossing_parts[i] =
-            mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.crossing_parts[i]);
-    for (int i = 0; i < 2; i++)
-        e->traffic.stretches[i] =
-            mem_alloc_array((size_t)e->plan->partition.contexts.ranks, sizeof *e->traffic.stretches[i]);
+    const Partition *p = &e->plan->partition;
+    e->traffic.most_ranks = p->tensors > p->contexts.ranks ? p->tensors : p->contexts.ranks;
+    e->traffic.parts = mem_alloc_array(
+        (size_t)(UNIT_COLLECTIVES * COLLECTIVE_MESSAGES * e->traffic.most_ranks), sizeof *e->traffic.parts);
     for (int i = 0; i < MAKER_ROOMS; i++)
         e->traffic.boxes[i] =
             mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.boxes[i]);
@@ -181,8 +179,7 @@ void engine_close(Engine *e) {
     free(e->traffic.reductions);
     free(e->traffic.receives);
     free(e->traffic.sends);
-    for (int i = 0; i < CROSSING_PARTS; i++) free(e->traffic.crossing_parts[i]);
-    for (int i = 0; i < 2; i++) free(e->traffic.stretches[i]);
+    free(e->traffic.parts);
     for (int i = 0; i < MAKER_ROOMS; i++) free(e->traffic.boxes[i]);
     free(e->step.leaves);
     free(e->weights.units);
@@ -437,7 +434,7 @@ static void end_gradients(Execution *x, Action a) {
 UnitPass execution_unit(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
-    ActionKind pass = action_is_crossing(a.kind) ? a.pass : a.kind;
+    ActionKind pass = action_pass(a);
     if (pass == ACT_AGAIN) pass = a.before;
     Half half = pass_half(pass);
     UnitPass unit = {.pass = &x->pass,
@@ -493,7 +490,7 @@ static void poison(Execution *x, Action a) {
     x->poisoned = true;
 }
 
-/* Parts between which something crosses make what is needed again by actions of their own; a module looks its
+/* Parts between which ranks exchange something are made again by actions of their own; a module looks its
  * tokens up again. */
 static void again(Execution *x, Action a) {
     const Engine *e = x->engine;
@@ -541,19 +538,9 @@ static void act(Execution *x, Action a) {
     case ACT_BWD_IN:
     case ACT_BWD_W: backward(x, a, action_half(a)); break;
     case ACT_AGAIN: again(x, a); break;
-    case ACT_GATHER_X:
-    case ACT_SUM_X:
-    case ACT_SWAP_X:
-    case ACT_GATHER_KV:
-    case ACT_SUM_KV:
-    case ACT_SUM_COPIES:
-    case ACT_ROWS_X:
-    case ACT_COUNT_X:
-    case ACT_SUM_WEIGHTS:
-    case ACT_SUM_LATENTS:
-    case ACT_RECORDS: crossing_start(x, a); break;
-    case ACT_CROSSED: crossing_end(x, a); break;
-    case ACT_VISIT_X: visit_run(x, a); break;
+    case ACT_COLLECTIVE: collective_start(x, a); break;
+    case ACT_WAIT: collective_wait(x, a); break;
+    case ACT_DISPATCH: visit_run(x, a); break;
     case ACT_LEAVES: gradients_add_leaves(x, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE: gradients_reduce(x, a); break;
@@ -721,7 +708,7 @@ bool engine_score(Engine *e, const Batch *batch, LossRecord *records) {
     Execution x = forward_only(e, batch, true);
     if (!partition_runs(&e->plan->partition, x.program->units - 1)) return false;
     LossRecord *all = scores_of(&x, 0);
-    crossing_gather_scores(e, all);
+    collective_gather_scores(e, all);
     device_fetch(e->device, records, all,
                  (size_t)(e->model.contexts.ranks * model_records(&e->model)) * sizeof *records);
     return true;

@@ -4,9 +4,8 @@
  *     parameters.c  GATHER, RELEASE
  *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
- *     crossings.c   GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, ROWS_X, COUNT_X, SUM_WEIGHTS,
- *                   SUM_LATENTS, RECORDS, CROSSED
- *     visits.c      VISIT_X
+ *     collectives.c COLLECTIVE, WAIT
+ *     visits.c      DISPATCH
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
  *     matrices.c    COLLECT, RETURN, and of UPDATE what they are for
@@ -51,7 +50,7 @@ typedef struct Workspace {
     char *arena[ARENAS], *keep, *scratch;
     char *bucket;      /* of collectives */
     float *tie_buffer; /* the other rank's share of a tied gradient */
-    char *crossing;    /* of sums inside passes, over tp or cp: one at a time */
+    char *exchange;    /* of sums inside passes, over tp or cp: one at a time */
 } Workspace;
 
 /* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
@@ -72,9 +71,8 @@ typedef struct Statistics {
     int64_t *routed; /* host: choices of experts that all ranks add up, their number first */
 } Statistics;
 
-/* What each rank of tp has a part of: the stream's tokens, a chunk's records, sums of rows, what adapters sum
- * beside the stream. */
-enum { PARTS_OF_STREAM, PARTS_OF_RECORDS, PARTS_OF_ROWS, PARTS_OF_INNER, CROSSING_PARTS };
+/* Messages of one collective: of each CP chunk, or of partial sums and those of adapters. */
+enum { COLLECTIVE_MESSAGES = 2 };
 
 /* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
 typedef struct Visiting {
@@ -88,18 +86,16 @@ typedef struct Visiting {
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
-    CommHandle (*gathers)[FLATS];                    /* [units] */
-    CommHandle (*reductions)[FLATS];                 /* [units + 1] */
-    CommHandle *receives;                            /* [2, units, microbatches] forward, backward */
-    CommHandle *sends;                               /* [2, units] the last of each boundary */
-    unsigned turn[3];                                /* reductions started, by the group that they are over */
-    CommHandle crossings[CROSSINGS][UNIT_PARTS + 1]; /* by place in the unit at work */
-    CommPart *crossing_parts[CROSSING_PARTS];        /* [ranks of tp] each */
-    CommHandle inner;                                /* of SUM_X, of adapters */
-    CommHandle keys[2];     /* of GATHER_KV, SUM_KV, SUM_COPIES: of each stretch; one crosses at a time */
-    CommPart *stretches[2]; /* [ranks of cp] each */
-    CommHandle matrices;    /* of COLLECT, RETURN */
-    CommPart *boxes[2];     /* [ranks of tp] of each MakerRoom */
+    CommHandle (*gathers)[FLATS];    /* [units] */
+    CommHandle (*reductions)[FLATS]; /* [units + 1] */
+    CommHandle *receives;            /* [2, units, microbatches] forward, backward */
+    CommHandle *sends;               /* [2, units] the last of each boundary */
+    unsigned turn[3];                /* reductions started, by the group that they are over */
+    CommHandle collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the unit at work */
+    CommPart *parts;     /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] of these */
+    int most_ranks;      /* of an axis that they are over */
+    CommHandle matrices; /* of COLLECT, RETURN */
+    CommPart *boxes[2];  /* [ranks of tp] of each MakerRoom */
     Visiting visits;
 } Traffic;
 
@@ -181,11 +177,11 @@ UnitPass execution_unit(const Execution *x, Action a);
 /* Passes over several microbatches are interleaved, so each action says anew which of them it is about. */
 void execution_enter(Execution *x, int microbatch);
 
-/* Starts what crosses between two parts of a unit over tp or cp; waits for it, and puts it in its place. */
-void crossing_start(Execution *x, Action a);
-void crossing_end(Execution *x, Action a);
+/* Starts what ranks exchange between two parts of a unit; waits for it, and puts it in its place. */
+void collective_start(Execution *x, Action a);
+void collective_wait(Execution *x, Action a);
 /* Records of the tokens of each rank of cp, [ranks, model_records], go to all of them. */
-void crossing_gather_scores(Engine *e, LossRecord *all);
+void collective_gather_scores(Engine *e, LossRecord *all);
 
 /* Runs parts whose rows visit the ranks of their experts. */
 void visit_run(Execution *x, Action a);

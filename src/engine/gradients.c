@@ -137,7 +137,7 @@ static void sum_over_tensor(Execution *x, int unit, char *to) {
         CommHandle handle;
         execution_must(e,
                        comm_all_reduce(e->comm, MESH_TENSOR, type, to + (size_t)run.first * width, run.count,
-                                       e->work.crossing, &handle, &err),
+                                       e->work.exchange, &handle, &err),
                        &err);
         execution_wait(e, &handle);
     }

@@ -76,11 +76,19 @@ static void take_states(const Execution *x, int kind, int unit, int microbatch, 
     take(e, count, wide, pass_slot(e, kind, unit, microbatch));
 }
 
-/* What ranks have terms of is there when their sum has crossed. */
+/* Whether ranks sum the unit's output behind its last part. */
+static bool is_summed(const Program *p, int unit) {
+    Anatomy n;
+    program_anatomy(p, unit, &n);
+    for (int i = 0; i < n.count; i++)
+        if (n.uses[ACT_FWD][i] && collective_place(&n.rows[i]) == n.all.end) return true;
+    return false;
+}
+
+/* What ranks have partial sums of is there when these have been summed. */
 static bool makes_output(const Program *p, Action a) {
-    int end = unit_parts(p->model, a.unit).end;
-    if (action_is_crossing(a.kind)) return a.pass == ACT_FWD && a.parts.first == end;
-    return program_ends_unit(p, a) && program_crossing(p, ACT_FWD, a.unit, end) == 0;
+    if (a.kind == ACT_WAIT) return a.pass == ACT_FWD && a.parts.first == unit_parts(p->model, a.unit).end;
+    return program_ends_unit(p, a) && !is_summed(p, a.unit);
 }
 
 void probe_output(const Execution *x, Action a, const void *out) {

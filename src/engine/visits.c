@@ -1,4 +1,4 @@
-/* Rows of choices visit the ranks of their experts: VISIT_X (model/layers/layer.h: Visits).
+/* Rows of choices visit the ranks of their experts: DISPATCH (model/layers/layer.h: Visits).
  *
  *     leave ==> [round: exchange out, work on the rows of one rank after the other, exchange back] ==> arrive
  *

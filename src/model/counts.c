@@ -128,10 +128,11 @@ static Cost unit_cost(const ModelConfig *c, int unit, Recompute recompute, int64
     Step steps[UNIT_PARTS];
     Cost sum = {0, 0, 0};
     int n = unit_steps(c, unit, steps);
+    uint32_t dispatched = model_expert_ranks(c) > 1 ? unit_dispatched(c, unit) : 0;
     for (int i = 0; i < n; i++) {
         if (steps[i].kind != STEP_LAYER) continue;
         Cost cost = part_cost(c, unit, steps[i].part, context);
-        bool visited = steps[i].part->by_experts && model_expert_ranks(c) > 1;
+        bool visited = dispatched >> i & 1;
         double again = lifetime_stays(steps[i].makes, recompute) && !visited ? 0 : cost.forward;
         if (visited && steps[i].last) again = 0;
         if (visited) cost.input += cost.weight, cost.weight = 0;

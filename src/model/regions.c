@@ -63,6 +63,7 @@ static int64_t rows_of(const Model *m, Extent rows) {
     case EXTENT_KEY_LEAVES: return keys_of(m) * model_key_leaves(m);
     case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
     case EXTENT_ROW_SUMS: return 2 * m->tokens * m->sharing.leaves;
+    case EXTENT_OWN_ROW_SUMS: return 2 * m->tokens * model_own_leaves(m);
     case EXTENT_STARTS: return mamba_starts(m->tokens);
     case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
     case EXTENT_SPANS: return model_spans(m);
@@ -105,6 +106,18 @@ static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     if (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32) return 0;
     if (!is_needed(m, row->need)) return 0;
     return pool_round((size_t)rows_of(m, row->rows) * (size_t)model_dim(&m->config, row->width) * element);
+}
+
+size_t collective_element(const Model *m, const Collective *row) {
+    return row->element == ELEMENT_COMPUTE ? dtype_bytes(m->compute)
+           : row->element == ELEMENT_COUNT ? sizeof(int64_t)
+                                           : sizeof(float);
+}
+
+int64_t collective_count(const Model *m, const Collective *row, int chunk) {
+    int64_t numbers = (int64_t)(sizeof(LossRecord) / sizeof(float));
+    if (row->chunked) return numbers * model_own_leaves(m) * model_chunk_rows(m, chunk);
+    return rows_of(m, row->rows) * model_dim(&m->config, row->width);
 }
 
 /* Where rows visit, nothing of them stays beyond their round. */

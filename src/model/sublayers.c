@@ -225,80 +225,26 @@ int collective_place(const UnitCollective *c) {
     return ahead != c->row->behind ? lowest : above;
 }
 
+uint32_t unit_dispatched(const ModelConfig *c, int unit) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int count = unit_collectives(c, unit, rows);
+    uint32_t ops = 0;
+    for (int i = 0; i < count; i++)
+        if (rows[i].row->kind == COLL_DISPATCH) ops |= collective_ops(&rows[i]);
+    return ops;
+}
+
 bool collective_applies(const ModelConfig *c, Contexts contexts, const Collective *row) {
-    switch ((int)row->when) {
-    case NEED_SWAP: return contexts.ranks > 1 && !contexts.keys;
-    case NEED_HEAD_SUMS: return contexts.ranks > 1 && !contexts.keys && model_family(c)->arch.sinks;
-    case NEED_KEYS: return contexts.keys;
-    case NEED_BALANCE: return model_balance(c) > 0;
-    default: return true;
-    }
+    bool heads = contexts.ranks > 1 && !contexts.keys;
+    if (row->when == NEED_SWAP) return heads;
+    if (row->when == NEED_HEAD_SUMS) return heads && model_family(c)->arch.sinks;
+    if (row->when == NEED_KEYS) return contexts.keys;
+    return row->when != NEED_BALANCE || model_balance(c) > 0;
 }
 
 const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
     Step step = unit_step(c, unit, part);
     return step.kind == STEP_LAYER ? step.part->product : NULL;
-}
-
-bool unit_part_fused(const ModelConfig *c, int unit, int part) {
-    Step step = unit_step(c, unit, part);
-    return step.kind == STEP_LAYER && step.part->fused;
-}
-
-/* NULL: it is none of a layer's, or there is none. */
-static const Part *layer_part(const ModelConfig *c, int unit, int part) {
-    Step step;
-    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER ? step.part : NULL;
-}
-
-bool unit_part_logits(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && p->logits;
-}
-
-bool unit_part_embeds(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && p->embeds;
-}
-
-const Product *unit_part_adapted(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p ? part_adapted(p) : NULL;
-}
-
-bool unit_part_attends(const ModelConfig *c, int unit, int part) {
-    Step step;
-    return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->attends;
-}
-
-bool unit_part_by_experts(const ModelConfig *c, int unit, int part) {
-    Step step;
-    return find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->by_experts;
-}
-
-bool unit_part_routes(const ModelConfig *c, int unit, int part) {
-    Step step;
-    return part >= 0 && find_step(c, unit, part, &step) && step.kind == STEP_LAYER && step.part->routes;
-}
-
-bool unit_part_norms_rows(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && p->norms_rows;
-}
-
-bool unit_part_whole(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && p->whole;
-}
-
-bool unit_part_latents(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && p->latents;
-}
-
-bool unit_part_of_latents(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && p->of_latents;
 }
 
 bool unit_part_trains(const ModelConfig *c, int unit, int part) {
@@ -307,35 +253,6 @@ bool unit_part_trains(const ModelConfig *c, int unit, int part) {
     unit_sublayers(c, unit, sublayers);
     return find_step(c, unit, part, &step) &&
            (sublayers[step.sublayer].training || (step.part && step.part->trains));
-}
-
-bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut) {
-    const Part *p = layer_part(c, unit, part);
-    return p && part_cuts(p, cut);
-}
-
-bool unit_part_reads_all(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && part_reads_all(p);
-}
-
-bool unit_part_makes_terms(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    return p && part_makes_terms(p);
-}
-
-int unit_part_gathered(const ModelConfig *c, int unit, int part) {
-    const Part *p = layer_part(c, unit, part);
-    if (!p || p->of_latents || (!p->routes && !p->whole && !p->logits && !part_cuts(p, CUT_ROWS))) return -1;
-    while (!part_reads_all(p)) p = layer_part(c, unit, --part);
-    return part;
-}
-
-int unit_part_on_result(const ModelConfig *c, int unit, int place) {
-    int first = place - 1;
-    for (int part = first; part >= 0 && !unit_part_reads_all(c, unit, part); part--)
-        if (unit_part_cuts(c, unit, part, CUT_COLUMNS)) first = part;
-    return first;
 }
 
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {

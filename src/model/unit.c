@@ -54,6 +54,14 @@ static void add_states(const Run *r, const void *a, const void *b, void *out) {
 
 static bool is_shared(const Run *r) { return r->u->pass->model->sharing.ranks > 1; }
 
+/* Whether ranks have partial sums of a layer's result, or of the gradient of its input (UNIT_Y, UNIT_DX). */
+static bool has_partials(const Run *r, int sublayer, int of) {
+    const Layer *l = r->sublayers[sublayer].layer;
+    for (int i = 0; is_shared(r) && i < l->collective_count; i++)
+        if (l->collectives[i].from == PARTIALS && l->collectives[i].to == of) return true;
+    return false;
+}
+
 /* Where a sublayer's result is, for the stream or the norm behind it. */
 static void *result_of(const Run *r, int sublayer, void *result) {
     void *own = r->tensors.sublayers[sublayer].result;
@@ -65,7 +73,7 @@ static void *result_of(const Run *r, int sublayer, void *result) {
 static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
-    bool terms = is_shared(r) && !(step->part && step->part->own);
+    bool partials = has_partials(r, step->sublayer, UNIT_Y);
     return (LayerPass){.pass = r->u->pass,
                        .unit = r->u->unit,
                        .slice = r->u->slice,
@@ -77,7 +85,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .input = r->u->slab,
                        .dstream = r->dstream,
                        .x = is_shared(r) ? shared->whole : t->n,
-                       .y = terms ? shared->terms : result_of(r, step->sublayer, result)};
+                       .y = partials ? shared->terms : result_of(r, step->sublayer, result)};
 }
 
 /* ---- forward ---- */
@@ -188,8 +196,8 @@ static void backward_layer(const Run *r, const Step *step, Half half) {
     if (pass == HALF_INPUT && step->last) keep_gradient(r, step->sublayer);
     w.own_dy = result_gradient(r, step->sublayer, pass);
     w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
-    bool terms = is_shared(r) && !step->part->whole;
-    w.dx = alone ? r->u->dx : terms ? (void *)shared->terms : r->tensors.dn;
+    bool partials = has_partials(r, step->sublayer, UNIT_DX);
+    w.dx = alone ? r->u->dx : partials ? (void *)shared->terms : r->tensors.dn;
     step->part->backward(&w, half);
 }
 
@@ -212,180 +220,128 @@ void unit_backward(const UnitPass *u, Half half, Parts parts) {
     for (int i = parts.end - 1; i >= parts.first; i--) backward_step(&r, &r.steps[i], half);
 }
 
-/* ---- crossings ---- */
+/* ---- what ranks exchange ---- */
 
-/* The step that a crossing belongs to: before one that reads all tokens, behind one that makes terms. */
-static const Step *step_at(const Run *r, int part) {
-    bool reads = part < r->count && r->steps[part].kind == STEP_LAYER && part_reads_all(r->steps[part].part);
-    CHECK(reads || part > 0);
-    return &r->steps[reads ? part : part - 1];
+/* A row of the unit, and the step of the op that it is for: which makes what is sent, or reads what comes. */
+typedef struct Exchange {
+    UnitCollective at;
+    const Collective *row;
+    const Step *step;
+} Exchange;
+
+static const Step *op_of(const Step steps[UNIT_PARTS], const UnitCollective *c) {
+    uint32_t ops = collective_ops(c);
+    bool last = c->row->behind && c->row->passes & IN_FORWARD;
+    return &steps[last ? 31 - __builtin_clz(ops) : __builtin_ctz(ops)];
 }
 
-static bool reads_there(const Run *r, const Step *step, int part) { return step == &r->steps[part]; }
+static Exchange exchange_of(const Run *r, int row) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int count = unit_collectives(&r->u->pass->model->config, r->u->unit, rows);
+    CHECK(row >= 0 && row < count);
+    return (Exchange){rows[row], rows[row].row, op_of(r->steps, &rows[row])};
+}
 
-int64_t unit_inner_width(const Model *m, int unit, int part) {
+static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pass, Half half) {
+    const SublayerTensors *t = &r->tensors.sublayers[x->at.sublayer];
+    const Shared *shared = &r->tensors.shared;
+    switch (tensor) {
+    case UNIT_X: return t->n;
+    case UNIT_DX: return r->tensors.dn;
+    case UNIT_Y: return result_of(r, x->at.sublayer, pass == PASS_AGAIN ? r->tensors.dn : r->out);
+    case UNIT_DY: return (void *)(uintptr_t)result_gradient(r, x->at.sublayer, half);
+    case FULL_X: return shared->whole;
+    case FULL_DY: return shared->dwhole;
+    case PARTIALS: return shared->terms;
+    case LOSS_RECORDS: return shared->records;
+    default: return t->layer[tensor];
+    }
+}
+
+/* Whose adapters' partial sums go along with those of the stream. */
+static const Product *adapted_by(const Collective *row, const Step *step) {
+    bool stream = row->from == PARTIALS && (row->to == UNIT_Y || row->to == UNIT_DX);
+    return !stream ? NULL : row->adapted ? row->adapted : step->part->product;
+}
+
+int64_t unit_inner_width(const Model *m, int unit, const UnitCollective *c) {
+    Step steps[UNIT_PARTS];
     if (!m->config.adapter_joint) return 0;
-    bool reads = unit_part_reads_all(&m->config, unit, part);
-    const Product *p = unit_part_adapted(&m->config, unit, reads ? part : part - 1);
+    unit_steps(&m->config, unit, steps);
+    const Product *p = adapted_by(c->row, op_of(steps, c));
     return p ? product_adapters(m, unit, p) * m->config.adapter_rank : 0;
 }
 
 int64_t unit_widest_inner(const Model *m, int unit) {
+    UnitCollective rows[UNIT_COLLECTIVES];
     int64_t widest = 0;
-    for (int part = 0; m->config.adapter_joint && part <= unit_parts(&m->config, unit).end; part++)
-        if (unit_part_reads_all(&m->config, unit, part) ||
-            unit_part_makes_terms(&m->config, unit, part - 1)) {
-            int64_t width = unit_inner_width(m, unit, part);
-            if (width > widest) widest = width;
-        }
+    int count = m->config.adapter_joint ? unit_collectives(&m->config, unit, rows) : 0;
+    for (int i = 0; i < count; i++) {
+        int64_t width = unit_inner_width(m, unit, &rows[i]);
+        if (width > widest) widest = width;
+    }
     return widest;
 }
 
-/* Rows of the embedding that begin a stream in a unit are not yet its result. */
-static bool is_inside(const Run *r, const Step *step) { return step->part->embeds && r->tensors.dstream; }
-
-/* What is gathered: in a forward pass, and for the weight half, what the layer reads; on the way back also
- * the gradient of what it has made. */
-static Crossing gathering(const Run *r, const Step *step, CrossingAt at) {
-    const Sublayer *s = &r->sublayers[step->sublayer];
-    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
-    const Shared *shared = &r->tensors.shared;
-    if (reads_there(r, step, at.part))
-        return (Crossing){.own = sublayer_alone(s) ? t->layer[step->part->read] : t->n, .all = shared->whole};
-    const void *gradient = is_inside(r, step) ? t->layer[step->part->made_gradient]
-                                              : result_gradient(r, step->sublayer, at.half);
-    return (Crossing){.own = gradient, .all = shared->dwhole};
-}
-
-/* What is summed: what a layer makes, and the gradient of what it reads; that of the head, which its forward
- * pass makes. */
-static Crossing summing(const Run *r, const Step *step, CrossingAt at) {
-    const Sublayer *s = &r->sublayers[step->sublayer];
-    const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
-    Crossing c = {.all = r->tensors.shared.terms, .inner = r->tensors.shared.inner};
-    if (reads_there(r, step, at.part))
-        c.result = sublayer_alone(s) ? t->layer[step->part->read_gradient] : r->tensors.dn;
-    else if (is_inside(r, step))
-        c.result = t->layer[step->part->made];
-    else
-        c.result = result_of(r, step->sublayer, at.pass == PASS_AGAIN ? r->tensors.dn : r->out);
-    return c;
-}
-
-/* What changes hands at a place: before the part by heads, or behind it, forward or back. */
-typedef struct Handing {
-    SwapPlace place;
-    const Swap *swap;
-    void *const *tensors; /* of the layer */
-} Handing;
-
-static Handing handing(const Run *r, CrossingAt at) {
-    bool in = at.part < r->count && r->steps[at.part].kind == STEP_LAYER && r->steps[at.part].part->attends;
-    int sublayer = r->steps[at.part - 1].sublayer;
-    SwapPlace place =
-        at.pass != PASS_BACKWARD ? (in ? SWAP_IN : SWAP_OUT) : (in ? SWAP_IN_GRADIENT : SWAP_OUT_GRADIENT);
-    return (Handing){place, &r->sublayers[sublayer].layer->swaps[place],
-                     r->tensors.sublayers[sublayer].layer};
-}
-
-/* Tokens are given for heads, and not heads for tokens. */
-static bool goes_to_heads(SwapPlace place) { return place == SWAP_IN || place == SWAP_OUT_GRADIENT; }
-
-static bool carries_sums(const Model *m, const Swap *swap) {
-    return swap->sums && model_family(&m->config)->arch.sinks;
-}
-
-static Crossing swapping(const Run *r, CrossingAt at) {
-    Handing h = handing(r, at);
-    void *heads = h.tensors[h.swap->heads], *through = h.tensors[h.swap->through];
-    Crossing c = goes_to_heads(h.place) ? (Crossing){.own = through, .all = heads}
-                                        : (Crossing){.own = heads, .all = through};
-    if (carries_sums(r->u->pass->model, h.swap))
-        c.sums = h.tensors[h.swap->sums->tokens], c.own_sums = h.tensors[h.swap->sums->through];
-    return c;
-}
-
-/* At the part that attends. */
-static void *key_tensor(const Run *r, CrossingAt at) {
-    int sublayer = r->steps[at.part].sublayer;
-    const KeysOfAll *keys = r->sublayers[sublayer].layer->keys;
-    bool apart = model_key_leaves(r->u->pass->model) > 1;
-    int tensor = at.kind == CROSS_KEYS                ? keys->all
-                 : apart && at.kind == CROSS_COPY_SUM ? keys->apart
-                                                      : keys->terms;
-    return r->tensors.sublayers[sublayer].layer[tensor];
-}
-
-/* Before the part that norms rows; on the way back behind its own sums. */
-static void *rows_at(const Run *r, CrossingAt at) {
-    int sublayer = r->steps[at.part].sublayer;
-    const RowSums *rows = r->sublayers[sublayer].layer->rows;
-    return r->tensors.sublayers[sublayer].layer[at.pass == PASS_BACKWARD ? rows->products : rows->squares];
-}
-
-/* Behind the part that routes: how often sequences chose experts, or gradients of weights; behind the one
- * that makes latents, gradients of these. */
-static void *all_tokens_at(const Run *r, CrossingAt at) {
-    int sublayer = r->steps[at.part - 1].sublayer;
-    const Layer *l = r->sublayers[sublayer].layer;
-    int tensor = at.kind == CROSS_COUNTS ? l->counts : at.kind == CROSS_WEIGHTS ? l->dweights : l->latents;
-    return r->tensors.sublayers[sublayer].layer[tensor];
-}
-
-Crossing unit_crossing(const UnitPass *u, CrossingAt at) {
+Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Half half, int chunk) {
     Run r = start(u);
-    CHECK(at.part >= 0 && at.part <= r.count);
-    if (at.kind == CROSS_COUNTS || at.kind == CROSS_WEIGHTS || at.kind == CROSS_LATENTS)
-        return (Crossing){.all = all_tokens_at(&r, at)};
-    if (at.kind == CROSS_SWAP) return swapping(&r, at);
-    if (at.kind == CROSS_KEYS || at.kind == CROSS_KEY_SUM || at.kind == CROSS_COPY_SUM)
-        return (Crossing){.all = key_tensor(&r, at)};
-    CHECK(is_shared(&r));
-    if (at.kind == CROSS_ROWS) return (Crossing){.all = rows_at(&r, at)};
-    const Step *step = step_at(&r, at.part);
-    switch (at.kind) {
-    case CROSS_GATHER: return gathering(&r, step, at);
-    case CROSS_SUM: return summing(&r, step, at);
-    case CROSS_RECORDS: return (Crossing){.all = r.tensors.shared.records};
-    case CROSS_SWAP:
-    case CROSS_KEYS:
-    case CROSS_KEY_SUM:
-    case CROSS_COPY_SUM:
-    case CROSS_ROWS:
-    case CROSS_COUNTS:
-    case CROSS_WEIGHTS:
-    case CROSS_LATENTS:
-    case CROSS_VISIT:
-    case CROSSINGS: break;
-    }
-    CHECK(false);
+    const Model *m = u->pass->model;
+    Exchange x = exchange_of(&r, row);
+    void *from = tensor_of(&r, &x, x.row->from, pass, half), *to = tensor_of(&r, &x, x.row->to, pass, half);
+    bool sum = x.row->kind == COLL_REDUCE_SCATTER, there = from == to || x.row->pack;
+    return (Transfer){.row = x.row,
+                      .from = x.row->kind == COLL_ALL_GATHER && there ? NULL : from,
+                      .to = sum ? from : to,
+                      .count = collective_count(m, x.row, chunk),
+                      .bytes = collective_element(m, x.row),
+                      .inner = r.tensors.shared.inner,
+                      .inner_width = unit_inner_width(m, u->unit, &x.at)};
 }
 
-/* Only what a layer has made gets the layer's bias; the embedding has no product. */
-void unit_summed(const UnitPass *u, CrossingAt at) {
+static const Collective *row_at(const UnitPass *u, int row) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    unit_collectives(&u->pass->model->config, u->unit, rows);
+    return rows[row].row;
+}
+
+void unit_pack(const UnitPass *u, int row) {
+    if (!row_at(u, row)->pack) return;
     Run r = start(u);
-    const Pass *p = u->pass;
-    const Step *step = step_at(&r, at.part);
-    Crossing c = summing(&r, step, at);
-    int64_t own = state_elements(&r);
-    const float *sum = (const float *)c.all + p->model->sharing.place * own;
-    LayerPass w = layer_pass(&r, step, NULL);
-    bool reads = reads_there(&r, step, at.part);
-    if (reads || !step->part->product)
-        OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, c.result, p->model->compute);
+    Exchange x = exchange_of(&r, row);
+    LayerPass w = layer_pass(&r, x.step, NULL);
+    x.row->pack(&w, x.row);
+}
+
+/* Only a layer's result gets the bias of the product that has made it; the embedding has no product. */
+static void take_sum(const Run *r, const Exchange *x, LayerPass *w, void *to) {
+    const Pass *p = r->u->pass;
+    int64_t own = state_elements(r);
+    const float *sum = r->tensors.shared.terms + p->model->sharing.place * own;
+    const Product *product = x->step->part->product;
+    if (x->row->to == UNIT_Y && product)
+        product_summed(w, product, sum, to);
     else
-        product_summed(&w, step->part->product, sum, c.result);
-    if (!reads && step->part->adapted) product_adapters_summed(&w, step->part->adapted, c.result);
-    w.dx = c.result;
-    if (reads && part_adapted(step->part)) product_input_summed(&w, part_adapted(step->part), c.result);
-    if (reads && step->part->summed) step->part->summed(&w);
+        OP(p->device, OP_CAST, cast, own, sum, DTYPE_F32, to, p->model->compute);
+    if (x->row->to == UNIT_Y && x->row->adapted) product_adapters_summed(w, x->row->adapted, to);
+    if (x->row->to == UNIT_DX) product_input_summed(w, adapted_by(x->row, x->step), to);
+    w->dx = to;
+}
+
+void unit_unpack(const UnitPass *u, int row, PassKind pass) {
+    const Collective *c = row_at(u, row);
+    if (c->from != PARTIALS && !c->unpack) return;
+    Run r = start(u);
+    Exchange x = exchange_of(&r, row);
+    LayerPass w = layer_pass(&r, x.step, NULL);
+    if (c->from == PARTIALS) take_sum(&r, &x, &w, tensor_of(&r, &x, c->to, pass, HALF_BOTH));
+    if (c->unpack) c->unpack(&w, c);
 }
 
 /* ---- visits ---- */
 
 static const Visits *visits_at(const Run *r, int part) {
     const Visits *v = r->sublayers[r->steps[part].sublayer].layer->visits;
-    CHECK(v != NULL && r->steps[part].part->by_experts);
+    CHECK(v != NULL);
     return v;
 }
 
@@ -450,7 +406,7 @@ static LayerPass visit_pass(const Run *r, int part, VisitWay way) {
     if (way == VISIT_FORWARD) return w;
     w.own_dy = result_gradient(r, step->sublayer, HALF_BOTH);
     w.dy = is_shared(r) ? r->tensors.shared.dwhole : w.own_dy;
-    w.dx = is_shared(r) ? (void *)r->tensors.shared.terms : r->tensors.dn;
+    w.dx = is_shared(r) ? (void *)r->tensors.shared.terms : r->tensors.dn; /* of all experts of a token */
     return w;
 }
 
@@ -471,106 +427,4 @@ void unit_arrive(const UnitPass *u, int part, VisitWay way) {
     Run r = start(u);
     LayerPass w = visit_pass(&r, part, way);
     visits_at(&r, part)->way[way].arrive(&w);
-}
-
-/* ---- tokens for heads ---- */
-
-size_t unit_swap_bytes(const Model *m, int unit, int part) {
-    bool in = unit_part_attends(&m->config, unit, part);
-    int64_t width = model_dim(&m->config, in ? DIM_QKV : DIM_QUERY) / m->contexts.ranks;
-    return (size_t)(m->tokens * width) * dtype_bytes(m->compute);
-}
-
-/* Between rows of all heads, and for each rank rows of its own heads: a p-th of queries, keys and values. */
-static void move_heads(const Run *r, const Handing *h) {
-    const Pass *p = r->u->pass;
-    const Model *m = p->model;
-    int ranks = m->contexts.ranks;
-    bool out = goes_to_heads(h->place);
-    Dim outputs[PARAM_MATRICES];
-    int64_t first = 0;
-    size_t e = dtype_bytes(m->compute), wide = (size_t)model_dim(&m->config, h->swap->width) * e,
-           narrow = wide / (size_t)ranks;
-    int count = param_outputs(&m->config, h->swap->width, outputs);
-    for (int i = 0; i < count; first += model_dim(&m->config, outputs[i++]))
-        for (int rank = 0; rank < ranks; rank++) {
-            size_t bytes = (size_t)(model_dim(&m->config, outputs[i]) / ranks) * e;
-            char *row = (char *)h->tensors[h->swap->tokens] + (size_t)first * e + (size_t)rank * bytes;
-            char *piece = (char *)h->tensors[h->swap->through] + (size_t)rank * (size_t)m->tokens * narrow +
-                          (size_t)(first / ranks) * e;
-            OP(p->device, OP_COPY_ROWS, copy_rows, m->tokens, bytes, out ? piece : row, out ? narrow : wide,
-               out ? row : piece, out ? wide : narrow);
-        }
-}
-
-size_t unit_swap_sum_bytes(const Model *m, int unit, int part, bool back) {
-    bool out = unit_part_attends(&m->config, unit, part - 1);
-    if (!back || !out || !model_family(&m->config)->arch.sinks) return 0;
-    return (size_t)(m->tokens * m->config.num_attention_heads / m->contexts.ranks) * sizeof(float);
-}
-
-/* Of each rank's tokens, span by span, the heads of this rank side by side: from the runs that it attends by,
- * which are spans, or all tokens. */
-static void pack_sums(const Run *r, const Handing *h) {
-    const Pass *p = r->u->pass;
-    const Model *m = p->model;
-    int64_t heads = m->config.num_attention_heads / m->contexts.ranks, span = model_span(m, m->tokens),
-            run = model_all_tokens(m) / model_query_runs(m);
-    const float *from = h->tensors[h->swap->sums->heads];
-    float *to = h->tensors[h->swap->sums->tokens];
-    for (int64_t token = 0; token < model_all_tokens(m); token += span)
-        OP(p->device, OP_COPY_ROWS, copy_rows, heads, (size_t)span * sizeof *to, to + token * heads,
-           (size_t)span * sizeof *to, from + token / run * run * heads + token % run,
-           (size_t)run * sizeof *to);
-}
-
-/* Span by span all heads, of which each rank had some. */
-static void unpack_sums(const Run *r, const Handing *h) {
-    const Pass *p = r->u->pass;
-    const Model *m = p->model;
-    int ranks = m->contexts.ranks;
-    size_t piece = (size_t)(model_span(m, m->tokens) * m->config.num_attention_heads / ranks) * sizeof(float);
-    char *from = h->tensors[h->swap->sums->through], *to = h->tensors[h->swap->sums->tokens];
-    for (int rank = 0; rank < ranks; rank++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, model_spans(m), piece, to + (size_t)rank * piece,
-           (size_t)ranks * piece, from + (size_t)rank * (size_t)model_spans(m) * piece, piece);
-}
-
-/* ---- keys of all ---- */
-
-size_t unit_key_bytes(const Model *m) {
-    return (size_t)model_dim(&m->config, DIM_KEY_VALUE) * dtype_bytes(m->compute);
-}
-
-/* Each stretch where it lies among all tokens. */
-static void place_keys(const Run *r, CrossingAt at) {
-    const Pass *p = r->u->pass;
-    const Model *m = p->model;
-    int sublayer = r->steps[at.part].sublayer;
-    const char *own = r->tensors.sublayers[sublayer].layer[r->sublayers[sublayer].layer->keys->own];
-    size_t bytes = unit_key_bytes(m), e = dtype_bytes(m->compute),
-           row = (size_t)model_dim(&m->config, DIM_QKV) * e;
-    int64_t rows = model_stretch(m);
-    for (int i = 0; i < model_stretches(m); i++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
-           (char *)key_tensor(r, at) + (size_t)model_stretch_first(m, m->contexts.place, i) * bytes, bytes,
-           own + (size_t)(i * rows) * row + (size_t)model_dim(&m->config, DIM_QUERY) * e, row);
-}
-
-void unit_pack(const UnitPass *u, CrossingAt at) {
-    Run r = start(u);
-    if (at.kind == CROSS_KEYS) {
-        place_keys(&r, at);
-        return;
-    }
-    Handing h = handing(&r, at);
-    if (goes_to_heads(h.place)) move_heads(&r, &h);
-    if (carries_sums(u->pass->model, h.swap)) pack_sums(&r, &h);
-}
-
-void unit_unpack(const UnitPass *u, CrossingAt at) {
-    Run r = start(u);
-    Handing h = handing(&r, at);
-    if (!goes_to_heads(h.place)) move_heads(&r, &h);
-    if (carries_sums(u->pass->model, h.swap)) unpack_sums(&r, &h);
 }

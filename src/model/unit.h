@@ -154,10 +154,6 @@ static inline int64_t model_sequences(const Model *m) {
 }
 /* Numbers that tell how often each sequence chose each expert. */
 static inline int64_t model_counts(const Model *m) { return model_sequences(m) * m->config.num_experts; }
-/* Numbers of its tokens that heads are made of, where attention is latent. */
-static inline int64_t model_latents(const Model *m) {
-    return m->tokens * model_dim(&m->config, DIM_LATENT_MADE);
-}
 /* Choices of this rank's tokens. */
 static inline int64_t model_choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
 /* Leaves that this rank has. */
@@ -247,28 +243,7 @@ typedef struct Parts {
 Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
 const char *unit_part_name(const ModelConfig *c, int unit, int part);
 const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
-bool unit_part_fused(const ModelConfig *c, int unit, int part);             /* Part.fused */
-const Product *unit_part_adapted(const ModelConfig *c, int unit, int part); /* layer.h: part_adapted */
-bool unit_part_logits(const ModelConfig *c, int unit, int part);            /* Part.logits */
-bool unit_part_embeds(const ModelConfig *c, int unit, int part);            /* Part.embeds */
-bool unit_part_attends(const ModelConfig *c, int unit, int part);           /* Part.attends */
-bool unit_part_by_experts(const ModelConfig *c, int unit, int part);        /* Part.by_experts */
-bool unit_part_routes(const ModelConfig *c, int unit, int part);            /* Part.routes */
-bool unit_part_norms_rows(const ModelConfig *c, int unit, int part);        /* Part.norms_rows */
-bool unit_part_whole(const ModelConfig *c, int unit, int part);             /* Part.whole */
-bool unit_part_latents(const ModelConfig *c, int unit, int part);           /* Part.latents */
-bool unit_part_of_latents(const ModelConfig *c, int unit, int part);        /* Part.of_latents */
-bool unit_part_trains(const ModelConfig *c, int unit, int part);        /* Sublayer.training, Part.trains */
-bool unit_part_cuts(const ModelConfig *c, int unit, int part, Cut cut); /* layer.h: part_cuts */
-/* layer.h: part_reads_all, part_makes_terms; no part beyond the unit does. */
-bool unit_part_reads_all(const ModelConfig *c, int unit, int part);
-bool unit_part_makes_terms(const ModelConfig *c, int unit, int part);
-/* The part for which the input is gathered that a part's product reads: itself, or of experts their router;
- * -1: it reads none that is. */
-int unit_part_gathered(const ModelConfig *c, int unit, int part);
-/* The first of those that read, on the way back, the gradient of a result that is gathered at a place: the
- * part below, and of an MLP beside experts the one that is cut likewise. */
-int unit_part_on_result(const ModelConfig *c, int unit, int place);
+bool unit_part_trains(const ModelConfig *c, int unit, int part); /* Sublayer.training, Part.trains */
 /* Whether the policy makes it again before the backward pass. */
 bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
 
@@ -279,12 +254,14 @@ typedef struct UnitCollective {
     const Collective *row;
     int sublayer, first; /* the part of the unit that is the layer's first op */
 } UnitCollective;
-enum { UNIT_COLLECTIVES = 40 }; /* at most */
+enum { UNIT_COLLECTIVES = 32 }; /* at most: sets of them have a bit each */
 /* Returns how many, in the order of layers and of their rows. */
 int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COLLECTIVES]);
 /* Its ops, parts of the unit, a bit each; and the part before which it stands. */
 static inline uint32_t collective_ops(const UnitCollective *c) { return c->row->ops << c->first; }
 int collective_place(const UnitCollective *c);
+/* Parts that run where their experts are, if ranks share these out, a bit each. */
+uint32_t unit_dispatched(const ModelConfig *c, int unit);
 /* Whether a model has it, whose tokens cp deals out so. */
 bool collective_applies(const ModelConfig *c, Contexts contexts, const Collective *row);
 
@@ -322,102 +299,35 @@ void unit_recompute(const UnitPass *u, Parts parts);
 /* The parts in descending order. */
 void unit_backward(const UnitPass *u, Half half, Parts parts);
 
-/* ---- crossings ---- */
+/* ---- what ranks exchange ---- */
 
-/* Where several ranks share a unit's matrices, passes stop at places between its parts, and ranks exchange
- * tensors there. Of the stream, and of its gradient, each has some tokens; a product whose matrix is cut by
- * rows reads all of them, one whose matrix is cut by columns makes a term of a sum for all of them.
- *
- *     GATHER   [own tokens, h] c of each rank  -->  [T, h] c
- *     SUM      [T, h] fp32 terms of each rank  -->  [own tokens, h] fp32, in place; unit_summed rounds it
- *     RECORDS  of a chunk of logits, those of this rank's leaves  -->  of all leaves
- *
- * Where ranks share a microbatch's tokens out, they change tokens for heads before attention, and back behind
- * it:
- *
- *     SWAP     [T / ranks, all heads] c  <-->  [T, this rank's heads] c     (layer.h: Swap)
- *
- * or they gather keys and values before it, and sum their gradients behind it on the way back, both of all
- * ranks' tokens in their order, of which each has its stretches (layer.h: KeysOfAll):
- *
- *     KEYS     [stretch, 2G*D] c of each rank  -->  of all
- *     KEY_SUM  [all, 2G*D] fp32 terms of each rank  -->  [stretch, 2G*D], in place
- *
- * Where ranks have copies of heads of keys, and each some of the queries that look at them, they sum their
- * gradients at the same place, on the way back, behind KEY_SUM if there is one:
- *
- *     COPY_SUM [T, 2G*D] fp32 terms of each rank  -->  their sum on each, in place
- *
- * Where ranks have some heads each of what is normed as one row, forward and on the way back:
- *
- *     ROWS     [leaves of each rank, T, 2] fp32 sums  -->  of all, in place      (layer.h: RowSums)
- *
- * And what sequences have of each expert, where a balance loss asks for it, is of tokens of all of them:
- *
- *     COUNTS   [sequences, E] int64 of each rank's tokens  -->  of all, in place
- *
- * Where ranks share experts' matrices, each has terms of the gradients of the weights of tokens' experts:
- *
- *     WEIGHTS  [T, k] fp32 terms of each rank  -->  their sum on each, in place
- *
- * Where ranks share heads that are made of latents, each has terms of the gradients of these:
- *
- *     LATENTS  [T, DIM_LATENT_MADE] fp32 terms of each rank  -->  their sum on each, in place
- *
- * Places are named by the part behind them; one behind the last part is the unit's end. */
-typedef enum CrossingKind {
-    CROSS_GATHER,
-    CROSS_SUM,
-    CROSS_RECORDS,
-    CROSS_SWAP,
-    CROSS_KEYS,
-    CROSS_KEY_SUM,
-    CROSS_COPY_SUM,
-    CROSS_ROWS,
-    CROSS_COUNTS,
-    CROSS_WEIGHTS,
-    CROSS_LATENTS,
-    CROSS_VISIT, /* of parts: below */
-    CROSSINGS
-} CrossingKind;
+/* The pass that a collective belongs to. */
 typedef enum PassKind { PASS_FORWARD, PASS_AGAIN, PASS_BACKWARD } PassKind;
 
-/* Names one. */
-typedef struct CrossingAt {
-    CrossingKind kind;
-    PassKind pass;
-    Half half; /* of PASS_BACKWARD */
-    int part;
-} CrossingAt;
-
-typedef struct Crossing {
-    const void *own; /* GATHER: what this rank has; SWAP: a piece for each rank */
-    /* GATHER, SWAP, KEYS: where it goes; SUM, KEY_SUM, COPY_SUM, COUNTS, WEIGHTS, LATENTS: the terms; ROWS:
-     * [leaves, T, 2]; RECORDS: [leaves, rows of the chunk] */
-    void *all;
-    const float *sums; /* SWAP: what goes to tokens beside it, a piece for each rank (layer.h: HeadSums); */
-    float *own_sums;   /* and where that goes */
-    float *inner;      /* SUM: terms of adapters beside these, [T, unit_inner_width] */
-    void *result;      /* SUM: where unit_summed puts it, [own tokens, h] c */
-} Crossing;
-Crossing unit_crossing(const UnitPass *u, CrossingAt at);
-/* Numbers of a token that adapters add to what SUM sums at a place, and at most in a unit; 0: none. */
-int64_t unit_inner_width(const Model *m, int unit, int part);
+/* What a row of a unit moves: tensor memory. */
+typedef struct Transfer {
+    const Collective *row;
+    const void
+        *from;     /* ALL_GATHER: this rank's part, which is copied to its place in `to`; NULL: it is there */
+    void *to;      /* ALL_GATHER, ALL_REDUCE: all of it; a sum that is scattered: the terms */
+    int64_t count; /* elements that a rank has; of a chunk of logits those of its records */
+    size_t bytes;  /* of an element */
+    /* Of partial sums of the stream: those of adapters go along, so many of a token; 0: none do. */
+    float *inner;
+    int64_t inner_width;
+} Transfer;
+/* chunk: of logits, where the row is for each of them. */
+Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Half half, int chunk);
+/* Before a transfer starts, and when it is there: what it comes from is packed, sums are rounded to where
+ * they belong, with what the op and its adapters add. */
+void unit_pack(const UnitPass *u, int row);
+void unit_unpack(const UnitPass *u, int row, PassKind pass);
+/* Elements that each rank has of it (layers/layer.h: Collective), and bytes of one. */
+int64_t collective_count(const Model *m, const Collective *row, int chunk);
+size_t collective_element(const Model *m, const Collective *row);
+/* Numbers of a token that adapters add to partial sums of the stream, and at most in a unit; 0: none. */
+int64_t unit_inner_width(const Model *m, int unit, const UnitCollective *c);
 int64_t unit_widest_inner(const Model *m, int unit);
-/* Bytes of a token's keys and values. */
-size_t unit_key_bytes(const Model *m);
-/* Of a rank's sums of rows: so many of the second. */
-enum { ROW_SUMS_BYTES = 2 * sizeof(float) };
-static inline int64_t model_row_sums(const Model *m) { return model_own_leaves(m) * m->tokens; }
-/* Bytes of a piece of a SWAP, and of one that goes beside it on the way back; 0: none does. */
-size_t unit_swap_bytes(const Model *m, int unit, int part);
-size_t unit_swap_sum_bytes(const Model *m, int unit, int part, bool back);
-/* Before a SWAP: heads of each rank are laid side by side. Behind it: what has come, token by token. One of
- * the two does nothing. Before KEYS: this rank's are put to their places among all. */
-void unit_pack(const UnitPass *u, CrossingAt at);
-void unit_unpack(const UnitPass *u, CrossingAt at);
-/* The sum of this rank's tokens is there: rounds it to where it belongs, and adds the product's bias. */
-void unit_summed(const UnitPass *u, CrossingAt at);
 /* Chunks of logits, and rows of one. */
 int model_chunks(const Model *m);
 /* Chunks that heads take in a pass: each head takes all. */

@@ -116,18 +116,20 @@ static void write_planned(Trace *tr, const TimedStep *step) {
 
 /* ---- measured ---- */
 
-/* So that start and end of a crossing can be told from others of its unit: " SUM_X at part 5". */
+/* So that start and end of a collective can be told from others of its unit: " TP_ALL_GATHER at part 5". */
 static void describe_place(Action a, char *out, size_t size) {
-    const char *start = a.kind == ACT_CROSSED ? action_name(a.start) : "";
-    snprintf(out, size, "%s%s at part %d", *start ? " " : "", start, a.parts.first);
+    Text name = {0};
+    collective_name(a, &name);
+    snprintf(out, size, " %s at part %d", name.data, a.parts.first);
+    text_free(&name);
 }
 
 /* A slice an action: what, which unit, which microbatch; `waited` is also drawn, inside it (write_wait). */
 static void write_action(Trace *tr, const TimedStep *step, int rank, const TimedAction *a) {
-    char name[96], unit[16] = "", microbatch[16] = "", place[32] = "";
+    char name[96], unit[16] = "", microbatch[16] = "", place[48] = "";
     if (a->action.unit >= 0) snprintf(unit, sizeof unit, " %d", a->action.unit);
     if (a->action.microbatch >= 0) snprintf(microbatch, sizeof microbatch, " m%d", a->action.microbatch);
-    if (action_is_crossing(a->action.kind)) describe_place(a->action, place, sizeof place);
+    if (action_exchanges(a->action.kind)) describe_place(a->action, place, sizeof place);
     snprintf(name, sizeof name, "%s%s%s%s", action_name(a->action.kind), unit, microbatch, place);
     begin_event(tr, "X", rank, TRACK_MEASURED, name);
     json_put_string(&tr->w, "cat", "measured");

@@ -100,13 +100,24 @@ static ErrorCode find_step(Reader *r, const cJSON *args, int *out) {
     return OK;
 }
 
+/* What 0.1 called what ranks exchange. */
+static const char *new_name(const char *name) {
+    static const char *const starts[] = {"GATHER_X", "SUM_X",       "SWAP_X",     "GATHER_KV",
+                                         "SUM_KV",   "SUM_COPIES",  "ROWS_X",     "COUNT_X",
+                                         "RECORDS",  "SUM_WEIGHTS", "SUM_LATENTS"};
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
+        if (strcmp(name, starts[i]) == 0) return action_name(ACT_COLLECTIVE);
+    if (strcmp(name, "VISIT_X") == 0) return action_name(ACT_DISPATCH);
+    return strcmp(name, "CROSSED") == 0 ? action_name(ACT_WAIT) : name;
+}
+
 /* By name, as the file has it: numbers of actions may change from version to version. */
 static ErrorCode read_kind(Reader *r, const cJSON *args, ActionKind *out) {
     const char *name = NULL;
     char shown[80];
     TRY(json_get_string(args, r->where, "action", true, &name, r->err));
     for (int k = 0; k < ACT_KINDS; k++) {
-        if (strcmp(action_name((ActionKind)k), name) != 0) continue;
+        if (strcmp(action_name((ActionKind)k), new_name(name)) != 0) continue;
         *out = (ActionKind)k;
         return OK;
     }

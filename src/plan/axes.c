@@ -210,37 +210,6 @@ ModelConfig axes_local(const ModelConfig *c, Sharing s) {
     return local;
 }
 
-/* ---- crossings ---- */
-
-/* Where the table cuts a kind, but for pp, which cuts between units. */
-static AxisSet cut_inside(ParamKind kind) { return axes_that(kind, DOES_CUT) & ~(AxisSet)MESH_PIPELINE; }
-
-bool axes_swaps(const ModelConfig *c, int unit, int part) {
-    return unit_part_attends(c, unit, part) || unit_part_attends(c, unit, part - 1);
-}
-
-bool axes_visits(const ModelConfig *c, int unit, int part) {
-    return unit_part_by_experts(c, unit, part) != unit_part_by_experts(c, unit, part - 1);
-}
-
-bool axes_counts(const ModelConfig *c, int unit, int part) {
-    return unit_part_routes(c, unit, part - 1) && model_balance(c) > 0;
-}
-
-bool axes_norms_rows(const ModelConfig *c, int unit, int part) { return unit_part_norms_rows(c, unit, part); }
-
-AxisSet axes_crossing(const ModelConfig *c, int unit, int part) {
-    AxisSet set = 0;
-    if (unit_part_reads_all(c, unit, part) || axes_norms_rows(c, unit, part)) set |= cut_inside(KIND_ROWS);
-    if (unit_part_makes_terms(c, unit, part - 1)) set |= cut_inside(KIND_COLUMNS);
-    if (unit_part_routes(c, unit, part - 1) || unit_part_latents(c, unit, part - 1))
-        set |= cut_inside(KIND_ROWS);
-    if (axes_swaps(c, unit, part) || axes_counts(c, unit, part)) set |= MESH_CONTEXT;
-    if (unit_part_attends(c, unit, part)) set |= axes_that(KIND_KEYS, DOES_COPY);
-    if (axes_visits(c, unit, part)) set |= MESH_EXPERTS;
-    return set;
-}
-
 /* ---- what fits ---- */
 
 /* No head has several ranks where q, k and v are stored as one, for queries have no copies. */

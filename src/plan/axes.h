@@ -32,7 +32,7 @@
  *
  * Key and value heads that are fewer than the ranks are held by several neighbours each, of which each has
  * some of the queries that look at them: these ranks are the axis kv (comm/mesh.h). They sum the gradients of
- * keys and values themselves, over the queries of all (CROSS_COPY_SUM), so that those of the weights are made
+ * keys and values themselves, over the queries of all (layers/heads.h), so that those of the weights are made
  * alike, and complete, on each: they are copied and no sum.
  *
  * Once dealt out, a rank's model is a model of smaller dimensions (axes_local): names, rows of layers and
@@ -101,25 +101,6 @@ Box axes_box(const ModelConfig *c, const Param *p, Sharing s, Deal experts);
 int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
 /* Whether a rank is the first of those, stages apart: a unit's own stage comes before a copy's. */
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
-
-/* The axes along which something must cross between part `part - 1` of a unit and part `part` (the last is
- * followed by the unit's end), where they have more than one rank. A product whose matrix is cut by rows
- * reads all tokens, of which each rank has some: its input is gathered. One whose matrix is cut by columns
- * makes a term of its sum on each rank: its output is reduce-scattered; so is what an embedding of which a
- * rank has some rows finds in them. Backward passes cross at the same places, the other way round; before
- * attention they sum over copies of keys. A norm of rows of which a rank has some heads needs the others'
- * sums, forward and backward. */
-AxisSet axes_crossing(const ModelConfig *c, int unit, int part);
-/* Whether that is before attention, or behind it, which looks at tokens of all ranks of cp: by heads
- * something crosses at both places, by keys (model/unit.h: Contexts) at the first alone. */
-bool axes_swaps(const ModelConfig *c, int unit, int part);
-/* Whether rows of choices visit the ranks of their experts there, or have come back. */
-bool axes_visits(const ModelConfig *c, int unit, int part);
-/* Whether the part before it routes, and a balance loss asks how often sequences, whose tokens ranks of cp
- * share, chose each expert. */
-bool axes_counts(const ModelConfig *c, int unit, int part);
-/* Whether the part behind it norms rows of which ranks have some heads each: sums of rows are gathered. */
-bool axes_norms_rows(const ModelConfig *c, int unit, int part);
 
 /* The model of a rank along tp. */
 ModelConfig axes_local(const ModelConfig *c, Sharing s);

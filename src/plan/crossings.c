@@ -47,7 +47,7 @@ static double copy_sums(const CrossingSpec *s) {
 static bool norms_rows(const CrossingSpec *s) { return model_family(s->model)->arch.qk_norm == QK_NORM_FLAT; }
 static Cost row_sums(const CrossingSpec *s) {
     double leaves = s->leaves > s->tensors ? s->leaves : s->tensors,
-           once = others(s->tensors) * leaves * (double)s->tokens / s->contexts * ROW_SUMS_BYTES;
+           once = others(s->tensors) * leaves * (double)s->tokens / s->contexts * 2 * sizeof(float);
     if (!norms_rows(s)) return (Cost){0, 0, 0};
     return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
 }

@@ -11,9 +11,8 @@ typedef struct Walk {
     const Program *p;
     const Model *m;
     double now;
-    double free[NETWORKS]; /* when an axis has sent what it was given */
-    double there[CROSSINGS]
-                [UNIT_PARTS + 1]; /* when what was started at a place of the unit at work is there */
+    double free[NETWORKS];          /* when an axis has sent what it was given */
+    double there[UNIT_COLLECTIVES]; /* when what a row of the unit at work has started is there */
 } Walk;
 
 static bool is_pass(ActionKind kind) { return action_is_pass(kind) || kind == ACT_AGAIN; }
@@ -39,13 +38,13 @@ static double work_of(const Walk *w, Action a) {
 }
 
 static void start(Walk *w, Action a) {
-    double *link = &w->free[action_crosses_contexts(a.kind) ? OVER_CONTEXT : OVER_TENSOR];
-    *link = fmax(*link, w->now) + (double)program_crossing_bytes(w->p, w->m, a) * w->s->byte;
-    w->there[crossing_of(a)][a.parts.first] = *link + w->s->delay;
+    double *link = &w->free[a.over & MESH_TENSOR ? OVER_TENSOR : OVER_CONTEXT];
+    *link = fmax(*link, w->now) + (double)program_collective_bytes(w->p, w->m, a) * w->s->byte;
+    w->there[a.row] = *link + w->s->delay;
 }
 
 static void wait(Walk *w, Action a, Cost *unit) {
-    double waited = fmax(0, w->there[crossing_of(a)][a.parts.first] - w->now);
+    double waited = fmax(0, w->there[a.row] - w->now);
     w->now += waited;
     *(a.pass == ACT_FWD ? &unit->forward : a.pass == ACT_BWD_W ? &unit->weight : &unit->input) += waited;
 }
@@ -54,12 +53,12 @@ void exposed_crossings(const ExposedSpec *s, const Program *p, const Model *m, C
     Walk w = {.s = s, .p = p, .m = m};
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        if (a.microbatch != 0 || a.unit < 0 || a.unit >= p->units || a.kind == ACT_VISIT_X) continue;
+        if (a.microbatch != 0 || a.unit < 0 || a.unit >= p->units) continue;
         if (is_pass(a.kind))
             w.now += work_of(&w, a);
-        else if (a.kind == ACT_CROSSED)
+        else if (a.kind == ACT_WAIT)
             wait(&w, a, &units[a.unit]);
-        else if (action_is_crossing(a.kind))
+        else if (a.kind == ACT_COLLECTIVE)
             start(&w, a);
     }
 }

@@ -1,6 +1,6 @@
 /* What crosses between the parts of units and is not hidden: a rank's program is walked with a clock for its
  * own work, which is that of the parts, and one for each axis that things cross over. A crossing begins where
- * it is started, when its axis is free, and who comes to its CROSSED before its end waits. */
+ * it is started, when its axis is free, and who comes to its WAIT before its end waits. */
 #ifndef WEFT_PLAN_EXPOSED_H
 #define WEFT_PLAN_EXPOSED_H
 

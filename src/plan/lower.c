@@ -13,7 +13,7 @@
  * Some things are put elsewhere than where they are thought of first, so that what is slow has time: gathers
  * are started one unit early, the second half of a reduction is written behind the start of the next one,
  * what must be complete for the norm is waited for at the end, and in backward passes that are cut weight
- * halves of products run while something crosses. Nothing else of the order is this file's: it is the
+ * halves of products run while ranks exchange something. Nothing else of the order is this file's: it is the
  * schedule's. */
 #include <stdlib.h>
 
@@ -33,155 +33,133 @@ static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
     append(p, (Action){.kind = kind, .unit = unit, .microbatch = microbatch});
 }
 
-bool program_crosses(const Partition *p, int unit, int part) {
-    AxisSet over = axes_crossing(p->whole, unit, part);
-    if (p->contexts.keys && unit_part_attends(p->whole, unit, part - 1)) over &= ~(AxisSet)MESH_CONTEXT;
-    return p->tensors * p->contexts.ranks * p->experts > 1 && mesh_size(&p->mesh, over) > 1;
+/* ---- passes and what ranks exchange in them ---- */
+
+static void append_exchange(Program *p, ActionKind kind, const Anatomy *n, int row, Action pass) {
+    const UnitCollective *c = &n->rows[row];
+    int place = collective_place(c);
+    append(p, (Action){.kind = kind,
+                       .unit = pass.unit,
+                       .microbatch = pass.microbatch,
+                       .parts = {place, place},
+                       .slice = pass.slice,
+                       .pass = pass.kind,
+                       .before = pass.before,
+                       .row = row,
+                       .how = c->row->kind,
+                       .over = c->row->over});
 }
 
-/* ---- passes and what crosses in them ---- */
-
-/* The start of a crossing of a pass at a place, and its end. */
-static void append_crossing(Program *p, ActionKind kind, Action pass, int part) {
-    Action a = {.kind = kind,
-                .unit = pass.unit,
-                .microbatch = pass.microbatch,
-                .parts = {part, part},
-                .slice = pass.slice,
-                .pass = pass.kind,
-                .before = pass.before};
-    append(p, a);
-}
-
-static void append_crossed(Program *p, ActionKind kind, Action pass, int part) {
-    append_crossing(p, ACT_CROSSED, pass, part);
-    p->actions[p->count - 1].start = kind;
-}
-
-/* The same, if the pass has one of this kind there. */
-static bool start_crossing(Program *p, ActionKind kind, Action pass, int part) {
-    bool crosses =
-        program_crossing(p, pass.kind, pass.unit, part) & 1u << crossing_of((Action){.kind = kind});
-    if (crosses) append_crossing(p, kind, pass, part);
-    return crosses;
-}
-
-static void end_crossing(Program *p, ActionKind kind, Action pass, int part) {
-    bool crosses =
-        program_crossing(p, pass.kind, pass.unit, part) & 1u << crossing_of((Action){.kind = kind});
-    if (crosses) append_crossed(p, kind, pass, part);
-}
-
-static void emit_crossing(Program *p, ActionKind kind, Action pass, int part) {
-    start_crossing(p, kind, pass, part);
-    end_crossing(p, kind, pass, part);
+/* Whether a pass has an action of its own for a row: what goes along with another has none, chunks have
+ * theirs between slices, and what is dispatched is run. */
+static bool is_exchanged(const Anatomy *n, ActionKind pass, int row) {
+    const Collective *c = n->rows[row].row;
+    return n->uses[pass][row] && !c->along && !c->chunked && c->kind != COLL_DISPATCH;
 }
 
 /* The head's logits chunk by chunk, records of each between the two halves of it. */
-static void emit_slices(Program *p, Action a) {
+static void emit_slices(Program *p, const Anatomy *n, Action a) {
+    int row = 0;
+    while (!n->rows[row].row->chunked || !(n->uses[a.kind][row] >> a.parts.first & 1)) row++;
     for (int chunk = 0; chunk < p->chunks; chunk++) {
         a.slice = 2 * chunk + 1;
         append(p, a);
-        append_crossing(p, ACT_RECORDS, a, a.parts.first);
-        append_crossed(p, ACT_RECORDS, a, a.parts.first);
+        append_exchange(p, ACT_COLLECTIVE, n, row, a);
+        append_exchange(p, ACT_WAIT, n, row, a);
         a.slice++;
         append(p, a);
     }
 }
 
 /* The first place from `part` on where passes over the unit are cut, or its end. */
-static int next_cut(const Program *p, int unit, int part) {
-    Parts all = unit_parts(p->model, unit);
-    while (part < all.end && !p->crosses(p->partition, unit, part)) part++;
+static int next_cut(const Program *p, int unit, int part, int end) {
+    while (part < end && !p->crosses(p->partition, unit, part)) part++;
     return part;
 }
 
-/* Where nothing of a run is made again it is left out, and what would cross for it. */
-static bool makes_again(const Program *p, int unit, Parts parts) {
-    for (int i = parts.first; i < parts.end; i++)
-        if (unit_part_again(p->model, unit, i, p->recompute)) return true;
-    return false;
+static uint32_t bits(Parts parts) {
+    return (uint32_t)((UINT64_C(1) << parts.end) - (UINT64_C(1) << parts.first));
 }
 
-/* The parts that rows visit other ranks for are run there. They make again what they need away from home by
- * themselves: only what they bring back may have to be made again. */
-static void emit_visit(Program *p, Action a) {
-    Action visit = a;
-    visit.kind = ACT_VISIT_X, visit.pass = a.kind;
-    if (a.kind == ACT_AGAIN && !unit_part_again(p->model, a.unit, a.parts.end - 1, p->recompute)) return;
-    append(p, visit);
+static int highest(uint32_t parts) { return 31 - __builtin_clz(parts); }
+
+/* Parts that run where their experts are. They make again what they need there by themselves: only what they
+ * bring back may have to be made again. */
+static bool emit_dispatch(Program *p, const Anatomy *n, Action a) {
+    int row = anatomy_dispatch(n, a.parts.first);
+    if (row < 0) return false;
+    if (a.kind == ACT_AGAIN && !(n->again >> (a.parts.end - 1) & 1)) return true;
+    append_exchange(p, ACT_DISPATCH, n, row, a);
+    p->actions[p->count - 1].parts = a.parts;
+    return true;
 }
 
-/* An action for each run of parts between two crossings: ascending in a forward pass, and in what is made
- * again. Attention gets all tokens, and gives them back, or their keys; what a product reads is gathered
- * before its run, what one makes is summed behind it; the head's gradient too. */
-static void emit_ascending(Program *p, Action a) {
-    Parts all = unit_parts(p->model, a.unit);
-    for (int first = all.first, end; first < all.end; first = end) {
-        bool reads = unit_part_reads_all(p->model, a.unit, first);
-        bool slices = a.kind == ACT_FWD && program_slices(p, a.unit, first);
-        end = slices ? first + 1 : next_cut(p, a.unit, first + 1);
-        a.parts = (Parts){first, end};
-        emit_crossing(p, ACT_SWAP_X, a, first);
-        emit_crossing(p, ACT_GATHER_KV, a, first);
-        emit_crossing(p, ACT_GATHER_X, a, first);
-        emit_crossing(p, ACT_ROWS_X, a, first);
-        bool counts = start_crossing(p, ACT_COUNT_X, a, first);
-        if (program_visits(p, a.unit, first))
-            emit_visit(p, a);
-        else if (slices)
-            emit_slices(p, a);
-        else if (a.kind == ACT_FWD || makes_again(p, a.unit, a.parts))
-            append(p, a);
-        if (counts) append_crossed(p, ACT_COUNT_X, a, first);
-        if (reads && a.kind == ACT_FWD) emit_crossing(p, ACT_SUM_X, a, first);
-        if (!unit_part_reads_all(p->model, a.unit, end)) emit_crossing(p, ACT_SUM_X, a, end);
+/* What stands at a place of a forward pass. Returns the row that may overlap what follows; -1: none. */
+static int exchange_at(Program *p, const Anatomy *n, Action a, int place) {
+    int overlaps = -1;
+    for (int i = 0; i < n->count; i++) {
+        if (!is_exchanged(n, a.kind, i) || collective_place(&n->rows[i]) != place) continue;
+        append_exchange(p, ACT_COLLECTIVE, n, i, a);
+        if (n->rows[i].row->overlaps)
+            overlaps = i;
+        else
+            append_exchange(p, ACT_WAIT, n, i, a);
     }
+    return overlaps;
+}
+
+/* An action for each run of parts between two places where ranks exchange something: ascending in a forward
+ * pass, and in what is made again. Where nothing of a run is made again it is left out. */
+static void emit_ascending(Program *p, const Anatomy *n, Action a) {
+    for (int first = n->all.first, end; first < n->all.end; first = end) {
+        bool slices = a.kind == ACT_FWD && n->sliced >> first & 1;
+        end = slices ? first + 1 : next_cut(p, a.unit, first + 1, n->all.end);
+        a.parts = (Parts){first, end};
+        int overlapped = exchange_at(p, n, a, first);
+        if (slices)
+            emit_slices(p, n, a);
+        else if (!emit_dispatch(p, n, a) && (a.kind == ACT_FWD || n->again & bits(a.parts)))
+            append(p, a);
+        if (overlapped >= 0) append_exchange(p, ACT_WAIT, n, overlapped, a);
+    }
+    exchange_at(p, n, a, n->all.end);
 }
 
 /* ---- backward passes ---- */
 
 /* A backward pass on its way down, and what it has put off: the weight half of a product is what nobody waits
- * for, so it runs while something crosses.
+ * for, so it runs while something is on its way.
  *
  *     gradient of the result ==gather==> down, gate and up: input half ==sum==> norm ==gather==> output, ...
  *              what is made again              weight half of down   ^   weight half of gate and up
  *
- * Products in pairs make that fit: one that is cut by columns reads the gradient of the layer's result, which
- * stays what it is until the norm before the layer adds to it; one that is cut by rows reads the layer's
- * input, gathered anew behind the input halves of both. So no tensor has to wait for what it holds, and what
- * is under way has the memory that it had before. */
+ * Products in pairs make that fit: a row-parallel one reads the gradient of the layer's result, which stays
+ * what it is until the norm before the layer adds to it; a column-parallel one reads the layer's input,
+ * gathered again behind the input halves of both. So no tensor has to wait for what it holds, and what is on
+ * its way has the memory that it had before. */
 typedef struct Descent {
     Program *p;
+    const Anatomy *n;
     Action pass;
     bool again;    /* what is made again for it has still to be */
-    unsigned late; /* parts whose weight halves have still to run, a bit each */
-    int gathered;  /* the place for which a layer's input was gathered last; -1 */
-    bool gathers;  /* it has been started, and not been waited for */
+    uint32_t late; /* parts whose weight halves have still to run */
+    int gathered;  /* the row that was gathered last for weight halves; -1 */
+    bool pending;  /* it has been started, and not been waited for */
 } Descent;
 
-/* Whether the product of a part is one of a pair, or between the two; the head's has its weight half in its
- * forward pass. Where rows visit experts nothing else crosses that one could run beside. */
-static bool may_be_late(const Descent *d, int part) {
-    const ModelConfig *c = d->p->model;
-    if (d->pass.kind != ACT_BWD || unit_part_fused(c, d->pass.unit, part)) return false;
-    if (d->p->partition->experts > 1) return false;
-    if (unit_part_gathered(c, d->pass.unit, part) >= 0 || unit_part_of_latents(c, d->pass.unit, part))
-        return true;
-    if (!unit_part_cuts(c, d->pass.unit, part, CUT_COLUMNS)) return false;
-    while (--part >= 0 && !unit_part_makes_terms(c, d->pass.unit, part))
-        if (unit_part_reads_all(c, d->pass.unit, part)) return true;
-    return false;
+static void wait_for(Descent *d, int row) { append_exchange(d->p, ACT_WAIT, d->n, row, d->pass); }
+
+static void wait_gathered(Descent *d) {
+    if (d->pending) wait_for(d, d->gathered);
+    d->pending = false;
 }
 
-/* The uppermost of those that are late, or all of them; of the columns': that read a result's gradient. */
-static void run_late(Descent *d, bool columns, bool all) {
-    const ModelConfig *c = d->p->model;
-    for (int part = unit_parts(c, d->pass.unit).end - 1; part >= 0; part--) {
-        bool reads = unit_part_gathered(c, d->pass.unit, part) >= 0;
-        if (!(d->late >> part & 1) || (columns && reads)) continue;
-        if (reads && d->gathers) end_crossing(d->p, ACT_GATHER_X, d->pass, d->gathered);
-        d->gathers = d->gathers && !reads;
+/* The uppermost of those that are late, or all of them; `rows`: that read a result's gradient. */
+static void run_late(Descent *d, bool rows, bool all) {
+    uint32_t late = rows ? d->late & ~d->n->reads_x : d->late;
+    for (; late; late &= ~(1u << highest(late))) {
+        int part = highest(late);
+        if (d->n->reads_x >> part & 1) wait_gathered(d);
         Action a = d->pass;
         a.parts = (Parts){part, part + 1}, a.half = HALF_WEIGHT;
         append(d->p, a);
@@ -193,178 +171,197 @@ static void run_late(Descent *d, bool columns, bool all) {
 static void make_again(Descent *d) {
     Action a = {
         .kind = ACT_AGAIN, .unit = d->pass.unit, .microbatch = d->pass.microbatch, .before = d->pass.kind};
-    if (d->again) emit_ascending(d->p, a);
+    if (d->again) emit_ascending(d->p, d->n, a);
     d->again = false;
 }
 
-/* The gradient of what the part below a place has made, and something to do meanwhile. */
-static void cross_down(Descent *d, int place) {
-    bool gathers = !unit_part_reads_all(d->p->model, d->pass.unit, place);
-    bool swapped = start_crossing(d->p, ACT_SWAP_X, d->pass, place),
-         gathered = gathers && start_crossing(d->p, ACT_GATHER_X, d->pass, place);
-    if (!swapped && !gathered) return;
+/* With something to do meanwhile. */
+static void exchange(Descent *d, int row) {
+    append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
     if (d->again)
         make_again(d);
-    else
+    else if (!d->n->rows[row].row->brief)
         run_late(d, false, false);
-    append_crossed(d->p, swapped ? ACT_SWAP_X : ACT_GATHER_X, d->pass, place);
+    wait_for(d, row);
 }
 
-/* Behind the input half of a layer's first product, or of its router: what is summed before the way back of
- * that is small, and weight halves are kept for what comes now. What the layer has left is run here, if no
- * crossing of the unit comes any more that it could run beside. */
-static void end_layer(Descent *d, int place) {
-    int below = place - 1;
-    while (below >= 0 && !unit_part_reads_all(d->p->model, d->pass.unit, below)) below--;
-    bool sums = start_crossing(d->p, ACT_SUM_X, d->pass, place);
-    run_late(d, below >= 0, true);
-    if (sums) append_crossed(d->p, ACT_SUM_X, d->pass, place);
+/* Behind the input half of a layer's first op, the gradient of its input is summed. What the layer has left
+ * of weight halves runs meanwhile; those that read its input wait for the gather of the layer below, if the
+ * unit has one. */
+static void end_layer(Descent *d, int row, int place) {
+    bool below = d->n->begins & bits((Parts){0, place});
+    if (row >= 0) append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
+    run_late(d, below, true);
+    if (row >= 0) wait_for(d, row);
 }
 
 /* The sum at a block's end hands its gradient on, and needs nothing. */
 static bool hands_on(const Descent *d, Parts parts) {
-    int end = unit_parts(d->p->model, d->pass.unit).end;
-    return parts.first == end - 1 && !unit_part_product(d->p->model, d->pass.unit, parts.first) &&
-           !unit_part_logits(d->p->model, d->pass.unit, parts.first);
-}
-
-/* Keys and values of attention, or the sums of their gradients, over tokens or over copies; sums of rows, and
- * of gradients of latents. */
-static void cross_heads(Descent *d, ActionKind kind, int place) {
-    if (!start_crossing(d->p, kind, d->pass, place)) return;
-    run_late(d, false, false);
-    append_crossed(d->p, kind, d->pass, place);
+    int last = d->n->all.end - 1;
+    return parts.first == last && !((d->n->ops | d->n->products) >> last & 1);
 }
 
 /* Of a run of parts those whose weight halves come late: all that have one, or none. In the last unit some
- * have one without a product. */
-static unsigned late_of(const Descent *d, Parts parts) {
-    unsigned late = 0;
-    if (d->pass.unit == d->p->units - 1) return 0;
-    for (int part = parts.first; part < parts.end; part++) {
-        bool product = unit_part_product(d->p->model, d->pass.unit, part) != NULL;
-        if (product && !may_be_late(d, part)) return 0;
-        late |= product ? 1u << part : 0;
-    }
-    return late;
+ * have one without a product; where experts are dispatched nothing is exchanged that one could run beside. */
+static uint32_t late_of(const Descent *d, Parts parts) {
+    uint32_t products = d->n->products & bits(parts);
+    if (d->pass.kind != ACT_BWD || d->pass.unit == d->p->units - 1) return 0;
+    return d->p->partition->experts == 1 && !(products & ~d->n->parallel) ? products : 0;
 }
 
-/* What a run of parts reads of its layer's input, for the weight halves: once for all that read it. */
-static void gather_input(Descent *d, Parts parts) {
-    int place = -1;
-    for (int part = parts.first; part < parts.end && place < 0; part++)
-        place = unit_part_gathered(d->p->model, d->pass.unit, part);
-    if (place < 0 || place == d->gathered) return;
-    run_late(d, false, true);
-    d->gathers = start_crossing(d->p, ACT_GATHER_X, d->pass, place);
-    d->gathered = place;
+/* Rows of the pass that ops of a run read (`behind`: make), by what they move: gradients, what the forward
+ * pass has made, or that for weight halves alone. */
+typedef enum Moves { MOVES_GRADIENT, MOVES_FORWARD, MOVES_OPERAND } Moves;
+
+static Moves moves(const Collective *row) {
+    if (!(row->passes & IN_DGRAD)) return MOVES_OPERAND;
+    return row->passes & IN_FORWARD ? MOVES_FORWARD : MOVES_GRADIENT;
+}
+
+static void exchange_all(Descent *d, Parts parts, bool behind, Moves what) {
+    for (int i = 0; i < d->n->count; i++) {
+        const Collective *row = d->n->rows[i].row;
+        uint32_t ops = d->n->uses[d->pass.kind][i];
+        if (!is_exchanged(d->n, d->pass.kind, i) || row->behind != behind || moves(row) != what) continue;
+        int at = behind ? __builtin_ctz(ops) : highest(ops);
+        if (row->to != UNIT_DX && parts.first <= at && at < parts.end) exchange(d, i);
+    }
+}
+
+/* What weight halves of a run read that is gathered for them: once for all that read it. */
+static void gather_operand(Descent *d, Parts parts) {
+    for (int i = 0; i < d->n->count; i++) {
+        if (!is_exchanged(d->n, d->pass.kind, i) || moves(d->n->rows[i].row) != MOVES_OPERAND) continue;
+        if (!(d->n->uses[d->pass.kind][i] & bits(parts)) || i == d->gathered) continue;
+        run_late(d, false, true);
+        append_exchange(d->p, ACT_COLLECTIVE, d->n, i, d->pass);
+        d->gathered = i, d->pending = true;
+    }
+}
+
+/* That of the input's gradient which the run has ended with; -1: none. */
+static int summed_by(const Descent *d, Parts parts) {
+    for (int i = 0; i < d->n->count; i++) {
+        uint32_t ops = d->n->uses[d->pass.kind][i];
+        if (ops && d->n->rows[i].row->to == UNIT_DX && __builtin_ctz(ops) == parts.first) return i;
+    }
+    return -1;
 }
 
 static void run_down(Descent *d, Parts parts) {
-    bool reads = unit_part_reads_all(d->p->model, d->pass.unit, parts.first);
     Action a = d->pass;
-    unsigned late = late_of(d, parts);
+    uint32_t late = late_of(d, parts);
+    exchange_all(d, parts, false, MOVES_GRADIENT);
     if (!hands_on(d, parts)) make_again(d);
-    gather_input(d, parts);
-    if (!late && d->gathers) end_crossing(d->p, ACT_GATHER_X, d->pass, d->gathered);
-    d->gathers = d->gathers && late;
+    gather_operand(d, parts);
+    if (!late) wait_gathered(d);
+    exchange_all(d, parts, false, MOVES_FORWARD);
     a.parts = parts;
     if (late) a.half = HALF_INPUT;
-    cross_heads(d, ACT_GATHER_KV, parts.first);
-    if (program_visits(d->p, a.unit, parts.first))
-        emit_visit(d->p, a);
-    else
-        append(d->p, a);
+    if (!emit_dispatch(d->p, d->n, a)) append(d->p, a);
     d->late |= late;
-    cross_heads(d, ACT_SUM_KV, parts.first);
-    cross_heads(d, ACT_SUM_COPIES, parts.first);
-    cross_heads(d, ACT_ROWS_X, parts.first);
-    emit_crossing(d->p, ACT_SUM_WEIGHTS, d->pass, parts.first);
-    cross_heads(d, ACT_SUM_LATENTS, parts.first);
-    if (reads) end_layer(d, parts.first);
+    exchange_all(d, parts, true, MOVES_GRADIENT);
+    if (d->n->begins >> parts.first & 1) end_layer(d, summed_by(d, parts), parts.first);
 }
 
 /* Where the gradient comes from another rank, what is made again has been by the time it is there. */
-static void emit_descending(Program *p, Action pass) {
-    Descent d = {.p = p, .pass = pass, .again = true, .gathered = -1};
-    Parts all = unit_parts(p->model, pass.unit);
+static void emit_descending(Program *p, const Anatomy *n, Action pass) {
+    Descent d = {.p = p, .n = n, .pass = pass, .again = true, .gathered = -1};
     if (!partition_runs(p->partition, pass.unit + 1)) make_again(&d);
-    for (int end = all.end, first; end > all.first; end = first) {
+    for (int end = n->all.end, first; end > n->all.first; end = first) {
         first = end - 1;
-        while (first > all.first && !p->crosses(p->partition, pass.unit, first) &&
-               !unit_part_reads_all(p->model, pass.unit, first))
+        while (first > n->all.first && !(n->begins >> first & 1) &&
+               !p->crosses(p->partition, pass.unit, first))
             first--;
-        cross_down(&d, end);
         run_down(&d, (Parts){first, end});
     }
 }
 
-/* Where what the weight half of a part reads is gathered; -1: it is here. */
-static int gathered_at(const Program *p, Action pass, int part) {
-    const ModelConfig *c = p->model;
-    int place = unit_part_gathered(c, pass.unit, part);
-    bool reads = place >= 0;
-    if (program_visits(p, pass.unit, part)) return -1; /* its weight half has been */
-    if (!reads) place = program_past_visits(p, pass.unit, part + 1);
-    if (!reads && unit_part_reads_all(c, pass.unit, place)) return -1;
-    return program_crossing(p, pass.kind, pass.unit, place) & 1u << CROSS_GATHER ? place : -1;
+/* ---- weight halves alone ---- */
+
+typedef struct WeightHalves {
+    Program *p;
+    const Anatomy *n;
+    Action pass;
+    uint32_t started, there; /* rows */
+} WeightHalves;
+
+/* The row that is gathered for a part's weight half; -1: none. */
+static int gathered_for(const WeightHalves *w, int part) {
+    for (int i = 0; i < w->n->count; i++)
+        if (is_exchanged(w->n, ACT_BWD_W, i) && w->n->uses[ACT_BWD_W][i] >> part & 1) return i;
+    return -1;
 }
 
-/* Of its layer, and not the gradient of the result alone. */
-static bool reads_input(const Program *p, Action pass, int part) {
-    return unit_part_gathered(p->model, pass.unit, part) >= 0;
+static bool is_ready(const WeightHalves *w, int part) {
+    int row = gathered_for(w, part);
+    return row < 0 || w->there >> row & 1;
 }
 
-/* Whether a part above the first and below the end reads the gradient of its layer's result. */
-static bool reads_result(const Program *p, int unit, int first, int end) {
-    for (int part = first + 1; part < end; part++)
-        if (unit_part_cuts(p->model, unit, part, CUT_COLUMNS)) return true;
-    return false;
+/* What was there is no more. */
+static void start_gather(WeightHalves *w, int row) {
+    if (w->started >> row & 1) return;
+    for (int i = 0; i < w->n->count; i++)
+        if (w->n->rows[i].row->to == w->n->rows[row].row->to) w->there &= ~(1u << i);
+    append_exchange(w->p, ACT_COLLECTIVE, w->n, row, w->pass);
+    w->started |= 1u << row;
+}
+
+/* The next one is gathered while this part runs, unless it goes where that lies which this one, or one in
+ * between, reads. */
+static void gather_next(WeightHalves *w, int part) {
+    int next = part;
+    while (next >= 0 && is_ready(w, next)) next--;
+    int row = next >= 0 ? gathered_for(w, next) : -1;
+    for (int i = part; row >= 0 && i > next; i--) {
+        int reads = gathered_for(w, i);
+        if (reads >= 0 && w->n->rows[reads].row->to == w->n->rows[row].row->to) return;
+    }
+    if (row >= 0) start_gather(w, row);
+}
+
+static void make_ready(WeightHalves *w, int part) {
+    int row = gathered_for(w, part);
+    if (is_ready(w, part)) return;
+    start_gather(w, row);
+    w->there |= 1u << row;
+    gather_next(w, part);
+    append_exchange(w->p, ACT_WAIT, w->n, row, w->pass);
 }
 
 /* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do, and where
- * nothing else crosses they go with others. */
-static bool stops_weights(const Program *p, int unit, int part) {
-    if (p->partition->tensors == 1 && p->partition->experts > 1 && axes_visits(p->model, unit, part))
-        return false;
-    return p->crosses(p->partition, unit, part);
+ * nothing else is exchanged they go with others. */
+static bool stops_weights(const WeightHalves *w, int place) {
+    uint32_t here = w->n->dispatched;
+    bool ends = (here >> place & 1) != (place > 0 && here >> (place - 1) & 1);
+    if (w->p->partition->tensors == 1 && ends) return false;
+    return w->p->crosses(w->p->partition, w->pass.unit, place);
 }
 
-/* Weight halves alone: what one reads is gathered while the one above runs, unless it goes where that lies
- * which this one, or one in between, reads. */
-static void emit_weights(Program *p, Action pass) {
-    Parts all = unit_parts(p->model, pass.unit);
-    int started = -1, there = -1;
-    for (int end = all.end, first; end > all.first; end = first) {
-        for (first = end - 1;
-             first > all.first && gathered_at(p, pass, first) < 0 && !stops_weights(p, pass.unit, first);)
-            first--;
-        int place = gathered_at(p, pass, first), next = first - 1, below = -1;
-        if (place >= 0 && place != there) {
-            while (next >= all.first && ((below = gathered_at(p, pass, next)) < 0 || below == place)) next--;
-            if (place != started) append_crossing(p, ACT_GATHER_X, pass, place);
-            if (next >= all.first && reads_input(p, pass, next) != reads_input(p, pass, first) &&
-                !reads_result(p, pass.unit, next, first))
-                append_crossing(p, ACT_GATHER_X, pass, started = below);
-            append_crossed(p, ACT_GATHER_X, pass, place);
-            there = place;
-        }
-        pass.parts = (Parts){first, end};
-        append(p, pass);
+static void emit_weights(Program *p, const Anatomy *n, Action pass) {
+    WeightHalves w = {.p = p, .n = n, .pass = pass};
+    for (int end = n->all.end, first; end > n->all.first; end = first) {
+        first = end - 1;
+        make_ready(&w, first);
+        while (first > n->all.first && !stops_weights(&w, first) && is_ready(&w, first - 1)) first--;
+        w.pass.parts = (Parts){first, end};
+        append(p, w.pass);
     }
 }
 
 /* A pass that is not cut makes again what it needs by itself (engine.c); one that is has actions for that. */
 static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
-    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch, .parts = unit_parts(p->model, unit)};
+    Anatomy n;
+    program_anatomy(p, unit, &n);
+    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch, .parts = n.all};
     if (kind == ACT_FWD)
-        emit_ascending(p, a);
+        emit_ascending(p, &n, a);
     else if (!program_cuts(p, unit))
         append(p, a);
     else if (kind == ACT_BWD_W)
-        emit_weights(p, a);
+        emit_weights(p, &n, a);
     else
-        emit_descending(p, a);
+        emit_descending(p, &n, a);
 }
 
 /* The actions of a pass over a unit, where they stand for the microbatch that comes first. */
@@ -521,7 +518,7 @@ static void finish(Lowering *l) {
  * again. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
-    bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_VISIT_X ||
+    bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_DISPATCH ||
                 ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
     bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
     bool made_again = p->model->further_module && (a.kind == ACT_BWD_IN || a.kind == ACT_AGAIN),

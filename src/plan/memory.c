@@ -157,8 +157,8 @@ static void name_pass(Naming *n, Action a) {
     name_gradients(n, a);
 }
 
-/* A crossing touches what the pass does that it belongs to; so does what is made again for a pass. */
-static void name_crossing(Naming *n, Action a) {
+/* What ranks exchange touches what the pass does that it belongs to; so does what is made again for one. */
+static void name_exchange(Naming *n, Action a) {
     a.kind = a.kind == ACT_AGAIN || a.pass == ACT_AGAIN ? a.before : a.pass;
     name_pass(n, a);
 }
@@ -181,19 +181,9 @@ static int name_buffers(Naming n, Action a) {
     case ACT_BWD_IN:
     case ACT_BWD_W: name_pass(&n, a); break;
     case ACT_AGAIN:
-    case ACT_GATHER_X:
-    case ACT_SUM_X:
-    case ACT_SWAP_X:
-    case ACT_GATHER_KV:
-    case ACT_SUM_KV:
-    case ACT_SUM_COPIES:
-    case ACT_ROWS_X:
-    case ACT_COUNT_X:
-    case ACT_SUM_WEIGHTS:
-    case ACT_SUM_LATENTS:
-    case ACT_VISIT_X:
-    case ACT_RECORDS:
-    case ACT_CROSSED: name_crossing(&n, a); break;
+    case ACT_COLLECTIVE:
+    case ACT_WAIT:
+    case ACT_DISPATCH: name_exchange(&n, a); break;
     case ACT_RECV_F: name(&n, BUFFER_SLAB, a.unit); break;
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
     case ACT_RECV_B:
@@ -391,38 +381,11 @@ static size_t reduction_bytes(const Program *p, const Share *s) {
 
 static size_t most_of(size_t a, size_t b) { return a > b ? a : b; }
 
-size_t stream_workspace(const Model *m) {
-    return pool_round(comm_reduce_scatter_workspace(m->sharing.ranks, COMM_F32,
-                                                    model_own_tokens(m) * m->config.hidden_size));
-}
-
-/* Of what adapters sum beside the stream. */
-static size_t inner_workspace(const Model *m) {
-    int64_t widest = 0;
-    for (int u = 0; u < m->table.units; u++)
-        if (unit_widest_inner(m, u) > widest) widest = unit_widest_inner(m, u);
-    return widest ? comm_reduce_scatter_workspace(m->sharing.ranks, COMM_F32, model_own_tokens(m) * widest)
-                  : 0;
-}
-
-/* Of the sums between parts, and of those of vectors' gradients: one is under way at a time, with that of
- * adapters beside it. */
-static size_t crossing_bytes(const Program *p, const Model *m, bool training) {
+/* Of the sums between parts, and of those of vectors' gradients: one is under way at a time. */
+static size_t exchange_bytes(const Program *p, const Model *m, bool training) {
     int ranks = p->partition->tensors;
-    int64_t keys = model_stretch(m) * model_dim(&m->config, DIM_KEY_VALUE);
-    size_t most = 0;
+    size_t most = program_collective_workspace(p, m);
     VectorRun run;
-    if (training && p->partition->contexts.ranks > 1 && model_balance(&m->config) > 0)
-        most = comm_all_reduce_workspace(p->partition->contexts.ranks, COMM_I64, model_counts(m));
-    if (ranks > 1) most = most_of(most, stream_workspace(m) + inner_workspace(m));
-    if (training && ranks > 1 && model_choices(m) > 0)
-        most = most_of(most, comm_all_reduce_workspace(ranks, COMM_F32, model_choices(m)));
-    if (training && ranks > 1 && model_latents(m) > 0)
-        most = most_of(most, comm_all_reduce_workspace(ranks, COMM_F32, model_latents(m)));
-    if (training && p->partition->contexts.keys)
-        most = most_of(most, comm_reduce_scatter_workspace(p->partition->contexts.ranks, COMM_F32, keys));
-    if (training && p->partition->copies > 1)
-        most = most_of(most, comm_all_reduce_workspace(p->partition->copies, COMM_F32, keys));
     for (int u = 0; ranks > 1 && training && u < p->units; u++)
         for (int next = 0; partition_holds(p->partition, u) && program_next_sum(p, u, &next, &run);) {
             size_t bytes = comm_all_reduce_workspace(ranks, p->exact ? COMM_I64 : COMM_F32, run.count);
@@ -510,7 +473,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     int64_t routed = spec->optimizer ? step_routed(&m->config) : 0;
     size_t found = step_statistics_bytes(figures, spec->noise, routed, spec->optimizer ? spec->sources : 0);
     plan->statistics = pool_round(step_scalars_bytes(groups)) + pool_round(found);
-    plan->crossing = crossing_bytes(p, m, spec->optimizer != NULL);
+    plan->exchange = exchange_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
     if (plan->apart) plan->pinned = spec->pinned + found + plan->probe.slots;
@@ -567,7 +530,7 @@ size_t memory_plan_buckets(const MemoryPlan *plan) {
 }
 
 size_t memory_plan_communication(const MemoryPlan *plan) {
-    return memory_plan_buckets(plan) + plan->tie + plan->crossing;
+    return memory_plan_buckets(plan) + plan->tie + plan->exchange;
 }
 
 size_t memory_plan_host(const MemoryPlan *plan) { return plan->staging + plan->pinned; }

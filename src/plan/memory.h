@@ -92,7 +92,7 @@ typedef struct MemoryPlan {
     size_t reduction; /* workspace of one reduction; COMM_TURNS of them for each group that sums gradients */
     int reductions;   /* groups that do */
     size_t tie;       /* the other rank's share of a tied gradient */
-    size_t crossing;  /* workspace of sums inside passes, over tp or cp */
+    size_t exchange;  /* workspace of sums inside passes, over tp or cp */
     size_t device_scratch;
     bool apart;     /* pools are in memory of the device's own, not in the host's */
     size_t piece;   /* Device.piece */
@@ -140,9 +140,6 @@ size_t gradient_leaf_bytes(const Program *p, int unit);
 bool gradient_sums_are_whole(const Program *p);
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat);
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat);
-
-/* Workspace of a sum of the stream over tp: behind it comes that of adapters. */
-size_t stream_workspace(const Model *m);
 
 size_t memory_plan_buckets(const MemoryPlan *plan); /* of collectives */
 size_t memory_plan_communication(const MemoryPlan *plan);

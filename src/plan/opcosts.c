@@ -86,7 +86,7 @@ static void begin_half(Counter *c, Half half) {
 static const Half FORWARD = (Half)0;
 
 static ActionKind pass_of(Action a) {
-    ActionKind pass = action_is_crossing(a.kind) ? a.pass : a.kind;
+    ActionKind pass = action_pass(a);
     return pass == ACT_AGAIN ? a.before : pass;
 }
 
@@ -146,19 +146,19 @@ static void visit(Counter *c, const UnitPass *u, Action a) {
     unit_arrive(u, a.parts.first, way);
 }
 
-/* What the rank itself does where something crosses. */
-static void cross(Counter *c, const UnitPass *u, Action a) {
+/* What the rank itself does where ranks exchange something. */
+static void exchange(Counter *c, const UnitPass *u, Action a) {
     PassKind pass = a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_AGAIN ? PASS_AGAIN : PASS_BACKWARD;
-    CrossingAt at = {crossing_of(a), pass, pass_half(a.pass), a.parts.first};
     begin_half(c, pass == PASS_FORWARD ? FORWARD : pass_of(a) == ACT_BWD_W ? HALF_WEIGHT : HALF_INPUT);
-    if (a.kind == ACT_VISIT_X)
+    if (a.kind == ACT_DISPATCH) {
         visit(c, u, a);
-    else if (a.kind == ACT_SWAP_X || a.kind == ACT_GATHER_KV)
-        unit_pack(u, at);
-    else if (a.kind == ACT_CROSSED && at.kind == CROSS_SUM)
-        unit_summed(u, at);
-    else if (a.kind == ACT_CROSSED && at.kind == CROSS_SWAP)
-        unit_unpack(u, at);
+        return;
+    }
+    for (int row = a.row; row >= 0; row = program_along(&c->p->program, a, row))
+        if (a.kind == ACT_COLLECTIVE)
+            unit_pack(u, row);
+        else
+            unit_unpack(u, row, pass);
 }
 
 /* Of a microbatch's gradients, what the engine does to them beside the passes. */
@@ -183,7 +183,7 @@ static void run(Counter *c, Action a) {
     else if (action_is_pass(a.kind))
         backward(c, &u, a);
     else
-        cross(c, &u, a);
+        exchange(c, &u, a);
     if (action_is_pass(a.kind)) end_gradients(c, a);
 }
 
@@ -192,7 +192,7 @@ static void run_passes(Counter *c, UnitTime *units) {
     c->times = p->microbatches;
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        bool mine = action_is_pass(a.kind) || a.kind == ACT_AGAIN || action_is_crossing(a.kind);
+        bool mine = action_is_pass(a.kind) || a.kind == ACT_AGAIN || action_exchanges(a.kind);
         if (!mine || a.microbatch != 0) continue;
         c->unit = &units[a.unit];
         run(c, a);

@@ -13,22 +13,11 @@
  *     BWD_IN u m        backward, only the gradient of the input
  *     BWD_W  u m        backward, only the gradient of the weights
  *     SEND_B u m        send the gradient of unit u's input to the stage before
- *     AGAIN  u m        make parts of unit u again for their backward pass, where something crosses in it
- *     GATHER_X u m      between parts: start to all-gather what each rank of tp has of a tensor's tokens
- *     SUM_X  u m        between parts: start to sum terms over tp, each rank gets those of its tokens
- *     SWAP_X u m        between parts: start to change tokens for heads over cp, or back, around attention
- *     GATHER_KV u m     before attention: start to all-gather the keys and values of each rank of cp
- *     SUM_KV u m        behind its way back: start to sum their gradients over cp, each rank gets those of
- *                       its tokens
- *     SUM_COPIES u m    the same, behind it: start to sum them over the ranks of tp that hold the same heads
- *                       of keys, of which each has some of the queries that look at them
- *     ROWS_X u m        before a norm of all heads of a token at once: start to all-gather over tp what each
- *                       rank has of sums over them; on the way back behind the sums that it needs there
- *     COUNT_X u m       behind a router: start to sum over cp how often sequences chose each expert
- *     SUM_WEIGHTS u m   behind a router, on the way back: start to sum gradients of tokens' weights over tp
- *     SUM_LATENTS u m   behind what makes latents, on the way back: start to sum their gradients over tp
- *     RECORDS u m       between a chunk's logits and its loss: start to all-gather their records over tp
- *     CROSSED u m       wait until what one of these has started is there
+ *     AGAIN  u m        make parts of unit u again for their backward pass, where that is cut
+ *     COLLECTIVE u m    between parts: start what a row of one of the unit's layers says that ranks exchange
+ *                       (model/layers/layer.h: Collective); printed by its kind and axis, as TP_ALL_GATHER
+ *     WAIT   u m        until it is there
+ *     DISPATCH u m      run parts where their experts are: rows of tokens go out, and results come back
  *     LEAVES u          add up the leaves of the gradients of unit u's vectors, over tp too
  *     REDUCE_SCATTER u  start summing unit u's gradient over dp_shard: each rank keeps its share
  *     ALL_REDUCE u      start summing unit u's (share of the) gradient over dp_replicate
@@ -60,10 +49,9 @@
  *     each once: ascending in a forward pass, descending in a backward pass. In a BWD of several actions a
  *     part's weight half may come later than its input half, not later than the last action.
  *  9. Nothing that the table of axes (plan/axes.h) calls a sum is left without an action that sums it.
- * 10. Where ranks share a unit's matrices, or the tokens of a microbatch, each of its passes stops at the
- *     places that the table names, and what crosses there has crossed when a part runs that reads it
- *     (model/unit.h: crossings). It starts when what it sends has been made, and what lies where it goes has
- *     been read; and it ends in the pass that it belongs to. */
+ * 10. No action reads what has not been made, what is still on its way, or what something else has been put
+ *     in the place of, and none writes where something is on its way (plan/check.c). What a row says that a
+ *     pass exchanges is exchanged once, and has ended with the pass. */
 #ifndef WEFT_PLAN_PROGRAM_H
 #define WEFT_PLAN_PROGRAM_H
 
@@ -89,19 +77,9 @@ typedef enum ActionKind {
     ACT_BWD_W,
     ACT_SEND_B,
     ACT_AGAIN,
-    ACT_GATHER_X,
-    ACT_SUM_X,
-    ACT_SWAP_X,
-    ACT_GATHER_KV,
-    ACT_SUM_KV,
-    ACT_SUM_COPIES,
-    ACT_ROWS_X,
-    ACT_COUNT_X,
-    ACT_SUM_WEIGHTS,
-    ACT_SUM_LATENTS,
-    ACT_VISIT_X,
-    ACT_RECORDS,
-    ACT_CROSSED,
+    ACT_COLLECTIVE,
+    ACT_WAIT,
+    ACT_DISPATCH,
     ACT_LEAVES,
     ACT_REDUCE_SCATTER,
     ACT_ALL_REDUCE,
@@ -117,22 +95,24 @@ typedef enum ActionKind {
 typedef struct Action {
     ActionKind kind;
     int unit;       /* -1 where there is none */
-    int microbatch; /* -1 where there is none; of GATHER and RELEASE: the how-manieth gather of this unit */
-    /* Of a pass, and of AGAIN: those of the unit that it runs; nothing crosses between ranks inside one. Of a
-     * crossing: from its place, and none, but of VISIT_X: those that rows visit other ranks for. */
+    int microbatch; /* -1 where there is none; of GATHER and RELEASE: index of the gather among the unit's */
+    /* Of a pass, AGAIN and DISPATCH: those of the unit that it runs; nothing is exchanged inside one. Of
+     * COLLECTIVE and WAIT: from its place, and none. */
     Parts parts;
     int slice;         /* of what the head does by chunks: UnitPass.slice; 0: all of it */
     Half half;         /* of BWD: which halves of its parts it runs; 0: both */
-    ActionKind pass;   /* of a crossing: FWD, AGAIN, BWD, BWD_IN, BWD_W */
-    ActionKind start;  /* of CROSSED: what started it */
-    ActionKind before; /* of AGAIN, and of what crosses in it: the backward pass that it is for */
+    ActionKind pass;   /* of COLLECTIVE, WAIT, DISPATCH: FWD, AGAIN, BWD, BWD_IN, BWD_W */
+    ActionKind before; /* of AGAIN, and of what is exchanged in it: the backward pass that it is for */
+    int row;           /* of COLLECTIVE, WAIT, DISPATCH: of unit_collectives, */
+    CollKind how;      /* and what that says */
+    AxisSet over;
 } Action;
-bool action_is_pass(ActionKind kind); /* FWD, BWD, BWD_IN, BWD_W */
-/* GATHER_X, SUM_X, SWAP_X, GATHER_KV, SUM_KV, SUM_COPIES, ROWS_X, COUNT_X, SUM_WEIGHTS, SUM_LATENTS, RECORDS:
- * its start; CROSSED: its end; VISIT_X: both. */
-bool action_is_crossing(ActionKind kind);
-bool action_crosses_contexts(ActionKind kind); /* SWAP_X, GATHER_KV, SUM_KV, COUNT_X: over cp */
-CrossingKind crossing_of(Action a);
+bool action_is_pass(ActionKind kind);   /* FWD, BWD, BWD_IN, BWD_W */
+bool action_exchanges(ActionKind kind); /* COLLECTIVE, WAIT, DISPATCH */
+/* Of these: the pass that they belong to; of others, their kind. */
+ActionKind action_pass(Action a);
+/* "TP_ALL_GATHER". */
+void collective_name(Action a, Text *out);
 /* Which halves a backward pass has, and which of them an action of it runs. */
 Half pass_half(ActionKind pass);
 Half action_half(Action a);
@@ -149,9 +129,9 @@ typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA, SYNC_AUTO 
  * settled. */
 GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches);
 
-/* Whether anything crosses between ranks before a part of a unit that is not its first, or at its end: there
- * passes are cut into several actions. program_crosses says what the mesh makes cross (plan/axes.h): nothing
- * while each matrix is on one rank. */
+/* Whether ranks exchange anything before a part of a unit that is not its first, or at its end: there passes
+ * are cut into several actions. program_crosses: what rows of layers say, over axes of several ranks; nothing
+ * where each matrix, and all tokens, are on one rank. */
 typedef bool Crosses(const Partition *p, int unit, int part);
 Crosses program_crosses;
 
@@ -202,19 +182,25 @@ int program_inner_ranks(const Program *p, const Share *s);
 
 /* Whether passes over a unit are cut anywhere. */
 bool program_cuts(const Program *p, int unit);
-/* Whether rows visit other ranks for a part, whose experts they share out: it runs in VISIT_X, which makes
- * the gradients of experts with the input half of a backward pass. In evaluation none do for a module. */
-bool program_visits(const Program *p, int unit, int part);
-/* The first part from `part` on for which none do: behind the last of them the gradient of the layer's result
- * is gathered. */
-int program_past_visits(const Program *p, int unit, int part);
-/* What crosses in a pass at a place of a unit: 1 << CrossingKind, of all but RECORDS and VISIT; 0 where no
- * ranks share the unit. Records are exchanged once a chunk of the head's forward pass. */
-unsigned program_crossing(const Program *p, ActionKind pass, int unit, int part);
-/* The ops that use a row of a unit in a pass, a bit each; 0: the pass is without it. */
-uint32_t program_collective(const Program *p, ActionKind pass, int unit, int row);
-/* Whether forward passes of a part take its logits chunk by chunk. */
-bool program_slices(const Program *p, int unit, int part);
+
+/* What programs ask about a unit, found once: its rows, and sets of its parts, a bit each. */
+typedef struct Anatomy {
+    Parts all;
+    int count;
+    UnitCollective rows[UNIT_COLLECTIVES];
+    /* [passes and AGAIN] ops that use a row in a pass; none: the pass is without it. Both halves of what is
+     * dispatched are run with BWD_IN. */
+    uint32_t uses[ACT_AGAIN + 1][UNIT_COLLECTIVES];
+    uint32_t dispatched, sliced; /* run elsewhere; chunk by chunk */
+    uint32_t again, products;    /* made again by the policy; with a matrix */
+    uint32_t ops;                /* used by any row, whatever the mesh */
+    uint32_t reads_x, begins;    /* read FULL_X; the first of their layer that do */
+    uint32_t parallel;           /* of layers that read FULL_X and FULL_DY */
+} Anatomy;
+void program_anatomy(const Program *p, int unit, Anatomy *out);
+/* The row that runs a part elsewhere in this program; -1: none. */
+int anatomy_dispatch(const Anatomy *n, int part);
+
 /* Of a slice, the chunk of tokens: heads take each in turn. */
 int program_chunk(const Program *p, const Model *m, Action a);
 /* Whether vectors' gradients of a unit have leaves to be added up: once a step, or once a microbatch. */
@@ -251,17 +237,23 @@ typedef struct ProgramTraffic {
     uint64_t replicas;   /* gradients, over the replicas */
     uint64_t parameters; /* over the shards: gathers, ... */
     uint64_t gradients;  /* ... and reductions */
-    uint64_t tensor;     /* over tp: crossings, the leaves of vectors' gradients, boxes of matrices */
-    uint64_t context;    /* over cp: crossings */
-    uint64_t
-        experts; /* over ep: visits, where tokens go evenly to all ranks; what a step sends hangs on them */
+    uint64_t tensor; /* over tp: collectives of passes, the leaves of vectors' gradients, boxes of matrices */
+    uint64_t context; /* over cp: collectives of passes */
+    /* Over ep: dispatches, where tokens go evenly to all ranks; what a step sends depends on them. */
+    uint64_t experts;
 } ProgramTraffic;
 ProgramTraffic program_traffic(const Program *p, const Model *m);
 /* Bytes that the collective of one flat sends, which a GATHER, REDUCE_SCATTER or ALL_REDUCE starts: what the
  * links will have counted afterwards, to the byte (tests/ranks/test_layouts.c). */
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat);
-/* Of a crossing, which its start counts. */
-uint64_t program_crossing_bytes(const Program *p, const Model *m, Action a);
+/* Of a COLLECTIVE or DISPATCH. */
+uint64_t program_collective_bytes(const Program *p, const Model *m, Action a);
+/* The row that goes along with that of a COLLECTIVE or WAIT, behind `row` of it; -1: none. */
+int program_along(const Program *p, Action a, int row);
+/* The largest workspace of the sums among them. */
+size_t program_collective_workspace(const Program *p, const Model *m);
+/* What a sum of partial sums of the stream takes of that, before what its adapters' takes. */
+size_t collective_workspace(const Program *p, const Model *m, const Collective *row);
 /* Runs of a unit's vectors whose gradients are sums over tp, one after the other in its flat: from parameter
  * *next on, which is moved behind them; false: there is none left. `first` and `count` are elements. */
 typedef struct VectorRun {

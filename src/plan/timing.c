@@ -89,9 +89,7 @@ static SpanKind span_of(ActionKind kind) {
 
 /* For other stages. Who waits for what crosses between the parts of a unit is not held up by the schedule:
  * that is of the pass, as planned times have it too. */
-static double waited_for_others(const TimedAction *a) {
-    return a->action.kind == ACT_CROSSED ? 0 : a->waited;
-}
+static double waited_for_others(const TimedAction *a) { return a->action.kind == ACT_WAIT ? 0 : a->waited; }
 
 /* What a rank has done since `mark`, without what it waited, ends where it ended: waiting comes first, as the
  * data that a pass needs is waited for before it. */

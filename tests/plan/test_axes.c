@@ -392,13 +392,41 @@ static void groups_are_those_of_the_table(void **state) {
     }
 }
 
-/* The names of the parts of a unit before which something crosses, "norm" twice where there are two. */
-static void crossings(const ModelConfig *c, int unit, AxisSet over, Text *out) {
+/* Whether ranks along some axes exchange something before a part, or dispatch it, or what is before it. */
+static bool exchanges(const ModelConfig *c, int unit, int part, AxisSet over) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int count = unit_collectives(c, unit, rows);
+    bool found = false;
+    for (int i = 0; i < count; i++) {
+        bool ends = rows[i].row->kind == COLL_DISPATCH && collective_ops(&rows[i]) >> part == 0 &&
+                    collective_ops(&rows[i]) >> (part - 1) == 1;
+        found |= (ends || collective_place(&rows[i]) == part) && rows[i].row->over & over &&
+                 collective_applies(c, (Contexts){2, 0, 0, false}, rows[i].row);
+    }
+    return found;
+}
+
+/* The names of the parts of a unit before which ranks do, "norm" twice where there are two. */
+static void places(const ModelConfig *c, int unit, AxisSet over, Text *out) {
     Parts all = unit_parts(c, unit);
     for (int part = all.first; part <= all.end; part++)
-        if (axes_crossing(c, unit, part) & over)
+        if (exchanges(c, unit, part, over))
             text_printf(out, "%s%s", out->length ? ", " : "",
                         part < all.end ? unit_part_name(c, unit, part) : "end");
+}
+
+static const Collective *row_of(const Program *p, Action a) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    unit_collectives(p->model, a.unit, rows);
+    return rows[a.row].row;
+}
+
+/* A start: of a gather to all tokens, of a sum of partial sums. */
+static bool gathers_stream(const Program *p, Action a) {
+    return a.kind == ACT_COLLECTIVE && (row_of(p, a)->to == FULL_X || row_of(p, a)->to == FULL_DY);
+}
+static bool sums_stream(const Program *p, Action a) {
+    return a.kind == ACT_COLLECTIVE && row_of(p, a)->from == PARTIALS;
 }
 
 /* Without any one of the actions that ranks of tp, or of cp, exchange something by, start or end, or that
@@ -409,7 +437,7 @@ static void each_exchange_is_missed(Program *p) {
         Error err = {0};
         Action a = p->actions[i];
         bool boxes = a.kind == ACT_COLLECT || a.kind == ACT_RETURN;
-        if (!action_is_crossing(a.kind) && a.kind != ACT_LEAVES && a.kind != ACT_AGAIN && !boxes) continue;
+        if (!action_exchanges(a.kind) && a.kind != ACT_LEAVES && a.kind != ACT_AGAIN && !boxes) continue;
         memmove(&p->actions[i], &p->actions[i + 1], (size_t)(p->count - i - 1) * sizeof a);
         p->count--;
         if (program_check(p, &err) == OK)
@@ -446,12 +474,9 @@ static bool same_pass(Action a, Action b) {
 /* The gather before one, in its pass, that goes to the same tensor; -1: none. */
 static int gather_before(const Program *p, int i) {
     Action a = p->actions[i];
-    bool reads = unit_part_reads_all(p->model, a.unit, a.parts.first);
     while (--i >= 0) {
         Action b = p->actions[i];
-        if (b.kind == ACT_GATHER_X && same_pass(a, b) &&
-            unit_part_reads_all(p->model, b.unit, b.parts.first) == reads)
-            return i;
+        if (gathers_stream(p, b) && same_pass(a, b) && row_of(p, b)->to == row_of(p, a)->to) return i;
     }
     return -1;
 }
@@ -462,8 +487,8 @@ static void nothing_starts_too_early(Program *p) {
     Error err = {0};
     for (int i = 1; i < p->count; i++) {
         Action a = p->actions[i], above = p->actions[i - 1];
-        int gather = a.kind == ACT_GATHER_X ? gather_before(p, i) : -1;
-        if (a.kind == ACT_SUM_X && a.pass != ACT_AGAIN && action_is_pass(above.kind)) {
+        int gather = gathers_stream(p, a) ? gather_before(p, i) : -1;
+        if (sums_stream(p, a) && a.pass != ACT_AGAIN && action_is_pass(above.kind)) {
             move_up(p, i, i - 1);
             assert_int_equal(program_check(p, &err), ERR_INTERNAL);
             move_down(p, i - 1, i);
@@ -488,57 +513,55 @@ static void something_runs_meanwhile(const Program *p, int blocks) {
     int hidden = 0, gathers = 0;
     for (int i = 0; i + 1 < p->count; i++) {
         Action a = p->actions[i], next = p->actions[i + 1];
-        if (!action_is_crossing(a.kind) || a.kind == ACT_CROSSED || a.pass != ACT_BWD) continue;
-        bool waits = next.kind == ACT_CROSSED && next.start == a.kind && next.parts.first == a.parts.first;
+        if (a.kind != ACT_COLLECTIVE || a.pass != ACT_BWD) continue;
+        bool waits = next.kind == ACT_WAIT && next.row == a.row;
         if (a.unit == 0 || a.unit > blocks) continue;
-        gathers += a.kind == ACT_GATHER_X, hidden += a.kind == ACT_GATHER_X && !waits;
-        if (a.kind == ACT_SUM_X) assert_false(waits);
+        gathers += gathers_stream(p, a), hidden += gathers_stream(p, a) && !waits;
+        if (sums_stream(p, a)) assert_false(waits);
     }
     int exposed = gathers / 4; /* of 4 gathers in a block */
     assert_true(hidden >= gathers - exposed);
 }
 
-static void expect_crossings(const ModelConfig *c, int unit, AxisSet over, const char *expected) {
+static void expect_places(const ModelConfig *c, int unit, AxisSet over, const char *expected) {
     Text found = {0};
-    crossings(c, unit, over, &found);
+    places(c, unit, over, &found);
     assert_string_equal(found.length ? found.data : "", expected);
     text_free(&found);
 }
 
 /* Passes are cut where the table makes something cross, and nowhere where each matrix, and all tokens of a
  * microbatch, are on one rank. */
-static void passes_are_cut_at_crossings(void **state) {
+static void passes_are_cut_at_collectives(void **state) {
     (void)state;
     ModelConfig c = shape(false), own;
     int last = (int)c.num_hidden_layers + 1;
     AxisSet tensor = MESH_TENSOR & ~(AxisSet)MESH_KEY_COPIES;
-    expect_crossings(&c, 0, tensor, "end");
-    expect_crossings(&c, 1, tensor, "q k v, norm, gate and up, sum");
-    expect_crossings(&c, last, tensor, "head and loss");
+    expect_places(&c, 0, tensor, "end");
+    expect_places(&c, 1, tensor, "q k v, norm, gate and up, sum");
+    expect_places(&c, last, tensor, "head and loss, end");
     ModelConfig e = shape_of_experts(), dense = c;
-    expect_crossings(&e, 1, tensor, "q k v, norm, router, gate and up of experts, sum");
+    expect_places(&e, 1, tensor, "q k v, norm, router, gate and up of experts, sum");
     ModelConfig latents = shape_of_latents(true), plain = shape_of_latents(false);
-    expect_crossings(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
-    expect_crossings(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
-    expect_crossings(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
+    expect_places(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
+    expect_places(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
+    expect_places(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
     ModelConfig module = shape_of_module(true), plain_module = shape_of_module(false);
-    expect_crossings(
-        &module, last, tensor,
-        "norms of both, down, queries, norm, router, gate and up of the shared, stream, head and "
-        "loss, head of the module");
-    expect_crossings(&latents, 1, MESH_CONTEXT, "attention, output");
-    expect_crossings(&module, last, MESH_CONTEXT, "attention, output, gate and up of experts, stream");
-    expect_crossings(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
-    expect_crossings(&c, 0, MESH_CONTEXT, "");
-    expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
-    expect_crossings(&c, last, MESH_CONTEXT, "");
+    expect_places(&module, last, tensor,
+                  "norms of both, down, queries, norm, router, gate and up of the shared, stream, head and "
+                  "loss, norm of the module, head of the module, end");
+    expect_places(&latents, 1, MESH_CONTEXT, "attention, output");
+    expect_places(&module, last, MESH_CONTEXT, "attention, output, gate and up of experts, stream");
+    expect_places(&c, 1, MESH_KEY_COPIES, "q k v, attention, norm, gate and up, sum");
+    expect_places(&c, 0, MESH_CONTEXT, "");
+    expect_places(&c, 1, MESH_CONTEXT, "attention, output");
+    expect_places(&c, last, MESH_CONTEXT, "");
     c.family = &family_olmo2;
-    expect_crossings(&c, 1, tensor,
-                     "q k v, norm of q and k, norm of the result, gate and up, norm of the result");
-    expect_crossings(
-        &c, 1, MESH_KEY_COPIES,
-        "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
-    expect_crossings(&c, 1, MESH_CONTEXT, "attention, output");
+    expect_places(&c, 1, tensor,
+                  "q k v, norm of q and k, norm of the result, gate and up, norm of the result");
+    expect_places(&c, 1, MESH_KEY_COPIES,
+                  "q k v, norm of q and k, attention, norm of the result, gate and up, norm of the result");
+    expect_places(&c, 1, MESH_CONTEXT, "attention, output");
     for (int way = 0; way < 192; way++) {
         Error err = {0};
         int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
@@ -618,11 +641,11 @@ static void visits_are_not_missed(void **state) {
     ModelConfig c = shape_of_experts(), own;
     AxisSet both = MESH_EXPERTS & MESH_CONTEXT, experts = MESH_EXPERTS & ~both,
             contexts = MESH_CONTEXT & ~both;
-    expect_crossings(&c, 1, experts, "gate and up of experts, sum");
-    expect_crossings(&c, 0, MESH_EXPERTS, "");
-    expect_crossings(&c, 1, contexts, "attention, output");
+    expect_places(&c, 1, experts, "gate and up of experts, sum");
+    expect_places(&c, 0, MESH_EXPERTS, "");
+    expect_places(&c, 1, contexts, "attention, output");
     c.output_router_logits = true, c.router_aux_loss_coef = 0.1;
-    expect_crossings(&c, 1, contexts, "attention, output, gate and up of experts");
+    expect_places(&c, 1, contexts, "attention, output, gate and up of experts");
     c.moe_intermediate_size = 8;
     const ModelConfig routed = c, latents = shape_of_latents(true);
     for (int way = 0; way < 24; way++) {
@@ -657,8 +680,9 @@ static void visits_are_not_missed(void **state) {
                                                .chunks = 1});
         int visits = 0, counts = 0;
         for (int i = 0; i < program.count; i++)
-            visits += program.actions[i].kind == ACT_VISIT_X,
-                counts += program.actions[i].kind == ACT_COUNT_X;
+            visits += program.actions[i].kind == ACT_DISPATCH,
+                counts += program.actions[i].kind == ACT_COLLECTIVE && program.actions[i].pass == ACT_FWD &&
+                          program.actions[i].how == COLL_ALL_REDUCE;
         assert_int_equal(visits, 2 * 2 * (int)(c.num_hidden_layers - c.first_k_dense_replace));
         assert_int_equal(counts, over ? 2 * (int)c.num_hidden_layers : 0);
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
@@ -752,7 +776,7 @@ int main(void) {
         cmocka_unit_test(boxes_tile_the_model),          cmocka_unit_test(columns_are_strips),
         cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
-        cmocka_unit_test(passes_are_cut_at_crossings),   cmocka_unit_test(batches_are_counted_once),
+        cmocka_unit_test(passes_are_cut_at_collectives), cmocka_unit_test(batches_are_counted_once),
         cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(visits_are_not_missed),
         cmocka_unit_test(matrices_in_one_are_bands),     cmocka_unit_test(microbatches_ask_nothing),
     };

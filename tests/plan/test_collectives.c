@@ -165,65 +165,121 @@ static void each_plan(Look *look) {
     assert_true(plans > 1000);
 }
 
-/* ---- rows and flags ---- */
+/* ---- mutants ---- */
 
-static bool is(const Collective *row, const char *what) { return row->what && strcmp(row->what, what) == 0; }
-
-static CrossingKind kind_of(const Collective *row) {
-    if (row->chunked) return CROSS_RECORDS;
-    if (row->kind == COLL_ALL_TO_ALL) return CROSS_SWAP;
-    if (row->kind == COLL_DISPATCH) return CROSS_VISIT;
-    if (is(row, "KV")) return CROSS_KEYS;
-    if (is(row, "DKV")) return row->kind == COLL_ALL_REDUCE ? CROSS_COPY_SUM : CROSS_KEY_SUM;
-    if (is(row, "NORM_SUMS")) return CROSS_ROWS;
-    if (is(row, "EXPERT_COUNTS")) return CROSS_COUNTS;
-    if (is(row, "DROUTER")) return CROSS_WEIGHTS;
-    if (is(row, "DLATENT")) return CROSS_LATENTS;
-    return row->kind == COLL_ALL_GATHER ? CROSS_GATHER : CROSS_SUM;
+static void expect_refused(const Program *p, const char *name, int i, const char *how) {
+    Error err = {.message = ""};
+    Action a = p->actions[i];
+    if (program_check(p, &err) == OK)
+        fail_msg("%s: action %d (%s unit %d microbatch %d row %d) %s: not noticed", name, i,
+                 action_name(a.kind), a.unit, a.microbatch, a.row, how);
 }
 
-/* What rows say of a pass at a place. Of the head's gradient flags say the head's own place. */
-static unsigned by_rows(const Program *p, ActionKind pass, int unit, int place) {
-    UnitCollective rows[UNIT_COLLECTIVES];
-    int count = unit_collectives(p->model, unit, rows);
-    unsigned kinds = 0;
-    for (int i = 0; i < count; i++) {
-        const Collective *row = rows[i].row;
-        bool head = row->kind == COLL_REDUCE_SCATTER && row->passes == IN_FORWARD && row->trains;
-        int at = collective_place(&rows[i]) - head;
-        if (at != place || row->chunked || row->kind == COLL_DISPATCH) continue;
-        if (program_collective(p, pass, unit, i)) kinds |= 1u << kind_of(row);
+static bool is_of_pass(ActionKind kind) {
+    return action_is_pass(kind) || action_exchanges(kind) || kind == ACT_AGAIN;
+}
+
+static void delete_action(Program *p, int i) {
+    memmove(&p->actions[i], &p->actions[i + 1], (size_t)(p->count - i - 1) * sizeof *p->actions);
+    p->count--;
+}
+
+static void insert_action(Program *p, int i, Action a) {
+    memmove(&p->actions[i + 1], &p->actions[i], (size_t)(p->count - i) * sizeof a);
+    p->actions[i] = a;
+    p->count++;
+}
+
+static void swap_actions(Program *p, int i) {
+    Action a = p->actions[i];
+    p->actions[i] = p->actions[i + 1], p->actions[i + 1] = a;
+}
+
+/* Whether of two actions of a unit next to each other the second needs the first: what is waited for, what
+ * runs on what has come, what sends what has been made, and parts of a pass in order. */
+static bool depends(const Program *p, Action a, Action b) {
+    Anatomy n;
+    if (a.unit != b.unit || a.microbatch != b.microbatch) return false;
+    program_anatomy(p, a.unit, &n);
+    bool run_a = action_is_pass(a.kind) || a.kind == ACT_DISPATCH,
+         run_b = action_is_pass(b.kind) || b.kind == ACT_DISPATCH;
+    uint32_t uses_a = action_exchanges(a.kind) ? n.uses[a.pass][a.row] : 0,
+             uses_b = action_exchanges(b.kind) ? n.uses[b.pass][b.row] : 0;
+    uint32_t parts_a = (1u << a.parts.end) - (1u << a.parts.first),
+             parts_b = (1u << b.parts.end) - (1u << b.parts.first);
+    if (a.kind == ACT_COLLECTIVE && b.kind == ACT_WAIT) return a.row == b.row;
+    if (a.kind == ACT_WAIT && run_b) return !n.rows[a.row].row->behind && uses_a & parts_b;
+    if (run_a && b.kind == ACT_COLLECTIVE)
+        return n.rows[b.row].row->behind && uses_b & parts_a && action_half(a) & HALF_INPUT;
+    bool late = a.kind == ACT_BWD && action_half(a) == HALF_WEIGHT;
+    return run_a && run_b && !late && action_pass(a) == action_pass(b) && action_half(a) == action_half(b);
+}
+
+/* The microbatch that stands for all: mutants of a program are many. */
+static void mutate(const Program *p, const char *name) {
+    Program q = *p;
+    q.actions = mem_alloc_array((size_t)p->count + 1, sizeof *q.actions);
+    memcpy(q.actions, p->actions, (size_t)p->count * sizeof *q.actions);
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        if (!is_of_pass(a.kind) || a.microbatch != 1) continue;
+        delete_action(&q, i);
+        expect_refused(&q, name, i, "left out");
+        insert_action(&q, i, a);
+        if (action_pass(a) != ACT_AGAIN || a.kind == ACT_COLLECTIVE) { /* made again twice is no harm */
+            insert_action(&q, i + 1, a);
+            expect_refused(&q, name, i, "twice");
+            delete_action(&q, i + 1);
+        }
+        if (i + 1 == p->count || !depends(p, a, p->actions[i + 1])) continue;
+        swap_actions(&q, i);
+        expect_refused(&q, name, i, "after the next");
+        swap_actions(&q, i);
     }
-    return kinds;
+    free(q.actions);
 }
 
-static void compare(const Program *p, const char *name) {
-    static const ActionKind passes[] = {ACT_FWD, ACT_BWD, ACT_BWD_IN, ACT_BWD_W, ACT_AGAIN};
-    for (int unit = 0; unit < p->units; unit++) {
-        Parts all = unit_parts(p->model, unit);
-        for (int k = 0; k < (p->training ? 5 : 1); k++)
-            for (int place = all.first; place <= all.end; place++) {
-                unsigned rows = by_rows(p, passes[k], unit, place),
-                         flags = program_crossing(p, passes[k], unit, place);
-                if (rows != flags)
-                    fail_msg("%s: unit %d place %d (%s) %s: rows %x, flags %x", name, unit, place,
-                             place < all.end ? unit_part_name(p->model, unit, place) : "end",
-                             action_name(passes[k]), rows, flags);
-            }
-    }
+/* Every fifth plan: each of the others is much like one of them. */
+static void mutate_some(const RankPlan *p, const char *name) {
+    if (plans % 5 == 0) mutate(&p->program, name);
 }
 
-static void compare_programs(const RankPlan *p, const char *name) {
-    compare(&p->program, name);
-    compare(&p->evaluation, name);
-}
-
-static void test_rows_are_what_flags_say(void **state) {
+/* A program without any one of the actions of a microbatch's passes, with one of them twice, or with two in
+ * the wrong order, is none. */
+static void test_mutants_are_refused(void **state) {
     (void)state;
-    each_plan(compare_programs);
+    each_plan(mutate_some);
+}
+
+/* ---- rows ---- */
+
+/* Every layer's rows name tensors and ops that there are. */
+static void check_row(const Layer *l, const Collective *c) {
+    assert_true(c->passes != 0 && c->ops != 0 && c->ops >> l->part_count == 0 && c->over != 0);
+    assert_true(c->from < UNIT_TENSORS && c->to < UNIT_TENSORS);
+    if (c->from < LAYER_TENSORS) assert_true(c->from < l->tensor_count);
+    if (c->to < LAYER_TENSORS) assert_true(c->to < l->tensor_count);
+    if (c->packed) assert_true(c->packed < l->tensor_count && (c->pack || c->unpack));
+}
+
+static void check_rows(const RankPlan *p, const char *name) {
+    (void)name;
+    for (int unit = 0; unit < p->program.units; unit++) {
+        Sublayer sublayers[UNIT_SUBLAYERS];
+        int count = unit_sublayers(&p->model.config, unit, sublayers);
+        for (int s = 0; s < count; s++)
+            for (int i = 0; i < sublayers[s].layer->collective_count; i++)
+                check_row(sublayers[s].layer, &sublayers[s].layer->collectives[i]);
+    }
+}
+
+static void test_rows_name_what_is_there(void **state) {
+    (void)state;
+    each_plan(check_rows);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows_are_what_flags_say)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows_name_what_is_there),
+                                       cmocka_unit_test(test_mutants_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -530,8 +530,8 @@ static void formulas_are_what_programs_send(void **state) {
         const RankPlan *rank = &p.f.ranks[0].plan;
         for (int i = 0; i < rank->program.count; i++) {
             Action a = rank->program.actions[i];
-            if (a.unit == BLOCK && action_is_crossing(a.kind) && a.kind != ACT_CROSSED)
-                sent += (double)program_crossing_bytes(&rank->program, &rank->model, a);
+            if (a.unit == BLOCK && action_exchanges(a.kind) && a.kind != ACT_WAIT)
+                sent += (double)program_collective_bytes(&rank->program, &rank->model, a);
         }
         double bytes = both(crossings_tensor(&p.f.crossings, BLOCK)) * p.f.layout.microbatches;
         if (p.f.crossings.apart != apart || fabs(bytes - sent) >= 1)

@@ -197,7 +197,7 @@ static void waiting_for_a_crossing_is_the_pass_s(void **state) {
     Prediction p;
     Made m = {0};
     act(&m, ACT_FWD, 0, 0, 0, 1, 0);
-    act(&m, ACT_CROSSED, 0, 0, 1, 3, 2);
+    act(&m, ACT_WAIT, 0, 0, 1, 3, 2);
     act(&m, ACT_FWD, 0, 0, 3, 4, 0);
     act(&m, ACT_BWD, 0, 0, 4, 6, 0);
     timing_start(&t, 1, 1, 1);

@@ -208,7 +208,7 @@ for recompute in none selective full; do
     done
 done
 exits 0 plan run.yaml -n 2 mesh.tp=2 --program
-has out 'SUM_WEIGHTS    u1 m0 gradient of the weights that router gives'
+has out 'TP_ALL_REDUCE_DROUTER u1 m0 gradient of what router makes'
 exits 78 plan run.yaml -n 4 mesh.ep=4
 has err 'mesh.ep 4 does not deal num_experts 6 out: 1 or 2 would'
 exits 78 plan run.yaml -n 2 mesh.ep=2 mesh.dp_replicate=2
@@ -220,11 +220,11 @@ has err 'metrics.noise_scale: with mesh.ep 2'
 exits 0 plan run.yaml -n 4 mesh.ep=2
 has out 'visits of ep: where tokens go evenly'
 exits 0 plan run.yaml -n 4 mesh.ep=2 --program
-has out 'VISIT_X        u1 m0 FWD gate and up of experts, down of experts'
-has out 'VISIT_X        u1 m0 BWD gate and up of experts, down of experts'
+has out 'EP_DISPATCH u1 m0 FWD gate and up of experts, down of experts'
+has out 'EP_DISPATCH u1 m0 BWD gate and up of experts, down of experts'
 exits 0 plan run.yaml -n 2 mesh.cp=2 mesh.ep=2 --program
-has out 'COUNT_X        u1 m0 how often router took which expert'
-has out 'CROSSED        u1 m0 COUNT_X how often router took which expert'
+has out 'CP_ALL_REDUCE_EXPERT_COUNTS u1 m0 what router makes'
+has out 'WAIT           u1 m0 CP_ALL_REDUCE_EXPERT_COUNTS what router makes'
 
 # DeepSeek: latent attention, grouped sigmoid routing with a bias, shared experts, a dense first layer; on meshes as alone.
 deepseek='model.family=deepseek_v3 model.head_dim=0 model.dense_period=0 model.dense_layers=0 model.output_router_logits=false
@@ -277,7 +277,8 @@ for words in model.q_lora_rank=0 "$two" "train.numerics=fast train.compute=bf16 
     done
 done
 exits 0 plan run.yaml -n 2 $deepseek mesh.tp=2 --program
-has out 'SUM_LATENTS    u1 m0 gradient of latents and of the common key' 'CROSSED        u1 m0 SUM_LATENTS gradient of latents'
+has out 'TP_ALL_REDUCE_DLATENT u1 m0 gradient of what norms of latents makes' \
+    'WAIT           u1 m0 TP_ALL_REDUCE_DLATENT gradient of what norms of latents makes'
 # Adapters of what makes latents, of heads, and of shared experts, or of some of these: in pipelines, after a stop on another degree, with experts
 # dealt out besides, and queries without a latent in bf16.
 adapters="${deepseek/train.router_bias_speed=0.01/} $more lora.rank=3 model.init=latent_leaves/checkpoints/step-00000003"

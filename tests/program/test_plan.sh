@@ -315,8 +315,8 @@ for mesh in mesh.cp=2 "mesh.tp=2 mesh.cp=2"; do
 done
 has out "context parallelism over 2 ranks by keys (auto: 2 ranks cannot share 1 key and value heads)"
 plan 0 -n 4 mesh.tp=2 mesh.cp=2 --program
-has out "GATHER_KV      u1 m0 keys and values that attention reads"
-has out "SUM_KV         u1 m0 gradient of keys and values that attention reads"
+has out "CP_ALL_GATHER_KV u1 m0 what attention reads"
+has out "CP_REDUCE_SCATTER_DKV u1 m0 gradient of what attention reads"
 plan 0 -n 4
 hasnt out "      passes"
 hasnt out "context parallelism"
@@ -324,29 +324,29 @@ plan 0 -n 2 mesh.cp=2 --program
 has out "context parallelism over 2 ranks by heads (auto: "
 has out " a block and microbatch, by keys "
 has out "  gradients      passes"
-has out "SWAP_X         u1 m0 what q k v makes"
-has out "SWAP_X         u1 m0 gradient of what attention makes"
+has out "CP_ALL_TO_ALL u1 m0 what q k v makes"
+has out "CP_ALL_TO_ALL u1 m0 gradient of what attention makes"
 plan 0 -n 2 mesh.cp=2 parallel.context=keys --program
 has out "context parallelism over 2 ranks by keys (parallel.context)"
-hasnt out "SWAP_X"
+hasnt out "CP_ALL_TO_ALL"
 plan 0 -n 2 mesh.tp=2 --program
 has out "  gradients      passes"
-has out "GATHER_X       u1 m0 what q k v reads"
-has out "SUM_X          u1 m0 what output makes"
+has out "TP_ALL_GATHER u1 m0 what q k v reads"
+has out "TP_REDUCE_SCATTER u1 m0 what output makes"
 # Start and end stand apart on the way back, with a weight half between them.
-awk '/^SUM_X +u1 m0 gradient of what gate and up reads/ { getline first; getline second }
-    END { exit !(first ~ /^BWD +u1 m0 down: weight half$/ && second ~ /^CROSSED +u1 m0 SUM_X gradient of what gate and up reads$/) }' out ||
-    fail "nothing runs beside the sum of a gradient: $(grep -A3 '^SUM_X .*gradient of what gate' out | head -4)"
-has out "RECORDS        u9 m0 chunk 0"
+awk '/^TP_REDUCE_SCATTER u1 m0 gradient of what gate and up reads/ { getline first; getline second }
+    END { exit !(first ~ /^BWD +u1 m0 down: weight half$/ && second ~ /^WAIT +u1 m0 TP_REDUCE_SCATTER gradient of what gate and up reads$/) }' out ||
+    fail "nothing runs beside the sum of a gradient: $(grep -A3 '^TP_REDUCE_SCATTER .*gradient of what gate' out | head -4)"
+has out "TP_ALL_GATHER_LSE u9 m0 what head and loss reads, chunk 0"
 has out "LEAVES         u1"
-hasnt out "SUM_COPIES"
-hasnt out "ROWS_X"
+hasnt out "TP_ALL_REDUCE_DKV"
+hasnt out "NORM_SUMS"
 plan 0 -n 2 mesh.tp=2 model.family=olmo2 --program
-has out "ROWS_X         u1 m0 sums that norm of q and k needs"
-has out "ROWS_X         u1 m0 sums that the gradient of norm of q and k needs"
-has out "CROSSED        u1 m0 ROWS_X sums that norm of q and k needs"
+has out "TP_ALL_GATHER_NORM_SUMS u1 m0 what q k v makes"
+has out "TP_ALL_GATHER_NORM_SUMS u1 m0 gradient of what q k v makes"
+has out "WAIT           u1 m0 TP_ALL_GATHER_NORM_SUMS what q k v makes"
 plan 0 -n 4 mesh.tp=4 --program # with two heads of keys
-has out "SUM_COPIES     u1 m0 gradient of keys and values that attention reads"
+has out "TP_ALL_REDUCE_DKV u1 m0 gradient of what attention reads"
 has out " tp 4"
 plan 78 -n 3 mesh.cp=3
 has err "mesh.cp 3 by keys does not divide the 64 tokens of a microbatch into two parts a rank: change train.microbatch or train.context, to a multiple of 6"

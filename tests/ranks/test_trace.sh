@@ -63,8 +63,8 @@ train zbv 2 mesh.pp=2 pipeline.schedule=zbv && check zbv 2 2 8
 train mesh 4 mesh.pp=2 mesh.dp_shard=2 pipeline.microbatches=4 train.microbatch=2 pipeline.schedule=interleaved_zero_bubble &&
     check mesh 4 2 4
 # What crosses over tp is drawn where it starts and where it is waited for, and is of its pass in both timelines.
-train tensor 2 mesh.tp=2 pipeline.microbatches=2 && [ "$(slices tensor 2 0 'SUM_X 1 m0 at part 5')" -eq 1 ] &&
-    [ "$(slices tensor 2 0 'CROSSED 1 m0 SUM_X at part 5')" -eq 1 ] || fail "tensor: $(grep -c CROSSED tensor/trace.json) ends of crossings"
+train tensor 2 mesh.tp=2 pipeline.microbatches=2 && [ "$(slices tensor 2 0 'COLLECTIVE 1 m0 TP_REDUCE_SCATTER at part 5')" -eq 1 ] &&
+    [ "$(slices tensor 2 0 'WAIT 1 m0 TP_REDUCE_SCATTER at part 5')" -eq 1 ] || fail "tensor: $(grep -c WAIT tensor/trace.json) ends of collectives"
 train short 2 mesh.pp=2 metrics.trace=5-9 && [ "$(grep -c '"event": "traced"' short/journal.jsonl)" -eq 1 ] ||
     fail "a run that ends before the last step to be traced"
 train none 1 metrics.trace= && [ -e none/trace.json ] && fail "a trace that nobody asked for"

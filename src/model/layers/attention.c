@@ -81,13 +81,6 @@ static const ParamRow params[PARAMS] = {
 
 enum { PLAIN_TENSORS = ATTENTION_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
 enum { SQUARES = NORMED_TENSORS, PRODUCTS, ROW_NORMED_TENSORS };
-static const HeadSums lse_by_tokens = {LSE, OWN_LSE, HANDED_LSE};
-const Swap attention_swaps[SWAPS] = {
-    [SWAP_IN] = {TURNED, QKV, HANDED, DIM_QKV, NULL},
-    [SWAP_OUT] = {ATTENDED, BY_HEADS, HANDED, DIM_QUERY, NULL},
-    [SWAP_OUT_GRADIENT] = {DATTENDED, TURNED, HANDED, DIM_QUERY, &lse_by_tokens},
-    [SWAP_IN_GRADIENT] = {DQKV, HANDED, TURNED, DIM_QKV, NULL}};
-const KeysOfAll attention_keys = {.own = QKV, .all = KEYS, .terms = TERMS, .apart = APART};
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
     [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
@@ -99,7 +92,6 @@ static const TensorRow plain_tensors[PLAIN_TENSORS] = {
     [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true}, \
     SHARED_TENSORS, [RAW] = {.width = DIM_QKV, .life = LIFE_SAVED}
 static const TensorRow normed_tensors[NORMED_TENSORS] = {NORMED_ROWS};
-static const RowSums row_sums = {SQUARES, PRODUCTS};
 static const TensorRow row_normed_tensors[ROW_NORMED_TENSORS] = {
     NORMED_ROWS,
     [SQUARES] = {EXTENT_ROW_SUMS, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, .need = NEED_ROW_SUMS},
@@ -144,7 +136,7 @@ static void take_terms(const LayerPass *w, int64_t first, int64_t rows, char *dq
     AttentionShape s = heads_of(w);
     int64_t width = key_width(s), row = attention_whole(s).q_row;
     size_t e = dtype_bytes(m->compute), bytes = (size_t)width * e;
-    const float *terms = w->tensors[model_key_leaves(m) > 1 ? APART : TERMS];
+    const float *terms = w->tensors[TERMS];
     OP(p->device, OP_CAST, cast, rows * width, terms + first * width, DTYPE_F32, w->tensors[KEYS],
        m->compute);
     OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
@@ -173,6 +165,72 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
     else if (block.scaled)
         OP(p->device, OP_QUERIES_SCALE, queries_scale, shape_of(w), heads, p->batch.positions,
            model_query_factors(m), m->compute);
+}
+
+/* ---- what ranks of cp exchange ---- */
+
+/* A p-th of queries, keys and values for each rank. */
+static void move_heads(const LayerPass *w, const Collective *c, bool split) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int ranks = m->contexts.ranks;
+    Dim outputs[PARAM_MATRICES];
+    int64_t first = 0;
+    size_t e = dtype_bytes(m->compute), wide = (size_t)model_dim(&m->config, c->width) * e,
+           narrow = wide / (size_t)ranks;
+    char *by_tokens = w->tensors[c->packed], *by_rank = w->tensors[split ? c->from : c->to];
+    int count = param_outputs(&m->config, c->width, outputs);
+    for (int i = 0; i < count; first += model_dim(&m->config, outputs[i++]))
+        for (int rank = 0; rank < ranks; rank++) {
+            size_t bytes = (size_t)(model_dim(&m->config, outputs[i]) / ranks) * e;
+            char *row = by_tokens + (size_t)first * e + (size_t)rank * bytes;
+            char *piece = by_rank + (size_t)rank * (size_t)m->tokens * narrow + (size_t)(first / ranks) * e;
+            OP(p->device, OP_COPY_ROWS, copy_rows, m->tokens, bytes, split ? piece : row,
+               split ? narrow : wide, split ? row : piece, split ? wide : narrow);
+        }
+}
+
+void heads_split(const LayerPass *w, const Collective *c) { move_heads(w, c, true); }
+void heads_join(const LayerPass *w, const Collective *c) { move_heads(w, c, false); }
+
+/* Of each rank's tokens, span by span, the heads of this rank side by side: from the runs that it attends by,
+ * which are spans, or all tokens. */
+void lse_split(const LayerPass *w, const Collective *c) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int64_t heads = m->config.num_attention_heads / m->contexts.ranks, span = model_span(m, m->tokens),
+            run = model_all_tokens(m) / model_query_runs(m);
+    const float *from = w->tensors[c->packed];
+    float *to = w->tensors[c->from];
+    for (int64_t token = 0; token < model_all_tokens(m); token += span)
+        OP(p->device, OP_COPY_ROWS, copy_rows, heads, (size_t)span * sizeof *to, to + token * heads,
+           (size_t)span * sizeof *to, from + token / run * run * heads + token % run,
+           (size_t)run * sizeof *to);
+}
+
+/* Span by span all heads, of which each rank had some: in OWN_LSE, from where they were sent. */
+void lse_join(const LayerPass *w, const Collective *c) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    int ranks = m->contexts.ranks;
+    size_t piece = (size_t)(model_span(m, m->tokens) * m->config.num_attention_heads / ranks) * sizeof(float);
+    char *from = w->tensors[c->to], *to = w->tensors[c->from];
+    for (int rank = 0; rank < ranks; rank++)
+        OP(p->device, OP_COPY_ROWS, copy_rows, model_spans(m), piece, to + (size_t)rank * piece,
+           (size_t)ranks * piece, from + (size_t)rank * (size_t)model_spans(m) * piece, piece);
+}
+
+void keys_place(const LayerPass *w, const Collective *c) {
+    const Pass *p = w->pass;
+    const Model *m = p->model;
+    size_t e = dtype_bytes(m->compute), bytes = (size_t)model_dim(&m->config, DIM_KEY_VALUE) * e,
+           row = (size_t)model_dim(&m->config, DIM_QKV) * e;
+    const char *own = (const char *)w->tensors[c->from] + (size_t)model_dim(&m->config, DIM_QUERY) * e;
+    int64_t rows = model_stretch(m);
+    for (int i = 0; i < model_stretches(m); i++)
+        OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
+           (char *)w->tensors[c->to] + (size_t)model_stretch_first(m, m->contexts.place, i) * bytes, bytes,
+           own + (size_t)(i * rows) * row, row);
 }
 
 /* ---- the product, and turning where nothing comes between ---- */
@@ -238,7 +296,7 @@ static QkRows rows_of(const LayerPass *w, int64_t first) {
 static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    float *own = (float *)w->tensors[tensor] + 2 * m->sharing.place * model_row_sums(m);
+    float *own = (float *)w->tensors[tensor] + 2 * m->sharing.place * m->tokens * model_own_leaves(m);
     OP(p->device, OP_QK_NORM_SUMS, qk_norm_sums, shape_of(w), model_leaves(m, DIM_QKV),
        model_family(&m->config)->arch.norm, w->tensors[RAW], weights_vector(p->weights, norm_of(w, false)),
        weights_vector(p->weights, norm_of(w, true)), dqkv, own, m->compute);
@@ -402,20 +460,20 @@ static void spread_keys(const LayerPass *w) {
            model_at(m, keys_of(w, &q), (int64_t)(i / leaves) * q.s.head_dim), (size_t)q.r.kv_row * e);
 }
 
-/* From each leaf's heads of TERMS, side by side, to leaf by leaf; and these in the canonical tree. */
+/* From each leaf's heads of TERMS, side by side, to leaf by leaf; these in the canonical tree, to TERMS. */
 static void add_leaves(const LayerPass *w) {
     const Pass *p = w->pass;
     Queries q = queries_of(w, 0);
     int leaves = model_key_leaves(p->model);
     int64_t width = key_width(q.s), dim = q.s.head_dim;
-    float *apart = w->tensors[APART];
-    const float *terms = w->tensors[TERMS], *parts[LEAVES_MAX];
+    float *apart = w->tensors[APART], *terms = w->tensors[TERMS];
+    const float *parts[LEAVES_MAX];
     for (int i = 0; i < leaves * 2 * q.s.kv_heads; i++)
         OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)dim * sizeof *apart,
            apart + i % leaves * q.r.keys * width + i / leaves * dim, (size_t)width * sizeof *apart,
            terms + i * dim, (size_t)(leaves * width) * sizeof *terms);
     for (int i = 0; i < leaves; i++) parts[i] = apart + i * q.r.keys * width;
-    OP(p->device, OP_SUM_PARTS, sum_parts, q.r.keys * width, leaves, parts, apart);
+    OP(p->device, OP_SUM_PARTS, sum_parts, q.r.keys * width, leaves, parts, terms);
 }
 
 static void run_backward(const LayerPass *w, int run, void *dkv) {
@@ -507,20 +565,19 @@ static void output_backward(const LayerPass *w, Half half) {
 
 /* ---- the layers ---- */
 
-#define SHARED_PARTS                                                                                    \
-    {"attention", LIFE_SAVED, attend_forward, attend_backward, .attends = true, .more = attend_cost}, { \
-        "output", LIFE_SAVED, output_forward, output_backward, .product = &output                       \
+#define SHARED_PARTS                                                                   \
+    {"attention", LIFE_SAVED, attend_forward, attend_backward, .more = attend_cost}, { \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output      \
     }
 static const Part plain_parts[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
     SHARED_PARTS,
 };
-#define NORMED_PARTS(rows)                                                                                   \
-    {"q k v", LIFE_SAVED, raw_forward, raw_backward, .product = &qkv},                                       \
-        {"norm of q and k", LIFE_CHEAP, heads_forward, heads_backward, .product = NULL, .norms_rows = rows}, \
-        SHARED_PARTS
-static const Part normed_parts[] = {NORMED_PARTS(false)};
-static const Part row_normed_parts[] = {NORMED_PARTS(true)};
+static const Part normed_parts[] = {
+    {"q k v", LIFE_SAVED, raw_forward, raw_backward, .product = &qkv},
+    {"norm of q and k", LIFE_CHEAP, heads_forward, heads_backward, .product = NULL},
+    SHARED_PARTS,
+};
 
 #define COLLECTIVES(attends)                                                                             \
     {GATHER_X(OPS(0))}, {SUM_DX(OPS(0))}, ATTENTION_COLLECTIVES(attends), {SUM_Y(OPS((attends) + 1))}, { \
@@ -530,10 +587,10 @@ static const Collective plain_collectives[] = {COLLECTIVES(1)};
 static const Collective normed_collectives[] = {COLLECTIVES(2)};
 static const Collective row_normed_collectives[] = {
     COLLECTIVES(2),
-    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), ALL_GATHER, TENSOR, SQUARES, SQUARES, ROW_SUMS,
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(0)), ALL_GATHER, TENSOR, SQUARES, SQUARES, OWN_ROW_SUMS,
                 ONE, FP32),
      .what = "NORM_SUMS"},
-    {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, PRODUCTS, PRODUCTS, ROW_SUMS, ONE, FP32),
+    {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, PRODUCTS, PRODUCTS, OWN_ROW_SUMS, ONE, FP32),
      .what = "NORM_SUMS"},
 };
 
@@ -542,23 +599,16 @@ const Layer layer_attention = {.name = "attention",
                                LAYER_ROWS(tensor, plain_tensors),
                                LAYER_ROWS(part, plain_parts),
                                LAYER_ROWS(collective, plain_collectives),
-                               .cached = DIM_KEY_VALUE,
-                               .swaps = attention_swaps,
-                               .keys = &attention_keys};
+                               .cached = DIM_KEY_VALUE};
 const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       LAYER_ROWS(param, params),
                                       LAYER_ROWS(tensor, normed_tensors),
                                       LAYER_ROWS(part, normed_parts),
                                       LAYER_ROWS(collective, normed_collectives),
-                                      .cached = DIM_KEY_VALUE,
-                                      .swaps = attention_swaps,
-                                      .keys = &attention_keys};
+                                      .cached = DIM_KEY_VALUE};
 const Layer layer_row_normed_attention = {.name = "attention, q and k normed as rows",
                                           LAYER_ROWS(param, params),
                                           LAYER_ROWS(tensor, row_normed_tensors),
-                                          LAYER_ROWS(part, row_normed_parts),
+                                          LAYER_ROWS(part, normed_parts),
                                           LAYER_ROWS(collective, row_normed_collectives),
-                                          .cached = DIM_KEY_VALUE,
-                                          .swaps = attention_swaps,
-                                          .keys = &attention_keys,
-                                          .rows = &row_sums};
+                                          .cached = DIM_KEY_VALUE};

@@ -67,7 +67,7 @@ static void backward(const LayerPass *w, Half half) {
     }
 }
 
-static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .embeds = true}};
+static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};
 
 static const Collective collectives[] = {
     {SUM_Y(OPS(0))},

@@ -650,7 +650,8 @@ static void router_input(const LayerPass *w) {
     router_bias(w);
 }
 
-static void router_summed(const LayerPass *w) {
+static void router_summed(const LayerPass *w, const Collective *c) {
+    (void)c;
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
     add_router(w, m->sharing.place * own, own);
@@ -884,43 +885,38 @@ static const Visits visiting = {
                 .work = work_backward,
                 .arrive = arrive_backward}}};
 
-#define ROUTER_PART(adapters)                                                                               \
-    {                                                                                                       \
-        "router", LIFE_INPUT, router_forward, router_backward, .product = &router, .routes = true,          \
-                                                               .summed = router_summed, .adapted = adapters \
+#define ROUTER_PART \
+    { "router", LIFE_INPUT, router_forward, router_backward, .product = &router }
+#define EXPERT_PARTS                                                                                  \
+    {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up}, { \
+        "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down                  \
     }
-#define EXPERT_PARTS(adapters)                                                                            \
-    {"gate and up of experts", LIFE_CHEAP,          gate_up_forward,                                      \
-     gate_up_backward,         .product = &gate_up, .by_experts = true},                                  \
-    {                                                                                                     \
-        "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down, .by_experts = true, \
-                                                                    .adapted = adapters                   \
-    }
-static const Part parts[] = {ROUTER_PART(NULL), EXPERT_PARTS(NULL)};
+static const Part parts[] = {ROUTER_PART, EXPERT_PARTS};
 /* What shared experts add is of no use but to the layer's result, which as a block's last is never made
  * again; as that of a module's it is (module.c). */
-static const Part shared_parts[] = {ROUTER_PART(&shared_gate_up),
+static const Part shared_parts[] = {ROUTER_PART,
                                     {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
-                                     shared_up_backward, .product = &shared_gate_up, .beside = true},
+                                     shared_up_backward, .product = &shared_gate_up},
                                     {"down of the shared", LIFE_INPUT, shared_down_forward,
-                                     shared_down_backward, .product = &shared_down, .term = true,
-                                     .beside = true},
-                                    EXPERT_PARTS(&shared_down)};
+                                     shared_down_backward, .product = &shared_down, .term = true},
+                                    EXPERT_PARTS};
 
 /* Of experts from op `up` on; ops that read x, and those that read dy. */
-#define COLLECTIVES(up, read_x, read_dy)                                                                     \
-    {GATHER_X(read_x)}, {SUM_DX(read_x)}, {SUM_Y(OPS((up) + 1))}, {GATHER_DY(read_dy)},                      \
+#define COLLECTIVES(up, read_x, read_dy, up_adapters, down_adapters)                                         \
+    {GATHER_X(read_x)}, {SUM_DX(read_x), .unpack = router_summed, .adapted = up_adapters},                   \
+        {SUM_Y(OPS((up) + 1)), .adapted = down_adapters}, {GATHER_DY(read_dy)},                              \
         {COLLECTIVE(IN_FORWARD, BEHIND(OPS(0)), ALL_REDUCE, CONTEXT, COUNTS, COUNTS, SEQUENCES, EXPERTS,     \
                     COUNT),                                                                                  \
          .when = NEED_BALANCE, .trains = true, .overlaps = true, .what = "EXPERT_COUNTS"},                   \
         {COLLECTIVE(IN_DGRAD, BEFORE(OPS(0)), ALL_REDUCE, TENSOR, DWEIGHTS, DWEIGHTS, TOKENS, CHOSEN, FP32), \
-         .what = "DROUTER"},                                                                                 \
+         .brief = true, .what = "DROUTER"},                                                                  \
     {                                                                                                        \
         COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(up) | OPS((up) + 1)), DISPATCH, EXPERTS, \
                    ROWS, AWAY_X, CHOICES, HIDDEN, COMPUTE)                                                   \
     }
-static const Collective collectives[] = {COLLECTIVES(1, OPS(0) | OPS(1), OPS(2))};
-static const Collective shared_collectives[] = {COLLECTIVES(3, OPS(0) | OPS(1) | OPS(3), OPS(2) | OPS(4))};
+static const Collective collectives[] = {COLLECTIVES(1, OPS(0) | OPS(1), OPS(2), NULL, NULL)};
+static const Collective shared_collectives[] = {
+    COLLECTIVES(3, OPS(0) | OPS(1) | OPS(3), OPS(2) | OPS(4), &shared_gate_up, &shared_down)};
 
 const Layer layer_experts = {.name = "experts",
                              LAYER_ROWS(param, params),
@@ -928,14 +924,10 @@ const Layer layer_experts = {.name = "experts",
                              LAYER_ROWS(part, parts),
                              LAYER_ROWS(collective, collectives),
                              .tensor_count = TENSORS,
-                             .visits = &visiting,
-                             .counts = COUNTS,
-                             .dweights = DWEIGHTS};
+                             .visits = &visiting};
 const Layer layer_shared_experts = {.name = "experts, some shared",
                                     LAYER_ROWS(param, params),
                                     LAYER_ROWS(tensor, tensors),
                                     LAYER_ROWS(part, shared_parts),
                                     LAYER_ROWS(collective, shared_collectives),
-                                    .visits = &visiting,
-                                    .counts = COUNTS,
-                                    .dweights = DWEIGHTS};
+                                    .visits = &visiting};

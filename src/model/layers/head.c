@@ -427,25 +427,22 @@ void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float
 
 static const Part parts[] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
-    {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
-     .read = NORMED, .read_gradient = DNORMED},
+    {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
 };
 enum { PARTS = sizeof parts / sizeof *parts };
 
 static const Part heads_parts[PARTS] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
     {"heads and losses", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
-     .read = NORMED, .read_gradient = DNORMED, .more = further_cost, .needed = no_cost},
+     .more = further_cost, .needed = no_cost},
 };
 
 static const Part module_parts[] = {
     {"norm", LIFE_CHEAP, final_norm, final_norm_backward, .product = NULL},
-    {"head and loss", LIFE_INPUT, head_forward, head_backward, .logits = true, .read = NORMED,
-     .read_gradient = DNORMED, .more = deferred_cost, .needed = no_cost},
+    {"head and loss", LIFE_INPUT, head_forward, head_backward, .more = deferred_cost, .needed = no_cost},
     {"norm of the module", LIFE_CHEAP, module_norm, module_norm_backward, .trains = true},
-    {"head of the module", LIFE_INPUT, module_head_forward, module_head_backward, .logits = true,
-     .trains = true, .read = MODULE_NORMED, .read_gradient = MODULE_DNORMED, .more = deferred_cost,
-     .needed = second_cost},
+    {"head of the module", LIFE_INPUT, module_head_forward, module_head_backward, .trains = true,
+     .more = deferred_cost, .needed = second_cost},
 };
 
 /* Of a head that is op `op`: it reads own states, which its wgrad may want again, and its forward pass makes

@@ -23,10 +23,10 @@
  *
  * Where leaves of what tp may share are more than heads of keys, each head is looked at by the queries of
  * several, and gradients of keys and values are sums over these leaves. Those that are here get a copy of
- * each head each, SPREAD, so that TERMS are of one leaf; APART they lie leaf by leaf, and are added up in the
- * first. Ranks that have copies of a head then sum over what each has come to:
+ * each head each, SPREAD, so that TERMS are of one leaf; APART they lie leaf by leaf, and are added up where
+ * TERMS were. Ranks that have copies of a head then sum over what each has come to:
  *
- *     backward   QKV -> SPREAD  attention  TERMS -> APART  =sum over copies=>  -> KEYS -> DQKV
+ *     backward   QKV -> SPREAD  attention  TERMS -> APART -> TERMS  =sum over copies=>  -> KEYS -> DQKV
  *
  * With one leaf here that sum is over TERMS as they are. Leaves are added outside of runs of queries. */
 #ifndef WEFT_MODEL_LAYERS_HEADS_H
@@ -67,35 +67,49 @@ enum {
     [HANDED_LSE] = {                                                                                         \
         .width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}
 
-extern const Swap attention_swaps[SWAPS];
-extern const KeysOfAll attention_keys;
-
 /* Around attention, op `op`; the one before it makes what it reads. */
-#define ATTENTION_COLLECTIVES(op)                                                                          \
-    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS((op)-1)), ALL_TO_ALL, CONTEXT, TURNED, QKV, TOKENS,  \
-                QKV, COMPUTE),                                                                             \
-     .when = NEED_SWAP},                                                                                   \
-        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, BY_HEADS, ATTENDED,   \
-                    TOKENS, QUERY, COMPUTE),                                                               \
-         .when = NEED_SWAP},                                                                               \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, DATTENDED, TURNED, TOKENS, QUERY,      \
-                    COMPUTE),                                                                              \
-         .when = NEED_SWAP},                                                                               \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, LSE, OWN_LSE, TOKENS, HEADS, FP32),    \
-         .when = NEED_HEAD_SUMS, .along = true, .what = "LSE"},                                            \
-        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, HANDED, DQKV, TOKENS, QKV, COMPUTE),   \
-         .when = NEED_SWAP},                                                                               \
-        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(op)), ALL_GATHER, CONTEXT, QKV, KEYS, \
-                    TOKENS, KEY_VALUE, COMPUTE),                                                           \
-         .when = NEED_KEYS, .what = "KV"},                                                                 \
-        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), REDUCE_SCATTER, CONTEXT, TERMS, TERMS, TOKENS, KEY_VALUE,   \
-                    FP32),                                                                                 \
-         .when = NEED_KEYS, .what = "DKV"},                                                                \
-    {                                                                                                      \
-        COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_REDUCE, KEY_COPIES, TERMS, TERMS, TOKENS, KEY_VALUE,     \
-                   FP32),                                                                                  \
-            .what = "DKV"                                                                                  \
+#define ATTENTION_COLLECTIVES(op)                                                                            \
+    {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS((op)-1)), ALL_TO_ALL, CONTEXT, HANDED, QKV, TOKENS,    \
+                QKV, COMPUTE),                                                                               \
+     .when = NEED_SWAP, .pack = heads_split, .packed = TURNED},                                              \
+        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, BY_HEADS, HANDED,       \
+                    TOKENS, QUERY, COMPUTE),                                                                 \
+         .when = NEED_SWAP, .unpack = heads_join, .packed = ATTENDED},                                       \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, HANDED, TURNED, TOKENS, QUERY, COMPUTE), \
+         .when = NEED_SWAP, .pack = heads_split, .packed = DATTENDED},                                       \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(op)), ALL_TO_ALL, CONTEXT, OWN_LSE, HANDED_LSE, TOKENS, HEADS,      \
+                    FP32),                                                                                   \
+         .when = NEED_HEAD_SUMS,                                                                             \
+         .along = true,                                                                                      \
+         .what = "LSE",                                                                                      \
+         .pack = lse_split,                                                                                  \
+         .unpack = lse_join,                                                                                 \
+         .packed = LSE},                                                                                     \
+        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_TO_ALL, CONTEXT, HANDED, TURNED, TOKENS, QKV, COMPUTE),   \
+         .when = NEED_SWAP, .unpack = heads_join, .packed = DQKV},                                           \
+        {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(op)), ALL_GATHER, CONTEXT, QKV, KEYS,   \
+                    TOKENS, KEY_VALUE, COMPUTE),                                                             \
+         .when = NEED_KEYS, .zigzag = true, .what = "KV", .pack = keys_place},                               \
+        {COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), REDUCE_SCATTER, CONTEXT, TERMS, TERMS, TOKENS, KEY_VALUE,     \
+                    FP32),                                                                                   \
+         .when = NEED_KEYS, .zigzag = true, .what = "DKV"},                                                  \
+    {                                                                                                        \
+        COLLECTIVE(IN_DGRAD, BEHIND(OPS(op)), ALL_REDUCE, KEY_COPIES, TERMS, TERMS, TOKENS, KEY_VALUE,       \
+                   FP32),                                                                                    \
+            .zigzag = true, .what = "DKV"                                                                    \
     }
+
+/* Between rows of all heads of own tokens (Collective.packed), and for each rank rows of its own heads: taken
+ * apart before they are sent, put together when they have come (Jacobs et al., "DeepSpeed Ulysses", 2023). */
+void heads_split(const LayerPass *w, const Collective *c);
+void heads_join(const LayerPass *w, const Collective *c);
+/* Numbers of each token and head, which go the other way beside the gradients of results: [H, T] of each run
+ * of queries (by heads), or of each span (by tokens). */
+void lse_split(const LayerPass *w, const Collective *c);
+void lse_join(const LayerPass *w, const Collective *c);
+/* Own keys and values go where they lie among those of all tokens (Llama team, "The Llama 3 herd of models",
+ * 2024). */
+void keys_place(const LayerPass *w, const Collective *c);
 
 /* Where queries, keys and values are to be made: QKV, or what is changed for heads before it is that. */
 void *attend_made(const LayerPass *w);

@@ -197,7 +197,8 @@ static void keys_down_backward(const LayerPass *w, Half half) {
     if (m->sharing.ranks == 1) add_keys_down(w, 0, m->tokens);
 }
 
-static void keys_down_summed(const LayerPass *w) {
+static void keys_down_summed(const LayerPass *w, const Collective *c) {
+    (void)c;
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
     add_keys_down(w, m->sharing.place * own, own);
@@ -430,25 +431,20 @@ static void output_backward(const LayerPass *w, Half half) {
 /* ---- the two layers ---- */
 
 #define NORMS_PART \
-    { "norms of latents", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL, .latents = true }
-#define LAST_PARTS                                                                      \
-    {                                                                                   \
-        "keys and values",       LIFE_SAVED,        keys_forward, keys_backward,        \
-        .product = &keys_values, .of_latents = true},                                   \
-        {"attention",     LIFE_SAVED,          attend_forward,         attend_backward, \
-         .attends = true, .more = attend_cost, .needed = attend_needed},                \
-    {                                                                                   \
-        "output", LIFE_SAVED, output_forward, output_backward, .product = &output       \
+    { "norms of latents", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL }
+#define LAST_PARTS                                                                         \
+    {"keys and values", LIFE_SAVED, keys_forward, keys_backward, .product = &keys_values}, \
+        {"attention",     LIFE_SAVED,          attend_forward,                             \
+         attend_backward, .more = attend_cost, .needed = attend_needed},                   \
+    {                                                                                      \
+        "output", LIFE_SAVED, output_forward, output_backward, .product = &output          \
     }
-static const Part parts[] = {
-    {"down", LIFE_SAVED, down_forward, down_backward, .product = &down, .whole = true},
-    NORMS_PART,
-    {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries, .of_latents = true},
-    LAST_PARTS};
+static const Part parts[] = {{"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
+                             NORMS_PART,
+                             {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries},
+                             LAST_PARTS};
 static const Part keys_parts[] = {
-    {"down", LIFE_SAVED, down_forward, keys_down_backward, .product = &keys_down, .summed = keys_down_summed},
-    NORMS_PART,
-    LAST_PARTS};
+    {"down", LIFE_SAVED, down_forward, keys_down_backward, .product = &keys_down}, NORMS_PART, LAST_PARTS};
 
 /* `attends`: the op that does. */
 #define COLLECTIVES(attends)                                                                      \
@@ -460,24 +456,18 @@ static const Part keys_parts[] = {
         GATHER_DY(OPS((attends) + 1))                                                             \
     }
 static const Collective collectives[] = {COLLECTIVES(4)};
-static const Collective keys_collectives[] = {COLLECTIVES(3), {SUM_DX(OPS(0))}};
+static const Collective keys_collectives[] = {COLLECTIVES(3), {SUM_DX(OPS(0)), .unpack = keys_down_summed}};
 
 const Layer layer_latent = {.name = "latent attention",
                             LAYER_ROWS(param, params),
                             LAYER_ROWS(tensor, tensors),
                             LAYER_ROWS(part, parts),
                             LAYER_ROWS(collective, collectives),
-                            .cached = DIM_KEY_VALUE,
-                            .swaps = attention_swaps,
-                            .keys = &attention_keys,
-                            .latents = MADE_TERMS};
+                            .cached = DIM_KEY_VALUE};
 const Layer layer_latent_keys = {.name = "latent attention, queries without a latent",
                                  LAYER_ROWS(param, params),
                                  .tensors = tensors,
                                  LAYER_ROWS(part, keys_parts),
                                  LAYER_ROWS(collective, keys_collectives),
                                  .tensor_count = KEYS_TENSORS,
-                                 .cached = DIM_KEY_VALUE,
-                                 .swaps = attention_swaps,
-                                 .keys = &attention_keys,
-                                 .latents = MADE_TERMS};
+                                 .cached = DIM_KEY_VALUE};

@@ -1,10 +1,11 @@
 /* A layer: what a transformer is put together from. One file and one entry of `Layer` each says which
- * parameters it has, which tensors its passes need and for how long, and what its passes do, part by part.
- * Nothing else knows: parameter table, memory plan, recomputation, FLOPs, costs for the stage split,
- * generation read these rows.
+ * parameters it has, which tensors its passes need and for how long, what ranks exchange in them, and what
+ * they do, part by part. Nothing else knows: parameter table, memory plan, recomputation, FLOPs, costs for
+ * the stage split, programs, engine, generation read these rows.
  *
  *     rows of parameters --> params.c (names, places in the unit's buffer), initialiser.c, optimizer (decay)
  *     rows of tensors ----> regions.c (slab, keep, scratch)
+ *     rows of collectives > plan/lower.c, plan/check.c (where passes stop), engine/collectives.c
  *     parts --------------> unit.c (runs them), counts.c (FLOPs)
  *
  * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. A *part* is the shortest piece of a
@@ -43,37 +44,30 @@ typedef enum Lifetime {
     LIFE_SCRATCH /* not beyond the pass that makes it */
 } Lifetime;
 
+/* Rows of a tensor. */
 typedef enum Extent {
-    EXTENT_TOKENS,
-    EXTENT_OWN,
-    EXTENT_LOGITS,
-    EXTENT_LOGIT_LEAVES,
-    EXTENT_CHOICES,
-    EXTENT_WORKED,
-    EXTENT_LEAF_TERMS,
-    EXTENT_LEAF_CHOICES,
-    EXTENT_LEAF_WORKED,
-    EXTENT_KEYS,
-    EXTENT_KEY_LEAVES,
-    EXTENT_TERMS,
-    EXTENT_ROW_SUMS,
-    EXTENT_STARTS,
-    EXTENT_STRIDE,
-    EXTENT_SPANS,
-    EXTENT_SEQUENCES,
-    EXTENT_RECORDS,
-    EXTENT_ADAPTER,
+    EXTENT_TOKENS,       /* of the microbatch, on this rank */
+    EXTENT_OWN,          /* tokens / TP: what a rank has of the stream */
+    EXTENT_LOGITS,       /* of a chunk of logits */
+    EXTENT_LOGIT_LEAVES, /* of that, once for each leaf here */
+    EXTENT_CHOICES,      /* of each token's experts */
+    EXTENT_WORKED,       /* of those that experts here work on at a time: all these, or what a round holds */
+    EXTENT_LEAF_TERMS,   /* of tokens, for each leaf that waits while these are added up: model_leaf_depth */
+    EXTENT_LEAF_CHOICES, /* rows that come home, of each leaf */
+    EXTENT_LEAF_WORKED,  /* of those that experts here work on, of each leaf */
+    EXTENT_KEYS,         /* that attention looks at */
+    EXTENT_KEY_LEAVES,   /* of keys, once for each leaf of queries that looks at them: model_key_leaves */
+    EXTENT_TERMS,        /* of terms of their gradients: model_term_depth */
+    EXTENT_ROW_SUMS,     /* two for each token and leaf of all ranks, of its queries and of its keys */
+    EXTENT_OWN_ROW_SUMS, /* of these, of the leaves here */
+    EXTENT_STARTS,       /* states that Mamba-2 keeps */
+    EXTENT_STRIDE,       /* tokens from one of these to the next, at most: MAMBA_STRIDE */
+    EXTENT_SPANS,        /* one for each span of tokens */
+    EXTENT_SEQUENCES,    /* one for each sequence of all ranks */
+    EXTENT_RECORDS,      /* four numbers of the loss for each token and leaf of all ranks */
+    EXTENT_ADAPTER,      /* r of adapters */
     EXTENT_ONE
-} Extent; /* rows: of the microbatch, of what a rank has of the stream, of a chunk of logits, and of that once
-             for each leaf here; of each token's experts; of those that experts here work on at a time: all
-             these, or what a round of visits holds, which then is scratch; of what experts come to, once for
-             each leaf that waits while these are added up (model_leaf_depth); rows that come home, of each
-             leaf, and of those that experts here work on; of keys that attention looks at, once for each
-             leaf of queries that does (model_key_leaves), of terms of their gradients (model_term_depth);
-             two for each token and leaf of all ranks, of its queries and of its keys; states that Mamba-2
-             keeps, tokens from one of these to the next, at most (device.h: MAMBA_STRIDE); one for each span
-             of tokens, for each sequence of all ranks; records of losses, of four numbers each, one for each
-             token and leaf of all ranks; r of adapters; one */
+} Extent;
 typedef enum Element {
     ELEMENT_COMPUTE, /* the compute dtype */
     ELEMENT_FP32,
@@ -176,24 +170,34 @@ enum {
 /* What ranks exchange in the passes of a layer. It stands before the first of `ops` that reads `to` in the
  * order of a pass, or behind the last of those that make `from`, and is skipped where the degree over its
  * axes is 1. In a backward pass ops run in descending order. */
-typedef struct Collective {
-    uint8_t passes; /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops are; beside that, IN_DGRAD: else */
+struct LayerPass;
+typedef struct Collective Collective;
+struct Collective {
+    uint8_t passes; /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops are; beside that, IN_DGRAD: where not */
     bool behind;    /* the ops make `from`; else they read `to` */
     uint32_t ops;   /* of the layer, a bit each: OPS(i) */
     CollKind kind;
     AxisSet over;
     int from, to; /* tensors of the layer, or of the unit */
-    /* What a rank has of it: [rows, width] */
+    /* What each rank has of it: [rows, width]; of ALL_TO_ALL all of its pieces, of a sum what it gets. */
     Extent rows;
     Dim width;
     Element element;
     Need when;
-    bool trains;      /* in training alone */
-    bool overlaps;    /* no op of the same pass reads `to` */
-    bool along;       /* starts and ends with the row before it */
-    bool chunked;     /* once for each chunk of logits, between the two slices of its op */
+    bool trains;   /* in training alone */
+    bool overlaps; /* no op of the same pass reads `to` */
+    bool brief;    /* so few numbers that no work is kept back to hide them */
+    bool along;    /* starts and ends with the row before it */
+    bool chunked;  /* once for each chunk of logits, between the two slices of its op */
+    bool zigzag;   /* over tokens of all ranks of cp, of which each has its CP chunks; else ranks in order */
     const char *what; /* behind its name in listings; NULL: the stream */
-} Collective;
+    /* Before it starts: what is sent is put where it is sent from (`packed`, another tensor of the layer); a
+     * gather without copies `from` into `to`. When it is there, the other way round. */
+    void (*pack)(const struct LayerPass *w, const Collective *c);
+    void (*unpack)(const struct LayerPass *w, const Collective *c);
+    int packed;
+    const struct Product *adapted; /* of a sum of partial sums: whose adapters' go along; NULL: its op's */
+};
 #define OPS(i) (1u << (i))
 #define BEFORE(reads) .ops = (reads)
 #define BEHIND(makes) .behind = true, .ops = (makes)
@@ -270,28 +274,7 @@ typedef struct Part {
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
     bool term;              /* what it makes is a term of the layer's result: made again with that alone */
-    bool attends;           /* tokens look at others, which may be of other ranks: see Swap, KeysOfAll */
-    bool norms_rows;        /* all heads of a token at once, of which ranks may have some each: see RowSums */
-    bool by_experts;        /* it takes rows that go to some experts, of all tokens: see Visit */
-    bool routes;            /* it says which, of all tokens on each rank that shares the experts' matrices:
-                               what is gathered for it the experts' parts read too; see Layer.counts */
-    bool beside;            /* of an MLP beside experts: it reads that too, and its terms are theirs */
-    bool whole;             /* its matrix is whole on ranks that share the layer, and makes latents of all
-                               tokens; the gradient of what it reads it makes of own tokens, in place */
-    bool latents;           /* behind it ranks have made these latents: on the way back terms of their
-                               gradients are summed, see Layer.latents */
-    bool of_latents;        /* what its product reads is that, and not the layer's input */
-    bool embeds;            /* it takes rows of the embedding, which ranks may share: terms, of all tokens */
-    bool logits;            /* as fused, of all tokens, but for the weight half, which makes logits again */
-    bool own;               /* it makes the layer's result of own tokens alone */
     bool trains;            /* it is run in training alone */
-    const Product *adapted; /* the product whose adapters' terms cross with what is summed; NULL: its own */
-    /* Of a layer that stands alone, tensors of own tokens: what a part reads that is gathered for it, and
-     * where the gradient of that goes; what terms come to that it makes, and the gradient of this. */
-    int read, read_gradient, made, made_gradient;
-    /* Of the gradient of what ranks gathered for it, own tokens of which have been summed: adds what each
-     * makes by itself. */
-    void (*summed)(const LayerPass *w);
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
@@ -299,44 +282,8 @@ typedef struct Part {
     Cost (*needed)(const ModelConfig *c, int unit, int64_t context);
 } Part;
 
-/* Numbers of each token and head, fp32, that come back from heads to tokens beside a swap. Tensors [H, T] of
- * each run of queries (by heads), or of each span (by tokens). */
-typedef struct HeadSums {
-    int heads, tokens; /* the latter has what goes out first, rank by rank */
-    int through;       /* what has come, rank by rank */
-} HeadSums;
-
-/* Where ranks of cp share a microbatch's tokens out, and those of a part look at others (Part.attends):
- * before it, and behind it, each rank hands over tokens for heads (Jacobs et al., "DeepSpeed Ulysses", 2023).
- * Tensors by their numbers among the layer's. */
-typedef struct Swap {
-    int tokens;  /* [T / ranks, width] */
-    int heads;   /* [T, width / ranks] */
-    int through; /* as large: where what goes out, or has come, lies rank by rank */
-    Dim width;
-    const HeadSums *sums; /* that go the other way beside it, in models with sinks; NULL: none */
-} Swap;
-typedef enum SwapPlace { SWAP_IN, SWAP_OUT, SWAP_OUT_GRADIENT, SWAP_IN_GRADIENT, SWAPS } SwapPlace;
-
-/* The other way: before it each rank gathers keys and values of all tokens, for the queries of its own; on
- * the way back it has terms of their gradients, of which each rank gets the sums of its own tokens (Llama
- * team, "The Llama 3 herd of models", 2024). */
-typedef struct KeysOfAll {
-    int own;   /* [T, (H+2G)*D] c: of this rank, behind its queries */
-    int all;   /* [tokens of all ranks, 2G*D] c */
-    int terms; /* [tokens of all ranks, 2G*D] fp32 */
-    int apart; /* where leaves share heads of keys, in place of the terms: their sum, [T, 2G*D] fp32 */
-} KeysOfAll;
-
-/* Where heads of a token are normed as one row, of which ranks have some each, the part before that makes
- * sums of its leaves, and the part itself, on the way back, others; each rank gathers those of all. Tensors
- * [leaves, T, 2] fp32. */
-typedef struct RowSums {
-    int squares, products;
-} RowSums;
-
 /* Where ranks share experts out, and parts need those rows of all ranks that go to some of them
- * (Part.by_experts): rows visit the ranks of their experts. At home they lie sorted by expert, so that those
+ * (COLL_DISPATCH): rows visit the ranks of their experts. At home they lie sorted by expert, so that those
  * for one rank are one run; away those of one rank lie behind those of another, and are worked on by
  * themselves: so each sum is taken as the rank whose rows they are would take it alone.
  *
@@ -390,32 +337,11 @@ typedef struct Layer {
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
     /* fp32 elements that generation carries from token to token, however many there were; NULL: none. */
     int64_t (*carried)(const ModelConfig *c);
-    const Swap *swaps; /* [SWAPS] of its part that attends; NULL: it has none */
-    const KeysOfAll *keys;
-    const RowSums *rows;  /* of its part that norms rows; NULL: it has none */
-    const Visits *visits; /* of its parts by experts; NULL: it has none */
-    /* Of one with a part that routes: what each sequence has of each expert, [sequences, E] int64. Ranks of
-     * cp each count their tokens, and the sums are there on the way back. And gradients of the weights of a
-     * token's experts, [T, k] fp32, terms of a sum where ranks share the experts' matrices. */
-    int counts, dweights;
-    int latents; /* of one with a part that makes latents: the same of these, DIM_LATENT_MADE of a token */
+    const Visits *visits; /* of its parts that are dispatched; NULL: it has none */
 } Layer;
 
 /* Of a Layer: a table of such rows, all of it. */
 #define LAYER_ROWS(row, table) .row##s = (table), .row##_count = sizeof(table) / sizeof *(table)
-
-/* What ranks do that share a layer's matrices: those of a part whose matrix is cut by rows gather what it
- * reads, those of one whose matrix is cut by columns make terms of a sum. Experts, and the MLP beside them,
- * read what was gathered for their router, and theirs are terms of one sum. */
-static inline bool part_cuts(const Part *p, Cut cut) { return p->product && p->product->weight->cut == cut; }
-static inline bool part_reads_all(const Part *p) {
-    return p->routes || p->whole || p->logits ||
-           (part_cuts(p, CUT_ROWS) && !p->by_experts && !p->beside && !p->of_latents);
-}
-static inline const Product *part_adapted(const Part *p) { return p->adapted ? p->adapted : p->product; }
-static inline bool part_makes_terms(const Part *p) {
-    return p->embeds || (part_cuts(p, CUT_COLUMNS) && !p->beside);
-}
 
 extern const Layer layer_embedding;            /* ids -> y */
 extern const Layer layer_attention;            /* x -> y */

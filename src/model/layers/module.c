@@ -107,10 +107,9 @@ static void joined_backward(const LayerPass *w, Half half) {
 }
 
 static const Part parts[] = {
-    {"embedding of next tokens", LIFE_SAVED, rows_forward, rows_backward, .embeds = true, .made = EMBEDDED,
-     .made_gradient = DEMBEDDED},
+    {"embedding of next tokens", LIFE_SAVED, rows_forward, rows_backward, .product = NULL},
     {"norms of both", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL},
-    {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection, .own = true},
+    {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection},
 };
 
 static const Collective collectives[] = {
