@@ -341,7 +341,7 @@ static ErrorCode measure_text(Job *j, Error *err) {
 
 static bool is_key(const char *word) { return model_is_key(word) && strchr(word, '='); }
 
-/* MODEL [TEXT] [mesh.KEY=N ...]: a text or tasks, and not both. */
+/* MODEL [TEXT] [mesh.KEY=N ...] [comm.watchdog_s=N]: a text or tasks, and not both. */
 static ErrorCode read_operands(Job *j, Error *err) {
     const Arguments *args = j->args;
     int first = 1; /* key of the mesh */
@@ -351,9 +351,10 @@ static ErrorCode read_operands(Job *j, Error *err) {
     j->ranks.key_count = args->operand_count - first;
     j->ranks.keys = args->operands + first;
     if (first > 2)
-        return error_set(err, ERR_USAGE,
-                         "eval: expected a model and a text, and keys of mesh: \"%s\" is one too many",
-                         args->operands[2]);
+        return error_set(
+            err, ERR_USAGE,
+            "eval: expected a model and a text, and keys of mesh or comm.watchdog_s: \"%s\" is one too many",
+            args->operands[2]);
     if (!tasks && arguments_has(args, "--samples"))
         return error_set(err, ERR_USAGE, "eval: --samples goes with --tasks");
     if (tasks != text) return OK;
@@ -417,13 +418,10 @@ static ErrorCode evaluate_joined(Job *j, Error *err) {
     return code;
 }
 
-/* How long ranks wait for each other is as a run has it by default. */
+/* Keys that cannot be read are refused when the ranks have joined. */
 static ErrorCode evaluate_here(Job *j, Error *err) {
-    Config c = {.data.seed = 0};
-    OptionSet set = {0};
-    TRY(options_init(&set, config_options, &c, err));
-    CommWatch watch = {c.comm.watchdog_s, doing_describe, &j->doing};
-    options_free(&set);
+    CommWatch watch = {0, doing_describe, &j->doing};
+    (void)model_watchdog(&j->ranks, &watch.seconds, NULL);
     catch_signals();
     doing_start(&j->doing);
     TRY(comm_open_watched(&j->ranks.comm, &watch, err));
@@ -445,9 +443,11 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(model_check_ranks(&j.ranks, (int)ranks, err));
     Config c = {.run.threads = 0};
     TRY(arguments_int(args, "--threads", 0, 4096, &c.run.threads, err));
+    double watchdog_s;
+    TRY(model_watchdog(&j.ranks, &watchdog_s, err));
     setup_before_ranks(&c, (int)ranks);
     char **words = arguments_words(args, "--ranks", NULL);
-    ErrorCode code = launch_ranks((int)ranks, words, err);
+    ErrorCode code = launch_ranks((int)ranks, words, watchdog_s, err);
     arguments_free_words(words);
     return code;
 }
@@ -467,7 +467,8 @@ const Verb verb_eval = {
         "weft train: by default each has a share of\n"
         "the weights (mesh.dp_shard). The figures have the same bits on any number of them; with mesh.tp and "
         "mesh.cp they are those of\n"
-        "numerics.canonical_tp and numerics.canonical_cp, which one rank may be given too.\n\n"
+        "numerics.canonical_tp and numerics.canonical_cp, which one rank may be given too. "
+        "comm.watchdog_s=N is how long they wait for one that hangs.\n\n"
         "Examples:\n"
         "  weft eval runs/demo some-text.txt\n"
         "  weft eval runs/demo held-out.jsonl.zst --context 512 --json\n"

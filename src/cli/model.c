@@ -152,7 +152,10 @@ static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error 
 /* ---- ranks ---- */
 
 bool model_is_key(const char *word) {
-    return strncmp(word, "mesh.", 5) == 0 || strncmp(word, "numerics.canonical_", 19) == 0;
+    static const char *const keys[] = {"mesh.", "numerics.canonical_", "comm.watchdog_s"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strncmp(word, keys[i], strlen(keys[i])) == 0) return true;
+    return false;
 }
 
 static ErrorCode read_keys(OptionSet *set, const ModelRanks *ranks, Error *err) {
@@ -172,6 +175,16 @@ ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err) {
     ErrorCode code = options_init(&set, config_options, &c, err);
     if (code == OK) code = read_keys(&set, ranks, err);
     if (code == OK) code = mesh_build(&built, &c.mesh, size, err);
+    options_free(&set);
+    return code;
+}
+
+ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err) {
+    Config c = {.data.seed = 0};
+    OptionSet set = {0};
+    ErrorCode code = options_init(&set, config_options, &c, err);
+    if (code == OK) code = read_keys(&set, ranks, err);
+    *seconds = c.comm.watchdog_s;
     options_free(&set);
     return code;
 }

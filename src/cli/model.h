@@ -33,7 +33,8 @@ typedef struct PassShape {
 } PassShape;
 
 /* Ranks that share a model out, or its work: a Comm without a mesh as yet, and how its ranks are laid, by
- * keys of that section, "mesh.pp=2", and the degrees whose bits passes have, "numerics.canonical_tp=4". */
+ * keys of that section, "mesh.pp=2", the degrees whose bits passes have, "numerics.canonical_tp=4", and how
+ * long they wait for each other, "comm.watchdog_s=60". */
 typedef struct ModelRanks {
     Comm *comm;
     int key_count;
@@ -44,6 +45,9 @@ typedef struct ModelRanks {
 bool model_is_key(const char *word);
 /* Before anything is opened, or started: refused unless so many ranks can be laid so. */
 ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err);
+
+/* How long they wait; as a run has it by default, where no key says so. */
+ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err);
 
 /* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
  * --tokenizer, --base, --compute, --device, --threads of the verb are obeyed. ranks: NULL for this process

@@ -110,7 +110,7 @@ static ErrorCode train_supervised(const Arguments *args, Error *err) {
 /* ---- with --ranks ---- */
 
 /* Errors of the configuration are found before anything is started, and said once. */
-static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
+static ErrorCode check(const Arguments *args, int64_t ranks, double *watchdog_s, Error *err) {
     Config c;
     OptionSet set;
     Mesh mesh;
@@ -120,6 +120,7 @@ static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
     if (code == OK) setup_before_ranks(&c, (int)ranks);
     if (code == OK)
         code = inject_parse(&inject, arguments_flag(args, "--inject"), (int)ranks, c.train.steps, err);
+    *watchdog_s = c.comm.watchdog_s;
     inject_free(&inject);
     options_free(&set);
     return code;
@@ -128,12 +129,13 @@ static ErrorCode check(const Arguments *args, int64_t ranks, Error *err) {
 /* 4,096 processes on one machine are more than any has cores; beyond it the number is a slip. */
 static ErrorCode train_ranks(const Arguments *args, Error *err) {
     int64_t ranks = 1;
+    double watchdog_s;
     TRY(arguments_int(args, "--ranks", 1, 4096, &ranks, err));
-    TRY(check(args, ranks, err));
+    TRY(check(args, ranks, &watchdog_s, err));
     /* One rank needs no launcher. */
     if (ranks == 1) return train(args, err);
     char **words = arguments_words(args, "--ranks", NULL);
-    ErrorCode code = launch_ranks((int)ranks, words, err);
+    ErrorCode code = launch_ranks((int)ranks, words, watchdog_s, err);
     arguments_free_words(words);
     return code;
 }

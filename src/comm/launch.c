@@ -9,11 +9,11 @@
  *       +-- the pipe
  *
  * Where the launcher says beside the ranks how they ended (launcher.h read_end), it has a second pipe for all
- * that it says itself, and ranks inherit, past it, stdout, the first pipe and a file without a name. Into
- * that each writes its exit status, a byte, when it ends: launchers have been seen to lose statuses on busy
- * machines. A file, not a pipe: it takes bytes when nobody is left to read them. Bytes are appended: of ranks
- * that end at the same time each finds a place of its own, which a shared offset does not promise (memfds of
- * Linux are without the lock that other files have on theirs). */
+ * that it says itself, and ranks inherit, past it, stdout and the first pipe.
+ *
+ * Each rank appends its exit status to a file without a name when it ends. Launchers have been seen to lose
+ * statuses on busy machines; and the first rank's end starts the clock for the others, which have no
+ * watchdog behind MPI_Finalize. A file, not a pipe: it takes bytes when nobody is left to read them. */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -26,9 +26,11 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/signals.h"
@@ -43,6 +45,7 @@
 enum {
     QUIET_MS = 500,
     PATIENCE = 20 /* QUIET_MS */,
+    LEAST_LINGER_S = 30, /* as for MPI's own end (failure.c) */
     CANNOT_START = 127,
     AFTER_SECOND_SIGINT = 130,
     SAID_MAX = 65536
@@ -58,6 +61,9 @@ typedef struct Launch {
     int ends;              /* statuses of ranks in the order of their ends, or -1 */
     int interrupts;        /* SIGINTs so far */
     int patience;          /* how often nothing came since the second */
+    double limit;          /* seconds from the first rank's end to the last one's; 0: none */
+    double first_end;      /* when it was seen; 0: it was not */
+    int stuck;             /* how often nothing came since the limit */
     bool ended, closed;    /* mpirun has; its stderr is */
     int status;
     sigset_t before;
@@ -121,17 +127,24 @@ static void use_sessions(const Launch *l) {
 }
 
 /* In the child: mpirun's own words go to a pipe of theirs, and ranks are told which descriptors are their
- * stdout and stderr, and which takes their statuses (launched_streams). */
-static void use_streams(const Launch *l, int stderr_pipe, int remarks_pipe) {
+ * stdout and stderr (launched_streams). */
+static void use_streams(int stderr_pipe, int remarks_pipe) {
     char numbers[48];
     if (remarks_pipe < 0) {
         dup2(stderr_pipe, STDERR_FILENO);
         return;
     }
-    snprintf(numbers, sizeof numbers, "%d %d %d", dup(STDOUT_FILENO), dup(stderr_pipe), dup(l->ends));
+    snprintf(numbers, sizeof numbers, "%d %d", dup(STDOUT_FILENO), dup(stderr_pipe));
     setenv(LAUNCHED_STREAMS, numbers, 1);
     dup2(remarks_pipe, STDOUT_FILENO);
     dup2(remarks_pipe, STDERR_FILENO);
+}
+
+/* In the child. */
+static void use_ends(const Launch *l, pid_t parent) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)parent, l->ends);
+    setenv(LAUNCHED_ENDS, path, 1);
 }
 
 /* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it.
@@ -145,7 +158,8 @@ static _Noreturn void become(const Launch *l, char *const *words, const int *pip
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
     int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-    use_streams(l, pipes[0], pipes[1]);
+    use_ends(l, parent);
+    use_streams(pipes[0], pipes[1]);
     sigprocmask(SIG_SETMASK, &l->before, NULL);
     if (getppid() == parent) execvp(words[0], words);
     _exit(CANNOT_START);
@@ -159,12 +173,9 @@ static ErrorCode make_pipe(int *from, int *to, Error *err) {
     return OK;
 }
 
-/* What only a launcher needs whose word is asked for beside the ranks'. */
-static ErrorCode make_asides(Launch *l, int *remarks_pipe, Error *err) {
-    TRY(make_pipe(&l->remarks, remarks_pipe, err));
+static ErrorCode make_ends(Launch *l, Error *err) {
     l->ends = memfd_create("weft-ends", MFD_CLOEXEC);
-    if (l->ends >= 0 && fcntl(l->ends, F_SETFL, O_APPEND) == 0) return OK;
-    return error_errno(err, ERR_UNAVAILABLE, "cannot make a file without a name");
+    return l->ends >= 0 ? OK : error_errno(err, ERR_UNAVAILABLE, "cannot make a file without a name");
 }
 
 /* The process group is mpirun's own: a Ctrl-C of the terminal goes to weft alone, which decides what to
@@ -173,7 +184,8 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
     int pipes[2] = {-1, -1}; /* the ends to write to: of messages, of remarks */
     pid_t parent = getpid();
     TRY(make_pipe(&l->messages, &pipes[0], err));
-    if (l->kind->read_end) TRY(make_asides(l, &pipes[1], err));
+    if (l->kind->read_end) TRY(make_pipe(&l->remarks, &pipes[1], err));
+    TRY(make_ends(l, err));
     l->mpirun = fork();
     if (l->mpirun == 0) become(l, words, pipes, parent);
     close(pipes[0]);
@@ -189,6 +201,19 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
 static void end_ranks(const Launch *l) {
     log_warn("the ranks did not end on the second SIGINT: mpirun ends them");
     kill(l->mpirun, l->kind->end);
+}
+
+/* From the first rank's end on the others may take as long as ranks wait for each other. Asked for when nothing
+ * else is to be taken: mpirun may have ended while this process was stopped. A launcher whose signals for
+ * ranks and for itself are one needs it twice. */
+static void find_stuck(Launch *l) {
+    struct stat ends;
+    if (l->ended || l->limit <= 0 || fstat(l->ends, &ends) != 0 || ends.st_size == 0) return;
+    if (l->first_end == 0) l->first_end = clock_seconds();
+    if (clock_seconds() - l->first_end < l->limit) return;
+    l->stuck++;
+    if (l->stuck == 1 || (l->stuck == 2 && l->kind->again == l->kind->end)) kill(l->mpirun, l->kind->end);
+    if (l->stuck == PATIENCE) kill(l->mpirun, SIGKILL);
 }
 
 static void take_signal(Launch *l) {
@@ -237,6 +262,7 @@ static void watch(Launch *l) {
         if (ready == 0) {
             chatter_flush(&l->chatter);
             if (l->ended) break;
+            find_stuck(l);
             if (l->interrupts > 1 && ++l->patience == PATIENCE) end_ranks(l);
         }
         if (ready > 0 && fds[0].revents) take_signal(l);
@@ -246,14 +272,45 @@ static void watch(Launch *l) {
     chatter_flush(&l->chatter);
 }
 
+static bool read_told(const Launch *l, int at, RankTold *out) {
+    return pread(l->ends, out, sizeof *out, (off_t)((size_t)at * sizeof *out)) == sizeof *out;
+}
+
 /* Of the first rank that ended badly, as it said itself; 0: none did. *untold: a rank that was to say how it
- * ended did not. */
+ * ended did not, and nor did its launcher. */
 static int told_code(const Launch *l, bool *untold) {
-    unsigned char code = 0, one;
-    int told = 0;
-    for (; pread(l->ends, &one, 1, told) == 1; told++) code = code ? code : one;
-    *untold = l->ends >= 0 && told < l->ranks;
+    RankTold one;
+    int code = 0, told = 0;
+    for (; read_told(l, told, &one); told++) code = code ? code : one.status;
+    *untold = l->kind->read_end && told < l->ranks;
     return code;
+}
+
+static bool has_told(const Launch *l, int rank) {
+    RankTold one;
+    for (int at = 0; read_told(l, at, &one); at++)
+        if (one.rank == rank) return true;
+    return false;
+}
+
+/* Those that said nothing; which one hangs is not known where all did. */
+static void list_stuck(const Launch *l, Text *out) {
+    for (int rank = 0; rank < l->ranks; rank++)
+        if (!has_told(l, rank)) text_printf(out, "%s%d", out->length ? ", " : "rank ", rank);
+    if (!out->length) text_puts(out, "one of them");
+}
+
+static ErrorCode refuse_stuck(const Launch *l, Error *err) {
+    Text stuck = {0};
+    list_stuck(l, &stuck);
+    error_set(
+        err, ERR_PEER,
+        "ranks hang behind their last step: %s had not ended %g s after the first that did "
+        "(comm.watchdog_s, at least %d s), and mpirun was told to end them; with --restarts N a run goes "
+        "on from its last checkpoint",
+        stuck.data, l->limit, LEAST_LINGER_S);
+    text_free(&stuck);
+    return ERR_PEER;
 }
 
 /* By what mpirun says beside the ranks or between them, and by its own status. */
@@ -279,7 +336,8 @@ static RanksEnd find_end(const Launch *l, bool *untold) {
     return end;
 }
 
-/* From the most to the least telling: the user's second SIGINT, a rank killed by a signal, mpirun itself,
+/* From the most to the least telling: the user's second SIGINT, ranks that hang at their end, a rank killed by
+ * a signal, mpirun itself,
  * the ranks' own status, which they have explained (told). */
 static ErrorCode judge(const Launch *l, Error *err) {
     bool untold;
@@ -291,6 +349,7 @@ static ErrorCode judge(const Launch *l, Error *err) {
         err->told = true;
         return err->code;
     }
+    if (l->stuck && told_code(l, &untold) == 0) return refuse_stuck(l, err);
     if (end.signal)
         return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by signal %d (SIG%s)", end.ranks,
                          end.signal, sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "?");
@@ -321,9 +380,10 @@ static void block_signals(Launch *l) {
     l->signals = signalfd(-1, &awaited, SFD_CLOEXEC);
 }
 
-ErrorCode launch_ranks(int ranks, char *const *words, Error *err) {
+ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *err) {
     char program[4096];
     Launch l = {.kind = launcher_kind(), .ranks = ranks, .messages = -1, .remarks = -1, .ends = -1};
+    if (watchdog_s > 0) l.limit = watchdog_s > LEAST_LINGER_S ? watchdog_s : LEAST_LINGER_S;
     Launched launched = launched_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,

@@ -21,10 +21,15 @@ Launched launched_find(void);
  * so (err->told). */
 ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
 
-/* In a rank that launch_ranks started, before anything is printed: stdout, stderr and exit status past the
- * launcher, where the environment says so (LAUNCHED_STREAMS). */
+/* In a rank that launch_ranks started, before anything is printed: stdout and stderr past the launcher, where
+ * the environment says so (LAUNCHED_STREAMS), and exit status (LAUNCHED_ENDS: the path of a file to which
+ * each rank appends how it ends). */
 void launched_streams(void);
 #define LAUNCHED_STREAMS "WEFT_RANK_STREAMS"
+#define LAUNCHED_ENDS "WEFT_RANK_ENDS"
+typedef struct RankTold {
+    int rank, status; /* rank: as the launcher gave it, or -1 */
+} RankTold;
 /* The status that this rank is about to end with, for an end that does not go through exit(), which tells by
  * itself; signal handlers may. Nothing where the launcher's word is enough. */
 void launched_tell_end(int status);
@@ -42,9 +47,12 @@ ErrorCode launch_own_path(char *out, size_t size, Error *err);
  * process only; when this process dies the ranks get the request too. What mpirun itself says is left out
  * where it only repeats what the ranks or this function say.
  *
+ * Once a rank has ended the others have watchdog_s seconds (30 at least; 0: no limit) to end too. Those that
+ * have not are named, and mpirun is told to end them: ERR_PEER.
+ *
  * Returns the exit status of the ranks as a code, with err->told set: they have said why. A rank that a
  * signal killed makes it 128 + N, and the message names rank and signal. MPICH's launcher kills the others by
  * SIGKILL: where that was the first one's signal too, all that it may have been are named. */
-ErrorCode launch_ranks(int ranks, char *const *words, Error *err);
+ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *err);
 
 #endif

@@ -55,14 +55,15 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
     return ERR_UNAVAILABLE;
 }
 
-static int ends = -1; /* the file of statuses */
+static int ends = -1; /* the file of RankTold */
+static int own_rank;
 
 /* Once: what ends all ranks may end this one by exit(). */
 void launched_tell_end(int status) {
-    unsigned char byte = (unsigned char)status;
+    RankTold told = {own_rank, status & 0xff};
     int file = ends;
     ends = -1;
-    if (file >= 0 && write(file, &byte, 1) == 1) close(file);
+    if (file >= 0 && write(file, &told, sizeof told) == sizeof told) close(file);
 }
 
 static void tell_at_exit(int status, void *nothing) {
@@ -70,14 +71,23 @@ static void tell_at_exit(int status, void *nothing) {
     launched_tell_end(status);
 }
 
+/* By its path, since launchers close the descriptors that ranks would inherit. */
+static void open_ends(void) {
+    const char *path = getenv(LAUNCHED_ENDS);
+    if (!path) return;
+    own_rank = launched_find().rank;
+    ends = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (ends >= 0 && on_exit(tell_at_exit, NULL) != 0) ends = -1;
+    unsetenv(LAUNCHED_ENDS);
+}
+
 /* Numbers that are not open descriptors change nothing. */
 void launched_streams(void) {
     const char *numbers = getenv(LAUNCHED_STREAMS);
-    int out, messages, statuses;
-    if (!numbers || sscanf(numbers, "%d %d %d", &out, &messages, &statuses) != 3) return;
-    if (out < 3 || messages < 3 || statuses < 3) return;
+    int out, messages;
+    open_ends();
+    if (!numbers || sscanf(numbers, "%d %d", &out, &messages) != 2 || out < 3 || messages < 3) return;
     if (dup2(out, STDOUT_FILENO) >= 0) close(out);
     if (dup2(messages, STDERR_FILENO) >= 0) close(messages);
-    if (fcntl(statuses, F_SETFD, FD_CLOEXEC) == 0 && on_exit(tell_at_exit, NULL) == 0) ends = statuses;
     unsetenv(LAUNCHED_STREAMS);
 }

@@ -805,6 +805,12 @@ static void before_start(const char *name, char **ranks) {
         if (atoi(*ranks) == launched_find().rank) raise(SIGSTOP);
 }
 
+/* Behind MPI_Finalize. */
+static void hang(int status, void *nothing) {
+    (void)status, (void)nothing;
+    stay();
+}
+
 /* Of the signals that launchers pass on. */
 static void ignore_all(void) {
     static const int numbers[] = {SIGUSR1, SIGUSR2, SIGINT};
@@ -852,6 +858,10 @@ static ErrorCode play(const char *name, char **ranks) {
         if (named) raise(SIGSTOP);
         return OK;
     }
+    if (strcmp(name, "linger") == 0) {
+        if (named) on_exit(hang, NULL);
+        return OK;
+    }
     if (strcmp(name, "fail") == 0 && named) code = error_set(&err, ERR_DATA, "bad play");
     if (strcmp(name, "sizes") == 0) code = play_sizes();
     if (code == OK) code = wait_in_vain();
@@ -862,7 +872,7 @@ static ErrorCode play(const char *name, char **ranks) {
 /* launch N ...: the rest of the command line by N ranks. */
 static int launch(int ranks, char **words) {
     words[0] = (char *)(uintptr_t) "test_comm";
-    ErrorCode code = launch_ranks(ranks, words, &err);
+    ErrorCode code = launch_ranks(ranks, words, number_of("TEST_WATCHDOG", 60), &err);
     if (code != OK && !err.told) fprintf(stderr, "test_comm: %s\n", err.message);
     return (int)code;
 }

@@ -99,7 +99,7 @@ static Error launched(const char *first, const char *second, const char *says, c
          *words[] = {program, (char *)(uintptr_t)first, (char *)(uintptr_t)second, NULL};
     setenv("SAYS", says, 1);
     setenv("ENDS", ends, 1);
-    ErrorCode code = launch_ranks(2, words, &err);
+    ErrorCode code = launch_ranks(2, words, 0, &err);
     assert_int_equal(code, err.code);
     return err;
 }

@@ -114,12 +114,20 @@ hangs_at_the_end() {
     found "rank 1 answers nobody: it hangs" end 1
     ended_with 76 3 "rank 0: nothing has come for" "rank 2: nothing has come for"
 }
+# Behind MPI_Finalize no rank is left to notice: the launcher does, from the first rank's end on. It waits for 30 s at least.
+TEST_WATCHDOG=1 timeout -k 5 600 "$program" launch 3 play linger 0 2 2>"$directory/lingering" >/dev/null &
+lingering=$!
 patient is_busy
 patient wait_for_each_other
 patient works
 patient is_late
 patient hangs_at_the_end
 unset TEST_WATCHDOG
+ended=0
+wait "$lingering" || ended=$?
+cp "$directory/lingering" "$directory/said"
+what="ranks that hang behind MPI_Finalize"
+ended_with 76 1 "ranks hang behind their last step: rank 0, 2 had not ended 30 s after the first that did"
 
 # Signals become a request to stop, which the ranks agree on; a second SIGINT does not wait for them.
 signal_to() {
