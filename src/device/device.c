@@ -19,6 +19,7 @@
 #endif
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/gemm.h"
@@ -424,6 +425,70 @@ double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
     d->scratch = scratch, d->scratch_size = size, d->profiling = profiling;
     return best;
 }
+
+/* ---- rounding ---- */
+
+enum { ROUNDED = 128 }; /* rows and columns */
+
+/* Tensor memory of it, one after the other. Called dry, then real. */
+typedef struct Rounded {
+    char *a, *b, *product, *moments;
+    OptimizerStep *step;
+} Rounded;
+
+static Rounded take_rounded(Pool *p, Device *d) {
+    size_t matrix = (size_t)ROUNDED * ROUNDED * sizeof(float);
+    char *operands = take_operands(p, d, DTYPE_F32, matrix), *moments = pool_take(p, 2 * matrix);
+    OptimizerStep *step = pool_take(p, sizeof *step);
+    return (Rounded){operands, operands + matrix, operands + 2 * matrix, moments, step};
+}
+
+static uint64_t hash_rounded(Device *d, const char *tensor, float *host) {
+    device_fetch(d, host, tensor, (size_t)ROUNDED * ROUNDED * sizeof *host);
+    return hash64(host, (size_t)ROUNDED * ROUNDED * sizeof *host);
+}
+
+/* Numbers of no meaning, none of which a rounding would leave as it is. */
+static void update_rounded(Device *d, const Rounded *r) {
+    const OptimizerStep step = {0.01f, 0.1f, 0.05f, 0.7f, 0, 1};
+    const AdamW adamw = {0.9f, 0.95f, 1e-8f, 0.1f};
+    const Sgd sgd = {0.9f, 0.1f, true};
+    const StateStore store = {.type = DTYPE_F32};
+    const int64_t n = (int64_t)ROUNDED * ROUNDED;
+    float *param = (float *)(void *)r->a, *m = (float *)(void *)r->moments;
+    const float *grad = (const float *)(const void *)r->b;
+    OP(d, OP_UPLOAD, upload, r->step, &step, sizeof step);
+    OP(d, OP_ZERO, zero, m, 2 * (size_t)n * sizeof *m);
+    for (int i = 0; i < 2; i++) OP(d, OP_ADAMW, adamw, n, adamw, store, r->step, param, grad, m, m + n, NULL);
+    OP(d, OP_SGD, sgd, n, sgd, store, r->step, param, grad, m, NULL);
+}
+
+/* Scratch and profile are put back as they were. */
+ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err) {
+    Pool p = {.name = "rounding"};
+    size_t size = d->scratch_size;
+    char *scratch = d->scratch;
+    bool profiling = d->profiling;
+    take_rounded(&p, d);
+    ErrorCode code = pool_commit(&p, d, err);
+    if (code == OK) {
+        Rounded r = take_rounded(&p, d);
+        float *host = mem_alloc_array((size_t)ROUNDED * ROUNDED, sizeof *host);
+        Repeated product = {.n = ROUNDED, .type = DTYPE_F32, .a = r.a, .b = r.b, .c = r.product};
+        d->profiling = false;
+        fill_operands(d, r.a, DTYPE_F32, ROUNDED);
+        run_product(d, &product, 0);
+        *out = products ? hash_rounded(d, r.product, host) : 0;
+        update_rounded(d, &r);
+        *out = *out * 31 + hash_rounded(d, r.a, host);
+        free(host);
+    }
+    d->scratch = scratch, d->scratch_size = size, d->profiling = profiling;
+    pool_free(&p);
+    return code;
+}
+
+/* ---- copies ---- */
 
 static double copy_rate_of(Device *d, size_t bytes, double seconds) {
     double rate = 0;

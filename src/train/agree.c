@@ -306,3 +306,31 @@ ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *
             comm_size(comm) - (int)native, comm_size(comm));
     return setup_compute(c, set, all, err);
 }
+
+typedef struct Rounding {
+    uint64_t number;
+    int64_t same;
+} Rounding;
+
+static void combine_rounding(void *into, const void *from) {
+    Rounding *a = into;
+    const Rounding *b = from;
+    a->same = a->same && b->same && a->number == b->number;
+}
+
+ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, Error *err) {
+    Rounding r = {.same = true};
+    Report report = {.count = 0};
+    char mine[128];
+    if (comm_size(comm) == 1) return OK;
+    TRY(comm_agree(comm, device_rounding(d, products, &r.number, err), err));
+    snprintf(mine, sizeof mine, "%s, rounding %016llx", d->name, (unsigned long long)r.number);
+    TRY(comm_combine(comm, &r, sizeof r, combine_rounding, err));
+    if (r.same) return OK;
+    TRY(compare_text(comm, "the device", mine, &report, err));
+    return refuse(
+        comm, &report, ERR_CONFIG,
+        "ranks hold copies of parameters, which each updates by itself, and these kernels round "
+        "otherwise: give all ranks one run.device, or let them share the parameters (mesh.dp_shard)",
+        err);
+}

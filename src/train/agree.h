@@ -9,6 +9,7 @@
  *     agree_on_data     what files hold: text, tokenizer, mixture
  *     agree_on_file     a checkpoint to go on from, weights to start from
  *     agree_on_compute  compute: auto, once for all ranks
+ *     agree_on_rounding kernels of ranks that hold copies of parameters
  *
  * All ranks call each; all return the same code, with err->told set on all but one. */
 #ifndef WEFT_TRAIN_AGREE_H
@@ -28,6 +29,9 @@ ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err);
 ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const char *advice, Error *err);
 /* Derives train.compute where it is auto: bf16 if the processors of all ranks multiply it natively. */
 ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err);
+/* ERR_CONFIG when ranks that hold copies of parameters would not keep them equal: each updates its own, and
+ * their kernels round otherwise. products: matrix products are part of that (device_rounding). */
+ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, Error *err);
 /* The kernels of all ranks, to be freed: "avx2", or "avx2 on ranks 0-3, avx512 on rank 4", which rank 0
  * says. */
 ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err);

@@ -360,6 +360,15 @@ static ErrorCode know_base(Trainer *t, Error *err) {
     return OK;
 }
 
+/* Over tp routers and latents are each rank's own too, and an expert is chosen by what a product comes to. */
+static ErrorCode agree_on_copies(Trainer *t, Error *err) {
+    const Partition *p = &t->rank.partition;
+    const ModelConfig *shape = &t->c->model.shape;
+    bool products = param_groups_need_matrices(&t->rank.groups) ||
+                    (p->tensors > 1 && (shape->num_experts > 0 || shape->kv_lora_rank > 0));
+    return partition_has_copies(p) ? agree_on_rounding(t->comm, &t->device, products, err) : OK;
+}
+
 /* In this order: what can be refused is refused before memory is taken, and memory is taken before
  * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
@@ -370,6 +379,7 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, know_base(t, err));
     TOGETHER(t, compare_with_found(t, set, err));
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
+    TRY(agree_on_copies(t, err));
     const MemoryPlan *memory = rank_memory(&t->rank);
     TRY(occupancy_check(&t->occupancy, memory_plan_pools(memory), memory_plan_taken(memory), err));
     TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
