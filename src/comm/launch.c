@@ -203,9 +203,9 @@ static void end_ranks(const Launch *l) {
     kill(l->mpirun, l->kind->end);
 }
 
-/* From the first rank's end on the others may take as long as ranks wait for each other. Asked for when nothing
- * else is to be taken: mpirun may have ended while this process was stopped. A launcher whose signals for
- * ranks and for itself are one needs it twice. */
+/* From the first rank's end on the others may take as long as ranks wait for each other. Asked for when
+ * nothing else is to be taken: mpirun may have ended while this process was stopped. A launcher whose signals
+ * for ranks and for itself are one needs it twice. */
 static void find_stuck(Launch *l) {
     struct stat ends;
     if (l->ended || l->limit <= 0 || fstat(l->ends, &ends) != 0 || ends.st_size == 0) return;
@@ -336,9 +336,8 @@ static RanksEnd find_end(const Launch *l, bool *untold) {
     return end;
 }
 
-/* From the most to the least telling: the user's second SIGINT, ranks that hang at their end, a rank killed by
- * a signal, mpirun itself,
- * the ranks' own status, which they have explained (told). */
+/* From the most to the least telling: the user's second SIGINT, ranks that hang behind their last step, a
+ * rank killed by a signal, mpirun itself, the ranks' own status, which they have explained (told). */
 static ErrorCode judge(const Launch *l, Error *err) {
     bool untold;
     RanksEnd end = find_end(l, &untold);

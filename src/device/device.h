@@ -965,8 +965,9 @@ void device_op_leave(Device *d, OpId op, int64_t begun);
  * way on the device. */
 void device_profile_print(Device *d, double seconds, Text *out);
 
-/* A number that tells how this device rounds what replicas make by themselves: updates of optimizers, and with
- * `products` matrix products in fp32. Devices with equal numbers made the same bits of the same operands. */
+/* A number that tells how this device rounds what replicas make by themselves: updates of optimizers, and
+ * with `products` matrix products in fp32. Devices with equal numbers made the same bits of the same
+ * operands. */
 ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err);
 
 /* Matrix-product peak of this device, measured: the best of square products of several sizes, in FLOP/s; 0
