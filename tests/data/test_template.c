@@ -296,8 +296,8 @@ static void test_growth(void **state) {
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ "
         "m.role }}{% "
         "endfor %}",
-        "{% for m in messages %}{% if m.role == 'tool' %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ "
-        "messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}"};
+        ("{% for m in messages %}{% if m.role == 'tool' %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ "
+         "messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}")};
     /* And these begin anew, as they look at the end before they come to it. */
     static const char *const anew[] = {
         "{{ messages|length }}{% for m in messages %}{{ m.role }}{% endfor %}",

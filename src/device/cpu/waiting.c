@@ -28,7 +28,7 @@
 
 #include "base/clock.h"
 
-static const double PERIOD = 0.05, BUSY = 0.15, QUIET = 0.05;
+static const double BUSY = 0.15, QUIET = 0.05;
 static const double PATIENCE = 1, PATIENCE_MOST = 60;
 
 bool waiting_is_set(void) {
@@ -96,6 +96,9 @@ void crowd_keep(int threads, bool (*done)(void *arg), void *arg) {
 
 /* ---- the watch ---- */
 
+#ifndef __clang__ /* its library has a setting that may change later on */
+static const double PERIOD = 0.05;
+
 typedef struct Watch {
     Crowd crowd;
     int file, crowding; /* schedstat of the main thread; threads that make more than there are cores */
@@ -145,20 +148,26 @@ static void start(Watch *w) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+static void watch_queue(Watch *w) {
+    w->file = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
+    w->at = clock_seconds();
+    w->queued = queued_seconds(w->file);
+    if (w->queued >= 0) start(w);
+}
+#endif
+
 /* A process with a quarter of the cores' threads and fewer has other cores to go to; and of such processes
  * there may be many. */
 void waiting_watch(int threads) {
-    static Watch watch;
+    static bool watched;
     int cores = omp_get_num_procs();
-    if (watch.crowding > 0 || threads < 2 || 4 * threads < cores || waiting_is_set()) return;
-    watch.crowding = cores >= threads ? cores - threads + 2 : 2;
+    if (watched || threads < 2 || 4 * threads < cores || waiting_is_set()) return;
+    watched = true;
 #ifdef __clang__
-    /* Its library has a setting that may change: milliseconds. */
-    kmp_set_blocktime(1);
+    kmp_set_blocktime(1); /* milliseconds */
 #else
-    watch.file = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
-    watch.at = clock_seconds();
-    watch.queued = queued_seconds(watch.file);
-    if (watch.queued >= 0) start(&watch);
+    static Watch watch;
+    watch.crowding = cores >= threads ? cores - threads + 2 : 2;
+    watch_queue(&watch);
 #endif
 }
