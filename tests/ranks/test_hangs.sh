@@ -52,7 +52,9 @@ for i in "${!phases[@]}"; do
 done
 started=()
 for run in "${runs[@]}"; do
-    start "${run/ /-}" "stop:rank=${run% *},phase=${run#* }" &
+    words=()
+    [ "${run#* }" != measuring ] || words=(train.steps=100000) # shorter runs have no peak measured
+    start "${run/ /-}" "stop:rank=${run% *},phase=${run#* }" "${words[@]}" &
     started+=($!)
     [ $((${#started[@]} % 5)) -ne 0 ] || wait "${started[@]}"
 done
