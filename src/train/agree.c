@@ -307,26 +307,48 @@ ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *
     return setup_compute(c, set, all, err);
 }
 
-typedef struct Rounding {
-    uint64_t number;
-    int64_t same;
-} Rounding;
+/* Of each set of ranks that hold copies of the same parameters the lowest and the highest number: one number
+ * where they are alike. */
+typedef struct Roundings {
+    int64_t sets;
+    struct {
+        uint64_t low, high;
+    } set[];
+} Roundings;
 
-static void combine_rounding(void *into, const void *from) {
-    Rounding *a = into;
-    const Rounding *b = from;
-    a->same = a->same && b->same && a->number == b->number;
+static void combine_roundings(void *into, const void *from) {
+    Roundings *a = into;
+    const Roundings *b = from;
+    for (int64_t i = 0; i < a->sets; i++) {
+        if (b->set[i].low < a->set[i].low) a->set[i].low = b->set[i].low;
+        if (b->set[i].high > a->set[i].high) a->set[i].high = b->set[i].high;
+    }
 }
 
-ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, Error *err) {
-    Rounding r = {.same = true};
+/* *alike is the same on all ranks. */
+static ErrorCode compare_roundings(Comm *comm, uint64_t number, int set, int sets, bool *alike, Error *err) {
+    size_t bytes = sizeof(Roundings) + (size_t)sets * 2 * sizeof(uint64_t);
+    Roundings *all = mem_alloc(bytes);
+    all->sets = sets;
+    for (int i = 0; i < sets; i++) all->set[i].low = UINT64_MAX, all->set[i].high = 0;
+    all->set[set].low = all->set[set].high = number;
+    ErrorCode code = comm_combine(comm, all, bytes, combine_roundings, err);
+    *alike = true;
+    for (int i = 0; i < sets; i++) *alike = *alike && all->set[i].low == all->set[i].high;
+    free(all);
+    return code;
+}
+
+ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, int set, int sets, Error *err) {
+    uint64_t number = 0;
+    bool alike;
     Report report = {.count = 0};
     char mine[128];
     if (comm_size(comm) == 1) return OK;
-    TRY(comm_agree(comm, device_rounding(d, products, &r.number, err), err));
-    snprintf(mine, sizeof mine, "%s, rounding %016llx", d->name, (unsigned long long)r.number);
-    TRY(comm_combine(comm, &r, sizeof r, combine_rounding, err));
-    if (r.same) return OK;
+    TRY(comm_agree(comm, device_rounding(d, products, &number, err), err));
+    snprintf(mine, sizeof mine, "%s, rounding %016llx", d->name, (unsigned long long)number);
+    TRY(compare_roundings(comm, number, set, sets, &alike, err));
+    if (alike) return OK;
     TRY(compare_text(comm, "the device", mine, &report, err));
     return refuse(
         comm, &report, ERR_CONFIG,

@@ -30,8 +30,9 @@ ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const ch
 /* Derives train.compute where it is auto: bf16 if the processors of all ranks multiply it natively. */
 ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err);
 /* ERR_CONFIG when ranks that hold copies of parameters would not keep them equal: each updates its own, and
- * their kernels round otherwise. products: matrix products are part of that (device_rounding). */
-ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, Error *err);
+ * their kernels round otherwise. products: matrix products are part of that (device_rounding). set: the
+ * number, below `sets`, of the set of ranks that hold copies of the same parameters: a pipeline stage's. */
+ErrorCode agree_on_rounding(Comm *comm, Device *d, bool products, int set, int sets, Error *err);
 /* The kernels of all ranks, to be freed: "avx2", or "avx2 on ranks 0-3, avx512 on rank 4", which rank 0
  * says. */
 ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err);

@@ -360,13 +360,17 @@ static ErrorCode know_base(Trainer *t, Error *err) {
     return OK;
 }
 
-/* Over tp routers and latents are each rank's own too, and an expert is chosen by what a product comes to. */
+/* Over tp routers and latents are each rank's own too, and an expert is chosen by what a product comes to.
+ * Pipeline stages hold copies of nothing but a tied embedding. */
 static ErrorCode agree_on_copies(Trainer *t, Error *err) {
     const Partition *p = &t->rank.partition;
     const ModelConfig *shape = &t->c->model.shape;
     bool products = param_groups_need_matrices(&t->rank.groups) ||
                     (p->tensors > 1 && (shape->num_experts > 0 || shape->kv_lora_rank > 0));
-    return partition_has_copies(p) ? agree_on_rounding(t->comm, &t->device, products, err) : OK;
+    int stages = p->tied ? 1 : mesh_size(&p->mesh, MESH_PIPELINE);
+    return partition_has_copies(p)
+               ? agree_on_rounding(t->comm, &t->device, products, stages > 1 ? p->pipe : 0, stages, err)
+               : OK;
 }
 
 /* In this order: what can be refused is refused before memory is taken, and memory is taken before

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <omp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -49,13 +50,20 @@ static void test_decision(void **state) {
 }
 
 #ifndef __clang__ /* libomp has a setting instead */
-static bool has_ended(void *ended) {
+typedef struct Team {
+    atomic_bool there, ended;
+} Team;
+
+/* It is asked by the team's first thread, so that the others exist from the first call on. */
+static bool has_ended(void *team) {
+    Team *t = team;
+    atomic_store(&t->there, true);
     nanosleep(&(struct timespec){0, 1000000}, NULL);
-    return atomic_load((atomic_bool *)ended);
+    return atomic_load(&t->ended);
 }
 
-static void *hold(void *ended) {
-    crowd_keep(omp_get_num_procs() + 2, has_ended, ended);
+static void *hold(void *team) {
+    crowd_keep(omp_get_num_procs() + 2, has_ended, team);
     return NULL;
 }
 
@@ -79,13 +87,13 @@ static long sleeps(void) {
 /* Threads of a process that has a second team sleep at the end of each region, if they get there before the
  * one that works: on a loaded machine some do not. */
 static void test_second_team(void **state) {
-    atomic_bool ended = false;
+    Team team = {false, false};
     pthread_t thread;
     (void)state;
-    assert_int_equal(pthread_create(&thread, NULL, hold, &ended), 0);
-    nanosleep(&(struct timespec){0, 200000000}, NULL);
+    assert_int_equal(pthread_create(&thread, NULL, hold, &team), 0);
+    while (!atomic_load(&team.there)) sched_yield();
     long slept = sleeps();
-    atomic_store(&ended, true);
+    atomic_store(&team.ended, true);
     pthread_join(thread, NULL);
     assert_true(slept >= REGIONS / 4);
 }
