@@ -2235,9 +2235,11 @@ static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error 
  * that goes on (setup_keep_balance). DeepSeek's speed is its own; the others bring experts together within
  * some tens of steps. */
 static ErrorCode take_router_bias(Config *c, OptionSet *set, Error *err) {
-    const Arch *a = &families[c->model.family]->arch;
+    const Family *f = families[c->model.family];
+    const Arch *a = &f->arch;
     const ModelConfig *m = &c->model.shape;
-    bool starts = !c->model.init[0] && m->num_experts > m->num_experts_per_tok && !m->output_router_logits;
+    bool starts = family_has_experts(f) && !c->model.init[0] && m->num_experts > m->num_experts_per_tok &&
+                  !m->output_router_logits;
     if (options_is_set(set, "train.router_bias_speed") || !starts) return OK;
     return options_derive(set, "train.router_bias_speed",
                           a->sigmoid_router ? "0.001"

@@ -61,7 +61,7 @@ exits 0 train run.yaml run.dir=plain_stop || cat err
 [ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias goes on with one"
 [ "$(curve plain)" = "$(curve one)" ] && fail "the bias changes nothing"
 
-# Every family: the mean of the last ten of 25 steps is nearer to 1 than without.
+# Every family: the mean of the last ten of 25 steps is nearer to 1 than without, by a fifth at least.
 unevenness() {
     exits 0 train run.yaml run.dir=even "$@" run.overwrite=true train.steps=25 checkpoint.every=0 model.num_hidden_layers=3 >&2
     grep -o '"expert_imbalance": [0-9.]*' even/metrics.jsonl | tail -10 | awk '{ sum += $2 } END { printf "%d", 100 * sum }'
@@ -75,9 +75,12 @@ for family in qwen3_moe mixtral olmoe gpt_oss llama4_text deepseek_v2 deepseek_v
     llama4_text) more+=' model.num_experts_per_tok=1' ;;
     deepseek*) more+=" $latent" ;;
     esac
-    with=$(unevenness $more) without=$(unevenness $more train.router_bias_speed=0)
+    # DeepSeek's moves by its sign: by default no more than 0.025 in 25 steps. Three times that leaves a margin; twenty times swings.
+    speed=
+    [ $family = deepseek_v3 ] && speed=train.router_bias_speed=0.003
+    with=$(unevenness $more $speed) without=$(unevenness $more train.router_bias_speed=0)
     echo "$family: $with in place of $without (1000 is even)"
-    [ "$with" -lt "$without" ] || fail "$family: experts are no more even with the bias ($with) than without ($without)"
+    [ $((with * 5)) -lt $((without * 4)) ] || fail "$family: experts are hardly more even with the bias ($with) than without ($without)"
 done
 
 # A warning, once, where they stay uneven.
