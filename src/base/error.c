@@ -2,7 +2,8 @@
  *
  * A message is formatted into a buffer of its own before it is stored, so that an old message may be an
  * argument of the new one. Messages are cut between characters, never inside one, and end in "..." where they
- * were cut.
+ * were cut. They are escaped when they are stored, whatever they were made of: a path or a name from a file
+ * cannot act on the terminal that shows it, and an error is one line.
  *
  * The trail of places belongs to a thread, not to an Error: it is kept for one failure at a time, the last
  * that was weft's own fault, and a new one starts it over. So it costs nothing where all is well, and an
@@ -60,7 +61,7 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
     if (length >= (int)sizeof message) mark_cut(message, sizeof message);
     err->code = code;
     err->told = false;
-    memcpy(err->message, message, sizeof message);
+    error_escape(err->message, sizeof err->message, message, strlen(message));
 }
 
 /* An internal error begins a trail, since nobody expects it; others are the user's to read, and have none. */
@@ -137,32 +138,13 @@ const char *error_end(char *out, unsigned long out_size, ErrorCode code) {
     return out;
 }
 
-/* C0, DEL, C1, and the marks that reorder or hide text on a terminal. */
-static int is_unprintable(uint32_t code) {
-    return code < 0x20 || (code >= 0x7f && code <= 0x9f) || (code >= 0x200b && code <= 0x200f) ||
-           (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
-}
-
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length) {
     if (out_size == 0) return out;
     const char *dots = out_size > 3 ? "..." : "";
     size_t used = 0, room_for_dots = 0; /* the latest length after which the dots still fit */
     for (size_t at = 0; at < length;) {
-        uint32_t code = 0;
-        size_t bytes = text_utf8(text + at, length - at, &code);
-        int escape = bytes == 0 || is_unprintable(code);
-        if (bytes == 0) bytes = 1;
-        /* A character of four bytes, each as \xNN. */
-        char piece[4 * 4 + 1];
-        size_t piece_length = bytes;
-        if (escape) {
-            piece_length = 0;
-            for (size_t i = 0; i < bytes; i++)
-                piece_length += (size_t)snprintf(piece + piece_length, sizeof piece - piece_length, "\\x%02X",
-                                                 (unsigned char)text[at + i]);
-        } else {
-            memcpy(piece, text + at, bytes);
-        }
+        char piece[TEXT_SHOWN];
+        size_t bytes = text_shown(text + at, length - at, piece), piece_length = strlen(piece);
         if (used + piece_length >= out_size) {
             memcpy(out + room_for_dots, dots, strlen(dots) + 1);
             return out;

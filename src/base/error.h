@@ -47,7 +47,8 @@ typedef struct Error {
 #define PRINTF_LIKE(f, a)
 #endif
 
-/* Sets code and message; returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be
+/* Sets code and message, in which control bytes, invalid UTF-8 and marks that reorder text are escaped
+ * (\xNN); returns code, so that `return error_set(err, ERR_DATA, ...)` reads well. err may be
  * NULL. told becomes false. */
 #define error_set(err, code, ...) error_set_at(err, code, __FILE__, __LINE__, __VA_ARGS__)
 ErrorCode error_set_at(Error *err, ErrorCode code, const char *file, int line, const char *format, ...)
@@ -66,8 +67,8 @@ const char *error_name(ErrorCode code);
  * its trail too. Returns out. */
 const char *error_end(char *out, unsigned long out_size, ErrorCode code);
 
-/* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size. For every
- * name that came from a file: tensor names and keys may carry terminal escapes. Returns out. */
+/* Copies text with control bytes and invalid UTF-8 escaped (\xNN), cut with "..." to fit out_size: for names
+ * from files that must stay short. Messages of errors and of the log are escaped anyway. Returns out. */
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
 
 /* The trail of this thread's last ERR_INTERNAL: "src/plan/program.c:229 < src/engine/engine.c:31". Empty

@@ -61,21 +61,23 @@ void json_end_object(JsonWriter *w) { close(w, "}"); }
 void json_begin_array(JsonWriter *w) { open(w, "["); }
 void json_end_array(JsonWriter *w) { close(w, "]"); }
 
-/* What is no UTF-8 becomes U+FFFD: a file that no reader takes would be worse than a replaced byte. */
+/* What is no UTF-8 becomes U+FFFD: a file that no reader takes would be worse than a replaced byte. What a
+ * terminal would act on is escaped: JSON is printed too. */
 static void write_quoted(Text *out, const char *value, size_t length) {
     static const char letters[] = "btnvfr"; /* of bytes 8 to 13; JSON has no \v */
     text_puts(out, "\"");
     for (size_t at = 0; at < length;) {
         unsigned char c = (unsigned char)value[at];
-        size_t bytes = text_utf8(value + at, length - at, NULL);
+        uint32_t code = 0;
+        size_t bytes = text_utf8(value + at, length - at, &code);
         if (bytes == 0)
             text_puts(out, "\xef\xbf\xbd");
         else if (c == '"' || c == '\\')
             text_printf(out, "\\%c", c);
         else if (c >= 8 && c <= 13 && c != 11)
             text_printf(out, "\\%c", letters[c - 8]);
-        else if (c < 0x20 || c == 0x7f)
-            text_printf(out, "\\u%04x", c);
+        else if (text_is_unprintable(code)) /* none is beyond U+FFFF */
+            text_printf(out, "\\u%04x", (unsigned)code);
         else
             text_add(out, value + at, bytes);
         at += bytes ? bytes : 1;

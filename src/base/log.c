@@ -75,8 +75,9 @@ static void write_out(const Text *t) {
     }
 }
 
-/* Measured first, then written: messages have no limit of length. */
-static void append(Text *t, const char *format, va_list args) {
+/* Measured first, then written: messages have no limit of length. Escaped, since names and paths in them are
+ * somebody else's bytes. keep: of text_add_shown. */
+static void append(Text *t, int keep, const char *format, va_list args) {
     va_list again;
     va_copy(again, args);
     int length = vsnprintf(NULL, 0, format, again);
@@ -84,19 +85,20 @@ static void append(Text *t, const char *format, va_list args) {
     if (length < 0) return;
     char *line = mem_alloc((size_t)length + 1);
     vsnprintf(line, (size_t)length + 1, format, args);
-    text_add(t, line, (size_t)length);
+    text_add_shown(t, line, (size_t)length, keep);
     free(line);
 }
 
 /* One text and one write: clear the status line, the message, the status line again below it. */
-static void print(LogLevel level, const char *label, const char *colour, const char *format, va_list args) {
+static void print(LogLevel level, const char *label, const char *colour, int keep, const char *format,
+                  va_list args) {
     pthread_mutex_lock(&mutex);
     if (level <= threshold) {
         Text out = {0};
         bool painted = *colour && log_has_colour();
         if (status.length) text_puts(&out, CLEAR_LINE);
         text_printf(&out, "%s%s%s", painted ? colour : "", label, painted ? "\033[0m" : "");
-        append(&out, format, args);
+        append(&out, keep, format, args);
         text_puts(&out, "\n");
         if (status.length) text_add(&out, status.data, status.length);
         write_out(&out);
@@ -105,23 +107,25 @@ static void print(LogLevel level, const char *label, const char *colour, const c
     pthread_mutex_unlock(&mutex);
 }
 
-#define DEFINE_LOG(name, level, label, colour)     \
-    void name(const char *format, ...) {           \
-        va_list args;                              \
-        va_start(args, format);                    \
-        print(level, label, colour, format, args); \
-        va_end(args);                              \
+#define DEFINE_LOG(name, level, label, colour, keep)     \
+    void name(const char *format, ...) {                 \
+        va_list args;                                    \
+        va_start(args, format);                          \
+        print(level, label, colour, keep, format, args); \
+        va_end(args);                                    \
     }
 /* The label is said in words, colour only adds. */
-DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m")
-DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m")
-DEFINE_LOG(log_info, LOG_INFO, "", "")
-DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m")
+DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m", 0)
+DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m", 0)
+DEFINE_LOG(log_info, LOG_INFO, "", "", 0)
+DEFINE_LOG(log_painted, LOG_INFO, "", "", TEXT_KEEP_COLOURS)
+static DEFINE_LOG(log_text, LOG_INFO, "", "", TEXT_KEEP_LINES)
+    DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m", 0)
 
-/* As one message: lines of other threads do not come between. */
-void log_lines(const char *lines) {
+    /* As one message: lines of other threads do not come between. */
+    void log_lines(const char *lines) {
     size_t length = lines ? strlen(lines) : 0;
-    if (length > 0) log_info("%.*s", (int)(length - (lines[length - 1] == '\n')), lines);
+    if (length > 0) log_text("%.*s", (int)(length - (lines[length - 1] == '\n')), lines);
 }
 
 /* Bytes of the longest prefix that takes at most `columns`; escape sequences take none. */
@@ -152,7 +156,7 @@ void log_status(const char *format, ...) {
     Text line = {0};
     va_list args;
     va_start(args, format);
-    append(&line, format, args);
+    append(&line, TEXT_KEEP_COLOURS, format, args);
     va_end(args);
     /* A line as wide as the terminal would wrap, and its first half could not be cleared again. One column
      * stays free, since some terminals wrap after the last. */

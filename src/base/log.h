@@ -27,6 +27,8 @@ void log_error(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_info(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_debug(const char *format, ...) PRINTF_LIKE(1, 2);
+/* The same with colours in the message, which the others escape like all that a terminal acts on. */
+void log_painted(const char *format, ...) PRINTF_LIKE(1, 2);
 /* A table or a picture at the level of log_info: lines that end with their newlines. Nothing for NULL or "".
  */
 void log_lines(const char *lines);

@@ -424,12 +424,10 @@ static bool is_plain(const char *text) {
     return letter;
 }
 
-/* Characters that YAML takes as they are inside double quotes, and that are no line breaks or byte order
- * marks. 0x7f to 0x9f are control characters. */
+/* Characters that YAML takes as they are inside double quotes, and that no terminal acts on. */
 static bool is_literal(uint32_t code) {
-    if (code < 0x7f) return code >= 0x20 && code != '"' && code != '\\';
-    return (code >= 0xa0 && code != 0x2028 && code != 0x2029 && code != 0xfeff && code < 0xfffe) ||
-           code >= 0x10000;
+    if (text_is_unprintable(code) || code == '"' || code == '\\') return false;
+    return code < 0xfffe || code >= 0x10000;
 }
 
 /* Always UTF-8 that reads back the same bytes: these lines become config.yaml of a run, and are hashed. */

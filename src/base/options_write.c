@@ -22,7 +22,11 @@ static void add_spaces(Text *out, size_t count) {
 
 /* Sources are comments: the file reads back the same with them. */
 static void end_line(const OptionSet *set, size_t i, Text *out, bool with_sources) {
-    if (with_sources) text_printf(out, "  # %s", set->sources[i].where);
+    if (with_sources) {
+        const char *where = set->sources[i].where;
+        text_puts(out, "  # ");
+        text_add_shown(out, where, strlen(where), 0);
+    }
     text_puts(out, "\n");
 }
 

@@ -28,7 +28,9 @@ struct Progress {
 Progress *progress_start(const char *label, double total, const char *unit) {
     Progress *p = mem_alloc(sizeof *p);
     pthread_mutex_init(&p->mutex, NULL);
-    p->label = mem_strdup(label);
+    Text shown = {0};
+    text_add_shown(&shown, label, strlen(label), 0); /* a path may be part of it */
+    p->label = shown.data ? shown.data : mem_strdup("");
     p->unit = mem_strdup(unit);
     p->total = total;
     p->started = clock_seconds();

@@ -166,6 +166,43 @@ size_t text_utf8(const char *bytes, size_t length, uint32_t *code) {
     return count;
 }
 
+bool text_is_unprintable(uint32_t code) {
+    return code < 0x20 || (code >= 0x7f && code <= 0x9f) || (code >= 0x200b && code <= 0x200f) ||
+           (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
+}
+
+size_t text_shown(const char *bytes, size_t length, char out[TEXT_SHOWN]) {
+    uint32_t code = 0;
+    size_t count = text_utf8(bytes, length, &code), used = count;
+    bool plain = count > 0 && !text_is_unprintable(code);
+    if (count == 0) count = 1;
+    if (plain) memcpy(out, bytes, count);
+    if (!plain) used = 0;
+    for (size_t i = 0; !plain && i < count; i++)
+        used += (size_t)snprintf(out + used, TEXT_SHOWN - used, "\\x%02X", (unsigned char)bytes[i]);
+    out[used] = 0;
+    return count;
+}
+
+/* Bytes of a sequence like "\033[1;31m" at the start; 0: there is none. */
+static size_t colour_sequence(const char *bytes, size_t length) {
+    size_t at = 2;
+    if (length < 3 || bytes[0] != '\033' || bytes[1] != '[') return 0;
+    while (at < length && (bytes[at] == ';' || (bytes[at] >= '0' && bytes[at] <= '9'))) at++;
+    return at < length && bytes[at] == 'm' ? at + 1 : 0;
+}
+
+void text_add_shown(Text *t, const char *bytes, size_t length, int keep) {
+    char shown[TEXT_SHOWN];
+    for (size_t at = 0; at < length;) {
+        bool line = keep & TEXT_KEEP_LINES && (bytes[at] == '\n' || bytes[at] == '\t');
+        size_t kept = line ? 1 : keep & TEXT_KEEP_COLOURS ? colour_sequence(bytes + at, length - at) : 0;
+        size_t read = kept ? kept : text_shown(bytes + at, length - at, shown);
+        text_add(t, kept ? bytes + at : shown, kept ? kept : strlen(shown));
+        at += read;
+    }
+}
+
 /* Levenshtein's distance by one row of the matrix: row[j] is that between a's first i letters and b's
  * first j, `diagonal` what row[j - 1] was before. Names longer than CAP are equal or far. */
 int text_distance(const char *a, const char *b) {

@@ -2,6 +2,7 @@
 #ifndef WEFT_BASE_TEXT_H
 #define WEFT_BASE_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,6 +30,17 @@ char *text_bytes(double bytes, char out[32]);
 /* Bytes of the well-formed UTF-8 character at the start (1 to 4; 0 when there is none), its code point in
  * *code unless NULL. */
 size_t text_utf8(const char *bytes, size_t length, uint32_t *code);
+/* Whether a terminal acts on the character, or shows nothing: C0, DEL, C1, and the marks that reorder or hide
+ * text. */
+bool text_is_unprintable(uint32_t code);
+/* What is shown of the character at the start, or of a byte that is none: itself, or \xNN for each byte.
+ * Returns how many bytes of the text it stands for. */
+enum { TEXT_SHOWN = 4 * 4 + 1 };
+size_t text_shown(const char *bytes, size_t length, char out[TEXT_SHOWN]);
+/* Appends the text as it is shown; as they are pass, where asked, ends of lines and tabs, and colours (escape
+ * sequences that end in m). For all that goes to a terminal. */
+enum { TEXT_KEEP_LINES = 1, TEXT_KEEP_COLOURS = 2 };
+void text_add_shown(Text *t, const char *bytes, size_t length, int keep);
 /* 0 when equal; Levenshtein distance capped at 99: for "did you mean". */
 int text_distance(const char *a, const char *b);
 

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "observe/audit.h"
 #include "train/state.h"
 
@@ -40,7 +41,7 @@ static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     ErrorCode code = audit_read(&run, dir, err);
     if (code == OK) code = audit_check(&run, saved, figures, &out, err);
     /* What was found is printed in any case, before the verdict. */
-    if (out.length) fwrite(out.data, 1, out.length, stdout);
+    if (out.length) terminal_say("%s", out.data);
     text_free(&out);
     audit_free(&run);
     return code;
@@ -51,7 +52,8 @@ static ErrorCode compare(const Arguments *args, const AuditFigures *a, Error *er
     AuditFigures b;
     ErrorCode code = audit(args->operands[1], &b, err);
     if (code == OK) code = audit_compare(args->operands[0], a, args->operands[1], &b, err);
-    if (code == OK) printf("both used the same samples in each of their %lld steps\n", (long long)a->steps);
+    if (code == OK)
+        terminal_say("both used the same samples in each of their %lld steps\n", (long long)a->steps);
     audit_figures_free(&b);
     return code;
 }

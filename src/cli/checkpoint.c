@@ -18,6 +18,7 @@
 #include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "train/lock.h"
 #include "train/state.h"
 
@@ -42,15 +43,15 @@ static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level,
 static void print_info(const CheckpointInfo *info, CheckLevel level, const BestCheckpoint *best) {
     char bytes[32];
     const char *word = level == CHECK_CONTENTS ? "good" : "complete";
-    printf("%-16lld ", (long long)info->step);
+    terminal_say("%-16lld ", (long long)info->step);
     if (info->good)
-        printf("%-20s  %12s  %s%s", info->time, text_bytes((double)info->bytes, bytes), word,
-               info->resumable ? "" : ", weights only");
-    if (info->good && best->step == info->step) printf(", best: %s %.6g", best->figure, best->value);
+        terminal_say("%-20s  %12s  %s%s", info->time, text_bytes((double)info->bytes, bytes), word,
+                     info->resumable ? "" : ", weights only");
+    if (info->good && best->step == info->step) terminal_say(", best: %s %.6g", best->figure, best->value);
     if (info->good)
-        printf("\n");
+        terminal_say("\n");
     else
-        printf("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
+        terminal_say("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
 
 /* Prints one line each; fails when any is damaged. All are printed first: one damaged checkpoint must not
@@ -80,7 +81,7 @@ static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     free(manifest);
     if (!single) return print_set(dir, CHECK_CONTENTS, err);
     TRY(checkpoint_verify(operand, err));
-    printf("%s: good\n", operand);
+    terminal_say("%s: good\n", operand);
     return OK;
 }
 
@@ -114,7 +115,7 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     /* By content: a damaged newer one must not push out a good older one. */
     ErrorCode code = checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err);
     lock_release(&lock);
-    if (code == OK) printf("%d removed\n", removed);
+    if (code == OK) terminal_say("%d removed\n", removed);
     return code;
 }
 

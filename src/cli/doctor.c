@@ -20,6 +20,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "comm/facts.h"
 #include "comm/launcher.h"
 #include "device/cuda/cuda.h"
@@ -171,39 +172,41 @@ static void print_reach(const CudaDeviceFacts *d) {
     const char *before = "                  reads and writes the memory of GPU";
     for (int i = 0; i < CUDA_DEVICES_MAX; i++) {
         if (!(d->reaches >> i & 1)) continue;
-        printf("%s %d", before, i);
+        terminal_say("%s %d", before, i);
         before = ",";
     }
-    printf(d->reaches ? " directly\n" : "                  reaches no other GPU's memory directly\n");
+    terminal_say(d->reaches ? " directly\n" : "                  reaches no other GPU's memory directly\n");
 }
 
 static void print_gpu(const CudaDeviceFacts *d, const GpuRates *r, int i, int devices) {
     char memory[32], available[32];
-    printf("GPU %-2d            %s, %s, %s free, sm_%d%d\n", i, d->name,
-           text_bytes((double)d->memory, memory), text_bytes((double)d->available, available), d->major,
-           d->minor);
+    terminal_say("GPU %-2d            %s, %s, %s free, sm_%d%d\n", i, d->name,
+                 text_bytes((double)d->memory, memory), text_bytes((double)d->available, available), d->major,
+                 d->minor);
     if (*r->problem)
-        printf("                  not measured: %s\n", r->problem);
+        terminal_say("                  not measured: %s\n", r->problem);
     else
-        printf("                  products %.1f TFLOP/s fp32, %.1f TFLOP/s bf16; a copy reads and writes "
-               "%.1f GB/s\n",
-               r->peak_fp32 / 1e12, r->peak_bf16 / 1e12, r->copy / 1e9);
+        terminal_say(
+            "                  products %.1f TFLOP/s fp32, %.1f TFLOP/s bf16; a copy reads and writes "
+            "%.1f GB/s\n",
+            r->peak_fp32 / 1e12, r->peak_bf16 / 1e12, r->copy / 1e9);
     if (devices > 1) print_reach(d);
 }
 
 /* As NVIDIA writes them: 13000 is 13.0, and 22809 of NCCL 2.28.9. */
 static void print_gpus(const Findings *f) {
     const CudaFacts *c = &f->cuda;
-    if (*f->no_cuda) printf("GPU               none: %s\n", f->no_cuda);
+    if (*f->no_cuda) terminal_say("GPU               none: %s\n", f->no_cuda);
     for (int i = 0; i < c->devices && i < CUDA_DEVICES_MAX; i++)
         print_gpu(&c->device[i], &f->gpu[i], i, c->devices);
     if (*f->no_cuda) return;
-    printf("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
-           c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10, (unsigned long long)c->products);
+    terminal_say("CUDA              driver for %d.%d, runtime %d.%d, cuBLASLt %llu\n", c->driver / 1000,
+                 c->driver % 1000 / 10, c->runtime / 1000, c->runtime % 1000 / 10,
+                 (unsigned long long)c->products);
     if (c->nccl)
-        printf("NCCL              %d.%d.%d\n", c->nccl / 10000, c->nccl % 10000 / 100, c->nccl % 100);
+        terminal_say("NCCL              %d.%d.%d\n", c->nccl / 10000, c->nccl % 10000 / 100, c->nccl % 100);
     else
-        printf("NCCL              none: %s\n", c->no_nccl);
+        terminal_say("NCCL              none: %s\n", c->no_nccl);
 }
 
 static void put_gpus(JsonWriter *w, const Findings *f) {
@@ -358,24 +361,24 @@ static void find_mpi(Findings *f) {
 /* Left column of one width, so that two machines can be laid beside each other. */
 static void print_table(Findings *f) {
     char total[32], available[32], free_text[32], rate[32];
-    printf("processor         %s\n", f->processor);
-    printf("cores             %d (%d threads used)\n", f->cores, f->threads);
-    printf("instruction sets  %s\n", f->instruction_sets.data);
-    printf("kernels           %s, %s\n", f->kernels, f->library);
-    printf("memory            %s, %s available\n", text_bytes((double)f->memory.physical, total),
-           text_bytes((double)f->memory.available, available));
-    if (memory_limit(f)) printf("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
-    printf("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
-           f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is widened here)");
-    printf("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16\n", f->limit_fp32 / 1e9,
-           f->limit_bf16 / 1e9);
+    terminal_say("processor         %s\n", f->processor);
+    terminal_say("cores             %d (%d threads used)\n", f->cores, f->threads);
+    terminal_say("instruction sets  %s\n", f->instruction_sets.data);
+    terminal_say("kernels           %s, %s\n", f->kernels, f->library);
+    terminal_say("memory            %s, %s available\n", text_bytes((double)f->memory.physical, total),
+                 text_bytes((double)f->memory.available, available));
+    if (memory_limit(f)) terminal_say("memory limit      %s\n", text_bytes((double)memory_limit(f), total));
+    terminal_say("matrix products   %.1f GFLOP/s fp32, %.1f GFLOP/s bf16%s\n", f->peak_fp32 / 1e9,
+                 f->peak_bf16 / 1e9, f->native_bf16 ? "" : " (bf16 is widened here)");
+    terminal_say("cores' limit      %.1f GFLOP/s fp32, %.1f GFLOP/s bf16\n", f->limit_fp32 / 1e9,
+                 f->limit_bf16 / 1e9);
     print_gpus(f);
-    printf("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
-           text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
-           f->disk.sync_seconds * 1e3, f->disk.directory);
-    printf("MPI               %s, %s\n", f->mpi, *f->launcher ? f->launcher : "no launcher");
-    printf("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
-    for (int i = 0; i < f->advice_count; i++) printf("  - %s\n", f->advice[i]);
+    terminal_say("disk              %s free, %s/s written, %.2f ms a sync (%s)\n",
+                 text_bytes(f->disk.free_bytes, free_text), text_bytes(f->disk.write_rate, rate),
+                 f->disk.sync_seconds * 1e3, f->disk.directory);
+    terminal_say("MPI               %s, %s\n", f->mpi, *f->launcher ? f->launcher : "no launcher");
+    terminal_say("\n%s\n", f->advice_count ? "Worth knowing:" : "Nothing is missing.");
+    for (int i = 0; i < f->advice_count; i++) terminal_say("  - %s\n", f->advice[i]);
 }
 
 /* For scripts that compare machines or watch one over time: in base units, bytes and FLOP/s; no name is
@@ -411,7 +414,7 @@ static void print_json(const Findings *f) {
     for (int i = 0; i < f->advice_count; i++) json_string(&w, f->advice[i]);
     json_end_array(&w);
     json_end_object(&w);
-    printf("%s\n", out.data);
+    terminal_say("%s\n", out.data);
     text_free(&out);
 }
 

@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/model.h"
+#include "cli/terminal.h"
 #include "checkpoint/find.h"
 #include "comm/launch.h"
 #include "engine/evaluate.h"
@@ -78,9 +79,9 @@ static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
 /* printf has NaNs with signs. */
 static void print_figure(const char *name, int digits, double value, const char *unit) {
     if (isnan(value))
-        printf("%-15snan%s\n", name, unit);
+        terminal_say("%-15snan%s\n", name, unit);
     else
-        printf("%-15s%.*f%s\n", name, digits, value, unit);
+        terminal_say("%-15s%.*f%s\n", name, digits, value, unit);
 }
 
 /* Six digits of the loss are what people compare; perplexity is its exponential, and is there because
@@ -89,8 +90,8 @@ static void print_lines(const Evaluation *e) {
     print_figure("loss", 6, e->loss, " nats a token");
     print_figure("perplexity", 4, exp(e->loss), "");
     print_figure("bits per byte", 5, e->bits_per_byte, "");
-    printf("tokens         %lld\nbytes          %lld\n", (long long)e->tokens, (long long)e->bytes);
-    if (e->nonfinite) printf("not finite     %lld tokens\n", (long long)e->nonfinite);
+    terminal_say("tokens         %lld\nbytes          %lld\n", (long long)e->tokens, (long long)e->bytes);
+    if (e->nonfinite) terminal_say("not finite     %lld tokens\n", (long long)e->nonfinite);
 }
 
 /* The same figures for scripts, all of them always. A figure that is no number is null there: JSON has no
@@ -107,7 +108,7 @@ static void print_object(const Evaluation *e) {
     json_put_int(&w, "bytes", e->bytes);
     json_put_int(&w, "nonfinite", e->nonfinite);
     json_end_object(&w);
-    printf("%s\n", out.data);
+    terminal_say("%s\n", out.data);
     text_free(&out);
 }
 
@@ -199,12 +200,13 @@ static void print_task(const Task *t, const TaskFigures *f) {
     rows_of(f, rows);
     for (int i = 0; i < ROWS; i++) {
         if (!isfinite(rows[i].value)) continue;
-        printf("%-20s %-20s %10.4f", name, rows[i].figure, rows[i].value);
-        if (isfinite(rows[i].error)) printf(" +- %.4f", rows[i].error);
-        printf("\n");
+        terminal_say("%-20s %-20s %10.4f", name, rows[i].figure, rows[i].value);
+        if (isfinite(rows[i].error)) terminal_say(" +- %.4f", rows[i].error);
+        terminal_say("\n");
         name = "";
     }
-    if (f->nonfinite) printf("%-20s %-20s %10lld tokens\n", name, "not finite", (long long)f->nonfinite);
+    if (f->nonfinite)
+        terminal_say("%-20s %-20s %10lld tokens\n", name, "not finite", (long long)f->nonfinite);
 }
 
 /* What a task does not have is left out; `requests` tells which tokens were asked, to the last one. */
@@ -283,7 +285,7 @@ static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFig
     }
     json_end_object(&w);
     json_end_object(&w);
-    if (json) printf("%s\n", out.data);
+    if (json) terminal_say("%s\n", out.data);
     text_free(&out);
 }
 

@@ -13,6 +13,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/find.h"
 #include "cli/model.h"
+#include "cli/terminal.h"
 
 /* A bound for the array below, beyond what anybody keeps of a run. */
 enum { MOST_AVERAGED = 1000 };
@@ -72,9 +73,9 @@ static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err)
 /* By path, so that a log of the command says later which checkpoints these weights are of. */
 static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t bytes) {
     char size[32];
-    printf("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size), safe_type_name(stored));
-    printf(c->count > 1 ? "the mean of %zu checkpoints:\n" : "of\n", c->count);
-    for (size_t i = 0; i < c->count; i++) printf("  %s\n", c->dirs[i]);
+    terminal_say("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size), safe_type_name(stored));
+    terminal_say(c->count > 1 ? "the mean of %zu checkpoints:\n" : "of\n", c->count);
+    for (size_t i = 0; i < c->count; i++) terminal_say("  %s\n", c->dirs[i]);
 }
 
 /* Flags first, then checkpoints, then the directory: whatever is wrong with the command line is said

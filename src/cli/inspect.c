@@ -14,6 +14,7 @@
 #include "checkpoint/find.h"
 #include "checkpoint/manifest.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "model/families/family.h"
 #include "optimizer/groups.h"
 #include "plan/rank.h"
@@ -49,16 +50,17 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
 static void print_experts(const ModelConfig *c) {
     char count[32];
     if (c->num_experts == 0) return;
-    printf("experts     %lld of width %lld in %lld layers, %lld a token: %s active parameters\n",
-           (long long)c->num_experts, (long long)model_dim(c, DIM_EXPERT), (long long)model_expert_blocks(c),
-           (long long)c->num_experts_per_tok, text_count(model_active_count(c), count));
+    terminal_say("experts     %lld of width %lld in %lld layers, %lld a token: %s active parameters\n",
+                 (long long)c->num_experts, (long long)model_dim(c, DIM_EXPERT),
+                 (long long)model_expert_blocks(c), (long long)c->num_experts_per_tok,
+                 text_count(model_active_count(c), count));
 }
 
 static void print_mixers(const ModelConfig *c) {
     Text text = {0};
     if (!model_is_recurrent(c)) return;
     model_mixers_text(c, &text);
-    printf("blocks      %s\n", text.data);
+    terminal_say("blocks      %s\n", text.data);
     text_free(&text);
 }
 
@@ -66,12 +68,13 @@ static void print_mixers(const ModelConfig *c) {
 static void print_shape(const ModelConfig *c) {
     char count[32];
     const PublishedSize *known = family_published(c);
-    printf("model       %s, %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary "
-           "%lld%s%s%s\n",
-           model_family(c)->model_type, text_count(model_parameter_count(c), count),
-           (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_attention_heads,
-           (long long)c->num_key_value_heads, (long long)c->vocab_size, known ? " (the shape of " : "",
-           known ? known->name : "", known ? ")" : "");
+    terminal_say(
+        "model       %s, %s parameters: %lld layers of %lld, %lld heads, %lld key/value heads, vocabulary "
+        "%lld%s%s%s\n",
+        model_family(c)->model_type, text_count(model_parameter_count(c), count),
+        (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_attention_heads,
+        (long long)c->num_key_value_heads, (long long)c->vocab_size, known ? " (the shape of " : "",
+        known ? known->name : "", known ? ")" : "");
     print_experts(c);
     print_mixers(c);
 }
@@ -102,8 +105,8 @@ static ErrorCode describe_manifest(const char *dir, Error *err) {
     char bytes[32];
     TRY(checkpoint_verify(dir, err));
     TRY(manifest_read(&m, dir, err));
-    printf("checkpoint  step %lld, %s, %s, every byte verified%s\n", (long long)m.step, m.time,
-           text_bytes((double)manifest_bytes(&m), bytes), m.resumable ? "" : ", weights only");
+    terminal_say("checkpoint  step %lld, %s, %s, every byte verified%s\n", (long long)m.step, m.time,
+                 text_bytes((double)manifest_bytes(&m), bytes), m.resumable ? "" : ", weights only");
     manifest_free(&m);
     return OK;
 }
@@ -125,11 +128,11 @@ static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool va
     TensorFigures f = {0};
     error_escape(name, sizeof name, t->name, strlen(t->name));
     shape_text(t->tensor, shape);
-    printf("%-52s %-5s %-18s", name, safe_type_name(t->tensor->type), shape);
+    terminal_say("%-52s %-5s %-18s", name, safe_type_name(t->tensor->type), shape);
     if (values) TRY(modelfiles_figures(m, t, &f, err));
-    if (f.known) printf(" %12.6g %12.6g", f.norm, f.max);
-    if (f.nonfinite) printf("  %llu not finite", (unsigned long long)f.nonfinite);
-    printf("\n");
+    if (f.known) terminal_say(" %12.6g %12.6g", f.norm, f.max);
+    if (f.nonfinite) terminal_say("  %llu not finite", (unsigned long long)f.nonfinite);
+    terminal_say("\n");
     return OK;
 }
 
@@ -145,12 +148,12 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
         /* A sum for people: one that is beyond 64 bits is a nonsense header, which is shown, not refused. */
         if (__builtin_add_overflow(elements, t->elements, &elements)) elements = INT64_MAX;
     }
-    printf("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
-           text_count((int64_t)elements, count), m->file_count, m->file_count == 1 ? "" : "s",
-           text_bytes((double)bytes, size));
+    terminal_say("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
+                 text_count((int64_t)elements, count), m->file_count, m->file_count == 1 ? "" : "s",
+                 text_bytes((double)bytes, size));
     if (m->count > 0)
-        printf("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape",
-               values ? "        norm          max" : "");
+        terminal_say("\n%-52s %-5s %-18s %s\n", "name", "dtype", "shape",
+                     values ? "        norm          max" : "");
     for (size_t i = 0; i < m->count; i++) TRY(print_tensor(m, &m->tensors[i], values, err));
     return OK;
 }
@@ -164,7 +167,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
     TRY(modelfiles_open(&m, path, err));
     ErrorCode code = digest_only ? modelfiles_digest(&m, digest, err)
                                  : print_tensors(&m, !arguments_has(args, "--header"), err);
-    if (code == OK && digest_only) printf("%s\n", digest);
+    if (code == OK && digest_only) terminal_say("%s\n", digest);
     modelfiles_close(&m);
     return code;
 }
@@ -172,7 +175,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
 /* What is around the tensors is for people; a digest is about the tensors alone. */
 static ErrorCode inspect_path(const Arguments *args, const char *path, Error *err) {
     if (file_is_dir(path) && !arguments_has(args, "--digest")) {
-        printf("path        %s\n", path);
+        terminal_say("path        %s\n", path);
         if (file_holds(path, MANIFEST_FILE)) TRY(describe_manifest(path, err));
         TRY(describe_config(path, err));
     }

@@ -8,6 +8,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/find.h"
 #include "cli/model.h"
+#include "cli/terminal.h"
 
 static const Flag flags[] = {
     {"--dtype", 0, "TYPE", "of the weights: fp32 or bf16; default fp32"},
@@ -36,8 +37,9 @@ static ErrorCode run(const Arguments *args, Error *err) {
     ErrorCode code = open_operand(&a, args, err);
     if (code == OK) code = export_merged(&a, stored, args->operands[1], &bytes, err);
     if (code == OK)
-        printf("%s: %s of weights in %s, of\n  %s\nand, on %d of its matrices,\n  %s\n", args->operands[1],
-               text_bytes((double)bytes, size), safe_type_name(stored), a.base, a.count, a.dir);
+        terminal_say("%s: %s of weights in %s, of\n  %s\nand, on %d of its matrices,\n  %s\n",
+                     args->operands[1], text_bytes((double)bytes, size), safe_type_name(stored), a.base,
+                     a.count, a.dir);
     adapter_close(&a);
     return code;
 }

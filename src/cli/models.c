@@ -9,42 +9,45 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "model/families/family.h"
 
 static void print_experts(const Family *f, const PublishedSize *s) {
     const PublishedExperts *e = f->experts ? &f->experts[s - f->sizes] : NULL;
     char count[32];
     if (!e) return;
-    printf(", %lld experts of %lld, %lld a token", (long long)e->experts,
-           (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen);
-    if (e->shared) printf(" and %lld shared", (long long)e->shared);
-    if (e->step) printf(", in one of %lld layers", (long long)e->step);
-    printf(": %s active", text_count(e->active, count));
+    terminal_say(", %lld experts of %lld, %lld a token", (long long)e->experts,
+                 (long long)(e->width ? e->width : s->intermediate_size), (long long)e->chosen);
+    if (e->shared) terminal_say(" and %lld shared", (long long)e->shared);
+    if (e->step) terminal_say(", in one of %lld layers", (long long)e->step);
+    terminal_say(": %s active", text_count(e->active, count));
 }
 
 static void print_latents(const Family *f, const PublishedSize *s) {
     const PublishedLatents *l = f->latents ? &f->latents[s - f->sizes] : NULL;
-    if (l && l->queries) printf(", latent of queries %lld", (long long)l->queries);
+    if (l && l->queries) terminal_say(", latent of queries %lld", (long long)l->queries);
     if (l)
-        printf(", latent of keys and values %lld, values of %lld", (long long)l->keys, (long long)l->values);
+        terminal_say(", latent of keys and values %lld, values of %lld", (long long)l->keys,
+                     (long long)l->values);
 }
 
 /* One line a size, in columns, so that sizes of a family can be read against each other. A family without
  * published sizes has its heading alone. */
 static void print_family(const Family *f) {
     char count[32];
-    printf("%s (%s)\n", f->model_type, f->architecture);
+    terminal_say("%s (%s)\n", f->model_type, f->architecture);
     for (const PublishedSize *s = f->sizes; s && s->name; s++) {
-        printf("  %-18s %8s  %3lld layers of %5lld, %3lld heads, %2lld for keys and values, of %3lld, MLP "
-               "%5lld, "
-               "vocabulary %6lld%s",
-               s->name, text_count(s->parameters, count), (long long)s->num_hidden_layers,
-               (long long)s->hidden_size, (long long)s->num_attention_heads,
-               (long long)s->num_key_value_heads, (long long)s->head_dim, (long long)s->intermediate_size,
-               (long long)s->vocab_size, s->tied ? ", tied" : "");
+        terminal_say(
+            "  %-18s %8s  %3lld layers of %5lld, %3lld heads, %2lld for keys and values, of %3lld, MLP "
+            "%5lld, "
+            "vocabulary %6lld%s",
+            s->name, text_count(s->parameters, count), (long long)s->num_hidden_layers,
+            (long long)s->hidden_size, (long long)s->num_attention_heads, (long long)s->num_key_value_heads,
+            (long long)s->head_dim, (long long)s->intermediate_size, (long long)s->vocab_size,
+            s->tied ? ", tied" : "");
         print_experts(f, s);
         print_latents(f, s);
-        printf("\n");
+        terminal_say("\n");
     }
 }
 
@@ -104,7 +107,7 @@ static void print_text(const char *only) {
     bool first = true;
     for (int i = 0; families[i]; i++) {
         if (!is_asked(families[i], only)) continue;
-        if (!first) printf("\n");
+        if (!first) terminal_say("\n");
         print_family(families[i]);
         first = false;
     }
@@ -118,7 +121,7 @@ static void print_json(const char *only) {
     for (int i = 0; families[i]; i++)
         if (is_asked(families[i], only)) write_family(&w, families[i]);
     json_end_array(&w);
-    printf("%s\n", out.data);
+    terminal_say("%s\n", out.data);
     text_free(&out);
 }
 

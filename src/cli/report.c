@@ -23,7 +23,7 @@ static char *path_of(const Arguments *args) {
 /* "-" is standard output, and then nothing is said on stderr: the page is the answer. */
 static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     char size[32];
-    if (path[0] == '-' && !path[1]) return terminal_print(html, err);
+    if (path[0] == '-' && !path[1]) return terminal_write_file(path, html, err);
     TRY(file_write_atomic(path, html->data, html->length, err));
     log_info("%s written (%s)", path, text_bytes((double)html->length, size));
     return OK;

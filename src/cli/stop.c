@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "train/lock.h"
 
 static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"},
@@ -38,7 +39,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(lock_holder(dir, &pid, err));
     if (pid == 0) return error_set(err, ERR_NOINPUT, "%s: no run is going on in it", dir);
     TRY(lock_request_stop(dir, err));
-    printf("process %ld will save and end after its step\n", pid);
+    terminal_say("process %ld will save and end after its step\n", pid);
     return arguments_has(args, "--wait") ? wait_for(dir, seconds, err) : OK;
 }
 

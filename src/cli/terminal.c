@@ -4,6 +4,7 @@
  * base/log.c's. */
 #include "cli/terminal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,14 +39,38 @@ TerminalStyle terminal_style(int width) {
 }
 
 /* Flushed, so that a full disk is this verb's error and not a silent loss at the end. */
-ErrorCode terminal_print(const Text *out, Error *err) {
+static ErrorCode write_out(const Text *out, Error *err) {
     if (fwrite(out->data, 1, out->length, stdout) != out->length || fflush(stdout) != 0)
         return error_errno(err, ERR_IO, "standard output: writing failed");
     return OK;
 }
 
+ErrorCode terminal_print(const Text *out, Error *err) {
+    Text shown = {0};
+    text_puts(&shown, "");
+    text_add_shown(&shown, out->data, out->length, TEXT_KEEP_LINES | TEXT_KEEP_COLOURS);
+    ErrorCode code = write_out(&shown, err);
+    text_free(&shown);
+    return code;
+}
+
+void terminal_say(const char *format, ...) {
+    char *line = NULL;
+    Text shown = {0};
+    va_list args;
+    va_start(args, format);
+    int length = vasprintf(&line, format, args);
+    va_end(args);
+    if (length < 0) return;
+    text_puts(&shown, "");
+    text_add_shown(&shown, line, (size_t)length, TEXT_KEEP_LINES);
+    fwrite(shown.data, 1, shown.length, stdout);
+    text_free(&shown);
+    free(line);
+}
+
 ErrorCode terminal_write_file(const char *path, const Text *out, Error *err) {
-    if (strcmp(path, "-") == 0) return terminal_print(out, err);
+    if (strcmp(path, "-") == 0) return write_out(out, err);
     TRY(file_write_atomic(path, out->data, out->length, err));
     log_info("wrote %s", path);
     return OK;

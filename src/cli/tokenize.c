@@ -8,6 +8,7 @@
 #include "checkpoint/find.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "data/dataset.h"
 #include "config/config.h"
 
@@ -46,7 +47,7 @@ static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenize
     if (code == OK) {
         Text out = {0};
         summarise(d, c, &out);
-        fwrite(out.data, 1, out.length, stdout);
+        terminal_say("%s", out.data);
         text_free(&out);
     }
     dataset_close(d);

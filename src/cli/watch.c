@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "observe/compare.h"
 #include "observe/watch.h"
 #include "train/lock.h"
@@ -286,8 +287,8 @@ static void say_where(const Server *s) {
     bool all = strcmp(s->host, "0.0.0.0") == 0 || strcmp(s->host, "::") == 0;
     if (all && gethostname(name, sizeof name - 1) != 0) all = false;
     if (!all) snprintf(name, sizeof name, strchr(s->host, ':') ? "[%s]" : "%s", s->host);
-    printf("http://%s:%u/%s%s\n", name, info ? (unsigned)info->port : 0, s->token[0] ? "?token=" : "",
-           s->token);
+    terminal_say("http://%s:%u/%s%s\n", name, info ? (unsigned)info->port : 0, s->token[0] ? "?token=" : "",
+                 s->token);
     fflush(stdout);
 }
 

@@ -195,9 +195,9 @@ void console_format_status(Text *out, const StepMetrics *m, int width, bool unic
 /* Frees the line. The rank is named where several ranks write to one terminal. */
 static void print_line(Text *line, int rank) {
     if (rank < 0)
-        log_info("%s", line->data);
+        log_painted("%s", line->data);
     else
-        log_info("[rank %d] %s", rank, line->data);
+        log_painted("[rank %d] %s", rank, line->data);
     text_free(line);
 }
 

@@ -4,7 +4,8 @@
  *      not at all.
  *  L2. The child has no descriptor of ours but its stdin and its log: it keeps neither the run's lock nor a
  *      terminal or launcher that waits for the end of our output.
- *  L3. A child is reaped exactly once, and after `child` is 0 its number is not used again.
+ *  L3. A child is reaped exactly once, at the end, and after `child` is 0 its number is not used again. Until
+ *      then the number is that of its group, which may outlive it.
  *
  *     run                                    the program
  *     listener_open   --spawn-->             starts; stdin is the pipe, stdout and stderr the log
@@ -12,6 +13,7 @@
  *     listener_close  --end of file-->       has `seconds` to finish
  *                     --SIGTERM-->           GRACE seconds more, its whole group
  *                     --SIGKILL-->           gone, and reaped
+ *                     --SIGTERM, SIGKILL-->  what is left of its group, also where it ended by itself
  *
  * A write to a program that has ended is EPIPE and no signal: the run ignores SIGPIPE before it opens one. */
 #include "observe/listener.h"
@@ -150,15 +152,18 @@ void listener_open(Listener *l, const char *run_dir, size_t count, char *const *
 
 /* ---- feeding ---- */
 
-/* True once it has ended, and is reaped. WNOHANG: never a wait. The number is given up at once (L3), since
- * the system may give it to another process. */
-static bool has_ended(Listener *l, int *status) {
-    pid_t pid;
-    RETRY(pid, waitpid(l->child, status, WNOHANG));
-    if (pid == 0) return false;
-    l->child = 0;
+/* True once it has ended; it is not reaped (L3). Without WNOHANG in `options` it is waited for. Where
+ * somebody else has reaped it nothing is known of its end. */
+static bool look_at_end(const Listener *l, int options, int *status) {
+    siginfo_t end = {.si_pid = 0};
+    int failed;
+    RETRY(failed, waitid(P_PID, (id_t)l->child, &end, WEXITED | WNOWAIT | options));
+    if (failed == 0 && end.si_pid == 0) return false;
+    *status = end.si_code == CLD_EXITED ? W_EXITCODE(end.si_status, 0) : W_EXITCODE(0, end.si_status);
     return true;
 }
+
+static bool has_ended(const Listener *l, int *status) { return look_at_end(l, WNOHANG, status); }
 
 static void add_end(int status, Text *said) {
     if (WIFSIGNALED(status))
@@ -178,10 +183,12 @@ static void lost(Listener *l, Text *said) {
     int status;
     close_pipe(l);
     text_printf(said, "metrics.command: %s ", l->name);
-    if (has_ended(l, &status))
+    if (has_ended(l, &status)) {
+        kill(-l->child, SIGTERM);
         add_end(status, said);
-    else
+    } else {
         text_puts(said, "closed its standard input");
+    }
     text_printf(said, " after %lld records: the run goes on without it; %s has what it printed",
                 (long long)l->taken, LISTENER_LOG);
 }
@@ -215,7 +222,7 @@ void listener_send(Listener *l, const char *line, size_t length, Text *said) {
 /* ---- ending ---- */
 
 /* Others may wait for us meanwhile: the beat says that this is no hang. */
-static bool ends_within(Listener *l, double seconds, int *status) {
+static bool ends_within(const Listener *l, double seconds, int *status) {
     double until = clock_seconds() + seconds;
     while (!has_ended(l, status)) {
         if (clock_seconds() >= until) return false;
@@ -227,13 +234,25 @@ static bool ends_within(Listener *l, double seconds, int *status) {
 
 /* Its whole group: what a script has started goes with it. SIGKILL cannot be refused, so the last wait has an
  * end. */
-static void put_down(Listener *l, int *status) {
+static void put_down(const Listener *l, int *status) {
     kill(-l->child, SIGTERM);
     if (ends_within(l, GRACE, status)) return;
     kill(-l->child, SIGKILL);
-    pid_t pid;
-    RETRY(pid, waitpid(l->child, status, 0));
+    look_at_end(l, 0, status);
+}
+
+/* It has ended, which ends nothing that it has started. Only what made a group of its own stays. */
+static void clear_group(Listener *l) {
+    pid_t group = l->child, pid;
+    double until = clock_seconds() + GRACE;
+    kill(-group, SIGTERM);
+    RETRY(pid, waitpid(group, NULL, 0));
     l->child = 0;
+    while (kill(-group, 0) == 0 && clock_seconds() < until) {
+        progress_beat();
+        nanosleep(&(struct timespec){0, GLANCE}, NULL);
+    }
+    kill(-group, SIGKILL);
 }
 
 /* Silent when a program ended well, or had been said to have gone before (`listening` false). Otherwise it
@@ -242,6 +261,7 @@ static void add_ending(Listener *l, bool listening, double seconds, Text *said) 
     int status = 0;
     bool ended = ends_within(l, seconds, &status);
     if (!ended) put_down(l, &status);
+    clear_group(l);
     if (ended && (!listening || status == 0)) return;
     if (said->length)
         text_puts(said, "; it ");

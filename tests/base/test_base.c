@@ -92,6 +92,16 @@ static const char *escape(const char *text, size_t length, size_t size) {
     return error_escape(out, size, text, length);
 }
 
+/* Whatever an error is made of, it is one line that no terminal acts on; what is escaped stays as it is. */
+static void test_error_escapes(void **state) {
+    Error err;
+    (void)state;
+    error_set(&err, ERR_DATA, "%s: bad", "a\x1b[31m\n\xe2\x80\xae");
+    assert_string_equal(err.message, "a\\x1B[31m\\x0A\\xE2\\x80\\xAE: bad");
+    error_context(&err, "%s", "b\x07");
+    assert_string_equal(err.message, "b\\x07: a\\x1B[31m\\x0A\\xE2\\x80\\xAE: bad");
+}
+
 static void test_escape(void **state) {
     (void)state;
     assert_string_equal(escape("a\x1b[31m\xc3\xa9", 8, 100), "a\\x1B[31m\xc3\xa9");
@@ -540,6 +550,7 @@ int main(void) {
         cmocka_unit_test(test_trail),
         cmocka_unit_test(test_long_messages_are_cut_between_characters),
         cmocka_unit_test(test_escape),
+        cmocka_unit_test(test_error_escapes),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_numbers_as_text),
         cmocka_unit_test(test_utf8),

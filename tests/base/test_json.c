@@ -263,6 +263,17 @@ static void test_literals(void **state) {
     free(digits);
 }
 
+/* JSON is printed too: C1 and marks that turn text round are escaped, letters are not. */
+static void test_unprintable(void **state) {
+    JsonWriter w;
+    Text out = {0};
+    (void)state;
+    json_start(&w, &out, 0);
+    json_string(&w, "\xc2\x9b\xe2\x80\xae\x1b\x7f\xc3\xa9");
+    assert_string_equal(out.data, "\"\\u009b\\u202e\\u001b\\u007f\xc3\xa9\"");
+    text_free(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines),           cmocka_unit_test(test_literals),
@@ -270,6 +281,7 @@ int main(void) {
         cmocka_unit_test(test_long_numbers),    cmocka_unit_test(test_accepts_json),
         cmocka_unit_test(test_members),         cmocka_unit_test(test_writer),
         cmocka_unit_test(test_doubles_survive), cmocka_unit_test(test_damaged_input),
+        cmocka_unit_test(test_unprintable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,6 +65,23 @@ static void speak(void) {
     log_info("after");
 }
 
+static void speak_of_others(void) {
+    log_info("%s: read", "a\033[31m\nb\xc2\x9b");
+    log_painted("\033[32mgood\033[0m \033]0;title\007");
+    log_lines("one\n\ttwo \033[2J\n");
+}
+
+/* Names and paths are somebody else's bytes. */
+static void test_escapes(void **state) {
+    Text out = {0};
+    (void)state;
+    capture(speak_of_others, false, &out);
+    assert_string_equal(out.data, "a\\x1B[31m\\x0Ab\\xC2\\x9B: read\n"
+                                  "\033[32mgood\033[0m \\x1B]0;title\\x07\n"
+                                  "one\n\ttwo \\x1B[2J\n");
+    text_free(&out);
+}
+
 static void test_plain(void **state) {
     Text out = {0};
     (void)state;
@@ -192,8 +209,9 @@ static void test_progress(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),       cmocka_unit_test(test_terminal), cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_status_fits), cmocka_unit_test(test_threads),  cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_plain),    cmocka_unit_test(test_escapes),     cmocka_unit_test(test_terminal),
+        cmocka_unit_test(test_levels),   cmocka_unit_test(test_status_fits), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

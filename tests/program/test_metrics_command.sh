@@ -92,6 +92,16 @@ told full "did not keep up: [0-9]* records were left out, it got [0-9]*; it had 
 [ ! -e child ] || await is_gone "$(cat child)"
 [ "$(curve full | wc -l)" -eq 2000 ] || fail "a program that does not read costs records: $(curve full | wc -l)"
 
+# One that has ended, by itself or when it was told to, takes along what it has started, however stubborn that is.
+stubborn="(trap \"\" TERM; echo \$BASHPID >$directory/left; exec sleep 1000) & until [ -s $directory/left ]; do sleep 0.01; done"
+for end in "cat >/dev/null" "exit 0" "exec sleep 1000"; do
+    rm -f left
+    run leaving metrics.command="[bash, -c, '$stubborn; $end']" train.steps=20 metrics.command_wait_s=0.1
+    # It may have been ended before it started anything.
+    [ ! -s left ] || await is_gone "$(cat left)"
+    rm -rf leaving
+done
+
 # A run that is killed leaves none behind: the end of its input ends it.
 "$weft" train run.yaml run.dir=killed train.steps=1000000 $long metrics.command="[$directory/get, $directory/c]" >killed.err 2>&1 </dev/null &
 await has_lines c.got 20
