@@ -57,7 +57,8 @@ measure() {
     case $3 in
     ddp) mesh="mesh.dp_replicate=2" ;;
     pp) mesh="mesh.pp=2" ;;
-    *) echo "bench: unknown mesh \"$3\"; there are ddp and pp" >&2; exit 2 ;;
+    tp) mesh="mesh.tp=2" ;;
+    *) echo "bench: unknown mesh \"$3\"; there are ddp, pp and tp" >&2; exit 2 ;;
     esac
     # shellcheck disable=SC2086
     $launcher "$1" train "$work/config.yaml" -q run.dir="$work/run" run.overwrite=true run.threads=1 train.compute="$2" $mesh \

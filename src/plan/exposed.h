@@ -1,6 +1,6 @@
-/* What crosses between the parts of units and is not hidden: a rank's program is walked with a clock for its
- * own work, which is that of the parts, and one for each axis that things cross over. A crossing begins where
- * it is started, when its axis is free, and who comes to its WAIT before its end waits. */
+/* What ranks exchange between the parts of units and is not hidden: a rank's program is walked with a clock
+ * for its own work, which is that of the parts, and one for each axis that collectives are over. One begins
+ * where it is started, when its axis is free, and who comes to its WAIT before its end waits. */
 #ifndef WEFT_PLAN_EXPOSED_H
 #define WEFT_PLAN_EXPOSED_H
 
@@ -11,7 +11,7 @@ typedef struct ExposedSpec {
     int64_t context;
     double tokens; /* a rank does the FLOPs of so many tokens of the whole model in a microbatch */
     double byte;   /* how long one takes, in FLOPs, */
-    double delay;  /* ... and a crossing beside its bytes; others may begin meanwhile */
+    double delay;  /* ... and a collective beside its bytes; others may begin meanwhile */
 } ExposedSpec;
 
 /* Adds to the passes of the units that run here, over one microbatch, what they wait for, in FLOPs. What a

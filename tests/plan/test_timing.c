@@ -191,7 +191,7 @@ static void waiting_is_idle_and_nothing_else_is(void **state) {
 }
 
 /* What crosses inside a pass holds up the pass, not the schedule: the simulator does not know of it. */
-static void waiting_for_a_crossing_is_the_pass_s(void **state) {
+static void waiting_for_a_collective_is_the_pass_s(void **state) {
     (void)state;
     Timing t;
     Prediction p;
@@ -427,7 +427,7 @@ int main(void) {
         cmocka_unit_test(predictions_are_what_ran),
         cmocka_unit_test(whole_backwards_have_costs_of_their_own),
         cmocka_unit_test(waiting_is_idle_and_nothing_else_is),
-        cmocka_unit_test(waiting_for_a_crossing_is_the_pass_s),
+        cmocka_unit_test(waiting_for_a_collective_is_the_pass_s),
         cmocka_unit_test(what_is_no_pipeline_is_refused),
         cmocka_unit_test(the_file_is_whole_and_in_order),
         cmocka_unit_test(what_was_written_reads_back),
