@@ -129,10 +129,14 @@ static ErrorCode open_text(Dataset **data, const OpenModel *m, const char *path,
 
 static ErrorCode agree_on_text(const Dataset *data, const OpenModel *m, Error *err) {
     RunFacts facts = {.sums = ""};
+    Text files = {0};
     dataset_fingerprint(data, facts.data);
     tokenizer_fingerprint(m->tokenizer, facts.tokenizer);
     dataset_mixture(data, facts.mixture);
-    return agree_on_data(m->comm, &facts, err);
+    dataset_list(data, &files);
+    ErrorCode code = agree_on_data(m->comm, &facts, &files, err);
+    text_free(&files);
+    return code;
 }
 
 /* A failure in the middle of passes is this rank's, and the others may be waiting for it. */

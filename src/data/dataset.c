@@ -57,6 +57,7 @@ struct Dataset {
     size_t total;
     Source *sources;
     Fingerprint *prints; /* of the files of all sources */
+    char template[65];   /* SHA-256 of how conversations are rendered; "": there are none */
     Sampler *sampler;
     /* Validation windows lie set by set: `held` sources that have any, in that order, and the windows before
      * each of them. */
@@ -108,6 +109,14 @@ static ErrorCode make_recipe(Recipe *r, const DataConfig *c, const Tokenizer *t,
 static void add_string(Sha256 *h, const char *s) {
     sha256_add_u64(h, strlen(s));
     sha256_add(h, s, strlen(s));
+}
+
+static void hash_template(const Chat *chat, char out[65]) {
+    uint8_t digest[32];
+    Sha256 *h = sha256_start();
+    chat_hash(chat, h);
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
 }
 
 /* Everything that decides the ids of a source, in a form that cannot be read in two ways. */
@@ -518,6 +527,7 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     d->sets = mem_alloc_array(d->total, sizeof *d->sets);
     Recipe recipe;
     ErrorCode code = make_recipe(&recipe, config, tokenizer, threads, err);
+    if (recipe.chat) hash_template(recipe.chat, d->template);
     if (code == OK) code = fill(d, config, &recipe, err);
     chat_close(recipe.chat);
     if (code != OK)
@@ -560,6 +570,18 @@ void dataset_fingerprint(const Dataset *d, char out[65]) {
     uint8_t digest[32];
     sha256_finish(h, digest);
     sha256_hex(digest, out);
+}
+
+void dataset_list(const Dataset *d, Text *out) {
+    for (size_t i = 0; i < d->total; i++) {
+        const Source *s = &d->sources[i];
+        for (size_t k = 0; k < s->files; k++) {
+            text_printf(out, "%s the %sfile ", s->prints[k].sha256, i < d->count ? "" : "validation ");
+            text_add_shown(out, s->paths[k], strlen(s->paths[k]), 0);
+            text_puts(out, "\n");
+        }
+    }
+    if (*d->template) text_printf(out, "%s the chat template\n", d->template);
 }
 
 int64_t dataset_context(const Dataset *d) { return d->context; }

@@ -43,6 +43,9 @@ void dataset_close(Dataset *d); /* NULL is fine */
 /* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and
  * the validation split. */
 void dataset_fingerprint(const Dataset *d, char out[65]);
+/* All that was read, also for validation: SHA-256 and name of each file and of the chat template, a line each
+ * (agree_on_files). */
+void dataset_list(const Dataset *d, Text *out);
 int64_t dataset_context(const Dataset *d);
 /* Files that hold the same bytes as one that is trained on: how many, and the first pair. */
 typedef struct DatasetRepeat {

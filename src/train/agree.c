@@ -249,13 +249,76 @@ static ErrorCode judge(Comm *comm, Report *report, const char *advice, Error *er
     return code;
 }
 
-/* All three are compared before any is judged, so that one refusal names all that differ. */
-ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err) {
+typedef struct Line {
+    const char *print, *name;
+} Line;
+
+/* Equal names stand for one file that is read twice: by what it holds. */
+static int by_name(const void *a, const void *b) {
+    const Line *x = a, *y = b;
+    int order = strcmp(x->name, y->name);
+    return order != 0 ? order : strcmp(x->print, y->print);
+}
+
+/* Lines "SHA-256 NAME", by name. They point into the list, whose blanks and ends of lines become NUL. */
+static Line *cut_lines(char *list, size_t *count) {
+    size_t most = 0;
+    for (const char *at = list; (at = strchr(at, '\n')); at++) most++;
+    Line *lines = mem_alloc_array(most + 1, sizeof *lines);
+    *count = 0;
+    for (char *end; (end = strchr(list, '\n')); list = end + 1) {
+        char *blank = strchr(list, ' ');
+        *blank = *end = 0;
+        lines[(*count)++] = (Line){list, blank + 1};
+    }
+    qsort(lines, *count, sizeof *lines, by_name);
+    return lines;
+}
+
+/* Both lists are cut. */
+static void add_lines(Report *report, char *mine, char *first) {
+    size_t here, there, a = 0, b = 0;
+    Line *x = cut_lines(mine, &here), *y = cut_lines(first, &there);
+    while (a < here || b < there) {
+        int order = a == here ? 1 : b == there ? -1 : strcmp(x[a].name, y[b].name);
+        const char *own = order <= 0 ? x[a].print : "missing", *other = order >= 0 ? y[b].print : "missing";
+        if (strcmp(own, other) != 0) add_report(report, order <= 0 ? x[a].name : y[b].name, own, other);
+        a += order <= 0;
+        b += order >= 0;
+    }
+    free(x);
+    free(y);
+}
+
+/* As compare_text, line by line. */
+static ErrorCode compare_files(Comm *comm, const Text *files, Report *report, Error *err) {
+    const char *list = files->length ? files->data : "";
+    char *first;
+    TRY(text_of_first(comm, list, &first, err));
+    if (strcmp(list, first) != 0) {
+        char *mine = mem_strdup(list);
+        add_lines(report, mine, first);
+        free(mine);
+    }
+    free(first);
+    return OK;
+}
+
+ErrorCode agree_on_files(Comm *comm, const Text *files, const char *advice, Error *err) {
+    Report report = {.count = 0};
+    if (comm_size(comm) == 1) return OK;
+    TRY(compare_files(comm, files, &report, err));
+    return judge(comm, &report, advice, err);
+}
+
+/* All are compared before any is judged, so that one refusal names all that differ. */
+ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, const Text *files, Error *err) {
     Report report = {.count = 0};
     if (comm_size(comm) == 1) return OK;
     TRY(compare_text(comm, "the fingerprint of data", facts->data, &report, err));
     TRY(compare_text(comm, "the fingerprint of tokenizer", facts->tokenizer, &report, err));
     TRY(compare_text(comm, "the mixture", facts->mixture, &report, err));
+    TRY(compare_files(comm, files, &report, err));
     return judge(comm, &report, "give all ranks the same files and rules of data", err);
 }
 

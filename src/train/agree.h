@@ -6,7 +6,8 @@
  * the words behind them, and all end with one error that names ranks and keys.
  *
  *     agree_on_config   the configuration and the build, as soon as MPI runs; and again when all is resolved
- *     agree_on_data     what files hold: text, tokenizer, mixture
+ *     agree_on_data     what files hold: text and held-out text, tokenizer, mixture
+ *     agree_on_files    tasks
  *     agree_on_file     a checkpoint to go on from, weights to start from
  *     agree_on_compute  compute: auto, once for all ranks
  *     agree_on_rounding kernels of ranks that hold copies of parameters
@@ -23,8 +24,10 @@
 /* ERR_CONFIG when ranks are other builds, or have other values of keys than those that are local in the
  * table. */
 ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err);
-/* ERR_DATA */
-ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, Error *err);
+/* ERR_DATA. files: dataset_list */
+ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, const Text *files, Error *err);
+/* ERR_DATA unless all ranks have the same lines "SHA-256 NAME"; the error names those that differ. */
+ErrorCode agree_on_files(Comm *comm, const Text *files, const char *advice, Error *err);
 /* ERR_DATA when `mine`, which stands for what a file of this name holds, is not that of all ranks. */
 ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const char *advice, Error *err);
 /* Derives train.compute where it is auto: bf16 if the processors of all ranks multiply it natively. */

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/name.h"
 #include "engine/score.h"
 #include "observe/metrics.h"
@@ -62,14 +61,12 @@ ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots, TaskFigures 
 }
 
 ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err) {
-    uint8_t digest[32];
-    char print[65];
-    Sha256 *h = sha256_start();
-    for (size_t i = 0; i < t->count; i++) sha256_add(h, t->items[i]->print, sizeof t->items[i]->print);
-    sha256_finish(h, digest);
-    sha256_hex(digest, print);
-    return agree_on_file(comm, "the fingerprint of evaluation.tasks", print,
-                         "give all ranks the same files of tasks", err);
+    Text files = {0};
+    for (size_t i = 0; i < t->count; i++)
+        text_printf(&files, "%s the task %s\n", t->items[i]->print, t->items[i]->name);
+    ErrorCode code = agree_on_files(comm, &files, "give all ranks the same files of tasks", err);
+    text_free(&files);
+    return code;
 }
 
 void tasks_describe(const Tasks *t, int64_t context, Text *out) {

@@ -194,11 +194,16 @@ static ErrorCode open_tasks(Trainer *t, Error *err) {
     return OK;
 }
 
-/* What the run trains on. Each rank by what its own files hold: agree_on_data compares. */
-static void know_data(Trainer *t) {
+/* What the run trains on, by what the files of each rank hold. */
+static ErrorCode know_data(Trainer *t, Error *err) {
+    Text files = {0};
     dataset_fingerprint(t->data, t->facts.data);
     tokenizer_fingerprint(t->tokenizer, t->facts.tokenizer);
     dataset_mixture(t->data, t->facts.mixture);
+    dataset_list(t->data, &files);
+    ErrorCode code = agree_on_data(t->comm, &t->facts, &files, err);
+    text_free(&files);
+    return code;
 }
 
 /* Of two numbers, into the first. */
@@ -1186,8 +1191,7 @@ static ErrorCode open_all(Trainer *t, OptionSet *set, Error *err) {
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->chief ? open_data(t, set, err) : OK);
     TOGETHER(t, t->chief ? OK : open_data(t, set, err));
-    know_data(t);
-    TRY(agree_on_data(t->comm, &t->facts, err));
+    TRY(know_data(t, err));
     TRY(open_tasks(t, err));
     enter(t, PHASE_READING);
     TRY(find_checkpoint(t, err));

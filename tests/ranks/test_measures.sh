@@ -115,6 +115,6 @@ END
 status=0
 on_ranks 2 bash unlike.sh "$weft" train ../run.yaml run.dir="$PWD/unlike" data.sources="[$PWD/text.txt]" \
     data.validation='[]' data.cache_dir="$PWD/cache" 'evaluation.tasks=[piqa.jsonl]' >unlike.out 2>unlike.err || status=$?
-[ "$status" -eq 65 ] && grep -q 'the fingerprint of evaluation.tasks' unlike.err || fail "unlike tasks: $status: $(tail -3 unlike.err)"
+[ "$status" -eq 65 ] && grep -q 'rank 1: the task piqa is ' unlike.err || fail "unlike tasks: $status: $(tail -3 unlike.err)"
 
 conclude

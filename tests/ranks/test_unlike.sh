@@ -71,6 +71,18 @@ apart() {
     refused 65 "the ranks do not run the same: rank 1: $text" "$status" "$*"
 }
 apart "the fingerprint of data is " data.sources=[text.txt]
+has said ", the file text.txt is "
+# Held-out text and tasks, which change no weight and choose what is kept.
+apart "the validation file text.txt is " data.sources=[../text.txt] data.validation=[text.txt]
+grep -q "fingerprint of data" said && fail "held-out text: $(cat said)"
+printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n' >here/piqa.jsonl
+printf '{"goal": "a", "sol1": "b", "sol2": "d", "label": 0}\n' >there/piqa.jsonl
+apart "the task piqa is " data.sources=[../text.txt] evaluation.tasks=[piqa.jsonl]
+# A file that only one rank has.
+echo more >here/text2.txt
+apart "the fingerprint of data is " 'data.sources=["text*.txt"]'
+has said ", the file text2.txt is missing (rank 0: "
+rm here/text2.txt
 for where in here there; do "$weft" tokenizer train $where/text.txt -o $where/tokens.json -n 270 >/dev/null 2>&1; done
 apart "the fingerprint of data is " data.tokenizer=tokens.json
 grep -q "the fingerprint of tokenizer is " said || fail "another tokenizer: $(cat said)"
