@@ -526,9 +526,9 @@ MetricsHole metrics_hole(const MetricsTable *t, int64_t resumed, int64_t log_fre
             if (hole.records == 0) hole = (MetricsHole){0, from, to};
             hole.records += missing;
         } else {
-            before = to - from;
+            before = from == 1 ? to : to - from; /* the first step is logged whatever the distance */
         }
-        from = to > 1 ? to : 0; /* the first step is logged whatever the distance */
+        from = to;
     }
     return hole;
 }

@@ -466,6 +466,12 @@ static MetricsHole hole_of(int64_t resumed, size_t count, const int64_t *steps) 
     MetricsTable t = {.steps = records, .step_count = count};
     return metrics_hole(&t, resumed, 10);
 }
+static int64_t holes_of_each_step(size_t first, size_t count) {
+    StepMetrics records[16] = {0};
+    for (size_t i = 0; i < count; i++) records[i].step = (int64_t)(first + i);
+    MetricsTable t = {.steps = records, .step_count = count};
+    return metrics_hole(&t, (int64_t)(first + count) - 1, 1).records;
+}
 #define HOLE(resumed, ...) \
     hole_of(resumed, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
 
@@ -484,6 +490,8 @@ static void holes_are_counted(void **state) {
     assert_int_equal(HOLE(250, 1, 50, 100, 150, 200).records, 0);
     assert_int_equal(HOLE(120, 1, 50, 100, 110, 120).records, 0);
     assert_int_equal(HOLE(150, 1, 10, 20, 30, 80, 130).records, 0);
+    assert_int_equal(holes_of_each_step(1, 16), 0);
+    assert_int_equal(holes_of_each_step(4, 10), 3);
 }
 
 int main(void) {
