@@ -2207,15 +2207,20 @@ int config_told_sources(const Config *c) {
     return count > 1 && count <= 64 ? (int)count : 0;
 }
 
-int64_t config_tokens_from(const Config *c, int64_t step) {
-    int64_t sum = 0, end = c->train.steps, whole = config_first_whole_step(c);
-    for (; step < end && step < whole; step++) sum += config_step_tokens(c, step);
-    return step < end ? sum + (end - step) * c->train.tokens_per_step : sum;
+double config_tokens_from(const Config *c, int64_t step) {
+    int64_t end = c->train.steps, whole = config_first_whole_step(c);
+    double sum = 0;
+    for (; step < end && step < whole; step++) sum += (double)config_step_tokens(c, step);
+    return step < end ? sum + (double)(end - step) * (double)c->train.tokens_per_step : sum;
+}
+
+uint64_t config_samples(const Config *c) {
+    return (uint64_t)fmin(config_tokens_from(c, 0) / (double)c->train.context, 1e18);
 }
 
 double config_steps_from(const Config *c, int64_t step) {
     if (config_first_whole_step(c) <= step) return (double)(c->train.steps - step);
-    return (double)config_tokens_from(c, step) / (double)c->train.tokens_per_step;
+    return config_tokens_from(c, step) / (double)c->train.tokens_per_step;
 }
 
 /* The bias of a base is in no checkpoint of adapters. */

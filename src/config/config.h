@@ -253,8 +253,11 @@ int64_t config_step_tokens(const Config *c, int64_t step);
 int64_t config_first_whole_step(const Config *c);
 /* Sources of the data whose losses are told apart: all, from 2 to 64 of them; else 0. */
 int config_told_sources(const Config *c);
-int64_t config_tokens_from(const Config *c, int64_t step); /* of the steps from that one on, to the last */
-double config_steps_from(const Config *c, int64_t step);   /* these steps, smaller ones in parts */
+/* Of the steps from that one on, to the last: more than 64 bits count where train.steps means "until it is
+ * stopped". */
+double config_tokens_from(const Config *c, int64_t step);
+double config_steps_from(const Config *c, int64_t step); /* these steps, smaller ones in parts */
+uint64_t config_samples(const Config *c);                /* of all steps; 10^18 stand for all beyond */
 
 /* Sequences of a microbatch, and microbatches of a step on each of `ranks` data-parallel ranks, after
  * defaults; refuses what does not divide, saying what would. */

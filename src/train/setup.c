@@ -458,7 +458,7 @@ static void remark_on_repeat(DatasetRepeat repeat, const char *what) {
 static void remark_on_epochs(const Config *c, const Dataset *d) {
     size_t count = dataset_sources(d), most = 0, many = 0;
     double *epochs = mem_alloc_array(count, sizeof *epochs);
-    dataset_epochs(d, (uint64_t)(config_tokens_from(c, 0) / c->train.context), epochs);
+    dataset_epochs(d, config_samples(c), epochs);
     for (size_t i = 0; i < count; i++) {
         many += epochs[i] > 4;
         if (epochs[i] > epochs[most]) most = i;

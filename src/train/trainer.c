@@ -227,7 +227,7 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
     if (!t->chief) return OK;
     Text out = {0};
-    dataset_describe(t->data, (uint64_t)(config_tokens_from(t->c, 0) / t->c->train.context), &out);
+    dataset_describe(t->data, config_samples(t->c), &out);
     describe_run(t->c, &t->layout, &t->rank, &t->device, &out);
     log_lines(out.data);
     text_free(&out);
@@ -263,7 +263,7 @@ static void tell_of_time(Trainer *t, double peak) {
 /* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
  * that. */
 static ErrorCode measure_peak(Trainer *t, Error *err) {
-    double tokens = (double)config_tokens_from(t->c, t->state.step);
+    double tokens = config_tokens_from(t->c, t->state.step);
     double work = tokens * t->flops_per_token / comm_size(t->comm);
     if (work < LEAST_WORK) return OK;
     double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2, 0.1 * work);

@@ -232,6 +232,10 @@ train endless train.steps=100000000 schedule.total_steps=30 --inject kill:rank=0
 [ "$status" -eq 137 ] || fail "killed: exit status $status"
 grep -qE '^time    about [0-9dhms.]+ for 100,000,000 steps on this machine: [0-9.e-]+ s a step, ' endless.err || fail "how long a run takes: $(cat endless.err)"
 grep -q '^warning: text.txt is read [0-9.]* times in 100000000 steps: ' endless.err || fail "how often a text is read: $(grep ^warning endless.err)"
+# More tokens than 64 bits count, by who means "until it is stopped".
+train forever train.steps=1000000000000 train.tokens_per_step=16777216 train.batch_start=256 train.batch_warmup=10000 schedule.total_steps=30 --inject kill:rank=0,step=1
+grep -qE '^warning: text.txt is read [0-9.e+]* times in 1000000000000 steps: ' forever.err || fail "how often a text is read: $(grep ^warning forever.err)"
+grep -qE '^time    about .+ for 1,000,000,000,000 steps on' forever.err || fail "how long a run without end takes: $(cat forever.err)"
 
 # A run that has made all its steps goes on when it is given more; one that has not keeps its schedule.
 train more train.steps=4
