@@ -40,8 +40,8 @@ typedef struct Source {
     char *set;  /* of validation; "": none */
     double weight;
     size_t files;
-    char **paths;              /* [files] */
-    const Fingerprint *prints; /* [files] the dataset's */
+    char **paths;        /* [files] */
+    Fingerprint *prints; /* [files] the dataset's */
     uint8_t key[32];
     TokenCache *cache;
     bool chat;

@@ -6,12 +6,14 @@
  *  F2. A file that changed less than REST_SECONDS ago is hashed but not remembered: a second write within
  *      the clock's resolution would leave the stamp as it is.
  *  F3. The stamp is taken before the content and compared after it: a file that changes while it is read
- *      is an error. */
+ *      is an error. Where the inode's change alone differs, as after chmod or a hard link, the content is
+ *      hashed again and decides. */
 #include "data/fingerprint.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,12 +36,17 @@ static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
     return OK;
 }
 
-/* The inode is there for files that are replaced by others. The device is not: network mounts number theirs
- * anew on each host and at each start. */
-static bool same_stamp(const FileStamp *a, const FileStamp *b) {
+/* But for the time of the inode's change, which chmod, a hard link or a new owner moves, too. The inode is
+ * there for files that are replaced by others. The device is not: network mounts number theirs anew on each
+ * host and at each start. */
+static bool nearly_same_stamp(const FileStamp *a, const FileStamp *b) {
     return a->size == b->size && a->mtime_seconds == b->mtime_seconds &&
-           a->mtime_nanoseconds == b->mtime_nanoseconds && a->ctime_seconds == b->ctime_seconds &&
-           a->ctime_nanoseconds == b->ctime_nanoseconds && a->inode == b->inode;
+           a->mtime_nanoseconds == b->mtime_nanoseconds && a->inode == b->inode;
+}
+
+static bool same_stamp(const FileStamp *a, const FileStamp *b) {
+    return nearly_same_stamp(a, b) && a->ctime_seconds == b->ctime_seconds &&
+           a->ctime_nanoseconds == b->ctime_nanoseconds;
 }
 
 static bool at_rest(const FileStamp *s) { return clock_wall() >= (double)s->ctime_seconds + REST_SECONDS; }
@@ -65,21 +72,31 @@ static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, c
 
 /* O_NONBLOCK: opening a FIFO would wait for a writer. Its stamp was refused before; this is for one that
  * took the file's place. */
-static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progress, Error *err) {
+static ErrorCode hash_content(const char *path, Progress *progress, char out[65], Error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return file_refuse(path, err);
-    ErrorCode code = hash_descriptor(fd, path, progress, print->sha256, err);
+    ErrorCode code = hash_descriptor(fd, path, progress, out, err);
     close(fd);
-    TRY(code);
+    return code;
+}
+
+static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progress, Error *err) {
+    TRY(hash_content(path, progress, print->sha256, err));
     return fingerprint_check(path, print, err);
 }
 
 /* Also asked by who tokenizes, after the last byte: text that changed under it would be in the cache for
  * good. */
-ErrorCode fingerprint_check(const char *path, const Fingerprint *print, Error *err) {
+ErrorCode fingerprint_check(const char *path, Fingerprint *print, Error *err) {
     FileStamp now = {0};
+    char sha256[65] = "";
     TRY(stamp_of(path, &now, err));
     if (same_stamp(&now, &print->stamp)) return OK;
+    if (nearly_same_stamp(&now, &print->stamp)) TRY(hash_content(path, NULL, sha256, err));
+    if (strcmp(sha256, print->sha256) == 0) {
+        print->stamp = now;
+        return OK;
+    }
     return error_set(err, ERR_DATA, "%s: changed while it was being read; run again once it is complete",
                      path);
 }

@@ -5,6 +5,7 @@
  *  R2. Nothing is synced: a power cut loses records at most, and hashing makes them again.
  *  R3. A path may have several records: hosts that share the directory see files of other states under one
  *      path. Where there are more than PER_PATH to a path, the newest of each path stays.
+ *      A file above LIMIT_BYTES, which is not read, is begun anew.
  *  R4. A hash only finds a record; path and stamp are compared as they stand there. */
 #include "data/fingerprint_records.h"
 
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -120,12 +122,9 @@ static void rewrite(const FingerprintRecords *r, size_t kept) {
     text_free(&text);
 }
 
-/* Only by who has the directory's lock, which keeps temporary files of others from being swept away. Records
- * that others append meanwhile are lost, which costs them one more hashing. */
-static void compact(FingerprintRecords *r) {
-    if (r->count <= FEW) return;
-    size_t kept = newest(r);
-    if (r->count <= PER_PATH * kept + FEW) return;
+/* Keeps the first records, only by who has the directory's lock, which keeps temporary files of others from
+ * being swept away. Records that others append meanwhile are lost, which costs them one more hashing. */
+static void rewrite_alone(const FingerprintRecords *r, size_t kept) {
     int lock;
     RETRY(lock, open(r->cache_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (lock < 0) return;
@@ -133,8 +132,20 @@ static void compact(FingerprintRecords *r) {
     close(lock);
 }
 
+static void compact(FingerprintRecords *r) {
+    if (r->count <= FEW) return;
+    size_t kept = newest(r);
+    if (r->count > PER_PATH * kept + FEW) rewrite_alone(r, kept);
+}
+
+static bool too_large(const char *file) {
+    struct stat st;
+    return lstat(file, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > LIMIT_BYTES;
+}
+
 static void load(FingerprintRecords *r) {
     size_t length = 0;
+    if (too_large(r->file)) rewrite_alone(r, 0);
     if (file_read_own(r->file, LIMIT_BYTES, &r->text, &length, NULL) != OK) r->text = NULL;
     for (size_t at = 0; r->text && at < length;) {
         const char *newline = memchr(r->text + at, '\n', length - at);

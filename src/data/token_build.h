@@ -27,10 +27,10 @@ typedef struct TokenUnit {
 } TokenUnit;
 
 typedef struct TokenBuild {
-    const char *label;         /* of the progress bar */
-    const CorpusFile *files;   /* of the source */
-    const Fingerprint *prints; /* of these files */
-    const TokenUnit *units;    /* the caches to build, in the order of the files */
+    const char *label;       /* of the progress bar */
+    const CorpusFile *files; /* of the source */
+    Fingerprint *prints;     /* of these files; stamps are kept up (fingerprint_check) */
+    const TokenUnit *units;  /* the caches to build, in the order of the files */
     size_t unit_count;
     const Tokenizer *tokenizer;
     const Chat *chat;    /* of files of conversations, whose ids are of twice the vocabulary; else NULL */

@@ -623,6 +623,36 @@ static void test_fingerprints(void **state) {
     assert_int_equal(fingerprint_files(files_root, paths, 1, &b, &err), ERR_NOINPUT);
 }
 
+static void touch_inode(const char *path) {
+    struct stat before, now;
+    assert_int_equal(stat(path, &before), 0);
+    do {
+        assert_int_equal(chmod(path, 0640), 0);
+        assert_int_equal(stat(path, &now), 0);
+    } while (now.st_ctim.tv_sec == before.st_ctim.tv_sec && now.st_ctim.tv_nsec == before.st_ctim.tv_nsec);
+}
+
+/* chmod, a hard link or a new owner between hashing and the last byte change no text. */
+static void test_an_inode_may_change(void **state) {
+    (void)state;
+    const char *path = files_text("inode.txt", "four"), *paths[] = {path};
+    const struct timespec old[2] = {{1000000000, 5}, {1000000000, 5}};
+    Fingerprint print, before;
+    Error err = {0};
+    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+    assert_int_equal(fingerprint_files(files_root, paths, 1, &print, &err), OK);
+    before = print;
+    touch_inode(path);
+    if (fingerprint_check(path, &print, &err) != OK) fail_msg("%s", err.message);
+    assert_string_equal(print.sha256, before.sha256);
+    assert_memory_not_equal(&print.stamp, &before.stamp, sizeof before.stamp); /* not hashed at each part */
+    files_text("inode.txt", "FOUR");
+    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+    touch_inode(path);
+    assert_int_equal(fingerprint_check(path, &print, &err), ERR_DATA);
+    assert_non_null(strstr(err.message, "changed while"));
+}
+
 /* Replaces the digest of every record by zeros: a fingerprint of zeros was recalled, any other was made. */
 static void forge_records(void) {
     size_t length;
@@ -693,6 +723,14 @@ static void test_fingerprint_records_may_be_anything(void **state) {
     record = files_read(file, &length);
     assert_true(length < 1000);
     free(record);
+    /* Above the limit nothing is read, and it is begun anew. */
+    assert_int_equal(truncate(file, ((off_t)1 << 30) + 1), 0);
+    assert_false(is_recalled(path));
+    struct stat st;
+    assert_int_equal(stat(file, &st), 0);
+    assert_true(st.st_size < 1000);
+    forge_records();
+    assert_true(is_recalled(path));
     free(path);
     free(file);
 }
@@ -715,6 +753,7 @@ int main(void) {
         cmocka_unit_test(test_first_bad_line_is_reported),
         cmocka_unit_test(test_truncated_zstd_is_reported),
         cmocka_unit_test(test_fingerprints),
+        cmocka_unit_test(test_an_inode_may_change),
         cmocka_unit_test(test_fingerprints_are_remembered),
         cmocka_unit_test(test_fingerprint_records_may_be_anything),
     };
