@@ -168,9 +168,11 @@ static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files,
     c->units = mem_alloc_array(s->files, sizeof *c->units);
     c->opened = mem_alloc_array(s->files, sizeof(TokenCache *));
     for (size_t first = 0; first < s->files; first += c->units[c->count++].count) {
+    uint64_t least = r->config->unit_bytes;
+    if (least == 0) least = token_unit_least(s->prints, s->files);
         TokenUnit *u = &c->units[c->count];
         u->first = first;
-        u->count = token_unit_files(s->prints, first, s->files, r->config->unit_bytes);
+        u->count = token_unit_files(s->prints, first, s->files, least);
         make_key(r, files + first, s->prints + first, u->count, skips_bad(r), u->key);
         u->dir = cache_path(r->config->cache_dir, u->key);
     }

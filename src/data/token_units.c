@@ -6,7 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST = 8 << 20, MOST_TIMES = 8, MEAN_TIMES = 3 };
+enum { LEAST = 8 << 20, MOST_LEAST = 64 << 20, SHARE = 1024, MOST_TIMES = 8, MEAN_TIMES = 3 };
+
+uint64_t token_unit_least(const Fingerprint *prints, size_t count) {
+    double bytes = 0;
+    uint64_t least = LEAST;
+    for (size_t i = 0; i < count; i++) bytes += (double)prints[i].stamp.size;
+    while (least < MOST_LEAST && bytes > (double)least * SHARE) least *= 2;
+    return least;
+}
 
 /* A large file more likely than a small one: once in MEAN_TIMES * least bytes, on average. */
 static bool ends_unit(const Fingerprint *print, double least) {
@@ -18,7 +26,7 @@ static bool ends_unit(const Fingerprint *print, double least) {
 }
 
 size_t token_unit_files(const Fingerprint *prints, size_t first, size_t count, uint64_t least) {
-    double least_bytes = least ? (double)least : LEAST, bytes = 0;
+    double least_bytes = (double)least, bytes = 0;
     for (size_t i = first; i < count; i++) {
         bytes += (double)prints[i].stamp.size;
         if (i > first && bytes > MOST_TIMES * least_bytes) return i - first;

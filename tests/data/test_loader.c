@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "data/loader.h"
+#include "data/token_units.h"
 
 /* A configuration over up to four sources, with its own memory. */
 typedef struct Setup {
@@ -683,6 +684,29 @@ static void test_a_change_costs_one_cache(void **state) {
     unlink(files_path("shards/03-c.txt"));
 }
 
+/* A corpus of terabytes in small files stays below the maps that Linux gives to a process. */
+static void test_caches_grow_with_their_source(void **state) {
+    (void)state;
+    enum { FILES = 200000 };
+    Fingerprint *prints = mem_alloc_array(FILES, sizeof *prints);
+    static const struct {
+        int64_t size;
+        uint64_t least, most;
+    } sources[] = {{10 << 10, 8 << 20, 100}, {60 << 10, 16 << 20, 300}, {16 << 20, 64 << 20, 3u << 14}};
+    for (int i = 0; i < FILES; i++)
+        snprintf(prints[i].sha256, sizeof prints[i].sha256, "%016llx",
+                 (unsigned long long)(i + 1) * 0x9e3779b97f4a7c15u);
+    for (size_t k = 0; k < sizeof sources / sizeof *sources; k++) {
+        uint64_t caches = 0;
+        for (int i = 0; i < FILES; i++) prints[i].stamp.size = sources[k].size;
+        assert_int_equal(token_unit_least(prints, FILES), sources[k].least);
+        for (size_t at = 0; at < FILES; caches++)
+            at += token_unit_files(prints + at, 0, FILES - at, sources[k].least);
+        assert_in_range(caches, 10, sources[k].most);
+    }
+    free(prints);
+}
+
 /* Two processes with the same caches in opposite orders wait for each other and not for ever. */
 static void test_builders_in_opposite_orders(void **state) {
     (void)state;
@@ -720,6 +744,7 @@ int main(void) {
         cmocka_unit_test(test_what_makes_a_cache),
         cmocka_unit_test(test_caches_do_not_change_samples),
         cmocka_unit_test(test_a_change_costs_one_cache),
+        cmocka_unit_test(test_caches_grow_with_their_source),
         cmocka_unit_test(test_builders_in_opposite_orders),
     };
     return cmocka_run_group_tests(tests, bytes_setup, bytes_teardown);
