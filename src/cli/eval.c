@@ -151,6 +151,7 @@ static ErrorCode measure_with(Job *j, DataConfig *config, Evaluation *out, Error
     doing_enter(&j->doing, PHASE_TOKENIZING, 0);
     ErrorCode code = comm_agree(m->comm, open_text(&data, m, j->text, config, err), err);
     if (code == OK) code = agree_on_text(data, m, err);
+    if (code == OK && speaks(j)) dataset_warn(data);
     doing_enter(&j->doing, PHASE_VALIDATION, 0);
     if (code == OK) code = alone(m->comm, evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err), err);
     if (data) dataset_close(data);
@@ -302,6 +303,7 @@ static ErrorCode open_tasks(Job *j, Tasks *tasks, Error *err) {
     TRY(tasks_agree(tasks, m->comm, err));
     tasks_describe(tasks, m->plan.spec.positions, &said);
     log_lines(said.data);
+    if (speaks(j)) tasks_warn(tasks);
     text_free(&said);
     return OK;
 }

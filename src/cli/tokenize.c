@@ -43,6 +43,7 @@ static ErrorCode verify(const Dataset *d, Error *err) {
 static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenizer *tokenizer, Error *err) {
     Dataset *d;
     TRY(dataset_open(&d, &c->data, tokenizer, c->train.context, (int)c->run.threads, err));
+    dataset_warn(d);
     ErrorCode code = arguments_has(args, "--verify") ? verify(d, err) : OK;
     if (code == OK) {
         Text out = {0};

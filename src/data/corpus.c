@@ -116,6 +116,7 @@ void corpus_close(CorpusReader *r) {
  * there misses nothing. */
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
 uint64_t corpus_stored_position(const CorpusReader *r) { return input_stored_position(r->input); }
+uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
 uint64_t corpus_invalid_bytes(const CorpusReader *r) { return r->check.invalid; }
 
 void corpus_report(const CorpusReader *r) {

@@ -62,7 +62,8 @@ void corpus_close(CorpusReader *reader);
 ErrorCode corpus_next(CorpusReader *reader, CorpusPiece *piece, bool *more, Error *err);
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last piece */
 uint64_t corpus_stored_position(const CorpusReader *reader);
-uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of what was handed out: not UTF-8 */
+uint64_t corpus_text_bytes(const CorpusReader *reader);    /* of what was handed out */
+uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of them, not UTF-8 */
 void corpus_report(const CorpusReader *reader); /* a warning that says how many, where there are any */
 
 /* The text of a line of JSON, put in place of what was in `out`. Safe to call from any thread. */

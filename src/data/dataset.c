@@ -49,6 +49,7 @@ typedef struct Source {
 } Source;
 
 struct Dataset {
+    char *cache_dir;
     int64_t context;
     int32_t vocabulary; /* of the tokenizer */
     bool document_mask;
@@ -167,9 +168,9 @@ typedef struct Caches {
 static void cut_units(const Recipe *r, const Source *s, const CorpusFile *files, Caches *c) {
     c->units = mem_alloc_array(s->files, sizeof *c->units);
     c->opened = mem_alloc_array(s->files, sizeof(TokenCache *));
-    for (size_t first = 0; first < s->files; first += c->units[c->count++].count) {
     uint64_t least = r->config->unit_bytes;
     if (least == 0) least = token_unit_least(s->prints, s->files);
+    for (size_t first = 0; first < s->files; first += c->units[c->count++].count) {
         TokenUnit *u = &c->units[c->count];
         u->first = first;
         u->count = token_unit_files(s->prints, first, s->files, least);
@@ -278,30 +279,18 @@ static const char *key_or_default(const DataSource *spec) {
     return spec->format == FORMAT_CHAT ? "messages" : "text";
 }
 
-static ErrorCode check_bad_lines(const Recipe *r, const Source *s, const TokenFigures *f, Error *err) {
+/* Of the whole source, whichever of its caches this start has built: a share does not depend on the order of
+ * lines. */
+static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
+    double limit = r->config->bad_lines_limit;
     char bad[32], lines[32];
-    if (f->bad_lines == 0) return OK;
-    text_count((int64_t)f->bad_lines, bad);
-    text_count((int64_t)f->lines, lines);
-    if (!token_bad_lines_allowed(r->config->bad_lines_limit, f->lines, f->bad_lines))
-        return error_set(err, ERR_DATA,
-                         "%s: %s of %s lines are broken, more than data.bad_lines_limit (%g) allows; "
-                         "%s/*/part-*.bad.jsonl lists them",
-                         s->name, bad, lines, r->config->bad_lines_limit, r->config->cache_dir);
-    log_warn("%s: %s of %s lines are broken and were skipped; %s/*/part-*.bad.jsonl lists them", s->name, bad,
-             lines, r->config->cache_dir);
-    return OK;
-}
-
-/* At every start, since a log is read when something is wrong, and that may be long after tokenizing. */
-static ErrorCode report_figures(const Recipe *r, const Source *s, Error *err) {
-    char invalid[32], all[32];
-    TokenFigures figures = token_cache_figures(s->cache);
-    if (figures.invalid_bytes > 0)
-        log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
-                 text_count((int64_t)figures.invalid_bytes, invalid),
-                 text_count((int64_t)token_cache_text_bytes(s->cache), all));
-    return check_bad_lines(r, s, &figures, err);
+    TokenFigures f = token_cache_figures(s->cache);
+    if ((double)f.bad_lines <= (limit < 1 ? limit * (double)f.lines : limit)) return OK;
+    return error_set(err, ERR_DATA,
+                     "%s: %s of %s lines are broken, more than data.bad_lines_limit (%g) allows; "
+                     "%s/*/part-*.bad.jsonl lists them",
+                     s->name, text_count((int64_t)f.bad_lines, bad), text_count((int64_t)f.lines, lines),
+                     limit, r->config->cache_dir);
 }
 
 static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
@@ -310,7 +299,7 @@ static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, 
         files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
                                 key_or_default(spec), (SourceEncoding)spec->encoding};
     ErrorCode code = open_cache(r, s, files, err);
-    if (code == OK) code = report_figures(r, s, err);
+    if (code == OK) code = check_bad_lines(r, s, err);
     free(files);
     return code;
 }
@@ -424,29 +413,56 @@ static void divide(Dataset *d, Source *s, bool trains) {
     }
 }
 
-/* Rows of conversations, and what was lost on the way: it is said at every start. */
-static ErrorCode pack(const Dataset *d, const Source *s, Samples *samples, const char *purpose, Error *err) {
-    Packing *p = &samples->packing;
+static ErrorCode pack(const Dataset *d, Samples *samples, Error *err) {
+    return packing_build(&samples->packing, &samples->stream, d->context, d->vocabulary, err);
+}
+
+/* What was lost on the way into rows of conversations. */
+static void warn_of_packing(const Dataset *d, const Source *s, const Packing *p, const char *purpose) {
     char cut[32], lost[32], dropped[32];
-    TRY(packing_build(p, &samples->stream, d->context, d->vocabulary, err));
-    if (p->cut + p->dropped == 0) return OK;
+    if (p->cut + p->dropped == 0) return;
     text_count((int64_t)p->cut, cut);
     text_count((int64_t)p->cut_tokens, lost);
     text_count((int64_t)p->dropped, dropped);
     log_warn("%s, for %s: %s of %" PRIu64 " conversations were longer than a context of %" PRId64
              " and lost their ends, %s tokens; %s were left out, since nothing to learn remained",
              s->name, purpose, cut, p->documents + p->dropped, d->context, lost, dropped);
-    return OK;
+}
+
+static void warn_of_figures(const Dataset *d, const Source *s) {
+    char some[32], all[32];
+    TokenFigures f = token_cache_figures(s->cache);
+    if (f.invalid_bytes > 0)
+        log_warn("%s: %s of %s bytes are not UTF-8; they were taken as they are", s->name,
+                 text_count((int64_t)f.invalid_bytes, some),
+                 text_count((int64_t)token_cache_text_bytes(s->cache), all));
+    if (f.bad_lines > 0)
+        log_warn("%s: %s of %s lines are broken and were skipped; %s/*/part-*.bad.jsonl lists them", s->name,
+                 text_count((int64_t)f.bad_lines, some), text_count((int64_t)f.lines, all), d->cache_dir);
+}
+
+static void warn_of_source(const Dataset *d, size_t i) {
+    const Source *s = &d->sources[i];
+    bool again = false; /* the same text once more, for validation or for another share */
+    for (size_t k = 0; k < i; k++) again |= memcmp(d->sources[k].key, s->key, sizeof s->key) == 0;
+    if (!again) warn_of_figures(d, s);
+    warn_of_packing(d, s, &s->train.packing, "training");
+    warn_of_packing(d, s, &s->validation.packing, "validation");
+}
+
+void dataset_warn(const Dataset *d) {
+    for (size_t i = 0; i < d->total; i++) warn_of_source(d, i);
 }
 
 static ErrorCode assign_source(Dataset *d, size_t i, Error *err) {
     Source *s = &d->sources[i];
     bool trains = i < d->count;
     divide(d, s, trains);
-    if (s->chat) TRY(pack(d, s, &s->train, "training", err));
-    if (s->chat) TRY(pack(d, s, &s->validation, "validation", err));
+    if (s->chat) TRY(pack(d, &s->train, err));
+    if (s->chat) TRY(pack(d, &s->validation, err));
     const Samples *needed = trains ? &s->train : &s->validation;
     if (samples_count(needed, s, d->context) > 0) return OK;
+    warn_of_packing(d, s, &needed->packing, trains ? "training" : "validation");
     return error_set(err, ERR_DATA,
                      "%s: %" PRIu64 " tokens%s: at least 2 are needed to predict one from the other%s",
                      s->name, needed->stream.tokens, d->validation_fraction > 0 ? " for training" : "",
@@ -517,6 +533,7 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     *dataset = NULL;
     TRY(check_config(config, context, err));
     Dataset *d = mem_alloc(sizeof *d);
+    d->cache_dir = mem_strdup(config->cache_dir);
     d->context = context;
     d->vocabulary = tokenizer_vocab_size(tokenizer);
     d->document_mask = config->document_mask;
@@ -551,6 +568,7 @@ void dataset_close(Dataset *d) {
         free(d->sources[i].set);
     }
     sampler_close(d->sampler);
+    free(d->cache_dir);
     free(d->prints);
     free(d->sources);
     free(d->order);

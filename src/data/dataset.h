@@ -39,6 +39,9 @@ ChatOptions data_chat_options(const DataConfig *c);
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
+/* Of what is not as it should be in the sources: bytes, lines, conversations. For one rank, at every start,
+ * since a log is read when something is wrong, and that may be long after tokenizing. */
+void dataset_warn(const Dataset *d);
 
 /* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and
  * the validation split. */

@@ -280,7 +280,8 @@ static ErrorCode read_file(Maker *m, const char *path, bool examples, int64_t mo
     if (m->task->format->kind != TASK_TEXT) file.format = FORMAT_JSONL;
     TRY(corpus_open(&reader, &file, NULL, err));
     ErrorCode code = read_documents(m, reader, &file, examples, most, &q, err);
-    if (code == OK) corpus_report(reader);
+    m->task->text_bytes += corpus_text_bytes(reader);
+    m->task->invalid_bytes += corpus_invalid_bytes(reader);
     corpus_close(reader);
     task_question_free(&q);
     return code;

@@ -52,10 +52,11 @@ typedef struct Task {
     const TaskFormat *format;
     char *name;
     size_t documents, slots, requests;
-    int64_t truncated;      /* requests whose context was too long */
-    TaskDocument *document; /* [documents] */
-    TaskLength *length;     /* [slots] */
-    TaskRequest *request;   /* [requests] */
+    int64_t truncated;                  /* requests whose context was too long */
+    uint64_t text_bytes, invalid_bytes; /* of its files; invalid: not UTF-8 */
+    TaskDocument *document;             /* [documents] */
+    TaskLength *length;                 /* [slots] */
+    TaskRequest *request;               /* [requests] */
     TokenList tokens;
     char print[65]; /* SHA-256 of all requests: two tasks with the same one ask the same */
 } Task;

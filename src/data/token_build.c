@@ -42,7 +42,7 @@
 #define LARGE_JOB (16 * JOB_BYTES)
 #define PART_BYTES (128u << 20)
 #define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
-enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20, ENOUGH_LINES = 10000 };
+enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20 };
 
 /* A piece within a job's text; `line` is for messages. */
 typedef struct Record {
@@ -100,8 +100,8 @@ typedef struct Builder {
     /* writer */
     UnitState *units; /* [unit_count] */
     PartWriter *part;
-    Text bad;                  /* of this part */
-    uint64_t lines, bad_lines; /* of this build */
+    Text bad;           /* of this part */
+    uint64_t bad_lines; /* of this build */
     size_t part_first_file;
     Progress *progress;
 } Builder;
@@ -466,24 +466,19 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
     return OK;
 }
 
-bool token_bad_lines_allowed(double limit, uint64_t lines, uint64_t bad) {
-    return (double)bad <= (limit < 1 ? limit * (double)lines : limit);
-}
-
-/* A share is judged when there is enough to tell, and of the whole source in the end (data/dataset.c). */
+/* A count that is exceeded stays exceeded. A share is one of the whole source, and is judged when that is
+ * there (data/dataset.c): broken lines may stand together. */
 static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
     TokenFigures *figures = part_figures(s->part);
     figures->lines += job->lines;
     figures->bad_lines += job->bad_lines;
-    s->lines += job->lines;
     s->bad_lines += job->bad_lines;
     if (s->bad.length < MOST_LISTED_BYTES) text_add(&s->bad, job->bad.data, job->bad.length);
-    if (job->bad_lines == 0 || (s->b->bad_limit < 1 && s->lines < ENOUGH_LINES)) return OK;
-    if (token_bad_lines_allowed(s->b->bad_limit, s->lines, s->bad_lines)) return OK;
+    bool share = s->b->bad_limit > 0 && s->b->bad_limit < 1;
+    if (job->bad_lines == 0 || share || (double)s->bad_lines <= s->b->bad_limit) return OK;
     return error_set(err, ERR_DATA,
-                     "%s; %" PRIu64 " of %" PRIu64
-                     " lines so far are broken, more than data.bad_lines_limit (%g)",
-                     job->error.message, s->bad_lines, s->lines, s->b->bad_limit);
+                     "%s; %" PRIu64 " lines so far are broken, more than data.bad_lines_limit (%g) allows",
+                     job->error.message, s->bad_lines, s->b->bad_limit);
 }
 
 /* A part is opened when its first job is there, so that no empty part is left by a source that fails at

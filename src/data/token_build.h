@@ -38,11 +38,8 @@ typedef struct TokenBuild {
     int threads;         /* 0: one per core */
     uint64_t part_bytes; /* of text in a part; 0: 128 MiB */
     bool skip_bad;       /* lines of JSON that are broken are counted, and listed beside their part */
-    double bad_limit;    /* how many: data.bad_lines_limit */
+    double bad_limit;    /* data.bad_lines_limit: a count ends the build; a share is left to the caller */
 } TokenBuild;
-
-/* Whether so many lines may be skipped. */
-bool token_bad_lines_allowed(double limit, uint64_t lines, uint64_t bad);
 
 /* Goes on where an earlier build stopped; does nothing with what is complete. Builders of one cache wait for
  * each other. */

@@ -488,6 +488,7 @@ static void remark_on_trace(const Config *c) {
 void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
     remark_on_schedule(c, set);
     remark_on_trace(c);
+    dataset_warn(d);
     remark_on_data(c, set, d, t);
     remark_on_repeats(d);
     remark_on_epochs(c, d);

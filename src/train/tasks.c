@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/name.h"
 #include "engine/score.h"
 #include "observe/metrics.h"
@@ -67,6 +68,15 @@ ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err) {
     ErrorCode code = agree_on_files(comm, &files, "give all ranks the same files of tasks", err);
     text_free(&files);
     return code;
+}
+
+void tasks_warn(const Tasks *t) {
+    char invalid[32], all[32];
+    for (size_t i = 0; i < t->count; i++)
+        if (t->items[i]->invalid_bytes > 0)
+            log_warn("task %s: %s of %s bytes are not UTF-8; they were taken as they are", t->items[i]->name,
+                     text_count((int64_t)t->items[i]->invalid_bytes, invalid),
+                     text_count((int64_t)t->items[i]->text_bytes, all));
 }
 
 void tasks_describe(const Tasks *t, int64_t context, Text *out) {

@@ -26,5 +26,6 @@ ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots /* [t->slots]
 ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err);
 /* What was opened, a line a task; what does not fit the context is said. */
 void tasks_describe(const Tasks *t, int64_t context, Text *out);
+void tasks_warn(const Tasks *t); /* of files that are not as they should be; for one rank */
 
 #endif

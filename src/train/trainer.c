@@ -188,6 +188,7 @@ static ErrorCode open_tasks(Trainer *t, Error *err) {
     TRY(tasks_agree(&t->tasks, t->comm, err));
     tasks_describe(&t->tasks, t->c->train.context, &said);
     if (t->chief && said.length) log_lines(said.data);
+    if (t->chief) tasks_warn(&t->tasks);
     text_free(&said);
     TOGETHER(t, best_open(&t->best, t->c->checkpoint.keep_best, t->data, &t->tasks, err));
     if (t->chief) best_remark(&t->best, t->c);

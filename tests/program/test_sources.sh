@@ -63,9 +63,27 @@ grep -q '"file": *"bad.jsonl", *"line": *41,' cache/*/part-00000.bad.jsonl || fa
 skipped=$(grep ^tokens out)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]'
 [ "$(grep ^tokens out)" = "$skipped" ] || fail "skipped lines leave something: $skipped, $(grep ^tokens out)"
+# A share is one of the whole source: broken lines that stand together at its front are no more than elsewhere.
+padding=$(printf 'x%.0s' {1..90})
+awk -v p="$padding" 'BEGIN {
+    for (i = 0; i < 150; i++) print "{\"tex"
+    for (i = 0; i < 20000; i++) print "{\"text\": \"" p "\"}"
+}' >front.jsonl
+exits 0 tokenize run.yaml 'data.sources=[front.jsonl]' data.bad_lines=skip
+grep -q "front.jsonl: 150 of 20,150 lines are broken and were skipped" err || fail "a share at the front: $(cat err)"
+refused 65 "150 of 20,150 lines are broken, more than data.bad_lines_limit (0.007)" tokenize run.yaml 'data.sources=[front.jsonl]' data.bad_lines=skip data.bad_lines_limit=0.007 data.cache_dir=shares
 # A cache without bad lines is as good where they are skipped.
 caches=$(echo cache/*/)
 exits 0 tokenize run.yaml 'data.sources=[good.jsonl]' data.bad_lines=skip
 [ "$(echo cache/*/)" = "$caches" ] || fail "a clean cache was made again"
+
+# ---- figures by source: each has a name of its own, and charts say what they leave out ----
+rows=()
+for ((i = 0; i < 8; i++)); do rows+=("{path: text.txt, weight: 1}"); done
+exits 0 train run.yaml run.dir=eight metrics.log_freq=1 train.tokens_per_step=256 "data.sources=[$(IFS=,; echo "${rows[*]}")]"
+names=$(sed -n '/"kind": "source"/s/.*"name": "\([^"]*\)".*/\1/p' eight/metrics.jsonl | sort -u | tr '\n' ' ')
+[ "$names" = "$(printf 'text.txt#%d ' {0..7})" ] || fail "names of one path eight times: $names"
+exits 0 report eight
+grep -q 'of 8 sources 2 are not drawn: text.txt#6, text.txt#7<' eight/report.html || fail "sources without a curve are not said: $(grep -o '[^>]*not drawn[^<]*' eight/report.html)"
 
 conclude

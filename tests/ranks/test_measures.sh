@@ -53,6 +53,10 @@ train cut "${told[@]}" train.steps=2 schedule.total_steps=4
 train cut "${told[@]}" schedule.total_steps=4
 [ "$(figures through | grep source)" = "$(figures cut | grep source)" ] && [ "$(figures through | grep -c source)" -eq 8 ] ||
     fail "sources of a run that goes on: $(diff <(figures through) <(figures cut) | head -4)"
+# What is wrong with text is said by one rank.
+{ letters 40 3 && printf '\xe9\xff\n'; } >broken.txt
+train said -n 2 mesh.dp_replicate=2 train.steps=1 'data.sources=[broken.txt]' 'evaluation.tasks=[{path: broken.txt, task: text}]'
+[ "$(grep -c 'bytes are not UTF-8' said.err)" -eq 2 ] || fail "of the source and of the task: $(grep UTF-8 said.err)"
 train ddp2 -n 2 mesh.dp_replicate=2
 same ddp2
 train fsdp3 -n 3 mesh.dp_shard=3 train.tokens_per_step=192 train.steps=4
