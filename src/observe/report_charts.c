@@ -162,8 +162,9 @@ static void write_chart(Text *out, const Page *p, Chart chart, const char *name,
 }
 
 /* Curves of things with names, in the order in which these come: of one run, with the colours that are left.
- * There are as many as that at most; all records are in the files. */
-enum { NAMED = RUNS_MAX - 2 };
+ * There are as many as that at most; of more the names alone are known, and said. All records are in the
+ * files. */
+enum { NAMED = RUNS_MAX - 2, KNOWN = 256 };
 typedef struct NamedCurve {
     const char *name;
     size_t count;
@@ -173,10 +174,13 @@ typedef struct NamedCurve {
 /* To the curve of this name, which may be a new one with room for `room` points. */
 static void add_named(NamedCurve *curves, size_t room, const char *name, double x, double y) {
     size_t i = 0;
-    while (i < NAMED && curves[i].name && strcmp(curves[i].name, name) != 0) i++;
-    if (i == NAMED) return;
+    while (i < KNOWN && curves[i].name && strcmp(curves[i].name, name) != 0) i++;
+    if (i == KNOWN) return;
     NamedCurve *c = &curves[i];
-    if (!c->name) *c = (NamedCurve){name, 0, new_column(room), new_column(room)};
+    bool drawn = i < NAMED;
+    if (!c->name)
+        *c = (NamedCurve){name, 0, drawn ? new_column(room) : NULL, drawn ? new_column(room) : NULL};
+    if (!drawn) return;
     c->x[c->count] = x;
     c->y[c->count++] = y;
 }
@@ -199,6 +203,21 @@ static size_t named_series(const NamedCurve *curves, size_t first, bool dots, Ch
     for (size_t i = 0; i < NAMED && curves[i].name; i++, count++)
         series[count] = named_one(&curves[i], curves[i].name, styles[(i + 2) % RUNS_MAX], dots);
     return count;
+}
+
+/* A chart that leaves something out says so. */
+static void write_rest(Text *out, const NamedCurve *curves, const char *run, const char *things) {
+    size_t count = 0;
+    while (count < KNOWN && curves[count].name) count++;
+    if (count <= NAMED) return;
+    text_puts(out, "<p class=\"note\">");
+    html_puts(out, run);
+    text_printf(out, "%sof %zu %s %zu are not drawn: ", *run ? ": " : "", count, things, count - NAMED);
+    for (size_t i = NAMED; i < count; i++) {
+        if (i > NAMED) text_puts(out, ", ");
+        html_puts(out, curves[i].name);
+    }
+    text_puts(out, "</p>\n");
 }
 
 /* Of one kind of thing with a name, in one run. */
@@ -232,7 +251,7 @@ static void collect_bits(const MetricsTable *t, NamedCurve *curves) { collect_ta
  * the key would name each run twice. */
 static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     ChartSeries series[2 * RUNS_MAX];
-    NamedCurve sets[NAMED] = {{0}};
+    NamedCurve sets[KNOWN] = {{0}};
     size_t n = p->runs->count, count = 0;
     for (size_t i = 0; i < n; i++)
         series[count++] = (ChartSeries){n > 1 ? p->runs->runs[i].name : "training",
@@ -266,6 +285,7 @@ static void write_loss_chart(Text *out, const Page *p, Chart chart) {
     chart.width = 1080;
     chart.height = 360;
     chart_write(out, &chart);
+    write_rest(out, sets, "", "validation sets");
     free_named(sets);
 }
 
@@ -349,18 +369,20 @@ static void write_optional_charts(Text *out, const Page *p) {
 typedef struct NamedKind {
     Collect *collect;
     const char *id, *title, *unit; /* title: of several on one chart */
+    const char *things;
     bool dots;
 } NamedKind;
-static const NamedKind named_sources = {collect_sources, "sources", "Loss by source",
-                                        "training, nats per token", false};
-static const NamedKind named_sets = {collect_sets, "sets", "", "validation set, nats per token", true};
-static const NamedKind named_tasks = {collect_shares, "tasks", "Tasks", "percent right", true};
-static const NamedKind named_texts = {collect_bits, "texts", "Tasks", "bits per byte", true};
+static const NamedKind named_sources = {
+    collect_sources, "sources", "Loss by source", "training, nats per token", "sources", false};
+static const NamedKind named_sets = {collect_sets,      "sets", "", "validation set, nats per token",
+                                     "validation sets", true};
+static const NamedKind named_tasks = {collect_shares, "tasks", "Tasks", "percent right", "tasks", true};
+static const NamedKind named_texts = {collect_bits, "texts", "Tasks", "bits per byte", "tasks", true};
 
 /* Of one run: a curve a name. Nothing where nothing has such a figure. */
 static void write_one_chart(Text *out, const Page *p, const NamedKind *kind) {
     Chart chart = p->base;
-    NamedCurve tasks[NAMED] = {{0}};
+    NamedCurve tasks[KNOWN] = {{0}};
     ChartSeries series[NAMED];
     kind->collect(&p->runs->runs[0].metrics, tasks);
     chart.id = kind->id;
@@ -369,6 +391,7 @@ static void write_one_chart(Text *out, const Page *p, const NamedKind *kind) {
     chart.series_count = named_series(tasks, 0, kind->dots, series);
     chart.title = chart.series_count == 1 ? tasks[0].name : kind->title; /* a key is for several */
     if (chart.series_count > 0) chart_write(out, &chart);
+    write_rest(out, tasks, "", kind->things);
     free_named(tasks);
 }
 
@@ -379,7 +402,7 @@ static const NamedCurve *find_named(const NamedCurve *curves, const char *name) 
 }
 
 /* One name, and the curve of each run that has it: none before `first` does. */
-static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[NAMED], size_t first,
+static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[KNOWN], size_t first,
                               const char *name, bool dots, Chart chart) {
     ChartSeries series[RUNS_MAX];
     for (size_t r = first; r < p->runs->count; r++) {
@@ -393,7 +416,7 @@ static void write_named_chart(Text *out, const Page *p, NamedCurve (*curves)[NAM
 
 /* Of several runs, in the order in which they come. `charts` counts those on the page. */
 static void write_named_charts(Text *out, const Page *p, const NamedKind *kind, int *charts) {
-    NamedCurve curves[RUNS_MAX][NAMED] = {{{0}}};
+    NamedCurve curves[RUNS_MAX][KNOWN] = {{{0}}};
     for (size_t r = 0; r < p->runs->count; r++) kind->collect(&p->runs->runs[r].metrics, curves[r]);
     for (size_t r = 0; r < p->runs->count; r++)
         for (size_t i = 0; i < NAMED && curves[r][i].name; i++) {
@@ -408,7 +431,10 @@ static void write_named_charts(Text *out, const Page *p, const NamedKind *kind, 
             chart.unit = kind->unit;
             write_named_chart(out, p, curves, r, curves[r][i].name, kind->dots, chart);
         }
-    for (size_t r = 0; r < p->runs->count; r++) free_named(curves[r]);
+    for (size_t r = 0; r < p->runs->count; r++) {
+        write_rest(out, curves[r], p->runs->runs[r].name, kind->things);
+        free_named(curves[r]);
+    }
 }
 
 static void write_set_and_task_charts(Text *out, const Page *p) {

@@ -72,11 +72,27 @@ static void combine(void *into, const void *from) {
 }
 
 /* The end of a path tells more than its beginning. Cut in front of a whole character of UTF-8. */
-static void put_name(const char *name, char out[METRICS_NAME]) {
+static void cut_name(const char *name, size_t size, char *out) {
     size_t length = strlen(name);
-    const char *from = length < METRICS_NAME ? name : name + length - (METRICS_NAME - 4);
+    const char *from = length < size ? name : name + length - (size - 4);
     while (from > name && ((unsigned char)*from & 0xc0) == 0x80) from++;
-    snprintf(out, METRICS_NAME, "%s%s", from > name ? "..." : "", from);
+    snprintf(out, size, "%s%s", from > name ? "..." : "", from);
+}
+
+/* Figures are known by it: where another source would have the same one, its place in the list goes behind.
+ */
+static void put_name(const Dataset *d, size_t source, char out[METRICS_NAME]) {
+    char other[METRICS_NAME], place[24];
+    size_t same = 0;
+    cut_name(dataset_source_name(d, source), METRICS_NAME, out);
+    for (size_t i = 0; i < dataset_sources(d); i++) {
+        cut_name(dataset_source_name(d, i), sizeof other, other);
+        same += strcmp(other, out) == 0;
+    }
+    if (same < 2) return;
+    int length = snprintf(place, sizeof place, "#%zu", source);
+    cut_name(dataset_source_name(d, source), METRICS_NAME - (size_t)length, out);
+    strcat(out, place);
 }
 
 ErrorCode sources_take(Sources *s, Comm *comm, int64_t step, int64_t samples, SourceMetrics *out,
@@ -94,7 +110,7 @@ ErrorCode sources_take(Sources *s, Comm *comm, int64_t step, int64_t samples, So
                             .targets = sum->targets,
                             .tokens = sum->samples * dataset_context(s->data),
                             .epoch = epochs[i]};
-        put_name(dataset_source_name(s->data, i), out[i].name);
+        put_name(s->data, i, out[i].name);
     }
     free(epochs);
     begin(s);
