@@ -391,6 +391,7 @@ static ErrorCode open_for(Job *j, Error *err) {
     PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
     doing_enter(&j->doing, PHASE_LOADING, 0);
     TRY(open_model(m, j->args->operands[0], j->args, shape, &j->ranks, err));
+    TRY(load_model(m, &(NeedsSpec){.flags = "--batch, --context"}, err));
     if (context > m->plan.model.config.max_position_embeddings)
         log_warn("--context is %lld: this model is for sequences of %lld, and knows no position behind them",
                  (long long)context, (long long)m->plan.model.config.max_position_embeddings);

@@ -8,8 +8,8 @@
  * seed. Text goes to standard output, figures and warnings to stderr.
  *
  * With --prompts there are many, a line of JSON each. A line comes out for each, in their order: its bytes,
- * with the text that --prompt gives as one more member. All of them are read before the model and encoded
- * before the first is answered, so that a mistake in the last line costs no work. */
+ * with the text that --prompt gives as one more member. All of them are read before the model, and encoded
+ * before its weights are loaded, so that a mistake in the last line costs no work. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -380,15 +380,23 @@ static ErrorCode write_lines(OpenModel *m, Decoder *g, const Request *r, int64_t
 
 /* The cache is as long as what was asked for, not as what the model could take. The cache of keys and
  * values is the only memory that grows with the text. */
-static ErrorCode answer(OpenModel *m, const Arguments *args, Request *r, Error *err) {
-    Decoder g;
-    TRY(encode_prompts(m, args, r, err));
-    int64_t made, longest = m->plan.model.config.max_position_embeddings, wanted = 0;
+static int64_t positions_of(const OpenModel *m, const Request *r) {
+    int64_t longest = m->plan.model.config.max_position_embeddings, wanted = 0;
     for (size_t i = 0; i < r->count; i++)
         if ((int64_t)r->prompts[i].ids.count > wanted) wanted = (int64_t)r->prompts[i].ids.count;
     wanted += r->tokens;
-    TRY(decoder_open(&g, engine_model(m->engine), engine_weights(m->engine), &m->device,
-                     wanted < longest ? wanted : longest, PROMPT_CHUNK, err));
+    return wanted < longest ? wanted : longest;
+}
+
+static ErrorCode answer(OpenModel *m, const Arguments *args, Request *r, Error *err) {
+    Decoder g;
+    int64_t made, positions;
+    TRY(encode_prompts(m, args, r, err));
+    positions = positions_of(m, r);
+    NeedsSpec needs = {decoder_bytes(&m->plan.model, positions, PROMPT_CHUNK), "--tokens", r->quiet};
+    TRY(load_model(m, &needs, err));
+    TRY(decoder_open(&g, engine_model(m->engine), engine_weights(m->engine), &m->device, positions,
+                     PROMPT_CHUNK, err));
     double start = clock_seconds();
     ErrorCode code = r->file ? write_lines(m, &g, r, &made, err) : write_text(m, &g, r, &made, err);
     double seconds = clock_seconds() - start;

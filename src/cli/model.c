@@ -1,5 +1,5 @@
-/* Opening a model for use: directory, tokenizer, shape, plan, memory, weights, in this order; the weights'
- * headers are compared with the shape before memory is taken by it.
+/* Opening a model for use: directory, tokenizer, shape, plan; then memory and weights. The weights' headers
+ * are compared with the shape before memory is taken by it.
  *
  * For generate and eval. No optimizer, nothing kept for a backward pass: the plan says so, and the memory
  * taken is the plan's. Several ranks are laid out as those of a run that trains such a model: by a
@@ -258,7 +258,12 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
     TRY(agree_on_compute(m->comm, &m->config, &m->set, &m->device, err));
     TRY(agree_on_model(m, err));
     TOGETHER(m, plan_model(m, &spec, err));
+    return OK;
+}
+
+ErrorCode load_model(OpenModel *m, const NeedsSpec *needs, Error *err) {
     TOGETHER(m, setup_communication(&m->config, m->comm, &m->layout.mesh, &m->device, err));
+    TRY(needs_check(m->comm, &m->device, &m->plan, needs, err));
     TOGETHER(m, engine_open(&m->engine, &m->plan, &m->device, m->comm, err));
     TOGETHER(m, load_weights(m, err));
     return OK;

@@ -4,10 +4,13 @@
 
 #include "checkpoint/adapter.h"
 #include "cli/cli.h"
+#include "cli/needs.h"
 #include "config/config.h"
 #include "data/tokenizer.h"
 #include "engine/engine.h"
 
+/* Opened in two steps, so that what goes to the model can be read, and the memory that it takes be known,
+ * before its weights are loaded. */
 typedef struct OpenModel {
     char *dir;          /* where its files are */
     AdapterDir adapter; /* on it; of others empty */
@@ -19,8 +22,8 @@ typedef struct OpenModel {
     Config config;
     OptionSet set;
     Comm *comm;
-    bool alone; /* comm is the model's own: of this process alone */
-    Engine *engine;
+    bool alone;     /* comm is the model's own: of this process alone */
+    Engine *engine; /* NULL before load_model */
     TokenList ends; /* ids that end a text: of config.json, generation_config.json and the tokenizer */
 } OpenModel;
 
@@ -55,6 +58,9 @@ ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err);
  * after a failure. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                      const ModelRanks *ranks, Error *err);
+/* Reports the memory that is needed, takes it, and loads the weights. ERR_MEMORY, before any is taken, where
+ * less is free. Collective, as open_model. */
+ErrorCode load_model(OpenModel *m, const NeedsSpec *needs, Error *err);
 void close_model(OpenModel *m);
 bool model_ends_text(const OpenModel *m, int32_t id);
 

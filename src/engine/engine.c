@@ -50,9 +50,8 @@ static void layout(Engine *e) {
                                         [ARENA_GATHERED] = POOL_GATHERED,
                                         [ARENA_GRADIENTS] = POOL_SLOTS};
     const MemoryPlan *plan = rank_memory(e->plan);
-    e->state.master = pool_take(&e->pools[POOL_PARAMETERS], e->plan->partition.owned * sizeof(float));
-    e->state.copy =
-        plan->copy ? pool_take(&e->pools[POOL_COPY], e->plan->partition.owned * sizeof(uint16_t)) : NULL;
+    e->state.master = take(e, POOL_PARAMETERS, plan->parameters);
+    e->state.copy = take(e, POOL_COPY, plan->copy);
     if (!e->plan->spec.inference) layout_training(e);
     e->work.exchange = pool_take(&e->pools[POOL_COMMUNICATION], plan->exchange);
     model_layout_constants(&e->model, e->plan->spec.positions, &e->pools[POOL_CONSTANTS]);
@@ -75,7 +74,7 @@ static void point_weights(Engine *e) {
             size_t start = p->share[u][f].start;
             bool copied = e->state.copy && flat_dtype((Flat)f, e->model.compute) == DTYPE_BF16;
             e->weights.units[u].flats[f] =
-                copied ? (const void *)(e->state.copy + start) : (const void *)(e->state.master + start);
+                copied ? (const void *)parameters_copy(e, start) : (const void *)(e->state.master + start);
         }
 }
 
@@ -204,7 +203,18 @@ void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates
 const StepTimes *engine_times(const Engine *e) { return &e->clock; }
 const Action *engine_current(const Engine *e) { return e->progress.current; }
 
-float *engine_master(const Engine *e, Piece piece) { return e->state.master + piece.at; }
+float *engine_master(const Engine *e, Piece piece) {
+    CHECK(rank_memory(e->plan)->masters);
+    return e->state.master + piece.at;
+}
+
+Dtype engine_held(const Engine *e, Flat flat) {
+    return rank_memory(e->plan)->masters ? DTYPE_F32 : flat_dtype(flat, e->model.compute);
+}
+
+void *engine_weight(const Engine *e, const Param *p, Piece piece) {
+    return piece.count > 0 ? parameters_owned(e, p->flat, piece.at) : NULL;
+}
 
 void *engine_optimizer_state(const Engine *e, int param, int which) {
     return e->state.states + e->plan->memory.states[param * PARAM_STATES + which];
@@ -259,12 +269,13 @@ void engine_initialise_adapters(Engine *e, uint64_t seed) {
 /* Of the matrices only, as vectors are read in fp32. Between flats, and behind them, the copy holds whatever
  * it held: nothing reads it. */
 void engine_refresh(Engine *e) {
-    for (int i = 0; e->state.copy && i < e->model.table.count; i++) {
+    bool copied = e->state.copy && rank_memory(e->plan)->masters;
+    for (int i = 0; copied && i < e->model.table.count; i++) {
         const Param *p = &e->model.table.params[i];
         Piece piece = partition_piece(&e->plan->partition, p);
         if (!flat_of_vectors(p->flat) && piece.count)
             OP(e->device, OP_CAST, cast, piece.count, e->state.master + piece.at, DTYPE_F32,
-               e->state.copy + piece.at, DTYPE_BF16);
+               parameters_copy(e, piece.at), DTYPE_BF16);
     }
 }
 

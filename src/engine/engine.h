@@ -96,7 +96,7 @@ void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
 void engine_initialise_adapters(Engine *e, uint64_t seed);
 /* The average of weights, if one is kept, becomes what the weights are. */
 void engine_start_average(Engine *e);
-/* After master weights were written: makes what products read from them anew. */
+/* After weights were written: makes what products read from master weights anew. */
 void engine_refresh(Engine *e);
 
 /* batches: one per microbatch. Collective. */
@@ -120,8 +120,11 @@ Device *engine_device(const Engine *e);
 const Model *engine_model(const Engine *e);
 const Weights *engine_weights(const Engine *e);
 
-/* Owned memory of a parameter, fp32: `piece` elements of it. */
+/* Owned memory of a parameter, fp32: `piece` elements of it. Not for inference. */
 float *engine_master(const Engine *e, Piece piece);
+/* The same of any engine, and what it is: fp32, but for inference as passes read it. */
+void *engine_weight(const Engine *e, const Param *p, Piece piece);
+Dtype engine_held(const Engine *e, Flat flat);
 /* One of what is kept of parameter number `param` (optimizer/groups.h: param_state): what is owned of it. */
 void *engine_optimizer_state(const Engine *e, int param, int which);
 float *engine_gradient(const Engine *e, const Param *p, Piece piece); /* after a step */

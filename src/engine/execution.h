@@ -30,9 +30,10 @@ enum {
     POOL_COUNT
 };
 
-/* What is trained, and what outlives a step beside it; master and copy: [partition.owned]. */
+/* What is trained, and what outlives a step beside it; master and copy: [partition.owned], but the copy
+ * without partition.vectors. */
 typedef struct OwnedState {
-    float *master;
+    float *master;   /* without MemoryPlan.masters: of vectors alone */
     uint16_t *copy;  /* bf16, when it stays */
     char *states;    /* of the optimizer: engine_state */
     int64_t updates; /* optimizer steps made */
@@ -167,6 +168,10 @@ void execution_must(Engine *e, ErrorCode code, const Error *err);
 /* comm_combine, waited for. */
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from));
 
+/* Of matrices in the copy, from an element of the owned arrays on; and of what is owned of any flat, in the
+ * dtype engine_held. */
+uint16_t *parameters_copy(const Engine *e, size_t at);
+void *parameters_owned(const Engine *e, Flat flat, size_t at);
 void parameters_gather(Execution *x, Action a);
 void parameters_release(Execution *x, Action a);
 /* Returns when the parameters of a unit are there. */

@@ -4,6 +4,14 @@
  * place, and the all-gather fills the rest. A pass waits for what it reads (parameters_ready). */
 #include "engine/execution.h"
 
+uint16_t *parameters_copy(const Engine *e, size_t at) {
+    return e->state.copy + (at - e->plan->partition.vectors);
+}
+
+void *parameters_owned(const Engine *e, Flat flat, size_t at) {
+    return engine_held(e, flat) == DTYPE_F32 ? (void *)(e->state.master + at) : parameters_copy(e, at);
+}
+
 /* Casts this rank's share into its place and starts filling the others. */
 static void gather(Execution *x, int unit, Flat flat, char *all) {
     Engine *e = x->engine;
@@ -13,7 +21,8 @@ static void gather(Execution *x, int unit, Flat flat, char *all) {
     size_t width = dtype_bytes(type);
     char *mine = all + (size_t)s->first * width;
     if (s->count > 0)
-        OP(e->device, OP_CAST, cast, s->count, e->state.master + s->start, DTYPE_F32, mine, type);
+        OP(e->device, OP_CAST, cast, s->count, parameters_owned(e, flat, s->start), engine_held(e, flat),
+           mine, type);
     CommHandle *handle = &e->traffic.gathers[unit][flat];
     execution_must(e, comm_all_gather(e->comm, s->axes, s->parts, width, all, handle, &err), &err);
 }

@@ -95,7 +95,7 @@ UpdateRun update_run(const Engine *e, int i, Piece piece, int64_t at, PieceRun e
     UpdateRun run = {.count = elements.count,
                      .param = e->state.master + place,
                      .grad = engine_gradient(e, p, piece) + at,
-                     .copy = e->state.copy && !flat_of_vectors(p->flat) ? e->state.copy + place : NULL,
+                     .copy = e->state.copy && !flat_of_vectors(p->flat) ? parameters_copy(e, place) : NULL,
                      .weight_decay = param_weight_decay(g, i, p),
                      .of = p,
                      .scratch = e->work.scratch,

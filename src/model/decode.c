@@ -74,17 +74,27 @@ static void set_context(Decoder *g, int64_t context) {
 }
 
 /* A copy of the model with sizes of its own: it shares the parameter table, so the model that was given
- * must stay. Angles are made anew, since they reach as far as the cache and not as the run's context.
- * Fails by ERR_MEMORY, and then holds nothing. */
+ * must stay. Laid out dry. */
+static Decoder plan(const Model *m, int64_t positions, int64_t chunk) {
+    Decoder g = {.model = *m, .chunk = chunk, .pool = {.name = "generation"}};
+    g.model.recompute = RECOMPUTE_FULL;
+    g.model.tokens = chunk;
+    g.model.loss_rows = 1;
+    g.cache.positions = positions;
+    layout(&g);
+    return g;
+}
+
+size_t decoder_bytes(const Model *m, int64_t positions, int64_t chunk) {
+    return plan(m, positions, chunk).pool.planned;
+}
+
+/* Angles are computed again, since they reach as far as the cache and not as the run's context. Fails by
+ * ERR_MEMORY, and then holds nothing. */
 ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
                        int64_t chunk, Error *err) {
-    *g = (Decoder){
-        .model = *m, .device = d, .weights = weights, .chunk = chunk, .pool = {.name = "generation"}};
-    g->model.recompute = RECOMPUTE_FULL;
-    g->model.tokens = chunk;
-    g->model.loss_rows = 1;
-    g->cache.positions = positions;
-    layout(g);
+    *g = plan(m, positions, chunk);
+    g->device = d, g->weights = weights;
     TRY(pool_commit(&g->pool, d, err));
     layout(g);
     if (rotation_is_long(&m->config, positions)) g->fed = mem_alloc_array((size_t)positions, sizeof *g->fed);

@@ -18,6 +18,8 @@ typedef struct Decoder {
         *fed; /* [positions] host memory: the sequence so far, where angles depend on its length; or NULL */
 } Decoder;
 
+/* What a decoder takes when it is opened so, of tensor memory. */
+size_t decoder_bytes(const Model *m, int64_t positions, int64_t chunk);
 /* weights stay the caller's, as does the device, whose scratch must be large enough for passes of `chunk`
  * tokens. */
 ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,

@@ -456,18 +456,19 @@ static void plan_probes(MemoryPlan *plan, const Program *p, const Model *m) {
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
     const Model *m = spec->model;
-    size_t owned = p->partition->owned;
+    size_t owned = p->partition->owned, vectors = p->partition->vectors;
     *plan = (MemoryPlan){
         .apart = spec->apart, .piece = spec->piece, .device_scratch = pool_round(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
     plan->scratch = pool_round(model_scratch_bytes(m));
     plan->keep = pool_round(model_keep_bytes(m));
-    plan->parameters = pool_round(owned * sizeof(float));
-    /* With shards products read what was gathered, in the compute dtype already; a copy would be read by
-     * nobody. */
-    plan->copy =
-        m->compute == DTYPE_BF16 && p->partition->shards == 1 ? pool_round(owned * sizeof(uint16_t)) : 0;
+    plan->masters = !spec->inference || m->compute == DTYPE_F32;
+    plan->parameters = pool_round((plan->masters ? owned : vectors) * sizeof(float));
+    /* With shards products read what was gathered, in the compute dtype already; a copy of master weights
+     * would be read by nobody. */
+    if (m->compute == DTYPE_BF16 && (p->partition->shards == 1 || !plan->masters))
+        plan->copy = pool_round((owned - vectors) * sizeof(uint16_t));
     plan->constants = model_constants_bytes(&m->config, spec->positions);
     int figures = spec->optimizer ? m->table.count : 0, groups = spec->optimizer ? spec->optimizer->count : 0;
     int64_t routed = spec->optimizer ? step_routed(&m->config) : 0;

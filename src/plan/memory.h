@@ -78,6 +78,7 @@ typedef struct MemoryPlan {
     int units, columns;
     size_t arena[ARENAS]; /* bytes */
     size_t keep, scratch; /* shared regions of model/unit.h, in the workspace pool; scratch also of updates */
+    bool masters;         /* matrices are held in fp32; else, for inference in bf16, in the copy alone */
     size_t parameters, copy; /* owned fp32 master weights; their copy in the compute dtype, when it stays */
     size_t gradients;        /* of the step: sums and owned shares; microbatches' own are in their arena */
     size_t optimizer;        /* states of owned elements, and averages */
@@ -109,6 +110,7 @@ typedef struct MemorySpec {
     size_t piece;                 /* Device.piece */
     size_t pinned;                /* Device.pinned */
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
+    bool inference;               /* an evaluation, and no training in whose memory it runs */
     bool probes;                  /* training: steps may be probed */
     bool noise;                   /* of gradients is measured */
     int sources;                  /* of the data, whose losses are told apart; 0: they are not */

@@ -106,8 +106,17 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
         p->load[i] += n, p->dealt[i] += is_alike(p, unit) ? n : 0;
     }
     s->first = s->parts[s->shard].first, s->count = s->parts[s->shard].count;
-    s->start = p->owned;
-    p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* Where the shares of vectors, of matrices, or of both lie in the owned arrays. */
+static void place_shares(Partition *p, bool vectors, bool matrices) {
+    for (int u = 0; u < p->table->units; u++)
+        for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
+            Share *s = &p->share[u][f];
+            if (!(flat_of_vectors((Flat)f) ? vectors : matrices)) continue;
+            s->start = p->owned;
+            p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
+        }
 }
 
 /* Units in ascending order, since each is given out by what went before. A tied copy comes first, as the
@@ -122,6 +131,11 @@ static void make_shares(Partition *p, const PartitionSpec *spec) {
     for (int u = 0; u < units; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++)
             cut_flat(p, spec, u, (Flat)f, &p->share[u][f]);
+    if (spec->inference) {
+        place_shares(p, true, false);
+        p->vectors = p->owned;
+    }
+    place_shares(p, !spec->inference, true);
     if (partition_makes_gradient(p, units)) memcpy(p->share[units], p->share[0], sizeof p->share[0]);
 }
 

@@ -7,7 +7,8 @@
  * lie between those, each matrix lives on one shard, and who has least takes the largest share of a flat
  * (plan/cuts.h). tp cuts it all the same, and all its boxes are on one shard. A rank's master weights,
  * moments and gradients are its shares, flat after flat and unit after unit ("owned" arrays): with one shard
- * they are the whole units.
+ * they are the whole units. For inference the vectors of all units come before their matrices, since the two
+ * are held in different dtypes.
  *
  * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
  * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
@@ -59,6 +60,7 @@ typedef struct Partition {
     Contexts contexts;                    /* MESH_CONTEXT: the same, and the spans of tokens */
     Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
     size_t owned;   /* elements of the owned arrays, the tied head's gradient not among them */
+    size_t vectors; /* for inference: of these the first, which are those of vectors; else 0 */
     int64_t *load;  /* [shards] elements that each shard owns of the units held here */
     int64_t *dealt; /* [shards] of these what all ranks of tp have alike: by it shares are given out */
     int *makers;    /* [parameters] plan/makers.h; NULL where tp cuts no matrix that must be seen whole */
@@ -74,6 +76,7 @@ typedef struct PartitionSpec {
     int leaves; /* of sums that tp shares; 0: as many as its ranks */
     int spans;  /* of tokens, that cp shares out: Contexts */
     bool keys;  /* the same */
+    bool inference;
 } PartitionSpec;
 
 /* Copies what it needs of mesh and stages; model and table must outlive it. */

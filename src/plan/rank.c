@@ -281,7 +281,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                     .stages = &l->stages,
                                                     .leaves = spec->leaves,
                                                     .spans = contexts.spans,
-                                                    .keys = contexts.keys});
+                                                    .keys = contexts.keys,
+                                                    .inference = spec->inference});
     DeviceNeeds needs = model_device_needs(&p->model);
     Room room = {d->ops.scratch_bytes(d, &needs), d->piece, d->pinned, d->apart};
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
@@ -294,7 +295,8 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
                                                      .device_scratch = room.scratch,
                                                      .apart = room.apart,
                                                      .piece = room.piece,
-                                                     .pinned = room.pinned});
+                                                     .pinned = room.pinned,
+                                                     .inference = spec->inference});
     return spec->inference ? OK : plan_training(p, l, room, err);
 }
 

@@ -88,15 +88,19 @@ static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) 
     return t;
 }
 
-/* Master weights, whatever the model computes in: `stored` is what the file has. */
+/* What an engine holds of a parameter: master weights, but for inference. `stored` is what the file has. */
+static void add_weight(Tensors *t, const Param *p, const char *prefix, SafeType stored) {
+    SafeType held = engine_held(t->engine, p->flat) == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;
+    tensors_add(t, p, prefix, engine_weight(t->engine, p, piece_of(t->engine, p)), held, stored);
+}
+
 static Tensors *tensors_of(const Engine *e, TensorsUse use, bool adapters, SafeType stored) {
     const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, use, 1);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         if ((p->row->adapts != NULL) == adapters && !p->row->beside)
-            tensors_add(t, p, adapters ? ADAPTER_PREFIX : "", engine_master(e, piece_of(t->engine, p)),
-                        SAFE_F32, stored);
+            add_weight(t, p, adapters ? ADAPTER_PREFIX : "", stored);
     }
     return t;
 }

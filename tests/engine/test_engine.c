@@ -27,6 +27,7 @@ typedef struct Setup {
     const OptimizerOptions *optimizer; /* NULL: the usual */
     double z, ema;                     /* coefficient of the z-loss; decay of the average */
     bool noise;
+    bool inference;
     int microbatches, smaller; /* of a step, 0: MICROBATCHES; of a smaller one, 0: there is none */
 } Setup;
 
@@ -100,6 +101,7 @@ static void open_run(Run *r, Setup s) {
                      .z_loss = s.z,
                      .adapters = s.adapted ? adapters : (AdapterSpec){.rank = 0},
                      .noise = s.noise,
+                     .inference = s.inference,
                      .optimizer = &optimizer,
                      .crosses = s.parts ? everywhere : NULL};
     Layout layout;
@@ -111,7 +113,7 @@ static void open_run(Run *r, Setup s) {
     if (s.parts) assert_true(r->plan.program.count > 3 * microbatches * r->plan.program.units);
     if (comm_open_link(&r->comm, NULL, &err) != OK) fail_msg("%s", err.message);
     if (engine_open(&r->engine, &r->plan, &r->device, r->comm, &err) != OK) fail_msg("%s", err.message);
-    engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
+    if (!s.inference) engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
 }
 
@@ -804,8 +806,61 @@ static void test_adapters(void **state) {
     }
 }
 
+/* As weights are loaded: in the dtype that they are held in, which is that of passes. */
+static void take_over_weights(Run *to, Run *from) {
+    const ParamTable *t = &to->plan.model.table;
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        Piece piece = partition_piece(&to->plan.partition, p);
+        Dtype type = flat_dtype(p->flat, to->plan.spec.compute);
+        size_t bytes = (size_t)piece.count * dtype_bytes(type);
+        assert_int_equal(engine_held(to->engine, p->flat), type);
+        void *host = fetch(from, weights_matrix(engine_weights(from->engine), p), bytes);
+        OP(&to->device, OP_UPLOAD, upload, engine_weight(to->engine, p, piece), host, bytes);
+        free(host);
+    }
+}
+
+/* For inference a weight is held once, in the dtype of passes, and evaluation has the bits that it has in
+ * training. */
+static void check_inference(Setup s) {
+    Run trained, r;
+    size_t weights = 0;
+    open_run(&trained, s);
+    s.inference = true;
+    open_run(&r, s);
+    take_over_weights(&r, &trained);
+    const ParamTable *t = &r.plan.model.table;
+    const MemoryPlan *memory = rank_memory(&r.plan);
+    for (int u = 0; u < t->units; u++)
+        for (int f = 0; f < FLATS; f++)
+            weights += pool_round(t->flats[u][f] * dtype_bytes(flat_dtype((Flat)f, s.compute)));
+    assert_in_range(memory->parameters + memory->copy, 1, weights + 2 * POOL_ALIGN);
+    assert_int_equal(engine_bytes(r.engine), memory_plan_pools(memory));
+    for (int m = 0; m < MICROBATCHES; m++) {
+        LossSum a = {.nonfinite = 0}, b = {.nonfinite = 0};
+        engine_evaluate(trained.engine, &trained.batches[m], &a);
+        engine_evaluate(r.engine, &r.batches[m], &b);
+        assert_true(exact_value(&a.sum) > 0);
+        assert_memory_equal(&a, &b, sizeof a);
+    }
+    close_run(&r);
+    close_run(&trained);
+}
+
+static void test_inference(void **state) {
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        check_inference((Setup){.kind = "auto",
+                                .threads = 2,
+                                .compute = i & 1 ? DTYPE_BF16 : DTYPE_F32,
+                                .tied = i & 2,
+                                .biases = i & 4});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scores),
+                                       cmocka_unit_test(test_inference),
                                        cmocka_unit_test(test_probe),
                                        cmocka_unit_test(test_probes_are_alike),
                                        cmocka_unit_test(test_nonfinite_losses),

@@ -23,6 +23,9 @@ cat >prompts.jsonl <<'END'
 END
 exits 0 generate run --prompts prompts.jsonl --tokens 30 --seed 3
 cp out all
+# The memory that is taken is reported before; how much is free is not known everywhere.
+[ "$(grep -cE '^memory: this process takes [0-9.]+ [KM]iB: weights in (fp32|bf16) [0-9.]+ KiB, passes [0-9.]+ [KM]iB(; [0-9.]+ [KMGT]iB are free)?$' err)" -eq 1 ] ||
+    fail "memory: $(cat err)"
 [ "$(wc -l <all)" -eq 4 ] || fail "4 prompts have $(wc -l <all) lines"
 has all '"id": 1234567890123456789, "generated": '
 has all '"x": 100.0 , "generated": '
@@ -57,6 +60,7 @@ refuses() { # STATUS WORDS LINE...
     has err "bad.jsonl:2"
     has err "$words"
     [ ! -s out ] || fail "answers come before the error: $(cat out)"
+    hasnt err "memory:" # nor are weights loaded
 }
 refuses 65 'expected "prompt", a string' '{"prompt": 3}'
 refuses 65 'expected "prompt", a string' '{"text": "x"}'
@@ -67,4 +71,12 @@ refuses 2 'shorten it' "{\"prompt\": \"$(printf '%080d' 1)\"}"
 exits 2 generate run --prompts prompts.jsonl --prompt x
 exits 66 generate run --prompts nowhere.jsonl
 exits 65 generate run --prompts - </dev/null
+
+# Less free than is asked for: one error, before any is taken.
+if grep -q MemAvailable /proc/meminfo; then
+    expect_alone 71 eval run text.txt --batch 1048576 --context 4096
+    has err "memory: this process takes"
+    has err "; only "
+    has err "or ask for less (--batch, --context"
+fi
 conclude

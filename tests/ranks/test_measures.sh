@@ -82,7 +82,7 @@ same cp2 slices
 # weft eval has the same bits on any mesh: of a text, and of tasks with examples.
 sed -i 's/^evaluation: .*/evaluation: {tasks: [hellaswag.jsonl, {path: winogrande.jsonl, num_fewshot: 2}, lambada.jsonl, text.jsonl]}/' run.yaml
 evaluates() { # N WORD...
-    timeout -k 5 600 "$weft" eval "${run:-one}" "${@:2}" --compute fp32 --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
+    timeout -k 5 600 "$weft" eval "${run:-one}" "${@:2}" --compute "${compute:-fp32}" --threads 1 --json -n "$1" </dev/null 2>err || fail "eval ${*:2}: $(tail -3 err)"
 }
 evaluates 1 text.txt >text1.json
 evaluates 1 --tasks run.yaml --samples samples1 >tasks1.json
@@ -92,6 +92,16 @@ for keys in "3" "4 mesh.dp_replicate=2" "4 mesh.pp=2 mesh.dp_replicate=2"; do
     evaluates "$1" text.txt "${@:2}" | cmp - text1.json || fail "a text on the ranks $keys"
     evaluates "$1" --tasks run.yaml --samples samples "${@:2}" | cmp - tasks1.json && cmp samples samples1 || fail "tasks on the ranks $keys"
 done
+# So are those in bf16, in which no rank holds weights in fp32.
+compute=bf16 evaluates 1 text.txt >text2.json
+for keys in "3" "2 mesh.dp_replicate=2" "4 mesh.pp=2 mesh.dp_shard=2"; do
+    # shellcheck disable=SC2086
+    set -- $keys
+    compute=bf16 evaluates "$1" text.txt "${@:2}" | cmp - text2.json || fail "a text in bf16 on the ranks $keys"
+done
+has err "ranks on this machine take"
+exits 71 eval one text.txt --batch 1048576 --context 4096 -n 2
+[ "$(grep -c "2 ranks on this machine take .* only " err)" -eq 1 ] || fail "more than there is: $(cat err)"
 # With tp and cp they are those of one rank at the same canonical degrees, and of any other but for last bits.
 run=slices canonical="numerics.canonical_tp=2 numerics.canonical_cp=4"
 # shellcheck disable=SC2086
