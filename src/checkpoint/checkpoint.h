@@ -5,7 +5,8 @@
  *         config.json, generation_config.json, tokenizer.json, ...          files of the caller
  *         model.safetensors, or shards with model.safetensors.index.json; or adapter_model.safetensors
  *         model.ema.safetensors                                             where an average is kept
- *         optimizer.safetensors, state.json                                 unless weights only
+ *         optimizer.safetensors            of weights only: what the run has and no model file can hold
+ *         state.json                                                        unless weights only
  *         manifest.json
  *
  * How they are committed stands, as invariants, at the top of checkpoint.c. A run directory is written by
@@ -31,7 +32,7 @@ typedef struct CheckpointSave {
     int64_t step;
     const TensorList *model;     /* with the pieces that this rank is to write */
     bool adapter;                /* the model is an adapter: ADAPTER_FILE holds it */
-    const TensorList *optimizer; /* NULL: weights only */
+    const TensorList *optimizer; /* NULL: none, where weights only */
     const TensorList *average;   /* of the weights; NULL: there is none */
     const char *state;           /* JSON text; NULL when weights only. Rank 0's is taken */
     const CheckpointFile *files; /* config.json and so on; rank 0's are taken */

@@ -76,21 +76,26 @@ ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err) {
     return ERR_DATA;
 }
 
-void checkpoint_warn_balance(const char *dir) {
+bool checkpoint_keeps_balance(const ModelFiles *optimizer) {
     static const char end[] = ".balance_bias";
+    bool found = false;
+    for (size_t i = 0; i < optimizer->count && !found; i++) {
+        const char *name = optimizer->tensors[i].name;
+        found = strlen(name) >= sizeof end && strcmp(name + strlen(name) - (sizeof end - 1), end) == 0;
+    }
+    return found;
+}
+
+void checkpoint_warn_balance(const char *dir) {
     char *path = path_join(dir, CHECKPOINT_OPTIMIZER);
     ModelFiles files = {0};
     Error err;
-    bool found = false, open = file_exists(path) && modelfiles_open(&files, path, &err) == OK;
-    for (size_t i = 0; open && i < files.count && !found; i++) {
-        const char *name = files.tensors[i].name;
-        found = strlen(name) >= sizeof end && strcmp(name + strlen(name) - (sizeof end - 1), end) == 0;
-    }
+    bool open = file_exists(path) && modelfiles_open(&files, path, &err) == OK,
+         found = open && checkpoint_keeps_balance(&files);
     if (open) modelfiles_close(&files);
     if (found)
         log_warn("%s: experts were trained with a bias that balances them (train.router_bias_speed), which "
-                 "files of the "
-                 "family have no place for: the model alone chooses experts without it",
+                 "files of the family have no place for: the model alone chooses experts without it",
                  dir);
     free(path);
 }

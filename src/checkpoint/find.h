@@ -3,7 +3,7 @@
 #ifndef WEFT_CHECKPOINT_FIND_H
 #define WEFT_CHECKPOINT_FIND_H
 
-#include "base/error.h"
+#include "checkpoint/modelfiles.h"
 
 char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller frees */
 /* The same, refused where it is a link or a file. The caller frees *dir. */
@@ -16,5 +16,7 @@ ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
 /* Warns where a checkpoint holds biases of experts that its model files have no place for: who takes the
  * model alone chooses experts without them. */
 void checkpoint_warn_balance(const char *dir);
+/* Whether the optimizer's file of one does. */
+bool checkpoint_keeps_balance(const ModelFiles *optimizer);
 
 #endif

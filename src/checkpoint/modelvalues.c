@@ -210,15 +210,20 @@ ErrorCode modelfiles_check(const ModelFiles *m, const TensorList *list, Error *e
     return check_tensors(m, list, err);
 }
 
-/* As fp32, from which any float in the file can become it: only names and shapes are of interest. */
+/* As fp32, from which any float in the file can become it: only names and shapes are of interest; and those
+ * that files have a place for. */
 static ErrorCode check_table(const ModelFiles *m, const ModelConfig *c, const ParamTable *table, Error *err) {
     TensorDesc *tensors = mem_alloc_array((size_t)table->count, sizeof *tensors);
+    int count = 0;
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
-        tensors[i] = (TensorDesc){.name = p->name, .memory = SAFE_F32, .stored = SAFE_F32};
-        tensors[i].rank = param_shape(c, p, tensors[i].shape);
+        TensorDesc *d = &tensors[count];
+        if (p->row->beside) continue;
+        *d = (TensorDesc){.name = p->name, .memory = SAFE_F32, .stored = SAFE_F32};
+        d->rank = param_shape(c, p, d->shape);
+        count++;
     }
-    ErrorCode code = modelfiles_check(m, &(TensorList){.count = table->count, .tensors = tensors}, err);
+    ErrorCode code = modelfiles_check(m, &(TensorList){.count = count, .tensors = tensors}, err);
     free(tensors);
     return code;
 }

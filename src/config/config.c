@@ -2235,21 +2235,21 @@ static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error 
                         "beside adapters (lora.rank) all of the base stays as it is: leave the key out");
 }
 
+/* DeepSeek's speed is its own; the others bring experts together within some tens of steps. */
+const char *config_bias_speed(const Config *c) {
+    const Arch *a = &families[c->model.family]->arch;
+    return a->sigmoid_router ? "0.001" : a->weighs_input ? "0.01" : "0.02";
+}
+
 /* Experts that learn from nothing all but collapse within some steps, since those that are chosen are those
  * that learn. A balance loss that is asked for is enough. Given weights stay what they are, and so does a run
- * that goes on (setup_keep_balance). DeepSeek's speed is its own; the others bring experts together within
- * some tens of steps. */
+ * that goes on (setup_keep_balance). */
 static ErrorCode take_router_bias(Config *c, OptionSet *set, Error *err) {
-    const Family *f = families[c->model.family];
-    const Arch *a = &f->arch;
     const ModelConfig *m = &c->model.shape;
-    bool starts = family_has_experts(f) && !c->model.init[0] && m->num_experts > m->num_experts_per_tok &&
-                  !m->output_router_logits;
+    bool starts = family_has_experts(families[c->model.family]) && !c->model.init[0] &&
+                  m->num_experts > m->num_experts_per_tok && !m->output_router_logits;
     if (options_is_set(set, "train.router_bias_speed") || !starts) return OK;
-    return options_derive(set, "train.router_bias_speed",
-                          a->sigmoid_router ? "0.001"
-                          : a->weighs_input ? "0.01"
-                                            : "0.02",
+    return options_derive(set, "train.router_bias_speed", config_bias_speed(c),
                           "default of experts from random weights", err);
 }
 

@@ -229,6 +229,8 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
 
 /* What follows from the keys alone, in c and its set: config_load has done it. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err);
+/* train.router_bias_speed as experts of the family have it by default. */
+const char *config_bias_speed(const Config *c);
 
 /* The steps that are traced, metrics.trace; false: none. */
 bool config_traces(const Config *c, int64_t *first, int64_t *last);

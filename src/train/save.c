@@ -171,7 +171,7 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     return add_template(s, err);
 }
 
-static const TensorList *average_list(const Saver *s) { return s->average ? &s->average->list : NULL; }
+static const TensorList *list_of(const Tensors *t) { return t ? &t->list : NULL; }
 
 /* Companions are made now: what cannot be written is found when a run starts, not at its first save.
  * `in_use` is the step that the run came from, which is not pruned (-1: none). */
@@ -180,8 +180,9 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
     bool rounded = c->checkpoint.dtype == STORE_BF16;
     *s = (Saver){.c = c, .set = set, .facts = facts, .engine = e, .comm = comm};
     s->model = tensors_of_model(e, TENSORS_TO_SAVE, rounded ? SAFE_BF16 : SAFE_F32);
-    s->optimizer = tensors_of_optimizer(e, TENSORS_TO_SAVE, rounded);
+    s->optimizer = tensors_of_optimizer(e, NULL, rounded);
     s->average = tensors_of_average(e, TENSORS_TO_SAVE);
+    s->kept = tensors_of_kept(e);
     /* Rank 0 alone writes small files (checkpoint.c, invariant 2). */
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = checkpoint_directory(c->run.dir);
@@ -196,7 +197,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
         .ranks = comm_size(comm),
         .direct = direct,
         .staging_bytes =
-            direct ? 0 : checkpoint_staging_bytes(&s->model->list, &s->optimizer->list, average_list(s))};
+            direct ? 0 : checkpoint_staging_bytes(&s->model->list, &s->optimizer->list, list_of(s->average))};
     CHECK(setup.staging_bytes == engine_plan(e)->memory.staging); /* what is taken is what was planned */
     ErrorCode code = checkpoint_writer_start(&s->writer, &setup, err);
     free(dir);
@@ -277,12 +278,14 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     CheckpointSave save = {.step = state->step,
                            .model = &s->model->list,
                            .adapter = s->c->lora.rank > 0,
-                           .average = average_list(s),
+                           .average = list_of(s->average),
                            .files = s->files,
                            .file_count = s->file_count,
                            .best = state->best.step};
-    /* Without optimizer and state a checkpoint is a model directory and no more. */
-    if (!weights_only) save.optimizer = &s->optimizer->list, save.state = text.data;
+    /* Without optimizer and state a checkpoint is a model directory, and who takes it is warned by what it
+     * holds beside. */
+    save.optimizer = list_of(weights_only ? s->kept : s->optimizer);
+    if (!weights_only) save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
     text_free(&text);
     return code == OK ? wait_if_direct(s, err) : code;
@@ -309,6 +312,7 @@ ErrorCode saver_close(Saver *s, Error *err) {
     tensors_free(s->model);
     tensors_free(s->optimizer);
     tensors_free(s->average);
+    tensors_free(s->kept);
     text_free(&s->config);
     text_free(&s->generation);
     text_free(&s->tokenizer);

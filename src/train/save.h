@@ -19,6 +19,7 @@ typedef struct Saver {
     bool has_earlier;
     SaveReport earlier;                   /* of that one, when nobody has asked for it yet */
     Tensors *model, *optimizer, *average; /* average: NULL without optimizer.ema */
+    Tensors *kept; /* of a checkpoint of weights only, in place of optimizer; or NULL */
     CheckpointWriter *writer;
     Text config, generation, tokenizer, tokenizer_config, chat_template;
     CheckpointFile files[6];

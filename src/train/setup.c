@@ -254,13 +254,16 @@ ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *save
 }
 
 /* The default of a key that nobody gave depends on the version, and on model.init; a run goes on as it
- * began. */
-ErrorCode setup_keep_balance(Config *c, OptionSet *set, const Config *saved, Error *err) {
-    char number[32];
-    if (!saved || options_is_set(set, "train.router_bias_speed")) return OK;
-    TRY(options_derive(set, "train.router_bias_speed", text_double(saved->train.router_bias_speed, number),
-                       KEPT, err));
-    return config_derive(c, set, err);
+ * began. Biases of experts stay where the speed is 0 now: experts learned to be chosen with them. */
+ErrorCode setup_keep_balance(Config *c, OptionSet *set, const SavedRun *saved, bool biased, Error *err) {
+    char speed[32];
+    if (!saved) return OK;
+    if (!options_is_set(set, "train.router_bias_speed"))
+        TRY(options_derive(set, "train.router_bias_speed",
+                           text_double(saved->config.train.router_bias_speed, speed), KEPT, err));
+    TRY(config_derive(c, set, err));
+    c->model.shape.balance_bias |= biased;
+    return OK;
 }
 
 /* `native`: of all ranks (agree_on_compute). */
@@ -485,6 +488,13 @@ static void remark_on_trace(const Config *c) {
                  (long long)c->train.steps);
 }
 
+/* A run that goes on has the bias, a model alone does not. */
+static void remark_on_balance(const Config *c) {
+    if (!c->model.shape.balance_bias || !c->checkpoint.last_weights_only) return;
+    log_warn("checkpoint.last_weights_only: the last checkpoint is a model that chooses experts without the "
+             "bias that balances them: its loss may be above that of this run's validation");
+}
+
 void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, const Tokenizer *t) {
     remark_on_schedule(c, set);
     remark_on_trace(c);
@@ -492,6 +502,7 @@ void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, cons
     remark_on_data(c, set, d, t);
     remark_on_repeats(d);
     remark_on_epochs(c, d);
+    remark_on_balance(c);
 }
 
 /* A function of configuration and step: a run that goes on has the rates that it would have had. */

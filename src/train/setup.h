@@ -29,8 +29,9 @@ ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err);
 ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err);
 /* What the run leaves open is what it had when it was saved (`saved`, or NULL): compute: auto. */
 ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *saved, Error *err);
-/* The same of train.router_bias_speed, with what follows from it. */
-ErrorCode setup_keep_balance(Config *c, OptionSet *set, const Config *saved, Error *err);
+/* The same of train.router_bias_speed, with what follows from it. biased: experts have had a bias, which the
+ * saved run keeps beside its model files. */
+ErrorCode setup_keep_balance(Config *c, OptionSet *set, const SavedRun *saved, bool biased, Error *err);
 /* Derives what the configuration leaves open of a step: train.tokens_per_step from the saved run, or as
  * one microbatch (pipeline.microbatches) of each data-parallel rank; train.microbatch from the saved run
  * where that divides the step, or as config_geometry chooses; train.loss_rows from the saved run where the

@@ -52,7 +52,7 @@ static bool has_exact_weights(const ModelFiles *optimizer) {
 static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     bool rounded = has_exact_weights(&ckpt->optimizer);
     Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
-    Tensors *optimizer = tensors_of_optimizer(e, TENSORS_TO_LOAD, rounded);
+    Tensors *optimizer = tensors_of_optimizer(e, &ckpt->optimizer, rounded);
     ErrorCode code = rounded ? OK : modelfiles_load(&ckpt->model, &model->list, err);
     if (code == OK) code = modelfiles_load(&ckpt->optimizer, &optimizer->list, err);
     if (code == OK) code = load_average(e, ckpt, err);

@@ -44,8 +44,8 @@ static Piece piece_of(const Engine *e, const Param *p) {
     return partition_piece(&engine_plan(e)->partition, p);
 }
 
-/* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at`, as
- * `memory`. A description is added by every rank, a piece only by who has it: layouts must be the same
+/* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at` (NULL: none),
+ * as `memory`. A description is added by every rank, a piece only by who has it: layouts must be the same
  * everywhere (checkpoint/pieces.h). */
 static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
                         SafeType stored) {
@@ -54,6 +54,7 @@ static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at
     int tensor = t->list.count;
     size_t width = safe_type_bits(memory) / 8;
     describe(t, p, prefix, memory, stored);
+    if (!at) return;
     if (t->use == TENSORS_TO_SAVE && !partition_counts(&engine_plan(t->engine)->partition, p)) return;
     for (int64_t first = 0; first < piece.count; first += run.count) {
         run = piece_run(&piece, first);
@@ -121,29 +122,53 @@ static void add_states(Tensors *t, int param, const Param *p) {
                         type, type);
 }
 
-/* What no model file has a place for, and its average. Under names of their own: by those of exact weights it
- * is told that the model file is rounded. */
-static void add_beside(Tensors *t, int param, const Param *p) {
-    const ParamGroups *g = &engine_plan(t->engine)->groups;
+/* What no model file has a place for, under a name of its own: by those of exact weights it is told that the
+ * model file is rounded. */
+static void add_kept(Tensors *t, const Param *p) {
     tensors_add(t, p, "kept", engine_master(t->engine, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
-    if (g->ema > 0)
-        tensors_add(t, p, "average", engine_optimizer_state(t->engine, param, param_states(g, param) - 1),
-                    SAFE_F32, SAFE_F32);
+}
+
+static bool is_there(const ModelFiles *from, const char *prefix, const Param *p) {
+    Text name = {0};
+    text_printf(&name, "%s.%s", prefix, p->name);
+    bool there = modelfiles_find(from, name.data) != NULL;
+    text_free(&name);
+    return there;
+}
+
+/* That, and its average. A file of before they were asked for has none, and memory stays at zeros; an average
+ * that is wanted no more is passed over, as those of weights are. */
+static void add_beside(Tensors *t, int param, const Param *p, const ModelFiles *from) {
+    const ParamGroups *g = &engine_plan(t->engine)->groups;
+    bool averaged = g->ema > 0;
+    void *average = averaged ? engine_optimizer_state(t->engine, param, param_states(g, param) - 1) : NULL;
+    if (!from || is_there(from, "kept", p)) add_kept(t, p);
+    if (from ? is_there(from, "average", p) : averaged)
+        tensors_add(t, p, "average", average, SAFE_F32, SAFE_F32);
 }
 
 /* With `master` also the weights in fp32, for a model file that is rounded: without them a resumed run
  * would go on from other weights. */
-Tensors *tensors_of_optimizer(const Engine *e, TensorsUse use, bool master) {
+Tensors *tensors_of_optimizer(const Engine *e, const ModelFiles *from, bool master) {
     const ParamTable *table = &engine_model(e)->table;
-    Tensors *t = tensors_new(e, use, 1 + OPTIMIZER_STATES);
+    Tensors *t = tensors_new(e, from ? TENSORS_TO_LOAD : TENSORS_TO_SAVE, 1 + OPTIMIZER_STATES);
     for (int i = 0; i < table->count; i++) {
         const Param *p = &table->params[i];
         add_states(t, i, p);
         if (p->row->beside)
-            add_beside(t, i, p);
+            add_beside(t, i, p, from);
         else if (master && !param_group(&engine_plan(e)->groups, i)->base)
             tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
+    return t;
+}
+
+Tensors *tensors_of_kept(const Engine *e) {
+    const ParamTable *table = &engine_model(e)->table;
+    if (!engine_plan(e)->spec.model.balance_bias) return NULL;
+    Tensors *t = tensors_new(e, TENSORS_TO_SAVE, 1);
+    for (int i = 0; i < table->count; i++)
+        if (table->params[i].row->beside) add_kept(t, &table->params[i]);
     return t;
 }
 

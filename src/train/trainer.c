@@ -435,9 +435,22 @@ static void tell_balance(const Trainer *t) {
     const ModelConfig *m = &t->c->model.shape;
     if (!m->balance_bias || !t->chief) return;
     log_info("experts are balanced by a bias (train.router_bias_speed %g), which files of the family %s have "
-             "no place "
-             "for: checkpoints keep it in " CHECKPOINT_OPTIMIZER ", and an exported model chooses without it",
+             "no place for: checkpoints keep it in " CHECKPOINT_OPTIMIZER
+             ", and an exported model chooses without it",
              t->c->train.router_bias_speed, model_family(m)->model_type);
+}
+
+static bool found_balance(const Trainer *t) {
+    return t->found.exists && checkpoint_keeps_balance(&t->found.checkpoint.optimizer);
+}
+
+/* Of a run that goes on, where the bias begins or rests. */
+static void tell_kept_balance(const Trainer *t) {
+    if (!found_balance(t)) {
+        tell_balance(t);
+    } else if (t->c->train.router_bias_speed <= 0) {
+        log_info("the bias that balances experts stays as it is (train.router_bias_speed 0)");
+    }
 }
 
 /* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks
@@ -449,7 +462,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     snprintf(t->facts.build, sizeof t->facts.build, "%s", build);
     free(build);
     TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
-    TOGETHER(t, setup_keep_balance(t->c, set, saved, err));
+    TOGETHER(t, setup_keep_balance(t->c, set, before, found_balance(t), err));
     TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
     TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
     TOGETHER(t, setup_canonical(t->c, set, saved, err));
@@ -493,6 +506,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
         if (t->c->lora.rank > 0) TRY(load_init(t, err)); /* no checkpoint holds the base */
         TRY(state_take_up(&t->found, t->engine, t->comm, err));
         t->state = t->found.saved.state;
+        tell_kept_balance(t);
         state_close(&t->found);
         log_info("resumed after step %lld", (long long)t->state.step);
     } else {
@@ -758,21 +772,20 @@ static double most_imbalance(const ModelConfig *m) {
     return fmin(4, (1 + worst) / 2);
 }
 
-/* Once in an attempt. */
+/* Once in an attempt. Routers of a base that adapters are beside stay as they are. */
 static void watch_experts(Trainer *t, const StepResult *r) {
     enum { STEPS = 50 };
     const ModelConfig *m = &t->c->model.shape;
+    bool moves = t->c->train.router_bias_speed > 0;
     t->unbalanced = r->experts.imbalance > most_imbalance(m) ? t->unbalanced + 1 : 0;
-    if (t->unbalanced != STEPS || t->warned_experts || !t->chief) return;
+    if (t->unbalanced != STEPS || t->warned_experts || !t->chief || t->c->lora.rank > 0) return;
     t->warned_experts = true;
     log_warn("step %lld: experts have been unbalanced for %d steps: the most chosen one of a layer has %.2f "
-             "times the "
-             "tokens of the mean (%.2f is all of them), and %lld had none: %s",
+             "times the tokens of the mean (%.2f is all of them), and %lld had none: %s "
+             "train.router_bias_speed%s%s, and go on with run.allow_changes=[train.router_bias_speed]",
              (long long)t->state.step, STEPS, r->experts.imbalance,
              (double)m->num_experts / (double)m->num_experts_per_tok, (long long)r->experts.dead,
-             t->c->train.router_bias_speed > 0
-                 ? "raise train.router_bias_speed"
-                 : "set train.router_bias_speed, such as 0.001, or model.output_router_logits");
+             moves ? "raise" : "set", moves ? "" : "=", moves ? "" : config_bias_speed(t->c));
 }
 
 /* A non-finite step is skipped, counted and named; its figures enter no statistic. Judged before it enters

@@ -2,7 +2,7 @@
 # ranks: 2
 # Experts that start from random weights are balanced by a bias: by default, in families whose files have no place for it too. It is kept with the
 # optimizer's states, over a stop and on other meshes; models alone do without it, and whoever takes one is warned. Given weights, and runs that
-# began without, stay as they are. Experts that stay unbalanced are warned of.
+# began without, stay as they are; a run that changes the speed takes it up, or lets it rest. Experts that stay unbalanced are warned of.
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
 
@@ -61,6 +61,53 @@ exits 0 train run.yaml run.dir=plain_stop || cat err
 [ "$(curve plain_stop)" = "$(curve plain)" ] && [ "$(states plain_stop 4)" = "$(states plain 4)" ] || fail "a run without a bias goes on with one"
 [ "$(curve plain)" = "$(curve one)" ] && fail "the bias changes nothing"
 
+# A run takes the bias up, from 0, or lets it rest where it is, also when nobody says so any more; on other meshes alike.
+biases() { "$weft" inspect "$1/checkpoints/step-0000000$2/optimizer.safetensors" | grep "^kept.*balance_bias"; }
+allowed='run.allow_changes=[train.router_bias_speed,optimizer.ema]'
+for run in take take_two; do
+    exits 0 train run.yaml run.dir=$run train.router_bias_speed=0 train.steps=2 schedule.total_steps=6
+done
+exits 0 train run.yaml run.dir=take train.steps=6 train.router_bias_speed=0.02 "$allowed" || cat err
+has err 'experts are balanced by a bias (train.router_bias_speed 0.02)'
+mesh 2 take_two mesh.dp_shard=2 mesh.ep=2 train.steps=6 train.router_bias_speed=0.02 "$allowed"
+biases take 6 | grep -q ' 0\.0[0-9]*[1-9]' || fail "the bias that a run took up has not moved: $(biases take 6)"
+for run in rest rest_two; do exits 0 train run.yaml run.dir=$run train.steps=2 schedule.total_steps=6; done
+before=$(biases rest 2)
+exits 0 train run.yaml run.dir=rest train.steps=4 schedule.total_steps=6 train.router_bias_speed=0 "$allowed" || cat err
+has err 'the bias that balances experts stays as it is'
+exits 0 train run.yaml run.dir=rest train.steps=6 || cat err
+mesh 2 rest_two mesh.pp=2 train.steps=6 train.router_bias_speed=0 "$allowed"
+[ -n "$before" ] && [ "$before" = "$(biases rest 6)" ] || fail "a bias that rests: $before became $(biases rest 6)"
+for run in take rest; do
+    [ "$(curve $run)" = "$(curve ${run}_two)" ] && [ "$(states $run 6)" = "$(states ${run}_two 6)" ] || fail "$run is otherwise on two ranks"
+done
+[ "$(curve take | tail -1)" != "$(curve rest | tail -1)" ] || fail "a bias that rests is no bias"
+
+# An average may come and go, too.
+exits 0 train run.yaml run.dir=average train.steps=2 schedule.total_steps=6
+exits 0 train run.yaml run.dir=average train.steps=4 schedule.total_steps=6 optimizer.ema=0.9 "$allowed" || cat err
+exits 0 inspect average/checkpoints/step-00000004/optimizer.safetensors
+has out 'average.model.layers.1.mlp.gate.balance_bias'
+exits 0 train run.yaml run.dir=average train.steps=6 optimizer.ema=0 "$allowed" || cat err
+
+# Given weights have it where it is asked for.
+exits 0 train run.yaml run.dir=asked model.init=plain train.router_bias_speed=0.02 || cat err
+biases asked 4 | grep -q ' 0\.0[0-9]*[1-9]' || fail "the bias beside given weights has not moved: $(biases asked 4)"
+
+# A last checkpoint of weights alone is without, which the run says first, and who takes the model later.
+mesh 2 alone mesh.dp_shard=2 checkpoint.last_weights_only=true
+has err 'the last checkpoint is a model that chooses experts without the bias'
+exits 0 checkpoint list alone
+has out 'complete, weights only'
+[ "$(biases alone 4)" = "$(biases one 4)" ] || fail "a checkpoint of weights alone has lost the bias: $(biases alone 4)"
+for command in "export alone given_alone" "eval alone text.txt --context 32" "train run.yaml run.dir=from_alone model.init=alone train.steps=1"; do
+    exits 0 $command || cat err
+    has err 'experts were trained with a bias that balances them'
+done
+exits 0 train run.yaml run.dir=plain_alone train.router_bias_speed=0 checkpoint.last_weights_only=true
+hasnt err 'the last checkpoint is a model that'
+[ ! -e plain_alone/checkpoints/step-00000004/optimizer.safetensors ] || fail "a checkpoint of weights alone has an optimizer's file"
+
 # Every family: the mean of the last ten of 25 steps is nearer to 1 than without, by a fifth at least.
 unevenness() {
     exits 0 train run.yaml run.dir=even "$@" run.overwrite=true train.steps=25 checkpoint.every=0 model.num_hidden_layers=3 >&2
@@ -86,5 +133,5 @@ done
 # A warning, once, where they stay uneven.
 exits 0 train run.yaml run.dir=uneven train.router_bias_speed=0 train.steps=80 checkpoint.every=0 optimizer.lr=0.003
 grep -c 'experts have been unbalanced for 50 steps' err | grep -qx 1 || fail "no warning of experts that stay unbalanced: $(tail -2 uneven/metrics.jsonl)"
-has err 'set train.router_bias_speed'
+has err 'set train.router_bias_speed=0.02, and go on with run.allow_changes'
 conclude
