@@ -638,6 +638,8 @@ static void expect_same_data(const Dataset *a, const Dataset *b) {
             assert_memory_equal(p.positions, q.positions, 48 * sizeof *p.positions);
         }
     }
+    free(p.inputs);
+    free(q.inputs);
 }
 
 /* However files are put into caches, samples are the same, and one cache of all, as it was once, is taken. */
