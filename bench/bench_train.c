@@ -18,7 +18,7 @@
 #include "base/json.h"
 #include "comm/comm.h"
 #include "engine/engine.h"
-#include "plan/hardware.h"
+#include "forecast/hardware.h"
 #include "workload.h"
 
 typedef struct Options {

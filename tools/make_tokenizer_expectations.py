@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/support/tokenizer_expectations.h: a small tokenizer for each pattern, nasty texts, and the ids that the Hugging Face
-`tokenizers` package gives them; and tests/data/tokenizer_families.json: the same for the forms of tokenizer_families.py.
+`tokenizers` package gives them; and tests/tokenizer/tokenizer_families.json: the same for the forms of tokenizer_families.py.
 
     python3 -m venv .venv && .venv/bin/pip install tokenizers
     .venv/bin/python tools/make_tokenizer_expectations.py

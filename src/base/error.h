@@ -71,7 +71,7 @@ const char *error_end(char *out, unsigned long out_size, ErrorCode code);
  * from files that must stay short. Messages of errors and of the log are escaped anyway. Returns out. */
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length);
 
-/* The trail of this thread's last ERR_INTERNAL: "src/plan/program.c:229 < src/engine/engine.c:31". Empty
+/* The trail of this thread's last ERR_INTERNAL: "src/program/program.c:229 < src/engine/engine.c:31". Empty
  * before the first; places that no longer fit are left out, with "..." in their stead. */
 const char *error_trail(void);
 void error_passed(const char *file, int line);

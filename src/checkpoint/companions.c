@@ -162,7 +162,7 @@ static void put_name(cJSON *root, const char *key, const char *name) {
 }
 
 /* Whether anything changed. A token that a key names is put before texts, whatever its name is
- * (data/tokenizer_config.c). */
+ * (tokenizer/tokenizer_config.c). */
 static bool change_names(cJSON *root, const TokenNames *names, const TokenChanges *changes, int64_t context) {
     if (changes->bos) {
         put_name(root, "bos_token", names->bos);

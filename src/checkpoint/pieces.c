@@ -4,7 +4,7 @@
  * Order: blobs are read rank by rank, then all pieces are sorted by place, then each tensor is walked from
  * its first element to its last. What is missing or doubled shows as the first place where the walk does
  * not meet a piece; the error says which elements, and by whom. It is ERR_INTERNAL: who writes what was
- * decided by weft alone (plan/partition.c).
+ * decided by weft alone (program/partition.c).
  *
  * A blob, in words of 8 bytes, little-endian; the last word is hash64 of all before it:
  *

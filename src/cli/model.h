@@ -6,7 +6,7 @@
 #include "cli/cli.h"
 #include "cli/needs.h"
 #include "config/config.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "engine/engine.h"
 
 /* Opened in two steps, so that what goes to the model can be read, and the memory that it takes be known,

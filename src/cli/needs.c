@@ -1,6 +1,6 @@
 /* Each rank reports what it takes and what it sees free before any rank takes some; rank 0 adds up the ranks
  * of a machine and judges the one that has least to spare. What is free on a GPU is judged by
- * train/occupancy.c, which knows the ranks that share one.
+ * train/gpu_memory.c, which knows the ranks that share one.
  *
  * Tensor memory is counted: weights, passes, the cache of keys and values. Program, libraries, tokenizer and
  * text come on top, tens of megabytes. */
@@ -13,7 +13,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "train/occupancy.h"
+#include "train/gpu_memory.h"
 
 typedef struct Needs {
     char machine[64];

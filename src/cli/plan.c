@@ -3,8 +3,8 @@
  * One rank gets a plan, many a forecast: all ranks of the mesh are planned by the code that a run uses
  * (plan/rank.h), one for each place of a pipeline, since ranks of a place differ only in their share.
  *
- *     --compare           all schedules, by time and memory           plan/compare.h
- *     --svg FILE          the drawing alone                           plan/draw.h
+ *     --compare           all schedules, by time and memory           forecast/compare.h
+ *     --svg FILE          the drawing alone                           forecast/draw.h
  *     otherwise           model, step, memory, work, drawing, and with --program the actions */
 #include <math.h>
 #include <stdio.h>
@@ -15,11 +15,11 @@
 #include "cli/cli.h"
 #include "checkpoint/find.h"
 #include "cli/terminal.h"
-#include "plan/compare.h"
-#include "plan/describe.h"
+#include "forecast/compare.h"
+#include "forecast/describe.h"
 #include "plan/fit.h"
-#include "plan/forecast.h"
-#include "plan/machine.h"
+#include "forecast/forecast.h"
+#include "forecast/machine.h"
 #include "plan/sync.h"
 #include "train/best.h"
 #include "train/setup.h"

@@ -4,8 +4,8 @@
  *                         +--> Schedule-+
  *     FILE.csv -----read--+             +--transfers, parameters added--> CSV, which reads back
  *
- * A schedule is made or read (plan/schedule.h), then simulated with the costs that were given
- * (plan/simulate.h), then shown. Times are in units of the costs: a stage whose forward costs 1 makes a
+ * A schedule is made or read (schedule/schedule.h), then simulated with the costs that were given
+ * (schedule/simulate.h), then shown. Times are in units of the costs: a stage whose forward costs 1 makes a
  * drawing in forwards. Without a name every schedule goes the upper way, and is a row of a table. */
 #include <math.h>
 #include <stdio.h>
@@ -161,7 +161,7 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
 /* ---- outputs ---- */
 
 /* The forms build on each other: transfers are added to the compute order, parameters to both. In the
- * order that the passes have (plan/schedule.h): parameters first. The schedule is changed by it, so
+ * order that the passes have (schedule/schedule.h): parameters first. The schedule is changed by it, so
  * nothing else may be made of it afterwards. */
 static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err) {
     bool lowered = strcmp(form, "lowered") == 0, p2p = strcmp(form, "p2p") == 0;

@@ -3,7 +3,7 @@
 #define WEFT_CLI_TERMINAL_H
 
 #include "base/text.h"
-#include "plan/draw.h"
+#include "forecast/draw.h"
 
 /* width 0: the terminal's, or 128 where there is none. Colour only on a terminal, and not against NO_COLOR.
  */

@@ -15,8 +15,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "data/tokenizer.h"
-#include "data/tokenizer_train.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_train.h"
 
 /* A block of 1 MiB: large enough that calls do not count, small beside any model's memory. */
 #define READ_SIZE ((size_t)1 << 20)

@@ -11,7 +11,7 @@
  *     link.h      carries messages: mpi/, loopback/
  *     small.c     barriers, records, broadcasts: messages of the same kind, waited for
  *     failure.c   notices of failures, and the watchdog
- *     launch.c, launched.c, chatter.c, siblings.c    processes, and their launcher
+ *     launch.c, launched.c, launcher_output.c, local_ranks.c    processes, and their launcher
  *
  * Threads: the program's, which alone calls comm.h; the progress thread (progress_main), which moves on
  * what is under way and uses a device of its own; the watchdog (failure.c), which looks at atomics and

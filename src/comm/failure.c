@@ -27,7 +27,7 @@
  *    BLOCKED  for 30 s at least (what was asked for may be less than starting takes) in one of the few calls
  *             of MPI that do not come back before all ranks have made them (initialising, making groups,
  *             finalising): nothing can be asked through MPI, so that the ranks of this machine are looked up
- *             among its processes (siblings.c).
+ *             among its processes (local_ranks.c).
  *
  *    A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread
  *    did not look either; and it does not answer, since it is the one to blame, whatever it does now.

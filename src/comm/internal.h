@@ -289,7 +289,7 @@ void *relay_begin(Comm *c, const Transfer *t, void *tensor);
 void relay_end(Comm *c, const Transfer *t, bool arrived);
 void relay_close(Comm *c); /* before its device closes */
 
-/* siblings.c: other ranks of this machine, as far as processes show them. */
+/* local_ranks.c: other ranks of this machine, as far as processes show them. */
 typedef struct Sibling {
     int rank;
     pid_t process;

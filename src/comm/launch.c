@@ -5,7 +5,7 @@
  *
  *     weft train -n N ----fork----> mpirun ----> rank 0 .. N-1
  *       |  poll                      |  stderr of all ranks, and remarks of its own
- *       +-- signals (signalfd)       +--> pipe --> chatter.c --> stderr
+ *       +-- signals (signalfd)       +--> pipe --> launcher_output.c --> stderr
  *       +-- the pipe
  *
  * Where the launcher says beside the ranks how they ended (launcher.h read_end), it has a second pipe for all
@@ -35,7 +35,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/text.h"
-#include "comm/chatter.h"
+#include "comm/launcher_output.h"
 #include "comm/facts.h"
 #include "comm/launcher.h"
 

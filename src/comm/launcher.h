@@ -21,8 +21,8 @@ typedef struct LauncherKind {
     const char *sessions; /* variable with the directory of its own files, or NULL: it has none */
     int again;            /* the signal for "end at once" that it passes on to ranks */
     int end;              /* to the launcher after that one: it ends the ranks itself */
-    /* It says how ranks ended beside what they say; NULL: between what they say (chatter.h), and by its own
-     * status. False when it did not say. */
+    /* Reads how the ranks ended from a report apart from their output. NULL: the report stands between their
+     * output (launcher_output.h), and in the launcher's own status. False: there was no report. */
     bool (*read_end)(const char *said, RanksEnd *end);
     int failed; /* its status when it failed itself: only then what it said is shown; with read_end */
 } LauncherKind;

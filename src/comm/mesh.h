@@ -67,7 +67,7 @@ typedef struct Mesh {
 /* The mesh of `world` ranks. ERR_CONFIG says which numbers do not fit and which would. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err);
 /* Of the ranks along tp each `copies` neighbours hold the same heads of keys and values: a divisor of them.
- * plan/axes.h knows how many these are. */
+ * program/axes.h knows how many these are. */
 void mesh_lay_copies(Mesh *mesh, int copies);
 /* The degree of an axis as an option says it: dp_shard's and cp's have what ep has of them, tp's has kv. */
 int mesh_degree(const Mesh *mesh, Axis axis);

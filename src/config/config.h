@@ -83,7 +83,7 @@ typedef struct NumericsOptions {
 
 /* How work is shared, where there are several ways. */
 typedef struct ParallelOptions {
-    int context; /* ContextMethod of plan/crossings.h */
+    int context; /* ContextMethod of program/crossings.h */
 } ParallelOptions;
 
 typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;

@@ -15,8 +15,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "data/template/template.h"
-#include "data/tokenizer_config.h"
+#include "template/template.h"
+#include "tokenizer/tokenizer_config.h"
 
 #define TEMPLATE_LIMIT ((size_t)1 << 22)
 

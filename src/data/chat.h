@@ -23,7 +23,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "data/config.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct Chat Chat; /* constant once open: any number of threads may use it */
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/options.h"
+#include "tokenizer/tokenizer.h"
 
 typedef enum SourceFormat { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL, FORMAT_CHAT } SourceFormat;
 typedef enum SourceSplit {
@@ -36,15 +37,6 @@ typedef struct TaskSource {
     int64_t num_fewshot; /* examples before each question; 0: none */
     char *examples;      /* the file that they are from; "": path */
 } TaskSource;
-
-/* What a tokenizer's files do not say, or say otherwise: the section `tokenizer`. Zeroed: they say
- * everything. */
-typedef struct TokenizerKeys {
-    char *pattern;      /* what a rank file that weft does not know is like (data/tiktoken.c); "": none */
-    StringList special; /* its special tokens, with the ids behind the ranks; none: those of the pattern */
-    char *bos, *pad;    /* texts of tokens, or "none"; NULL, "": as the files say */
-    StringList eos;     /* all end a text; documents end with the first */
-} TokenizerKeys;
 
 typedef struct DataConfig {
     ObjectList sources;            /* of DataSource */

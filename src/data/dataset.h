@@ -26,7 +26,7 @@
 #include "data/config.h"
 #include "data/sampler.h"
 #include "data/stream.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct Dataset Dataset;
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "data/utf8.h"
+#include "tokenizer/utf8.h"
 
 static uint64_t number_at(const FileEnds *e, size_t at, size_t bytes) {
     uint64_t value = 0;

@@ -20,7 +20,7 @@
 
 #include "data/config.h"
 #include "data/task_format.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct TaskRequest {
     size_t at;     /* of its first token among the task's */

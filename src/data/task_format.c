@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "data/normalize.h"
-#include "data/utf8.h"
+#include "tokenizer/normalize.h"
+#include "tokenizer/utf8.h"
 
 #define QUESTION "Question: {question}\nAnswer:"
 

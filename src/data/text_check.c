@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "data/file_format.h"
-#include "data/utf8.h"
+#include "tokenizer/utf8.h"
 
 /* Of the share of what is no UTF-8. */
 enum { ENOUGH_BYTES = 4 << 20, ONE_IN = 100 };

@@ -17,7 +17,7 @@
 #include "data/chat.h"
 #include "data/corpus.h"
 #include "data/fingerprint.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 /* A cache: of consecutive files of a source. */
 typedef struct TokenUnit {

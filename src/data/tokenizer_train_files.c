@@ -4,7 +4,7 @@
 
 #include "base/file.h"
 #include "data/corpus.h"
-#include "data/tokenizer_train.h"
+#include "tokenizer/tokenizer_train.h"
 
 typedef struct FileDocuments {
     const char *const *paths;

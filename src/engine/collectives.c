@@ -12,7 +12,7 @@
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, when it is there. What runs between
- * start and end touches none of these tensors: programs that would are refused (plan/check.c). */
+ * start and end touches none of these tensors: programs that would are refused (program/check.c). */
 #include "engine/execution.h"
 
 /* A transfer under way. */

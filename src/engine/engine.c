@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/execution.h"
-#include "plan/makers.h"
+#include "program/makers.h"
 
 /* ---- Memory ---- */
 

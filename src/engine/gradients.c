@@ -1,5 +1,5 @@
 /* Gradients, from the passes that make them to this rank's shares of the step's: REDUCE_SCATTER, ALL_REDUCE,
- * REDUCED, TIE. They take one of three ways, each flat of a unit by itself (plan/program.h:
+ * REDUCED, TIE. They take one of three ways, each flat of a unit by itself (program/program.h:
  * program_has_slots); "own" is this rank's share:
  *
  *   1. Straight into the sums of the step, reduced in place once.

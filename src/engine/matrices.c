@@ -1,5 +1,5 @@
 /* Matrices that an optimizer must see whole, of which tp leaves each rank a box: COLLECT, RETURN, and what of
- * UPDATE takes their steps (plan/makers.h).
+ * UPDATE takes their steps (program/makers.h).
  *
  *     COLLECT   directions of own boxes --> own | ==to makers==> | made
  *     RETURN    made --> x, whole --> step --> made | ==back==> | own
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "engine/execution.h"
-#include "plan/makers.h"
+#include "program/makers.h"
 
 static float *room_at(const Engine *e, size_t before) { return (float *)(void *)(e->work.scratch + before); }
 

@@ -13,7 +13,7 @@
 #include "base/exact.h"
 #include "device/device.h"
 #include "model/config.h"
-#include "plan/program.h"
+#include "program/program.h"
 
 enum {
     RECORD_STOP = 1,   /* of `any`: some rank was asked to stop */

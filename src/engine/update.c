@@ -14,7 +14,7 @@
 
 #include "base/rng.h"
 #include "engine/execution.h"
-#include "plan/makers.h"
+#include "program/makers.h"
 
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
     StepRecord r;

@@ -26,10 +26,11 @@
 #include "model/params.h"
 #include "model/weights.h"
 
-/* How tp shares a model out (plan/axes.h): its ranks, this one's place among them, and the leaves (device.h)
- * that all of them together cut a sum into which they share. These are as many on one rank as on several, so
- * that the bits are; 1: no rank ever shared, and sums are made as is fastest. A multiple of ranks. Copies:
- * ranks, neighbours, that have the same heads of keys and values, of which there are fewer than ranks. */
+/* How tp shares a model out (program/axes.h): its ranks, this one's place among them, and the leaves
+ * (device.h) that all of them together cut a sum into which they share. These are as many on one rank as on
+ * several, so that the bits are; 1: no rank ever shared, and sums are made as is fastest. A multiple of
+ * ranks. Copies: ranks, neighbours, that have the same heads of keys and values, of which there are fewer
+ * than ranks. */
 typedef struct Sharing {
     int ranks, place, leaves, copies;
 } Sharing;

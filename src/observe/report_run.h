@@ -5,7 +5,7 @@
 #include "base/yaml.h"
 #include "observe/journal.h"
 #include "observe/metrics.h"
-#include "plan/timing.h"
+#include "forecast/timing.h"
 
 typedef struct ReportRun {
     char *name;

@@ -1,7 +1,7 @@
 /* A traced step, planned above measured.
  *
  * Planned is what the simulator makes of the run's schedule with the mean costs of the traced steps
- * (plan/timing.h), so the difference between the two pictures is what the model of a pipeline does not
+ * (forecast/timing.h), so the difference between the two pictures is what the model of a pipeline does not
  * know: costs that vary, waiting for the network, the optimizer. */
 #include <stdio.h>
 

@@ -12,7 +12,7 @@
 #define WEFT_OBSERVE_TRACE_H
 
 #include "base/text.h"
-#include "plan/timing.h"
+#include "forecast/timing.h"
 
 #define TRACE_FILE "trace.json"
 

@@ -2,7 +2,7 @@
  * there are events before anything is allocated by it.
  *
  * Only measured slices are read; planned ones, waits and arrows follow from them. A trace may have been
- * edited or made by something else, so everything that Timing promises (plan/timing.h) is checked: steps
+ * edited or made by something else, so everything that Timing promises (forecast/timing.h) is checked: steps
  * ascend, each rank has something in each step, actions of a rank are in order of time and inside their
  * step.
  *

@@ -19,8 +19,8 @@
 #include "base/file.h"
 #include "comm/comm.h"
 #include "model/unit.h"
-#include "plan/program.h"
-#include "plan/simulate.h"
+#include "program/program.h"
+#include "schedule/simulate.h"
 #include "plan/fit.h"
 
 /* How many blocks embedding and head count as, where layers are dealt out by number and not by cost. */

@@ -3,8 +3,8 @@
 #ifndef WEFT_PLAN_LAYOUT_H
 #define WEFT_PLAN_LAYOUT_H
 
-#include "plan/partition.h"
-#include "plan/schedule.h"
+#include "program/partition.h"
+#include "schedule/schedule.h"
 #include "plan/split.h"
 #include "config/config.h"
 

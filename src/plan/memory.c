@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "plan/makers.h"
+#include "program/makers.h"
 
 Arena buffer_arena(BufferKind kind) {
     if (kind == BUFFER_GATHERED) return ARENA_GATHERED;

@@ -10,7 +10,7 @@
 #include "device/device.h"
 #include "model/unit.h"
 #include "optimizer/groups.h"
-#include "plan/program.h"
+#include "program/program.h"
 
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses

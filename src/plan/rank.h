@@ -10,11 +10,11 @@
 #include "device/device.h"
 #include "model/adapters.h"
 #include "model/unit.h"
-#include "plan/crossings.h"
+#include "program/crossings.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
-#include "plan/partition.h"
-#include "plan/program.h"
+#include "program/partition.h"
+#include "program/program.h"
 
 /* What all ranks have in common, beside the layout. */
 typedef struct RankSpec {

@@ -10,7 +10,7 @@
 #define WEFT_PLAN_SPLIT_H
 
 #include "model/config.h"
-#include "plan/simulate.h"
+#include "schedule/simulate.h"
 
 typedef struct Split {
     int blocks, stages;

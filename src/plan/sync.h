@@ -13,7 +13,7 @@
 
 #include "plan/layout.h"
 #include "plan/memory.h"
-#include "plan/program.h"
+#include "program/program.h"
 
 typedef struct SyncChoice {
     GradientSync sync; /* never SYNC_AUTO */

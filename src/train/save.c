@@ -17,7 +17,7 @@
 #include "checkpoint/adapter.h"
 #include "checkpoint/find.h"
 #include "data/dataset.h"
-#include "data/tokenizer_config.h"
+#include "tokenizer/tokenizer_config.h"
 
 /* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back.
  * Byte for byte, since a tokenizer that was read and written anew would have another fingerprint. */

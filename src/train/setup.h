@@ -4,7 +4,7 @@
 #define WEFT_TRAIN_SETUP_H
 
 #include "data/dataset.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "optimizer/learning_rate.h"

@@ -1,5 +1,5 @@
 /* Traced steps: each rank keeps the times of its actions; when the last of them is done rank 0 gathers
- * all, predicts the steps from their mean costs (plan/timing.h) and writes trace.json.
+ * all, predicts the steps from their mean costs (forecast/timing.h) and writes trace.json.
  *
  * Memory for the times of a step is the engine's, from the start; what is gathered lies on rank 0 until
  * the report. On several machines clocks differ by more than a step's waits, so each rank's times then

@@ -7,7 +7,7 @@
 #define WEFT_TRAIN_TRACING_H
 
 #include "observe/journal.h"
-#include "plan/timing.h"
+#include "forecast/timing.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "plan/layout.h"

@@ -11,7 +11,7 @@
 
 #include "base/json.h"
 #include "data/chat.h"
-#include "data/template/template.h"
+#include "template/template.h"
 
 static ErrorCode render(const cJSON *line, Text *out, Error *err) {
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(line, "template"),

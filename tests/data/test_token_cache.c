@@ -10,7 +10,7 @@
 #include "base/hash.h"
 #include "data/token_build.h"
 #include "data/token_part.h"
-#include "data/tokenizer_train.h"
+#include "tokenizer/tokenizer_train.h"
 #include "support/tokenizer_families.h"
 
 static const uint8_t key[32] = {1, 2, 3};

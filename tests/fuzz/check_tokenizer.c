@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "fuzz.h"
 
 /* A slot, a token, a rule and its slots, cJSON's nodes, and the copies of the file. */

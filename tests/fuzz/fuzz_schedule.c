@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "plan/schedule.h"
-#include "plan/simulate.h"
+#include "schedule/schedule.h"
+#include "schedule/simulate.h"
 
 /* A comma is a cell of 16 bytes, in arrays that double; a line is an order. */
 enum { PER_BYTE = 256, FIXED = 1 << 18 };

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "data/template/template.h"
+#include "template/template.h"
 #include "fuzz.h"
 
 static const char variables[] =

@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "checkpoint/adapter.h"
 #include "checkpoint/find.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "model/decode.h"
 #include "train/state.h"
 

@@ -3,9 +3,9 @@
 set -euo pipefail
 cd "${1:-${WEFT_SOURCE_DIR:-$(dirname "$0")/../..}}"
 
-grep -rnE '^[[:space:]]*#[[:space:]]*include' src --include='*.[ch]' | awk -F: '
+grep -rnE '^[[:space:]]*#[[:space:]]*include' src --include='*.[ch]' --include='*.cu' --include='*.cuh' | awk -F: '
 BEGIN {
-    count = split("base device comm data model config optimizer plan observe checkpoint engine train cli", names, " ") # from the ground up
+    count = split("base device comm tokenizer template data model config optimizer schedule program plan forecast observe checkpoint engine train cli", names, " ") # from the ground up
     for (i = 1; i <= count; i++) rank[names[i]] = i
 }
 function complain(why) { print $1 ":" $2 ": " why; failures++ }
@@ -38,8 +38,8 @@ END {
 }'
 
 # What an axis means is known in two places: where ranks stand, and what each kind of parameter does there.
-if grep -rnE '\bAXIS_[A-Z]' src --include='*.[ch]' | grep -vE '^src/(comm/mesh\.[ch]|plan/axes\.c):'; then
-    echo "only comm/mesh and the table in plan/axes.c name an axis"
+if grep -rnE '\bAXIS_[A-Z]' src --include='*.[ch]' | grep -vE '^src/(comm/mesh\.[ch]|program/axes\.c):'; then
+    echo "only comm/mesh and the table in program/axes.c name an axis"
     exit 1
 fi
 

@@ -5,7 +5,7 @@
 #include "support/files.h"
 
 #include "base/log.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 enum { BOS = 256, EOS = 257, VOCABULARY = 258 };
 

@@ -1,12 +1,12 @@
-/* The tokenizers of tests/data/tokenizer_families.json. */
+/* The tokenizers of tests/tokenizer/tokenizer_families.json. */
 #ifndef WEFT_TESTS_TOKENIZER_FAMILIES_H
 #define WEFT_TESTS_TOKENIZER_FAMILIES_H
 
 #include <string.h>
 
 #include "base/json.h"
-#include "data/normalize.h"
-#include "data/tokenizer.h"
+#include "tokenizer/normalize.h"
+#include "tokenizer/tokenizer.h"
 
 static cJSON *families; /* the whole file */
 

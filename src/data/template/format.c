@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/template/internal.h"
+#include "template/internal.h"
 
 static ErrorCode put(Run *r, int line, const Value *format, const Value *v, Text *out) {
     if (v->kind == VALUE_UNDEFINED) return run_fail(r, line, "a format is given an undefined value");

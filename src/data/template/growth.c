@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/template/internal.h"
+#include "template/internal.h"
 
 enum { MOST_KEPT = 1 << 27 };
 

@@ -5,7 +5,7 @@
  *
  *     rows of parameters --> params.c (names, places in the unit's buffer), initialiser.c, optimizer (decay)
  *     rows of tensors ----> regions.c (slab, keep, scratch)
- *     rows of collectives > plan/lower.c, plan/check.c (where passes stop), engine/collectives.c
+ *     rows of collectives > program/lower.c, program/check.c (where passes stop), engine/collectives.c
  *     parts --------------> unit.c (runs them), counts.c (FLOPs)
  *
  * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. A *part* is the shortest piece of a

@@ -1,0 +1,106 @@
+/* The lines that a run says of itself before its first step, and `weft plan` without ranks: model, step,
+ * device, layout, optimizer, then memory. They are the same lines in both, so that a plan can be held beside
+ * a log.
+ *
+ * Nothing here decides anything: what a line says was settled by the layout and the rank's plan, which a run
+ * and `weft plan` build in the same way. */
+#include "forecast/describe.h"
+
+#include "base/memory.h"
+#include "base/text.h"
+
+static void describe_experts(const ModelConfig *m, Text *out) {
+    char active[32];
+    if (m->num_experts > 0)
+        text_printf(out,
+                    "        %lld experts of width %lld in %lld of the blocks, %lld a token: %s parameters "
+                    "active\n",
+                    (long long)m->num_experts, (long long)model_dim(m, DIM_EXPERT),
+                    (long long)model_expert_blocks(m), (long long)m->num_experts_per_tok,
+                    text_count(model_active_count(m), active));
+}
+
+static void describe_mixers(const ModelConfig *m, Text *out) {
+    if (!model_is_recurrent(m)) return;
+    text_puts(out, "        blocks: ");
+    model_mixers_text(m, out);
+    text_puts(out, "\n");
+}
+
+/* Nothing where there are none. */
+static void describe_adapters(const RankPlan *p, Text *out) {
+    const ParamTable *t = &p->model.table;
+    char elements[32];
+    int matrices = 0;
+    if (!param_table_is_adapted(t)) return;
+    for (int i = 0; i < t->count; i++) matrices += t->params[i].row->adapts != NULL;
+    text_printf(out, "lora    %s parameters: rank %lld on %d matrices, scale %g; all else stays as it is\n",
+                text_count(adapters_count(t, &p->spec.model), elements),
+                (long long)p->model.config.adapter_rank, matrices / 2, p->model.config.adapter_scale);
+}
+
+/* FLOPs are those of the model as it is trained, forward and backward, without recomputation. Tokens are
+ * those of the whole step, over all data-parallel ranks; microbatches are counted on each of them. */
+void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
+    const ModelConfig *m = &c->model.shape;
+    char parameters[32], tokens[32];
+    text_printf(out,
+                "model   %s parameters: %lld blocks, width %lld, %lld heads (%lld for keys and values), MLP "
+                "%lld, vocabulary %lld%s\n",
+                text_count(model_parameter_count(m), parameters), (long long)m->num_hidden_layers,
+                (long long)m->hidden_size, (long long)m->num_attention_heads,
+                (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
+                m->tie_word_embeddings ? ", tied" : "");
+    if (m->further_module)
+        text_puts(out, "        a module for the token behind the next among them, in the last unit\n");
+    describe_experts(m, out);
+    describe_mixers(m, out);
+    describe_adapters(p, out);
+    double per_token = adapters_flops_per_token(m, &p->model.table, c->train.context);
+    int64_t per_step = layout_samples(l) * c->train.context;
+    text_printf(out,
+                "step    %s tokens: %d microbatch%s of %lld sequence%s of %lld%s, compute %s; %.3g TFLOP "
+                "(%.3g GFLOP a token)\n",
+                text_count(per_step, tokens), l->microbatches, l->microbatches == 1 ? "" : "es",
+                (long long)l->sequences, l->sequences == 1 ? "" : "s", (long long)c->train.context,
+                mesh_dp_degree(&l->mesh) > 1 ? " on each data-parallel rank" : "",
+                dtype_name(p->model.compute), per_token * (double)per_step / 1e12, per_token / 1e9);
+    if (l->smaller_count > 0)
+        text_printf(out,
+                    "        batch warm-up: %s tokens at first, doubled %d time%s, all from step %lld on\n",
+                    text_count(c->train.batch_start, tokens), l->smaller_count,
+                    l->smaller_count == 1 ? "" : "s", (long long)config_first_whole_step(c) + 1);
+    if (d->name)
+        text_printf(out, "device  %s (%s kernels), %d threads\n", d->processor, d->name, d->threads);
+    else
+        text_printf(out, "device  %s, as stated: not this machine\n", d->processor);
+    layout_describe(l, c, out);
+    param_groups_print(&p->groups, &p->model.table, false, out);
+}
+
+static void put_share(const char *whose, uint64_t there, size_t taken, Text *out) {
+    char size[32];
+    double share = there > 0 ? 100.0 * (double)taken / (double)there : 0;
+    if (there > 0)
+        text_printf(out, "  of this %s's %s: %.1f%%%s\n", whose, text_bytes((double)there, size), share,
+                    share > 95 ? ": it will not fit" : "");
+}
+
+/* Of one rank, the one that speaks. Whether it will fit is said against the machine's memory, where other
+ * ranks may be too: it is a hint, and allocation itself the test. Above 95% it is said that it will not fit:
+ * the program itself, the libraries and the system need the rest. */
+void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
+    MemoryUse machine = memory_use();
+    const MemoryPlan *plan = rank_memory(p);
+    describe_work(c, l, p, d, out);
+    if (l->mesh.world > 1)
+        text_printf(out, "memory of rank %d\n", p->rank);
+    else
+        text_puts(out, "memory\n");
+    memory_plan_print(plan, &p->program, &p->model, &p->groups, out);
+    partition_print_owners(&p->partition, &p->groups, out);
+    if (!d->name) return;
+    put_share("GPU", d->memory, memory_plan_pools(plan), out);
+    put_share("machine", machine.machine, plan->apart ? memory_plan_host(plan) : memory_plan_total(plan),
+              out);
+}

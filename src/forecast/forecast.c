@@ -1,0 +1,680 @@
+/* Plans of one rank a pipeline place, the simulated step, and their tables.
+ *
+ * Ranks of a place that differ only on data-parallel axes hold, do and send the same (the fullest of them
+ * stands for all where shares are unequal), so a mesh of thousands takes as many plans as it has pipeline
+ * places. Neighbouring places with equal figures share a row.
+ *
+ * FLOPs are those of layout_unit_costs everywhere, so that shares and times of all tables are of one measure.
+ * Without --tflops times are counted in TFLOP of the rank that computes: a schedule can be judged before
+ * anybody has measured a machine. */
+#include "forecast/forecast.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "forecast/exposed.h"
+#include "plan/sync.h"
+
+/* ---- planning ---- */
+
+/* Ranks that do a microbatch together. */
+static double sharing(const Forecast *f) { return mesh_size(&f->layout.mesh, MESH_TENSOR | MESH_CONTEXT); }
+
+/* Of a step: what the stages of a place do, for all of its microbatches. Recomputation counts, as it is work.
+ */
+static double flops_of(const Forecast *f, int place) {
+    const Config *c = f->config;
+    const Partition *p = &f->ranks[place].plan.partition;
+    StageCost *units = mem_alloc_array((size_t)p->table->units, sizeof *units);
+    double sum = 0;
+    layout_unit_costs(c, units);
+    for (int u = 0; u < p->table->units; u++)
+        if (partition_runs(p, u)) sum += units[u].forward + units[u].input + units[u].weight;
+    free(units);
+    return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches) / sharing(f);
+}
+
+static double over_steps(Cost c, const Layout *l) {
+    return (c.forward + c.input + c.weight) * l->microbatches;
+}
+
+/* `fullest` is kept on the way: it is asked for by limits, by --compare and by what is shown in full. */
+static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err) {
+    RankForecast *r = &f->ranks[place];
+    r->count = f->layout.mesh.world / f->places;
+    r->first = place * r->count;
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    f->crossings = rank_crossings(&spec, &f->layout.mesh);
+    f->crossings.apart = f->layout.schedule.split_backward;
+    if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
+        f->crossings.partial = dtype_bytes(spec.compute);
+    f->crossings.model = &f->config->model.shape; /* the specification's own is gone when this returns */
+    TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
+    r->traffic = rank_traffic(&r->plan);
+    r->flops = flops_of(f, place);
+    if (forecast_memory(f, place) > forecast_memory(f, f->fullest)) f->fullest = place;
+    return OK;
+}
+
+/* All boundaries of a pipeline are alike: one [T, h] tensor of the compute dtype. */
+static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].plan.model); }
+
+/* Seconds of a message between stages; 0: they are free, and the table says so. */
+static double message_seconds(const Forecast *f) {
+    double bytes = (double)message_bytes(f);
+    if (f->speed.hardware) return hardware_message(f->speed.hardware, f->ranks[0].count, bytes);
+    return f->speed.link > 0 ? f->speed.delay + bytes / (f->speed.link * 1e9) : 0;
+}
+
+const char *forecast_link(const ForecastSpeed *speed, char out[48]) {
+    int n = snprintf(out, 48, "%g GB/s", speed->link);
+    if (speed->delay > 0) snprintf(out + n, (size_t)(48 - n), " and %g ms", 1e3 * speed->delay);
+    return out;
+}
+
+/* Of a second, in the measure of the simulation: FLOPs that a rank does in it, unless it counts seconds. */
+static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
+
+/* What crosses inside the passes of units and no work hides, when a byte takes so many FLOPs, and a crossing
+ * so many besides: by the programs of ranks. */
+static void count_exposed(const Forecast *f, double tokens, double byte, double delay, Cost *units) {
+    const ModelConfig *model = &f->config->model.shape;
+    ExposedSpec spec = {model, f->config->train.context, tokens, byte, delay};
+    if (byte <= 0) return;
+    for (int i = 0; i < f->places; i++)
+        exposed_crossings(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
+}
+
+/* Rows of tokens visit experts, and nothing hides them. */
+static Cost count_visits(const Forecast *f, int unit, double byte, double delay) {
+    Cost bytes = crossings_experts(&f->crossings, unit);
+    double sum = bytes.forward + bytes.input + bytes.weight;
+    if (sum <= 0) return (Cost){0, 0, 0};
+    return cost_scaled(bytes, byte + delay * crossings_operations(&f->crossings, unit, MESH_EXPERTS) / sum);
+}
+
+/* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
+static void count_units(Forecast *f, Cost *units) {
+    size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
+    Cost *flops = mem_alloc_array(n, sizeof *flops);
+    double tokens = (double)(f->layout.sequences * f->config->train.context) / sharing(f);
+    double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
+    double delay = measure_of_second(f) * f->speed.delay;
+    layout_unit_costs(f->config, flops);
+    count_exposed(f, tokens, byte, delay, units);
+    for (size_t u = 0; u < n; u++)
+        units[u] = cost_plus(cost_plus(units[u], count_visits(f, (int)u, byte, delay)),
+                             cost_scaled(flops[u], tokens));
+    free(flops);
+}
+
+static void time_units(Forecast *f) {
+    size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
+    f->units = mem_alloc_array(n, sizeof *f->units);
+    if (!f->speed.hardware) {
+        count_units(f, f->units);
+        return;
+    }
+    f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
+    steptime_crossings(f->speed.hardware, &f->crossings, f->unit_time);
+    for (int i = 0; i < f->places; i++)
+        opcosts_count(&f->ranks[i].ops, f->speed.hardware, &f->ranks[i].plan, f->unit_time);
+    for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
+}
+
+static ErrorCode time_passes(Forecast *f, Error *err) {
+    const Layout *l = &f->layout;
+    StageCost *costs = mem_alloc_array((size_t)l->stages.count, sizeof *costs);
+    for (int s = 0; s < l->stages.count; s++)
+        for (int u = l->stages.first[s]; u < l->stages.first[s + 1]; u++)
+            costs[s] = (StageCost){costs[s].forward + f->units[u].forward, costs[s].input + f->units[u].input,
+                                   costs[s].weight + f->units[u].weight};
+    SimulateCosts all = {.stages = costs, .latency = message_seconds(f) * measure_of_second(f)};
+    ErrorCode code = simulate(&f->timing, &l->schedule, &all, err);
+    free(costs);
+    return code;
+}
+
+/* What the passes of a place are made of. */
+static ForecastTime passes_of(const Forecast *f, int place) {
+    const Partition *p = &f->ranks[place].plan.partition;
+    ForecastTime t = {.step = 0};
+    for (int u = 0; u < p->table->units; u++) {
+        const UnitTime *unit = &f->unit_time[u];
+        if (!partition_runs(p, u)) continue;
+        t.products += over_steps(unit->products, &f->layout);
+        t.attention += over_steps(unit->attention, &f->layout);
+        t.memory += over_steps(unit->memory, &f->layout);
+        t.tensor += over_steps(unit->tensor, &f->layout);
+        t.context += over_steps(unit->context, &f->layout);
+        t.experts += over_steps(unit->experts, &f->layout);
+    }
+    return t;
+}
+
+/* All ranks meet at the norm: the slowest counts, of what hides nothing behind another one's waiting. */
+static void time_step(Forecast *f) {
+    int busiest = 0;
+    double exposed = 0, update = 0;
+    if (!f->speed.hardware) return;
+    for (int i = 0; i < f->places; i++) {
+        const RankPlan *p = &f->ranks[i].plan;
+        if (f->timing.rank[i].busy > f->timing.rank[busiest].busy) busiest = i;
+        exposed = fmax(exposed, steptime_exposed(f->speed.hardware, p, &f->layout.mesh, f->units));
+        update = fmax(update, f->ranks[i].ops.update);
+    }
+    f->time = passes_of(f, busiest);
+    f->time.busiest = busiest;
+    f->time.waiting = f->timing.rank[busiest].idle;
+    f->time.exposed = exposed, f->time.update = update;
+    f->time.step = f->timing.makespan + exposed + update;
+}
+
+/* Layout, then a plan for each pipeline place, then the step in time: each fails by its own message, and the
+ * first is what the user sees. */
+static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
+    TRY(layout_build(&f->layout, f->config, world, err));
+    f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
+    f->ranks = mem_alloc_array((size_t)f->places, sizeof *f->ranks);
+    for (int place = 0; place < f->places; place++) TRY(plan_place(f, d, place, err));
+    time_units(f);
+    TRY(time_passes(f, err));
+    time_step(f);
+    return OK;
+}
+
+/* Nothing to free after a failure. */
+ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
+                         Error *err) {
+    *f = (Forecast){.config = c, .speed = speed};
+    ErrorCode code = build(f, d, world, err);
+    if (code != OK) forecast_free(f);
+    return code;
+}
+
+/* Also of one that was not finished. */
+void forecast_free(Forecast *f) {
+    for (int i = 0; f->ranks && i < f->places; i++) rank_plan_free(&f->ranks[i].plan);
+    free(f->ranks);
+    free(f->units);
+    free(f->unit_time);
+    simulation_free(&f->timing);
+    layout_free(&f->layout);
+    *f = (Forecast){0};
+}
+
+/* What the rank will take, but for the libraries' own. */
+size_t forecast_memory(const Forecast *f, int place) {
+    return memory_plan_total(rank_memory(&f->ranks[place].plan));
+}
+
+/* Over all axes: what a rank with one network card would send. */
+static uint64_t sum_traffic(const ProgramTraffic *t) {
+    return t->pipeline + t->replicas + t->parameters + t->gradients + t->tensor + t->context + t->experts;
+}
+
+uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
+
+/* Seconds where a speed was given, TFLOP else (forecast_unit). */
+double forecast_time(const Forecast *f, double measure) {
+    if (f->speed.hardware) return measure;
+    return measure / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
+}
+
+const char *forecast_unit(const Forecast *f) {
+    return f->speed.hardware || f->speed.tflops > 0 ? "s" : "TFLOP";
+}
+
+double forecast_step(const Forecast *f) {
+    return f->speed.hardware ? f->time.step : forecast_time(f, f->timing.makespan);
+}
+
+/* ---- tables: a row for neighbouring places with the same figures ---- */
+
+enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one of the host's, where it is apart */
+
+/* Writes all COLUMNS figures of a place: rows are compared by their bytes, so none may be left as it was. */
+typedef void Fill(const Forecast *f, int place, double *value);
+
+typedef struct Row {
+    int first, last; /* places */
+    double value[COLUMNS];
+} Row;
+
+/* Blocks and stages that a place runs, and its first stage. Unit 0 is the embedding, the last one norm and
+ * head; blocks lie between them. */
+static int count_blocks(const Forecast *f, int place) {
+    const Partition *p = &f->ranks[place].plan.partition;
+    int n = 0;
+    for (int u = 1; u < p->table->units - 1; u++) n += partition_runs(p, u);
+    return n;
+}
+
+/* Looped and V schedules give a place several, which need not be neighbours. */
+static int count_stages(const Forecast *f, int place) {
+    const Stages *s = &f->layout.stages;
+    int n = 0;
+    for (int i = 0; i < s->count; i++) n += s->rank[i] == place;
+    return n;
+}
+
+/* A place without stages does not exist: every pipeline rank has one at least. */
+static int first_stage(const Forecast *f, int place) {
+    int i = 0;
+    while (i + 1 < f->layout.stages.count && f->layout.stages.rank[i] != place) i++;
+    return i;
+}
+
+/* Places of one stage each that follow each other make a run of units; those of several are told one by one
+ * where units are named. */
+static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_units) {
+    if (memcmp(a->value, b->value, sizeof a->value) != 0) return false;
+    if (!names_units) return true;
+    if (count_stages(f, a->last) != 1 || count_stages(f, b->first) != 1) return false;
+    return count_blocks(f, a->last) == count_blocks(f, b->first);
+}
+
+/* Figures are compared as they are, not as they are printed: places that differ by a byte differ. */
+static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows) {
+    int n = 0;
+    for (int place = 0; place < f->places; place++) {
+        Row row = {.first = place, .last = place};
+        fill(f, place, row.value);
+        if (n > 0 && same_row(f, &rows[n - 1], &row, names_units))
+            rows[n - 1].last = place;
+        else
+            rows[n++] = row;
+    }
+    return n;
+}
+
+/* Ranks of a place follow each other, since pp is the outermost axis, and so do neighbouring places. */
+static void put_ranks(const Forecast *f, const Row *row, Text *out) {
+    char name[32];
+    int first = f->ranks[row->first].first, last = f->ranks[row->last].first + f->ranks[row->last].count - 1;
+    if (first == last)
+        snprintf(name, sizeof name, "%d", first);
+    else
+        snprintf(name, sizeof name, "%d-%d", first, last);
+    text_printf(out, "  %-11s", name);
+}
+
+/* A bare 0 for nothing, so that it stands out among sizes. */
+static void put_bytes(double bytes, Text *out) {
+    char text[32];
+    text_printf(out, " %11s", bytes > 0 ? text_bytes(bytes, text) : "0");
+}
+
+/* "embedding, layers 0-3; layers 28-31, norm and head". Ends the line. */
+static void put_units(const Forecast *f, const Row *row, Text *out) {
+    const Stages *s = &f->layout.stages;
+    int blocks = (int)f->config->model.shape.num_hidden_layers;
+    text_puts(out, "  ");
+    if (row->first < row->last) {
+        split_describe_units(blocks, s->first[first_stage(f, row->first)],
+                             s->first[first_stage(f, row->last) + 1], out);
+        text_printf(out, ", %d each", count_blocks(f, row->first));
+    }
+    const char *semicolon = "";
+    for (int i = 0; row->first == row->last && i < s->count; i++) {
+        if (s->rank[i] != row->first) continue;
+        text_puts(out, semicolon);
+        split_describe_units(blocks, s->first[i], s->first[i + 1], out);
+        semicolon = "; ";
+    }
+    text_puts(out, "\n");
+}
+
+/* ---- memory ---- */
+
+/* Column 5 is all that has no column: workspace, communication, constants, statistics, staging. */
+static void fill_memory(const Forecast *f, int place, double *value) {
+    const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
+    value[0] = (double)(m->parameters + m->copy);
+    value[1] = (double)m->arena[ARENA_GATHERED];
+    value[2] = (double)(m->gradients + m->arena[ARENA_GRADIENTS]);
+    value[3] = (double)m->optimizer;
+    value[4] = (double)m->arena[ARENA_ACTIVATIONS];
+    value[6] = (double)forecast_memory(f, place);
+    value[7] = m->apart ? (double)memory_plan_host(m) : 0;
+    value[8] = 0;
+    value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
+}
+
+/* What the fullest shard of a pipeline place has more than the average one. */
+static double excess(const Partition *p) {
+    double sum = 0, most = 0;
+    for (int i = 0; i < p->shards; i++) {
+        sum += (double)p->load[i];
+        most = fmax(most, (double)p->load[i]);
+    }
+    return sum > 0 ? most * p->shards / sum - 1 : 0;
+}
+
+/* What a reader of the table cannot see: who holds the same, and what is held twice. */
+static void put_shares(const Forecast *f, Text *out) {
+    const Partition *p = &f->ranks[0].plan.partition;
+    double most = 0;
+    for (int i = 0; i < f->places; i++) most = fmax(most, excess(&f->ranks[i].plan.partition));
+    if (p->shards > 1)
+        text_printf(out,
+                    "  parameters and optimizer: a rank holds 1/%d of its units, the fullest %.2g%% more\n",
+                    p->shards, 100 * most);
+    if (p->replicas > 1)
+        text_printf(out, "  %d replicas hold the same; only the first one's ranks hold the copy to save\n",
+                    p->replicas);
+    for (int i = 0; i < f->places; i++)
+        if (f->ranks[i].plan.partition.tied_copy)
+            text_printf(out, "  pipeline rank %d holds a second copy of the tied embedding, for the head\n",
+                        i);
+}
+
+/* Of the fullest rank: a job is as large as that. */
+static void put_limit(const Forecast *f, double limit, Text *out) {
+    char most[32], allowed[32];
+    double bytes = (double)forecast_memory(f, f->fullest);
+    if (limit <= 0) return;
+    text_printf(out, "  of %s a rank: %.1f%% at most, on rank %d%s\n", text_bytes(limit, allowed),
+                100 * bytes / limit, f->ranks[f->fullest].first, bytes > limit ? ": it will not fit" : "");
+    if (bytes > limit) text_printf(out, "  %s more are needed\n", text_bytes(bytes - limit, most));
+}
+
+/* One row where all ranks are alike, as on a mesh without pipelines. */
+void forecast_print_memory(const Forecast *f, double limit, Text *out) {
+    Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    int n = make_rows(f, fill_memory, true, rows);
+    bool apart = rank_memory(&f->ranks[0].plan)->apart;
+    text_printf(out,
+                "memory of a rank\n"
+                "  ranks        parameters    gathered   gradients   optimizer activations       other    "
+                "   total%s  holds\n",
+                apart ? "     on host" : "");
+    for (int i = 0; i < n; i++) {
+        put_ranks(f, &rows[i], out);
+        for (int k = 0; k < MEMORY_COLUMNS + apart; k++) put_bytes(rows[i].value[k], out);
+        put_units(f, &rows[i], out);
+    }
+    free(rows);
+    put_shares(f, out);
+    put_limit(f, limit, out);
+}
+
+/* The plan in full, of one rank; which matrices it has, where they stay whole. */
+void forecast_print_place(const Forecast *f, int place, Text *out) {
+    const RankForecast *r = &f->ranks[place];
+    text_printf(out, "memory of rank %d", r->first);
+    if (r->count > 1) text_printf(out, ", and of those to %d", r->first + r->count - 1);
+    text_puts(out, "\n");
+    memory_plan_print(rank_memory(&r->plan), &r->plan.program, &r->plan.model, &r->plan.groups, out);
+    partition_print_owners(&r->plan.partition, &r->plan.groups, out);
+}
+
+/* ---- work and traffic ---- */
+
+/* By axis, as links will be: bytes over dp_shard may stay inside a machine while those over pp leave it. */
+static void fill_work(const Forecast *f, int place, double *value) {
+    const RankForecast *r = &f->ranks[place];
+    value[0] = r->flops / 1e12;
+    value[1] = (double)r->traffic.pipeline;
+    value[2] = (double)r->traffic.replicas;
+    value[3] = (double)r->traffic.parameters;
+    value[4] = (double)r->traffic.gradients;
+    value[5] = (double)r->traffic.tensor;
+    value[6] = (double)r->traffic.context;
+    value[7] = (double)r->traffic.experts;
+    value[8] = (double)forecast_sent(f, place);
+}
+
+/* What the figures hang on that the table does not show. */
+static void put_why(const Forecast *f, Text *out) {
+    static const char *const sync[] = {"once a step", "once a microbatch",
+                                       "over dp_shard once a microbatch, over dp_replicate once a step"};
+    const Program *p = &f->ranks[0].plan.program;
+    const Mesh *mesh = &f->layout.mesh;
+    if (mesh_size(mesh, MESH_SHARDS | MESH_REPLICAS) > 1)
+        text_printf(out, "  gradients cross %s%s\n", sync[p->sync],
+                    p->exact ? ", in fixed point of 8 bytes" : "");
+    text_puts(out, "  0 on an axis of degree 1:");
+    for (int a = 0; a < AXES; a++)
+        if (axis_is_asked((Axis)a) && mesh_degree(mesh, (Axis)a) == 1)
+            text_printf(out, " %s", axis_name((Axis)a));
+    text_puts(out, "\n");
+    if (mesh->world > 1)
+        text_printf(out,
+                    "  not in the table: the step's record, %d bytes in each of %d rounds over all ranks\n",
+                    (int)STEP_RECORD_BYTES, program_record_rounds(mesh->world));
+    if (mesh_size(mesh, MESH_EXPERTS) > 1)
+        text_printf(
+            out,
+            "  visits of ep: where tokens go evenly; memory has room for %.4g times a rank's own choices "
+            "at a time\n",
+            f->config->train.expert_capacity);
+}
+
+/* FLOPs and bytes of one step; that all ranks of a place do the same makes one row of them. */
+void forecast_print_work(const Forecast *f, Text *out) {
+    char tokens[32];
+    Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
+    const Mesh *mesh = &f->layout.mesh;
+    bool tp = mesh_size(mesh, MESH_TENSOR) > 1, cp = mesh_size(mesh, MESH_CONTEXT) > 1,
+         ep = mesh_size(mesh, MESH_EXPERTS) > 1;
+    int n = make_rows(f, fill_work, false, rows);
+    int64_t each = f->layout.sequences * f->layout.microbatches * f->config->train.context;
+    text_printf(
+        out,
+        "work and bytes sent of a rank in a step, %s tokens\n"
+        "  ranks             TFLOP          pp dp_replicate    dp_shard:   dp_shard:%s%s%s       total\n"
+        "                           boundaries   gradients  parameters   gradients%s%s%s\n",
+        text_count(each, tokens), tp ? "          tp" : "", cp ? "          cp" : "",
+        ep ? "          ep" : "", tp ? "      passes" : "", cp ? "      passes" : "",
+        ep ? "      visits" : "");
+    for (int i = 0; i < n; i++) {
+        put_ranks(f, &rows[i], out);
+        text_printf(out, " %11.4g", rows[i].value[0]);
+        for (int k = 1; k < COLUMNS; k++)
+            if ((k != 5 || tp) && (k != 6 || cp) && (k != 7 || ep)) put_bytes(rows[i].value[k], out);
+        text_puts(out, "\n");
+    }
+    free(rows);
+    put_why(f, out);
+}
+
+/* ---- what other keys would cost ---- */
+
+/* The same rank and layout: nothing but what the specification says otherwise makes the difference. */
+typedef struct Other {
+    double memory;
+    uint64_t sent;
+} Other;
+
+static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const RankSpec *spec, Other *out,
+                            Error *err) {
+    RankPlan p;
+    ErrorCode code = rank_plan_fullest(&p, spec, &f->layout, place, d, err);
+    if (code == OK) {
+        ProgramTraffic t = rank_traffic(&p);
+        *out = (Other){(double)memory_plan_pools(&p.memory), sum_traffic(&t)};
+    }
+    rank_plan_free(&p);
+    return code;
+}
+
+/* The price of exactness, by planning the same rank without it. Nothing is printed where numerics are not
+ * exact. */
+ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
+    const RankForecast *r = &f->ranks[place];
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    Other fast;
+    char memory[32], sent[32], fast_memory[32], fast_sent[32];
+    if (!spec.exact) return OK;
+    spec.exact = false;
+    TRY(plan_other(f, d, place, &spec, &fast, err));
+    double after = (double)memory_plan_pools(&r->plan.memory);
+    uint64_t more = forecast_sent(f, place);
+    text_printf(
+        out, "numerics exact, on rank %d: memory %s instead of %s (%+.1f%%), sent in a step %s instead of %s",
+        r->first, text_bytes(after, memory), text_bytes(fast.memory, fast_memory),
+        100 * (after / fast.memory - 1), text_bytes((double)more, sent),
+        text_bytes((double)fast.sent, fast_sent));
+    if (fast.sent > 0) text_printf(out, " (%+.1f%%)", 100 * ((double)more / (double)fast.sent - 1));
+    text_puts(out, "\n");
+    return OK;
+}
+
+/* Those that are another way on this mesh, each with its price. */
+ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
+                              Error *err) {
+    static const GradientSync all[] = {SYNC_STEP, SYNC_REPLICA, SYNC_MICROBATCH};
+    const RankForecast *r = &f->ranks[place];
+    const Partition *p = &r->plan.partition;
+    RankSpec spec = rank_spec(f->config, &f->layout, d);
+    GradientSync own = r->plan.program.sync;
+    char memory[32], sent[32];
+    if (p->shards * p->replicas == 1) return OK;
+    text_printf(out, "gradient_sync %s%s%s%s, on rank %d: memory %s, sent in a step %s", sync_name(own),
+                why ? " (" : "", why ? why : "", why ? ")" : "", r->first,
+                text_bytes((double)memory_plan_pools(&r->plan.memory), memory),
+                text_bytes((double)forecast_sent(f, place), sent));
+    for (int i = 0; i < 3; i++) {
+        Other other;
+        if (all[i] == own || program_sync(all[i], p->shards, p->replicas, f->layout.microbatches) != all[i])
+            continue;
+        spec.sync = all[i];
+        TRY(plan_other(f, d, place, &spec, &other, err));
+        text_printf(out, "; %s would take %s and send %s", sync_name(all[i]),
+                    text_bytes(other.memory, memory), text_bytes((double)other.sent, sent));
+    }
+    text_puts(out, "\n");
+    return OK;
+}
+
+/* ---- time on hardware ---- */
+
+static void put_seconds(const char *name, double seconds, const char **gap, Text *out) {
+    if (seconds <= 0) return;
+    text_printf(out, "%s%s %.3g s", *gap, name, seconds);
+    *gap = ", ";
+}
+
+static void put_parts(const ForecastTime *t, Text *out) {
+    const char *gap = "  of the busiest rank: ";
+    put_seconds("products", t->products, &gap, out);
+    put_seconds("attention", t->attention, &gap, out);
+    put_seconds("activations in memory", t->memory, &gap, out);
+    put_seconds("tp", t->tensor, &gap, out);
+    put_seconds("cp", t->context, &gap, out);
+    put_seconds("ep", t->experts, &gap, out);
+    put_seconds("waiting in the pipeline", t->waiting, &gap, out);
+    put_seconds("gathers and reductions not hidden", t->exposed, &gap, out);
+    put_seconds("update", t->update, &gap, out);
+    text_puts(out, "\n");
+}
+
+/* MFU by the convention of model_flops_per_token: nothing is credited that is done twice. */
+void forecast_print_time(const Forecast *f, Text *out) {
+    const Hardware *h = f->speed.hardware;
+    const Mesh *mesh = &f->layout.mesh;
+    char whole[32], each[32], all[16];
+    if (!h) return;
+    Dtype compute = f->crossings.compute;
+    double tokens = (double)(layout_samples(&f->layout) * f->config->train.context) / f->time.step;
+    double flops = model_flops_per_token(&f->config->model.shape, f->config->train.context) * tokens;
+    text_puts(out, "prediction on ");
+    hardware_describe(h, compute, out);
+    text_printf(out, "\n  step %.4g s, %s tokens/s, %s of each rank; %.4g TFLOP/s of each rank, MFU %.1f%%\n",
+                f->time.step, text_count((int64_t)tokens, whole),
+                text_count((int64_t)(tokens / mesh->world), each), flops / mesh->world / 1e12,
+                100 * flops / mesh->world / hardware_peak(h, compute));
+    text_printf(out, "  all %s steps of the run: %s\n", text_count(f->config->train.steps, each),
+                clock_duration(config_steps_from(f->config, 0) * f->time.step, all));
+    put_parts(&f->time, out);
+    opcosts_print(&f->ranks[f->time.busiest].ops, out);
+    text_printf(
+        out, "  memory of rank %d: %s of %g GiB; on its host %s more, most of it the copy for checkpoints\n",
+        f->ranks[f->fullest].first, text_bytes((double)forecast_memory(f, f->fullest), whole), h->memory.gib,
+        text_bytes((double)memory_plan_host(rank_memory(&f->ranks[f->fullest].plan)), each));
+    text_puts(out,
+              "  assumed, not measured: these figures; all that crosses over tp and cp counts; no time for "
+              "loading,\n           launching and saving\n");
+}
+
+void forecast_print_context(const Forecast *f, Text *out) {
+    if (f->crossings.contexts == 1) return;
+    text_printf(out, "context parallelism over %d ranks ", f->crossings.contexts);
+    crossings_describe(&f->crossings, out);
+    text_puts(out, "\n");
+}
+
+/* ---- pipelines ---- */
+
+/* What stands for a receive is how long it stood open; a send that takes no time leaves nothing. Neither
+ * would tell a reader anything here, where the windows of collectives follow. */
+static void drop_receives(Timeline *t) {
+    int kept = 0;
+    for (int i = 0; i < t->count; i++)
+        if (t->spans[i].kind != SPAN_RECV) t->spans[kept++] = t->spans[i];
+    t->count = kept;
+}
+
+/* From the simulator's FLOPs to what the drawing counts in. */
+static void scale_spans(Timeline *t, double factor) {
+    for (int i = 0; i < t->count; i++) {
+        t->spans[i].start *= factor;
+        t->spans[i].end *= factor;
+    }
+}
+
+/* What a drawing must say of itself once it stands alone. Cut to `size`, as it is a title: the name of a
+ * schedule is what may be long. */
+static void put_title(const Forecast *f, char *out, size_t size) {
+    const Schedule *s = &f->layout.schedule;
+    char bytes[32], link[48], messages[96] = "messages free";
+    if (f->speed.hardware)
+        snprintf(messages, sizeof messages, "messages of %s on %.40s",
+                 text_bytes((double)message_bytes(f), bytes), f->speed.hardware->name);
+    else if (f->speed.link > 0)
+        snprintf(messages, sizeof messages, "messages of %s at %s",
+                 text_bytes((double)message_bytes(f), bytes), forecast_link(&f->speed, link));
+    snprintf(out, size, "%s: %d pipeline ranks, %d microbatches, %d stages, %s", s->name, s->ranks,
+             s->microbatches, s->stages, messages);
+}
+
+/* The simulation first, in FLOPs; then the collectives of each place's program over it; then all of it in
+ * seconds, where those are known. Nothing fails here: all that it needs was built by forecast_build.
+ * forecast_timeline_free frees it; the title lies in *t itself, so *t must not move. */
+void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
+    const Layout *l = &f->layout;
+    t->bytes = mem_alloc_array((size_t)f->places, sizeof *t->bytes);
+    timeline_from_simulation(&t->timeline, t->title, &l->schedule, &f->timing);
+    drop_receives(&t->timeline);
+    for (int i = 0; i < f->places; i++) {
+        const RankPlan *p = &f->ranks[i].plan;
+        timeline_add_collectives(&t->timeline, &p->program, &l->schedule.orders[i], f->timing.rank[i].cells,
+                                 f->units);
+        t->bytes[i] = (double)rank_memory(p)->arena[ARENA_ACTIVATIONS];
+    }
+    /* Windows were laid over the simulation's own times: both are scaled together. */
+    scale_spans(&t->timeline, forecast_time(f, 1));
+    t->timeline.unit = forecast_unit(f);
+    t->timeline.bytes = t->bytes;
+    put_title(f, t->title, sizeof t->title);
+}
+
+void forecast_timeline_free(ForecastTimeline *t) {
+    timeline_free(&t->timeline);
+    free(t->bytes);
+    t->bytes = NULL;
+}
+
+/* 1 when all places do the same work; a pipeline is as slow as the one that does most. */
+double forecast_balance(const Forecast *f) {
+    double most = 0, all = 0;
+    for (int i = 0; i < f->places; i++) {
+        most = fmax(most, f->ranks[i].flops);
+        all += f->ranks[i].flops;
+    }
+    return most > 0 ? all / (most * f->places) : 1;
+}

@@ -1,0 +1,344 @@
+/* Microbatches are alike: the passes of the first are run, and count as often as there are. Parts are run one
+ * by one, so that a product can be told by its part, and the halves of a backward pass one after the other,
+ * as they do the same either way (layers/layer.h, 2). Tensor memory is an address that nobody looks at. */
+#include "forecast/opcosts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/counting.h"
+#include "program/makers.h"
+
+typedef struct Counter {
+    CountingDevice counting;
+    const Hardware *h;
+    const RankPlan *p;
+    OpCosts *out;
+    UnitTime *unit; /* NULL behind the passes */
+    const char *part;
+    bool head;
+    double times;  /* that what is counted is done */
+    size_t offset; /* in a Cost: where the seconds go */
+    Model model;
+    Pass pass;
+} Counter;
+
+/* ---- a roofline ---- */
+
+static bool is_product(OpId op) {
+    return op == OP_GEMM || op == OP_GEMM_EXPERTS || op == OP_GEMM_EXPERTS_WEIGHT;
+}
+static bool is_attention(OpId op) { return op == OP_ATTENTION_FORWARD || op == OP_ATTENTION_BACKWARD; }
+
+static double rate_of(const Counter *c, const OpWork *w) {
+    if (is_attention(w->op)) return hardware_attention(c->h, c->model.compute);
+    bool block = c->unit && !c->head && w->type == c->model.compute;
+    return block ? hardware_products(c->h, w->type) : hardware_head(c->h, w->type);
+}
+
+static OpCost *row_of(OpCosts *out, const char *name) {
+    int i = 0;
+    while (i < out->count && strcmp(out->rows[i].name, name) != 0) i++;
+    CHECK(i < OP_COSTS);
+    if (i == out->count) {
+        snprintf(out->rows[i].name, sizeof out->rows[i].name, "%s", name);
+        out->count++;
+    }
+    return &out->rows[i];
+}
+
+static void add_to_unit(Counter *c, OpId op, double seconds) {
+    Cost *to = is_product(op)     ? &c->unit->products
+               : is_attention(op) ? &c->unit->attention
+                                  : &c->unit->memory;
+    *(double *)(void *)((char *)to + c->offset) += seconds;
+}
+
+static void hear(void *context, const OpWork *w) {
+    Counter *c = context;
+    double memory = w->bytes / hardware_bandwidth(c->h),
+           compute = w->flops > 0 ? w->flops / rate_of(c, w) : 0, seconds = fmax(memory, compute);
+    OpCost *row = row_of(c->out, is_product(w->op) ? c->part : op_name(w->op));
+    row->calls += c->times;
+    row->flops += c->times * w->flops;
+    row->bytes += c->times * w->bytes;
+    row->seconds += c->times * seconds;
+    if (memory >= compute) row->by_memory += c->times * seconds;
+    c->out->leaves |= w->leaves;
+    if (c->unit)
+        add_to_unit(c, w->op, seconds);
+    else
+        c->out->update += c->times * seconds;
+}
+
+/* ---- passes ---- */
+
+/* Far from anything that is mapped, and from NULL. */
+static void *somewhere(void) { return (void *)((uintptr_t)1 << 40); }
+
+static void begin_half(Counter *c, Half half) {
+    c->offset = half == HALF_INPUT    ? offsetof(Cost, input)
+                : half == HALF_WEIGHT ? offsetof(Cost, weight)
+                                      : offsetof(Cost, forward);
+}
+static const Half FORWARD = (Half)0;
+
+static ActionKind pass_of(Action a) {
+    ActionKind pass = action_pass(a);
+    return pass == ACT_AGAIN ? a.before : pass;
+}
+
+static UnitPass unit_of(const Counter *c, Action a) {
+    ActionKind pass = pass_of(a);
+    return (UnitPass){.pass = &c->pass,
+                      .unit = a.unit,
+                      .together = pass != ACT_FWD && pass_half(pass) == HALF_BOTH,
+                      .slice = a.slice,
+                      .slab = a.unit > 0 ? somewhere() : NULL,
+                      .keep = somewhere(),
+                      .scratch = somewhere(),
+                      .out = somewhere(),
+                      .dx = somewhere()};
+}
+
+static Parts part_alone(Counter *c, int unit, int part) {
+    c->part = unit_part_name(&c->model.config, unit, part);
+    return (Parts){part, part + 1};
+}
+
+static void forward(Counter *c, const UnitPass *u, Parts parts) {
+    begin_half(c, FORWARD);
+    for (int i = parts.first; i < parts.end; i++) unit_forward(u, part_alone(c, u->unit, i));
+}
+
+static void again(Counter *c, const UnitPass *u, Parts parts, Half half) {
+    begin_half(c, half);
+    for (int i = parts.first; i < parts.end; i++) unit_recompute(u, part_alone(c, u->unit, i));
+}
+
+static void backward_half(Counter *c, const UnitPass *u, Half half, int part) {
+    begin_half(c, half);
+    unit_backward(u, half, part_alone(c, u->unit, part));
+}
+
+static void backward(Counter *c, const UnitPass *u, Action a) {
+    Half half = action_half(a);
+    const Program *p = &c->p->program;
+    if ((half & HALF_INPUT) && program_begins_unit(p, a) && !program_cuts(p, a.unit))
+        again(c, u, unit_parts(&c->model.config, a.unit), HALF_INPUT);
+    for (int i = a.parts.end - 1; i >= a.parts.first; i--) {
+        if (half & HALF_INPUT) backward_half(c, u, HALF_INPUT, i);
+        if (half & HALF_WEIGHT) backward_half(c, u, HALF_WEIGHT, i);
+    }
+}
+
+/* Where tokens go evenly to all ranks. */
+static void visit(Counter *c, const UnitPass *u, Action a) {
+    VisitWay way = a.pass == ACT_FWD || a.pass == ACT_AGAIN ? VISIT_FORWARD : VISIT_BACKWARD;
+    int ranks = (int)model_expert_ranks(&c->model.config), spans = model_spans(&c->model);
+    int64_t each = model_choices(&c->model) / spans / ranks;
+    c->part = "experts, of visitors";
+    unit_leave(u, a.parts.first, way);
+    for (int s = 0; s < spans; s++)
+        for (int r = 0; r < ranks; r++) unit_work(u, a.parts.first, way, &(Visitors){r, s, each * r, each});
+    unit_arrive(u, a.parts.first, way);
+}
+
+/* What the rank itself does where ranks exchange something. */
+static void exchange(Counter *c, const UnitPass *u, Action a) {
+    PassKind pass = a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_AGAIN ? PASS_AGAIN : PASS_BACKWARD;
+    begin_half(c, pass == PASS_FORWARD ? FORWARD : pass_of(a) == ACT_BWD_W ? HALF_WEIGHT : HALF_INPUT);
+    if (a.kind == ACT_DISPATCH) {
+        visit(c, u, a);
+        return;
+    }
+    for (int row = a.row; row >= 0; row = program_along(&c->p->program, a, row))
+        if (a.kind == ACT_COLLECTIVE)
+            unit_pack(u, row);
+        else
+            unit_unpack(u, row, pass);
+}
+
+/* Of a microbatch's gradients, what the engine does to them beside the passes. */
+static void end_gradients(Counter *c, Action a) {
+    const Partition *part = &c->p->partition;
+    Device *d = &c->counting.device;
+    PassGradient g;
+    for (int i = 0; c->p->program.exact && i < PASS_GRADIENTS; i++) {
+        if (!program_gradient(&c->p->program, a, i, &g)) continue;
+        size_t n = partition_whole(part, g.unit, g.flat) * (size_t)partition_gradients(part, g.flat);
+        OP(d, OP_FIXED_ADD, fixed_add, (int64_t)n, somewhere(), somewhere(), false, 1, NULL);
+    }
+}
+
+static void run(Counter *c, Action a) {
+    UnitPass u = unit_of(c, a);
+    c->head = a.unit == c->p->program.units - 1;
+    if (a.kind == ACT_FWD)
+        forward(c, &u, a.parts);
+    else if (a.kind == ACT_AGAIN)
+        again(c, &u, a.parts, a.before == ACT_BWD_W ? HALF_WEIGHT : HALF_INPUT);
+    else if (action_is_pass(a.kind))
+        backward(c, &u, a);
+    else
+        exchange(c, &u, a);
+    if (action_is_pass(a.kind)) end_gradients(c, a);
+}
+
+static void run_passes(Counter *c, UnitTime *units) {
+    const Program *p = &c->p->program;
+    c->times = p->microbatches;
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        bool mine = action_is_pass(a.kind) || a.kind == ACT_AGAIN || action_exchanges(a.kind);
+        if (!mine || a.microbatch != 0) continue;
+        c->unit = &units[a.unit];
+        run(c, a);
+    }
+    c->unit = NULL;
+    c->times = 1;
+}
+
+/* ---- behind them ---- */
+
+static void update_parameter(Counter *c, int i) {
+    const ParamGroups *groups = &c->p->groups;
+    const ParamGroup *group = param_group(groups, i);
+    const Param *param = &c->p->model.table.params[i];
+    Device *d = &c->counting.device;
+    int64_t n = partition_piece(&c->p->partition, param).count;
+    if (n == 0 || param->frozen) return;
+    bool copied = c->p->memory.copy > 0 && !flat_of_vectors(param->flat);
+    UpdateRun all = {.count = n,
+                     .param = somewhere(),
+                     .grad = somewhere(),
+                     .state = {somewhere(), somewhere()},
+                     .copy = copied ? somewhere() : NULL,
+                     .store.type = (Dtype)group->settings.states,
+                     .of = param,
+                     .scratch = somewhere()};
+    OP(d, OP_GRAD_STATS, grad_stats, n, all.grad, 2, somewhere(), somewhere());
+    group->optimizer->update(d, &group->settings, somewhere(), &all);
+    if (groups->ema > 0) OP(d, OP_AVERAGE, average, n, somewhere(), all.param, somewhere());
+}
+
+/* What was reduced comes to the sums, or becomes fp32 again. */
+static void end_reduction(Counter *c, Action a) {
+    Device *d = &c->counting.device;
+    for (int f = 0; f < GRADIENT_FLATS; f++) {
+        int64_t n = c->p->partition.share[a.unit][f].count;
+        if (n == 0) continue;
+        if (a.microbatch < 0 && c->p->program.exact)
+            OP(d, OP_FIXED_TO_FLOAT, fixed_to_float, n, somewhere(), somewhere());
+        else if (a.microbatch >= 0 && c->p->program.exact)
+            OP(d, OP_SUM_PARTS, sum_parts_i64, n, 2, NULL, somewhere());
+        else if (a.microbatch >= 0)
+            OP(d, OP_SUM_PARTS, sum_parts, n, 2, NULL, somewhere());
+    }
+}
+
+static void run_rest(Counter *c) {
+    const Program *p = &c->p->program;
+    const Partition *part = &c->p->partition;
+    Device *d = &c->counting.device;
+    c->part = "the optimizer";
+    for (int i = 0; i < p->count; i++) {
+        if (p->actions[i].kind == ACT_REDUCED) end_reduction(c, p->actions[i]);
+        if (p->actions[i].kind == ACT_TIE)
+            OP(d, OP_SUM_PARTS, sum_parts, part->share[0][FLAT_MATRICES].count, 2, NULL, somewhere());
+    }
+    for (int i = 0; i < c->p->model.table.count; i++) update_parameter(c, i);
+}
+
+/* ---- all ---- */
+
+static void point_everywhere(Weights *w, Gradients *g, int units) {
+    for (int u = 0; u < units; u++)
+        for (int f = 0; f < FLATS; f++) {
+            if (u < units - 1) w->units[u].flats[f] = somewhere();
+            g->units[u].flats[f] = somewhere();
+        }
+}
+
+static Pass pass_everywhere(Counter *c, const Weights *w, Gradients g) {
+    const RankPlan *p = c->p;
+    Pass pass = {.model = &c->model,
+                 .device = &c->counting.device,
+                 .weights = w,
+                 .gradients = g,
+                 .batch = {somewhere(), somewhere(), somewhere(), somewhere()},
+                 .losses = somewhere(),
+                 .z_losses = p->spec.z_loss > 0 ? somewhere() : NULL,
+                 .z_loss = (float)p->spec.z_loss,
+                 .routed = p->model.config.num_experts > 0 ? somewhere() : NULL,
+                 .balance = somewhere(),
+                 .further_scale = somewhere(),
+                 .next_ids = program_has_module(&p->program) ? somewhere() : NULL,
+                 .training = true,
+                 .defer_head = p->program.defer_head,
+                 .loss_scale = somewhere()};
+    for (int k = 0; k < program_further_heads(&p->program); k++)
+        pass.further_targets[k] = somewhere(), pass.further_losses[k] = somewhere();
+    return pass;
+}
+
+void opcosts_count(OpCosts *out, const Hardware *h, const RankPlan *p, UnitTime *units) {
+    size_t n = (size_t)p->model.table.units + 1;
+    Counter c = {.h = h, .p = p, .out = out, .model = p->model};
+    Weights w = {&p->model.table, p->model.compute, mem_alloc_array(n, sizeof *w.units)};
+    Gradients g = {&p->model.table, mem_alloc_array(n, sizeof *g.units), p->partition.tied,
+                   partition_rows(&p->partition)};
+    *out = (OpCosts){.count = 0};
+    c.model.cos_sin = somewhere();
+    device_count(&c.counting, model_sequence(&c.model), hear, &c);
+    point_everywhere(&w, &g, (int)n);
+    c.pass = pass_everywhere(&c, &w, g);
+    run_passes(&c, units);
+    run_rest(&c);
+    free(w.units);
+    free(g.units);
+}
+
+/* ---- the table ---- */
+
+static int slower(const void *a, const void *b) {
+    const OpCost *x = a, *y = b;
+    return (x->seconds < y->seconds) - (x->seconds > y->seconds);
+}
+
+static void put(const OpCost *c, double all, Text *out) {
+    char bytes[32], flops[32] = "";
+    if (c->flops > 0) snprintf(flops, sizeof flops, "%.4g", c->flops / 1e12);
+    text_printf(out, "    %-28s %9.0f %11s %11s %10.4g %5.1f%%  %s\n", c->name, c->calls, flops,
+                text_bytes(c->bytes, bytes), c->seconds, 100 * c->seconds / all,
+                c->flops <= 0                    ? "memory"
+                : 2 * c->by_memory >= c->seconds ? "memory, not FLOPs"
+                                                 : "FLOPs");
+}
+
+void opcosts_print(const OpCosts *costs, Text *out) {
+    OpCosts sorted = *costs;
+    OpCost rest = {.name = "all others"};
+    double all = 0;
+    for (int i = 0; i < sorted.count; i++) all += sorted.rows[i].seconds;
+    qsort(sorted.rows, (size_t)sorted.count, sizeof *sorted.rows, slower);
+    text_printf(out, "    %-28s %9s %11s %11s %10s %6s  %s\n", "op, or product of a part", "calls", "TFLOP",
+                "moved", "seconds", "share", "bound by");
+    for (int i = 0; i < sorted.count; i++) {
+        const OpCost *c = &sorted.rows[i];
+        if (c->seconds >= 0.002 * all) {
+            put(c, all, out);
+            continue;
+        }
+        rest.calls += c->calls, rest.flops += c->flops, rest.bytes += c->bytes, rest.seconds += c->seconds;
+        rest.by_memory += c->by_memory;
+    }
+    if (rest.calls > 0) put(&rest, all, out);
+    if (sorted.leaves)
+        text_puts(
+            out,
+            "    products with leaves and of experts count as others do: the kernels that weft has for them "
+            "use no matrix\n    instructions yet (docs/cuda.md)\n");
+}

@@ -1,0 +1,124 @@
+/* Exposed collectives are found by walking the program with two clocks of network beside the rank's own: what
+ * an action starts begins when its axis is free, and a pass that reads it waits for its end. */
+#include "forecast/steptime.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "comm/comm.h"
+
+/* ---- passes ---- */
+
+static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, AxisSet over) {
+    bool tensor = over == MESH_TENSOR, experts = over == MESH_EXPERTS;
+    int ranks = tensor ? s->tensors : experts ? s->experts : s->contexts, stride = tensor ? 1 : s->tensors;
+    Cost bytes = tensor    ? crossings_tensor(s, unit)
+                 : experts ? crossings_experts(s, unit)
+                           : crossings_context(s, unit);
+    double sum = bytes.forward + bytes.input + bytes.weight;
+    if (sum <= 0) return (Cost){0, 0, 0};
+    double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, over));
+    return cost_scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
+}
+
+void steptime_crossings(const Hardware *h, const CrossingSpec *s, UnitTime *units) {
+    int last = (int)s->model->num_hidden_layers + 1;
+    for (int u = 0; u <= last; u++) {
+        units[u].tensor = crossing_time(h, s, u, MESH_TENSOR);
+        units[u].context = crossing_time(h, s, u, MESH_CONTEXT);
+        units[u].experts = crossing_time(h, s, u, MESH_EXPERTS);
+    }
+}
+
+Cost steptime_sum(const UnitTime *t) {
+    return cost_plus(cost_plus(cost_plus(t->products, t->attention), t->memory),
+                     cost_plus(cost_plus(t->tensor, t->context), t->experts));
+}
+
+/* ---- collectives ---- */
+
+typedef enum Network { OVER_SHARDS, OVER_REPLICAS, NETWORKS } Network;
+
+typedef struct Walk {
+    const Hardware *h;
+    const Program *p;
+    const Mesh *mesh;
+    const Cost *units;
+    const Model *model;
+    double now, busy;          /* the rank's own clock; of that, in passes */
+    double free[NETWORKS];     /* when an axis has sent what it was given */
+    double *gathered, *summed; /* [units + 1] when it is there */
+} Walk;
+
+/* Distance of neighbours in a group: what varies faster lies between them. */
+static int stride_of(const Mesh *mesh, Network network) {
+    int tp = mesh_size(mesh, MESH_TENSOR);
+    return network == OVER_SHARDS ? tp : tp * mesh_size(mesh, MESH_SHARDS);
+}
+
+/* Over replicas the stated hardware sums in a ring, in which every rank sends as much; the tree of weft's own
+ * sums is uneven. */
+static double bytes_of(const Walk *w, Action a, Flat flat) {
+    const Partition *part = w->p->partition;
+    if (a.kind != ACT_ALL_REDUCE) return (double)program_flat_bytes(w->p, w->model, a, flat);
+    if (flat >= GRADIENT_FLATS) return 0;
+    double element = w->p->exact ? sizeof(int64_t) : sizeof(float);
+    return 2 * (1 - 1.0 / part->replicas) * (double)part->share[a.unit][flat].count * element;
+}
+
+/* When what is started now will be there. */
+static double start(Walk *w, Action a) {
+    Network network = a.kind == ACT_ALL_REDUCE ? OVER_REPLICAS : OVER_SHARDS;
+    const Partition *part = w->p->partition;
+    int ranks = network == OVER_SHARDS ? part->shards : part->replicas;
+    double bytes = 0;
+    int flats = 0;
+    for (int f = 0; f < FLATS; f++) {
+        double own = bytes_of(w, a, (Flat)f);
+        bytes += own;
+        flats += own > 0;
+    }
+    double begin = fmax(w->now, w->free[network]);
+    if (a.kind == ACT_ALL_REDUCE) begin = fmax(begin, w->summed[a.unit]);
+    w->free[network] = begin + hardware_collective(w->h, ranks, stride_of(w->mesh, network), bytes, flats);
+    return w->free[network];
+}
+
+static double pass_seconds(const Walk *w, Action a) {
+    const Cost *c = &w->units[a.unit];
+    if (a.kind == ACT_FWD) return c->forward;
+    if (a.kind == ACT_BWD) return c->input + c->weight;
+    return a.kind == ACT_BWD_IN ? c->input : c->weight;
+}
+
+static void step(Walk *w, Action a) {
+    if (action_is_pass(a.kind)) {
+        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the whole pass */
+        double seconds = pass_seconds(w, a);
+        bool tied_head = w->p->partition->tied && a.unit == w->p->units - 1;
+        if (tied_head) w->now = fmax(w->now, w->gathered[0]);
+        w->now = fmax(w->now, w->gathered[a.unit]) + seconds;
+        w->busy += seconds;
+    } else if (a.kind == ACT_GATHER) {
+        w->gathered[a.unit] = start(w, a);
+    } else if (a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE) {
+        w->summed[a.unit] = start(w, a);
+    } else if (a.kind == ACT_REDUCED) {
+        w->now = fmax(w->now, w->summed[a.unit]);
+    }
+}
+
+double steptime_exposed(const Hardware *h, const RankPlan *p, const Mesh *mesh, const Cost *units) {
+    size_t n = (size_t)p->program.units + 1;
+    Walk w = {.h = h,
+              .p = &p->program,
+              .mesh = mesh,
+              .units = units,
+              .model = &p->model,
+              .gathered = mem_alloc_array(n, sizeof *w.gathered),
+              .summed = mem_alloc_array(n, sizeof *w.summed)};
+    for (int i = 0; i < p->program.count; i++) step(&w, p->program.actions[i]);
+    free(w.gathered);
+    free(w.summed);
+    return w.now - w.busy;
+}

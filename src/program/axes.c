@@ -1,0 +1,434 @@
+/* The table, and the arithmetic of dealing a dimension out. Nothing here knows which ranks there are: a place
+ * on an axis is enough. */
+#include "program/axes.h"
+
+#include "base/text.h"
+#include "model/families/family.h"
+
+/* ---- the table ---- */
+
+enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
+
+/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind a row. All kinds do
+ * the same on dp_replicate, and on what ep leaves of dp_shard and cp; what it has of either is one column. */
+#define ROW(pp, ep, tp, kv)                                                                        \
+    {                                                                                              \
+        [AXIS_PP] = pp, [AXIS_DP_REPLICATE] = COPY_SUM, [AXIS_DP_SHARD] = CUT_SUM, [AXIS_EP] = ep, \
+        [AXIS_CP] = CUT_SUM, [AXIS_EP_CP] = ep, [AXIS_TP] = tp, [AXIS_KV] = kv                     \
+    }
+static const int table[KINDS][AXES] = {
+    [KIND_WHOLE] = ROW(DOES_CUT, CUT_SUM, COPY_SUM, COPY_SUM),
+    [KIND_ROWS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
+    [KIND_COLUMNS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
+    [KIND_KEYS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_COPY),
+    [KIND_EXPERTS] = ROW(DOES_CUT, DOES_CUT, DOES_CUT, DOES_CUT),
+    [KIND_ROUTER] = ROW(DOES_CUT, CUT_SUM, DOES_COPY, DOES_COPY),
+    [KIND_TIED] = ROW(COPY_SUM, CUT_SUM, DOES_CUT, DOES_CUT),
+};
+#undef ROW
+
+/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
+ * so do learned positions, which go where their unit goes. A router's matrix and its bias, and what makes
+ * latents, see all tokens on each rank, and so do biases that are added to what comes of experts. */
+ParamKind axes_kind(const ModelConfig *c, const Param *p) {
+    static const ParamKind kind[] = {
+        [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
+    bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
+    if (param_is_of_experts(p->row)) return KIND_EXPERTS;
+    if (param_sees_all(p->row)) return KIND_ROUTER;
+    if (param_cut(p->row) == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
+    return tied ? KIND_TIED : kind[param_cut(p->row)];
+}
+
+AxisSet axes_that(ParamKind kind, int does) {
+    AxisSet set = 0;
+    for (int axis = 0; axis < AXES; axis++)
+        if (table[kind][axis] == does) set |= 1u << axis;
+    return set;
+}
+
+AxisSet axes_any(ParamKind kind, int does) {
+    AxisSet set = 0;
+    for (int axis = 0; axis < AXES; axis++)
+        if (table[kind][axis] & does) set |= 1u << axis;
+    return set;
+}
+
+/* ---- dealing out ---- */
+
+/* How a dimension that tp cuts may be cut. */
+typedef struct Rule {
+    Dim dim;
+    const char *name; /* in config.json, of what is counted */
+    bool heads;       /* dealt out in heads, else in single elements */
+    bool copies;      /* fewer than the ranks: several ranks hold one */
+    bool uneven;      /* the last parts may be shorter, though not empty */
+} Rule;
+
+static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
+                             {DIM_HEADS, "num_attention_heads", false, false, false},
+                             {DIM_KEY, "num_key_value_heads", true, true, false},
+                             {DIM_LATENT_UP, "num_attention_heads", true, false, false},
+                             {DIM_VALUES, "num_attention_heads", true, false, false},
+                             {DIM_INTER, "intermediate_size", false, false, false},
+                             {DIM_EXPERT, "moe_intermediate_size", false, false, false},
+                             {DIM_EXPERT_GATE_UP, "moe_intermediate_size", false, false, false},
+                             {DIM_SHARED, "moe_intermediate_size", false, false, false},
+                             {DIM_VOCAB, "vocab_size", false, false, true},
+                             {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
+enum { RULES = sizeof rules / sizeof *rules };
+
+/* Dimensions without a rule are never cut. */
+static const Rule *rule_of(Dim dim) {
+    for (int i = 0; i < RULES; i++)
+        if (rules[i].dim == dim) return &rules[i];
+    return NULL;
+}
+
+static bool learns_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
+
+/* Gates and ups that alternate stay in pairs; of heads that are made of latents, what each has of its own of
+ * keys and values, and of values. */
+static int64_t grain(const ModelConfig *c, const Rule *r) {
+    if (r->dim == DIM_EXPERT_GATE_UP) return 2;
+    if (r->dim == DIM_LATENT_UP) return c->qk_nope_head_dim + c->v_head_dim;
+    if (r->dim == DIM_VALUES) return c->v_head_dim;
+    return r->heads ? c->head_dim : 1;
+}
+static int64_t grains(const ModelConfig *c, const Rule *r) {
+    int64_t all = model_dim(c, r->dim);
+    return all > 0 ? all / grain(c, r) : 0;
+}
+
+static int64_t round_up_quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int axes_copies(const ModelConfig *c, int ranks) {
+    int heads = (int)c->num_key_value_heads;
+    return heads > 0 && ranks % heads == 0 ? ranks / heads : 1;
+}
+
+void axes_lay_copies(const ModelConfig *c, Mesh *mesh) {
+    mesh_lay_copies(mesh, axes_copies(c, mesh_size(mesh, MESH_TENSOR)));
+}
+
+/* Rounded up, which changes nothing where parts are equal; unequal ones are rounded up to leaves, so that
+ * each leaf is one rank's. Copies are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
+ * their queries are those that it serves (head q looks at key q G / H). */
+Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
+    const Rule *r = rule_of(dim);
+    CHECK(r != NULL && s.place >= 0 && s.place < s.ranks && s.leaves % s.ranks == 0);
+    int64_t all = grains(c, r), size = grain(c, r), each = round_up_quotient(all, s.ranks);
+    if (r->uneven) each = round_up_quotient(all, s.leaves) * (s.leaves / s.ranks);
+    int copies = r->copies ? axes_copies(c, s.ranks) : 1;
+    int64_t first = s.place / copies * each, left = all - first;
+    return (Deal){.first = first * size, .count = (left < each ? left : each) * size};
+}
+
+bool axes_deals_evenly(const ModelConfig *c, int ranks, int leaves) {
+    for (int i = 0; i < RULES; i++) {
+        if (!rules[i].uneven || (rules[i].dim == DIM_POSITIONS && !learns_positions(c))) continue;
+        Sharing first = {.ranks = ranks, .place = 0, .leaves = leaves}, last = first;
+        last.place = ranks - 1;
+        if (axes_deal(c, rules[i].dim, first).count != axes_deal(c, rules[i].dim, last).count) return false;
+    }
+    return true;
+}
+
+/* Of each of the matrices that a dimension is of, a band of the whole. */
+static void deal_bands(const ModelConfig *c, Dim dim, Sharing s, Band bands[PARAM_MATRICES]) {
+    Dim outputs[PARAM_MATRICES];
+    int count = param_outputs(c, dim, outputs);
+    int64_t before = 0;
+    for (int k = 0; k < count; k++) {
+        Deal d = axes_deal(c, outputs[k], s);
+        bands[k] = (Band){before + d.first, d.count};
+        before += model_dim(c, outputs[k]);
+    }
+}
+
+/* Matrices of a stack whose rows are whole are one that is as much longer. */
+static Box join_stack(Box b) {
+    if (b.rows[0].count < b.every) return b;
+    b.rows[0] = (Band){b.stack.first * b.every, b.stack.count * b.every};
+    b.stack = (Band){0, 1};
+    return b;
+}
+
+/* A matrix that is stored transposed has its outputs side by side. */
+Box axes_box(const ModelConfig *c, const Param *p, Sharing s, Deal experts) {
+    int64_t outputs = model_dim(c, p->row->rows), inputs = p->cols ? model_dim(c, p->row->cols) : 1,
+            rows = p->transposed ? inputs : outputs, columns = p->transposed ? outputs : inputs;
+    Box b = {
+        .rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns, .stack = {0, 1}, .every = rows};
+    ParamKind kind = axes_kind(c, p);
+    if (p->row->stacked) b.stack.count = c->num_experts;
+    if (p->row->stacked && kind == KIND_EXPERTS) b.stack = (Band){experts.first, experts.count};
+    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return join_stack(b);
+    bool by_inputs = param_cut(p->row) == CUT_COLUMNS;
+    deal_bands(c, by_inputs ? p->row->cols : p->row->rows, s,
+               by_inputs != p->transposed ? b.columns : b.rows);
+    return p->row->stacked ? join_stack(b) : b;
+}
+
+static int64_t all_of(const Band bands[PARAM_MATRICES]) {
+    int64_t sum = 0;
+    for (int i = 0; i < PARAM_MATRICES; i++) sum += bands[i].count;
+    return sum;
+}
+
+int64_t box_rows(const Box *b) { return b->stack.count * all_of(b->rows); }
+int64_t box_columns(const Box *b) { return all_of(b->columns); }
+
+/* The axes on which a parameter is copied to all ranks. */
+static AxisSet copied(const ModelConfig *c, const Param *p) { return axes_any(axes_kind(c, p), DOES_COPY); }
+
+int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
+    return mesh_place(mesh, (AxisSet)(MESH_SETS - 1) & ~copied(c, p), rank);
+}
+
+bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
+    return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
+}
+
+/* That of the first rank, which has most of the vocabulary. */
+static int64_t vocab_room(const ModelConfig *c, Sharing s) {
+    s.place = 0;
+    return axes_deal(c, DIM_VOCAB, s).count;
+}
+
+/* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
+ModelConfig axes_local(const ModelConfig *c, Sharing s) {
+    ModelConfig local = *c;
+    if (s.ranks == 1) return local;
+    local.num_attention_heads = axes_deal(c, DIM_QUERY, s).count / c->head_dim;
+    local.num_key_value_heads = axes_deal(c, DIM_KEY, s).count / c->head_dim;
+    local.intermediate_size = axes_deal(c, DIM_INTER, s).count;
+    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_deal(c, DIM_EXPERT, s).count;
+    local.vocab_size = axes_deal(c, DIM_VOCAB, s).count;
+    if (c->further_module) local.vocab_room = vocab_room(c, s);
+    if (learns_positions(c)) local.max_position_embeddings = axes_deal(c, DIM_POSITIONS, s).count;
+    return local;
+}
+
+/* ---- what fits ---- */
+
+/* No head has several ranks where q, k and v are stored as one, for queries have no copies. */
+static bool may_copy(const ModelConfig *c, const Rule *r) {
+    return r->copies && !model_family(c)->arch.fused_qkv;
+}
+
+/* Uneven parts are rounded up, so that the last rank is the first to go without. Of a head that several ranks
+ * have, what the input of q k v gets is dealt out to them, element by element. */
+static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
+    int64_t all = grains(c, r);
+    if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
+    if (r->dim == DIM_EXPERT && c->moe_intermediate_size == 0) return true;
+    if (model_dim(c, r->dim) == 0) return true;
+    if (r->uneven) return (ranks - 1) * round_up_quotient(all, ranks) < all;
+    return all % ranks == 0 || (may_copy(c, r) && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
+}
+
+/* The first rule that so many ranks break; NULL: none. */
+static const Rule *broken(const ModelConfig *c, int64_t ranks) {
+    for (int i = 0; i < RULES; i++)
+        if (!fits(c, &rules[i], ranks)) return &rules[i];
+    return NULL;
+}
+
+/* "1, 2 or 4": all that fit; there are no more than heads have divisors. */
+static void put_fitting(const ModelConfig *c, Text *out) {
+    int64_t last = 0;
+    for (int64_t n = 1; n <= c->num_attention_heads; n++)
+        if (!broken(c, n)) last = n;
+    for (int64_t n = 1; n <= last; n++)
+        if (!broken(c, n)) text_printf(out, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
+}
+
+static const char *uncut(const ModelConfig *c) { return model_is_recurrent(c) ? "has recurrences" : NULL; }
+
+/* Behind the name of what does not fit; nothing where it simply does not divide. */
+static void put_reason(const ModelConfig *c, const Rule *r, int64_t ranks, Text *out) {
+    int64_t all = grains(c, r);
+    if (r->uneven) text_puts(out, ", for a rank would have none of them");
+    if (may_copy(c, r) && ranks % all == 0)
+        text_printf(out, ", for %lld ranks would share a head, whose head_dim %lld they do not divide",
+                    (long long)(ranks / all), (long long)c->head_dim);
+}
+
+ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
+    const Rule *r = broken(c, ranks);
+    const char *why = uncut(c);
+    if (ranks > 1 && why)
+        return error_set(err, ERR_CONFIG, "mesh.tp %d: the family %s %s, which weft does not cut yet: use 1",
+                         ranks, model_family(c)->model_type, why);
+    Text fitting = {0}, reason = {0};
+    if (!r) return OK;
+    put_fitting(c, &fitting);
+    put_reason(c, r, ranks, &reason);
+    error_set(err, ERR_CONFIG, "mesh.tp %d does not fit %s %lld%s: %s would", ranks, r->name,
+              (long long)grains(c, r), reason.length ? reason.data : "", fitting.data);
+    text_free(&fitting);
+    text_free(&reason);
+    return ERR_CONFIG;
+}
+
+/* ---- experts ---- */
+
+ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
+    Text that = {0};
+    int64_t last = 1;
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX)) return OK;
+    if (c->num_experts == 0)
+        return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
+                         ranks, model_family(c)->model_type);
+    while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
+    for (int64_t n = 1; n <= last; n *= 2)
+        text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
+    error_set(err, ERR_CONFIG, "mesh.ep %d does not deal num_experts %lld out: %s would", ranks,
+              (long long)c->num_experts, that.data);
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+/* ---- leaves ---- */
+
+/* Whether ranks that share `leaves` in equal runs have blocks of the canonical tree (base/tree.h). One rank
+ * has all of it. */
+static bool agrees(int ranks, int leaves) {
+    int each = leaves / ranks;
+    return ranks == 1 || (leaves % ranks == 0 && (each & (each - 1)) == 0);
+}
+
+/* "1, 2 or 4": the numbers up to `most` that will do. */
+static void put_numbers(int most, bool (*will_do)(int n, int of), int of, Text *out) {
+    int last = 1;
+    for (int n = 1; n <= most; n++)
+        if (will_do(n, of)) last = n;
+    for (int n = 1; n <= last; n++)
+        if (will_do(n, of)) text_printf(out, "%s%d", n == 1 ? "" : n == last ? " or " : ", ", n);
+}
+
+static ErrorCode refuse_degree(int ranks, int leaves, Error *err) {
+    Text that = {0};
+    put_numbers(leaves, agrees, leaves, &that);
+    error_set(
+        err, ERR_CONFIG,
+        "mesh.tp %d cannot have the bits of numerics.canonical_tp %d, the degree that a run begins with "
+        "unless another is asked for: %s would",
+        ranks, leaves, that.data);
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t tokens, Error *err) {
+    if (leaves > LEAVES_MAX)
+        return error_set(err, ERR_CONFIG, "numerics.canonical_tp is %d: at most %d", leaves, LEAVES_MAX);
+    if (!agrees(ranks, leaves)) return refuse_degree(ranks, leaves, err);
+    ErrorCode code = axes_check(c, leaves, err);
+    if (code != OK)
+        return leaves == ranks
+                   ? code
+                   : error_context(err, "numerics.canonical_tp %d cuts sums as that degree does", leaves);
+    if (tokens % leaves != 0)
+        return error_set(err, ERR_CONFIG,
+                         "%s %d does not divide the %lld tokens of a microbatch: change train.microbatch or "
+                         "train.context",
+                         leaves == ranks ? "mesh.tp" : "numerics.canonical_tp", leaves, (long long)tokens);
+    return OK;
+}
+
+/* ---- tokens shared out ---- */
+
+static bool divides(int n, int of) { return of % n == 0; }
+
+static ErrorCode refuse_contexts(int ranks, const char *by, const char *what, int of, bool keys, Error *err) {
+    Text that = {0};
+    put_numbers(of, divides, of, &that);
+    error_set(err, ERR_CONFIG, "mesh.cp %d%s does not divide %s %d: %s would%s", ranks, by, what, of,
+              that.data, keys ? ", or parallel.context: keys" : "");
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+bool axes_deals_heads(const ModelConfig *c, Sharing s, int ranks) {
+    int64_t heads = c->num_key_value_heads / s.ranks;
+    return heads > 0 && heads % ranks == 0;
+}
+
+bool axes_deals_spans(int ranks, int spans) {
+    return ranks == 1 || spans == 0 || (spans % (2 * ranks) == 0 && agrees(ranks, spans));
+}
+
+static bool deals_spans(int n, int of) { return axes_deals_spans(n, of); }
+
+static ErrorCode refuse_spans(int ranks, int spans, bool heads, Error *err) {
+    Text that = {0};
+    put_numbers(spans, deals_spans, spans, &that);
+    error_set(
+        err, ERR_CONFIG,
+        "mesh.cp %d by keys cannot have the bits of numerics.canonical_cp %d, of which a rank takes 2, 4, 8, "
+        "...: mesh.cp %s would%s",
+        ranks, spans, that.data, heads && spans % ranks == 0 ? ", or parallel.context: heads" : "");
+    text_free(&that);
+    return ERR_CONFIG;
+}
+
+bool axes_deals_keys(const ModelConfig *c, Sharing s) {
+    return s.leaves <= c->num_key_value_heads || s.leaves == s.ranks;
+}
+
+static ErrorCode refuse_keys(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+    return error_set(
+        err, ERR_CONFIG,
+        "mesh.cp %d by keys: numerics.canonical_tp %d, more than num_key_value_heads %lld, needs "
+        "as many ranks along tp beside it, and there are %d: set mesh.tp to %d%s",
+        ranks, s.leaves, (long long)c->num_key_value_heads, s.ranks, s.leaves,
+        axes_deals_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
+}
+
+/* As many spans as ranks are what nobody has asked for; by keys there would be twice as many. */
+static ErrorCode refuse_heads(const ModelConfig *c, Sharing s, Contexts contexts, Error *err) {
+    int heads = (int)(c->num_key_value_heads / s.ranks);
+    bool keys = axes_deals_keys(c, s) &&
+                (contexts.spans == contexts.ranks || axes_deals_spans(contexts.ranks, contexts.spans));
+    return refuse_contexts(contexts.ranks, " by heads",
+                           s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
+                                       : "num_key_value_heads",
+                           heads > 0 ? heads : 1, keys, err);
+}
+
+/* Sums of gradients in fixed point have no order: any number of ranks that divides the spans will do. */
+static ErrorCode check_spans(Contexts contexts, bool heads, Error *err) {
+    int ranks = contexts.ranks, spans = contexts.spans;
+    if (contexts.keys && !axes_deals_spans(ranks, spans)) return refuse_spans(ranks, spans, heads, err);
+    if (spans > 0 && spans % ranks != 0)
+        return refuse_contexts(ranks, "", "numerics.canonical_cp", spans, false, err);
+    return OK;
+}
+
+bool axes_shares_tokens(const ModelConfig *c) { return !model_is_recurrent(c); }
+
+ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens,
+                              Error *err) {
+    int ranks = contexts.ranks, spans = contexts.spans, stretches = contexts.keys ? 2 * ranks : ranks,
+        pieces = (spans > stretches ? spans : stretches) * s.leaves;
+    if (!axes_shares_tokens(c) && (ranks > 1 || spans > 1))
+        return error_set(
+            err, ERR_CONFIG,
+            "%s %d: the family %s has recurrences, which go through a sequence on one rank: use 1",
+            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
+            model_family(c)->model_type);
+    if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
+        return refuse_heads(c, s, contexts, err);
+    if (contexts.keys && !axes_deals_keys(c, s)) return refuse_keys(c, s, ranks, err);
+    TRY(check_spans(contexts, axes_deals_heads(c, s, ranks), err));
+    if (tokens % pieces == 0) return OK;
+    return error_set(
+        err, ERR_CONFIG,
+        "%s %d%s does not divide the %lld tokens of a microbatch%s%s: change train.microbatch or "
+        "train.context, to a multiple of %d",
+        spans > stretches ? "numerics.canonical_cp" : "mesh.cp", spans > stretches ? spans : ranks,
+        spans <= stretches && contexts.keys ? " by keys" : "", (long long)tokens,
+        spans <= stretches && contexts.keys ? " into two parts a rank" : "",
+        s.leaves > 1 ? ", each equal for tp" : "", pieces);
+}

@@ -1,0 +1,384 @@
+/* What a rank holds, in three steps: its stages' units, the boxes that tp leaves of their parameters
+ * (axes.c), the shares of the flats that these make up (cuts.c).
+ *
+ *     model --stages--> units --tp--> boxes, side by side in flats --dp_shard, cp--> shares --> owned arrays
+ *
+ *     flat of a unit     | box of p | box of q      | box of r |
+ *     shares             |    shard 0     |   shard 1      | shard 2 |
+ *     pieces of shard 1                    q, from its middle    r, its head
+ *
+ * All ranks of a pipeline place cut and assign alike, each for itself: what they look at (the table, the
+ * groups, the sizes so far) is the same for all, so nothing is exchanged, and any rank of any mesh can be
+ * planned on any machine. Owned arrays begin at whole cache lines for every share. */
+#include "program/partition.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program/cuts.h"
+#include "program/makers.h"
+
+enum { ALIGN = 16 }; /* elements: one cache line of fp32 */
+
+void stages_single(Stages *s, int units) {
+    *s = (Stages){
+        .count = 1, .first = mem_alloc_array(2, sizeof(int)), .rank = mem_alloc_array(1, sizeof(int))};
+    s->first[1] = units;
+}
+
+static void stages_copy(Stages *to, const Stages *from) {
+    size_t n = (size_t)from->count;
+    *to = (Stages){.count = from->count,
+                   .first = mem_alloc_array(n + 1, sizeof(int)),
+                   .rank = mem_alloc_array(n, sizeof(int))};
+    memcpy(to->first, from->first, (n + 1) * sizeof(int));
+    memcpy(to->rank, from->rank, n * sizeof(int));
+}
+
+void stages_free(Stages *s) {
+    free(s->first);
+    free(s->rank);
+    *s = (Stages){0};
+}
+
+/* The number of units stands for the tied head's gradient: the last stage's, as the head is. */
+int stages_of_unit(const Stages *s, int unit) {
+    int stage = 0;
+    while (stage + 1 < s->count && s->first[stage + 1] <= unit) stage++;
+    return stage;
+}
+
+/* ---- shares ---- */
+
+/* The matrices of a flat that must stay whole; returns how many. In the order of the table, which is that of
+ * places: ascending, as cut_evenly wants them. */
+static int find_stretches(const PartitionSpec *spec, int unit, Flat flat,
+                          Stretch *out /* [parameters of the unit] */) {
+    const ParamTable *t = spec->table;
+    int count = 0;
+    for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
+        const Param *p = &t->params[i];
+        if (p->flat == flat && !p->away && param_stays_whole(spec->groups, i, p))
+            out[count++] = (Stretch){(int64_t)p->place, (int64_t)p->place + p->room};
+    }
+    return count;
+}
+
+/* Which shard of a flat a place among MESH_SHARDS has: of experts, ranks of different ep have the same one,
+ * of other experts. */
+static int shard_at(const Partition *p, const Share *s, int place) {
+    return mesh_place(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, place));
+}
+
+/* Elements so far of those that have each shard, all together: the same on all of them. */
+static void assign_shares(const Partition *p, Share *s) {
+    int64_t *load = mem_alloc_array((size_t)s->shards, sizeof *load);
+    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->dealt[i];
+    cut_assign(s->parts, s->shards, load);
+    free(load);
+}
+
+/* Whether all ranks of tp have equally much of a unit: of a vocabulary they may not, unless there is room.
+ * The boxes of a matrix must come to be on one shard whatever they have; so must a matrix of a module that
+ * all have, behind the head in its flat. */
+static bool is_alike(const Partition *p, int unit) {
+    bool block = unit > 0 && unit < p->table->units - 1;
+    return block || p->whole->further_module || axes_deals_evenly(p->whole, p->tensors, p->leaves);
+}
+
+/* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:
+ * nobody's memory depends on the order of units. Others are unequal, and are given out by what each shard has
+ * so far. */
+static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, Share *s) {
+    const int *first = spec->table->unit_first;
+    Stretch *stretches = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *stretches);
+    int count = find_stretches(spec, unit, flat, stretches);
+    s->axes = flat_of_experts(flat) ? MESH_EXPERT_SHARDS : MESH_SHARDS;
+    s->shards = mesh_size(&p->mesh, s->axes), s->shard = mesh_place(&p->mesh, s->axes, p->rank);
+    s->whole = (int64_t)spec->table->flats[unit][flat];
+    s->parts = mem_alloc_array((size_t)s->shards, sizeof *s->parts);
+    cut_evenly(s->whole, stretches, count, s->shards, s->parts);
+    free(stretches);
+    if (count > 0) assign_shares(p, s);
+    for (int i = 0; i < p->shards; i++) {
+        int64_t n = s->parts[shard_at(p, s, i)].count;
+        p->load[i] += n, p->dealt[i] += is_alike(p, unit) ? n : 0;
+    }
+    s->first = s->parts[s->shard].first, s->count = s->parts[s->shard].count;
+}
+
+/* Where the shares of vectors, of matrices, or of both lie in the owned arrays. */
+static void place_shares(Partition *p, bool vectors, bool matrices) {
+    for (int u = 0; u < p->table->units; u++)
+        for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
+            Share *s = &p->share[u][f];
+            if (!(flat_of_vectors((Flat)f) ? vectors : matrices)) continue;
+            s->start = p->owned;
+            p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
+        }
+}
+
+/* Units in ascending order, since each is given out by what went before. A tied copy comes first, as the
+ * embedding does beside the first stage: both are given out by loads of zero, and so alike, though the two
+ * ranks hold different units. The tied head's gradient is cut as the embedding, which is held wherever the
+ * head runs. */
+static void make_shares(Partition *p, const PartitionSpec *spec) {
+    int units = p->table->units;
+    p->share = mem_alloc_array((size_t)units + 1, sizeof *p->share);
+    p->load = mem_alloc_array((size_t)p->shards, sizeof *p->load);
+    p->dealt = mem_alloc_array((size_t)p->shards, sizeof *p->dealt);
+    for (int u = 0; u < units; u++)
+        for (int f = 0; f < FLATS && partition_holds(p, u); f++)
+            cut_flat(p, spec, u, (Flat)f, &p->share[u][f]);
+    if (spec->inference) {
+        place_shares(p, true, false);
+        p->vectors = p->owned;
+    }
+    place_shares(p, !spec->inference, true);
+    if (partition_makes_gradient(p, units)) memcpy(p->share[units], p->share[0], sizeof p->share[0]);
+}
+
+Sharing partition_sharing(const Mesh *mesh, int rank, int leaves) {
+    int ranks = mesh_size(mesh, MESH_TENSOR);
+    return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks,
+                     mesh_size(mesh, MESH_KEY_COPIES)};
+}
+
+Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys) {
+    return (Contexts){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), spans, keys};
+}
+
+/* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
+ * boxes'. */
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
+                          Error *err) {
+    Sharing s = partition_sharing(mesh, rank, leaves);
+    int experts = mesh_size(mesh, MESH_EXPERTS);
+    TRY(axes_check(whole, s.ranks, err));
+    TRY(axes_check_experts(whole, experts, err));
+    *own = axes_local(whole, s);
+    if (experts > 1) own->expert_ranks = experts, own->expert_place = mesh_place(mesh, MESH_EXPERTS, rank);
+    return OK;
+}
+
+void partition_build(Partition *p, const PartitionSpec *spec) {
+    const Mesh *mesh = spec->mesh;
+    int rank = spec->rank;
+    *p = (Partition){.table = spec->table,
+                     .whole = spec->model,
+                     .mesh = *mesh,
+                     .rank = rank,
+                     .tied = model_embeds_last(spec->model)};
+    p->pipe = mesh_place(mesh, MESH_PIPELINE, rank);
+    stages_copy(&p->stages, spec->stages);
+    p->place = mem_alloc_array((size_t)p->table->units + 1, sizeof *p->place);
+    for (int u = 0; u <= p->table->units; u++) p->place[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
+    p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
+    p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
+    Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
+    p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
+    p->copies = sharing.copies, p->copy = mesh_place(mesh, MESH_KEY_COPIES, rank);
+    CHECK(p->copies == axes_copies(spec->model, p->tensors));
+    p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_place(mesh, MESH_EXPERTS, rank);
+    p->contexts = partition_contexts(mesh, rank, spec->spans, spec->keys);
+    p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
+    make_shares(p, spec);
+    makers_deal(p, spec->groups);
+}
+
+void partition_free(Partition *p) {
+    stages_free(&p->stages);
+    free(p->place);
+    for (int u = 0; p->share && u < p->table->units; u++)
+        for (int f = 0; f < FLATS; f++) free(p->share[u][f].parts);
+    free(p->share);
+    free(p->load);
+    free(p->dealt);
+    free(p->makers);
+    *p = (Partition){0};
+}
+
+int partition_pipeline_rank(const Partition *p, int unit) { return p->place[unit]; }
+
+bool partition_runs(const Partition *p, int unit) { return partition_pipeline_rank(p, unit) == p->pipe; }
+
+bool partition_holds(const Partition *p, int unit) {
+    return partition_runs(p, unit) || (unit == 0 && p->tied_copy);
+}
+
+/* The tied head's gradient is made where the head is; beside an embedding on another rank it is what TIE
+ * exchanges. */
+bool partition_makes_gradient(const Partition *p, int unit) {
+    return partition_runs(p, unit) && (unit < p->table->units || p->tied);
+}
+
+bool partition_counts_batches(const Partition *p) {
+    return mesh_place(&p->mesh, (AxisSet)(MESH_SETS - 1) & ~(AxisSet)MESH_DATA, p->rank) == 0;
+}
+
+int partition_peer(const Partition *p, int unit) {
+    return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));
+}
+
+int partition_rows(const Partition *p) { return p->leaves / p->tensors; }
+
+int partition_spans(const Partition *p) {
+    return p->contexts.spans > 0 ? p->contexts.spans / p->contexts.ranks : 1;
+}
+
+bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
+
+int partition_gradients(const Partition *p, Flat flat) {
+    return partition_spans(p) * (flat_of_experts(flat) ? p->experts : 1);
+}
+
+int partition_param_rows(const Partition *p, const Param *param) {
+    return axes_any(axes_kind(p->whole, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;
+}
+
+/* ---- pieces ---- */
+
+Deal partition_experts(const Partition *p) {
+    int64_t each = p->whole->num_experts / p->experts;
+    return (Deal){p->expert * each, each};
+}
+
+/* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
+Piece partition_piece(const Partition *p, const Param *param) {
+    const Share *s = &p->share[param->unit][param->flat];
+    if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
+    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies},
+                       partition_experts(p));
+    CHECK(box_rows(&box) * box_columns(&box) == param->count);
+    int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
+    int64_t first = begin > low ? begin : low, last = end < high ? end : high;
+    if (first >= last) return (Piece){.box = box};
+    return (Piece){
+        .box = box, .first = first - begin, .count = last - first, .at = s->start + (size_t)(first - low)};
+}
+
+/* What is copied is counted by the first that has it, and what is tied by the stage that it is part of; over
+ * all ranks this makes every element once, whatever the mesh (tests/program/test_axes.c). */
+bool partition_counts(const Partition *p, const Param *param) {
+    return partition_runs(p, param->unit) && axes_first(p->whole, param, &p->mesh, p->rank);
+}
+
+bool partition_has_copies(const Partition *p) {
+    int last = p->table->units - 1;
+    return p->replicas * p->tensors > 1 ||
+           (p->tied && partition_pipeline_rank(p, 0) != partition_pipeline_rank(p, last));
+}
+
+int64_t partition_counted(const Partition *p) {
+    int64_t sum = 0;
+    for (int i = 0; i < p->table->count; i++)
+        if (partition_counts(p, &p->table->params[i])) sum += partition_piece(p, &p->table->params[i]).count;
+    return sum;
+}
+
+/* The i-th of the rows, or columns, of a box as the matrix numbers them, and how many of its band are left
+ * from there on. */
+static Band band_from(const Band *b, int64_t i) {
+    for (; i >= b->count; b++) i -= b->count;
+    return (Band){b->first + i, b->count - i};
+}
+
+/* Row by row where the box is narrower than its matrix, band by band of its columns; where it is not, rows of
+ * a band follow each other in both, and one run is enough. */
+PieceRun piece_run(const Piece *piece, int64_t at) {
+    const Box *b = &piece->box;
+    int64_t place = piece->first + at, left = piece->count - at, columns = box_columns(b),
+            each = box_rows(b) / b->stack.count, i = place / columns;
+    Band row = band_from(b->rows, i % each), column = band_from(b->columns, place % columns);
+    row.first += (b->stack.first + i / each) * b->every;
+    int64_t next = columns == b->stride ? row.count * columns - place % columns : column.count;
+    return (PieceRun){row.first * b->stride + column.first, next < left ? next : left};
+}
+
+int64_t piece_runs(const Piece *piece) {
+    int64_t runs = 0;
+    for (int64_t at = 0; at < piece->count; runs++) at += piece_run(piece, at).count;
+    return runs;
+}
+
+size_t partition_whole(const Partition *p, int unit, Flat flat) { return (size_t)p->share[unit][flat].whole; }
+
+/* ---- owners ---- */
+
+/* Of a matrix that stays whole, where its first element is the rest is too. */
+int partition_owner(const Partition *p, const Param *param) {
+    const Share *s = &p->share[param->unit][param->flat];
+    for (int i = 0; i < s->shards; i++)
+        if (s->parts[i].first + s->parts[i].count > (int64_t)param->place &&
+            s->parts[i].first <= (int64_t)param->place)
+            return i;
+    return -1;
+}
+
+/* Ranks of one pipeline place differ in their shares only, and equal ones say the same of all. */
+int partition_fullest(const Partition *p) {
+    int fullest = 0;
+    for (int i = 1; i < p->shards; i++)
+        if (p->load[i] > p->load[fullest]) fullest = i;
+    return mesh_member(&p->mesh, MESH_SHARDS, p->rank, fullest);
+}
+
+/* The parameter's name, of one of a block what follows the block's number, up to the last ".weight". */
+static void put_short_name(const Param *param, Text *out) {
+    char number[16];
+    const char *name = param->name, *end = strstr(name, ".weight");
+    snprintf(number, sizeof number, ".%d.", param->layer);
+    const char *block = param->layer >= 0 ? strstr(name, number) : NULL;
+    if (block) name = block + strlen(number);
+    text_printf(out, "%.*s", end ? (int)(end - name) : (int)strlen(name), name);
+}
+
+/* "self_attn.q_proj 0, mlp.up_proj 2" */
+static void put_owners(const Partition *p, const ParamGroups *g, int unit, Text *out) {
+    const ParamTable *t = p->table;
+    const char *gap = "";
+    for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
+        const Param *param = &t->params[i];
+        if (param->away || !param_stays_whole(g, i, param)) continue;
+        int maker = p->makers ? p->makers[i] : -1;
+        if (p->shards == 1 && maker < 0) continue;
+        text_puts(out, gap);
+        put_short_name(param, out);
+        if (p->shards > 1) text_printf(out, " %d", partition_owner(p, param));
+        if (maker >= 0) text_printf(out, "%s%d", p->shards > 1 ? "." : " ", maker);
+        gap = ", ";
+    }
+}
+
+static void put_line(int first, int last, const Text *owners, Text *out) {
+    if (owners->length == 0) return;
+    char units[32];
+    snprintf(units, sizeof units, first == last ? "unit %d" : "units %d-%d", first, last);
+    text_printf(out, "  %-14s %s\n", units, owners->data);
+}
+
+/* Blocks that are given out in the same way, as all are where shares come out equal, share a line. */
+void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out) {
+    Text line = {0}, next = {0};
+    int first = 0;
+    if ((p->shards == 1 && !p->makers) || !param_groups_keep_whole(g)) return;
+    text_puts(out, "whole matrices, each");
+    if (p->shards > 1) text_printf(out, " on one of %d shards", p->shards);
+    if (p->makers)
+        text_printf(out, "%s put together for its update on one of %d ranks of tp%s",
+                    p->shards > 1 ? "," : "", p->tensors, p->shards > 1 ? " (shard.rank)" : "");
+    text_puts(out, "\n");
+    for (int u = 0; u <= p->table->units; u++) {
+        text_clear(&next);
+        if (u < p->table->units && partition_holds(p, u)) put_owners(p, g, u, &next);
+        if (u > 0 && next.length == line.length && (!next.length || strcmp(next.data, line.data) == 0))
+            continue;
+        put_line(first, u - 1, &line, out);
+        text_clear(&line);
+        if (next.length) text_puts(&line, next.data);
+        first = u;
+    }
+    text_free(&line);
+    text_free(&next);
+}

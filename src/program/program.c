@@ -1,0 +1,465 @@
+/* What can be said of any program: what its actions are, what it sends, and how it reads. Making one is
+ * lower.c's, checking one check.c's. */
+#include "program/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/comm.h"
+#include "program/makers.h"
+
+void program_free(Program *p) {
+    free(p->actions);
+    *p = (Program){0};
+}
+
+bool action_is_pass(ActionKind kind) {
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
+}
+
+bool action_exchanges(ActionKind kind) {
+    return kind == ACT_COLLECTIVE || kind == ACT_WAIT || kind == ACT_DISPATCH;
+}
+
+ActionKind action_pass(Action a) { return action_exchanges(a.kind) ? a.pass : a.kind; }
+
+Half pass_half(ActionKind pass) {
+    return pass == ACT_BWD_IN ? HALF_INPUT : pass == ACT_BWD_W ? HALF_WEIGHT : HALF_BOTH;
+}
+
+Half action_half(Action a) { return a.kind == ACT_BWD && a.half ? a.half : pass_half(a.kind); }
+
+/* Backward passes take the parts in reverse: their first action has the last part. A weight half that comes
+ * late is neither the first nor the last. */
+bool program_begins_unit(const Program *p, Action a) {
+    Parts all = unit_parts(p->model, a.unit);
+    if (a.kind == ACT_BWD && a.half == HALF_WEIGHT) return false;
+    return a.kind == ACT_FWD ? a.parts.first == all.first : a.parts.end == all.end;
+}
+
+bool program_ends_unit(const Program *p, Action a) {
+    Parts all = unit_parts(p->model, a.unit);
+    bool rest = a.slice > 0 && a.slice < 2 * p->chunks; /* of the chunks */
+    return a.kind == ACT_FWD ? a.parts.end == all.end && !rest : a.parts.first == all.first;
+}
+
+bool program_cuts(const Program *p, int unit) {
+    Parts all = unit_parts(p->model, unit);
+    for (int part = all.first + 1; part <= all.end; part++)
+        if (p->crosses(p->partition, unit, part)) return true;
+    return false;
+}
+
+int program_chunk(const Program *p, const Model *m, Action a) {
+    return (a.slice - 1) / 2 / (p->chunks / model_chunks(m));
+}
+
+bool program_adds_leaves(const Program *p, int unit) {
+    if (unit >= p->units || partition_whole(p->partition, unit, FLAT_VECTORS) == 0) return false;
+    return p->partition->tensors > 1 || (p->partition->leaves > 1 && !p->exact);
+}
+
+bool program_reads_adapters(const Program *p, Action a) {
+    return a.kind == ACT_BWD_W && p->model->adapter_rank > 0 && a.unit > 0 && a.unit < p->units - 1;
+}
+
+/* In fast numerics a reduction of a microbatch moves what its leaves come to. */
+bool program_adds_leaves_once(const Program *p) { return p->sync == SYNC_STEP; }
+
+/* ---- what ranks exchange ---- */
+
+bool program_crosses(const Partition *p, int unit, int part) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    if (p->tensors * p->contexts.ranks * p->experts == 1) return false;
+    int count = unit_collectives(p->whole, unit, rows);
+    for (int i = 0; i < count; i++) {
+        uint32_t ops = collective_ops(&rows[i]);
+        bool ends = rows[i].row->kind == COLL_DISPATCH && part == 32 - __builtin_clz(ops);
+        if ((ends || collective_place(&rows[i]) == part) && mesh_size(&p->mesh, rows[i].row->over) > 1 &&
+            collective_applies(p->whole, p->contexts, rows[i].row))
+            return true;
+    }
+    return false;
+}
+
+static bool is_there(const Program *p, int unit, const UnitCollective *c) {
+    const Collective *row = c->row;
+    int first = __builtin_ctz(collective_ops(c));
+    if (mesh_size(&p->partition->mesh, row->over) == 1) return false;
+    if (!collective_applies(p->model, p->partition->contexts, row)) return false;
+    return p->training ||
+           (row->passes & IN_FORWARD && !row->trains && !unit_part_trains(p->model, unit, first));
+}
+
+/* Of an op that is dispatched, only what its last one brings back is made again here. */
+static bool is_recomputed(const Anatomy *n, uint32_t ops) {
+    if (ops & n->dispatched) ops = (ops & ~n->dispatched) | 1u << (31 - __builtin_clz(n->dispatched));
+    return ops & n->again;
+}
+
+static void set_uses(Anatomy *n, int i) {
+    const Collective *row = n->rows[i].row;
+    uint32_t ops = collective_ops(&n->rows[i]), by = row->behind ? 1u << (31 - __builtin_clz(ops)) : ops;
+    bool again = row->passes & IN_RECOMPUTE && is_recomputed(n, by), dgrad = row->passes & IN_DGRAD && !again,
+         wgrad = row->passes & IN_WGRAD;
+    n->uses[ACT_FWD][i] = row->passes & IN_FORWARD ? ops : 0;
+    n->uses[ACT_AGAIN][i] = again ? ops : 0;
+    n->uses[ACT_BWD][i] = dgrad || wgrad ? ops : 0;
+    n->uses[ACT_BWD_IN][i] = dgrad ? ops : wgrad ? ops & n->dispatched : 0;
+    n->uses[ACT_BWD_W][i] = wgrad ? ops & ~n->dispatched : 0;
+}
+
+static void set_parts(Anatomy *n, const Program *p, int unit) {
+    for (int part = 0; part < n->all.end; part++) {
+        if (unit_part_again(p->model, unit, part, p->recompute)) n->again |= 1u << part;
+        if (unit_part_product(p->model, unit, part)) n->products |= 1u << part;
+    }
+}
+
+/* What rows say of parts, whatever the mesh. */
+static void set_layers(Anatomy *n) {
+    uint32_t of_layer[2][UNIT_SUBLAYERS] = {{0}};
+    for (int i = 0; i < n->count; i++) {
+        uint32_t ops = collective_ops(&n->rows[i]);
+        int to = n->rows[i].row->to;
+        n->ops |= ops;
+        if (to == FULL_X) n->reads_x |= ops, n->begins |= ops & -ops;
+        if (to == FULL_X || to == FULL_DY) of_layer[to == FULL_DY][n->rows[i].sublayer] |= ops;
+    }
+    for (int s = 0; s < UNIT_SUBLAYERS; s++) {
+        uint32_t x = of_layer[0][s], dy = of_layer[1][s];
+        if (x && dy) n->parallel |= (2u << (31 - __builtin_clz(x | dy))) - (x & -x);
+    }
+}
+
+void program_anatomy(const Program *p, int unit, Anatomy *out) {
+    *out = (Anatomy){.all = unit_parts(p->model, unit)};
+    CHECK(out->all.end <= UNIT_PARTS);
+    out->count = unit_collectives(p->model, unit, out->rows);
+    set_parts(out, p, unit);
+    set_layers(out);
+    for (int i = 0; i < out->count; i++) {
+        const UnitCollective *c = &out->rows[i];
+        if (!is_there(p, unit, c)) continue;
+        if (c->row->kind == COLL_DISPATCH) out->dispatched |= collective_ops(c);
+        if (c->row->chunked) out->sliced |= collective_ops(c);
+    }
+    for (int i = 0; i < out->count; i++)
+        if (is_there(p, unit, &out->rows[i])) set_uses(out, i);
+}
+
+int anatomy_dispatch(const Anatomy *n, int part) {
+    for (int i = 0; n->dispatched >> part & 1 && i < n->count; i++)
+        if (n->rows[i].row->kind == COLL_DISPATCH && collective_ops(&n->rows[i]) >> part & 1) return i;
+    return -1;
+}
+
+/* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
+ * before the next one comes. */
+bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
+
+/* The head makes its matrix' gradient together with its logits, in the forward pass, unless that is deferred.
+ * Where the embedding is that matrix, the gradient has memory of its own, unit number `units`: the
+ * embedding's own comes much later, and from another place of the pipeline. Of a module it comes beside those
+ * of the unit itself. */
+int program_gradient_unit(const Program *p, Action a, Flat flat) {
+    bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
+    bool weight = whole || a.kind == ACT_BWD_W;
+    bool early = flat_of_vectors(flat) || (flat_of_experts(flat) && p->partition->experts > 1);
+    if (early) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
+    if (head && !p->defer_head) weight = a.kind == ACT_FWD;
+    if (!weight) return -1;
+    return head && p->model->tie_word_embeddings ? p->units : a.unit;
+}
+
+bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
+    bool flat = i < GRADIENT_FLATS, module = p->model->further_module && a.unit == p->units - 1;
+    out->flat = flat ? (Flat)i : FLAT_MATRICES;
+    out->unit = flat || module ? program_gradient_unit(p, a, out->flat) : -1;
+    if (!flat && out->unit >= 0) out->unit = p->units;
+    return out->unit >= 0;
+}
+
+const char *action_name(ActionKind kind) {
+    static const char *const names[ACT_KINDS] = {
+        "LOAD",           "GATHER",     "RELEASE", "RECV_F", "FWD",        "SEND_F",  "RECV_B",   "BWD",
+        "BWD_IN",         "BWD_W",      "SEND_B",  "AGAIN",  "COLLECTIVE", "WAIT",    "DISPATCH", "LEAVES",
+        "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",    "NORM",       "COLLECT", "RETURN",   "UPDATE"};
+    return names[kind];
+}
+
+/* By what groups are for: "TP". */
+static const char *axis_word(AxisSet over) {
+    if (over == MESH_EXPERTS) return "EP";
+    return over & MESH_TENSOR ? "TP" : "CP";
+}
+
+void collective_name(Action a, Text *out) {
+    static const char *const kinds[COLL_KINDS] = {[COLL_ALL_GATHER] = "ALL_GATHER",
+                                                  [COLL_REDUCE_SCATTER] = "REDUCE_SCATTER",
+                                                  [COLL_ALL_REDUCE] = "ALL_REDUCE",
+                                                  [COLL_ALL_TO_ALL] = "ALL_TO_ALL",
+                                                  [COLL_DISPATCH] = "DISPATCH"};
+    text_printf(out, "%s_%s", axis_word(a.over), kinds[a.how]);
+}
+
+/* ---- Counting ---- */
+
+/* Where the sums of microbatches are added up before they cross the replicas, that crossing is a sum of its
+ * own: its tree has the replicas alone as leaves. */
+int program_inner_ranks(const Program *p, const Share *s) { return p->sync == SYNC_REPLICA ? 1 : s->shards; }
+
+static uint64_t all_reduce_bytes(const Program *p, const Share *s) {
+    const Partition *part = p->partition;
+    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p, s), part->replicas, part->replica,
+                                            p->exact ? COMM_I64 : COMM_F32, s->count);
+}
+
+uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat) {
+    const Share *s = &p->partition->share[a.unit][flat];
+    size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
+    if (a.kind == ACT_GATHER)
+        return (uint64_t)comm_gather_traffic(s->parts, s->shards, s->shard) *
+               dtype_bytes(flat_dtype(flat, m->compute));
+    if (flat >= GRADIENT_FLATS) return 0;
+    if (a.kind == ACT_REDUCE_SCATTER)
+        return (uint64_t)comm_scatter_traffic(s->parts, s->shards, s->shard) * gradient;
+    return a.kind == ACT_ALL_REDUCE ? all_reduce_bytes(p, s) : 0;
+}
+
+static uint64_t collective_bytes(const Program *p, const Model *m, Action a) {
+    uint64_t sum = 0;
+    for (int f = 0; f < FLATS; f++) sum += program_flat_bytes(p, m, a, (Flat)f);
+    return sum;
+}
+
+/* ---- of what ranks exchange in passes ---- */
+
+static CommType sum_type(const Collective *row) {
+    return row->element == ELEMENT_COUNT ? COMM_I64 : COMM_F32;
+}
+
+/* Messages that a collective is, each of the same size: one for each CP chunk. */
+static int messages(const Model *m, const Collective *row) { return row->zigzag ? model_stretches(m) : 1; }
+
+static uint64_t row_bytes(const Program *p, const Model *m, int unit, const UnitCollective *c, int chunk) {
+    const Mesh *mesh = &p->partition->mesh;
+    int ranks = mesh_size(mesh, c->row->over), place = mesh_place(mesh, c->row->over, p->partition->rank);
+    int64_t count = collective_count(m, c->row, chunk), n = messages(m, c->row);
+    uint64_t others = (uint64_t)ranks - 1, bytes = (uint64_t)count * collective_element(m, c->row);
+    switch (c->row->kind) {
+    case COLL_ALL_GATHER: return others * bytes;
+    case COLL_REDUCE_SCATTER:
+        return others *
+               (bytes + (uint64_t)(model_own_tokens(m) * unit_inner_width(m, unit, c)) * sizeof(float));
+    case COLL_ALL_REDUCE:
+        return (uint64_t)(n * comm_sum_outer_traffic(1, ranks, place, sum_type(c->row), count / n));
+    case COLL_ALL_TO_ALL: return others * (bytes / (uint64_t)ranks);
+    case COLL_DISPATCH:
+    case COLL_KINDS: break;
+    }
+    return 0;
+}
+
+/* Of rows that go evenly to all, those for other ranks' experts, and as many that come back; a forward pass
+ * tells first how many there are. */
+static uint64_t dispatch_bytes(const Program *p, const Model *m, Action a) {
+    uint64_t others = (uint64_t)p->partition->experts - 1;
+    bool back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
+    uint64_t rows = (uint64_t)model_choices(m) * others / (others + 1),
+             runs = a.pass == ACT_FWD ? others * (uint64_t)model_dim(&m->config, DIM_RUNS) : 0;
+    return rows * unit_visit_bytes(m, a.unit, a.parts.first, back ? VISIT_BACKWARD : VISIT_FORWARD) +
+           runs * (uint64_t)model_spans(m) * sizeof(int32_t);
+}
+
+int program_along(const Program *p, Action a, int row) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int count = unit_collectives(p->model, a.unit, rows);
+    while (++row < count && rows[row].row->along)
+        if (is_there(p, a.unit, &rows[row])) return row;
+    return -1;
+}
+
+uint64_t program_collective_bytes(const Program *p, const Model *m, Action a) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int chunk = a.slice > 0 ? program_chunk(p, m, a) : 0;
+    uint64_t sum = 0;
+    if (a.kind == ACT_DISPATCH) return dispatch_bytes(p, m, a);
+    unit_collectives(p->model, a.unit, rows);
+    for (int row = a.row; row >= 0; row = program_along(p, a, row))
+        sum += row_bytes(p, m, a.unit, &rows[row], chunk);
+    return sum;
+}
+
+size_t collective_workspace(const Program *p, const Model *m, const Collective *row) {
+    int ranks = mesh_size(&p->partition->mesh, row->over);
+    int64_t count = collective_count(m, row, 0) / messages(m, row);
+    if (row->kind == COLL_REDUCE_SCATTER)
+        return pool_round(comm_reduce_scatter_workspace(ranks, sum_type(row), count));
+    return row->kind == COLL_ALL_REDUCE ? comm_all_reduce_workspace(ranks, sum_type(row), count) : 0;
+}
+
+static size_t workspace_of_unit(const Program *p, const Model *m, int unit) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    int count = unit_collectives(p->model, unit, rows);
+    size_t most = 0;
+    for (int i = 0; i < count; i++) {
+        const Collective *row = rows[i].row;
+        if (!is_there(p, unit, &rows[i])) continue;
+        int64_t inner = row->kind == COLL_REDUCE_SCATTER ? unit_inner_width(m, unit, &rows[i]) : 0;
+        size_t bytes = collective_workspace(p, m, row);
+        if (inner > 0)
+            bytes += comm_reduce_scatter_workspace(mesh_size(&p->partition->mesh, row->over), COMM_F32,
+                                                   model_own_tokens(m) * inner);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+size_t program_collective_workspace(const Program *p, const Model *m) {
+    size_t most = 0;
+    for (int u = 0; u < p->units; u++) {
+        size_t bytes = partition_runs(p->partition, u) ? workspace_of_unit(p, m, u) : 0;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+bool program_next_sum(const Program *p, int unit, int *next, VectorRun *run) {
+    const ParamTable *t = p->partition->table;
+    int i = *next > t->unit_first[unit] ? *next : t->unit_first[unit], end = t->unit_first[unit + 1];
+    AxisSet tensor = MESH_TENSOR;
+    *run = (VectorRun){.count = 0};
+    for (; i < end && t->params[i].flat == FLAT_VECTORS; i++) {
+        const Param *param = &t->params[i];
+        bool sum = axes_any(axes_kind(p->partition->whole, param), DOES_SUM) & tensor;
+        if (!sum && run->count > 0) break;
+        if (!sum) continue;
+        if (run->count == 0) run->first = (int64_t)param->place;
+        run->count = (int64_t)param->place + param->count - run->first;
+    }
+    *next = i;
+    return run->count > 0;
+}
+
+static uint64_t leaves_bytes(const Program *p, int unit) {
+    uint64_t sum = 0;
+    const Partition *part = p->partition;
+    VectorRun run;
+    for (int next = 0; part->tensors > 1 && program_next_sum(p, unit, &next, &run);)
+        sum += (uint64_t)comm_sum_outer_traffic(1, part->tensors, part->tensor,
+                                                p->exact ? COMM_I64 : COMM_F32, run.count);
+    return sum;
+}
+
+int program_record_rounds(int ranks) {
+    int rounds = 0;
+    while (2 << rounds <= ranks) rounds++;
+    return rounds + (1 << rounds < ranks);
+}
+
+static uint64_t *traffic_over(ProgramTraffic *t, AxisSet over) {
+    if (over == MESH_EXPERTS) return &t->experts;
+    return over & MESH_TENSOR ? &t->tensor : &t->context;
+}
+
+/* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
+ProgramTraffic program_traffic(const Program *p, const Model *m) {
+    const Partition *part = p->partition;
+    bool exchanges = partition_runs(part, 0) != partition_runs(part, p->units - 1);
+    ProgramTraffic t = {.parameters = 0};
+    for (int i = 0; i < p->count; i++) {
+        Action a = p->actions[i];
+        if (a.kind == ACT_GATHER) t.parameters += collective_bytes(p, m, a);
+        if (a.kind == ACT_REDUCE_SCATTER) t.gradients += collective_bytes(p, m, a);
+        if (a.kind == ACT_ALL_REDUCE) t.replicas += collective_bytes(p, m, a);
+        if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
+        if (a.kind == ACT_COLLECTIVE || a.kind == ACT_DISPATCH)
+            *traffic_over(&t, a.over) += program_collective_bytes(p, m, a);
+        if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
+        if (a.kind == ACT_COLLECT) t.tensor += makers_traffic(part, a.unit, ROOM_OWN);
+        if (a.kind == ACT_RETURN) t.tensor += makers_traffic(part, a.unit, ROOM_MADE);
+        if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
+            t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
+    }
+    return t;
+}
+
+/* ---- Printing ---- */
+
+/* "what down makes": of what a row moves, by the ops that make or read it. */
+static void print_moved(const Program *p, Action a, const UnitCollective *c, Text *out) {
+    uint32_t ops = collective_ops(c);
+    bool back = !(c->row->passes & (IN_FORWARD | IN_RECOMPUTE)) ||
+                (c->row->trains && c->row->to != c->row->from),
+         makes = back != c->row->behind;
+    int op = makes ? 31 - __builtin_clz(ops) : __builtin_ctz(ops);
+    text_printf(out, " %swhat %s %s", back ? "gradient of " : "", unit_part_name(p->model, a.unit, op),
+                makes ? "makes" : "reads");
+    if (a.slice > 0) text_printf(out, ", chunk %d", (a.slice - 1) / 2);
+}
+
+/* A start by its own name, so that it can be looked for: "TP_ALL_GATHER_LSE". */
+static void print_name(const Program *p, Action a, Text *out) {
+    UnitCollective rows[UNIT_COLLECTIVES];
+    Text name = {0};
+    unit_collectives(p->model, a.unit, rows);
+    collective_name(a, &name);
+    const char *what = rows[a.row].row->what;
+    if (a.kind == ACT_WAIT)
+        text_printf(out, "%-14s u%d m%d %s", action_name(a.kind), a.unit, a.microbatch, name.data);
+    if (a.kind != ACT_WAIT) text_puts(out, name.data);
+    if (what) text_printf(out, "_%s", what);
+    if (a.kind != ACT_WAIT) text_printf(out, " u%d m%d", a.unit, a.microbatch);
+    if (a.kind == ACT_DISPATCH) text_printf(out, " %s", action_name(a.pass));
+    if (a.kind != ACT_DISPATCH) print_moved(p, a, &rows[a.row], out);
+    text_free(&name);
+}
+
+static void print_passed(const Program *p, int first, int last, Text *out) {
+    Action a = p->actions[first];
+    text_printf(out, "%-14s", action_name(a.kind));
+    if (a.unit == p->units)
+        text_puts(out, " tied head");
+    else if (a.unit >= 0 && first == last)
+        text_printf(out, " u%d", a.unit);
+    else if (a.unit >= 0)
+        text_printf(out, " u%d..%d", a.unit, p->actions[last].unit);
+    if (a.microbatch >= 0 && a.kind != ACT_GATHER && a.kind != ACT_RELEASE)
+        text_printf(out, " m%d", a.microbatch);
+}
+
+static void print_action(const Program *p, int first, int last, Text *out) {
+    Action a = p->actions[first];
+    if (action_exchanges(a.kind))
+        print_name(p, a, out);
+    else
+        print_passed(p, first, last, out);
+    bool parts = action_is_pass(a.kind) || a.kind == ACT_AGAIN || a.kind == ACT_DISPATCH;
+    bool whole = !parts || (program_begins_unit(p, a) && program_ends_unit(p, a));
+    for (int i = a.parts.first; !whole && i < a.parts.end; i++)
+        text_printf(out, "%s %s", i > a.parts.first ? "," : "", unit_part_name(p->model, a.unit, i));
+    if (a.kind == ACT_BWD && a.half && a.half != HALF_BOTH)
+        text_puts(out, a.half == HALF_INPUT ? ": input half" : ": weight half");
+    if (a.slice > 0 && parts)
+        text_printf(out, ", chunk %d: %s", (a.slice - 1) / 2, a.slice % 2 ? "logits" : "loss");
+    text_puts(out, "\n");
+}
+
+/* Whether action i continues a run of one kind over units that step by one, up or down: as passes, updates
+ * and releases do, so that a page shows a step of a hundred units. */
+static bool continues(const Program *p, int first, int i) {
+    Action a = p->actions[first], b = p->actions[i];
+    if (a.kind != b.kind || a.microbatch != b.microbatch || a.unit < 0 || b.unit == p->units) return false;
+    int step = p->actions[first + 1].unit - a.unit;
+    return (step == 1 || step == -1) && b.unit - p->actions[i - 1].unit == step;
+}
+
+void program_print(const Program *p, bool whole, Text *out) {
+    for (int i = 0; i < p->count;) {
+        int last = i;
+        while (!whole && last + 1 < p->count && continues(p, i, last + 1)) last++;
+        print_action(p, i, last, out);
+        i = last + 1;
+    }
+}

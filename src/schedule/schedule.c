@@ -1,0 +1,188 @@
+/* Pipeline schedules as data: names, memory, the text of a cell.
+ *
+ *     schedule_make.c     orders of the named schedules          schedule_csv.c  ... and those of a file
+ *             \                                                   /
+ *              +--> Schedule: for each rank a list of cells <----+
+ *              |
+ *     schedule_check.c    is it one?          schedule_lower.c   adds transfers, or UNSHARD and the rest
+ *     simulate.c          when does what run  lower.c            makes it a program of actions
+ *
+ * A cell is about a stage as a whole; what that means for units, parameters and gradients is not known here.
+ */
+#include "schedule/schedule.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "schedule/schedule_internal.h"
+
+typedef struct NameFacts {
+    const char *name;
+    int default_stages; /* a rank */
+    bool v;
+} NameFacts;
+
+/* What is known of a schedule without making one; a new schedule has a row here and an order in
+ * schedule_make.c. */
+static const NameFacts facts[PIPE_NAMES] = {
+    [PIPE_GPIPE] = {"gpipe", 1, false},
+    [PIPE_1F1B] = {"1f1b", 1, false},
+    [PIPE_LOOPED_BFS] = {"looped_bfs", 2, false},
+    [PIPE_INTERLEAVED_1F1B] = {"interleaved_1f1b", 2, false},
+    [PIPE_ZB_H1] = {"zb_h1", 1, false},
+    [PIPE_ZB_H2] = {"zb_h2", 1, false},
+    [PIPE_INTERLEAVED_ZERO_BUBBLE] = {"interleaved_zero_bubble", 2, false},
+    [PIPE_ZBV] = {"zbv", 2, true},
+    [PIPE_DUALPIPEV] = {"dualpipev", 2, true},
+};
+
+/* The names of configuration and messages: pipeline.schedule takes them as they stand. */
+const char *schedule_name(ScheduleName name) { return facts[name].name; }
+
+bool schedule_find(const char *text, ScheduleName *out) {
+    for (int i = 0; i < PIPE_NAMES; i++) {
+        if (strcmp(facts[i].name, text) != 0) continue;
+        *out = (ScheduleName)i;
+        return true;
+    }
+    return false;
+}
+
+/* A name with a slash or .csv is meant as a file even where none is: the error is then about the file. */
+bool schedule_names_file(const char *text) {
+    size_t length = strlen(text);
+    return (length > 4 && strcmp(text + length - 4, ".csv") == 0) || strchr(text, '/');
+}
+
+bool schedule_is_v(ScheduleName name) { return facts[name].v; }
+
+int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
+
+/* Zeroed: no stage, no microbatch, orders without a cell. A name that is too long is cut, as it only serves
+ * messages. */
+void schedule_start(Schedule *s, const char *name, int ranks) {
+    *s = (Schedule){.ranks = ranks};
+    snprintf(s->name, sizeof s->name, "%s", name);
+    s->orders = mem_alloc_array((size_t)ranks, sizeof *s->orders);
+}
+
+/* -1: not yet on any rank; schedule_check finds what stays there. */
+void schedule_place(Schedule *s, int stages) {
+    s->stages = stages;
+    s->rank_of_stage = mem_alloc_array((size_t)stages, sizeof *s->rank_of_stage);
+    for (int i = 0; i < stages; i++) s->rank_of_stage[i] = -1;
+}
+
+/* Also of a schedule that is zero, or was only started. */
+void schedule_free(Schedule *s) {
+    for (int r = 0; r < s->ranks; r++) free(s->orders[r].cells);
+    free(s->orders);
+    free(s->rank_of_stage);
+    *s = (Schedule){0};
+}
+
+/* Whether weight gradients are added up as one rank would, microbatch 0 first: then the bits are those of one
+ * rank. A stage lives on one rank, so its order is that rank's. */
+bool schedule_adds_in_order(const Schedule *s) {
+    int *last = mem_alloc_array((size_t)s->stages, sizeof *last);
+    bool ascending = true;
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->orders[r].count; i++) {
+            const Cell *cell = &s->orders[r].cells[i];
+            if (cell->kind != CELL_B && cell->kind != CELL_W) continue;
+            ascending = ascending && cell->microbatch >= last[cell->stage];
+            last[cell->stage] = cell->microbatch;
+        }
+    free(last);
+    return ascending;
+}
+
+/* Cell by cell: orders own their memory. */
+void schedule_copy(Schedule *to, const Schedule *from) {
+    schedule_start(to, from->name, from->ranks);
+    schedule_place(to, from->stages);
+    to->microbatches = from->microbatches;
+    to->split_backward = from->split_backward;
+    memcpy(to->rank_of_stage, from->rank_of_stage, (size_t)from->stages * sizeof *to->rank_of_stage);
+    for (int r = 0; r < from->ranks; r++)
+        for (int i = 0; i < from->orders[r].count; i++) order_add(&to->orders[r], from->orders[r].cells[i]);
+}
+
+/* By doubling, so that orders of a million cells cost no more than their cells. */
+void order_add(Order *o, Cell cell) {
+    if (o->count == o->capacity) {
+        o->capacity = o->capacity ? 2 * o->capacity : 16;
+        o->cells = mem_grow(o->cells, (size_t)o->capacity * sizeof *o->cells);
+    }
+    o->cells[o->count++] = cell;
+}
+
+/* A walk over all cells: asked a few times for a schedule, and never inside a step. */
+static bool has_kind(const Schedule *s, bool (*is)(CellKind kind)) {
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->orders[r].count; i++)
+            if (is(s->orders[r].cells[i].kind)) return true;
+    return false;
+}
+
+bool schedule_has_transfers(const Schedule *s) { return has_kind(s, cell_is_transfer); }
+
+bool schedule_has_parameters(const Schedule *s) { return has_kind(s, cell_is_parameter); }
+
+/* When parameters are gathered and gradients reduced is what keys ask for, on every mesh: cells that say it
+ * too would be one thing said twice. */
+ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error *err) {
+    int rank = 0, at = 0;
+    if (!schedule_has_parameters(s)) return OK;
+    while (!cell_is_parameter(s->orders[rank].cells[at].kind))
+        if (++at == s->orders[rank].count) rank++, at = 0;
+    Text cell = {0};
+    schedule_write_cell(&s->orders[rank].cells[at], &cell);
+    error_set(
+        err, ERR_CONFIG,
+        "%s: rank %d (line %d) has the cell %s: a run places UNSHARD, RESHARD and REDUCE_GRAD itself, as "
+        "train.reshard_after_forward and train.gradient_sync ask; leave those cells out",
+        path, rank, rank + 1, cell.data);
+    text_free(&cell);
+    return ERR_CONFIG;
+}
+
+/* As PyTorch's CSV files write them; an idle cell is an empty one. */
+const char *cell_kind_name(CellKind kind) {
+    static const char *const names[CELL_KINDS] = {
+        "", "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    return names[kind];
+}
+
+/* The brackets of a composite are for whoever sees both of its cells (schedule_write_csv). */
+void schedule_write_cell(const Cell *cell, Text *out) {
+    if (cell->kind == CELL_IDLE) return;
+    text_printf(out, "%d%s", cell->stage, cell_kind_name(cell->kind));
+    if (cell_has_microbatch(cell->kind)) text_printf(out, "%d", cell->microbatch);
+}
+
+/* The two cells of a composite stand in one column of the file, and count as one in messages. */
+int schedule_column(const Order *o, int index) {
+    int column = 1;
+    for (int i = 0; i < index; i++) column += !o->cells[i].overlap;
+    return column;
+}
+
+/* With the place as the writer of a file sees it. Always ERR_DATA, so that a caller may return what it
+ * returns. */
+ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...) {
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    const Order *o = &s->orders[rank];
+    Text cell = {0};
+    text_puts(&cell, "");
+    schedule_write_cell(&o->cells[index], &cell);
+    error_set(err, ERR_DATA, "rank %d, cell %d (%s): %s", rank, schedule_column(o, index), cell.data, what);
+    text_free(&cell);
+    return ERR_DATA;
+}

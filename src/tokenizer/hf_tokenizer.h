@@ -1,0 +1,19 @@
+/* Hugging Face tokenizer.json: byte-level BPE, and BPE with byte fallback (docs/tokenizers.md). What would
+ * change ids and is not known here is refused by name; so is every contradiction that the `tokenizers`
+ * package mends or ignores in silence. */
+#ifndef WEFT_TOKENIZER_HF_TOKENIZER_H
+#define WEFT_TOKENIZER_HF_TOKENIZER_H
+
+#include <stddef.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "tokenizer/tokenizer_internal.h"
+
+ErrorCode hf_tokenizer_read(Tokenizer *t, const char *where, const char *data, size_t length, Error *err);
+
+/* Writes vocabulary, merges, special tokens and pattern. For tokenizers that did not come from a
+ * tokenizer.json. */
+void hf_tokenizer_write(const Tokenizer *t, Text *out);
+
+#endif

@@ -1,0 +1,41 @@
+/* Training of byte-level BPE tokenizers.
+ *
+ * The merges are those of the textbook algorithm: count adjacent pairs within the pre-tokenizer's pieces,
+ * merge the pair with the highest count (among equals the smaller pair of ids, left one first), again. The
+ * result depends on the text alone, not on the number of threads or the order of documents. Memory grows with
+ * the number of distinct pieces, not with the text. */
+#ifndef WEFT_TOKENIZER_TOKENIZER_TRAIN_H
+#define WEFT_TOKENIZER_TOKENIZER_TRAIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "tokenizer/tokenizer.h"
+
+typedef struct TokenizerTrainOptions {
+    int32_t vocab_size;          /* entries in all: 256 bytes, merges, special tokens */
+    const char *pattern;         /* "gpt2", "llama3" (NULL) or "qwen2": how text is cut into pieces */
+    const char *const *specials; /* texts of special tokens; their ids come last */
+    size_t special_count;
+    int threads;          /* 0: as many as OpenMP would take */
+    uint64_t total_bytes; /* of all documents, for the progress bar; 0 when unknown */
+    bool quiet;           /* no progress */
+    bool any_bytes;       /* of files: also what is not text */
+} TokenizerTrainOptions;
+
+/* Gives the next document; *text = NULL at the end. Called by one thread at a time; the text must stay until
+ * the next call. */
+typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *length, Error *err);
+
+/* When the text has too few pairs the vocabulary is smaller than asked for; that is logged, not an error. */
+ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source,
+                          void *context, Error *err);
+
+/* The same over text and JSON-lines files, zstd-compressed or not, as data/corpus.h reads them. `key` names
+ * the member with the text; NULL is "text". Sets total_bytes itself. */
+ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
+                                size_t count, const char *key, Error *err);
+
+#endif

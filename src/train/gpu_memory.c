@@ -1,0 +1,257 @@
+/* Each rank sees its GPU; rank 0 gets what all have seen, puts ranks together that see the same one, and
+ * speaks of the one that matters.
+ *
+ * Before a process has a context of CUDA the driver's NVML tells what is free; where it does not, driver and
+ * libraries are not told apart from other processes. Not all of a GPU is free that nobody uses: the driver
+ * keeps some of it, which counts as others'. */
+#include "train/gpu_memory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+
+static bool is_told(const Occupancy *o) { return o->device->runtime.memory != NULL; }
+
+static uint64_t available(const Occupancy *o) {
+    DeviceMemory m = {.available = 0};
+    return o->device->runtime.memory(o->device, &m) ? m.available : 0;
+}
+
+void occupancy_open(Occupancy *o, Comm *comm, Device *d) {
+    DeviceMemory m = {.total = 0};
+    *o = (Occupancy){.comm = comm, .device = d};
+    if (!is_told(o) || !d->runtime.memory(d, &m)) return;
+    o->own = (GpuMemory){.rank = comm_rank(comm),
+                         .ranks = 1,
+                         .total = m.total,
+                         .untouched = m.untouched,
+                         .opened = m.available};
+    _Static_assert(sizeof m.identity == sizeof o->own.identity, "they are the device's");
+    memcpy(o->own.identity, m.identity, sizeof m.identity);
+}
+
+/* ---- all ranks' figures ---- */
+
+static uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* The first to look before it took anything saw it before any of them had. */
+static void put_together(GpuMemory *into, const GpuMemory *from) {
+    into->ranks += from->ranks;
+    if (from->untouched > into->untouched) into->untouched = from->untouched;
+    into->opened = least(into->opened, from->opened);
+    into->wired = least(into->wired, from->wired);
+    into->pooled = least(into->pooled, from->pooled);
+    into->settled = least(into->settled, from->settled);
+    into->pools += from->pools, into->pieces += from->pieces;
+    if (from->fell > into->fell) into->fell = from->fell;
+}
+
+/* What is chosen is the GPU for which this is largest. */
+typedef double Urgency(const GpuMemory *g);
+static double by_need(const GpuMemory *g) { return (double)g->pieces - (double)g->wired; }
+static double by_pools(const GpuMemory *g) { return -(double)g->pooled; }
+static double by_settled(const GpuMemory *g) { return -(double)g->settled; }
+static double by_fall(const GpuMemory *g) { return (double)g->fell; }
+
+static void choose(Occupancy *o, GpuMemory *all, int ranks, Urgency *urgency) {
+    int gpus = 0;
+    for (int r = 0; r < ranks; r++) {
+        int g = 0;
+        while (g < gpus && memcmp(all[g].identity, all[r].identity, sizeof all[r].identity) != 0) g++;
+        if (g < gpus)
+            put_together(&all[g], &all[r]);
+        else
+            all[gpus++] = all[r];
+    }
+    o->gpu = all[0];
+    for (int g = 1; g < gpus; g++)
+        if (urgency(&all[g]) > urgency(&o->gpu)) o->gpu = all[g];
+}
+
+static ErrorCode gather(Occupancy *o, Urgency *urgency, Error *err) {
+    int ranks = comm_size(o->comm);
+    size_t *lengths = mem_alloc_array((size_t)ranks, sizeof *lengths);
+    char *all = NULL;
+    ErrorCode code = comm_gather(o->comm, &o->own, sizeof o->own, &all, lengths, err);
+    if (all) choose(o, (GpuMemory *)(void *)all, ranks, urgency);
+    free(all);
+    free(lengths);
+    return code;
+}
+
+/* ---- in words ---- */
+
+static bool speaks(const Occupancy *o) { return comm_rank(o->comm) == 0; }
+
+/* "the GPU", "the GPU of rank 3", "the GPU of rank 0 and 1 other rank" */
+static void name_gpu(const Occupancy *o, const char *which, Text *out) {
+    const GpuMemory *g = &o->gpu;
+    text_puts(out, "the GPU");
+    if (comm_size(o->comm) > 1) text_printf(out, " of rank %d", g->rank);
+    if (g->ranks > 1) text_printf(out, " and %d other rank%s", g->ranks - 1, g->ranks > 2 ? "s" : "");
+    if (comm_size(o->comm) > g->ranks) text_puts(out, which);
+}
+
+static void put_bytes(Text *out, const char *before, uint64_t bytes, const char *behind) {
+    char size[32];
+    text_printf(out, "%s%s%s", before, text_bytes((double)bytes, size), behind);
+}
+
+/* What was taken before there were pools. */
+static void name_others(const GpuMemory *g, Text *out) {
+    if (g->untouched == 0) {
+        put_bytes(out, "driver, libraries and other processes ", less(g->total, g->wired),
+                  " (no NVML here tells them apart)");
+        return;
+    }
+    put_bytes(out, "driver and libraries ", less(g->untouched, g->wired), "");
+    if (g->wired < g->opened) put_bytes(out, " (of these NCCL ", g->opened - g->wired, ")");
+    put_bytes(out, ", other processes, with what the driver keeps of any GPU, ", less(g->total, g->untouched),
+              "");
+}
+
+/* ---- before and behind the pools ---- */
+
+typedef struct Verdict {
+    char problem[800];
+} Verdict;
+
+static void judge(const Occupancy *o, Verdict *v) {
+    const GpuMemory *g = &o->gpu;
+    Text out = {0};
+    if (g->total == 0 || g->pieces <= g->wired) return;
+    text_puts(&out, "run.device: cuda: ");
+    name_gpu(o, "", &out);
+    put_bytes(&out, ", ", g->total, ": ");
+    put_bytes(&out, "pools take ", g->pieces, ", and ");
+    put_bytes(&out, "", g->wired, " are free; ");
+    put_bytes(&out, "planned are ", g->pools, ", each pool in whole pieces of ");
+    put_bytes(&out, "", o->device->piece, "; taken already: ");
+    name_others(g, &out);
+    text_puts(&out,
+              "; make the model or the step smaller (train.microbatch, train.recompute), or take more GPUs");
+    snprintf(v->problem, sizeof v->problem, "%s", out.data);
+    text_free(&out);
+}
+
+ErrorCode occupancy_check(Occupancy *o, size_t pools, size_t pieces, Error *err) {
+    Verdict v = {.problem = ""};
+    if (!is_told(o)) return OK;
+    o->own.wired = available(o);
+    o->own.pools = pools, o->own.pieces = pieces;
+    TRY(gather(o, by_need, err));
+    if (speaks(o)) judge(o, &v);
+    TRY(comm_broadcast(o->comm, &v, sizeof v, 0, err));
+    if (!*v.problem) return OK;
+    error_set(err, ERR_MEMORY, "%s", v.problem);
+    if (err) err->told = !speaks(o);
+    return ERR_MEMORY;
+}
+
+/* What is not as planned may be others', who come and go. */
+static void say_pools(const Occupancy *o) {
+    const GpuMemory *g = &o->gpu;
+    uint64_t took = less(g->wired, g->pooled);
+    Text out = {0};
+    text_puts(&out, "memory of ");
+    name_gpu(o, ", which has least left", &out);
+    put_bytes(&out, ", ", g->total, ": ");
+    put_bytes(&out, "pools ", took, took == g->pieces ? ", as planned (" : ", not as planned (");
+    put_bytes(&out, "", g->pools, ", each in whole pieces of ");
+    put_bytes(&out, "", o->device->piece, "");
+    if (took != g->pieces) put_bytes(&out, ": ", g->pieces, "; others may have come or gone meanwhile");
+    text_puts(&out, "), ");
+    name_others(g, &out);
+    put_bytes(&out, "; ", g->pooled, " are free");
+    if (took == g->pieces)
+        log_info("%s", out.data);
+    else
+        log_warn("%s", out.data);
+    text_free(&out);
+}
+
+/* Nobody goes on, and takes something, before all have looked. */
+ErrorCode occupancy_pooled(Occupancy *o, Error *err) {
+    if (!is_told(o)) return OK;
+    o->own.pooled = available(o);
+    TRY(gather(o, by_pools, err));
+    TRY(comm_barrier(o->comm, err));
+    if (speaks(o) && o->gpu.total > 0) say_pools(o);
+    return OK;
+}
+
+/* ---- steps ---- */
+
+static void say_settled(const Occupancy *o) {
+    const GpuMemory *g = &o->gpu;
+    Text out = {0};
+    text_puts(&out, "memory of ");
+    name_gpu(o, ", which has least left", &out);
+    put_bytes(&out, ": ", less(g->pooled, g->settled), " more for kernels that were loaded since; ");
+    put_bytes(&out, "", g->settled, " are free behind the first step");
+    log_info("%s", out.data);
+    text_free(&out);
+}
+
+ErrorCode occupancy_settle(Occupancy *o, Error *err) {
+    o->steady = true;
+    if (!is_told(o)) return OK;
+    TRY(comm_barrier(o->comm, err));
+    o->own.settled = available(o);
+    TRY(gather(o, by_settled, err));
+    if (speaks(o) && o->gpu.total > 0) say_settled(o);
+    return OK;
+}
+
+void occupancy_look(Occupancy *o) {
+    if (!is_told(o) || o->own.fell > 0) return;
+    uint64_t now = available(o);
+    if (now < o->own.settled && now > 0) o->own.fell = o->own.settled - now;
+}
+
+void occupancy_allow(Occupancy *o) {
+    if (is_told(o) && o->own.settled > 0) o->own.settled = least(o->own.settled, available(o));
+}
+
+ErrorCode occupancy_tell(Occupancy *o, Text *said, Error *err) {
+    if (!is_told(o) || o->told) return OK;
+    o->told = true;
+    TRY(gather(o, by_fall, err));
+    if (!speaks(o) || o->gpu.fell == 0) return OK;
+    put_bytes(said, "", o->gpu.fell, " less of the memory of ");
+    name_gpu(o, "", said);
+    text_puts(
+        said,
+        " are free than behind the first step, and no step takes any: a library has, or another process");
+    return OK;
+}
+
+/* ---- facts ---- */
+
+void occupancy_pool_facts(const Occupancy *o, JournalFact facts[OCCUPANCY_FACTS]) {
+    const GpuMemory *g = &o->gpu;
+    bool apart = g->untouched > 0;
+    const JournalFact all[OCCUPANCY_FACTS] = {
+        {"gpu_ranks", g->ranks},
+        {"gpu_bytes", (double)g->total},
+        {"pool_bytes", (double)g->pools},
+        {"pool_pieces_bytes", (double)g->pieces},
+        {"pools_took_bytes", (double)less(g->wired, g->pooled)},
+        {"free_bytes", (double)g->pooled},
+        {"nccl_bytes", (double)less(g->opened, g->wired)},
+        {apart ? "libraries_bytes" : "libraries_and_others_bytes",
+         (double)less(apart ? g->untouched : g->total, g->wired)},
+        {apart ? "others_bytes" : NULL, (double)less(g->total, g->untouched)},
+        {NULL, 0}};
+    memcpy(facts, all, sizeof all);
+}
+
+void occupancy_kernel_facts(const Occupancy *o, JournalFact facts[OCCUPANCY_FACTS]) {
+    const JournalFact all[OCCUPANCY_FACTS] = {{"kernels_bytes", (double)less(o->gpu.pooled, o->gpu.settled)},
+                                              {"free_bytes", (double)o->gpu.settled},
+                                              {NULL, 0}};
+    memcpy(facts, all, sizeof all);
+}

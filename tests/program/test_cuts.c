@@ -1,0 +1,100 @@
+/* Shares of a flat: even, complete, and around what must stay whole; and who gets them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+
+#include "base/rng.h"
+#include "program/cuts.h"
+
+enum { MOST = 64 };
+
+/* Shares follow each other without a gap, and no stretch is in two. */
+static void check(int64_t elements, const Stretch *stretches, int n, int count, const CommPart *shares) {
+    int64_t at = 0;
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(shares[i].first, at);
+        assert_true(shares[i].count >= 0);
+        at += shares[i].count;
+        for (int k = 0; k < n; k++) assert_false(stretches[k].first < at && at < stretches[k].end);
+    }
+    assert_int_equal(at, elements);
+}
+
+static void even_shares(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {0, 16, 32, 48, 160, 1600, 100000};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int count = 1; count <= 9; count++) {
+            CommPart shares[MOST];
+            cut_evenly(sizes[s], NULL, 0, count, shares);
+            check(sizes[s], NULL, 0, count, shares);
+            int64_t each = ((sizes[s] + count - 1) / count + 15) / 16 * 16;
+            for (int i = 0; i < count; i++) {
+                int64_t left = sizes[s] - i * each;
+                assert_int_equal(shares[i].count, left < 0 ? 0 : left < each ? left : each);
+            }
+        }
+}
+
+/* Whether `count` shares of at most `limit` can be had: cut as late as possible. */
+static bool possible(int64_t elements, const Stretch *stretches, int n, int count, int64_t limit) {
+    int64_t at = 0;
+    for (int i = 0; i < count; i++) {
+        int64_t end = at + limit < elements ? at + limit : elements;
+        for (int k = n - 1; k >= 0; k--)
+            if (stretches[k].first < end && end < stretches[k].end) end = stretches[k].first;
+        if (end <= at) break;
+        at = end;
+    }
+    return at == elements;
+}
+
+/* No shares could be smaller, to a cache line. */
+static void whole_matrices(void **state) {
+    (void)state;
+    for (uint64_t trial = 0; trial < 300; trial++) {
+        Stretch stretches[8];
+        CommPart shares[MOST];
+        int n = 1 + (int)(rng_u64(trial, 0) % 8), count = 1 + (int)(rng_u64(trial, 1) % 11);
+        int64_t at = 0, most = 0;
+        for (int k = 0; k < n; k++) {
+            at += (int64_t)(rng_u64(trial, (uint64_t)(10 + k)) % 2 *
+                            (rng_u64(trial, (uint64_t)(20 + k)) % 500));
+            stretches[k].first = at;
+            at += 1 + (int64_t)(rng_u64(trial, (uint64_t)(30 + k)) % 3000);
+            stretches[k].end = at;
+        }
+        int64_t elements = (at + 15) / 16 * 16;
+        cut_evenly(elements, stretches, n, count, shares);
+        check(elements, stretches, n, count, shares);
+        for (int i = 0; i < count; i++) most = shares[i].count > most ? shares[i].count : most;
+        assert_false(possible(elements, stretches, n, count, most - 16));
+    }
+}
+
+/* Seven matrices a block over four owners: in many blocks all have the same, though in one they have not. */
+static void loads_are_balanced(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {4096, 1024, 1024, 4096, 14336, 14336, 14336};
+    Stretch stretches[7];
+    int64_t at = 0, load[MOST] = {0}, most = 0, sum = 0;
+    for (int k = 0; k < 7; k++) stretches[k] = (Stretch){at, at + sizes[k]}, at += sizes[k];
+    for (int block = 0; block < 32; block++) {
+        CommPart shares[MOST];
+        int64_t covered = 0;
+        cut_evenly(at, stretches, 7, 4, shares);
+        cut_assign(shares, 4, load);
+        for (int i = 0; i < 4; i++) load[i] += shares[i].count, covered += shares[i].count;
+        assert_int_equal(covered, at);
+    }
+    for (int i = 0; i < 4; i++) most = load[i] > most ? load[i] : most, sum += load[i];
+    assert_true(most * 4 * 100 <= sum * 102); /* the fullest has at most 2% more than the average */
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(even_shares), cmocka_unit_test(whole_matrices),
+                                       cmocka_unit_test(loads_are_balanced)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,179 @@
+/* Matrices that an optimizer must see whole and tp cuts: each has one maker, to which the boxes of all ranks
+ * come, once; what one rank sends another one expects; and the work is dealt out. No rank is run. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "model/families/family.h"
+#include "program/makers.h"
+#include "support/optimizers.h"
+#include "support/tiny_model.h"
+
+enum { SHARDS = 2, TENSORS = 4, RANKS = SHARDS * TENSORS };
+
+/* A model on every rank of a mesh. */
+typedef struct World {
+    ModelConfig model, own[RANKS];
+    ParamTable table[RANKS];
+    ParamGroups groups;
+    Partition p[RANKS];
+} World;
+
+static void build(World *w, const Family *f, int key_heads) {
+    Error err = {0};
+    Mesh mesh = {.degree = {1, 1, SHARDS, 1, 1, 1, TENSORS, 1}, .world = RANKS};
+    OptimizerOptions muon = usual_optimizer;
+    muon.settings.kind = OPTIMIZER_MUON, muon.settings.nesterov = 1;
+    w->model = tiny_model(37, 3, 16); /* a vocabulary that is dealt out unequally */
+    w->model.family = f, w->model.num_key_value_heads = key_heads, w->model.head_dim = 8;
+    if (family_has_experts(f))
+        w->model.num_experts = 4, w->model.num_experts_per_tok = 2, w->model.moe_intermediate_size = 8;
+    axes_lay_copies(&w->model, &mesh);
+    for (int r = 0; r < RANKS; r++) {
+        Stages stages;
+        assert_int_equal(partition_model(&w->model, &mesh, r, 0, &w->own[r], &err), OK);
+        assert_int_equal(param_table_build(&w->table[r], &w->own[r], &err), OK);
+        if (r == 0) assert_int_equal(param_groups_build(&w->groups, &muon, &w->table[0], &err), OK);
+        stages_single(&stages, w->table[r].units);
+        partition_build(&w->p[r], &(PartitionSpec){.model = &w->model,
+                                                   .table = &w->table[r],
+                                                   .groups = &w->groups,
+                                                   .mesh = &mesh,
+                                                   .rank = r,
+                                                   .stages = &stages});
+        stages_free(&stages);
+    }
+}
+
+static void release(World *w) {
+    for (int r = 0; r < RANKS; r++) partition_free(&w->p[r]), param_table_free(&w->table[r]);
+    param_groups_free(&w->groups);
+}
+
+/* Ranks along tp say the same of a parameter, and one shard's make its steps. */
+static void check_makers(const World *w) {
+    const ParamTable *t = &w->table[0];
+    for (int i = 0; i < t->count; i++) {
+        int makers = 0;
+        for (int r = 0; r < RANKS; r++) {
+            assert_int_equal(makers_of(&w->p[r], i), makers_of(&w->p[r / TENSORS * TENSORS], i));
+            makers += makers_of(&w->p[r], i) == w->p[r].tensor;
+            if (makers_of(&w->p[r], i) < 0) continue;
+            assert_int_equal(partition_piece(&w->p[r], &w->table[r].params[i]).count,
+                             w->table[r].params[i].count);
+        }
+        assert_int_equal(makers, param_needs_matrix(&w->groups, i, &t->params[i]));
+    }
+}
+
+/* Boxes that are counted are each matrix of a parameter, element for element, and matrices are all of it. */
+static void check_parts(const World *w, int i) {
+    const Partition *p = &w->p[0];
+    Param whole = param_whole(&w->model, &w->table[0].params[i]);
+    AxisSet copied = axes_any(axes_kind(&w->model, &whole), DOES_COPY) & MESH_TENSOR;
+    int64_t all = 0;
+    for (int k = 0; k < param_matrices(&whole); k++) {
+        ParamMatrix m = param_matrix(&whole, k);
+        unsigned char *seen = mem_alloc_array((size_t)(m.rows * m.cols), 1);
+        all += m.rows * m.cols;
+        for (int q = 0; q < TENSORS; q++) {
+            MatrixPart part = makers_part(p, &whole, k, q);
+            ParamMatrix own = param_matrix(&w->table[q].params[i], k);
+            assert_true(part.rows == own.rows && part.cols == own.cols);
+            for (int64_t e = 0; e < part.rows * part.cols; e++)
+                if (mesh_place(&p->mesh, copied, q) == 0)
+                    seen[(part.row + e / part.cols) * m.cols + part.col + e % part.cols]++;
+        }
+        for (int64_t e = 0; e < m.rows * m.cols; e++) assert_int_equal(seen[e], 1);
+        free(seen);
+    }
+    assert_int_equal(all, whole.count);
+}
+
+/* A box's place in the room of who has it, and in its maker's. */
+static void check_rooms(const World *w, int unit) {
+    MakerSegment own[RANKS][LEAVES_MAX], made[RANKS][LEAVES_MAX];
+    for (int r = 0; r < RANKS; r++) {
+        makers_segments(&w->p[r], unit, ROOM_OWN, own[r]);
+        makers_segments(&w->p[r], unit, ROOM_MADE, made[r]);
+    }
+    for (int r = 0; r < RANKS; r++)
+        for (int q = 0; q < TENSORS; q++) {
+            const MakerSegment *to = &own[r][q], *there = &made[r / TENSORS * TENSORS + q][r % TENSORS];
+            assert_int_equal(to->count, there->count);
+            assert_int_equal(to->counted, there->counted);
+        }
+}
+
+/* Walks see each box once, counted ones first, inside of its segment. */
+static void check_walk(const World *w, int rank, int unit, MakerRoom room) {
+    const Partition *p = &w->p[rank];
+    MakerSegment s[LEAVES_MAX];
+    int64_t sum = 0, all = 0;
+    makers_segments(p, unit, room, s);
+    for (int q = 0; q < TENSORS; q++) all += s[q].count;
+    MakerWalk walk = makers_walk(p, unit, room);
+    while (makers_next(&walk))
+        for (int q = 0; q < TENSORS; q++) {
+            if (room == ROOM_OWN && q != p->tensor) continue;
+            int64_t count = w->table[rank / TENSORS * TENSORS + q].params[walk.param].count;
+            const MakerSegment *in = &s[room == ROOM_MADE ? q : makers_of(p, walk.param)];
+            int64_t border = in->first + in->counted;
+            assert_true(walk.copy[q] ? walk.at[q] >= border : walk.at[q] + count <= border);
+            assert_true(walk.at[q] >= in->first && walk.at[q] + count <= in->first + in->count);
+            sum += count;
+        }
+    assert_int_equal(sum, all);
+    assert_true(makers_room(p, unit, room) >= (size_t)all * sizeof(float));
+}
+
+/* No rank has more to do than a matrix above the mean. */
+static void check_balance(const World *w) {
+    double work[RANKS] = {0}, all = 0, largest = 0;
+    for (int i = 0; i < w->table[0].count; i++) {
+        Param whole = param_whole(&w->model, &w->table[0].params[i]);
+        double flops = optimizer_flops(param_group(&w->groups, i)->optimizer, &whole);
+        if (!param_needs_matrix(&w->groups, i, &whole)) continue;
+        all += flops, largest = flops > largest ? flops : largest;
+        for (int r = 0; r < RANKS; r++) work[r] += makers_of(&w->p[r], i) == w->p[r].tensor ? flops : 0;
+    }
+    for (int shard = 0; shard < SHARDS; shard++) {
+        double sum = 0;
+        for (int q = 0; q < TENSORS; q++) sum += work[shard * TENSORS + q];
+        for (int q = 0; q < TENSORS; q++) assert_true(work[shard * TENSORS + q] <= sum / TENSORS + largest);
+    }
+    assert_true(all > 0);
+}
+
+static void every_matrix_has_a_maker(void **state) {
+    static const struct {
+        const Family *family;
+        int key_heads;
+    } models[] = {{&family_llama, 4}, {&family_llama, 2}, {&family_llama, 1},     {&family_phi3, 4},
+                  {&family_gpt2, 4},  {&family_olmo2, 2}, {&family_qwen3_moe, 4}, {&family_llama4_text, 4}};
+    static World w;
+    (void)state;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        build(&w, models[i].family, models[i].key_heads);
+        check_makers(&w);
+        for (int k = 0; k < w.table[0].count; k++)
+            if (param_needs_matrix(&w.groups, k, &w.table[0].params[k])) check_parts(&w, k);
+        for (int u = 0; u < w.table[0].units; u++) {
+            assert_int_equal(makers_have(&w.p[0], u), u > 0 && u < w.table[0].units - 1);
+            check_rooms(&w, u);
+            for (int r = 0; r < RANKS; r++)
+                for (int room = 0; room < MAKER_ROOMS; room++) check_walk(&w, r, u, (MakerRoom)room);
+        }
+        check_balance(&w);
+        release(&w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_matrix_has_a_maker)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,538 @@
+/* Programs and memory plans as data: no model is run, of any mesh, on one process. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "forecast/draw.h"
+#include "plan/memory.h"
+#include "comm/comm.h"
+#include "program/program.h"
+#include "support/optimizers.h"
+
+static int count_kind(const Program *p, ActionKind kind) {
+    int n = 0;
+    for (int i = 0; i < p->count; i++) n += p->actions[i].kind == kind;
+    return n;
+}
+
+/* A model, its place on a mesh, and the program of one rank. */
+typedef struct Case {
+    int pp, replicas, shards, microbatches, layers;
+    const char *schedule;           /* of pp > 1 */
+    bool tied, split, exact, whole; /* whole: matrices of some groups are not cut */
+    GradientSync sync;
+    Reshard reshard;
+    Dtype compute;
+    Recompute recompute;
+} Case;
+
+typedef struct Lowered {
+    Model model;
+    Schedule schedule;
+    Partition partition;
+    Program program;
+    ParamGroups groups;
+} Lowered;
+
+static Model small_model(const Case *c) {
+    ModelConfig config = {.vocab_size = 100,
+                          .hidden_size = 24,
+                          .intermediate_size = 40,
+                          .num_hidden_layers = c->layers ? c->layers : 3,
+                          .num_attention_heads = 3,
+                          .num_key_value_heads = 1,
+                          .head_dim = 8,
+                          .max_position_embeddings = 16,
+                          .rms_norm_eps = 1e-5,
+                          .rope_theta = 1e4,
+                          .tie_word_embeddings = c->tied};
+    Model m;
+    Error err = {0};
+    assert_int_equal(model_build(&m, &config, c->compute, c->recompute, 16, 0, &err), OK);
+    return m;
+}
+
+static int ranks_of(const Case *c) { return c->pp * c->replicas * c->shards; }
+
+/* Units shared out evenly over the stages of the schedule. */
+static Stages even_stages(const Schedule *s, int units) {
+    size_t n = (size_t)s->stages;
+    Stages out = {s->stages, mem_alloc_array(n + 1, sizeof(int)), mem_alloc_array(n, sizeof(int))};
+    for (int i = 0; i <= s->stages; i++) out.first[i] = units * i / s->stages;
+    memcpy(out.rank, s->rank_of_stage, n * sizeof(int));
+    return out;
+}
+
+static void lower(Lowered *l, const Case *c, int rank) {
+    Error err = {0};
+    MeshOptions options = {c->pp, c->replicas, c->shards, 1, 1, 1};
+    Mesh mesh;
+    Stages stages;
+    OptimizerGroup room[3];
+    OptimizerOptions optimizer = mixed_optimizer(room);
+    *l = (Lowered){.model = small_model(c)};
+    if (param_groups_build(&l->groups, &optimizer, &l->model.table, &err) != OK) fail_msg("%s", err.message);
+    if (mesh_build(&mesh, &options, ranks_of(c), &err) != OK) fail_msg("%s", err.message);
+    ScheduleName name = c->split ? PIPE_ZB_H1 : PIPE_1F1B; /* of one rank */
+    assert_true(c->pp == 1 || schedule_find(c->schedule, &name));
+    int each = schedule_default_stages_per_rank(name);
+    if (schedule_make(&l->schedule, name, c->pp, c->microbatches, each, &err) != OK)
+        fail_msg("%s", err.message);
+    if (schedule_add_transfers(&l->schedule, &err) != OK) fail_msg("%s", err.message);
+    stages = even_stages(&l->schedule, l->model.table.units);
+    partition_build(&l->partition, &(PartitionSpec){.model = &l->model.config,
+                                                    .table = &l->model.table,
+                                                    .groups = c->whole ? &l->groups : NULL,
+                                                    .mesh = &mesh,
+                                                    .rank = rank,
+                                                    .stages = &stages});
+    stages_free(&stages);
+    program_lower(&l->program, &(ProgramSpec){.model = &l->model.config,
+                                              .partition = &l->partition,
+                                              .schedule = &l->schedule,
+                                              .defer_head = c->split && c->pp == 1,
+                                              .exact = c->exact,
+                                              .crosses = program_crosses,
+                                              .sync = c->sync,
+                                              .reshard = c->reshard});
+}
+
+static void release(Lowered *l) {
+    program_free(&l->program);
+    partition_free(&l->partition);
+    schedule_free(&l->schedule);
+    model_free(&l->model);
+    param_groups_free(&l->groups);
+}
+
+/* Calls visit with every rank of every combination. */
+static void each_case(void (*visit)(const Case *c, const Lowered *l, int rank)) {
+    static const Case meshes[] = {
+        {.pp = 1, .replicas = 1, .shards = 1},
+        {.pp = 1, .replicas = 3, .shards = 1},
+        {.pp = 1, .replicas = 1, .shards = 4},
+        {.pp = 1, .replicas = 2, .shards = 2},
+        {.pp = 2, .replicas = 1, .shards = 1, .schedule = "1f1b"},
+        {.pp = 4, .replicas = 1, .shards = 1, .schedule = "gpipe"},
+        {.pp = 2, .replicas = 1, .shards = 2, .schedule = "zbv"},
+        {.pp = 2, .replicas = 2, .shards = 2, .schedule = "interleaved_zero_bubble"},
+        {.pp = 2, .replicas = 2, .shards = 1, .schedule = "dualpipev"},
+        {.pp = 2, .replicas = 1, .shards = 3, .schedule = "looped_bfs"},
+        {.pp = 3, .replicas = 2, .shards = 1, .schedule = "zb_h2"}};
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++)
+        for (int variant = 0; variant < 72; variant++) {
+            Case c = meshes[i];
+            c.layers = 6, c.microbatches = 6;
+            c.tied = variant % 2, c.exact = variant / 2 % 2, c.split = variant / 4 % 2;
+            c.whole = variant % 3 == 1;
+            c.sync = (GradientSync)(variant / 8 % 3), c.reshard = (Reshard)(variant / 24 % 3);
+            c.compute = variant % 2 ? DTYPE_BF16 : DTYPE_F32, c.recompute = (Recompute)(variant % 3);
+            for (int rank = 0; rank < ranks_of(&c); rank++) {
+                Lowered l;
+                lower(&l, &c, rank);
+                visit(&c, &l, rank);
+                release(&l);
+            }
+        }
+}
+
+static void check_valid(const Case *c, const Lowered *l, int rank) {
+    Error err = {0};
+    const Program *p = &l->program;
+    if (program_check(p, &err) != OK)
+        fail_msg("pp %d (%s) replicate %d shard %d sync %d reshard %d tied %d exact %d rank %d: %s", c->pp,
+                 c->schedule, c->replicas, c->shards, c->sync, c->reshard, c->tied, c->exact, rank,
+                 err.message);
+    int units = 0;
+    for (int u = 0; u < p->units; u++) units += partition_runs(&l->partition, u);
+    assert_int_equal(count_kind(p, ACT_FWD), units * c->microbatches);
+    assert_int_equal(count_kind(p, ACT_BWD) + count_kind(p, ACT_BWD_IN), units * c->microbatches);
+    assert_int_equal(count_kind(p, ACT_UPDATE), units + l->partition.tied_copy);
+    assert_int_equal(count_kind(p, ACT_GATHER), count_kind(p, ACT_RELEASE));
+}
+
+static void test_lowered_programs_are_valid(void **state) {
+    (void)state;
+    each_case(check_valid);
+}
+
+static Action action(ActionKind kind, int unit, int microbatch) {
+    return (Action){.kind = kind, .unit = unit, .microbatch = microbatch};
+}
+
+static ErrorCode check_after(int index, Action replacement, int swap_with) {
+    Lowered l;
+    Error err = {0};
+    lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2, .split = true}, 0);
+    Program *p = &l.program;
+    if (swap_with >= 0) {
+        Action a = p->actions[index];
+        p->actions[index] = p->actions[swap_with];
+        p->actions[swap_with] = a;
+    } else {
+        p->actions[index] = replacement;
+        if (action_is_pass(replacement.kind) && replacement.unit < p->units)
+            p->actions[index].parts = unit_parts(p->model, replacement.unit);
+    }
+    ErrorCode code = program_check(p, &err);
+    release(&l);
+    return code;
+}
+
+/* Program of 4 units, 2 microbatches, split: LOAD 4xFWD 4xBWD_IN 4xBWD_W, twice, then NORM and 4 updates. */
+static void test_broken_programs_are_refused(void **state) {
+    (void)state;
+    assert_int_equal(check_after(0, action(ACT_LOAD, -1, 0), -1), OK);
+    assert_int_equal(check_after(1, (Action){0}, 2), ERR_INTERNAL);  /* forward out of order */
+    assert_int_equal(check_after(0, (Action){0}, 1), ERR_INTERNAL);  /* forward before its load */
+    assert_int_equal(check_after(5, (Action){0}, 6), ERR_INTERNAL);  /* backward out of order */
+    assert_int_equal(check_after(8, (Action){0}, 12), ERR_INTERNAL); /* weight half before input half */
+    assert_int_equal(check_after(9, action(ACT_BWD_W, 3, 1), -1),
+                     ERR_INTERNAL);                                            /* microbatches out of order */
+    assert_int_equal(check_after(1, action(ACT_FWD, 9, 0), -1), ERR_INTERNAL); /* no such unit */
+    assert_int_equal(check_after(1, action(ACT_FWD, 0, 7), -1), ERR_INTERNAL); /* no such microbatch */
+    assert_int_equal(check_after(26, (Action){0}, 27), ERR_INTERNAL);          /* update before the norm */
+    assert_int_equal(check_after(25, (Action){0}, 26), ERR_INTERNAL); /* norm before the last gradient */
+    assert_int_equal(check_after(30, action(ACT_UPDATE, 2, -1), -1),
+                     ERR_INTERNAL); /* one unit updated twice */
+}
+
+/* A pass over a unit may be several actions, of its parts in order. */
+static ErrorCode check_parts(int index, Parts first, Parts second) {
+    Lowered l;
+    Error err = {0};
+    lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2}, 0);
+    Program *p = &l.program;
+    p->actions = mem_grow(p->actions, (size_t)(p->count + 1) * sizeof *p->actions);
+    memmove(p->actions + index + 1, p->actions + index, (size_t)(p->count - index) * sizeof *p->actions);
+    p->count++;
+    p->actions[index].parts = first, p->actions[index + 1].parts = second;
+    ErrorCode code = program_check(p, &err);
+    release(&l);
+    return code;
+}
+
+/* LOAD 4xFWD 4xBWD: action 2 is a block's forward pass, action 6 its backward pass. */
+static void test_parts_of_units(void **state) {
+    (void)state;
+    Lowered l;
+    lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2}, 0);
+    assert_int_equal(l.program.actions[2].kind, ACT_FWD);
+    assert_int_equal(l.program.actions[6].kind, ACT_BWD);
+    int end = unit_parts(l.program.model, 1).end;
+    release(&l);
+    assert_true(end > 2);
+    Parts low = {0, 2}, high = {2, end};
+    assert_int_equal(check_parts(2, low, high), OK);
+    assert_int_equal(check_parts(2, high, low), ERR_INTERNAL);                      /* descending */
+    assert_int_equal(check_parts(2, low, (Parts){3, end}), ERR_INTERNAL);           /* one is skipped */
+    assert_int_equal(check_parts(2, low, (Parts){1, end}), ERR_INTERNAL);           /* one runs twice */
+    assert_int_equal(check_parts(2, low, (Parts){2, end - 1}), ERR_INTERNAL);       /* the last is missing */
+    assert_int_equal(check_parts(2, low, (Parts){2, end + 1}), ERR_INTERNAL);       /* more than there are */
+    assert_int_equal(check_parts(2, (Parts){0, 0}, (Parts){0, end}), ERR_INTERNAL); /* none */
+    assert_int_equal(check_parts(6, high, low), OK);
+    assert_int_equal(check_parts(6, low, high), ERR_INTERNAL); /* ascending */
+}
+
+/* The same for the actions of meshes: drops the first action of a kind, or says it twice. */
+static ErrorCode check_without(const Case *c, int rank, ActionKind kind, bool twice) {
+    Lowered l;
+    Error err = {0};
+    lower(&l, c, rank);
+    Program *p = &l.program;
+    int i = 0;
+    while (i < p->count && p->actions[i].kind != kind) i++;
+    assert_true(i < p->count);
+    if (twice) {
+        p->actions = mem_grow(p->actions, (size_t)(p->count + 1) * sizeof *p->actions);
+        memmove(p->actions + i + 1, p->actions + i, (size_t)(p->count - i) * sizeof *p->actions);
+        p->count++;
+    } else {
+        memmove(p->actions + i, p->actions + i + 1, (size_t)(p->count - i - 1) * sizeof *p->actions);
+        p->count--;
+    }
+    ErrorCode code = program_check(p, &err);
+    release(&l);
+    return code;
+}
+
+static void test_broken_communication_is_refused(void **state) {
+    (void)state;
+    const Case c = {.pp = 2,
+                    .replicas = 2,
+                    .shards = 2,
+                    .microbatches = 4,
+                    .layers = 4,
+                    .schedule = "1f1b",
+                    .tied = true,
+                    .reshard = RESHARD_ALWAYS};
+    const ActionKind kinds[] = {ACT_GATHER,     ACT_RELEASE, ACT_REDUCE_SCATTER,
+                                ACT_ALL_REDUCE, ACT_SEND_F,  ACT_RECV_B};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int twice = 0; twice <= 1; twice++)
+            assert_int_equal(check_without(&c, 0, kinds[i], twice), ERR_INTERNAL);
+    assert_int_equal(check_without(&c, 7, ACT_RECV_F, false), ERR_INTERNAL);
+    assert_int_equal(check_without(&c, 7, ACT_SEND_B, false), ERR_INTERNAL);
+}
+
+/* No two buffers of an arena that live at the same time overlap, and every action finds its buffers alive. */
+static void check_plan(const Case *c, const Lowered *l, int rank) {
+    const Program *p = &l->program;
+    MemoryPlan plan;
+    (void)c;
+    (void)rank;
+    memory_plan(&plan, &(MemorySpec){.program = p,
+                                     .model = &l->model,
+                                     .positions = 16,
+                                     .device_scratch = 1000,
+                                     .optimizer = &l->groups});
+    for (int i = 0; i < plan.count; i++) {
+        const Buffer *a = &plan.buffers[i];
+        assert_true(a->offset % POOL_ALIGN == 0 && a->offset + a->bytes <= plan.arena[buffer_arena(a->kind)]);
+        for (int j = 0; j < i; j++) {
+            const Buffer *b = &plan.buffers[j];
+            bool together =
+                buffer_arena(a->kind) == buffer_arena(b->kind) && a->first <= b->last && b->first <= a->last;
+            bool overlap = a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
+            assert_false(together && overlap);
+        }
+    }
+    for (int i = 0; i < p->count; i++) {
+        Buffer touched[ACTION_BUFFERS];
+        int n = action_buffers(p, &l->model, p->actions[i], touched);
+        for (int k = 0; k < n; k++) {
+            const Buffer *b =
+                memory_plan_buffer(&plan, touched[k].kind, touched[k].unit, touched[k].microbatch);
+            assert_true(b->first <= i && i <= b->last && b->bytes == touched[k].bytes);
+        }
+    }
+    memory_plan_free(&plan);
+}
+
+static void test_memory_plans_are_sound(void **state) {
+    (void)state;
+    each_case(check_plan);
+}
+
+/* Every element of the model is owned once by each replica, and counted once in all. */
+static void test_every_element_is_counted_once(void **state) {
+    (void)state;
+    static const Case cases[] = {
+        {.pp = 1, .replicas = 1, .shards = 3, .microbatches = 1},
+        {.pp = 1, .replicas = 2, .shards = 5, .microbatches = 1, .whole = true},
+        {.pp = 2, .replicas = 2, .shards = 3, .microbatches = 4, .schedule = "zbv", .layers = 5},
+        {.pp = 3,
+         .replicas = 1,
+         .shards = 2,
+         .microbatches = 3,
+         .schedule = "1f1b",
+         .tied = true,
+         .whole = true,
+         .layers = 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t counted = 0, elements = 0;
+        for (int rank = 0; rank < ranks_of(&cases[i]); rank++) {
+            Lowered l;
+            lower(&l, &cases[i], rank);
+            counted += partition_counted(&l.partition);
+            elements = l.model.table.elements;
+            for (int k = 0; k < l.model.table.count; k++) {
+                Piece piece = partition_piece(&l.partition, &l.model.table.params[k]);
+                assert_true(piece.count == 0 || piece.at + (size_t)piece.count <= l.partition.owned);
+                assert_true(piece.first >= 0 && piece.first + piece.count <= l.model.table.params[k].count);
+            }
+            release(&l);
+        }
+        assert_int_equal(counted, elements);
+    }
+}
+
+static ProgramTraffic traffic_of(const Case *c, int rank) {
+    Lowered l;
+    lower(&l, c, rank);
+    ProgramTraffic t = program_traffic(&l.program, &l.model);
+    release(&l);
+    return t;
+}
+
+static ProgramTraffic traffic(const Case *c) { return traffic_of(c, 0); }
+
+/* Of all ranks. What is over when a tensor is cut into parts makes one rank's figure differ from
+ * another's. */
+static uint64_t replicas_traffic(const Case *c) {
+    uint64_t sum = 0;
+    for (int rank = 0; rank < ranks_of(c); rank++) sum += traffic_of(c, rank).replicas;
+    return sum;
+}
+
+/* Gradients cross the network once a step, not once a microbatch: 1/k of the bytes; and each figure is the
+ * least possible. */
+static void test_traffic_is_counted(void **state) {
+    (void)state;
+    Case c = {.pp = 1, .replicas = 4, .shards = 1, .microbatches = 5, .layers = 3};
+    Model m = small_model(&c);
+    uint64_t padded = 0; /* flats in whole cache lines */
+    for (int u = 0; u < m.table.units; u++) padded += param_unit_size(&m.table, u) * sizeof(float);
+    uint64_t once = replicas_traffic(&c);
+    assert_int_equal(once,
+                     2 * padded * 3); /* all-reduce over 4: each rank twice three quarters of the gradient */
+    c.sync = SYNC_MICROBATCH;
+    assert_int_equal(replicas_traffic(&c), 5 * once);
+    model_free(&m);
+
+    Case s = {.pp = 1, .replicas = 2, .shards = 2, .microbatches = 5, .layers = 3, .reshard = RESHARD_NEVER};
+    Lowered l;
+    lower(&l, &s, 0);
+    uint64_t own = l.partition.owned * sizeof(float), other = padded - own; /* of the other shard */
+    release(&l);
+    ProgramTraffic t = traffic(&s);
+    assert_int_equal(t.parameters, own);  /* one gather: what it has goes to the other, ... */
+    assert_int_equal(t.gradients, other); /* ... and one reduce-scatter: the other's share to its owner */
+    assert_int_equal(replicas_traffic(&s), 2 * padded); /* both replicas: all-reduce of their halves over 2 */
+    s.sync = SYNC_MICROBATCH;
+    ProgramTraffic each = traffic(&s);
+    assert_int_equal(each.gradients, 5 * t.gradients);
+    assert_int_equal(each.replicas, 5 * t.replicas);
+    s.sync = SYNC_REPLICA;
+    ProgramTraffic replica = traffic(&s);
+    assert_int_equal(replica.gradients, each.gradients);
+    assert_int_equal(replica.parameters, each.parameters);
+    assert_int_equal(replica.replicas, t.replicas);
+    /* Runs of three are two blocks of the tree over six: the reducing half of the all-reduce carries two
+     * sums. */
+    Case three = {.pp = 1, .replicas = 2, .shards = 3, .microbatches = 2, .layers = 3};
+    assert_int_equal(replicas_traffic(&three), padded * (2 + 1));
+    three.sync = SYNC_REPLICA; /* a sum of its own */
+    assert_int_equal(replicas_traffic(&three), padded * (1 + 1));
+    s.sync = SYNC_STEP, s.exact = true;
+    assert_int_equal(traffic(&s).replicas, 2 * t.replicas);
+
+    Case pipe = {.pp = 2, .replicas = 1, .shards = 1, .microbatches = 5, .layers = 3, .schedule = "1f1b"};
+    Model small = small_model(&pipe);
+    assert_int_equal(traffic(&pipe).pipeline,
+                     5 * (boundary_bytes(&small) + COMM_HEADER)); /* rank 0 sends activations only */
+    model_free(&small);
+}
+
+static size_t activations(const Case *c) {
+    Lowered l;
+    MemoryPlan plan;
+    lower(&l, c, 0);
+    memory_plan(
+        &plan,
+        &(MemorySpec){.program = &l.program, .model = &l.model, .positions = 16, .optimizer = &l.groups});
+    size_t bytes = plan.arena[ARENA_ACTIVATIONS];
+    memory_plan_free(&plan);
+    release(&l);
+    return bytes;
+}
+
+static void test_recompute_saves_memory_and_accumulation_costs_none(void **state) {
+    (void)state;
+    Case none = {.pp = 1, .replicas = 1, .shards = 1, .microbatches = 1}, selective = none, full = none,
+         many = none;
+    selective.recompute = RECOMPUTE_SELECTIVE, full.recompute = RECOMPUTE_FULL, many.microbatches = 8;
+    assert_true(activations(&full) < activations(&selective));
+    assert_true(activations(&selective) < activations(&none));
+    assert_true(activations(&none) == activations(&many));
+}
+
+/* Sharding: each rank holds its part of everything that lasts, and of gathered parameters two units at a
+ * time. */
+static void test_sharding_saves_memory(void **state) {
+    (void)state;
+    Case whole = {.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 12}, sharded = whole;
+    MemoryPlan a, b;
+    Lowered l, s;
+    sharded.shards = 4, sharded.sync = SYNC_MICROBATCH;
+    lower(&l, &whole, 0);
+    lower(&s, &sharded, 3);
+    memory_plan(
+        &a, &(MemorySpec){.program = &l.program, .model = &l.model, .positions = 16, .optimizer = &l.groups});
+    memory_plan(
+        &b, &(MemorySpec){.program = &s.program, .model = &s.model, .positions = 16, .optimizer = &s.groups});
+    assert_true(b.parameters < a.parameters * 3 / 10 && b.optimizer < a.optimizer * 3 / 10 &&
+                b.gradients < a.gradients * 3 / 10);
+    assert_true(b.arena[ARENA_GATHERED] < a.parameters / 3);
+    memory_plan_free(&a);
+    memory_plan_free(&b);
+    release(&l);
+    release(&s);
+}
+
+static void test_printing_folds_runs(void **state) {
+    (void)state;
+    Lowered l;
+    Text folded = {0}, whole = {0};
+    lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 3}, 0);
+    program_print(&l.program, false, &folded);
+    program_print(&l.program, true, &whole);
+    assert_non_null(strstr(folded.data, "FWD            u0..4 m1\n"));
+    assert_non_null(strstr(folded.data, "BWD            u4..0 m0\n"));
+    int lines = 0;
+    for (const char *s = whole.data; *s; s++) lines += *s == '\n';
+    assert_int_equal(lines, l.program.count);
+    text_free(&folded);
+    text_free(&whole);
+    release(&l);
+}
+
+/* Windows of collectives lie within the step, end no earlier than they begin, and there is at most one for
+ * each collective. The first gather of a rank is open while it waits for its first microbatch. */
+static void check_windows(const Case *c, const Lowered *l, int rank) {
+    if (c->pp == 1) return;
+    Error err = {0};
+    Simulation timing;
+    Timeline t;
+    int pipe = l->partition.pipe, gathers = 0, sums = 0;
+    double first_open = -1, first_pass;
+    StageCost units[32];
+    for (int u = 0; u < l->model.table.units; u++) units[u] = (StageCost){1, 1, 1};
+    if (simulate(&timing, &l->schedule, &(SimulateCosts){.uniform = {3, 2, 1}}, &err) != OK)
+        fail_msg("%s", err.message);
+    timeline_from_simulation(&t, "", &l->schedule, &timing);
+    timeline_add_collectives(&t, &l->program, &l->schedule.orders[pipe], timing.rank[pipe].cells, units);
+    first_pass = timing.rank[pipe].start;
+    for (int i = 0; i < t.count; i++) {
+        Span s = t.spans[i];
+        if (s.kind != SPAN_GATHER && s.kind != SPAN_REDUCE) continue;
+        assert_true(s.rank == pipe && s.start >= 0 && s.end > s.start && s.end <= timing.makespan + 1e-9);
+        gathers += s.kind == SPAN_GATHER, sums += s.kind == SPAN_REDUCE;
+        if (s.kind == SPAN_GATHER && first_open < 0) first_open = s.start + s.end;
+    }
+    assert_true(gathers <= count_kind(&l->program, ACT_GATHER));
+    assert_true(sums <=
+                count_kind(&l->program, ACT_REDUCE_SCATTER) + count_kind(&l->program, ACT_ALL_REDUCE));
+    if (c->shards > 1 && first_pass > 0)
+        assert_true(fabs(first_open - first_pass) < 1e-9); /* from 0 to the first pass */
+    if (c->shards * c->replicas > 1 && !c->sync) assert_true(sums > 0);
+    (void)rank;
+    timeline_free(&t);
+    simulation_free(&timing);
+}
+
+static void test_windows_of_collectives(void **state) {
+    (void)state;
+    each_case(check_windows);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lowered_programs_are_valid),
+        cmocka_unit_test(test_parts_of_units),
+        cmocka_unit_test(test_broken_programs_are_refused),
+        cmocka_unit_test(test_broken_communication_is_refused),
+        cmocka_unit_test(test_memory_plans_are_sound),
+        cmocka_unit_test(test_every_element_is_counted_once),
+        cmocka_unit_test(test_traffic_is_counted),
+        cmocka_unit_test(test_windows_of_collectives),
+        cmocka_unit_test(test_recompute_saves_memory_and_accumulation_costs_none),
+        cmocka_unit_test(test_sharding_saves_memory),
+        cmocka_unit_test(test_printing_folds_runs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
