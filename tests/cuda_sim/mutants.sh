@@ -47,8 +47,10 @@ attention "a lane that does not come to a product" 's/(multiply_matrices\(sums\.
 has log "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
 has log "it ends before its copies have been waited for"
-group() { mutant "$1" attention_wgmma.cu "$2" $(op test_attention); }
-panels() { mutant "$1" wgmma.cuh@attention_wgmma.cu "$2" $(op test_attention); }
+# Heads that wgmma multiplies alone, which come last otherwise.
+group() { mutant "$1" attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
+panels() { mutant "$1" wgmma.cuh@attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
+for head in 16 64 128; do passes env TEST_HEAD=$head $(op test_attention); done
 group "a barrier less before a step of four warps" '/copies_shown\(\);/{n;d}'
 group "copies that are not shown to products" 's/copies_shown\(\);//'
 has log "a product that may read copies which were not shown to it"
