@@ -246,7 +246,7 @@ static ErrorCode check_job(const Job *job, Error *err) {
 ErrorCode job_script_write(const Job *job, Text *out, Error *err) {
     TRY(check_job(job, err));
     text_puts(out, "#!/bin/bash\n"
-                   "# Written by \"weft slurm\", to be given to sbatch; docs/cluster.md explains it.\n");
+                   "# Written by \"weft slurm\", to be given to sbatch; docs/use/cluster.md explains it.\n");
     put_options(job, out);
     text_puts(out, "\n");
     put_words(job, out);

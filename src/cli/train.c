@@ -164,7 +164,7 @@ const Verb verb_train = {
         "log and journal, and where nothing stands the same bits go on. What a configuration leaves open "
         "(auto, 0) is what the run had.\n\n"
         "--inject kills, stops, slows or corrupts a rank in a given step, or on entering a phase of the run, "
-        "to see that it survives that; see docs/reliability.md.\n\n"
+        "to see that it survives that; see docs/use/reliability.md.\n\n"
         "Examples:\n"
         "  weft train configs/demo.yaml\n"
         "  weft train configs/demo.yaml -n 4 mesh.pp=2\n"

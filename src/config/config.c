@@ -106,8 +106,8 @@ static const Option task_options[] = {
      .type = OPT_STRING,
      .offset = ON(task),
      .fallback = "auto",
-     .help =
-         "What a document of it is (docs/evaluation.md); auto: the name that the file's name begins with."},
+     .help = "What a document of it is (docs/use/evaluation.md); auto: the name that the file's name begins "
+             "with."},
     /* What a run knows the figures by, over all its restarts. */
     {.key = "name",
      .type = OPT_STRING,

@@ -1,5 +1,5 @@
 /* A roofline with measured rates: the shares below are what products and attention of a model reach of the
- * peak of large square products, on CPUs. docs/planning.md has how far that is right. */
+ * peak of large square products, on CPUs. docs/use/planning.md has how far that is right. */
 #include "forecast/machine.h"
 
 #include <math.h>

@@ -27,7 +27,7 @@ typedef struct Crossings {
     int gathers, sums;
 } Crossings;
 
-/* Of a block: see the table of docs/planning.md. Where it is computed again, what its products read is
+/* Of a block: see the table of docs/use/planning.md. Where it is computed again, what its products read is
  * gathered on that way, and for their weights once more only if these have a half of their own. */
 static Crossings count_forward(void) { return (Crossings){2, 2}; }
 static Crossings count_input(const CrossingSpec *s) {

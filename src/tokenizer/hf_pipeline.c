@@ -162,10 +162,11 @@ static ErrorCode read_split(HfReader *r, const cJSON *item, const char *key) {
     if (pattern == PATTERN_COUNT) {
         char shown[200];
         error_escape(shown, sizeof shown, regex, strlen(regex));
-        return error_set(r->err, ERR_DATA,
-                         "%s: %s: weft does not know the Regex \"%s\"; it runs those of docs/tokenizers.md "
-                         "only",
-                         r->where, key, shown);
+        return error_set(
+            r->err, ERR_DATA,
+            "%s: %s: weft does not know the Regex \"%s\"; it runs those of docs/use/tokenizers.md "
+            "only",
+            r->where, key, shown);
     }
     bool isolates = strcmp(behavior, "Isolated") == 0 && !invert,
          removes_rest = strcmp(behavior, "Removed") == 0 && invert;

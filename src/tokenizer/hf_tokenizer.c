@@ -50,7 +50,7 @@ ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool a
 ErrorCode hf_refuse(HfReader *r, const char *key, const char *what) {
     char shown[160];
     error_escape(shown, sizeof shown, what, strlen(what));
-    return error_set(r->err, ERR_DATA, "%s: %s: %s is not supported (docs/tokenizers.md says what is)",
+    return error_set(r->err, ERR_DATA, "%s: %s: %s is not supported (docs/use/tokenizers.md says what is)",
                      r->where, key, shown);
 }
 

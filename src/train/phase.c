@@ -7,7 +7,7 @@
 
 #include "engine/engine.h"
 
-/* Words of the user's: --inject, messages of the watchdog, and docs/reliability.md name phases by them. */
+/* The user's words: --inject, the watchdog's messages and docs/use/reliability.md name phases by them. */
 static const char *const names[PHASES] = {
     [PHASE_START] = "MPI start",       [PHASE_READING] = "reading",     [PHASE_TOKENIZING] = "tokenizing",
     [PHASE_ALLOCATING] = "allocating", [PHASE_MEASURING] = "measuring", [PHASE_LOADING] = "loading",

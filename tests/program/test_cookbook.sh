@@ -1,5 +1,5 @@
 #!/bin/bash
-# docs/cookbook.md: every command on the page, in its order, with smaller numbers.
+# docs/use/cookbook.md: every command on the page, in its order, with smaller numbers.
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 needs_ranks
@@ -23,7 +23,7 @@ smaller() {
 # Of each block of the page its kind, and its text with \001 for the ends of lines.
 blocks() {
     awk '/^```/ { if (kind) print kind, text; kind = kind ? "" : substr($0, 4); text = ""; next }
-        kind { text = text $0 "\001" }' "$docs/cookbook.md"
+        kind { text = text $0 "\001" }' "$docs/use/cookbook.md"
 }
 count=0
 while read -r kind text; do
@@ -48,7 +48,7 @@ done < <(blocks)
 [ "$count" -ge 20 ] || fail "only $count commands were found on the page"
 
 # What the page promises of them.
-[ "$(grep -c '^## [0-9]' "$docs/cookbook.md")" -eq 10 ] || fail "the page does not have ten recipes"
+[ "$(grep -c '^## [0-9]' "$docs/use/cookbook.md")" -eq 10 ] || fail "the page does not have ten recipes"
 grep -hq 'the loss falls from' err.* || grep -hq 'nothing can be said' err.* || fail "weft report does not say what a range test has shown"
 [ "$(digest runs/mine)" = "$(digest runs/paused)" ] || fail "a run that went on has other weights"
 [ -s runs/mine/report.html ] && [ -s both.html ] && [ -s my-model/model.safetensors ] && [ -s averaged/model.safetensors ] || fail "files are missing"

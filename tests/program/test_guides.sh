@@ -23,7 +23,7 @@ theirs() { # FILE
         }' "$1" | sort -u
 }
 for peer in torchtitan lingua; do
-    guide=$docs/from-$peer.md
+    guide=$docs/use/from-$peer.md
     # Keys of ours stand in the second column.
     awk -F '|' 'NF > 3 { print $3 }' "$guide" | grep -o '`[a-z_]*\.[a-z_0-9]*' | tr -d '`' | grep -v '\.sh$' | sort -u >named
     [ "$(wc -l <named)" -ge 40 ] || fail "$peer: only $(wc -l <named) keys were found"
@@ -56,7 +56,7 @@ awk '
             hint = full in key ? key[full] : last in key ? key[last] : ""
             if (hint ~ /\./ && !index(column[3], "`" hint)) print full, hint
         }
-    }' synonyms "$docs/from-torchtitan.md" "$docs/from-lingua.md" | grep -vxF -e 'model.n_heads model.num_attention_heads' -e 'distributed.fsdp_type mesh.dp_shard' >unlike
+    }' synonyms "$docs/use/from-torchtitan.md" "$docs/use/from-lingua.md" | grep -vxF -e 'model.n_heads model.num_attention_heads' -e 'distributed.fsdp_type mesh.dp_shard' >unlike
 [ -s unlike ] && fail "hints that the guides do not have: $(tr '\n' ';' <unlike)"
 
 # Recipes: what they are trained on, and what loss to expect, stands at their head; each is a configuration that weft reads.

@@ -1,12 +1,12 @@
 #!/bin/bash
-# What goes with tp, cp and ep: the table of docs/parallelism.md, row by row. What it says yes to can be planned, what it says no to is refused
+# What goes with tp, cp and ep: the table of docs/use/combinations.md, row by row. What it says yes to can be planned, what it says no to is refused
 # by a message that names the key or the family.
 #   CURVE=full tests/program/test_together.sh      runs each yes, which must have the bits of one rank
 # ranks: 2
 . "$(dirname "$0")/../support/prelude.sh"
 . "$(dirname "$script")/../support/tasks.sh"
 needs_ranks
-page=${WEFT_SOURCE_DIR:?}/docs/parallelism.md
+page=${WEFT_SOURCE_DIR:?}/docs/use/combinations.md
 
 letters 60 3 >text.txt
 make_tasks 2 1
@@ -79,6 +79,6 @@ while IFS='|' read -r _ beside tp cp ep _; do
             esac
         done
     done
-done < <(awk '/^## What goes together/ { on = 1; next } /^## / { on = 0 } on && /^\| `/' "$page")
+done < <(grep '^| `' "$page")
 [ "$tried" -ge 50 ] || fail "the table has $tried cells"
 conclude

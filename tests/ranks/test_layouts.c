@@ -661,7 +661,7 @@ static void test_adapted_latents(void **state) {
     walk_adapted_latents(family_shape(&family_deepseek_v2), 2, false);
 }
 
-/* docs/parallelism.md has the same table. */
+/* docs/use/combinations.md has the same table. */
 static void test_families(void **state) {
     Text refused = {0};
     (void)state;
