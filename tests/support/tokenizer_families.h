@@ -12,7 +12,7 @@ static cJSON *families; /* the whole file */
 
 static inline int families_read(void) {
     Error err = {0};
-    if (json_read(WEFT_SOURCE_DIR "/tests/data/tokenizer_families.json", 1 << 24, &families, &err) == OK)
+    if (json_read(WEFT_SOURCE_DIR "/tests/tokenizer/tokenizer_families.json", 1 << 24, &families, &err) == OK)
         return 0;
     print_error("%s\n", err.message);
     return -1;
