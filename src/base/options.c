@@ -161,7 +161,7 @@ void options_compare(const OptionSet *a, const OptionSet *b,
     text_free(&in_b);
 }
 
-static bool row_differs(const Option *row, const void *a, const void *b) {
+bool option_differs(const Option *row, const void *a, const void *b) {
     Text in_a = {0}, in_b = {0};
     value_write(row, (const char *)a + row->offset, &in_a);
     value_write(row, (const char *)b + row->offset, &in_b);
@@ -177,7 +177,8 @@ static bool items_act_alike(const Option *list, const ObjectList *a, const Objec
     if (a->count != b->count) return false;
     for (size_t i = 0; i < a->count * list->item_size; i += list->item_size)
         for (const Option *row = list->item; row->key; row++)
-            if (row->effect != EFFECT_NOTHING && row_differs(row, a->items + i, b->items + i)) return false;
+            if (row->effect != EFFECT_NOTHING && option_differs(row, a->items + i, b->items + i))
+                return false;
     return true;
 }
 

@@ -129,6 +129,8 @@ void options_write_value(const OptionSet *set, const char *key, Text *out);
 void options_compare(const OptionSet *a, const OptionSet *b,
                      void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
                      void *context);
+/* Whether the field of a row has another value in `b`; both are structs that the row is of. */
+bool option_differs(const Option *row, const void *a, const void *b);
 /* What it does that the two sets have other values of a key: the row's effect; but EFFECT_NOTHING where it is
  * a list, and all in which its items differ has that effect. */
 OptionEffect options_difference(const OptionSet *a, const OptionSet *b, const Option *option);

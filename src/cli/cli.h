@@ -35,7 +35,7 @@ typedef struct Verb {
      * (examples, tables) are kept as they are */
     const char *details;
     const Flag *flags;              /* ended by name == NULL; NULL for none. --help is everyone's */
-    const Option *options;          /* configuration table to document under --help, or NULL */
+    const Option *(*options)(void); /* configuration table to document under --help, or NULL */
     int min_operands, max_operands; /* -1: any number */
     ErrorCode (*run)(const Arguments *args, Error *err);
 } Verb;

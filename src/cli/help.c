@@ -114,7 +114,7 @@ void help_write_verb(const Verb *verb, Text *out, int width) {
     add_flags(out, common_flags, verb, width);
     if (verb->options) {
         text_puts(out, "\nConfiguration, in the YAML file or as section.key=value:\n\n");
-        options_write_help(verb->options, out, width);
+        options_write_help(verb->options(), out, width);
     }
 }
 
@@ -155,12 +155,12 @@ void help_write_overview(Text *out, int width) {
  * nothing written, where there is none. */
 static bool help_write_key(const char *name, Text *out, int width) {
     const char *ours = options_synonym(config_synonyms, name);
-    return options_write_help_of(config_options, name, out, clamp_width(width)) ||
-           (ours && options_write_help_of(config_options, ours, out, clamp_width(width)));
+    return options_write_help_of(config_options(), name, out, clamp_width(width)) ||
+           (ours && options_write_help_of(config_options(), ours, out, clamp_width(width)));
 }
 
 static ErrorCode unknown_key(const char *name, Error *err) {
-    OptionSet set = {.table = config_options, .synonyms = config_synonyms};
+    OptionSet set = {.table = config_options(), .synonyms = config_synonyms};
     while (set.table[set.count].key) set.count++;
     return options_check_key(&set, "help", name, err);
 }

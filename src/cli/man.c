@@ -125,7 +125,7 @@ static void add_roff_configuration(Text *out) {
                            "command line as\n"
                            "\\fIsection.key=value\\fR, which wins over the file.\n");
         any = true;
-        for (const Option *o = (*v)->options; o->key; o++) add_roff_option(out, o);
+        for (const Option *o = (*v)->options(); o->key; o++) add_roff_option(out, o);
     }
 }
 
@@ -184,8 +184,8 @@ static void add_flag_words(Text *out, const Verb *verb) {
 /* With their "=", behind which add_values goes on. No blank is put behind such a word
  * (compopt -o nospace), so that the value can be typed on. */
 static void add_option_words(Text *out, const Verb *verb) {
-    for (const Option *o = verb->options; o && o->key; o++)
-        text_printf(out, "%s%s=", o == verb->options ? "" : " ", o->key);
+    const Option *table = verb->options ? verb->options() : NULL;
+    for (const Option *o = table; o && o->key; o++) text_printf(out, "%s%s=", o == table ? "" : " ", o->key);
 }
 
 /* First words of all verbs, each once: "tokenizer" stands for all of its group. "tokenize" is not of the
@@ -234,7 +234,7 @@ static void add_groups(Text *out) {
 static void add_value_cases(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         if (!(*v)->options || options_seen_before(v)) continue;
-        for (const Option *o = (*v)->options; o->key; o++) {
+        for (const Option *o = (*v)->options(); o->key; o++) {
             if (o->type != OPT_CHOICE && o->type != OPT_BOOL) continue;
             text_printf(out, "    %s) values=\"", o->key);
             for (const char *at = o->type == OPT_BOOL ? "true|false" : o->choices; *at; at++)

@@ -172,7 +172,7 @@ ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err) {
     Config c = {.data.seed = 0};
     OptionSet set = {0};
     Mesh built;
-    ErrorCode code = options_init(&set, config_options, &c, err);
+    ErrorCode code = options_init(&set, config_options(), &c, err);
     if (code == OK) code = read_keys(&set, ranks, err);
     if (code == OK) code = mesh_build(&built, &c.mesh, size, err);
     options_free(&set);
@@ -182,7 +182,7 @@ ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err) {
 ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err) {
     Config c = {.data.seed = 0};
     OptionSet set = {0};
-    ErrorCode code = options_init(&set, config_options, &c, err);
+    ErrorCode code = options_init(&set, config_options(), &c, err);
     if (code == OK) code = read_keys(&set, ranks, err);
     *seconds = c.comm.watchdog_s;
     options_free(&set);
@@ -209,7 +209,7 @@ static ErrorCode agree_on_model(OpenModel *m, Error *err) {
 static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                             const ModelRanks *ranks, RankSpec *spec, Error *err) {
     Config *c = &m->config;
-    TRY(options_init(&m->set, config_options, c, err));
+    TRY(options_init(&m->set, config_options(), c, err));
     if (ranks) TRY(read_keys(&m->set, ranks, err));
     TRY(arguments_int(args, "--threads", 0, 4096, &c->run.threads, err));
     TRY(read_compute(m, args, err));

@@ -4,33 +4,15 @@
 #define WEFT_CONFIG_CONFIG_H
 
 #include "base/options.h"
-#include "comm/mesh.h"
+#include "comm/options.h"
 #include "data/config.h"
-#include "model/config.h"
+#include "model/options.h"
+#include "optimizer/options.h"
 
 /* What predicts tokens behind the next one. */
 typedef enum FurtherKind { FURTHER_HEAD, FURTHER_MODULE } FurtherKind;
 typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
 typedef enum Numerics { NUMERICS_FAST, NUMERICS_EXACT } Numerics;
-typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
-typedef enum ScheduleKind {
-    SCHEDULE_CONSTANT,
-    SCHEDULE_LINEAR,
-    SCHEDULE_COSINE,
-    SCHEDULE_SQRT,
-    SCHEDULE_WSD,
-    SCHEDULE_EXPONENTIAL,
-    SCHEDULE_DROPS,
-    SCHEDULE_COSINE_LINEAR,
-    SCHEDULE_INVERSE_SQRT,
-    SCHEDULE_RANGE,
-    SCHEDULE_POWER,
-    SCHEDULE_LINGUA_LINEAR,
-    SCHEDULE_LINGUA_COSINE,
-    SCHEDULE_LINGUA_WSD,
-    SCHEDULE_LINGUA_INVERSE_SQRT
-} ScheduleKind;
-
 typedef struct RunConfig {
     char *dir;                /* run directory: everything a run writes */
     int64_t seed;             /* of the initial weights */
@@ -40,18 +22,6 @@ typedef struct RunConfig {
     bool overwrite;           /* start anew in a directory that holds a run */
     StringList allow_changes; /* keys that may differ from the checkpoint's */
 } RunConfig;
-
-typedef struct ModelOptions {
-    ModelConfig shape;
-    int family;                                     /* index in families[]; shape.family follows it */
-    StringList mixer;                               /* names of mixers; shape.mixers follows it */
-    StringList rope_short_factor, rope_long_factor; /* numbers; shape.rope_scaling follows them */
-    char *config;                                   /* a config.json to take the shape from */
-    char *init;        /* a Hugging Face directory to start from; empty: random weights */
-    bool keeps_tokens; /* no key: the ids of init's files are of the run's tokenizer too */
-    int initialiser;   /* InitKind */
-    double init_std;
-} ModelOptions;
 
 typedef struct TrainOptions {
     int64_t steps, context;
@@ -86,12 +56,6 @@ typedef struct ParallelOptions {
     int context; /* ContextMethod of program/crossings.h */
 } ParallelOptions;
 
-typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;
-typedef struct CommOptions {
-    int progress_thread; /* ProgressThread */
-    double watchdog_s;   /* 0: none */
-} CommOptions;
-
 typedef struct PipelineOptions {
     char *schedule;       /* a name, or a CSV file */
     int64_t microbatches; /* of a step, of each data-parallel rank; 0: what train.microbatch gives */
@@ -101,55 +65,6 @@ typedef struct PipelineOptions {
     int64_t first_stage_less, last_stage_less; /* weights of embedding and head in the uniform split */
     double memory_gib;                         /* of a rank, for split: auto; 0: not looked at */
 } PipelineOptions;
-
-/* What an optimizer does with a group of parameters. In an item of optimizer.groups a number that was not
- * given is NaN, a choice -1: what the section says holds. */
-typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MUON, OPTIMIZER_KINDS } OptimizerKind;
-typedef enum MuonScale { MUON_MOONLIGHT, MUON_SCALE_JORDAN, MUON_SPECTRAL } MuonScale;
-typedef enum MuonCoefficients { MUON_JORDAN, MUON_POLAR_EXPRESS } MuonCoefficients;
-#define MUON_SCALES "moonlight|jordan|spectral"
-#define MUON_COEFFICIENTS "jordan|polar_express"
-typedef struct OptimizerSettings {
-    int kind;   /* OptimizerKind */
-    int states; /* Dtype of what it keeps of each element */
-    double lr, weight_decay, beta1, beta2, eps, momentum;
-    int nesterov;          /* 0, 1 */
-    int muon_scale;        /* MuonScale */
-    int muon_coefficients; /* MuonCoefficients */
-} OptimizerSettings;
-
-typedef struct OptimizerGroup {
-    char *match; /* pattern of names of parameters */
-    OptimizerSettings settings;
-    int whole;  /* 1: each matrix stays on one rank; 0, -1: it may be cut */
-    int frozen; /* 1: not trained; 0, -1: trained */
-} OptimizerGroup;
-
-typedef struct OptimizerOptions {
-    OptimizerSettings settings; /* of what is in no group */
-    double clip, clip_norm;
-    int decay;         /* DecayRule */
-    int64_t seed;      /* of the rounding of states */
-    double ema;        /* decay of the average of weights; 0: none */
-    ObjectList groups; /* OptimizerGroup */
-} OptimizerOptions;
-
-typedef struct ScheduleOptions {
-    int kind;                          /* ScheduleKind */
-    int64_t warmup_steps, total_steps; /* total 0: train.steps */
-    double warmup_from;                /* share of the peak */
-    double decay_ratio;                /* share of the steps that decay; negative: all after the warmup */
-    double min_factor;
-    double exponent, cycle_length, theta; /* Lingua's */
-} ScheduleOptions;
-
-/* Adapters beside a base that stays as it is (model/adapters.h). */
-typedef struct LoraOptions {
-    int64_t rank; /* 0: none */
-    double alpha;
-    bool rslora; /* the scale is alpha / sqrt(rank), not alpha / rank */
-    char *match; /* pattern of names of matrices; empty: all of the blocks */
-} LoraOptions;
 
 typedef enum StoreType { STORE_FP32, STORE_BF16 } StoreType;
 
@@ -214,7 +129,8 @@ typedef struct Config {
     RestartOptions restart;
 } Config;
 
-extern const Option config_options[];
+/* The rows of all sections. */
+const Option *config_options(void);
 /* What TorchTitan, Lingua, transformers, litgpt, nanoGPT and Megatron call keys; ended by name == NULL. */
 extern const OptionSynonym config_synonyms[];
 

@@ -1,4 +1,4 @@
-/* What a run reads: plain fields that an option table fills (train/config.c). */
+/* What a run reads: plain fields that an option table fills (data/options.c). */
 #ifndef WEFT_DATA_CONFIG_H
 #define WEFT_DATA_CONFIG_H
 
@@ -58,5 +58,8 @@ typedef struct DataConfig {
     int64_t prefetch;       /* microbatches kept ready */
     bool audit;             /* record the samples of each step (observe/audit.h) */
 } DataConfig;
+
+extern const Option data_options[];
+extern const Option task_options[]; /* of a TaskSource */
 
 #endif

@@ -72,7 +72,7 @@ typedef struct Settings {
  * dropped on purpose: what is wrong with the file is a matter of the run, not of the comparison. */
 static void read_settings(Settings *s, const ReportRun *run) {
     memset(s, 0, sizeof *s);
-    s->known = run->config && options_init(&s->set, config_options, &s->config, NULL) == OK &&
+    s->known = run->config && options_init(&s->set, config_options(), &s->config, NULL) == OK &&
                options_apply_written(&s->set, run->name, run->config, NULL) == OK;
 }
 
@@ -103,7 +103,7 @@ static void add_key(Runs *r, const Settings *settings, const Option *o) {
 static void add_configuration(Runs *r) {
     Settings *settings = mem_alloc_array(r->count, sizeof *settings);
     for (size_t i = 0; i < r->count; i++) read_settings(&settings[i], &r->runs[i]);
-    for (const Option *o = config_options; o->key; o++) add_key(r, settings, o);
+    for (const Option *o = config_options(); o->key; o++) add_key(r, settings, o);
     for (size_t i = 0; i < r->count; i++) options_free(&settings[i].set);
     free(settings);
 }

@@ -44,7 +44,7 @@ static const Setting settings[] = {
     {"muon_coefficients", offsetof(OptimizerSettings, muon_coefficients), MUON_COEFFICIENTS}};
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
-/* What was not given is NaN, or -1 for a choice (config.h). */
+/* What was not given is NaN, or -1 for a choice (optimizer/options.h). */
 static bool is_given(const Setting *s, const OptimizerSettings *of) {
     const char *field = (const char *)of + s->offset;
     return s->choices ? *(const int *)(const void *)field >= 0 : !isnan(*(const double *)(const void *)field);

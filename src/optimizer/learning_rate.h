@@ -2,7 +2,7 @@
 #ifndef WEFT_OPTIMIZER_LEARNING_RATE_H
 #define WEFT_OPTIMIZER_LEARNING_RATE_H
 
-#include "config/config.h"
+#include "optimizer/options.h"
 
 /* Factor of the peak learning rate at 0-based step `step` of `total` steps.
  *

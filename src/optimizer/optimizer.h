@@ -4,9 +4,9 @@
 #ifndef WEFT_OPTIMIZER_OPTIMIZER_H
 #define WEFT_OPTIMIZER_OPTIMIZER_H
 
-#include "config/config.h"
 #include "device/device.h"
 #include "model/params.h"
+#include "optimizer/options.h"
 
 enum {
     OPTIMIZER_STATES = 2,

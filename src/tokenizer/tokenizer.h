@@ -32,6 +32,7 @@ typedef struct TokenizerKeys {
     char *bos, *pad;    /* texts of tokens, or "none"; NULL, "": as the files say */
     StringList eos;     /* all end a text; documents end with the first */
 } TokenizerKeys;
+extern const Option tokenizer_options[];
 
 /* Growing list of ids. Zero-initialise; free with token_list_free. */
 typedef struct TokenList {

@@ -133,7 +133,7 @@ static ErrorCode read_all(SavedRun *saved, const cJSON *state, Error *err) {
 ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
     cJSON *state;
     memset(saved, 0, sizeof *saved);
-    TRY(options_init(&saved->set, config_options, &saved->config, err));
+    TRY(options_init(&saved->set, config_options(), &saved->config, err));
     TRY(json_parse(CHECKPOINT_STATE, text, strlen(text), &state, err));
     ErrorCode code = read_all(saved, state, err);
     cJSON_Delete(state);

@@ -78,7 +78,7 @@ static ErrorCode complete_with(const Option *o, double value, Error *err) {
 static void test_declared_ranges(void **state) {
     int seen = 0;
     (void)state;
-    for (const Option *o = config_options; o->key; o++) {
+    for (const Option *o = config_options(); o->key; o++) {
         if (strncmp(o->key, "model.", 6) != 0 || (o->type != OPT_INT && o->type != OPT_DOUBLE)) continue;
         const double ends[] = {o->min, o->max};
         for (int i = 0; i < 2; i++) {

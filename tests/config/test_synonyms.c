@@ -5,20 +5,20 @@
 #include "config/config.h"
 
 static bool is_key(const char *name) {
-    for (const Option *o = config_options; o->key; o++)
+    for (const Option *o = config_options(); o->key; o++)
         if (strcmp(o->key, name) == 0) return true;
     return false;
 }
 
 static bool is_section(const char *name) {
     size_t length = strlen(name);
-    for (const Option *o = config_options; o->key; o++)
+    for (const Option *o = config_options(); o->key; o++)
         if (strncmp(o->key, name, length) == 0 && o->key[length] == '.') return true;
     return false;
 }
 
 static bool is_last_part(const char *name) {
-    for (const Option *o = config_options; o->key; o++)
+    for (const Option *o = config_options(); o->key; o++)
         if (strcmp(strrchr(o->key, '.') + 1, name) == 0) return true;
     return false;
 }

@@ -44,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Text said = {0}, idle = {0};
     fuzz_directory();
     if (!set.table)
-        REQUIRE(options_init(&set, config_options, &c, &err) == OK && config_derive(&c, &set, &err) == OK);
+        REQUIRE(options_init(&set, config_options(), &c, &err) == OK && config_derive(&c, &set, &err) == OK);
     char *text = mem_alloc(size + 1);
     memcpy(text, data, size);
     fuzz_memory_start();

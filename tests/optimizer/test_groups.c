@@ -45,7 +45,7 @@ static OptimizerOptions options_of(OptimizerGroup *groups, size_t count) {
  * own. */
 static void table_is_whole(void **state) {
     (void)state;
-    const Option *kind = config_options;
+    const Option *kind = optimizer_options;
     while (strcmp(kind->key, "optimizer.kind") != 0) kind++;
     for (int k = 0; k < OPTIMIZER_KINDS; k++) {
         char name[64];

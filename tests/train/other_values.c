@@ -73,7 +73,7 @@ int main(int count, char **words) {
         fprintf(stderr, "other_values: %s\n", count < 2 ? "which configuration?" : err.message);
         return 1;
     }
-    for (const Option *o = config_options; o->key; o++) {
+    for (const Option *o = config_options(); o->key; o++) {
         Text value = {0};
         other_value(o, (const char *)&c + o->offset, &value);
         printf("%s\t%s\t%s\n", o->key, effect_word(o->effect), value.data);

@@ -1,0 +1,108 @@
+/* The section data, and the items of its lists and of evaluation.tasks. */
+#include "base/option_rows.h"
+#include "data/config.h"
+
+/* Items of data.sources and data.validation. A weight of 0 for all is the default: sources are one corpus,
+ * and a mixture is asked for. */
+#define TARGET DataSource
+static const Option source_options[] = {
+    /* First, since a bare text in the list stands for this: data.sources=[a.txt, b.txt]. */
+    TEXT("path", path, "", UNKNOWN, "A file or a shell pattern; relative to where weft runs.", REQUIRED),
+    REAL("weight", weight, "0", 0, 1e12, UNKNOWN,
+         "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."),
+    /* A name need not tell: auto can be overruled by who knows what is in the file. */
+    CHOICE("format", format, "auto", "auto|text|jsonl|chat", UNKNOWN,
+           "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst is ignored. chat: a "
+           "conversation a line, as messages or prompt and completion."),
+    TEXT("key", key, "", UNKNOWN,
+         "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
+    CHOICE("split", split, "file", "file|paragraphs|lines", UNKNOWN,
+           "What a document of a text file is; paragraphs are separated by blank lines."),
+    /* What is no text is refused, since nothing else would tell that a model learned an archive. */
+    CHOICE("encoding", encoding, "utf-8", "utf-8|bytes", UNKNOWN,
+           "bytes: take a file as it is, whatever it holds; else what is not UTF-8 text is refused."),
+    /* Sources of one name are one set. The name becomes part of tags and of checkpoint.keep_best. */
+    TEXT("name", name, "", UNKNOWN,
+         "Validation set with figures of its own that what is held out of this, or all of it in "
+         "data.validation, belongs to; given to each source, or to none."),
+    TABLE_END};
+
+/* Items of evaluation.tasks. Nobody asks these rows for an effect: the list is compared as a whole. */
+#undef TARGET
+#define TARGET TaskSource
+const Option task_options[] = {
+    /* First, since a bare text in the list stands for this. */
+    TEXT("path", path, "", UNKNOWN,
+         "A file of documents, as the data set has them: JSON lines; relative to where weft runs.", REQUIRED),
+    TEXT("task", task, "auto", UNKNOWN,
+         "What a document of it is (docs/use/evaluation.md); auto: the name that the file's name begins "
+         "with."),
+    /* What a run knows the figures by, over all its restarts. */
+    TEXT("name", name, "", UNKNOWN,
+         "What the figures are called; empty: the file's name up to its first dot."),
+    INT("limit", limit, "0", 0, 1e9, UNKNOWN, "Only so many documents, the first ones; 0 means all."),
+    /* The key of lm-evaluation-harness. */
+    INT("num_fewshot", num_fewshot, "0", 0, 1000, UNKNOWN,
+        "Examples with their answers before each question: the first documents of `examples`, but for what "
+        "is asked."),
+    TEXT("examples", examples, "", UNKNOWN, "The file that they are from, of the same kind; empty: `path`."),
+    TABLE_END};
+
+#undef TARGET
+#define TARGET DataConfig
+const Option data_options[] = {
+    /* What is trained on, in what order. Files are compared by fingerprint (data/fingerprint.c): they may
+     * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
+    LIST("data.sources", sources, DataSource, source_options, CONTENT,
+         "What to train on: paths, or maps of path, weight, format, key, split, encoding, name."),
+    /* Other figures of the same run. */
+    LIST("data.validation", validation_sources, DataSource, source_options, MEASURES,
+         "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources."),
+    /* EFFECT_CURVE and not EFFECT_MEASURES: what is held out is missing from training. Less than all, so
+     * that there is something to train on. */
+    REAL("data.validation_fraction", validation_fraction, "0", 0, 0.9, CURVE,
+         "Share of each source kept out of training for validation."),
+    /* The path may change with the machine; what counts is the fingerprint of what is found there. The
+     * default needs no file, so that the smallest configuration trains. */
+    TEXT("data.tokenizer", tokenizer, "bytes", CONTENT,
+         "bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."),
+    /* Each machine may keep its own. A cache is found by the content of what it was made of, so nothing in
+     * it can be mistaken for another's. */
+    TEXT("data.cache_dir", cache_dir, ".weft-cache", NOTHING, "Where token caches are kept.", LOCAL,
+         REQUIRED),
+    /* Documents of one source may be long and those of another short: a share of one is then no share of
+     * the other. */
+    CHOICE("data.weights", weights, "tokens", "tokens|documents", CURVE,
+           "What the weights of sources are shares of."),
+    /* Which keys a token sees: the mathematics. */
+    BOOL("data.document_mask", document_mask, "false", CURVE,
+         "Positions restart and attention stays inside documents; of conversations they always do."),
+    /* Both by default, so that a model learns where a text begins and where it ends: generate starts with
+     * the one and stops at the other. */
+    BOOL("data.add_bos", add_bos, "true", CURVE,
+         "Begin each document of text with the tokenizer's BOS, if any."),
+    BOOL("data.add_eos", add_eos, "true", CURVE,
+         "End each document of text with the tokenizer's EOS, if any."),
+    /* What is skipped is missing from the data. */
+    CHOICE("data.bad_lines", bad_lines, "error", "error|skip", CURVE,
+           "What becomes of a line of JSON that is broken or has no text: end, or skip, count and list it."),
+    REAL("data.bad_lines_limit", bad_lines_limit, "0.01", 0, 1e12, NOTHING,
+         "Lines of a source that may be skipped: a count, or, below 1, a share."),
+    /* Conversations. What is learned decides targets; the template is compared by its text, which is in the
+     * fingerprint of the data. */
+    CHOICE(
+        "data.chat_learn", chat_learn, "assistant", "assistant|last|all", CURVE,
+        "What of a conversation is learned: the answers of the assistant, the last of them, or everything."),
+    TEXT("data.chat_template", chat_template, "", CONTENT,
+         "A chat template (Jinja) for sources of format chat; empty: the one beside data.tokenizer."),
+    /* A date of its own: with today's the same lines would be other data tomorrow. */
+    TEXT("data.chat_date", chat_date, "", CURVE,
+         "The day, YYYY-MM-DD, that chat templates are told when they ask for the date; empty: they are told "
+         "that nobody knows it."),
+    /* Apart from run.seed: the same order of samples under other first weights, and the other way round. */
+    INT("data.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the order of samples."),
+    /* Written beside the run; a run can begin or end with it at any start. */
+    BOOL("data.audit", audit, "false", NOTHING,
+         "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."),
+    /* Read ahead; what is read is decided by the sampler. */
+    INT("data.prefetch", prefetch, "4", 1, 1024, NOTHING, "Microbatches kept ready.", LOCAL), TABLE_END};

@@ -1,0 +1,142 @@
+/* The sections optimizer and schedule, and the items of optimizer.groups. */
+#include "optimizer/options.h"
+
+#include <math.h>
+
+#include "base/option_rows.h"
+
+/* Items of optimizer.groups. What is `optional` and left out is taken from the section, when the model is
+ * known (optimizer/groups.c). The list has an effect, and what does nothing to a run says so. */
+#define TARGET OptimizerGroup
+const Option group_options[] = {
+    TEXT("match", match, "", UNKNOWN,
+         "Regular expression (PCRE2) that is found in the names of these parameters.", REQUIRED),
+    CHOICE("kind", settings.kind, NULL, "adamw|sgd|muon", UNKNOWN, "Of these parameters.", OPTIONAL),
+    REAL("lr", settings.lr, NULL, 0, 1000, UNKNOWN, "Peak learning rate of these, on the same schedule.",
+         OPTIONAL),
+    REAL("weight_decay", settings.weight_decay, NULL, 0, 100, UNKNOWN, "Of all of these, vectors too.",
+         OPTIONAL),
+    REAL("beta1", settings.beta1, NULL, 0, 0.999999, UNKNOWN, "adamw: memory of the mean of gradients.",
+         OPTIONAL),
+    REAL("beta2", settings.beta2, NULL, 0, 0.999999, UNKNOWN, "adamw: memory of the mean of their squares.",
+         OPTIONAL),
+    REAL("eps", settings.eps, NULL, 1e-30, 1, UNKNOWN, "adamw: added to the root of that.", OPTIONAL),
+    REAL("momentum", settings.momentum, NULL, 0, 0.999999, UNKNOWN,
+         "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it.", OPTIONAL),
+    CHOICE("nesterov", settings.nesterov, NULL, "false|true", UNKNOWN, "sgd, muon: Nesterov's momentum.",
+           OPTIONAL),
+    CHOICE("muon_scale", settings.muon_scale, NULL, MUON_SCALES, UNKNOWN, "muon: how far a matrix moves.",
+           OPTIONAL),
+    CHOICE("muon_coefficients", settings.muon_coefficients, NULL, MUON_COEFFICIENTS, UNKNOWN,
+           "muon: of its iterations.", OPTIONAL),
+    CHOICE("states", settings.states, NULL, "fp32|bf16", UNKNOWN,
+           "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically.",
+           OPTIONAL),
+    CHOICE("whole", whole, NULL, "false|true", NOTHING,
+           "true: with dp_shard, each matrix of these lives on one rank, and is not cut; the same bits.",
+           OPTIONAL),
+    CHOICE("frozen", frozen, NULL, "false|true", UNKNOWN,
+           "true: these keep their values; they have no states, count in no norm, and matrices have no "
+           "gradient.",
+           OPTIONAL),
+    TABLE_END};
+
+#undef TARGET
+#define TARGET OptimizerOptions
+const Option optimizer_options[] = {
+    /* What makes updates of gradients. Another kind has other states: another run. Settings of one kind
+     * may change on the way, and change the curve. */
+    CHOICE("optimizer.kind", settings.kind, "adamw", "adamw|sgd|muon", RUN,
+           "What makes updates of gradients; muon: of the matrices of blocks, the rest by adamw."),
+    /* 1,000 is beyond all sense and says that a decimal point is missing; 0 is allowed, to see what a run
+     * does without learning. */
+    REAL("optimizer.lr", settings.lr, "3e-4", 0, 1000, CURVE, "Peak learning rate."),
+    /* Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. Times the learning rate, so it
+     * falls with the schedule. 0.1 with betas of 0.9 and 0.95 and a norm of 1: what GPT-3 was trained with
+     * (Brown and others, 2020), and many since. */
+    REAL("optimizer.weight_decay", settings.weight_decay, "0.1", 0, 100, CURVE,
+         "adamw, muon: decoupled, times the learning rate; sgd: added to the gradient."),
+    /* Below 1 by 1e-6: with 1 a mean would never learn anything. */
+    REAL("optimizer.beta1", settings.beta1, "0.9", 0, 0.999999, CURVE,
+         "adamw: memory of the mean of gradients."),
+    REAL("optimizer.beta2", settings.beta2, "0.95", 0, 0.999999, CURVE,
+         "adamw: memory of the mean of their squares."),
+    /* Not 0: an element whose gradient never was anything but 0 has moments of 0, and 0/0 would be its
+     * update. */
+    REAL("optimizer.eps", settings.eps, "1e-8", 1e-30, 1, CURVE, "adamw: added to the root of that."),
+    /* With 0 there is no state at all, so an optimizer without memory needs no kind of its own. */
+    REAL("optimizer.momentum", settings.momentum, "0.9", 0, 0.999999, CURVE,
+         "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it."),
+    /* A choice of two words where others are OPT_BOOL: an item of optimizer.groups may leave it out, and a
+     * bool has no third value for that. */
+    CHOICE("optimizer.nesterov", settings.nesterov, "false", "false|true", CURVE,
+           "sgd, muon: Nesterov's momentum."),
+    /* moonlight by default, since with it AdamW's learning rate and decay serve both kinds of parameters. */
+    CHOICE("optimizer.muon_scale", settings.muon_scale, "moonlight", MUON_SCALES, CURVE,
+           "muon: how far a matrix [outputs, inputs] moves, times the learning rate: moonlight 0.2 "
+           "sqrt(larger side), as far as under adamw; jordan sqrt(max(1, outputs / inputs)); spectral "
+           "sqrt(outputs / inputs)."),
+    CHOICE("optimizer.muon_coefficients", settings.muon_coefficients, "jordan", MUON_COEFFICIENTS, CURVE,
+           "muon: of the five Newton-Schulz iterations that bring singular values to about 1."),
+    /* EFFECT_CURVE: with half the bits every update is another one. Rounding to the nearest would lose
+     * small updates for good, which is why it is by chance, by optimizer.seed. */
+    CHOICE("optimizer.states", settings.states, "fp32", "fp32|bf16", CURVE,
+           "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."),
+    /* By common practice norms and biases do not decay. */
+    CHOICE("optimizer.decay", decay, "matrices", "matrices|all", CURVE,
+           "What optimizer.weight_decay is for: matrices only, or norms and biases too."),
+    INT("optimizer.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the rounding of states in bf16."),
+    /* Beside the run, which does not read it: another value changes what an average is of, not the curve. */
+    REAL("optimizer.ema", ema, "0", 0, 0.999999999, MEASURES,
+         "Decay of a moving average of the weights, kept in fp32 and in each checkpoint as "
+         "model.ema.safetensors; 0 for none, 0.999 is the mean of about the last 1,000 updates."),
+    /* Compared as a whole. Which parameters an item finds follows from names, so groups are the same on
+     * every mesh (optimizer/groups.c). */
+    LIST("optimizer.groups", groups, OptimizerGroup, group_options, CURVE,
+         "Parameters that are treated otherwise, the first match counts: maps of match, kind, lr, "
+         "weight_decay, beta1, beta2, eps, momentum, nesterov, muon_scale, muon_coefficients, states, whole, "
+         "frozen; what a group leaves out is as in this section."),
+    /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of
+     * the whole gradient, over all ranks: with a norm of each share the curve would depend on the mesh. */
+    REAL("optimizer.clip", clip, "1", 0, 1e12, CURVE, "Largest gradient norm; 0 means no clipping."),
+    REAL("optimizer.clip_norm", clip_norm, "2", 1, (double)INFINITY, CURVE,
+         "Which norm: any p >= 1, or inf."),
+    TABLE_END};
+
+#undef TARGET
+#define TARGET ScheduleOptions
+const Option schedule_options[] = {
+    /* The learning rate over the steps, relative to optimizer.lr (optimizer/learning_rate.h has the
+     * formulas). cosine: Loshchilov and Hutter, "SGDR", 2016; wsd: Hu and others, "MiniCPM", 2024. */
+    CHOICE("schedule.kind", kind, "cosine",
+           "constant|linear|cosine|sqrt|wsd|exponential|drops|cosine_linear|inverse_sqrt|range|power|lingua_"
+           "linear|lingua_cosine|lingua_wsd|lingua_inverse_sqrt",
+           CURVE,
+           "Shape after the warmup: linear, cosine, sqrt, exponential fall over schedule.decay_ratio of the "
+           "steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
+           "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "
+           "range test: from min_factor of the peak up to it, by the same factor each step. The lingua_ ones "
+           "are Lingua's formulas, cosine right at its end."),
+    /* Adam's second moments are means of few gradients at first, and its steps accordingly wild. Liu and
+     * others, "On the variance of the adaptive learning rate and beyond", 2019. */
+    INT("schedule.warmup_steps", warmup_steps, "200", 0, 1e12, CURVE,
+        "Linear warmup, of as many steps whatever train.steps is: a tenth of a short run is usual."),
+    REAL("schedule.warmup_from", warmup_from, "0", 0, 1, CURVE,
+         "Where the warmup begins, as a share of the peak."),
+    /* Not train.steps itself: a run may be planned longer than it is trained today. */
+    INT("schedule.total_steps", total_steps, "0", 0, 1e12, CURVE,
+        "Length of the schedule; 0 means train.steps.", FOLLOWS("train.steps")),
+    /* Negative and not 0 for "not given": a schedule that never decays is something one may want. */
+    REAL("schedule.decay_ratio", decay_ratio, "-1", -1, 1, CURVE,
+         "Share of the steps that decay, at the end; -1 means all after the warmup (wsd, cosine_linear, "
+         "power: 0.1; exponential, drops: 0.2)."),
+    /* A share and not a rate: groups have peaks of their own, and all follow one schedule. */
+    REAL("schedule.min_factor", min_factor, "0", 0, 1, CURVE,
+         "Lowest learning rate, as a share of the peak; range starts there."),
+    /* 0.5: Vaswani and others, "Attention is all you need", 2017. */
+    REAL("schedule.exponent", exponent, "0.5", 0, 10, CURVE,
+         "inverse_sqrt, power: exponent of warmup / step."),
+    REAL("schedule.cycle_length", cycle_length, "1", 1e-6, 1, CURVE,
+         "lingua_cosine, lingua_wsd: share of the steps in a cycle."),
+    REAL("schedule.theta", theta, "1", 1e-6, 100, CURVE, "lingua_cosine: exponent of the progress."),
+    TABLE_END};
