@@ -23,6 +23,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/name.h"
+#include "data/cache_use.h"
 #include "data/packing.h"
 #include "data/token_build.h"
 #include "data/token_units.h"
@@ -50,6 +51,7 @@ typedef struct Source {
 
 struct Dataset {
     char *cache_dir;
+    CacheUse *use; /* of its caches */
     int64_t context;
     int32_t vocabulary; /* of the tokenizer */
     bool document_mask;
@@ -75,6 +77,7 @@ typedef struct Recipe {
     Chat *chat; /* where there are conversations */
     int32_t bos, eos;
     int threads;
+    CacheUse *use; /* the dataset's */
 } Recipe;
 
 static bool has_format(const ObjectList *sources, SourceFormat format) {
@@ -148,11 +151,15 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
 
 /* Half of the key's digits: 128 bits still tell any two sources apart, and the name stays readable in a
  * listing. The whole key is in each part's header and compared there. */
+static const char *cache_name(const uint8_t key[32], char out[65]) {
+    sha256_hex(key, out);
+    out[32] = 0;
+    return out;
+}
+
 static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
     char name[65];
-    sha256_hex(key, name);
-    name[32] = 0;
-    return path_join(cache_dir, name);
+    return path_join(cache_dir, cache_name(key, name));
 }
 
 static bool skips_bad(const Recipe *r) { return r->config->bad_lines == BAD_LINES_SKIP; }
@@ -188,10 +195,12 @@ static void free_units(Caches *c) {
     free(c->opened);
 }
 
-/* NULL where it is not complete. */
-static ErrorCode open_complete(const char *cache_dir, const uint8_t key[32], uint64_t vocabulary,
-                               TokenCache **out, Error *err) {
-    char *dir = cache_path(cache_dir, key);
+/* NULL where it is not complete. It is held before it is looked for (data/cache_use.h). */
+static ErrorCode open_complete(const Recipe *r, const uint8_t key[32], uint64_t vocabulary, TokenCache **out,
+                               Error *err) {
+    char name[65];
+    cache_use_hold(r->use, cache_name(key, name));
+    char *dir = path_join(r->config->cache_dir, name);
     ErrorCode code = token_cache_open(out, dir, key, vocabulary, err);
     if (code == OK && token_cache_complete(*out)) {
         token_cache_touch(dir);
@@ -207,11 +216,10 @@ static ErrorCode open_complete(const char *cache_dir, const uint8_t key[32], uin
 static ErrorCode open_unit(const Recipe *r, const Source *s, const CorpusFile *files, const Caches *c,
                            size_t i, Error *err) {
     const TokenUnit *u = &c->units[i];
-    const char *dir = r->config->cache_dir;
     uint8_t clean[32];
     make_key(r, files + u->first, s->prints + u->first, u->count, false, clean);
-    TRY(open_complete(dir, clean, c->vocabulary, &c->opened[i], err));
-    return c->opened[i] ? OK : open_complete(dir, u->key, c->vocabulary, &c->opened[i], err);
+    TRY(open_complete(r, clean, c->vocabulary, &c->opened[i], err));
+    return c->opened[i] ? OK : open_complete(r, u->key, c->vocabulary, &c->opened[i], err);
 }
 
 /* *missing: how many are not complete. */
@@ -267,7 +275,7 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
     make_key(r, files, s->prints, s->files, skips_bad(r), s->key);
     cut_units(r, s, files, &c);
     ErrorCode code = OK;
-    if (c.count > 1) code = open_complete(r->config->cache_dir, s->key, c.vocabulary, &s->cache, err);
+    if (c.count > 1) code = open_complete(r, s->key, c.vocabulary, &s->cache, err);
     if (code == OK && !s->cache) code = open_parts(r, s, files, &c, err);
     free_units(&c);
     return code;
@@ -293,11 +301,17 @@ static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
                      limit, r->config->cache_dir);
 }
 
-static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+/* [s->files], the caller's. */
+static CorpusFile *corpus_files(const DataSource *spec, const Source *s) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
     for (size_t i = 0; i < s->files; i++)
         files[i] = (CorpusFile){s->paths[i], (SourceFormat)spec->format, (SourceSplit)spec->split,
                                 key_or_default(spec), (SourceEncoding)spec->encoding};
+    return files;
+}
+
+static ErrorCode open_files(const Recipe *r, const DataSource *spec, Source *s, Error *err) {
+    CorpusFile *files = corpus_files(spec, s);
     ErrorCode code = open_cache(r, s, files, err);
     if (code == OK) code = check_bad_lines(r, s, err);
     free(files);
@@ -518,20 +532,21 @@ static const DataSource *source_of(const Dataset *d, const DataConfig *c, size_t
     return (const DataSource *)(const void *)list->items + (i < d->count ? i : i - d->count);
 }
 
-/* Sources are opened one after the other: tokenizing uses all threads for each. */
-static ErrorCode fill(Dataset *d, const DataConfig *c, const Recipe *r, Error *err) {
+static ErrorCode find_files(Dataset *d, const DataConfig *c, Error *err) {
     for (size_t i = 0; i < d->total; i++) TRY(list_files(source_of(d, c, i), &d->sources[i], err));
-    TRY(print_files(d, c->cache_dir, err));
+    return print_files(d, c->cache_dir, err);
+}
+
+/* Sources are opened one after the other: tokenizing uses all threads for each. */
+static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
+    TRY(find_files(d, c, err));
+    r->use = d->use = cache_use_open(c->cache_dir);
     for (size_t i = 0; i < d->total; i++) TRY(open_files(r, source_of(d, c, i), &d->sources[i], err));
     TRY(assign_streams(d, err));
     return open_sampler(d, c, err);
 }
 
-/* Tokenizes what no cache has yet, which may take hours; *dataset is NULL after a failure. */
-ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
-                       int64_t context, int threads, Error *err) {
-    *dataset = NULL;
-    TRY(check_config(config, context, err));
+static Dataset *new_dataset(const DataConfig *config, const Tokenizer *tokenizer, int64_t context) {
     Dataset *d = mem_alloc(sizeof *d);
     d->cache_dir = mem_strdup(config->cache_dir);
     d->context = context;
@@ -544,6 +559,15 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
     d->order = mem_alloc_array(d->total, sizeof *d->order);
     d->first_validation = mem_alloc_array(d->total + 1, sizeof *d->first_validation);
     d->sets = mem_alloc_array(d->total, sizeof *d->sets);
+    return d;
+}
+
+/* Tokenizes what no cache has yet, which may take hours; *dataset is NULL after a failure. */
+ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
+                       int64_t context, int threads, Error *err) {
+    *dataset = NULL;
+    TRY(check_config(config, context, err));
+    Dataset *d = new_dataset(config, tokenizer, context);
     Recipe recipe;
     ErrorCode code = make_recipe(&recipe, config, tokenizer, threads, err);
     if (recipe.chat) hash_template(recipe.chat, d->template);
@@ -553,6 +577,43 @@ ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokeni
         dataset_close(d);
     else
         *dataset = d;
+    return code;
+}
+
+static void add_name(const uint8_t key[32], Text *names) {
+    char name[65];
+    text_printf(names, "%s\n", cache_name(key, name));
+}
+
+/* All that open_cache would look for. */
+static void name_caches(const Recipe *r, const DataSource *spec, Source *s, Text *names) {
+    uint8_t key[32];
+    Caches c = {0};
+    CorpusFile *files = corpus_files(spec, s);
+    make_key(r, files, s->prints, s->files, skips_bad(r), key);
+    add_name(key, names);
+    cut_units(r, s, files, &c);
+    for (size_t i = 0; i < c.count; i++) {
+        const TokenUnit *u = &c.units[i];
+        add_name(u->key, names);
+        make_key(r, files + u->first, s->prints + u->first, u->count, false, key);
+        add_name(key, names);
+    }
+    free_units(&c);
+    free(files);
+}
+
+ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokenizer, int64_t context,
+                              Text *names, Error *err) {
+    TRY(check_config(config, context, err));
+    Dataset *d = new_dataset(config, tokenizer, context);
+    Recipe recipe;
+    ErrorCode code = make_recipe(&recipe, config, tokenizer, 0, err);
+    if (code == OK) code = find_files(d, config, err);
+    for (size_t i = 0; code == OK && i < d->total; i++)
+        name_caches(&recipe, source_of(d, config, i), &d->sources[i], names);
+    chat_close(recipe.chat);
+    dataset_close(d);
     return code;
 }
 
@@ -568,6 +629,7 @@ void dataset_close(Dataset *d) {
         free(d->sources[i].set);
     }
     sampler_close(d->sampler);
+    cache_use_close(d->use);
     free(d->cache_dir);
     free(d->prints);
     free(d->sources);

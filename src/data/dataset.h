@@ -39,6 +39,10 @@ ChatOptions data_chat_options(const DataConfig *c);
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
+/* Names of the caches that dataset_open would look for, a line each, there or not; files that are new or have
+ * changed are read, and nothing is tokenized. */
+ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokenizer, int64_t context,
+                              Text *names, Error *err);
 /* Of what is not as it should be in the sources: bytes, lines, conversations. For one rank, at every start,
  * since a log is read when something is wrong, and that may be long after tokenizing. */
 void dataset_warn(const Dataset *d);
