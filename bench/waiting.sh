@@ -1,5 +1,5 @@
 #!/bin/sh
-# How threads wait (docs/performance.md, "Other programs on the same cores"): train and generate at each setting in turn, beside LOAD busy
+# How threads wait (docs/lab/performance.md, "Other programs on the same cores"): train and generate at each setting in turn, beside LOAD busy
 # loops, the order turned round each time, since machines drift. A table on stdout: medians of tokens/s, and of the ratios to the first.
 #
 #     bench/waiting.sh BUILD/weft [OTHER/weft]

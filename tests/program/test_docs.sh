@@ -1,5 +1,5 @@
 #!/bin/bash
-# What documents name exists: the targets of links, files of this tree, and in docs/inside, which walks through the code, its functions.
+# What documents name exists: the targets of links, files of this tree, and in docs/inside, which walks through the code, its names.
 . "$(dirname "$0")/../support/prelude.sh"
 cd "$WEFT_SOURCE_DIR" || exit 1
 
@@ -16,7 +16,7 @@ check() {
             sed -E 's/^[^a-z]*//' | grep -v NAME | sort -u)
         case $file in docs/inside/*) ;; *) continue ;; esac
         while read -r name; do
-            grep -rqw -- "$name" src || echo "$file: $name is nowhere in src"
+            grep -rqw -- "$name" src tests bench 2>/dev/null || echo "$file: $name is nowhere in src, tests or bench"
         done < <(grep -oE '`[a-z]+_[a-z0-9_]+`' "$file" | tr -d '`' | sort -u)
     done
 }
