@@ -4,6 +4,6 @@
 
 #include "base/text.h"
 
-void version_write(Text *out); /* lines "name: value"; the first is "weft 0.1.0" */
+void version_write(Text *out); /* lines "name: value"; the first is "weft 0.2.0" */
 
 #endif

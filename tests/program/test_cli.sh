@@ -11,7 +11,8 @@ summary=$(sed -n '1s/^weft - //p' out)
 [ ! -s err ] || fail "--help wrote to stderr"
 exits 0 help
 exits 0 --version
-grep -qE '^weft [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version begins with: $(head -1 out)"
+version=$(sed -n 's/^## \[\([0-9.]*\)\].*/\1/p' "${WEFT_SOURCE_DIR:?}/CHANGELOG.md" | head -1)
+grep -qx "weft $version" out || fail "--version begins with: $(head -1 out); the newest of CHANGELOG.md is $version"
 has out "oneDNN"
 exits 2
 [ ! -s out ] || fail "a usage error wrote to stdout"
