@@ -22,7 +22,11 @@
 #include "train/setup.h"
 
 #define LARGEST_PROGRAM ((size_t)1 << 30)
-enum { MOST_NAMED = 6, MOST_GROUPS = 4, MOST_SHOWN = 60 }; /* keys of a rank; clauses; bytes of a value */
+enum {
+    MOST_NAMED = 6,
+    MOST_GROUPS = 4,
+    MOST_SHOWN = 64
+}; /* keys of a rank; clauses; bytes of a value: a SHA-256 */
 
 /* The hash of the program itself: two builds of one version with other flags round differently. Where
  * /proc cannot be read the rest has to do. */

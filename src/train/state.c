@@ -63,9 +63,10 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
 }
 
 /* Every rank reads its part of the checkpoint, and all agree on what they found. Reading is shared out by
- * bytes; opening is each rank's own. */
-static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, const char *path, Error *err) {
-    ErrorCode code = checkpoint_check_part(path, comm_rank(comm), comm_size(comm), err);
+ * bytes; opening is each rank's own. A rank with a directory of its own reads all of it: nobody else does. */
+static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, bool shared, const char *path, Error *err) {
+    int rank = shared ? comm_rank(comm) : 0, ranks = shared ? comm_size(comm) : 1;
+    ErrorCode code = checkpoint_check_part(path, rank, ranks, err);
     TRY(comm_agree(comm, code, err));
     code = checkpoint_open_verified(ckpt, path, true, err);
     bool open = code == OK;
@@ -76,23 +77,25 @@ static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, const char *path, E
 }
 
 /* The newest that is good, of those that rank 0 found. */
-static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, const CheckpointSet *set, int64_t count,
-                             Error *err) {
+static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, bool shared, const CheckpointSet *set,
+                             int64_t count, Error *err) {
     char path[4096];
     bool speaks = comm_rank(comm) == 0;
     for (int64_t i = count; i-- > 0;) {
         Error problem = {.message = ""};
         if (speaks) snprintf(path, sizeof path, "%s", set->items[i].path);
         TRY(comm_broadcast(comm, path, sizeof path, 0, err));
-        ErrorCode code = open_together(ckpt, comm, path, &problem);
+        ErrorCode code = open_together(ckpt, comm, shared, path, &problem);
         if (code == OK && i + 1 < count && speaks)
             log_warn("going back to %s, the newest good checkpoint", path);
         if (code == OK) return OK;
         if (speaks) log_warn("checkpoint passed over: %s", problem.message);
     }
-    return error_set(err, ERR_DATA,
-                     "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a "
-                     "copy, or start anew with run.overwrite=true");
+    error_set(err, ERR_DATA,
+              "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a copy, or "
+              "start anew with run.overwrite=true");
+    err->told = !speaks;
+    return ERR_DATA;
 }
 
 /* One that lies at the same place on another machine, but is not the same, verifies as well. */
@@ -104,7 +107,7 @@ static ErrorCode agree_on_checkpoint(const Checkpoint *ckpt, Comm *comm, Error *
 }
 
 /* Nothing found is no error: the run begins. `f` is closed by state_close in any case. */
-ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {
+ErrorCode state_find(Found *f, const char *run_dir, bool shared, Comm *comm, Error *err) {
     CheckpointSet there = {0};
     char *dir = checkpoint_directory(run_dir);
     *f = (Found){.exists = false};
@@ -112,7 +115,7 @@ ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err) {
     TRY(comm_agree(comm, code, err));
     int64_t count = (int64_t)there.count;
     code = comm_broadcast(comm, &count, sizeof count, 0, err);
-    if (code == OK && count > 0) code = open_newest(&f->checkpoint, comm, &there, count, err);
+    if (code == OK && count > 0) code = open_newest(&f->checkpoint, comm, shared, &there, count, err);
     if (code != OK) error_context(err, "%s", dir);
     f->exists = code == OK && count > 0;
     checkpoint_set_free(&there);

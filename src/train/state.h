@@ -18,9 +18,10 @@ typedef struct Found {
     SavedRun saved;
 } Found;
 
-/* The newest good checkpoint of the run directory, if there is one. All ranks; each verifies its part.
- * Closed with state_close, also after an error. */
-ErrorCode state_find(Found *f, const char *run_dir, Comm *comm, Error *err);
+/* The newest good checkpoint of the run directory, if there is one. All ranks; each verifies its part, or
+ * everything where it does not see rank 0's directory (shared is false). Closed with state_close, also after
+ * an error. */
+ErrorCode state_find(Found *f, const char *run_dir, bool shared, Comm *comm, Error *err);
 /* All ranks; each reads what it holds. */
 ErrorCode state_take_up(const Found *f, Engine *e, Comm *comm, Error *err);
 void state_close(Found *f); /* a zeroed one is fine */

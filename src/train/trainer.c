@@ -59,8 +59,9 @@
 typedef struct Trainer {
     Config *c;
     Comm *comm;
-    bool chief;     /* rank 0: it has the lock, writes the records, and speaks */
-    LogLevel asked; /* of messages, by the command line */
+    bool chief;          /* rank 0: it has the lock, writes the records, and speaks */
+    LogLevel asked;      /* of messages, by the command line */
+    bool sees_directory; /* the run directory is rank 0's, for all that this rank can see */
     Device device;
     Tokenizer *tokenizer;
     Dataset *data;
@@ -159,10 +160,11 @@ static ErrorCode open_directory(Trainer *t, Error *err) {
 }
 
 /* Ranks that do not see it train for long before the first save fails. */
-static ErrorCode look_for_directory(const Trainer *t, Error *err) {
+static ErrorCode look_for_directory(Trainer *t, Error *err) {
     int64_t holder = (int64_t)getpid();
     TRY(comm_broadcast(t->comm, &holder, sizeof holder, 0, err));
-    if (!t->chief && !lock_sees(t->c->run.dir, (long)holder))
+    t->sees_directory = t->chief || lock_sees(t->c->run.dir, (long)holder);
+    if (!t->sees_directory)
         log_warn(
             "rank %d does not see the run directory of rank 0 as %s: no checkpoint can be saved unless all "
             "ranks see one directory",
@@ -476,7 +478,7 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
 
 /* A run that is to be overwritten begins anew whatever is there. */
 static ErrorCode find_checkpoint(Trainer *t, Error *err) {
-    return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->comm, err);
+    return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
 }
 
 /* What was the best by another figure says nothing of this one; one that is gone cannot be kept. */

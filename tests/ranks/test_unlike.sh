@@ -135,4 +135,21 @@ for copies in "mesh.dp_replicate=3 mesh.dp_shard=1" "mesh.tp=3 mesh.dp_shard=1 m
         -n 1 "$weft" train run.yaml run.dir="$directory/parts" run.device=reference $copies >out 2>err </dev/null || status=$?
     refused 78 "rank 2: the device is reference, rounding" "$status" "kernels of copies, $copies"
 done
+# Over a pipeline replicas are those of one stage: ranks 0-1 and 2-3. A tied embedding is a replica on the first and the last stage.
+# stages STATUS TEXT DEVICE-OF-RANK-0..3 WORD...
+stages() {
+    local wanted=$1 text=$2 status=0 launch=() rank
+    local device=("${@:3:4}") words=(run.dir="$directory/stages" mesh.pp=2 mesh.dp_replicate=2 mesh.dp_shard=1 pipeline.microbatches=2 train.tokens_per_step=128 "${@:7}")
+    for rank in 0 1 2 3; do launch+=(: -n 1 "$weft" train run.yaml run.device="${device[rank]}" "${words[@]}"); done
+    # shellcheck disable=SC2086
+    timeout -k 5 1500 $mpirun "${launch[@]:1}" >out 2>err </dev/null || status=$?
+    [ "$status" -eq "$wanted" ] || fail "kernels ${device[*]}: exit status $status, expected $wanted: $(grep weft: err)"
+    has err "$text"
+    [ "$status" -eq 0 ] || [ ! -e stages/metrics.jsonl ] || fail "kernels ${device[*]}: something was trained"
+    rm -rf stages
+}
+stages 0 "kernels of the ranks differ, and so do last bits: portable on ranks 0-1, reference on ranks 2-3" portable portable reference reference
+stages 78 "ranks 1, 3: the device is reference, rounding" portable reference portable reference
+stages 78 "rank 3: the device is reference, rounding" portable portable portable reference
+stages 78 "ranks 2-3: the device is reference, rounding" portable portable reference reference model.tie_word_embeddings=true
 conclude "no launch of unlike ranks goes on in silence"
