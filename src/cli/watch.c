@@ -5,8 +5,8 @@
  *  W2. Nobody on another machine sees anything without the token. On loopback, which asks for none unless
  *      told to, the Host of a request must be this machine's: a page of somebody else's whose name points
  *      here gets nothing.
- *  W3. One thread serves all requests, one at a time, so what it knows of the runs needs no lock;
- *      connections, their memory and their patience are limited. */
+ *  W3. One thread serves all requests, one at a time, so what it knows of the runs and of its connections
+ *      needs no lock. Connections, their memory and their time are limited (clients.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,25 +26,27 @@
 #include <netdb.h>
 #include <openssl/crypto.h>
 #include <openssl/rand.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/signals.h"
+#include "cli/clients.h"
 
 #define TOKEN_VARIABLE "WEFT_WATCH_TOKEN"
 #define CONFIG_LIMIT (1 << 20)
 #define PAUSE 0.5 /* seconds between looks at a run's files, however often somebody asks */
 
-/* Requests are a line and some headers: 32 KiB hold any of a browser's. 64 connections are some browsers
- * with several each; who says nothing for 15 seconds gives his place up, so that nobody can hold all of
- * them by silence. */
-enum { LEAST_TOKEN = 16, CONNECTIONS = 64, CONNECTION_BYTES = 32 << 10, PATIENCE = 15 /* seconds */ };
+/* Requests are a line and some headers: 32 KiB hold any of a browser's. MHD's own limit of connections leaves
+ * room for newcomers and for connections that are shut down but not closed yet: at its limit MHD accepts
+ * nobody, so no newcomer could take a place (clients.h). */
+enum { LEAST_TOKEN = 16, CONNECTION_BYTES = 32 << 10, CONNECTIONS = 2 * CLIENTS, TICK = 1000 /* ms */ };
 
-/* One for the process. Once the daemon has started, what is known of the runs is its thread's alone (W3);
- * the main thread only waits and stops it. */
+/* One for the process. */
 typedef struct Server {
     Watched runs[RUNS_MAX];
     double looked[RUNS_MAX];
@@ -53,6 +55,7 @@ typedef struct Server {
     const char *host; /* --bind, as it was given */
     char token[128];  /* empty: none is asked for */
     struct MHD_Daemon *daemon;
+    Clients clients;
 } Server;
 
 /* ---- answers ---- */
@@ -71,6 +74,7 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
         {"Referrer-Policy", "no-referrer"},
         {"Cross-Origin-Resource-Policy", "same-origin"},
         {"Cache-Control", "no-store"},
+        {"Connection", "close"}, /* one request a connection: nobody holds a place between two (clients.h) */
     };
     if (!r) return MHD_NO;
     MHD_add_response_header(r, "Content-Type", type);
@@ -193,10 +197,10 @@ static const WatchAsset *find_asset(const char *path) {
 }
 
 /* Style and script tell nothing of a run, and a browser asks for them without the token. */
-static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *path) {
+static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *path, bool trusted) {
     const WatchAsset *asset = find_asset(path);
     bool page = asset && strcmp(path, "/") == 0;
-    if ((!asset || page) && !may_see(s, c))
+    if ((!asset || page) && !trusted)
         return reply_words(c, MHD_HTTP_FORBIDDEN,
                            s->token[0]
                                ? "This address lacks the token that weft watch printed, or has another.\n"
@@ -213,14 +217,36 @@ static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *pa
     return reply_words(c, MHD_HTTP_NOT_FOUND, "There is nothing here.\n");
 }
 
-/* Called by MHD's thread. A body is never read: a method that would have one is refused with the headers. */
+/* ---- what MHD calls ---- */
+
+static Client *client_of(struct MHD_Connection *c) {
+    return MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+}
+
+/* A connection begins or ends. */
+static void on_connection(void *server, struct MHD_Connection *c, void **client,
+                          enum MHD_ConnectionNotificationCode what) {
+    Server *s = server;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        clients_leave(&s->clients, *client);
+        return;
+    }
+    int fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    const struct sockaddr *from = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
+    *client = clients_join(&s->clients, fd, from, clock_seconds());
+}
+
+/* A whole head has come. A body is never read: the answer to the head closes the connection. */
 static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const char *path,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_size, void **state) {
+    Server *s = server;
     (void)version, (void)upload, (void)upload_size, (void)state;
+    bool trusted = may_see(s, c);
+    client_answer(client_of(c), trusted, clock_seconds());
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
         return reply_words(c, MHD_HTTP_METHOD_NOT_ALLOWED, "weft watch only tells: GET and HEAD.\n");
-    return route(server, c, path);
+    return route(s, c, path, trusted);
 }
 
 /* ---- where it listens ---- */
@@ -265,15 +291,15 @@ static ErrorCode make_token(Server *s, Error *err) {
     return OK;
 }
 
-/* One internal thread (W3). IPv6 has to be said to MHD beside the address. errno is what bind or listen
- * left. */
+/* No thread of MHD's: serve_requests calls it (W3). IPv6 has to be said to MHD beside the address. errno is
+ * what bind or listen left. */
 static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, Error *err) {
-    unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD;
+    unsigned flags = MHD_USE_EPOLL;
     if (at->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     s->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, s, MHD_OPTION_SOCK_ADDR, at->ai_addr,
                                  MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
-                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)PATIENCE, MHD_OPTION_END);
+                                 MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_END);
     if (s->daemon) return OK;
     return error_errno(err, ERR_CANTCREATE,
                        "cannot listen on port %d of %s (another --port? 0 takes one that is free)", (int)port,
@@ -292,19 +318,37 @@ static void say_where(const Server *s) {
     fflush(stdout);
 }
 
-/* Signals are blocked before the thread of the server is made, so that they come to this one. */
+/* Until one of the signals comes. Connections are looked at once a tick at least, since nothing wakes the
+ * server when a connection's time is over. */
+static void serve_requests(Server *s, int signals) {
+    int events = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+    struct pollfd fds[] = {{.fd = signals, .events = POLLIN}, {.fd = events, .events = POLLIN}};
+    while (!fds[0].revents) {
+        unsigned long long wait;
+        MHD_run(s->daemon);
+        clients_close_overdue(&s->clients, clock_seconds());
+        if (MHD_get_timeout(s->daemon, &wait) != MHD_YES || wait > TICK) wait = TICK;
+        poll(fds, sizeof fds / sizeof *fds, (int)wait);
+    }
+}
+
+/* Signals are read from a descriptor, between requests: no handler runs. */
 static ErrorCode serve(Server *s, const struct addrinfo *at, int64_t port, Error *err) {
     sigset_t ends;
-    int number;
     signals_to_stop(&ends);
     pthread_sigmask(SIG_BLOCK, &ends, NULL);
     signal(SIGPIPE, SIG_IGN);
-    TRY(listen_at(s, at, port, err));
-    say_where(s);
-    log_info("watching %d run%s; Ctrl-C ends it", s->count, s->count == 1 ? "" : "s");
-    sigwait(&ends, &number);
-    MHD_stop_daemon(s->daemon);
-    return OK;
+    int signals = signalfd(-1, &ends, SFD_CLOEXEC);
+    if (signals < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot wait for signals");
+    ErrorCode code = listen_at(s, at, port, err);
+    if (code == OK) {
+        say_where(s);
+        log_info("watching %d run%s; Ctrl-C ends it", s->count, s->count == 1 ? "" : "s");
+        serve_requests(s, signals);
+        MHD_stop_daemon(s->daemon);
+    }
+    close(signals);
+    return code;
 }
 
 /* An address that others reach always has a token; on loopback it is asked for where others work on the
@@ -320,6 +364,13 @@ static ErrorCode run_server(const Arguments *args, Server *s, int64_t port, Erro
     return code;
 }
 
+/* The user cannot tell a run that is yet to begin from a name that was mistyped, so it is reported. */
+static ErrorCode open_run(Watched *w, const char *dir, Error *err) {
+    TRY(watch_open(w, dir, err));
+    if (!file_is_dir(dir)) log_warn("%s does not exist yet; the page shows the run once it begins", dir);
+    return OK;
+}
+
 static ErrorCode run(const Arguments *args, Error *err) {
     const char *host = arguments_flag(args, "--bind");
     Server s = {.host = host ? host : "127.0.0.1"};
@@ -327,7 +378,7 @@ static ErrorCode run(const Arguments *args, Error *err) {
     TRY(arguments_int(args, "--port", 0, 65535, &port, err));
     ErrorCode code = OK;
     for (int i = 0; code == OK && i < args->operand_count; i++, s.count++)
-        code = watch_open(&s.runs[i], args->operands[i], err);
+        code = open_run(&s.runs[i], args->operands[i], err);
     if (code == OK) code = run_server(args, &s, port, err);
     for (int i = 0; i < s.count; i++) watch_close(&s.runs[i]);
     return code;
@@ -357,8 +408,8 @@ const Verb verb_watch = {
         "Serves one page over HTTP and prints its address: curves as they come, of up to eight runs over "
         "each other, throughput, memory, ranks and what they wait for (of every rank with "
         "metrics.all_ranks), validation, journal and configuration. It reads the files of the runs and "
-        "nothing else, on any machine that sees them; it may be started before a run, and outlives it. "
-        "The page is complete in itself, and works on a phone.\n\n"
+        "nothing else, on any machine that sees them; it may be started before a run, whose directory "
+        "need not exist yet, and outlives it. The page is complete in itself, and works on a phone.\n\n"
         "It only tells. It listens to this machine alone, unless --bind says otherwise; then the address "
         "that it prints has a token, a new one each time unless WEFT_WATCH_TOKEN gives it, without which "
         "nothing is told. HTTP is not encrypted: over a network that others use, go through ssh instead, "

@@ -254,24 +254,34 @@ void watch_look(Watched *w) {
     close(fd);
 }
 
+/* The last part of the real path, since "." is a name as well; of the given path as long as it leads nowhere.
+ * The caller frees it. */
+static char *name_of(const char *dir) {
+    char *real = realpath(dir, NULL), *path = real ? real : mem_strdup(dir);
+    for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = '\0';
+    const char *slash = strrchr(path, '/');
+    char *name = mem_strdup(slash && slash[1] ? slash + 1 : path);
+    free(path);
+    return name;
+}
+
 /* The memory for points is taken here, once. The version begins with the time in milliseconds, and grows by
  * one at a time. */
 ErrorCode watch_open(Watched *w, const char *dir, Error *err) {
     *w = (Watched){0};
-    if (!file_is_dir(dir))
+    struct stat info;
+    bool there = stat(dir, &info) == 0;
+    if (!there && errno != ENOENT) return error_errno(err, ERR_NOINPUT, "%s: cannot stat", dir);
+    if (there && !S_ISDIR(info.st_mode))
         return error_set(err, ERR_NOINPUT,
-                         "%s: no such directory; a run directory was expected, as \"weft train\" makes it",
-                         dir);
-    char *real = realpath(dir, NULL);
-    const char *whole = real ? real : dir, *slash = strrchr(whole, '/');
+                         "%s: no directory; a run directory was expected, as \"weft train\" makes it", dir);
     w->dir = mem_strdup(dir);
-    w->name = mem_strdup(slash && slash[1] ? slash + 1 : whole);
+    w->name = name_of(dir);
     w->points = mem_alloc_array(WATCH_POINTS, sizeof *w->points);
     w->validations = mem_alloc_array(WATCH_VALIDATIONS, sizeof *w->validations);
     w->named = mem_alloc_array(WATCH_NAMED, sizeof *w->named);
     w->dots = mem_alloc_array((size_t)WATCH_NAMED * WATCH_DOTS, sizeof *w->dots);
     w->version = (int64_t)(1000 * clock_wall()); /* pages of an earlier server know others */
-    free(real);
     return OK;
 }
 

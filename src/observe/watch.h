@@ -61,7 +61,8 @@ typedef struct Watched {
     ValidationMetrics last_validation;
 } Watched;
 
-/* ERR_NOINPUT where there is no such directory; a run that has no records yet is fine. */
+/* The directory may not exist yet: it is looked for at every look. ERR_NOINPUT where something else has its
+ * name, or its parent cannot be searched. */
 ErrorCode watch_open(Watched *w, const char *dir, Error *err);
 void watch_close(Watched *w);
 

@@ -210,7 +210,30 @@ static void each_rank_with_a_file_is_told(void **state) {
     assert_true(cJSON_GetObjectItem(last, "sent")->valuedouble == 15);
     cJSON_Delete(root);
     watch_close(&w);
-    assert_int_equal(watch_open(&w, "/nonexistent/run", &err), ERR_NOINPUT);
+}
+
+static void a_run_that_is_yet_to_begin_is_waited_for(void **state) {
+    (void)state;
+    Watched w;
+    char *dir = path_join(files_mkdir("before"), "runs/later//");
+    assert_int_equal(watch_open(&w, dir, &err), OK);
+    assert_string_equal(w.name, "later");
+    watch_look(&w);
+    cJSON_Delete(tell(&w, -1, -1));
+    assert_int_equal(w.count, 0);
+    assert_int_equal(file_make_dirs(dir, &err), OK);
+    log_steps(dir, 0, 1, 5, 0);
+    watch_look(&w);
+    assert_int_equal(w.count, 5);
+    watch_close(&w);
+    free(dir);
+}
+
+static void what_is_no_directory_is_refused(void **state) {
+    (void)state;
+    Watched w;
+    assert_int_equal(watch_open(&w, "/dev/null", &err), ERR_NOINPUT);
+    assert_int_equal(watch_open(&w, "/dev/null/run", &err), ERR_NOINPUT);
 }
 
 int main(void) {
@@ -221,6 +244,8 @@ int main(void) {
         cmocka_unit_test(sets_and_tasks_are_told_by_name),
         cmocka_unit_test(texts_of_a_run_are_data),
         cmocka_unit_test(each_rank_with_a_file_is_told),
+        cmocka_unit_test(a_run_that_is_yet_to_begin_is_waited_for),
+        cmocka_unit_test(what_is_no_directory_is_refused),
     };
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -2,9 +2,10 @@
 # weft watch over plain HTTP: what it tells, to whom, and what it refuses. (tests/program/test_watch_browser.sh looks at the page.)
 . "$(dirname "$0")/../support/prelude.sh"
 trap '' PIPE # of a server that hangs up on what is too long
-"$weft" watch nowhere >out 2>err </dev/null && fail "a run that is not there"
+echo x >file
+"$weft" watch file >out 2>err </dev/null && fail "a file in place of a run directory"
 ! grep -q 'built without libmicrohttpd' err || { echo "skipped: no libmicrohttpd (apt-get install libmicrohttpd-dev)"; exit 77; }
-has err "nowhere: no such directory"
+has err "file: no directory; a run directory was expected"
 
 letters 60 3 >text.txt
 letters 30 4 >held.txt
@@ -101,6 +102,12 @@ await anew
 there() { ask /data?run=1 && grep -q '"step": \[1, 2, 3' body; }
 await there
 
+# A body is not waited for, nor is a request with too much of a head taken.
+answers 405 / POST "Content-Length: 1000000"
+answers 200 /runs GET "Content-Length: 1000000"
+ask /runs GET "$(printf 'X: y\r\n%.0s' {1..9000})X: y" 2>/dev/null
+[ "$status" != 200 ] || fail "9,000 headers"
+
 # Only GET and HEAD; no path leads anywhere; a number is a number.
 for method in POST PUT DELETE OPTIONS PATCH; do
     answers 405 / "$method" "Content-Length: 0"
@@ -126,6 +133,21 @@ answers 200 /runs
 kill -INT $server
 wait $server || fail "Ctrl-C: status $?"
 
+# It is started before the run, whose directory is not there yet.
+watch later/run/ one
+await grep -q "later/run/ does not exist yet" watch.err
+answers 200 /data?run=0
+has body '"name": "run"'
+has body '"step": []'
+[ ! -e later ] || fail "the directory of a run that is yet to begin was made"
+"$weft" train run.yaml run.dir=later/run >train.out 2>&1 </dev/null || fail "later: $(tail -3 train.out)"
+begun() { ask /data?run=0 && grep -q '"step": \[1, 2, 3' body; }
+await begun
+answers 200 /config?run=0
+has body 'num_hidden_layers: 1'
+kill $server
+wait $server
+
 # A token: by --token here, on other addresses always.
 watch --token one
 [ ${#token} -eq 32 ] || fail "the token is \"$token\""
@@ -136,6 +158,48 @@ done
 answers 200 "/data?run=0&token=$token"
 answers 200 "/?token=$token" GET "Host: some.where"
 answers 200 /watch.css
+# A head that never ends, one byte after the other, is cut off; a connection has one request.
+slow_head() { # FILE WORDS: trickles until the connection is closed; then FILE is made
+    exec 6<>"/dev/tcp/127.0.0.1/$port" || return
+    printf '%b' "$2" >&6
+    (cat <&6 >"$1.answer"; : >"$1") &
+    until [ -e "$1" ]; do printf a >&6; sleep 0.2; done 2>/dev/null
+}
+slow_head first 'GET /runs HTTP/1.1\r\nX: ' &
+slow_head second 'GET /watch.css HTTP/1.1\r\nHost: x\r\n\r\nGET /watch.css HTTP/1.1\r\nX: ' &
+await test -e first
+await test -e second
+[ ! -s first.answer ] || fail "a head without an end was answered: $(head -3 first.answer)"
+has second.answer "HTTP/1.1 200"
+has second.answer "Connection: close"
+# More slow heads than there are places, whose senders come back when they are closed: others are answered, with the token and without.
+slow_heads() {
+    local held=() i fd
+    for i in {1..100}; do exec {fd}<>"/dev/tcp/127.0.0.1/$port" && held+=("$fd") && printf 'GET /runs HTTP/1.1\r\nX: ' >&"$fd"; done
+    : >held
+    while :; do
+        for fd in "${held[@]}"; do printf a >&"$fd" || eval "exec $fd>&- $fd<>/dev/tcp/127.0.0.1/$port"; done
+        : >trickled
+        sleep 0.2
+    done
+}
+slow_heads 2>/dev/null &
+slow=$!
+await test -e trickled
+meet_slow_heads() { # what they do to others ends in a test that waits in vain, not in one that hangs
+    answers 200 "/runs?token=$token"
+    answers 403 "/runs?token=x"
+    answers 200 "/data?run=0&token=$token"
+    echo "$failures" >met
+}
+for round in 1 2 3; do
+    rm -f met trickled
+    (failures=0; meet_slow_heads) &
+    await test -s met
+    failures=$((failures + $(cat met)))
+    await test -e trickled
+done
+kill $slow
 kill -TERM $server
 wait $server || fail "SIGTERM: status $?"
 watch --bind 0.0.0.0 one
