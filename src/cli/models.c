@@ -133,8 +133,8 @@ static ErrorCode run_models(const Arguments *args, Error *err) {
     char shown[64];
     for (int i = 0; families[i]; i++) found = found || is_asked(families[i], only);
     if (!found)
-        return error_set(err, ERR_USAGE, "no family \"%s\"; expected one of " FAMILY_NAMES,
-                         error_escape(shown, sizeof shown, only, strlen(only)));
+        return error_set(err, ERR_USAGE, "no family \"%s\"; expected one of %s",
+                         error_escape(shown, sizeof shown, only, strlen(only)), FAMILY_NAMES);
     if (arguments_has(args, "--json"))
         print_json(only);
     else

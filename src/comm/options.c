@@ -33,7 +33,7 @@ const Option mesh_options[] = {
 const Option comm_options[] = {
     /* Many MPI libraries move data only while a call into them is going on: without a thread, transfers
      * that ought to be hidden behind products would wait for the end of these. */
-    CHOICE("comm.progress_thread", progress_thread, "auto", "auto|true|false", NOTHING,
+    CHOICE("comm.progress_thread", progress_thread, "auto", CHOICE_WORDS(PROGRESS_THREADS), NOTHING,
            "A thread that moves messages while the others compute; auto: where a core is left for it.",
            LOCAL),
     /* Not an option of the curve: raising it must be possible for a run that goes on. */

@@ -2,10 +2,12 @@
 #ifndef WEFT_COMM_OPTIONS_H
 #define WEFT_COMM_OPTIONS_H
 
+#include "base/choices.h"
 #include "base/options.h"
 #include "comm/mesh.h"
 
-typedef enum ProgressThread { PROGRESS_AUTO, PROGRESS_TRUE, PROGRESS_FALSE } ProgressThread;
+#define PROGRESS_THREADS(X) X(PROGRESS_AUTO, "auto") X(PROGRESS_TRUE, "true") X(PROGRESS_FALSE, "false")
+typedef enum ProgressThread { PROGRESS_THREADS(CHOICE_CONSTANT) } ProgressThread;
 typedef struct CommOptions {
     int progress_thread; /* ProgressThread */
     double watchdog_s;   /* 0: none */

@@ -5,14 +5,11 @@
 
 #include "base/options.h"
 #include "comm/options.h"
+#include "config/choices.h"
 #include "data/config.h"
 #include "model/options.h"
 #include "optimizer/options.h"
 
-/* What predicts tokens behind the next one. */
-typedef enum FurtherKind { FURTHER_HEAD, FURTHER_MODULE } FurtherKind;
-typedef enum ComputeKind { COMPUTE_AUTO, COMPUTE_BF16, COMPUTE_FP32 } ComputeKind;
-typedef enum Numerics { NUMERICS_FAST, NUMERICS_EXACT } Numerics;
 typedef struct RunConfig {
     char *dir;                /* run directory: everything a run writes */
     int64_t seed;             /* of the initial weights */
@@ -53,7 +50,7 @@ typedef struct NumericsOptions {
 
 /* How work is shared, where there are several ways. */
 typedef struct ParallelOptions {
-    int context; /* ContextMethod of program/crossings.h */
+    int context; /* ContextMethod */
 } ParallelOptions;
 
 typedef struct PipelineOptions {
@@ -65,8 +62,6 @@ typedef struct PipelineOptions {
     int64_t first_stage_less, last_stage_less; /* weights of embedding and head in the uniform split */
     double memory_gib;                         /* of a rank, for split: auto; 0: not looked at */
 } PipelineOptions;
-
-typedef enum StoreType { STORE_FP32, STORE_BF16 } StoreType;
 
 typedef struct CheckpointOptions {
     int64_t every, keep, keep_every;

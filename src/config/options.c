@@ -7,6 +7,7 @@
 #include "base/option_rows.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "model/layers/layer.h"
 
 #define TARGET Config
 static const Option run_options[] = {
@@ -55,13 +56,13 @@ static const Option train_options[] = {
     INT("train.batch_warmup", train.batch_warmup, "0", 0, 1e15, CURVE,
         "Tokens over which they are: an equal share for each size, in whole steps."),
     /* Another dtype is other mathematics. `auto` is decided once in the life of a run (train/setup.c). */
-    CHOICE("train.compute", train.compute, "auto", "auto|bf16|fp32", CURVE,
+    CHOICE("train.compute", train.compute, "auto", CHOICE_WORDS(COMPUTE_KINDS), CURVE,
            "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."),
     /* Chen and others, "Training deep nets with sublinear memory cost", 2016; selective: Korthikanti and
      * others, "Reducing activation recomputation in large transformer models", 2022. What is made again
      * equals what it was, bit for bit (model/layers/layer.h): memory is paid for with time, never with the
      * curve. */
-    CHOICE("train.recompute", train.recompute, "none", "none|selective|full", NOTHING,
+    CHOICE("train.recompute", train.recompute, "none", CHOICE_WORDS(RECOMPUTE_KINDS), NOTHING,
            "What the backward pass makes again instead of keeping."),
     /* Logits take tokens times vocabulary, which may be more than all else of a microbatch: so only some
      * rows exist at a time. Chunks of the loss are added one after the other: their size groups the sums,
@@ -87,7 +88,7 @@ static const Option train_options[] = {
     INT("train.multi_token", train.multi_token, "0", 0, FURTHER_HEADS, RUN,
         "Further heads, the k-th of which is trained on the k-th token behind the next one; validation, "
         "generation and Hugging Face's classes use none of them."),
-    CHOICE("train.multi_token_kind", train.multi_token_kind, "heads", "heads|module", RUN,
+    CHOICE("train.multi_token_kind", train.multi_token_kind, "heads", CHOICE_WORDS(FURTHER_KINDS), RUN,
            "What they are. heads: a matrix each, on the states of the head. module: one as DeepSeek-V3 has "
            "it, a block behind the last that reads the next token too and ends in the model's own head. For "
            "deepseek_v3, whose files have it."),
@@ -104,17 +105,17 @@ static const Option train_options[] = {
     /* Sums in fixed point have no order, since adding whole numbers is associative. It costs memory and
      * traffic (docs/parallelism.md has figures), which is why it is asked for. */
     CHOICE(
-        "train.numerics", train.numerics, "fast", "fast|exact", SUMS,
+        "train.numerics", train.numerics, "fast", CHOICE_WORDS(NUMERICS_KINDS), SUMS,
         "exact: gradients of microbatches are summed in fixed point, the same bits however the microbatches "
         "of a step are shared out among ranks and accumulation; another train.microbatch makes other bits."),
     /* How often sums cross decides what is added to what first; exact numerics take that away. Auto follows
      * from other keys alone (plan/sync.h) and is written down as what it was taken for. */
-    CHOICE("train.gradient_sync", train.gradient_sync, "auto", "step|microbatch|replica|auto", SUMS,
+    CHOICE("train.gradient_sync", train.gradient_sync, "auto", CHOICE_WORDS(SYNC_KINDS), SUMS,
            "When gradients cross the network: once a step; once a microbatch (less memory when sharded); or "
            "over dp_shard once a microbatch and over dp_replicate once a step; auto: the fewest bytes that "
            "pipeline.memory_gib allows, and of as many bytes the least memory."),
     /* Memory against traffic: the values gathered are the same. */
-    CHOICE("train.reshard_after_forward", train.reshard, "auto", "auto|always|never", NOTHING,
+    CHOICE("train.reshard_after_forward", train.reshard, "auto", CHOICE_WORDS(RESHARD_KINDS), NOTHING,
            "Whether gathered parameters are dropped after use and gathered again for the backward pass; "
            "auto: yes, but not in pipelines."),
 
@@ -134,7 +135,7 @@ static const Option train_options[] = {
 
 static const Option parallel_options[] = {
     /* In exact numerics both have the same bits. */
-    CHOICE("parallel.context", parallel.context, "auto", "auto|heads|keys", SUMS,
+    CHOICE("parallel.context", parallel.context, "auto", CHOICE_WORDS(CONTEXT_METHODS), SUMS,
            "How ranks of mesh.cp attend to each other's tokens: heads: they change tokens for heads, at most "
            "as many ranks as key and value heads; keys: each gathers keys and values of all, any number of "
            "ranks; auto: what sends fewer bytes, of those that can be."),
@@ -207,7 +208,7 @@ static const Option record_options[] = {
     TEXT("checkpoint.keep_best", checkpoint.keep_best, "", NOTHING,
          "Keep the checkpoint that is best by this figure, measured at its step: validation/loss, "
          "validation/NAME/loss, task/NAME/acc_norm; empty means none."),
-    CHOICE("checkpoint.dtype", checkpoint.dtype, "fp32", "fp32|bf16", NOTHING,
+    CHOICE("checkpoint.dtype", checkpoint.dtype, "fp32", CHOICE_WORDS(STORE_TYPES), NOTHING,
            "Of the model file; with bf16 the exact weights go beside the moments, so that resuming stays "
            "exact."),
     BOOL("checkpoint.async", checkpoint.async, "true", NOTHING,

@@ -5,19 +5,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/choices.h"
 #include "base/options.h"
 #include "tokenizer/tokenizer.h"
 
-typedef enum SourceFormat { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL, FORMAT_CHAT } SourceFormat;
-typedef enum SourceSplit {
-    SPLIT_FILE,
-    SPLIT_PARAGRAPHS,
-    SPLIT_LINES
-} SourceSplit; /* what a document of a text file is */
-typedef enum SourceEncoding { ENCODING_UTF8, ENCODING_BYTES } SourceEncoding; /* BYTES: whatever they are */
-typedef enum BadLines { BAD_LINES_ERROR, BAD_LINES_SKIP } BadLines;           /* of JSON */
-typedef enum ChatLearn { LEARN_ASSISTANT, LEARN_LAST, LEARN_ALL } ChatLearn;  /* of a conversation */
-typedef enum MixtureWeights { WEIGHTS_TOKENS, WEIGHTS_DOCUMENTS } MixtureWeights;
+#define SOURCE_FORMATS(X) \
+    X(FORMAT_AUTO, "auto") X(FORMAT_TEXT, "text") X(FORMAT_JSONL, "jsonl") X(FORMAT_CHAT, "chat")
+typedef enum SourceFormat { SOURCE_FORMATS(CHOICE_CONSTANT) } SourceFormat;
+/* What a document of a text file is. */
+#define SOURCE_SPLITS(X) X(SPLIT_FILE, "file") X(SPLIT_PARAGRAPHS, "paragraphs") X(SPLIT_LINES, "lines")
+typedef enum SourceSplit { SOURCE_SPLITS(CHOICE_CONSTANT) } SourceSplit;
+/* BYTES: whatever they are. */
+#define SOURCE_ENCODINGS(X) X(ENCODING_UTF8, "utf-8") X(ENCODING_BYTES, "bytes")
+typedef enum SourceEncoding { SOURCE_ENCODINGS(CHOICE_CONSTANT) } SourceEncoding;
+/* Of JSON. */
+#define BAD_LINES_KINDS(X) X(BAD_LINES_ERROR, "error") X(BAD_LINES_SKIP, "skip")
+typedef enum BadLines { BAD_LINES_KINDS(CHOICE_CONSTANT) } BadLines;
+/* Of a conversation. */
+#define CHAT_LEARN_KINDS(X) X(LEARN_ASSISTANT, "assistant") X(LEARN_LAST, "last") X(LEARN_ALL, "all")
+typedef enum ChatLearn { CHAT_LEARN_KINDS(CHOICE_CONSTANT) } ChatLearn;
+#define MIXTURE_WEIGHTS(X) X(WEIGHTS_TOKENS, "tokens") X(WEIGHTS_DOCUMENTS, "documents")
+typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 
 typedef struct DataSource {
     char *path;    /* a file or a shell pattern */

@@ -11,15 +11,15 @@ static const Option source_options[] = {
     REAL("weight", weight, "0", 0, 1e12, UNKNOWN,
          "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."),
     /* A name need not tell: auto can be overruled by who knows what is in the file. */
-    CHOICE("format", format, "auto", "auto|text|jsonl|chat", UNKNOWN,
+    CHOICE("format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
            "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst is ignored. chat: a "
            "conversation a line, as messages or prompt and completion."),
     TEXT("key", key, "", UNKNOWN,
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
-    CHOICE("split", split, "file", "file|paragraphs|lines", UNKNOWN,
+    CHOICE("split", split, "file", CHOICE_WORDS(SOURCE_SPLITS), UNKNOWN,
            "What a document of a text file is; paragraphs are separated by blank lines."),
     /* What is no text is refused, since nothing else would tell that a model learned an archive. */
-    CHOICE("encoding", encoding, "utf-8", "utf-8|bytes", UNKNOWN,
+    CHOICE("encoding", encoding, "utf-8", CHOICE_WORDS(SOURCE_ENCODINGS), UNKNOWN,
            "bytes: take a file as it is, whatever it holds; else what is not UTF-8 text is refused."),
     /* Sources of one name are one set. The name becomes part of tags and of checkpoint.keep_best. */
     TEXT("name", name, "", UNKNOWN,
@@ -72,7 +72,7 @@ const Option data_options[] = {
          REQUIRED),
     /* Documents of one source may be long and those of another short: a share of one is then no share of
      * the other. */
-    CHOICE("data.weights", weights, "tokens", "tokens|documents", CURVE,
+    CHOICE("data.weights", weights, "tokens", CHOICE_WORDS(MIXTURE_WEIGHTS), CURVE,
            "What the weights of sources are shares of."),
     /* Which keys a token sees: the mathematics. */
     BOOL("data.document_mask", document_mask, "false", CURVE,
@@ -84,14 +84,14 @@ const Option data_options[] = {
     BOOL("data.add_eos", add_eos, "true", CURVE,
          "End each document of text with the tokenizer's EOS, if any."),
     /* What is skipped is missing from the data. */
-    CHOICE("data.bad_lines", bad_lines, "error", "error|skip", CURVE,
+    CHOICE("data.bad_lines", bad_lines, "error", CHOICE_WORDS(BAD_LINES_KINDS), CURVE,
            "What becomes of a line of JSON that is broken or has no text: end, or skip, count and list it."),
     REAL("data.bad_lines_limit", bad_lines_limit, "0.01", 0, 1e12, NOTHING,
          "Lines of a source that may be skipped: a count, or, below 1, a share."),
     /* Conversations. What is learned decides targets; the template is compared by its text, which is in the
      * fingerprint of the data. */
     CHOICE(
-        "data.chat_learn", chat_learn, "assistant", "assistant|last|all", CURVE,
+        "data.chat_learn", chat_learn, "assistant", CHOICE_WORDS(CHAT_LEARN_KINDS), CURVE,
         "What of a conversation is learned: the answers of the assistant, the last of them, or everything."),
     TEXT("data.chat_template", chat_template, "", CONTENT,
          "A chat template (Jinja) for sources of format chat; empty: the one beside data.tokenizer."),

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/choices.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -22,8 +23,10 @@
  *   yarn     as llama3 by another ramp, and sines and cosines scaled
  *   longrope each pair divided by a factor of its own, from one list up to the original context and from
  *            another beyond it, and sines and cosines scaled */
-typedef enum RopeKind { ROPE_LLAMA3, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_YARN, ROPE_LONGROPE } RopeKind;
-#define ROPE_KINDS "llama3|linear|dynamic|yarn|longrope"
+#define ROPE_KINDS(X)        \
+    X(ROPE_LLAMA3, "llama3") \
+    X(ROPE_LINEAR, "linear") X(ROPE_DYNAMIC, "dynamic") X(ROPE_YARN, "yarn") X(ROPE_LONGROPE, "longrope")
+typedef enum RopeKind { ROPE_KINDS(CHOICE_CONSTANT) } RopeKind;
 enum { ROPE_PAIRS = 128 }; /* of a head, at most, that longrope has factors for */
 
 /* Factor 1 means none, of whatever kind but longrope (rope_is_scaled). */

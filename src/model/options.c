@@ -45,7 +45,7 @@ const Option model_options[] = {
     REAL("model.rope_theta", shape.rope_theta, "10000", 1, 1e12, CURVE, "Base of the rotary frequencies."),
     /* The type says nothing while the factor is 1, which is the default. So the default may be the
      * commonest of them, and who gives a factor need not give a type. */
-    CHOICE("model.rope_type", shape.rope_scaling.kind, "llama3", ROPE_KINDS, CURVE,
+    CHOICE("model.rope_type", shape.rope_scaling.kind, "llama3", CHOICE_WORDS(ROPE_KINDS), CURVE,
            "How rotary frequencies are stretched for long contexts."),
     REAL("model.rope_factor", shape.rope_scaling.factor, "1", 1, 1e6, CURVE,
          "By how much; 1 means not at all, whatever the type."),
@@ -180,7 +180,7 @@ const Option model_options[] = {
     TEXT("model.init", init, "", START,
          "A Hugging Face directory of a family of model.family, checkpoint or run to take shape and weights "
          "from; empty means random weights."),
-    CHOICE("model.initialiser", initialiser, "torchtitan", INIT_NAMES, START,
+    CHOICE("model.initialiser", initialiser, "torchtitan", CHOICE_WORDS(INIT_NAMES), START,
            "Random weights; a function of (seed, name, element) alone. Families have defaults of their own."),
     /* Of one initialiser only. The others have scales of their own, by role and depth
      * (model/initialiser.c). */

@@ -155,7 +155,7 @@ ErrorCode model_options_default(ModelOptions *m, OptionSet *set, Error *err) {
 
 /* It has a key all the same, since config.json does not say it. */
 ErrorCode model_options_initialiser(const ModelOptions *m, OptionSet *set, Error *err) {
-    static const char *const names[INIT_KINDS] = {"normal", "torchtitan", "lingua", "gpt2"};
+    static const char *const names[] = {INIT_NAMES(CHOICE_NAME)};
     if (m->family == 0 || options_is_set(set, "model.initialiser")) return OK;
     return options_derive(set, "model.initialiser", names[families[m->family]->init],
                           "default of model.family", err);

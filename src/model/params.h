@@ -233,8 +233,9 @@ int64_t param_copies(const ModelConfig *c, const ParamRow *row);
  * that a step is the exponential of U(log 0.001, log 0.1), and D as 1 (Dao & Gu, "Transformers are SSMs",
  * 2024). Learned positions start as the embedding of `normal` and of gpt2 does, elsewhere from N(0, 0.02).
  * Norms begin as the identity, whatever their weights then are. */
-typedef enum InitKind { INIT_NORMAL, INIT_TORCHTITAN, INIT_LINGUA, INIT_GPT2, INIT_KINDS } InitKind;
-#define INIT_NAMES "normal|torchtitan|lingua|gpt2"
+#define INIT_NAMES(X) \
+    X(INIT_NORMAL, "normal") X(INIT_TORCHTITAN, "torchtitan") X(INIT_LINGUA, "lingua") X(INIT_GPT2, "gpt2")
+typedef enum InitKind { INIT_NAMES(CHOICE_CONSTANT) INIT_KINDS } InitKind;
 typedef struct InitRule {
     double value;                 /* constant, when std is 0 */
     double std, lo, hi;           /* lo, hi in standard deviations */

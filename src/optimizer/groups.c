@@ -22,39 +22,27 @@
 
 /* ---- settings ---- */
 
-typedef struct Setting {
-    const char *name;
-    size_t offset;       /* in OptimizerSettings, of a double, or of an int when it is a choice */
-    const char *choices; /* "false|true"; NULL: a number */
-} Setting;
+/* Completing, refusing and printing walk the rows of an item of optimizer.groups: a new setting has a row
+ * there, one in the section, and its name among what its optimizers read. */
+static bool is_setting(const Option *row) {
+    return row->optional && row->offset < offsetof(OptimizerGroup, whole);
+}
 
-/* Settings by name and place, so that completing, refusing and printing are loops: a new one has a row here,
- * one in the option table, and its name among what its optimizers read. */
-static const Setting settings[] = {
-    {"kind", offsetof(OptimizerSettings, kind), "adamw|sgd|muon"},
-    {"states", offsetof(OptimizerSettings, states), "fp32|bf16"},
-    {"lr", offsetof(OptimizerSettings, lr), NULL},
-    {"weight_decay", offsetof(OptimizerSettings, weight_decay), NULL},
-    {"beta1", offsetof(OptimizerSettings, beta1), NULL},
-    {"beta2", offsetof(OptimizerSettings, beta2), NULL},
-    {"eps", offsetof(OptimizerSettings, eps), NULL},
-    {"momentum", offsetof(OptimizerSettings, momentum), NULL},
-    {"nesterov", offsetof(OptimizerSettings, nesterov), "false|true"},
-    {"muon_scale", offsetof(OptimizerSettings, muon_scale), MUON_SCALES},
-    {"muon_coefficients", offsetof(OptimizerSettings, muon_coefficients), MUON_COEFFICIENTS}};
-enum { SETTINGS = sizeof settings / sizeof *settings };
+static const void *field_of(const OptimizerSettings *of, const Option *s) {
+    return (const char *)of + s->offset - offsetof(OptimizerGroup, settings);
+}
 
-/* What was not given is NaN, or -1 for a choice (optimizer/options.h). */
-static bool is_given(const Setting *s, const OptimizerSettings *of) {
-    const char *field = (const char *)of + s->offset;
-    return s->choices ? *(const int *)(const void *)field >= 0 : !isnan(*(const double *)(const void *)field);
+static bool is_given(const Option *s, const OptimizerSettings *of) {
+    return !option_is_unset(s, field_of(of, s));
 }
 
 /* What a group leaves out is as the section has it. */
 static void complete(OptimizerSettings *group, const OptimizerSettings *section) {
-    for (int i = 0; i < SETTINGS; i++) {
-        size_t at = settings[i].offset, bytes = settings[i].choices ? sizeof(int) : sizeof(double);
-        if (!is_given(&settings[i], group)) memcpy((char *)group + at, (const char *)section + at, bytes);
+    for (const Option *s = group_options; s->key; s++) {
+        size_t at = s->offset - offsetof(OptimizerGroup, settings);
+        size_t bytes = s->type == OPT_CHOICE ? sizeof(int) : sizeof(double);
+        if (is_setting(s) && !is_given(s, group))
+            memcpy((char *)group + at, (const char *)section + at, bytes);
     }
 }
 
@@ -69,23 +57,23 @@ static bool is_listed(const char *name, const char *list) {
 /* Every optimizer takes a kind, and a dtype for states that it may have. Anything else that its group's
  * optimizer does not read would be a wish that nothing obeys, in silence. */
 static ErrorCode check_given(const OptimizerSettings *given, int item, const Optimizer *o, Error *err) {
-    for (int i = 0; i < SETTINGS; i++) {
-        const char *name = settings[i].name;
-        if (strcmp(name, "kind") == 0 || strcmp(name, "states") == 0) continue;
-        if (is_given(&settings[i], given) && !is_listed(name, o->reads))
+    for (const Option *s = group_options; s->key; s++) {
+        if (!is_setting(s) || strcmp(s->key, "kind") == 0 || strcmp(s->key, "states") == 0) continue;
+        if (is_given(s, given) && !is_listed(s->key, o->reads))
             return error_set(err, ERR_CONFIG, "optimizer.groups[%d].%s: %s does not read it, only %s", item,
-                             name, o->name, o->reads);
+                             s->key, o->name, o->reads);
     }
     return OK;
 }
 
 /* What is not trained reads no setting. */
 static ErrorCode check_frozen(const OptimizerGroup *from, int item, Error *err) {
-    for (int i = 0; i < SETTINGS; i++)
-        if (is_given(&settings[i], &from->settings))
+    for (const Option *s = group_options; s->key; s++) {
+        if (is_setting(s) && is_given(s, &from->settings))
             return error_set(err, ERR_CONFIG,
                              "optimizer.groups[%d].%s: the group is frozen, so nothing reads it", item,
-                             settings[i].name);
+                             s->key);
+    }
     if (from->whole <= 0) return OK;
     return error_set(
         err, ERR_CONFIG,
@@ -350,12 +338,6 @@ size_t param_scratch_bytes(const ParamGroups *g, int param, const Param *p) {
 
 /* ---- in words ---- */
 
-/* Choice `index` of "a|b|c". */
-static void put_choice(const char *choices, int index, Text *out) {
-    for (; index > 0; index--) choices = strchr(choices, '|') + 1;
-    text_add(out, choices, strcspn(choices, "|"));
-}
-
 /* "adamw moments fp32" */
 static void name_states(const ParamGroup *group, Text *out) {
     text_printf(out, "%s %s %s", group->optimizer->name, group->optimizer->keeps,
@@ -382,17 +364,17 @@ void param_groups_name_states(const ParamGroups *g, Text *out) {
 /* What the optimizer reads beside the two that have columns of their own. */
 static void put_others(const ParamGroup *group, Text *out) {
     const char *gap = "";
-    for (int i = 0; i < SETTINGS; i++) {
-        const Setting *s = &settings[i];
-        const char *field = (const char *)&group->settings + s->offset;
-        if (!is_listed(s->name, group->optimizer->reads) || s->offset == offsetof(OptimizerSettings, lr) ||
-            s->offset == offsetof(OptimizerSettings, weight_decay))
+    char word[64];
+    for (const Option *s = group_options; s->key; s++) {
+        if (!is_setting(s) || !is_listed(s->key, group->optimizer->reads) || strcmp(s->key, "lr") == 0 ||
+            strcmp(s->key, "weight_decay") == 0)
             continue;
-        text_printf(out, "%s%s ", gap, s->name);
-        if (s->choices)
-            put_choice(s->choices, *(const int *)(const void *)field, out);
+        const void *field = field_of(&group->settings, s);
+        text_printf(out, "%s%s ", gap, s->key);
+        if (s->type == OPT_CHOICE)
+            text_puts(out, options_choice_name(s, *(const int *)field, word));
         else
-            text_printf(out, "%g", *(const double *)(const void *)field);
+            text_printf(out, "%g", *(const double *)field);
         gap = ", ";
     }
 }

@@ -5,13 +5,17 @@
 
 #include "base/option_rows.h"
 
+#define SWITCH "false|true"      /* of a bool that may be left out */
+#define STATE_DTYPES "fp32|bf16" /* Dtype */
+
 /* Items of optimizer.groups. What is `optional` and left out is taken from the section, when the model is
  * known (optimizer/groups.c). The list has an effect, and what does nothing to a run says so. */
 #define TARGET OptimizerGroup
 const Option group_options[] = {
     TEXT("match", match, "", UNKNOWN,
          "Regular expression (PCRE2) that is found in the names of these parameters.", REQUIRED),
-    CHOICE("kind", settings.kind, NULL, "adamw|sgd|muon", UNKNOWN, "Of these parameters.", OPTIONAL),
+    CHOICE("kind", settings.kind, NULL, CHOICE_WORDS(OPTIMIZER_NAMES), UNKNOWN, "Of these parameters.",
+           OPTIONAL),
     REAL("lr", settings.lr, NULL, 0, 1000, UNKNOWN, "Peak learning rate of these, on the same schedule.",
          OPTIONAL),
     REAL("weight_decay", settings.weight_decay, NULL, 0, 100, UNKNOWN, "Of all of these, vectors too.",
@@ -23,19 +27,18 @@ const Option group_options[] = {
     REAL("eps", settings.eps, NULL, 1e-30, 1, UNKNOWN, "adamw: added to the root of that.", OPTIONAL),
     REAL("momentum", settings.momentum, NULL, 0, 0.999999, UNKNOWN,
          "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it.", OPTIONAL),
-    CHOICE("nesterov", settings.nesterov, NULL, "false|true", UNKNOWN, "sgd, muon: Nesterov's momentum.",
-           OPTIONAL),
-    CHOICE("muon_scale", settings.muon_scale, NULL, MUON_SCALES, UNKNOWN, "muon: how far a matrix moves.",
-           OPTIONAL),
-    CHOICE("muon_coefficients", settings.muon_coefficients, NULL, MUON_COEFFICIENTS, UNKNOWN,
+    CHOICE("nesterov", settings.nesterov, NULL, SWITCH, UNKNOWN, "sgd, muon: Nesterov's momentum.", OPTIONAL),
+    CHOICE("muon_scale", settings.muon_scale, NULL, CHOICE_WORDS(MUON_SCALES), UNKNOWN,
+           "muon: how far a matrix moves.", OPTIONAL),
+    CHOICE("muon_coefficients", settings.muon_coefficients, NULL, CHOICE_WORDS(MUON_COEFFICIENTS), UNKNOWN,
            "muon: of its iterations.", OPTIONAL),
-    CHOICE("states", settings.states, NULL, "fp32|bf16", UNKNOWN,
+    CHOICE("states", settings.states, NULL, STATE_DTYPES, UNKNOWN,
            "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically.",
            OPTIONAL),
-    CHOICE("whole", whole, NULL, "false|true", NOTHING,
+    CHOICE("whole", whole, NULL, SWITCH, NOTHING,
            "true: with dp_shard, each matrix of these lives on one rank, and is not cut; the same bits.",
            OPTIONAL),
-    CHOICE("frozen", frozen, NULL, "false|true", UNKNOWN,
+    CHOICE("frozen", frozen, NULL, SWITCH, UNKNOWN,
            "true: these keep their values; they have no states, count in no norm, and matrices have no "
            "gradient.",
            OPTIONAL),
@@ -46,7 +49,7 @@ const Option group_options[] = {
 const Option optimizer_options[] = {
     /* What makes updates of gradients. Another kind has other states: another run. Settings of one kind
      * may change on the way, and change the curve. */
-    CHOICE("optimizer.kind", settings.kind, "adamw", "adamw|sgd|muon", RUN,
+    CHOICE("optimizer.kind", settings.kind, "adamw", CHOICE_WORDS(OPTIMIZER_NAMES), RUN,
            "What makes updates of gradients; muon: of the matrices of blocks, the rest by adamw."),
     /* 1,000 is beyond all sense and says that a decimal point is missing; 0 is allowed, to see what a run
      * does without learning. */
@@ -69,21 +72,22 @@ const Option optimizer_options[] = {
          "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it."),
     /* A choice of two words where others are OPT_BOOL: an item of optimizer.groups may leave it out, and a
      * bool has no third value for that. */
-    CHOICE("optimizer.nesterov", settings.nesterov, "false", "false|true", CURVE,
+    CHOICE("optimizer.nesterov", settings.nesterov, "false", SWITCH, CURVE,
            "sgd, muon: Nesterov's momentum."),
     /* moonlight by default, since with it AdamW's learning rate and decay serve both kinds of parameters. */
-    CHOICE("optimizer.muon_scale", settings.muon_scale, "moonlight", MUON_SCALES, CURVE,
+    CHOICE("optimizer.muon_scale", settings.muon_scale, "moonlight", CHOICE_WORDS(MUON_SCALES), CURVE,
            "muon: how far a matrix [outputs, inputs] moves, times the learning rate: moonlight 0.2 "
            "sqrt(larger side), as far as under adamw; jordan sqrt(max(1, outputs / inputs)); spectral "
            "sqrt(outputs / inputs)."),
-    CHOICE("optimizer.muon_coefficients", settings.muon_coefficients, "jordan", MUON_COEFFICIENTS, CURVE,
+    CHOICE("optimizer.muon_coefficients", settings.muon_coefficients, "jordan",
+           CHOICE_WORDS(MUON_COEFFICIENTS), CURVE,
            "muon: of the five Newton-Schulz iterations that bring singular values to about 1."),
     /* EFFECT_CURVE: with half the bits every update is another one. Rounding to the nearest would lose
      * small updates for good, which is why it is by chance, by optimizer.seed. */
-    CHOICE("optimizer.states", settings.states, "fp32", "fp32|bf16", CURVE,
+    CHOICE("optimizer.states", settings.states, "fp32", STATE_DTYPES, CURVE,
            "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."),
     /* By common practice norms and biases do not decay. */
-    CHOICE("optimizer.decay", decay, "matrices", "matrices|all", CURVE,
+    CHOICE("optimizer.decay", decay, "matrices", CHOICE_WORDS(DECAY_RULES), CURVE,
            "What optimizer.weight_decay is for: matrices only, or norms and biases too."),
     INT("optimizer.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the rounding of states in bf16."),
     /* Beside the run, which does not read it: another value changes what an average is of, not the curve. */
@@ -108,10 +112,7 @@ const Option optimizer_options[] = {
 const Option schedule_options[] = {
     /* The learning rate over the steps, relative to optimizer.lr (optimizer/learning_rate.h has the
      * formulas). cosine: Loshchilov and Hutter, "SGDR", 2016; wsd: Hu and others, "MiniCPM", 2024. */
-    CHOICE("schedule.kind", kind, "cosine",
-           "constant|linear|cosine|sqrt|wsd|exponential|drops|cosine_linear|inverse_sqrt|range|power|lingua_"
-           "linear|lingua_cosine|lingua_wsd|lingua_inverse_sqrt",
-           CURVE,
+    CHOICE("schedule.kind", kind, "cosine", CHOICE_WORDS(SCHEDULE_KINDS), CURVE,
            "Shape after the warmup: linear, cosine, sqrt, exponential fall over schedule.decay_ratio of the "
            "steps, wsd linearly over the last tenth; drops: two steps down; cosine_linear: a cosine whose "
            "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "

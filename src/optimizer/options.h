@@ -3,34 +3,31 @@
 #ifndef WEFT_OPTIMIZER_OPTIONS_H
 #define WEFT_OPTIMIZER_OPTIONS_H
 
+#include "base/choices.h"
 #include "base/options.h"
 
-typedef enum DecayRule { DECAY_MATRICES, DECAY_ALL } DecayRule;
-typedef enum ScheduleKind {
-    SCHEDULE_CONSTANT,
-    SCHEDULE_LINEAR,
-    SCHEDULE_COSINE,
-    SCHEDULE_SQRT,
-    SCHEDULE_WSD,
-    SCHEDULE_EXPONENTIAL,
-    SCHEDULE_DROPS,
-    SCHEDULE_COSINE_LINEAR,
-    SCHEDULE_INVERSE_SQRT,
-    SCHEDULE_RANGE,
-    SCHEDULE_POWER,
-    SCHEDULE_LINGUA_LINEAR,
-    SCHEDULE_LINGUA_COSINE,
-    SCHEDULE_LINGUA_WSD,
-    SCHEDULE_LINGUA_INVERSE_SQRT
-} ScheduleKind;
+#define DECAY_RULES(X) X(DECAY_MATRICES, "matrices") X(DECAY_ALL, "all")
+typedef enum DecayRule { DECAY_RULES(CHOICE_CONSTANT) } DecayRule;
+/* clang-format off */
+#define SCHEDULE_KINDS(X) \
+    X(SCHEDULE_CONSTANT, "constant") X(SCHEDULE_LINEAR, "linear") X(SCHEDULE_COSINE, "cosine") \
+    X(SCHEDULE_SQRT, "sqrt") X(SCHEDULE_WSD, "wsd") X(SCHEDULE_EXPONENTIAL, "exponential") \
+    X(SCHEDULE_DROPS, "drops") X(SCHEDULE_COSINE_LINEAR, "cosine_linear") \
+    X(SCHEDULE_INVERSE_SQRT, "inverse_sqrt") X(SCHEDULE_RANGE, "range") X(SCHEDULE_POWER, "power") \
+    X(SCHEDULE_LINGUA_LINEAR, "lingua_linear") X(SCHEDULE_LINGUA_COSINE, "lingua_cosine") \
+    X(SCHEDULE_LINGUA_WSD, "lingua_wsd") X(SCHEDULE_LINGUA_INVERSE_SQRT, "lingua_inverse_sqrt")
+/* clang-format on */
+typedef enum ScheduleKind { SCHEDULE_KINDS(CHOICE_CONSTANT) } ScheduleKind;
 
 /* What an optimizer does with a group of parameters. In an item of optimizer.groups a number that was not
  * given is NaN, a choice -1: what the section says holds. */
-typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MUON, OPTIMIZER_KINDS } OptimizerKind;
-typedef enum MuonScale { MUON_MOONLIGHT, MUON_SCALE_JORDAN, MUON_SPECTRAL } MuonScale;
-typedef enum MuonCoefficients { MUON_JORDAN, MUON_POLAR_EXPRESS } MuonCoefficients;
-#define MUON_SCALES "moonlight|jordan|spectral"
-#define MUON_COEFFICIENTS "jordan|polar_express"
+#define OPTIMIZER_NAMES(X) X(OPTIMIZER_ADAMW, "adamw") X(OPTIMIZER_SGD, "sgd") X(OPTIMIZER_MUON, "muon")
+typedef enum OptimizerKind { OPTIMIZER_NAMES(CHOICE_CONSTANT) OPTIMIZER_KINDS } OptimizerKind;
+#define MUON_SCALES(X) \
+    X(MUON_MOONLIGHT, "moonlight") X(MUON_SCALE_JORDAN, "jordan") X(MUON_SPECTRAL, "spectral")
+typedef enum MuonScale { MUON_SCALES(CHOICE_CONSTANT) } MuonScale;
+#define MUON_COEFFICIENTS(X) X(MUON_JORDAN, "jordan") X(MUON_POLAR_EXPRESS, "polar_express")
+typedef enum MuonCoefficients { MUON_COEFFICIENTS(CHOICE_CONSTANT) } MuonCoefficients;
 typedef struct OptimizerSettings {
     int kind;   /* OptimizerKind */
     int states; /* Dtype of what it keeps of each element */

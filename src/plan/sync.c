@@ -7,10 +7,7 @@
 #include "plan/fit.h"
 
 const char *sync_name(GradientSync sync) {
-    static const char *const names[] = {[SYNC_STEP] = "step",
-                                        [SYNC_MICROBATCH] = "microbatch",
-                                        [SYNC_REPLICA] = "replica",
-                                        [SYNC_AUTO] = "auto"};
+    static const char *const names[] = {SYNC_KINDS(CHOICE_NAME)};
     return names[sync];
 }
 

@@ -28,11 +28,8 @@
 
 #include "comm/mesh.h"
 #include "base/text.h"
+#include "config/choices.h"
 #include "model/unit.h"
-
-/* parallel.context; never auto once it is settled. */
-typedef enum ContextMethod { CONTEXT_AUTO, CONTEXT_HEADS, CONTEXT_KEYS } ContextMethod;
-#define CONTEXT_METHODS "auto|heads|keys"
 
 typedef struct CrossingSpec {
     const ModelConfig *model; /* of the mesh */

@@ -60,6 +60,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "config/choices.h"
 #include "model/unit.h"
 #include "program/partition.h"
 #include "schedule/schedule.h"
@@ -117,14 +118,6 @@ void collective_name(Action a, Text *out);
 Half pass_half(ActionKind pass);
 Half action_half(Action a);
 
-/* When gathered parameters are dropped. Never: once gathered, they stay to the end of the step (ZeRO-2,
- * ZeRO-1). Auto: always, but never under pipelines, where each microbatch would gather anew. */
-typedef enum Reshard { RESHARD_AUTO, RESHARD_ALWAYS, RESHARD_NEVER } Reshard;
-
-/* When gradients cross the network: once a step, once a microbatch, or reduce-scatters once a microbatch and
- * all-reduces over the replicas once a step. Auto: what takes the least memory of those that send the fewest
- * bytes; with a limit of memory, plan/sync.h. */
-typedef enum GradientSync { SYNC_STEP, SYNC_MICROBATCH, SYNC_REPLICA, SYNC_AUTO } GradientSync;
 /* As it applies, never auto: where an axis has one rank, or a step one microbatch, what is asked about it is
  * settled. */
 GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches);

@@ -5,11 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-const Family *const families[] = {
-    &family_llama,       &family_qwen2,       &family_qwen3,       &family_mistral,   &family_olmo2,
-    &family_olmo3,       &family_gemma2,      &family_gemma3_text, &family_smollm3,   &family_phi3,
-    &family_gpt2,        &family_mixtral,     &family_qwen3_moe,   &family_olmoe,     &family_gpt_oss,
-    &family_deepseek_v3, &family_deepseek_v2, &family_llama4_text, &family_recurrent, NULL};
+#define FAMILY_PLACE(name) &family_##name,
+const Family *const families[] = {FAMILIES(FAMILY_PLACE) NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 

@@ -144,17 +144,18 @@ typedef struct Family {
     const PublishedLatents *latents; /* likewise */
 } Family;
 
-extern const Family family_llama, family_qwen2, family_qwen3, family_mistral, family_olmo2, family_olmo3,
-    family_gemma2, family_gemma3_text, family_smollm3, family_phi3, family_gpt2, family_mixtral,
-    family_qwen3_moe, family_olmoe, family_gpt_oss, family_deepseek_v3, family_deepseek_v2,
-    family_llama4_text, family_recurrent;
+/* All of them. A name is Hugging Face's model_type. */
+/* clang-format off */
+#define FAMILIES(X) \
+    X(llama) X(qwen2) X(qwen3) X(mistral) X(olmo2) X(olmo3) X(gemma2) X(gemma3_text) X(smollm3) X(phi3) \
+    X(gpt2) X(mixtral) X(qwen3_moe) X(olmoe) X(gpt_oss) X(deepseek_v3) X(deepseek_v2) X(llama4_text) \
+    X(recurrent)
+/* clang-format on */
+#define FAMILY_OF(name) family_##name,
+#define FAMILY_WORD(name) "|" #name
+#define FAMILY_NAMES (&(FAMILIES(FAMILY_WORD))[1]) /* "llama|qwen2|...": what an option table takes */
 
-/* All of them; ends with NULL. */
-extern const Family *const families[];
-/* Their names in that order: what an option table takes. */
-#define FAMILY_NAMES                                                                                      \
-    "llama|qwen2|qwen3|mistral|olmo2|olmo3|gemma2|gemma3_text|smollm3|phi3|gpt2|mixtral|qwen3_moe|olmoe|" \
-    "gpt_oss|deepseek_v3|deepseek_v2|llama4_text|recurrent"
+extern const Family FAMILIES(FAMILY_OF) *const families[]; /* ends with NULL */
 
 const Family *model_family(const ModelConfig *c);
 /* The name that a kind of parameter has in this family. */

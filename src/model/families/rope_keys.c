@@ -15,8 +15,7 @@
 
 #include "model/families/family.h"
 
-/* In the order of RopeKind. */
-static const char *const kinds[] = {"llama3", "linear", "dynamic", "yarn", "longrope"};
+static const char *const kinds[] = {ROPE_KINDS(CHOICE_NAME)};
 
 /* What one form says. */
 typedef struct Rotary {

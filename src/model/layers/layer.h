@@ -32,7 +32,9 @@ struct Model;
  *   none       every operand of the backward pass (the activation of the MLP is made again in passing)
  *   selective  not what is cheap to make again: the normed inputs, and the gate and up products
  *   full       the block's input only: its forward pass is done again */
-typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+#define RECOMPUTE_KINDS(X) \
+    X(RECOMPUTE_NONE, "none") X(RECOMPUTE_SELECTIVE, "selective") X(RECOMPUTE_FULL, "full")
+typedef enum Recompute { RECOMPUTE_KINDS(CHOICE_CONSTANT) } Recompute;
 
 typedef enum Half { HALF_INPUT = 1, HALF_WEIGHT = 2, HALF_BOTH = 3 } Half;
 
