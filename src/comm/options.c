@@ -7,7 +7,7 @@
 const Option mesh_options[] = {
     /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
      * another mesh is other last bits, unless numerics are exact. */
-    INT("mesh.pp", pp, "1", 1, 1e6, SUMS, "Pipeline ranks."),
+    INT("mesh.pp", pp, "1", 1, 1e6, SUMS, "Pipeline-parallel ranks: each has stages of the model's layers."),
     /* Between these groups gradients cross and parameters do not: the axis for the slower network. */
     INT("mesh.dp_replicate", dp_replicate, "1", 1, 1e6, SUMS,
         "Data-parallel groups that hold whole copies of the parameters' shards: DDP, or the outer axis of "

@@ -36,17 +36,17 @@ static const Option run_options[] = {
 static const Option train_options[] = {
     /* The step: how many tokens, in what pieces, with which numbers. Longer training is the same run as
      * far as it goes; a schedule that follows train.steps is told by its own key (follows). */
-    INT("train.steps", train.steps, "1000", 1, 1e12, NOTHING, "Optimizer steps."),
+    INT("train.steps", train.steps, "1000", 1, 1e12, NOTHING, "Number of optimizer steps."),
     /* Other windows of the same text: no sample of before would be a sample any more, so nothing of the
      * order could go on. */
-    INT("train.context", train.context, "512", 1, 16777216, CURVE, "Tokens of a sequence."),
+    INT("train.context", train.context, "512", 1, 16777216, CURVE, "Tokens of a sequence (sequence length)."),
     /* The same sum in other groups: last bits. Which tokens are in a step is train.tokens_per_step. */
     INT("train.microbatch", train.microbatch, "0", 0, 1e6, BITS,
         "Sequences of a microbatch; 0 means about 2,048 tokens."),
     /* In tokens and not in microbatches: the number stays when ranks or memory change, and with it the
      * curve. It must divide into whole microbatches (config_geometry). */
     INT("train.tokens_per_step", train.tokens_per_step, "0", 0, 1e12, CURVE,
-        "Tokens of an optimizer step; 0 means one microbatch. More accumulate gradients."),
+        "Tokens of an optimizer step; 0 means one microbatch. More than that accumulates gradients."),
     /* Smith and others, "Don't decay the learning rate, increase the batch size", 2018; McCandlish and
      * others, "An empirical model of large-batch training", 2018: at first gradients tell the same with few
      * tokens. Doubled, and not raised by little, since each size has a program of its own. */
@@ -54,7 +54,8 @@ static const Option train_options[] = {
         "Tokens of the first steps, which are doubled until they are train.tokens_per_step; 0: no batch "
         "warm-up."),
     INT("train.batch_warmup", train.batch_warmup, "0", 0, 1e15, CURVE,
-        "Tokens over which they are: an equal share for each size, in whole steps."),
+        "Batch warm-up: tokens over which steps grow from train.batch_start to train.tokens_per_step, an "
+        "equal share for each size, in whole steps."),
     /* Another dtype is other mathematics. `auto` is decided once in the life of a run (train/setup.c). */
     CHOICE("train.compute", train.compute, "auto", CHOICE_WORDS(COMPUTE_KINDS), CURVE,
            "Dtype of activations and products; auto is bf16 where the processor multiplies it natively."),
@@ -63,7 +64,7 @@ static const Option train_options[] = {
      * equals what it was, bit for bit (model/layers/layer.h): memory is paid for with time, never with the
      * curve. */
     CHOICE("train.recompute", train.recompute, "none", CHOICE_WORDS(RECOMPUTE_KINDS), NOTHING,
-           "What the backward pass makes again instead of keeping."),
+           "Activation checkpointing: what the backward pass recomputes in place of keeping it."),
     /* Logits take tokens times vocabulary, which may be more than all else of a microbatch: so only some
      * rows exist at a time. Chunks of the loss are added one after the other: their size groups the sums,
      * and is not chosen by the memory that happens to be there. */
@@ -77,37 +78,39 @@ static const Option train_options[] = {
     /* Wang and others, "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024. No loss,
      * so no gradient; DeepSeek-V3 had 0.001 for most of its training. */
     REAL("train.router_bias_speed", train.router_bias_speed, "0", 0, 1, CURVE,
-         "Of the bias by which experts are chosen: what is added to it after a step where an expert had "
-         "fewer tokens than the mean, and taken off where it had more; 0 is none. Where nobody says it, "
-         "experts that start from random weights have 0.02, of llama4_text 0.01, of deepseek_v3 0.001."),
+         "Balance of experts without a loss: what is added after each step to the bias by which an expert is "
+         "chosen, if it had fewer tokens than the mean, and taken off if it had more; 0 is none. Where "
+         "nobody says it, experts that start from random weights have 0.02, of llama4_text 0.01, of "
+         "deepseek_v3 0.001."),
     REAL("train.expert_capacity", train.expert_capacity, "1.25", 1, 64, NOTHING,
          "With mesh.ep: rows that a rank's experts have memory for at a time, as a multiple of those of its "
          "own tokens. What is more comes in further rounds: nothing is dropped, and the bits are the same."),
     /* Gloeckle and others, "Better & faster large language models via multi-token prediction", 2024: heads of
      * their own on the same states. They are part of the model that is trained. */
     INT("train.multi_token", train.multi_token, "0", 0, FURTHER_HEADS, RUN,
-        "Further heads, the k-th of which is trained on the k-th token behind the next one; validation, "
-        "generation and Hugging Face's classes use none of them."),
+        "Multi-token prediction: further heads, the k-th of which is trained on the k-th token behind the "
+        "next one; validation, generation and Hugging Face's classes use none of them."),
     CHOICE("train.multi_token_kind", train.multi_token_kind, "heads", CHOICE_WORDS(FURTHER_KINDS), RUN,
-           "What they are. heads: a matrix each, on the states of the head. module: one as DeepSeek-V3 has "
-           "it, a block behind the last that reads the next token too and ends in the model's own head. For "
-           "deepseek_v3, whose files have it."),
+           "What the further heads of train.multi_token are. heads: a matrix each, on the states of the "
+           "head. module: one as DeepSeek-V3 has it, a block behind the last that reads the next token too "
+           "and ends in the model's own head. For deepseek_v3, whose files have it."),
     REAL("train.multi_token_weight", train.multi_token_weight, "1", 0, 100, CURVE,
-         "What the loss of each further head is multiplied with before it is added to that of the head."),
+         "Weight of the loss of each further head of train.multi_token in the sum that is trained on."),
     /* The halves compute what the whole does, element by element: a schedule may set the one for the
      * weights aside until a rank has nothing else to do. */
     BOOL("train.split_backward", train.split_backward, "false", NOTHING,
-         "Run the input and weight halves of the backward pass apart; same bits."),
+         "Run the input gradients and the weight gradients (dgrad and wgrad) of the backward pass as "
+         "separate actions; same bits."),
     /* A run that only skips steps trains nothing, and should say so before the night is over. */
     INT("train.stop_after_bad", train.stop_after_bad, "5", 1, 1e9, NOTHING,
         "Stop after this many non-finite steps in a row; each is skipped and counted."),
 
     /* Sums in fixed point have no order, since adding whole numbers is associative. It costs memory and
      * traffic (docs/parallelism.md has figures), which is why it is asked for. */
-    CHOICE(
-        "train.numerics", train.numerics, "fast", CHOICE_WORDS(NUMERICS_KINDS), SUMS,
-        "exact: gradients of microbatches are summed in fixed point, the same bits however the microbatches "
-        "of a step are shared out among ranks and accumulation; another train.microbatch makes other bits."),
+    CHOICE("train.numerics", train.numerics, "fast", CHOICE_WORDS(NUMERICS_KINDS), SUMS,
+           "How gradients of microbatches are summed. exact: in fixed point, the same bits however the "
+           "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "
+           "makes other bits. fast: in floating point."),
     /* How often sums cross decides what is added to what first; exact numerics take that away. Auto follows
      * from other keys alone (plan/sync.h) and is written down as what it was taken for. */
     CHOICE("train.gradient_sync", train.gradient_sync, "auto", CHOICE_WORDS(SYNC_KINDS), SUMS,
@@ -146,8 +149,8 @@ static const Option pipeline_options[] = {
      * changes nothing. Text and not a choice, since a file may stand here. 1f1b by default: it keeps the
      * activations of as many microbatches as there are stages, where gpipe keeps those of all. */
     TEXT("pipeline.schedule", pipeline.schedule, "1f1b", SUMS,
-         "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zero_bubble, zbv, dualpipev, "
-         "or a CSV file of compute actions."),
+         "Pipeline schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
+         "interleaved_zero_bubble, zbv, dualpipev, or a CSV file of compute actions."),
     /* Says the same as train.microbatch from the other side: one of the two follows. */
     INT("pipeline.microbatches", pipeline.microbatches, "0", 0, 1e6, NOTHING,
         "Microbatches of a step through the pipeline; 0: as many as train.tokens_per_step and "
@@ -160,13 +163,13 @@ static const Option pipeline_options[] = {
     INT("pipeline.layers_per_stage", pipeline.layers_per_stage, "0", 0, 1e6, NOTHING,
         "At most this many layers a stage, by the uniform rule; 0: as many stages as the schedule wants."),
     INT("pipeline.stages_per_rank", pipeline.stages_per_rank, "0", 0, 1e6, NOTHING,
-        "For schedules that take several; 0: 1, or 2 for those made for more."),
+        "Stages of each rank, for schedules that take several; 0: 1, or 2 for those made for more."),
     /* TorchTitan's two numbers by its names: embedding and head take time as layers do, so the first and
      * the last stage get fewer layers. 1 each where nobody has measured. */
     INT("pipeline.first_stage_less_layers", pipeline.first_stage_less, "1", 0, 1e6, NOTHING,
-        "Uniform split: layers that the embedding counts as."),
+        "Split by the uniform rule: number of layers that the embedding counts as."),
     INT("pipeline.last_stage_less_layers", pipeline.last_stage_less, "1", 0, 1e6, NOTHING,
-        "Uniform split: layers that the norm and the head count as."),
+        "Split by the uniform rule: number of layers that the norm and the head count as."),
     /* A figure and not this machine's: a plan is often made elsewhere than it is run, and all ranks must
      * come to the same stages. */
     REAL("pipeline.memory_gib", pipeline.memory_gib, "0", 0, 1e9, NOTHING,
@@ -199,7 +202,8 @@ static const Option record_options[] = {
         "Steps between checkpoints; 0 means at the end only."),
     /* At least two: the newest may be found damaged later, and then the one before it is all there is to
      * go on from. */
-    INT("checkpoint.keep", checkpoint.keep, "2", 2, 1e6, NOTHING, "Newest checkpoints kept."),
+    INT("checkpoint.keep", checkpoint.keep, "2", 2, 1e6, NOTHING,
+        "Number of newest checkpoints that are kept."),
     /* Beside the newest: one comes back to them to see how a model became what it is, or to go another way
      * from there. */
     INT("checkpoint.keep_every", checkpoint.keep_every, "0", 0, 1e12, NOTHING,
@@ -209,8 +213,8 @@ static const Option record_options[] = {
          "Keep the checkpoint that is best by this figure, measured at its step: validation/loss, "
          "validation/NAME/loss, task/NAME/acc_norm; empty means none."),
     CHOICE("checkpoint.dtype", checkpoint.dtype, "fp32", CHOICE_WORDS(STORE_TYPES), NOTHING,
-           "Of the model file; with bf16 the exact weights go beside the moments, so that resuming stays "
-           "exact."),
+           "Dtype of the model file; with bf16 the exact weights go into the file of the moments, so that "
+           "resuming stays exact."),
     BOOL("checkpoint.async", checkpoint.async, "true", NOTHING,
          "Write checkpoints from a copy in memory while training goes on; false takes no memory for the "
          "copy, and training waits. With checkpoint.every 0 there is no copy."),
@@ -255,7 +259,7 @@ static const Option record_options[] = {
           "A program and its arguments, started by rank 0 without a shell, that gets every record as a line "
           "of JSON on its standard input; no run waits for it, or ends with it."),
     REAL("metrics.command_wait_s", metrics.command_wait_s, "30", 0, 86400, NOTHING,
-         "Seconds that the end of a run waits for that program to end; then it is ended."),
+         "Seconds that the end of a run waits for the program of metrics.command to end; then it is killed."),
     BOOL("metrics.profile", metrics.profile, "false", NOTHING,
          "Print where the time of the steps went, by operation."),
 

@@ -35,17 +35,18 @@ const Option task_options[] = {
     TEXT("path", path, "", UNKNOWN,
          "A file of documents, as the data set has them: JSON lines; relative to where weft runs.", REQUIRED),
     TEXT("task", task, "auto", UNKNOWN,
-         "What a document of it is (docs/use/evaluation.md); auto: the name that the file's name begins "
-         "with."),
+         "Kind of the documents (docs/use/evaluation.md); auto: the name that the file's name begins with."),
     /* What a run knows the figures by, over all its restarts. */
     TEXT("name", name, "", UNKNOWN,
          "What the figures are called; empty: the file's name up to its first dot."),
-    INT("limit", limit, "0", 0, 1e9, UNKNOWN, "Only so many documents, the first ones; 0 means all."),
+    INT("limit", limit, "0", 0, 1e9, UNKNOWN,
+        "Number of documents that are read, from the first on; 0 means all."),
     /* The key of lm-evaluation-harness. */
     INT("num_fewshot", num_fewshot, "0", 0, 1000, UNKNOWN,
-        "Examples with their answers before each question: the first documents of `examples`, but for what "
-        "is asked."),
-    TEXT("examples", examples, "", UNKNOWN, "The file that they are from, of the same kind; empty: `path`."),
+        "Examples with their answers before each question: the first documents of `examples`, without the "
+        "one that is asked."),
+    TEXT("examples", examples, "", UNKNOWN,
+         "File of the examples of num_fewshot, of the same kind; empty: `path`."),
     TABLE_END};
 
 #undef TARGET
@@ -65,7 +66,7 @@ const Option data_options[] = {
     /* The path may change with the machine; what counts is the fingerprint of what is found there. The
      * default needs no file, so that the smallest configuration trains. */
     TEXT("data.tokenizer", tokenizer, "bytes", CONTENT,
-         "bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."),
+         "The tokenizer: bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."),
     /* Each machine may keep its own. A cache is found by the content of what it was made of, so nothing in
      * it can be mistaken for another's. */
     TEXT("data.cache_dir", cache_dir, ".weft-cache", NOTHING, "Where token caches are kept.", LOCAL,
@@ -73,10 +74,10 @@ const Option data_options[] = {
     /* Documents of one source may be long and those of another short: a share of one is then no share of
      * the other. */
     CHOICE("data.weights", weights, "tokens", CHOICE_WORDS(MIXTURE_WEIGHTS), CURVE,
-           "What the weights of sources are shares of."),
+           "Unit of the sources' weights: shares of tokens or of documents."),
     /* Which keys a token sees: the mathematics. */
     BOOL("data.document_mask", document_mask, "false", CURVE,
-         "Positions restart and attention stays inside documents; of conversations they always do."),
+         "Attention stays inside a document, where positions restart; of conversations it always does."),
     /* Both by default, so that a model learns where a text begins and where it ends: generate starts with
      * the one and stops at the other. */
     BOOL("data.add_bos", add_bos, "true", CURVE,
@@ -105,4 +106,6 @@ const Option data_options[] = {
     BOOL("data.audit", audit, "false", NOTHING,
          "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."),
     /* Read ahead; what is read is decided by the sampler. */
-    INT("data.prefetch", prefetch, "4", 1, 1024, NOTHING, "Microbatches kept ready.", LOCAL), TABLE_END};
+    INT("data.prefetch", prefetch, "4", 1, 1024, NOTHING, "Microbatches that are read ahead and kept ready.",
+        LOCAL),
+    TABLE_END};

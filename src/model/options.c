@@ -18,132 +18,153 @@ const Option model_options[] = {
      * Larger than the tokenizer is allowed: rows may be there for padding. */
     INT("model.vocab_size", shape.vocab_size, "0", 0, MODEL_MAX_VOCAB, RUN,
         "Rows of the embedding; 0 means the tokenizer's size."),
-    INT("model.hidden_size", shape.hidden_size, "256", 1, MODEL_MAX_WIDTH, RUN, "Width."),
+    INT("model.hidden_size", shape.hidden_size, "256", 1, MODEL_MAX_WIDTH, RUN,
+        "Width of the model: elements of a token's hidden state."),
     /* Not four times the width by rule: gated MLPs have three matrices, and published models choose it
      * freely. */
     INT("model.intermediate_size", shape.intermediate_size, "768", 1, MODEL_MAX_WIDTH, RUN,
-        "Width of the MLP."),
+        "Width of the MLP's hidden layer."),
     INT("model.num_hidden_layers", shape.num_hidden_layers, "6", 1, MODEL_MAX_COUNT, RUN,
-        "Transformer blocks."),
-    INT("model.num_attention_heads", shape.num_attention_heads, "8", 1, MODEL_MAX_COUNT, RUN, "Query heads."),
+        "Number of transformer blocks."),
+    INT("model.num_attention_heads", shape.num_attention_heads, "8", 1, MODEL_MAX_COUNT, RUN,
+        "Number of query heads."),
     /* Fewer than query heads: grouped queries (Ainslie and others, "GQA", 2023), which need less memory
      * for keys and values when text is generated. */
     INT("model.num_key_value_heads", shape.num_key_value_heads, "0", 0, MODEL_MAX_COUNT, RUN,
-        "Key and value heads; 0 means as many as query heads."),
+        "Number of key and value heads (GQA); 0 means as many as query heads."),
     /* A key of its own, since published models have heads whose sizes do not add up to the width. */
     INT("model.head_dim", shape.head_dim, "0", 0, MODEL_MAX_COUNT, RUN,
-        "Size of a head; 0 means hidden_size / num_attention_heads."),
+        "Size of an attention head; 0 means hidden_size / num_attention_heads."),
     /* Only written into config.json, for those who use the model; positions themselves are computed as
      * they come. */
     INT("model.max_position_embeddings", shape.max_position_embeddings, "0", 0, MODEL_MAX_POSITIONS, NOTHING,
         "Longest sequence the model is for; 0 means train.context.", FOLLOWS("train.context")),
     /* Zhang and Sennrich, "Root mean square layer normalization", 2019. 1e-5 is what Llama 2 and 3 have;
      * another one with the same weights is another function of them. */
-    REAL("model.rms_norm_eps", shape.rms_norm_eps, "1e-5", 0, 1, CURVE, "Added to the mean square."),
+    REAL("model.rms_norm_eps", shape.rms_norm_eps, "1e-5", 0, 1, CURVE,
+         "Epsilon of the norms: added to the mean square, or to the variance, before the root."),
     /* Su and others, "RoFormer", 2021, whose base is 10,000. From here to rope_truncate: all of it only
      * turns heads, so weights keep their shape. */
-    REAL("model.rope_theta", shape.rope_theta, "10000", 1, 1e12, CURVE, "Base of the rotary frequencies."),
+    REAL("model.rope_theta", shape.rope_theta, "10000", 1, 1e12, CURVE,
+         "Base of the rotary frequencies (RoPE)."),
     /* The type says nothing while the factor is 1, which is the default. So the default may be the
      * commonest of them, and who gives a factor need not give a type. */
     CHOICE("model.rope_type", shape.rope_scaling.kind, "llama3", CHOICE_WORDS(ROPE_KINDS), CURVE,
-           "How rotary frequencies are stretched for long contexts."),
+           "RoPE scaling: how rotary frequencies are stretched for contexts longer than the original one; "
+           "counts only with rope_factor above 1, or as longrope."),
     REAL("model.rope_factor", shape.rope_scaling.factor, "1", 1, 1e6, CURVE,
-         "By how much; 1 means not at all, whatever the type."),
+         "RoPE scaling: by how much the context is stretched; 1 means no scaling, of whatever rope_type but "
+         "longrope."),
     /* 1 and 4, with 8,192 positions: what config.json of Llama 3.1 has. Between the two wavelengths the
      * frequencies go over from the one to the other (model/rotation.c). */
     REAL("model.rope_low_freq_factor", shape.rope_scaling.low_freq_factor, "1", 0, 1e6, CURVE,
-         "llama3: wavelengths longer than the original context divided by this are stretched."),
+         "rope_type llama3: wavelengths longer than the original context divided by this are stretched."),
     REAL("model.rope_high_freq_factor", shape.rope_scaling.high_freq_factor, "4", 0, 1e6, CURVE,
-         "llama3: wavelengths shorter than the original context divided by this are kept."),
+         "rope_type llama3: wavelengths shorter than the original context divided by this are kept."),
     INT("model.rope_original_positions", shape.rope_scaling.original_max_position_embeddings, "8192", 0,
-        MODEL_MAX_POSITIONS, CURVE, "llama3, yarn, longrope: the original context."),
+        MODEL_MAX_POSITIONS, CURVE,
+        "rope_type llama3, yarn, longrope: the context in tokens that the model was trained with before "
+        "scaling."),
     /* Peng and others, "YaRN", 2023; its ramp from 32 turns to 1 is what they found for Llama. 0 stands
      * for the formula, which never gives a length of 0. */
     REAL("model.rope_attention_factor", shape.rope_scaling.attention_factor, "0", 0, 1e6, CURVE,
-         "yarn, longrope: length of sines and cosines; 0 means by the kind's formula."),
+         "rope_type yarn, longrope: factor of sines and cosines; 0 means by the type's formula."),
     REAL("model.rope_beta_fast", shape.rope_scaling.beta_fast, "32", 0, 1e6, CURVE,
-         "yarn: pairs that turn more often within the original context are kept."),
+         "rope_type yarn: dimensions that turn more often than this within the original context are kept."),
     REAL("model.rope_beta_slow", shape.rope_scaling.beta_slow, "1", 0, 1e6, CURVE,
-         "yarn: pairs that turn less often are stretched."),
+         "rope_type yarn: dimensions that turn less often than this within the original context are "
+         "stretched by the whole factor."),
     REAL("model.rope_mscale", shape.rope_scaling.mscale, "0", 0, 1e6, CURVE,
-         "yarn: with rope_mscale_all_dim, another formula for the length; 0 means none."),
+         "rope_type yarn: with rope_mscale_all_dim, coefficient of another formula for the factor of sines "
+         "and cosines; 0 means the usual formula."),
     /* Lists of model files, one number for each pair that is turned. Where a file has the shape they are set
      * from there. */
     TEXTS("model.rope_short_factor", rope_short_factor, "[]", CURVE,
-          "longrope: by what each pair's frequency is divided in contexts up to the original one."),
-    TEXTS("model.rope_long_factor", rope_long_factor, "[]", CURVE, "longrope: and in longer ones."),
+          "rope_type longrope: divisors of the rotary frequencies in contexts up to the original one, one "
+          "for each pair of dimensions."),
+    TEXTS("model.rope_long_factor", rope_long_factor, "[]", CURVE,
+          "rope_type longrope: divisors of the rotary frequencies in contexts longer than the original one, "
+          "one for each pair of dimensions."),
     REAL("model.rope_mscale_all_dim", shape.rope_scaling.mscale_all_dim, "0", 0, 1e6, CURVE,
-         "yarn: see there."),
+         "rope_type yarn: the coefficient in the denominator of the formula that rope_mscale asks for; of "
+         "latent attention, of the scale of scores too; 0 means the usual formula."),
     BOOL("model.rope_truncate", shape.rope_scaling.truncate, "true", CURVE,
-         "yarn: the ramp begins and ends at whole pairs."),
+         "rope_type yarn: the ramp between kept and stretched dimensions begins and ends at whole pairs."),
     /* Windows are short, and want another base than what reaches over the whole context. 0: the same as
      * rope_theta, where the family tells the two apart at all. */
     REAL("model.rope_local_theta", shape.rope_local_theta, "0", 0, 1e12, CURVE,
-         "Base of the frequencies in layers with windows, in families that tell them apart."),
+         "Base of the rotary frequencies in layers with a sliding window, in families where it differs; 0 "
+         "means rope_theta."),
     REAL("model.partial_rotary_factor", shape.partial_rotary_factor, "1", 0, 1, CURVE,
-         "Share of each head that is turned."),
+         "Share of each head that rotary embedding turns."),
     /* A pattern is two numbers, so that it is one fact of any depth of model and fits a key. A period ends
      * at 52: every mask is then a whole number that a double, and so JSON, holds. */
     INT("model.no_rope_period", shape.no_rope.period, "0", 0, LAYER_SET_PERIOD, CURVE,
-        "Layers after which the pattern of those that are not turned repeats; 0 means all are."),
+        "Layers after which the pattern no_rope_layers repeats; 0 means that all layers have rotary "
+        "embedding."),
     INT("model.no_rope_layers", shape.no_rope.layers, "0", 0, MOST_EXACT, CURVE,
-        "That pattern: bit i is layer i of the period."),
+        "Layers without rotary embedding, as a bit mask: bit i is layer i of each no_rope_period layers."),
     /* Beltagy and others, "Longformer", 2020. The number alone changes nothing: the pattern below says
      * which layers have a window. */
     INT("model.sliding_window", shape.sliding_window, "0", 0, MODEL_MAX_POSITIONS, CURVE,
         "Keys that a token sees, itself the last, in layers with a window; 0 means no windows."),
     INT("model.window_period", shape.windows.period, "0", 0, LAYER_SET_PERIOD, CURVE,
-        "Layers after which the pattern of those with a window repeats; 0 means none has."),
+        "Layers after which the pattern window_layers repeats; 0 means that no layer has a sliding window."),
     INT("model.window_layers", shape.windows.layers, "0", 0, MOST_EXACT, CURVE,
-        "That pattern: bit i is layer i of the period."),
+        "Layers with a sliding window, as a bit mask: bit i is layer i of each window_period layers."),
     /* Of Llama 4, by its own keys. */
     REAL("model.attn_scale", shape.attn_scale, "0", 0, 1e9, CURVE,
-         "Queries of layers that are not turned are multiplied by 1 + attn_scale log(1 + floor((p + 1) / "
-         "floor_scale)) at position p; 0: they stay."),
+         "Queries of layers without rotary embedding are multiplied by 1 + attn_scale log(1 + floor((p + 1) "
+         "/ floor_scale)) at position p; 0 means no such factor."),
     INT("model.floor_scale", shape.floor_scale, "0", 0, MODEL_MAX_POSITIONS, CURVE,
-        "Positions after which that factor grows."),
+        "Positions after which the factor of attn_scale grows."),
     BOOL("model.use_qk_norm", shape.use_qk_norm, "false", CURVE,
-         "Norm heads of queries and keys, without weights, behind their rotation."),
+         "Norm queries and keys of each head, without weights, after rotary embedding."),
     /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. How many there are and how wide is
      * the shape of the weights; how many of them a token meets is not, but another number is another
      * model. */
     INT("model.num_experts", shape.num_experts, "0", 0, EXPERTS_MAX, RUN,
-        "Experts in place of the MLP, in families that have them; 0 means none."),
+        "Number of experts of a layer, in place of the MLP, in families that have them; 0 means none."),
     INT("model.num_experts_per_tok", shape.num_experts_per_tok, "0", 0, EXPERTS_MAX, CURVE,
-        "Experts that each token goes to."),
+        "Number of experts that each token goes to (top k)."),
     INT("model.moe_intermediate_size", shape.moe_intermediate_size, "0", 0, MODEL_MAX_WIDTH, RUN,
         "Width of an expert; 0 means intermediate_size."),
     INT("model.dense_period", shape.dense_layers.period, "0", 0, LAYER_SET_PERIOD, RUN,
-        "Layers after which the pattern of those without experts repeats; 0 means all have them."),
+        "Layers after which the pattern dense_layers repeats; 0 means that all layers have experts."),
     INT("model.dense_layers", shape.dense_layers.layers, "0", 0, MOST_EXACT, RUN,
-        "That pattern: bit i is layer i of the period."),
+        "Layers with an MLP in place of experts, as a bit mask: bit i is layer i of each dense_period "
+        "layers."),
     INT("model.first_k_dense_replace", shape.first_k_dense_replace, "0", 0, MODEL_MAX_COUNT, RUN,
-        "And so many of the first have none."),
+        "Number of first layers that have an MLP in place of experts."),
     /* From here to v_head_dim: the keys of DeepSeek's config.json. */
     INT("model.n_shared_experts", shape.n_shared_experts, "0", 0, EXPERTS_MAX, RUN,
-        "An MLP as wide as so many experts, which all tokens meet besides; 0 means none."),
+        "Shared experts: an MLP as wide as so many experts, which every token goes through besides its own; "
+        "0 means none."),
     INT("model.n_group", shape.n_group, "0", 0, EXPERTS_MAX, CURVE,
-        "Groups that experts are in; a token's are of topk_group of them. Up to 1: no groups."),
+        "Groups of experts; a token's experts are from topk_group of them. Up to 1: no groups."),
     INT("model.topk_group", shape.topk_group, "0", 0, EXPERTS_MAX, CURVE,
-        "Groups that a token's experts are from."),
+        "Groups that a token's experts are from, of n_group."),
     REAL("model.routed_scaling_factor", shape.routed_scaling_factor, "0", 0, 1e9, CURVE,
-         "Weights of a token's experts are multiplied by it; 0 means by 1."),
+         "Factor of the weights of a token's experts; 0 means 1."),
     INT("model.q_lora_rank", shape.q_lora_rank, "0", 0, MODEL_MAX_WIDTH, RUN,
-        "Width of the latent of queries, of latent attention; 0 means they have none."),
+        "Latent attention (MLA): width of the latent of queries; 0 means that queries have none."),
     INT("model.kv_lora_rank", shape.kv_lora_rank, "0", 0, MODEL_MAX_WIDTH, RUN,
-        "Width of the latent of keys and values; 0 means attention is not latent."),
+        "Latent attention (MLA): width of the latent of keys and values; 0 means that attention is not "
+        "latent."),
     INT("model.qk_nope_head_dim", shape.qk_nope_head_dim, "0", 0, MODEL_MAX_COUNT, RUN,
-        "Of a head of latent attention: elements of queries and keys that are not turned."),
+        "Latent attention (MLA): elements of a head's queries and keys without rotary embedding."),
     INT("model.qk_rope_head_dim", shape.qk_rope_head_dim, "0", 0, MODEL_MAX_COUNT, RUN,
-        "And those that are; of keys they are one for all heads."),
-    INT("model.v_head_dim", shape.v_head_dim, "0", 0, MODEL_MAX_COUNT, RUN, "And elements of values."),
+        "Latent attention (MLA): elements of a head's queries and keys with rotary embedding; all heads "
+        "share those of keys."),
+    INT("model.v_head_dim", shape.v_head_dim, "0", 0, MODEL_MAX_COUNT, RUN,
+        "Latent attention (MLA): elements of a head's values."),
     /* A pattern of names, which is one fact of any depth of model. Where a file has the shape it is set from
      * there. */
     TEXTS("model.mixer", mixer, "[]", RUN,
           "What blocks do along the sequence, in the family recurrent: " MIXER_NAMES
           ", or a list of these, which repeats over the blocks."),
     INT("model.recurrent_size", shape.recurrent_size, "0", 0, MODEL_MAX_WIDTH, RUN,
-        "Channels of a recurrence; 0 means twice hidden_size, with hawk alone 4/3 of it in whole 256."),
+        "Channels of a recurrent mixer; 0 means twice hidden_size, with hawk alone 4/3 of it in whole 256."),
     INT("model.mamba_d_state", shape.mamba_d_state, "0", 0, MAMBA_STATE, RUN,
         "Numbers of the state of mamba2 for each channel; 0 means 128."),
     INT("model.mamba_d_head", shape.mamba_d_head, "0", 0, MODEL_MAX_COUNT, RUN,
@@ -162,29 +183,34 @@ const Option model_options[] = {
          "Coefficient of the loss that is least where experts have equally many tokens; counts only with "
          "output_router_logits."),
     REAL("model.query_pre_attn_scalar", shape.query_pre_attn_scalar, "0", 0, 1e9, CURVE,
-         "Scores are divided by its root; 0 means head_dim."),
+         "Attention scores are divided by the root of this; 0 means head_dim."),
     /* Gemma 2 ("Gemma 2: Improving open language models at a practical size", 2024). It bounds scores
      * before the softmax; its derivative is smooth, which a clamp's is not. */
     REAL("model.attn_logit_softcapping", shape.attn_logit_softcapping, "0", 0, 1e9, CURVE,
-         "Scores s become c tanh(s / c); 0 means they stay."),
-    REAL("model.final_logit_softcapping", shape.final_logit_softcapping, "0", 0, 1e9, CURVE, "And logits."),
+         "Soft cap c of attention scores: s becomes c tanh(s / c); 0 means no cap."),
+    REAL("model.final_logit_softcapping", shape.final_logit_softcapping, "0", 0, 1e9, CURVE,
+         "Soft cap c of the logits: x becomes c tanh(x / c); 0 means no cap."),
     /* Press and Wolf, "Using the output embedding to improve language models", 2017. One tensor less:
      * EFFECT_RUN, since a run could neither drop the head nor make one up. */
     BOOL("model.tie_word_embeddings", shape.tie_word_embeddings, "false", RUN,
-         "The head reads the embedding."),
+         "The output head uses the embedding's matrix."),
     /* Biases are tensors of their own: with another value a checkpoint would lack some or have some too
      * many. */
-    BOOL("model.attention_bias", shape.attention_bias, "false", RUN, "Biases on q, k, v, o."),
-    BOOL("model.mlp_bias", shape.mlp_bias, "false", RUN, "Biases on gate, up, down."),
+    BOOL("model.attention_bias", shape.attention_bias, "false", RUN,
+         "Biases on the projections of attention (q, k, v, o)."),
+    BOOL("model.mlp_bias", shape.mlp_bias, "false", RUN,
+         "Biases on the projections of the MLP (gate, up, down)."),
     /* What weights start from: over when a run has begun. */
     TEXT("model.init", init, "", START,
          "A Hugging Face directory of a family of model.family, checkpoint or run to take shape and weights "
          "from; empty means random weights."),
     CHOICE("model.initialiser", initialiser, "torchtitan", CHOICE_WORDS(INIT_NAMES), START,
-           "Random weights; a function of (seed, name, element) alone. Families have defaults of their own."),
+           "How random weights are drawn: a function of (seed, name, element) alone. Families have defaults "
+           "of their own."),
     /* Of one initialiser only. The others have scales of their own, by role and depth
      * (model/initialiser.c). */
-    REAL("model.init_std", init_std, "0.02", 0, 100, START, "Standard deviation of initialiser: normal."),
+    REAL("model.init_std", init_std, "0.02", 0, 100, START,
+         "Standard deviation of random weights with model.initialiser normal."),
     TABLE_END};
 
 #undef TARGET
@@ -196,7 +222,8 @@ const Option lora_options[] = {
         "are PEFT adapters; 0: none."),
     REAL("lora.alpha", alpha, "16", 1e-6, 1e6, CURVE, "What adapters add is scaled by alpha / rank."),
     /* Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA", 2023. */
-    BOOL("lora.rslora", rslora, "false", CURVE, "The scale is alpha / sqrt(rank)."),
+    BOOL("lora.rslora", rslora, "false", CURVE,
+         "Scale what adapters add by alpha / sqrt(rank) in place of alpha / rank."),
     TEXT("lora.match", match, "", RUN,
          "Regular expression (PCRE2) that is found in the names of matrices that get an adapter; empty: all "
          "of the blocks, attention and MLP."),

@@ -14,24 +14,26 @@
 const Option group_options[] = {
     TEXT("match", match, "", UNKNOWN,
          "Regular expression (PCRE2) that is found in the names of these parameters.", REQUIRED),
-    CHOICE("kind", settings.kind, NULL, CHOICE_WORDS(OPTIMIZER_NAMES), UNKNOWN, "Of these parameters.",
-           OPTIONAL),
+    CHOICE("kind", settings.kind, NULL, CHOICE_WORDS(OPTIMIZER_NAMES), UNKNOWN,
+           "Optimizer of these parameters.", OPTIONAL),
     REAL("lr", settings.lr, NULL, 0, 1000, UNKNOWN, "Peak learning rate of these, on the same schedule.",
          OPTIONAL),
-    REAL("weight_decay", settings.weight_decay, NULL, 0, 100, UNKNOWN, "Of all of these, vectors too.",
+    REAL("weight_decay", settings.weight_decay, NULL, 0, 100, UNKNOWN,
+         "Weight decay of all of these, vectors too.", OPTIONAL),
+    REAL("beta1", settings.beta1, NULL, 0, 0.999999, UNKNOWN,
+         "adamw: decay of the first moment, the mean of gradients.", OPTIONAL),
+    REAL("beta2", settings.beta2, NULL, 0, 0.999999, UNKNOWN,
+         "adamw: decay of the second moment, the mean of squared gradients.", OPTIONAL),
+    REAL("eps", settings.eps, NULL, 1e-30, 1, UNKNOWN, "adamw: added to the root of the second moment.",
          OPTIONAL),
-    REAL("beta1", settings.beta1, NULL, 0, 0.999999, UNKNOWN, "adamw: memory of the mean of gradients.",
-         OPTIONAL),
-    REAL("beta2", settings.beta2, NULL, 0, 0.999999, UNKNOWN, "adamw: memory of the mean of their squares.",
-         OPTIONAL),
-    REAL("eps", settings.eps, NULL, 1e-30, 1, UNKNOWN, "adamw: added to the root of that.", OPTIONAL),
     REAL("momentum", settings.momentum, NULL, 0, 0.999999, UNKNOWN,
-         "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it.", OPTIONAL),
-    CHOICE("nesterov", settings.nesterov, NULL, SWITCH, UNKNOWN, "sgd, muon: Nesterov's momentum.", OPTIONAL),
+         "sgd, muon: decay of the momentum of gradients; sgd: 0 for none, and no memory for it.", OPTIONAL),
+    CHOICE("nesterov", settings.nesterov, NULL, SWITCH, UNKNOWN, "sgd, muon: use Nesterov's momentum.",
+           OPTIONAL),
     CHOICE("muon_scale", settings.muon_scale, NULL, CHOICE_WORDS(MUON_SCALES), UNKNOWN,
-           "muon: how far a matrix moves.", OPTIONAL),
+           "muon: how far a matrix moves (as optimizer.muon_scale).", OPTIONAL),
     CHOICE("muon_coefficients", settings.muon_coefficients, NULL, CHOICE_WORDS(MUON_COEFFICIENTS), UNKNOWN,
-           "muon: of its iterations.", OPTIONAL),
+           "muon: coefficients of the Newton-Schulz iterations.", OPTIONAL),
     CHOICE("states", settings.states, NULL, STATE_DTYPES, UNKNOWN,
            "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically.",
            OPTIONAL),
@@ -50,7 +52,7 @@ const Option optimizer_options[] = {
     /* What makes updates of gradients. Another kind has other states: another run. Settings of one kind
      * may change on the way, and change the curve. */
     CHOICE("optimizer.kind", settings.kind, "adamw", CHOICE_WORDS(OPTIMIZER_NAMES), RUN,
-           "What makes updates of gradients; muon: of the matrices of blocks, the rest by adamw."),
+           "The optimizer; muon: for the matrices of blocks, the rest by adamw."),
     /* 1,000 is beyond all sense and says that a decimal point is missing; 0 is allowed, to see what a run
      * does without learning. */
     REAL("optimizer.lr", settings.lr, "3e-4", 0, 1000, CURVE, "Peak learning rate."),
@@ -58,22 +60,23 @@ const Option optimizer_options[] = {
      * falls with the schedule. 0.1 with betas of 0.9 and 0.95 and a norm of 1: what GPT-3 was trained with
      * (Brown and others, 2020), and many since. */
     REAL("optimizer.weight_decay", settings.weight_decay, "0.1", 0, 100, CURVE,
-         "adamw, muon: decoupled, times the learning rate; sgd: added to the gradient."),
+         "Weight decay: adamw, muon: decoupled, times the learning rate; sgd: added to the gradient."),
     /* Below 1 by 1e-6: with 1 a mean would never learn anything. */
     REAL("optimizer.beta1", settings.beta1, "0.9", 0, 0.999999, CURVE,
-         "adamw: memory of the mean of gradients."),
+         "adamw: decay of the first moment, the mean of gradients."),
     REAL("optimizer.beta2", settings.beta2, "0.95", 0, 0.999999, CURVE,
-         "adamw: memory of the mean of their squares."),
+         "adamw: decay of the second moment, the mean of squared gradients."),
     /* Not 0: an element whose gradient never was anything but 0 has moments of 0, and 0/0 would be its
      * update. */
-    REAL("optimizer.eps", settings.eps, "1e-8", 1e-30, 1, CURVE, "adamw: added to the root of that."),
+    REAL("optimizer.eps", settings.eps, "1e-8", 1e-30, 1, CURVE,
+         "adamw: added to the root of the second moment."),
     /* With 0 there is no state at all, so an optimizer without memory needs no kind of its own. */
     REAL("optimizer.momentum", settings.momentum, "0.9", 0, 0.999999, CURVE,
-         "sgd, muon: memory of gradients; sgd: 0 for none, and no memory for it."),
+         "sgd, muon: decay of the momentum of gradients; sgd: 0 for none, and no memory for it."),
     /* A choice of two words where others are OPT_BOOL: an item of optimizer.groups may leave it out, and a
      * bool has no third value for that. */
     CHOICE("optimizer.nesterov", settings.nesterov, "false", SWITCH, CURVE,
-           "sgd, muon: Nesterov's momentum."),
+           "sgd, muon: use Nesterov's momentum."),
     /* moonlight by default, since with it AdamW's learning rate and decay serve both kinds of parameters. */
     CHOICE("optimizer.muon_scale", settings.muon_scale, "moonlight", CHOICE_WORDS(MUON_SCALES), CURVE,
            "muon: how far a matrix [outputs, inputs] moves, times the learning rate: moonlight 0.2 "
@@ -81,14 +84,14 @@ const Option optimizer_options[] = {
            "sqrt(outputs / inputs)."),
     CHOICE("optimizer.muon_coefficients", settings.muon_coefficients, "jordan",
            CHOICE_WORDS(MUON_COEFFICIENTS), CURVE,
-           "muon: of the five Newton-Schulz iterations that bring singular values to about 1."),
+           "muon: coefficients of the five Newton-Schulz iterations that bring singular values to about 1."),
     /* EFFECT_CURVE: with half the bits every update is another one. Rounding to the nearest would lose
      * small updates for good, which is why it is by chance, by optimizer.seed. */
     CHOICE("optimizer.states", settings.states, "fp32", STATE_DTYPES, CURVE,
            "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."),
     /* By common practice norms and biases do not decay. */
     CHOICE("optimizer.decay", decay, "matrices", CHOICE_WORDS(DECAY_RULES), CURVE,
-           "What optimizer.weight_decay is for: matrices only, or norms and biases too."),
+           "Parameters that optimizer.weight_decay applies to: matrices only, or norms and biases too."),
     INT("optimizer.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the rounding of states in bf16."),
     /* Beside the run, which does not read it: another value changes what an average is of, not the curve. */
     REAL("optimizer.ema", ema, "0", 0, 0.999999999, MEASURES,
@@ -102,9 +105,10 @@ const Option optimizer_options[] = {
          "frozen; what a group leaves out is as in this section."),
     /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of
      * the whole gradient, over all ranks: with a norm of each share the curve would depend on the mesh. */
-    REAL("optimizer.clip", clip, "1", 0, 1e12, CURVE, "Largest gradient norm; 0 means no clipping."),
+    REAL("optimizer.clip", clip, "1", 0, 1e12, CURVE,
+         "Largest norm of the whole gradient: a larger one is clipped to it; 0 means no clipping."),
     REAL("optimizer.clip_norm", clip_norm, "2", 1, (double)INFINITY, CURVE,
-         "Which norm: any p >= 1, or inf."),
+         "Norm that optimizer.clip takes of the gradient: any p >= 1, or inf."),
     TABLE_END};
 
 #undef TARGET
