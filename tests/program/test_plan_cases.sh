@@ -2,7 +2,7 @@
 # Published runs beside their plans (tools/plan_cases.sh): every row is planned, docs/use/planning.md has all of them, and plans are as near
 # to what was published as that page says.
 . "$(dirname "$0")/../support/prelude.sh"
-page=${WEFT_SOURCE_DIR:?}/docs/planning.md
+page=${WEFT_SOURCE_DIR:?}/docs/use/planning.md
 
 WEFT=$weft bash "$WEFT_SOURCE_DIR/tools/plan_cases.sh" >out 2>&1 || fail "plan_cases.sh: $(tail -3 out)"
 [ "$(grep -cE '^[0-8] ' out)" -eq 22 ] || fail "$(grep -cE '^[0-8] ' out) rows of 22: $(cat out)"
