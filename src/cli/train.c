@@ -66,7 +66,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
             comm,
             inject_parse(&inject, arguments_flag(args, "--inject"), comm_size(comm), c.train.steps, err),
             err);
-    if (code == OK) code = trainer_run(comm, &c, &set, &inject, &doing, err);
+    if (code == OK) code = trainer_run(comm, args->operands[0], &c, &set, &inject, &doing, err);
     inject_free(&inject);
     options_free(&set);
     /* What is left is the end, in which nothing can be stopped any more. */

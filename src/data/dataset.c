@@ -666,6 +666,32 @@ void dataset_list(const Dataset *d, Text *out) {
     if (*d->template) text_printf(out, "%s the chat template\n", d->template);
 }
 
+size_t dataset_inputs(const Dataset *d) { return d->total; }
+
+static void hash_list(const Source *s, char out[65]) {
+    uint8_t digest[32];
+    Sha256 *h = sha256_start();
+    for (size_t i = 0; i < s->files; i++) {
+        sha256_add(h, s->prints[i].sha256, 64);
+        sha256_add(h, "  ", 2);
+        sha256_add(h, s->paths[i], strlen(s->paths[i]));
+        sha256_add(h, "\n", 1);
+    }
+    sha256_finish(h, digest);
+    sha256_hex(digest, out);
+}
+
+DatasetInput dataset_input(const Dataset *d, size_t i) {
+    const Source *s = &d->sources[i];
+    DatasetInput in = {.path = s->name, .trains = i < d->count, .files = s->files};
+    for (size_t k = 0; k < s->files; k++) in.bytes += s->prints[k].stamp.size;
+    if (s->files == 1)
+        memcpy(in.sha256, s->prints[0].sha256, sizeof in.sha256);
+    else
+        hash_list(s, in.sha256);
+    return in;
+}
+
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
 /* For training, without what is held out. */

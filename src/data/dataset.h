@@ -53,6 +53,17 @@ void dataset_fingerprint(const Dataset *d, char out[65]);
 /* All that was read, also for validation: SHA-256 and name of each file and of the chat template, a line each
  * (agree_on_files). */
 void dataset_list(const Dataset *d, Text *out);
+/* What a source was read from: data.sources in their order, then data.validation. */
+typedef struct DatasetInput {
+    const char *path; /* as configured, perhaps a pattern; the dataset's */
+    bool trains;
+    size_t files;
+    int64_t bytes;
+    char
+        sha256[65]; /* of the file; of several: of the lines that sha256sum prints of them, in sorted order */
+} DatasetInput;
+size_t dataset_inputs(const Dataset *d);
+DatasetInput dataset_input(const Dataset *d, size_t i);
 int64_t dataset_context(const Dataset *d);
 /* Files that hold the same bytes as one that is trained on: how many, and the first pair. */
 typedef struct DatasetRepeat {

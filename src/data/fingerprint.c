@@ -101,6 +101,11 @@ ErrorCode fingerprint_check(const char *path, Fingerprint *print, Error *err) {
                      path);
 }
 
+ErrorCode fingerprint_file(const char *path, Fingerprint *print, Error *err) {
+    TRY(stamp_of(path, &print->stamp, err));
+    return hash_file(path, print, NULL, err);
+}
+
 /* A record is added as soon as its file is hashed: an interrupted start has not read in vain. */
 static ErrorCode fill_missing(FingerprintRecords *records, const char *const *paths, size_t count,
                               Fingerprint *out, Progress *progress, Error *err) {

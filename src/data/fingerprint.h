@@ -26,6 +26,8 @@ typedef struct Fingerprint {
  * sources go into one call, since each reads the records. */
 ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
                             Error *err);
+/* The same of one file, which is read whatever is remembered. */
+ErrorCode fingerprint_file(const char *path, Fingerprint *print, Error *err);
 /* ERR_DATA if the file is not what it was when `print` was taken. Of one whose inode alone has changed since,
  * the stamp is made new once the content is found to be the same. */
 ErrorCode fingerprint_check(const char *path, Fingerprint *print, Error *err);

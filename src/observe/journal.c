@@ -26,6 +26,7 @@ typedef struct EventKind {
 
 /* By name in the file, never by number: kinds may be added in between. */
 static const EventKind kinds[JOURNAL_EVENTS] = {
+    [JOURNAL_READ] = {"read", true},
     [JOURNAL_STARTED] = {"started", true},
     [JOURNAL_RESUMED] = {"resumed", true},
     [JOURNAL_RESTARTED] = {"restarted", true},
@@ -58,19 +59,31 @@ ErrorCode journal_open(Journal *j, const char *run_dir, Error *err) {
 
 /* A detail is the text of an error or a path: bytes of somebody else, hence as bytes (json_bytes), which
  * are made UTF-8. */
+static void begin_entry(JsonWriter *w, Text *out, JournalEvent event, int64_t step, const char *detail) {
+    char time[21];
+    json_start(w, out, 0);
+    json_begin_object(w);
+    json_put_string(w, "time", clock_iso8601(clock_wall(), time));
+    json_put_string(w, "event", kinds[event].name);
+    json_put_int(w, "step", step);
+    if (detail) { json_put_bytes(w, "detail", detail, strlen(detail)); }
+}
+
 static void write_entry(Text *out, JournalEvent event, int64_t step, const char *detail,
                         const JournalFact *facts) {
     JsonWriter w;
-    char time[21];
-    json_start(&w, out, 0);
-    json_begin_object(&w);
-    json_put_string(&w, "time", clock_iso8601(clock_wall(), time));
-    json_put_string(&w, "event", kinds[event].name);
-    json_put_int(&w, "step", step);
-    if (detail) { json_put_bytes(&w, "detail", detail, strlen(detail)); }
+    begin_entry(&w, out, event, step, detail);
     for (const JournalFact *f = facts; f && f->name; f++) { json_put_double(&w, f->name, f->value); }
     json_end_object(&w);
     text_add(out, "\n", 1);
+}
+
+/* Frees the line. */
+static ErrorCode add_line(Journal *j, JournalEvent event, Text *line, Error *err) {
+    ErrorCode code = file_add_line(j->fd, j->path, line->data, line->length, err);
+    text_free(line);
+    TRY(code);
+    return kinds[event].sync ? file_sync(j->fd, j->path, err) : OK;
 }
 
 /* Allocates: events are rare, and none is written inside a step. */
@@ -78,10 +91,45 @@ ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *
                       const JournalFact *facts, Error *err) {
     Text line = {0};
     write_entry(&line, event, step, detail, facts);
-    ErrorCode code = file_add_line(j->fd, j->path, line.data, line.length, err);
-    text_free(&line);
-    TRY(code);
-    return kinds[event].sync ? file_sync(j->fd, j->path, err) : OK;
+    return add_line(j, event, &line, err);
+}
+
+static void write_file(JsonWriter *w, const JournalFile *f) {
+    json_begin_object(w);
+    json_put_string(w, "kind", f->kind);
+    json_put_bytes(w, "path", f->path, strlen(f->path));
+    json_put_int(w, "files", f->files);
+    if (f->sha256[0]) {
+        json_put_int(w, "bytes", f->bytes);
+        json_put_string(w, f->sampled ? "sample" : "sha256", f->sha256);
+    }
+    json_end_object(w);
+}
+
+/* For people: "config run.yaml, source parts (12 files)". The first ones stand for a long list. */
+static void describe_files(const JournalFile *files, size_t count, Text *out) {
+    enum { MOST = 12 };
+    char number[32];
+    for (size_t i = 0; i < count && i < MOST; i++) {
+        text_printf(out, "%s%s %s", i ? ", " : "", files[i].kind, files[i].path);
+        if (files[i].files > 1) text_printf(out, " (%s files)", text_count(files[i].files, number));
+    }
+    if (count > MOST) text_printf(out, " and %zu more", count - MOST);
+}
+
+ErrorCode journal_add_files(Journal *j, int64_t step, const JournalFile *files, size_t count, Error *err) {
+    Text line = {0}, detail = {0};
+    JsonWriter w;
+    describe_files(files, count, &detail);
+    begin_entry(&w, &line, JOURNAL_READ, step, detail.data);
+    text_free(&detail);
+    json_key(&w, "files");
+    json_begin_array(&w);
+    for (size_t i = 0; i < count; i++) write_file(&w, &files[i]);
+    json_end_array(&w);
+    json_end_object(&w);
+    text_add(&line, "\n", 1);
+    return add_line(j, JOURNAL_READ, &line, err);
 }
 
 void journal_close(Journal *j) {

@@ -8,6 +8,7 @@
 #ifndef WEFT_OBSERVE_JOURNAL_H
 #define WEFT_OBSERVE_JOURNAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +17,7 @@
 #define JOURNAL_FILE "journal.jsonl"
 
 typedef enum JournalEvent {
+    JOURNAL_READ, /* before "started" or "resumed": the files that a start has read */
     JOURNAL_STARTED,
     JOURNAL_RESUMED,
     JOURNAL_RESTARTED, /* by a supervisor; before "started" or "resumed" */
@@ -54,6 +56,15 @@ ErrorCode journal_open(Journal *j, const char *run_dir, Error *err);
 /* `facts` ends with a NULL name, or is NULL. `detail` is any text, one sentence, or NULL. */
 ErrorCode journal_add(Journal *j, JournalEvent event, int64_t step, const char *detail,
                       const JournalFact *facts, Error *err);
+/* A file, or the files of a pattern or directory, under "files" of the event "read". */
+typedef struct JournalFile {
+    const char *kind, *path;
+    int64_t files, bytes;
+    char sha256[65]; /* "": not known, and neither are bytes */
+    bool sampled;    /* the digest is of a sample of them, and of no file */
+} JournalFile;
+/* As journal_add, of JOURNAL_READ. */
+ErrorCode journal_add_files(Journal *j, int64_t step, const JournalFile *files, size_t count, Error *err);
 void journal_close(Journal *j);
 
 /* Reading. Lines that are no entries (a torn one) are skipped. */

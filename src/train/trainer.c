@@ -44,6 +44,7 @@
 #include "train/feed.h"
 #include "train/lock.h"
 #include "train/gpu_memory.h"
+#include "train/inputs.h"
 #include "train/phase.h"
 #include "train/save.h"
 #include "train/setup.h"
@@ -58,6 +59,7 @@
  * never opened. Zero is "not there". */
 typedef struct Trainer {
     Config *c;
+    const char *file; /* that it was read from */
     Comm *comm;
     bool chief;          /* rank 0: it has the lock, writes the records, and speaks */
     LogLevel asked;      /* of messages, by the command line */
@@ -79,6 +81,7 @@ typedef struct Trainer {
     AuditLog audit;
     RunState state;
     RunFacts facts;
+    char init[65];  /* the sample of weights that were read from model.init; "": none were */
     int unbalanced; /* steps in turn whose experts were */
     bool warned_experts;
     Found found;  /* what the run goes on from */
@@ -412,6 +415,7 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
 static ErrorCode load_init(Trainer *t, Error *err) {
     char *dir = NULL, print[65] = "";
     ErrorCode code = comm_agree(t->comm, find_weights(t, &dir, print, err), err);
+    memcpy(t->init, print, sizeof t->init);
     if (code == OK)
         code = agree_on_file(t->comm, "the fingerprint of model.init", print,
                              "give all ranks the same weights", err);
@@ -561,6 +565,8 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
     TRY(journal_open(&t->journal, dir, err));
     TRY(record_restart(t, err));
     if (t->c->metrics.tensorboard) TRY(tensorboard_open(&t->board, dir, step, err));
+    const InputsFrom from = {t->file, t->c, t->data, step, t->init};
+    TRY(inputs_record(&from, &t->journal, err));
     const MemoryPlan *memory = rank_memory(&t->rank);
     const JournalFact facts[] = {
         {"parameters", (double)model_parameter_count(&t->c->model.shape)},
@@ -1260,8 +1266,10 @@ static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
 
 /* The engine leaves `doing` before it is closed, and the saver goes before the engine, whose tensors it
  * copies. */
-ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Doing *doing, Error *err) {
+ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
+                      Doing *doing, Error *err) {
     Trainer t = {.c = c,
+                 .file = file,
                  .comm = comm,
                  .inject = inject,
                  .doing = doing,

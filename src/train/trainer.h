@@ -28,8 +28,10 @@ void trainer_ignore_signals(void);
 
 /* ERR_STOPPED when it was asked to stop (SIGINT, SIGTERM, SIGUSR1) and everything is saved; ERR_NUMERIC
  * after too many non-finite steps in a row; ERR_REPLICAS when ranks that must hold the same do not. All
- * ranks of comm take part; rank 0 has the directory's lock, and speaks. inject: faults on purpose; doing:
+ * ranks of comm take part; rank 0 has the directory's lock, and speaks. file: what the
+ * configuration was read from; inject: faults on purpose; doing:
  * is told the phases. */
-ErrorCode trainer_run(Comm *comm, Config *c, OptionSet *set, const Inject *inject, Doing *doing, Error *err);
+ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
+                      Doing *doing, Error *err);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "observe/console.h"
 #include "observe/journal.h"
@@ -294,6 +295,37 @@ static void the_journal_survives_a_torn_line(void **state) {
     journal_table_free(&t);
 }
 
+/* Their list is one line, whose numbers are nobody's facts. */
+static void the_journal_lists_files(void **state) {
+    (void)state;
+    const JournalFile files[] = {{"source", "a \"b\".txt", 1, 5, "0123", false},
+                                 {"weights", "m", 2, 6, "4567", true},
+                                 {"config", "-", 1, 0, "", false}};
+    Journal j;
+    files_text(JOURNAL_FILE, "");
+    assert_int_equal(journal_open(&j, files_root, &err), OK);
+    assert_int_equal(journal_add_files(&j, 7, files, 3, &err), OK);
+    journal_close(&j);
+    char *text;
+    size_t length;
+    assert_int_equal(file_read(files_path(JOURNAL_FILE), 1 << 20, &text, &length, &err), OK);
+    assert_non_null(strstr(text,
+                           "\"files\": [{\"kind\": \"source\", \"path\": \"a \\\"b\\\".txt\", \"files\": 1, "
+                           "\"bytes\": 5, \"sha256\": \"0123\"}, "));
+    assert_non_null(strstr(
+        text,
+        "\"bytes\": 6, \"sample\": \"4567\"}, {\"kind\": \"config\", \"path\": \"-\", \"files\": 1}]}"));
+    free(text);
+    JournalTable t;
+    assert_int_equal(journal_table_read(&t, files_path(JOURNAL_FILE), &err), OK);
+    assert_int_equal(t.count, 1);
+    assert_string_equal(t.entries[0].event, "read");
+    assert_string_equal(t.entries[0].detail, "source a \"b\".txt, weights m (2 files), config -");
+    assert_int_equal(t.entries[0].step, 7);
+    assert_null(t.entries[0].facts->name);
+    journal_table_free(&t);
+}
+
 static void the_curve_keeps_its_size(void **state) {
     (void)state;
     double x[300], y[300];
@@ -510,6 +542,7 @@ int main(void) {
         cmocka_unit_test(the_console_line_is_the_known_one),
         cmocka_unit_test(the_status_line_fits),
         cmocka_unit_test(the_journal_survives_a_torn_line),
+        cmocka_unit_test(the_journal_lists_files),
         cmocka_unit_test(the_curve_keeps_its_size),
         cmocka_unit_test(curves_are_told_apart_with_colour_or_without),
         cmocka_unit_test(things_with_names_have_records),
