@@ -6,7 +6,9 @@
  *     checkpoint_prune        removes what is old and good; never what it cannot read
  *
  * A checkpoint is verified as a whole before anything of it is opened; between the two nobody may write
- * there, which the run's lock sees to. */
+ * there, which the run's lock sees to.
+ *
+ * Elsewhere called: resharding of distributed checkpoints (DCP). */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>

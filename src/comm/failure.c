@@ -32,7 +32,9 @@
  *    A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread
  *    did not look either; and it does not answer, since it is the one to blame, whatever it does now.
  *
- * 3. The thread does not wait for the main mutex unless it asks: the program may be stuck in MPI with it. */
+ * 3. The thread does not wait for the main mutex unless it asks: the program may be stuck in MPI with it.
+ *
+ * Elsewhere called: heartbeat, flight recorder, NCCL timeout. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

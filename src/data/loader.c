@@ -11,7 +11,9 @@
  *
  *       released      given                 made            released + slots
  *   -------+-------------+--------------------+---------------------+-------> number of the microbatch
- *          | the caller's| ready              | free; one in making | */
+ *          | the caller's| ready              | free; one in making |
+ *
+ * Elsewhere called: DataLoader. */
 #include "data/loader.h"
 
 #include <errno.h>

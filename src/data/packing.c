@@ -9,7 +9,9 @@
  *
  *  P1. open[r] is the row that was put last among those with room r, next[row] the one before it, NONE ends:
  *      a row is in one such list, or full.
- *  P2. Bit r of level 0 says whether there is any; bit i of level l + 1 whether word i of level l has any. */
+ *  P2. Bit r of level 0 says whether there is any; bit i of level l + 1 whether word i of level l has any.
+ *
+ * Elsewhere called: sequence packing, best fit. */
 #include "data/packing.h"
 
 #include <stdlib.h>

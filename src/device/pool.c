@@ -2,7 +2,9 @@
  * used <= planned).
  *
  * A pool is one piece of memory, given back whole: there is no freeing within it, and so nothing to
- * fragment or to leak. The order and sizes of requests are all that an address depends on. */
+ * fragment or to leak. The order and sizes of requests are all that an address depends on.
+ *
+ * Elsewhere called: allocator; there is no caching allocator, since nothing is allocated in a step. */
 #include "device/pool.h"
 
 #include "base/text.h"

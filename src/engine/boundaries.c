@@ -7,7 +7,9 @@
  * Receives are posted early and waited for at use: a message that finds its receive posted needs no copy. A
  * send is waited for before the next one of its boundary, or at the end; until then the plan keeps its
  * memory. A message is known by (kind, unit, microbatch, step), so that one of another boundary, or of the
- * step before, is never taken for it, in whatever order messages come. */
+ * step before, is never taken for it, in whatever order messages come.
+ *
+ * Elsewhere called: pipeline p2p communication (Megatron p2p_communication). */
 #include "engine/execution.h"
 
 static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == ACT_RECV_F; }

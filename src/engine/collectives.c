@@ -12,7 +12,10 @@
  *
  * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
  * out has the bits of one rank that has all leaves, and is rounded once, when it is there. What runs between
- * start and end touches none of these tensors: programs that would are refused (program/check.c). */
+ * start and end touches none of these tensors: programs that would are refused (program/check.c).
+ *
+ * Elsewhere called: Megatron mappings.py: all-gather, reduce-scatter, all-to-all of sequence, tensor
+ * and context parallelism. */
 #include "engine/execution.h"
 
 /* A transfer under way. */

@@ -30,7 +30,10 @@
  * one behind the other: rounded each by itself, or added up before they are reduced.
  *
  * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this
- * step is a bit of `started`, since what nobody has written yet must be set, and not added to. */
+ * step is a bit of `started`, since what nobody has written yet must be set, and not added to.
+ *
+ * Elsewhere called: gradient accumulation; DDP all-reduce, FSDP and ZeRO reduce-scatter; main_grad
+ * (Megatron). */
 #include "engine/execution.h"
 
 /* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch on its way. */

@@ -1,7 +1,9 @@
 /* Parameters over the axes that cut them: GATHER, RELEASE.
  *
  * Gathered parameters live in buffers of the plan, flat after flat; a rank casts its own share into its
- * place, and the all-gather fills the rest. A pass waits for what it reads (parameters_ready). */
+ * place, and the all-gather fills the rest. A pass waits for what it reads (parameters_ready).
+ *
+ * Elsewhere called: FSDP all-gather (unshard) and its prefetch; ZeRO-3. */
 #include "engine/execution.h"
 
 uint16_t *parameters_copy(const Engine *e, size_t at) {

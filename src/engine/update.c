@@ -7,7 +7,10 @@
  * Each element of the model's gradient is counted by exactly one rank (partition_counts), sums are exact, and
  * one small reduction carries them: the norm and all that follows from it have the same bits on every rank
  * and mesh. So every rank comes to the same verdict by itself: a step with a gradient or loss that is not
- * finite is skipped by all, and named. */
+ * finite is skipped by all, and named.
+ *
+ * Elsewhere called: optimizer step, gradient clipping (clip_grad_norm_). There is no loss scaling (AMP,
+ * GradScaler): bf16 needs none. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

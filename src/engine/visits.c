@@ -7,7 +7,10 @@
  * rows of other ranks in their order, as many ranks at a time as it has room for. What one rank sends another
  * always fits, so no row is ever dropped, nothing is allocated, and what is in memory does not hang on the
  * data. How rounds are cut changes no bits: the rows of each rank are worked on by themselves. Where tokens
- * have spans, the rows of each span have rounds of their own. */
+ * have spans, the rows of each span have rounds of their own.
+ *
+ * Elsewhere called: token dispatcher (Megatron, DeepEP): all-to-all dispatch and combine of MoE, expert
+ * parallelism, dropless; no capacity factor drops tokens. */
 #include <stdlib.h>
 
 #include "engine/execution.h"

@@ -12,7 +12,9 @@
  *
  * Angles of longrope depend on the length of the sequence: where that grows beyond the original context, all
  * keys so far were turned by others than those that follow. So the sequence is fed once more from its first
- * token, as transformers does. */
+ * token, as transformers does.
+ *
+ * Elsewhere called: inference with a KV cache. */
 #include "model/decode.h"
 
 #include <stdlib.h>

@@ -16,7 +16,9 @@
  *     SCRATCH      -      -           -
  *
  * Operands go to a place of their own since the weight half may come much later than the input half, when
- * scratch has long been another unit's. */
+ * scratch has long been another unit's.
+ *
+ * Elsewhere called: activation checkpointing (recompute policy), save_for_backward. */
 #include "model/families/family.h"
 #include "model/internal.h"
 

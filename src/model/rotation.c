@@ -12,7 +12,9 @@
  *     longrope f_i / short_i, or f_i / long_i for sequences longer than the original context, and all sines
  *              and cosines times sqrt(1 + ln(factor) / ln(original)) (Ding et al., "LongRoPE", 2024)
  *
- * All in double: a rounding of f_i would grow with the position. */
+ * All in double: a rounding of f_i would grow with the position.
+ *
+ * Elsewhere called: RoPE, YaRN, long-context scaling. */
 #include "model/rotation.h"
 
 #include <math.h>

@@ -14,7 +14,9 @@
  *
  * Scratch of a matrix, reused by the next:
  *
- *     figure | x [rows, cols] | next x [rows, cols] | A [m, m] | A^2, then the polynomial [m, m] */
+ *     figure | x [rows, cols] | next x [rows, cols] | A [m, m] | A^2, then the polynomial [m, m]
+ *
+ * Elsewhere called: Newton-Schulz, distributed Muon (program/makers.h). */
 #include <math.h>
 
 #include "device/pool.h"

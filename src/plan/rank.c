@@ -10,7 +10,9 @@
  *                                      memory: buffers, pools, staging
  *
  * Nothing here asks what other ranks do, or which machine this is: `weft plan` makes any of them anywhere,
- * and a run makes its own in the same way. */
+ * and a run makes its own in the same way.
+ *
+ * Elsewhere called: mixed precision is decided here: fp32 master weights, computation in bf16 or fp32. */
 #include "plan/rank.h"
 
 #include <stdlib.h>

@@ -1,5 +1,8 @@
 /* The table, and the arithmetic of dealing a dimension out. Nothing here knows which ranks there are: a place
- * on an axis is enough. */
+ * on an axis is enough.
+ *
+ * Elsewhere called: DTensor placements (Shard, Replicate, Partial); tensor, vocabulary and expert
+ * parallelism. */
 #include "program/axes.h"
 
 #include "base/text.h"

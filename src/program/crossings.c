@@ -1,5 +1,8 @@
 /* B = T/p h is what a block hands on, of the ranks of tp together; f = (t - 1) / t of it is another rank's.
- * So a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32. */
+ * So a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32.
+ *
+ * Elsewhere called: context parallelism by all-to-all (Ulysses) or all-gather of KV; Megatron calls the
+ * choice cp_comm_type. */
 #include "program/crossings.h"
 
 #include "model/families/family.h"

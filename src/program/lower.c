@@ -14,7 +14,10 @@
  * are started one unit early, the second half of a reduction is written behind the start of the next one,
  * what must be complete for the norm is waited for at the end, and in backward passes that are cut weight
  * halves of products run while ranks exchange something. Nothing else of the order is this file's: it is the
- * schedule's. */
+ * schedule's.
+ *
+ * Elsewhere called: FSDP prefetch (gather_ahead), delayed wgrad (run_late), zero bubble (BWD_IN,
+ * BWD_W). */
 #include <stdlib.h>
 
 #include "program/makers.h"

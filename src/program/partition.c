@@ -9,7 +9,9 @@
  *
  * All ranks of a pipeline place cut and assign alike, each for itself: what they look at (the table, the
  * groups, the sizes so far) is the same for all, so nothing is exchanged, and any rank of any mesh can be
- * planned on any machine. Owned arrays begin at whole cache lines for every share. */
+ * planned on any machine. Owned arrays begin at whole cache lines for every share.
+ *
+ * Elsewhere called: FSDP sharding, distributed optimizer (ZeRO). */
 #include "program/partition.h"
 
 #include <stdio.h>

@@ -6,7 +6,9 @@
  *
  * A batch is copied out of the loader's memory, which goes around in microbatches, not in steps. There is
  * room for the largest steps from feed_open on; only a loader is opened anew where steps grow, between two of
- * them. */
+ * them.
+ *
+ * Elsewhere called: data prefetch (DataLoader workers). */
 #include "train/feed.h"
 
 #include <stdlib.h>

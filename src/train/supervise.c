@@ -8,7 +8,9 @@
  * S1. The signals to stop and SIGCHLD are blocked from before the first fork to the return, and taken one at
  *     a time by sigtimedwait: no handler runs, and none is lost between a look and a wait. The child gets
  *     back the mask that was there before.
- * S2. At any time there is at most one child, and none when supervise returns. */
+ * S2. At any time there is at most one child, and none when supervise returns.
+ *
+ * Elsewhere called: elastic restarts (torchrun). */
 #include "train/supervise.h"
 
 #include <errno.h>

@@ -3,7 +3,9 @@
  *
  * Random words are made for a chunk of STATE_CHUNK elements at a time, STATE_BLOCKS Philox blocks side by
  * side in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane
- * has to move, whatever VLEN is. */
+ * has to move, whatever VLEN is.
+ *
+ * Elsewhere called: fused optimizer, fused AdamW. */
 
 /* The words of elements chunk * STATE_CHUNK and on. */
 INLINE void make_words(const StateStore *s, uint64_t step, uint64_t chunk, uint32_t *words) {

@@ -22,7 +22,9 @@
  * read where it is if its rows are rows in memory; of A transposed, panels of STRIP_ROWS rows are packed in
  * the same way. STRIP_ROWS rows of A stay in the first-level cache while panels of B stream by from the
  * second, 16 bytes a cycle. The sums of a strip fill the registers: with VLEN 8, 4 rows x 3 vectors, 3
- * vectors of B and a scalar of A are the 16 that there are; with VLEN 16, 8 x 3 + 3 + 1 of 32. */
+ * vectors of B and a scalar of A are the 16 that there are; with VLEN 16, 8 x 3 + 3 + 1 of 32.
+ *
+ * Elsewhere called: GEMM, micro-kernel; it has no epilogue but rounding. */
 
 enum { STRIP_ROWS = VLEN == 16 ? 8 : 4, STRIP_VECTORS = 3, STRIP_COLS = STRIP_VECTORS * VLEN };
 

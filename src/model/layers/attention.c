@@ -19,7 +19,10 @@
  * turned, in place, as the product's result. Where all heads of a token are normed as one row, of which ranks
  * may have some heads each (more than one leaf), the product's part makes the leaves' sums of squares, and
  * the norm adds them; on the way back the norm's part makes the sums, and the product's goes through the
- * norm. */
+ * norm.
+ *
+ * Elsewhere called: GQA; Ulysses and all-gather context parallelism around it (heads.h); no ring
+ * attention. */
 #include "base/tree.h"
 #include "model/families/family.h"
 #include "model/layers/heads.h"

@@ -6,7 +6,9 @@
  * terms but one, or two, are -0 (device.h): the same sum, whatever the order.
  *
  * Its gradients are always added to, never set: a microbatch reaches few rows, and clearing all of them for
- * each would cost more than the pass. Who owns them clears them once a step. */
+ * each would cost more than the pass. Who owns them clears them once a step.
+ *
+ * Elsewhere called: VocabParallelEmbedding (Megatron). */
 #include <math.h>
 
 #include "model/families/family.h"

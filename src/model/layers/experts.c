@@ -41,7 +41,10 @@
  * Where cp may share the tokens of a microbatch out, and gradients of each span are rounded by themselves
  * (unit.h: Contexts), the rows of each span are sorted, and worked on, by themselves too: an expert's product
  * hangs on how many rows it has, and those are the span's, whoever has it. Sequences may then begin on one
- * rank and end on another: how often each chose an expert is added up over cp before the way back. */
+ * rank and end on another: how often each chose an expert is added up over cp before the way back.
+ *
+ * Elsewhere called: MoE layer: router, permute, grouped GEMM, unpermute and combine; auxiliary
+ * (load-balancing) loss. */
 #include "base/tree.h"
 #include "model/families/family.h"
 #include "model/unit.h"

@@ -28,7 +28,9 @@
  * own. Its block has matrices beside this one, of which gradients are made on the way back: so there the
  * head's are too, whose weight half is deferred with all others. The module's comes first, and sets. Logits
  * that are made again need records of all ranks again: those of both heads are kept from the forward pass,
- * and none cross twice. */
+ * and none cross twice.
+ *
+ * Elsewhere called: lm_head, fused linear cross-entropy, vocab-parallel cross-entropy (Megatron). */
 #include "model/unit.h"
 
 enum { MODULE_NORM, MODULE_NORM_BIAS, NORM, NORM_BIAS, HEAD, FURTHER, PARAMS };

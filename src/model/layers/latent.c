@@ -22,7 +22,9 @@
  * its own heads, which are summed on all ranks (LATENTS), and with them terms of what adapters of Wqb and
  * Wkvb have between their sides; what follows is then that of one rank, and gradients of Wqa, Wkva, the norms
  * and these adapters' A are complete, and the same, on each. Only the gradient of x is made of own tokens:
- * added, where Wq makes terms of it, behind the sum of these. */
+ * added, where Wq makes terms of it, behind the sum of these.
+ *
+ * Elsewhere called: MLA, multi-head latent attention (DeepSeek). */
 #include "model/families/family.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"

@@ -4,7 +4,10 @@
  *     down         y = (f(g) * u) Wdown^T               y = f(u) Wdown^T
  *
  * f is the family's activation. The backward pass makes the activation again in passing, so it is never
- * saved: of all that a block could keep it is the widest, and the cheapest to make. */
+ * saved: of all that a block could keep it is the widest, and the cheapest to make.
+ *
+ * Elsewhere called: SwiGLU, GeGLU; ColumnParallelLinear (gate and up) and RowParallelLinear (down) with
+ * sequence parallelism (Megatron). */
 #include "model/families/family.h"
 #include "model/unit.h"
 

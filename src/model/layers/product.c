@@ -2,7 +2,10 @@
  *
  * A matrix is stored [out, in], as Hugging Face's linear layers are, or transposed, [in, out]; its gradient
  * is stored alike. Which of the two it is only turns the flags of the products below, so that no layer knows.
- * */
+ *
+ *
+ * Elsewhere called: linear layer; split-K where ranks may share the sum. No epilogue is fused into a
+ * product: bias and rounding follow the reduce-scatter of a row-parallel one. */
 #include "model/families/family.h"
 #include "model/unit.h"
 
