@@ -29,9 +29,8 @@ typedef struct Scan {
     size_t line;           /* number of the first one */
     bool nul_in_values;    /* may be there, as \u0000 */
     size_t keys, stop_key; /* keys seen; the ordinal at which to report a duplicate */
-    char *
-        without_numbers; /* a copy of the data, each number in it "0" and blanks; NULL: numbers are cJSON's */
-    Text literals;       /* of those numbers, each with a NUL behind it */
+    char *without_numbers; /* the data, to make each number "0" and blanks; NULL: numbers are cJSON's */
+    Text literals;         /* of those numbers, each with a NUL behind it */
     Error *err;
 } Scan;
 
@@ -299,7 +298,7 @@ static ErrorCode parse(Scan *s, cJSON **root) {
     s->stop_key = SIZE_MAX;
     skip_mark(&s->data, &s->length);
     TRY(scan_document(s));
-    cJSON *tree = cJSON_ParseWithLength(s->without_numbers ? s->without_numbers : s->data, s->length);
+    cJSON *tree = cJSON_ParseWithLength(s->data, s->length);
     /* Cannot happen while the scan is stricter than cJSON; said all the same, not checked, since it hangs
      * on input. */
     if (!tree) return error_set(s->err, ERR_DATA, "%s: cJSON could not parse this", name);
@@ -327,16 +326,23 @@ ErrorCode json_parse_line(const char *where, size_t line, const char *data, size
     return parse(&scan, root);
 }
 
-ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
-    skip_mark(&data, &length);
-    Scan scan = {.where = where, .data = data, .length = length, .line = 1, .err = err};
-    scan.without_numbers = mem_alloc(length + 1);
-    if (length) memcpy(scan.without_numbers, data, length);
+ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err) {
+    const char *text = data;
+    skip_mark(&text, &length);
+    Scan scan = {.where = where, .data = text, .length = length, .line = 1, .err = err};
+    scan.without_numbers = data + (text - data);
     ErrorCode code = parse(&scan, root);
     const char *literal = scan.literals.data;
     if (code == OK) give_literals(*root, &literal);
     text_free(&scan.literals);
-    free(scan.without_numbers);
+    return code;
+}
+
+ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
+    char *copy = mem_alloc(length + 1);
+    if (length) memcpy(copy, data, length);
+    ErrorCode code = json_parse_literals_in(where, copy, length, root, err);
+    free(copy);
     return code;
 }
 
@@ -387,9 +393,12 @@ static void find_value(Scan *s, size_t ordinal) {
 
 /* Most lines have no such escape, and then cJSON's string is whole. Else the value is found again in the
  * source: cJSON would have cut it at the NUL. */
-void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out) {
+void json_line_string(const char *data, size_t length, const cJSON *root, cJSON *member, Text *out) {
+    text_free(out);
     if (!memmem(data, length, "\\u0000", 6)) {
-        text_puts(out, member->valuestring);
+        size_t found = strlen(member->valuestring);
+        *out = (Text){member->valuestring, found, found + 1};
+        member->valuestring = NULL;
         return;
     }
     skip_mark(&data, &length);

@@ -17,15 +17,18 @@ ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON *
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err);
 
 /* The same for one line of a file, so that errors give the line of the file; and a value, not a key, may hold
- * \u0000. cJSON shows the string before it; json_line_string puts the whole one, with its NULs, behind what
- * is in `out`. `member` is a string in the object that data[0, length) was parsed to. */
+ * \u0000. cJSON shows the string before it; json_line_string puts the whole one, with its NULs, in place of
+ * what was in `out`. `member` is a string in the object that data[0, length) was parsed to, which loses it:
+ * a text may be as large as the line, and is not copied. */
 ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root,
                           Error *err);
-void json_line_string(const char *data, size_t length, const cJSON *root, const cJSON *member, Text *out);
+void json_line_string(const char *data, size_t length, const cJSON *root, cJSON *member, Text *out);
 
 /* The same for a line whose numbers are written out again: `valuestring` of a number is its literal, which
  * may lie beyond doubles and have as many digits as Python reads (4300). */
 ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err);
+/* The same without a copy of the line, in which numbers are overwritten. */
+ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err);
 
 /* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and
  * succeeds when `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON

@@ -307,48 +307,54 @@ static const cJSON *reasoning_of(const cJSON *message) {
 }
 
 /* As transformers hands a message to a template: without members that are null, which templates would print
- * as None, and with its reasoning under both names that they read. In that order. */
-static cJSON *copy_message(const cJSON *message) {
-    if (!cJSON_IsObject(message)) return cJSON_Duplicate(message, true);
-    cJSON *copy = cJSON_CreateObject();
+ * as None, and with its reasoning under both names that they read. In that order. Its members are moved:
+ * they may be large. */
+static cJSON *take_message(cJSON *message) {
+    if (!cJSON_IsObject(message)) return message;
+    cJSON *taken = cJSON_CreateObject();
     const cJSON *reasoning = reasoning_of(message);
     if (reasoning && !is_given(cJSON_GetObjectItemCaseSensitive(message, "thinking")))
-        cJSON_AddItemToObject(copy, "thinking", cJSON_Duplicate(reasoning, true));
-    for (const cJSON *item = message->child; item; item = item->next)
-        if (is_given(item)) cJSON_AddItemToObject(copy, item->string, cJSON_Duplicate(item, true));
-    if (reasoning && !cJSON_GetObjectItemCaseSensitive(copy, "reasoning_content"))
-        cJSON_AddItemToObject(copy, "reasoning_content", cJSON_Duplicate(reasoning, true));
-    return copy;
+        cJSON_AddItemToObject(taken, "thinking", cJSON_Duplicate(reasoning, true));
+    for (cJSON *item = message->child, *next; item; item = next) {
+        next = item->next;
+        if (is_given(item))
+            cJSON_AddItemToObject(taken, item->string, cJSON_DetachItemViaPointer(message, item));
+    }
+    if (reasoning && !cJSON_GetObjectItemCaseSensitive(taken, "reasoning_content"))
+        cJSON_AddItemToObject(taken, "reasoning_content", cJSON_Duplicate(reasoning, true));
+    cJSON_Delete(message);
+    return taken;
 }
 
 /* A prompt or a completion: messages as they are, or a text that the role says. */
-static ErrorCode add_part(const Conversation *v, const cJSON *part, const char *role, Error *err) {
+static ErrorCode add_part(const Conversation *v, cJSON *root, cJSON *part, const char *role, Error *err) {
     if (cJSON_IsString(part)) {
         cJSON *message = cJSON_CreateObject();
         cJSON_AddStringToObject(message, "role", role);
-        cJSON_AddStringToObject(message, "content", part->valuestring);
+        cJSON_AddItemToObject(message, "content", cJSON_DetachItemViaPointer(root, part));
         cJSON_AddItemToArray(v->messages, message);
         return OK;
     }
     if (!cJSON_IsArray(part))
         return error_set(err, ERR_DATA, "%s: prompt and completion are texts, or lists of messages",
                          v->where);
-    for (const cJSON *m = part->child; m; m = m->next) cJSON_AddItemToArray(v->messages, copy_message(m));
+    while (part->child)
+        cJSON_AddItemToArray(v->messages, take_message(cJSON_DetachItemViaPointer(part, part->child)));
     return OK;
 }
 
-/* The messages of a line, in an array of their own. */
-static ErrorCode read_messages(Conversation *v, const cJSON *root, const char *key, Error *err) {
-    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(root, key),
-                *prompt = cJSON_GetObjectItemCaseSensitive(root, "prompt"),
-                *completion = cJSON_GetObjectItemCaseSensitive(root, "completion");
+/* The messages of a line, moved into an array of their own. */
+static ErrorCode read_messages(Conversation *v, cJSON *root, const char *key, Error *err) {
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(root, key),
+          *prompt = cJSON_GetObjectItemCaseSensitive(root, "prompt"),
+          *completion = cJSON_GetObjectItemCaseSensitive(root, "completion");
     v->messages = cJSON_CreateArray();
     if (!messages && prompt && completion) {
-        TRY(add_part(v, prompt, "user", err));
+        TRY(add_part(v, root, prompt, "user", err));
         v->first = cJSON_GetArraySize(v->messages);
-        TRY(add_part(v, completion, "assistant", err));
+        TRY(add_part(v, root, completion, "assistant", err));
     } else if (cJSON_IsArray(messages)) {
-        TRY(add_part(v, messages, "", err));
+        TRY(add_part(v, root, messages, "", err));
     } else {
         return error_set(
             err, ERR_DATA,
@@ -549,6 +555,7 @@ static ErrorCode check_roles(const Conversation *v, Error *err) {
     return OK;
 }
 
+/* Leaves the last document in *t. */
 static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
     int last, count = answers_of(v, v->first, &last);
     char roles[200];
@@ -567,7 +574,7 @@ static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
     } else {
         TRY(put_answers(s, v, s->chat->learn == LEARN_LAST ? last : v->first, t));
     }
-    return put_document(s, t);
+    return OK;
 }
 
 /* ---- ids ---- */
@@ -624,32 +631,53 @@ static ErrorCode put_document(Sink *s, const Turns *t) {
 
 /* ---- what others call ---- */
 
-static ErrorCode put_line(Sink *s, Conversation *v, cJSON *root, const char *key) {
-    Turns t = {0};
+static ErrorCode read_turns(Sink *s, Conversation *v, cJSON *root, const char *key, Turns *t) {
     if (!cJSON_IsObject(root)) return error_set(s->err, ERR_DATA, "%s: expected a JSON object", v->where);
-    ErrorCode code = read_messages(v, root, key, s->err);
-    if (code == OK) code = disarm(s->chat, v->where, v->messages, s->err);
-    if (code == OK && v->tools) code = disarm(s->chat, v->where, v->tools, s->err);
-    if (code == OK && v->variables) code = disarm(s->chat, v->where, v->variables, s->err);
-    if (code == OK) code = put_conversation(s, v, &t);
+    TRY(read_messages(v, root, key, s->err));
+    TRY(disarm(s->chat, v->where, v->messages, s->err));
+    if (v->tools) TRY(disarm(s->chat, v->where, v->tools, s->err));
+    if (v->variables) TRY(disarm(s->chat, v->where, v->variables, s->err));
+    return put_conversation(s, v, t);
+}
+
+/* "file:line" */
+enum { PLACE = 440 };
+
+static const char *place_of(const char *where, uint64_t line, char out[PLACE]) {
+    char path[400];
+    error_escape(path, sizeof path, where, strlen(where));
+    snprintf(out, PLACE, "%s:%llu", path, (unsigned long long)line);
+    return out;
+}
+
+ErrorCode chat_parse_line(const char *where, uint64_t line, char *data, size_t length, cJSON **parsed,
+                          Error *err) {
+    char place[PLACE];
+    return json_parse_literals_in(place_of(where, line, place), data, length, parsed, err);
+}
+
+/* The last document, mostly the only one, becomes ids when nothing else of the line is left. */
+ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJSON *parsed, const char *key,
+                             TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
+    char place[PLACE];
+    Sink s = {.chat = c, .ids = ids, .ends = ends, .err = err};
+    Conversation v = {.where = place_of(where, line, place)};
+    Turns t = {0};
+    ErrorCode code = read_turns(&s, &v, parsed, key && key[0] ? key : "messages", &t);
+    cJSON_Delete(v.messages);
+    cJSON_Delete(parsed);
+    if (code == OK) code = put_document(&s, &t);
     turns_free(&t);
-    cJSON_Delete(v->messages);
+    *bytes += s.bytes;
     return code;
 }
 
 ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, const char *data, size_t length,
                            const char *key, TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
-    char path[400], place[440];
-    cJSON *root = NULL;
-    Sink s = {.chat = c, .ids = ids, .ends = ends, .err = err};
-    error_escape(path, sizeof path, where, strlen(where));
-    snprintf(place, sizeof place, "%s:%llu", path, (unsigned long long)line);
-    TRY(json_parse_literals(place, data, length, &root, err));
-    Conversation v = {.where = place};
-    ErrorCode code = put_line(&s, &v, root, key && key[0] ? key : "messages");
-    cJSON_Delete(root);
-    *bytes += s.bytes;
-    return code;
+    char place[PLACE];
+    cJSON *parsed;
+    TRY(json_parse_literals(place_of(where, line, place), data, length, &parsed, err));
+    return chat_encode_parsed(c, where, line, parsed, key, ids, ends, bytes, err);
 }
 
 /* With the cuts that a document of these turns has: around its answers, if what is rendered goes on with

@@ -57,6 +57,12 @@ void document_ends_add(DocumentEnds *e, uint64_t end);
  * and `line` are for errors. Any thread. */
 ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, const char *data, size_t length,
                            const char *key, TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err);
+/* The same in two, for lines that may be large: between them the text of the line may go, in which numbers
+ * have been overwritten. `parsed` goes as soon as it is not needed, after an error too. */
+ErrorCode chat_parse_line(const char *where, uint64_t line, char *data, size_t length, cJSON **parsed,
+                          Error *err);
+ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJSON *parsed, const char *key,
+                             TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err);
 
 /* The ids that a model is given to answer the messages, an array. `where` is for errors. */
 ErrorCode chat_prompt(const Chat *c, const char *where, cJSON *messages, TokenList *ids, Error *err);

@@ -53,13 +53,22 @@ SourceFormat corpus_format(const CorpusFile *file) {
     return json ? FORMAT_JSONL : FORMAT_TEXT;
 }
 
+static void forget_handed_out(CorpusReader *r) {
+    if (r->begin == 0) return;
+    memmove(r->buffer, r->buffer + r->begin, r->end - r->begin);
+    r->end -= r->begin;
+    r->begin = 0;
+}
+
+void corpus_shrink(CorpusReader *r) {
+    forget_handed_out(r);
+    r->capacity = r->end + READ_BYTES;
+    r->buffer = mem_grow(r->buffer, r->capacity);
+}
+
 /* Reads more behind buffer[begin, end). */
 static ErrorCode fill(CorpusReader *r, Error *err) {
-    if (r->begin > 0) {
-        memmove(r->buffer, r->buffer + r->begin, r->end - r->begin);
-        r->end -= r->begin;
-        r->begin = 0;
-    }
+    forget_handed_out(r);
     if (r->capacity - r->end < READ_BYTES / 2) {
         r->capacity += r->capacity / 4 + READ_BYTES; /* by little: a line may be 256 MiB */
         r->buffer = mem_grow(r->buffer, r->capacity);
@@ -318,7 +327,7 @@ ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, T
     error_escape(shown, sizeof shown, key, strlen(key));
     cJSON *root = NULL;
     TRY(json_parse_line(file->path, piece->line, piece->bytes, piece->length, &root, err));
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
+    cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
     ErrorCode code = OK;
     text_clear(out);
     if (!cJSON_IsObject(root))

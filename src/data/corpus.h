@@ -60,6 +60,7 @@ ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const Corpu
 void corpus_close(CorpusReader *reader);
 /* *more is false at the end of the file. Blank lines of JSON-lines files are skipped. */
 ErrorCode corpus_next(CorpusReader *reader, CorpusPiece *piece, bool *more, Error *err);
+void corpus_shrink(CorpusReader *reader); /* gives back the memory of a long piece, which is gone */
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last piece */
 uint64_t corpus_stored_position(const CorpusReader *reader);
 uint64_t corpus_text_bytes(const CorpusReader *reader);    /* of what was handed out */

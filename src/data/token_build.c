@@ -56,6 +56,7 @@ typedef struct Job {
     Text raw;
     Record *records;
     size_t record_count, record_capacity;
+    size_t bytes; /* of text, as read */
     size_t unit, file;
     size_t next_file; /* place behind this job */
     CorpusPosition next;
@@ -83,6 +84,7 @@ typedef struct Builder {
     Job *jobs;
     size_t slots;
     uint64_t read, taken, written; /* job numbers */
+    size_t ahead;                  /* bytes of text that were read and are not written */
     bool stop;
     pthread_mutex_t lock;
     pthread_cond_t ready, done;
@@ -283,6 +285,9 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
         next_file(s, job);
     job->next_file = s->file;
     job->next = s->from;
+    job->bytes = job->raw.length;
+    s->ahead += job->bytes;
+    if (job->bytes > LARGE_JOB && s->reader) corpus_shrink(s->reader);
     if (job->final) leave_unit(s);
     return OK;
 }
@@ -290,11 +295,12 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
 /* Memory of a job is kept: after the first round nothing is allocated any more. That of a job with a very
  * long line is not: it would be kept once a slot. */
 static void reset_job(Job *job) {
-    if (job->raw.capacity > LARGE_JOB) {
+    if (job->bytes > LARGE_JOB) {
         text_free(&job->raw);
         token_list_free(&job->ids);
     }
     text_clear(&job->raw);
+    job->bytes = 0;
     job->record_count = job->ends.count = 0;
     job->ids.count = 0;
     job->text_bytes = job->lines = job->bad_lines = 0;
@@ -303,9 +309,9 @@ static void reset_job(Job *job) {
     job->code = OK;
 }
 
-/* Reads into every empty slot. */
+/* Reads into every empty slot, unless very long lines are under way: each takes several times its bytes. */
 static void read_ahead(Builder *s) {
-    while (!s->all_read && s->read - s->written < s->slots) {
+    while (!s->all_read && s->read - s->written < s->slots && s->ahead <= LARGE_JOB * s->slots) {
         Job *job = &s->jobs[s->read % s->slots];
         bool busy;
         reset_job(job);
@@ -328,11 +334,21 @@ static void add_id(TokenList *list, int32_t id) {
     list->ids[list->count++] = id;
 }
 
+/* A very long line is the last of its job: once it is parsed, its text is not needed. */
+static void release_line(Job *job, const Record *record) {
+    bool last = record == &job->records[job->record_count - 1];
+    if (last && job->bytes > LARGE_JOB) text_free(&job->raw);
+}
+
 /* A line may come to several documents, and ends none of its own (data/chat.h). */
 static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record *record, Error *err) {
     const CorpusFile *file = &b->files[job->file];
-    return chat_encode_line(b->chat, file->path, record->line, job->raw.data + record->offset, record->length,
-                            file->key, &job->ids, &job->ends, &job->text_bytes, err);
+    cJSON *line;
+    TRY(chat_parse_line(file->path, record->line, job->raw.data + record->offset, record->length, &line,
+                        err));
+    release_line(job, record);
+    return chat_encode_parsed(b->chat, file->path, record->line, line, file->key, &job->ids, &job->ends,
+                              &job->text_bytes, err);
 }
 
 /* BOS and EOS stand at ends of documents, not of pieces. An empty line of JSON is no document and gets
@@ -346,6 +362,7 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     if (corpus_format(file) == FORMAT_JSONL) {
         CorpusPiece piece = {text, length, record->line, true, true};
         TRY(corpus_decode_json(file, &piece, decoded, err));
+        release_line(job, record);
         if (decoded->length == 0) return OK;
         text = decoded->data;
         length = decoded->length;
@@ -406,6 +423,7 @@ static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *er
     bool text = job->record_count > 0 && corpus_format(&s->b->files[job->file]) == FORMAT_TEXT;
     for (size_t i = 0; i < job->record_count; i++)
         TRY((text ? encode_record : encode_line)(s->b, job, &job->records[i], decoded, err));
+    if (decoded->capacity > LARGE_JOB) text_free(decoded);
     return check_ids(s, job, err);
 }
 
@@ -523,6 +541,7 @@ static ErrorCode pump(Builder *s, Error *err) {
         Job *job = wait_for_job(s);
         TRY(write_job(s, job, err));
         job->state = JOB_EMPTY;
+        s->ahead -= job->bytes;
         s->written++;
     }
 }

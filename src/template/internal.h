@@ -86,7 +86,8 @@ Value value_word(const char *word);
 Value value_copy(Arena *a, const char *bytes, size_t size);
 /* The whole number of these digits, with or without a sign, of any size. */
 Value value_whole(Arena *a, const char *digits);
-Value value_of_json(Arena *a, const cJSON *item);
+/* Texts in it stay the tree's, unless they are copied. */
+Value value_of_json(Arena *a, const cJSON *item, bool copies);
 
 bool value_truth(const Value *v);
 bool value_equal(const Value *a, const Value *b);

@@ -873,7 +873,7 @@ ErrorCode template_render(const Template *t, const cJSON *variables, const char 
                           TemplateSpans *answers, Error *err) {
     Run r = {.t = t, .date = date, .out = out, .answers = answers, .err = err};
     for (const cJSON *v = variables->child; v; v = v->next) {
-        Value value = value_of_json(&r.arena, v);
+        Value value = value_of_json(&r.arena, v, false);
         namespace_set(&r.arena, &r.root.names, v->string, &value);
     }
     ErrorCode code = run_template(&r);

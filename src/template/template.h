@@ -47,7 +47,7 @@ ErrorCode template_render(const Template *t, const cJSON *variables, const char 
  * loop over messages goes on where it stood, unless the template looked at how many there are before. Each
  * gives the bytes that template_render gives.
  *
- * `variables` are as there, with all messages under "messages". */
+ * `variables` are as there, with all messages under "messages"; their texts must outlive the growth. */
 typedef struct TemplateGrowth TemplateGrowth;
 TemplateGrowth *template_growth_open(const Template *t, const cJSON *variables, const char *date);
 void template_growth_close(TemplateGrowth *g); /* NULL is fine */

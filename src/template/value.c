@@ -79,7 +79,8 @@ static Value number_of(Arena *a, const cJSON *item) {
 }
 
 /* Arrays and objects are few and shallow (base/json.h bounds their depth). */
-Value value_of_json(Arena *a, const cJSON *item) {
+Value value_of_json(Arena *a, const cJSON *item, bool copies) {
+    if (cJSON_IsString(item) && !copies) return value_word(item->valuestring);
     if (cJSON_IsString(item)) return value_copy(a, item->valuestring, strlen(item->valuestring));
     if (cJSON_IsBool(item)) return value_bool(cJSON_IsTrue(item));
     if (cJSON_IsNumber(item)) return number_of(a, item);
@@ -90,7 +91,7 @@ Value value_of_json(Arena *a, const cJSON *item) {
     Value *items = arena_take(a, count * (dict ? 2 : 1) * sizeof *items);
     for (const cJSON *child = item->child; child; child = child->next) {
         if (dict) items[n++] = value_copy(a, child->string, strlen(child->string));
-        items[n++] = value_of_json(a, child);
+        items[n++] = value_of_json(a, child, copies);
     }
     return (Value){.kind = dict ? VALUE_DICT : VALUE_LIST, .items = items, .size = count};
 }

@@ -86,4 +86,36 @@ names=$(sed -n '/"kind": "source"/s/.*"name": "\([^"]*\)".*/\1/p' eight/metrics.
 exits 0 report eight
 grep -q 'of 8 sources 2 are not drawn: text.txt#6, text.txt#7<' eight/report.html || fail "sources without a curve are not said: $(grep -o '[^>]*not drawn[^<]*' eight/report.html)"
 
+# ---- memory of a very long line: its tree, its text and its ids, none twice ----
+# peak WORD...: kB that tokenizing takes at most.
+peak() {
+    rm -rf lines
+    python3 - "$weft" tokenize run.yaml data.cache_dir=lines data.tokenizer=words.json run.threads=2 "$@" <<'END' 2>err
+import resource, subprocess, sys
+ended = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss if ended == 0 else sys.exit(1))
+END
+}
+# times_at_most TENTHS NAME WORD...: what a line of 40 MB takes more than one of 1 MB, in tenths of its bytes.
+times_at_most() {
+    local limit=$1 small=0 large=0 times
+    small=$(peak "data.sources=[${3//SIZE/1}]" "${@:4}") && large=$(peak "data.sources=[${3//SIZE/40}]" "${@:4}") || fail "$2: $(cat err)"
+    times=$(((large - small) * 1024 / 3900000))
+    echo "memory of $2: $times tenths of the line"
+    [ "$times" -le "$limit" ] || fail "$2 takes $times tenths of its bytes ($small and $large kB), more than $limit"
+}
+if ! grep -qE '__(asan|tsan|msan)_init' "$weft"; then
+    awk 'BEGIN { srand(7); for (i = 0; i < 300; i++) { w = ""; for (k = 0; k < 6; k++) w = w sprintf("%c", 97 + int(rand() * 26)); print w } }' >words.txt
+    exits 0 tokenizer train words.txt --vocab 2048 --special '<|im_start|>,<|im_end|>' --out words.json
+    for size in 1 40; do
+        text=$(for ((i = 0; i < 480; i++)); do tr '\n' ' ' <words.txt; done | head -c 1000000)
+        long() { for ((i = 0; i < size; i++)); do printf %s "$text"; done; }
+        { printf '{"text": "'; long; echo '"}'; lines 1 20; } >long-$size.jsonl
+        { printf '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "'; long; echo '"}], "n": 12}'; } >talk-$size.jsonl
+    done
+    echo '{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}' >t.jinja
+    times_at_most 26 "a line of text" long-SIZE.jsonl
+    times_at_most 42 "a conversation" "{path: talk-SIZE.jsonl, format: chat}" data.chat_template=t.jinja train.context=64 train.tokens_per_step=64
+fi
+
 conclude

@@ -41,7 +41,7 @@ TemplateGrowth *template_growth_open(const Template *t, const cJSON *variables, 
     TemplateGrowth *g = mem_alloc(sizeof *g);
     g->run = (Run){.t = t, .date = date, .growth = g};
     for (const cJSON *v = variables->child; v; v = v->next) {
-        Value value = value_of_json(&g->arena, v);
+        Value value = value_of_json(&g->arena, v, false);
         const char *name = value_copy(&g->arena, v->string, strlen(v->string)).bytes;
         namespace_set(&g->arena, &g->variables, name, &value);
     }
