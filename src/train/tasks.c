@@ -61,12 +61,19 @@ ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots, TaskFigures 
     return code;
 }
 
+/* Files are compared by name, whatever their order; a file of tasks may have another one on each rank. */
 ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err) {
-    Text files = {0};
-    for (size_t i = 0; i < t->count; i++)
+    static const char advice[] = "give all ranks the same files of tasks";
+    Text files = {0}, order = {0};
+    for (size_t i = 0; i < t->count; i++) {
         text_printf(&files, "%s the task %s\n", t->items[i]->print, t->items[i]->name);
-    ErrorCode code = agree_on_files(comm, &files, "give all ranks the same files of tasks", err);
+        text_printf(&order, "%s%s", i ? ", " : "", t->items[i]->name);
+    }
+    ErrorCode code = agree_on_files(comm, &files, advice, err);
+    if (code == OK)
+        code = agree_on_file(comm, "the order of tasks", order.length ? order.data : "", advice, err);
     text_free(&files);
+    text_free(&order);
     return code;
 }
 

@@ -67,6 +67,13 @@ model: {config: model/config.json}
 data: {sources: [text.txt], tokenizer: tok, cache_dir: cache}
 train: {steps: 1, context: 64, microbatch: 1, tokens_per_step: 128, compute: fp32}
 END
+cp -r init eval
+echo "eval model held.txt" >eval/words
+cp -r init tasks
+echo "eval model --tasks tasks.yaml" >tasks/words
+echo "evaluation: {tasks: [{path: piqa.jsonl, num_fewshot: 1, examples: shots.jsonl}, {path: more.jsonl, task: piqa}]}" >tasks/tasks.yaml
+cp tasks/shots.jsonl tasks/more.jsonl
+printf '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n%.0s' 1 2 3 4 5 >>tasks/more.jsonl
 cp -r init lora
 echo "lora: {rank: 2}" >>lora/run.yaml
 # Each rank has a run directory of its own, with checkpoints that are the same.
@@ -95,17 +102,20 @@ env_of spins 'OMP_NUM_THREADS=2 OMP_WAIT_POLICY=active TZ=Asia/Tokyo LC_ALL=C.UT
 
 # ---- the walk ----
 
-# start ROW BASE CHANGE PROGRAM WORDS: rank 0 in ROW/0, rank 1 in ROW/1, where CHANGE was made. Leaves ROW/status and ROW/err.
+# start ROW BASE CHANGE PROGRAM WORDS: rank 0 in ROW/0, rank 1 in ROW/1, where CHANGE was made; both train, or run the words that lie in the
+# base. Leaves ROW/status and ROW/err.
 start() {
-    local at="$directory/row.$1" own=() status=0 run="$directory/row.$1/run"
+    local at="$directory/row.$1" own=() status=0 run="$directory/row.$1/run" words
     [ ! -e "$directory/$2/run" ] || run=run
+    words=(train run.yaml "run.dir=$run")
+    [ ! -e "$directory/$2/words" ] || read -ra words <"$directory/$2/words"
     mkdir -p "$at"
     cp -r "$directory/$2" "$at/0"
     cp -r "$directory/$2" "$at/1"
     (cd "$at/1" && eval "$3") || fail "$1: the change: $3"
     eval "own=($5)"
-    on_ranks 1 -wdir "$at/0" "$weft" train run.yaml run.dir="$run" : -n 1 -wdir "$at/1" "$4" train run.yaml run.dir="$run" \
-        "${own[@]}" >"$at/out" 2>"$at/err" </dev/null || status=$?
+    on_ranks 1 -wdir "$at/0" "$weft" "${words[@]}" : -n 1 -wdir "$at/1" "$4" "${words[@]}" "${own[@]}" >"$at/out" 2>"$at/err" </dev/null ||
+        status=$?
     echo "$status" >"$at/status"
 }
 
@@ -115,7 +125,7 @@ judged() {
     status=$(cat "$at/status")
     grep '^weft: ' "$at/err" >"$at/said"
     [ "$status" -eq "$3" ] || { fail "$2: exit status $status, expected $3: $(cat "$at/said")"; return; }
-    [ "$3" -ne 0 ] || grep -q '"step": 1,' "$at/run/metrics.jsonl" || fail "$2: not trained"
+    [ "$3" -ne 0 ] || [ -e "$at/0/words" ] || grep -q '"step": 1,' "$at/run/metrics.jsonl" || fail "$2: not trained"
     if [ "$3" -eq 0 ] || [ "$3" -eq 73 ]; then
         [ -z "$text" ] || grep -qF -- "$text" "$at/err" || fail "$2: not said: $text: $(tail -3 "$at/err")"
         return
@@ -269,6 +279,22 @@ done
 row "checkpoint: state.json of another" resume.had "sed -i 's/42/43/' $here/state.json" "" 73 "$back"
 row "checkpoint: of another adapter" resume.tuned "rm -r run; mv again run" "" 65 "the checksum of the checkpoint's manifest is "
 row "checkpoint: an adapter, another model under it" resume.tuned "printf X | dd of=model/model.safetensors bs=1 seek=20000 conv=notrunc 2>/dev/null" "" 78 "rank 1: run/checkpoints/step-00000002: the base is not what"
+
+# weft eval: a text, and tasks.
+row "eval: nothing differs" eval : "" 0 ""
+row "eval: another byte of the text" eval "sed -i '1s/^./Z/' held.txt" "" 65 "the file held.txt is "
+row "eval: the text is missing" eval "rm held.txt" "" 66 "rank 1: held.txt"
+row "eval: another weight" eval "printf X | dd of=model/model.safetensors bs=1 seek=20000 conv=notrunc 2>/dev/null" "" 65 "the fingerprint of the model is "
+row "eval: another config.json" eval "sed -i 's/\"rms_norm_eps\": 1e-05/\"rms_norm_eps\": 1e-06/' model/config.json" "" 78 "rank 1: model.rms_norm_eps is "
+row "eval: another tokenizer" eval "\"$weft\" tokenizer train more.txt -o model/tokenizer.json -n 270 >/dev/null 2>&1" "" 65 "the fingerprint of tokenizer is "
+row "eval: --context" eval : "--context 32" 78 "rank 1: train.context is "
+row "eval: mesh" eval : "mesh.pp=2" 78 "rank 1: mesh.pp is "
+row "eval: tasks: nothing differs" tasks : "" 0 ""
+row "eval: tasks: another answer" tasks "sed -i 's/\"label\": 0/\"label\": 1/' piqa.jsonl" "" 65 "the task piqa is "
+row "eval: tasks: another example" tasks "sed -i 's/\"f\"/\"x\"/' shots.jsonl" "" 65 "the task piqa is "
+row "eval: tasks: another name" tasks "sed -i 's/piqa.jsonl/piqa.jsonl, name: mine/' tasks.yaml" "" 65 "the task mine is "
+row "eval: tasks: another order" tasks "sed -i 's/\\[\\(.*}\\), \\(.*\\)\\]/[\\2, \\1]/' tasks.yaml" "" 65 "the order of tasks is "
+row "eval: tasks: another tokenizer" tasks "\"$weft\" tokenizer train more.txt -o model/tokenizer.json -n 270 >/dev/null 2>&1" "" 65 "rank 1: "
 
 # Program and environment.
 row "another build" plain : "" 78 "rank 1: the build is " "$directory/another"
