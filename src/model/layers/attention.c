@@ -21,8 +21,8 @@
  * the norm adds them; on the way back the norm's part makes the sums, and the product's goes through the
  * norm.
  *
- * Elsewhere called: GQA; Ulysses and all-gather context parallelism around it (heads.h); no ring
- * attention. */
+ * Elsewhere called: GQA; around it, Ulysses and all-gather context parallelism (heads.h). There is no
+ * ring attention. */
 #include "base/tree.h"
 #include "model/families/family.h"
 #include "model/layers/heads.h"
