@@ -113,6 +113,29 @@ static const char *first_digits(char out[4 * SHOWN + 1], const char *print) {
     return error_escape(out, 4 * SHOWN + 1, print, strnlen(print, SHOWN));
 }
 
+/* A tokenizer is also what begins and ends its texts: the keys that were changed, or those that could put it
+ * back where a file beside it says something else now. */
+static void add_token_keys(Differences *d) {
+    static const char *const keys[] = {"tokenizer.pattern", "tokenizer.special", "tokenizer.bos",
+                                       "tokenizer.eos"};
+    int changed = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        Text then = {0}, now = {0};
+        char was[160], is[160];
+        options_write_value(d->then, keys[i], &then);
+        options_write_value(d->now, keys[i], &now);
+        if (strcmp(then.data, now.data) != 0)
+            text_printf(&d->refused, "%s%s was %s and is %s now", changed++ ? ", " : ": ", keys[i],
+                        error_escape(was, sizeof was, then.data, then.length),
+                        error_escape(is, sizeof is, now.data, now.length));
+        text_free(&then);
+        text_free(&now);
+    }
+    if (changed == 0)
+        text_puts(&d->refused, ": its entries are others, or the tokens that begin and end its texts, which "
+                               "tokenizer.bos and tokenizer.eos set");
+}
+
 /* What was trained on: run.allow_changes calls it by `name`, too. */
 static void add_content(Differences *d, const char *name, const char *then, const char *now) {
     if (!*then || strcmp(then, now) == 0) return;
@@ -123,6 +146,7 @@ static void add_content(Differences *d, const char *name, const char *then, cons
         char was[4 * SHOWN + 1], is[4 * SHOWN + 1];
         text_printf(&d->refused, "%sthe %s is not what the checkpoint was trained with (%s, now %s)",
                     d->refused.length ? "; " : "", name, first_digits(was, then), first_digits(is, now));
+        if (strcmp(name, "tokenizer") == 0) add_token_keys(d);
         text_printf(&d->keys, "%s%s", d->keys.length ? ", " : "", name);
     }
 }

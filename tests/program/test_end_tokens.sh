@@ -58,6 +58,15 @@ done
 exits 78 train run.yaml run.dir=none 'tokenizer.eos=</s>'
 has err 'tokenizer.eos is "</s>"'
 
+# A run that is to resume with other end tokens is refused, and the error names the key that was changed, or that puts them back where the
+# file beside the tokenizer says something else now.
+exits 78 train run.yaml run.dir=alone data.tokenizer=alone.json train.steps=3 'tokenizer.eos=<|im_end|>'
+has err 'the tokenizer is not what the checkpoint was trained with'
+has err '): tokenizer.eos was'
+exits 78 train run.yaml run.dir=alone train.steps=3
+has err 'the tokens that begin and end its texts, which tokenizer.bos and tokenizer.eos set'
+exits 0 train run.yaml run.dir=alone train.steps=3 'tokenizer.eos=<|endoftext|>' 'tokenizer.bos=none'
+
 # A model that is tuned keeps its ids and files, byte for byte: on text as on conversations, when resumed, exported, with adapters and merged.
 exits 0 export fresh base
 cp template.jinja base/chat_template.jinja
