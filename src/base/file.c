@@ -141,6 +141,15 @@ ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length,
     return read_file(path, 0, limit, data, length, err);
 }
 
+ErrorCode file_read_text(const char *path, size_t limit, Text *out, Error *err) {
+    char *data;
+    size_t length;
+    TRY(file_read(path, limit, &data, &length, err));
+    text_add(out, data, length);
+    free(data);
+    return OK;
+}
+
 /* A name that weft itself gave is no link, unless somebody else put one there. */
 ErrorCode file_read_own(const char *path, size_t limit, char **data, size_t *length, Error *err) {
     return read_file(path, O_NOFOLLOW, limit, data, length, err);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
 /* A system call again for as long as signals interrupt it, which network file systems let them do to any. */
 #define RETRY(result, call) \
@@ -21,6 +22,8 @@
 /* Whole regular file into fresh memory with a NUL after it (not counted). Refuses more than `limit` bytes,
  * directories, devices. The caller frees *data. */
 ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length, Error *err);
+/* The same, appended to a text. */
+ErrorCode file_read_text(const char *path, size_t limit, Text *out, Error *err);
 /* The same for an own name. */
 ErrorCode file_read_own(const char *path, size_t limit, char **data, size_t *length, Error *err);
 

@@ -420,6 +420,12 @@ ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err) {
     return code;
 }
 
+const cJSON *json_first(const cJSON *member) { return cJSON_IsArray(member) ? member->child : member; }
+
+const cJSON *json_next(const cJSON *member, const cJSON *item) {
+    return cJSON_IsArray(member) ? item->next : NULL;
+}
+
 /* cJSON_IsRaw and invalid nodes do not come out of a parser. */
 static const char *kind_of(const cJSON *node) {
     if (!node) return "nothing";

@@ -30,6 +30,10 @@ ErrorCode json_parse_literals(const char *where, const char *data, size_t length
 /* The same without a copy of the line, in which numbers are overwritten. */
 ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err);
 
+/* Of a member that may be a value or a list of them: the first, and the one after `item`; NULL: no more. */
+const cJSON *json_first(const cJSON *member);
+const cJSON *json_next(const cJSON *member, const cJSON *item);
+
 /* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and
  * succeeds when `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON
  * keeps doubles, and beyond that a double no longer tells neighbours apart. */

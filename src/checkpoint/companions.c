@@ -16,15 +16,6 @@
 
 /* ---- files that are there ---- */
 
-static ErrorCode read_text(const char *path, Text *out, Error *err) {
-    char *data;
-    size_t length;
-    TRY(file_read(path, FILE_LIMIT, &data, &length, err));
-    text_add(out, data, length);
-    free(data);
-    return OK;
-}
-
 static void put_member(cJSON *root, const char *key, cJSON *value) {
     if (cJSON_HasObjectItem(root, key))
         cJSON_ReplaceItemInObjectCaseSensitive(root, key, value);
@@ -49,12 +40,12 @@ static void write_id(JsonWriter *w, const char *key, int64_t id) {
 }
 
 static cJSON *list_of_ends(const ModelConfig *c) {
-    if (c->eos_token_id < 0) return cJSON_CreateNull();
-    if (c->more_eos.count == 0) return cJSON_CreateNumber((double)c->eos_token_id);
+    int64_t ends[MODEL_ENDS];
+    int count = model_ends(c, ends);
+    if (count == 0) return cJSON_CreateNull();
+    if (count == 1) return cJSON_CreateNumber((double)ends[0]);
     cJSON *list = cJSON_CreateArray();
-    cJSON_AddItemToArray(list, cJSON_CreateNumber((double)c->eos_token_id));
-    for (int64_t i = 0; i < c->more_eos.count; i++)
-        cJSON_AddItemToArray(list, cJSON_CreateNumber((double)c->more_eos.ids[i]));
+    for (int i = 0; i < count; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)ends[i]));
     return list;
 }
 
@@ -64,32 +55,23 @@ static void make_generation_config(const ModelConfig *c, Text *out) {
     json_begin_object(&w);
     json_put_bool(&w, "_from_model_config", true);
     write_id(&w, "bos_token_id", c->bos_token_id);
-    if (c->more_eos.count > 0) {
-        json_key(&w, "eos_token_id");
-        json_begin_array(&w);
-        json_int(&w, c->eos_token_id);
-        for (int64_t i = 0; i < c->more_eos.count; i++) json_int(&w, c->more_eos.ids[i]);
-        json_end_array(&w);
-    } else {
-        write_id(&w, "eos_token_id", c->eos_token_id);
-    }
+    if (c->eos_token_id >= 0) model_write_ends(c, "eos_token_id", &w);
     if (c->has_pad) write_id(&w, "pad_token_id", c->pad_token_id);
     json_end_object(&w);
     text_puts(out, "\n");
 }
 
 static bool holds_id(const cJSON *ends, int64_t id) {
-    const cJSON *item = cJSON_IsArray(ends) ? ends->child : ends;
-    while (item && !(cJSON_IsNumber(item) && (int64_t)item->valuedouble == id))
-        item = cJSON_IsArray(ends) ? item->next : NULL;
-    return item != NULL;
+    for (const cJSON *item = json_first(ends); item; item = json_next(ends, item))
+        if (cJSON_IsNumber(item) && (int64_t)item->valuedouble == id) return true;
+    return false;
 }
 
 /* An end more, behind those of the file. */
 static void add_end(cJSON *root, int64_t id) {
-    cJSON *ends = cJSON_GetObjectItemCaseSensitive(root, "eos_token_id"), *list = cJSON_CreateArray();
-    const cJSON *item = cJSON_IsArray(ends) ? ends->child : ends;
-    for (; item; item = cJSON_IsArray(ends) ? item->next : NULL)
+    const cJSON *ends = cJSON_GetObjectItemCaseSensitive(root, "eos_token_id");
+    cJSON *list = cJSON_CreateArray();
+    for (const cJSON *item = json_first(ends); item; item = json_next(ends, item))
         if (cJSON_IsNumber(item)) cJSON_AddItemToArray(list, cJSON_CreateNumber(item->valuedouble));
     cJSON_AddItemToArray(list, cJSON_CreateNumber((double)id));
     put_member(root, "eos_token_id", list);
@@ -120,7 +102,7 @@ ErrorCode checkpoint_generation_config(const ModelConfig *c, const char *base, c
     if (!path || !file_exists(path)) {
         make_generation_config(c, out);
     } else {
-        code = read_text(path, out, err);
+        code = file_read_text(path, FILE_LIMIT, out, err);
         if (code == OK) code = json_parse(path, out->data, out->length, &root, err);
         if (code == OK && change_ids(root, c, changes)) print_json(root, out);
     }
@@ -181,7 +163,7 @@ ErrorCode checkpoint_tokenizer_config(const char *from, const TokenNames *names,
         make_tokenizer_config(names, changes->bos, context, out);
         return OK;
     }
-    TRY(read_text(from, out, err));
+    TRY(file_read_text(from, FILE_LIMIT, out, err));
     TRY(json_parse(from, out->data, out->length, &root, err));
     if (change_names(root, names, changes, tuned ? 0 : context)) print_json(root, out);
     cJSON_Delete(root);

@@ -100,8 +100,7 @@ static ErrorCode read_generation_ends(OpenModel *m, const char *dir, Error *err)
     cJSON *root = NULL;
     ErrorCode code = file_exists(path) ? json_read(path, (size_t)1 << 24, &root, err) : OK;
     const cJSON *ends = cJSON_GetObjectItemCaseSensitive(root, "eos_token_id");
-    const cJSON *item = cJSON_IsArray(ends) ? ends->child : ends;
-    for (; item; item = cJSON_IsArray(ends) ? item->next : NULL)
+    for (const cJSON *item = json_first(ends); item; item = json_next(ends, item))
         if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= INT32_MAX)
             add_end(m, (int64_t)item->valuedouble);
     cJSON_Delete(root);
@@ -117,10 +116,10 @@ bool model_ends_text(const OpenModel *m, int32_t id) {
 
 /* All that any of the files names: a tuned model ends answers by one and texts by another. */
 static ErrorCode read_ends(OpenModel *m, const ModelConfig *c, Error *err) {
-    int count;
+    int64_t of_model[MODEL_ENDS];
+    int count, own = model_ends(c, of_model);
     const int32_t *ends = tokenizer_ends(m->tokenizer, &count);
-    add_end(m, c->eos_token_id);
-    for (int64_t i = 0; i < c->more_eos.count; i++) add_end(m, c->more_eos.ids[i]);
+    for (int i = 0; i < own; i++) add_end(m, of_model[i]);
     for (int i = 0; i < count; i++) add_end(m, ends[i]);
     TRY(read_generation_ends(m, weights_of(m), err));
     return m->adapter.dir ? read_generation_ends(m, m->adapter.dir, err) : OK;

@@ -43,15 +43,6 @@ void document_ends_add(DocumentEnds *e, uint64_t end) {
 
 /* ---- the template's files ---- */
 
-static ErrorCode read_text(const char *path, Text *out, Error *err) {
-    char *data;
-    size_t length;
-    TRY(file_read(path, TEMPLATE_LIMIT, &data, &length, err));
-    text_add(out, data, length);
-    free(data);
-    return OK;
-}
-
 /* A string, or a list of named ones, of which the one called default is meant. */
 static const char *template_of(const cJSON *config) {
     const cJSON *t = cJSON_GetObjectItemCaseSensitive(config, "chat_template");
@@ -91,7 +82,7 @@ ErrorCode chat_read_template(const ChatOptions *o, Text *out, char **where, Erro
         free(path);
         return read_from_config(o, out, where, err);
     }
-    ErrorCode code = read_text(path, out, err);
+    ErrorCode code = file_read_text(path, TEMPLATE_LIMIT, out, err);
     if (code == OK)
         *where = path;
     else

@@ -519,3 +519,25 @@ ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err) {
                          "%s: the sizes make more parameters than 64-bit byte counts can hold", where);
     return OK;
 }
+
+/* ---- tokens that end a text ---- */
+
+int model_ends(const ModelConfig *c, int64_t out[MODEL_ENDS]) {
+    int count = 0;
+    if (c->eos_token_id >= 0) out[count++] = c->eos_token_id;
+    for (int64_t i = 0; i < c->more_eos.count; i++) out[count++] = c->more_eos.ids[i];
+    return count;
+}
+
+bool model_add_end(ModelConfig *c, int64_t id) {
+    int64_t ends[MODEL_ENDS];
+    int count = model_ends(c, ends);
+    bool known = id < 0 || c->more_eos.count == TOKEN_IDS;
+    for (int i = 0; i < count; i++) known |= ends[i] == id;
+    if (known) return false;
+    if (c->eos_token_id < 0)
+        c->eos_token_id = id;
+    else
+        c->more_eos.ids[c->more_eos.count++] = id;
+    return true;
+}

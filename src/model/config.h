@@ -78,6 +78,7 @@ enum { TOKEN_IDS = 15 };
 typedef struct TokenIds {
     int64_t count, ids[TOKEN_IDS];
 } TokenIds;
+enum { MODEL_ENDS = TOKEN_IDS + 1 };
 
 typedef struct ModelConfig {
     const struct Family *family; /* families/family.h; NULL: Llama */
@@ -141,6 +142,12 @@ typedef struct ModelConfig {
     int64_t further_heads; /* of train.multi_token: in no config.json; at most FURTHER_HEADS */
 } ModelConfig;
 enum { FURTHER_HEADS = 4 };
+/* Tokens that end a text, eos_token_id first; returns how many. */
+int model_ends(const ModelConfig *c, int64_t out[MODEL_ENDS]);
+/* One more; false where it is one already, or none (-1), or there is no place. */
+bool model_add_end(ModelConfig *c, int64_t id);
+/* As files have them: a number, or a list of several, or null. */
+void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w);
 /* Ranks that share experts out, and how many of a layer each has. */
 static inline int64_t model_expert_ranks(const ModelConfig *c) {
     return c->expert_ranks > 0 ? c->expert_ranks : 1;

@@ -22,14 +22,9 @@
 /* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back.
  * Byte for byte, since a tokenizer that was read and written anew would have another fingerprint. */
 static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, Error *err) {
-    char *data, *path = path_join(c->run.dir, "tokenizer.json");
-    size_t length;
+    char *path = path_join(c->run.dir, "tokenizer.json");
     ErrorCode code = tokenizer_save(t, path, err);
-    if (code == OK) code = file_read(path, (size_t)1 << 30, &data, &length, err);
-    if (code == OK) {
-        text_add(out, data, length);
-        free(data);
-    }
+    if (code == OK) code = file_read_text(path, (size_t)1 << 30, out, err);
     free(path);
     return code;
 }
@@ -79,18 +74,6 @@ static ErrorCode find_answer_end(const Saver *s, const Tokenizer *t, int64_t *id
     return OK;
 }
 
-/* Where it is none of the model's ends yet. */
-static bool add_end(ModelConfig *m, int64_t id) {
-    bool known = id < 0 || id == m->eos_token_id || m->more_eos.count == TOKEN_IDS;
-    for (int64_t i = 0; i < m->more_eos.count; i++) known |= m->more_eos.ids[i] == id;
-    if (known) return false;
-    if (m->eos_token_id < 0)
-        m->eos_token_id = id;
-    else
-        m->more_eos.ids[m->more_eos.count++] = id;
-    return true;
-}
-
 static TokenChanges token_changes(const Config *c, int64_t answer_end) {
     const TokenizerKeys *keys = &c->data.tokenizer_keys;
     return (TokenChanges){.bos = keys->bos[0] != 0,
@@ -113,7 +96,7 @@ static ErrorCode make_model_config(Saver *s, const Tokenizer *t, const char *bas
     int64_t answer_end;
     TRY(find_answer_end(s, t, &answer_end, err));
     TokenChanges changes = token_changes(s->c, answer_end);
-    bool added = add_end(&m, answer_end), adapter = s->c->lora.rank > 0;
+    bool added = model_add_end(&m, answer_end), adapter = s->c->lora.rank > 0;
     if (added) log_info("answers end by token %lld, which becomes an eos_token_id", (long long)answer_end);
     TRY(checkpoint_generation_config(&m, base, &changes, &s->generation, err));
     if (!adapter) {

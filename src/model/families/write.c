@@ -59,15 +59,16 @@ static void write_whole(JsonWriter *w, const char *key, double value) {
 }
 
 /* One id as a number, as most files have it. */
-static void write_ends(JsonWriter *w, const char *key, const ModelConfig *c) {
-    if (c->more_eos.count == 0) {
-        write_token(w, key, c->eos_token_id);
+void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w) {
+    int64_t ends[MODEL_ENDS];
+    int count = model_ends(c, ends);
+    if (count < 2) {
+        write_token(w, key, count ? ends[0] : -1);
         return;
     }
     json_key(w, key);
     json_begin_array(w);
-    json_int(w, c->eos_token_id);
-    for (int64_t i = 0; i < c->more_eos.count; i++) json_int(w, c->more_eos.ids[i]);
+    for (int i = 0; i < count; i++) json_int(w, ends[i]);
     json_end_array(w);
 }
 
@@ -98,7 +99,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_WORD: json_put_string(w, k->name, family_word(k)); break;
     case KEY_GREEDY: json_put_string(w, k->name, c->n_group > 1 ? "group_limited_greedy" : "greedy"); break;
     case KEY_FURTHER: json_put_int(w, k->name, c->further_module); break;
-    case KEY_ENDS: write_ends(w, k->name, c); break;
+    case KEY_ENDS: model_write_ends(c, k->name, w); break;
     case KEY_PAD:
     case KEY_UNPADDED:
         if (c->has_pad)
