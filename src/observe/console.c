@@ -201,21 +201,18 @@ static void print_line(Text *line, int rank) {
     text_free(line);
 }
 
-void console_step(const StepMetrics *m, int rank) {
+void console_record(MetricsKind kind, const void *record, int rank) {
     Text line = {0};
-    console_format_step(&line, m, log_has_colour());
-    print_line(&line, rank);
-}
-
-void console_validation(const ValidationMetrics *v, int rank) {
-    Text line = {0};
-    console_format_validation(&line, v, log_has_colour());
-    print_line(&line, rank);
-}
-
-void console_task(const TaskMetrics *m, int rank) {
-    Text line = {0};
-    console_format_task(&line, m, log_has_colour());
+    bool colour = log_has_colour();
+    switch (kind) {
+    case METRICS_STEP: console_format_step(&line, record, colour); break;
+    case METRICS_VALIDATION:
+    case METRICS_SET: console_format_validation(&line, record, colour); break;
+    case METRICS_TASK: console_format_task(&line, record, colour); break;
+    case METRICS_PROBE:
+    case METRICS_SOURCE:
+    case METRICS_KINDS: return;
+    }
     print_line(&line, rank);
 }
 

@@ -9,11 +9,10 @@
 /* All on one line:
  *     step:  10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  tflops: 0.21
  *     mfu: 61.20%  data: 0.1%  lr: 3.00e-04  eta: 3m05s  SPIKE
- * With a rank of 0 or more the line begins with "[rank 3] "; CONSOLE_UNNAMED leaves that out. */
+ * With a rank of 0 or more the line begins with "[rank 3] "; CONSOLE_UNNAMED leaves that out. Probes
+ * and sources have no line. */
 #define CONSOLE_UNNAMED (-1)
-void console_step(const StepMetrics *m, int rank);
-void console_validation(const ValidationMetrics *v, int rank);
-void console_task(const TaskMetrics *m, int rank);
+void console_record(MetricsKind kind, const void *record, int rank);
 
 /* The live line; nothing where stderr is no terminal. At most ten redraws a second, but for those `at_once`:
  * before the line of a step, so that the live line below it is not of an earlier one. Clear it before the

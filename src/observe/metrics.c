@@ -378,30 +378,10 @@ ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *nam
 }
 
 /* One write, to a file that is open for appending: a crash tears at most this line. */
-static ErrorCode add_record(MetricsLog *log, MetricsKind kind, const void *record, Error *err) {
+ErrorCode metrics_log_add(MetricsLog *log, MetricsKind kind, const void *record, Error *err) {
     text_clear(&log->line);
     write_record(&log->line, kind, record);
     return file_add_line(log->fd, log->path, log->line.data, log->line.length, err);
-}
-
-ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err) {
-    return add_record(log, METRICS_STEP, m, err);
-}
-
-ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err) {
-    return add_record(log, *v->name ? METRICS_SET : METRICS_VALIDATION, v, err);
-}
-
-ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err) {
-    return add_record(log, METRICS_TASK, m, err);
-}
-
-ErrorCode metrics_log_source(MetricsLog *log, const SourceMetrics *m, Error *err) {
-    return add_record(log, METRICS_SOURCE, m, err);
-}
-
-ErrorCode metrics_log_probe(MetricsLog *log, const ProbeMetrics *m, Error *err) {
-    return add_record(log, METRICS_PROBE, m, err);
 }
 
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err) { return file_sync(log->fd, log->path, err); }

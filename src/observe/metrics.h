@@ -112,6 +112,17 @@ typedef struct ProbeMetrics {
     int64_t nonfinite; /* numbers that are NaN or infinite, of all four */
 } ProbeMetrics;
 
+/* Of records. A set is a validation with a name. */
+typedef enum MetricsKind {
+    METRICS_STEP,       /* StepMetrics */
+    METRICS_VALIDATION, /* ValidationMetrics */
+    METRICS_SET,        /* the same, of one set */
+    METRICS_TASK,       /* TaskMetrics */
+    METRICS_PROBE,      /* ProbeMetrics */
+    METRICS_SOURCE,     /* SourceMetrics */
+    METRICS_KINDS
+} MetricsKind;
+
 /* Sums since the last logged step. Only training counts towards rates; pauses are summed apart, and enter the
  * ETA alone. */
 typedef struct MetricsWindow {
@@ -147,12 +158,8 @@ char *metrics_file_name(int rank, char out[32]);
  * steps are dropped; 0 begins an empty file. */
 ErrorCode metrics_log_open(MetricsLog *log, const char *run_dir, const char *name, int64_t resumed,
                            Error *err);
-ErrorCode metrics_log_step(MetricsLog *log, const StepMetrics *m, Error *err);
-/* A validation record, or with a name that of a set. */
-ErrorCode metrics_log_validation(MetricsLog *log, const ValidationMetrics *v, Error *err);
-ErrorCode metrics_log_task(MetricsLog *log, const TaskMetrics *m, Error *err);
-ErrorCode metrics_log_source(MetricsLog *log, const SourceMetrics *m, Error *err);
-ErrorCode metrics_log_probe(MetricsLog *log, const ProbeMetrics *m, Error *err);
+/* The record is the struct of its kind. `line` is then what was written. */
+ErrorCode metrics_log_add(MetricsLog *log, MetricsKind kind, const void *record, Error *err);
 /* Syncs to the disk: before a checkpoint says that the run got so far. */
 ErrorCode metrics_log_sync(MetricsLog *log, Error *err);
 void metrics_log_close(MetricsLog *log);
@@ -185,16 +192,6 @@ typedef struct MetricsHole {
     int64_t records, from, to;
 } MetricsHole;
 MetricsHole metrics_hole(const MetricsTable *t, int64_t resumed, int64_t log_freq);
-
-typedef enum MetricsKind {
-    METRICS_STEP,
-    METRICS_VALIDATION,
-    METRICS_SET,
-    METRICS_TASK,
-    METRICS_PROBE,
-    METRICS_SOURCE,
-    METRICS_KINDS
-} MetricsKind;
 
 /* One line of a file, without its newline; false when it is no record. */
 typedef struct MetricsRecord {

@@ -259,7 +259,7 @@ static ErrorCode write_scalars(TensorBoard *tb, int64_t step, const char *sectio
 
 /* Tags with the same word before the slash share a section of the page. Percent and GiB, since the page shows
  * numbers without units. */
-ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
+static ErrorCode write_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
     const Scalar scalars[] = {
         {"train/loss", m->loss},
         {"train/grad_norm", m->grad_norm},
@@ -291,7 +291,7 @@ ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err) {
     return write_scalars(tb, m->step, "", "", scalars, COUNT(scalars), err);
 }
 
-ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err) {
+static ErrorCode write_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err) {
     const Scalar scalars[] = {
         {"loss", v->loss},
         {"perplexity", v->perplexity},
@@ -301,7 +301,7 @@ ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Er
     return write_scalars(tb, v->step, "validation", v->name, scalars, COUNT(scalars), err);
 }
 
-ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err) {
+static ErrorCode write_task(TensorBoard *tb, const TaskMetrics *m, Error *err) {
     const TaskFigures *f = &m->figures;
     const Scalar scalars[] = {
         {"acc", f->acc},
@@ -315,12 +315,12 @@ ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err) {
     return write_scalars(tb, m->step, "task", m->name, scalars, COUNT(scalars), err);
 }
 
-ErrorCode tensorboard_source(TensorBoard *tb, const SourceMetrics *m, Error *err) {
+static ErrorCode write_source(TensorBoard *tb, const SourceMetrics *m, Error *err) {
     const Scalar scalars[] = {{"loss", m->loss}, {"epoch", m->epoch}};
     return write_scalars(tb, m->step, "source", m->name, scalars, COUNT(scalars), err);
 }
 
-ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m, Error *err) {
+static ErrorCode write_probe(TensorBoard *tb, const ProbeMetrics *m, Error *err) {
     const Scalar scalars[] = {
         {"output_rms", m->output_rms},
         {"output_max", m->output_max},
@@ -332,6 +332,19 @@ ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m, Error *err) 
         {"weight_gradient_max", m->weight_gradient_max},
     };
     return write_scalars(tb, m->step, "probe", m->name, scalars, COUNT(scalars), err);
+}
+
+ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record, Error *err) {
+    switch (kind) {
+    case METRICS_STEP: return write_step(tb, record, err);
+    case METRICS_VALIDATION:
+    case METRICS_SET: return write_validation(tb, record, err);
+    case METRICS_TASK: return write_task(tb, record, err);
+    case METRICS_PROBE: return write_probe(tb, record, err);
+    case METRICS_SOURCE: return write_source(tb, record, err);
+    case METRICS_KINDS: break;
+    }
+    return OK;
 }
 
 /* The Text tab wants a string tensor: TensorProto{1 dtype = DT_STRING (7), 2 shape (empty: a scalar), 8

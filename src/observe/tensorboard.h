@@ -19,14 +19,10 @@ typedef struct TensorBoard TensorBoard;
 /* Makes RUN/tensorboard and a new event file in it, beside older ones. `resumed` is the last step done
  * before, 0 for a fresh run. */
 ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resumed, Error *err);
-/* Values that are not finite are left out; tags are "train/loss", "speed/mfu", "validation/loss", and of a
- * set "validation/NAME/loss". */
-ErrorCode tensorboard_step(TensorBoard *tb, const StepMetrics *m, Error *err);
-ErrorCode tensorboard_validation(TensorBoard *tb, const ValidationMetrics *v, Error *err);
-ErrorCode tensorboard_probe(TensorBoard *tb, const ProbeMetrics *m,
-                            Error *err); /* "probe/layers.3/output_rms" */
-ErrorCode tensorboard_source(TensorBoard *tb, const SourceMetrics *m, Error *err); /* "source/NAME/loss" */
-ErrorCode tensorboard_task(TensorBoard *tb, const TaskMetrics *m, Error *err);     /* "task/NAME/acc" */
+/* The figures of a record, of the struct of its kind. Values that are not finite are left out. Tags are
+ * "train/loss", "speed/mfu_percent", "validation/loss", of a set "validation/NAME/loss", "task/NAME/acc",
+ * "probe/layers.3/output_rms", "source/NAME/loss". */
+ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record, Error *err);
 /* Text for the Text tab, as Markdown: the configuration, a sample. */
 ErrorCode tensorboard_text(TensorBoard *tb, const char *tag, int64_t step, const char *markdown, Error *err);
 ErrorCode tensorboard_flush(TensorBoard *tb, Error *err);

@@ -34,9 +34,10 @@ static void check_round_trip(const MetricsTable *t, const char *path) {
     Error err = {0};
     MetricsLog log;
     REQUIRE(metrics_log_open(&log, fuzz_directory(), METRICS_FILE, 0, &err) == OK);
-    for (size_t i = 0; i < t->step_count; i++) REQUIRE(metrics_log_step(&log, &t->steps[i], &err) == OK);
+    for (size_t i = 0; i < t->step_count; i++)
+        REQUIRE(metrics_log_add(&log, METRICS_STEP, &t->steps[i], &err) == OK);
     for (size_t i = 0; i < t->validation_count; i++)
-        REQUIRE(metrics_log_validation(&log, &t->validations[i], &err) == OK);
+        REQUIRE(metrics_log_add(&log, METRICS_VALIDATION, &t->validations[i], &err) == OK);
     metrics_log_close(&log);
     MetricsTable again;
     REQUIRE(metrics_table_read(&again, path, &err) == OK);

@@ -47,14 +47,14 @@ static void log_steps(int64_t resumed, int64_t from, int64_t to) {
     assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, resumed, &err), OK);
     for (int64_t s = from; s <= to; s++) {
         StepMetrics m = sample(s);
-        assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
     }
     ValidationMetrics v = {.step = to,
                            .loss = 0.1 + 0.2,
                            .perplexity = exp(0.1 + 0.2),
                            .bits_per_byte = (double)NAN,
                            .tokens = 7};
-    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_VALIDATION, &v, &err), OK);
     assert_int_equal(metrics_log_sync(&log, &err), OK);
     metrics_log_close(&log);
 }
@@ -97,7 +97,7 @@ static void every_line_is_an_object(void **state) {
     m.skipped = true;
     MetricsLog log;
     assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 0, &err), OK);
-    assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
     /* flushed already: a reader sees it before the log is closed */
     MetricsTable t = read_table();
     assert_int_equal(t.step_count, 1);
@@ -129,7 +129,7 @@ static void each_rank_has_its_file(void **state) {
     MetricsLog log;
     assert_int_equal(metrics_log_open(&log, files_root, name, 0, &err), OK);
     StepMetrics m = sample(1);
-    assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
     metrics_log_close(&log);
     MetricsTable first = read_table(), other;
     assert_int_equal(metrics_table_read(&other, files_path(name), &err), OK);
@@ -396,13 +396,13 @@ static void things_with_names_have_records(void **state) {
         .step = 4, .name = "code", .loss = 2.5, .perplexity = exp(2.5), .bits_per_byte = 1.5};
     TaskMetrics m = {.step = 4, .name = "piqa", .figures = {.documents = 7, .acc = 0.5, .acc_norm = 3.0 / 7}};
     assert_int_equal(metrics_log_open(&log, files_root, METRICS_FILE, 0, &err), OK);
-    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_SET, &v, &err), OK);
     v.name[0] = '\0';
     v.loss = 3;
-    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
-    assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_VALIDATION, &v, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_TASK, &m, &err), OK);
     m.step = 8, m.figures.acc = (double)NAN;
-    assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_TASK, &m, &err), OK);
     metrics_log_close(&log);
     size_t length;
     char *text = files_read(METRICS_FILE, &length);

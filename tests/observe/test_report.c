@@ -174,12 +174,12 @@ static void write_run(int steps) {
                          .spike = s == 60,
                          .skipped = s == 80};
         if (m.skipped) m.loss = m.grad_norm = (double)NAN;
-        assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
     }
     ValidationMetrics v = {.step = 50, .loss = 3.25, .perplexity = exp(3.25), .bits_per_byte = (double)NAN};
-    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_VALIDATION, &v, &err), OK);
     v = (ValidationMetrics){.step = 100, .loss = 3.5, .perplexity = exp(3.5), .bits_per_byte = (double)NAN};
-    assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_VALIDATION, &v, &err), OK);
     metrics_log_close(&log);
 }
 
@@ -232,12 +232,12 @@ static void sets_and_tasks_are_shown(void **state) {
         m.figures.acc_norm = m.figures.acc_norm_stderr = m.figures.perplexity = m.figures.perplexity_stderr =
             (double)NAN;
         m.figures.word_perplexity = m.figures.bits_per_byte = m.figures.gold_bits_per_byte = (double)NAN;
-        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
-        assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_SET, &v, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_TASK, &m, &err), OK);
         strcpy(m.name, "words");
         m.figures.acc = (double)NAN;
         m.figures.bits_per_byte = 1.5;
-        assert_int_equal(metrics_log_task(&log, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_TASK, &m, &err), OK);
     }
     metrics_log_close(&log);
     Text html = page();
@@ -265,7 +265,7 @@ static void what_is_recorded_is_charted(void **state) {
                              .balance_loss = recorded == 1 ? 1 : none,
                              .expert_imbalance = recorded == 2 ? 1 : none,
                              .noise_scale = recorded == 3 && step > 1 ? 1 : none};
-            assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+            assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
         }
         metrics_log_close(&log);
         Text html = page();

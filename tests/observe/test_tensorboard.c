@@ -139,8 +139,8 @@ static void events_read_back(void **state) {
                            .total_tokens = 1000000};
     const ValidationMetrics v = {
         .step = 70000, .loss = 4.5, .perplexity = 90.017, .bits_per_byte = (double)NAN};
-    assert_int_equal(tensorboard_step(tb, &m, &err), OK);
-    assert_int_equal(tensorboard_validation(tb, &v, &err), OK);
+    assert_int_equal(tensorboard_add(tb, METRICS_STEP, &m, &err), OK);
+    assert_int_equal(tensorboard_add(tb, METRICS_VALIDATION, &v, &err), OK);
     assert_int_equal(tensorboard_text(tb, "config", 0, "    seed: 1\n", &err), OK);
     char *path = mem_strdup(tensorboard_path(tb));
     assert_int_equal(tensorboard_close(tb, &err), OK);
@@ -219,11 +219,11 @@ static void write_part(const char *run, int64_t resumed, int64_t last) {
                          .skipped = s == 7};
         if (m.skipped) m.loss = (double)NAN;
         ValidationMetrics v = {.step = s, .loss = 1.5, .perplexity = exp(1.5), .bits_per_byte = (double)NAN};
-        assert_int_equal(metrics_log_step(&log, &m, &err), OK);
-        assert_int_equal(tensorboard_step(tb, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
+        assert_int_equal(tensorboard_add(tb, METRICS_STEP, &m, &err), OK);
         if (s % 10) continue;
-        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
-        assert_int_equal(tensorboard_validation(tb, &v, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_VALIDATION, &v, &err), OK);
+        assert_int_equal(tensorboard_add(tb, METRICS_VALIDATION, &v, &err), OK);
     }
     metrics_log_close(&log);
     assert_int_equal(tensorboard_close(tb, &err), OK);

@@ -15,7 +15,7 @@ static void log_steps(const char *dir, int64_t resumed, int64_t from, int64_t to
     for (int64_t s = from; s <= to; s++) {
         StepMetrics m = {
             .step = s, .total_steps = 1 << 20, .loss = s == spike ? 99 : 3, .wall = 1e9 + (double)s};
-        assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
     }
     metrics_log_close(&log);
 }
@@ -121,15 +121,15 @@ static void sets_and_tasks_are_told_by_name(void **state) {
         task.step = step;
         task.figures.acc = step == 1 ? 0.25 : none;
         task.figures.acc_norm = step == 2 ? 0.5 : none;
-        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
-        assert_int_equal(metrics_log_task(&log, &task, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_SET, &v, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_TASK, &task, &err), OK);
     }
     task.step = 1;
-    assert_int_equal(metrics_log_task(&log, &task, &err), OK);
+    assert_int_equal(metrics_log_add(&log, METRICS_TASK, &task, &err), OK);
     for (int i = 0; i < WATCH_NAMED; i++) {
         ValidationMetrics v = {.step = 1, .loss = 1};
         snprintf(v.name, sizeof v.name, "set%d", i);
-        assert_int_equal(metrics_log_validation(&log, &v, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_SET, &v, &err), OK);
     }
     metrics_log_close(&log);
     assert_int_equal(watch_open(&w, dir, &err), OK);
@@ -198,7 +198,7 @@ static void each_rank_with_a_file_is_told(void **state) {
                          .sent_tp = 4,
                          .sent_ep = 5};
         assert_int_equal(metrics_log_open(&log, dir, metrics_file_name(rank, name), 0, &err), OK);
-        assert_int_equal(metrics_log_step(&log, &m, &err), OK);
+        assert_int_equal(metrics_log_add(&log, METRICS_STEP, &m, &err), OK);
         metrics_log_close(&log);
     }
     assert_int_equal(watch_open(&w, dir, &err), OK);

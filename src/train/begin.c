@@ -1,0 +1,440 @@
+/* How a run begins: from its configuration to the state before its next step. begin_run, at the end, has the
+ * order: device, directory, data, plan, memory, the checkpoint to go on from, records. */
+#include "train/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "checkpoint/find.h"
+#include "checkpoint/modelfiles.h"
+#include "forecast/describe.h"
+#include "forecast/machine.h"
+#include "model/families/family.h"
+#include "train/agree.h"
+#include "train/changes.h"
+
+/* With the source of each value: what was resolved, and why. The next start compares with what the
+ * checkpoint holds, not with this file. */
+static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err) {
+    Text yaml = {0};
+    options_write_yaml(set, &yaml, true);
+    char *path = path_join(t->c->run.dir, "config.yaml");
+    ErrorCode code = file_write_atomic(path, yaml.data, yaml.length, err);
+    free(path);
+    text_free(&yaml);
+    return code;
+}
+
+/* Rank 0 alone locks: one process can hold a run, and it speaks for all. */
+static ErrorCode open_directory(Trainer *t, Error *err) {
+    return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
+}
+
+/* Ranks that do not see it train for long before the first save fails. */
+static ErrorCode look_for_directory(Trainer *t, Error *err) {
+    int64_t holder = (int64_t)getpid();
+    TRY(comm_broadcast(t->comm, &holder, sizeof holder, 0, err));
+    t->sees_directory = t->chief || lock_sees(t->c->run.dir, (long)holder);
+    if (!t->sees_directory)
+        log_warn(
+            "rank %d does not see the run directory of rank 0 as %s: no checkpoint can be saved unless all "
+            "ranks see one directory",
+            comm_rank(t->comm), t->c->run.dir);
+    return OK;
+}
+
+/* Every rank opens the data; the first to come builds the cache (open_all sees to the order). */
+static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
+    Config *c = t->c;
+    if (c->data.sources.count == 0)
+        return error_set(err, ERR_CONFIG,
+                         "data.sources is empty: name what to train on, e.g. data.sources=[text.txt]");
+    TRY(tokenizer_open_as(&t->tokenizer, c->data.tokenizer, &c->data.tokenizer_keys, err));
+    TRY(setup_shape(c, set, t->tokenizer, err));
+    return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
+}
+
+/* Read by every rank before anything is trained: what is wrong with a file is found now. */
+static ErrorCode open_tasks(Trainer *t, Error *err) {
+    Text said = {0};
+    TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
+    TRY(tasks_agree(&t->tasks, t->comm, err));
+    tasks_describe(&t->tasks, t->c->train.context, &said);
+    if (t->chief && said.length) log_lines(said.data);
+    if (t->chief) tasks_warn(&t->tasks);
+    text_free(&said);
+    TOGETHER(t, best_open(&t->best, t->c->checkpoint.keep_best, t->data, &t->tasks, err));
+    if (t->chief) best_remark(&t->best, t->c);
+    return OK;
+}
+
+/* What the run trains on, by what the files of each rank hold. */
+static ErrorCode know_data(Trainer *t, Error *err) {
+    Text files = {0};
+    dataset_fingerprint(t->data, t->facts.data);
+    tokenizer_fingerprint(t->tokenizer, t->facts.tokenizer);
+    dataset_mixture(t->data, t->facts.mixture);
+    dataset_list(t->data, &files);
+    ErrorCode code = agree_on_data(t->comm, &t->facts, &files, err);
+    text_free(&files);
+    return code;
+}
+
+/* Of two numbers, into the first. */
+static void larger(void *into, const void *from) {
+    if (*(const int64_t *)from > *(int64_t *)into) *(int64_t *)into = *(const int64_t *)from;
+}
+
+/* Machines differ; what all ranks must plan alike takes the most that one of them has. */
+static ErrorCode agree_on_threads(Trainer *t, Error *err) {
+    RunConfig *run = &t->c->run;
+    run->most_threads = run->threads > 0 ? run->threads : device_cpu_cores();
+    return comm_combine(t->comm, &run->most_threads, sizeof run->most_threads, larger, err);
+}
+
+/* Between layout and plan nothing may be decided that another rank could decide otherwise: all of it
+ * follows from the agreed configuration. */
+static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
+    TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
+    RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
+    TRY(rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err));
+    TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
+    if (!t->chief) return OK;
+    Text out = {0};
+    dataset_describe(t->data, config_samples(t->c), &out);
+    describe_run(t->c, &t->layout, &t->rank, &t->device, &out);
+    log_lines(out.data);
+    text_free(&out);
+    setup_remarks(t->c, set, t->data, t->tokenizer);
+    return OK;
+}
+
+/* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be
+ * wrong. */
+static ErrorCode check_ownership(Trainer *t, Error *err) {
+    int64_t counted = partition_counted(&t->rank.partition);
+    TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
+    const ModelConfig *whole = &t->c->model.shape;
+    int64_t expected = model_parameter_count(whole) + adapters_count(&t->rank.model.table, whole);
+    if (counted == expected) return OK;
+    return error_set(err, ERR_INTERNAL, "the ranks count %lld parameters, but the model has %lld",
+                     (long long)counted, (long long)expected);
+}
+
+/* How long the run should take, before anybody has waited for it: the time of logged steps says it better. */
+static void tell_of_time(Trainer *t, double peak) {
+    Text said = {0};
+    MachineTime time = machine_time(&t->rank, &t->device, peak);
+    machine_describe(&time, t->c, &t->layout, t->state.step, &said);
+    log_lines(said.data);
+    text_free(&said);
+}
+
+/* Work of a rank below which a run has no MFU: a few seconds of a core. What could be measured in a tenth of
+ * them, a small product or two, may be a thousandth of the peak while threads start. */
+#define LEAST_WORK 5e11
+
+/* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
+ * that. */
+static ErrorCode measure_peak(Trainer *t, Error *err) {
+    double tokens = config_tokens_from(t->c, t->state.step);
+    double work = tokens * t->flops_per_token / comm_size(t->comm);
+    if (work < LEAST_WORK) return OK;
+    double peak = device_matmul_peak(&t->device, t->rank.model.compute, 0.2, 0.1 * work);
+    TRY(comm_combine(t->comm, &peak, sizeof peak, comm_add_double, err));
+    t->peak_flops = peak;
+    log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
+             comm_size(t->comm) > 1 ? ", all ranks together" : "");
+    if (t->chief) tell_of_time(t, peak / comm_size(t->comm));
+    return OK;
+}
+
+/* Rows of an embedding stand for the entries of one tokenizer: with another one the weights are worth little,
+ * and nothing but the curve would show it. */
+static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *err) {
+    Tokenizer *own = NULL;
+    Error unread = {.message = ""};
+    if (tokenizer_open(&own, dir, &unread) != OK) {
+        log_warn("model.init: its tokenizer is not compared with data.tokenizer: %s", unread.message);
+        return OK;
+    }
+    bool same = tokenizer_same_ids(own, t->tokenizer);
+    tokenizer_free(own);
+    if (same || changes_allowed(t->c, "tokenizer")) return OK;
+    return error_set(err, ERR_CONFIG,
+                     "data.tokenizer, %s, is not the tokenizer of model.init, %s: set "
+                     "data.tokenizer=%s/tokenizer.json, or say run.allow_changes=[tokenizer]",
+                     t->c->data.tokenizer, t->c->model.init, dir);
+}
+
+/* Shape and weights of model.init are compared before the one takes memory for the other. Where the weights
+ * are gone, a run that goes on does not miss them. */
+static ErrorCode check_init(const Trainer *t, Error *err) {
+    char *dir;
+    if (!t->c->model.init[0]) return OK;
+    ErrorCode code = checkpoint_find_model(t->c->model.init, &dir, err);
+    if (code == OK) {
+        code = modelfiles_check_shape(dir, &t->c->model.shape, err);
+        if (code == OK && !t->found.exists) code = check_init_tokenizer(t, dir, err);
+        free(dir);
+    }
+    return code == ERR_NOINPUT ? OK : code;
+}
+
+/* Of a run that was finished and has more steps now. The schedule is as long as the run again, so the rate is
+ * seldom what it ended at. */
+static void tell_of_more_steps(const Trainer *t) {
+    const RunState *was = &t->found.saved.state;
+    const Config *then = &t->found.saved.config;
+    double peak = t->c->optimizer.settings.lr;
+    if (was->step < then->train.steps || t->c->train.steps <= then->train.steps) return;
+    log_info(
+        "the run had its %lld steps and goes on to %lld: the learning rate is %.3g at first, and was %.3g "
+        "at last",
+        (long long)was->step, (long long)t->c->train.steps, peak * setup_step(t->c, was->step).lr_factor,
+        then->optimizer.settings.lr * setup_step(then, was->step - 1).lr_factor);
+}
+
+/* Before any memory is taken. */
+static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err) {
+    Text idle = {0};
+    if (!t->found.exists) return OK;
+    ErrorCode code = changes_check(&t->found.saved, t->c, set, &t->facts, &t->changes, &idle, err);
+    if (code == OK && idle.length) log_info("of a run's beginning, and not read again: %s", idle.data);
+    if (code == OK && t->changes.length)
+        log_info("from step %lld on: %s", (long long)t->found.saved.state.step + 1, t->changes.data);
+    if (code == OK) tell_of_more_steps(t);
+    if (code != OK) error_context(err, "%s", t->found.checkpoint.path);
+    text_free(&idle);
+    return code;
+}
+
+/* Where they are on this rank, to be freed, and what tells them from others. */
+static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Error *err) {
+    TRY(checkpoint_find_model(t->c->model.init, dir, err));
+    ErrorCode code = state_sample_weights(*dir, print, err);
+    if (code == OK) return OK;
+    free(*dir);
+    *dir = NULL;
+    return code;
+}
+
+/* The base of adapters is no checkpoint's, so it is read whenever a run starts, and must be what it was. */
+static ErrorCode know_base(Trainer *t, Error *err) {
+    char *dir = NULL;
+    if (t->c->lora.rank == 0) return OK;
+    TRY(find_weights(t, &dir, t->facts.base, err));
+    free(dir);
+    return OK;
+}
+
+/* Over tp routers and latents are each rank's own too, and an expert is chosen by what a product comes to.
+ * Pipeline stages hold copies of nothing but a tied embedding. */
+static ErrorCode agree_on_copies(Trainer *t, Error *err) {
+    const Partition *p = &t->rank.partition;
+    const ModelConfig *shape = &t->c->model.shape;
+    bool products = param_groups_need_matrices(&t->rank.groups) ||
+                    (p->tensors > 1 && (shape->num_experts > 0 || shape->kv_lora_rank > 0));
+    int stages = p->tied ? 1 : mesh_size(&p->mesh, MESH_PIPELINE);
+    return partition_has_copies(p)
+               ? agree_on_rounding(t->comm, &t->device, products, stages > 1 ? p->pipe : 0, stages, err)
+               : OK;
+}
+
+/* In this order: what can be refused is refused before memory is taken, and memory is taken before
+ * anything is measured. */
+static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
+    enter(t, PHASE_ALLOCATING);
+    TOGETHER(t, t->chief ? check_init(t, err) : OK);
+    TOGETHER(t, plan(t, set, err));
+    setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
+    TOGETHER(t, know_base(t, err));
+    TOGETHER(t, compare_with_found(t, set, err));
+    TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
+    TRY(agree_on_copies(t, err));
+    const MemoryPlan *memory = rank_memory(&t->rank);
+    TRY(occupancy_check(&t->occupancy, memory_plan_pools(memory), memory_plan_taken(memory), err));
+    TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
+    TRY(occupancy_pooled(&t->occupancy, err));
+    TRY(check_ownership(t, err));
+    if (t->c->metrics.probe > 0)
+        t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
+    t->device.profiling = t->c->metrics.profile;
+    if (t->device.apart)
+        t->window.device_taken = engine_bytes(t->engine), t->window.device_memory = t->device.memory;
+    t->flops_per_token =
+        adapters_flops_per_token(&t->c->model.shape, &t->rank.model.table, t->c->train.context);
+    enter(t, PHASE_MEASURING);
+    return measure_peak(t, err);
+}
+
+/* Ranks that started from unlike weights would train a model of parts that do not fit. */
+static ErrorCode load_init(Trainer *t, Error *err) {
+    char *dir = NULL, print[65] = "";
+    ErrorCode code = comm_agree(t->comm, find_weights(t, &dir, print, err), err);
+    memcpy(t->init, print, sizeof t->init);
+    if (code == OK)
+        code = agree_on_file(t->comm, "the fingerprint of model.init", print,
+                             "give all ranks the same weights", err);
+    if (code == OK) code = comm_agree(t->comm, state_load_weights(t->engine, dir, err), err);
+    if (code == OK) log_info("weights from %s", dir);
+    if (code == OK && t->chief) checkpoint_warn_balance(dir);
+    free(dir);
+    return code;
+}
+
+/* Drawn from the seed by element, not by rank: every mesh begins with the same weights. */
+static ErrorCode initial_weights(Trainer *t, Error *err) {
+    const ModelOptions *m = &t->c->model;
+    if (m->init[0]) TRY(load_init(t, err));
+    if (t->c->lora.rank > 0) engine_initialise_adapters(t->engine, (uint64_t)t->c->run.seed);
+    if (m->init[0]) return OK;
+    engine_initialise(t->engine, (InitKind)m->initialiser, m->init_std, (uint64_t)t->c->run.seed);
+    return OK;
+}
+
+/* Its files alone are another model, which nobody should find out from a figure. */
+static void tell_balance(const Trainer *t) {
+    const ModelConfig *m = &t->c->model.shape;
+    if (!m->balance_bias || !t->chief) return;
+    log_info("experts are balanced by a bias (train.router_bias_speed %g), which files of the family %s have "
+             "no place for: checkpoints keep it in " CHECKPOINT_OPTIMIZER
+             ", and an exported model chooses without it",
+             t->c->train.router_bias_speed, model_family(m)->model_type);
+}
+
+static bool found_balance(const Trainer *t) {
+    return t->found.exists && checkpoint_keeps_balance(&t->found.checkpoint.optimizer);
+}
+
+/* Of a run that goes on, where the bias begins or rests. */
+static void tell_kept_balance(const Trainer *t) {
+    if (!found_balance(t)) {
+        tell_balance(t);
+    } else if (t->c->train.router_bias_speed <= 0) {
+        log_info("the bias that balances experts stays as it is (train.router_bias_speed 0)");
+    }
+}
+
+/* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks
+ * together. All of them then have the same. */
+static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
+    char *build = agree_build(), *kernels = NULL;
+    const SavedRun *before = t->found.exists ? &t->found.saved : NULL;
+    const Config *saved = before ? &before->config : NULL;
+    snprintf(t->facts.build, sizeof t->facts.build, "%s", build);
+    free(build);
+    TOGETHER(t, setup_keep_compute(t->c, set, saved, err));
+    TOGETHER(t, setup_keep_balance(t->c, set, before, found_balance(t), err));
+    TRY(agree_on_compute(t->comm, t->c, set, &t->device, err));
+    TOGETHER(t, setup_batch(t->c, set, comm_size(t->comm), saved, err));
+    TOGETHER(t, setup_canonical(t->c, set, saved, err));
+    TRY(agree_on_threads(t, err));
+    TOGETHER(t, setup_gradient_sync(t->c, set, comm_size(t->comm), before, err));
+    TRY(agree_kernels(t->comm, &t->device, &kernels, err));
+    snprintf(t->facts.kernels, sizeof t->facts.kernels, "%s", kernels);
+    free(kernels);
+    return agree_on_config(t->comm, set, err);
+}
+
+/* A run that is to be overwritten begins anew whatever is there. */
+static ErrorCode find_checkpoint(Trainer *t, Error *err) {
+    return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
+}
+
+/* What was the best by another figure says nothing of this one; one that is gone cannot be kept. */
+static void go_on_from_best(Trainer *t) {
+    BestCheckpoint *best = &t->state.best;
+    char name[32], *dir = checkpoint_directory(t->c->run.dir);
+    snprintf(name, sizeof name, "step-%08lld", (long long)best->step);
+    char *path = path_join(dir, name);
+    bool same = strcmp(best->figure, t->best.figure) == 0, there = file_is_dir(path);
+    if (best->step > 0 && !same && t->chief)
+        log_info("the best checkpoint by %s, of step %lld, is kept for it no longer", best->figure,
+                 (long long)best->step);
+    if (best->step > 0 && same && !there && t->chief)
+        log_warn("the best checkpoint by %s, of step %lld, is not there any more: it is looked for anew",
+                 best->figure, (long long)best->step);
+    if (!same || !there) *best = (BestCheckpoint){.step = 0};
+    free(path);
+    free(dir);
+}
+
+/* Records of another run go before anything of this one is written. The saver comes last: it stages what
+ * the engine now has. */
+static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
+    bool resumed = t->found.exists;
+    if (t->c->run.overwrite) TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
+    if (resumed) {
+        if (t->c->lora.rank > 0) TRY(load_init(t, err)); /* no checkpoint holds the base */
+        TRY(state_take_up(&t->found, t->engine, t->comm, err));
+        t->state = t->found.saved.state;
+        tell_kept_balance(t);
+        state_close(&t->found);
+        log_info("resumed after step %lld", (long long)t->state.step);
+    } else {
+        TRY(initial_weights(t, err));
+        tell_balance(t);
+        engine_start_average(t->engine);
+    }
+    go_on_from_best(t);
+    snprintf(t->state.best.figure, sizeof t->state.best.figure, "%s", t->best.figure);
+    if (t->state.step >= t->c->train.steps)
+        log_info("the run has its %lld steps already", (long long)t->c->train.steps);
+    int64_t in_use = resumed ? t->state.step : -1;
+    TOGETHER(t, saver_open(&t->saver, t->c, set, &t->facts, t->engine, t->comm, t->tokenizer, in_use, err));
+    return OK;
+}
+
+/* The attempt is rank 0's to find, since it alone sees all logs. */
+static ErrorCode open_audit(Trainer *t, Error *err) {
+    AuditWriter who = {.rank = comm_rank(t->comm),
+                       .writers = comm_size(t->comm),
+                       .dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm)),
+                       .dp_ranks = mesh_dp_degree(&t->layout.mesh)};
+    if (!t->c->data.audit) return OK;
+    TOGETHER(t, t->chief ? audit_next_attempt(t->c->run.dir, &who.attempt, err) : OK);
+    TRY(comm_broadcast(t->comm, &who.attempt, sizeof who.attempt, 0, err));
+    AuditDraw draw = {t->facts.mixture, t->c->data.seed, t->facts.data, t->facts.tokenizer};
+    return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, &draw, err);
+}
+
+/* The order is that of what can go wrong: cheap refusals before files, files before memory, memory before
+ * measuring, and records last, so that a run that cannot begin has written nothing into them. */
+ErrorCode begin_run(Trainer *t, OptionSet *set, Error *err) {
+    enter(t, PHASE_READING);
+    /* What this machine cannot run is said before anything is made. */
+    TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
+    occupancy_open(&t->occupancy, t->comm, &t->device);
+    TOGETHER(t, open_directory(t, err));
+    TRY(look_for_directory(t, err));
+    enter(t, PHASE_TOKENIZING);
+    /* Rank 0 first: what it tokenizes the others find in the cache. */
+    TOGETHER(t, t->chief ? open_data(t, set, err) : OK);
+    TOGETHER(t, t->chief ? OK : open_data(t, set, err));
+    TRY(know_data(t, err));
+    TRY(open_tasks(t, err));
+    enter(t, PHASE_READING);
+    TRY(find_checkpoint(t, err));
+    TRY(resolve(t, set, err));
+    TRY(open_engine(t, set, err));
+    enter(t, PHASE_LOADING);
+    TRY(begin_or_resume(t, set, err));
+    enter(t, PHASE_RECORDS);
+    TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
+    int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
+    FeedStart from = {t->state.step, t->state.samples};
+    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, &from, err));
+    TOGETHER(t, open_records(t, err));
+    tracing_open(&t->tracing, t->c, &t->layout, t->comm);
+    TOGETHER(t, open_audit(t, err));
+    replicas_open(&t->replicas, t->engine, t->comm);
+    sources_open(&t->sources, &t->rank, t->data, &t->layout);
+    t->told_sources = t->state.step;
+    doing_engine(t->doing, t->engine);
+    return OK;
+}
