@@ -67,7 +67,7 @@ soak: build ## 100 kills, 30 faults on many ranks, hangs in each phase, all mesh
 	@WEFT=$(CURDIR)/$(BUILD)/weft CUDA_SIM=$$(ls $(CURDIR)/$(BUILD)/weft-cuda-sim.so 2>/dev/null) MESHES=full \
 	    tests/ranks/test_cuda_meshes.sh || [ $$? -eq 77 ]
 
-plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/use/planning.md)
+plan-cases: build ## published runs of other trainers beside what weft plans for them (docs/lab/published-runs.md)
 	@WEFT=$(BUILD)/weft tools/plan_cases.sh
 
 cluster: build ## several hosts, and a Slurm of its own, on this machine; as root; docs/use/cluster.md

@@ -53,7 +53,7 @@ def from_weft(torch, transformers, peft, args, work, family, base, ids):
     from safetensors.torch import load_file
 
     what, trained, merged = f"{family}, adapters of weft", work / f"{family}-run", work / f"{family}-merged"
-    # Targets like gate_proj mean experts to PEFT, too: docs/use/fine-tuning.md.
+    # Targets like gate_proj mean experts to PEFT, too: docs/use/lora.md.
     match = ["lora.match=self_attn"] if family in ("qwen3_moe", "deepseek_v3", "deepseek_v2") else []
     run(args.weft, "train", work / "run.yaml", f"run.dir={trained}", f"model.init={base}", *match)
     losses = [record["loss"] for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines()) if record["kind"] == "train"]

@@ -3,7 +3,7 @@
 
     metrics: {command: [python3, tools/metrics_mlflow.py, --experiment, my-experiment]}
 
-weft starts it and writes a JSON object a line to its standard input (docs/use/seeing.md). Where the run lies comes in WEFT_RUN_DIR; its
+weft starts it and writes a JSON object a line to its standard input (docs/use/metrics.md). Where the run lies comes in WEFT_RUN_DIR; its
 configuration goes along from config.yaml, as parameters. A run that is resumed goes on under the id in RUN/mlflow-run. MLFLOW_TRACKING_URI
 says where to; without it everything is kept in RUN/mlflow.db, for `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`."""
 import argparse

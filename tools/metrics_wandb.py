@@ -3,7 +3,7 @@
 
     metrics: {command: [python3, tools/metrics_wandb.py, --project, my-project]}
 
-weft starts it and writes a JSON object a line to its standard input (docs/use/seeing.md). Where the run lies comes in WEFT_RUN_DIR; its
+weft starts it and writes a JSON object a line to its standard input (docs/use/metrics.md). Where the run lies comes in WEFT_RUN_DIR; its
 configuration goes along from config.yaml. A run that is resumed goes on under the same id. What wandb itself is told by its environment
 holds: WANDB_MODE=offline keeps everything in RUN/wandb, for `wandb sync` later."""
 import argparse

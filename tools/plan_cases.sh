@@ -1,5 +1,5 @@
 #!/bin/bash
-# Published runs of other trainers beside what weft plans for them: `make plan-cases`, docs/use/planning.md.
+# Published runs of other trainers beside what weft plans for them: `make plan-cases`, docs/lab/published-runs.md.
 #
 # Each run is planned as weft would run it (bf16, its own memory and schedules) on stated hardware; where the trainer did what
 # weft does not (float8, asynchronous tp, partial sums in bf16), the hardware says so. Memory is what weft plans, and what the

@@ -471,7 +471,7 @@ const Verb verb_eval = {
         "different tokenizers.\n\n"
         "With --tasks the model is asked for the likelihood of answers, as EleutherAI's harness does it: "
         "accuracy, perplexity and their standard\n"
-        "errors, on files that are there (docs/use/evaluation.md).\n\n"
+        "errors, on files that are there (docs/use/tasks.md).\n\n"
         "With -n N, or started by mpirun or srun, ranks share the work; keys of mesh say how, as they do for "
         "weft train: by default each has a share of\n"
         "the weights (mesh.dp_shard). The figures have the same bits on any number of them; with mesh.tp and "

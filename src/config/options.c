@@ -21,10 +21,10 @@ static const Option run_options[] = {
     INT("run.threads", run.threads, "0", 0, 4096, NOTHING,
         "Threads; 0 means one per core. Results do not depend on it.", LOCAL),
     /* Kernels add in other orders: last bits, told as "the kernels" (RunFacts). */
-    CHOICE(
-        "run.device", run.device, "auto", DEVICE_KINDS, SUMS,
-        "auto, cpu: the best kernels that the processor runs, or some by name; cuda: a GPU (docs/cuda.md).",
-        LOCAL),
+    CHOICE("run.device", run.device, "auto", DEVICE_KINDS, SUMS,
+           "auto, cpu: the best kernels that the processor runs, or some by name; cuda: a GPU "
+           "(docs/use/gpus.md).",
+           LOCAL),
     /* Said again at each start, or never: train_supervised says it once for all restarts. */
     BOOL("run.overwrite", run.overwrite, "false", NOTHING,
          "Start anew in a directory that already holds a run, whose records and checkpoints are removed."),
@@ -106,7 +106,7 @@ static const Option train_options[] = {
         "Stop after this many non-finite steps in a row; each is skipped and counted."),
 
     /* Sums in fixed point have no order, since adding whole numbers is associative. It costs memory and
-     * traffic (docs/parallelism.md has figures), which is why it is asked for. */
+     * traffic (docs/use/reproducibility.md has figures), which is why it is asked for. */
     CHOICE("train.numerics", train.numerics, "fast", CHOICE_WORDS(NUMERICS_KINDS), SUMS,
            "How gradients of microbatches are summed. exact: in fixed point, the same bits however the "
            "microbatches of a step are shared out among ranks and accumulation; another train.microbatch "

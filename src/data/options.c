@@ -35,7 +35,7 @@ const Option task_options[] = {
     TEXT("path", path, "", UNKNOWN,
          "A file of documents, as the data set has them: JSON lines; relative to where weft runs.", REQUIRED),
     TEXT("task", task, "auto", UNKNOWN,
-         "Kind of the documents (docs/use/evaluation.md); auto: the name that the file's name begins with."),
+         "Kind of the documents (docs/use/tasks.md); auto: the name that the file's name begins with."),
     /* What a run knows the figures by, over all its restarts. */
     TEXT("name", name, "", UNKNOWN,
          "What the figures are called; empty: the file's name up to its first dot."),

@@ -340,5 +340,5 @@ void opcosts_print(const OpCosts *costs, Text *out) {
         text_puts(
             out,
             "    products with leaves and of experts count as others do: the kernels that weft has for them "
-            "use no matrix\n    instructions yet (docs/cuda.md)\n");
+            "use no matrix\n    instructions yet (docs/use/gpus.md)\n");
 }

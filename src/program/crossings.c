@@ -30,8 +30,8 @@ typedef struct Crossings {
     int gathers, sums;
 } Crossings;
 
-/* Of a block: see the table of docs/use/planning.md. Where it is computed again, what its products read is
- * gathered on that way, and for their weights once more only if these have a half of their own. */
+/* Of a block (docs/inside/mesh-traffic.md has a table). With recomputation, the inputs of products are
+ * gathered then, and once more for wgrad only where that is an action of its own. */
 static Crossings count_forward(void) { return (Crossings){2, 2}; }
 static Crossings count_input(const CrossingSpec *s) {
     bool full = s->recompute == RECOMPUTE_FULL,

@@ -4,7 +4,7 @@
  * It is a subset: what templates of published models use. A statement, filter, test, function or method
  * outside of it is refused when the template is parsed, by name and line, whether or not a conversation would
  * come to it. What is run gives the bytes that Jinja gives, or an error with the line;
- * docs/use/fine-tuning.md lists what is there and the few places where weft stops and Jinja would go on.
+ * docs/use/chat-templates.md lists what is there and the few places where weft stops and Jinja would go on.
  *
  * A template is somebody's file: its work and memory are bounded, whatever it says. */
 #ifndef WEFT_TEMPLATE_TEMPLATE_H

@@ -164,7 +164,7 @@ static ErrorCode read_split(HfReader *r, const cJSON *item, const char *key) {
         error_escape(shown, sizeof shown, regex, strlen(regex));
         return error_set(
             r->err, ERR_DATA,
-            "%s: %s: weft does not know the Regex \"%s\"; it runs those of docs/use/tokenizers.md "
+            "%s: %s: weft does not know the Regex \"%s\"; it runs those of docs/use/tokenizer-files.md "
             "only",
             r->where, key, shown);
     }

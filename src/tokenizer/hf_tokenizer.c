@@ -50,8 +50,9 @@ ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool a
 ErrorCode hf_refuse(HfReader *r, const char *key, const char *what) {
     char shown[160];
     error_escape(shown, sizeof shown, what, strlen(what));
-    return error_set(r->err, ERR_DATA, "%s: %s: %s is not supported (docs/use/tokenizers.md says what is)",
-                     r->where, key, shown);
+    return error_set(r->err, ERR_DATA,
+                     "%s: %s: %s is not supported (docs/use/tokenizer-files.md says what is)", r->where, key,
+                     shown);
 }
 
 /* --- vocabulary and added tokens --- */

@@ -1,4 +1,4 @@
-/* Hugging Face tokenizer.json: byte-level BPE, and BPE with byte fallback (docs/use/tokenizers.md). What
+/* Hugging Face tokenizer.json: byte-level BPE, and BPE with byte fallback (docs/use/tokenizer-files.md). What
  * would change ids and is not known here is refused by name; so is every contradiction that the `tokenizers`
  * package mends or ignores in silence. */
 #ifndef WEFT_TOKENIZER_HF_TOKENIZER_H

@@ -6,7 +6,7 @@
  *      a look at its bytes can tell.
  *  N3. The version of utf8proc's tables is part of a tokenizer's fingerprint: other tables may give other
  *      ids. `tokenizers` has tables of its own, of another version; characters that were assigned between
- *      the two normalize in one and stay in the other (docs/use/tokenizers.md).
+ *      the two normalize in one and stay in the other (docs/use/tokenizer-files.md).
  *
  *   step           what it does                             when it has nothing to do (N2)
  *   NFC .. NFKD    the form, by utf8proc_map                 no byte from 0xCC on (NFC), or from 0x80 on

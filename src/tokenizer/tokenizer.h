@@ -3,7 +3,8 @@
  * A Tokenizer is immutable once opened; every function that takes a const Tokenizer may be called from any
  * number of threads. Ids are 0 .. vocab_size - 1 without gaps. Text is bytes, not characters: whatever goes
  * in, invalid UTF-8 included, comes out of decoding again, except for what some tokenizer files change by
- * intent (docs/use/tokenizers.md): normalizers, a space before the text, white space beside added tokens.
+ * intent (docs/use/tokenizer-files.md): normalizers, a space before the text, white space next to added
+ * tokens.
  *
  * Special-token strings in text are plain text: no document can produce a control id. They are got by
  * tokenizer_bos, tokenizer_eos and tokenizer_special only. Added tokens that a file does not call special are
