@@ -22,7 +22,7 @@ typedef struct Bench {
     size_t bytes; /* of the whole tensor */
     float *a, *b;
     void *work;
-    CommPart *parts;             /* [ranks] */
+    CommRange *parts;            /* [ranks] */
     StepRecord record, *records; /* [ranks] */
 } Bench;
 
@@ -36,21 +36,21 @@ static void check(ErrorCode code, const Error *err) {
 
 static void ours_gather(Bench *b) {
     Error err;
-    CommHandle h;
+    CommRequest h;
     check(comm_all_gather(b->comm, MESH_SHARDS, b->parts, sizeof(float), b->a, &h, &err), &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
 static void ours_scatter(Bench *b) {
     Error err;
-    CommHandle h;
+    CommRequest h;
     check(comm_reduce_scatter(b->comm, MESH_SHARDS, COMM_F32, b->parts, b->a, b->b, b->work, &h, &err), &err);
     check(comm_wait(b->comm, h, &err), &err);
 }
 
 static void ours_reduce(Bench *b) {
     Error err;
-    CommHandle h;
+    CommRequest h;
     check(comm_all_reduce(b->comm, MESH_SHARDS, COMM_F32, b->a, (int64_t)(b->bytes / sizeof(float)), b->work,
                           &h, &err),
           &err);
@@ -125,7 +125,7 @@ static void run(Bench *b) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         b->bytes = sizes[i] / (64 * (size_t)b->ranks) * 64 * (size_t)b->ranks;
         int64_t each = (int64_t)(b->bytes / sizeof(float)) / b->ranks;
-        for (int p = 0; p < b->ranks; p++) b->parts[p] = (CommPart){p * each, each};
+        for (int p = 0; p < b->ranks; p++) b->parts[p] = (CommRange){p * each, each};
         row(b, "all-gather", ours_gather, raw_gather, part);
         row(b, "reduce-scatter", ours_scatter, raw_scatter, part);
         row(b, "all-reduce", ours_reduce, raw_reduce, 2 * part);

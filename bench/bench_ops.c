@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "device/pool.h"
 
-enum { DIM = 64, LEAVES = 8 };
+enum { DIM = 64, SPLITS = 8 };
 
 /* What ops are told and what they find, in tensor memory. */
 typedef struct Figures {
@@ -72,7 +72,7 @@ static void layout(Bench *b) {
                          .vocab = b->vocab,
                          .logits_rows = b->rows,
                          .attention = shape(b),
-                         .leaves = LEAVES};
+                         .splits = SPLITS};
     b->d.scratch_size = b->d.ops.scratch_bytes(&b->d, &needs);
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
@@ -119,7 +119,7 @@ static void fill_tensors(Bench *b) {
 static void product(Bench *b, bool ta, bool tb, int64_t m, int64_t n, int64_t k, bool weight) {
     Device *d = &b->d;
     OP(d, OP_GEMM, gemm, ta, tb, m, n, k, b->x, b->y, b->c, weight ? (void *)b->w : b->z,
-       weight ? DTYPE_F32 : b->c, n, weight, NO_LEAVES);
+       weight ? DTYPE_F32 : b->c, n, weight, NO_SPLIT);
 }
 static void qkv(Bench *b) { product(b, false, true, b->t, 3 * b->hidden, b->hidden, false); }
 static void qkv_dx(Bench *b) { product(b, false, false, b->t, b->hidden, 3 * b->hidden, false); }
@@ -135,26 +135,26 @@ static void down_dw(Bench *b) { product(b, true, false, b->hidden, b->inter, b->
 static void head(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_GEMM, gemm, false, true, b->rows, b->vocab, b->hidden, b->x, b->y, b->c, b->logits, DTYPE_F32,
-       b->vocab, false, NO_LEAVES);
+       b->vocab, false, NO_SPLIT);
 }
 static void head_dx(Bench *b) { product(b, false, false, b->rows, b->hidden, b->vocab, false); }
 static void head_dw(Bench *b) { product(b, true, false, b->vocab, b->hidden, b->rows, true); }
 
 /* What leaves cost on one rank: sums over the inner dimension as eight ranks would share them. */
-static void leaves_product(Bench *b, bool tb, int64_t n, Leaves l) {
+static void split_product(Bench *b, bool tb, int64_t n, KSplit l) {
     Device *d = &b->d;
     int64_t k = l.run[0].length + l.run[1].length + l.run[2].length;
     OP(d, OP_GEMM, gemm, false, tb, b->t, n, k, b->x, b->y, b->c, b->z, b->c, n, false, l);
 }
-static void output_leaves(Bench *b) {
-    leaves_product(b, true, b->hidden, (Leaves){1, {{b->hidden, b->hidden / LEAVES, 0}}});
+static void output_splits(Bench *b) {
+    split_product(b, true, b->hidden, (KSplit){1, {{b->hidden, b->hidden / SPLITS, 0}}});
 }
-static void down_leaves(Bench *b) {
-    leaves_product(b, true, b->hidden, (Leaves){1, {{b->inter, b->inter / LEAVES, 0}}});
+static void down_splits(Bench *b) {
+    split_product(b, true, b->hidden, (KSplit){1, {{b->inter, b->inter / SPLITS, 0}}});
 }
-static void gate_up_dx_leaves(Bench *b) {
-    leaves_product(b, false, b->hidden,
-                   (Leaves){2, {{b->inter, b->inter / LEAVES, 0}, {b->inter, b->inter / LEAVES, 0}}});
+static void gate_up_dx_splits(Bench *b) {
+    split_product(b, false, b->hidden,
+                  (KSplit){2, {{b->inter, b->inter / SPLITS, 0}, {b->inter, b->inter / SPLITS, 0}}});
 }
 
 /* Behind the queries of a row. */
@@ -208,10 +208,10 @@ static void loss(Bench *b) {
     OP(d, OP_CROSS_ENTROPY, cross_entropy, b->rows, b->vocab, b->logits, DTYPE_F32, b->ids, WHOLE_VOCABULARY,
        &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
 }
-static void loss_leaves(Bench *b) {
+static void loss_splits(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_CROSS_ENTROPY, cross_entropy, b->rows, b->vocab, b->logits, DTYPE_F32, b->ids,
-       (VocabLeaves){.leaf = b->vocab / LEAVES}, &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
+       (VocabSplit){.split_size = b->vocab / SPLITS}, &b->figures->scale, 0, 0, b->loss, NULL, b->z, b->c);
 }
 static void embed(Bench *b) {
     Device *d = &b->d;
@@ -297,7 +297,7 @@ static double best_time(Bench *b, void (*run)(Bench *)) {
     do {
         double took = time_of(b, run, calls);
         if (took < best) best = took;
-        if (b->d.apart && took * calls < 2e-3 && calls < 256) calls *= 2;
+        if (b->d.separate_memory && took * calls < 2e-3 && calls < 256) calls *= 2;
     } while (clock_seconds() < end);
     return best;
 }
@@ -330,9 +330,9 @@ static void products(Bench *b) {
     flops(b, "down", down, t * inter);
     flops(b, "down dX", down_dx, t * inter);
     flops(b, "down dW", down_dw, t * inter);
-    flops(b, "output, 8 leaves", output_leaves, t * hidden);
-    flops(b, "gate+up dX, 8 leaves", gate_up_dx_leaves, t * 2 * inter);
-    flops(b, "down, 8 leaves", down_leaves, t * inter);
+    flops(b, "output, 8 leaves", output_splits, t * hidden);
+    flops(b, "gate+up dX, 8 leaves", gate_up_dx_splits, t * 2 * inter);
+    flops(b, "down, 8 leaves", down_splits, t * inter);
     flops(b, "head", head, head_flops);
     flops(b, "head dX", head_dx, head_flops);
     flops(b, "head dW", head_dw, head_flops);
@@ -351,7 +351,7 @@ static void passes(Bench *b) {
     bytes(b, "swiglu gradient", glu_back, t * inter * e * 6);
     bytes(b, "add", add, t * hidden * e * 3);
     bytes(b, "cross-entropy", loss, rows * vocab * (4 + e));
-    bytes(b, "loss, 8 leaves", loss_leaves, rows * vocab * (4 + e));
+    bytes(b, "loss, 8 leaves", loss_splits, rows * vocab * (4 + e));
     bytes(b, "embedding", embed, t * hidden * e * 2);
     bytes(b, "embedding gradient", embed_back, t * hidden * (e + 8));
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));

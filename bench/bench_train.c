@@ -62,7 +62,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
                      .optimizer = &workload_optimizer};
     StepOptions options = {.lr_factor = 1, .clip = 1, .clip_norm = 2};
     if (layout_single(&layout, &spec.model, microbatches, false, &err) != OK ||
-        rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || comm_open_link(&comm, NULL, &err) != OK ||
+        rank_plan(&plan, &spec, &layout, 0, d, &err) != OK || comm_open_transport(&comm, NULL, &err) != OK ||
         engine_open(&e, &plan, d, comm, &err) != OK) {
         fprintf(stderr, "bench_train: %s\n", err.message);
         if (err.code != ERR_MEMORY || o->microbatch) exit((int)err.code);
@@ -86,7 +86,7 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
         double start = clock_seconds();
         engine_step(e, batches, &options, &r);
         result.seconds = fmin(result.seconds, clock_seconds() - start);
-        result.free_last = d->apart ? d->runtime.available(d) : 0;
+        result.free_last = d->separate_memory ? d->runtime.available(d) : 0;
         if (s == 0) result.free_first = result.free_last;
     }
     if (d->profiling && steps > 0 && microbatches * sequences * o->context == o->step_tokens)
@@ -108,7 +108,7 @@ static Result choose(Device *d, const Options *o) {
         const char *name = dtype_name((Dtype)type);
         if (strcmp(o->compute, "best") != 0 && strcmp(o->compute, name) != 0) continue;
         /* A GPU is not filled by what fits in caches of a CPU. */
-        int64_t least = d->apart ? 4096 : 1024, most = (d->apart ? 8 : 4) * least;
+        int64_t least = d->separate_memory ? 4096 : 1024, most = (d->separate_memory ? 8 : 4) * least;
         if (least > o->step_tokens) least = o->step_tokens;
         for (int64_t tokens = least; tokens <= most && tokens <= o->step_tokens; tokens *= 2) {
             int64_t sequences = o->microbatch ? o->microbatch : tokens / o->context;
@@ -195,7 +195,7 @@ static void report(const Options *o, const Result *r, double peak, const Device 
     fprintf(stderr,
             "weft  %-8s context %5lld  %s  %9.0f tokens/s  %6.3f TFLOP/s  %5.1f%% of peak  %6.2f GiB\n",
             o->size->name, (long long)o->context, dtype_name(r->compute), rate, flops / 1e12,
-            100 * flops / peak, (d->apart ? (double)r->planned : (double)memory.peak) / (1 << 30));
+            100 * flops / peak, (d->separate_memory ? (double)r->planned : (double)memory.peak) / (1 << 30));
     if (sheet > 0)
         fprintf(stderr, "      %.1f%% of the data sheet's %.0f TFLOP/s\n", 100 * flops / sheet, sheet / 1e12);
 }

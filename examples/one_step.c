@@ -133,7 +133,7 @@ static ErrorCode run(const char *text, size_t length, Error *err) {
     ErrorCode code = make_plan(&plan, &device, err);
     if (code == OK) {
         print_plan(&plan);
-        code = comm_open_link(&comm, NULL, err); /* no transport: a world of one rank */
+        code = comm_open_transport(&comm, NULL, err); /* no transport: a world of one rank */
     }
     if (code == OK) code = engine_open(&engine, &plan, &device, comm, err);
     if (code == OK) {

@@ -60,7 +60,7 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
     if (length < 0) snprintf(message, sizeof message, "(message could not be formatted)");
     if (length >= (int)sizeof message) mark_cut(message, sizeof message);
     err->code = code;
-    err->told = false;
+    err->reported = false;
     error_escape(err->message, sizeof err->message, message, strlen(message));
 }
 

@@ -38,7 +38,7 @@ typedef enum ErrorCode {
 typedef struct Error {
     ErrorCode code;
     char message[1024];
-    bool told; /* printed already, by this process or another rank: not to be printed again */
+    bool reported; /* printed already, by this process or another rank: not to be printed again */
 } Error;
 
 #if defined(__GNUC__)

@@ -32,7 +32,7 @@
 /* The last arguments are the help and what follows it. */
 #define OPTION_ROW(named, kind, storage, field_, default_, effect_, ...)                             \
     .key = named, .type = kind, .effect = EFFECT_##effect_, .offset = OPTION_FIELD(storage, field_), \
-    .fallback = default_, .help = __VA_ARGS__
+    .default_value = default_, .help = __VA_ARGS__
 
 #define INT(key_, field, fallback_, least, most, effect_, ...) \
     { OPTION_ROW(key_, OPT_INT, int64_t, field, fallback_, effect_, __VA_ARGS__), .min = least, .max = most }

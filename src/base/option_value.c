@@ -311,7 +311,7 @@ static ErrorCode set_item(const Option *table, char *item, const char *key, cons
         if (o->optional)
             unset(o, item + o->offset);
         else
-            TRY(value_set_text(o, item + o->offset, o->key, o->fallback, &defaults));
+            TRY(value_set_text(o, item + o->offset, o->key, o->default_value, &defaults));
     /* A bare text is the item's first option, as in `sources: [a.txt]`. */
     if (node->kind != YAML_NODE_MAP) return value_set(table, item + table->offset, key, node, origin);
     ErrorCode code = OK;

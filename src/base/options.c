@@ -42,7 +42,7 @@ ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error 
     /* All sources before the first value: options_free, which the next loop may call, walks them all. */
     for (size_t i = 0; i < set->count; i++) set_source(set, i, ORIGIN_DEFAULT, "default");
     for (size_t i = 0; i < set->count; i++) {
-        if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].fallback, &origin) == OK)
+        if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].default_value, &origin) == OK)
             continue;
         options_free(set);
         error_context(err, "a bad default in the option table");

@@ -64,7 +64,7 @@ typedef struct Option {
     bool local;          /* ranks of one run may differ in it */
     const char *follows; /* OPT_INT: 0 means the value of that key */
     size_t offset;
-    const char *fallback;      /* default, as it would be written in YAML; "" for an empty string or list */
+    const char *default_value; /* default, as it would be written in YAML; "" for an empty string or list */
     double min, max;           /* OPT_INT, OPT_DOUBLE: inclusive; both 0 means no bounds */
     const char *choices;       /* OPT_CHOICE: "none|selective|full" */
     const char *help;          /* one sentence, with unit */

@@ -178,7 +178,7 @@ static void add_facts(const Option *o, Text *out) {
     char low[32], high[32];
     const bool bounded = (o->type == OPT_INT || o->type == OPT_DOUBLE) && (o->min != 0 || o->max != 0);
     const char *effect = options_effect_name(o->effect), *gap = "";
-    const bool has_default = !o->optional && *o->fallback != 0;
+    const bool has_default = !o->optional && *o->default_value != 0;
     if (!bounded && !has_default && !effect) return;
     text_puts(out, " (");
     if (bounded) {
@@ -192,7 +192,7 @@ static void add_facts(const Option *o, Text *out) {
             text_printf(out, "%s to %s", low, high);
         gap = "; ";
     }
-    if (has_default) text_printf(out, "%sdefault %s", gap, o->fallback), gap = "; ";
+    if (has_default) text_printf(out, "%sdefault %s", gap, o->default_value), gap = "; ";
     if (effect) text_printf(out, "%son resume: %s", gap, effect);
     text_puts(out, ")");
 }

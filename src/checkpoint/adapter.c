@@ -107,11 +107,11 @@ static void write_targets(JsonWriter *w, const ParamTable *t) {
     json_begin_array(w);
     for (int i = 0; i < t->count; i++) {
         const Param *p = &t->params[i];
-        bool said = !has_adapter(t, p);
-        for (int k = 0; k < i && short_names && !said; k++)
-            said = has_adapter(t, &t->params[k]) && same_last_name(p, &t->params[k]);
+        bool message = !has_adapter(t, p);
+        for (int k = 0; k < i && short_names && !message; k++)
+            message = has_adapter(t, &t->params[k]) && same_last_name(p, &t->params[k]);
         size_t last, length = module_length(p->name, &last), first = short_names ? last : 0;
-        if (!said) json_bytes(w, p->name + first, length - first);
+        if (!message) json_bytes(w, p->name + first, length - first);
     }
     json_end_array(w);
 }

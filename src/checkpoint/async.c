@@ -79,8 +79,8 @@ struct CheckpointWriter {
 
 static size_t list_bytes(const TensorList *list) {
     size_t bytes = 0;
-    for (int i = 0; list != NULL && i < tensor_pieces(list); i++)
-        bytes += pool_round(tensor_piece_bytes(list, i));
+    for (int i = 0; list != NULL && i < tensor_segments(list); i++)
+        bytes += pool_round(tensor_segment_bytes(list, i));
     return bytes;
 }
 
@@ -98,22 +98,22 @@ double checkpoint_interval(double mean_time_to_failure, double stall, double sav
 
 /* In place of the caller's fetch: from here on the lists lead to staging memory, and checkpoint_write
  * cannot tell the difference. Copying memory cannot fail. */
-static ErrorCode fetch_staged(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
+static ErrorCode fetch_staged(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     const StagedList *s = ctx;
     (void)err;
-    memcpy(host, s->at[piece] + offset, bytes);
+    memcpy(host, s->at[segment] + offset, bytes);
     return OK;
 }
 
 /* Copies a list to *next and moves it on. `at` is kept from save to save; the descriptions stay the
  * caller's. */
 static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error *err) {
-    s->at = mem_grow(s->at, (size_t)tensor_pieces(list) * sizeof *s->at);
+    s->at = mem_grow(s->at, (size_t)tensor_segments(list) * sizeof *s->at);
     s->list = *list;
     s->list.ctx = s;
     s->list.fetch = fetch_staged;
-    for (int i = 0; i < tensor_pieces(list); i++) {
-        size_t bytes = tensor_piece_bytes(list, i);
+    for (int i = 0; i < tensor_segments(list); i++) {
+        size_t bytes = tensor_segment_bytes(list, i);
         s->at[i] = *next;
         *next += pool_round(bytes);
         if (bytes > 0) TRY(list->fetch(list->ctx, i, 0, bytes, s->at[i], err));
@@ -204,7 +204,7 @@ static void release(CheckpointWriter *w, bool committed) {
     if (w->setup.rank == 0) return;
     error_set(&w->failure, ERR_IO, "saving the checkpoint of step %" PRId64 ": failed; rank 0 knows why",
               w->save.step);
-    w->failure.told = true;
+    w->failure.reported = true;
 }
 
 /* Pruning comes after the commit and counts as part of the save: what could not be removed is reported as

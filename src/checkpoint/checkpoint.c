@@ -44,7 +44,7 @@
 #include "base/log.h"
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/pieces.h"
+#include "checkpoint/segments.h"
 
 /* Eight digits, so that names sort as steps do, up to a hundred million of them; more digits where there
  * are more. */
@@ -148,7 +148,7 @@ ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const Checkpoint
     uint64_t *sums[SAVE_LISTS] = {NULL};
     Error failure = {.message = ""};
     for (int i = 0; i < s.layout.count && failure.code == OK; i++) {
-        sums[i] = mem_alloc_array((size_t)tensor_pieces(s.layout.lists[i].list), sizeof *sums[i]);
+        sums[i] = mem_alloc_array((size_t)tensor_segments(s.layout.lists[i].list), sizeof *sums[i]);
         modelfiles_write(s.ops, s.temporary, &s.layout.lists[i], sums[i], &failure);
     }
     if (failure.code == OK)
@@ -162,21 +162,22 @@ ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const Checkpoint
 }
 
 /* The pieces of one tensor, which are next in order; *next is moved behind them. */
-static ManifestTensor list_tensor(const SavedPieces *all, size_t *next, int list, int tensor,
+static ManifestTensor list_tensor(const SavedSegments *all, size_t *next, int list, int tensor,
                                   const TensorDesc *t) {
     ManifestTensor out = {.name = mem_strdup(t->name)};
     size_t first = *next;
     while (*next < all->count && all->items[*next].list == list && all->items[*next].tensor == tensor)
         ++*next;
     out.count = *next - first;
-    out.pieces = mem_alloc_array(out.count > 0 ? out.count : 1, sizeof *out.pieces);
+    out.segments = mem_alloc_array(out.count > 0 ? out.count : 1, sizeof *out.segments);
     for (size_t i = 0; i < out.count; i++) {
-        const SavedPiece *p = &all->items[first + i];
-        out.pieces[i] = (ManifestPiece){(uint64_t)p->count * (uint64_t)safe_type_bits(t->stored) / 8, p->sum};
+        const SavedSegment *p = &all->items[first + i];
+        out.segments[i] =
+            (ManifestSegment){(uint64_t)p->count * (uint64_t)safe_type_bits(t->stored) / 8, p->sum};
     }
     /* A tensor without elements has no piece, but an entry: every tensor of the file is listed. */
-    if (out.count == 0) out.pieces[0].sum = hash64("", 0);
-    if (out.count <= 1) out.count = 1, out.pieces[0].bytes = MANIFEST_WHOLE;
+    if (out.count == 0) out.segments[0].sum = hash64("", 0);
+    if (out.count <= 1) out.count = 1, out.segments[0].bytes = MANIFEST_WHOLE;
     return out;
 }
 
@@ -190,8 +191,8 @@ static void list_file(Manifest *m, const ModelLayout *l, int file, const Manifes
     manifest_add_safetensors(m, f->name, f->bytes, hash64(f->header.data, f->header.length), here, count);
 }
 
-/* Pieces are in order of list, tensor and place (pieces_collect), so one cursor walks through them all. */
-static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedPieces *all) {
+/* Pieces are in order of list, tensor and place (segments_collect), so one cursor walks through them all. */
+static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedSegments *all) {
     size_t next = 0;
     for (int i = 0; i < layout->count; i++) {
         const ModelLayout *l = &layout->lists[i];
@@ -207,7 +208,7 @@ static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedPiece
 
 /* Small files are listed from the bytes in memory, which is what was written: reading them back would only
  * tell what the page cache holds. */
-static void make_manifest(Manifest *m, const Saving *s, const SavedPieces *all) {
+static void make_manifest(Manifest *m, const Saving *s, const SavedSegments *all) {
     const CheckpointSave *save = s->save;
     *m = (Manifest){.step = save->step, .resumable = save->optimizer != NULL && save->state != NULL};
     clock_iso8601(clock_wall(), m->time);
@@ -281,14 +282,14 @@ static void point_latest(const FileOps *ops, const char *dir, int64_t step) {
 
 static ErrorCode list_and_seal(const Saving *s, const CheckpointBlob *blobs, int ranks, uint64_t *bytes,
                                Error *err) {
-    SavedPieces all;
+    SavedSegments all;
     Manifest m;
-    TRY(pieces_collect(&all, &s->layout, blobs, ranks, err));
+    TRY(segments_collect(&all, &s->layout, blobs, ranks, err));
     make_manifest(&m, s, &all);
     *bytes = manifest_bytes(&m);
     ErrorCode code = seal(s, &m, err);
     manifest_free(&m);
-    pieces_free(&all);
+    segments_free(&all);
     return code;
 }
 

@@ -28,7 +28,7 @@ typedef struct Source {
 
 /* What an adapter adds to a matrix as it is stored, s left right, of the tensor that is being written. */
 typedef struct Factors {
-    int piece;    /* of this tensor; -1: of none yet */
+    int segment;  /* of this tensor; -1: of none yet */
     bool adapted; /* it has an adapter */
     int64_t cols; /* of the matrix */
     float *left;  /* [rows, r] */
@@ -119,23 +119,23 @@ static const char *adapted_name(const AdapterDir *a, const char *tensor) {
 static void drop_factors(Factors *f) {
     free(f->left);
     free(f->right);
-    *f = (Factors){.piece = -1};
+    *f = (Factors){.segment = -1};
 }
 
 /* Of the tensor that is written now: one at a time. */
-static ErrorCode take_factors(Export *e, int piece, Error *err) {
+static ErrorCode take_factors(Export *e, int segment, Error *err) {
     const AdapterDir *a = e->adapter;
     Factors *f = &e->factors;
-    const char *matrix = adapted_name(a, e->tensors[piece].name);
-    if (f->piece == piece) return OK;
+    const char *matrix = adapted_name(a, e->tensors[segment].name);
+    if (f->segment == segment) return OK;
     drop_factors(f);
-    f->cols = e->tensors[piece].shape[1];
+    f->cols = e->tensors[segment].shape[1];
     f->adapted = matrix != NULL;
     if (matrix) {
         TRY(read_part_of(a, matrix, a->transposed ? 'A' : 'B', a->transposed, &f->left, err));
         TRY(read_part_of(a, matrix, a->transposed ? 'B' : 'A', a->transposed, &f->right, err));
     }
-    f->piece = piece;
+    f->segment = segment;
     return OK;
 }
 
@@ -190,17 +190,17 @@ static ErrorCode read_part(const Source *s, const TensorDesc *d, size_t first, s
 /* The sum is in double, so that the mean of many sources is rounded where it becomes fp32 and hardly
  * before. The writer asks for a bounded number of elements at a time (safetensors_write.c), which is what
  * keeps an export small. */
-static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
+static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     Export *e = ctx;
     size_t count = bytes / sizeof(float), first = offset / sizeof(float);
     float *part = mem_alloc_array(count + 1, sizeof *part), *raw = mem_alloc_array(count + 1, sizeof *raw);
     double *sum = mem_alloc_array(count + 1, sizeof *sum);
     ErrorCode code = OK;
     for (size_t s = 0; code == OK && s < e->count; s++) {
-        code = read_part(&e->sources[s], &e->tensors[piece], first, count, raw, part, err);
+        code = read_part(&e->sources[s], &e->tensors[segment], first, count, raw, part, err);
         for (size_t i = 0; code == OK && i < count; i++) sum[i] += (double)part[i];
     }
-    if (code == OK && e->adapter) code = take_factors(e, piece, err);
+    if (code == OK && e->adapter) code = take_factors(e, segment, err);
     if (code == OK && e->factors.adapted) add_factors(e, first, count, sum);
     for (size_t i = 0; i < count; i++) part[i] = (float)(sum[i] / (double)e->count);
     memcpy(host, part, count * sizeof *part);
@@ -337,7 +337,7 @@ static ErrorCode export_from(const char *const *sources, size_t count, bool aver
                              const AdapterDir *adapter, SafeType stored, const char *dir, uint64_t *bytes,
                              Error *err) {
     Export e = {.adapter = adapter,
-                .factors = {.piece = -1},
+                .factors = {.segment = -1},
                 .sources = mem_alloc_array(count, sizeof *e.sources),
                 .count = count};
     ErrorCode code = OK;

@@ -65,7 +65,7 @@ void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uin
 static void file_free(ManifestFile *f) {
     for (size_t i = 0; i < f->count; i++) {
         free(f->tensors[i].name);
-        free(f->tensors[i].pieces);
+        free(f->tensors[i].segments);
     }
     free(f->tensors);
     free(f->name);
@@ -94,8 +94,8 @@ static void write_sum(JsonWriter *w, const char *key, uint64_t sum) {
 
 /* A checksum, or a list of pieces. */
 static void write_tensor(JsonWriter *w, const ManifestTensor *t) {
-    if (t->count == 1 && t->pieces[0].bytes == MANIFEST_WHOLE) {
-        write_sum(w, t->name, t->pieces[0].sum);
+    if (t->count == 1 && t->segments[0].bytes == MANIFEST_WHOLE) {
+        write_sum(w, t->name, t->segments[0].sum);
         return;
     }
     json_key(w, t->name);
@@ -103,8 +103,8 @@ static void write_tensor(JsonWriter *w, const ManifestTensor *t) {
     for (size_t i = 0; i < t->count; i++) {
         json_begin_object(w);
         json_key(w, "bytes");
-        json_int(w, (int64_t)t->pieces[i].bytes);
-        write_sum(w, "checksum", t->pieces[i].sum);
+        json_int(w, (int64_t)t->segments[i].bytes);
+        write_sum(w, "checksum", t->segments[i].sum);
         json_end_object(w);
     }
     json_end_array(w);
@@ -178,7 +178,7 @@ static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, 
 
 /* At least a byte: a piece of none could be repeated without end. 2^52 bytes are beyond any file, and
  * exact in JSON's doubles. */
-static ErrorCode parse_piece(ManifestPiece *p, const cJSON *item, const char *where, Error *err) {
+static ErrorCode parse_segment(ManifestSegment *p, const cJSON *item, const char *where, Error *err) {
     int64_t bytes = 0;
     if (!cJSON_IsObject(item))
         return error_set(err, ERR_DATA, "%s: a piece of a tensor is not an object", where);
@@ -189,15 +189,15 @@ static ErrorCode parse_piece(ManifestPiece *p, const cJSON *item, const char *wh
 
 /* One checksum is the whole tensor; version 1 knew only that. */
 static ErrorCode parse_tensor(ManifestTensor *t, const cJSON *item, const char *where, Error *err) {
-    const cJSON *piece;
+    const cJSON *segment;
     bool whole = !cJSON_IsArray(item);
-    t->pieces = mem_alloc_array(whole ? 1 : (size_t)cJSON_GetArraySize(item), sizeof *t->pieces);
+    t->segments = mem_alloc_array(whole ? 1 : (size_t)cJSON_GetArraySize(item), sizeof *t->segments);
     if (whole) {
         t->count = 1;
-        t->pieces[0].bytes = MANIFEST_WHOLE;
-        return parse_sum(item, where, &t->pieces[0].sum, err);
+        t->segments[0].bytes = MANIFEST_WHOLE;
+        return parse_sum(item, where, &t->segments[0].sum, err);
     }
-    cJSON_ArrayForEach(piece, item) TRY(parse_piece(&t->pieces[t->count++], piece, where, err));
+    cJSON_ArrayForEach(segment, item) TRY(parse_segment(&t->segments[t->count++], segment, where, err));
     return OK;
 }
 
@@ -408,7 +408,7 @@ static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, c
                               const SafeTensor *t, Error *err) {
     uint64_t at = s->data_start + t->begin, end = s->data_start + t->end;
     for (size_t i = 0; i < listed->count; i++) {
-        const ManifestPiece *p = &listed->pieces[i];
+        const ManifestSegment *p = &listed->segments[i];
         uint64_t bytes = p->bytes == MANIFEST_WHOLE ? end - at : p->bytes;
         if (bytes > end - at) break;
         if (is_mine(c, at)) TRY(check_range(s->fd, s->where, t->name, at, bytes, p->sum, c->buffer, err));

@@ -11,14 +11,14 @@
 
 #define MANIFEST_WHOLE UINT64_MAX /* bytes of a piece that is the whole tensor */
 
-typedef struct ManifestPiece {
+typedef struct ManifestSegment {
     uint64_t bytes, sum;
-} ManifestPiece;
+} ManifestSegment;
 
 typedef struct ManifestTensor {
     char *name;
     size_t count;
-    ManifestPiece *pieces; /* [count], one after the other */
+    ManifestSegment *segments; /* [count], one after the other */
 } ManifestTensor;
 
 typedef struct ManifestFile {

@@ -79,7 +79,7 @@ void modellayout_free(ModelLayout *l);
  */
 ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err);
 /* Writes the pieces that the list holds into the files that modelfiles_create made. Files without a piece of
- * this list are not touched. sums: [tensor_pieces(list)], the checksums of the bytes in the file. */
+ * this list are not touched. sums: [tensor_segments(list)], the checksums of the bytes in the file. */
 ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums,
                            Error *err);
 

@@ -46,7 +46,7 @@ static const char inner[] = "transformer.";
 enum { INNER = sizeof inner - 1 };
 
 static const char head_name[] = "lm_head.weight";
-static const char further_name[] = "lm_heads.weight";
+static const char mtp_name[] = "lm_heads.weight";
 
 /* By its name, or by what is left of it without the prefix. */
 static const ModelTensor *find_tensor(const ModelFiles *m, const char *name) {
@@ -96,8 +96,9 @@ static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Erro
 }
 
 /* Of a tensor that is not there by its name, but packed. */
-static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int piece, Buffers *b, Error *err) {
-    TensorPiece p = tensor_piece(list, piece);
+static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int segment, Buffers *b,
+                             Error *err) {
+    TensorSegment p = tensor_segment(list, segment);
     const TensorDesc *want = &list->tensors[p.tensor];
     uint64_t first = (uint64_t)p.first, count = (uint64_t)p.count,
              out = (uint64_t)safe_type_bits(want->memory) / 8;
@@ -108,7 +109,7 @@ static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int pi
         code = packed_read(&r, m, want, packed_find(m, want->name), first + done, n, b->wide, err);
         if (code != OK) break;
         convert_from_f32(want->memory, b->wide, b->narrow, n);
-        code = list->store(list->ctx, piece, done * out, n * out, b->narrow, err);
+        code = list->store(list->ctx, segment, done * out, n * out, b->narrow, err);
     }
     packed_close(&r);
     return code;
@@ -116,11 +117,12 @@ static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int pi
 
 /* The tensor is there and matches (modelfiles_check). Values that need no conversion go through without
  * it, so that a resumed run has the bits that were saved. */
-static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int piece, Buffers *b, Error *err) {
-    TensorPiece p = tensor_piece(list, piece);
+static ErrorCode load_segment(const ModelFiles *m, const TensorList *list, int segment, Buffers *b,
+                              Error *err) {
+    TensorSegment p = tensor_segment(list, segment);
     const TensorDesc *want = &list->tensors[p.tensor];
     const ModelTensor *t = find_tensor(m, want->name);
-    if (t == NULL) return load_packed(m, list, piece, b, err);
+    if (t == NULL) return load_packed(m, list, segment, b, err);
     SafeType type = t->tensor->type;
     uint64_t in = (uint64_t)safe_type_bits(type) / 8, out = (uint64_t)safe_type_bits(want->memory) / 8;
     uint64_t first = (uint64_t)p.first, count = (uint64_t)p.count;
@@ -133,19 +135,19 @@ static ErrorCode load_piece(const ModelFiles *m, const TensorList *list, int pie
             convert_from_f32(want->memory, b->wide, b->narrow, n);
             data = b->narrow;
         }
-        TRY(list->store(list->ctx, piece, done * out, n * out, data, err));
+        TRY(list->store(list->ctx, segment, done * out, n * out, data, err));
     }
     return OK;
 }
 
 /* What files of a family repeat without changing the model: the head of a tied one, which is the embedding,
- * frequencies of the rotary embedding, which follow from config.json, and the masks of GPT-2; and further
- * heads, which only a run with train.multi_token has. Where there are such, or an untied head, they are in
- * the list and never come here. */
+ * frequencies of the rotary embedding, which follow from config.json, and the masks of GPT-2; and MTP heads,
+ * which only a run with train.mtp_depth has. Where there are such, or an untied head, they are in the list
+ * and never come here. */
 static bool is_harmless(const char *name) {
     static const char *const ends[] = {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     size_t length = strlen(name);
-    if (strcmp(name, head_name) == 0 || strcmp(name, further_name) == 0) return true;
+    if (strcmp(name, head_name) == 0 || strcmp(name, mtp_name) == 0) return true;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         size_t end = strlen(ends[i]);
         if (length >= end && strcmp(name + length - end, ends[i]) == 0) return true;
@@ -169,9 +171,9 @@ static bool is_wanted(const char **names, int count, const char *name) {
     return found;
 }
 
-/* Tensors of a module (model/layers/module.c), whose block is the one with eh_proj: where a model has none,
+/* Tensors of an MTP module (model/layers/mtp.c), whose block is the one with eh_proj: where a model has none,
  * all of it; where it has one, only the copies of embedding and head that published files have. */
-static bool is_of_module(const ModelFiles *m, const char **names, int count, const char *name) {
+static bool is_of_mtp(const ModelFiles *m, const char **names, int count, const char *name) {
     static const char *const copies[] = {"embed_tokens.weight", "shared_head.head.weight"};
     char joins[64];
     const char *key = joins;
@@ -193,7 +195,7 @@ static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list,
     for (size_t i = 0; i < m->count && unknown == NULL; i++) {
         const char *name = m->tensors[i].name;
         bool known = is_wanted(names, list->count, name) || is_harmless(name) ||
-                     is_of_module(m, names, list->count, name);
+                     is_of_mtp(m, names, list->count, name);
         if (!known) unknown = name;
     }
     free(names);
@@ -294,7 +296,7 @@ ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *er
     TRY(modelfiles_check(m, list, err));
     Buffers b = buffers_make();
     ErrorCode code = check_tied_head(m, list, &b, err);
-    for (int i = 0; i < tensor_pieces(list) && code == OK; i++) code = load_piece(m, list, i, &b, err);
+    for (int i = 0; i < tensor_segments(list) && code == OK; i++) code = load_segment(m, list, i, &b, err);
     buffers_free(&b);
     return code;
 }

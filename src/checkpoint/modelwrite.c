@@ -109,7 +109,7 @@ ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayo
  * its own: sorted by place a rank writes without seeking back, which disks and network file systems like
  * better. */
 typedef struct Start {
-    int file, piece;
+    int file, segment;
     uint64_t at;
 } Start;
 
@@ -121,10 +121,10 @@ static int by_place(const void *a, const void *b) {
 }
 
 /* Pieces without elements are left out. Returns how many there are. */
-static int sort_pieces(const ModelLayout *l, Start *starts) {
+static int sort_segments(const ModelLayout *l, Start *starts) {
     int n = 0;
-    for (int i = 0; i < tensor_pieces(l->list); i++) {
-        TensorPiece p = tensor_piece(l->list, i);
+    for (int i = 0; i < tensor_segments(l->list); i++) {
+        TensorSegment p = tensor_segment(l->list, i);
         uint64_t each = (uint64_t)safe_type_bits(l->list->tensors[p.tensor].stored) / 8;
         if (p.count > 0)
             starts[n++] = (Start){l->file[p.tensor], i, l->at[p.tensor] + (uint64_t)p.first * each};
@@ -136,17 +136,18 @@ static int sort_pieces(const ModelLayout *l, Start *starts) {
 /* sums[p] is the checksum of piece p of the list, as the blob needs them; pieces without elements keep 0. */
 ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums,
                            Error *err) {
-    Start *starts = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *starts);
-    int *pieces = mem_alloc_array((size_t)tensor_pieces(l->list), sizeof *pieces), n = sort_pieces(l, starts);
+    Start *starts = mem_alloc_array((size_t)tensor_segments(l->list), sizeof *starts);
+    int *segments = mem_alloc_array((size_t)tensor_segments(l->list), sizeof *segments),
+        n = sort_segments(l, starts);
     ErrorCode code = OK;
-    for (int i = 0; i < n; i++) pieces[i] = starts[i].piece;
+    for (int i = 0; i < n; i++) segments[i] = starts[i].segment;
     for (int first = 0, end; first < n && code == OK; first = end) {
         for (end = first + 1; end < n && starts[end].file == starts[first].file;) end++;
         char *path = path_join(dir, l->files[starts[first].file].name);
-        code = safe_write_pieces(ops, path, l->list, pieces + first, end - first, l->at, sums, err);
+        code = safe_write_segments(ops, path, l->list, segments + first, end - first, l->at, sums, err);
         free(path);
     }
     free(starts);
-    free(pieces);
+    free(segments);
     return code;
 }

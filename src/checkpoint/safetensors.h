@@ -97,27 +97,27 @@ typedef struct TensorDesc {
     int64_t shape[TENSOR_MAX_RANK];
 } TensorDesc;
 
-typedef struct TensorPiece {
+typedef struct TensorSegment {
     int tensor;           /* position in the list */
     int64_t first, count; /* elements */
-} TensorPiece;
+} TensorSegment;
 
 typedef struct TensorList {
     int count;
     const TensorDesc *tensors; /* [count] */
     void *ctx;
     /* Copies tensor memory to host memory. */
-    ErrorCode (*fetch)(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err);
+    ErrorCode (*fetch)(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err);
     /* Copies host memory to tensor memory. */
-    ErrorCode (*store)(void *ctx, int piece, size_t offset, size_t bytes, const void *host, Error *err);
-    int piece_count;
-    const TensorPiece *pieces; /* [piece_count]; NULL: all is here, and piece i is tensor i */
+    ErrorCode (*store)(void *ctx, int segment, size_t offset, size_t bytes, const void *host, Error *err);
+    int segment_count;
+    const TensorSegment *segments; /* [segment_count]; NULL: all is here, and piece i is tensor i */
 } TensorList;
 int64_t tensor_elements(const TensorDesc *t);
 size_t tensor_stored_bytes(const TensorDesc *t);
-int tensor_pieces(const TensorList *list);
-TensorPiece tensor_piece(const TensorList *list, int piece);  /* checked to lie in its tensor */
-size_t tensor_piece_bytes(const TensorList *list, int piece); /* in memory */
+int tensor_segments(const TensorList *list);
+TensorSegment tensor_segment(const TensorList *list, int segment); /* checked to lie in its tensor */
+size_t tensor_segment_bytes(const TensorList *list, int segment);  /* in memory */
 
 /* Where the tensors stand in a file that holds list->tensors[order[0 .. count-1]], as the reference writer
  * lays it out: by descending alignment, then name; no gaps; header padded with spaces to 8 bytes. Sorts
@@ -131,7 +131,7 @@ ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, 
 /* Writes pieces[0 .. count-1] of the list to a file that safe_create made, each to its place (at: of
  * safe_layout), syncs and closes it. sums[p] becomes the checksum (XXH3-64) of the bytes of piece p as they
  * are in the file. */
-ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces,
-                            int count, const uint64_t *at, uint64_t *sums, Error *err);
+ErrorCode safe_write_segments(const FileOps *ops, const char *path, const TensorList *list,
+                              const int *segments, int count, const uint64_t *at, uint64_t *sums, Error *err);
 
 #endif

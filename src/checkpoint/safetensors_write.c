@@ -5,7 +5,7 @@
  * a hole until the ranks, each for itself, have written their pieces into it:
  *
  *     8 bytes N | N bytes of header, blanks up to a multiple of 8 | tensor, tensor, ...
- *     `-------------------- safe_create -----------------------'    safe_write_pieces
+ *     `-------------------- safe_create -----------------------'    safe_write_segments
  *
  * Tensors lie in falling alignment of their types and, among equals, in order of names: every tensor so
  * begins at a multiple of its element, without padding, and the order depends on nothing but the
@@ -49,20 +49,22 @@ static size_t bytes_of(int64_t elements, SafeType type) {
 size_t tensor_stored_bytes(const TensorDesc *t) { return bytes_of(tensor_elements(t), t->stored); }
 
 /* No list of pieces: each tensor is one. */
-int tensor_pieces(const TensorList *list) { return list->pieces != NULL ? list->piece_count : list->count; }
+int tensor_segments(const TensorList *list) {
+    return list->segments != NULL ? list->segment_count : list->count;
+}
 
-TensorPiece tensor_piece(const TensorList *list, int piece) {
-    if (list->pieces == NULL) return (TensorPiece){piece, 0, tensor_elements(&list->tensors[piece])};
+TensorSegment tensor_segment(const TensorList *list, int segment) {
+    if (list->segments == NULL) return (TensorSegment){segment, 0, tensor_elements(&list->tensors[segment])};
     /* A piece that reaches out of its tensor would be written over the next one. */
-    TensorPiece p = list->pieces[piece];
+    TensorSegment p = list->segments[segment];
     CHECK(p.tensor >= 0 && p.tensor < list->count && p.first >= 0 && p.count >= 0);
     int64_t elements = tensor_elements(&list->tensors[p.tensor]);
     CHECK(p.first <= elements && p.count <= elements - p.first);
     return p;
 }
 
-size_t tensor_piece_bytes(const TensorList *list, int piece) {
-    TensorPiece p = tensor_piece(list, piece);
+size_t tensor_segment_bytes(const TensorList *list, int segment) {
+    TensorSegment p = tensor_segment(list, segment);
     return bytes_of(p.count, list->tensors[p.tensor].memory);
 }
 
@@ -161,9 +163,9 @@ ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, 
 
 /* The bytes of the file for n elements from `offset` in memory on. Only fp32 is converted on the way
  * (weights to bf16); moments and states are stored as they are. */
-static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, size_t n, const void **data,
+static ErrorCode take(Writer *w, const TensorDesc *t, int segment, size_t offset, size_t n, const void **data,
                       Error *err) {
-    TRY(w->list->fetch(w->list->ctx, piece, offset, bytes_of((int64_t)n, t->memory), w->fetched, err));
+    TRY(w->list->fetch(w->list->ctx, segment, offset, bytes_of((int64_t)n, t->memory), w->fetched, err));
     *data = w->fetched;
     if (t->memory == t->stored) return OK;
     CHECK(t->memory == SAFE_F32);
@@ -174,15 +176,15 @@ static ErrorCode take(Writer *w, const TensorDesc *t, int piece, size_t offset, 
 
 /* `at`: first byte of the tensor in the file. The checksum is made from the bytes that go to the file, in
  * the same loop: what was converted or copied wrongly before is not caught by it, what changes after is. */
-static ErrorCode write_piece(Writer *w, int piece, uint64_t at, uint64_t *sum, Error *err) {
-    TensorPiece p = tensor_piece(w->list, piece);
+static ErrorCode write_segment(Writer *w, int segment, uint64_t at, uint64_t *sum, Error *err) {
+    TensorSegment p = tensor_segment(w->list, segment);
     const TensorDesc *t = &w->list->tensors[p.tensor];
     XXH3_64bits_reset(w->hash);
     at += bytes_of(p.first, t->stored);
     for (size_t done = 0, n; done < (size_t)p.count; done += n) {
         const void *data;
         n = (size_t)p.count - done < CHUNK ? (size_t)p.count - done : CHUNK;
-        TRY(take(w, t, piece, bytes_of((int64_t)done, t->memory), n, &data, err));
+        TRY(take(w, t, segment, bytes_of((int64_t)done, t->memory), n, &data, err));
         size_t bytes = bytes_of((int64_t)n, t->stored);
         XXH3_64bits_update(w->hash, data, bytes);
         TRY(fileops_write(w->ops, w->fd, w->path, data, bytes, at, err));
@@ -193,26 +195,27 @@ static ErrorCode write_piece(Writer *w, int piece, uint64_t at, uint64_t *sum, E
 }
 
 /* The tensor is named by whoever walks the list; below only the file is known. */
-static ErrorCode write_all(Writer *w, const int *pieces, int count, const uint64_t *at, uint64_t *sums,
+static ErrorCode write_all(Writer *w, const int *segments, int count, const uint64_t *at, uint64_t *sums,
                            Error *err) {
     for (int i = 0; i < count; i++) {
-        int tensor = tensor_piece(w->list, pieces[i]).tensor;
-        if (write_piece(w, pieces[i], at[tensor], &sums[pieces[i]], err) != OK)
+        int tensor = tensor_segment(w->list, segments[i]).tensor;
+        if (write_segment(w, segments[i], at[tensor], &sums[segments[i]], err) != OK)
             return error_context(err, "tensor %s", w->list->tensors[tensor].name);
     }
     return OK;
 }
 
 /* The descriptor is this call's own: several ranks have the file open at once, each for its own ranges. */
-ErrorCode safe_write_pieces(const FileOps *ops, const char *path, const TensorList *list, const int *pieces,
-                            int count, const uint64_t *at, uint64_t *sums, Error *err) {
+ErrorCode safe_write_segments(const FileOps *ops, const char *path, const TensorList *list,
+                              const int *segments, int count, const uint64_t *at, uint64_t *sums,
+                              Error *err) {
     Writer w = {.ops = ops, .path = path, .list = list};
     TRY(fileops_open(ops, path, &w.fd, err));
     w.hash = XXH3_createState();
     CHECK(w.hash != NULL);
     w.fetched = mem_alloc(CHUNK * 8);
     w.converted = mem_alloc(CHUNK * 8);
-    ErrorCode code = write_all(&w, pieces, count, at, sums, err);
+    ErrorCode code = write_all(&w, segments, count, at, sums, err);
     if (code == OK)
         code = fileops_finish(ops, w.fd, path, err);
     else

@@ -22,7 +22,7 @@ static const Flag flags[] = {
 static ErrorCode verdict(const Runs *runs, Error *err) {
     if (runs_equal(runs)) return OK;
     error_set(err, ERR_DIFFERENT, "the runs differ");
-    err->told = true;
+    err->reported = true;
     return ERR_DIFFERENT;
 }
 
@@ -42,7 +42,7 @@ static ErrorCode compare(const Arguments *args, const Runs *runs, int width, Err
 }
 
 /* A width of 0 stays where none was given: the terminal's own. `runs` is freed whatever was read of it. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_compare(const Arguments *args, Error *err) {
     Runs runs = {0};
     int64_t width = 0;
     TRY(arguments_int(args, "--width", 60, 1000, &width, err));
@@ -73,5 +73,5 @@ const Verb verb_compare = {
     .flags = flags,
     .min_operands = 2,
     .max_operands = RUNS_MAX,
-    .run = run,
+    .run = run_compare,
 };

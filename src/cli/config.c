@@ -15,7 +15,7 @@ static const Flag flags[] = {
 /* What is printed is what a run would take: defaults, file and words, and what follows from them. On
  * standard output, so that `weft config --plain my.yaml a.b=c > new.yaml` makes a configuration. Nothing
  * is printed of one that is wrong. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_config(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     Text out = {0};
@@ -43,5 +43,5 @@ const Verb verb_config = {
     .options = config_options,
     .min_operands = 0,
     .max_operands = -1,
-    .run = run,
+    .run = run_config,
 };

@@ -154,7 +154,7 @@ static ErrorCode prune(const char *dir, const CacheRules *rules, Error *err) {
 }
 
 /* All operands are read first: one that is mistyped ends it before anything is removed. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_data(const Arguments *args, Error *err) {
     Operands o = {0};
     CacheRules rules = {.days = 30, .remove = arguments_has(args, "--delete"), .user = user_of, .ctx = &o};
     TRY(arguments_double(args, "--older-than", 0, 36500, &rules.days, err));
@@ -190,5 +190,5 @@ const Verb verb_data_prune = {
     .flags = flags,
     .min_operands = 0,
     .max_operands = -1,
-    .run = run,
+    .run = run_data,
 };

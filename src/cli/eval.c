@@ -56,7 +56,7 @@ typedef struct Job {
     Config asked; /* --tasks: of it the section evaluation */
     OptionSet set;
     OpenModel model;
-    Doing doing;
+    Activity activity;
 } Job;
 
 static bool speaks(const Job *j) { return comm_rank(j->ranks.comm) == 0; }
@@ -148,11 +148,11 @@ static ErrorCode alone(Comm *c, ErrorCode code, Error *err) {
 static ErrorCode measure_with(Job *j, DataConfig *config, Evaluation *out, Error *err) {
     OpenModel *m = &j->model;
     Dataset *data = NULL;
-    doing_enter(&j->doing, PHASE_TOKENIZING, 0);
+    activity_enter(&j->activity, PHASE_TOKENIZING, 0);
     ErrorCode code = comm_agree(m->comm, open_text(&data, m, j->text, config, err), err);
     if (code == OK) code = agree_on_text(data, m, err);
     if (code == OK && speaks(j)) dataset_warn(data);
-    doing_enter(&j->doing, PHASE_VALIDATION, 0);
+    activity_enter(&j->activity, PHASE_VALIDATION, 0);
     if (code == OK) code = alone(m->comm, evaluate(m->engine, data, m->tokenizer, 0, out, NULL, err), err);
     if (data) dataset_close(data);
     return code;
@@ -322,7 +322,7 @@ static ErrorCode run_tasks(Job *j, Error *err) {
     Text samples = {0};
     TaskFigures *figures = mem_alloc_array(j->asked.evaluation.tasks.count, sizeof *figures);
     ErrorCode code = open_tasks(j, &tasks, err);
-    doing_enter(&j->doing, PHASE_VALIDATION, 0);
+    activity_enter(&j->activity, PHASE_VALIDATION, 0);
     if (code == OK) code = alone(j->ranks.comm, score_all(&j->model, &tasks, figures, &samples, err), err);
     if (code == OK) code = comm_agree(j->ranks.comm, tell_of_tasks(j, &tasks, figures, &samples, err), err);
     tasks_close(&tasks);
@@ -389,7 +389,7 @@ static ErrorCode open_for(Job *j, Error *err) {
     if (code == OK) code = arguments_int(j->args, "--batch", 1, 1 << 20, &batch, err);
     TRY(comm_agree(j->ranks.comm, code, err));
     PassShape shape = {.context = context, .most = LONGEST_DEFAULT, .sequences = batch};
-    doing_enter(&j->doing, PHASE_LOADING, 0);
+    activity_enter(&j->activity, PHASE_LOADING, 0);
     TRY(open_model(m, j->args->operands[0], j->args, shape, &j->ranks, err));
     TRY(load_model(m, &(NeedsSpec){.flags = "--batch, --context"}, err));
     if (context > m->plan.model.config.max_position_embeddings)
@@ -410,14 +410,14 @@ static void on_signal(int number) {
 
 static void catch_signals(void) {
     struct sigaction action = {.sa_handler = on_signal};
-    if (!launched_find().by_launcher) return;
+    if (!launched_env_find().by_launcher) return;
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
 }
 
 /* Of several ranks the first alone speaks; what ends them all is said by one (comm_agree, comm_fail). */
 static ErrorCode evaluate_joined(Job *j, Error *err) {
-    doing_enter(&j->doing, PHASE_READING, 0);
+    activity_enter(&j->activity, PHASE_READING, 0);
     if (!speaks(j)) log_set_level(LOG_ERROR);
     TRY(comm_agree(j->ranks.comm, model_check_ranks(&j->ranks, comm_size(j->ranks.comm), err), err));
     TRY(comm_agree(j->ranks.comm, read_tasks(j, err), err));
@@ -429,10 +429,10 @@ static ErrorCode evaluate_joined(Job *j, Error *err) {
 
 /* Keys that cannot be read are refused when the ranks have joined. */
 static ErrorCode evaluate_here(Job *j, Error *err) {
-    CommWatch watch = {0, doing_describe, &j->doing};
+    CommWatch watch = {0, activity_describe, &j->activity};
     (void)model_watchdog(&j->ranks, &watch.seconds, NULL);
     catch_signals();
-    doing_start(&j->doing);
+    activity_start(&j->activity);
     TRY(comm_open_watched(&j->ranks.comm, &watch, err));
     ErrorCode code = evaluate_joined(j, err);
     options_free(&j->set);
@@ -443,7 +443,7 @@ static ErrorCode evaluate_here(Job *j, Error *err) {
 
 /* 4,096 processes on one machine are more than any has cores; beyond it the number is a slip. One rank needs
  * no launcher. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_eval(const Arguments *args, Error *err) {
     Job j = {.args = args};
     int64_t ranks = 1;
     TRY(read_operands(&j, err));
@@ -486,5 +486,5 @@ const Verb verb_eval = {
     .flags = flags,
     .min_operands = 1,
     .max_operands = -1,
-    .run = run,
+    .run = run_eval,
 };

@@ -80,7 +80,7 @@ static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t b
 
 /* Flags first, then checkpoints, then the directory: whatever is wrong with the command line is said
  * before bytes are read by the gigabyte. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_export(const Arguments *args, Error *err) {
     Chosen c = {.count = 0};
     SafeType stored;
     int64_t wanted = 1;
@@ -113,5 +113,5 @@ const Verb verb_export = {
     .flags = flags,
     .min_operands = 2,
     .max_operands = 2,
-    .run = run,
+    .run = run_export,
 };

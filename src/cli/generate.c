@@ -417,7 +417,7 @@ static void request_free(Request *r) {
 
 /* The command line and standard input are read before the model is, which may take minutes: a mistake
  * there is said at once. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_generate(const Arguments *args, Error *err) {
     OpenModel m = {0};
     Request r;
     ErrorCode code = read_request(args, &r, err);
@@ -446,5 +446,5 @@ const Verb verb_generate = {
     .flags = flags,
     .min_operands = 1,
     .max_operands = 1,
-    .run = run,
+    .run = run_generate,
 };

@@ -18,7 +18,7 @@
  * another rank or process, is not said again; the status is the same. */
 static int report(const Error *err) {
     log_status("%s", "");
-    if (err->told) return (int)err->code;
+    if (err->reported) return (int)err->code;
     char end[600];
     fprintf(stderr, "weft: %s (%s)\n", err->message, error_end(end, sizeof end, err->code));
     return (int)err->code;

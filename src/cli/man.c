@@ -98,9 +98,9 @@ static void add_roff_option(Text *out, const Option *option) {
     add_roff_string(out, option->key);
     text_puts(out, "\\fR (");
     add_roff_string(out, option->type == OPT_CHOICE ? option->choices : type_name(option->type));
-    if (option->fallback && *option->fallback) {
+    if (option->default_value && *option->default_value) {
         text_puts(out, "; default ");
-        add_roff_string(out, option->fallback);
+        add_roff_string(out, option->default_value);
     }
     text_puts(out, ")\n");
     add_roff_string(out, option->help);

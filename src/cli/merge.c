@@ -28,7 +28,7 @@ static ErrorCode open_operand(AdapterDir *a, const Arguments *args, Error *err) 
     return code;
 }
 
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_merge(const Arguments *args, Error *err) {
     AdapterDir a = {.count = 0};
     SafeType stored;
     uint64_t bytes = 0;
@@ -59,5 +59,5 @@ const Verb verb_merge = {
     .flags = flags,
     .min_operands = 2,
     .max_operands = 2,
-    .run = run,
+    .run = run_merge,
 };

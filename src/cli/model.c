@@ -221,9 +221,10 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     checkpoint_warn_balance(weights_of(m));
     TRY(modelfiles_check_shape(weights_of(m), &spec->model, err));
     spec->adapters = adapter_spec(&m->adapter);
-    spec->leaves = (int)c->numerics.canonical_tp;
-    spec->spans = (int)c->numerics.canonical_cp;
-    spec->exact = spec->spans > 0; /* only exact sums have spans; here nothing is summed over them */
+    spec->splits = (int)c->numerics.canonical_tp;
+    spec->exact_chunks = (int)c->numerics.canonical_cp;
+    spec->exact =
+        spec->exact_chunks > 0; /* only exact sums have exact chunks; here nothing is summed over them */
     spec->positions = context_of(&spec->model, shape);
     TRY(check_positions(&spec->model, spec->positions, err));
     spec->tokens = shape.sequences > 0 ? shape.sequences * spec->positions : shape.tokens;
@@ -251,7 +252,7 @@ ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, Pas
                      const ModelRanks *ranks, Error *err) {
     RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
     *m = (OpenModel){.comm = ranks ? ranks->comm : NULL, .alone = !ranks};
-    if (!ranks) TRY(comm_open_link(&m->comm, NULL, err));
+    if (!ranks) TRY(comm_open_transport(&m->comm, NULL, err));
     TOGETHER(m, read_model(m, where, args, shape, ranks, &spec, err));
     TOGETHER(m, setup_device(&m->config, m->comm, &m->device, err));
     TRY(agree_on_compute(m->comm, &m->config, &m->set, &m->device, err));

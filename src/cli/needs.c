@@ -109,19 +109,19 @@ static ErrorCode check_machines(Comm *comm, Device *d, const RankPlan *plan, con
     TRY(comm_broadcast(comm, &v, sizeof v, 0, err));
     if (!*v.problem) return OK;
     error_set(err, ERR_MEMORY, "%s", v.problem);
-    if (err) err->told = comm_rank(comm) != 0;
+    if (err) err->reported = comm_rank(comm) != 0;
     return ERR_MEMORY;
 }
 
 /* Of a GPU, what this rank takes of its own. */
 static ErrorCode check_gpus(Comm *comm, Device *d, const RankPlan *plan, const NeedsSpec *spec, Error *err) {
     const MemoryPlan *memory = rank_memory(plan);
-    Occupancy gpu;
+    GpuMemoryUse gpu;
     Needs own = needs_of(d, plan, spec->more);
     Text out = {0};
-    occupancy_open(&gpu, comm, d);
-    TRY(occupancy_check(&gpu, memory_plan_pools(memory) + spec->more,
-                        memory_plan_taken(memory) + pool_taken(spec->more, d->piece), err));
+    gpu_memory_open(&gpu, comm, d);
+    TRY(gpu_memory_check(&gpu, memory_plan_pools(memory) + spec->more,
+                         memory_plan_taken(memory) + pool_taken(spec->more, d->granularity), err));
     describe(&own, 1, plan->spec.compute, &out);
     if (!spec->quiet && comm_rank(comm) == 0) log_info("%s", out.data);
     text_free(&out);
@@ -129,5 +129,5 @@ static ErrorCode check_gpus(Comm *comm, Device *d, const RankPlan *plan, const N
 }
 
 ErrorCode needs_check(Comm *comm, Device *d, const RankPlan *plan, const NeedsSpec *spec, Error *err) {
-    return (d->apart ? check_gpus : check_machines)(comm, d, plan, spec, err);
+    return (d->separate_memory ? check_gpus : check_machines)(comm, d, plan, spec, err);
 }

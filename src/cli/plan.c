@@ -270,7 +270,7 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
     /* One rank is most likely this machine; many are others, of which nothing is known here. */
-    uint64_t here = d->apart ? d->memory : memory_use().machine;
+    uint64_t here = d->separate_memory ? d->memory : memory_use().machine;
     double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)here : 0;
     CompareRequest request = {(int)q->ranks, memory, q->speed, arguments_has(args, "--whole")};
     Text out = {0};
@@ -338,7 +338,7 @@ static ErrorCode take_device(const Request *q, const Config *c, OptionSet *set, 
 }
 
 /* The order of a run: configuration, shape, device, dtype, plan. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_plan(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     Device d;
@@ -379,5 +379,5 @@ const Verb verb_plan = {
     .options = config_options,
     .min_operands = 1,
     .max_operands = -1,
-    .run = run,
+    .run = run_plan,
 };

@@ -34,7 +34,7 @@ static const Flag flags[] = {
     {"--microbatches", 'm', "N", "microbatches of a step"},
     {"--stages-per-rank", 'v', "N", "default 1, or 2 for schedules made for several"},
     {"--cost", 0, "F,I,W[,LATENCY]",
-     "time of forward, input half and weight half of one stage, and of a transfer; default 1,1,1,0"},
+     "time of forward, dgrad and wgrad of one stage, and of a transfer; default 1,1,1,0"},
     {"--overlap", 0, NULL,
      "a forward and a backward that are scheduled as one take as long as the longer of them"},
     {"--csv", 0, "[=FORM]",
@@ -368,7 +368,7 @@ static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
 }
 
 /* Without a name the question is which, with one how. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_schedule(const Arguments *args, Error *err) {
     Request q;
     Schedule s;
     TRY(read_request(args, &q, err));
@@ -399,5 +399,5 @@ const Verb verb_schedule = {
     .flags = flags,
     .min_operands = 0,
     .max_operands = 1,
-    .run = run,
+    .run = run_schedule,
 };

@@ -230,7 +230,7 @@ static ErrorCode find_places(char *program, char *directory, size_t size, Error 
     return OK;
 }
 
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_slurm(const Arguments *args, Error *err) {
     static char program[4096], directory[4096];
     Sweep sweep = {0};
     Job job = {.program = program, .directory = directory, .sweep = &sweep};
@@ -272,5 +272,5 @@ const Verb verb_slurm = {
     .options = NULL,
     .min_operands = 1,
     .max_operands = -1,
-    .run = run,
+    .run = run_slurm,
 };

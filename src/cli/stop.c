@@ -31,7 +31,7 @@ static ErrorCode wait_for(const char *run, double seconds, Error *err) {
 
 /* Where nobody trains a request would reach nobody: the next run removes a stop file that it finds
  * (lock_take). So that is an error, and not a promise that nobody keeps. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_stop(const Arguments *args, Error *err) {
     const char *dir = args->operands[0];
     double seconds = 0;
     long pid;
@@ -53,5 +53,5 @@ const Verb verb_stop = {
     .flags = flags,
     .min_operands = 1,
     .max_operands = 1,
-    .run = run,
+    .run = run_stop,
 };

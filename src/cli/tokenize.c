@@ -57,7 +57,7 @@ static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenize
 
 /* By the configuration of the run itself: a cache is found by tokenizer, sources and rules
  * (data/dataset.c). */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_tokenize(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
     Tokenizer *tokenizer = NULL;
@@ -85,5 +85,5 @@ const Verb verb_tokenize = {
     .options = config_options,
     .min_operands = 1,
     .max_operands = -1,
-    .run = run,
+    .run = run_tokenize,
 };

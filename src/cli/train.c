@@ -43,21 +43,21 @@ static ErrorCode train(const Arguments *args, Error *err) {
     OptionSet set;
     Inject inject = {0};
     Comm *comm;
-    Doing doing;
+    Activity activity;
     Error unread;
     /* Before MPI, which may take seconds: a Ctrl-C meanwhile is a request to stop like any other. */
     TRY(trainer_take_signals(err));
-    doing_start(&doing);
+    activity_start(&activity);
     /* Before the ranks join: it says for how long they wait for each other. What is wrong with it they say
      * together. */
     ErrorCode code = load(args, &c, &set, &unread);
-    CommWatch watch = {code == OK ? c.comm.watchdog_s : 0, doing_describe, &doing};
+    CommWatch watch = {code == OK ? c.comm.watchdog_s : 0, activity_describe, &activity};
     ErrorCode opened = comm_open_watched(&comm, &watch, err);
     if (opened != OK) {
         options_free(&set);
         return opened;
     }
-    doing_enter(&doing, PHASE_READING, 0);
+    activity_enter(&activity, PHASE_READING, 0);
     if (code != OK) *err = unread;
     code = comm_agree(comm, code, err);
     if (code == OK) code = agree_on_config(comm, &set, err);
@@ -66,7 +66,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
             comm,
             inject_parse(&inject, arguments_flag(args, "--inject"), comm_size(comm), c.train.steps, err),
             err);
-    if (code == OK) code = trainer_run(comm, args->operands[0], &c, &set, &inject, &doing, err);
+    if (code == OK) code = trainer_run(comm, args->operands[0], &c, &set, &inject, &activity, err);
     inject_free(&inject);
     options_free(&set);
     /* What is left is the end, in which nothing can be stopped any more. */
@@ -141,7 +141,7 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
 }
 
 /* Restarts outermost: what is started again is the launcher with all its ranks. */
-static ErrorCode run(const Arguments *args, Error *err) {
+static ErrorCode run_train(const Arguments *args, Error *err) {
     if (arguments_has(args, "--restarts")) return train_supervised(args, err);
     return arguments_has(args, "--ranks") ? train_ranks(args, err) : train(args, err);
 }
@@ -175,5 +175,5 @@ const Verb verb_train = {
     .options = config_options,
     .min_operands = 1,
     .max_operands = -1,
-    .run = run,
+    .run = run_train,
 };

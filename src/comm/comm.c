@@ -1,21 +1,21 @@
 /* Opening, groups, starting operations, waiting for them.
  *
- * One mutex guards the state and every call of the link: the program's thread, the progress thread and the
- * watchdog take turns. Nobody holds it while waiting.
+ * One mutex guards the state and every call of the transport: the program's thread, the progress thread and
+ * the watchdog take turns. Nobody holds it while waiting.
  *
  * A call of this module, from the outside in:
  *
- *     comm.c      checks, takes the lock, makes an operation, hands out its handle
- *     transfer.c  cuts it into messages and buckets, adds up what arrives: order
- *     wires.c     the same from GPU to GPU; relay.c takes tensors of GPUs through the host
- *     link.h      carries messages: mpi/, loopback/
- *     small.c     barriers, records, broadcasts: messages of the same kind, waited for
- *     failure.c   notices of failures, and the watchdog
- *     launch.c, launched.c, launcher_output.c, local_ranks.c    processes, and their launcher
+ *     comm.c           checks, takes the lock, makes an operation, hands out its request
+ *     transfer.c       cuts it into messages and buckets, adds up what arrives: order
+ *     communicators.c  the same from GPU to GPU; staging.c takes tensors of GPUs through the host
+ *     transport.h      carries messages: mpi/, loopback/
+ *     small.c          barriers, records, broadcasts: messages of the same kind, waited for
+ *     failure.c        control messages of failures, and the watchdog
+ *     launch.c, launched_env.c, launcher_output.c, local_ranks.c    processes, and their launcher
  *
  * Threads: the program's, which alone calls comm.h; the progress thread (progress_main), which moves on
  * what is under way and uses a device of its own; the watchdog (failure.c), which looks at atomics and
- * takes the lock only to take notices or to ask. */
+ * takes the lock only to take control messages or to ask. */
 #include "comm/comm.h"
 
 #include <limits.h>
@@ -28,7 +28,7 @@
 
 #include "comm/internal.h"
 #include "comm/launch.h"
-#include "comm/mpi/mpi_link.h"
+#include "comm/mpi/mpi_transport.h"
 
 /* ---- the common ground ---- */
 
@@ -52,13 +52,13 @@ ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
     error_set(&c->failure, code, "%s", message);
-    wires_give_up(c);
+    communicators_give_up(c);
     return code;
 }
 
-ErrorCode comm_link_failure(Comm *c, int error, const char *what) {
+ErrorCode comm_transport_failure(Comm *c, int error, const char *what) {
     char text[256];
-    c->link->kind->explain(error, text, sizeof text);
+    c->transport->kind->explain(error, text, sizeof text);
     return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
 }
 
@@ -67,16 +67,16 @@ ErrorCode comm_link_failure(Comm *c, int error, const char *what) {
 ErrorCode comm_refused(const Comm *c, Error *err) {
     if (c->failure.code == OK) return OK;
     error_set(err, c->failure.code, "%s", c->failure.message);
-    if (err) err->told = c->failure.told;
+    if (err) err->reported = c->failure.reported;
     return c->failure.code;
 }
 
 /* ---- opening ---- */
 
 static ErrorCode join(Comm *c, const char *what, int colour, int place, int size, int *channel, Error *err) {
-    int error = c->link->kind->join(c->link, colour, place, size, channel);
-    if (error == LINK_OK) return OK;
-    comm_link_failure(c, error, what);
+    int error = c->transport->kind->join(c->transport, colour, place, size, channel);
+    if (error == TRANSPORT_OK) return OK;
+    comm_transport_failure(c, error, what);
     return comm_refused(c, err);
 }
 
@@ -84,8 +84,8 @@ ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err) {
     return join(c, what, 0, c->rank, c->size, channel, err);
 }
 
-/* Three channels of all ranks, so that small operations, messages of stages, and notices never meet each
- * other, whatever their tags. */
+/* Three channels of all ranks, so that small operations, messages of stages, and control messages never meet
+ * each other, whatever their tags. */
 static ErrorCode open_channels(Comm *c, Error *err) {
     int *const channels[] = {&c->small, &c->point, &c->control};
     ErrorCode code = OK;
@@ -94,8 +94,8 @@ static ErrorCode open_channels(Comm *c, Error *err) {
     comm_blocked(c, NULL);
     TRY(code);
     comm_lock(c);
-    /* The standing receive of notices, from here to the end. */
-    notice_listen(c);
+    /* The standing receive of control messages, from here to the end. */
+    control_listen(c);
     c->listening = true;
     comm_unlock(c);
     return OK;
@@ -113,55 +113,55 @@ static void make_locks(Comm *c) {
     pthread_condattr_destroy(&attributes);
 }
 
-/* The link closes with the Comm from here on, even if this fails. Everything that comm_close frees is made
- * here, or is zero. A rank that cannot open its kernels opens the channels all the same: the others wait for
- * it there, and hear of it behind them. */
-static ErrorCode open_parts(Comm *c, Link *link, Error *err) {
-    c->link = link;
-    c->joined = link != NULL;
-    if (link) {
-        c->rank = link->rank, c->size = link->size;
-        c->local_rank = link->local_rank, c->local_size = link->local_size,
-        c->local_cores = link->local_cores;
+/* The transport closes with the Comm from here on, even if this fails. Everything that comm_close frees is
+ * made here, or is zero. A rank that cannot open its kernels opens the channels all the same: the others wait
+ * for it there, and hear of it behind them. */
+static ErrorCode open_parts(Comm *c, CommTransport *transport, Error *err) {
+    c->transport = transport;
+    c->joined = transport != NULL;
+    if (transport) {
+        c->rank = transport->rank, c->size = transport->size;
+        c->local_rank = transport->local_rank, c->local_size = transport->local_size,
+        c->local_cores = transport->local_cores;
     }
     transfer_setup(c);
-    c->lowest_notice = c->size;
+    c->lowest_failed = c->size;
     c->speaker = -1;
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
     c->lines = mem_alloc_array((size_t)c->size, sizeof *c->lines);
     /* One thread: it adds up in the progress thread, which must not take the program's cores. */
     ErrorCode own = device_open_cpu(&c->own, NULL, 1, err);
-    if (link) TRY(open_channels(c, err));
+    if (transport) TRY(open_channels(c, err));
     return comm_agree(c, own, err);
 }
 
 /* The watchdog is there before MPI is. It knows its rank from the environment until then, and says in
  * which call the rank hangs. */
-static ErrorCode open_launched(Comm *c, const Launched *launched, Error *err) {
+static ErrorCode open_launched(Comm *c, const LaunchedEnv *launched, Error *err) {
     c->rank_variable = launched->rank_variable;
     if (launched->rank >= 0) c->rank = launched->rank;
     if (c->watch.describe) TRY(watchdog_start(c, err));
     comm_blocked(c, "MPI start");
-    ErrorCode code = mpi_link_open(&c->link, COMM_EVENTS, launched->variable, err);
+    ErrorCode code = mpi_transport_open(&c->transport, COMM_EVENTS, launched->variable, err);
     comm_blocked(c, NULL);
-    c->joined = c->link != NULL;
+    c->joined = c->transport != NULL;
     TRY(code);
-    TRY(open_parts(c, c->link, err));
-    TRY(launched_check(launched, c->link->size, err));
+    TRY(open_parts(c, c->transport, err));
+    TRY(launched_env_check(launched, c->transport->size, err));
     return c->watch.describe ? watchdog_agree(c, err) : OK;
 }
 
-/* One rank until a link says otherwise. */
+/* One rank until a transport says otherwise. */
 static Comm *new_comm(const CommWatch *watch) {
     Comm *c = mem_alloc(sizeof *c);
-    *c = (Comm){.size = 1, .local_size = 1, .lowest_notice = 1};
+    *c = (Comm){.size = 1, .local_size = 1, .lowest_failed = 1};
     if (watch) c->watch = *watch;
     make_locks(c);
     return c;
 }
 
 /* Closing waits for all ranks, so the failure is printed first. All ranks have one that was agreed on, and
- * close; what failed on this rank alone (the link did) ends the others too. */
+ * close; what failed on this rank alone (the transport did) ends the others too. */
 static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code, Error *err) {
     *out = code == OK ? c : NULL;
     if (code == OK) return OK;
@@ -172,24 +172,25 @@ static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code, Error *err) {
 }
 
 /* The ranks are there, so the watchdog begins with what it needs to ask them. */
-static ErrorCode open_linked(Comm *c, Link *link, Error *err) {
-    TRY(open_parts(c, link, err));
-    if (!link || !c->watch.describe) return OK;
+static ErrorCode open_linked(Comm *c, CommTransport *transport, Error *err) {
+    TRY(open_parts(c, transport, err));
+    if (!transport || !c->watch.describe) return OK;
     TRY(watchdog_start(c, err));
     return watchdog_agree(c, err);
 }
 
-ErrorCode comm_open_link_watched(Comm **out, Link *link, const CommWatch *watch, Error *err) {
+ErrorCode comm_open_transport_watched(Comm **out, CommTransport *transport, const CommWatch *watch,
+                                      Error *err) {
     Comm *c = new_comm(watch);
-    return hand_out(out, c, open_linked(c, link, err), err);
+    return hand_out(out, c, open_linked(c, transport, err), err);
 }
 
-ErrorCode comm_open_link(Comm **out, Link *link, Error *err) {
-    return comm_open_link_watched(out, link, NULL, err);
+ErrorCode comm_open_transport(Comm **out, CommTransport *transport, Error *err) {
+    return comm_open_transport_watched(out, transport, NULL, err);
 }
 
 ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {
-    Launched launched = launched_find();
+    LaunchedEnv launched = launched_env_find();
     Comm *c = new_comm(watch);
     ErrorCode code = launched.by_launcher ? open_launched(c, &launched, err) : open_parts(c, NULL, err);
     return hand_out(out, c, code, err);
@@ -218,7 +219,7 @@ void comm_close(Comm *c) {
     comm_unlock(c);
     comm_set_device(c, NULL);
     comm_blocked(c, "MPI end");
-    if (c->link) c->link->kind->close(c->link);
+    if (c->transport) c->transport->kind->close(c->transport);
     comm_blocked(c, NULL);
     watchdog_stop(c);
     transfer_free(c);
@@ -240,8 +241,8 @@ int comm_local_size(const Comm *c) { return c->local_size; }
 int comm_local_cores(const Comm *c) { return c->local_cores; }
 
 void comm_set_device(Comm *c, Device *device) {
-    if (atomic_load(&c->wired)) wires_close(c);
-    if (c->device) relay_close(c);
+    if (atomic_load(&c->wired)) communicators_close(c);
+    if (c->device) staging_close(c);
     c->device = device;
 }
 
@@ -302,9 +303,9 @@ static size_t bucket_of(int arrivals, size_t stride) {
 
 /* Elements of a part of an all-reduce: rounded up to the pools' alignment, so that each rank adds up
  * aligned memory. The last parts may be short or empty (elements_of). */
-static int64_t reduce_part(int ranks, int64_t count) {
-    int64_t part = (count + ranks - 1) / ranks;
-    return (int64_t)round_up((size_t)part, POOL_ALIGN);
+static int64_t reduce_range(int ranks, int64_t count) {
+    int64_t range = (count + ranks - 1) / ranks;
+    return (int64_t)round_up((size_t)range, POOL_ALIGN);
 }
 
 /* What an outer step takes in, over all its ranks: as many sums as the runs have blocks. With 2 x 3 ranks,
@@ -332,7 +333,7 @@ size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t largest) 
 
 size_t comm_sum_outer_workspace(int inner, int outer, CommType type, int64_t count) {
     int sums = is_split(inner, outer, type) ? outer_sums(inner, outer) : outer;
-    return workspace_of(sums - 1, (size_t)reduce_part(outer, count) * type_bytes(type));
+    return workspace_of(sums - 1, (size_t)reduce_range(outer, count) * type_bytes(type));
 }
 
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
@@ -341,37 +342,37 @@ size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
 
 /* ---- parts ---- */
 
-int64_t comm_whole(const CommPart *parts, int ranks) {
+int64_t comm_whole(const CommRange *ranges, int ranks) {
     int64_t end = 0;
     for (int p = 0; p < ranks; p++)
-        if (parts[p].first + parts[p].count > end) end = parts[p].first + parts[p].count;
+        if (ranges[p].first + ranges[p].count > end) end = ranges[p].first + ranges[p].count;
     return end;
 }
 
-int64_t comm_largest(const CommPart *parts, int ranks) {
+int64_t comm_largest(const CommRange *ranges, int ranks) {
     int64_t most = 0;
     for (int p = 0; p < ranks; p++)
-        if (parts[p].count > most) most = parts[p].count;
+        if (ranges[p].count > most) most = ranges[p].count;
     return most;
 }
 
-int64_t comm_gather_traffic(const CommPart *parts, int ranks, int place) {
-    return (ranks - 1) * parts[place].count;
+int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int place) {
+    return (ranks - 1) * ranges[place].count;
 }
 
-int64_t comm_scatter_traffic(const CommPart *parts, int ranks, int place) {
+int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int place) {
     int64_t sum = 0;
-    for (int p = 0; p < ranks; p++) sum += p == place ? 0 : parts[p].count;
+    for (int p = 0; p < ranks; p++) sum += p == place ? 0 : ranges[p].count;
     return sum;
 }
 
 int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, CommType type,
-                       const CommPart *parts) {
+                       const CommRange *ranges) {
     if (!is_split(inner, outer, type)) return 0;
-    int64_t whole = comm_whole(parts, inner), end = whole, own = parts[inner_place].count;
+    int64_t whole = comm_whole(ranges, inner), end = whole, own = ranges[inner_place].count;
     int blocks = tree_blocks(inner * outer, (TreeBlock){outer_place * inner, inner}, NULL);
     for (int k = 0; k < blocks; k++) {
-        int64_t first = block_first(parts, inner, inner_place, k);
+        int64_t first = block_first(ranges, inner, inner_place, k);
         if (first + own > end) end = first + own;
     }
     return end - whole;
@@ -379,8 +380,8 @@ int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, C
 
 /* Elements of part p of an all-reduce. */
 static int64_t elements_of(int ranks, int64_t count, int p) {
-    int64_t part = reduce_part(ranks, count), left = count - p * part;
-    return left < 0 ? 0 : left < part ? left : part;
+    int64_t range = reduce_range(ranks, count), left = count - p * range;
+    return left < 0 ? 0 : left < range ? left : range;
 }
 
 /* What goes out of this rank: its sums of the other ranks' parts, and its own part's result to each of
@@ -398,17 +399,18 @@ static Device *device_of(Comm *c) { return c->device ? c->device : &c->own; }
 /* MPI reads and writes tensor memory by itself: what a message is made of must be written before it goes, and
  * what is read where one arrives must have been read. Before the mutex is taken, since others need that. */
 static void settle(Comm *c) {
-    if (c->device) device_finish(c->device, device_mark(c->device, ON_COMPUTE), WAIT_LINK);
+    if (c->device) device_finish(c->device, device_mark(c->device, ON_COMPUTE), WAIT_TRANSPORT);
 }
 
-/* Waited for, since the operation that follows sends from there; wires follow what the program enqueues. */
+/* Waited for, since the operation that follows sends from there; communicators follow what the program
+ * enqueues. */
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     Device *d = device_of(c);
     bool wired = atomic_load(&c->wired) != NULL;
     if (to == from || bytes == 0) return;
     DeviceStream before = device_on(wired ? ON_COMPUTE : ON_COMM);
     OP(d, OP_COPY, copy, to, from, bytes);
-    if (!wired) device_finish(d, device_mark(d, ON_COMM), WAIT_LINK);
+    if (!wired) device_finish(d, device_mark(d, ON_COMM), WAIT_TRANSPORT);
     device_on(before);
 }
 
@@ -427,8 +429,8 @@ static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_
     op->group = g, op->asked = c->asked;
     op->stride = stride;
     op->total = total;
-    /* A wire cuts by itself what is not to be added up. */
-    op->bucket = g->wire && !op_reduces(op) ? stride : bucket_of(arrivals, stride);
+    /* A communicator cuts by itself what is not to be added up. */
+    op->bucket = g->communicator && !op_reduces(op) ? stride : bucket_of(arrivals, stride);
     op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
     /* The k-th operation of a group is the k-th on all its ranks: that is what their messages are matched
      * by. */
@@ -443,15 +445,15 @@ static void set_streams(Op *op) {
     if (op_gathers(op)) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
 }
 
-/* Lets the first messages go and hands out the handle; 0 when it has already ended. Unlocks what enter has
+/* Lets the first messages go and hands out the request; 0 when it has already ended. Unlocks what enter has
  * locked. */
-static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
+static ErrorCode launch(Comm *c, Op *op, CommRequest *request, Error *err) {
     if (op) {
         if (op->group) set_streams(op);
-        if (op->group && op->group->wire) wires_start(c, op);
-        *handle = op_handle(c, op);
+        if (op->group && op->group->communicator) communicators_start(c, op);
+        *request = op_request(c, op);
         transfer_progress(c, device_of(c));
-        if (op_ended(c, *handle)) *handle = 0;
+        if (op_ended(c, *request)) *request = 0;
     }
     ErrorCode code = comm_refused(c, err);
     comm_unlock(c);
@@ -459,11 +461,11 @@ static ErrorCode launch(Comm *c, Op *op, CommHandle *handle, Error *err) {
 }
 
 /* After OK the lock is held. */
-static ErrorCode enter(Comm *c, AxisSet set, CommHandle *handle, Error *err) {
+static ErrorCode enter(Comm *c, AxisSet set, CommRequest *request, Error *err) {
     const Group *g = group_of(c, set);
     bool wired = atomic_load(&c->wired) != NULL;
-    CHECK(!wired || g->size == 1 || g->wire);
-    *handle = 0;
+    CHECK(!wired || g->size == 1 || g->communicator);
+    *request = 0;
     if (!wired) settle(c);
     comm_lock(c);
     ErrorCode code = comm_refused(c, err);
@@ -473,27 +475,27 @@ static ErrorCode enter(Comm *c, AxisSet set, CommHandle *handle, Error *err) {
 }
 
 /* A collective on parts of a whole; NULL when there is nothing to move. */
-static Op *begin_parts(Comm *c, OpKind kind, Group *g, const CommPart *parts, size_t width) {
+static Op *begin_ranges(Comm *c, OpKind kind, Group *g, const CommRange *ranges, size_t width) {
     size_t stride, total;
-    CHECK(size_multiply((size_t)comm_largest(parts, g->size), width, &stride) &&
-          size_multiply((size_t)comm_whole(parts, g->size), width, &total));
+    CHECK(size_multiply((size_t)comm_largest(ranges, g->size), width, &stride) &&
+          size_multiply((size_t)comm_whole(ranges, g->size), width, &total));
     if (g->size == 1 || stride == 0) return NULL;
     Op *op = begin_collective(c, kind, g, stride, total, g->size - 1);
-    if (op) op->parts = parts, op->width = width;
+    if (op) op->ranges = ranges, op->width = width;
     return op;
 }
 
-ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t width, void *all,
-                          CommHandle *handle, Error *err) {
-    TRY(enter(c, set, handle, err));
-    Op *op = begin_parts(c, OP_ALL_GATHER, group_of(c, set), parts, width);
+ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommRange *ranges, size_t width, void *all,
+                          CommRequest *request, Error *err) {
+    TRY(enter(c, set, request, err));
+    Op *op = begin_ranges(c, OP_ALL_GATHER, group_of(c, set), ranges, width);
     if (op) op->source = op->target = all;
-    return launch(c, op, handle, err);
+    return launch(c, op, request, err);
 }
 
-ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, void *to, CommHandle *handle,
+ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, void *to, CommRequest *request,
                           Error *err) {
-    TRY(enter(c, set, handle, err));
+    TRY(enter(c, set, request, err));
     Group *g = group_of(c, set);
     size_t own = (size_t)g->rank * each, total;
     CHECK(size_multiply(each, (size_t)g->size, &total));
@@ -501,38 +503,39 @@ ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, v
     Op *op = NULL;
     if (g->size > 1 && each > 0 && (op = begin_collective(c, OP_ALL_TO_ALL, g, each, total, g->size - 1)))
         op->source = from, op->target = to;
-    return launch(c, op, handle, err);
+    return launch(c, op, request, err);
 }
 
 /* Ranks know their own pieces alone, so buckets must be of one size whatever these are; and who has nothing
  * to move takes part, since turns are counted. */
-ErrorCode comm_exchange(Comm *c, AxisSet set, size_t width, const CommPart *out, const void *from,
-                        const CommPart *in, void *to, CommHandle *handle, Error *err) {
-    TRY(enter(c, set, handle, err));
+ErrorCode comm_all_to_all_v(Comm *c, AxisSet set, size_t width, const CommRange *out, const void *from,
+                            const CommRange *in, void *to, CommRequest *request, Error *err) {
+    TRY(enter(c, set, request, err));
     Group *g = group_of(c, set);
     int64_t largest = comm_largest(out, g->size), comes = comm_largest(in, g->size);
-    CommPart own = out[g->rank], here = in[g->rank];
+    CommRange own = out[g->rank], here = in[g->rank];
     CHECK(own.count == here.count);
     copy(c, (char *)to + (size_t)here.first * width, (const char *)from + (size_t)own.first * width,
          (size_t)own.count * width);
     Op *op = NULL;
     size_t stride = (size_t)(largest > comes ? largest : comes) * width;
-    if (g->size > 1 && (op = begin_collective(c, OP_EXCHANGE, g, stride, stride, g->size - 1))) {
+    if (g->size > 1 && (op = begin_collective(c, OP_ALL_TO_ALL_V, g, stride, stride, g->size - 1))) {
         op->bucket = bucket_of(g->size - 1, SIZE_MAX / 2);
         op->buckets = (int64_t)((stride + op->bucket - 1) / op->bucket);
-        op->parts = out, op->arriving = in, op->width = width;
+        op->ranges = out, op->arriving = in, op->width = width;
         op->source = from, op->target = to;
     }
-    return launch(c, op, handle, err);
+    return launch(c, op, request, err);
 }
 
 /* outer NULL: the group is the whole sum. */
-static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const CommPart *parts,
-                                const void *in, void *out, void *workspace, CommHandle *handle, Error *err) {
+static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType type, const CommRange *ranges,
+                                const void *in, void *out, void *workspace, CommRequest *request,
+                                Error *err) {
     size_t width = type_bytes(type);
-    const char *own = (const char *)in + (size_t)parts[g->rank].first * width;
-    if (g->size == 1) copy(c, out, own, (size_t)parts[g->rank].count * width);
-    Op *op = begin_parts(c, OP_REDUCE_SCATTER, g, parts, width);
+    const char *own = (const char *)in + (size_t)ranges[g->rank].first * width;
+    if (g->size == 1) copy(c, out, own, (size_t)ranges[g->rank].count * width);
+    Op *op = begin_ranges(c, OP_REDUCE_SCATTER, g, ranges, width);
     if (op) {
         op->type = type;
         op->source = in;
@@ -542,29 +545,29 @@ static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType 
             /* The blocks of this rank's run, beside the first, go where parts lie that have been sent
              * away. */
             op->leaves = g->size * outer->size, op->run = g->size, op->first = outer->rank * g->size;
-            op->own = g->rank, op->sums = (char *)(uintptr_t)in, op->shares = parts;
+            op->own = g->rank, op->sums = (char *)(uintptr_t)in, op->shards = ranges;
         }
     }
-    return launch(c, op, handle, err);
+    return launch(c, op, request, err);
 }
 
-ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPart *parts, const void *in,
-                              void *out, void *workspace, CommHandle *handle, Error *err) {
-    TRY(enter(c, set, handle, err));
-    return reduce_scatter(c, group_of(c, set), NULL, type, parts, in, out, workspace, handle, err);
+ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommRange *ranges, const void *in,
+                              void *out, void *workspace, CommRequest *request, Error *err) {
+    TRY(enter(c, set, request, err));
+    return reduce_scatter(c, group_of(c, set), NULL, type, ranges, in, out, workspace, request, err);
 }
 
 /* One equal part of `data` for each rank. inner: where it has several sums of it, of the step before; NULL:
  * the group is the whole sum. */
 typedef struct Inner {
     const Group *group;
-    const CommPart *parts;
+    const CommRange *ranges;
     char *sums;
 } Inner;
 
 static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type, char *data, int64_t count,
-                            void *workspace, CommHandle *handle, Error *err) {
-    size_t bytes, width = type_bytes(type), stride = (size_t)reduce_part(g->size, count) * width;
+                            void *workspace, CommRequest *request, Error *err) {
+    size_t bytes, width = type_bytes(type), stride = (size_t)reduce_range(g->size, count) * width;
     CHECK(count >= 0 && count < INT64_MAX / 2 && size_multiply((size_t)count, width, &bytes));
     bool split = inner && is_split(inner->group->size, g->size, type);
     int arrivals = (split ? outer_sums(inner->group->size, g->size) : g->size) - 1;
@@ -576,17 +579,17 @@ static ErrorCode all_reduce(Comm *c, Group *g, const Inner *inner, CommType type
         op->workspace = workspace;
         if (split) {
             op->leaves = inner->group->size * g->size, op->run = inner->group->size;
-            op->own = inner->group->rank, op->sums = inner->sums, op->shares = inner->parts;
+            op->own = inner->group->rank, op->sums = inner->sums, op->shards = inner->ranges;
             op->width = width;
         }
     }
-    return launch(c, op, handle, err);
+    return launch(c, op, request, err);
 }
 
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64_t count, void *workspace,
-                          CommHandle *handle, Error *err) {
-    TRY(enter(c, set, handle, err));
-    return all_reduce(c, group_of(c, set), NULL, type, data, count, workspace, handle, err);
+                          CommRequest *request, Error *err) {
+    TRY(enter(c, set, request, err));
+    return all_reduce(c, group_of(c, set), NULL, type, data, count, workspace, request, err);
 }
 
 /* ---- one sum in two steps ---- */
@@ -597,53 +600,53 @@ static void check_order(AxisSet inner, AxisSet outer) {
     CHECK(outer < (inner & (~inner + 1)) || !inner || !outer);
 }
 
-ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
-                         void *data, void *workspace, CommHandle *handle, Error *err) {
+ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommRange *ranges,
+                         void *data, void *workspace, CommRequest *request, Error *err) {
     check_order(inner, outer);
-    TRY(enter(c, inner, handle, err));
+    TRY(enter(c, inner, request, err));
     Group *g = group_of(c, inner);
-    char *own = (char *)data + (size_t)parts[g->rank].first * type_bytes(type);
-    return reduce_scatter(c, g, group_of(c, outer), type, parts, data, own, workspace, handle, err);
+    char *own = (char *)data + (size_t)ranges[g->rank].first * type_bytes(type);
+    return reduce_scatter(c, g, group_of(c, outer), type, ranges, data, own, workspace, request, err);
 }
 
-ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommPart *parts,
-                         void *data, void *workspace, CommHandle *handle, Error *err) {
+ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type, const CommRange *ranges,
+                         void *data, void *workspace, CommRequest *request, Error *err) {
     check_order(inner, outer);
-    TRY(enter(c, outer, handle, err));
-    Inner in = {group_of(c, inner), parts, data};
-    const CommPart *own = &parts[in.group->rank];
+    TRY(enter(c, outer, request, err));
+    Inner in = {group_of(c, inner), ranges, data};
+    const CommRange *own = &ranges[in.group->rank];
     return all_reduce(c, group_of(c, outer), &in, type, (char *)data + (size_t)own->first * type_bytes(type),
-                      own->count, workspace, handle, err);
+                      own->count, workspace, request, err);
 }
 
 /* ---- messages ---- */
 
 static ErrorCode start_message(Comm *c, OpKind kind, int peer, uint64_t key, void *data, size_t bytes,
-                               CommHandle *handle, Error *err) {
+                               CommRequest *request, Error *err) {
     CHECK(peer >= 0 && peer < c->size && peer != c->rank);
-    Way *way = bytes ? wires_way(c, peer, kind == OP_SEND) : NULL;
+    P2pChannel *p2p_channel = bytes ? p2p_channel_find(c, peer, kind == OP_SEND) : NULL;
     Op *op = NULL;
-    *handle = 0;
-    if (!way) settle(c);
+    *request = 0;
+    if (!p2p_channel) settle(c);
     comm_lock(c);
     if (comm_refused(c, err) == OK)
-        op = way ? wires_message(c, way, kind, key, data, bytes)
-                 : message_begin(c, kind, c->point, peer, key, data, bytes);
+        op = p2p_channel ? communicators_message(c, p2p_channel, kind, key, data, bytes)
+                         : message_begin(c, kind, c->point, peer, key, data, bytes);
     if (op && kind == OP_SEND) {
         c->point_traffic.bytes += COMM_HEADER + (int64_t)bytes;
         c->point_traffic.messages++;
     }
-    return launch(c, op, handle, err);
+    return launch(c, op, request, err);
 }
 
-ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle,
+ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommRequest *request,
                     Error *err) {
-    return start_message(c, OP_SEND, peer, key, (void *)(uintptr_t)data, bytes, handle, err);
+    return start_message(c, OP_SEND, peer, key, (void *)(uintptr_t)data, bytes, request, err);
 }
 
-ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle,
+ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommRequest *request,
                     Error *err) {
-    return start_message(c, OP_RECV, peer, key, data, bytes, handle, err);
+    return start_message(c, OP_RECV, peer, key, data, bytes, request, err);
 }
 
 /* ---- waiting ---- */
@@ -664,16 +667,16 @@ static void rest(const Comm *c, int idle) {
 
 /* `waits_since` tells the watchdog that this rank waits, `waiting_for` what for. Returns the failure of
  * the Comm when there is one, also one that another rank has told. */
-ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
+ErrorCode comm_wait(Comm *c, CommRequest request, Error *err) {
     ErrorCode code = OK;
     bool ended = false;
     atomic_store(&c->waits_since, comm_nanoseconds());
     for (int idle = 0; !ended && code == OK; idle++) {
         comm_lock(c);
-        c->waiting_for = handle;
+        c->waiting_for = request;
         if (transfer_progress(c, device_of(c))) idle = 0;
         code = comm_refused(c, err);
-        ended = op_ended(c, handle) || (code == OK && wires_follow(c, handle));
+        ended = op_ended(c, request) || (code == OK && communicators_follow(c, request));
         comm_unlock(c);
         if (!ended && code == OK) rest(c, idle);
     }
@@ -681,10 +684,10 @@ ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err) {
     return code;
 }
 
-ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err) {
+ErrorCode comm_test(Comm *c, CommRequest request, bool *done, Error *err) {
     comm_lock(c);
     transfer_progress(c, device_of(c));
-    *done = op_ended(c, handle);
+    *done = op_ended(c, request);
     ErrorCode code = comm_refused(c, err);
     comm_unlock(c);
     return code;
@@ -727,7 +730,7 @@ ErrorCode comm_start_progress(Comm *c, Error *err) {
     (void)progress_main, (void)c, (void)err;
     return OK;
 #else
-    if (!c->joined || c->has_progress || relay_needed(c)) return OK;
+    if (!c->joined || c->has_progress || staging_needed(c)) return OK;
     int code = pthread_create(&c->progress, NULL, progress_main, c);
     if (code != 0)
         return error_set(err, ERR_MEMORY, "cannot start a thread for communication: %s", strerror(code));

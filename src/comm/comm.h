@@ -21,8 +21,8 @@
  *  6. Calls come from one thread; the progress thread and the watchdog are this module's own.
  *
  * Pointers are tensor memory in the asynchronous operations, plain memory in the small blocking ones. What a
- * device has in memory of its own goes over wires (wires.c), or through the host's (relay.c). Sizes are
- * elements or bytes, as named; any size works, 0 too. */
+ * device has in memory of its own goes over communicators (communicators.c), or through the host's
+ * (staging.c). Sizes are elements or bytes, as named; any size works, 0 too. */
 #ifndef WEFT_COMM_COMM_H
 #define WEFT_COMM_COMM_H
 
@@ -56,12 +56,12 @@ typedef struct CommWatch {
 /* The same as comm_open, watched from before MPI starts until after it ends. Once all ranks are there the
  * longest of their limits is that of all. */
 ErrorCode comm_open_watched(Comm **c, const CommWatch *watch, Error *err);
-/* Over a link of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS; NULL:
- * alone. Watched, from when all ranks are there. */
-typedef struct Link Link;
+/* Over a transport of the caller's making (comm/loopback), which is now the Comm's and holds COMM_EVENTS;
+ * NULL: alone. Watched, from when all ranks are there. */
+typedef struct CommTransport CommTransport;
 enum { COMM_EVENTS = 50176 };
-ErrorCode comm_open_link(Comm **c, Link *link, Error *err);
-ErrorCode comm_open_link_watched(Comm **c, Link *link, const CommWatch *watch, Error *err);
+ErrorCode comm_open_transport(Comm **c, CommTransport *transport, Error *err);
+ErrorCode comm_open_transport_watched(Comm **c, CommTransport *transport, const CommWatch *watch, Error *err);
 /* All ranks must call it, after success or an agreed failure; NULL is fine. A rank that fails alone calls
  * comm_fail instead. */
 void comm_close(Comm *c);
@@ -87,47 +87,47 @@ int comm_group_size(Comm *c, AxisSet set);
 void comm_set_device(Comm *c, Device *device); /* NULL before it closes */
 
 /* After comm_set_mesh and comm_set_device, by all ranks: from here on tensors go from GPU to GPU, where every
- * rank has one of its own and wires (device.h) to the others. `problem`: why they do not, "" where they do
- * or the device is a CPU. Then the host waits for no operation: it runs behind what ON_COMPUTE had when it
- * was started, and comm_wait lets ON_COMPUTE follow it. Sets other than those of MESH_SHARDS to MESH_CONTEXT
- * have no wires, and may have no operations. Until comm_set_device. */
-ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err);
+ * rank has one of its own and communicators (device.h) to the others. `problem`: why they do not, "" where
+ * they do or the device is a CPU. Then the host waits for no operation: it runs behind what ON_COMPUTE had
+ * when it was started, and comm_wait lets ON_COMPUTE follow it. Sets other than those of MESH_SHARDS to
+ * MESH_CONTEXT have no communicators, and may have no operations. Until comm_set_device. */
+ErrorCode comm_open_communicators(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err);
 
 /* ---- asynchronous operations ---- */
 
 typedef enum CommType { COMM_F32, COMM_I64 } CommType;
 
-/* An operation under way. 0 is one that has ended, so that a zeroed handle may be waited for. A handle need
+/* An operation under way. 0 is one that has ended, so that a zeroed request may be waited for. A request need
  * not be waited for and may be any number of times. */
-typedef uint64_t CommHandle;
+typedef uint64_t CommRequest;
 
 /* What one rank of a group has of a whole: elements from `first` on. The parts of a whole are told to every
  * operation by all its ranks alike, [size of the group], and must stay until it has ended. They may be of any
  * sizes, none too, in any order, and do not overlap. */
-typedef struct CommPart {
+typedef struct CommRange {
     int64_t first, count;
-} CommPart;
-int64_t comm_whole(const CommPart *parts, int ranks);   /* elements up to the end of the last */
-int64_t comm_largest(const CommPart *parts, int ranks); /* elements of one */
+} CommRange;
+int64_t comm_whole(const CommRange *ranges, int ranks);   /* elements up to the end of the last */
+int64_t comm_largest(const CommRange *ranges, int ranks); /* elements of one */
 
 /* Each rank has its part of `all` in place, and gets the others; width: bytes of an element. */
-ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommPart *parts, size_t width, void *all,
-                          CommHandle *handle, Error *err);
+ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommRange *ranges, size_t width, void *all,
+                          CommRequest *request, Error *err);
 /* out = sum over ranks of this rank's part of their `in`. out may be that part, and else must lie outside. */
-ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommPart *parts,
+ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommRange *ranges,
                               const void *in /* [whole] */, void *out /* [own part] */, void *workspace,
-                              CommHandle *handle, Error *err);
+                              CommRequest *request, Error *err);
 /* data = sum over ranks of their data. */
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
-                          void *workspace, CommHandle *handle, Error *err);
+                          void *workspace, CommRequest *request, Error *err);
 /* Each rank has an equal piece for each, and gets one from each: to[p] = the piece of rank p for this one. */
 ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each /* bytes */, const void *from /* [ranks, each] */,
-                          void *to /* [ranks, each], elsewhere */, CommHandle *handle, Error *err);
+                          void *to /* [ranks, each], elsewhere */, CommRequest *request, Error *err);
 /* Each rank has a piece of any size for each, none too: out[p] says which elements of `from` go to rank p,
  * in[p] which of `to` come from there. Both are [size of the group], and must stay until it has ended; what
  * one rank sends another, that one expects. */
-ErrorCode comm_exchange(Comm *c, AxisSet set, size_t width, const CommPart *out, const void *from,
-                        const CommPart *in, void *to, CommHandle *handle, Error *err);
+ErrorCode comm_all_to_all_v(Comm *c, AxisSet set, size_t width, const CommRange *out, const void *from,
+                            const CommRange *in, void *to, CommRequest *request, Error *err);
 /* One sum over the sets inner and outer (whose axes lie outside those of inner) in two steps, which may be
  * some time apart: comm_sum_inner leaves this rank's part of the sum over inner, comm_sum_outer makes it
  * the sum over both. Then the part has the bits of one sum over inner | outer; all else of `data` is used up
@@ -136,14 +136,14 @@ ErrorCode comm_exchange(Comm *c, AxisSet set, size_t width, const CommPart *out,
  * (comm_sum_outer_traffic): until then they lie where parts were that are as large as this rank's own, or
  * behind the whole, where there must be room for comm_sum_spare more elements. */
 ErrorCode comm_sum_inner(Comm *c, AxisSet inner, AxisSet outer, CommType type,
-                         const CommPart *parts /* of inner */, void *data /* [whole and spare] */,
-                         void *workspace, CommHandle *handle, Error *err);
+                         const CommRange *ranges /* of inner */, void *data /* [whole and spare] */,
+                         void *workspace, CommRequest *request, Error *err);
 ErrorCode comm_sum_outer(Comm *c, AxisSet inner, AxisSet outer, CommType type,
-                         const CommPart *parts /* of inner */, void *data /* [whole and spare] */,
-                         void *workspace, CommHandle *handle, Error *err);
+                         const CommRange *ranges /* of inner */, void *data /* [whole and spare] */,
+                         void *workspace, CommRequest *request, Error *err);
 /* Of the rank at these places of the two groups, of so many ranks each. */
 int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, CommType type,
-                       const CommPart *parts);
+                       const CommRange *ranges);
 /* Bytes of tensor memory that an operation needs while it is under way, for a group of `ranks`. Operations of
  * one group may share a workspace: the later then waits for the earlier. With two in turn nothing is lost:
  * COMM_TURNS of a group move at a time. */
@@ -164,15 +164,15 @@ static inline uint64_t comm_key(int kind, int stage, int64_t number) {
 enum { COMM_HEADER = 16 }; /* bytes that go before a message: its key, and its size */
 /* `peer` is a rank of the world, not this one. A message of another size than the receiver expects is an
  * error there. */
-ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommHandle *handle,
+ErrorCode comm_send(Comm *c, int peer, uint64_t key, const void *data, size_t bytes, CommRequest *request,
                     Error *err);
-ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommHandle *handle,
+ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, CommRequest *request,
                     Error *err);
 
 /* Returns when the operation has ended. */
-ErrorCode comm_wait(Comm *c, CommHandle handle, Error *err);
+ErrorCode comm_wait(Comm *c, CommRequest request, Error *err);
 /* *done: has it ended? Moves things on, as comm_poll. */
-ErrorCode comm_test(Comm *c, CommHandle handle, bool *done, Error *err);
+ErrorCode comm_test(Comm *c, CommRequest request, bool *done, Error *err);
 /* Moves on whatever is under way as far as that goes without waiting: to be called between the actions of a
  * step. */
 ErrorCode comm_poll(Comm *c, Error *err);
@@ -201,12 +201,12 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
 /* ---- failures ---- */
 
 /* Each rank brings what became of something that all have just done. Returns OK if it worked everywhere; else
- * the code and the message of the lowest rank that failed, on all ranks. All but that rank have err->told
+ * the code and the message of the lowest rank that failed, on all ranks. All but that rank have err->reported
  * set: the message is printed once. */
 ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err);
 
 /* Prints an agreed failure that goes up to the end of the program, on the rank whose it is, and sets
- * err->told. To be called before comm_close: once a rank has ended with a status, a launcher may end the
+ * err->reported. To be called before comm_close: once a rank has ended with a status, a launcher may end the
  * others, before they have printed anything. No-op when there is one rank. */
 void comm_report(Comm *c, Error *err);
 
@@ -227,8 +227,8 @@ CommTraffic comm_point_traffic(Comm *c);        /* comm_send */
 void comm_reset_traffic(Comm *c);
 /* Elements that the rank at `place` of a group sends: what the counters must show. Its part goes to everyone
  * in an all-gather, everyone's part to its owner in a reduce-scatter. */
-int64_t comm_gather_traffic(const CommPart *parts, int ranks, int place);
-int64_t comm_scatter_traffic(const CommPart *parts, int ranks, int place);
+int64_t comm_gather_traffic(const CommRange *ranges, int ranks, int place);
+int64_t comm_scatter_traffic(const CommRange *ranges, int ranks, int place);
 /* Bytes, of comm_sum_outer, at one place of the outer group; inner 1: of an all-reduce. */
 int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count);
 

@@ -1,11 +1,11 @@
 /* The failure of one rank is the failure of all; and a rank that hangs is found.
  *
- * 1. A rank that fails tells the others (a notice). Rank 0 gives the word to the first that it hears of, or
- *    takes it when it fails before it has heard of any: that one prints, then ends the job; the others that
- *    failed keep silent until they are ended. So one speaks, however many fail, and however late messages
- *    are. Only if rank 0 answers nothing for ANSWER_MS the lowest of those who know of each other speaks. A
- *    rank that waits learns from the notice that its wait is over. One whose wire breaks hears for CAUSE_MS
- *    whether another knows why, before it fails of its own.
+ * 1. A rank that fails tells the others (a control message). Rank 0 gives the word to the first that it hears
+ *    of, or takes it when it fails before it has heard of any: that one prints, then ends the job; the others
+ *    that failed keep silent until they are ended. So one speaks, however many fail, and however late
+ *    messages are. Only if rank 0 answers nothing for ANSWER_MS the lowest of those who know of each other
+ *    speaks. A rank that waits learns from the control message that its wait is over. One whose communicator
+ *    breaks hears for CAUSE_MS whether another knows why, before it fails of its own.
  *
  * 2. The watchdog is a thread beside every rank, from before MPI is initialised until after it is
  *    finalised. What it sees of its own rank:
@@ -15,13 +15,13 @@
  *         |  |
  *         |  |<-- the call returned --|
  *         |------ comm_blocked ----> BLOCKED ---- limit ----> the end
- *         |------ comm_waits_in ---> as WAITS, but that the watchdog's thread hears notices
+ *         |------ comm_waits_in ---> as WAITS, but that the watchdog's thread hears control messages
  *
  *    WORKS    computes, reads, saves; long work beats (log.h progress_beat): each beat says that it moves on.
- *    WAITS    in comm_wait: messages move, notices are heard, and what it waits for has a name.
- *    ASKS     the watchdog's thread asks all (NOTICE_STALL) and listens (ask). Each answers for itself what
- *             it is: NOTICE_WAITS; NOTICE_WORKS, with a beat within the limit, or a message within half of
- *             it; NOTICE_BUSY, without; who is stopped, or whose machine is gone, answers nothing. Work of
+ *    WAITS    in comm_wait: messages move, control messages are heard, and what it waits for has a name.
+ *    ASKS     the watchdog's thread asks all (CONTROL_STALL) and listens (ask). Each answers for itself what
+ *             it is: CONTROL_WAITS; CONTROL_WORKS, with a beat within the limit, or a message within half of
+ *             it; CONTROL_BUSY, without; who is stopped, or whose machine is gone, answers nothing. Work of
  *             others that moves on is waited for, however long it takes: then all wait anew. Else the lowest
  *             of those who asked prints what each said, and who is to blame.
  *    BLOCKED  for 30 s at least (what was asked for may be less than starting takes) in one of the few calls
@@ -46,11 +46,11 @@
 #include "comm/launch.h"
 
 /* ANSWER_MS and LINGER_MS only keep ranks from waiting for ever for one that will not speak: in all other
- * cases its notice, or its end of the job, comes first. Answers to a question are waited for as listening()
- * says, within the bounds below. */
+ * cases its control message, or its end of the job, comes first. Answers to a question are waited for as
+ * listening() says, within the bounds below. */
 enum {
     ANSWER_MS = 30000,
-    CAUSE_MS = 2000,   /* who gives up wires breaks those of others, and has told them soon after */
+    CAUSE_MS = 2000,   /* who gives up communicators breaks those of others, and has told them soon after */
     LINGER_MS = 30000, /* for whoever speaks to be heard, on machines as busy as they may be */
     LEAST_LISTEN_MS = 1000,
     MOST_LISTEN_MS = 10000,
@@ -61,7 +61,7 @@ enum {
 
 /* One write, so that lines of several ranks do not mix. */
 void comm_print_line(const char *line) {
-    char text[NOTICE_TEXT + 512];
+    char text[CONTROL_TEXT + 512];
     int length = snprintf(text, sizeof text - 1, "%s", line);
     if (length > (int)sizeof text - 2) length = (int)sizeof text - 2;
     text[length] = '\n';
@@ -71,28 +71,28 @@ void comm_print_line(const char *line) {
 
 static void pause_ms(long ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
 
-/* ---- notices ---- */
+/* ---- control messages ---- */
 
-void notice_listen(Comm *c) {
-    Transfer t = {.receives = true, .peer = LINK_ANY, .bytes = sizeof c->notice};
-    c->notice_event = transfer_post(c, t, c->control, 0, &c->notice);
+void control_listen(Comm *c) {
+    Transfer t = {.receives = true, .peer = TRANSPORT_ANY, .bytes = sizeof c->control_message};
+    c->control_event = transfer_post(c, t, c->control, 0, &c->control_message);
 }
 
 static void answer_stall(Comm *c, int peer);
 
 /* What a rank said of itself while this one asks. The last word counts: who worked may have come to wait
  * meanwhile. */
-static void keep_answer(Comm *c, const Notice *n) {
-    c->heard[n->rank] = (NoticeKind)n->kind;
+static void keep_answer(Comm *c, const ControlMessage *n) {
+    c->heard[n->rank] = (ControlKind)n->kind;
     free(c->lines[n->rank]);
     c->lines[n->rank] = *n->message ? mem_strdup(n->message) : NULL;
 }
 
 /* To one rank, or to all the others (peer -1). The sends are never waited for, so that what they read from is
  * kept: small ones leave at once, and most processes that send any end soon. */
-static void send_notice(Comm *c, NoticeKind kind, int peer, ErrorCode code, const char *message) {
-    Notice *n = mem_alloc(sizeof *n);
-    *n = (Notice){.kind = kind, .rank = c->rank, .code = code};
+static void send_control(Comm *c, ControlKind kind, int peer, ErrorCode code, const char *message) {
+    ControlMessage *n = mem_alloc(sizeof *n);
+    *n = (ControlMessage){.kind = kind, .rank = c->rank, .code = code};
     snprintf(n->message, sizeof n->message, "%s", message);
     for (int p = 0; p < c->size; p++) {
         if (p == c->rank || (peer >= 0 && p != peer)) continue;
@@ -100,31 +100,31 @@ static void send_notice(Comm *c, NoticeKind kind, int peer, ErrorCode code, cons
     }
 }
 
-static void hear_failure(Comm *c, const Notice *n) {
+static void hear_failure(Comm *c, const ControlMessage *n) {
     /* Who speaks if rank 0 gives nobody the word (has_word). */
-    if (n->rank < c->lowest_notice) c->lowest_notice = n->rank;
+    if (n->rank < c->lowest_failed) c->lowest_failed = n->rank;
     if (c->failure.code == OK) {
         comm_keep_failure(c, (ErrorCode)n->code, "rank %d failed: %s", n->rank, n->message);
-        c->failure.told = true;
+        c->failure.reported = true;
     }
     if (c->rank > 0 || c->speaker >= 0) return;
     c->speaker = n->rank;
-    send_notice(c, NOTICE_SPEAK, n->rank, OK, "");
+    send_control(c, CONTROL_SPEAK, n->rank, OK, "");
 }
 
-/* Called by whoever looks at the link; the lock is held. The next receive is posted at the end, so that
+/* Called by whoever looks at the transport; the lock is held. The next receive is posted at the end, so that
  * there always is one. */
-void notice_arrived(Comm *c) {
-    const Notice *n = &c->notice;
-    if (n->kind == NOTICE_FAILURE)
+void control_arrived(Comm *c) {
+    const ControlMessage *n = &c->control_message;
+    if (n->kind == CONTROL_FAILURE)
         hear_failure(c, n);
-    else if (n->kind == NOTICE_SPEAK)
+    else if (n->kind == CONTROL_SPEAK)
         c->speaker = c->rank;
     else if (c->asking)
         keep_answer(c, n);
-    else if (n->kind == NOTICE_STALL)
+    else if (n->kind == CONTROL_STALL)
         answer_stall(c, n->rank);
-    notice_listen(c);
+    control_listen(c);
 }
 
 /* Takes the mutex if it can be had soon: a thread may be stuck in MPI. CLOCK_REALTIME is what
@@ -137,19 +137,19 @@ static bool lock_soon(Comm *c) {
 }
 
 /* True when one had come. */
-static bool take_notice(Comm *c) { return c->listening && transfer_test(c, c->notice_event); }
+static bool take_control(Comm *c) { return c->listening && transfer_test(c, c->control_event); }
 
-/* Only notices still matter; c->failure is set, so that operations rest. */
+/* Only control messages still matter; c->failure is set, so that operations rest. */
 static void listen(Comm *c, long ms) {
     for (long long until = comm_nanoseconds() + ms * 1000000LL; comm_nanoseconds() < until;)
-        if (!take_notice(c)) pause_ms(1);
+        if (!take_control(c)) pause_ms(1);
 }
 
 /* ---- ends ---- */
 
 static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
     launched_tell_end((int)code);
-    if (locked) c->link->kind->abort(c->link, (int)code);
+    if (locked) c->transport->kind->abort(c->transport, (int)code);
     _exit((int)code);
 }
 
@@ -165,13 +165,13 @@ static bool has_word(Comm *c) {
     if (c->rank == 0 && c->speaker < 0) c->speaker = 0;
     for (long long until = comm_nanoseconds() + ANSWER_MS * 1000000LL;
          c->speaker < 0 && comm_nanoseconds() < until;)
-        if (!take_notice(c)) pause_ms(1);
-    return c->speaker == c->rank || (c->speaker < 0 && c->rank < c->lowest_notice);
+        if (!take_control(c)) pause_ms(1);
+    return c->speaker == c->rank || (c->speaker < 0 && c->rank < c->lowest_failed);
 }
 
 /* The prefix is left out where the message has it already: an agreed failure names its rank. */
 static void print_failure(const char *prefix, const Error *err) {
-    char line[NOTICE_TEXT + 800], end[600];
+    char line[CONTROL_TEXT + 800], end[600];
     bool named = strncmp(err->message, prefix, strlen(prefix)) == 0;
     log_status("%s", "");
     snprintf(line, sizeof line, "weft: %s%s (%s)", named ? "" : prefix, err->message,
@@ -181,9 +181,9 @@ static void print_failure(const char *prefix, const Error *err) {
 
 /* For failures that all ranks have agreed on: one of them has `told` unset. */
 void comm_report(Comm *c, Error *err) {
-    if (!c || !c->joined || err->code == OK || err->told) return;
+    if (!c || !c->joined || err->code == OK || err->reported) return;
     print_failure("", err);
-    err->told = true;
+    err->reported = true;
 }
 
 void comm_fail(Comm *c, const Error *failure) {
@@ -191,19 +191,19 @@ void comm_fail(Comm *c, const Error *failure) {
     Error err = *failure;
     if (err.code == OK) err.code = ERR_INTERNAL;
     bool locked = lock_soon(c);
-    if (locked && !err.told) {
+    if (locked && !err.reported) {
         /* Has another one failed before? */
         Error own = err;
-        /* So that notices are taken as if nothing had happened here. */
+        /* So that control messages are taken as if nothing had happened here. */
         c->failure.code = OK;
         listen(c, 5);
-        for (int ms = 0; c->hearsay && c->lowest_notice == c->size && ms < CAUSE_MS; ms += 5) listen(c, 5);
-        if (c->lowest_notice < c->size) err.told = true;
+        for (int ms = 0; c->hearsay && c->lowest_failed == c->size && ms < CAUSE_MS; ms += 5) listen(c, 5);
+        if (c->lowest_failed < c->size) err.reported = true;
         c->failure = own;
     }
-    if (err.told) end_silently(c, locked, err.code);
+    if (err.reported) end_silently(c, locked, err.code);
     if (locked && c->listening) {
-        send_notice(c, NOTICE_FAILURE, -1, err.code, err.message);
+        send_control(c, CONTROL_FAILURE, -1, err.code, err.message);
         if (!has_word(c)) end_silently(c, locked, err.code);
     }
     char prefix[32];
@@ -243,7 +243,7 @@ static bool has_slept(const Comm *c, long long now) {
 }
 
 /* Since when the program waits: for a communication, or for its device, which waits for those of others where
- * there are wires; 0: it does not. */
+ * there are communicators; 0: it does not. */
 static long long waits_since(const Comm *c) {
     long long since = atomic_load(&c->waits_since);
     Device *d = atomic_load(&c->wired);
@@ -306,34 +306,34 @@ static void describe_busy(Comm *c, char *out, size_t size) {
 /* Who waits lets the one that asked find out for both, and would ask by itself only a limit after that one
  * has heard all answers. */
 static void answer_stall(Comm *c, int peer) {
-    char line[NOTICE_TEXT] = "";
-    NoticeKind kind = NOTICE_WAITS;
+    char line[CONTROL_TEXT] = "";
+    ControlKind kind = CONTROL_WAITS;
     long long now = comm_nanoseconds(), awake = atomic_load(&c->awake_since);
     if (has_slept(c, now) || (awake && now - awake < limit_of(c) / 2)) return;
     if (waits_since(c)) {
         describe_wait(c, line, sizeof line);
-        if (!*line) kind = NOTICE_WORKS; /* something has just come: what the others wait for may follow */
+        if (!*line) kind = CONTROL_WORKS; /* something has just come: what the others wait for may follow */
         atomic_store(&c->excused_at, now + listening(c));
     } else if (is_at_work(c)) {
-        kind = NOTICE_WORKS;
+        kind = CONTROL_WORKS;
     } else {
-        kind = NOTICE_BUSY;
+        kind = CONTROL_BUSY;
         describe_busy(c, line, sizeof line);
     }
-    send_notice(c, kind, peer, OK, line);
+    send_control(c, kind, peer, OK, line);
 }
 
 /* ---- the verdict ---- */
 
 /* Of the whole world, this rank included: it has put in its own answer. */
-static int count_heard(const Comm *c, NoticeKind kind) {
+static int count_heard(const Comm *c, ControlKind kind) {
     int count = 0;
     for (int p = 0; p < c->size; p++) count += c->heard[p] == kind;
     return count;
 }
 
 /* "ranks 1, 3"; at most MOST_NAMED of them, since there may be thousands. */
-static void list_ranks(const Comm *c, NoticeKind kind, Text *out) {
+static void list_ranks(const Comm *c, ControlKind kind, Text *out) {
     int count = count_heard(c, kind), named = 0;
     text_printf(out, "rank%s ", count == 1 ? "" : "s");
     for (int p = 0; p < c->size && named < MOST_NAMED; p++)
@@ -349,8 +349,8 @@ static void blame(Comm *c, Error *err) {
     Text ranks = {0};
     char doing[256];
     const char *waits_in = atomic_load(&c->waits_in);
-    int mute = count_heard(c, NOTICE_NONE), busy = count_heard(c, NOTICE_BUSY);
-    list_ranks(c, mute ? NOTICE_NONE : NOTICE_BUSY, &ranks);
+    int mute = count_heard(c, CONTROL_NONE), busy = count_heard(c, CONTROL_BUSY);
+    list_ranks(c, mute ? CONTROL_NONE : CONTROL_BUSY, &ranks);
     describe_action(c, doing, sizeof doing);
     if (mute)
         error_set(err, ERR_PEER, "%s answer%s nobody: %s, or the machine does%s%s; " AGAIN, ranks.data,
@@ -386,7 +386,7 @@ static void tell_verdict(Comm *c) {
 
 static bool is_lowest_asking(const Comm *c) {
     for (int p = 0; p < c->rank; p++)
-        if (c->heard[p] == NOTICE_STALL) return false;
+        if (c->heard[p] == CONTROL_STALL) return false;
     return true;
 }
 
@@ -395,7 +395,7 @@ static void forget_answers(Comm *c) {
     for (int p = 0; p < c->size; p++) {
         free(c->lines[p]);
         c->lines[p] = NULL;
-        c->heard[p] = NOTICE_NONE;
+        c->heard[p] = CONTROL_NONE;
     }
 }
 
@@ -404,24 +404,24 @@ static void forget_answers(Comm *c) {
 static void hear_answers(Comm *c) {
     long long until = comm_nanoseconds() + listening(c);
     bool late = false;
-    while (count_heard(c, NOTICE_NONE) && !late) {
+    while (count_heard(c, CONTROL_NONE) && !late) {
         late = comm_nanoseconds() >= until;
-        while (take_notice(c)) continue;
+        while (take_control(c)) continue;
         pause_ms(1);
     }
 }
 
-/* The mutex is held: meanwhile nothing but notices moves on. */
+/* The mutex is held: meanwhile nothing but control messages moves on. */
 static void ask(Comm *c) {
-    Notice own = {.kind = NOTICE_STALL, .rank = c->rank};
+    ControlMessage own = {.kind = CONTROL_STALL, .rank = c->rank};
     describe_wait(c, own.message, sizeof own.message);
     c->asking = true;
     forget_answers(c);
     keep_answer(c, &own);
-    send_notice(c, NOTICE_STALL, -1, ERR_PEER, own.message);
+    send_control(c, CONTROL_STALL, -1, ERR_PEER, own.message);
     hear_answers(c);
     bool excused =
-        count_heard(c, NOTICE_WORKS) && !count_heard(c, NOTICE_NONE) && !count_heard(c, NOTICE_BUSY);
+        count_heard(c, CONTROL_WORKS) && !count_heard(c, CONTROL_NONE) && !count_heard(c, CONTROL_BUSY);
     if (c->failure.code == OK && !excused) {
         /* Others who asked leave the verdict to the lowest, which ends them; should it have thought
          * otherwise, they do not keep it to themselves. */
@@ -437,7 +437,7 @@ static void ask(Comm *c) {
 
 /* ---- blocked in MPI ---- */
 
-static void list_stopped(const Sibling *ranks, int count, Text *out) {
+static void list_stopped(const LocalRank *ranks, int count, Text *out) {
     for (int i = 0; i < count; i++)
         if (ranks[i].state == 'T')
             text_printf(out, "%srank %d (process %d)", out->length ? ", " : "", ranks[i].rank,
@@ -445,7 +445,7 @@ static void list_stopped(const Sibling *ranks, int count, Text *out) {
 }
 
 /* Of this machine; with several machines each has one that speaks. */
-static bool is_lowest_awake(const Comm *c, const Sibling *ranks, int count) {
+static bool is_lowest_awake(const Comm *c, const LocalRank *ranks, int count) {
     for (int i = 0; i < count; i++)
         if (ranks[i].state != 'T' && ranks[i].rank < c->rank) return false;
     return true;
@@ -453,11 +453,11 @@ static bool is_lowest_awake(const Comm *c, const Sibling *ranks, int count) {
 
 /* Each rank says what it waits for; then one of each machine who is to blame. */
 static _Noreturn void end_blocked(Comm *c) {
-    char line[NOTICE_TEXT];
+    char line[CONTROL_TEXT];
     Text stopped = {0};
     Error err;
-    Sibling *ranks;
-    int count = siblings_find(c->rank_variable, &ranks);
+    LocalRank *ranks;
+    int count = local_ranks_find(c->rank_variable, &ranks);
     describe_wait(c, line, sizeof line);
     comm_print_line(line);
     if (!is_lowest_awake(c, ranks, count)) end_silently(c, false, ERR_PEER);
@@ -495,7 +495,7 @@ static void count_beats(Comm *c, long long now) {
 
 /* A program that waits for its device looks at nothing. When others have failed, what it waits for does not
  * come; else all that comes shows that it moves on. */
-static void look_at_wires(Comm *c) {
+static void look_at_communicators(Comm *c) {
     const Device *d = atomic_load(&c->wired);
     if (!d || !atomic_load(&d->waits_since) || pthread_mutex_trylock(&c->mutex) != 0) return;
     transfer_progress(c, c->device);
@@ -508,14 +508,14 @@ static void look(Comm *c) {
     if (has_slept(c, now)) atomic_store(&c->awake_since, now);
     atomic_store(&c->looked_at, now);
     count_beats(c, now);
-    look_at_wires(c);
+    look_at_communicators(c);
     bool asks = limit_of(c) > 0 && stalled(c) > limit_of(c);
     if (atomic_load(&c->blocked_in)) {
         if (asks && stalled(c) > LEAST_BLOCKED_S * 1000000000LL) end_blocked(c);
         return;
     }
     if (!asks && atomic_load(&c->waits_since) && !atomic_load(&c->waits_in))
-        return; /* the program takes notices itself */
+        return; /* the program takes control messages itself */
     if (asks && !lock_soon(c)) {
         atomic_store(&c->blocked_in, "a call that does not return");
         end_blocked(c);
@@ -524,7 +524,7 @@ static void look(Comm *c) {
     /* Who held the mutex may have answered another rank's question, which then is not asked again: an asker
      * hears no answers from those who ask but their questions, and took them for mute. */
     asks = asks && stalled(c) > limit_of(c);
-    if (c->failure.code == OK) asks ? ask(c) : (void)take_notice(c);
+    if (c->failure.code == OK) asks ? ask(c) : (void)take_control(c);
     pthread_mutex_unlock(&c->mutex);
 }
 
@@ -569,7 +569,7 @@ ErrorCode watchdog_agree(Comm *c, Error *err) {
     return OK;
 }
 
-/* After the link is closed: closing may hang too. */
+/* After the transport is closed: closing may hang too. */
 void watchdog_stop(Comm *c) {
     if (!c->has_watchdog) return;
     pthread_mutex_lock(&c->watch_mutex);

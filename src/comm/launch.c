@@ -67,7 +67,7 @@ typedef struct Launch {
     bool ended, closed;    /* mpirun has; its stderr is */
     int status;
     sigset_t before;
-    Chatter chatter;
+    LauncherOutput launcher_output;
     Text said; /* by mpirun itself, up to SAID_MAX */
 } Launch;
 
@@ -237,7 +237,7 @@ static void take_messages(Launch *l) {
     char bytes[4096];
     ssize_t length = read(l->messages, bytes, sizeof bytes);
     if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    if (length > 0) chatter_add(&l->chatter, bytes, (size_t)length);
+    if (length > 0) launcher_output_add(&l->launcher_output, bytes, (size_t)length);
     if (length <= 0) l->closed = true;
 }
 
@@ -253,14 +253,14 @@ static void take_remarks(Launch *l) {
 
 /* A process that a rank has left behind may hold the pipes: after mpirun's end only what is in them
  * counts. */
-static void watch(Launch *l) {
+static void watch_launcher(Launch *l) {
     while (!l->ended || !l->closed || l->remarks >= 0) {
         struct pollfd fds[3] = {
             {l->signals, POLLIN, 0}, {l->closed ? -1 : l->messages, POLLIN, 0}, {l->remarks, POLLIN, 0}};
         int ready = poll(fds, 3, QUIET_MS);
         if (ready < 0 && errno != EINTR) break;
         if (ready == 0) {
-            chatter_flush(&l->chatter);
+            launcher_output_flush(&l->launcher_output);
             if (l->ended) break;
             find_stuck(l);
             if (l->interrupts > 1 && ++l->patience == PATIENCE) end_ranks(l);
@@ -269,25 +269,25 @@ static void watch(Launch *l) {
         if (ready > 0 && fds[1].revents) take_messages(l);
         if (ready > 0 && fds[2].revents) take_remarks(l);
     }
-    chatter_flush(&l->chatter);
+    launcher_output_flush(&l->launcher_output);
 }
 
-static bool read_told(const Launch *l, int at, RankTold *out) {
+static bool read_told(const Launch *l, int at, RankReport *out) {
     return pread(l->ends, out, sizeof *out, (off_t)((size_t)at * sizeof *out)) == sizeof *out;
 }
 
-/* Of the first rank that ended badly, as it said itself; 0: none did. *untold: a rank that was to say how it
- * ended did not, and nor did its launcher. */
-static int told_code(const Launch *l, bool *untold) {
-    RankTold one;
-    int code = 0, told = 0;
-    for (; read_told(l, told, &one); told++) code = code ? code : one.status;
-    *untold = l->kind->read_end && told < l->ranks;
+/* Of the first rank that ended badly, as it said itself; 0: none did. *unreported: a rank that was to say how
+ * it ended did not, and nor did its launcher. */
+static int reported_code(const Launch *l, bool *unreported) {
+    RankReport one;
+    int code = 0, reported = 0;
+    for (; read_told(l, reported, &one); reported++) code = code ? code : one.status;
+    *unreported = l->kind->read_end && reported < l->ranks;
     return code;
 }
 
 static bool has_told(const Launch *l, int rank) {
-    RankTold one;
+    RankReport one;
     for (int at = 0; read_told(l, at, &one); at++)
         if (one.rank == rank) return true;
     return false;
@@ -321,17 +321,17 @@ static RanksEnd said_end(const Launch *l) {
         if (!end.code && !end.signal) end.code = own;
         return end;
     }
-    end = (RanksEnd){.code = own, .signal = l->chatter.killed_by};
-    snprintf(end.ranks, sizeof end.ranks, "rank %d", l->chatter.killed_rank);
+    end = (RanksEnd){.code = own, .signal = l->launcher_output.killed_by};
+    snprintf(end.ranks, sizeof end.ranks, "rank %d", l->launcher_output.killed_rank);
     return end;
 }
 
 /* What a rank said of itself comes before what mpirun says; ranks that were killed say nothing. A rank's own
  * status comes before SIGKILL, too: mpirun may have killed the others for it. */
-static RanksEnd find_end(const Launch *l, bool *untold) {
+static RanksEnd find_end(const Launch *l, bool *unreported) {
     RanksEnd end = said_end(l);
-    int told = told_code(l, untold);
-    if (told) end.code = told;
+    int reported = reported_code(l, unreported);
+    if (reported) end.code = reported;
     if (l->kind->read_end && end.code && end.signal == SIGKILL) end.signal = 0;
     return end;
 }
@@ -339,16 +339,16 @@ static RanksEnd find_end(const Launch *l, bool *untold) {
 /* From the most to the least telling: the user's second SIGINT, ranks that hang behind their last step, a
  * rank killed by a signal, mpirun itself, the ranks' own status, which they have explained (told). */
 static ErrorCode judge(const Launch *l, Error *err) {
-    bool untold;
-    RanksEnd end = find_end(l, &untold);
+    bool unreported;
+    RanksEnd end = find_end(l, &unreported);
     bool through =
-        WIFEXITED(l->status) && !end.signal && !untold && (end.code == OK || end.code == ERR_STOPPED);
+        WIFEXITED(l->status) && !end.signal && !unreported && (end.code == OK || end.code == ERR_STOPPED);
     if (l->interrupts > 1 && !through) {
         error_set(err, (ErrorCode)AFTER_SECOND_SIGINT, "interrupted");
-        err->told = true;
+        err->reported = true;
         return err->code;
     }
-    if (l->stuck && told_code(l, &untold) == 0) return refuse_stuck(l, err);
+    if (l->stuck && reported_code(l, &unreported) == 0) return refuse_stuck(l, err);
     if (end.signal)
         return error_set(err, (ErrorCode)(128 + end.signal), "%s was killed by signal %d (SIG%s)", end.ranks,
                          end.signal, sigabbrev_np(end.signal) ? sigabbrev_np(end.signal) : "?");
@@ -358,13 +358,13 @@ static ErrorCode judge(const Launch *l, Error *err) {
     if (end.code == CANNOT_START)
         return error_set(err, ERR_UNAVAILABLE, "cannot start %s: apt-get install %s", comm_launcher(),
                          l->kind->package);
-    if (end.code == 0 && untold)
+    if (end.code == 0 && unreported)
         return error_set(err, ERR_PEER, "a rank was killed: it did not say how it ended, and nor does %s",
                          comm_launcher());
     if (end.code == 0) return OK;
     if (l->kind->failed && end.code == l->kind->failed) fputs(l->said.length ? l->said.data : "", stderr);
     error_set(err, (ErrorCode)end.code, "the ranks ended with exit status %d", end.code);
-    err->told = true;
+    err->reported = true;
     return err->code;
 }
 
@@ -383,7 +383,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *
     char program[4096];
     Launch l = {.kind = launcher_kind(), .ranks = ranks, .messages = -1, .remarks = -1, .ends = -1};
     if (watchdog_s > 0) l.limit = watchdog_s > LEAST_LINGER_S ? watchdog_s : LEAST_LINGER_S;
-    Launched launched = launched_find();
+    LaunchedEnv launched = launched_env_find();
     if (launched.by_launcher)
         return error_set(err, ERR_USAGE,
                          "this process is one of several already (%s): start either mpirun or weft -n",
@@ -394,7 +394,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *
     block_signals(&l);
     ErrorCode code = start(&l, all, err);
     if (code == OK) {
-        watch(&l);
+        watch_launcher(&l);
         code = judge(&l, err);
     }
     sigprocmask(SIG_SETMASK, &l.before, NULL);
@@ -402,7 +402,7 @@ ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *
     if (l.messages >= 0) close(l.messages);
     if (l.remarks >= 0) close(l.remarks);
     if (l.ends >= 0) close(l.ends);
-    chatter_free(&l.chatter);
+    launcher_output_free(&l.launcher_output);
     text_free(&l.said);
     free_words(all);
     scratch_give(&l.sessions);

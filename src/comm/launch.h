@@ -8,18 +8,18 @@
 
 #include "base/error.h"
 
-typedef struct Launched {
+typedef struct LaunchedEnv {
     bool by_launcher;
     int size, rank;                       /* as the launcher says; 0 and -1: it does not */
     const char *variable, *rank_variable; /* of the environment: which says so; which holds the rank */
-} Launched;
+} LaunchedEnv;
 
 /* Looks for what mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun leave in the environment.
  */
-Launched launched_find(void);
+LaunchedEnv launched_env_find(void);
 /* ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. One of them says
- * so (err->told). */
-ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
+ * so (err->reported). */
+ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *err);
 
 /* In a rank that launch_ranks started, before anything is printed: stdout and stderr past the launcher, where
  * the environment says so (LAUNCHED_STREAMS), and exit status (LAUNCHED_ENDS: the path of a file to which
@@ -27,9 +27,9 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err);
 void launched_streams(void);
 #define LAUNCHED_STREAMS "WEFT_RANK_STREAMS"
 #define LAUNCHED_ENDS "WEFT_RANK_ENDS"
-typedef struct RankTold {
+typedef struct RankReport {
     int rank, status; /* rank: as the launcher gave it, or -1 */
-} RankTold;
+} RankReport;
 /* The status that this rank is about to end with, for an end that does not go through exit(), which tells by
  * itself; signal handlers may. Nothing where the launcher's word is enough. */
 void launched_tell_end(int status);
@@ -50,7 +50,7 @@ ErrorCode launch_own_path(char *out, size_t size, Error *err);
  * Once a rank has ended the others have watchdog_s seconds (30 at least; 0: no limit) to end too. Those that
  * have not are named, and mpirun is told to end them: ERR_PEER.
  *
- * Returns the exit status of the ranks as a code, with err->told set: they have said why. A rank that a
+ * Returns the exit status of the ranks as a code, with err->reported set: they have said why. A rank that a
  * signal killed makes it 128 + N, and the message names rank and signal. MPICH's launcher kills the others by
  * SIGKILL: where that was the first one's signal too, all that it may have been are named. */
 ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *err);

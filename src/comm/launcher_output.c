@@ -51,7 +51,7 @@ static const char *const repeated[] = {"MPI_ABORT was invoked on rank", "Primary
                                        "exited with non-zero status", "exited on signal"};
 
 /* The first one only: ranks that mpirun then kills itself are not the cause. */
-static void note_signal(Chatter *c) {
+static void note_signal(LauncherOutput *c) {
     const char *at = strstr(c->block.data, "process rank "), *by = strstr(c->block.data, "exited on signal ");
     if (!at || !by || c->killed_by) return;
     if (sscanf(at, "process rank %d", &c->killed_rank) != 1 ||
@@ -59,14 +59,14 @@ static void note_signal(Chatter *c) {
         c->killed_by = 0;
 }
 
-static void judge_block(Chatter *c) {
+static void judge_block(LauncherOutput *c) {
     note_signal(c);
     for (size_t i = 0; i < sizeof repeated / sizeof *repeated; i++)
         if (strstr(c->block.data, repeated[i])) text_clear(&c->block);
     pass(&c->block);
 }
 
-static void end_line(Chatter *c) {
+static void end_line(LauncherOutput *c) {
     bool dashes = is_dashes(&c->line);
     if (c->block.length || dashes) {
         bool closes = c->block.length && dashes;
@@ -80,7 +80,7 @@ static void end_line(Chatter *c) {
     }
 }
 
-void chatter_add(Chatter *c, const char *bytes, size_t length) {
+void launcher_output_add(LauncherOutput *c, const char *bytes, size_t length) {
     for (size_t i = 0; i < length; i++) {
         text_add(&c->line, bytes + i, 1);
         if (bytes[i] != '\n') continue;
@@ -100,7 +100,7 @@ void chatter_add(Chatter *c, const char *bytes, size_t length) {
 }
 
 /* At the end of what is to be read: a block that mpirun did not close is judged as it is. */
-void chatter_flush(Chatter *c) {
+void launcher_output_flush(LauncherOutput *c) {
     if (c->block.length) {
         text_add(&c->block, c->line.data ? c->line.data : "", c->line.length);
         text_clear(&c->line);
@@ -112,7 +112,7 @@ void chatter_flush(Chatter *c) {
     }
 }
 
-void chatter_free(Chatter *c) {
+void launcher_output_free(LauncherOutput *c) {
     text_free(&c->line);
     text_free(&c->block);
 }

@@ -7,17 +7,17 @@
 
 #include "base/text.h"
 
-typedef struct Chatter {
+typedef struct LauncherOutput {
     Text line;  /* not ended yet; empty while it passes as it comes */
     Text block; /* a remark, from its first dashes */
     bool passing;
     int killed_rank, killed_by; /* by a signal, as mpirun noticed first; killed_by 0: none */
-} Chatter;
+} LauncherOutput;
 
 /* Zero-initialise. Writes to stderr what may pass, as soon as it is clear that it may. */
-void chatter_add(Chatter *c, const char *bytes, size_t length);
+void launcher_output_add(LauncherOutput *c, const char *bytes, size_t length);
 /* What is held back is taken as ended. */
-void chatter_flush(Chatter *c);
-void chatter_free(Chatter *c);
+void launcher_output_flush(LauncherOutput *c);
+void launcher_output_free(LauncherOutput *c);
 
 #endif

@@ -40,13 +40,13 @@ static int read_rank(long process, const char *variable) {
 }
 
 static int by_rank(const void *a, const void *b) {
-    return ((const Sibling *)a)->rank - ((const Sibling *)b)->rank;
+    return ((const LocalRank *)a)->rank - ((const LocalRank *)b)->rank;
 }
 
 /* A wrapper between launcher and program (a shell, numactl that does not exec) hides its rank: then fewer
  * are found, and nobody is named who is not there. Returns how many; *out is the caller's to free, in the
  * order of ranks, this process among them. */
-int siblings_find(const char *variable, Sibling **out) {
+int local_ranks_find(const char *variable, LocalRank **out) {
     DIR *all = opendir("/proc");
     int count = 0;
     *out = NULL;
@@ -57,7 +57,7 @@ int siblings_find(const char *variable, Sibling **out) {
         int rank = read_rank(process, variable);
         if (rank < 0) continue;
         *out = mem_grow(*out, (size_t)(count + 1) * sizeof **out);
-        (*out)[count++] = (Sibling){rank, (pid_t)process, state};
+        (*out)[count++] = (LocalRank){rank, (pid_t)process, state};
     }
     if (all) closedir(all);
     if (count) qsort(*out, (size_t)count, sizeof **out, by_rank);

@@ -20,13 +20,13 @@ static ErrorCode enter(Comm *c, Error *err) {
 
 /* Starts a message of the small operation number `turn`. */
 static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
-                       const char *name, CommHandle *handle, Error *err) {
-    *handle = 0;
+                       const char *name, CommRequest *request, Error *err) {
+    *request = 0;
     TRY(enter(c, err));
     Op *op = message_begin(c, kind, c->small, peer, turn, data, bytes);
     if (op) {
         op->name = name;
-        *handle = op_handle(c, op);
+        *request = op_request(c, op);
     }
     ErrorCode code = comm_refused(c, err);
     comm_unlock(c);
@@ -36,16 +36,16 @@ static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data
 /* Started and waited for. */
 static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
                       const char *name, Error *err) {
-    CommHandle handle;
-    TRY(start(c, kind, peer, turn, data, bytes, name, &handle, err));
-    return comm_wait(c, handle, err);
+    CommRequest request;
+    TRY(start(c, kind, peer, turn, data, bytes, name, &request, err));
+    return comm_wait(c, request, err);
 }
 
-/* The receive is posted first: two sends that wait for each other's receive would wait for ever on a link
- * that copies only then. */
+/* The receive is posted first: two sends that wait for each other's receive would wait for ever on a
+ * transport that copies only then. */
 static ErrorCode exchange(Comm *c, int peer, uint64_t turn, void *mine, void *theirs, size_t bytes,
                           const char *name, Error *err) {
-    CommHandle receive, send;
+    CommRequest receive, send;
     TRY(start(c, OP_RECV, peer, turn, theirs, bytes, name, &receive, err));
     TRY(start(c, OP_SEND, peer, turn, mine, bytes, name, &send, err));
     TRY(comm_wait(c, receive, err));
@@ -210,13 +210,13 @@ ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err) {
     }
     TRY(comm_combine(c, &v, sizeof v, combine_verdicts, err));
     if (v.rank < 0) return OK;
-    bool told = v.rank != c->rank || v.error.told;
+    bool reported = v.rank != c->rank || v.error.reported;
     /* What all ranks say is about the run, not about a rank. */
     if (v.failed == c->size) {
         error_set(err, v.error.code, "%s", v.error.message);
     } else {
         error_set(err, v.error.code, "rank %d: %s", v.rank, v.error.message);
     }
-    if (err) err->told = told;
+    if (err) err->reported = reported;
     return v.error.code;
 }

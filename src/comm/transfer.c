@@ -14,7 +14,7 @@
  *    ranks.
  * 5. A message is one stream: a header, then the data in pieces. The header says what follows, so that a
  *    receiver never takes one message for another.
- * 6. Every open post has a place in one table, which is the link's event; the table holds as many as the
+ * 6. Every open post has a place in one table, which is the transport's event; the table holds as many as the
  *    windows of all operations allow, so that it never grows.
  * 7. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
  *    at any time. */
@@ -34,7 +34,7 @@ void transfer_setup(Comm *c) {
         c->ops[i].next = c->free_ops;
         c->free_ops = &c->ops[i];
     }
-    c->parts = mem_alloc_array((size_t)c->size, sizeof *c->parts);
+    c->addends = mem_alloc_array((size_t)c->size, sizeof *c->addends);
     c->transfers = mem_alloc_array(COMM_EVENTS, sizeof *c->transfers);
     c->ends = mem_alloc_array(COMM_EVENTS, sizeof *c->ends);
     c->free_transfer = -1;
@@ -42,12 +42,12 @@ void transfer_setup(Comm *c) {
 
 void transfer_free(Comm *c) {
     free(c->ops);
-    free(c->parts);
+    free(c->addends);
     free(c->transfers);
     free(c->ends);
 }
 
-/* A program that starts thousands of operations without waiting for any has lost their handles. */
+/* A program that starts thousands of operations without waiting for any has lost their requests. */
 Op *op_begin(Comm *c, OpKind kind) {
     Op *op = c->free_ops;
     if (!op) {
@@ -64,7 +64,7 @@ Op *op_begin(Comm *c, OpKind kind) {
 
 void op_end(Comm *c, Op *op) {
     pool_lock_all();
-    /* From here on handles of it say that it has ended, for ever: a place has 2^32 uses. */
+    /* From here on requests of it say that it has ended, for ever: a place has 2^32 uses. */
     op->generation++;
     op->next = c->free_ops;
     c->free_ops = op;
@@ -72,13 +72,13 @@ void op_end(Comm *c, Op *op) {
 }
 
 /* The place plus one in the lower half, its use in the upper: 0 is no operation. */
-CommHandle op_handle(const Comm *c, const Op *op) {
+CommRequest op_request(const Comm *c, const Op *op) {
     return (uint64_t)op->generation << 32 | (uint64_t)(op - c->ops + 1);
 }
 
-bool op_ended(const Comm *c, CommHandle handle) {
-    uint32_t place = (uint32_t)handle;
-    return place == 0 || c->ops[place - 1].generation != (uint32_t)(handle >> 32);
+bool op_ended(const Comm *c, CommRequest request) {
+    uint32_t place = (uint32_t)request;
+    return place == 0 || c->ops[place - 1].generation != (uint32_t)(request >> 32);
 }
 
 void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
@@ -97,7 +97,7 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
     case OP_REDUCE_SCATTER:
     case OP_ALL_REDUCE:
     case OP_ALL_TO_ALL:
-    case OP_EXCHANGE:
+    case OP_ALL_TO_ALL_V:
         snprintf(out, size, "%s of %zu bytes over %s", names[op->kind], op->total,
                  mesh_set_name(op->group->set, set));
     }
@@ -123,33 +123,33 @@ static void give_place(Comm *c, int event) {
 
 /* What was under way, and with whom: "all-gather of N bytes over dp_shard: receiving from rank 3". */
 static void fail_transfer(Comm *c, const Transfer *t, int error) {
-    char what[192] = "a notice", whole[256];
+    char what[192] = "a control message", whole[256];
     if (t->op) op_describe(c, t->op, what, sizeof what);
     snprintf(whole, sizeof whole, "%s: %s rank %d", what, t->receives ? "receiving from" : "sending to",
              t->peer);
-    comm_link_failure(c, error, whole);
+    comm_transport_failure(c, error, whole);
 }
 
-/* Collectives and the messages of comm.h are of tensors; notices, headers and what small operations pass are
- * the host's. */
+/* Collectives and the messages of comm.h are of tensors; control messages, headers and what small operations
+ * pass are the host's. */
 static bool is_tensor(const Comm *c, const Transfer *t) {
     if (!t->op) return false;
     bool message = t->op->kind == OP_SEND || t->op->kind == OP_RECV;
-    if (t->op->way) return false;
+    if (t->op->p2p_channel) return false;
     return !message || (t->op->channel == c->point && t->item > 0);
 }
 
-/* A post that the link refuses gives its place back; the failure is kept, and ends all operations. */
+/* A post that the transport refuses gives its place back; the failure is kept, and ends all operations. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
     int event = take_place(c);
-    LinkPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
-    if (relay_needed(c) && is_tensor(c, &t)) t.relayed = data = relay_begin(c, &t, data);
+    TransportPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
+    if (staging_needed(c) && is_tensor(c, &t)) t.staged = data = staging_begin(c, &t, data);
     c->transfers[event] = t;
-    int error =
-        t.receives ? c->link->kind->receive(c->link, &post, data) : c->link->kind->send(c->link, &post, data);
-    if (error == LINK_OK) return event;
+    int error = t.receives ? c->transport->kind->receive(c->transport, &post, data)
+                           : c->transport->kind->send(c->transport, &post, data);
+    if (error == TRANSPORT_OK) return event;
     fail_transfer(c, &t, error);
-    if (t.relayed) relay_end(c, &t, false);
+    if (t.staged) staging_end(c, &t, false);
     give_place(c, event);
     return -1;
 }
@@ -170,14 +170,14 @@ void transfer_item_done(Stream *s, int64_t item) {
     }
 }
 
-static size_t part_start(const Op *op, int part) {
-    return op->parts ? (size_t)op->parts[part].first * op->width : (size_t)part * op->stride;
+static size_t range_start(const Op *op, int range) {
+    return op->ranges ? (size_t)op->ranges[range].first * op->width : (size_t)range * op->stride;
 }
 
 /* The last parts of an all-reduce may be short, or lie beyond its end. */
-static size_t part_bytes(const Op *op, int part) {
-    size_t start = part_start(op, part);
-    if (op->parts) return (size_t)op->parts[part].count * op->width;
+static size_t range_bytes(const Op *op, int range) {
+    size_t start = range_start(op, range);
+    if (op->ranges) return (size_t)op->ranges[range].count * op->width;
     if (start >= op->total) return 0;
     return op->total - start < op->stride ? op->total - start : op->stride;
 }
@@ -190,8 +190,8 @@ static size_t bytes_in_bucket(const Op *op, size_t whole, int64_t b) {
 }
 
 /* Of a part. */
-static size_t bucket_bytes(const Op *op, int part, int64_t b) {
-    return bytes_in_bucket(op, part_bytes(op, part), b);
+static size_t bucket_bytes(const Op *op, int range, int64_t b) {
+    return bytes_in_bucket(op, range_bytes(op, range), b);
 }
 
 /* ---- blocks of a two-step sum ---- */
@@ -205,17 +205,17 @@ static int blocks_of(const Op *op, int rank) {
 
 /* The first where this rank's own part is; the others where parts are that it has sent away and that are
  * large enough, looked for from its own on; those that are left, behind the whole. */
-int64_t block_first(const CommPart *parts, int run, int own, int k) {
+int64_t block_first(const CommRange *ranges, int run, int own, int k) {
     int left = k;
     for (int i = 0; i < run; i++) {
-        const CommPart *part = &parts[(own + i) % run];
-        if (part->count >= parts[own].count && left-- == 0) return part->first;
+        const CommRange *range = &ranges[(own + i) % run];
+        if (range->count >= ranges[own].count && left-- == 0) return range->first;
     }
-    return comm_whole(parts, run) + left * parts[own].count;
+    return comm_whole(ranges, run) + left * ranges[own].count;
 }
 
 static char *block_place(const Op *op, int k) {
-    return op->sums + (size_t)block_first(op->shares, op->run, op->own, k) * op->width;
+    return op->sums + (size_t)block_first(op->shards, op->run, op->own, k) * op->width;
 }
 
 void stream_items(Op *op, StreamId id) {
@@ -258,8 +258,8 @@ static Item item_of(const Op *op, StreamId id, int64_t item) {
 }
 
 /* Whose piece goes, or comes: of an exchange as the two lists say, else of one list. */
-static const CommPart *exchanged(const Op *op, StreamId id, Item at) {
-    return &(id == GATHER_SEND ? op->parts : op->arriving)[at.peer];
+static const CommRange *exchanged(const Op *op, StreamId id, Item at) {
+    return &(id == GATHER_SEND ? op->ranges : op->arriving)[at.peer];
 }
 
 /* Where another rank's share (or a block of it) of bucket b of this rank's part is kept. Two buckets in
@@ -278,10 +278,10 @@ static char *arrival(const Op *op, int64_t b, int from, int block) {
 /* Where an item goes from, or to. A part's shares go to its owner; its sum goes from its owner to
  * everyone. */
 static char *place(const Op *op, StreamId id, Item at) {
-    size_t offset = (size_t)at.bucket * op->bucket, theirs = part_start(op, at.peer),
-           own = part_start(op, op->group->rank);
+    size_t offset = (size_t)at.bucket * op->bucket, theirs = range_start(op, at.peer),
+           own = range_start(op, op->group->rank);
     char *source = (char *)(uintptr_t)op->source; /* what is sent is only read */
-    if (op->kind == OP_EXCHANGE)
+    if (op->kind == OP_ALL_TO_ALL_V)
         return (id == GATHER_SEND ? source : op->target) + (size_t)exchanged(op, id, at)->first * op->width +
                offset;
     switch (id) {
@@ -296,7 +296,7 @@ static char *place(const Op *op, StreamId id, Item at) {
 
 static size_t item_bytes(const Op *op, StreamId id, Item at) {
     bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
-    if (op->kind == OP_EXCHANGE)
+    if (op->kind == OP_ALL_TO_ALL_V)
         return bytes_in_bucket(op, (size_t)exchanged(op, id, at)->count * op->width, at.bucket);
     return bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
 }
@@ -315,7 +315,7 @@ static void post(Comm *c, Transfer t, char *data) {
     /* Reducing and gathering have tags of their own: in an all-reduce both go between the same ranks at a
      * time. */
     uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
-             tag = (2 * t.op->turn + phase) % (uint64_t)c->link->tags;
+             tag = (2 * t.op->turn + phase) % (uint64_t)c->transport->tags;
     if (!t.receives) {
         c->traffic[t.op->asked].bytes += (int64_t)t.bytes;
         c->traffic[t.op->asked].messages++;
@@ -360,20 +360,20 @@ static bool ready(const Op *op, StreamId id) {
 static void sum(Comm *c, const Op *op, Device *device, int n, void *out, size_t bytes) {
     if (op->type == COMM_F32) {
         OP(device, OP_SUM_PARTS, sum_parts, (int64_t)(bytes / sizeof(float)), n,
-           (const float *const *)c->parts, (float *)out);
+           (const float *const *)c->addends, (float *)out);
     } else {
         OP(device, OP_SUM_PARTS, sum_parts_i64, (int64_t)(bytes / sizeof(int64_t)), n,
-           (const int64_t *const *)c->parts, (int64_t *)out);
+           (const int64_t *const *)c->addends, (int64_t *)out);
     }
 }
 
 /* The group is the whole sum. */
 static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
-    size_t part = part_start(op, g->rank), offset = (size_t)b * op->bucket;
-    char *out = op->kind == OP_ALL_REDUCE ? op->target + part : op->target;
+    size_t range = range_start(op, g->rank), offset = (size_t)b * op->bucket;
+    char *out = op->kind == OP_ALL_REDUCE ? op->target + range : op->target;
     for (int p = 0; p < g->size; p++)
-        c->parts[p] = p == g->rank ? op->source + part + offset : arrival(op, b, p, 0);
+        c->addends[p] = p == g->rank ? op->source + range + offset : arrival(op, b, p, 0);
     sum(c, op, device, g->size, out + offset, bytes);
 }
 
@@ -383,7 +383,7 @@ static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) 
 static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
     size_t offset = (size_t)b * op->bucket;
-    const char *own = op->source + part_start(op, g->rank) + offset;
+    const char *own = op->source + range_start(op, g->rank) + offset;
     TreeBlock blocks[TREE_BLOCKS];
     int count = tree_blocks(op->leaves, (TreeBlock){op->first, op->run}, blocks), with = 0;
     while (blocks[with].first + blocks[with].size <= op->first + g->rank) with++;
@@ -391,7 +391,7 @@ static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes)
         int k = i == 0 ? with : i <= with ? i - 1 : i;
         for (int p = 0; p < blocks[k].size; p++) {
             int rank = blocks[k].first - op->first + p;
-            c->parts[p] = rank == g->rank ? own : arrival(op, b, rank, 0);
+            c->addends[p] = rank == g->rank ? own : arrival(op, b, rank, 0);
         }
         sum(c, op, device, blocks[k].size, block_place(op, k) + offset, bytes);
     }
@@ -410,7 +410,7 @@ typedef struct Fold {
 static char *next_leaf(Fold *f) {
     const Op *op = f->op;
     const Group *g = op->group;
-    size_t own = part_start(op, g->rank) + (size_t)f->bucket * op->bucket;
+    size_t own = range_start(op, g->rank) + (size_t)f->bucket * op->bucket;
     int rank = f->rank, block = f->block++;
     if (f->block == blocks_of(op, rank)) f->rank++, f->block = 0;
     return rank == g->rank ? block_place(op, block) + own : arrival(op, f->bucket, rank, block);
@@ -423,7 +423,7 @@ static char *fold(Fold *f, TreeBlock block, char *out) {
     int half = tree_half(block.size);
     char *left = fold(f, (TreeBlock){block.first, half}, NULL);
     char *right = fold(f, (TreeBlock){block.first + half, block.size - half}, NULL);
-    f->c->parts[0] = left, f->c->parts[1] = right;
+    f->c->addends[0] = left, f->c->addends[1] = right;
     sum(f->c, f->op, f->device, 2, out ? out : left, f->bytes);
     return out ? out : left;
 }
@@ -441,11 +441,11 @@ void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on) {
         add_blocks(c, op, device, b, bytes);
     } else {
         Fold f = {.c = c, .op = op, .device = device, .bucket = b, .bytes = bytes};
-        char *out = op->target + part_start(op, op->group->rank) + (size_t)b * op->bucket;
+        char *out = op->target + range_start(op, op->group->rank) + (size_t)b * op->bucket;
         fold(&f, (TreeBlock){0, op->leaves}, out);
     }
-    /* A wire goes on by itself; MPI sends it from there. */
-    if (on == ON_COMM) device_finish(device, device_mark(device, ON_COMM), WAIT_LINK);
+    /* A communicator goes on by itself; MPI sends it from there. */
+    if (on == ON_COMM) device_finish(device, device_mark(device, ON_COMM), WAIT_TRANSPORT);
     device_on(before);
 }
 
@@ -498,7 +498,7 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
         Op *op = *at;
         bool wired = op->event != 0;
         if (!wired && !held_back(g, op)) moved |= advance(c, op, device);
-        if (wired ? wires_reached(c, op) : collective_ended(op)) {
+        if (wired ? communicators_reached(c, op) : collective_ended(op)) {
             *at = op->next;
             op_end(c, op);
             moved = true;
@@ -518,7 +518,7 @@ static void post_piece(Comm *c, Op *op, int64_t item) {
     Transfer t = {
         .op = op, .stream = STREAMS, .item = item, .peer = op->peer, .receives = op->kind == OP_RECV};
     t.bytes = item == 0 ? sizeof op->header : left < PIECE_MAX ? left : PIECE_MAX;
-    transfer_post(c, t, op->channel, (int64_t)(op->key % (uint64_t)c->link->tags),
+    transfer_post(c, t, op->channel, (int64_t)(op->key % (uint64_t)c->transport->tags),
                   item == 0 ? (char *)op->header : op->data + at);
 }
 
@@ -536,9 +536,9 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
     op->bytes = op->header[1] = bytes;
     op->data = data;
     op->pieces.items = 1 + (int64_t)((bytes + PIECE_MAX - 1) / PIECE_MAX);
-    c->link->kind->begin(c->link);
+    c->transport->kind->begin(c->transport);
     advance_message(c, op);
-    c->link->kind->end(c->link);
+    c->transport->kind->end(c->transport);
     return op;
 }
 
@@ -555,8 +555,8 @@ void transfer_check_header(Comm *c, const Op *op) {
 }
 
 static void piece_ended(Comm *c, Op *op, int64_t item) {
-    if (op->way) {
-        wires_item_ended(c, op, item);
+    if (op->p2p_channel) {
+        communicators_item_ended(c, op, item);
         return;
     }
     if (op->kind == OP_RECV && item == 0) transfer_check_header(c, op);
@@ -578,17 +578,17 @@ static void check_length(Comm *c, const Transfer *t, size_t came) {
 
 /* Notices are sent and forgotten. What ended is taken out of the table before anything is done with it:
  * that may post the next. */
-static void take_end(Comm *c, const LinkEnd *end) {
+static void take_end(Comm *c, const TransportEnd *end) {
     Transfer t = c->transfers[end->event];
     give_place(c, end->event);
-    if (t.relayed) relay_end(c, &t, t.receives && end->error == LINK_OK && end->bytes == t.bytes);
-    if (end->error != LINK_OK) {
+    if (t.staged) staging_end(c, &t, t.receives && end->error == TRANSPORT_OK && end->bytes == t.bytes);
+    if (end->error != TRANSPORT_OK) {
         if (t.op) fail_transfer(c, &t, end->error);
         return;
     }
     check_length(c, &t, end->bytes);
     if (!t.op) {
-        if (t.receives) notice_arrived(c);
+        if (t.receives) control_arrived(c);
     } else if (t.op->kind == OP_SEND || t.op->kind == OP_RECV) {
         piece_ended(c, t.op, t.item);
     } else {
@@ -597,18 +597,19 @@ static void take_end(Comm *c, const LinkEnd *end) {
 }
 
 bool transfer_test(Comm *c, int event) {
-    LinkEnd end;
-    if (event < 0 || !c->link->kind->test(c->link, event, &end)) return false;
+    TransportEnd end;
+    if (event < 0 || !c->transport->kind->test(c->transport, event, &end)) return false;
     take_end(c, &end);
     return true;
 }
 
-/* As many as have ended, in one call of the link. False when there were only notices, which move nothing
- * on: questions after what is missing would put off each other's answers. */
+/* As many as have ended, in one call of the transport. False when there were only control messages, which
+ * move nothing on: questions after what is missing would put off each other's answers. */
 static bool take_ends(Comm *c) {
-    int error = LINK_OK, count = c->link->kind->finished(c->link, c->ends, COMM_EVENTS, &error);
+    int error = TRANSPORT_OK,
+        count = c->transport->kind->finished(c->transport, c->ends, COMM_EVENTS, &error);
     bool moved = false;
-    if (count < 0) comm_link_failure(c, error, "testing for messages");
+    if (count < 0) comm_transport_failure(c, error, "testing for messages");
     for (int i = 0; i < count; i++) {
         moved |= c->transfers[c->ends[i].event].op != NULL;
         take_end(c, &c->ends[i]);
@@ -619,12 +620,12 @@ static bool take_ends(Comm *c) {
 /* False when nothing moved. After a failure nothing does: memory of operations may be gone by then. */
 bool transfer_progress(Comm *c, Device *device) {
     if (c->failure.code != OK || !c->joined) return false;
-    c->link->kind->begin(c->link);
+    c->transport->kind->begin(c->transport);
     bool moved = take_ends(c);
-    if (atomic_load(&c->wired)) moved |= wires_progress(c);
+    if (atomic_load(&c->wired)) moved |= communicators_progress(c);
     for (int set = 1; set < MESH_SETS; set++)
         if (c->groups[set].queue) moved |= advance_group(c, &c->groups[set], device);
-    c->link->kind->end(c->link);
+    c->transport->kind->end(c->transport);
     if (moved) atomic_store(&c->moved_at, comm_nanoseconds());
     return moved;
 }

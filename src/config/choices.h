@@ -5,8 +5,8 @@
 #include "base/choices.h"
 
 /* What predicts tokens behind the next one. */
-#define FURTHER_KINDS(X) X(FURTHER_HEAD, "heads") X(FURTHER_MODULE, "module")
-typedef enum FurtherKind { FURTHER_KINDS(CHOICE_CONSTANT) } FurtherKind;
+#define MTP_KINDS(X) X(MTP_KIND_HEADS, "heads") X(MTP_KIND_MODULE, "module")
+typedef enum MtpKind { MTP_KINDS(CHOICE_CONSTANT) } MtpKind;
 
 #define COMPUTE_KINDS(X) X(COMPUTE_AUTO, "auto") X(COMPUTE_BF16, "bf16") X(COMPUTE_FP32, "fp32")
 typedef enum ComputeKind { COMPUTE_KINDS(CHOICE_CONSTANT) } ComputeKind;
@@ -27,8 +27,8 @@ typedef enum Reshard { RESHARD_KINDS(CHOICE_CONSTANT) } Reshard;
 typedef enum GradientSync { SYNC_KINDS(CHOICE_CONSTANT) } GradientSync;
 
 /* parallel.context; never auto once it is settled. */
-#define CONTEXT_METHODS(X) X(CONTEXT_AUTO, "auto") X(CONTEXT_HEADS, "heads") X(CONTEXT_KEYS, "keys")
-typedef enum ContextMethod { CONTEXT_METHODS(CHOICE_CONSTANT) } ContextMethod;
+#define CP_COMMS(X) X(CP_COMM_AUTO, "auto") X(CP_COMM_ALL_TO_ALL, "heads") X(CP_COMM_ALL_GATHER, "keys")
+typedef enum CpComm { CP_COMMS(CHOICE_CONSTANT) } CpComm;
 
 #define STORE_TYPES(X) X(STORE_FP32, "fp32") X(STORE_BF16, "bf16")
 typedef enum StoreType { STORE_TYPES(CHOICE_CONSTANT) } StoreType;

@@ -59,7 +59,7 @@ int64_t config_first_whole_step(const Config *c) {
 }
 
 /* One source's loss is the run's; of very many nobody reads each. */
-int config_told_sources(const Config *c) {
+int config_reported_sources(const Config *c) {
     size_t count = c->data.sources.count;
     return count > 1 && count <= 64 ? (int)count : 0;
 }
@@ -169,35 +169,34 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
 }
 
 /* Why a model or mesh has no module; NULL: it may have one. */
-static const char *refuses_module(const Config *c) {
-    if (c->train.multi_token > 1)
-        return "train.multi_token above 1: checkpoints of the family have one module";
-    if (!model_family(&c->model.shape)->arch.module)
+static const char *refuses_mtp_module(const Config *c) {
+    if (c->train.mtp_depth > 1) return "train.multi_token above 1: checkpoints of the family have one module";
+    if (!model_family(&c->model.shape)->arch.mtp_module)
         return "another model.family than deepseek_v3: files of no other one have a module";
     return NULL;
 }
 
-static ErrorCode check_module(const Config *c, const OptionSet *set, Error *err) {
-    const char *why = refuses_module(c);
-    if (c->train.multi_token_kind != FURTHER_MODULE) return OK;
-    if (c->train.multi_token == 0)
+static ErrorCode check_mtp_module(const Config *c, const OptionSet *set, Error *err) {
+    const char *why = refuses_mtp_module(c);
+    if (c->train.mtp_kind != MTP_KIND_MODULE) return OK;
+    if (c->train.mtp_depth == 0)
         return options_fail(set, "train.multi_token_kind", err,
                             "a module is one: set train.multi_token to 1");
     if (!why) return OK;
     return options_fail(set, "train.multi_token_kind", err, "a module is not in this version beside %s", why);
 }
 
-/* What is not there beside further heads. A tied head's gradient takes a way of its own, and weights to start
+/* What is not there beside MTP heads. A tied head's gradient takes a way of its own, and weights to start
  * from have no such heads. */
-static ErrorCode check_multi_token(const Config *c, const OptionSet *set, Error *err) {
-    bool heads = c->train.multi_token_kind == FURTHER_HEAD;
+static ErrorCode check_mtp(const Config *c, const OptionSet *set, Error *err) {
+    bool heads = c->train.mtp_kind == MTP_KIND_HEADS;
     const char *other = c->lora.rank > 0                     ? "lora.rank"
                         : c->model.init[0] && heads          ? "model.init"
                         : c->model.shape.tie_word_embeddings ? "model.tie_word_embeddings"
                                                              : NULL;
-    if (c->train.multi_token == 0 || !other) return check_module(c, set, err);
+    if (c->train.mtp_depth == 0 || !other) return check_mtp_module(c, set, err);
     return options_fail(set, "train.multi_token", err,
-                        "further heads beside %s are not in this version: leave "
+                        "MTP heads beside %s are not in this version: leave "
                         "one of them out",
                         other);
 }
@@ -381,8 +380,8 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
 /* Also of a saved configuration, when it is read back (train/saved.c): both are compared with everything
  * derived. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
-    c->model.shape.further_heads = c->train.multi_token;
-    c->model.shape.further_module = c->train.multi_token > 0 && c->train.multi_token_kind == FURTHER_MODULE;
+    c->model.shape.mtp_depth = c->train.mtp_depth;
+    c->model.shape.mtp_module = c->train.mtp_depth > 0 && c->train.mtp_kind == MTP_KIND_MODULE;
     c->model.shape.balance_bias =
         c->train.router_bias_speed > 0 && !families[c->model.family]->arch.sigmoid_router;
     TRY(options_follow(set, err));
@@ -419,7 +418,7 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
     TRY(check_lora(c, set, err));
     TRY(take_router_bias(c, set, err));
     TRY(check_router_bias(c, set, err));
-    TRY(check_multi_token(c, set, err));
+    TRY(check_mtp(c, set, err));
     TRY(config_derive(c, set, err));
     if (c->train.context > c->model.shape.max_position_embeddings)
         return error_set(err, ERR_CONFIG,

@@ -32,9 +32,9 @@ typedef struct TrainOptions {
     double z_loss;            /* coefficient; 0: none */
     double router_bias_speed; /* by how much the bias of an expert moves in a step; 0: not at all */
     double expert_capacity;   /* rows of a round of visits, over those of a rank's own choices */
-    int64_t multi_token;      /* further heads */
-    int multi_token_kind;     /* FurtherKind */
-    double multi_token_weight;
+    int64_t mtp_depth;        /* MTP heads */
+    int mtp_kind;             /* MtpKind */
+    double mtp_loss_weight;
     int64_t stop_after_bad; /* non-finite steps in a row */
     bool split_backward;
     int numerics;      /* Numerics */
@@ -50,7 +50,7 @@ typedef struct NumericsOptions {
 
 /* How work is shared, where there are several ways. */
 typedef struct ParallelOptions {
-    int context; /* ContextMethod */
+    int context; /* CpComm */
 } ParallelOptions;
 
 typedef struct PipelineOptions {
@@ -165,7 +165,7 @@ int config_step_sizes(const Config *c, int64_t tokens[STEP_SIZES]);
 int64_t config_step_tokens(const Config *c, int64_t step);
 int64_t config_first_whole_step(const Config *c);
 /* Sources of the data whose losses are told apart: all, from 2 to 64 of them; else 0. */
-int config_told_sources(const Config *c);
+int config_reported_sources(const Config *c);
 /* Of the steps from that one on, to the last: more than 64 bits count where train.steps means "until it is
  * stopped". */
 double config_tokens_from(const Config *c, int64_t step);

@@ -87,15 +87,15 @@ static const Option train_options[] = {
          "own tokens. What is more comes in further rounds: nothing is dropped, and the bits are the same."),
     /* Gloeckle and others, "Better & faster large language models via multi-token prediction", 2024: heads of
      * their own on the same states. They are part of the model that is trained. */
-    INT("train.multi_token", train.multi_token, "0", 0, FURTHER_HEADS, RUN,
-        "Multi-token prediction: further heads, the k-th of which is trained on the k-th token behind the "
+    INT("train.multi_token", train.mtp_depth, "0", 0, MTP_DEPTH_MAX, RUN,
+        "Multi-token prediction: MTP heads, the k-th of which is trained on the k-th token behind the "
         "next one; validation, generation and Hugging Face's classes use none of them."),
-    CHOICE("train.multi_token_kind", train.multi_token_kind, "heads", CHOICE_WORDS(FURTHER_KINDS), RUN,
-           "What the further heads of train.multi_token are. heads: a matrix each, on the states of the "
+    CHOICE("train.multi_token_kind", train.mtp_kind, "heads", CHOICE_WORDS(MTP_KINDS), RUN,
+           "What the MTP heads of train.multi_token are. heads: a matrix each, on the states of the "
            "head. module: one as DeepSeek-V3 has it, a block behind the last that reads the next token too "
            "and ends in the model's own head. For deepseek_v3, whose files have it."),
-    REAL("train.multi_token_weight", train.multi_token_weight, "1", 0, 100, CURVE,
-         "Weight of the loss of each further head of train.multi_token in the sum that is trained on."),
+    REAL("train.multi_token_weight", train.mtp_loss_weight, "1", 0, 100, CURVE,
+         "Weight of the loss of each MTP head of train.multi_token in the sum that is trained on."),
     /* The halves compute what the whole does, element by element: a schedule may set the one for the
      * weights aside until a rank has nothing else to do. */
     BOOL("train.split_backward", train.split_backward, "false", NOTHING,
@@ -138,7 +138,7 @@ static const Option train_options[] = {
 
 static const Option parallel_options[] = {
     /* In exact numerics both have the same bits. */
-    CHOICE("parallel.context", parallel.context, "auto", CHOICE_WORDS(CONTEXT_METHODS), SUMS,
+    CHOICE("parallel.context", parallel.context, "auto", CHOICE_WORDS(CP_COMMS), SUMS,
            "How ranks of mesh.cp attend to each other's tokens: heads: they change tokens for heads, at most "
            "as many ranks as key and value heads; keys: each gathers keys and values of all, any number of "
            "ranks; auto: what sends fewer bytes, of those that can be."),

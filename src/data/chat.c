@@ -25,7 +25,7 @@ struct Chat {
     Template *template;
     Text source; /* of the template */
     char *date;  /* NULL: none */
-    ChatLearn learn;
+    ChatLossOn loss_on;
     cJSON *variables;      /* that every rendering has: bos_token and its like */
     const char **specials; /* [special_count] texts of special tokens, of their tokenizer */
     size_t *special_lengths, special_count;
@@ -158,7 +158,7 @@ ErrorCode chat_open(Chat **chat, const ChatOptions *o, const Tokenizer *t, Error
     *chat = NULL;
     Chat *c = mem_alloc(sizeof *c);
     c->tokenizer = t;
-    c->learn = o->learn;
+    c->loss_on = o->loss_on;
     c->end_token = -1;
     ErrorCode code = set_date(c, o->date, err);
     if (code == OK) code = open_template(c, o, err);
@@ -197,7 +197,7 @@ void chat_hash(const Chat *c, Sha256 *h) {
         hash_string(h, v->valuestring);
     }
     hash_string(h, c->date ? c->date : "");
-    sha256_add_u64(h, (uint64_t)c->learn);
+    sha256_add_u64(h, (uint64_t)c->loss_on);
 }
 
 int32_t chat_end_token(const Chat *c) { return c->end_token; }
@@ -505,7 +505,7 @@ static int answers_of(const Conversation *v, int from, int *last) {
 static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
     int last, all = answers_of(v, 0, &last), own = answers_of(v, v->first, &last);
     TRY(render(s->chat, v, v->count, false, &t->text, &t->answers, s->err));
-    int wanted = s->chat->learn == LEARN_LAST ? 1 : own, marked = (int)t->answers.count;
+    int wanted = s->chat->loss_on == LOSS_ON_LAST ? 1 : own, marked = (int)t->answers.count;
     if (wanted == all && marked > 0) return OK;
     if (marked != all)
         return error_set(s->err, ERR_DATA,
@@ -550,8 +550,8 @@ static ErrorCode check_roles(const Conversation *v, Error *err) {
 static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
     int last, count = answers_of(v, v->first, &last);
     char roles[200];
-    if (s->chat->learn != LEARN_ALL) TRY(check_roles(v, s->err));
-    if (s->chat->learn == LEARN_ALL) {
+    if (s->chat->loss_on != LOSS_ON_ALL) TRY(check_roles(v, s->err));
+    if (s->chat->loss_on == LOSS_ON_ALL) {
         TRY(render(s->chat, v, v->count, false, &t->text, NULL, s->err));
         template_spans_add(&t->answers, (TemplateSpan){0, t->text.length});
     } else if (count == 0) {
@@ -560,10 +560,10 @@ static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
             "%s: no message has the role \"assistant\", found %s: there is nothing to learn; rename the role "
             "whose messages are answers (data.chat_learn=all learns every message)",
             v->where, roles_found(v, roles, sizeof roles));
-    } else if (template_marks_answers(s->chat->template)) {
+    } else if (template_marks_assistant(s->chat->template)) {
         TRY(put_marked(s, v, t));
     } else {
-        TRY(put_answers(s, v, s->chat->learn == LEARN_LAST ? last : v->first, t));
+        TRY(put_answers(s, v, s->chat->loss_on == LOSS_ON_LAST ? last : v->first, t));
     }
     return OK;
 }
@@ -594,7 +594,7 @@ static ErrorCode put_run(Sink *s, const Text *text, TemplateSpan run, size_t fir
     if (run.end > run.begin)
         TRY(tokenizer_encode_chat(t, text->data + run.begin, run.end - run.begin, before, s->ids, s->err));
     if (!learned || !s->ends) return OK;
-    size_t end = s->chat->learn == LEARN_ALL || template_marks_answers(s->chat->template)
+    size_t end = s->chat->loss_on == LOSS_ON_ALL || template_marks_assistant(s->chat->template)
                      ? s->ids->count
                      : learned_end(t, s->ids->ids, from, s->ids->count);
     for (size_t i = from; i < end; i++) s->ids->ids[i] += vocabulary;
@@ -675,7 +675,7 @@ ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, cons
  * them. */
 static ErrorCode put_prompt(Sink *s, const Conversation *v, Turns *t) {
     Text prompt = {0};
-    bool marks = template_marks_answers(s->chat->template);
+    bool marks = template_marks_assistant(s->chat->template);
     TRY(check_messages(v, s->err));
     if (!marks) TRY(put_answers(s, v, 0, t));
     s->ids->count = 0; /* documents that are not this one */

@@ -31,7 +31,7 @@ typedef struct ChatOptions {
     const char *tokenizer; /* as of tokenizer_open: the template is looked for beside it */
     const char *template;  /* a file of its own; NULL or "": chat_template.jinja or tokenizer_config.json */
     const char *date;      /* YYYY-MM-DD for strftime_now; NULL or "": templates have no such function */
-    ChatLearn learn;
+    ChatLossOn loss_on;
 } ChatOptions;
 
 /* The text of the template that these options mean, and where it is from (caller frees); ERR_NOINPUT when

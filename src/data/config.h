@@ -22,8 +22,8 @@ typedef enum SourceEncoding { SOURCE_ENCODINGS(CHOICE_CONSTANT) } SourceEncoding
 #define BAD_LINES_KINDS(X) X(BAD_LINES_ERROR, "error") X(BAD_LINES_SKIP, "skip")
 typedef enum BadLines { BAD_LINES_KINDS(CHOICE_CONSTANT) } BadLines;
 /* Of a conversation. */
-#define CHAT_LEARN_KINDS(X) X(LEARN_ASSISTANT, "assistant") X(LEARN_LAST, "last") X(LEARN_ALL, "all")
-typedef enum ChatLearn { CHAT_LEARN_KINDS(CHOICE_CONSTANT) } ChatLearn;
+#define CHAT_LOSS_ON_KINDS(X) X(LOSS_ON_ASSISTANT, "assistant") X(LOSS_ON_LAST, "last") X(LOSS_ON_ALL, "all")
+typedef enum ChatLossOn { CHAT_LOSS_ON_KINDS(CHOICE_CONSTANT) } ChatLossOn;
 #define MIXTURE_WEIGHTS(X) X(WEIGHTS_TOKENS, "tokens") X(WEIGHTS_DOCUMENTS, "documents")
 typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 
@@ -59,7 +59,7 @@ typedef struct DataConfig {
     bool add_bos, add_eos;  /* around each document */
     int bad_lines;          /* BadLines */
     double bad_lines_limit; /* of a source: a count, or a share of its lines below 1 */
-    int chat_learn;         /* ChatLearn */
+    int chat_loss_on;       /* ChatLossOn */
     char *chat_template;    /* a file; empty: the tokenizer's own */
     char *chat_date;        /* that templates are told; empty: none */
     int64_t seed;           /* of the order of samples */

@@ -216,21 +216,21 @@ static size_t document_length(const CorpusReader *r, const char *text, size_t n)
 
 /* Decides the next text piece from what is in the buffer: its length and whether a document ends there; 0:
  * more is needed. */
-static size_t text_piece(const CorpusReader *r, bool *ends) {
+static size_t text_chunk(const CorpusReader *r, bool *ends) {
     const char *text = r->buffer + r->begin;
     size_t n = r->end - r->begin;
     bool split = r->file->split != SPLIT_FILE;
     *ends = true;
-    size_t known = n < CORPUS_PIECE_LIMIT ? n : CORPUS_PIECE_LIMIT;
+    size_t known = n < CORPUS_CHUNK_LIMIT ? n : CORPUS_CHUNK_LIMIT;
     size_t cut = split ? document_length(r, text, known) : 0;
     if (cut) return cut;
     /* A document that does not end in sight. Split documents are cut at the limit only, so that the search
      * for their end never depends on the length of what was read. */
-    bool full = n > CORPUS_PIECE_LIMIT;
+    bool full = n > CORPUS_CHUNK_LIMIT;
     *ends = false;
-    if (!split || full) cut = safe_cut(text, known, CORPUS_PIECE_BYTES);
+    if (!split || full) cut = safe_cut(text, known, CORPUS_CHUNK_BYTES);
     if (cut && cut < n) return cut;
-    if (full) return forced_cut(text, CORPUS_PIECE_LIMIT);
+    if (full) return forced_cut(text, CORPUS_CHUNK_LIMIT);
     if (!r->at_end) return 0;
     *ends = true;
     return n;
@@ -251,15 +251,15 @@ static void advance(CorpusReader *r, size_t length, bool in_document) {
 }
 
 /* Reads until a piece can be decided. The loop ends: each turn adds bytes, the file ends some time, and
- * at CORPUS_PIECE_LIMIT a cut is forced. */
-static ErrorCode next_text(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
+ * at CORPUS_CHUNK_LIMIT a cut is forced. */
+static ErrorCode next_text(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     size_t length;
     bool ends;
-    while ((length = text_piece(r, &ends)) == 0 && !r->at_end) TRY(fill(r, err));
+    while ((length = text_chunk(r, &ends)) == 0 && !r->at_end) TRY(fill(r, err));
     *more = length > 0;
     if (!*more) return OK;
-    *piece =
-        (CorpusPiece){r->buffer + r->begin, length, r->position.line + 1, !r->position.in_document, ends};
+    *chunk =
+        (CorpusChunk){r->buffer + r->begin, length, r->position.line + 1, !r->position.in_document, ends};
     advance(r, length, !ends);
     return OK;
 }
@@ -283,20 +283,20 @@ static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
 
 /* A line is handed out raw. Its JSON is parsed by whoever tokenizes it, on another thread: parsing costs
  * as much as tokenizing, and there is one reader only. */
-static ErrorCode next_line(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
+static ErrorCode next_line(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     size_t length;
     do {
         TRY(line_length(r, &length, err));
         *more = length > 0;
         if (!*more) return OK;
-        *piece = (CorpusPiece){r->buffer + r->begin, length, r->position.line + 1, true, true};
+        *chunk = (CorpusChunk){r->buffer + r->begin, length, r->position.line + 1, true, true};
         advance(r, length, false);
-    } while (is_blank(piece->bytes, length));
+    } while (is_blank(chunk->bytes, length));
     return OK;
 }
 
-ErrorCode corpus_next(CorpusReader *r, CorpusPiece *piece, bool *more, Error *err) {
-    TRY(r->format == FORMAT_TEXT ? next_text(r, piece, more, err) : next_line(r, piece, more, err));
+ErrorCode corpus_next(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
+    TRY(r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err));
     /* The rest of a file that was read before may be too short to tell. */
     bool end = !*more && r->check.begin == 0;
     return text_check_judge(&r->check, r->file->path, end, err);
@@ -319,14 +319,14 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
 
 /* An empty text is no error: real corpora have such lines, and they make no document. A value that is not
  * a string is one: it would be skipped in silence otherwise, line after line. */
-ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err) {
+ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusChunk *chunk, Text *out, Error *err) {
     const char *key = file->key && file->key[0] ? file->key : "text";
     char path[400], where[512], shown[128];
     error_escape(path, sizeof path, file->path, strlen(file->path));
-    snprintf(where, sizeof where, "%s:%llu", path, (unsigned long long)piece->line);
+    snprintf(where, sizeof where, "%s:%llu", path, (unsigned long long)chunk->line);
     error_escape(shown, sizeof shown, key, strlen(key));
     cJSON *root = NULL;
-    TRY(json_parse_line(file->path, piece->line, piece->bytes, piece->length, &root, err));
+    TRY(json_parse_line(file->path, chunk->line, chunk->bytes, chunk->length, &root, err));
     cJSON *value = cJSON_GetObjectItemCaseSensitive(root, key);
     ErrorCode code = OK;
     text_clear(out);
@@ -337,7 +337,7 @@ ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, T
     else if (!cJSON_IsString(value))
         code = error_set(err, ERR_DATA, "%s: the value of '%s' is not a string", where, shown);
     else
-        json_line_string(piece->bytes, piece->length, root, value, out);
+        json_line_string(chunk->bytes, chunk->length, root, value, out);
     cJSON_Delete(root);
     return code;
 }

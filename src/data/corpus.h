@@ -10,7 +10,7 @@
  * between two characters that are neither white space nor a slash. Most tokenizers end a token there, so that
  * the pieces have together the tokens of the document; whoever uses one that may not
  * (tokenizer_whole_documents) puts the pieces together again. Only text without such a newline for
- * CORPUS_PIECE_LIMIT bytes is cut elsewhere, between two characters. */
+ * CORPUS_CHUNK_LIMIT bytes is cut elsewhere, between two characters. */
 #ifndef WEFT_DATA_CORPUS_H
 #define WEFT_DATA_CORPUS_H
 
@@ -22,8 +22,8 @@
 #include "base/text.h"
 #include "data/config.h"
 
-#define CORPUS_PIECE_BYTES (256u << 10) /* pieces of a long document are at least this long */
-#define CORPUS_PIECE_LIMIT (16u << 20)  /* ... and at most this */
+#define CORPUS_CHUNK_BYTES (256u << 10) /* pieces of a long document are at least this long */
+#define CORPUS_CHUNK_LIMIT (16u << 20)  /* ... and at most this */
 #define CORPUS_LINE_LIMIT (256u << 20)  /* longest line of a JSON-lines file */
 
 /* How to read one file. */
@@ -46,12 +46,12 @@ typedef struct CorpusPosition {
 } CorpusPosition;
 
 /* A piece of text, or one raw line of JSON. */
-typedef struct CorpusPiece {
+typedef struct CorpusChunk {
     const char *bytes; /* until the next call */
     size_t length;
     uint64_t line;     /* 1-based, of the first byte */
     bool starts, ends; /* of a document */
-} CorpusPiece;
+} CorpusChunk;
 
 typedef struct CorpusReader CorpusReader;
 
@@ -59,7 +59,7 @@ typedef struct CorpusReader CorpusReader;
 ErrorCode corpus_open(CorpusReader **reader, const CorpusFile *file, const CorpusPosition *from, Error *err);
 void corpus_close(CorpusReader *reader);
 /* *more is false at the end of the file. Blank lines of JSON-lines files are skipped. */
-ErrorCode corpus_next(CorpusReader *reader, CorpusPiece *piece, bool *more, Error *err);
+ErrorCode corpus_next(CorpusReader *reader, CorpusChunk *chunk, bool *more, Error *err);
 void corpus_shrink(CorpusReader *reader); /* gives back the memory of a long piece, which is gone */
 CorpusPosition corpus_position(const CorpusReader *reader); /* after the last piece */
 uint64_t corpus_stored_position(const CorpusReader *reader);
@@ -68,6 +68,6 @@ uint64_t corpus_invalid_bytes(const CorpusReader *reader); /* of them, not UTF-8
 void corpus_report(const CorpusReader *reader); /* a warning that says how many, where there are any */
 
 /* The text of a line of JSON, put in place of what was in `out`. Safe to call from any thread. */
-ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusPiece *piece, Text *out, Error *err);
+ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusChunk *chunk, Text *out, Error *err);
 
 #endif

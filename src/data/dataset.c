@@ -95,7 +95,7 @@ ChatOptions data_chat_options(const DataConfig *c) {
     return (ChatOptions){.tokenizer = c->tokenizer,
                          .template = c->chat_template,
                          .date = c->chat_date,
-                         .learn = (ChatLearn)c->chat_learn};
+                         .loss_on = (ChatLossOn)c->chat_loss_on};
 }
 
 /* Tokenizers with one token for both ends (GPT-2) get it once, between documents. */

@@ -92,7 +92,7 @@ const Option data_options[] = {
     /* Conversations. What is learned decides targets; the template is compared by its text, which is in the
      * fingerprint of the data. */
     CHOICE(
-        "data.chat_learn", chat_learn, "assistant", CHOICE_WORDS(CHAT_LEARN_KINDS), CURVE,
+        "data.chat_learn", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
         "What of a conversation is learned: the answers of the assistant, the last of them, or everything."),
     TEXT("data.chat_template", chat_template, "", CONTENT,
          "A chat template (Jinja) for sources of format chat; empty: the one beside data.tokenizer."),

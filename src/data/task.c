@@ -221,15 +221,15 @@ static ErrorCode check_expansion(const CorpusReader *reader, const CorpusFile *f
 
 /* A text file is a document of TASK_TEXT. */
 static ErrorCode plain_text(CorpusReader *reader, const CorpusFile *file, uint64_t stored,
-                            const CorpusPiece *first, TaskQuestion *q, Error *err) {
-    CorpusPiece piece = *first;
+                            const CorpusChunk *first, TaskQuestion *q, Error *err) {
+    CorpusChunk chunk = *first;
     bool more = true;
     Text *text = &q->continuations[0];
     text_clear(text);
     for (;;) {
-        text_add(text, piece.bytes, piece.length);
-        if (piece.ends) break;
-        TRY(corpus_next(reader, &piece, &more, err));
+        text_add(text, chunk.bytes, chunk.length);
+        if (chunk.ends) break;
+        TRY(corpus_next(reader, &chunk, &more, err));
         TRY(check_expansion(reader, file, stored, err));
         if (!more) break;
     }
@@ -237,10 +237,10 @@ static ErrorCode plain_text(CorpusReader *reader, const CorpusFile *file, uint64
     return OK;
 }
 
-static ErrorCode json_document(const TaskFormat *f, const char *where, const CorpusPiece *piece,
+static ErrorCode json_document(const TaskFormat *f, const char *where, const CorpusChunk *chunk,
                                TaskQuestion *q, Error *err) {
     cJSON *root;
-    TRY(json_parse(where, piece->bytes, piece->length, &root, err));
+    TRY(json_parse(where, chunk->bytes, chunk->length, &root, err));
     ErrorCode code = task_question(f, where, root, q, err);
     cJSON_Delete(root);
     return code;
@@ -254,16 +254,16 @@ static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile
     int64_t count = 0;
     TRY(file_size(file->path, &stored, err));
     for (; most == 0 || count < most; count++) {
-        CorpusPiece piece;
+        CorpusChunk chunk;
         char where[512];
-        TRY(corpus_next(reader, &piece, &more, err));
+        TRY(corpus_next(reader, &chunk, &more, err));
         if (!more) break;
         TRY(check_expansion(reader, file, stored, err));
-        snprintf(where, sizeof where, "%.480s:%" PRIu64, file->path, piece.line);
+        snprintf(where, sizeof where, "%.480s:%" PRIu64, file->path, chunk.line);
         if (json)
-            TRY(json_document(m->task->format, where, &piece, q, err));
+            TRY(json_document(m->task->format, where, &chunk, q, err));
         else
-            TRY(plain_text(reader, file, stored, &piece, q, err));
+            TRY(plain_text(reader, file, stored, &chunk, q, err));
         if (examples)
             add_example(m, q);
         else

@@ -36,12 +36,12 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "data/token_part.h"
+#include "data/token_shard.h"
 
 #define JOB_BYTES (1u << 20)
 #define LARGE_JOB (16 * JOB_BYTES)
-#define PART_BYTES (128u << 20)
-#define PART_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
+#define SHARD_BYTES (128u << 20)
+#define SHARD_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
 enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20 };
 
 /* A piece within a job's text; `line` is for messages. */
@@ -101,10 +101,10 @@ typedef struct Builder {
     bool all_read;
     /* writer */
     UnitState *units; /* [unit_count] */
-    PartWriter *part;
+    ShardWriter *shard;
     Text bad;           /* of this part */
     uint64_t bad_lines; /* of this build */
-    size_t part_first_file;
+    size_t shard_first_file;
     Progress *progress;
 } Builder;
 
@@ -174,7 +174,7 @@ static void skip_files(Builder *s, size_t count) {
 static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *complete, Error *err) {
     TokenCache *cache;
     TRY(token_cache_open(&cache, u->dir, u->key, s->vocabulary, err));
-    const TokenHeader *last = token_cache_last_part(cache);
+    const TokenHeader *last = token_cache_last_shard(cache);
     *complete = token_cache_complete(cache);
     state->any_previous = last != NULL;
     if (last) state->previous = *last;
@@ -187,7 +187,7 @@ static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *
                          u->dir);
     skip_files(s, (size_t)h->next_file);
     s->from = (CorpusPosition){h->next_offset, h->next_line, h->next_in_document != 0};
-    log_info("%s: going on with part %" PRIu64 " of an earlier tokenization", s->b->label, h->part + 1);
+    log_info("%s: going on with part %" PRIu64 " of an earlier tokenization", s->b->label, h->shard + 1);
     return OK;
 }
 
@@ -233,12 +233,12 @@ static ErrorCode find_unit(Builder *s, bool *busy, Error *err) {
 /* ---- reading ---- */
 
 /* `joined`: a piece that goes on with the document of the last record becomes part of it. */
-static void add_record(Job *job, const CorpusPiece *piece, bool joined) {
-    if (joined && !piece->starts && job->record_count > 0) {
+static void add_record(Job *job, const CorpusChunk *chunk, bool joined) {
+    if (joined && !chunk->starts && job->record_count > 0) {
         Record *last = &job->records[job->record_count - 1];
-        last->length += piece->length;
-        last->ends = piece->ends;
-        text_add(&job->raw, piece->bytes, piece->length);
+        last->length += chunk->length;
+        last->ends = chunk->ends;
+        text_add(&job->raw, chunk->bytes, chunk->length);
         return;
     }
     if (job->record_count == job->record_capacity) {
@@ -246,8 +246,8 @@ static void add_record(Job *job, const CorpusPiece *piece, bool joined) {
         job->records = mem_grow(job->records, job->record_capacity * sizeof *job->records);
     }
     job->records[job->record_count++] =
-        (Record){job->raw.length, piece->length, piece->line, piece->starts, piece->ends};
-    text_add(&job->raw, piece->bytes, piece->length);
+        (Record){job->raw.length, chunk->length, chunk->line, chunk->starts, chunk->ends};
+    text_add(&job->raw, chunk->bytes, chunk->length);
 }
 
 /* A job ends with its file, so that a part can say "the next file from its beginning" and a message names
@@ -271,10 +271,10 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     if (!s->reader) TRY(corpus_open(&s->reader, &s->b->files[s->file], &s->from, err));
     bool more = true, whole = tokenizer_whole_documents(s->b->tokenizer), inside = false;
     while (more && (job->raw.length < JOB_BYTES || (whole && inside))) {
-        CorpusPiece piece;
-        TRY(corpus_next(s->reader, &piece, &more, err));
-        if (more) add_record(job, &piece, whole);
-        inside = more && !piece.ends;
+        CorpusChunk chunk;
+        TRY(corpus_next(s->reader, &chunk, &more, err));
+        if (more) add_record(job, &chunk, whole);
+        inside = more && !chunk.ends;
     }
     job->stored = s->stored_before - s->skipped + (double)corpus_stored_position(s->reader);
     job->invalid_bytes = corpus_invalid_bytes(s->reader) - s->invalid;
@@ -360,8 +360,8 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     size_t length = record->length;
     if (corpus_format(file) == FORMAT_CHAT) return encode_conversation(b, job, record, err);
     if (corpus_format(file) == FORMAT_JSONL) {
-        CorpusPiece piece = {text, length, record->line, true, true};
-        TRY(corpus_decode_json(file, &piece, decoded, err));
+        CorpusChunk chunk = {text, length, record->line, true, true};
+        TRY(corpus_decode_json(file, &chunk, decoded, err));
         release_line(job, record);
         if (decoded->length == 0) return OK;
         text = decoded->data;
@@ -453,7 +453,7 @@ static void *work(void *argument) {
 static ErrorCode write_bad_lines(Builder *s, const Job *job, Error *err) {
     char name[64];
     if (s->bad.length == 0) return OK;
-    snprintf(name, sizeof name, "part-%05" PRIu64 ".bad.jsonl", part_header(s->part)->part);
+    snprintf(name, sizeof name, "part-%05" PRIu64 ".bad.jsonl", shard_header(s->shard)->shard);
     char *path = path_join(s->b->units[job->unit].dir, name);
     ErrorCode code = file_write_atomic(path, s->bad.data, s->bad.length, err);
     free(path);
@@ -461,15 +461,15 @@ static ErrorCode write_bad_lines(Builder *s, const Job *job, Error *err) {
     return code;
 }
 
-static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
+static ErrorCode commit_shard(Builder *s, const Job *job, Error *err) {
     UnitState *unit = &s->units[job->unit];
     /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash.
      */
     size_t last_file = job->file;
-    for (size_t i = s->part_first_file; i <= last_file; i++)
+    for (size_t i = s->shard_first_file; i <= last_file; i++)
         TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
     TRY(write_bad_lines(s, job, err));
-    TokenHeader *h = part_header(s->part);
+    TokenHeader *h = shard_header(s->shard);
     h->last = job->final;
     h->next_file = job->next_file - s->b->units[job->unit].first;
     h->next_offset = job->next.offset;
@@ -477,9 +477,9 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
     h->next_in_document = job->next.in_document;
     unit->previous = *h;
     unit->any_previous = true;
-    PartWriter *part = s->part;
-    s->part = NULL;
-    TRY(part_commit(part, err));
+    ShardWriter *shard = s->shard;
+    s->shard = NULL;
+    TRY(shard_commit(shard, err));
     if (job->final) unlock(unit);
     return OK;
 }
@@ -487,7 +487,7 @@ static ErrorCode commit_part(Builder *s, const Job *job, Error *err) {
 /* A count that is exceeded stays exceeded. A share is one of the whole source, and is judged when that is
  * there (data/dataset.c): broken lines may stand together. */
 static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
-    TokenFigures *figures = part_figures(s->part);
+    TokenFigures *figures = shard_figures(s->shard);
     figures->lines += job->lines;
     figures->bad_lines += job->bad_lines;
     s->bad_lines += job->bad_lines;
@@ -506,21 +506,22 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
         if (err) *err = job->error;
         return job->code;
     }
-    if (!s->part) {
-        s->part_first_file = job->file;
+    if (!s->shard) {
+        s->shard_first_file = job->file;
         const TokenUnit *unit = &s->b->units[job->unit];
         const UnitState *state = &s->units[job->unit];
-        TRY(part_open(&s->part, unit->dir, unit->key, s->vocabulary,
-                      state->any_previous ? &state->previous : NULL, err));
+        TRY(shard_open(&s->shard, unit->dir, unit->key, s->vocabulary,
+                       state->any_previous ? &state->previous : NULL, err));
     }
-    TRY(part_add(s->part, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
-                 err));
-    part_figures(s->part)->invalid_bytes += job->invalid_bytes;
+    TRY(shard_add(s->shard, job->ids.ids, job->ids.count, job->ends.ends, job->ends.count, job->text_bytes,
+                  err));
+    shard_figures(s->shard)->invalid_bytes += job->invalid_bytes;
     TRY(count_lines(s, job, err));
     progress_set(s->progress, job->stored / 1e6);
-    const TokenHeader *h = part_header(s->part);
-    uint64_t limit = s->b->part_bytes ? s->b->part_bytes : PART_BYTES;
-    if (job->final || h->text_bytes >= limit || h->documents >= PART_DOCUMENTS) TRY(commit_part(s, job, err));
+    const TokenHeader *h = shard_header(s->shard);
+    uint64_t limit = s->b->part_bytes ? s->b->part_bytes : SHARD_BYTES;
+    if (job->final || h->text_bytes >= limit || h->documents >= SHARD_DOCUMENTS)
+        TRY(commit_shard(s, job, err));
     return OK;
 }
 
@@ -591,7 +592,7 @@ static void finish(Builder *s) {
     free(s->jobs);
     free(s->threads);
     corpus_close(s->reader);
-    part_abandon(s->part);
+    shard_abandon(s->shard);
     text_free(&s->bad);
     for (size_t i = 0; i < s->b->unit_count; i++) unlock(&s->units[i]);
     free(s->units);

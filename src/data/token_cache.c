@@ -1,16 +1,16 @@
-/* A token cache as its readers see it: the parts of a directory, mapped, as one sequence of tokens.
+/* A token cache as its readers see it: the shards of a directory, mapped, as one sequence of tokens.
  *
  *   offset   0               TOKEN_HEADER_BYTES    ends_at              sums_at
  *            +---------------+---------------------+--------------------+-------------------+
  *            | TokenHeader,  | ids of 2 or 4 bytes,| ends of documents, | hash64 of blocks  |
  *            | zeros         | zeros up to 8       | 8 bytes each       | of ids, 8 each    |
  *            +---------------+---------------------+--------------------+-------------------+
- *   guarded by header_checksum   the sums, as read      index_checksum, when the part is opened
+ *   guarded by header_checksum   the sums, as read      index_checksum, when the shard is opened
  *
  * Opening reads headers and indices, not ids: a cache of terabytes opens at once, and each block of ids is
  * verified when it is read for the first time.
  *
- *  T1. A part is in `parts` only after its header, size, index and place in the sequence were checked:
+ *  T1. A shard is in `shards` only after its header, size, index and place in the sequence were checked:
  *      everything later is bounded by verified counts.
  *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the
  *      vocabulary. Threads may verify the same block twice; they store the same value. */
@@ -31,9 +31,9 @@
 
 _Static_assert(sizeof(TokenHeader) == 16 + 32 + 15 * 8, "no padding in the file header");
 
-/* A part's file, mapped: pages come in when they are read, so a cache larger than memory costs what is
+/* A shard's file, mapped: pages come in when they are read, so a cache larger than memory costs what is
  * used of it. `verified` has a byte a block. */
-typedef struct TokenPart {
+typedef struct TokenShard {
     char *path;
     FileMap map;
     TokenHeader header;
@@ -41,18 +41,18 @@ typedef struct TokenPart {
     TokenLayout layout;
     const uint64_t *ends, *sums;
     _Atomic unsigned char *verified;
-} TokenPart;
+} TokenShard;
 
 struct TokenCache {
     size_t count, capacity;
-    TokenPart *parts;
+    TokenShard *shards;
     uint64_t vocabulary;
 };
 
 /* Five digits keep listings in order for 12 TiB of text; more digits are right too. */
-char *token_part_path(const char *dir, uint64_t part) {
+char *token_shard_path(const char *dir, uint64_t shard) {
     char name[48];
-    snprintf(name, sizeof name, "part-%05" PRIu64 ".tok", part);
+    snprintf(name, sizeof name, "part-%05" PRIu64 ".tok", shard);
     return path_join(dir, name);
 }
 
@@ -68,14 +68,14 @@ bool token_layout(const TokenHeader *h, TokenLayout *out) {
 }
 
 /* A cache can always be made again from its source, so whatever is wrong with it the advice is one. */
-static ErrorCode damaged(const TokenPart *p, Error *err, const char *what) {
+static ErrorCode damaged(const TokenShard *p, Error *err, const char *what) {
     return error_set(err, ERR_DATA, "%s: %s; delete its directory and it will be built again", p->path, what);
 }
 
 /* In the order in which a reader can know them: is it ours at all, is it of a version whose header this
  * code understands, is the header whole, is it of this corpus. A newer version is told apart from damage
  * before the checksum, whose place it may have moved. */
-static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error *err) {
+static ErrorCode check_identity(const TokenShard *p, const uint8_t key[32], Error *err) {
     const TokenHeader *h = &p->header;
     if (p->map.length < sizeof *h || memcmp(h->magic, TOKEN_MAGIC, sizeof h->magic) != 0)
         return error_set(
@@ -96,7 +96,7 @@ static ErrorCode check_identity(const TokenPart *p, const uint8_t key[32], Error
     return OK;
 }
 
-static ErrorCode check_figures(TokenPart *p, Error *err) {
+static ErrorCode check_figures(TokenShard *p, Error *err) {
     static const TokenFigures none;
     memcpy(&p->figures, p->map.data + sizeof(TokenHeader), sizeof p->figures);
     if (memcmp(&p->figures, &none, sizeof none) == 0) return OK;
@@ -106,7 +106,7 @@ static ErrorCode check_figures(TokenPart *p, Error *err) {
 
 /* Counts are checked before anything is computed with them; the width of ids follows from the vocabulary,
  * so it is checked rather than believed. */
-static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err) {
+static ErrorCode check_sizes(const TokenShard *p, uint64_t vocabulary, Error *err) {
     const TokenHeader *h = &p->header;
     TokenLayout layout;
     if (!token_layout(h, &layout) || h->vocabulary != vocabulary ||
@@ -121,14 +121,14 @@ static ErrorCode check_sizes(const TokenPart *p, uint64_t vocabulary, Error *err
 }
 
 /* Everything later does binary searches in the ends without looking at bounds again. */
-static ErrorCode check_index(const TokenPart *p, Error *err) {
+static ErrorCode check_index(const TokenShard *p, Error *err) {
     const TokenHeader *h = &p->header;
     if (hash64(p->map.data + p->layout.ends_at, (size_t)(p->layout.file_bytes - p->layout.ends_at)) !=
         h->index_checksum)
         return damaged(p, err, "damaged index (its checksum does not match)");
     uint64_t previous = 0;
     for (uint64_t i = 0; i < h->documents; i++) {
-        /* A document that ends at the very front of a part began in the one before. */
+        /* A document that ends at the very front of a shard began in the one before. */
         bool rising = p->ends[i] > previous || (i == 0 && h->first_token > 0);
         if (!rising || p->ends[i] > h->tokens) return damaged(p, err, "document ends out of order");
         previous = p->ends[i];
@@ -136,19 +136,19 @@ static ErrorCode check_index(const TokenPart *p, Error *err) {
     return OK;
 }
 
-/* The part continues the one before it. */
-static ErrorCode check_sequence(const TokenCache *c, const TokenPart *p, Error *err) {
+/* The shard continues the one before it. */
+static ErrorCode check_sequence(const TokenCache *c, const TokenShard *p, Error *err) {
     const TokenHeader *h = &p->header;
     uint64_t documents = token_cache_documents(c), bytes = token_cache_text_bytes(c);
-    if (h->part != c->count || h->first_token != token_cache_tokens(c) || h->first_document != documents ||
+    if (h->shard != c->count || h->first_token != token_cache_tokens(c) || h->first_document != documents ||
         h->first_byte != bytes)
         return damaged(p, err, "does not continue the part before it");
     return OK;
 }
 
-/* Checks go from what needs no other (identity) to what needs the parts before (sequence); pointers into
+/* Checks go from what needs no other (identity) to what needs the shards before (sequence); pointers into
  * the map are made between, when its size is known to be right. */
-static ErrorCode load_part(TokenCache *c, TokenPart *p, const uint8_t key[32], Error *err) {
+static ErrorCode load_shard(TokenCache *c, TokenShard *p, const uint8_t key[32], Error *err) {
     TRY(file_map(&p->map, p->path, err));
     if (p->map.length >= sizeof p->header) memcpy(&p->header, p->map.data, sizeof p->header);
     TRY(check_identity(p, key, err));
@@ -163,39 +163,39 @@ static ErrorCode load_part(TokenCache *c, TokenPart *p, const uint8_t key[32], E
     return OK;
 }
 
-/* Of a part that was not loaded to its end, too: what was not made is empty. */
-static void free_part(TokenPart *p) {
+/* Of a shard that was not loaded to its end, too: what was not made is empty. */
+static void free_shard(TokenShard *p) {
     file_unmap(&p->map);
     free(p->verified);
     free(p->path);
 }
 
-/* The part is counted when it is good, so closing frees exactly the good ones. */
-static ErrorCode add_part(TokenCache *c, const char *dir, const uint8_t key[32], Error *err) {
+/* The shard is counted when it is good, so closing frees exactly the good ones. */
+static ErrorCode add_shard(TokenCache *c, const char *dir, const uint8_t key[32], Error *err) {
     if (c->count == c->capacity) {
         c->capacity = 2 * c->capacity + 8;
-        c->parts = mem_grow(c->parts, c->capacity * sizeof *c->parts);
+        c->shards = mem_grow(c->shards, c->capacity * sizeof *c->shards);
     }
-    TokenPart *p = &c->parts[c->count];
-    *p = (TokenPart){.path = token_part_path(dir, c->count)};
-    ErrorCode code = load_part(c, p, key, err);
+    TokenShard *p = &c->shards[c->count];
+    *p = (TokenShard){.path = token_shard_path(dir, c->count)};
+    ErrorCode code = load_shard(c, p, key, err);
     if (code == OK)
         c->count++;
     else
-        free_part(p);
+        free_shard(p);
     return code;
 }
 
 /* By name alone; what the file is worth is decided when it is opened. */
 static bool next_exists(const TokenCache *c, const char *dir) {
-    char *path = token_part_path(dir, c->count);
+    char *path = token_shard_path(dir, c->count);
     bool exists = file_exists(path);
     free(path);
     return exists;
 }
 
 /* Parts are opened until the last one or until a number is missing: that is a build that was interrupted.
- * A part behind a gap is not looked at; building overwrites it. */
+ * A shard behind a gap is not looked at; building overwrites it. */
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err) {
     *cache = NULL;
@@ -203,7 +203,7 @@ ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t ke
     TokenCache *c = mem_alloc(sizeof *c);
     c->vocabulary = vocabulary;
     ErrorCode code = OK;
-    while (code == OK && !token_cache_complete(c) && next_exists(c, dir)) code = add_part(c, dir, key, err);
+    while (code == OK && !token_cache_complete(c) && next_exists(c, dir)) code = add_shard(c, dir, key, err);
     if (code != OK) {
         token_cache_close(c);
         return code;
@@ -223,25 +223,25 @@ void token_cache_touch(const char *dir) {
 
 void token_cache_close(TokenCache *c) {
     if (!c) return;
-    for (size_t i = 0; i < c->count; i++) free_part(&c->parts[i]);
-    free(c->parts);
+    for (size_t i = 0; i < c->count; i++) free_shard(&c->shards[i]);
+    free(c->shards);
     free(c);
 }
 
 /* Running sums go on across the border, in memory alone: what stands in a file is of its own cache. Ids and
  * ends are then those of one cache of all files, since documents end with their file. */
-static void take_parts(TokenCache *to, TokenCache *from) {
+static void take_shards(TokenCache *to, TokenCache *from) {
     uint64_t tokens = token_cache_tokens(to), documents = token_cache_documents(to),
              bytes = token_cache_text_bytes(to);
     for (size_t i = 0; i < from->count; i++) {
-        TokenPart *p = &to->parts[to->count + i];
-        *p = from->parts[i];
+        TokenShard *p = &to->shards[to->count + i];
+        *p = from->shards[i];
         p->header.first_token += tokens;
         p->header.first_document += documents;
         p->header.first_byte += bytes;
     }
     to->count += from->count;
-    free(from->parts);
+    free(from->shards);
     free(from);
 }
 
@@ -250,46 +250,46 @@ TokenCache *token_cache_join(TokenCache *const *caches, size_t count) {
     TokenCache *c = mem_alloc(sizeof *c);
     c->vocabulary = caches[0]->vocabulary;
     for (size_t i = 0; i < count; i++) c->capacity += caches[i]->count;
-    c->parts = mem_alloc_array(c->capacity, sizeof *c->parts);
-    for (size_t i = 0; i < count; i++) take_parts(c, caches[i]);
+    c->shards = mem_alloc_array(c->capacity, sizeof *c->shards);
+    for (size_t i = 0; i < count; i++) take_shards(c, caches[i]);
     return c;
 }
 
 /* NULL where nothing has been built yet. */
-const TokenHeader *token_cache_last_part(const TokenCache *c) {
-    return c->count ? &c->parts[c->count - 1].header : NULL;
+const TokenHeader *token_cache_last_shard(const TokenCache *c) {
+    return c->count ? &c->shards[c->count - 1].header : NULL;
 }
 
-bool token_cache_complete(const TokenCache *c) { return c->count > 0 && token_cache_last_part(c)->last; }
+bool token_cache_complete(const TokenCache *c) { return c->count > 0 && token_cache_last_shard(c)->last; }
 
 /* Headers hold running sums, so totals are in the last one. */
 uint64_t token_cache_tokens(const TokenCache *c) {
-    const TokenHeader *h = token_cache_last_part(c);
+    const TokenHeader *h = token_cache_last_shard(c);
     return h ? h->first_token + h->tokens : 0;
 }
 
 uint64_t token_cache_documents(const TokenCache *c) {
-    const TokenHeader *h = token_cache_last_part(c);
+    const TokenHeader *h = token_cache_last_shard(c);
     return h ? h->first_document + h->documents : 0;
 }
 
 uint64_t token_cache_text_bytes(const TokenCache *c) {
-    const TokenHeader *h = token_cache_last_part(c);
+    const TokenHeader *h = token_cache_last_shard(c);
     return h ? h->first_byte + h->text_bytes : 0;
 }
 
 TokenFigures token_cache_figures(const TokenCache *c) {
     TokenFigures sum = {0};
     for (size_t i = 0; i < c->count; i++) {
-        sum.invalid_bytes += c->parts[i].figures.invalid_bytes;
-        sum.lines += c->parts[i].figures.lines;
-        sum.bad_lines += c->parts[i].figures.bad_lines;
+        sum.invalid_bytes += c->shards[i].figures.invalid_bytes;
+        sum.lines += c->shards[i].figures.lines;
+        sum.bad_lines += c->shards[i].figures.bad_lines;
     }
     return sum;
 }
 
 /* Two bytes an id below 65,536 entries: half the pages for the small vocabularies. */
-static uint32_t id_at(const TokenPart *p, uint64_t i) {
+static uint32_t id_at(const TokenShard *p, uint64_t i) {
     const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
     if (p->header.id_bytes == 2) return ((const uint16_t *)(const void *)ids)[i];
     return ((const uint32_t *)(const void *)ids)[i];
@@ -297,7 +297,7 @@ static uint32_t id_at(const TokenPart *p, uint64_t i) {
 
 /* Right checksums are no proof of right ids: who wrote the file wrote the sums too. An id outside the
  * vocabulary would index outside the embedding. */
-static ErrorCode verify_block(const TokenPart *p, uint64_t block, Error *err) {
+static ErrorCode verify_block(const TokenShard *p, uint64_t block, Error *err) {
     uint64_t begin = block * TOKEN_BLOCK_BYTES, left = p->layout.ids_bytes - begin;
     uint64_t bytes = left < TOKEN_BLOCK_BYTES ? left : TOKEN_BLOCK_BYTES;
     if (hash64(p->map.data + TOKEN_HEADER_BYTES + begin, (size_t)bytes) != p->sums[block])
@@ -318,7 +318,7 @@ static ErrorCode verify_block(const TokenPart *p, uint64_t block, Error *err) {
 
 /* Relaxed order suffices: the flag says something about constant memory, and whoever misses it verifies
  * again. */
-static ErrorCode verify_range(const TokenPart *p, uint64_t first, uint64_t count, Error *err) {
+static ErrorCode verify_range(const TokenShard *p, uint64_t first, uint64_t count, Error *err) {
     if (count == 0) return OK;
     uint64_t per_block = TOKEN_BLOCK_BYTES / p->header.id_bytes;
     for (uint64_t b = first / per_block; b <= (first + count - 1) / per_block; b++)
@@ -328,12 +328,13 @@ static ErrorCode verify_range(const TokenPart *p, uint64_t first, uint64_t count
 
 /* Blocks that were verified already are not read again. */
 ErrorCode token_cache_verify(const TokenCache *c, Error *err) {
-    for (size_t i = 0; i < c->count; i++) TRY(verify_range(&c->parts[i], 0, c->parts[i].header.tokens, err));
+    for (size_t i = 0; i < c->count; i++)
+        TRY(verify_range(&c->shards[i], 0, c->shards[i].header.tokens, err));
     return OK;
 }
 
-/* Index of the first end >= token (from the part's first token), or the number of documents. */
-static uint64_t first_end(const TokenPart *p, uint64_t token) {
+/* Index of the first end >= token (from the shard's first token), or the number of documents. */
+static uint64_t first_end(const TokenShard *p, uint64_t token) {
     uint64_t low = 0, high = p->header.documents;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
@@ -345,12 +346,12 @@ static uint64_t first_end(const TokenPart *p, uint64_t token) {
     return low;
 }
 
-/* The part that holds the token; one of the last parts when there is none such. */
+/* The shard that holds the token; one of the last shards when there is none such. */
 static size_t part_of(const TokenCache *c, uint64_t token) {
     size_t low = 0, high = c->count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (c->parts[middle].header.first_token <= token)
+        if (c->shards[middle].header.first_token <= token)
             low = middle;
         else
             high = middle;
@@ -358,17 +359,17 @@ static size_t part_of(const TokenCache *c, uint64_t token) {
     return low;
 }
 
-/* A document that ends where a part begins is listed in the nearest part before that has tokens: an empty
+/* A document that ends where a shard begins is listed in the nearest shard before that has tokens: an empty
  * file is a cache of its own without any. */
-static size_t part_before(const TokenCache *c, size_t at) {
-    while (at > 0 && c->parts[--at].header.tokens == 0) {}
+static size_t shard_before(const TokenCache *c, size_t at) {
+    while (at > 0 && c->shards[--at].header.tokens == 0) {}
     return at;
 }
 
 /* The first end of a document at or behind the token; the end of the cache where there is none. */
 uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
-    for (size_t i = part_before(c, part_of(c, token)); i < c->count; i++) {
-        const TokenPart *p = &c->parts[i];
+    for (size_t i = shard_before(c, part_of(c, token)); i < c->count; i++) {
+        const TokenShard *p = &c->shards[i];
         uint64_t base = p->header.first_token;
         uint64_t index = first_end(p, token > base ? token - base : 0);
         if (index < p->header.documents) return base + p->ends[index];
@@ -377,7 +378,7 @@ uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
 }
 
 /* Widened to what a batch holds, whatever the file has. */
-static void copy_ids(const TokenPart *p, uint64_t first, uint64_t count, int32_t *out) {
+static void copy_ids(const TokenShard *p, uint64_t first, uint64_t count, int32_t *out) {
     const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
     if (p->header.id_bytes == 2) {
         const uint16_t *in = (const uint16_t *)(const void *)ids + first;
@@ -388,8 +389,8 @@ static void copy_ids(const TokenPart *p, uint64_t first, uint64_t count, int32_t
     }
 }
 
-/* Marks the tokens of [begin, begin + count) at which a document of this part has just ended. */
-static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int32_t *starts) {
+/* Marks the tokens of [begin, begin + count) at which a document of this shard has just ended. */
+static void mark_starts(const TokenShard *p, uint64_t begin, uint64_t count, int32_t *starts) {
     uint64_t base = p->header.first_token;
     for (uint64_t i = first_end(p, begin > base ? begin - base : 0); i < p->header.documents; i++) {
         uint64_t at = base + p->ends[i];
@@ -398,7 +399,7 @@ static void mark_starts(const TokenPart *p, uint64_t begin, uint64_t count, int3
     }
 }
 
-/* The part before is asked for starts as well: a document that ends exactly at its end is in its list. */
+/* The shard before is asked for starts as well: a document that ends exactly at its end is in its list. */
 ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
                            Error *err) {
     uint64_t total = token_cache_tokens(c);
@@ -409,9 +410,9 @@ ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, 
     memset(starts, 0, (size_t)count * sizeof *starts);
     if (begin == 0) starts[0] = 1;
     size_t at = part_of(c, begin);
-    if (at > 0) mark_starts(&c->parts[part_before(c, at)], begin, count, starts);
+    if (at > 0) mark_starts(&c->shards[shard_before(c, at)], begin, count, starts);
     for (uint64_t done = 0; done < count; at++) {
-        const TokenPart *p = &c->parts[at];
+        const TokenShard *p = &c->shards[at];
         uint64_t first = begin + done - p->header.first_token, left = p->header.tokens - first;
         uint64_t n = count - done < left ? count - done : left;
         TRY(verify_range(p, first, n, err));

@@ -1,16 +1,16 @@
 /* The token cache: the ids of one source's documents, tokenized once, mapped into memory.
  *
- * A cache is a directory CACHE_DIR/<key> of parts, part-00000.tok and so on. The key is a SHA-256 over all
+ * A cache is a directory CACHE_DIR/<key> of shards, shard-00000.tok and so on. The key is a SHA-256 over all
  * that decides the ids: content of the files in their order, how they are read, tokenizer, BOS and EOS. Parts
  * follow each other without gaps; the one marked `last` ends the source, so a directory without it is a build
- * that was interrupted, and goes on behind its last part.
+ * that was interrupted, and goes on behind its last shard.
  *
- * A part, all little-endian:
+ * A shard, all little-endian:
  *     header      4,096 bytes, struct TokenHeader, struct TokenFigures and zeros
  *     ids         u16 if the vocabulary has at most 65,536 entries, else u32; zeros up to a multiple of
  *                 8 bytes
- *     ends        u64 [documents], where each document that ends in this part ends, counted from the
- *                 part's first token;
+ *     ends        u64 [documents], where each document that ends in this shard ends, counted from the
+ *                 shard's first token;
  *                 strictly rising
  *     checksums   u64 [blocks], XXH3 of each 64 KiB of ids (the last block may be shorter)
  * Of a source of conversations the vocabulary is twice the tokenizer's: an id that is learned stands as
@@ -37,15 +37,15 @@ typedef struct TokenHeader {
     uint32_t id_bytes; /* 2 or 4 */
     uint8_t key[32];
     uint64_t vocabulary;  /* every id is below */
-    uint64_t part;        /* number of this part */
+    uint64_t shard;       /* number of this shard */
     uint64_t last;        /* 1: the source ends here */
-    uint64_t first_token; /* tokens, documents and bytes of text in the parts before */
+    uint64_t first_token; /* tokens, documents and bytes of text in the shards before */
     uint64_t first_document;
     uint64_t first_byte;
-    uint64_t tokens;    /* in this part */
-    uint64_t documents; /* that end in this part */
+    uint64_t tokens;    /* in this shard */
+    uint64_t documents; /* that end in this shard */
     uint64_t text_bytes;
-    /* where the next part goes on: file of the source, byte of its content, line, inside a document */
+    /* where the next shard goes on: file of the source, byte of its content, line, inside a document */
     uint64_t next_file;
     uint64_t next_offset;
     uint64_t next_line;
@@ -63,11 +63,11 @@ typedef struct TokenFigures {
 
 typedef struct TokenCache TokenCache;
 
-/* Path of a part; caller frees. */
-char *token_part_path(const char *dir, uint64_t part);
+/* Path of a shard; caller frees. */
+char *token_shard_path(const char *dir, uint64_t shard);
 
-/* Opens what is there: no directory or no part is an empty, incomplete cache. Damaged, truncated, foreign and
- * newer files are ERR_DATA, each named with what to do. */
+/* Opens what is there: no directory or no shard is an empty, incomplete cache. Damaged, truncated, foreign
+ * and newer files are ERR_DATA, each named with what to do. */
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err);
 void token_cache_close(TokenCache *cache); /* NULL is fine */
@@ -79,11 +79,11 @@ TokenCache *token_cache_join(TokenCache *const *caches, size_t count);
 void token_cache_touch(const char *dir);
 
 bool token_cache_complete(const TokenCache *cache);
-const TokenHeader *token_cache_last_part(const TokenCache *cache); /* NULL when empty */
+const TokenHeader *token_cache_last_shard(const TokenCache *cache); /* NULL when empty */
 uint64_t token_cache_tokens(const TokenCache *cache);
 uint64_t token_cache_documents(const TokenCache *cache);
 uint64_t token_cache_text_bytes(const TokenCache *cache);
-TokenFigures token_cache_figures(const TokenCache *cache); /* sums over its parts */
+TokenFigures token_cache_figures(const TokenCache *cache); /* sums over its shards */
 
 /* Tokens [begin, begin + count) into ids, and into starts[i] whether a document starts at token begin + i.
  * Any thread. */
@@ -94,7 +94,7 @@ uint64_t token_cache_document_end(const TokenCache *cache, uint64_t token);
 /* Every block, now. */
 ErrorCode token_cache_verify(const TokenCache *cache, Error *err);
 
-/* Layout of a part, from the counts in its header: offsets from the start of the file. */
+/* Layout of a shard, from the counts in its header: offsets from the start of the file. */
 typedef struct TokenLayout {
     uint64_t ids_bytes, blocks, ends_at, sums_at, file_bytes;
 } TokenLayout;

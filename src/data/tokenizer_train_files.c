@@ -16,15 +16,15 @@ typedef struct FileDocuments {
 
 /* Next piece of the present file; *text stays NULL at its end. Pieces of a long document are cut where that
  * changes no word. */
-static ErrorCode next_piece(FileDocuments *f, const char **text, size_t *length, Error *err) {
-    CorpusPiece piece;
+static ErrorCode next_chunk(FileDocuments *f, const char **text, size_t *length, Error *err) {
+    CorpusChunk chunk;
     bool more = false;
-    TRY(corpus_next(f->reader, &piece, &more, err));
+    TRY(corpus_next(f->reader, &chunk, &more, err));
     if (!more) return OK;
-    *text = piece.bytes;
-    *length = piece.length;
+    *text = chunk.bytes;
+    *length = chunk.length;
     if (corpus_format(&f->file) != FORMAT_JSONL) return OK;
-    TRY(corpus_decode_json(&f->file, &piece, &f->json, err));
+    TRY(corpus_decode_json(&f->file, &chunk, &f->json, err));
     *text = f->json.length ? f->json.data : "";
     *length = f->json.length;
     return OK;
@@ -37,7 +37,7 @@ static ErrorCode next_document(void *context, const char **text, size_t *length,
     *text = NULL;
     *length = 0;
     for (;;) {
-        if (f->reader) TRY(next_piece(f, text, length, err));
+        if (f->reader) TRY(next_chunk(f, text, length, err));
         if (*text) return OK;
         if (f->reader) corpus_report(f->reader);
         corpus_close(f->reader);

@@ -41,7 +41,7 @@
 #define PLAIN_OPS(X)                                                                                        \
     X(gemm, (bool, trans_a), (bool, trans_b), (int64_t, m), (int64_t, n), (int64_t, k), (const void *, a),  \
       (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (int64_t, ldc),                    \
-      (bool, accumulate), (Leaves, leaves))                                                                 \
+      (bool, accumulate), (KSplit, splits))                                                                 \
     X(embed_forward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, table),   \
       (EmbedRows, rows), (float, scale), (bool, add), (void *, out), (Dtype, c))                            \
     X(embed_backward, (int64_t, tokens), (int64_t, hidden), (const int32_t *, ids), (const void *, dout),   \
@@ -51,20 +51,20 @@
       (void *, y), (float *, rstd), (Dtype, c))                                                             \
     X(norm_backward, (NormKind, kind), (int64_t, tokens), (int64_t, hidden), (const void *, x),             \
       (const float *, w), (const float *, rstd), (const void *, dy), (void *, dx), (bool, add),             \
-      (float *, dw), (int64_t, leaf), (Dtype, c))                                                           \
+      (float *, dw), (int64_t, split_size), (Dtype, c))                                                           \
     X(qk_norm_forward, (AttentionShape, s), (QkRows, rows), (NormKind, kind), (float, eps),                 \
       (const void *, raw), (const float *, wq), (const float *, wk), (void *, out), (Dtype, c))             \
     X(qk_norm_backward, (AttentionShape, s), (QkRows, rows), (NormKind, kind), (float, eps),                \
       (const void *, raw), (const float *, wq), (const float *, wk), (void *, dqkv), (float *, dwq),        \
-      (float *, dwk), (int, leaves), (Dtype, c))                                                            \
-    X(qk_norm_sums, (AttentionShape, s), (Leaves, leaves), (NormKind, kind), (const void *, raw),           \
+      (float *, dwk), (int, splits), (Dtype, c))                                                            \
+    X(qk_norm_sums, (AttentionShape, s), (KSplit, splits), (NormKind, kind), (const void *, raw),           \
       (const float *, wq), (const float *, wk), (const void *, dqkv), (float *, sums), (Dtype, c))          \
     X(rope, (AttentionShape, s), (void *, qkv), (const int32_t *, positions), (const float *, cos_sin),     \
       (bool, inverse), (Dtype, c))                                                                          \
     X(queries_scale, (AttentionShape, s), (void *, qkv), (const int32_t *, positions),                      \
       (const float *, factors), (Dtype, c))                                                                 \
     X(bias_forward, (int64_t, tokens), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))        \
-    X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, leaf),   \
+    X(bias_backward, (int64_t, tokens), (int64_t, n), (const void *, dy), (float *, db), (int64_t, split_size),   \
       (Dtype, c))                                                                                           \
     X(attention_forward, (AttentionShape, s), (AttentionRun, r), (const void *, q), (const void *, kv),     \
       (const int32_t *, first_key), (void *, out), (float *, lse), (Dtype, c))                              \
@@ -109,37 +109,37 @@
     X(route_count, (RouteShape, s), (const int32_t *, chosen), (int64_t *, counts))                         \
     X(route_backward, (RouteShape, s), (Routes, r), (const int64_t *, counts), (const float *, dweights),   \
       (const float *, scale), (float *, balance), (void *, dlogits), (Dtype, c))                            \
-    X(gemm_experts, (ExpertRows, e), (bool, trans_b), (int64_t, n), (int64_t, k), (const void *, a),        \
-      (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (Leaves, leaves))                  \
-    X(gemm_experts_weight, (ExpertRows, e), (int64_t, m), (int64_t, n), (const void *, a),                  \
+    X(grouped_gemm, (ExpertRows, e), (bool, trans_b), (int64_t, n), (int64_t, k), (const void *, a),        \
+      (const void *, b), (Dtype, ab_type), (void *, c), (Dtype, c_type), (KSplit, splits))                  \
+    X(grouped_gemm_wgrad, (ExpertRows, e), (int64_t, m), (int64_t, n), (const void *, a),                  \
       (const void *, b), (Dtype, ab_type), (float *, c), (bool, accumulate), (bool, sliced))                \
-    X(experts_combine, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, rows),               \
+    X(combine, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, rows),               \
       (bool, weighed), (bool, add), (void *, y), (Dtype, c))                                                \
-    X(experts_weigh, (RouteShape, s), (Routes, r), (int64_t, inter), (int, leaves), (void *, act),          \
+    X(combine_backward, (RouteShape, s), (Routes, r), (int64_t, inter), (int, splits), (void *, act),          \
       (void *, dact), (float *, dweights), (Dtype, c))                                                      \
-    X(experts_spread, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, x), (void *, rows),   \
+    X(permute, (RouteShape, s), (Routes, r), (int64_t, hidden), (const void *, x), (void *, rows),   \
       (Dtype, c))                                                                                           \
-    X(experts_weights, (RouteShape, s), (Routes, r), (int64_t, n), (int, runs), (int, leaves),              \
+    X(permute_dweights, (RouteShape, s), (Routes, r), (int64_t, n), (int, runs), (int, splits),              \
       (const void *, y), (const void *, dy), (float *, dweights), (Dtype, c))                               \
     X(experts_bias_forward, (ExpertRows, e), (int64_t, n), (void *, y), (const float *, bias), (Dtype, c))  \
     X(experts_bias_backward, (RouteShape, s), (Routes, r), (int64_t, n), (const void *, dy),                \
       (bool, weighed), (const float *, bias), (float *, dbias), (float *, dweights), (Dtype, c))            \
     X(loss_records, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),        \
-      (const int32_t *, targets), (VocabLeaves, leaves), (LossRecord *, records))                           \
+      (const int32_t *, targets), (VocabSplit, splits), (LossRecord *, records))                           \
     X(cross_entropy, (int64_t, rows), (int64_t, vocab), (const void *, logits), (Dtype, logits_type),       \
-      (const int32_t *, targets), (VocabLeaves, leaves), (const float *, scale), (float, cap), (float, z),  \
+      (const int32_t *, targets), (VocabSplit, splits), (const float *, scale), (float, cap), (float, z),  \
       (float *, loss), (float *, z_loss), (void *, dlogits), (Dtype, grad_type))                            \
     X(loss_sum, (int64_t, n), (const float *, losses), (LossSum *, into))                                   \
     X(adamw, (int64_t, n), (AdamW, a), (StateStore, s), (const OptimizerStep *, step), (float *, param),    \
       (const float *, grad), (void *, m), (void *, v), (uint16_t *, copy))                                  \
     X(sgd, (int64_t, n), (Sgd, o), (StateStore, s), (const OptimizerStep *, step), (float *, param),        \
       (const float *, grad), (void *, momentum), (uint16_t *, copy))                                        \
-    X(muon_direction, (MatrixShape, shape), (Muon, o), (StateStore, s), (const OptimizerStep *, step),      \
+    X(muon_momentum, (MatrixShape, shape), (Muon, o), (StateStore, s), (const OptimizerStep *, step),      \
       (const float *, grad), (void *, momentum), (float *, x))                                              \
-    X(muon_unit, (int64_t, n), (const GradStats *, squares), (float, slack), (float *, x))                  \
-    X(muon_quintic, (int64_t, m), (float, a), (float, b), (float, c), (const float *, gram),                \
+    X(muon_normalise, (int64_t, n), (const GradStats *, squares), (float, slack), (float *, x))                  \
+    X(newton_schulz, (int64_t, m), (float, a), (float, b), (float, c), (const float *, gram),                \
       (float *, square))                                                                                    \
-    X(muon_descend, (MatrixShape, shape), (Muon, o), (const OptimizerStep *, step), (const float *, x),     \
+    X(muon_apply, (MatrixShape, shape), (Muon, o), (const OptimizerStep *, step), (const float *, x),     \
       (float *, param), (uint16_t *, copy))                                                                 \
     X(average, (int64_t, n), (const OptimizerStep *, step), (const float *, param), (float *, mean))        \
     X(grad_stats, (int64_t, n), (const float *, g), (double, p), (const double *, unit),                    \

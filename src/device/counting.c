@@ -23,24 +23,24 @@ static double by(int64_t rows, int64_t columns) { return (double)rows * (double)
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 Leaves leaves) {
-    int64_t terms = leaves.runs ? leaves_terms(leaves) : k;
+                 KSplit splits) {
+    int64_t terms = splits.runs ? split_length(splits) : k;
     double out = by(m, n) * of(c_type) * (accumulate ? 2 : 1);
-    tell_work(d, (OpWork){OP_GEMM, ab_type, leaves.runs > 0, 2 * by(m, n) * (double)terms,
+    tell_work(d, (OpWork){OP_GEMM, ab_type, splits.runs > 0, 2 * by(m, n) * (double)terms,
                           (by(m, terms) + by(terms, n)) * of(ab_type) + out});
 }
 
-static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
+static void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                         const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
     double read = by(e.rows, k) + by(n, k) * e.experts;
-    tell_work(d, (OpWork){OP_GEMM_EXPERTS, ab_type, true, 2 * by(e.rows, n) * (double)k,
+    tell_work(d, (OpWork){OP_GROUPED_GEMM, ab_type, true, 2 * by(e.rows, n) * (double)k,
                           read * of(ab_type) + by(e.rows, n) * of(c_type)});
 }
 
-static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                                Dtype ab_type, float *c, bool accumulate, bool sliced) {
+static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                               Dtype ab_type, float *c, bool accumulate, bool sliced) {
     double out = by(m, n) * e.experts * sizeof *c * (accumulate ? 2 : 1);
-    tell_work(d, (OpWork){OP_GEMM_EXPERTS_WEIGHT, ab_type, true, 2 * by(m, n) * (double)e.rows,
+    tell_work(d, (OpWork){OP_GROUPED_GEMM_WGRAD, ab_type, true, 2 * by(m, n) * (double)e.rows,
                           by(e.rows, m + n) * of(ab_type) + out});
 }
 
@@ -84,7 +84,7 @@ static void attention_backward(Device *d, AttentionShape s, AttentionRun r, cons
                                const int32_t *first_key, const void *out, const float *lse, const void *dout,
                                void *dq, void *dkv, Dtype c) {
     attend(d, OP_ATTENTION_BACKWARD, s, r, 8,
-           (4 * queries_of(s) + key_values(s, r)) * of(c) + key_values(s, r) * (r.terms ? 4 : of(c)));
+           (4 * queries_of(s) + key_values(s, r)) * of(c) + key_values(s, r) * (r.partial ? 4 : of(c)));
 }
 
 static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
@@ -132,7 +132,7 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
 
 static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
                           const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
-                          int64_t leaf, Dtype c) {
+                          int64_t split_size, Dtype c) {
     tell(d, OP_NORM_BACKWARD, (add ? 4 : 3) * by(tokens, hidden), of(c));
 }
 
@@ -149,10 +149,10 @@ static void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind k
 }
 static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int leaves, Dtype c) {
+                             float *dwk, int splits, Dtype c) {
     tell(d, OP_QK_NORM_BACKWARD, 3 * heads_of(s), of(c));
 }
-static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw,
+static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw,
                          const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
     tell(d, OP_QK_NORM_SUMS, (dqkv ? 2 : 1) * heads_of(s), of(c));
 }
@@ -167,7 +167,7 @@ static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t 
 static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
     tell(d, OP_BIAS_FORWARD, 2 * by(tokens, n), of(c));
 }
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
+static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
                           Dtype c) {
     tell(d, OP_BIAS_BACKWARD, by(tokens, n), of(c));
 }
@@ -253,21 +253,20 @@ static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *cou
 static void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {
     tell(d, OP_ROUTE_COUNT, by(s.tokens, s.chosen), sizeof *chosen);
 }
-static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
-                            bool adds, void *y, Dtype c) {
-    tell(d, OP_EXPERTS_COMBINE, by(s.tokens, hidden) * (s.chosen + (adds ? 2 : 1)), of(c));
+static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
+                    bool adds, void *y, Dtype c) {
+    tell(d, OP_COMBINE, by(s.tokens, hidden) * (s.chosen + (adds ? 2 : 1)), of(c));
 }
-static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
-                          float *dweights, Dtype c) {
-    tell(d, OP_EXPERTS_WEIGH, 4 * by(s.tokens * s.chosen, inter), of(c));
+static void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act,
+                             void *dact, float *dweights, Dtype c) {
+    tell(d, OP_COMBINE_BACKWARD, 4 * by(s.tokens * s.chosen, inter), of(c));
 }
-static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows,
-                           Dtype c) {
-    tell(d, OP_EXPERTS_SPREAD, 2 * by(s.tokens * s.chosen, hidden), of(c));
+static void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
+    tell(d, OP_PERMUTE, 2 * by(s.tokens * s.chosen, hidden), of(c));
 }
-static void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
-                            const void *dy, float *dweights, Dtype c) {
-    tell(d, OP_EXPERTS_WEIGHTS, 2 * by(s.tokens * s.chosen, runs * n), of(c));
+static void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits,
+                             const void *y, const void *dy, float *dweights, Dtype c) {
+    tell(d, OP_PERMUTE_DWEIGHTS, 2 * by(s.tokens * s.chosen, runs * n), of(c));
 }
 static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const float *bias, Dtype c) {
     tell(d, OP_EXPERTS_BIAS_FORWARD, 2 * by(e.rows, n), of(c));
@@ -280,13 +279,13 @@ static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, 
 /* ---- losses ---- */
 
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                         const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
+                         const int32_t *targets, VocabSplit splits, LossRecord *records) {
     tell(d, OP_LOSS_RECORDS, by(rows, vocab), of(logits_type));
 }
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *factor, float cap, float z,
+                          const int32_t *targets, VocabSplit splits, const float *factor, float cap, float z,
                           float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
-    double again = !dlogits ? 0 : of(grad_type) + (leaves.records ? 0 : of(logits_type)); /* a second time */
+    double again = !dlogits ? 0 : of(grad_type) + (splits.records ? 0 : of(logits_type)); /* a second time */
     tell(d, OP_CROSS_ENTROPY, by(rows, vocab), of(logits_type) + again);
 }
 static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
@@ -305,19 +304,19 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
                 const float *grad, void *momentum, uint16_t *copy) {
     tell(d, OP_SGD, (double)n, 3 * sizeof *param + (momentum ? 2 * of(s.type) : 0) + copied(copy));
 }
-static void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                           const float *grad, void *momentum, float *x) {
-    tell(d, OP_MUON_DIRECTION, by(shape.rows, shape.cols), 2 * sizeof *x + 2 * of(s.type));
+static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                          const float *grad, void *momentum, float *x) {
+    tell(d, OP_MUON_MOMENTUM, by(shape.rows, shape.cols), 2 * sizeof *x + 2 * of(s.type));
 }
-static void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
-    tell(d, OP_MUON_UNIT, (double)n, 2 * sizeof *x);
+static void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
+    tell(d, OP_MUON_NORMALISE, (double)n, 2 * sizeof *x);
 }
-static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
-    tell(d, OP_MUON_QUINTIC, by(m, m), 3 * sizeof *gram);
+static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+    tell(d, OP_NEWTON_SCHULZ, by(m, m), 3 * sizeof *gram);
 }
-static void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                         float *param, uint16_t *copy) {
-    tell(d, OP_MUON_DESCEND, by(shape.rows, shape.cols), 3 * sizeof *param + copied(copy));
+static void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
+                       float *param, uint16_t *copy) {
+    tell(d, OP_MUON_APPLY, by(shape.rows, shape.cols), 3 * sizeof *param + copied(copy));
 }
 static void average(Device *d, int64_t n, const OptimizerStep *step, const float *param, float *mean) {
     tell(d, OP_AVERAGE, (double)n, 3 * sizeof *mean);

@@ -8,7 +8,7 @@
 typedef struct OpWork {
     OpId op;
     Dtype type;   /* of what is multiplied */
-    bool leaves;  /* of a product that is made leaf by leaf, or by experts */
+    bool splits;  /* of a product that is made split by split, or by experts */
     double flops; /* of products, attention and Mamba-2's scan; 0 of all else, which is bound by memory */
     double bytes; /* tensors that are read, and that are written, each once */
 } OpWork;

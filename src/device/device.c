@@ -264,7 +264,7 @@ static long long now(void) { return (long long)(clock_seconds() * 1e9); }
  * one to end says that nobody does; the others begin the time anew. */
 void device_finish(Device *d, Event e, DeviceWait why) {
     atomic_fetch_add_explicit(&d->waits[why], 1, memory_order_relaxed);
-    if (!d->wires) {
+    if (!d->communicators) {
         d->runtime.finish(d, e);
         return;
     }
@@ -343,7 +343,7 @@ static double best_rate(Device *d, const Repeated *what, double seconds, PeakLim
 /* In turn both ways that the forward pass and its input gradients take. */
 static void run_product(Device *d, const Repeated *p, int i) {
     OP(d, OP_GEMM, gemm, false, i % 2 == 0, p->n, p->n, p->n, p->a, p->b, p->type, p->c, p->type, p->n, false,
-       NO_LEAVES);
+       NO_SPLIT);
 }
 
 static void run_copy(Device *d, const Repeated *p, int i) {
@@ -356,7 +356,7 @@ static void run_copy(Device *d, const Repeated *p, int i) {
 enum { PEAK_LARGEST = 2048, PEAK_LARGEST_OWN = 8192 };
 
 /* Operands and scratch of the products, one after the other. The needs are the least that there are: no
- * other op will run, and what a product without leaves takes hangs on its dtype alone. Called dry, then
+ * other op will run, and what a product without splits takes hangs on its dtype alone. Called dry, then
  * real, as a pool wants it. */
 static char *take_operands(Pool *p, Device *d, Dtype type, size_t matrix) {
     DeviceNeeds needs = {.compute = type,
@@ -407,7 +407,7 @@ static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, Pea
  * for a product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
     static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST, 4096, PEAK_LARGEST_OWN};
-    const int64_t largest = d->apart ? PEAK_LARGEST_OWN : PEAK_LARGEST;
+    const int64_t largest = d->separate_memory ? PEAK_LARGEST_OWN : PEAK_LARGEST;
     int count = 0;
     while (count < (int)(sizeof sizes / sizeof *sizes) && sizes[count] <= largest) count++;
     size_t size = d->scratch_size;

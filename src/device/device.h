@@ -18,7 +18,7 @@
  *     override is tested against the reference, on odd shapes and tails.
  *  7. Results do not depend on the number of threads, nor on how much of a tensor an op is given: what it
  *     makes of a slice (of tokens, heads, outputs, logits) is the slice of what it makes of the whole, bit
- *     for bit; of products, of those with leaves (see Leaves). Sums are cut by constants and by leaves, never
+ *     for bit; of products, of those with splits (see KSplit). Sums are cut by constants and by splits, never
  *     by the length of a slice.
  *  8. Nothing is allocated in an op. Scratch comes from Device.scratch, whose size `scratch_bytes` tells in
  *     advance. It belongs to ON_COMPUTE: other streams take copies, uploads, downloads and sums of parts.
@@ -73,16 +73,16 @@ const char *dtype_name(Dtype t); /* "fp32", "bf16" */
     X(GATED_NORM_FORWARD, gated_norm_forward)   X(GATED_NORM_BACKWARD, gated_norm_backward)            \
     X(ROUTE, route)                             X(ROUTE_BACKWARD, route_backward)                      \
     X(ROUTE_COUNT, route_count)                                                                        \
-    X(GEMM_EXPERTS, gemm_experts)               X(GEMM_EXPERTS_WEIGHT, gemm_experts_weight)            \
-    X(EXPERTS_COMBINE, experts_combine)         X(EXPERTS_WEIGH, experts_weigh)                        \
-    X(EXPERTS_SPREAD, experts_spread)           X(EXPERTS_WEIGHTS, experts_weights)                    \
+    X(GROUPED_GEMM, grouped_gemm)               X(GROUPED_GEMM_WGRAD, grouped_gemm_wgrad)            \
+    X(COMBINE, combine)         X(COMBINE_BACKWARD, combine_backward)                        \
+    X(PERMUTE, permute)           X(PERMUTE_DWEIGHTS, permute_dweights)                    \
     X(EXPERTS_BIAS_FORWARD, experts_bias_forward)                                                      \
     X(EXPERTS_BIAS_BACKWARD, experts_bias_backward)                                                    \
     X(LOSS_RECORDS, loss_records)               X(CROSS_ENTROPY, cross_entropy)                        \
     X(LOSS_SUM, loss_sum)                                                                              \
     X(ADAMW, adamw)                             X(SGD, sgd)                                            \
-    X(MUON_DIRECTION, muon_direction)           X(MUON_UNIT, muon_unit)                                \
-    X(MUON_QUINTIC, muon_quintic)               X(MUON_DESCEND, muon_descend)                          \
+    X(MUON_MOMENTUM, muon_momentum)           X(MUON_NORMALISE, muon_normalise)                                \
+    X(NEWTON_SCHULZ, newton_schulz)               X(MUON_APPLY, muon_apply)                          \
     X(AVERAGE, average)                                                                                \
     X(GRAD_STATS, grad_stats)                                                                          \
     X(FIXED_ADD, fixed_add)                     X(FIXED_TO_FLOAT, fixed_to_float)                      \
@@ -116,7 +116,7 @@ typedef struct AttentionShape {
  * The gradients of keys and values are complete where all queries are here; else they are terms of a sum. */
 typedef struct AttentionRun {
     int64_t first, keys, q_row, kv_row;
-    bool terms; /* gradients of keys and values go to [keys, 2G*D] fp32, not to rows of kv_row of c */
+    bool partial; /* gradients of keys and values go to [keys, 2G*D] fp32, not to rows of kv_row of c */
 } AttentionRun;
 /* All queries; queries, keys and values of a token in one row. */
 static inline AttentionRun attention_whole(AttentionShape s) {
@@ -132,47 +132,47 @@ typedef struct LatentShape {
     int64_t tokens;                  /* T */
     int heads, plain, turned, value; /* H, N, R (even), V <= N + R */
     int64_t q_row, key_row; /* elements from one token to the next, of queries and of the turned key */
-    int leaves; /* that these heads are, for the gradient of the common key, a sum over them; 0: as 1 */
-    bool terms; /* which is a term of what ranks share, and fp32 */
+    int splits;   /* that these heads are, for the gradient of the common key, a sum over them; 0: as 1 */
+    bool partial; /* which is a term of what ranks share, and fp32 */
 } LatentShape;
 static inline int64_t latent_head(LatentShape s) { return s.plain + s.turned; } /* D */
-static inline int latent_leaves(LatentShape s) { return s.leaves > 1 ? s.leaves : 1; }
+static inline int latent_splits(LatentShape s) { return s.splits > 1 ? s.splits : 1; }
 
 /* Leaves: how a sum that ranks may share is cut, so that its bits do not depend on how many share it. Each
- * leaf is summed by itself; the sums of leaves are added in the canonical tree of base/tree.h. A rank that
- * holds some of the leaves gets their part of the tree (fp32, not yet rounded to c), and what the ranks have
+ * split is summed by itself; the sums of splits are added in the canonical tree of base/tree.h. A rank that
+ * holds some of the splits gets their part of the tree (fp32, not yet rounded to c), and what the ranks have
  * is added in the same tree, by sum_parts. Where one rank has all, the op does both. Degrees whose share of
- * the leaves is a power of two agree in every bit.
+ * the splits is a power of two agree in every bit.
  *
  * Of a product, leaves lie along the inner dimension. That may consist of runs, one after another, which are
- * cut alike: leaf i is piece i of q, of k and of v, chained in this order. Pieces are `leaf` terms long, the
- * last of a run may be shorter; every run has the same number of them. Before a run `skip` terms are left
+ * cut alike: split i is piece i of q, of k and of v, chained in this order. Pieces are `split` terms long,
+ * the last of a run may be shorter; every run has the same number of them. Before a run `skip` terms are left
  * out, and all behind the last: they are other ranks'. */
-enum { LEAF_RUNS = 3, LEAVES_MAX = 64 };
-typedef struct Leaves {
-    int runs; /* 0: no leaves, for a sum that no rank shares */
+enum { SPLIT_RUNS = 3, SPLITS_MAX = 64 };
+typedef struct KSplit {
+    int runs; /* 0: no splits, for a sum that no rank shares */
     struct {
-        int64_t length, leaf, skip;
-    } run[LEAF_RUNS];
-} Leaves;
-#define NO_LEAVES ((Leaves){.runs = 0})
-/* Terms of all leaves that are here. */
-static inline int64_t leaves_terms(Leaves l) {
-    int64_t terms = 0;
-    for (int r = 0; r < l.runs; r++) terms += l.run[r].length;
-    return terms;
+        int64_t length, split_size, skip;
+    } run[SPLIT_RUNS];
+} KSplit;
+#define NO_SPLIT ((KSplit){.runs = 0})
+/* Terms of all splits that are here. */
+static inline int64_t split_length(KSplit l) {
+    int64_t length = 0;
+    for (int r = 0; r < l.runs; r++) length += l.run[r].length;
+    return length;
 }
 
 /* What is normed as one row: each head of a token, or, `flat`, all its queries, and all its keys. Of the
- * latter ranks may have some heads each. Then what is summed over a row is summed leaf by leaf, by
- * qk_norm_sums, and the leaves of all ranks are there when a row is normed; else the op makes the sums, as is
+ * latter ranks may have some heads each. Then what is summed over a row is summed split by split, by
+ * qk_norm_sums, and the splits of all ranks are there when a row is normed; else the op makes the sums, as is
  * fastest. */
 typedef struct QkRows {
     bool flat;
-    int leaves;            /* of flat, on all ranks together; 0: none, for rows that no rank shares */
-    int64_t tokens;        /* in sums, from one leaf to the next */
+    int splits;            /* of flat, on all ranks together; 0: none, for rows that no rank shares */
+    int64_t tokens;        /* in sums, from one split to the next */
     int64_t queries, keys; /* numbers of whole rows */
-    /* [leaves, tokens, 2] of queries and of keys, tensor memory: the first is that of the op's first token */
+    /* [splits, tokens, 2] of queries and of keys, tensor memory: the first is that of the op's first token */
     const float *squares;
     const float *products; /* of the way back alone */
 } QkRows;
@@ -181,23 +181,23 @@ static inline QkRows qk_rows(bool flat) {
     return rows;
 }
 
-/* Of the logits of a row that are in one leaf of the vocabulary. */
+/* Of the logits of a row that are in one split of the vocabulary. */
 typedef struct LossRecord {
     float max;    /* the largest */
     float target; /* the target's logit, if it is one of them */
     double sum;   /* of exp(logit - max) */
 } LossRecord;
 
-/* Which logits of a row are here: first .. first+V-1 of the vocabulary, cut into leaves. With all of them
+/* Which logits of a row are here: first .. first+V-1 of the vocabulary, cut into splits. With all of them
  * here `first` is 0 and nobody needs records from elsewhere. */
-typedef struct VocabLeaves {
-    int64_t first;             /* a multiple of leaf */
-    int64_t leaf;              /* logits in a leaf, the last one may have fewer; 0: one leaf, of V */
-    int count;                 /* of leaves in the whole vocabulary; 0: those here are all */
-    const LossRecord *records; /* [count, R] of all leaves; NULL: the op makes them, since all are here */
-} VocabLeaves;
+typedef struct VocabSplit {
+    int64_t first;             /* a multiple of split */
+    int64_t split_size;        /* logits in a split, the last one may have fewer; 0: one split, of V */
+    int count;                 /* of splits in the whole vocabulary; 0: those here are all */
+    const LossRecord *records; /* [count, R] of all splits; NULL: the op makes them, since all are here */
+} VocabSplit;
 
-#define WHOLE_VOCABULARY ((VocabLeaves){.count = 0})
+#define WHOLE_VOCABULARY ((VocabSplit){.count = 0})
 
 /* Which rows of an embedding are here: first .. first+count-1. */
 typedef struct EmbedRows {
@@ -302,7 +302,7 @@ typedef struct ScanGradients {
  *     S_t = exp(-step_t exp(A_log)) S_{t-1} + step_t x_t B_t^T      step_t = log(1 + exp(dt_t + dt_bias))
  *     y_t = S_t C_t + D x_t
  *
- * Dao & Gu, "Transformers are SSMs", 2024 (Mamba-2). States are kept before every MAMBA_STRIDE-th token: the
+ * Dao & Gu, "Transformers are SSMs", 2024 (Mamba-2). States are kept before every MAMBA_CHUNK-th token: the
  * way back makes those between again. A constant, since sums over tokens are cut by it. */
 typedef struct MambaShape {
     int64_t tokens;          /* T */
@@ -311,8 +311,8 @@ typedef struct MambaShape {
     int64_t row, dt_row;     /* elements from one token to the next in x, B and C, and in dt; in gradients
                                 likewise */
 } MambaShape;
-enum { MAMBA_STRIDE = 128, MAMBA_STATE = 256 };
-static inline int64_t mamba_starts(int64_t tokens) { return (tokens + MAMBA_STRIDE - 1) / MAMBA_STRIDE; }
+enum { MAMBA_CHUNK = 128, MAMBA_STATE = 256 };
+static inline int64_t mamba_starts(int64_t tokens) { return (tokens + MAMBA_CHUNK - 1) / MAMBA_CHUNK; }
 
 /* What it reads, or the gradients of it; tensor memory. */
 typedef struct MambaInputs {
@@ -424,14 +424,14 @@ typedef struct Ops {
      *     input gradient    dX[T,K] = dY[T,N] W[N,K]       gemm(0, 0, T, K, N, dY, W, dX)
      *     weight gradient   dW[N,K] += dY[T,N]^T X[T,K]    gemm(1, 0, N, K, T, dY, X, dW fp32, accumulate)
      *
-     * With leaves, be it one, the product of a slice is the slice of the product, bit for bit: of rows of A,
-     * of columns of op(B), or of leaves of K. Without, the order of sums may hang on the shape (not on
-     * threads): a product that no rank shares is made as is fastest. C is rounded once; with leaves and
+     * With splits, be it one, the product of a slice is the slice of the product, bit for bit: of rows of A,
+     * of columns of op(B), or of splits of K. Without, the order of sums may hang on the shape (not on
+     * threads): a product that no rank shares is made as is fastest. C is rounded once; with splits and
      * accumulate, C + their tree. */
     void (*gemm)(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                  const void *a /* [M, K] or [K, M] ab_type */, const void *b /* [K, N] or [N, K] ab_type */,
                  Dtype ab_type, void *c /* [M, N] c_type, rows ldc apart */, Dtype c_type, int64_t ldc,
-                 bool accumulate, Leaves leaves);
+                 bool accumulate, KSplit splits);
 
     /* out[t] = (add ? out[t] : 0) + scale * table[ids[t] - rows.first]. ids are checked by the loader, once,
      * to be in [0, V). A token whose row is not here gets -0, the number that changes no sum (0 would turn a
@@ -452,13 +452,13 @@ typedef struct Ops {
                          const float *w /* [h] */, const float *bias /* [h] of NORM_LAYER, else NULL */,
                          void *sum /* [T, h] c or NULL */, void *y /* [T, h] c or NULL */,
                          float *rstd /* [T] */, Dtype c);
-    /* dx = (add ? dx : 0) + gradient through the norm; dw[i] += sum over tokens i leaf .. (i+1) leaf - 1
-     * (skipped when NULL): a row for each leaf of tokens, to be added in the tree when all microbatches have
+    /* dx = (add ? dx : 0) + gradient through the norm; dw[i] += sum over tokens i split .. (i+1) split - 1
+     * (skipped when NULL): a row for each split of tokens, to be added in the tree when all microbatches have
      * been. x is the normed input. The bias has the gradient of any bias: bias_backward. */
     void (*norm_backward)(Device *d, NormKind kind, int64_t tokens, int64_t hidden,
                           const void *x /* [T, h] c */, const float *w /* [h] */, const float *rstd /* [T] */,
                           const void *dy /* [T, h] c */, void *dx /* [T, h] c */, bool add,
-                          float *dw /* [ceil(T / leaf), h] or NULL */, int64_t leaf, Dtype c);
+                          float *dw /* [ceil(T / split), h] or NULL */, int64_t split_size, Dtype c);
 
     /* Norms of queries and keys: out = raw with q and k normed, and v as it is. Each head by itself with one
      * weight for all of them (n = D), or `flat`, all heads of a token as one row (n = H*D, and G*D for
@@ -469,20 +469,20 @@ typedef struct Ops {
                             const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                             const float *wk /* [D] or [G*D] */, void *out /* [T, (H+2G)*D] c */, Dtype c);
     /* dqkv, the gradient of `out`, becomes that of raw; dwq and dwk += sums over tokens and heads, a row for
-     * each of `leaves` equal runs of heads (1: all of them; `flat` has no more), to be added in the tree when
-     * all microbatches have been. Of heads that are fewer, each is in the first of as many leaves as it has,
+     * each of `splits` equal runs of heads (1: all of them; `flat` has no more), to be added in the tree when
+     * all microbatches have been. Of heads that are fewer, each is in the first of as many splits as it has,
      * and the others are left alone. */
     void (*qk_norm_backward)(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                              const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */,
-                             float *dwq /* [leaves, D] or [H*D] */, float *dwk, int leaves, Dtype c);
-    /* Of flat rows, the sums of the leaves that are here, of queries (run 0 of `leaves`) and of keys (run 1;
+                             float *dwq /* [splits, D] or [H*D] */, float *dwk, int splits, Dtype c);
+    /* Of flat rows, the sums of the splits that are here, of queries (run 0 of `splits`) and of keys (run 1;
      * what it skips is other ranks'): of raw^2, or, with dqkv, the gradient of `out`, of raw dqkv w, where w
      * is what a normed number is multiplied by. */
-    void (*qk_norm_sums)(Device *d, AttentionShape s, Leaves leaves, NormKind kind,
+    void (*qk_norm_sums)(Device *d, AttentionShape s, KSplit splits, NormKind kind,
                          const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [H*D] */,
                          const float *wk /* [G*D] */, const void *dqkv /* [T, (H+2G)*D] c or NULL */,
-                         float *sums /* [leaves here, T, 2] */, Dtype c);
+                         float *sums /* [splits here, T, 2] */, Dtype c);
 
     /* Rotates q and k inside qkv, in place, by position (half-split form, as most of Hugging Face's
      * checkpoints, or s.neighbours): of each head its first R = s.rotary elements. inverse rotates back: the
@@ -497,9 +497,9 @@ typedef struct Ops {
     /* y[t] += bias. */
     void (*bias_forward)(Device *d, int64_t tokens, int64_t n, void *y /* [T, n] c */,
                          const float *bias /* [n] */, Dtype c);
-    /* db[i] += sum of dy[t] over tokens i leaf .. (i+1) leaf - 1, as in norm_backward. */
+    /* db[i] += sum of dy[t] over tokens i split .. (i+1) split - 1, as in norm_backward. */
     void (*bias_backward)(Device *d, int64_t tokens, int64_t n, const void *dy /* [T, n] c */,
-                          float *db /* [ceil(T / leaf), n] */, int64_t leaf, Dtype c);
+                          float *db /* [ceil(T / split), n] */, int64_t split_size, Dtype c);
 
     /* Causal attention inside segments: token t attends to keys first_key[t] .. t, of them to the last
      * s.window, or to those of its chunk of s.chunk, from first_key[t] on; first_key never decreases. The
@@ -534,7 +534,7 @@ typedef struct Ops {
                            const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */,
                            void *qkv /* [T, 3H*D] c */, Dtype c);
     /* The gradients of these from that of qkv: of the common key a sum over heads, in their order, of each
-     * leaf turned back, and then a tree of leaves. */
+     * split turned back, and then a tree of splits. */
     void (*latent_backward)(Device *d, LatentShape s, const void *dqkv /* [T, 3H*D] c */,
                             const int32_t *positions /* [T] */, const float *cos_sin /* [P, R] */,
                             void *dq /* [T, H*D] c, q_row */, void *down /* [T, H*(N+V)] c */,
@@ -591,7 +591,7 @@ typedef struct Ops {
                           Dtype c);
 
     /* As scan_forward, with a state [H, P, N]: each row of it by itself from token to token, so that a
-     * sequence in pieces has the bits of the whole. starts: the states before every MAMBA_STRIDE-th token. */
+     * sequence in pieces has the bits of the whole. starts: the states before every MAMBA_CHUNK-th token. */
     void (*mamba_forward)(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key /* [T] or NULL */,
                           float *state /* [H, P, N] or NULL */,
                           float *starts /* [mamba_starts(T), H, P, N] */, void *y /* [T, H*P] c */, Dtype c);
@@ -600,7 +600,7 @@ typedef struct Ops {
      * written. */
     void (*mamba_backward)(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key /* [T] */,
                            const float *starts, const void *dy /* [T, H*P] c */, float *carry /* [H, P, N] */,
-                           float *room /* [H, min(T, MAMBA_STRIDE), 2, N] */, MambaGradients out, Dtype c);
+                           float *room /* [H, min(T, MAMBA_CHUNK), 2, N] */, MambaGradients out, Dtype c);
     void (*gated_norm_forward)(Device *d, GatedNorm s, const void *x /* [T, W] c */,
                                const void *gate /* [T, W] c */, const float *w /* [W] */,
                                void *y /* [T, W] c */, Dtype c);
@@ -636,37 +636,36 @@ typedef struct Ops {
                            float *balance /* [T] */, void *dlogits /* [T, E] c */, Dtype c);
     /* Each expert's rows by its matrix: C[r] = A[r] op(B_e), B_e [k, n], or with trans_b the transpose of
      * [n, k]. An expert's product is what gemm makes of its rows alone. Leaves: none, or one, of whose terms
-     * alone it is made; what the experts of a token come to is added up leaf by leaf. */
-    void (*gemm_experts)(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k,
+     * alone it is made; what the experts of a token come to is added up split by split. */
+    void (*grouped_gemm)(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k,
                          const void *a /* [rows, k] ab_type */, const void *b /* [E] matrices, ab_type */,
-                         Dtype ab_type, void *c /* [rows, n] c_type */, Dtype c_type, Leaves leaves);
+                         Dtype ab_type, void *c /* [rows, n] c_type */, Dtype c_type, KSplit splits);
     /* C_e [m, n] = A_e^T B_e + (accumulate ? C_e : 0), A_e and B_e the rows of expert e; 0 (or C_e) where it
-     * has none. `sliced`: as a product with one leaf, of all its rows. */
-    void (*gemm_experts_weight)(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a /* [rows, m] */,
-                                const void *b /* [rows, n] */, Dtype ab_type, float *c /* [E] matrices */,
-                                bool accumulate, bool sliced);
+     * has none. `sliced`: as a product with one split, of all its rows. */
+    void (*grouped_gemm_wgrad)(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a /* [rows, m] */,
+                               const void *b /* [rows, n] */, Dtype ab_type, float *c /* [E] matrices */,
+                               bool accumulate, bool sliced);
     /* y[t] = (add ? y[t] : 0) + sum over the token's choices, in the order of their experts, of its rows,
      * times r.weights where `weighed`; in fp32, rounded once. */
-    void (*experts_combine)(Device *d, RouteShape s, Routes r, int64_t hidden,
-                            const void *rows /* [T k, h] c */, bool weighed, bool add, void *y /* [T, h] c */,
-                            Dtype c);
-    /* Of each choice, with its row: dweights = act . dact, the tree of so many equal leaves; then act and
+    void (*combine)(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows /* [T k, h] c */,
+                    bool weighed, bool add, void *y /* [T, h] c */, Dtype c);
+    /* Of each choice, with its row: dweights = act . dact, the tree of so many equal splits; then act and
      * dact times its weight. Without r.row choices are rows. dweights may be r.weights. */
-    void (*experts_weigh)(Device *d, RouteShape s, Routes r, int64_t inter, int leaves,
-                          void *act /* [T k, I] c */, void *dact /* [T k, I] c */,
-                          float *dweights /* [T, k] */, Dtype c);
+    void (*combine_backward)(Device *d, RouteShape s, Routes r, int64_t inter, int splits,
+                             void *act /* [T k, I] c */, void *dact /* [T k, I] c */,
+                             float *dweights /* [T, k] */, Dtype c);
 
     /* Where x is weighed, and not what experts make of it, the row of each choice is its weight times its
      * token's x ... */
-    void (*experts_spread)(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x /* [T, h] c */,
-                           void *rows /* [T k, h] c */, Dtype c);
+    void (*permute)(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x /* [T, h] c */,
+                    void *rows /* [T k, h] c */, Dtype c);
     /* ... and the gradient of the weight that of the row along x. By the products of the row that is, with
      * n numbers y that were made of it as one matrix' runs (gate, up), their gradients along y, divided by
-     * the weight; 0 where that is 0. dweights = the tree of so many equal leaves of each run. Without r.row
+     * the weight; 0 where that is 0. dweights = the tree of so many equal splits of each run. Without r.row
      * choices are rows. dweights may be r.weights. */
-    void (*experts_weights)(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves,
-                            const void *y /* [T k, runs n] c */, const void *dy /* [T k, runs n] c */,
-                            float *dweights /* [T, k] */, Dtype c);
+    void (*permute_dweights)(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits,
+                             const void *y /* [T k, runs n] c */, const void *dy /* [T k, runs n] c */,
+                             float *dweights /* [T, k] */, Dtype c);
 
     /* y[r] += the bias of its expert. */
     void (*experts_bias_forward)(Device *d, ExpertRows e /* step: unused */, int64_t n,
@@ -685,19 +684,18 @@ typedef struct Ops {
      * logsumexp(logits[r])^2, 0 where ignored, which keeps logits from drifting (Chowdhery et al., "PaLM",
      * 2022); dlogits are then of both.
      *
-     * The vocabulary may be cut over ranks, V the logits that are here. Then each makes records of its leaves
-     * (loss_records), all get those of all (16 bytes a row and leaf), and from the same records the same loss
-     * and the gradient of their own logits: with M the largest max and S the tree over leaves of
+     * The vocabulary may be cut over ranks, V the logits that are here. Then each makes records of its splits
+     * (loss_records), all get those of all (16 bytes a row and split), and from the same records the same
+     * loss and the gradient of their own logits: with M the largest max and S the tree over splits of
      * sum exp(max - M), in double, the loss is M + log S - target. On one rank the op makes the same records
      * by itself, row by row, while the row is in cache. Logits never travel.
      * Shoeybi et al., "Megatron-LM", 2019 (parallel cross-entropy). */
     void (*loss_records)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
                          Dtype logits_type, const int32_t *targets /* [R] */,
-                         VocabLeaves leaves /* records: unused */,
-                         LossRecord *records /* [leaves here, R] */);
+                         VocabSplit splits /* records: unused */, LossRecord *records /* [splits here, R] */);
     void (*cross_entropy)(Device *d, int64_t rows, int64_t vocab, const void *logits /* [R, V] logits_type */,
                           Dtype logits_type, const int32_t *targets /* [R], in the whole vocabulary */,
-                          VocabLeaves leaves, const float *scale /* [1]; NULL without dlogits */, float cap,
+                          VocabSplit splits, const float *scale /* [1]; NULL without dlogits */, float cap,
                           float z, float *loss /* [R] */, float *z_loss /* [R], or NULL */,
                           void *dlogits /* [R, V] grad_type or NULL */, Dtype grad_type);
     /* into += losses, without rounding: neither order nor grouping can show. */
@@ -722,20 +720,20 @@ typedef struct Ops {
     /* Muon makes of a matrix's momentum the nearest matrix whose singular values are 1, or about that, and
      * steps along it. What of it is no product:
      *
-     *     muon_direction   g = grad * grad_scale;  b = momentum * b + g;  x = nesterov ? g + momentum * b : b
-     *     muon_unit        x /= slack * |x| + 1e-7                 |x| from grad_stats' sum of squares
-     *     muon_quintic     square = a I + b gram + c square     all [m, m]: gram = x x^T, square = gram gram
-     *     muon_descend     p -= lr * weight_decay * p + lr * scale * x;   copy = p in bf16 (unless NULL)
+     *     muon_momentum    g = grad * grad_scale;  b = momentum * b + g;  x = nesterov ? g + momentum * b : b
+     *     muon_normalise   x /= slack * |x| + 1e-7                 |x| from grad_stats' sum of squares
+     *     newton_schulz    square = a I + b gram + c square     all [m, m]: gram = x x^T, square = gram gram
+     *     muon_apply       p -= lr * weight_decay * p + lr * scale * x;   copy = p in bf16 (unless NULL)
      *
      * param, grad, b and copy are rows shape.row apart, x is contiguous; s.first is the number of the first
      * element. Jordan et al., "Muon", 2024; Liu et al., "Muon is scalable for LLM training", 2025. */
-    void (*muon_direction)(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                           const float *grad, void *momentum /* s.type */, float *x /* [rows, cols] */);
-    void (*muon_unit)(Device *d, int64_t n, const GradStats *squares, float slack, float *x /* [n] */);
-    void (*muon_quintic)(Device *d, int64_t m, float a, float b, float c, const float *gram /* [m, m] */,
-                         float *square /* [m, m] */);
-    void (*muon_descend)(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step,
-                         const float *x /* [rows, cols] */, float *param, uint16_t *copy /* bf16 or NULL */);
+    void (*muon_momentum)(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                          const float *grad, void *momentum /* s.type */, float *x /* [rows, cols] */);
+    void (*muon_normalise)(Device *d, int64_t n, const GradStats *squares, float slack, float *x /* [n] */);
+    void (*newton_schulz)(Device *d, int64_t m, float a, float b, float c, const float *gram /* [m, m] */,
+                          float *square /* [m, m] */);
+    void (*muon_apply)(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step,
+                       const float *x /* [rows, cols] */, float *param, uint16_t *copy /* bf16 or NULL */);
 
     /* mean += step->average * (param - mean): an exponential moving average of weights (Polyak & Juditsky,
      * 1992; in this form Tarvainen & Valpola, "Mean teachers", 2017). */
@@ -795,28 +793,28 @@ struct DeviceNeeds {
     int64_t qkv; /* of a token, where attention sees some heads only; 0: what attention sees */
     AttentionShape attention;
     int64_t keys; /* that attention has; 0: one for each token */
-    int leaves;   /* the most of a product; 0: none has any */
+    int splits;   /* the most of a product; 0: none has any */
 };
 
 /* ---- streams, events, memory ---- */
 
-/* ON_WIRES and those behind it are wires (see DeviceWires): as many as a rank of any mesh may need, which
- * comm/wires.c holds this number to. */
-enum { DEVICE_WIRES = 11 };
+/* ON_COMMUNICATORS and those behind it are communicators (see DeviceCommunicators): as many as a rank of any
+ * mesh may need, which comm/communicators.c holds this number to. */
+enum { DEVICE_COMMUNICATORS = 11 };
 typedef enum DeviceStream {
     ON_COMPUTE,
     ON_COMM,
     ON_COPY,
-    ON_WIRES,
-    DEVICE_STREAMS = ON_WIRES + DEVICE_WIRES
+    ON_COMMUNICATORS,
+    DEVICE_STREAMS = ON_COMMUNICATORS + DEVICE_COMMUNICATORS
 } DeviceStream;
 
 /* A ticket that device_mark gives out; 0 has always been reached. Nothing to free. */
 typedef uint64_t Event;
 
-/* What a wait of the host is for: a result that the program asked for, or memory that a link between ranks
- * reads and writes by itself (MPI; a link on the device lets streams wait instead). */
-typedef enum DeviceWait { WAIT_RESULT, WAIT_LINK, DEVICE_WAITS } DeviceWait;
+/* What a wait of the host is for: a result that the program asked for, or memory that a transport between
+ * ranks reads and writes by itself (MPI; a transport on the device lets streams wait instead). */
+typedef enum DeviceWait { WAIT_RESULT, WAIT_TRANSPORT, DEVICE_WAITS } DeviceWait;
 
 /* Memory that is a device's own, whoever has it: all processes that use the device are in these figures. */
 typedef struct DeviceMemory {
@@ -850,32 +848,33 @@ typedef struct DeviceRuntime {
     void (*close)(Device *d); /* of what opening has made; also half way */
 } DeviceRuntime;
 
-/* Wires: how tensors get from the memory of one rank's device into that of another's without the host (NCCL).
- * A wire is a stream that some ranks have in common, each at its place of 0 .. n-1. Between two places of a
- * wire the k-th send meets the k-th receive: there are no tags, and whoever enqueues in another order than
- * its peers waits for ever. Calls of one rank come one at a time. */
-enum { WIRE_KEY = 128, WIRE_IDENTITY = 64 };
-typedef struct DeviceWires {
-    /* What tells this device from every other; ERR_UNAVAILABLE says why it has no wires. */
-    ErrorCode (*identify)(Device *d, char identity[WIRE_IDENTITY], Error *err);
-    /* One rank makes what all of them open their wires with. */
-    ErrorCode (*key)(Device *d, char key[WIRE_KEY], Error *err);
-    ErrorCode (*open)(Device *d, const char key[WIRE_KEY], int ranks, int rank, Error *err);
-    /* All ranks call it, as often and in the same order; those of one colour get a wire, each at its
-     * place of 0 .. places-1. Colour -1: none, and *wire is ON_COMPUTE. Takes all memory that the wire will
-     * need. */
-    ErrorCode (*join)(Device *d, int colour, int place, int places, DeviceStream *wire, Error *err);
+/* Communicators: how tensors get from the memory of one rank's device into that of another's without the host
+ * (NCCL). A communicator is a stream that some ranks have in common, each at its place of 0 .. n-1. Between
+ * two places of a communicator the k-th send meets the k-th receive: there are no tags, and whoever enqueues
+ * in another order than its peers waits for ever. Calls of one rank come one at a time. */
+enum { COMMUNICATOR_KEY = 128, COMMUNICATOR_IDENTITY = 64 };
+typedef struct DeviceCommunicators {
+    /* What tells this device from every other; ERR_UNAVAILABLE says why it has no communicators. */
+    ErrorCode (*identify)(Device *d, char identity[COMMUNICATOR_IDENTITY], Error *err);
+    /* One rank makes what all of them open their communicators with. */
+    ErrorCode (*key)(Device *d, char key[COMMUNICATOR_KEY], Error *err);
+    ErrorCode (*open)(Device *d, const char key[COMMUNICATOR_KEY], int ranks, int rank, Error *err);
+    /* All ranks call it, as often and in the same order; those of one colour get a communicator, each at its
+     * place of 0 .. places-1. Colour -1: none, and *communicator is ON_COMPUTE. Takes all memory that the
+     * communicator will need. */
+    ErrorCode (*join)(Device *d, int colour, int place, int places, DeviceStream *communicator, Error *err);
     /* What stands between begin and end goes at a time; nobody waits in between. */
     void (*begin)(Device *d);
-    void (*send)(Device *d, DeviceStream wire, int place, const void *data, size_t bytes);
-    void (*receive)(Device *d, DeviceStream wire, int place, void *data, size_t bytes);
+    void (*send)(Device *d, DeviceStream communicator, int place, const void *data, size_t bytes);
+    void (*receive)(Device *d, DeviceStream communicator, int place, void *data, size_t bytes);
     ErrorCode (*end)(Device *d, Error *err);
-    /* ERR_PEER where a wire has failed; never waits. */
+    /* ERR_PEER where a communicator has failed; never waits. */
     ErrorCode (*look)(Device *d, Error *err);
     bool (*reached)(Device *d, Event e); /* never waits */
-    /* Gives up what waits for a peer, so that waits of the host end; the wires are of no use any more. */
+    /* Gives up what waits for a peer, so that waits of the host end; the communicators are of no use any
+     * more. */
     void (*abort)(Device *d);
-} DeviceWires;
+} DeviceCommunicators;
 
 typedef struct OpProfile {
     int64_t calls;
@@ -886,22 +885,23 @@ typedef struct OpProfile {
 struct Device {
     Ops ops;
     DeviceRuntime runtime;
-    const DeviceWires *wires; /* NULL: there are none */
-    const char *name;         /* of CPU_KERNELS, or "cuda"; NULL: described, not opened */
-    char processor[128];      /* the processor's own name, or the GPU's */
+    const DeviceCommunicators *communicators; /* NULL: there are none */
+    const char *name;                         /* of CPU_KERNELS, or "cuda"; NULL: described, not opened */
+    char processor[128];                      /* the processor's own name, or the GPU's */
     int threads;
-    bool native_bf16;  /* bf16 matrix products are at least as fast as fp32 ones */
-    bool apart;        /* tensor memory is the device's own, and not the machine's */
-    uint64_t memory;   /* bytes of that; 0: it is the machine's, or a described device's that nobody knows */
-    uint64_t piece;    /* bytes: of such memory `take` takes whole pieces, one at least; 0: to the byte */
-    uint64_t pinned;   /* bytes of the host's memory that opening it takes, for uploads */
-    int64_t loss_rows; /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
-    int widest_head;   /* attention heads have at most so many elements; 0: any number */
+    bool native_bf16;     /* bf16 matrix products are at least as fast as fp32 ones */
+    bool separate_memory; /* tensor memory is the device's own, and not the machine's */
+    uint64_t memory; /* bytes of that; 0: it is the machine's, or a described device's that nobody knows */
+    uint64_t granularity; /* bytes: of such memory `take` takes whole pieces, one at least; 0: to the byte */
+    uint64_t pinned;      /* bytes of the host's memory that opening it takes, for uploads */
+    int64_t loss_rows;    /* tokens whose logits are to be made at a time; 0: as few as fit in caches */
+    int widest_head;      /* attention heads have at most so many elements; 0: any number */
     char *scratch;
     size_t scratch_size;
     atomic_llong waits[DEVICE_WAITS]; /* calls of device_finish */
-    atomic_llong waits_since; /* of wires: nanoseconds of a monotonic clock; 0: no call is under way */
-    atomic_llong waiting;     /* calls under way: the thread that trains may wait beside that of a save */
+    atomic_llong
+        waits_since;      /* of communicators: nanoseconds of a monotonic clock; 0: no call is under way */
+    atomic_llong waiting; /* calls under way: the thread that trains may wait beside that of a save */
     bool profiling;
     OpProfile profile[OP_COUNT];
     void *impl;         /* private to the implementation */

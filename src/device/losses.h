@@ -4,9 +4,9 @@
 
 #include "device/device.h"
 
-/* What the records of a row's `count` leaves, which lie `step` apart, come to; the target is in leaf `own`.
+/* What the records of a row's `count` leaves, which lie `step` apart, come to; the target is in split `own`.
  * The largest needs no order, sums are added in the canonical tree. A NaN is never larger, but it is in its
- * leaf's sum, and so in this one. */
-LossRecord loss_record_of_leaves(const LossRecord *leaves, int64_t step, int count, int64_t own);
+ * split's sum, and so in this one. */
+LossRecord loss_record_of_splits(const LossRecord *splits, int64_t step, int count, int64_t own);
 
 #endif

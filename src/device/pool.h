@@ -14,10 +14,10 @@
 #define POOL_ALIGN 64
 static inline size_t pool_round(size_t bytes) { return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN; }
 
-/* What a device takes of its memory for a pool, in such pieces (Device.piece). */
-static inline size_t pool_taken(size_t bytes, size_t piece) {
+/* What a device takes of its memory for a pool, in such pieces (Device.granularity). */
+static inline size_t pool_taken(size_t bytes, size_t granularity) {
     size_t least = bytes > 0 ? bytes : 1;
-    return piece > 0 ? (least + piece - 1) / piece * piece : bytes;
+    return granularity > 0 ? (least + granularity - 1) / granularity * granularity : bytes;
 }
 
 typedef struct Pool {

@@ -35,9 +35,9 @@ static void *memory_of(const Execution *x, Action a) {
     return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
 }
 
-/* One handle for each receive that may be open: a schedule may post those of several microbatches of one
+/* One request for each receive that may be open: a schedule may post those of several microbatches of one
  * boundary. */
-static CommHandle *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {
+static CommRequest *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {
     Engine *e = x->engine;
     size_t row = (size_t)(forward ? 0 : 1) * (size_t)e->plan->partition.table->units + (size_t)unit;
     return &e->traffic.receives[row * (size_t)x->program->microbatches + (size_t)microbatch];
@@ -46,14 +46,14 @@ static CommHandle *receive_slot(const Execution *x, bool forward, int unit, int 
 void boundary_receive(Execution *x, Action a) {
     Engine *e = x->engine;
     Error err = {.message = ""};
-    CommHandle *handle = receive_slot(x, is_forward(a.kind), a.unit, a.microbatch);
+    CommRequest *request = receive_slot(x, is_forward(a.kind), a.unit, a.microbatch);
     execution_must(e,
                    comm_recv(e->comm, peer(x, a), key_of(x, a), memory_of(x, a), boundary_bytes(&e->model),
-                             handle, &err),
+                             request, &err),
                    &err);
 }
 
-/* Nothing to wait for where the neighbour is on this rank: its handle is 0. */
+/* Nothing to wait for where the neighbour is on this rank: its request is 0. */
 void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch) {
     execution_wait(x->engine, receive_slot(x, is_forward(kind), unit, microbatch));
 }
@@ -61,7 +61,7 @@ void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch) {
 void boundary_send(Execution *x, Action a) {
     Engine *e = x->engine;
     Error err = {.message = ""};
-    CommHandle *last =
+    CommRequest *last =
         &e->traffic.sends[(is_forward(a.kind) ? 0 : 1) * e->plan->partition.table->units + a.unit];
     execution_wait(e, last);
     execution_must(

@@ -10,8 +10,8 @@
  * Parts of ranks are equal. They lie in the order of ranks, or, of tokens of all ranks of cp (zigzag), where
  * each rank's CP chunks do: then there is a message for each.
  *
- * Sums are taken in the canonical tree over the ranks, of which each has added up its own leaves: what comes
- * out has the bits of one rank that has all leaves, and is rounded once, when it is there. What runs between
+ * Sums are taken in the canonical tree over the ranks, of which each has added up its own splits: what comes
+ * out has the bits of one rank that has all splits, and is rounded once, when it is there. What runs between
  * start and end touches none of these tensors: programs that would are refused (program/check.c).
  *
  * Elsewhere called: Megatron mappings.py: all-gather, reduce-scatter, all-to-all of sequence, tensor
@@ -23,8 +23,9 @@ typedef struct Sending {
     Engine *e;
     const Program *program;
     Transfer t;
-    CommHandle *handles; /* [COLLECTIVE_MESSAGES] */
-    CommPart *parts; /* [COLLECTIVE_MESSAGES, ranks]; they belong to the operations until these have ended */
+    CommRequest *requests; /* [COLLECTIVE_MESSAGES] */
+    CommRange
+        *ranges; /* [COLLECTIVE_MESSAGES, ranks]; they belong to the operations until these have ended */
     int ranks, place;
     CommType type;
 } Sending;
@@ -37,25 +38,25 @@ static Sending sending(const Execution *x, const Transfer *t, int row) {
                      x->program,
                      *t,
                      e->traffic.collectives[row],
-                     e->traffic.parts + (size_t)(row * COLLECTIVE_MESSAGES * e->traffic.most_ranks),
+                     e->traffic.ranges + (size_t)(row * COLLECTIVE_MESSAGES * e->traffic.most_ranks),
                      ranks,
                      mesh_place(&p->mesh, t->row->over, p->rank),
                      t->row->element == ELEMENT_COUNT ? COMM_I64 : COMM_F32};
 }
 
-static int messages(const Sending *s) { return s->t.row->zigzag ? model_stretches(&s->e->model) : 1; }
+static int messages(const Sending *s) { return s->t.row->zigzag ? model_cp_chunks(&s->e->model) : 1; }
 
 /* Where what a rank has of the i-th message begins. */
 static int64_t first_of(const Sending *s, int rank, int i) {
     const Model *m = &s->e->model;
     int64_t each = s->t.count / m->tokens;
-    return s->t.row->zigzag ? model_stretch_first(m, rank, i) * each : rank * s->t.count;
+    return s->t.row->zigzag ? model_cp_chunk_first(m, rank, i) * each : rank * s->t.count;
 }
 
-static const CommPart *parts_of(const Sending *s, int i) {
-    CommPart *parts = s->parts + i * s->ranks;
-    for (int r = 0; r < s->ranks; r++) parts[r] = (CommPart){first_of(s, r, i), s->t.count / messages(s)};
-    return parts;
+static const CommRange *parts_of(const Sending *s, int i) {
+    CommRange *ranges = s->ranges + i * s->ranks;
+    for (int r = 0; r < s->ranks; r++) ranges[r] = (CommRange){first_of(s, r, i), s->t.count / messages(s)};
+    return ranges;
 }
 
 static char *at(const Sending *s, int64_t element) { return (char *)s->t.to + (size_t)element * s->t.bytes; }
@@ -65,7 +66,7 @@ static ErrorCode gather(const Sending *s, Error *err) {
         OP(s->e->device, OP_COPY, copy, at(s, first_of(s, s->place, 0)), s->t.from,
            (size_t)s->t.count * s->t.bytes);
     for (int i = 0; i < messages(s); i++)
-        TRY(comm_all_gather(s->e->comm, s->t.row->over, parts_of(s, i), s->t.bytes, s->t.to, &s->handles[i],
+        TRY(comm_all_gather(s->e->comm, s->t.row->over, parts_of(s, i), s->t.bytes, s->t.to, &s->requests[i],
                             err));
     return OK;
 }
@@ -74,34 +75,34 @@ static ErrorCode gather(const Sending *s, Error *err) {
 static ErrorCode scatter_inner(const Sending *s, Error *err) {
     Engine *e = s->e;
     int64_t own = model_own_tokens(&e->model) * s->t.inner_width;
-    CommPart *parts = s->parts + s->ranks;
+    CommRange *ranges = s->ranges + s->ranks;
     if (own == 0) return OK;
-    for (int r = 0; r < s->ranks; r++) parts[r] = (CommPart){r * own, own};
+    for (int r = 0; r < s->ranks; r++) ranges[r] = (CommRange){r * own, own};
     return comm_reduce_scatter(
-        e->comm, s->t.row->over, COMM_F32, parts, s->t.inner, s->t.inner + s->place * own,
-        e->work.exchange + collective_workspace(s->program, &e->model, s->t.row), &s->handles[1], err);
+        e->comm, s->t.row->over, COMM_F32, ranges, s->t.inner, s->t.inner + s->place * own,
+        e->work.exchange + collective_workspace(s->program, &e->model, s->t.row), &s->requests[1], err);
 }
 
 static ErrorCode scatter(const Sending *s, Error *err) {
     for (int i = 0; i < messages(s); i++)
         TRY(comm_reduce_scatter(s->e->comm, s->t.row->over, s->type, parts_of(s, i), s->t.to,
-                                at(s, first_of(s, s->place, i)), s->e->work.exchange, &s->handles[i], err));
+                                at(s, first_of(s, s->place, i)), s->e->work.exchange, &s->requests[i], err));
     return scatter_inner(s, err);
 }
 
 /* Of tokens of all ranks of cp, own chunks. */
 static ErrorCode reduce(const Sending *s, Error *err) {
     for (int i = 0; i < messages(s); i++) {
-        int64_t first = s->t.row->zigzag ? first_of(s, s->e->model.contexts.place, i) : 0;
+        int64_t first = s->t.row->zigzag ? first_of(s, s->e->model.cp.place, i) : 0;
         TRY(comm_all_reduce(s->e->comm, s->t.row->over, s->type, at(s, first), s->t.count / messages(s),
-                            s->e->work.exchange, &s->handles[i], err));
+                            s->e->work.exchange, &s->requests[i], err));
     }
     return OK;
 }
 
 static ErrorCode exchange_pieces(const Sending *s, Error *err) {
     size_t piece = (size_t)(s->t.count / s->ranks) * s->t.bytes;
-    return comm_all_to_all(s->e->comm, s->t.row->over, piece, s->t.from, s->t.to, &s->handles[0], err);
+    return comm_all_to_all(s->e->comm, s->t.row->over, piece, s->t.from, s->t.to, &s->requests[0], err);
 }
 
 static ErrorCode send(const Sending *s, Error *err) {
@@ -110,14 +111,14 @@ static ErrorCode send(const Sending *s, Error *err) {
     case COLL_REDUCE_SCATTER: return scatter(s, err);
     case COLL_ALL_REDUCE: return reduce(s, err);
     case COLL_ALL_TO_ALL: return exchange_pieces(s, err);
-    case COLL_DISPATCH: /* visits.c */
+    case COLL_DISPATCH: /* dispatch.c */
     case COLL_KINDS: break;
     }
     CHECK(false);
 }
 
 static PassKind pass_kind(Action a) {
-    return a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_AGAIN ? PASS_AGAIN : PASS_BACKWARD;
+    return a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_RECOMPUTE ? PASS_RECOMPUTE : PASS_BACKWARD;
 }
 
 /* A stage whose last unit is the embedding gathers the gradient that another rank sends: it must be there. */
@@ -129,7 +130,7 @@ void collective_start(Execution *x, Action a) {
     if (pass_kind(a) == PASS_BACKWARD) boundary_arrived(x, ACT_RECV_B, a.unit, a.microbatch);
     UnitPass unit = execution_unit(x, a);
     for (int row = a.row; row >= 0; row = program_along(x->program, a, row)) {
-        Transfer t = unit_transfer(&unit, row, pass_kind(a), pass_half(a.pass), chunk);
+        Transfer t = unit_transfer(&unit, row, pass_kind(a), pass_grads(a.pass), chunk);
         Sending s = sending(x, &t, row);
         unit_pack(&unit, row);
         execution_must(e, send(&s, &err), &err);
@@ -153,11 +154,11 @@ void collective_wait(Execution *x, Action a) {
 /* Behind an evaluation, and no action of it: most of them ask for sums alone. Nothing else is under way. */
 void collective_gather_scores(Engine *e, LossRecord *all) {
     const Model *m = &e->model;
-    CommPart *parts = e->traffic.parts;
-    CommHandle handle = 0;
+    CommRange *ranges = e->traffic.ranges;
+    CommRequest request = 0;
     Error err = {.message = ""};
-    if (m->contexts.ranks == 1) return;
-    for (int r = 0; r < m->contexts.ranks; r++) parts[r] = (CommPart){r * model_records(m), model_records(m)};
-    execution_must(e, comm_all_gather(e->comm, MESH_CONTEXT, parts, sizeof *all, all, &handle, &err), &err);
-    execution_wait(e, &handle);
+    if (m->cp.ranks == 1) return;
+    for (int r = 0; r < m->cp.ranks; r++) ranges[r] = (CommRange){r * model_records(m), model_records(m)};
+    execution_must(e, comm_all_gather(e->comm, MESH_CONTEXT, ranges, sizeof *all, all, &request, &err), &err);
+    execution_wait(e, &request);
 }

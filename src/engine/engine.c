@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/execution.h"
-#include "program/makers.h"
+#include "program/owners.h"
 
 /* ---- Memory ---- */
 
@@ -30,7 +30,7 @@ static void *take(Engine *e, int pool, size_t bytes) {
 
 static void layout_gradients(Engine *e, int unit) {
     const Program *p = &e->plan->program;
-    e->step.leaves[unit] = take(e, POOL_GRADIENTS, gradient_leaf_bytes(p, unit));
+    e->step.partials[unit] = take(e, POOL_GRADIENTS, gradient_partials_bytes(p, unit));
     for (int f = 0; f < GRADIENT_FLATS; f++) {
         e->step.sums[unit][f] = take(e, POOL_GRADIENTS, gradient_sum_bytes(p, unit, (Flat)f));
         e->step.owned[unit].flats[f] = take(e, POOL_GRADIENTS, gradient_owned_bytes(p, unit, (Flat)f));
@@ -71,7 +71,7 @@ static void point_weights(Engine *e) {
     const Partition *p = &e->plan->partition;
     for (int u = 0; u < e->model.table.units && p->shards == 1; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
-            size_t start = p->share[u][f].start;
+            size_t start = p->flat_shard[u][f].start;
             bool copied = e->state.copy && flat_dtype((Flat)f, e->model.compute) == DTYPE_BF16;
             e->weights.units[u].flats[f] =
                 copied ? (const void *)parameters_copy(e, start) : (const void *)(e->state.master + start);
@@ -87,16 +87,16 @@ static void point_owned(Engine *e) {
     for (int u = 0; u <= e->model.table.units; u++)
         for (int f = 0; f < GRADIENT_FLATS; f++) {
             float **owned = &e->step.owned[u].flats[f], *sums = (float *)(void *)e->step.sums[u][f];
-            if (!*owned && sums) *owned = sums + (whole ? p->share[u][f].first : 0);
+            if (!*owned && sums) *owned = sums + (whole ? p->flat_shard[u][f].first : 0);
         }
     /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
 
 /* Rows of host memory that a microbatch takes on its way, [T] each. */
-static int64_t further_rows(const ModelConfig *c) { return c->further_heads + c->further_module; }
+static int64_t mtp_rows(const ModelConfig *c) { return c->mtp_depth + c->mtp_module; }
 
-/* Host memory: pointers and handles, a few for each unit. All of it is taken here, since a step allocates
+/* Host memory: pointers and requests, a few for each unit. All of it is taken here, since a step allocates
  * nothing. */
 static void allocate_tables(Engine *e) {
     size_t units = (size_t)e->model.table.units,
@@ -106,14 +106,14 @@ static void allocate_tables(Engine *e) {
     e->gradients = (Gradients){&e->model.table, mem_alloc_array(units + 1, sizeof *e->gradients.units),
                                e->plan->partition.tied, partition_rows(&e->plan->partition)};
     const Partition *p = &e->plan->partition;
-    e->traffic.most_ranks = p->tensors > p->contexts.ranks ? p->tensors : p->contexts.ranks;
-    e->traffic.parts = mem_alloc_array(
-        (size_t)(UNIT_COLLECTIVES * COLLECTIVE_MESSAGES * e->traffic.most_ranks), sizeof *e->traffic.parts);
-    for (int i = 0; i < MAKER_ROOMS; i++)
-        e->traffic.boxes[i] =
-            mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.boxes[i]);
-    visits_open(e);
-    e->step.leaves = mem_alloc_array(units + 1, sizeof *e->step.leaves);
+    e->traffic.most_ranks = p->tensors > p->cp.ranks ? p->tensors : p->cp.ranks;
+    e->traffic.ranges = mem_alloc_array(
+        (size_t)(UNIT_COLLECTIVES * COLLECTIVE_MESSAGES * e->traffic.most_ranks), sizeof *e->traffic.ranges);
+    for (int i = 0; i < OWNER_BUFFERS; i++)
+        e->traffic.matrix_parts[i] =
+            mem_alloc_array((size_t)e->plan->partition.tensors, sizeof *e->traffic.matrix_parts[i]);
+    dispatch_open(e);
+    e->step.partials = mem_alloc_array(units + 1, sizeof *e->step.partials);
     e->step.owned = mem_alloc_array(units + 1, sizeof *e->step.owned);
     e->step.sums = mem_alloc_array(units + 1, sizeof *e->step.sums);
     e->step.started = mem_alloc_array(units + 1, 1);
@@ -121,12 +121,12 @@ static void allocate_tables(Engine *e) {
     for (int i = 0; i < 2 && e->device->runtime.stamp; i++)
         e->timed.times[i].step.actions =
             mem_alloc_array((size_t)e->plan->program.count, sizeof *e->clock.actions);
-    e->targets.further = mem_alloc_array(microbatches * (size_t)e->model.tokens,
-                                         (size_t)further_rows(&e->model.config) * sizeof *e->targets.further);
+    e->targets.mtp = mem_alloc_array(microbatches * (size_t)e->model.tokens,
+                                     (size_t)mtp_rows(&e->model.config) * sizeof *e->targets.mtp);
     e->traffic.gathers = mem_alloc_array(units, sizeof *e->traffic.gathers);
     e->traffic.reductions = mem_alloc_array(units + 1, sizeof *e->traffic.reductions);
-    e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommHandle));
-    e->traffic.sends = mem_alloc_array(2 * units, sizeof(CommHandle));
+    e->traffic.receives = mem_alloc_array(2 * units * microbatches, sizeof(CommRequest));
+    e->traffic.sends = mem_alloc_array(2 * units, sizeof(CommRequest));
 }
 
 static ErrorCode allocate(Engine *e, Error *err) {
@@ -163,7 +163,7 @@ size_t engine_bytes(const Engine *e) {
 
 size_t engine_taken(const Engine *e) {
     size_t total = 0;
-    for (int i = 0; i < POOL_COUNT; i++) total += pool_taken(e->pools[i].planned, e->device->piece);
+    for (int i = 0; i < POOL_COUNT; i++) total += pool_taken(e->pools[i].planned, e->device->granularity);
     return total;
 }
 
@@ -172,15 +172,15 @@ void engine_close(Engine *e) {
     if (e->device->runtime.read_times) e->device->runtime.read_times(e->device); /* what is to come here */
     statistics_close(e);
     probe_close(e);
-    visits_close(e);
+    dispatch_close(e);
     for (int i = 0; i < POOL_COUNT; i++) pool_free(&e->pools[i]);
     free(e->traffic.gathers);
     free(e->traffic.reductions);
     free(e->traffic.receives);
     free(e->traffic.sends);
-    free(e->traffic.parts);
-    for (int i = 0; i < MAKER_ROOMS; i++) free(e->traffic.boxes[i]);
-    free(e->step.leaves);
+    free(e->traffic.ranges);
+    for (int i = 0; i < OWNER_BUFFERS; i++) free(e->traffic.matrix_parts[i]);
+    free(e->step.partials);
     free(e->weights.units);
     free(e->gradients.units);
     free(e->step.owned);
@@ -188,7 +188,7 @@ void engine_close(Engine *e) {
     free(e->step.started);
     free(e->clock.actions);
     for (int i = 0; i < 2; i++) free(e->timed.times[i].step.actions);
-    free(e->targets.further);
+    free(e->targets.mtp);
     free(e);
 }
 
@@ -203,17 +203,17 @@ void engine_set_updates(Engine *e, int64_t updates) { e->state.updates = updates
 const StepTimes *engine_times(const Engine *e) { return &e->clock; }
 const Action *engine_current(const Engine *e) { return e->progress.current; }
 
-float *engine_master(const Engine *e, Piece piece) {
+float *engine_master(const Engine *e, ParamSegment segment) {
     CHECK(rank_memory(e->plan)->masters);
-    return e->state.master + piece.at;
+    return e->state.master + segment.at;
 }
 
 Dtype engine_held(const Engine *e, Flat flat) {
     return rank_memory(e->plan)->masters ? DTYPE_F32 : flat_dtype(flat, e->model.compute);
 }
 
-void *engine_weight(const Engine *e, const Param *p, Piece piece) {
-    return piece.count > 0 ? parameters_owned(e, p->flat, piece.at) : NULL;
+void *engine_weight(const Engine *e, const Param *p, ParamSegment segment) {
+    return segment.count > 0 ? parameters_owned(e, p->flat, segment.at) : NULL;
 }
 
 void *engine_optimizer_state(const Engine *e, int param, int which) {
@@ -221,13 +221,13 @@ void *engine_optimizer_state(const Engine *e, int param, int which) {
 }
 
 /* A piece's place counts in the owned arrays; a flat's gradient begins where its share does. */
-float *engine_gradient(const Engine *e, const Param *p, Piece piece) {
-    size_t start = e->plan->partition.share[p->unit][p->flat].start;
-    return e->step.owned[p->unit].flats[p->flat] + (piece.at - start);
+float *engine_gradient(const Engine *e, const Param *p, ParamSegment segment) {
+    size_t start = e->plan->partition.flat_shard[p->unit][p->flat].start;
+    return e->step.owned[p->unit].flats[p->flat] + (segment.at - start);
 }
 
 /* Vectors are short: the host makes them. */
-static void initialise_of(Engine *e, double (*of)(double), uint64_t key, PieceRun run, float *to) {
+static void initialise_of(Engine *e, double (*of)(double), uint64_t key, SegmentRun run, float *to) {
     float *values = mem_alloc_array((size_t)run.count, sizeof *values);
     for (int64_t i = 0; i < run.count; i++)
         values[i] = (float)of(rng_uniform(key, (uint64_t)(run.element + i)));
@@ -238,12 +238,12 @@ static void initialise_of(Engine *e, double (*of)(double), uint64_t key, PieceRu
 /* Elements are drawn by their numbers in the whole parameter, whoever holds them: the start of a curve does
  * not know the mesh. A box that is narrower than its matrix is filled row by row for that reason. */
 static void initialise(Engine *e, const Param *p, InitKind kind, double std, uint64_t seed) {
-    Piece piece = partition_piece(&e->plan->partition, p);
+    ParamSegment segment = partition_segment(&e->plan->partition, p);
     InitRule r = param_init_rule(p, &e->plan->spec.model, kind, std);
-    PieceRun run;
-    for (int64_t at = 0; at < piece.count; at += run.count) {
-        float *to = engine_master(e, piece) + at;
-        run = piece_run(&piece, at);
+    SegmentRun run;
+    for (int64_t at = 0; at < segment.count; at += run.count) {
+        float *to = engine_master(e, segment) + at;
+        run = segment_run(&segment, at);
         if (r.of)
             initialise_of(e, r.of, rng_key(seed, p->name), run, to);
         else if (r.std > 0)
@@ -272,19 +272,19 @@ void engine_refresh(Engine *e) {
     bool copied = e->state.copy && rank_memory(e->plan)->masters;
     for (int i = 0; copied && i < e->model.table.count; i++) {
         const Param *p = &e->model.table.params[i];
-        Piece piece = partition_piece(&e->plan->partition, p);
-        if (!flat_of_vectors(p->flat) && piece.count)
-            OP(e->device, OP_CAST, cast, piece.count, e->state.master + piece.at, DTYPE_F32,
-               parameters_copy(e, piece.at), DTYPE_BF16);
+        ParamSegment segment = partition_segment(&e->plan->partition, p);
+        if (!flat_of_vectors(p->flat) && segment.count)
+            OP(e->device, OP_CAST, cast, segment.count, e->state.master + segment.at, DTYPE_F32,
+               parameters_copy(e, segment.at), DTYPE_BF16);
     }
 }
 
 void engine_start_average(Engine *e) {
     const ParamGroups *g = &e->plan->groups;
     for (int i = 0; g->ema > 0 && i < e->model.table.count; i++) {
-        Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
+        ParamSegment segment = partition_segment(&e->plan->partition, &e->model.table.params[i]);
         OP(e->device, OP_COPY, copy, engine_optimizer_state(e, i, param_states(g, i) - 1),
-           engine_master(e, piece), (size_t)piece.count * sizeof(float));
+           engine_master(e, segment), (size_t)segment.count * sizeof(float));
     }
 }
 
@@ -312,13 +312,13 @@ static void end_wait(Engine *e, Wait w) {
     if (e->timed.waited) e->device->runtime.end_time(e->device, w.device, e->timed.waited);
 }
 
-void execution_wait(Engine *e, CommHandle *handle) {
+void execution_wait(Engine *e, CommRequest *request) {
     Error err = {.message = ""};
-    if (*handle == 0) return;
+    if (*request == 0) return;
     Wait wait = begin_wait(e);
-    execution_must(e, comm_wait(e->comm, *handle, &err), &err);
+    execution_must(e, comm_wait(e->comm, *request, &err), &err);
     end_wait(e, wait);
-    *handle = 0;
+    *request = 0;
 }
 
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from)) {
@@ -340,7 +340,7 @@ static void *batch_array(const Execution *x, int microbatch, int array) {
 
 /* Records of an evaluation, and where this rank's begin. */
 static LossRecord *scores_of(const Execution *x, int m) { return batch_array(x, m, BATCH_ARRAYS); }
-static int64_t own_scores(const Engine *e) { return e->model.contexts.place * model_records(&e->model); }
+static int64_t own_scores(const Engine *e) { return e->model.cp.place * model_records(&e->model); }
 
 void execution_enter(Execution *x, int m) {
     x->pass.batch =
@@ -348,12 +348,12 @@ void execution_enter(Execution *x, int m) {
     x->pass.losses = batch_array(x, m, 4);
     x->pass.z_losses = x->pass.z_loss > 0 ? batch_array(x, m, BATCH_ARRAYS - 1) : NULL;
     x->pass.records = x->scoring ? scores_of(x, m) + own_scores(x->engine) : NULL;
-    for (int k = 0; k < program_further_heads(x->program); k++) {
-        x->pass.further_targets[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k);
-        x->pass.further_losses[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k + 1);
+    for (int k = 0; k < program_mtp_heads(x->program); k++) {
+        x->pass.mtp_targets[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k);
+        x->pass.mtp_losses[k] = batch_array(x, m, BATCH_ARRAYS + 2 * k + 1);
     }
-    int behind = BATCH_ARRAYS + 2 * program_further_heads(x->program);
-    x->pass.next_ids = program_has_module(x->program) ? batch_array(x, m, behind) : NULL;
+    int behind = BATCH_ARRAYS + 2 * program_mtp_heads(x->program);
+    x->pass.next_ids = program_has_mtp_module(x->program) ? batch_array(x, m, behind) : NULL;
 }
 
 /* An id or a position beyond its table would be read from memory of something else: a crash far from here, or
@@ -373,16 +373,16 @@ static bool goes_on(const Batch *b, int64_t t, int64_t on) {
 }
 
 /* A token's own target, k + 1 tokens on in its segment, where that is one: wherever it is, as all targets. */
-static void load_further(Execution *x, int m, int k) {
+static void load_mtp(Execution *x, int m, int k) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens, on = k + 1;
-    int32_t *targets = e->targets.further + (m * further_rows(&e->model.config) + k) * tokens;
+    int32_t *targets = e->targets.mtp + (m * mtp_rows(&e->model.config) + k) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
-        int64_t t = model_token(&e->model, e->model.contexts.place, i);
+        int64_t t = model_token(&e->model, e->model.cp.place, i);
         targets[i] = goes_on(b, t, on) ? b->targets[t + on] : -1;
     }
-    OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.further_targets[k], targets,
+    OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.mtp_targets[k], targets,
        (size_t)tokens * sizeof *targets);
 }
 
@@ -392,9 +392,9 @@ static void load_next(Execution *x, int m) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
     int64_t tokens = e->model.tokens;
-    int32_t *ids = e->targets.further + ((m + 1) * further_rows(&e->model.config) - 1) * tokens;
+    int32_t *ids = e->targets.mtp + ((m + 1) * mtp_rows(&e->model.config) - 1) * tokens;
     for (int64_t i = 0; i < tokens; i++) {
-        int64_t t = model_token(&e->model, e->model.contexts.place, i);
+        int64_t t = model_token(&e->model, e->model.cp.place, i);
         ids[i] = b->inputs[goes_on(b, t, 1) ? t + 1 : t];
     }
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
@@ -407,19 +407,19 @@ static void load(Execution *x, int m) {
     Device *d = x->engine->device;
     const Model *model = &x->engine->model;
     CHECK(is_within(b, x->engine->plan));
-    int64_t each = model_stretch(model);
+    int64_t each = model_cp_chunk(model);
     size_t bytes = (size_t)each * sizeof(int32_t);
     execution_enter(x, m);
     const Microbatch *to = &x->pass.batch;
-    for (int i = 0; i < model_stretches(model); i++) {
-        int64_t first = model_stretch_first(model, model->contexts.place, i), at = i * each;
+    for (int i = 0; i < model_cp_chunks(model); i++) {
+        int64_t first = model_cp_chunk_first(model, model->cp.place, i), at = i * each;
         OP(d, OP_UPLOAD, upload, to->ids + at, b->inputs + first, bytes);
         OP(d, OP_UPLOAD, upload, to->targets + at, b->targets + first, bytes);
         OP(d, OP_UPLOAD, upload, to->positions + at, b->positions + first, bytes);
     }
     OP(d, OP_UPLOAD, upload, to->first_key, b->first_key, (size_t)model_all_tokens(model) * sizeof(int32_t));
-    for (int k = 0; k < program_further_heads(x->program); k++) load_further(x, m, k);
-    if (program_has_module(x->program)) load_next(x, m);
+    for (int k = 0; k < program_mtp_heads(x->program); k++) load_mtp(x, m, k);
+    if (program_has_mtp_module(x->program)) load_next(x, m);
 }
 
 /* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward
@@ -439,18 +439,18 @@ static void end_gradients(Execution *x, Action a) {
 
 /* What a unit's passes read and write beside the slab, by the pass that an action is, or belongs to. A unit's
  * output is the next unit's input, in whose slab it is made; where that is on another rank it has a buffer of
- * its own until it is sent. The weight half alone reads what the input half left in `keep`, not the
- * gradient's buffer, which is other units' by then; only the embedding, which has no input half to speak
+ * its own until it is sent. Wgrad alone reads what dgrad left in `keep`, not the
+ * gradient's buffer, which is other units' by then; only the embedding, which has no dgrad to speak
  * of, reads it there. */
 UnitPass execution_unit(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
     ActionKind pass = action_pass(a);
-    if (pass == ACT_AGAIN) pass = a.before;
-    Half half = pass_half(pass);
+    if (pass == ACT_RECOMPUTE) pass = a.before;
+    Grads grads = pass_grads(pass);
     UnitPass unit = {.pass = &x->pass,
                      .unit = u,
-                     .together = half == HALF_BOTH,
+                     .together = grads == BOTH_GRADS,
                      .slice = a.slice,
                      .slab = u > 0 ? execution_buffer(x, BUFFER_SLAB, u, m) : NULL,
                      .keep = e->work.keep,
@@ -460,9 +460,9 @@ UnitPass execution_unit(const Execution *x, Action a) {
         if (u < last) unit.out = execution_buffer(x, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u, m);
         return unit;
     }
-    if (half != HALF_WEIGHT || u == 0)
+    if (grads != WGRAD || u == 0)
         unit.dx = execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, u), m);
-    if (half != HALF_BOTH && u > 0 && (u < last || e->model.config.further_module))
+    if (grads != BOTH_GRADS && u > 0 && (u < last || e->model.config.mtp_module))
         unit.keep = execution_buffer(x, BUFFER_KEEP, u, m);
     return unit;
 }
@@ -480,7 +480,7 @@ static void forward(Execution *x, Action a) {
     if (head && e->plan->partition.tied) parameters_ready(x, 0);
     begin_gradients(x, a);
     UnitPass unit = execution_unit(x, a);
-    unit_forward(&unit, a.parts);
+    unit_forward(&unit, a.ops);
     probe_output(x, a, unit.out);
     end_gradients(x, a);
     /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
@@ -501,35 +501,35 @@ static void poison(Execution *x, Action a) {
     x->poisoned = true;
 }
 
-/* Parts between which ranks exchange something are made again by actions of their own; a module looks its
- * tokens up again. */
-static void again(Execution *x, Action a) {
+/* Parts between which ranks exchange something are recomputed by actions of their own; an MTP module looks
+ * its tokens up again. */
+static void recompute(Execution *x, Action a) {
     const Engine *e = x->engine;
-    bool embeds = a.unit == x->program->units - 1 && e->model.config.further_module;
+    bool embeds = a.unit == x->program->units - 1 && e->model.config.mtp_module;
     execution_enter(x, a.microbatch);
     parameters_ready(x, a.unit);
     if (embeds && e->plan->partition.tied) parameters_ready(x, 0);
     UnitPass unit = execution_unit(x, a);
-    unit_recompute(&unit, a.parts);
+    unit_recompute(&unit, a.ops);
 }
 
 /* The gradient of the output has come from the unit above, in a buffer that travels down with the passes:
  * each unit turns it into the gradient of its input in place. */
-static void backward(Execution *x, Action a, Half half) {
+static void backward(Execution *x, Action a, Grads grads) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
     execution_enter(x, m);
-    if (half & HALF_INPUT) boundary_arrived(x, ACT_RECV_B, u, m);
+    if (grads & DGRAD) boundary_arrived(x, ACT_RECV_B, u, m);
     begin_gradients(x, a);
     parameters_ready(x, u);
     if (u == last && x->program->defer_head && e->plan->partition.tied) parameters_ready(x, 0);
     UnitPass unit = execution_unit(x, a);
     /* Earlier parts make what later ones read: what was dropped of any is made again before the last one
      * runs. */
-    if ((half & HALF_INPUT) && program_begins_unit(x->program, a) && !program_cuts(x->program, u))
-        unit_recompute(&unit, unit_parts(&e->model.config, u));
-    unit_backward(&unit, half, a.parts);
-    probe_gradient(x, a, half, unit.dx);
+    if ((grads & DGRAD) && program_begins_unit(x->program, a) && !program_cuts(x->program, u))
+        unit_recompute(&unit, unit_ops(&e->model.config, u));
+    unit_backward(&unit, grads, a.ops);
+    probe_gradient(x, a, grads, unit.dx);
     if (program_ends_unit(x->program, a)) poison(x, a);
     end_gradients(x, a);
 }
@@ -546,20 +546,20 @@ static void act(Execution *x, Action a) {
     case ACT_SEND_B: boundary_send(x, a); break;
     case ACT_FWD: forward(x, a); break;
     case ACT_BWD:
-    case ACT_BWD_IN:
-    case ACT_BWD_W: backward(x, a, action_half(a)); break;
-    case ACT_AGAIN: again(x, a); break;
+    case ACT_DGRAD:
+    case ACT_WGRAD: backward(x, a, action_grads(a)); break;
+    case ACT_RECOMPUTE: recompute(x, a); break;
     case ACT_COLLECTIVE: collective_start(x, a); break;
     case ACT_WAIT: collective_wait(x, a); break;
-    case ACT_DISPATCH: visit_run(x, a); break;
-    case ACT_LEAVES: gradients_add_leaves(x, a); break;
+    case ACT_DISPATCH: dispatch_run(x, a); break;
+    case ACT_SUM_PARTIALS: gradients_sum_partials(x, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE: gradients_reduce(x, a); break;
     case ACT_REDUCED: gradients_reduced(x, a); break;
     case ACT_TIE: gradients_tie(x); break;
     case ACT_NORM: update_norm(x); break;
-    case ACT_COLLECT: matrices_collect(x, a); break;
-    case ACT_RETURN: matrices_return(x, a); break;
+    case ACT_MATRIX_GATHER: matrices_gather(x, a); break;
+    case ACT_MATRIX_SCATTER: matrices_scatter(x, a); break;
     case ACT_UPDATE: update_unit(x, a.unit); break;
     case ACT_KINDS: break;
     }
@@ -680,15 +680,15 @@ static Execution prepare_step(Engine *e, int microbatches, const Batch *batches)
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result) {
     Execution x = prepare_step(e, options->microbatches, batches);
     const Partition *p = &e->plan->partition;
-    int spans = p->contexts.spans > 0 ? p->contexts.spans : 1,
-        contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->leaves * spans;
+    int exact_chunks = p->cp.exact_chunks > 0 ? p->cp.exact_chunks : 1,
+        contributions = x.program->microbatches * mesh_dp_degree(&p->mesh) * p->splits * exact_chunks;
     e->clock.program = x.program;
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     x.training = true, x.options = options, x.result = result;
     x.pass.z_loss = (float)e->plan->spec.z_loss;
-    /* So many terms (of leaves and spans, where sums have any) are added up in fixed point that each must
-     * leave room for the others: the limit depends on the step alone, not on who adds what, so that what is
-     * refused is the same on any mesh. */
+    /* So many terms (of splits and exact chunks, where sums have any) are added up in fixed point that each
+     * must leave room for the others: the limit depends on the step alone, not on who adds what, so that what
+     * is refused is the same on any mesh. */
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     begin_times(e, &x);
@@ -721,6 +721,6 @@ bool engine_score(Engine *e, const Batch *batch, LossRecord *records) {
     LossRecord *all = scores_of(&x, 0);
     collective_gather_scores(e, all);
     device_fetch(e->device, records, all,
-                 (size_t)(e->model.contexts.ranks * model_records(&e->model)) * sizeof *records);
+                 (size_t)(e->model.cp.ranks * model_records(&e->model)) * sizeof *records);
     return true;
 }

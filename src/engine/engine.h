@@ -55,10 +55,10 @@ typedef struct ExpertFigures {
 
 /* The same on every rank. */
 typedef struct StepResult {
-    double loss;                   /* sum of cross-entropies / valid targets of the whole step */
-    double z_loss;                 /* the same of what train.z_loss adds to it: not part of `loss` */
-    double balance;                /* the same of the balance loss of experts, summed over layers */
-    double further[FURTHER_HEADS]; /* the same of each further head, not weighted */
+    double loss;               /* sum of cross-entropies / valid targets of the whole step */
+    double z_loss;             /* the same of what train.z_loss adds to it: not part of `loss` */
+    double balance;            /* the same of the balance loss of experts, summed over layers */
+    double mtp[MTP_DEPTH_MAX]; /* the same of each MTP head, not weighted */
     ExpertFigures experts;
     int64_t valid;
     double grad_norm;        /* before clipping */
@@ -109,8 +109,8 @@ const LossSum *engine_source_losses(const Engine *e);
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);
 
 /* The same, row by row: of each token the largest logit, that of its target, and the sum of exponentials, in
- * leaves of the vocabulary: of one rank of cp after the other, of one chunk of its logits after the other,
- * [leaves, rows]. False, and nothing is written, on ranks that do not have the losses. Collective, as above,
+ * splits of the vocabulary: of one rank of cp after the other, of one chunk of its logits after the other,
+ * [splits, rows]. False, and nothing is written, on ranks that do not have the losses. Collective, as above,
  * and over the ranks that share matrices or tokens, all of which get the same. */
 bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [ranks of cp, model_records] */);
 
@@ -121,13 +121,13 @@ const Model *engine_model(const Engine *e);
 const Weights *engine_weights(const Engine *e);
 
 /* Owned memory of a parameter, fp32: `piece` elements of it. Not for inference. */
-float *engine_master(const Engine *e, Piece piece);
+float *engine_master(const Engine *e, ParamSegment segment);
 /* The same of any engine, and what it is: fp32, but for inference as passes read it. */
-void *engine_weight(const Engine *e, const Param *p, Piece piece);
+void *engine_weight(const Engine *e, const Param *p, ParamSegment segment);
 Dtype engine_held(const Engine *e, Flat flat);
 /* One of what is kept of parameter number `param` (optimizer/groups.h: param_state): what is owned of it. */
 void *engine_optimizer_state(const Engine *e, int param, int which);
-float *engine_gradient(const Engine *e, const Param *p, Piece piece); /* after a step */
+float *engine_gradient(const Engine *e, const Param *p, ParamSegment segment); /* after a step */
 /* Optimizer steps made: AdamW's t. */
 int64_t engine_updates(const Engine *e);
 void engine_set_updates(Engine *e, int64_t updates);
@@ -144,6 +144,6 @@ bool engine_is_timed_late(const Engine *e);
 const StepTimes *engine_timed(Engine *e, bool wait);
 const Action *engine_current(const Engine *e); /* what it is doing, from any thread; NULL: between steps */
 size_t engine_bytes(const Engine *e);          /* of all pools: what the plan said */
-size_t engine_taken(const Engine *e);          /* for which the device has taken so much (Device.piece) */
+size_t engine_taken(const Engine *e); /* for which the device has taken so much (Device.granularity) */
 
 #endif

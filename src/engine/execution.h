@@ -2,13 +2,13 @@
  *
  *     engine.c      memory, life, the loop over actions
  *     parameters.c  GATHER, RELEASE
- *     gradients.c   LEAVES, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
+ *     gradients.c   SUM_PARTIALS, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
  *     collectives.c COLLECTIVE, WAIT
- *     visits.c      DISPATCH
+ *     dispatch.c      DISPATCH
  *     statistics.c  what the ops of a step are told and what they found: the waits of a step
  *     update.c      NORM, UPDATE
- *     matrices.c    COLLECT, RETURN, and of UPDATE what they are for
+ *     matrices.c    MATRIX_GATHER, MATRIX_SCATTER, and of UPDATE what they are for
  *     probe.c       figures of activations and weights, on steps that are probed */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
@@ -43,7 +43,7 @@ typedef struct OwnedState {
 typedef struct StepGradients {
     char *(*sums)[FLATS];   /* as they add up; plan/memory.h gradient_sum_bytes */
     UnitGradients *owned;   /* this rank's shares, fp32, once they are reduced */
-    char **leaves;          /* rows of leaves of vectors' gradients, where there are several */
+    char **partials;        /* rows of splits of vectors' gradients, where there are several */
     unsigned char *started; /* flats whose sums have been set in the step under way: 1 << flat */
 } StepGradients;
 
@@ -75,29 +75,29 @@ typedef struct Statistics {
 /* Messages of one collective: of each CP chunk, or of partial sums and those of adapters. */
 enum { COLLECTIVE_MESSAGES = 2 };
 
-/* Host memory of visits (visits.c), where ranks share experts out: [ranks of ep] of each kind. */
-typedef struct Visiting {
-    int32_t *runs;         /* [ranks, spans, E + 1] rows by expert, of each rank */
-    int32_t *own_runs;     /* [spans, ranks, own experts + 1] of these, the experts here */
-    int *round;            /* [ranks, ranks] in which rows go from the second to the first, */
-    int64_t *first;        /* and where they lie there */
-    CommPart *home, *away; /* of the exchange under way */
-    CommPart *parts;       /* of the gathering of runs */
-} Visiting;
+/* Host memory of visits (dispatch.c), where ranks share experts out: [ranks of ep] of each kind. */
+typedef struct DispatchState {
+    int32_t *runs;             /* [ranks, exact chunks, E + 1] rows by expert, of each rank */
+    int32_t *own_runs;         /* [exact chunks, ranks, own experts + 1] of these, the experts here */
+    int *dispatch_chunk;       /* [ranks, ranks] in which rows go from the second to the first, */
+    int64_t *first;            /* and where they lie there */
+    CommRange *local, *remote; /* of the exchange under way */
+    CommRange *ranges;         /* of the gathering of runs */
+} DispatchState;
 
 /* Communication that has been started, by what it moves. 0: nothing. */
 typedef struct Traffic {
-    CommHandle (*gathers)[FLATS];    /* [units] */
-    CommHandle (*reductions)[FLATS]; /* [units + 1] */
-    CommHandle *receives;            /* [2, units, microbatches] forward, backward */
-    CommHandle *sends;               /* [2, units] the last of each boundary */
-    unsigned turn[3];                /* reductions started, by the group that they are over */
-    CommHandle collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the unit at work */
-    CommPart *parts;     /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] of these */
-    int most_ranks;      /* of an axis that they are over */
-    CommHandle matrices; /* of COLLECT, RETURN */
-    CommPart *boxes[2];  /* [ranks of tp] of each MakerRoom */
-    Visiting visits;
+    CommRequest (*gathers)[FLATS];    /* [units] */
+    CommRequest (*reductions)[FLATS]; /* [units + 1] */
+    CommRequest *receives;            /* [2, units, microbatches] forward, backward */
+    CommRequest *sends;               /* [2, units] the last of each boundary */
+    unsigned turn[3];                 /* reductions started, by the group that they are over */
+    CommRequest collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the unit at work */
+    CommRange *ranges;          /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] of these */
+    int most_ranks;             /* of an axis that they are over */
+    CommRequest matrices;       /* of MATRIX_GATHER, MATRIX_SCATTER */
+    CommRange *matrix_parts[2]; /* [ranks of tp] of each OwnerBuffer */
+    DispatchState dispatch;
 } Traffic;
 
 typedef struct Progress {
@@ -122,9 +122,9 @@ typedef struct Timed {
 
 typedef struct Targets {
     int64_t all, own; /* valid ones of the next step: of all ranks, -1: unknown; of this one */
-    /* [microbatches, further heads, T] host: targets, until they are uploaded; behind those of a microbatch
-     * next ids of a module */
-    int32_t *further;
+    /* [microbatches, MTP heads, T] host: targets, until they are uploaded; behind those of a microbatch
+     * next ids of an MTP module */
+    int32_t *mtp;
 } Targets;
 
 struct Engine {
@@ -162,8 +162,8 @@ typedef struct Execution {
 
 /* Memory of a buffer. */
 char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch);
-/* None comes back when communication failed. *handle becomes 0. */
-void execution_wait(Engine *e, CommHandle *handle);
+/* None comes back when communication failed. *request becomes 0. */
+void execution_wait(Engine *e, CommRequest *request);
 void execution_must(Engine *e, ErrorCode code, const Error *err);
 /* comm_combine, waited for. */
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from));
@@ -189,15 +189,15 @@ void collective_wait(Execution *x, Action a);
 void collective_gather_scores(Engine *e, LossRecord *all);
 
 /* Runs parts whose rows visit the ranks of their experts. */
-void visit_run(Execution *x, Action a);
-void visits_open(Engine *e);
-void visits_close(Engine *e);
+void dispatch_run(Execution *x, Action a);
+void dispatch_open(Engine *e);
+void dispatch_close(Engine *e);
 
 /* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
 /* What the pass added is complete: fixed point takes it over. */
 void gradients_end(Execution *x, int unit, Flat flat, int microbatch);
-void gradients_add_leaves(Execution *x, Action a);
+void gradients_sum_partials(Execution *x, Action a);
 void gradients_reduce(Execution *x, Action a);
 void gradients_reduced(Execution *x, Action a);
 void gradients_tie(Execution *x);
@@ -239,20 +239,20 @@ void probe_begin(Execution *x);
 /* A forward pass of the unit has made some of `out`, be it by what ranks have summed; a backward pass of
  * `dx`, the gradient of its input. They are looked at when all of it is there. */
 void probe_output(const Execution *x, Action a, const void *out /* [own, h], NULL: none */);
-void probe_gradient(const Execution *x, Action a, Half half, const void *dx /* [own, h] */);
+void probe_gradient(const Execution *x, Action a, Grads grads, const void *dx /* [own, h] */);
 /* Waits: fills options->probe. All ranks. */
 void probe_end(Execution *x);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);
 /* What the optimizer of a parameter is told of a run of its piece, `at` elements behind the first. */
-UpdateRun update_run(const Engine *e, int param, Piece piece, int64_t at, PieceRun elements);
+UpdateRun update_run(const Engine *e, int param, ParamSegment segment, int64_t at, SegmentRun elements);
 /* The average follows weights that have been updated. */
-void update_average(Engine *e, int param, Piece piece, int64_t at, int64_t count);
+void update_average(Engine *e, int param, ParamSegment segment, int64_t at, int64_t count);
 const OptimizerStep *update_step(const Engine *e, int param);
 
-void matrices_collect(Execution *x, Action a);
-void matrices_return(Execution *x, Action a);
+void matrices_gather(Execution *x, Action a);
+void matrices_scatter(Execution *x, Action a);
 /* Steps that have come back are taken. */
 void matrices_update(Execution *x, int unit);
 

@@ -8,23 +8,24 @@
  *
  *   2. By memory of the microbatch (a slot), whose reduced share is added to the sums.
  *
- *      pass --sets--> slot[all] ==reduce==> slot[own] --add_share--> sums[own]
+ *      pass --sets--> slot[all] ==reduce==> slot[own] --add_shard--> sums[own]
  *
  *   3. Exact: from the slot in fixed point into the sums of the step, or (reduced once a microbatch) by a
  *      copy that is reduced and then added. At the end they become fp32 again.
  *
  *      pass --sets--> slot[all] --fix, adds--> sums[all] ==reduce==> sums[own] --to_float--> owned
  *                       |                                              ^
- *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_share
+ *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_shard
  *
- * Where sums have leaves (numerics.canonical_tp), the gradients of vectors have a row for each leaf of this
- * rank while passes add to them, and LEAVES adds these up: over its own rows, and, of parameters that all
- * ranks of tp have, over these. In fixed point each row is added by itself, and LEAVES sums over tp alone.
+ * Where sums have splits (numerics.canonical_tp), the gradients of vectors have a row for each split of this
+ * rank while passes add to them, and SUM_PARTIALS adds these up: over its own rows, and, of parameters that
+ * all ranks of tp have, over these. In fixed point each row is added by itself, and SUM_PARTIALS sums over tp
+ * alone.
  *
  *      pass --adds--> leaves --tree--> sums or slot [vectors] ==all-reduce over tp==> the same
  *
  * Where cp may share the tokens of a microbatch (numerics.canonical_cp), a slot has as many gradients as this
- * rank has spans of them; each is rounded by itself.
+ * rank has exact chunks of them; each is rounded by itself.
  *
  * Where ranks share experts out (mesh.ep), there are gradients of these for the tokens of each rank of ep,
  * one behind the other: rounded each by itself, or added up before they are reduced.
@@ -38,23 +39,23 @@
 
 /* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch on its way. */
 typedef struct Region {
-    char *all, *own;    /* the whole flat, or this rank's part alone; that part */
-    const Share *share; /* how many elements these are */
+    char *all, *own;        /* the whole flat, or this rank's part alone; that part */
+    const FlatShard *shard; /* how many elements these are */
 } Region;
 
 static Region region_of(const Execution *x, int unit, Flat flat, int microbatch) {
     const Partition *p = &x->engine->plan->partition;
     BufferKind kind = x->program->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
-    Region r = {.share = &p->share[unit][flat]};
+    Region r = {.shard = &p->flat_shard[unit][flat]};
     bool whole = microbatch >= 0 || gradient_sums_are_whole(x->program);
-    if (r.share->whole == 0) return r;
+    if (r.shard->whole == 0) return r;
     r.all = microbatch >= 0 ? execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch)
                             : x->engine->step.sums[unit][flat];
     size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
     /* Where only shares are held, this rank's may be empty and its memory nowhere: nothing is added
      * to that. */
     r.own = r.all;
-    if (whole) r.own += (size_t)r.share->first * width;
+    if (whole) r.own += (size_t)r.shard->first * width;
     return r;
 }
 
@@ -73,11 +74,11 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
     size_t elements = partition_whole(&x->engine->plan->partition, unit, flat);
     bool slots = program_has_slots(x->program);
     if (elements == 0) return;
-    char *leaves = flat == FLAT_VECTORS ? x->engine->step.leaves[unit] : NULL;
-    char *to = leaves  ? leaves
-               : slots ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
-                       : x->engine->step.sums[unit][flat];
-    if (leaves) elements *= (size_t)partition_rows(&x->engine->plan->partition);
+    char *partials = flat == FLAT_VECTORS ? x->engine->step.partials[unit] : NULL;
+    char *to = partials ? partials
+               : slots  ? execution_buffer(x, buffer_of_flat(BUFFER_FLAT_GRADIENTS, flat), unit, microbatch)
+                        : x->engine->step.sums[unit][flat];
+    if (partials) elements *= (size_t)partition_rows(&x->engine->plan->partition);
     elements *= (size_t)partition_gradients(&x->engine->plan->partition, flat);
     bool fresh = slots || start_sums(x, unit, flat);
     x->engine->gradients.units[unit].flats[flat] = (float *)(void *)to;
@@ -92,16 +93,16 @@ static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
     const ParamTable *t = &x->engine->model.table;
     const Gradients *g = &x->engine->gradients;
     const Partition *partition = &x->engine->plan->partition;
-    size_t span = gradient_span(g, unit, flat);
+    size_t exact_chunk = gradient_exact_chunk(g, unit, flat);
     int shape = unit < t->units ? unit : 0;
     for (int i = t->unit_first[shape]; i < t->unit_first[shape + 1]; i++) {
         const Param *p = &t->params[i];
         int rows = flat == FLAT_VECTORS ? partition_param_rows(partition, p) : 1;
         const float *first = g->units[unit].flats[flat] + gradient_place(g, p);
-        for (int r = 0; p->flat == flat && !p->away && r < rows * partition_gradients(partition, flat); r++)
+        for (int r = 0; p->flat == flat && !p->remote && r < rows * partition_gradients(partition, flat); r++)
             OP(x->engine->device, OP_FIXED_ADD, fixed_add, p->count,
-               first + (size_t)(r / rows) * span + (size_t)(r % rows) * (size_t)p->count, sum + p->place,
-               set && r == 0, x->limit, x->engine->statistics.refused + i);
+               first + (size_t)(r / rows) * exact_chunk + (size_t)(r % rows) * (size_t)p->count,
+               sum + p->place, set && r == 0, x->limit, x->engine->statistics.refused + i);
     }
 }
 
@@ -119,12 +120,12 @@ void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
 /* Rows of this rank, in its part of the canonical tree. */
 static void add_rows(Engine *e, int unit, float *to) {
     const ParamTable *t = &e->model.table;
-    const float *leaves = (const float *)(const void *)e->step.leaves[unit], *rows[LEAVES_MAX];
+    const float *partials = (const float *)(const void *)e->step.partials[unit], *rows[SPLITS_MAX];
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
         int count = partition_param_rows(&e->plan->partition, p);
         if (p->flat != FLAT_VECTORS) continue;
-        for (int r = 0; r < count; r++) rows[r] = leaves + gradient_place(&e->gradients, p) + r * p->count;
+        for (int r = 0; r < count; r++) rows[r] = partials + gradient_place(&e->gradients, p) + r * p->count;
         OP(e->device, OP_SUM_PARTS, sum_parts, p->count, count, rows, to + p->place);
     }
 }
@@ -137,19 +138,19 @@ static void sum_over_tensor(Execution *x, int unit, char *to) {
     VectorRun run;
     for (int next = 0; program_next_sum(x->program, unit, &next, &run);) {
         Error err = {.message = ""};
-        CommHandle handle;
+        CommRequest request;
         execution_must(e,
                        comm_all_reduce(e->comm, MESH_TENSOR, type, to + (size_t)run.first * width, run.count,
-                                       e->work.exchange, &handle, &err),
+                                       e->work.exchange, &request, &err),
                        &err);
-        execution_wait(e, &handle);
+        execution_wait(e, &request);
     }
 }
 
-void gradients_add_leaves(Execution *x, Action a) {
+void gradients_sum_partials(Execution *x, Action a) {
     Engine *e = x->engine;
     Region r = region_of(x, a.unit, FLAT_VECTORS, a.microbatch);
-    if (!x->program->exact && e->step.leaves[a.unit]) add_rows(e, a.unit, (float *)(void *)r.all);
+    if (!x->program->exact && e->step.partials[a.unit]) add_rows(e, a.unit, (float *)(void *)r.all);
     if (e->plan->partition.tensors > 1) sum_over_tensor(x, a.unit, r.all);
 }
 
@@ -157,11 +158,12 @@ void gradients_add_leaves(Execution *x, Action a) {
 
 /* Gradients of the tokens of each rank of ep are leaves of the sum over all ranks: those that are here become
  * the block of the canonical tree that they are (base/tree.h). */
-static void add_visitors(Execution *x, Region r) {
+static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
-    const float *parts[LEAVES_MAX], *all = (const float *)(const void *)r.all;
-    for (int i = 0; i < p->experts; i++) parts[i] = all + i * r.share->whole;
-    OP(x->engine->device, OP_SUM_PARTS, sum_parts, r.share->whole, p->experts, parts, (float *)(void *)r.all);
+    const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
+    for (int i = 0; i < p->experts; i++) ranges[i] = all + i * r.shard->whole;
+    OP(x->engine->device, OP_SUM_PARTS, sum_parts, r.shard->whole, p->experts, ranges,
+       (float *)(void *)r.all);
 }
 
 /* ---- Reductions ---- */
@@ -189,24 +191,25 @@ static void reduce(Execution *x, Action a, Flat flat) {
     Error err = {.message = ""};
     Region r = region_of(x, a.unit, flat, a.microbatch);
     CommType type = x->program->exact ? COMM_I64 : COMM_F32;
-    CommHandle *handle = &e->traffic.reductions[a.unit][flat];
-    execution_wait(e, handle);
+    CommRequest *request = &e->traffic.reductions[a.unit][flat];
+    execution_wait(e, request);
     if (!r.all) return;
     if (flat_of_experts(flat) && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
         !x->program->exact)
-        add_visitors(x, r);
+        add_dispatched(x, r);
     /* What microbatches left over the shards is added up before it goes over the replicas: these are two
      * sums. */
     bool apart = x->program->sync == SYNC_REPLICA;
-    const CommPart *parts = r.share->parts;
+    const CommRange *ranges = r.shard->ranges;
     ErrorCode code;
     if (a.kind == ACT_REDUCE_SCATTER)
-        code = comm_sum_inner(e->comm, r.share->axes, apart ? 0 : MESH_REPLICAS, type, parts, r.all, space,
-                              handle, &err);
+        code = comm_sum_inner(e->comm, r.shard->axes, apart ? 0 : MESH_REPLICAS, type, ranges, r.all, space,
+                              request, &err);
     else if (apart)
-        code = comm_all_reduce(e->comm, MESH_REPLICAS, type, r.own, r.share->count, space, handle, &err);
+        code = comm_all_reduce(e->comm, MESH_REPLICAS, type, r.own, r.shard->count, space, request, &err);
     else
-        code = comm_sum_outer(e->comm, r.share->axes, MESH_REPLICAS, type, parts, r.all, space, handle, &err);
+        code =
+            comm_sum_outer(e->comm, r.shard->axes, MESH_REPLICAS, type, ranges, r.all, space, request, &err);
     execution_must(e, code, &err);
 }
 
@@ -218,27 +221,27 @@ void gradients_reduce(Execution *x, Action a) {
 }
 
 /* sums += what was reduced. */
-static void add_share(Execution *x, Region to, Region from, bool set) {
+static void add_shard(Execution *x, Region to, Region from, bool set) {
     Device *d = x->engine->device;
-    const void *parts[2] = {to.own, from.own};
+    const void *ranges[2] = {to.own, from.own};
     int first = set ? 1 : 0, count = set ? 1 : 2;
     if (x->program->exact)
-        OP(d, OP_SUM_PARTS, sum_parts_i64, to.share->count, count,
-           (const int64_t *const *)(const void *)&parts[first], (int64_t *)(void *)to.own);
+        OP(d, OP_SUM_PARTS, sum_parts_i64, to.shard->count, count,
+           (const int64_t *const *)(const void *)&ranges[first], (int64_t *)(void *)to.own);
     else
-        OP(d, OP_SUM_PARTS, sum_parts, to.share->count, count,
-           (const float *const *)(const void *)&parts[first], (float *)(void *)to.own);
+        OP(d, OP_SUM_PARTS, sum_parts, to.shard->count, count,
+           (const float *const *)(const void *)&ranges[first], (float *)(void *)to.own);
 }
 
 static void reduced(Execution *x, Action a, Flat flat) {
     Engine *e = x->engine;
     Region sums = region_of(x, a.unit, flat, -1);
     execution_wait(e, &e->traffic.reductions[a.unit][flat]);
-    if (sums.share->count == 0) return;
+    if (sums.shard->count == 0) return;
     if (a.microbatch >= 0)
-        add_share(x, sums, region_of(x, a.unit, flat, a.microbatch), start_sums(x, a.unit, flat));
+        add_shard(x, sums, region_of(x, a.unit, flat, a.microbatch), start_sums(x, a.unit, flat));
     else if (x->program->exact)
-        OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, sums.share->count, (const int64_t *)(void *)sums.own,
+        OP(e->device, OP_FIXED_TO_FLOAT, fixed_to_float, sums.shard->count, (const int64_t *)(void *)sums.own,
            e->step.owned[a.unit].flats[flat]);
 }
 
@@ -250,7 +253,7 @@ void gradients_reduced(Execution *x, Action a) {
 
 static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
     Error err = {.message = ""};
-    CommHandle receive, send;
+    CommRequest receive, send;
     uint64_t key = comm_key(2, 0, e->progress.executed);
     execution_must(e, comm_recv(e->comm, peer, key, e->work.tie_buffer, bytes, &receive, &err), &err);
     execution_must(e, comm_send(e->comm, peer, key, mine, bytes, &send, &err), &err);
@@ -264,15 +267,15 @@ void gradients_tie(Execution *x) {
     Engine *e = x->engine;
     const Partition *p = &e->plan->partition;
     int head = p->table->units - 1;
-    int64_t n = p->share[0][FLAT_MATRICES].count;
+    int64_t n = p->flat_shard[0][FLAT_MATRICES].count;
     if (n == 0) return; /* it is frozen */
     float *embedding = e->step.owned[0].flats[FLAT_MATRICES];
-    const float *parts[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
+    const float *ranges[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
     bool here[2] = {partition_runs(p, 0), partition_runs(p, head)};
     for (int i = 0; i < 2; i++) {
         if (here[i]) continue;
-        exchange(e, partition_peer(p, i == 0 ? 0 : head), parts[1 - i], (size_t)n * sizeof(float));
-        parts[i] = e->work.tie_buffer;
+        exchange(e, partition_peer(p, i == 0 ? 0 : head), ranges[1 - i], (size_t)n * sizeof(float));
+        ranges[i] = e->work.tie_buffer;
     }
-    OP(e->device, OP_SUM_PARTS, sum_parts, n, 2, parts, embedding);
+    OP(e->device, OP_SUM_PARTS, sum_parts, n, 2, ranges, embedding);
 }

@@ -18,18 +18,18 @@ void *parameters_owned(const Engine *e, Flat flat, size_t at) {
 static void gather(Execution *x, int unit, Flat flat, char *all) {
     Engine *e = x->engine;
     Error err = {.message = ""};
-    const Share *s = &e->plan->partition.share[unit][flat];
+    const FlatShard *s = &e->plan->partition.flat_shard[unit][flat];
     Dtype type = flat_dtype(flat, e->model.compute);
     size_t width = dtype_bytes(type);
     char *mine = all + (size_t)s->first * width;
     if (s->count > 0)
         OP(e->device, OP_CAST, cast, s->count, parameters_owned(e, flat, s->start), engine_held(e, flat),
            mine, type);
-    CommHandle *handle = &e->traffic.gathers[unit][flat];
-    execution_must(e, comm_all_gather(e->comm, s->axes, s->parts, width, all, handle, &err), &err);
+    CommRequest *request = &e->traffic.gathers[unit][flat];
+    execution_must(e, comm_all_gather(e->comm, s->axes, s->ranges, width, all, request, &err), &err);
 }
 
-/* The gathers of a unit's flats are under way at the same time; each has its own handle, since vectors come
+/* The gathers of a unit's flats are under way at the same time; each has its own request, since vectors come
  * long before matrices. */
 void parameters_gather(Execution *x, Action a) {
     Engine *e = x->engine;

@@ -87,7 +87,7 @@ static bool is_summed(const Program *p, int unit) {
 
 /* What ranks have partial sums of is there when these have been summed. */
 static bool makes_output(const Program *p, Action a) {
-    if (a.kind == ACT_WAIT) return a.pass == ACT_FWD && a.parts.first == unit_parts(p->model, a.unit).end;
+    if (a.kind == ACT_WAIT) return a.pass == ACT_FWD && a.ops.first == unit_ops(p->model, a.unit).end;
     return program_ends_unit(p, a) && !is_summed(p, a.unit);
 }
 
@@ -95,8 +95,8 @@ void probe_output(const Execution *x, Action a, const void *out) {
     if (probing(x) && out && makes_output(x->program, a)) take_states(x, OUTPUT, a.unit, a.microbatch, out);
 }
 
-void probe_gradient(const Execution *x, Action a, Half half, const void *dx) {
-    bool made = (half & HALF_INPUT) && a.unit > 0 && program_ends_unit(x->program, a);
+void probe_gradient(const Execution *x, Action a, Grads grads, const void *dx) {
+    bool made = (grads & DGRAD) && a.unit > 0 && program_ends_unit(x->program, a);
     if (probing(x) && made) take_states(x, GRADIENT, a.unit - 1, a.microbatch, dx);
 }
 
@@ -138,17 +138,17 @@ static void combine(void *into, const void *from) {
 }
 
 static int64_t counted(const Engine *e, const Param *p) {
-    return partition_counts(&e->plan->partition, p) ? partition_piece(&e->plan->partition, p).count : 0;
+    return partition_counts(&e->plan->partition, p) ? partition_segment(&e->plan->partition, p).count : 0;
 }
 
 static void take_parameters(Engine *e) {
     const ParamTable *t = &e->model.table;
     for (int i = 0; i < t->count; i++) {
         const Param *p = &t->params[i];
-        Piece piece = partition_piece(&e->plan->partition, p);
+        ParamSegment segment = partition_segment(&e->plan->partition, p);
         if (counted(e, p) == 0) continue;
-        take(e, piece.count, engine_master(e, piece), param_slot(e, false, i));
-        if (!p->frozen) take(e, piece.count, engine_gradient(e, p, piece), param_slot(e, true, i));
+        take(e, segment.count, engine_master(e, segment), param_slot(e, false, i));
+        if (!p->frozen) take(e, segment.count, engine_gradient(e, p, segment), param_slot(e, true, i));
     }
 }
 

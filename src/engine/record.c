@@ -43,8 +43,8 @@ void record_add_balance(StepRecord *r, const LossSum *s) {
     r->bad_losses += s->nonfinite;
 }
 
-void record_add_further(StepRecord *r, int head, const LossSum *s) {
-    exact_merge(&r->further[head], &s->sum);
+void record_add_mtp(StepRecord *r, int head, const LossSum *s) {
+    exact_merge(&r->mtp[head], &s->sum);
     r->bad_losses += s->nonfinite;
 }
 
@@ -65,9 +65,9 @@ void record_combine(void *into, const void *from) {
     exact_normalise(&a->loss);
     exact_normalise(&a->z_loss);
     exact_normalise(&a->balance);
-    for (int k = 0; k < FURTHER_HEADS; k++) {
-        exact_merge(&a->further[k], &b->further[k]);
-        exact_normalise(&a->further[k]);
+    for (int k = 0; k < MTP_DEPTH_MAX; k++) {
+        exact_merge(&a->mtp[k], &b->mtp[k]);
+        exact_normalise(&a->mtp[k]);
     }
     if (b->max > a->max) a->max = b->max;
     a->valid += b->valid;
@@ -103,7 +103,7 @@ static double mean_of(const StepRecord *r, const ExactSum *sum) {
 double record_loss(const StepRecord *r) { return mean_of(r, &r->loss); }
 double record_z_loss(const StepRecord *r) { return mean_of(r, &r->z_loss); }
 double record_balance(const StepRecord *r) { return mean_of(r, &r->balance); }
-double record_further(const StepRecord *r, int head) { return mean_of(r, &r->further[head]); }
+double record_mtp(const StepRecord *r, int head) { return mean_of(r, &r->mtp[head]); }
 
 /* Gradients are scaled by the targets of the whole step: those of the microbatch alone are
  * larger by B / b. */

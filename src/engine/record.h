@@ -28,7 +28,7 @@ typedef struct StepRecord {
     ExactSum loss;    /* of finite token losses, normalised */
     ExactSum z_loss;  /* the same of the z-loss */
     ExactSum balance; /* and of the balance loss of experts */
-    ExactSum further[FURTHER_HEADS]; /* and of each further head */
+    ExactSum mtp[MTP_DEPTH_MAX]; /* and of each MTP head */
     /* Squares of gradients, of those parameters whose noise is measured: of the step, and of its first
      * microbatch */
     ExactSum noise_all, noise_first;
@@ -53,7 +53,7 @@ void record_add_nonfinite(StepRecord *r, int64_t elements, int64_t parameter, in
 void record_add_losses(StepRecord *r, const LossSum *s);
 void record_add_z_losses(StepRecord *r, const LossSum *s);
 void record_add_balance(StepRecord *r, const LossSum *s);
-void record_add_further(StepRecord *r, int head, const LossSum *s);
+void record_add_mtp(StepRecord *r, int head, const LossSum *s);
 /* into += from; neither needs to be normalised, the result is. */
 void record_combine(void *into, const void *from);
 
@@ -68,7 +68,7 @@ double record_norm(const StepRecord *r, double p);
 double record_loss(const StepRecord *r);
 double record_z_loss(const StepRecord *r);
 double record_balance(const StepRecord *r);
-double record_further(const StepRecord *r, int head);
+double record_mtp(const StepRecord *r, int head);
 
 /* McCandlish et al., "An empirical model of large-batch training", 2018, appendix A.1. With b targets in the
  * first microbatch, B in the step, G_b and G_B the mean gradients of a target in them: unbiased estimates of

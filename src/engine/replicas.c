@@ -2,7 +2,8 @@
  *
  *     each rank: XXH3 of weights and states, parameter by parameter   (print_all)
  *         | gather
- *     rank 0: of each parameter, ranks with one share number (axes_share) must have one hash (replicas_judge)
+ *     rank 0: of each parameter, ranks with one share number (axes_replica_group) must have one hash
+ *     (replicas_judge)
  *         | broadcast
  *     all ranks: the same verdict
  *
@@ -40,11 +41,11 @@ static void print_all(Replicas *r) {
     const Engine *e = r->engine;
     const ParamGroups *g = &e->plan->groups;
     for (int i = 0; i < e->model.table.count; i++) {
-        Piece piece = partition_piece(&e->plan->partition, &e->model.table.params[i]);
-        r->mine[i] = (ParamPrint){.held = piece.count > 0};
-        if (piece.count == 0) continue;
-        size_t count = (size_t)piece.count;
-        r->mine[i].hash[0] = print(r, engine_master(e, piece), count * sizeof(float));
+        ParamSegment segment = partition_segment(&e->plan->partition, &e->model.table.params[i]);
+        r->mine[i] = (ParamPrint){.held = segment.count > 0};
+        if (segment.count == 0) continue;
+        size_t count = (size_t)segment.count;
+        r->mine[i].hash[0] = print(r, engine_master(e, segment), count * sizeof(float));
         for (int k = 0; k < param_states(g, i); k++)
             r->mine[i].hash[1 + k] =
                 print(r, engine_optimizer_state(e, i, k), count * param_state_width(g, i, k));
@@ -64,7 +65,7 @@ typedef struct Comparison {
     const ReplicaScene *scene;
     const ParamPrint *all; /* [world, params] */
     int world;
-    int *share; /* [world] of the parameter at hand: ranks of one number must be equal */
+    int *group; /* [world] of the parameter at hand: ranks of one number must be equal */
     int *first; /* [world] of each share, the first rank that holds it; -1 */
     Copies copies;
 } Comparison;
@@ -75,9 +76,9 @@ static const ParamPrint *print_of(const Comparison *c, int rank, int param) {
 
 /* By the parameter, since copies lie along other axes for each kind: a norm is the same on all ranks of tp, a
  * matrix on those of dp_replicate only. */
-static void find_shares(Comparison *c, const Param *p) {
+static void find_replica_groups(Comparison *c, const Param *p) {
     for (int rank = 0; rank < c->world; rank++)
-        c->share[rank] = axes_share(c->scene->model, p, c->scene->mesh, rank);
+        c->group[rank] = axes_replica_group(c->scene->model, p, c->scene->mesh, rank);
 }
 
 /* A rank whose copy is not that of the first with its share; -1: all are equal. */
@@ -85,7 +86,7 @@ static int find_difference(Comparison *c, int param, int array) {
     for (int i = 0; i < c->world; i++) c->first[i] = -1;
     for (int rank = 0; rank < c->world; rank++) {
         const ParamPrint *p = print_of(c, rank, param);
-        int *first = &c->first[c->share[rank]];
+        int *first = &c->first[c->group[rank]];
         if (!p->held) continue;
         if (*first < 0) *first = rank;
         if (p->hash[array] != print_of(c, *first, param)->hash[array]) return rank;
@@ -94,11 +95,11 @@ static int find_difference(Comparison *c, int param, int array) {
 }
 
 /* All holders of the share in which a difference was found, for the message. */
-static void find_copies(Comparison *c, int param, int array, int share) {
+static void find_copies(Comparison *c, int param, int array, int group) {
     c->copies.count = 0;
     for (int rank = 0; rank < c->world; rank++) {
         const ParamPrint *p = print_of(c, rank, param);
-        if (!p->held || c->share[rank] != share) continue;
+        if (!p->held || c->group[rank] != group) continue;
         c->copies.rank[c->copies.count] = rank;
         c->copies.hash[c->copies.count++] = p->hash[array];
     }
@@ -168,11 +169,11 @@ static const char *array_title(const ParamGroups *g, int param, int array) {
 static ErrorCode compare(Comparison *c, int64_t step, int64_t agreed, Error *err) {
     const ReplicaScene *s = c->scene;
     for (int i = 0; i < s->table->count; i++) {
-        find_shares(c, &s->table->params[i]);
+        find_replica_groups(c, &s->table->params[i]);
         for (int array = 0; array < PRINTED_ARRAYS; array++) {
             int rank = find_difference(c, i, array);
             if (rank < 0) continue;
-            find_copies(c, i, array, c->share[rank]);
+            find_copies(c, i, array, c->group[rank]);
             return refuse(&c->copies, &s->table->params[i], array_title(s->groups, i, array), step, agreed,
                           err);
         }
@@ -184,12 +185,12 @@ ErrorCode replicas_judge(const ParamPrint *all, const ReplicaScene *scene, int64
                          Error *err) {
     size_t world = (size_t)scene->mesh->world;
     Comparison c = {.scene = scene, .all = all, .world = scene->mesh->world};
-    c.share = mem_alloc_array(world, sizeof *c.share);
+    c.group = mem_alloc_array(world, sizeof *c.group);
     c.first = mem_alloc_array(world, sizeof *c.first);
     c.copies.rank = mem_alloc_array(world, sizeof *c.copies.rank);
     c.copies.hash = mem_alloc_array(world, sizeof *c.copies.hash);
     ErrorCode code = compare(&c, step, agreed, err);
-    free(c.share);
+    free(c.group);
     free(c.first);
     free(c.copies.rank);
     free(c.copies.hash);
@@ -243,6 +244,6 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
         return OK;
     }
     error_set(err, verdict.code, "%s", verdict.message);
-    if (err) err->told = comm_rank(r->comm) != 0;
+    if (err) err->reported = comm_rank(r->comm) != 0;
     return verdict.code;
 }

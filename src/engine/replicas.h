@@ -37,7 +37,7 @@ void replicas_close(Replicas *r);
 
 /* Compares after so many steps. Collective; the result is the same on all ranks: ERR_REPLICAS names the first
  * parameter that differs, the ranks that differ from the majority (all its holders when there is none), and
- * the last step at which all were equal. err->told is set on all ranks but 0. */
+ * the last step at which all were equal. err->reported is set on all ranks but 0. */
 ErrorCode replicas_check(Replicas *r, int64_t step, Error *err);
 
 /* Who can hold what. */

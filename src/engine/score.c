@@ -32,15 +32,15 @@ typedef struct Packer {
     const Model *model;
     const Task *task;
     Batch batch;
-    LossRecord *leaves;  /* [ranks of cp, model_records] as engine_score has them */
-    LossRecord *records; /* [T] */
+    LossRecord *partials; /* [ranks of cp, model_records] as engine_score has them */
+    LossRecord *records;  /* [T] */
     int32_t *memory;
 } Packer;
 
 static void packer_open(Packer *p, const Model *m, const Task *t) {
     int64_t tokens = model_all_tokens(m);
     *p = (Packer){.model = m, .task = t};
-    p->leaves = mem_alloc_array((size_t)(m->contexts.ranks * model_records(m)), sizeof *p->leaves);
+    p->partials = mem_alloc_array((size_t)(m->cp.ranks * model_records(m)), sizeof *p->partials);
     p->records = mem_alloc_array((size_t)tokens, sizeof *p->records);
     p->memory = mem_alloc_array(4 * (size_t)tokens, sizeof *p->memory);
     p->batch =
@@ -48,7 +48,7 @@ static void packer_open(Packer *p, const Model *m, const Task *t) {
 }
 
 static void packer_close(Packer *p) {
-    free(p->leaves);
+    free(p->partials);
     free(p->records);
     free(p->memory);
 }
@@ -97,22 +97,22 @@ static void pack(Packer *p, Span s) {
     clear(&p->batch, at, p->batch.tokens);
 }
 
-/* Of a chunk of logits of one rank of cp: what the leaves of each row come to, to the token's place. */
+/* Of a chunk of logits of one rank of cp: what the splits of each row come to, to the token's place. */
 static void merge_chunk(Packer *p, int place, int chunk) {
     const Model *m = p->model;
     int64_t first = model_chunk_first(m, chunk), rows = model_chunk_rows(m, chunk),
-            leaf = model_vocabulary_leaves(m, NULL).leaf;
-    const LossRecord *of = p->leaves + place * model_records(m) + first * m->sharing.leaves;
+            split_size = model_vocabulary_splits(m, NULL).split_size;
+    const LossRecord *of = p->partials + place * model_records(m) + first * m->tp.splits;
     for (int64_t r = 0; r < rows; r++) {
         int64_t at = model_token(m, place, first + r), target = p->batch.targets[at];
         if (target >= 0)
             p->records[at] =
-                loss_record_of_leaves(of + r, rows, m->sharing.leaves, leaf > 0 ? target / leaf : 0);
+                loss_record_of_splits(of + r, rows, m->tp.splits, split_size > 0 ? target / split_size : 0);
     }
 }
 
 static void merge(Packer *p) {
-    for (int place = 0; place < p->model->contexts.ranks; place++)
+    for (int place = 0; place < p->model->cp.ranks; place++)
         for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, place, i);
 }
 
@@ -139,7 +139,7 @@ static void read_scores(Packer *p, Span s, TaskScore *scores) {
 static void run(Engine *e, Packer *p, TaskScore *scores) {
     const Mesh *mesh = &e->plan->partition.mesh;
     int ranks = mesh_dp_degree(mesh), own = mesh_dp_rank(mesh, e->plan->rank);
-    bool speaks = p->model->sharing.place == 0 && p->model->contexts.place == 0;
+    bool speaks = p->model->tp.rank == 0 && p->model->cp.place == 0;
     for (size_t next = 0; next < p->task->requests;) {
         Span mine = {0, 0};
         for (int r = 0; r < ranks; r++) {
@@ -148,7 +148,7 @@ static void run(Engine *e, Packer *p, TaskScore *scores) {
             next = s.end;
         }
         pack(p, mine);
-        if (engine_score(e, &p->batch, p->leaves) && speaks) read_scores(p, mine, scores);
+        if (engine_score(e, &p->batch, p->partials) && speaks) read_scores(p, mine, scores);
     }
 }
 

@@ -69,13 +69,13 @@ void statistics_begin(Execution *x) {
     const Statistics *s = &e->statistics;
     StepScalars scalars = {.norm_unit = 1};
     if (x->training && x->result->valid > 0) {
-        scalars.loss_scale = (float)(1.0 / (double)x->result->valid);
-        scalars.further_scale = (float)(e->plan->spec.further_weight / (double)x->result->valid);
+        scalars.inverse_token_count = (float)(1.0 / (double)x->result->valid);
+        scalars.mtp_inverse_token_count = (float)(e->plan->spec.mtp_loss_weight / (double)x->result->valid);
     }
     OP(e->device, OP_UPLOAD, upload, s->scalars, &scalars, sizeof scalars);
     OP(e->device, OP_ZERO, zero, s->figures, figures_bytes(e));
-    x->pass.loss_scale = &s->scalars->loss_scale;
-    x->pass.further_scale = &s->scalars->further_scale;
+    x->pass.inverse_token_count = &s->scalars->inverse_token_count;
+    x->pass.mtp_inverse_token_count = &s->scalars->mtp_inverse_token_count;
     if (!x->training) return;
     if (e->plan->partition.tensor > 0) return; /* all of tp route the same tokens */
     x->pass.balance = &s->figures->balance;
@@ -90,8 +90,8 @@ static void add_by_source(Execution *x, int microbatch) {
     const int32_t *of = x->options->sources + microbatch * rows;
     LossSum *sums = sources_of(e, e->statistics.figures);
     for (int64_t i = 0, count; i < m->tokens; i += count) {
-        int64_t at = model_token(m, m->contexts.place, i), stretch = model_stretch(m),
-                left = stretch - i % stretch;
+        int64_t at = model_token(m, m->cp.place, i), cp_chunk = model_cp_chunk(m),
+                left = cp_chunk - i % cp_chunk;
         count = row - at % row < left ? row - at % row : left;
         OP(e->device, OP_LOSS_SUM, loss_sum, count, x->pass.losses + i, &sums[of[at / row]]);
     }
@@ -104,8 +104,8 @@ void statistics_add_losses(Execution *x, int microbatch) {
     if (x->training && x->options->sources) add_by_source(x, microbatch);
     if (x->pass.z_losses)
         OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.z_losses, &s->z_losses);
-    for (int k = 0; k < program_further_heads(x->program); k++)
-        OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.further_losses[k], &s->further[k]);
+    for (int k = 0; k < program_mtp_heads(x->program); k++)
+        OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.mtp_losses[k], &s->mtp[k]);
 }
 
 /* A wait of the step under way also tells how late the device is behind the host, where it is timed. */
@@ -124,7 +124,7 @@ void statistics_read_losses(Engine *e, StepRecord *r) {
 /* Elements of a parameter that this rank answers for; what is frozen has no gradient to answer for. */
 static int64_t counted(const Engine *e, const Param *p) {
     if (p->frozen) return 0;
-    return partition_counts(&e->plan->partition, p) ? partition_piece(&e->plan->partition, p).count : 0;
+    return partition_counts(&e->plan->partition, p) ? partition_segment(&e->plan->partition, p).count : 0;
 }
 
 /* Enqueues the figures of every gradient that this rank counts, and waits for them: the only place of a step
@@ -137,7 +137,7 @@ static void make_figures(Engine *e, double p) {
         const Param *param = &t->params[i];
         int64_t count = counted(e, param);
         if (count == 0) continue;
-        const float *gradient = engine_gradient(e, param, partition_piece(&e->plan->partition, param));
+        const float *gradient = engine_gradient(e, param, partition_segment(&e->plan->partition, param));
         OP(e->device, OP_GRAD_STATS, grad_stats, count, gradient, p, &s->scalars->norm_unit,
            &s->figures->gradients[i]);
     }
@@ -260,7 +260,7 @@ void statistics_read(Engine *e, double p, bool whole, StepRecord *r) {
     record_add_losses(r, &e->statistics.host->losses);
     record_add_z_losses(r, &e->statistics.host->z_losses);
     record_add_balance(r, &e->statistics.host->balance);
-    for (int k = 0; k < FURTHER_HEADS; k++) record_add_further(r, k, &e->statistics.host->further[k]);
+    for (int k = 0; k < MTP_DEPTH_MAX; k++) record_add_mtp(r, k, &e->statistics.host->mtp[k]);
     add_noise(e, r);
     add_refusals(e, r);
 }

@@ -17,7 +17,7 @@
 
 #include "base/rng.h"
 #include "engine/execution.h"
-#include "program/makers.h"
+#include "program/owners.h"
 
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit) {
     StepRecord r;
@@ -67,7 +67,7 @@ void update_norm(Execution *x) {
     record->valid = r->valid;
     r->nonfinite = record->nonfinite;
     r->loss = record_loss(record), r->z_loss = record_z_loss(record), r->balance = record_balance(record);
-    for (int k = 0; k < FURTHER_HEADS; k++) r->further[k] = record_further(record, k);
+    for (int k = 0; k < MTP_DEPTH_MAX; k++) r->mtp[k] = record_mtp(record, k);
     r->experts = statistics_experts(e);
     r->grad_norm = record_norm(record, o->clip_norm);
     r->noise = e->statistics.first ? record_noise(record) : (NoiseEstimate){(double)NAN, (double)NAN};
@@ -90,14 +90,14 @@ const OptimizerStep *update_step(const Engine *e, int i) {
 }
 
 /* Rounding of states is drawn by an element's number in the whole parameter, so runs of these are updated. */
-UpdateRun update_run(const Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
+UpdateRun update_run(const Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
     const ParamGroup *group = param_group(g, i);
-    size_t place = piece.at + (size_t)at;
+    size_t place = segment.at + (size_t)at;
     UpdateRun run = {.count = elements.count,
                      .param = e->state.master + place,
-                     .grad = engine_gradient(e, p, piece) + at,
+                     .grad = engine_gradient(e, p, segment) + at,
                      .copy = e->state.copy && !flat_of_vectors(p->flat) ? parameters_copy(e, place) : NULL,
                      .weight_decay = param_weight_decay(g, i, p),
                      .of = p,
@@ -112,18 +112,19 @@ UpdateRun update_run(const Engine *e, int i, Piece piece, int64_t at, PieceRun e
     return run;
 }
 
-void update_average(Engine *e, int i, Piece piece, int64_t at, int64_t count) {
+void update_average(Engine *e, int i, ParamSegment segment, int64_t at, int64_t count) {
     const ParamGroups *g = &e->plan->groups;
     if (g->ema <= 0) return;
     float *mean = engine_optimizer_state(e, i, param_states(g, i) - 1);
-    OP(e->device, OP_AVERAGE, average, count, update_step(e, i), e->state.master + piece.at + at, mean + at);
+    OP(e->device, OP_AVERAGE, average, count, update_step(e, i), e->state.master + segment.at + at,
+       mean + at);
 }
 
-static void descend_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
+static void descend_run(Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
     const ParamGroup *group = param_group(&e->plan->groups, i);
-    UpdateRun run = update_run(e, i, piece, at, elements);
+    UpdateRun run = update_run(e, i, segment, at, elements);
     group->optimizer->update(e->device, &group->settings, update_step(e, i), &run);
-    update_average(e, i, piece, at, elements.count);
+    update_average(e, i, segment, at, elements.count);
 }
 
 /* What the bias of an expert moves by that has `mine` tokens, times the number of experts, of `all`:
@@ -138,11 +139,11 @@ static float move_of(const Param *p, float speed, int64_t mine, int64_t all) {
  * those with fewer tokens than the mean of the layer, down for those with more. Counts are those of the whole
  * step, so every mesh moves it alike. What to add goes by way of its gradient's memory, which nobody
  * reads. */
-static void move_run(Engine *e, int i, Piece piece, int64_t at, PieceRun elements) {
+static void move_run(Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
     const Param *p = &e->model.table.params[i];
     const int64_t *counts = statistics_routed(e, p->layer);
-    float moves[EXPERTS_MAX], *by = engine_gradient(e, p, piece) + at,
-                              *bias = e->state.master + piece.at + at;
+    float moves[EXPERTS_MAX], *by = engine_gradient(e, p, segment) + at,
+                              *bias = e->state.master + segment.at + at;
     float speed = (float)e->plan->spec.bias_speed;
     int64_t all = 0;
     for (int64_t k = 0; k < p->count; k++) all += counts[k];
@@ -150,18 +151,18 @@ static void move_run(Engine *e, int i, Piece piece, int64_t at, PieceRun element
         moves[k] = move_of(p, speed, counts[elements.element + k] * p->count, all);
     OP(e->device, OP_UPLOAD, upload, by, moves, (size_t)elements.count * sizeof *moves);
     OP(e->device, OP_ADD, add, elements.count, bias, by, bias, DTYPE_F32);
-    update_average(e, i, piece, at, elements.count);
+    update_average(e, i, segment, at, elements.count);
 }
 
 static void update_parameter(Engine *e, int i) {
     const Param *p = &e->model.table.params[i];
     bool moves = p->row->fixed && e->plan->spec.bias_speed > 0;
-    if ((p->frozen && !moves) || makers_of(&e->plan->partition, i) >= 0) return;
-    Piece piece = partition_piece(&e->plan->partition, p);
-    PieceRun run;
-    for (int64_t at = 0; at < piece.count; at += run.count) {
-        run = piece_run(&piece, at);
-        (moves ? move_run : descend_run)(e, i, piece, at, run);
+    if ((p->frozen && !moves) || owner_of_matrices(&e->plan->partition, i) >= 0) return;
+    ParamSegment segment = partition_segment(&e->plan->partition, p);
+    SegmentRun run;
+    for (int64_t at = 0; at < segment.count; at += run.count) {
+        run = segment_run(&segment, at);
+        (moves ? move_run : descend_run)(e, i, segment, at, run);
     }
 }
 

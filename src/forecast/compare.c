@@ -186,8 +186,8 @@ static bool has_experts(const Compare *p) { return p->c->model.shape.num_experts
 
 static void try_degrees(Compare *p) {
     int machine = p->q->speed.hardware ? (int)p->q->speed.hardware->links.ranks : MACHINE;
-    int contexts = axes_shares_tokens(&p->c->model.shape) ? MOST_CONTEXTS : 1,
-        experts = has_experts(p) ? LEAVES_MAX : 1;
+    int contexts = axes_splits_tokens(&p->c->model.shape) ? MOST_CONTEXTS : 1,
+        experts = has_experts(p) ? SPLITS_MAX : 1;
     for (int tp = 1; tp <= machine; tp *= 2)
         for (int cp = 1; cp <= contexts; cp *= 2)
             for (int ep = 1; ep <= experts; ep *= 2)

@@ -51,7 +51,7 @@ void describe_work(const Config *c, const Layout *l, const RankPlan *p, const De
                 (long long)m->hidden_size, (long long)m->num_attention_heads,
                 (long long)m->num_key_value_heads, (long long)m->intermediate_size, (long long)m->vocab_size,
                 m->tie_word_embeddings ? ", tied" : "");
-    if (m->further_module)
+    if (m->mtp_module)
         text_puts(out, "        a module for the token behind the next among them, in the last unit\n");
     describe_experts(m, out);
     describe_mixers(m, out);
@@ -101,6 +101,6 @@ void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Dev
     partition_print_owners(&p->partition, &p->groups, out);
     if (!d->name) return;
     put_share("GPU", d->memory, memory_plan_pools(plan), out);
-    put_share("machine", machine.machine, plan->apart ? memory_plan_host(plan) : memory_plan_total(plan),
-              out);
+    put_share("machine", machine.machine,
+              plan->separate_memory ? memory_plan_host(plan) : memory_plan_total(plan), out);
 }

@@ -11,7 +11,7 @@
 
 typedef enum SpanKind {
     SPAN_F, /* forward */
-    SPAN_B, /* both backward halves */
+    SPAN_B, /* dgrad and wgrad */
     SPAN_I, /* gradient of the input */
     SPAN_W, /* gradient of the weights */
     SPAN_UPDATE,

@@ -15,7 +15,7 @@ typedef struct Walk {
     double there[UNIT_COLLECTIVES]; /* when what a row of the unit at work has started is there */
 } Walk;
 
-static bool is_pass(ActionKind kind) { return action_is_pass(kind) || kind == ACT_AGAIN; }
+static bool is_pass(ActionKind kind) { return action_is_pass(kind) || kind == ACT_RECOMPUTE; }
 
 /* The logits of a chunk are a third of what the head does with it. */
 static double share_of_slice(const Walk *w, Action a) {
@@ -23,16 +23,16 @@ static double share_of_slice(const Walk *w, Action a) {
 }
 
 static double work_of(const Walk *w, Action a) {
-    Half half = action_half(a);
+    Grads grads = action_grads(a);
     double sum = 0;
-    for (int i = a.parts.first; i < a.parts.end; i++) {
-        Cost c = unit_part_cost(w->s->model, a.unit, i, w->s->context);
+    for (int i = a.ops.first; i < a.ops.end; i++) {
+        Cost c = unit_op_cost(w->s->model, a.unit, i, w->s->context);
         if (a.kind == ACT_FWD)
             sum += c.forward * share_of_slice(w, a);
-        else if (a.kind == ACT_AGAIN)
-            sum += unit_part_again(w->s->model, a.unit, i, w->p->recompute) ? c.forward : 0;
+        else if (a.kind == ACT_RECOMPUTE)
+            sum += unit_op_recomputed(w->s->model, a.unit, i, w->p->recompute) ? c.forward : 0;
         else
-            sum += (half & HALF_INPUT ? c.input : 0) + (half & HALF_WEIGHT ? c.weight : 0);
+            sum += (grads & DGRAD ? c.input : 0) + (grads & WGRAD ? c.weight : 0);
     }
     return sum * w->s->tokens;
 }
@@ -46,10 +46,10 @@ static void start(Walk *w, Action a) {
 static void wait(Walk *w, Action a, Cost *unit) {
     double waited = fmax(0, w->there[a.row] - w->now);
     w->now += waited;
-    *(a.pass == ACT_FWD ? &unit->forward : a.pass == ACT_BWD_W ? &unit->weight : &unit->input) += waited;
+    *(a.pass == ACT_FWD ? &unit->forward : a.pass == ACT_WGRAD ? &unit->weight : &unit->input) += waited;
 }
 
-void exposed_crossings(const ExposedSpec *s, const Program *p, const Model *m, Cost *units) {
+void exposed_comm(const ExposedSpec *s, const Program *p, const Model *m, Cost *units) {
     Walk w = {.s = s, .p = p, .m = m};
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];

@@ -1,5 +1,5 @@
-/* What ranks exchange between the parts of units and is not hidden: a rank's program is walked with a clock
- * for its own work, which is that of the parts, and one for each axis that collectives are over. One begins
+/* What ranks exchange between the ops of units and is not hidden: a rank's program is walked with a clock
+ * for its own work, which is that of the ops, and one for each axis that collectives are over. One begins
  * where it is started, when its axis is free, and who comes to its WAIT before its end waits. */
 #ifndef WEFT_FORECAST_EXPOSED_H
 #define WEFT_FORECAST_EXPOSED_H
@@ -15,7 +15,7 @@ typedef struct ExposedSpec {
 } ExposedSpec;
 
 /* Adds to the passes of the units that run here, over one microbatch, what they wait for, in FLOPs. What a
- * pass with both halves waits for, or what is made again for it, stands with the input half. */
-void exposed_crossings(const ExposedSpec *s, const Program *p, const Model *m, Cost *units);
+ * pass with dgrad and wgrad waits for, or what is recomputed for it, stands with dgrad. */
+void exposed_comm(const ExposedSpec *s, const Program *p, const Model *m, Cost *units);
 
 #endif

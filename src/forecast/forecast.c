@@ -21,7 +21,9 @@
 /* ---- planning ---- */
 
 /* Ranks that do a microbatch together. */
-static double sharing(const Forecast *f) { return mesh_size(&f->layout.mesh, MESH_TENSOR | MESH_CONTEXT); }
+static double token_ranks(const Forecast *f) {
+    return mesh_size(&f->layout.mesh, MESH_TENSOR | MESH_CONTEXT);
+}
 
 /* Of a step: what the stages of a place do, for all of its microbatches. Recomputation counts, as it is work.
  */
@@ -34,7 +36,7 @@ static double flops_of(const Forecast *f, int place) {
     for (int u = 0; u < p->table->units; u++)
         if (partition_runs(p, u)) sum += units[u].forward + units[u].input + units[u].weight;
     free(units);
-    return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches) / sharing(f);
+    return sum * (double)(f->layout.sequences * c->train.context * f->layout.microbatches) / token_ranks(f);
 }
 
 static double over_steps(Cost c, const Layout *l) {
@@ -47,11 +49,11 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     r->count = f->layout.mesh.world / f->places;
     r->first = place * r->count;
     RankSpec spec = rank_spec(f->config, &f->layout, d);
-    f->crossings = rank_crossings(&spec, &f->layout.mesh);
-    f->crossings.apart = f->layout.schedule.split_backward;
+    f->volume = rank_comm_volume(&spec, &f->layout.mesh);
+    f->volume.split_backward = f->layout.schedule.split_backward;
     if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
-        f->crossings.partial = dtype_bytes(spec.compute);
-    f->crossings.model = &f->config->model.shape; /* the specification's own is gone when this returns */
+        f->volume.partial = dtype_bytes(spec.compute);
+    f->volume.model = &f->config->model.shape; /* the specification's own is gone when this returns */
     TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
@@ -85,28 +87,28 @@ static void count_exposed(const Forecast *f, double tokens, double byte, double 
     ExposedSpec spec = {model, f->config->train.context, tokens, byte, delay};
     if (byte <= 0) return;
     for (int i = 0; i < f->places; i++)
-        exposed_crossings(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
+        exposed_comm(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
 }
 
 /* Rows of tokens visit experts, and nothing hides them. */
-static Cost count_visits(const Forecast *f, int unit, double byte, double delay) {
-    Cost bytes = crossings_experts(&f->crossings, unit);
+static Cost count_dispatches(const Forecast *f, int unit, double byte, double delay) {
+    Cost bytes = comm_volume_ep(&f->volume, unit);
     double sum = bytes.forward + bytes.input + bytes.weight;
     if (sum <= 0) return (Cost){0, 0, 0};
-    return cost_scaled(bytes, byte + delay * crossings_operations(&f->crossings, unit, MESH_EXPERTS) / sum);
+    return cost_scaled(bytes, byte + delay * comm_volume_operations(&f->volume, unit, MESH_EXPERTS) / sum);
 }
 
 /* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
 static void count_units(Forecast *f, Cost *units) {
     size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
     Cost *flops = mem_alloc_array(n, sizeof *flops);
-    double tokens = (double)(f->layout.sequences * f->config->train.context) / sharing(f);
+    double tokens = (double)(f->layout.sequences * f->config->train.context) / token_ranks(f);
     double byte = f->speed.link > 0 ? measure_of_second(f) / (f->speed.link * 1e9) : 0;
     double delay = measure_of_second(f) * f->speed.delay;
     layout_unit_costs(f->config, flops);
     count_exposed(f, tokens, byte, delay, units);
     for (size_t u = 0; u < n; u++)
-        units[u] = cost_plus(cost_plus(units[u], count_visits(f, (int)u, byte, delay)),
+        units[u] = cost_plus(cost_plus(units[u], count_dispatches(f, (int)u, byte, delay)),
                              cost_scaled(flops[u], tokens));
     free(flops);
 }
@@ -119,7 +121,7 @@ static void time_units(Forecast *f) {
         return;
     }
     f->unit_time = mem_alloc_array(n, sizeof *f->unit_time);
-    steptime_crossings(f->speed.hardware, &f->crossings, f->unit_time);
+    steptime_exposed_comm(f->speed.hardware, &f->volume, f->unit_time);
     for (int i = 0; i < f->places; i++)
         opcosts_count(&f->ranks[i].ops, f->speed.hardware, &f->ranks[i].plan, f->unit_time);
     for (size_t u = 0; u < n; u++) f->units[u] = steptime_sum(&f->unit_time[u]);
@@ -339,7 +341,7 @@ static void fill_memory(const Forecast *f, int place, double *value) {
     value[3] = (double)m->optimizer;
     value[4] = (double)m->arena[ARENA_ACTIVATIONS];
     value[6] = (double)forecast_memory(f, place);
-    value[7] = m->apart ? (double)memory_plan_host(m) : 0;
+    value[7] = m->separate_memory ? (double)memory_plan_host(m) : 0;
     value[8] = 0;
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
@@ -386,15 +388,15 @@ static void put_limit(const Forecast *f, double limit, Text *out) {
 void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
     int n = make_rows(f, fill_memory, true, rows);
-    bool apart = rank_memory(&f->ranks[0].plan)->apart;
+    bool separate_memory = rank_memory(&f->ranks[0].plan)->separate_memory;
     text_printf(out,
                 "memory of a rank\n"
                 "  ranks        parameters    gathered   gradients   optimizer activations       other    "
                 "   total%s  holds\n",
-                apart ? "     on host" : "");
+                separate_memory ? "     on host" : "");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
-        for (int k = 0; k < MEMORY_COLUMNS + apart; k++) put_bytes(rows[i].value[k], out);
+        for (int k = 0; k < MEMORY_COLUMNS + separate_memory; k++) put_bytes(rows[i].value[k], out);
         put_units(f, &rows[i], out);
     }
     free(rows);
@@ -447,11 +449,11 @@ static void put_why(const Forecast *f, Text *out) {
                     "  not in the table: the step's record, %d bytes in each of %d rounds over all ranks\n",
                     (int)STEP_RECORD_BYTES, program_record_rounds(mesh->world));
     if (mesh_size(mesh, MESH_EXPERTS) > 1)
-        text_printf(
-            out,
-            "  visits of ep: where tokens go evenly; memory has room for %.4g times a rank's own choices "
-            "at a time\n",
-            f->config->train.expert_capacity);
+        text_printf(out,
+                    "  dispatch over ep: where tokens go evenly; memory has room for %.4g times a rank's own "
+                    "assignments "
+                    "at a time\n",
+                    f->config->train.expert_capacity);
 }
 
 /* FLOPs and bytes of one step; that all ranks of a place do the same makes one row of them. */
@@ -470,7 +472,7 @@ void forecast_print_work(const Forecast *f, Text *out) {
         "                           boundaries   gradients  parameters   gradients%s%s%s\n",
         text_count(each, tokens), tp ? "          tp" : "", cp ? "          cp" : "",
         ep ? "          ep" : "", tp ? "      passes" : "", cp ? "      passes" : "",
-        ep ? "      visits" : "");
+        ep ? "    dispatch" : "");
     for (int i = 0; i < n; i++) {
         put_ranks(f, &rows[i], out);
         text_printf(out, " %11.4g", rows[i].value[0]);
@@ -579,7 +581,7 @@ void forecast_print_time(const Forecast *f, Text *out) {
     const Mesh *mesh = &f->layout.mesh;
     char whole[32], each[32], all[16];
     if (!h) return;
-    Dtype compute = f->crossings.compute;
+    Dtype compute = f->volume.compute;
     double tokens = (double)(layout_samples(&f->layout) * f->config->train.context) / f->time.step;
     double flops = model_flops_per_token(&f->config->model.shape, f->config->train.context) * tokens;
     text_puts(out, "prediction on ");
@@ -602,9 +604,9 @@ void forecast_print_time(const Forecast *f, Text *out) {
 }
 
 void forecast_print_context(const Forecast *f, Text *out) {
-    if (f->crossings.contexts == 1) return;
-    text_printf(out, "context parallelism over %d ranks ", f->crossings.contexts);
-    crossings_describe(&f->crossings, out);
+    if (f->volume.cp == 1) return;
+    text_printf(out, "context parallelism over %d ranks ", f->volume.cp);
+    comm_volume_describe(&f->volume, out);
     text_puts(out, "\n");
 }
 

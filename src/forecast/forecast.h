@@ -48,7 +48,7 @@ typedef struct Forecast {
     int places;
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
-    CrossingSpec crossings;
+    CommVolumeSpec volume;
     Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the measure of `timing` */
     UnitTime *unit_time; /* [layers + 2] where hardware is known */
     /* Of a step, in FLOPs, where a message takes as long as what a rank computes meanwhile; with hardware in

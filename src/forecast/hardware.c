@@ -10,10 +10,10 @@
 #include "base/file.h"
 
 #define AT(field) offsetof(Hardware, field)
-#define FIGURE(name, at, value, least, most, text)                                                      \
-    {                                                                                                   \
-        .key = name, .type = OPT_DOUBLE, .effect = EFFECT_UNKNOWN, .offset = AT(at), .fallback = value, \
-        .min = least, .max = most, .help = text                                                         \
+#define FIGURE(name, at, value, least, most, text)                                                           \
+    {                                                                                                        \
+        .key = name, .type = OPT_DOUBLE, .effect = EFFECT_UNKNOWN, .offset = AT(at), .default_value = value, \
+        .min = least, .max = most, .help = text                                                              \
     }
 
 /* Defaults are h100's. */
@@ -26,7 +26,7 @@ const Option hardware_options[] = {
      .type = OPT_BOOL,
      .effect = EFFECT_UNKNOWN,
      .offset = AT(compute.float8),
-     .fallback = "false",
+     .default_value = "false",
      .help = "Products of blocks run at the float8 peak: to hold plans against runs of trainers that do so."},
     FIGURE("compute.share", compute.share, "0.6", 1e-6, 1, "Share of the peak that products reach."),
     FIGURE("compute.float8_share", compute.float8_share, "0.45", 1e-6, 1, "The same of float8's."),
@@ -39,7 +39,7 @@ const Option hardware_options[] = {
      .type = OPT_INT,
      .effect = EFFECT_UNKNOWN,
      .offset = AT(links.ranks),
-     .fallback = "8",
+     .default_value = "8",
      .min = 1,
      .max = 1e6,
      .help = "Ranks of a machine."},
@@ -57,7 +57,7 @@ const Option hardware_options[] = {
      .type = OPT_BOOL,
      .effect = EFFECT_UNKNOWN,
      .offset = AT(links.narrow_sums),
-     .fallback = "false",
+     .default_value = "false",
      .help = "Partial sums of tp and cp cross in the compute dtype and not in fp32: as other trainers do."},
     {.key = NULL}};
 

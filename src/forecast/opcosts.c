@@ -1,5 +1,5 @@
-/* Microbatches are alike: the passes of the first are run, and count as often as there are. Parts are run one
- * by one, so that a product can be told by its part, and the halves of a backward pass one after the other,
+/* Microbatches are alike: the passes of the first are run, and count as often as there are. Ops are run one
+ * by one, so that a product can be told by its op, and the halves of a backward pass one after the other,
  * as they do the same either way (layers/layer.h, 2). Tensor memory is an address that nobody looks at. */
 #include "forecast/opcosts.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "device/counting.h"
-#include "program/makers.h"
+#include "program/owners.h"
 
 typedef struct Counter {
     CountingDevice counting;
@@ -17,7 +17,7 @@ typedef struct Counter {
     const RankPlan *p;
     OpCosts *out;
     UnitTime *unit; /* NULL behind the passes */
-    const char *part;
+    const char *op;
     bool head;
     double times;  /* that what is counted is done */
     size_t offset; /* in a Cost: where the seconds go */
@@ -28,7 +28,7 @@ typedef struct Counter {
 /* ---- a roofline ---- */
 
 static bool is_product(OpId op) {
-    return op == OP_GEMM || op == OP_GEMM_EXPERTS || op == OP_GEMM_EXPERTS_WEIGHT;
+    return op == OP_GEMM || op == OP_GROUPED_GEMM || op == OP_GROUPED_GEMM_WGRAD;
 }
 static bool is_attention(OpId op) { return op == OP_ATTENTION_FORWARD || op == OP_ATTENTION_BACKWARD; }
 
@@ -60,13 +60,13 @@ static void hear(void *context, const OpWork *w) {
     Counter *c = context;
     double memory = w->bytes / hardware_bandwidth(c->h),
            compute = w->flops > 0 ? w->flops / rate_of(c, w) : 0, seconds = fmax(memory, compute);
-    OpCost *row = row_of(c->out, is_product(w->op) ? c->part : op_name(w->op));
+    OpCost *row = row_of(c->out, is_product(w->op) ? c->op : op_name(w->op));
     row->calls += c->times;
     row->flops += c->times * w->flops;
     row->bytes += c->times * w->bytes;
     row->seconds += c->times * seconds;
     if (memory >= compute) row->by_memory += c->times * seconds;
-    c->out->leaves |= w->leaves;
+    c->out->splits |= w->splits;
     if (c->unit)
         add_to_unit(c, w->op, seconds);
     else
@@ -78,23 +78,23 @@ static void hear(void *context, const OpWork *w) {
 /* Far from anything that is mapped, and from NULL. */
 static void *somewhere(void) { return (void *)((uintptr_t)1 << 40); }
 
-static void begin_half(Counter *c, Half half) {
-    c->offset = half == HALF_INPUT    ? offsetof(Cost, input)
-                : half == HALF_WEIGHT ? offsetof(Cost, weight)
-                                      : offsetof(Cost, forward);
+static void begin_grads(Counter *c, Grads grads) {
+    c->offset = grads == DGRAD   ? offsetof(Cost, input)
+                : grads == WGRAD ? offsetof(Cost, weight)
+                                 : offsetof(Cost, forward);
 }
-static const Half FORWARD = (Half)0;
+static const Grads FORWARD = (Grads)0;
 
 static ActionKind pass_of(Action a) {
     ActionKind pass = action_pass(a);
-    return pass == ACT_AGAIN ? a.before : pass;
+    return pass == ACT_RECOMPUTE ? a.before : pass;
 }
 
 static UnitPass unit_of(const Counter *c, Action a) {
     ActionKind pass = pass_of(a);
     return (UnitPass){.pass = &c->pass,
                       .unit = a.unit,
-                      .together = pass != ACT_FWD && pass_half(pass) == HALF_BOTH,
+                      .together = pass != ACT_FWD && pass_grads(pass) == BOTH_GRADS,
                       .slice = a.slice,
                       .slab = a.unit > 0 ? somewhere() : NULL,
                       .keep = somewhere(),
@@ -103,55 +103,58 @@ static UnitPass unit_of(const Counter *c, Action a) {
                       .dx = somewhere()};
 }
 
-static Parts part_alone(Counter *c, int unit, int part) {
-    c->part = unit_part_name(&c->model.config, unit, part);
-    return (Parts){part, part + 1};
+static OpRange op_alone(Counter *c, int unit, int op) {
+    c->op = unit_op_name(&c->model.config, unit, op);
+    return (OpRange){op, op + 1};
 }
 
-static void forward(Counter *c, const UnitPass *u, Parts parts) {
-    begin_half(c, FORWARD);
-    for (int i = parts.first; i < parts.end; i++) unit_forward(u, part_alone(c, u->unit, i));
+static void forward(Counter *c, const UnitPass *u, OpRange ops) {
+    begin_grads(c, FORWARD);
+    for (int i = ops.first; i < ops.end; i++) unit_forward(u, op_alone(c, u->unit, i));
 }
 
-static void again(Counter *c, const UnitPass *u, Parts parts, Half half) {
-    begin_half(c, half);
-    for (int i = parts.first; i < parts.end; i++) unit_recompute(u, part_alone(c, u->unit, i));
+static void recompute(Counter *c, const UnitPass *u, OpRange ops, Grads grads) {
+    begin_grads(c, grads);
+    for (int i = ops.first; i < ops.end; i++) unit_recompute(u, op_alone(c, u->unit, i));
 }
 
-static void backward_half(Counter *c, const UnitPass *u, Half half, int part) {
-    begin_half(c, half);
-    unit_backward(u, half, part_alone(c, u->unit, part));
+static void backward_grads(Counter *c, const UnitPass *u, Grads grads, int op) {
+    begin_grads(c, grads);
+    unit_backward(u, grads, op_alone(c, u->unit, op));
 }
 
 static void backward(Counter *c, const UnitPass *u, Action a) {
-    Half half = action_half(a);
+    Grads grads = action_grads(a);
     const Program *p = &c->p->program;
-    if ((half & HALF_INPUT) && program_begins_unit(p, a) && !program_cuts(p, a.unit))
-        again(c, u, unit_parts(&c->model.config, a.unit), HALF_INPUT);
-    for (int i = a.parts.end - 1; i >= a.parts.first; i--) {
-        if (half & HALF_INPUT) backward_half(c, u, HALF_INPUT, i);
-        if (half & HALF_WEIGHT) backward_half(c, u, HALF_WEIGHT, i);
+    if ((grads & DGRAD) && program_begins_unit(p, a) && !program_cuts(p, a.unit))
+        recompute(c, u, unit_ops(&c->model.config, a.unit), DGRAD);
+    for (int i = a.ops.end - 1; i >= a.ops.first; i--) {
+        if (grads & DGRAD) backward_grads(c, u, DGRAD, i);
+        if (grads & WGRAD) backward_grads(c, u, WGRAD, i);
     }
 }
 
 /* Where tokens go evenly to all ranks. */
-static void visit(Counter *c, const UnitPass *u, Action a) {
-    VisitWay way = a.pass == ACT_FWD || a.pass == ACT_AGAIN ? VISIT_FORWARD : VISIT_BACKWARD;
-    int ranks = (int)model_expert_ranks(&c->model.config), spans = model_spans(&c->model);
-    int64_t each = model_choices(&c->model) / spans / ranks;
-    c->part = "experts, of visitors";
-    unit_leave(u, a.parts.first, way);
-    for (int s = 0; s < spans; s++)
-        for (int r = 0; r < ranks; r++) unit_work(u, a.parts.first, way, &(Visitors){r, s, each * r, each});
-    unit_arrive(u, a.parts.first, way);
+static void dispatch(Counter *c, const UnitPass *u, Action a) {
+    DispatchPass way = a.pass == ACT_FWD || a.pass == ACT_RECOMPUTE ? DISPATCH_FORWARD : DISPATCH_BACKWARD;
+    int ranks = (int)model_expert_ranks(&c->model.config), exact_chunks = model_exact_chunks(&c->model);
+    int64_t each = model_assignments(&c->model) / exact_chunks / ranks;
+    c->op = "experts, of remote tokens";
+    unit_permute(u, a.ops.first, way);
+    for (int s = 0; s < exact_chunks; s++)
+        for (int r = 0; r < ranks; r++)
+            unit_experts(u, a.ops.first, way, &(RemoteRows){r, s, each * r, each});
+    unit_unpermute(u, a.ops.first, way);
 }
 
 /* What the rank itself does where ranks exchange something. */
 static void exchange(Counter *c, const UnitPass *u, Action a) {
-    PassKind pass = a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_AGAIN ? PASS_AGAIN : PASS_BACKWARD;
-    begin_half(c, pass == PASS_FORWARD ? FORWARD : pass_of(a) == ACT_BWD_W ? HALF_WEIGHT : HALF_INPUT);
+    PassKind pass = a.pass == ACT_FWD         ? PASS_FORWARD
+                    : a.pass == ACT_RECOMPUTE ? PASS_RECOMPUTE
+                                              : PASS_BACKWARD;
+    begin_grads(c, pass == PASS_FORWARD ? FORWARD : pass_of(a) == ACT_WGRAD ? WGRAD : DGRAD);
     if (a.kind == ACT_DISPATCH) {
-        visit(c, u, a);
+        dispatch(c, u, a);
         return;
     }
     for (int row = a.row; row >= 0; row = program_along(&c->p->program, a, row))
@@ -163,12 +166,12 @@ static void exchange(Counter *c, const UnitPass *u, Action a) {
 
 /* Of a microbatch's gradients, what the engine does to them beside the passes. */
 static void end_gradients(Counter *c, Action a) {
-    const Partition *part = &c->p->partition;
+    const Partition *op = &c->p->partition;
     Device *d = &c->counting.device;
     PassGradient g;
     for (int i = 0; c->p->program.exact && i < PASS_GRADIENTS; i++) {
         if (!program_gradient(&c->p->program, a, i, &g)) continue;
-        size_t n = partition_whole(part, g.unit, g.flat) * (size_t)partition_gradients(part, g.flat);
+        size_t n = partition_whole(op, g.unit, g.flat) * (size_t)partition_gradients(op, g.flat);
         OP(d, OP_FIXED_ADD, fixed_add, (int64_t)n, somewhere(), somewhere(), false, 1, NULL);
     }
 }
@@ -177,9 +180,9 @@ static void run(Counter *c, Action a) {
     UnitPass u = unit_of(c, a);
     c->head = a.unit == c->p->program.units - 1;
     if (a.kind == ACT_FWD)
-        forward(c, &u, a.parts);
-    else if (a.kind == ACT_AGAIN)
-        again(c, &u, a.parts, a.before == ACT_BWD_W ? HALF_WEIGHT : HALF_INPUT);
+        forward(c, &u, a.ops);
+    else if (a.kind == ACT_RECOMPUTE)
+        recompute(c, &u, a.ops, a.before == ACT_WGRAD ? WGRAD : DGRAD);
     else if (action_is_pass(a.kind))
         backward(c, &u, a);
     else
@@ -192,7 +195,7 @@ static void run_passes(Counter *c, UnitTime *units) {
     c->times = p->microbatches;
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        bool mine = action_is_pass(a.kind) || a.kind == ACT_AGAIN || action_exchanges(a.kind);
+        bool mine = action_is_pass(a.kind) || a.kind == ACT_RECOMPUTE || action_exchanges(a.kind);
         if (!mine || a.microbatch != 0) continue;
         c->unit = &units[a.unit];
         run(c, a);
@@ -208,7 +211,7 @@ static void update_parameter(Counter *c, int i) {
     const ParamGroup *group = param_group(groups, i);
     const Param *param = &c->p->model.table.params[i];
     Device *d = &c->counting.device;
-    int64_t n = partition_piece(&c->p->partition, param).count;
+    int64_t n = partition_segment(&c->p->partition, param).count;
     if (n == 0 || param->frozen) return;
     bool copied = c->p->memory.copy > 0 && !flat_of_vectors(param->flat);
     UpdateRun all = {.count = n,
@@ -228,7 +231,7 @@ static void update_parameter(Counter *c, int i) {
 static void end_reduction(Counter *c, Action a) {
     Device *d = &c->counting.device;
     for (int f = 0; f < GRADIENT_FLATS; f++) {
-        int64_t n = c->p->partition.share[a.unit][f].count;
+        int64_t n = c->p->partition.flat_shard[a.unit][f].count;
         if (n == 0) continue;
         if (a.microbatch < 0 && c->p->program.exact)
             OP(d, OP_FIXED_TO_FLOAT, fixed_to_float, n, somewhere(), somewhere());
@@ -241,13 +244,13 @@ static void end_reduction(Counter *c, Action a) {
 
 static void run_rest(Counter *c) {
     const Program *p = &c->p->program;
-    const Partition *part = &c->p->partition;
+    const Partition *op = &c->p->partition;
     Device *d = &c->counting.device;
-    c->part = "the optimizer";
+    c->op = "the optimizer";
     for (int i = 0; i < p->count; i++) {
         if (p->actions[i].kind == ACT_REDUCED) end_reduction(c, p->actions[i]);
         if (p->actions[i].kind == ACT_TIE)
-            OP(d, OP_SUM_PARTS, sum_parts, part->share[0][FLAT_MATRICES].count, 2, NULL, somewhere());
+            OP(d, OP_SUM_PARTS, sum_parts, op->flat_shard[0][FLAT_MATRICES].count, 2, NULL, somewhere());
     }
     for (int i = 0; i < c->p->model.table.count; i++) update_parameter(c, i);
 }
@@ -274,13 +277,13 @@ static Pass pass_everywhere(Counter *c, const Weights *w, Gradients g) {
                  .z_loss = (float)p->spec.z_loss,
                  .routed = p->model.config.num_experts > 0 ? somewhere() : NULL,
                  .balance = somewhere(),
-                 .further_scale = somewhere(),
-                 .next_ids = program_has_module(&p->program) ? somewhere() : NULL,
+                 .mtp_inverse_token_count = somewhere(),
+                 .next_ids = program_has_mtp_module(&p->program) ? somewhere() : NULL,
                  .training = true,
                  .defer_head = p->program.defer_head,
-                 .loss_scale = somewhere()};
-    for (int k = 0; k < program_further_heads(&p->program); k++)
-        pass.further_targets[k] = somewhere(), pass.further_losses[k] = somewhere();
+                 .inverse_token_count = somewhere()};
+    for (int k = 0; k < program_mtp_heads(&p->program); k++)
+        pass.mtp_targets[k] = somewhere(), pass.mtp_losses[k] = somewhere();
     return pass;
 }
 
@@ -336,9 +339,9 @@ void opcosts_print(const OpCosts *costs, Text *out) {
         rest.by_memory += c->by_memory;
     }
     if (rest.calls > 0) put(&rest, all, out);
-    if (sorted.leaves)
+    if (sorted.splits)
         text_puts(
             out,
-            "    products with leaves and of experts count as others do: the kernels that weft has for them "
+            "    split-K products and grouped ones count as others do: the kernels that weft has for them "
             "use no matrix\n    instructions yet (docs/use/gpus.md)\n");
 }

@@ -17,7 +17,7 @@ typedef struct UnitTime {
 } UnitTime;
 
 typedef struct OpCost {
-    char name[40]; /* the op's; of a product of passes, its part's */
+    char name[40]; /* the op's; of a product of passes, its op's */
     double calls, flops, bytes, seconds;
     double by_memory; /* of the seconds, those that bytes decide about */
 } OpCost;
@@ -26,7 +26,7 @@ enum { OP_COSTS = 128 };
 typedef struct OpCosts {
     int count;
     OpCost rows[OP_COSTS]; /* of a step */
-    bool leaves;           /* products among them are made leaf by leaf, or by experts */
+    bool splits;           /* products among them are made split by split, or by experts */
     double update;         /* seconds behind the passes: sums of gradients, figures of them, the optimizer */
 } OpCosts;
 

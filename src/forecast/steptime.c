@@ -9,24 +9,24 @@
 
 /* ---- passes ---- */
 
-static Cost crossing_time(const Hardware *h, const CrossingSpec *s, int unit, AxisSet over) {
+static Cost collective_time(const Hardware *h, const CommVolumeSpec *s, int unit, AxisSet over) {
     bool tensor = over == MESH_TENSOR, experts = over == MESH_EXPERTS;
-    int ranks = tensor ? s->tensors : experts ? s->experts : s->contexts, stride = tensor ? 1 : s->tensors;
-    Cost bytes = tensor    ? crossings_tensor(s, unit)
-                 : experts ? crossings_experts(s, unit)
-                           : crossings_context(s, unit);
+    int ranks = tensor ? s->tensors : experts ? s->experts : s->cp, stride = tensor ? 1 : s->tensors;
+    Cost bytes = tensor    ? comm_volume_tp(s, unit)
+                 : experts ? comm_volume_ep(s, unit)
+                           : comm_volume_cp(s, unit);
     double sum = bytes.forward + bytes.input + bytes.weight;
     if (sum <= 0) return (Cost){0, 0, 0};
-    double seconds = hardware_collective(h, ranks, stride, sum, crossings_operations(s, unit, over));
+    double seconds = hardware_collective(h, ranks, stride, sum, comm_volume_operations(s, unit, over));
     return cost_scaled(bytes, (1 - h->links.hidden_share) * seconds / sum);
 }
 
-void steptime_crossings(const Hardware *h, const CrossingSpec *s, UnitTime *units) {
+void steptime_exposed_comm(const Hardware *h, const CommVolumeSpec *s, UnitTime *units) {
     int last = (int)s->model->num_hidden_layers + 1;
     for (int u = 0; u <= last; u++) {
-        units[u].tensor = crossing_time(h, s, u, MESH_TENSOR);
-        units[u].context = crossing_time(h, s, u, MESH_CONTEXT);
-        units[u].experts = crossing_time(h, s, u, MESH_EXPERTS);
+        units[u].tensor = collective_time(h, s, u, MESH_TENSOR);
+        units[u].context = collective_time(h, s, u, MESH_CONTEXT);
+        units[u].experts = collective_time(h, s, u, MESH_EXPERTS);
     }
 }
 
@@ -59,18 +59,18 @@ static int stride_of(const Mesh *mesh, Network network) {
 /* Over replicas the stated hardware sums in a ring, in which every rank sends as much; the tree of weft's own
  * sums is uneven. */
 static double bytes_of(const Walk *w, Action a, Flat flat) {
-    const Partition *part = w->p->partition;
+    const Partition *op = w->p->partition;
     if (a.kind != ACT_ALL_REDUCE) return (double)program_flat_bytes(w->p, w->model, a, flat);
     if (flat >= GRADIENT_FLATS) return 0;
     double element = w->p->exact ? sizeof(int64_t) : sizeof(float);
-    return 2 * (1 - 1.0 / part->replicas) * (double)part->share[a.unit][flat].count * element;
+    return 2 * (1 - 1.0 / op->replicas) * (double)op->flat_shard[a.unit][flat].count * element;
 }
 
 /* When what is started now will be there. */
 static double start(Walk *w, Action a) {
     Network network = a.kind == ACT_ALL_REDUCE ? OVER_REPLICAS : OVER_SHARDS;
-    const Partition *part = w->p->partition;
-    int ranks = network == OVER_SHARDS ? part->shards : part->replicas;
+    const Partition *op = w->p->partition;
+    int ranks = network == OVER_SHARDS ? op->shards : op->replicas;
     double bytes = 0;
     int flats = 0;
     for (int f = 0; f < FLATS; f++) {
@@ -88,7 +88,7 @@ static double pass_seconds(const Walk *w, Action a) {
     const Cost *c = &w->units[a.unit];
     if (a.kind == ACT_FWD) return c->forward;
     if (a.kind == ACT_BWD) return c->input + c->weight;
-    return a.kind == ACT_BWD_IN ? c->input : c->weight;
+    return a.kind == ACT_DGRAD ? c->input : c->weight;
 }
 
 static void step(Walk *w, Action a) {

@@ -84,7 +84,7 @@ static bool same_cell(const TimedAction *a, const TimedAction *b) {
 static SpanKind span_of(ActionKind kind) {
     if (kind == ACT_FWD) return SPAN_F;
     if (kind == ACT_BWD) return SPAN_B;
-    return kind == ACT_BWD_IN ? SPAN_I : SPAN_W;
+    return kind == ACT_DGRAD ? SPAN_I : SPAN_W;
 }
 
 /* For other stages. Who waits for what crosses between the parts of a unit is not held up by the schedule:
@@ -103,7 +103,7 @@ static void close_span(Timeline *out, Span span, double mark, double waited) {
  * apart because all ranks meet in between. */
 static void add_end(const TimedRank *r, int from, int row, double mark, Timeline *out) {
     double waited = 0, end = mark;
-    for (int part = BEFORE_NORM; part < ENDS; part++) {
+    for (int op = BEFORE_NORM; op < ENDS; op++) {
         for (; from < r->count; from++) {
             const TimedAction *a = &r->actions[from];
             bool norm = a->action.kind == ACT_NORM;
@@ -294,7 +294,7 @@ static void mark_made(const Schedule *s, const TimedRank *r, double *made) {
         const TimedAction *a = &r->actions[i];
         int64_t at =
             made_at(s, a->action.kind == ACT_FWD ? FORWARD : BACKWARD, a->stage, a->action.microbatch);
-        if (at >= 0 && a->action.kind != ACT_BWD_W) made[at] = a->end; /* the last unit's stays */
+        if (at >= 0 && a->action.kind != ACT_WGRAD) made[at] = a->end; /* the last unit's stays */
     }
 }
 
@@ -310,7 +310,7 @@ static void sample_latencies(const Schedule *s, const TimedRank *r, int row, con
         int other = a->stage + (forward ? -1 : 1);
         int64_t at = made_at(s, forward ? FORWARD : BACKWARD, other, a->action.microbatch);
         before = a;
-        if (!first || a->action.kind == ACT_BWD_W || at < 0 || s->rank_of_stage[other] == row) continue;
+        if (!first || a->action.kind == ACT_WGRAD || at < 0 || s->rank_of_stage[other] == row) continue;
         if (a->start < made[at] && a->waited > 0) sample(out, fmax(0, a->start + a->waited - made[at]));
     }
 }
@@ -380,13 +380,13 @@ static double end_of_row(const Timeline *line, int row) {
  * are told apart for. */
 static void add_ends(Predicting *w) {
     double agreed = 0;
-    for (int part = BEFORE_NORM; part < ENDS; part++) {
+    for (int op = BEFORE_NORM; op < ENDS; op++) {
         double latest = agreed;
         for (int p = 0; p < w->p->pipelines; p++)
             for (int row = 0; row < w->t->pipeline; row++) {
                 Timeline *line = &w->p->planned[p];
-                double start = part == BEFORE_NORM ? end_of_row(line, row) : agreed;
-                double end = start + MS * w->ends[rank_at(w->t, p, row)][part];
+                double start = op == BEFORE_NORM ? end_of_row(line, row) : agreed;
+                double end = start + MS * w->ends[rank_at(w->t, p, row)][op];
                 timeline_add(line, (Span){row, SPAN_UPDATE, -1, -1, start, end});
                 latest = fmax(latest, end);
             }

@@ -82,7 +82,7 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
     case DIM_MAMBA_STATES: return c->recurrent_size * c->mamba_d_state;
     case DIM_MAMBA_TERMS: return 2 * mamba_heads(c) * c->mamba_d_state;
     case DIM_ADAPTER: return c->adapter_rank;
-    case DIM_FURTHER: return c->further_heads * c->vocab_size;
+    case DIM_MTP_HEADS: return c->mtp_depth * c->vocab_size;
     case DIM_JOINED: return 2 * c->hidden_size;
     case DIM_SHARED: return c->n_shared_experts * expert_width(c);
     case DIM_SHARED_GATE_UP: return 2 * c->n_shared_experts * expert_width(c);

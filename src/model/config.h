@@ -118,10 +118,10 @@ typedef struct ModelConfig {
     int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
     double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
-    bool further_module; /* of train.multi_token_kind: a module (layers/module.c) in place of further heads */
-    bool module_joint;   /* and ranks may share matrices: its own is on all of them. In no config.json */
-    /* Beside a module, of ranks that share the vocabulary: rows that each has place for, of which some may
-     * have fewer; 0: as many as it has. In no config.json. */
+    bool mtp_module; /* of train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
+    bool mtp_joint;  /* and ranks may share matrices: its own is on all of them. In no config.json */
+    /* Beside an MTP module, of ranks that share the vocabulary: rows that each has place for, of which some
+     * may have fewer; 0: as many as it has. In no config.json. */
     int64_t vocab_room;
     /* Experts are chosen by score plus a bias, of which no config.json of the family says anything. */
     bool balance_bias;
@@ -139,9 +139,9 @@ typedef struct ModelConfig {
     /* Of a rank's model: how many ranks share the experts of a layer out, and its place among them, which is
      * that of its experts. In no config.json either; 0 ranks: all are here. */
     int64_t expert_ranks, expert_place;
-    int64_t further_heads; /* of train.multi_token: in no config.json; at most FURTHER_HEADS */
+    int64_t mtp_depth; /* of train.mtp_depth: in no config.json; at most MTP_DEPTH_MAX */
 } ModelConfig;
-enum { FURTHER_HEADS = 4 };
+enum { MTP_DEPTH_MAX = 4 };
 /* Tokens that end a text, eos_token_id first; returns how many. */
 int model_ends(const ModelConfig *c, int64_t out[MODEL_ENDS]);
 /* One more; false where it is one already, or none (-1), or there is no place. */
@@ -159,12 +159,11 @@ static inline int64_t model_first_expert(const ModelConfig *c) {
     return c->expert_place * model_own_experts(c);
 }
 
-/* Blocks with that of the module, whose number is that behind the last one's. */
-static inline int64_t model_blocks(const ModelConfig *c) { return c->num_hidden_layers + c->further_module; }
-/* The last unit reads the embedding too: it is its head's matrix, or a module looks the next token up. */
-static inline bool model_embeds_last(const ModelConfig *c) {
-    return c->tie_word_embeddings || c->further_module;
-}
+/* Blocks with that of the MTP module, whose number is that behind the last one's. */
+static inline int64_t model_blocks(const ModelConfig *c) { return c->num_hidden_layers + c->mtp_module; }
+/* The last unit reads the embedding too: it is its head's matrix, or an MTP module looks the next token
+ * up. */
+static inline bool model_embeds_last(const ModelConfig *c) { return c->tie_word_embeddings || c->mtp_module; }
 
 bool layer_set_has(LayerSet s, int64_t layer);
 /* The shortest pattern that says `has` [layers]; false if none does that is not too long. */
@@ -229,8 +228,8 @@ typedef enum Dim {
     DIM_MAMBA_STATES,   /* of all heads: W * mamba_d_state */
     DIM_MAMBA_TERMS,    /* of gradients of B and C, which each head has */
     DIM_ADAPTER,        /* r, the rank of adapters */
-    DIM_FURTHER,        /* V for each further head */
-    DIM_JOINED,         /* 2h, what a module reads of a token */
+    DIM_MTP_HEADS,      /* V for each MTP head */
+    DIM_JOINED,         /* 2h, what an MTP module reads of a token */
     DIM_SHARED,         /* width of the shared experts */
     DIM_SHARED_GATE_UP, /* twice that */
     DIM_LATENT_QUERY,   /* width of the latent of queries */

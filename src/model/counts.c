@@ -1,4 +1,4 @@
-/* Parameters and FLOPs of a model, added up over the rows and parts of its layers: nothing is counted from
+/* Parameters and FLOPs of a model, added up over the rows and ops of its layers: nothing is counted from
  * formulas of whole models, so that what a layer does and what it is said to cost cannot part.
  *
  * Two counts of FLOPs serve two ends. model_unit_costs counts what is done, recomputation too: the stage
@@ -8,13 +8,13 @@
 #include "model/families/family.h"
 #include "model/internal.h"
 
-int64_t param_stack(const ModelConfig *c, const ParamRow *row) {
-    if (!row->stacked) return 1;
+int64_t param_fused_experts(const ModelConfig *c, const ParamRow *row) {
+    if (!row->fused) return 1;
     return param_is_of_experts(row) ? model_own_experts(c) : c->num_experts;
 }
 
 int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
-    int64_t rows = param_stack(c, row) * model_dim(c, row->rows);
+    int64_t rows = param_fused_experts(c, row) * model_dim(c, row->rows);
     return row->cols == DIM_NONE ? rows : rows * model_dim(c, row->cols);
 }
 
@@ -25,15 +25,15 @@ static unsigned facts_of(const ModelConfig *c) {
     const Arch *a = &model_family(c)->arch;
     return (c->attention_bias || a->qkv_bias ? WHEN_QKV_BIAS : 0) | (c->attention_bias ? WHEN_OUT_BIAS : 0) |
            (c->mlp_bias ? WHEN_MLP_BIAS : 0) | (c->tie_word_embeddings ? 0 : WHEN_UNTIED) |
-           (a->fused_qkv ? WHEN_QKV_FUSED : WHEN_QKV_APART) | (a->no_gate ? 0 : WHEN_GATED) |
-           (a->fused_gate_up ? WHEN_GATE_UP_FUSED : WHEN_GATE_UP_APART) |
+           (a->fused_qkv ? WHEN_QKV_FUSED : WHEN_QKV_SEPARATE) | (a->no_gate ? 0 : WHEN_GATED) |
+           (a->fused_gate_up ? WHEN_GATE_UP_FUSED : WHEN_GATE_UP_SEPARATE) |
            (a->qk_norm == QK_NORM_HEAD ? WHEN_QK_NORM : 0) |
            (a->qk_norm == QK_NORM_FLAT ? WHEN_QK_ROW_NORM : 0) |
            (a->norm == NORM_LAYER ? WHEN_LAYER_NORM : 0) |
            (a->learned_positions ? WHEN_LEARNED_POSITIONS : 0) | (a->sinks ? WHEN_SINKS : 0) |
-           (a->stacked_experts ? WHEN_EXPERTS_STACKED : WHEN_EXPERTS_APART) |
+           (a->fused_experts ? WHEN_EXPERTS_FUSED : WHEN_EXPERTS_SEPARATE) |
            (a->expert_bias ? WHEN_EXPERT_BIAS : 0) | (c->conv_size > 0 ? WHEN_CONV : 0) |
-           (c->n_shared_experts > 0 ? WHEN_SHARED : 0) | (a->sigmoid_router ? WHEN_CHOICE_BIAS : 0) |
+           (c->n_shared_experts > 0 ? WHEN_SHARED : 0) | (a->sigmoid_router ? WHEN_CORRECTION_BIAS : 0) |
            (c->balance_bias ? WHEN_BALANCE_BIAS : 0) |
            (c->q_lora_rank > 0 ? WHEN_LATENT_QUERIES : WHEN_WHOLE_QUERIES);
 }
@@ -50,7 +50,7 @@ typedef struct Counting {
 
 /* Elements of what a unit has of a row, told for one expert if it is of experts. */
 static int64_t elements_of(const ModelConfig *c, const ParamRow *row) {
-    return param_elements(c, row) / param_stack(c, row);
+    return param_elements(c, row) / param_fused_experts(c, row);
 }
 
 /* Of the units first <= u < end; INT64_MAX when there are more than that. */
@@ -60,7 +60,7 @@ static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end
         const ParamRow *rows[UNIT_ROWS];
         int n = param_rows(c, (int)u, rows);
         for (int i = 0; i < n; i++) {
-            bool experts = rows[i]->expert || rows[i]->stacked;
+            bool experts = rows[i]->expert || rows[i]->fused;
             int64_t copies = !experts ? 1 : what.active ? c->num_experts_per_tok : c->num_experts, elements;
             if (!param_present(c, rows[i]) && !(what.tied_too && rows[i]->when == WHEN_UNTIED)) continue;
             /* check_sizes keeps one parameter in range; their sum may leave it. */
@@ -100,43 +100,43 @@ int64_t model_active_count_without_embedding(const ModelConfig *c) {
 }
 
 /* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token; and of
- * experts, each that the token goes to. A joint matrix has its gradient with the input half. */
-static Cost part_cost(const ModelConfig *c, int unit, const Part *part, int64_t context) {
+ * experts, each that the token goes to. A joint matrix has its gradient with dgrad. */
+static Cost op_cost(const ModelConfig *c, int unit, const LayerOp *op, int64_t context) {
     Cost cost = {0, 0, 0};
-    if (part->product) {
-        double product =
-            2 * (double)model_dim(c, part->product->out) * (double)model_dim(c, part->product->in);
-        if (part->product->weight->expert || part->product->weight->stacked)
+    if (op->product) {
+        double product = 2 * (double)model_dim(c, op->product->out) * (double)model_dim(c, op->product->in);
+        if (op->product->weight->expert || op->product->weight->fused)
             product *= (double)c->num_experts_per_tok;
-        cost = part->fused                                ? (Cost){3 * product, 0, 0}
-               : param_is_joint(c, part->product->weight) ? (Cost){product, 2 * product, 0}
-                                                          : (Cost){product, product, product};
+        cost = op->fused                                ? (Cost){3 * product, 0, 0}
+               : param_is_joint(c, op->product->weight) ? (Cost){product, 2 * product, 0}
+                                                        : (Cost){product, product, product};
     }
-    if (part->more) {
-        Cost more = part->more(c, unit, context);
+    if (op->more) {
+        Cost more = op->more(c, unit, context);
         cost = (Cost){cost.forward + more.forward, cost.input + more.input, cost.weight + more.weight};
     }
     return cost;
 }
 
-Cost unit_part_cost(const ModelConfig *c, int unit, int part, int64_t context) {
-    Step step = unit_step(c, unit, part);
-    return step.kind == STEP_LAYER ? part_cost(c, unit, step.part, context) : (Cost){0, 0, 0};
+Cost unit_op_cost(const ModelConfig *c, int unit, int op, int64_t context) {
+    Step step = unit_step(c, unit, op);
+    return step.kind == STEP_LAYER ? op_cost(c, unit, step.op, context) : (Cost){0, 0, 0};
 }
 
 static Cost unit_cost(const ModelConfig *c, int unit, Recompute recompute, int64_t context) {
-    Step steps[UNIT_PARTS];
+    Step steps[UNIT_OPS];
     Cost sum = {0, 0, 0};
     int n = unit_steps(c, unit, steps);
     uint32_t dispatched = model_expert_ranks(c) > 1 ? unit_dispatched(c, unit) : 0;
     for (int i = 0; i < n; i++) {
         if (steps[i].kind != STEP_LAYER) continue;
-        Cost cost = part_cost(c, unit, steps[i].part, context);
-        bool visited = dispatched >> i & 1;
-        double again = lifetime_stays(steps[i].makes, recompute) && !visited ? 0 : cost.forward;
-        if (visited && steps[i].last) again = 0;
-        if (visited) cost.input += cost.weight, cost.weight = 0;
-        sum = (Cost){sum.forward + cost.forward, sum.input + cost.input + again, sum.weight + cost.weight};
+        Cost cost = op_cost(c, unit, steps[i].op, context);
+        bool remote = dispatched >> i & 1;
+        double recomputed = lifetime_stays(steps[i].makes, recompute) && !remote ? 0 : cost.forward;
+        if (remote && steps[i].last) recomputed = 0;
+        if (remote) cost.input += cost.weight, cost.weight = 0;
+        sum =
+            (Cost){sum.forward + cost.forward, sum.input + cost.input + recomputed, sum.weight + cost.weight};
     }
     return sum;
 }
@@ -150,12 +150,12 @@ void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context
 double model_flops_per_token(const ModelConfig *c, int64_t context) {
     double flops = 6.0 * (double)model_active_count_without_embedding(c);
     for (int u = 0; u < c->num_hidden_layers + 2; u++) {
-        Step steps[UNIT_PARTS];
+        Step steps[UNIT_OPS];
         int n = unit_steps(c, u, steps);
         for (int i = 0; i < n; i++) {
-            if (steps[i].kind != STEP_LAYER || !steps[i].part->more) continue;
-            const Part *part = steps[i].part;
-            Cost more = (part->needed ? part->needed : part->more)(c, u, context);
+            if (steps[i].kind != STEP_LAYER || !steps[i].op->more) continue;
+            const LayerOp *op = steps[i].op;
+            Cost more = (op->needed ? op->needed : op->more)(c, u, context);
             flops += more.forward + more.input + more.weight;
         }
     }

@@ -142,7 +142,7 @@ static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t c
                                  .keep = g->keep,
                                  .scratch = g->scratch,
                                  .out = g->states[at ^ 1]},
-                     unit_parts(c, u));
+                     unit_ops(c, u));
     g->cache.start += count;
     return g->states[at];
 }

@@ -62,7 +62,7 @@ static double base_of(const Start *s, const Param *p, const ModelConfig *c, doub
     case SCALE_GIVEN: return given;
     case SCALE_FIXED: return s->fixed;
     case SCALE_HIDDEN: return 1 / sqrt((double)c->hidden_size);
-    case SCALE_INPUTS: return 1 / sqrt((double)model_dim(c, p->row->stacked ? DIM_EXPERT : p->row->cols));
+    case SCALE_INPUTS: return 1 / sqrt((double)model_dim(c, p->row->fused ? DIM_EXPERT : p->row->cols));
     }
     return 0;
 }

@@ -8,29 +8,29 @@
 typedef enum StepKind {
     STEP_ENTER, /* the result of the sublayer before is added to the stream; then the norm before the layer */
     STEP_LAYER, /* a part of the layer */
-    STEP_LEAVE, /* the norm after the layer */
-    STEP_ADD    /* the last result added to the stream: the unit's output */
+    STEP_NORM_BEHIND, /* the norm after the layer */
+    STEP_ADD          /* the last result added to the stream: the unit's output */
 } StepKind;
 
 typedef struct Step {
     StepKind kind;
     int sublayer;
-    const Part *part; /* of STEP_LAYER */
-    bool last;        /* of its layer's parts: makes its result */
+    const LayerOp *op; /* of STEP_LAYER */
+    bool last;         /* of its layer's parts: makes its result */
     Lifetime makes;
 } Step;
 
 /* Returns how many. */
-int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]);
-Step unit_step(const ModelConfig *c, int unit, int part); /* one of them */
+int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_OPS]);
+Step unit_step(const ModelConfig *c, int unit, int op); /* one of them */
 
 /* The tensors of a sublayer. Of one that stands alone x alone is there, which is n, or nothing. */
 typedef struct SublayerTensors {
     void *x;     /* [T, h] the stream before it */
     float *rstd; /* [T] of the norm before the layer */
     void *n;     /* [T, h] what the layer is applied to: normed, or the stream itself */
-    /* [T, h] gradient of the layer's result, where it is not the stream's: behind a norm, and for the weight
-     * half alone */
+    /* [T, h] gradient of the layer's result, where it is not the stream's: behind a norm, and for wgrad
+     * alone */
     void *dy;
     void *result; /* [T, h] of the layer, where a norm follows it, or where it begins a stream; else NULL */
     float *out_rstd; /* [T] of that norm */

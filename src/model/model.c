@@ -33,54 +33,54 @@ ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute r
                       int64_t loss_rows, Error *err) {
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
     m->loss_rows = model_loss_rows(c, tokens, loss_rows);
-    model_share(m, ALONE, c);
-    model_deal(m, ALL_TOKENS);
+    model_set_tp(m, ALONE, c);
+    model_set_cp(m, ALL_TOKENS);
     return param_table_build(&m->table, c, err);
 }
 
-void model_share(Model *m, Sharing sharing, const ModelConfig *whole) {
-    CHECK(sharing.leaves % sharing.ranks == 0 && m->tokens % sharing.leaves == 0 && sharing.copies > 0);
-    m->sharing = sharing, m->vocabulary = whole->vocab_size, m->learned = whole->max_position_embeddings;
+void model_set_tp(Model *m, TpGroup tp, const ModelConfig *whole) {
+    CHECK(tp.splits % tp.size == 0 && m->tokens % tp.splits == 0 && tp.copies > 0);
+    m->tp = tp, m->vocabulary = whole->vocab_size, m->learned = whole->max_position_embeddings;
 }
 
-/* Of no span there is more than the chunks of its own logits: they are what its gradient is added up from. */
-void model_deal(Model *m, Contexts contexts) {
-    int spans = contexts.spans > 0 ? contexts.spans / contexts.ranks : 1;
-    CHECK(spans > 0 && contexts.spans % contexts.ranks == 0 && m->tokens % (spans * m->sharing.leaves) == 0);
-    m->contexts = contexts;
-    if (m->loss_rows > model_span(m, m->tokens)) m->loss_rows = model_span(m, m->tokens);
+/* Of no exact chunk there is more than the chunks of its own logits: they are what its gradient is added up
+ * from. */
+void model_set_cp(Model *m, CpGroup cp) {
+    int exact_chunks = cp.exact_chunks > 0 ? cp.exact_chunks / cp.ranks : 1;
+    CHECK(exact_chunks > 0 && cp.exact_chunks % cp.ranks == 0 &&
+          m->tokens % (exact_chunks * m->tp.splits) == 0);
+    m->cp = cp;
+    if (m->loss_rows > model_exact_chunk(m, m->tokens)) m->loss_rows = model_exact_chunk(m, m->tokens);
 }
 
 /* ---- leaves ---- */
 
-Leaves model_one_leaf(const Model *m, int64_t terms) {
-    if (!model_is_sliced(m)) return NO_LEAVES;
-    return (Leaves){.runs = 1, .run = {{.length = terms, .leaf = terms}}};
+KSplit model_one_split(const Model *m, int64_t length) {
+    if (!model_is_sliced(m)) return NO_SPLIT;
+    return (KSplit){.runs = 1, .run = {{.length = length, .split_size = length}}};
 }
 
-/* All but rows of embeddings are cut into equal leaves: of `all` these. */
-static int64_t leaf_of(const Model *m, int64_t all) {
-    return (all + m->sharing.leaves - 1) / m->sharing.leaves;
-}
-static int64_t vocabulary_leaf(const Model *m) { return leaf_of(m, m->vocabulary); }
+/* All but rows of embeddings are cut into equal splits: of `all` these. */
+static int64_t split_of(const Model *m, int64_t all) { return (all + m->tp.splits - 1) / m->tp.splits; }
+static int64_t vocabulary_split_size(const Model *m) { return split_of(m, m->vocabulary); }
 
 /* Ranks with copies of a head of keys take a piece of it each, so that no term is there twice; where it has
- * several leaves on one rank, these do. `left`: elements behind the run before that are others'. */
-static void add_run(const Model *m, Leaves *l, Dim dim, int64_t *left) {
-    int64_t all = model_dim(&m->config, dim), copies = dim == DIM_KEY ? m->sharing.copies : 1,
-            length = all / copies, before = m->sharing.place % copies * length;
-    int64_t leaf = dim == DIM_VOCAB ? vocabulary_leaf(m) : length / model_own_leaves(m);
-    CHECK(l->runs < LEAF_RUNS && length * copies == all);
+ * several splits on one rank, these do. `left`: elements behind the run before that are others'. */
+static void add_run(const Model *m, KSplit *l, Dim dim, int64_t *left) {
+    int64_t all = model_dim(&m->config, dim), copies = dim == DIM_KEY ? m->tp.copies : 1,
+            length = all / copies, before = m->tp.rank % copies * length;
+    int64_t split_size = dim == DIM_VOCAB ? vocabulary_split_size(m) : length / model_local_splits(m);
+    CHECK(l->runs < SPLIT_RUNS && length * copies == all);
     l->run[l->runs].skip = *left + before;
     l->run[l->runs].length = length;
-    l->run[l->runs++].leaf = leaf;
+    l->run[l->runs++].split_size = split_size;
     *left = all - length - before;
 }
 
-/* Matrices that a product takes as one are runs of its inner dimension: a leaf has some heads' q, k and v,
+/* Matrices that a product takes as one are runs of its inner dimension: a split has some heads' q, k and v,
  * and gate and up of some elements. Others are one run. */
-Leaves model_leaves(const Model *m, Dim dim) {
-    Leaves l = NO_LEAVES;
+KSplit model_k_split(const Model *m, Dim dim) {
+    KSplit l = NO_SPLIT;
     Dim outputs[PARAM_MATRICES];
     int count = param_outputs(&m->config, dim, outputs);
     int64_t left = 0;
@@ -88,41 +88,42 @@ Leaves model_leaves(const Model *m, Dim dim) {
     return l;
 }
 
-/* What is left of a run behind the leaf comes before the next one's. */
-Leaves model_leaf(const Model *m, Dim dim, int i) {
-    Leaves all = model_leaves(m, dim), one = all;
+/* What is left of a run behind the split comes before the next one's. */
+KSplit model_split(const Model *m, Dim dim, int i) {
+    KSplit all = model_k_split(m, dim), one = all;
     int64_t left = 0;
     for (int r = 0; r < all.runs; r++) {
-        int64_t leaf = all.run[r].leaf, first = i * leaf;
-        one.run[r].skip = left + all.run[r].skip + first, one.run[r].length = leaf;
-        left = all.run[r].length - first - leaf;
+        int64_t split_size = all.run[r].split_size, first = i * split_size;
+        one.run[r].skip = left + all.run[r].skip + first, one.run[r].length = split_size;
+        left = all.run[r].length - first - split_size;
     }
     return one;
 }
 
-Leaves model_vocabulary_leaf(const Model *m, int i) {
-    int64_t leaf = vocabulary_leaf(m), left = m->config.vocab_size - i * leaf;
-    Leaves l = {.runs = 1};
-    l.run[0].skip = i * leaf, l.run[0].length = l.run[0].leaf = left < leaf ? left : leaf;
+KSplit model_vocabulary_split(const Model *m, int i) {
+    int64_t split_size = vocabulary_split_size(m), left = m->config.vocab_size - i * split_size;
+    KSplit l = {.runs = 1};
+    l.run[0].skip = i * split_size,
+    l.run[0].length = l.run[0].split_size = left < split_size ? left : split_size;
     return l;
 }
 
 bool model_has_heads_apart(const Model *m) {
-    return m->config.further_heads > 0 && !m->config.further_module && m->sharing.leaves > 1;
+    return m->config.mtp_depth > 0 && !m->config.mtp_module && m->tp.splits > 1;
 }
 
-int model_key_leaves(const Model *m) {
-    int own = model_own_leaves(m), heads = (int)m->config.num_key_value_heads;
+int model_key_splits(const Model *m) {
+    int own = model_local_splits(m), heads = (int)m->config.num_key_value_heads;
     return heads > 0 && own > heads ? own / heads : 1;
 }
 
-/* Where the leaves of this rank begin. */
+/* Where the splits of this rank begin. */
 static int64_t first_of(const Model *m, int64_t all) {
-    return m->sharing.place * model_own_leaves(m) * leaf_of(m, all);
+    return m->tp.rank * model_local_splits(m) * split_of(m, all);
 }
 
 static EmbedRows rows_here(const Model *m, int64_t all, int64_t own) {
-    return m->sharing.ranks == 1 ? ALL_ROWS : (EmbedRows){first_of(m, all), own};
+    return m->tp.size == 1 ? ALL_ROWS : (EmbedRows){first_of(m, all), own};
 }
 
 EmbedRows model_vocabulary(const Model *m) { return rows_here(m, m->vocabulary, m->config.vocab_size); }
@@ -130,41 +131,42 @@ EmbedRows model_learned(const Model *m) {
     return rows_here(m, m->learned, m->config.max_position_embeddings);
 }
 
-VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records) {
-    if (m->sharing.leaves == 1) return WHOLE_VOCABULARY;
-    return (VocabLeaves){.first = first_of(m, m->vocabulary),
-                         .leaf = vocabulary_leaf(m),
-                         .count = records ? m->sharing.leaves : 0,
-                         .records = records};
+VocabSplit model_vocabulary_splits(const Model *m, const LossRecord *records) {
+    if (m->tp.splits == 1) return WHOLE_VOCABULARY;
+    return (VocabSplit){.first = first_of(m, m->vocabulary),
+                        .split_size = vocabulary_split_size(m),
+                        .count = records ? m->tp.splits : 0,
+                        .records = records};
 }
 
 /* ---- chunks of logits ---- */
 
-static int chunks_of_span(const Model *m) {
-    return (int)((model_span(m, m->tokens) + m->loss_rows - 1) / m->loss_rows);
+static int chunks_of_exact_chunk(const Model *m) {
+    return (int)((model_exact_chunk(m, m->tokens) + m->loss_rows - 1) / m->loss_rows);
 }
 
-int model_chunks(const Model *m) { return model_spans(m) * chunks_of_span(m); }
+int model_chunks(const Model *m) { return model_exact_chunks(m) * chunks_of_exact_chunk(m); }
 int model_head_chunks(const Model *m, bool training) {
-    bool further = training && !m->config.further_module;
-    return model_chunks(m) * (further ? 1 + (int)m->config.further_heads : 1);
+    bool mtp = training && !m->config.mtp_module;
+    return model_chunks(m) * (mtp ? 1 + (int)m->config.mtp_depth : 1);
 }
-int model_chunk_span(const Model *m, int chunk) { return chunk / chunks_of_span(m); }
+int model_logits_exact_chunk(const Model *m, int chunk) { return chunk / chunks_of_exact_chunk(m); }
 
 int64_t model_chunk_first(const Model *m, int chunk) {
-    return model_chunk_span(m, chunk) * model_span(m, m->tokens) + chunk % chunks_of_span(m) * m->loss_rows;
+    return model_logits_exact_chunk(m, chunk) * model_exact_chunk(m, m->tokens) +
+           chunk % chunks_of_exact_chunk(m) * m->loss_rows;
 }
 
 int64_t model_chunk_rows(const Model *m, int chunk) {
-    int64_t left = model_span(m, m->tokens) - chunk % chunks_of_span(m) * m->loss_rows;
+    int64_t left = model_exact_chunk(m, m->tokens) - chunk % chunks_of_exact_chunk(m) * m->loss_rows;
     return left < m->loss_rows ? left : m->loss_rows;
 }
 
-void model_visit(Model *m, double capacity) {
+void model_set_ep(Model *m, double capacity) {
     if (model_expert_ranks(&m->config) == 1) return;
-    int64_t least = model_span(m, model_choices(m));
-    m->visitors = (int64_t)ceil(capacity * (double)least);
-    CHECK(m->visitors >= least);
+    int64_t least = model_exact_chunk(m, model_assignments(m));
+    m->dispatch_rows = (int64_t)ceil(capacity * (double)least);
+    CHECK(m->dispatch_rows >= least);
 }
 
 void model_free(Model *m) {
@@ -252,16 +254,16 @@ AttentionShape model_attention(const Model *m, int64_t layer) {
 
 AttentionShape model_heads(const Model *m, int64_t layer) {
     AttentionShape s = model_attention(m, layer);
-    int ranks = m->contexts.ranks;
-    if (model_swaps(m)) s.tokens *= ranks, s.heads /= ranks, s.kv_heads /= ranks;
+    int ranks = m->cp.ranks;
+    if (model_cp_all_to_all(m)) s.tokens *= ranks, s.heads /= ranks, s.kv_heads /= ranks;
     return s;
 }
 
-/* By heads a rank attends for all tokens, and so by the spans of all. */
+/* By heads a rank attends for all tokens, and so by the exact chunks of all. */
 int model_query_runs(const Model *m) {
-    int spans = m->contexts.spans;
-    if (!m->contexts.keys) return spans > 0 ? spans : 1;
-    return spans > 0 ? spans / m->contexts.ranks : model_stretches(m);
+    int exact_chunks = m->cp.exact_chunks;
+    if (!m->cp.keys) return exact_chunks > 0 ? exact_chunks : 1;
+    return exact_chunks > 0 ? exact_chunks / m->cp.ranks : model_cp_chunks(m);
 }
 
 int model_query_run(const Model *m, int i) { return i % 2 ? model_query_runs(m) - 1 - i / 2 : i / 2; }
@@ -273,14 +275,12 @@ static int depth_of(int runs) {
     return left > right ? left : right;
 }
 
-int model_term_depth(const Model *m) { return depth_of(model_query_runs(m)); }
+int model_partial_depth(const Model *m) { return depth_of(model_query_runs(m)); }
 
-int model_leaf_depth(const Model *m) {
-    return depth_of(model_own_leaves(m)) - (m->sharing.ranks > 1 ? 1 : 0);
-}
+int model_split_depth(const Model *m) { return depth_of(model_local_splits(m)) - (m->tp.size > 1 ? 1 : 0); }
 
-bool model_has_terms(const Model *m) {
-    return model_query_runs(m) > 1 || model_key_leaves(m) > 1 || m->sharing.copies > 1;
+bool model_has_partials(const Model *m) {
+    return model_query_runs(m) > 1 || model_key_splits(m) > 1 || m->tp.copies > 1;
 }
 
 /* Of those that are normed, or have a bias: a router's is as wide as there are experts. */
@@ -306,5 +306,5 @@ DeviceNeeds model_device_needs(const Model *m) {
                          .qkv = model_dim(c, DIM_QKV),
                          .attention = model_heads(m, 0),
                          .keys = model_all_tokens(m),
-                         .leaves = model_is_sliced(m) ? model_own_leaves(m) : 0};
+                         .splits = model_is_sliced(m) ? model_local_splits(m) : 0};
 }

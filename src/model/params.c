@@ -73,10 +73,10 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
         out[0] = DIM_QUERY, out[1] = out[2] = DIM_KEY;
         return 3;
     }
-    _Static_assert((int)FURTHER_HEADS <= (int)PARAM_MATRICES, "a matrix each");
-    if (width == DIM_FURTHER) {
-        for (int k = 0; k < c->further_heads; k++) out[k] = DIM_VOCAB;
-        return (int)c->further_heads;
+    _Static_assert((int)MTP_DEPTH_MAX <= (int)PARAM_MATRICES, "a matrix each");
+    if (width == DIM_MTP_HEADS) {
+        for (int k = 0; k < c->mtp_depth; k++) out[k] = DIM_VOCAB;
+        return (int)c->mtp_depth;
     }
     bool alternate = model_family(c)->arch.activation == ACT_CLAMPED;
     if (width == DIM_EXPERT_GATE_UP && !alternate) {
@@ -100,7 +100,7 @@ static void find_matrices(Param *p, const ModelConfig *c) {
     p->matrix_count = param_outputs(c, p->row->rows, outputs);
     for (int k = 0; k < p->matrix_count; k++) {
         int64_t n = model_dim(c, outputs[k]);
-        p->matrices[k] = p->transposed ? (ParamMatrix){at, p->rows / p->stack, n, p->cols}
+        p->matrices[k] = p->transposed ? (ParamMatrix){at, p->rows / p->fused, n, p->cols}
                                        : (ParamMatrix){at * p->cols, n, p->cols, p->cols};
         at += n;
     }
@@ -109,7 +109,7 @@ static void find_matrices(Param *p, const ModelConfig *c) {
 /* What hangs on how large the model is. */
 static void measure(Param *p, const ModelConfig *c) {
     const ParamRow *row = p->row;
-    p->rows = p->stack * model_dim(c, p->transposed ? row->cols : row->rows);
+    p->rows = p->fused * model_dim(c, p->transposed ? row->cols : row->rows);
     p->cols = model_dim(c, p->transposed ? row->rows : row->cols);
     p->count = p->cols ? p->rows * p->cols : p->rows;
     find_matrices(p, c);
@@ -156,26 +156,26 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     /* Only linear layers are transposed: an embedding is read by rows in every family, and adapters are as
      * PEFT has them. */
     bool transposed =
-        row->cols != DIM_NONE && (row->stacked || (in_block && f->arch.transposed && !row->adapts));
-    int64_t stack = param_stack(c, row), first = model_first_expert(c);
-    bool away = row->expert && (expert < first || expert >= first + model_own_experts(c));
+        row->cols != DIM_NONE && (row->fused || (in_block && f->arch.transposed && !row->adapts));
+    int64_t fused = param_fused_experts(c, row), first = model_first_expert(c);
+    bool remote = row->expert && (expert < first || expert >= first + model_own_experts(c));
     if (!row->continues) *size = align_up(*size);
     *p = (Param){.row = row,
                  .unit = unit,
                  .layer = in_block ? unit - 1 : -1,
                  .expert = expert,
-                 .away = away,
-                 .stack = stack,
+                 .remote = remote,
+                 .fused = fused,
                  .transposed = transposed,
                  .frozen = frozen,
                  .flat = flat,
-                 .place = away ? 0 : *size};
+                 .place = remote ? 0 : *size};
     set_name(p, f, name);
     if (row->adapts) name_adapter(p);
     measure(p, c);
     p->room = room_of(p, c);
     t->elements += p->count;
-    if (!away) *size += (size_t)p->room;
+    if (!remote) *size += (size_t)p->room;
 }
 
 /* Rows first <= i < end of those that belong to this flat, of one expert. */
@@ -264,17 +264,17 @@ void param_table_free(ParamTable *t) {
     *t = (ParamTable){0};
 }
 
-int param_matrices(const Param *p) { return p->matrix_count * (int)p->stack; }
+int param_matrices(const Param *p) { return p->matrix_count * (int)p->fused; }
 
 ParamMatrix param_matrix(const Param *p, int k) {
     ParamMatrix m = p->matrices[k % p->matrix_count];
-    m.first += k / p->matrix_count * (p->count / p->stack);
+    m.first += k / p->matrix_count * (p->count / p->fused);
     return m;
 }
 
 int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]) {
     int rank = 0;
-    if (p->row->stacked) shape[rank++] = param_stack(c, p->row);
+    if (p->row->fused) shape[rank++] = param_fused_experts(c, p->row);
     shape[rank++] = model_dim(c, p->transposed ? p->row->cols : p->row->rows);
     if (p->cols) shape[rank++] = model_dim(c, p->transposed ? p->row->rows : p->row->cols);
     return rank;
@@ -316,9 +316,9 @@ const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row,
 }
 
 int64_t param_expert_step(const ParamTable *t, const Param *first) {
-    if (first->row->stacked) return first->count / first->stack;
+    if (first->row->fused) return first->count / first->fused;
     const Param *next = next_expert(t, first);
-    return next && !next->away ? (int64_t)(next->place - first->place) : 0;
+    return next && !next->remote ? (int64_t)(next->place - first->place) : 0;
 }
 
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which) {
@@ -330,21 +330,22 @@ const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart
     return NULL;
 }
 
-Cut param_cut(const ParamRow *row) {
-    if (!row->adapts) return row->cut;
-    Cut side = row->rows == DIM_ADAPTER ? CUT_COLUMNS : CUT_ROWS; /* along which A, or B, may be cut */
-    return row->adapts->cut == side ? side : CUT_NONE;
+TpStyle param_tp_style(const ParamRow *row) {
+    if (!row->adapts) return row->tp;
+    TpStyle side =
+        row->rows == DIM_ADAPTER ? ROW_PARALLEL : COLUMN_PARALLEL; /* along which A, or B, may be cut */
+    return row->adapts->tp == side ? side : REPLICATED;
 }
 
 bool param_is_joint(const ModelConfig *c, const ParamRow *row) {
-    if (row->joint) return c->module_joint;
-    return row->adapts && !row->adapts->latent && c->adapter_joint && param_cut(row) == CUT_NONE;
+    if (row->joint) return c->mtp_joint;
+    return row->adapts && !row->adapts->latent && c->adapter_joint && param_tp_style(row) == REPLICATED;
 }
 
 bool param_sees_all(const ParamRow *row) {
     const ParamRow *of = row->adapts;
     if (!of) return row->router || row->latent;
-    return of->latent || (of->of_latents && param_cut(row) == CUT_NONE);
+    return of->latent || (of->of_latents && param_tp_style(row) == REPLICATED);
 }
 
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row) {

@@ -32,31 +32,31 @@ typedef enum When {
     WHEN_OUT_BIAS = 2, /* of attention */
     WHEN_MLP_BIAS = 4,
     WHEN_UNTIED = 8,
-    WHEN_QKV_APART = 16, /* q, k, v are three parameters, or one */
+    WHEN_QKV_SEPARATE = 16, /* q, k, v are three parameters, or one */
     WHEN_QKV_FUSED = 32,
-    WHEN_GATED = 64,          /* the MLP has a gate */
-    WHEN_GATE_UP_APART = 128, /* gate and up are two parameters (without gate: up is one), or one */
+    WHEN_GATED = 64,             /* the MLP has a gate */
+    WHEN_GATE_UP_SEPARATE = 128, /* gate and up are two parameters (without gate: up is one), or one */
     WHEN_GATE_UP_FUSED = 256,
     WHEN_QK_NORM = 512,     /* queries and keys are, head by head */
     WHEN_LAYER_NORM = 1024, /* norms have biases */
     WHEN_LEARNED_POSITIONS = 2048,
-    WHEN_SINKS = 4096,         /* of attention */
-    WHEN_EXPERTS_APART = 8192, /* each has parameters of its own, or one parameter has those of all */
-    WHEN_EXPERTS_STACKED = 16384,
-    WHEN_EXPERT_BIAS = 32768,     /* and of their router */
-    WHEN_CONV = 65536,            /* gates of recurrences go through a convolution */
-    WHEN_SHARED = 131072,         /* experts that all tokens meet */
-    WHEN_CHOICE_BIAS = 262144,    /* of experts, where they are chosen */
-    WHEN_LATENT_QUERIES = 524288, /* queries of latent attention have a latent, or are made at once */
+    WHEN_SINKS = 4096,            /* of attention */
+    WHEN_EXPERTS_SEPARATE = 8192, /* each has parameters of its own, or one parameter has those of all */
+    WHEN_EXPERTS_FUSED = 16384,
+    WHEN_EXPERT_BIAS = 32768,      /* and of their router */
+    WHEN_CONV = 65536,             /* gates of recurrences go through a convolution */
+    WHEN_SHARED = 131072,          /* experts that all tokens meet */
+    WHEN_CORRECTION_BIAS = 262144, /* of experts, where they are chosen */
+    WHEN_LATENT_QUERIES = 524288,  /* queries of latent attention have a latent, or are made at once */
     WHEN_WHOLE_QUERIES = 1048576,
     WHEN_QK_ROW_NORM = 2097152, /* queries of a token are normed as one row, and so are its keys */
-    WHEN_BALANCE_BIAS = 4194304 /* as WHEN_CHOICE_BIAS, in families whose files have none */
+    WHEN_BALANCE_BIAS = 4194304 /* as WHEN_CORRECTION_BIAS, in families whose files have none */
 } When;
 
 /* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
  * it, for it multiplies by the transpose; a vector is cut with them), or its columns (inputs:
  * row-parallel). */
-typedef enum Cut { CUT_NONE, CUT_ROWS, CUT_COLUMNS } Cut;
+typedef enum TpStyle { REPLICATED, COLUMN_PARALLEL, ROW_PARALLEL } TpStyle;
 
 /* What a parameter is to an initialiser. */
 typedef enum InitRole {
@@ -96,7 +96,7 @@ typedef struct ParamRow {
     const char *name; /* Llama's; in blocks what follows "model.layers.N." */
     Dim rows, cols;   /* a vector has no columns: DIM_NONE */
     unsigned when;    /* When, together */
-    Cut cut;
+    TpStyle tp;
     InitRole init;
     bool decays;     /* weight decay is for it, unless asked otherwise */
     bool fixed;      /* the bias of experts where they are chosen: no gradient ever changes it */
@@ -106,7 +106,7 @@ typedef struct ParamRow {
     bool router;     /* of experts: on all ranks that share them */
     bool latent;     /* makes latents: likewise on all ranks that share the heads made of them */
     bool of_latents; /* makes heads of these: it reads them, of all tokens, and not the stream */
-    bool stacked;    /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
+    bool fused;      /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
                        that share experts out have a part of it each, unless it is a router's */
     bool joint;      /* a matrix that ranks which share others each have all of: param_is_joint */
     bool outside;    /* of blocks: its name is whole */
@@ -116,7 +116,7 @@ typedef struct ParamRow {
 } ParamRow;
 
 /* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
- * and v; gate and up; further heads; those of all experts): rows and columns as stored, rows lie `row`
+ * and v; gate and up; MTP heads; those of all experts): rows and columns as stored, rows lie `row`
  * elements apart. */
 typedef struct ParamMatrix {
     int64_t first; /* element of the parameter */
@@ -129,9 +129,9 @@ typedef struct Param {
     const ParamRow *row;
     int unit, layer;    /* layer is -1 outside blocks */
     int expert;         /* 0 for what is no expert's */
-    bool away;          /* an expert of another rank: it has no place here (invariant 5) */
+    bool remote;        /* an expert of another rank: it has no place here (invariant 5) */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
-    int64_t stack;      /* experts here whose rows these are, as many each; 1: it is no stack */
+    int64_t fused;      /* experts here whose rows these are, as many each; 1: it is no stack */
     bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
     int64_t count;      /* elements */
     int64_t room;       /* that its place is for: count, or more (ModelConfig.vocab_room) */
@@ -153,7 +153,7 @@ typedef struct ParamTable {
 } ParamTable;
 
 /* Outputs of the matrices that a group of parameters, or one parameter of such a width, is made of: q, k, v;
- * gate, up; each further head; else itself. Returns how many. */
+ * gate, up; each MTP head; else itself. Returns how many. */
 int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]);
 /* Its matrices, in the order of their elements. */
 int param_matrices(const Param *p);
@@ -166,7 +166,7 @@ Param param_whole(const ModelConfig *c, const Param *p);
 enum { PARAM_RANK = 3 };
 int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]);
 
-/* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. A module's
+/* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. An MTP module's
  * parameters are in unit L+1 and have names of block L. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
 /* Lays the table out anew, with frozen[i] of the parameters that it has now: frozen matrices, but for those
@@ -187,8 +187,8 @@ int64_t param_expert_step(const ParamTable *t, const Param *first);
 typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which);
 /* What tp cuts of a parameter of this row: of an adapter the side along which its matrix is cut. */
-Cut param_cut(const ParamRow *row);
-/* Whether it is the other side of an adapter, or the matrix of a module, where ranks may share matrices:
+TpStyle param_tp_style(const ParamRow *row);
+/* Whether it is the other side of an adapter, or the matrix of an MTP module, where ranks may share matrices:
  * joint. Each has all of it, and makes its gradient of own tokens, as a norm's. It lies with these. */
 bool param_is_joint(const ModelConfig *c, const ParamRow *row);
 /* Whether ranks that share matrices each have all of it, and make its whole gradient of all tokens: routers,
@@ -203,7 +203,7 @@ static inline bool flat_of_experts(Flat flat) {
 static inline bool flat_of_vectors(Flat flat) { return flat == FLAT_VECTORS || flat == FLAT_EXPERT_VECTORS; }
 /* Whether ranks that share experts out have those of some each. */
 static inline bool param_is_of_experts(const ParamRow *row) {
-    return row->expert || (row->stacked && !row->router);
+    return row->expert || (row->fused && !row->router);
 }
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);
@@ -215,7 +215,7 @@ enum { UNIT_ROWS = 64 };
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);
 bool param_present(const ModelConfig *c, const ParamRow *row);
 /* Experts of a stack that are here; 1: it is none. */
-int64_t param_stack(const ModelConfig *c, const ParamRow *row);
+int64_t param_fused_experts(const ModelConfig *c, const ParamRow *row);
 int64_t param_elements(const ModelConfig *c, const ParamRow *row);
 /* Parameters of this row in a unit: one, or one for each expert. */
 int64_t param_copies(const ModelConfig *c, const ParamRow *row);

@@ -1,6 +1,6 @@
 /* Where the tensors of a unit's passes live. One walk over their rows, the same each time, counts bytes (with
  * no memory given) or hands out addresses. What the recompute policy drops from the slab moves to `keep` if
- * the weight half reads it, else to `scratch`.
+ * wgrad reads it, else to `scratch`.
  *
  *  1. A row has one place, whatever asks: the plan counts with the walk that hands out addresses, so the two
  *     cannot differ.
@@ -11,11 +11,11 @@
  *
  *                  none   selective   full        elsewhere:
  *     INPUT        slab   slab        slab
- *     SAVED        slab   slab        -           operands of the weight half   keep
+ *     SAVED        slab   slab        -           operands of wgrad   keep
  *     CHEAP        slab   -           -           all others                    scratch
  *     SCRATCH      -      -           -
  *
- * Operands go to a place of their own since the weight half may come much later than the input half, when
+ * Operands go to a place of their own since wgrad may come much later than dgrad, when
  * scratch has long been another unit's.
  *
  * Elsewhere called: activation checkpointing (recompute policy), save_for_backward. */
@@ -38,8 +38,8 @@ static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED
                        dn_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, false, NEED_ALWAYS},
                        whole_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_COMPUTE,
                                     LIFE_SCRATCH,  false,      NEED_ALWAYS},
-                       terms_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
-                                    LIFE_SCRATCH,  false,      NEED_ALWAYS},
+                       partials_row = {EXTENT_TOKENS, DIM_HIDDEN, ELEMENT_FP32,
+                                       LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        inner_row = {EXTENT_OWN, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_INPUT, false, NEED_ALWAYS};
 
 /* Without a norm before it, the layer reads the stream: then that is the operand. */
@@ -48,27 +48,28 @@ static TensorRow stream_row(const Sublayer *s, int index) {
 }
 
 /* By heads there are fewer of them, of more tokens: as many elements as of own tokens with all heads. */
-static int64_t keys_of(const Model *m) { return m->contexts.keys ? model_all_tokens(m) : m->tokens; }
+static int64_t keys_of(const Model *m) { return m->cp.keys ? model_all_tokens(m) : m->tokens; }
 
 static int64_t rows_of(const Model *m, Extent rows) {
     switch (rows) {
     case EXTENT_TOKENS: return m->tokens;
     case EXTENT_OWN: return model_own_tokens(m);
     case EXTENT_LOGITS: return m->loss_rows;
-    case EXTENT_LOGIT_LEAVES: return m->loss_rows * model_own_leaves(m);
-    case EXTENT_CHOICES: return model_choices(m);
-    case EXTENT_WORKED: return m->visitors > 0 ? m->visitors : model_choices(m);
-    case EXTENT_LEAF_TERMS: return m->tokens * model_leaf_depth(m);
-    case EXTENT_LEAF_CHOICES: return model_choices(m) * (m->visitors > 0 ? model_own_leaves(m) : 1);
-    case EXTENT_LEAF_WORKED: return m->visitors * model_own_leaves(m);
+    case EXTENT_LOGIT_SPLITS: return m->loss_rows * model_local_splits(m);
+    case EXTENT_ASSIGNMENTS: return model_assignments(m);
+    case EXTENT_WORKED: return m->dispatch_rows > 0 ? m->dispatch_rows : model_assignments(m);
+    case EXTENT_SPLIT_PARTIALS: return m->tokens * model_split_depth(m);
+    case EXTENT_SPLIT_ASSIGNMENTS:
+        return model_assignments(m) * (m->dispatch_rows > 0 ? model_local_splits(m) : 1);
+    case EXTENT_SPLIT_WORKED: return m->dispatch_rows * model_local_splits(m);
     case EXTENT_KEYS: return keys_of(m);
-    case EXTENT_KEY_LEAVES: return keys_of(m) * model_key_leaves(m);
-    case EXTENT_TERMS: return keys_of(m) * model_key_leaves(m) * model_term_depth(m);
-    case EXTENT_ROW_SUMS: return 2 * m->tokens * m->sharing.leaves;
-    case EXTENT_OWN_ROW_SUMS: return 2 * m->tokens * model_own_leaves(m);
+    case EXTENT_KEY_SPLITS: return keys_of(m) * model_key_splits(m);
+    case EXTENT_PARTIALS: return keys_of(m) * model_key_splits(m) * model_partial_depth(m);
+    case EXTENT_ROW_SUMS: return 2 * m->tokens * m->tp.splits;
+    case EXTENT_OWN_ROW_SUMS: return 2 * m->tokens * model_local_splits(m);
     case EXTENT_STARTS: return mamba_starts(m->tokens);
-    case EXTENT_STRIDE: return m->tokens < MAMBA_STRIDE ? m->tokens : MAMBA_STRIDE;
-    case EXTENT_SPANS: return model_spans(m);
+    case EXTENT_MAMBA_CHUNK: return m->tokens < MAMBA_CHUNK ? m->tokens : MAMBA_CHUNK;
+    case EXTENT_EXACT_CHUNKS: return model_exact_chunks(m);
     case EXTENT_SEQUENCES: return model_sequences(m);
     case EXTENT_RECORDS: return (int64_t)(sizeof(LossRecord) / sizeof(float)) * model_records(m);
     case EXTENT_ADAPTER: return m->config.adapter_rank;
@@ -80,19 +81,19 @@ static int64_t rows_of(const Model *m, Extent rows) {
 static bool is_needed(const Model *m, Need need) {
     switch (need) {
     case NEED_ALWAYS: break;
-    case NEED_SWAP: return model_swaps(m);
-    case NEED_KEYS: return m->contexts.keys;
-    case NEED_TERMS: return model_has_terms(m);
-    case NEED_KEY_LEAVES: return model_key_leaves(m) > 1;
-    case NEED_ROW_SUMS: return m->sharing.leaves > 1;
-    case NEED_VISITS: return m->visitors > 0;
-    case NEED_LEAVES: return m->sharing.leaves > 1;
-    case NEED_VISIT_LEAVES: return m->visitors > 0 && m->sharing.leaves > 1;
+    case NEED_CP_ALL_TO_ALL: return model_cp_all_to_all(m);
+    case NEED_KEYS: return m->cp.keys;
+    case NEED_PARTIALS: return model_has_partials(m);
+    case NEED_KEY_SPLITS: return model_key_splits(m) > 1;
+    case NEED_ROW_SUMS: return m->tp.splits > 1;
+    case NEED_DISPATCH: return m->dispatch_rows > 0;
+    case NEED_SPLITS: return m->tp.splits > 1;
+    case NEED_DISPATCH_SPLITS: return m->dispatch_rows > 0 && m->tp.splits > 1;
     case NEED_EXPERT_BIAS: return model_family(&m->config)->arch.expert_bias;
-    case NEED_HEAD_SUMS: return model_swaps(m) && model_family(&m->config)->arch.sinks;
-    case NEED_HEADS_APART: return model_has_heads_apart(m) && model_own_leaves(m) > 1;
-    case NEED_SHARES: return m->sharing.ranks > 1;
-    case NEED_NO_LEAVES: return m->sharing.leaves == 1;
+    case NEED_HEAD_SUMS: return model_cp_all_to_all(m) && model_family(&m->config)->arch.sinks;
+    case NEED_HEADS_APART: return model_has_heads_apart(m) && model_local_splits(m) > 1;
+    case NEED_TP: return m->tp.size > 1;
+    case NEED_NO_SPLITS: return m->tp.splits == 1;
     case NEED_BALANCE: return model_balance(&m->config) > 0;
     }
     return true;
@@ -118,13 +119,13 @@ size_t collective_element(const Model *m, const Collective *row) {
 
 int64_t collective_count(const Model *m, const Collective *row, int chunk) {
     int64_t numbers = (int64_t)(sizeof(LossRecord) / sizeof(float));
-    if (row->chunked) return numbers * model_own_leaves(m) * model_chunk_rows(m, chunk);
+    if (row->chunked) return numbers * model_local_splits(m) * model_chunk_rows(m, chunk);
     return rows_of(m, row->rows) * model_dim(&m->config, row->width);
 }
 
 /* Where rows visit, nothing of them stays beyond their round. */
 static Region region_of(const Model *m, const TensorRow *row) {
-    if (row->rows == EXTENT_WORKED && m->visitors > 0) return REGION_SCRATCH;
+    if (row->rows == EXTENT_WORKED && m->dispatch_rows > 0) return REGION_SCRATCH;
     return lifetime_stays(row->life, m->recompute) ? REGION_SLAB
            : row->operand                          ? REGION_KEEP
                                                    : REGION_SCRATCH;
@@ -140,9 +141,9 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
 
 /* Whether a layer has a product whose adapter keeps x A^T, its B being joint: at most one has. */
 static bool keeps_inner(const Model *m, const Layer *l, int unit) {
-    for (int i = 0; m->config.adapter_joint && i < l->part_count; i++) {
-        const Product *p = l->parts[i].product;
-        if (p && p->weight->cut == CUT_COLUMNS && product_adapters(m, unit, p) > 0) return true;
+    for (int i = 0; m->config.adapter_joint && i < l->op_count; i++) {
+        const Product *p = l->ops[i].product;
+        if (p && p->weight->tp == ROW_PARALLEL && product_adapters(m, unit, p) > 0) return true;
     }
     return false;
 }
@@ -175,14 +176,14 @@ static void *take_scratch(Cursor *c, size_t bytes) {
 /* In scratch, since they are dead when the pass is over: what ranks exchange is made, or fetched, again for
  * each pass. A block's sublayers take turns. */
 static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
-    if (m->sharing.ranks == 1) return;
+    if (m->tp.size == 1) return;
     bool head = unit == m->table.units - 1;
     out->whole = take(c, m, &whole_row);
     out->dwhole = take(c, m, &whole_row);
-    out->terms = take(c, m, &terms_row);
+    out->partials = take(c, m, &partials_row);
     int64_t inner = unit_widest_inner(m, unit);
     if (inner > 0) out->inner = take_scratch(c, (size_t)(m->tokens * inner) * sizeof *out->inner);
-    if (head) out->records = take_scratch(c, (size_t)(m->sharing.leaves * m->loss_rows) * sizeof(LossRecord));
+    if (head) out->records = take_scratch(c, (size_t)(m->tp.splits * m->loss_rows) * sizeof(LossRecord));
 }
 
 /* As wide as the widest that the unit's adapters make. */
@@ -204,12 +205,12 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
     out->joint = take(c, m,
                       &(TensorRow){EXTENT_ADAPTER, wide ? DIM_LATENT_WIDEST : DIM_HIDDEN, ELEMENT_NARROW,
                                    LIFE_SCRATCH, false, NEED_ALWAYS});
-    if (m->sharing.ranks > 1)
+    if (m->tp.size > 1)
         out->apart =
             take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
-/* Of a module's matrix. */
+/* Of an MTP module's matrix. */
 static size_t joint_elements(const Model *m) {
     return (size_t)(model_dim(&m->config, DIM_HIDDEN) * model_dim(&m->config, DIM_JOINED));
 }
@@ -226,7 +227,7 @@ static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     if (begins) out->dstream = take(c, m, &dy_row), out->sublayers[0].result = out->sublayers[1].x;
     take_shared(c, m, unit, &out->shared);
     take_adapters(c, m, unit, &out->adapters);
-    if (begins && m->config.module_joint && m->compute != DTYPE_F32)
+    if (begins && m->config.mtp_joint && m->compute != DTYPE_F32)
         out->adapters.joint = take_scratch(c, joint_elements(m) * dtype_bytes(m->compute));
 }
 

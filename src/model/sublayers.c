@@ -81,23 +81,23 @@ static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]
     return 2;
 }
 
-/* What begins a module's stream, the block behind the last one, and all heads. */
-static int module_sublayers(const ModelConfig *c, Sublayer out[UNIT_SUBLAYERS]) {
+/* What begins an MTP module's stream, the block behind the last one, and all heads. */
+static int mtp_sublayers(const ModelConfig *c, Sublayer out[UNIT_SUBLAYERS]) {
     int n = 0;
-    out[n++] = (Sublayer){.layer = &layer_module};
+    out[n++] = (Sublayer){.layer = &layer_mtp};
     n += block_sublayers(c, c->num_hidden_layers, &out[n]);
     for (int s = 0; s < n; s++) out[s].training = true;
-    out[n++] = (Sublayer){.layer = &layer_module_head};
+    out[n++] = (Sublayer){.layer = &layer_mtp_head};
     return n;
 }
 
-/* The whole anatomy of a model: unit 0 is one layer, and unit L+1, but for a module's block in it; all
+/* The whole anatomy of a model: unit 0 is one layer, and unit L+1, but for an MTP module's block in it; all
  * between are blocks. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
-    if (head && c->further_module) return module_sublayers(c, out);
+    if (head && c->mtp_module) return mtp_sublayers(c, out);
     if (!embedding && !head) return block_sublayers(c, unit - 1, out);
-    const Layer *last = c->further_heads > 0 ? &layer_heads : &layer_head;
+    const Layer *last = c->mtp_depth > 0 ? &layer_heads : &layer_head;
     out[0] = (Sublayer){.layer = embedding ? &layer_embedding : last};
     return 1;
 }
@@ -138,28 +138,28 @@ bool lifetime_stays(Lifetime life, Recompute recompute) {
 static bool enters(const Sublayer *s, int index) { return !sublayer_alone(s) || index > 0; }
 
 static int sublayer_steps(const Sublayer *s, int index) {
-    return (enters(s, index) ? 1 : 0) + s->layer->part_count + (s->out ? 1 : 0);
+    return (enters(s, index) ? 1 : 0) + s->layer->op_count + (s->out ? 1 : 0);
 }
 
-/* The parts of the sublayer's layer, of which the last makes its result, and some a term of it. */
+/* The ops of the sublayer's layer, of which the last makes its result, and some a term of it. */
 static Step layer_step(const Layer *layer, int sublayer, Lifetime result, int i) {
-    const Part *part = &layer->parts[i];
-    bool last = i == layer->part_count - 1;
-    return (Step){STEP_LAYER, sublayer, part, last, last || part->term ? result : part->makes};
+    const LayerOp *op = &layer->ops[i];
+    bool last = i == layer->op_count - 1;
+    return (Step){STEP_LAYER, sublayer, op, last, last || op->partial ? result : op->makes};
 }
 
-/* What a sublayer adds is made again exactly if a stream after it is: the next sublayer's; the last one's is
+/* What a sublayer adds is recomputed exactly if a stream after it is: the next sublayer's; the last one's is
  * on its way to the unit's output, the next unit's input, which nothing makes again. A norm after the layer
- * is done again with its 1 / rms, and needs the layer's result itself: both are saved, or made again. */
+ * is done again with its 1 / rms, and needs the layer's result itself: both are saved, or recomputed. */
 static Step sublayer_step(const Sublayer *s, int index, bool ends, int i) {
     Lifetime result = ends ? LIFE_INPUT : stream_lifetime(index + 1);
     int first = enters(s, index) ? 1 : 0;
     if (i < first)
         return (Step){
             .kind = STEP_ENTER, .sublayer = index, .makes = s->in ? LIFE_CHEAP : stream_lifetime(index)};
-    if (i - first < s->layer->part_count)
+    if (i - first < s->layer->op_count)
         return layer_step(s->layer, index, s->out ? LIFE_SAVED : result, i - first);
-    return (Step){.kind = STEP_LEAVE, .sublayer = index, .makes = LIFE_SAVED};
+    return (Step){.kind = STEP_NORM_BEHIND, .sublayer = index, .makes = LIFE_SAVED};
 }
 
 /* Of a block, where norms stand before the layers (e: enter, l: leave), and where after:
@@ -168,38 +168,38 @@ static Step sublayer_step(const Sublayer *s, int index, bool ends, int i) {
  *     e  q k v  attention  output  l  e  gate and up  down  l  sum
  *
  * Planning asks for single steps, millions of times: so none but these is made. False: there is none. */
-static bool find_step(const ModelConfig *c, int unit, int part, Step *step) {
+static bool find_step(const ModelConfig *c, int unit, int op, Step *step) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers);
-    for (int s = 0; s < count && part >= 0; s++) {
+    for (int s = 0; s < count && op >= 0; s++) {
         int steps = sublayer_steps(&sublayers[s], s);
-        if (part < steps) {
-            *step = sublayer_step(&sublayers[s], s, s == count - 1, part);
+        if (op < steps) {
+            *step = sublayer_step(&sublayers[s], s, s == count - 1, op);
             return true;
         }
-        part -= steps;
+        op -= steps;
     }
     *step = (Step){.kind = STEP_ADD, .sublayer = count - 1, .makes = LIFE_INPUT};
-    return part == 0 && !sublayer_alone(&sublayers[count - 1]);
+    return op == 0 && !sublayer_alone(&sublayers[count - 1]);
 }
 
-Parts unit_parts(const ModelConfig *c, int unit) {
+OpRange unit_ops(const ModelConfig *c, int unit) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers), end = sublayer_alone(&sublayers[count - 1]) ? 0 : 1;
     for (int s = 0; s < count; s++) end += sublayer_steps(&sublayers[s], s);
-    return (Parts){0, end};
+    return (OpRange){0, end};
 }
 
-int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_PARTS]) {
-    int n = 0, end = unit_parts(c, unit).end;
-    CHECK(end <= UNIT_PARTS);
+int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_OPS]) {
+    int n = 0, end = unit_ops(c, unit).end;
+    CHECK(end <= UNIT_OPS);
     while (n < end && find_step(c, unit, n, &steps[n])) n++;
     return n;
 }
 
-Step unit_step(const ModelConfig *c, int unit, int part) {
+Step unit_step(const ModelConfig *c, int unit, int op) {
     Step step;
-    CHECK(find_step(c, unit, part, &step));
+    CHECK(find_step(c, unit, op, &step));
     return step;
 }
 
@@ -234,40 +234,40 @@ uint32_t unit_dispatched(const ModelConfig *c, int unit) {
     return ops;
 }
 
-bool collective_applies(const ModelConfig *c, Contexts contexts, const Collective *row) {
-    bool heads = contexts.ranks > 1 && !contexts.keys;
-    if (row->when == NEED_SWAP) return heads;
+bool collective_applies(const ModelConfig *c, CpGroup cp, const Collective *row) {
+    bool heads = cp.ranks > 1 && !cp.keys;
+    if (row->when == NEED_CP_ALL_TO_ALL) return heads;
     if (row->when == NEED_HEAD_SUMS) return heads && model_family(c)->arch.sinks;
-    if (row->when == NEED_KEYS) return contexts.keys;
+    if (row->when == NEED_KEYS) return cp.keys;
     return row->when != NEED_BALANCE || model_balance(c) > 0;
 }
 
-const Product *unit_part_product(const ModelConfig *c, int unit, int part) {
-    Step step = unit_step(c, unit, part);
-    return step.kind == STEP_LAYER ? step.part->product : NULL;
+const Product *unit_op_product(const ModelConfig *c, int unit, int op) {
+    Step step = unit_step(c, unit, op);
+    return step.kind == STEP_LAYER ? step.op->product : NULL;
 }
 
-bool unit_part_trains(const ModelConfig *c, int unit, int part) {
+bool unit_op_trains(const ModelConfig *c, int unit, int op) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     Step step;
     unit_sublayers(c, unit, sublayers);
-    return find_step(c, unit, part, &step) &&
-           (sublayers[step.sublayer].training || (step.part && step.part->trains));
+    return find_step(c, unit, op, &step) &&
+           (sublayers[step.sublayer].training || (step.op && step.op->trains));
 }
 
-bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy) {
-    return !lifetime_stays(unit_step(c, unit, part).makes, policy);
+bool unit_op_recomputed(const ModelConfig *c, int unit, int op, Recompute policy) {
+    return !lifetime_stays(unit_step(c, unit, op).makes, policy);
 }
 
-/* For people: the listing of a plan names parts by these. */
-const char *unit_part_name(const ModelConfig *c, int unit, int part) {
-    Step step = unit_step(c, unit, part);
+/* For people: the listing of a plan names ops by these. */
+const char *unit_op_name(const ModelConfig *c, int unit, int op) {
+    Step step = unit_step(c, unit, op);
     Sublayer sublayers[UNIT_SUBLAYERS];
     unit_sublayers(c, unit, sublayers);
     switch (step.kind) {
     case STEP_ENTER: return sublayers[step.sublayer].in ? "norm" : "stream";
-    case STEP_LAYER: return step.part->name;
-    case STEP_LEAVE: return "norm of the result";
+    case STEP_LAYER: return step.op->name;
+    case STEP_NORM_BEHIND: return "norm of the result";
     case STEP_ADD: return "sum";
     }
     return "";

@@ -1,4 +1,4 @@
-/* Runs the passes of a unit, part by part. A block is the stream x with each sublayer's result added to it:
+/* Runs the passes of a unit, op by op. A block is the stream x with each sublayer's result added to it:
  *
  *     forward   enter: x += the result before, n = in(x)   layer: n -> f   leave: result = out(f)
  *               sum: out = result + x
@@ -8,8 +8,8 @@
  * Without norm `in`, n is x, and dx += dn; without `out`, the result is f, and dy is dx. A result lives where
  * the unit's output goes until the stream takes it. A layer that stands alone (embedding, head) goes from the
  * unit's input to its output by itself. A stream may begin in a unit, with a layer that stands alone, and end
- * there with another one (a module): then its results are where gradients of layers' inputs will be, and its
- * gradient has a place of its own.
+ * there with another one (an MTP module): then its results are where gradients of layers' inputs will be, and
+ * its gradient has a place of its own.
  *
  * Everything here is a walk over the steps of sublayers.c in one direction or the other; which of them a
  * pass does is up to who runs it, and between any two of them it may stop. So nothing is carried from step to
@@ -20,7 +20,7 @@
 typedef struct Run {
     const UnitPass *u;
     int count;
-    Step steps[UNIT_PARTS];
+    Step steps[UNIT_OPS];
     Sublayer sublayers[UNIT_SUBLAYERS];
     UnitTensors tensors;
     void *out;     /* where results go: the unit's output is made there, where it has one */
@@ -52,7 +52,7 @@ static void add_states(const Run *r, const void *a, const void *b, void *out) {
     OP(p->device, OP_ADD, add, state_elements(r), a, b, out, p->model->compute);
 }
 
-static bool is_shared(const Run *r) { return r->u->pass->model->sharing.ranks > 1; }
+static bool is_shared(const Run *r) { return r->u->pass->model->tp.size > 1; }
 
 /* Whether ranks have partial sums of a layer's result, or of the gradient of its input (UNIT_Y, UNIT_DX). */
 static bool has_partials(const Run *r, int sublayer, int of) {
@@ -85,7 +85,7 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
                        .input = r->u->slab,
                        .dstream = r->dstream,
                        .x = is_shared(r) ? shared->whole : t->n,
-                       .y = partials ? shared->terms : result_of(r, step->sublayer, result)};
+                       .y = partials ? shared->partials : result_of(r, step->sublayer, result)};
 }
 
 /* ---- forward ---- */
@@ -106,7 +106,7 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
 
 /* The layer's result stays where it is, since the norm's backward pass reads it; what the stream takes is
  * normed. */
-static void leave(const Run *r, int index, void *result) {
+static void norm_behind(const Run *r, int index, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const Pass *p = r->u->pass;
     norm_forward(p, r->u->unit, r->sublayers[index].out, model_own_tokens(p->model), t->result, NULL, NULL,
@@ -117,8 +117,8 @@ static void forward_step(const Run *r, const Step *step, void *result, bool save
     LayerPass w = layer_pass(r, step, result);
     switch (step->kind) {
     case STEP_ENTER: enter(r, step->sublayer, result, saved); break;
-    case STEP_LAYER: step->part->forward(&w); break;
-    case STEP_LEAVE: leave(r, step->sublayer, result); break;
+    case STEP_LAYER: step->op->forward(&w); break;
+    case STEP_NORM_BEHIND: norm_behind(r, step->sublayer, result); break;
     case STEP_ADD: add_states(r, result, r->tensors.sublayers[step->sublayer].x, result); break;
     }
 }
@@ -126,23 +126,23 @@ static void forward_step(const Run *r, const Step *step, void *result, bool save
 /* Without training a stream that begins in the unit is not made, and so not taken at its end. */
 static bool is_passed_over(const Run *r, const Step *step) {
     const Sublayer *s = &r->sublayers[step->sublayer];
-    bool trains = s->training || (step->part && step->part->trains);
+    bool trains = s->training || (step->op && step->op->trains);
     return !r->u->pass->training && (trains || (step->kind == STEP_ENTER && sublayer_alone(s)));
 }
 
-void unit_forward(const UnitPass *u, Parts parts) {
+void unit_forward(const UnitPass *u, OpRange ops) {
     Run r = start(u);
-    CHECK(parts.first >= 0 && parts.end <= r.count);
-    for (int i = parts.first; i < parts.end; i++)
+    CHECK(ops.first >= 0 && ops.end <= r.count);
+    for (int i = ops.first; i < ops.end; i++)
         if (!is_passed_over(&r, &r.steps[i])) forward_step(&r, &r.steps[i], r.out, false);
 }
 
 /* Results go where gradients of layers' inputs will: the first of those comes after the last result. */
-void unit_recompute(const UnitPass *u, Parts parts) {
+void unit_recompute(const UnitPass *u, OpRange ops) {
     Run r = start(u);
     Recompute policy = u->pass->model->recompute;
-    CHECK(parts.first >= 0 && parts.end <= r.count);
-    for (int i = parts.first; i < parts.end; i++) {
+    CHECK(ops.first >= 0 && ops.end <= r.count);
+    for (int i = ops.first; i < ops.end; i++) {
         const Step *step = &r.steps[i];
         bool saved = lifetime_stays(stream_lifetime(step->sublayer), policy);
         if (!lifetime_stays(step->makes, policy)) forward_step(&r, step, r.tensors.dn, saved);
@@ -162,13 +162,13 @@ static void backward_enter(const Run *r, int index) {
         add_states(r, r->dstream, r->tensors.dn, r->dstream);
 }
 
-static void backward_leave(const Run *r, int index) {
+static void backward_norm_behind(const Run *r, int index) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     norm_backward(r->u->pass, r->u->unit, r->sublayers[index].out, t->result, t->out_rstd, r->dstream, t->dy,
                   false);
 }
 
-/* The gradient of a sublayer's result, as the weight half alone will want it: dx goes on changing. */
+/* The gradient of a sublayer's result, as wgrad alone will want it: dx goes on changing. */
 static void keep_gradient(const Run *r, int index) {
     const Pass *p = r->u->pass;
     const Model *m = p->model;
@@ -178,46 +178,46 @@ static void keep_gradient(const Run *r, int index) {
        m->compute);
 }
 
-/* Where the gradient of the layer's result is: in dy if a norm behind the layer put it there, or if the
- * weight half comes alone, when dx has long gone on; else it is dx itself. */
-static const void *result_gradient(const Run *r, int sublayer, Half half) {
+/* Where the gradient of the layer's result is: in dy if a norm behind the layer put it there, or if wgrad
+ * comes alone, when dx has long gone on; else it is dx itself. */
+static const void *result_gradient(const Run *r, int sublayer, Grads grads) {
     const Sublayer *s = &r->sublayers[sublayer];
-    bool apart = s->out || (half == HALF_WEIGHT && !sublayer_alone(s));
+    bool apart = s->out || (grads == WGRAD && !sublayer_alone(s));
     return apart ? r->tensors.sublayers[sublayer].dy : r->dstream;
 }
 
 /* Shared, the layer reads that gradient as it was gathered, and makes terms of its input's, if these are. */
-static void backward_layer(const Run *r, const Step *step, Half half) {
+static void backward_layer(const Run *r, const Step *step, Grads grads) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
     bool alone = sublayer_alone(s);
     LayerPass w = layer_pass(r, step, NULL);
-    Half pass = r->u->together ? HALF_BOTH : half;
-    if (pass == HALF_INPUT && step->last) keep_gradient(r, step->sublayer);
+    Grads pass = r->u->together ? BOTH_GRADS : grads;
+    if (pass == DGRAD && step->last) keep_gradient(r, step->sublayer);
     w.own_dy = result_gradient(r, step->sublayer, pass);
     w.dy = is_shared(r) ? shared->dwhole : w.own_dy;
     bool partials = has_partials(r, step->sublayer, UNIT_DX);
-    w.dx = alone ? r->u->dx : partials ? (void *)shared->terms : r->tensors.dn;
-    step->part->backward(&w, half);
+    w.dx = alone ? r->u->dx : partials ? (void *)shared->partials : r->tensors.dn;
+    step->op->backward(&w, grads);
 }
 
-static void backward_step(const Run *r, const Step *step, Half half) {
+static void backward_step(const Run *r, const Step *step, Grads grads) {
     switch (step->kind) {
     case STEP_ENTER:
-        if (half & HALF_INPUT) backward_enter(r, step->sublayer);
+        if (grads & DGRAD) backward_enter(r, step->sublayer);
         break;
-    case STEP_LAYER: backward_layer(r, step, half); break;
-    case STEP_LEAVE:
-        if (half & HALF_INPUT) backward_leave(r, step->sublayer);
+    case STEP_LAYER: backward_layer(r, step, grads); break;
+    case STEP_NORM_BEHIND:
+        if (grads & DGRAD) backward_norm_behind(r, step->sublayer);
         break;
     case STEP_ADD: break; /* a sum hands its gradient on as it is */
     }
 }
 
-void unit_backward(const UnitPass *u, Half half, Parts parts) {
+void unit_backward(const UnitPass *u, Grads grads, OpRange ops) {
     Run r = start(u);
-    CHECK(parts.first >= 0 && parts.end <= r.count);
-    for (int i = parts.end - 1; i >= parts.first; i--) backward_step(&r, &r.steps[i], half);
+    CHECK(ops.first >= 0 && ops.end <= r.count);
+    for (int i = ops.end - 1; i >= ops.first; i--) backward_step(&r, &r.steps[i], grads);
 }
 
 /* ---- what ranks exchange ---- */
@@ -229,7 +229,7 @@ typedef struct Exchange {
     const Step *step;
 } Exchange;
 
-static const Step *op_of(const Step steps[UNIT_PARTS], const UnitCollective *c) {
+static const Step *op_of(const Step steps[UNIT_OPS], const UnitCollective *c) {
     uint32_t ops = collective_ops(c);
     bool last = c->row->behind && c->row->passes & IN_FORWARD;
     return &steps[last ? 31 - __builtin_clz(ops) : __builtin_ctz(ops)];
@@ -242,17 +242,17 @@ static Exchange exchange_of(const Run *r, int row) {
     return (Exchange){rows[row], rows[row].row, op_of(r->steps, &rows[row])};
 }
 
-static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pass, Half half) {
+static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pass, Grads grads) {
     const SublayerTensors *t = &r->tensors.sublayers[x->at.sublayer];
     const Shared *shared = &r->tensors.shared;
     switch (tensor) {
     case UNIT_X: return t->n;
     case UNIT_DX: return r->tensors.dn;
-    case UNIT_Y: return result_of(r, x->at.sublayer, pass == PASS_AGAIN ? r->tensors.dn : r->out);
-    case UNIT_DY: return (void *)(uintptr_t)result_gradient(r, x->at.sublayer, half);
+    case UNIT_Y: return result_of(r, x->at.sublayer, pass == PASS_RECOMPUTE ? r->tensors.dn : r->out);
+    case UNIT_DY: return (void *)(uintptr_t)result_gradient(r, x->at.sublayer, grads);
     case FULL_X: return shared->whole;
     case FULL_DY: return shared->dwhole;
-    case PARTIALS: return shared->terms;
+    case PARTIALS: return shared->partials;
     case LOSS_RECORDS: return shared->records;
     default: return t->layer[tensor];
     }
@@ -261,11 +261,11 @@ static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pas
 /* Whose adapters' partial sums go along with those of the stream. */
 static const Product *adapted_by(const Collective *row, const Step *step) {
     bool stream = row->from == PARTIALS && (row->to == UNIT_Y || row->to == UNIT_DX);
-    return !stream ? NULL : row->adapted ? row->adapted : step->part->product;
+    return !stream ? NULL : row->adapted ? row->adapted : step->op->product;
 }
 
 int64_t unit_inner_width(const Model *m, int unit, const UnitCollective *c) {
-    Step steps[UNIT_PARTS];
+    Step steps[UNIT_OPS];
     if (!m->config.adapter_joint) return 0;
     unit_steps(&m->config, unit, steps);
     const Product *p = adapted_by(c->row, op_of(steps, c));
@@ -283,11 +283,11 @@ int64_t unit_widest_inner(const Model *m, int unit) {
     return widest;
 }
 
-Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Half half, int chunk) {
+Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Grads grads, int chunk) {
     Run r = start(u);
     const Model *m = u->pass->model;
     Exchange x = exchange_of(&r, row);
-    void *from = tensor_of(&r, &x, x.row->from, pass, half), *to = tensor_of(&r, &x, x.row->to, pass, half);
+    void *from = tensor_of(&r, &x, x.row->from, pass, grads), *to = tensor_of(&r, &x, x.row->to, pass, grads);
     bool sum = x.row->kind == COLL_REDUCE_SCATTER, there = from == to || x.row->pack;
     return (Transfer){.row = x.row,
                       .from = x.row->kind == COLL_ALL_GATHER && there ? NULL : from,
@@ -316,8 +316,8 @@ void unit_pack(const UnitPass *u, int row) {
 static void take_sum(const Run *r, const Exchange *x, LayerPass *w, void *to) {
     const Pass *p = r->u->pass;
     int64_t own = state_elements(r);
-    const float *sum = r->tensors.shared.terms + p->model->sharing.place * own;
-    const Product *product = x->step->part->product;
+    const float *sum = r->tensors.shared.partials + p->model->tp.rank * own;
+    const Product *product = x->step->op->product;
     if (x->row->to == UNIT_Y && product)
         product_summed(w, product, sum, to);
     else
@@ -333,98 +333,100 @@ void unit_unpack(const UnitPass *u, int row, PassKind pass) {
     Run r = start(u);
     Exchange x = exchange_of(&r, row);
     LayerPass w = layer_pass(&r, x.step, NULL);
-    if (c->from == PARTIALS) take_sum(&r, &x, &w, tensor_of(&r, &x, c->to, pass, HALF_BOTH));
+    if (c->from == PARTIALS) take_sum(&r, &x, &w, tensor_of(&r, &x, c->to, pass, BOTH_GRADS));
     if (c->unpack) c->unpack(&w, c);
 }
 
 /* ---- visits ---- */
 
-static const Visits *visits_at(const Run *r, int part) {
-    const Visits *v = r->sublayers[r->steps[part].sublayer].layer->visits;
+static const ExpertDispatch *dispatch_at(const Run *r, int op) {
+    const ExpertDispatch *v = r->sublayers[r->steps[op].sublayer].layer->dispatch;
     CHECK(v != NULL);
     return v;
 }
 
-static size_t carried_bytes(const Model *m, const Carried *c) {
+static size_t dispatch_tensor_bytes(const Model *m, const DispatchTensor *c) {
     size_t element = c->element == ELEMENT_COMPUTE ? dtype_bytes(m->compute) : sizeof(float);
     return (size_t)model_dim(&m->config, c->width) * element;
 }
 
 /* How many times rows of this go: 0 where there are others in their place. */
-static int carried_times(const Model *m, const Carried *c) {
-    bool leaves = m->sharing.leaves > 1;
-    if (c->when == CARRIED_ALWAYS) return 1;
-    if (c->when == CARRIED_WHOLE) return leaves ? 0 : 1;
-    return leaves ? model_own_leaves(m) : 0;
+static int dispatch_times(const Model *m, const DispatchTensor *c) {
+    bool splits = m->tp.splits > 1;
+    if (c->when == DISPATCH_ALWAYS) return 1;
+    if (c->when == DISPATCH_WHOLE) return splits ? 0 : 1;
+    return splits ? model_local_splits(m) : 0;
 }
 
 /* Those that do; returns how many kinds of rows these are. */
-static int carry(const Model *m, const Carried *list, int count, void *const *tensors,
-                 VisitedRows out[CARRIED]) {
+static int list_tensors(const Model *m, const DispatchTensor *list, int count, void *const *tensors,
+                        DispatchRows out[DISPATCH_TENSORS]) {
     int n = 0;
     for (int i = 0; i < count; i++) {
-        size_t bytes = carried_bytes(m, &list[i]);
-        int times = carried_times(m, &list[i]);
+        size_t bytes = dispatch_tensor_bytes(m, &list[i]);
+        int times = dispatch_times(m, &list[i]);
         if (times > 0)
-            out[n++] = (VisitedRows){tensors[list[i].home],
-                                     tensors[list[i].away],
-                                     bytes,
-                                     times,
-                                     (size_t)model_choices(m) * bytes,
-                                     (size_t)m->visitors * bytes};
+            out[n++] = (DispatchRows){tensors[list[i].local],
+                                      tensors[list[i].remote],
+                                      bytes,
+                                      times,
+                                      (size_t)model_assignments(m) * bytes,
+                                      (size_t)m->dispatch_rows * bytes};
     }
     return n;
 }
 
-VisitTensors unit_visit(const UnitPass *u, int part, VisitWay way) {
+DispatchTensors unit_dispatch(const UnitPass *u, int op, DispatchPass way) {
     Run r = start(u);
-    const Visits *v = visits_at(&r, part);
-    const Visit *visit = &v->way[way];
-    void *const *t = r.tensors.sublayers[r.steps[part].sublayer].layer;
-    VisitTensors out = {.runs = t[v->runs], .all_runs = t[v->all_runs], .own_runs = t[v->own_runs]};
-    out.out_count = carry(u->pass->model, visit->out, visit->out_count, t, out.out);
-    out.back_count = carry(u->pass->model, visit->back, visit->back_count, t, out.back);
+    const ExpertDispatch *v = dispatch_at(&r, op);
+    const ExpertPass *expert_pass = &v->way[way];
+    void *const *t = r.tensors.sublayers[r.steps[op].sublayer].layer;
+    DispatchTensors out = {.runs = t[v->runs], .all_runs = t[v->all_runs], .own_runs = t[v->own_runs]};
+    out.out_count = list_tensors(u->pass->model, expert_pass->out, expert_pass->out_count, t, out.out);
+    out.back_count = list_tensors(u->pass->model, expert_pass->back, expert_pass->back_count, t, out.back);
     return out;
 }
 
-size_t unit_visit_bytes(const Model *m, int unit, int part, VisitWay way) {
+size_t unit_dispatch_bytes(const Model *m, int unit, int op, DispatchPass way) {
     Pass pass = {.model = m};
     Run r = start(&(UnitPass){.pass = &pass, .unit = unit});
-    const Visit *visit = &visits_at(&r, part)->way[way];
+    const ExpertPass *expert_pass = &dispatch_at(&r, op)->way[way];
     size_t sum = 0;
-    for (int i = 0; i < visit->out_count; i++)
-        sum += (size_t)carried_times(m, &visit->out[i]) * carried_bytes(m, &visit->out[i]);
-    for (int i = 0; i < visit->back_count; i++)
-        sum += (size_t)carried_times(m, &visit->back[i]) * carried_bytes(m, &visit->back[i]);
+    for (int i = 0; i < expert_pass->out_count; i++)
+        sum +=
+            (size_t)dispatch_times(m, &expert_pass->out[i]) * dispatch_tensor_bytes(m, &expert_pass->out[i]);
+    for (int i = 0; i < expert_pass->back_count; i++)
+        sum += (size_t)dispatch_times(m, &expert_pass->back[i]) *
+               dispatch_tensor_bytes(m, &expert_pass->back[i]);
     return sum;
 }
 
-/* What the parts read and make at home, as if they ran here; both halves of a backward pass at once. */
-static LayerPass visit_pass(const Run *r, int part, VisitWay way) {
-    const Step *step = &r->steps[part];
+/* What the ops read and make locally, as if they ran here; dgrad and wgrad at once. */
+static LayerPass dispatch_pass(const Run *r, int op, DispatchPass way) {
+    const Step *step = &r->steps[op];
     LayerPass w = layer_pass(r, step, r->u->out ? r->u->out : r->tensors.dn);
-    if (way == VISIT_FORWARD) return w;
-    w.own_dy = result_gradient(r, step->sublayer, HALF_BOTH);
+    if (way == DISPATCH_FORWARD) return w;
+    w.own_dy = result_gradient(r, step->sublayer, BOTH_GRADS);
     w.dy = is_shared(r) ? r->tensors.shared.dwhole : w.own_dy;
-    w.dx = is_shared(r) ? (void *)r->tensors.shared.terms : r->tensors.dn; /* of all experts of a token */
+    w.dx = is_shared(r) ? (void *)r->tensors.shared.partials : r->tensors.dn; /* of all experts of a token */
     return w;
 }
 
-void unit_leave(const UnitPass *u, int part, VisitWay way) {
+void unit_permute(const UnitPass *u, int op, DispatchPass way) {
     Run r = start(u);
-    if (way == VISIT_BACKWARD && !u->together) keep_gradient(&r, r.steps[part].sublayer);
-    LayerPass w = visit_pass(&r, part, way);
-    visits_at(&r, part)->way[way].leave(&w);
+    if (way == DISPATCH_BACKWARD && !u->together) keep_gradient(&r, r.steps[op].sublayer);
+    LayerPass w = dispatch_pass(&r, op, way);
+    dispatch_at(&r, op)->way[way].permute(&w);
 }
 
-void unit_work(const UnitPass *u, int part, VisitWay way, const Visitors *v) {
+void unit_experts(const UnitPass *u, int op, DispatchPass way, const RemoteRows *v) {
     Run r = start(u);
-    LayerPass w = visit_pass(&r, part, way);
-    visits_at(&r, part)->way[way].work(&w, v);
+    LayerPass w = dispatch_pass(&r, op, way);
+    dispatch_at(&r, op)->way[way].experts(&w, v);
 }
 
-void unit_arrive(const UnitPass *u, int part, VisitWay way) {
+void unit_unpermute(const UnitPass *u, int op, DispatchPass way) {
     Run r = start(u);
-    LayerPass w = visit_pass(&r, part, way);
-    visits_at(&r, part)->way[way].arrive(&w);
+    LayerPass w = dispatch_pass(&r, op, way);
+    dispatch_at(&r, op)->way[way].unpermute(&w);
 }

@@ -5,14 +5,14 @@
  *     embedding  the layer as it is
  *     block      one or two sublayers, x + out(f(in(x))) with f a layer: attention or a recurrence, then MLP
  *                or experts; in and out are norms, either of which a family may do without
- *     head       the layer as it is: final norm, head and loss; in training before it, where there is a
+ *     head       the layer as it is: final norm, head and loss; in training before it, where there is an MTP
  *                module, a stream of its own: what begins it, a block, and what ends it
  *
  * What lives where
  *   slab(u, m)   what the forward pass leaves for the backward pass of unit u on microbatch m, its input
  *                first. The unit before writes its output there, so no activation is copied.
- *   keep(u, m)   operands of the weight half when the two halves of the backward pass run apart; with both
- *                halves together it is shared memory, reused by every unit.
+ *   keep(u, m)   operands of wgrad when dgrad and wgrad run separately; with both together it is shared
+ *                memory, reused by every unit.
  *   scratch      shared, dead after each action.
  *
  * The backward pass of every linear layer has two halves: the gradient of its input (dX = dY W) and of its
@@ -26,48 +26,48 @@
 #include "model/params.h"
 #include "model/weights.h"
 
-/* How tp shares a model out (program/axes.h): its ranks, this one's place among them, and the leaves
+/* How tp shares a model out (program/axes.h): its ranks, this one's place among them, and the splits
  * (device.h) that all of them together cut a sum into which they share. These are as many on one rank as on
  * several, so that the bits are; 1: no rank ever shared, and sums are made as is fastest. A multiple of
  * ranks. Copies: ranks, neighbours, that have the same heads of keys and values, of which there are fewer
  * than ranks. */
-typedef struct Sharing {
-    int ranks, place, leaves, copies;
-} Sharing;
-#define ALONE ((Sharing){1, 0, 1, 1})
+typedef struct TpGroup {
+    int size, rank, splits, copies;
+} TpGroup;
+#define ALONE ((TpGroup){1, 0, 1, 1})
 
-/* How cp shares the tokens of a microbatch out: its ranks, and this one's place among them; and the spans
- * that all of them together cut these tokens into, a multiple of ranks. Where gradients are summed in fixed
- * point each span's is rounded by itself, so that the sum does not depend on who has which; where they are
- * not, spans are 0, and what a rank has is summed as one.
+/* How cp shares the tokens of a microbatch out: its ranks, and this one's place among them; and the exact
+ * chunks that all of them together cut these tokens into, a multiple of ranks. Where gradients are summed in
+ * fixed point each exact chunk's is rounded by itself, so that the sum does not depend on who has which;
+ * where they are not, exact chunks are 0, and what a rank has is summed as one.
  *
  * For attention ranks either change tokens for heads, or each has its own queries and keys of all. Queries
- * look at keys before them, so there a rank has two stretches of the tokens, as far from the beginning as
+ * look at keys before them, so there a rank has two CP chunks of the tokens, as far from the beginning as
  * from the end: the work of all is the same. By heads it has one.
  *
  *     heads   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
  *     keys    0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 */
-typedef struct Contexts {
-    int ranks, place, spans;
+typedef struct CpGroup {
+    int ranks, place, exact_chunks;
     bool keys; /* by keys, and not by heads; never with one rank */
-} Contexts;
-#define ALL_TOKENS ((Contexts){1, 0, 0, false})
+} CpGroup;
+#define ALL_TOKENS ((CpGroup){1, 0, 0, false})
 
 typedef struct Model {
     ModelConfig config; /* of this rank: heads, width of the MLP and vocabulary are what it has of them */
     ParamTable table;
     Dtype compute;
     Recompute recompute;
-    Sharing sharing;
+    TpGroup tp;
     int64_t vocabulary, learned; /* rows of the embedding, and of learned positions, of all ranks together */
-    Contexts contexts;
-    int64_t tokens;    /* T of a microbatch, of cp's ranks this one's; of the stream between products a rank
-                           of tp has T / sharing.ranks */
-    int64_t visitors;  /* rows of all ranks' choices that a round of visits has room for; 0: none visit */
-    int64_t loss_rows; /* tokens whose logits exist at a time */
-    int64_t positions; /* rows of a table of angles: tokens of a sequence */
-    int64_t context;   /* the longest sequence that the angles are for (rotation.h); 0: as positions */
-    float *cos_sin;    /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
+    CpGroup cp;
+    int64_t tokens; /* T of a microbatch, of cp's ranks this one's; of the stream between products a rank
+                           of tp has T / tp.size */
+    int64_t dispatch_rows; /* rows of all ranks' choices that a round of visits has room for; 0: none visit */
+    int64_t loss_rows;     /* tokens whose logits exist at a time */
+    int64_t positions;     /* rows of a table of angles: tokens of a sequence */
+    int64_t context;       /* the longest sequence that the angles are for (rotation.h); 0: as positions */
+    float *cos_sin;        /* [model_rotations, positions, R] tensor memory; R = model_rotary_dim */
 } Model;
 
 /* A microbatch in tensor memory. */
@@ -97,54 +97,54 @@ typedef struct Pass {
     float z_loss;        /* its coefficient; 0: none */
     int64_t *routed;     /* [blocks, E] choices of each expert are added here; NULL: nobody asks */
     LossSum *balance;    /* and the balance loss here */
-    LossRecord *records; /* of the head, [leaves, rows] of each chunk in turn; NULL: not asked for */
-    /* Of each further head: targets [T], and the same as losses [T]; what its gradient is multiplied with,
+    LossRecord *records; /* of the head, [splits, rows] of each chunk in turn; NULL: not asked for */
+    /* Of each MTP head: targets [T], and the same as losses [T]; what its gradient is multiplied with,
      * [1] tensor memory. Training only */
-    const int32_t *further_targets[FURTHER_HEADS];
-    float *further_losses[FURTHER_HEADS];
-    const float *further_scale;
-    const int32_t *next_ids; /* [T] with a module: the token that follows each, where one does */
+    const int32_t *mtp_targets[MTP_DEPTH_MAX];
+    float *mtp_losses[MTP_DEPTH_MAX];
+    const float *mtp_inverse_token_count;
+    const int32_t *next_ids; /* [T] with an MTP module: the token that follows each, where one does */
     bool training;           /* a backward pass follows */
-    bool defer_head;         /* the head's weight half is not done with its forward pass */
+    bool defer_head;         /* the head's wgrad is not done with its forward pass */
     bool first; /* gradients of matrices are set, not added to (the embedding's always are added to) */
-    const float *loss_scale;    /* [1] tensor memory: 1 / valid targets of the step; training only */
-    const KeyValueCache *cache; /* generation only: attend to the cache, after adding to it */
+    const float *inverse_token_count; /* [1] tensor memory: 1 / valid targets of the step; training only */
+    const KeyValueCache *cache;       /* generation only: attend to the cache, after adding to it */
 } Pass;
 
 /* Fills m->table, picks loss_rows when it is 0. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err);
 /* It is the model of one rank of several: `whole` is that of all. */
-void model_share(Model *m, Sharing sharing, const ModelConfig *whole);
+void model_set_tp(Model *m, TpGroup tp, const ModelConfig *whole);
 /* It has some of a microbatch's tokens. */
-void model_deal(Model *m, Contexts contexts);
+void model_set_cp(Model *m, CpGroup cp);
 /* Its experts are some of a layer's (ModelConfig.expert_ranks): other ranks' rows visit them, in rounds of as
- * many as `capacity` times the choices of a span of its own, at least 1: what one rank may send at most.
- * After model_deal. No-op else. */
-void model_visit(Model *m, double capacity);
+ * many as `capacity` times the choices of an exact chunk of its own, at least 1: what one rank may send at
+ * most. After model_set_cp. No-op else. */
+void model_set_ep(Model *m, double capacity);
 void model_free(Model *m);
 /* What loss_rows 0 becomes: by the vocabulary of all ranks, since chunks are sums. */
 int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked);
 
-/* Tokens of the stream that this rank has: from sharing.place times so many on. */
-static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->sharing.ranks; }
+/* Tokens of the stream that this rank has: from tp.rank times so many on. */
+static inline int64_t model_own_tokens(const Model *m) { return m->tokens / m->tp.size; }
 /* Of all ranks of cp. */
-static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->contexts.ranks; }
-/* Stretches of the tokens of all ranks that this rank has, one behind the other; where the i-th begins. */
-static inline int model_stretches(const Model *m) { return m->contexts.keys ? 2 : 1; }
-static inline int64_t model_stretch(const Model *m) { return m->tokens / model_stretches(m); }
-static inline int64_t model_stretch_first(const Model *m, int place, int i) {
-    return (i == 0 ? place : 2 * m->contexts.ranks - 1 - place) * model_stretch(m);
+static inline int64_t model_all_tokens(const Model *m) { return m->tokens * m->cp.ranks; }
+/* CP chunks of the tokens of all ranks that this rank has, one behind the other; where the i-th begins. */
+static inline int model_cp_chunks(const Model *m) { return m->cp.keys ? 2 : 1; }
+static inline int64_t model_cp_chunk(const Model *m) { return m->tokens / model_cp_chunks(m); }
+static inline int64_t model_cp_chunk_first(const Model *m, int place, int i) {
+    return (i == 0 ? place : 2 * m->cp.ranks - 1 - place) * model_cp_chunk(m);
 }
 /* Where among the tokens of all ranks the i-th of the rank at that place is. */
 static inline int64_t model_token(const Model *m, int place, int64_t i) {
-    int64_t each = model_stretch(m);
-    return model_stretch_first(m, place, (int)(i / each)) + i % each;
+    int64_t each = model_cp_chunk(m);
+    return model_cp_chunk_first(m, place, (int)(i / each)) + i % each;
 }
 /* Records of losses that this rank's tokens have. */
-static inline int64_t model_records(const Model *m) { return m->tokens * m->sharing.leaves; }
+static inline int64_t model_records(const Model *m) { return m->tokens * m->tp.splits; }
 /* Whether tokens are changed for heads. */
-static inline bool model_swaps(const Model *m) { return m->contexts.ranks > 1 && !m->contexts.keys; }
+static inline bool model_cp_all_to_all(const Model *m) { return m->cp.ranks > 1 && !m->cp.keys; }
 /* Tokens of a sequence, which are in order, and sequences, those of all ranks of cp. */
 static inline int64_t model_sequence(const Model *m) {
     int64_t all = model_all_tokens(m);
@@ -156,50 +156,53 @@ static inline int64_t model_sequences(const Model *m) {
 /* Numbers that tell how often each sequence chose each expert. */
 static inline int64_t model_counts(const Model *m) { return model_sequences(m) * m->config.num_experts; }
 /* Choices of this rank's tokens. */
-static inline int64_t model_choices(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
-/* Leaves that this rank has. */
-static inline int model_own_leaves(const Model *m) { return m->sharing.leaves / m->sharing.ranks; }
-/* Leaves here of the queries that look at one head of keys: 1 where a leaf has whole heads. Where a head has
+static inline int64_t model_assignments(const Model *m) { return m->tokens * m->config.num_experts_per_tok; }
+/* Splits that this rank has. */
+static inline int model_local_splits(const Model *m) { return m->tp.splits / m->tp.size; }
+/* Splits here of the queries that look at one head of keys: 1 where a split has whole heads. Where a head has
  * several, the gradients of its keys and values are sums over them, which ranks may share. */
-int model_key_leaves(const Model *m);
-/* Spans that this rank has, and how many of `tokens`, which are all that it has of something, one takes. */
-static inline int model_spans(const Model *m) {
-    return m->contexts.spans > 0 ? m->contexts.spans / m->contexts.ranks : 1;
+int model_key_splits(const Model *m);
+/* Exact chunks that this rank has, and how many of `tokens`, which are all that it has of something, one
+ * takes. */
+static inline int model_exact_chunks(const Model *m) {
+    return m->cp.exact_chunks > 0 ? m->cp.exact_chunks / m->cp.ranks : 1;
 }
-static inline int64_t model_span(const Model *m, int64_t tokens) { return tokens / model_spans(m); }
-/* Runs of its tokens that are next to each other among those of all ranks, and in one span; where the i-th
- * begins among all. */
+static inline int64_t model_exact_chunk(const Model *m, int64_t tokens) {
+    return tokens / model_exact_chunks(m);
+}
+/* Runs of its tokens that are next to each other among those of all ranks, and in one exact chunk; where the
+ * i-th begins among all. */
 static inline int model_runs(const Model *m) {
-    return model_spans(m) > model_stretches(m) ? model_spans(m) : model_stretches(m);
+    return model_exact_chunks(m) > model_cp_chunks(m) ? model_exact_chunks(m) : model_cp_chunks(m);
 }
 static inline int64_t model_run_first(const Model *m, int i) {
-    return model_token(m, m->contexts.place, i * (m->tokens / model_runs(m)));
+    return model_token(m, m->cp.place, i * (m->tokens / model_runs(m)));
 }
-/* Tokens in a leaf. */
-static inline int64_t model_token_leaf(const Model *m) {
-    return model_span(m, m->tokens) / m->sharing.leaves;
+/* Tokens in a split. */
+static inline int64_t model_token_split(const Model *m) {
+    return model_exact_chunk(m, m->tokens) / m->tp.splits;
 }
 /* Whether what a product makes of a slice must be the slice of what it makes of the whole. */
-static inline bool model_is_sliced(const Model *m) { return m->sharing.leaves > 1 || m->contexts.spans > 1; }
+static inline bool model_is_sliced(const Model *m) { return m->tp.splits > 1 || m->cp.exact_chunks > 1; }
 /* So many elements of the compute dtype on. */
 static inline void *model_at(const Model *m, const void *tensor, int64_t elements) {
     return (char *)(uintptr_t)tensor + (size_t)elements * dtype_bytes(m->compute);
 }
 /* Of a sum over a dimension that tp cuts, its own part of it, and over `terms` that no rank shares. */
-Leaves model_leaves(const Model *m, Dim dim);
-Leaves model_one_leaf(const Model *m, int64_t terms);
-/* The i-th leaf of this rank alone. */
-Leaves model_leaf(const Model *m, Dim dim, int i);
-Leaves model_vocabulary_leaf(const Model *m, int i); /* of which the last may be shorter */
-/* Whether several heads add to the gradient of one state, of which ranks may share each: leaf by leaf. */
+KSplit model_k_split(const Model *m, Dim dim);
+KSplit model_one_split(const Model *m, int64_t length);
+/* The i-th split of this rank alone. */
+KSplit model_split(const Model *m, Dim dim, int i);
+KSplit model_vocabulary_split(const Model *m, int i); /* of which the last may be shorter */
+/* Whether several heads add to the gradient of one state, of which ranks may share each: split by split. */
 bool model_has_heads_apart(const Model *m);
-/* Leaves that wait at once while those of this rank are added up, beside what becomes their sum where ranks
+/* Splits that wait at once while those of this rank are added up, beside what becomes their sum where ranks
  * have a place for that. */
-int model_leaf_depth(const Model *m);
+int model_split_depth(const Model *m);
 /* Rows of the embedding, and logits, that are here; learned positions. */
 EmbedRows model_vocabulary(const Model *m);
 EmbedRows model_learned(const Model *m);
-VocabLeaves model_vocabulary_leaves(const Model *m, const LossRecord *records);
+VocabSplit model_vocabulary_splits(const Model *m, const LossRecord *records);
 /* The tables of angles: bytes, taken from a pool, and computed (after commit). */
 size_t model_constants_bytes(const ModelConfig *c, int64_t positions);
 void model_layout_constants(Model *m, int64_t positions, Pool *constants);
@@ -211,16 +214,16 @@ DeviceNeeds model_device_needs(const Model *m);
 AttentionShape model_attention(const Model *m, int64_t layer);
 AttentionShape model_heads(const Model *m, int64_t layer);
 /* Runs of equally many queries by which a rank attends: gradients of keys and values are sums over all of
- * them, so these are cut as ranks of cp may share them, into spans. Where there are none, one; by keys, a run
- * is a stretch. Spans are added in the canonical tree, the first and the last, the second and the last but
- * one, ...: so each rank has a block of it. Where leaves share a head of keys too, each leaf's come to a sum
- * first, and those are added then. */
+ * them, so these are cut as ranks of cp may share them, into exact chunks. Where there are none, one; by
+ * keys, a run is a CP chunk. Exact chunks are added in the canonical tree, the first and the last, the second
+ * and the last but one, ...: so each rank has a block of it. Where splits share a head of keys too, each
+ * split's come to a sum first, and those are added then. */
 int model_query_runs(const Model *m);
 int model_query_run(const Model *m, int i); /* the i-th in that order */
 /* Terms that are there at once while they are added up. */
-int model_term_depth(const Model *m);
+int model_partial_depth(const Model *m);
 /* Whether gradients of keys and values are sums of terms at all, here or over ranks. */
-bool model_has_terms(const Model *m);
+bool model_has_partials(const Model *m);
 
 /* ---- what a unit is made of ---- */
 
@@ -232,39 +235,39 @@ typedef struct Sublayer {
     bool training; /* it is run in training alone */
 } Sublayer;
 static inline bool sublayer_alone(const Sublayer *s) { return !s->in && !s->out; }
-enum { UNIT_SUBLAYERS = 4, UNIT_PARTS = 28 };
+enum { UNIT_SUBLAYERS = 4, UNIT_OPS = 28 };
 
 /* Returns how many. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]);
 
-/* The parts first <= i < end of a unit, in forward order. */
-typedef struct Parts {
+/* The ops first <= i < end of a unit, in forward order. */
+typedef struct OpRange {
     int first, end;
-} Parts;
-Parts unit_parts(const ModelConfig *c, int unit); /* all of them */
-const char *unit_part_name(const ModelConfig *c, int unit, int part);
-const Product *unit_part_product(const ModelConfig *c, int unit, int part); /* NULL: it has none */
-bool unit_part_trains(const ModelConfig *c, int unit, int part); /* Sublayer.training, Part.trains */
+} OpRange;
+OpRange unit_ops(const ModelConfig *c, int unit); /* all of them */
+const char *unit_op_name(const ModelConfig *c, int unit, int op);
+const Product *unit_op_product(const ModelConfig *c, int unit, int op); /* NULL: it has none */
+bool unit_op_trains(const ModelConfig *c, int unit, int op); /* Sublayer.training, LayerOp.trains */
 /* Whether the policy makes it again before the backward pass. */
-bool unit_part_again(const ModelConfig *c, int unit, int part, Recompute policy);
+bool unit_op_recomputed(const ModelConfig *c, int unit, int op, Recompute policy);
 
 /* ---- collectives ---- */
 
 /* A row of one of a unit's layers. */
 typedef struct UnitCollective {
     const Collective *row;
-    int sublayer, first; /* the part of the unit that is the layer's first op */
+    int sublayer, first; /* the op of the unit that is the layer's first op */
 } UnitCollective;
 enum { UNIT_COLLECTIVES = 32 }; /* at most: sets of them have a bit each */
 /* Returns how many, in the order of layers and of their rows. */
 int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COLLECTIVES]);
-/* Its ops, parts of the unit, a bit each; and the part before which it stands. */
+/* Its ops, ops of the unit, a bit each; and the op before which it stands. */
 static inline uint32_t collective_ops(const UnitCollective *c) { return c->row->ops << c->first; }
 int collective_place(const UnitCollective *c);
-/* Parts that run where their experts are, if ranks share these out, a bit each. */
+/* Ops that run where their experts are, if ranks share these out, a bit each. */
 uint32_t unit_dispatched(const ModelConfig *c, int unit);
 /* Whether a model has it, whose tokens cp deals out so. */
-bool collective_applies(const ModelConfig *c, Contexts contexts, const Collective *row);
+bool collective_applies(const ModelConfig *c, CpGroup cp, const Collective *row);
 
 /* ---- memory ---- */
 
@@ -281,29 +284,29 @@ typedef struct UnitPass {
     const Pass *pass;
     int unit;
     char *slab, *keep, *scratch; /* NULL where the unit has no such memory */
-    /* Of the part that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or what follows
+    /* Of the op that makes and uses logits: all of it (0), the logits of chunk j (2j + 1), or what follows
      * from them (2j + 2). Between the two ranks exchange records. */
     int slice;
-    /* Of a backward pass one half of which is run: the other half of the same parts runs before or behind it
-     * in the same pass, while dx is what it was; else the weight half comes when dx has long gone on. */
+    /* Of a backward pass one half of which is run: the other half of the same ops runs before or behind it
+     * in the same pass, while dx is what it was; else wgrad comes when dx has long gone on. */
     bool together;
     void *out; /* [T, h] forward: the unit's output; the head has none */
     /* [T, h] backward: gradient of the unit's output on entry, of its input on return. The embedding only
-     * reads it, the head only writes it; HALF_WEIGHT alone leaves it alone in a block and in the head. */
+     * reads it, the head only writes it; WGRAD alone leaves it alone in a block and in the head. */
     void *dx;
 } UnitPass;
 
-/* The parts in ascending order. The head writes pass->losses. */
-void unit_forward(const UnitPass *u, Parts parts);
-/* Makes again, in ascending order, what the recompute policy dropped of these parts: before HALF_INPUT. */
-void unit_recompute(const UnitPass *u, Parts parts);
-/* The parts in descending order. */
-void unit_backward(const UnitPass *u, Half half, Parts parts);
+/* The ops in ascending order. The head writes pass->losses. */
+void unit_forward(const UnitPass *u, OpRange ops);
+/* Makes again, in ascending order, what the recompute policy dropped of these ops: before DGRAD. */
+void unit_recompute(const UnitPass *u, OpRange ops);
+/* The ops in descending order. */
+void unit_backward(const UnitPass *u, Grads grads, OpRange ops);
 
 /* ---- what ranks exchange ---- */
 
 /* The pass that a collective belongs to. */
-typedef enum PassKind { PASS_FORWARD, PASS_AGAIN, PASS_BACKWARD } PassKind;
+typedef enum PassKind { PASS_FORWARD, PASS_RECOMPUTE, PASS_BACKWARD } PassKind;
 
 /* What a row of a unit moves: tensor memory. */
 typedef struct Transfer {
@@ -318,7 +321,7 @@ typedef struct Transfer {
     int64_t inner_width;
 } Transfer;
 /* chunk: of logits, where the row is for each of them. */
-Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Half half, int chunk);
+Transfer unit_transfer(const UnitPass *u, int row, PassKind pass, Grads grads, int chunk);
 /* Before a transfer starts, and when it is there: what it comes from is packed, sums are rounded to where
  * they belong, with what the op and its adapters add. */
 void unit_pack(const UnitPass *u, int row);
@@ -334,41 +337,41 @@ int model_chunks(const Model *m);
 /* Chunks that heads take in a pass: each head takes all. */
 int model_head_chunks(const Model *m, bool training);
 int64_t model_chunk_rows(const Model *m, int chunk);
-int64_t model_chunk_first(const Model *m, int chunk); /* its first token */
-int model_chunk_span(const Model *m, int chunk);      /* no chunk has tokens of two */
+int64_t model_chunk_first(const Model *m, int chunk);    /* its first token */
+int model_logits_exact_chunk(const Model *m, int chunk); /* no chunk has tokens of two */
 
 /* ---- visits ---- */
 
-/* Rows of choices and the ranks of their experts (layer.h: Visits), of the parts by experts that begin with
- * `part`. Addresses are tensor memory. */
-typedef struct VisitedRows {
-    char *home, *away;
+/* Rows of choices and the ranks of their experts (layer.h: ExpertDispatch), of the ops by experts that begin
+ * with `op`. Addresses are tensor memory. */
+typedef struct DispatchRows {
+    char *local, *remote;
     size_t bytes; /* of a row */
     int times;    /* so many tensors, one behind the other; bytes of each: */
-    size_t home_step, away_step;
-} VisitedRows;
-typedef struct VisitTensors {
-    const int32_t *runs; /* [spans, E + 1] */
-    int32_t *all_runs;   /* [ranks, spans, E + 1] */
-    int32_t *own_runs;   /* [spans, ranks, own experts + 1] */
-    VisitedRows out[CARRIED], back[CARRIED];
+    size_t local_step, remote_step;
+} DispatchRows;
+typedef struct DispatchTensors {
+    const int32_t *runs; /* [exact chunks, E + 1] */
+    int32_t *all_runs;   /* [ranks, exact chunks, E + 1] */
+    int32_t *own_runs;   /* [exact chunks, ranks, own experts + 1] */
+    DispatchRows out[DISPATCH_TENSORS], back[DISPATCH_TENSORS];
     int out_count, back_count;
-} VisitTensors;
-VisitTensors unit_visit(const UnitPass *u, int part, VisitWay way);
+} DispatchTensors;
+DispatchTensors unit_dispatch(const UnitPass *u, int op, DispatchPass way);
 /* Bytes that a choice sends away, and gets back. */
-size_t unit_visit_bytes(const Model *m, int unit, int part, VisitWay way);
-void unit_leave(const UnitPass *u, int part, VisitWay way);
-void unit_work(const UnitPass *u, int part, VisitWay way, const Visitors *v);
-void unit_arrive(const UnitPass *u, int part, VisitWay way);
+size_t unit_dispatch_bytes(const Model *m, int unit, int op, DispatchPass way);
+void unit_permute(const UnitPass *u, int op, DispatchPass way);
+void unit_experts(const UnitPass *u, int op, DispatchPass way, const RemoteRows *v);
+void unit_unpermute(const UnitPass *u, int op, DispatchPass way);
 
 /* ---- costs ---- */
 
 /* FLOPs of one token in each unit, [L + 2]: products of the matrices, causal attention over `context` tokens
  * (half of what a full one takes, less where windows end before), nothing for norms and activation functions.
- * As they are done: what is recomputed is in the input half of the backward pass, and the head makes both its
+ * As they are done: what is recomputed is in dgrad, and the head makes both its
  * gradients with its forward pass. */
 void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context, Cost *units);
-/* The same of a part, without what is made again. */
-Cost unit_part_cost(const ModelConfig *c, int unit, int part, int64_t context);
+/* The same of an op, without what is recomputed. */
+Cost unit_op_cost(const ModelConfig *c, int unit, int op, int64_t context);
 
 #endif

@@ -5,7 +5,7 @@
 Dtype flat_dtype(Flat flat, Dtype compute) { return flat_of_vectors(flat) ? DTYPE_F32 : compute; }
 
 /* Places count elements; what an element takes depends on the flat. NULL where the unit's are not gathered: a
- * weight half alone asks for some, and reads none. */
+ * wgrad alone asks for some, and reads none. */
 static const void *weight(const Weights *w, const Param *p) {
     const char *flat = w->units[p->unit].flats[p->flat];
     return flat ? flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute)) : NULL;
@@ -14,7 +14,7 @@ static const void *weight(const Weights *w, const Param *p) {
 const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
 const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, p); }
 
-/* Rows of leaves make a flat so many times as long, and leave its order. What continues another vector is one
+/* Rows of splits make a flat so many times as long, and leave its order. What continues another vector is one
  * with it for the op that adds to both, and has one row, as that has: its place is behind it. An MLP without
  * gate has only what would continue the gate's. */
 size_t gradient_place(const Gradients *g, const Param *p) {
@@ -25,20 +25,21 @@ size_t gradient_place(const Gradients *g, const Param *p) {
 }
 
 /* Gradients are fp32 in every flat. */
-float *gradient_of(const Gradients *g, const Param *p) { return gradient_of_span(g, p, 0); }
+float *gradient_of(const Gradients *g, const Param *p) { return gradient_of_exact_chunk(g, p, 0); }
 
-float *gradient_of_span(const Gradients *g, const Param *p, int span) {
-    return g->units[p->unit].flats[p->flat] + (size_t)span * gradient_span(g, p->unit, p->flat) +
-           gradient_place(g, p);
+float *gradient_of_exact_chunk(const Gradients *g, const Param *p, int exact_chunk) {
+    return g->units[p->unit].flats[p->flat] +
+           (size_t)exact_chunk * gradient_exact_chunk(g, p->unit, p->flat) + gradient_place(g, p);
 }
 
-float *gradient_tied(const Gradients *g, int span) {
+float *gradient_tied(const Gradients *g, int exact_chunk) {
     int last = g->table->units;
-    return g->units[last].flats[FLAT_MATRICES] + (size_t)span * gradient_span(g, last, FLAT_MATRICES);
+    return g->units[last].flats[FLAT_MATRICES] +
+           (size_t)exact_chunk * gradient_exact_chunk(g, last, FLAT_MATRICES);
 }
 
 /* The tied head's is laid out as the embedding's. */
-size_t gradient_span(const Gradients *g, int unit, Flat flat) {
+size_t gradient_exact_chunk(const Gradients *g, int unit, Flat flat) {
     size_t rows = flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
     return rows * g->table->flats[unit < g->table->units ? unit : 0][flat];
 }

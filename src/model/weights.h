@@ -25,13 +25,13 @@ const float *weights_vector(const Weights *w, const Param *p);
 const void *weights_matrix(const Weights *w, const Param *p);
 
 /* Gradients, fp32, laid out as the weights of a unit. Where the last unit reads the embedding too (it is tied
- * to the head, or a module looks tokens up), what comes of that is a unit of its own, behind the last: it is
- * added to the embedding's once a step, so that its order does not depend on the schedule. */
+ * to the head, or an MTP module looks tokens up), what comes of that is a unit of its own, behind the last:
+ * it is added to the embedding's once a step, so that its order does not depend on the schedule. */
 typedef struct UnitGradients {
     float *flats[FLATS];
 } UnitGradients;
 
-/* Where tokens have spans (unit.h: Contexts), a flat is there as often as this rank has of them. */
+/* Where tokens have exact chunks (unit.h: CpGroup), a flat is there as often as this rank has of them. */
 typedef struct Gradients {
     const ParamTable *table;
     UnitGradients *units; /* [units + 1] */
@@ -40,11 +40,11 @@ typedef struct Gradients {
 } Gradients;
 
 float *gradient_of(const Gradients *g, const Param *p);
-float *gradient_of_span(const Gradients *g, const Param *p, int span);
+float *gradient_of_exact_chunk(const Gradients *g, const Param *p, int exact_chunk);
 /* Tied: of what the last unit reads of the embedding, as all of unit 0. */
-float *gradient_tied(const Gradients *g, int span);
-/* Elements from one span's flat to the next one's. */
-size_t gradient_span(const Gradients *g, int unit, Flat flat);
+float *gradient_tied(const Gradients *g, int exact_chunk);
+/* Elements from one exact chunk's flat to the next one's. */
+size_t gradient_exact_chunk(const Gradients *g, int unit, Flat flat);
 /* Elements before it in the gradient of its flat. */
 size_t gradient_place(const Gradients *g, const Param *p);
 

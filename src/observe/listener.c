@@ -129,7 +129,7 @@ static int start(Listener *l, const char *run_dir, char **argv, int log) {
 
 /* The log is opened first: without it the program is not started. Our descriptor of it is closed once the
  * child has its own. `words` have no NULL at their end, which an argv needs. */
-void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *said) {
+void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *message) {
     char **argv = mem_alloc_array(count + 1, sizeof *argv), name[80],
          *path = path_join(run_dir, LISTENER_LOG);
     Error err = {.message = ""};
@@ -138,11 +138,11 @@ void listener_open(Listener *l, const char *run_dir, size_t count, char *const *
     *l =
         (Listener){.fd = -1, .name = mem_strdup(error_escape(name, sizeof name, words[0], strlen(words[0])))};
     if (file_open_own(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, &log, &err) != OK) {
-        text_printf(said, "metrics.command: %s is not started: %s", l->name, err.message);
+        text_printf(message, "metrics.command: %s is not started: %s", l->name, err.message);
     } else {
         int failed = start(l, run_dir, argv, log);
         if (failed)
-            text_printf(said, "metrics.command: %s cannot be started (%s): the run goes on without it",
+            text_printf(message, "metrics.command: %s cannot be started (%s): the run goes on without it",
                         l->name, strerror(failed));
         close(log);
     }
@@ -165,11 +165,11 @@ static bool look_at_end(const Listener *l, int options, int *status) {
 
 static bool has_ended(const Listener *l, int *status) { return look_at_end(l, WNOHANG, status); }
 
-static void add_end(int status, Text *said) {
+static void add_end(int status, Text *message) {
     if (WIFSIGNALED(status))
-        text_printf(said, "was killed by signal %d", WTERMSIG(status));
+        text_printf(message, "was killed by signal %d", WTERMSIG(status));
     else
-        text_printf(said, "ended with status %d", WEXITSTATUS(status));
+        text_printf(message, "ended with status %d", WEXITSTATUS(status));
 }
 
 /* The end of the file, for the program; without a pipe nothing happens. */
@@ -179,23 +179,23 @@ static void close_pipe(Listener *l) {
 }
 
 /* It reads no more: it has ended, or closed its stdin. What became of it shows when it is reaped. */
-static void lost(Listener *l, Text *said) {
+static void lost(Listener *l, Text *message) {
     int status;
     close_pipe(l);
-    text_printf(said, "metrics.command: %s ", l->name);
+    text_printf(message, "metrics.command: %s ", l->name);
     if (has_ended(l, &status)) {
         kill(-l->child, SIGTERM);
-        add_end(status, said);
+        add_end(status, message);
     } else {
-        text_puts(said, "closed its standard input");
+        text_puts(message, "closed its standard input");
     }
-    text_printf(said, " after %lld records: the run goes on without it; %s has what it printed",
+    text_printf(message, " after %lld records: the run goes on without it; %s has what it printed",
                 (long long)l->taken, LISTENER_LOG);
 }
 
 /* A short write cannot be: up to PIPE_BUF bytes go whole or not at all (L1). Any failure but EPIPE counts as
  * a record that did not fit: the next one may. */
-void listener_send(Listener *l, const char *line, size_t length, Text *said) {
+void listener_send(Listener *l, const char *line, size_t length, Text *message) {
     ssize_t written;
     if (l->fd < 0) return;
     if (length > PIPE_BUF) {
@@ -207,15 +207,15 @@ void listener_send(Listener *l, const char *line, size_t length, Text *said) {
     if (written == (ssize_t)length) {
         l->taken++;
     } else if (errno == EPIPE) {
-        lost(l, said);
+        lost(l, message);
     } else {
         l->left_out++;
-        if (!l->told)
-            text_printf(said,
+        if (!l->reported)
+            text_printf(message,
                         "metrics.command: %s does not keep up: from here on it gets the records that it has "
                         "room for",
                         l->name);
-        l->told = true;
+        l->reported = true;
     }
 }
 
@@ -257,33 +257,33 @@ static void clear_group(Listener *l) {
 
 /* Silent when a program ended well, or had been said to have gone before (`listening` false). Otherwise it
  * goes on with the sentence that stands in `said`, if there is one: all is told at once. */
-static void add_ending(Listener *l, bool listening, double seconds, Text *said) {
+static void add_ending(Listener *l, bool listening, double seconds, Text *message) {
     int status = 0;
     bool ended = ends_within(l, seconds, &status);
     if (!ended) put_down(l, &status);
     clear_group(l);
     if (ended && (!listening || status == 0)) return;
-    if (said->length)
-        text_puts(said, "; it ");
+    if (message->length)
+        text_puts(message, "; it ");
     else
-        text_printf(said, "metrics.command: %s ", l->name);
+        text_printf(message, "metrics.command: %s ", l->name);
     if (!ended) {
-        text_printf(said, "had not ended after metrics.command_wait_s = %g s, and was ended", seconds);
+        text_printf(message, "had not ended after metrics.command_wait_s = %g s, and was ended", seconds);
     } else {
-        add_end(status, said);
-        text_printf(said, "; %s has what it printed", LISTENER_LOG);
+        add_end(status, message);
+        text_printf(message, "; %s has what it printed", LISTENER_LOG);
     }
 }
 
 /* The pipe first: most programs end when their input does, and only what stays is waited for. */
-void listener_close(Listener *l, double seconds, Text *said) {
+void listener_close(Listener *l, double seconds, Text *message) {
     if (!l->name) return;
     bool listening = l->fd >= 0;
     close_pipe(l);
     if (l->left_out > 0)
-        text_printf(said, "metrics.command: %s did not keep up: %lld records were left out, it got %lld",
+        text_printf(message, "metrics.command: %s did not keep up: %lld records were left out, it got %lld",
                     l->name, (long long)l->left_out, (long long)l->taken);
-    if (l->child > 0) add_ending(l, listening, seconds, said);
+    if (l->child > 0) add_ending(l, listening, seconds, message);
     free(l->name);
     *l = (Listener){.fd = -1};
 }

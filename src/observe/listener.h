@@ -28,16 +28,16 @@ typedef struct Listener {
     pid_t child; /* 0: none */
     char *name;  /* as it may be printed */
     int64_t taken, left_out;
-    bool told; /* of the first record that was left out */
+    bool reported; /* of the first record that was left out */
 } Listener;
 
 /* Each of these puts into `said` what there is to say, in one sentence, and at most once in a run: that it
  * could not be started; that it ended; that a record was left out; at the end, how many were, and that it had
  * to be ended. words[0] exists. `said` stays empty when there is nothing. */
-void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *said);
+void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *message);
 /* A record, a line with its newline. */
-void listener_send(Listener *l, const char *line, size_t length, Text *said);
+void listener_send(Listener *l, const char *line, size_t length, Text *message);
 /* Waits at most `seconds`, and a little. A listener that is not open, or zeroed, is fine. */
-void listener_close(Listener *l, double seconds, Text *said);
+void listener_close(Listener *l, double seconds, Text *message);
 
 #endif

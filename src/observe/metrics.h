@@ -33,7 +33,7 @@ typedef struct StepMetrics {
     double loss, grad_norm;                /* grad_norm before clipping */
     double z_loss;                         /* beside the loss, not part of it; NaN without train.z_loss */
     double balance_loss;                   /* of experts, likewise; NaN without output_router_logits */
-    double loss_2, loss_3, loss_4, loss_5; /* of further heads, by how many tokens on; NaN without them */
+    double loss_2, loss_3, loss_4, loss_5; /* of MTP heads, by how many tokens on; NaN without them */
     double expert_imbalance; /* tokens of an expert, largest / mean, in the worst layer; NaN: no experts */
     int64_t dead_experts;    /* of all layers, without a token in this step */
     double noise_scale;      /* in targets, over the last steps; NaN: not measured, or not known yet */

@@ -120,7 +120,7 @@ static void write_planned(Trace *tr, const TimedStep *step) {
 static void describe_place(Action a, char *out, size_t size) {
     Text name = {0};
     collective_name(a, &name);
-    snprintf(out, size, " %s at part %d", name.data, a.parts.first);
+    snprintf(out, size, " %s at part %d", name.data, a.ops.first);
     text_free(&name);
 }
 
@@ -187,7 +187,7 @@ static int compare_places(const void *a, const void *b) {
 
 /* The weight half of a backward pass waits for nobody. */
 static bool takes_messages(ActionKind kind) {
-    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN;
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_DGRAD;
 }
 
 /* Passes of one pipeline in order; the caller frees them. A pipeline is the ranks `rank`, rank +

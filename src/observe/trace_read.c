@@ -107,7 +107,16 @@ static const char *new_name(const char *name) {
                                          "RECORDS",  "SUM_WEIGHTS", "SUM_LATENTS"};
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
         if (strcmp(name, starts[i]) == 0) return action_name(ACT_COLLECTIVE);
+    static const struct {
+        const char *was;
+        ActionKind kind;
+    } renamed[] = {
+        {"BWD_IN", ACT_DGRAD}, {"BWD_W", ACT_WGRAD}, {"AGAIN", ACT_RECOMPUTE}, {"LEAVES", ACT_SUM_PARTIALS}};
+    for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++)
+        if (strcmp(name, renamed[i].was) == 0) return action_name(renamed[i].kind);
     if (strcmp(name, "VISIT_X") == 0) return action_name(ACT_DISPATCH);
+    if (strcmp(name, "COLLECT") == 0) return action_name(ACT_MATRIX_GATHER);
+    if (strcmp(name, "RETURN") == 0) return action_name(ACT_MATRIX_SCATTER);
     return strcmp(name, "CROSSED") == 0 ? action_name(ACT_WAIT) : name;
 }
 

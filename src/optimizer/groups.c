@@ -180,7 +180,7 @@ static ErrorCode check_kept(const ParamGroup *from, int item, int kept, Error *e
 }
 
 /* What its optimizer is not for goes to a group behind all others; there is room for one of each. */
-static ErrorCode set_apart(ParamGroups *g, int item, const ParamTable *t, Error *err) {
+static ErrorCode set_separate_group(ParamGroups *g, int item, const ParamTable *t, Error *err) {
     ParamGroup *from = &g->items[item], beside = *from;
     int kept = 0, moved = 0;
     if (!from->optimizer->matrices || from->frozen) return OK;
@@ -255,7 +255,7 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     ErrorCode code = OK;
     for (int i = 0; i < rest && code == OK; i++) code = add_group(g, i, &given[i], &o->settings, t, err);
     give_rest(g, rest, t);
-    for (int i = 0; i <= rest && code == OK; i++) code = set_apart(g, i, t, err);
+    for (int i = 0; i <= rest && code == OK; i++) code = set_separate_group(g, i, t, err);
     if (code == OK) set_taken(g, rest, t, BASE);
     if (code == OK) set_taken(g, rest, t, FIXED);
     if (code == OK) param_groups_count(g, t, NULL);

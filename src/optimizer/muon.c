@@ -16,7 +16,7 @@
  *
  *     figure | x [rows, cols] | next x [rows, cols] | A [m, m] | A^2, then the polynomial [m, m]
  *
- * Elsewhere called: Newton-Schulz, distributed Muon (program/makers.h). */
+ * Elsewhere called: Newton-Schulz, distributed Muon (program/owners.h). */
 #include <math.h>
 
 #include "device/pool.h"
@@ -90,7 +90,7 @@ static double flops(const ParamMatrix *m) {
 
 static void product(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const float *a,
                     const float *b, float *c) {
-    OP(d, OP_GEMM, gemm, trans_a, trans_b, m, n, k, a, b, DTYPE_F32, c, DTYPE_F32, n, false, NO_LEAVES);
+    OP(d, OP_GEMM, gemm, trans_a, trans_b, m, n, k, a, b, DTYPE_F32, c, DTYPE_F32, n, false, NO_SPLIT);
 }
 
 /* x becomes what the iteration makes of it; the two places of x change. */
@@ -99,7 +99,7 @@ static void iterate(Device *d, const ParamMatrix *m, Quintic q, Room *r) {
     bool wide = rows <= cols;
     product(d, !wide, wide, least, least, wide ? cols : rows, r->x, r->x, r->gram);
     product(d, false, false, least, least, least, r->gram, r->gram, r->square);
-    OP(d, OP_MUON_QUINTIC, muon_quintic, least, q.a, q.b, q.c, r->gram, r->square);
+    OP(d, OP_NEWTON_SCHULZ, newton_schulz, least, q.a, q.b, q.c, r->gram, r->square);
     product(d, false, false, rows, cols, least, wide ? r->square : r->x, wide ? r->x : r->square, r->next);
     float *made = r->next;
     r->next = r->x, r->x = made;
@@ -125,7 +125,7 @@ static void direct(Device *d, const OptimizerSettings *s, const OptimizerStep *s
     StateStore store = r->store;
     size_t before = (size_t)m->first * dtype_bytes(store.type);
     store.first = number;
-    OP(d, OP_MUON_DIRECTION, muon_direction, shape_of(m), o, store, step, r->grad + m->first,
+    OP(d, OP_MUON_MOMENTUM, muon_momentum, shape_of(m), o, store, step, r->grad + m->first,
        (char *)r->state[0] + before, x);
 }
 
@@ -136,7 +136,7 @@ static float *turn(Device *d, const OptimizerSettings *s, const ParamMatrix *m, 
     OP(d, OP_ZERO, zero, room.figure, sizeof *room.figure);
     OP(d, OP_GRAD_STATS, grad_stats, m->rows * m->cols, room.x, 2.0, &room.figure->unit,
        &room.figure->squares);
-    OP(d, OP_MUON_UNIT, muon_unit, m->rows * m->cols, &room.figure->squares,
+    OP(d, OP_MUON_NORMALISE, muon_normalise, m->rows * m->cols, &room.figure->squares,
        iterations[s->muon_coefficients].slack, room.x);
     for (int i = 0; i < ITERATIONS; i++) iterate(d, m, iterations[s->muon_coefficients].step[i], &room);
     return room.x;
@@ -148,7 +148,7 @@ static void descend(Device *d, const OptimizerSettings *s, const OptimizerStep *
            inputs = (double)(r->of->transposed ? whole->rows : whole->cols);
     Muon o = {.weight_decay = (float)r->weight_decay,
               .scale = (float)scale_of(s->muon_scale, outputs, inputs)};
-    OP(d, OP_MUON_DESCEND, muon_descend, shape_of(m), o, step, x, r->param + m->first,
+    OP(d, OP_MUON_APPLY, muon_apply, shape_of(m), o, step, x, r->param + m->first,
        r->copy ? r->copy + m->first : NULL);
 }
 

@@ -54,16 +54,16 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
  * number of microbatches; `copies`: what a checkpoint holds of them, too. */
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute,
                           bool copies) {
-    double shards = mesh_size(&l->mesh, MESH_SHARDS), share = elements / shards;
+    double shards = mesh_size(&l->mesh, MESH_SHARDS), shard = elements / shards;
     bool exact = c->train.numerics == NUMERICS_EXACT;
     bool whole = program_sync((GradientSync)c->train.gradient_sync, (int)shards,
                               mesh_size(&l->mesh, MESH_REPLICAS), l->microbatches) == SYNC_STEP;
     double saved = !copies ? 0 : c->checkpoint.dtype == STORE_BF16 ? 8 : 4;
-    double gradients = (whole ? elements : share) * (exact ? 8 : 4) + (exact ? share * 4 : 0);
+    double gradients = (whole ? elements : shard) * (exact ? 8 : 4) + (exact ? shard * 4 : 0);
     double read = shards > 1    ? elements * compute
-                  : compute < 4 ? share * compute
+                  : compute < 4 ? shard * compute
                                 : 0; /* gathered, or the compute copy */
-    return share * (4 + saved) + (copies ? 2 : 1) * states / shards + gradients + read;
+    return shard * (4 + saved) + (copies ? 2 : 1) * states / shards + gradients + read;
 }
 
 /* Microbatches whose activations a stage keeps at most, by walking each rank's order: from F to the pass that
@@ -95,7 +95,7 @@ static ErrorCode estimate(Fit *f, Error *err) {
     ErrorCode code = param_groups_build(&g, &c->optimizer, &m.table, err);
     for (int u = 0; u < m.table.units && code == OK; u++) {
         f->fixed[u] = fixed_bytes(f->l, c, (double)param_unit_size(&m.table, u), state_bytes(&m.table, &g, u),
-                                  (double)dtype_bytes(compute), !d.apart);
+                                  (double)dtype_bytes(compute), !d.separate_memory);
         f->activation[u] = (double)unit_slab_bytes(&m, u) +
                            (f->l->schedule.split_backward ? (double)unit_keep_bytes(&m, u) : 0);
     }

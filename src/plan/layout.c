@@ -148,7 +148,7 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 /* One measure for all: splits, simulations, forecasts and balance count in these FLOPs of a token. */
 void layout_unit_costs(const Config *c, StageCost *units) {
     ModelConfig m = c->model.shape;
-    m.expert_ranks = c->mesh.ep; /* what visits is made again, and both halves of its backward pass are one */
+    m.expert_ranks = c->mesh.ep; /* what visits is recomputed, and dgrad and wgrad are one */
     m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* copies are made by each rank */
     model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
 }

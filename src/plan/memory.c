@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "program/makers.h"
+#include "program/owners.h"
 
 Arena buffer_arena(BufferKind kind) {
     if (kind == BUFFER_GATHERED) return ARENA_GATHERED;
@@ -63,16 +63,16 @@ size_t batch_array_offset(const Model *m, int array) {
     return (size_t)array * each + (array > BATCH_FIRST_KEY ? all - each : 0);
 }
 
-int program_further_heads(const Program *p) {
-    return p->training && partition_runs(p->partition, p->units - 1) ? (int)p->model->further_heads : 0;
+int program_mtp_heads(const Program *p) {
+    return p->training && partition_runs(p->partition, p->units - 1) ? (int)p->model->mtp_depth : 0;
 }
 
-bool program_has_module(const Program *p) { return program_further_heads(p) > 0 && p->model->further_module; }
+bool program_has_mtp_module(const Program *p) { return program_mtp_heads(p) > 0 && p->model->mtp_module; }
 
 static size_t batch_bytes(const Program *p, const Model *m) {
-    int further = 2 * program_further_heads(p) + program_has_module(p);
-    size_t arrays = batch_array_offset(m, BATCH_ARRAYS + further),
-           records = (size_t)(model_records(m) * m->contexts.ranks);
+    int mtp = 2 * program_mtp_heads(p) + program_has_mtp_module(p);
+    size_t arrays = batch_array_offset(m, BATCH_ARRAYS + mtp),
+           records = (size_t)(model_records(m) * m->cp.ranks);
     return pool_round(arrays + (p->evaluates ? records * sizeof(LossRecord) : 0));
 }
 
@@ -139,8 +139,8 @@ static void name_reduced(Naming *n, Action a) {
         name(n, buffer_of_flat(first, (Flat)f), a.unit);
 }
 
-/* A forward pass writes its output into the slab of the unit above. The weight half alone reads what the
- * input half kept, and the embedding's reads the gradient that came down to it. */
+/* A forward pass writes its output into the slab of the unit above. Wgrad alone reads what dgrad kept, and
+ * the embedding's reads the gradient that came down to it. */
 static void name_pass(Naming *n, Action a) {
     const Program *p = n->p;
     int u = a.unit;
@@ -150,21 +150,21 @@ static void name_pass(Naming *n, Action a) {
         bool here = partition_runs(p->partition, u + 1);
         name(n, here ? BUFFER_SLAB : BUFFER_OUTPUT, here ? u + 1 : u);
     }
-    if (a.kind == ACT_BWD || a.kind == ACT_BWD_IN) name(n, BUFFER_GRADIENT, gradient_unit(p, u));
-    if (a.kind == ACT_BWD_W && u == 0)
-        name(n, BUFFER_GRADIENT, gradient_unit(p, u)); /* the embedding's weight half reads it */
-    if (a.kind == ACT_BWD_IN || a.kind == ACT_BWD_W) name(n, BUFFER_KEEP, u);
+    if (a.kind == ACT_BWD || a.kind == ACT_DGRAD) name(n, BUFFER_GRADIENT, gradient_unit(p, u));
+    if (a.kind == ACT_WGRAD && u == 0)
+        name(n, BUFFER_GRADIENT, gradient_unit(p, u)); /* the embedding's wgrad reads it */
+    if (a.kind == ACT_DGRAD || a.kind == ACT_WGRAD) name(n, BUFFER_KEEP, u);
     name_gradients(n, a);
 }
 
-/* What ranks exchange touches what the pass does that it belongs to; so does what is made again for one. */
+/* What ranks exchange touches what the pass does that it belongs to; so does what is recomputed for one. */
 static void name_exchange(Naming *n, Action a) {
-    a.kind = a.kind == ACT_AGAIN || a.pass == ACT_AGAIN ? a.before : a.pass;
+    a.kind = a.kind == ACT_RECOMPUTE || a.pass == ACT_RECOMPUTE ? a.before : a.pass;
     name_pass(n, a);
 }
 
-/* Leaves are the engine's; what they are added up to may be a microbatch's. */
-static void name_leaves(Naming *n, Action a) {
+/* Splits are the engine's; what they are added up to may be a microbatch's. */
+static void name_partials(Naming *n, Action a) {
     BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
     if (a.microbatch >= 0) name(n, buffer_of_flat(first, FLAT_VECTORS), a.unit);
 }
@@ -178,9 +178,9 @@ static int name_buffers(Naming n, Action a) {
     case ACT_RELEASE: name(&n, BUFFER_GATHERED, a.unit); break;
     case ACT_FWD:
     case ACT_BWD:
-    case ACT_BWD_IN:
-    case ACT_BWD_W: name_pass(&n, a); break;
-    case ACT_AGAIN:
+    case ACT_DGRAD:
+    case ACT_WGRAD: name_pass(&n, a); break;
+    case ACT_RECOMPUTE:
     case ACT_COLLECTIVE:
     case ACT_WAIT:
     case ACT_DISPATCH: name_exchange(&n, a); break;
@@ -188,14 +188,14 @@ static int name_buffers(Naming n, Action a) {
     case ACT_SEND_F: name(&n, BUFFER_OUTPUT, a.unit); break;
     case ACT_RECV_B:
     case ACT_SEND_B: name(&n, BUFFER_GRADIENT, gradient_unit(p, a.unit)); break;
-    case ACT_LEAVES: name_leaves(&n, a); break;
+    case ACT_SUM_PARTIALS: name_partials(&n, a); break;
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
     case ACT_REDUCED: name_reduced(&n, a); break;
     case ACT_TIE:
     case ACT_NORM:
-    case ACT_COLLECT:
-    case ACT_RETURN:
+    case ACT_MATRIX_GATHER:
+    case ACT_MATRIX_SCATTER:
     case ACT_UPDATE:
     case ACT_KINDS: break; /* in memory that the engine holds throughout */
     }
@@ -325,10 +325,10 @@ static void place(MemoryPlan *plan) {
 
 size_t gradient_room(const Program *p, int unit, Flat flat) {
     const Partition *part = p->partition;
-    const Share *s = &part->share[unit][flat];
+    const FlatShard *s = &part->flat_shard[unit][flat];
     CommType type = p->exact ? COMM_I64 : COMM_F32;
     return (size_t)(s->whole + comm_sum_spare(program_inner_ranks(p, s), part->replicas, s->shard,
-                                              part->replica, type, s->parts));
+                                              part->replica, type, s->ranges));
 }
 
 /* Reduced once a step: until then a rank adds up its own gradients of the whole flat. Reduced more often,
@@ -337,19 +337,21 @@ bool gradient_sums_are_whole(const Program *p) { return p->sync == SYNC_STEP; }
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
-    size_t each = p->exact ? 1 : gradients_of(p, flat); /* spans are of exact numerics alone, and rounded */
+    size_t each =
+        p->exact ? 1 : gradients_of(p, flat); /* exact chunks are of exact numerics alone, and rounded */
     if (!partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round(element * (gradient_sums_are_whole(p) ? each * gradient_room(p, unit, flat)
-                                                            : (size_t)p->partition->share[unit][flat].count));
+    return pool_round(element * (gradient_sums_are_whole(p)
+                                     ? each * gradient_room(p, unit, flat)
+                                     : (size_t)p->partition->flat_shard[unit][flat].count));
 }
 
 /* fp32 results of fixed-point sums; without them a share is read where it was summed. */
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
     if (!p->exact || !partition_makes_gradient(p->partition, unit)) return 0;
-    return pool_round((size_t)p->partition->share[unit][flat].count * sizeof(float));
+    return pool_round((size_t)p->partition->flat_shard[unit][flat].count * sizeof(float));
 }
 
-size_t gradient_leaf_bytes(const Program *p, int unit) {
+size_t gradient_partials_bytes(const Program *p, int unit) {
     size_t rows = (size_t)partition_rows(p->partition);
     if (rows == 1 || unit >= p->units || !partition_makes_gradient(p->partition, unit)) return 0;
     return pool_round(rows * gradients_of(p, FLAT_VECTORS) *
@@ -368,10 +370,10 @@ size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int sou
 
 /* One workspace serves all reductions on an axis in turn, so it is as large as the largest of any unit needs.
  * Buckets depend on the largest part, which all ranks know, and not on a rank's own: they must cut alike. */
-static size_t reduction_bytes(const Program *p, const Share *s) {
+static size_t reduction_bytes(const Program *p, const FlatShard *s) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
-    int64_t largest = comm_largest(s->parts, s->shards);
+    int64_t largest = comm_largest(s->ranges, s->shards);
     size_t scatter = s->shards > 1 ? comm_reduce_scatter_workspace(s->shards, type, largest) : 0;
     size_t all = part->replicas > 1
                      ? comm_sum_outer_workspace(program_inner_ranks(p, s), part->replicas, type, s->count)
@@ -399,12 +401,12 @@ static void plan_communication(MemoryPlan *plan, const Program *p) {
     bool embedding = partition_runs(part, 0), head = partition_runs(part, p->units - 1);
     plan->reductions = (part->shards > 1) + (part->replicas > 1) + partition_splits_shards(part);
     if (part->tied && embedding != head)
-        plan->tie = pool_round((size_t)part->share[0][FLAT_MATRICES].count * sizeof(float));
+        plan->tie = pool_round((size_t)part->flat_shard[0][FLAT_MATRICES].count * sizeof(float));
 }
 
 static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat flat) {
     if (!partition_makes_gradient(p->partition, unit)) return;
-    size_t reduction = reduction_bytes(p, &p->partition->share[unit][flat]);
+    size_t reduction = reduction_bytes(p, &p->partition->flat_shard[unit][flat]);
     plan->gradients += gradient_sum_bytes(p, unit, flat) + gradient_owned_bytes(p, unit, flat);
     if (reduction > plan->reduction) plan->reduction = reduction;
 }
@@ -414,7 +416,7 @@ static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat fl
 static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     plan->states = mem_alloc_array((size_t)p->table->count * PARAM_STATES, sizeof *plan->states);
     for (int i = 0; i < p->table->count; i++) {
-        size_t count = (size_t)partition_piece(p, &p->table->params[i]).count;
+        size_t count = (size_t)partition_segment(p, &p->table->params[i]).count;
         for (int k = 0; k < param_states(g, i); k++) {
             plan->states[i * PARAM_STATES + k] = plan->optimizer;
             plan->optimizer += pool_round(count * param_state_width(g, i, k));
@@ -426,10 +428,10 @@ static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups 
 static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     for (int i = 0; i < p->table->count; i++) {
         const Param *param = &p->table->params[i];
-        bool alone = partition_piece(p, param).count > 0 && makers_of(p, i) < 0;
+        bool alone = partition_segment(p, param).count > 0 && owner_of_matrices(p, i) < 0;
         plan->scratch = most_of(plan->scratch, alone ? pool_round(param_scratch_bytes(g, i, param)) : 0);
     }
-    for (int u = 0; u < p->table->units; u++) plan->scratch = most_of(plan->scratch, makers_scratch(p, g, u));
+    for (int u = 0; u < p->table->units; u++) plan->scratch = most_of(plan->scratch, owners_scratch(p, g, u));
 }
 
 static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups *optimizer) {
@@ -437,7 +439,7 @@ static void plan_training(MemoryPlan *plan, const Program *p, const ParamGroups 
     plan_update(plan, p->partition, optimizer);
     for (int u = 0; u <= p->units; u++) {
         for (int f = 0; f < GRADIENT_FLATS; f++) plan_gradients(plan, p, u, (Flat)f);
-        plan->gradients += gradient_leaf_bytes(p, u);
+        plan->gradients += gradient_partials_bytes(p, u);
     }
     plan_states(plan, p->partition, optimizer);
 }
@@ -457,8 +459,9 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
     const Model *m = spec->model;
     size_t owned = p->partition->owned, vectors = p->partition->vectors;
-    *plan = (MemoryPlan){
-        .apart = spec->apart, .piece = spec->piece, .device_scratch = pool_round(spec->device_scratch)};
+    *plan = (MemoryPlan){.separate_memory = spec->separate_memory,
+                         .granularity = spec->granularity,
+                         .device_scratch = pool_round(spec->device_scratch)};
     collect(plan, p, m);
     place(plan);
     plan->scratch = pool_round(model_scratch_bytes(m));
@@ -477,7 +480,7 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->exchange = exchange_bytes(p, m, spec->optimizer != NULL);
     if (spec->optimizer) plan_training(plan, p, spec->optimizer);
     if (spec->optimizer && spec->probes) plan_probes(plan, p, m);
-    if (plan->apart) plan->pinned = spec->pinned + found + plan->probe.slots;
+    if (plan->separate_memory) plan->pinned = spec->pinned + found + plan->probe.slots;
 }
 
 void memory_plan_free(MemoryPlan *plan) {
@@ -520,7 +523,7 @@ size_t memory_plan_pools(const MemoryPlan *plan) {
 size_t memory_plan_taken(const MemoryPlan *plan) {
     size_t pools[POOLS], sum = 0;
     list_pools(plan, pools);
-    for (int i = 0; i < POOLS; i++) sum += pool_taken(pools[i], plan->piece);
+    for (int i = 0; i < POOLS; i++) sum += pool_taken(pools[i], plan->granularity);
     return sum;
 }
 
@@ -537,7 +540,7 @@ size_t memory_plan_communication(const MemoryPlan *plan) {
 size_t memory_plan_host(const MemoryPlan *plan) { return plan->staging + plan->pinned; }
 
 size_t memory_plan_total(const MemoryPlan *plan) {
-    return memory_plan_pools(plan) + (plan->apart ? 0 : memory_plan_host(plan));
+    return memory_plan_pools(plan) + (plan->separate_memory ? 0 : memory_plan_host(plan));
 }
 
 /* ---- Printing ---- */
@@ -550,7 +553,7 @@ static void two(const MemoryPlan *plan, Text *out, const char *category, size_t 
     if (bytes + host == 0) return;
     if (bytes > 0) snprintf(share, sizeof share, "%.1f%%", 100.0 * (double)bytes / (double)total);
     text_printf(out, "  %-14s %12s %6s", category, bytes > 0 ? text_bytes((double)bytes, size) : "", share);
-    if (plan->apart) text_printf(out, " %12s", host > 0 ? text_bytes((double)host, other) : "");
+    if (plan->separate_memory) text_printf(out, " %12s", host > 0 ? text_bytes((double)host, other) : "");
     text_printf(out, "  %s\n", what);
 }
 
@@ -560,7 +563,7 @@ static void row(const MemoryPlan *plan, Text *out, const char *category, size_t 
 
 static void row_of_host(const MemoryPlan *plan, Text *out, const char *category, size_t bytes,
                         const char *what) {
-    two(plan, out, category, plan->apart ? 0 : bytes, plan->apart ? bytes : 0, what);
+    two(plan, out, category, plan->separate_memory ? 0 : bytes, plan->separate_memory ? bytes : 0, what);
 }
 
 static int buffers_of(const MemoryPlan *plan, Arena arena) {
@@ -574,12 +577,12 @@ static int buffers_of(const MemoryPlan *plan, Arena arena) {
 void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
                        Text *out) {
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};
-    char note[160], size[32], piece[32];
+    char note[160], size[32], granularity[32];
     Text states = {0};
     bool sharded = p->partition->shards > 1;
-    if (plan->apart) text_printf(out, "  %-14s %12s %6s %12s\n", "", "device", "", "host");
+    if (plan->separate_memory) text_printf(out, "  %-14s %12s %6s %12s\n", "", "device", "", "host");
     row(plan, out, "parameters", plan->parameters,
-        sharded ? "fp32 master weights, this rank's shares" : "fp32 master weights");
+        sharded ? "fp32 master weights, this rank's shards" : "fp32 master weights");
     row(plan, out, "compute copy", plan->copy, "bf16 weights that the products read");
     row(plan, out, "gathered", plan->arena[ARENA_GATHERED], "parameters of the units at work");
     row(plan, out, "gradients", plan->gradients, p->exact ? "int64 sums, fp32 results" : "fp32");
@@ -602,10 +605,10 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
                     : "copy of what a checkpoint holds, written beside the training");
     row_of_host(plan, out, "pinned", plan->pinned,
                 "batches on their way to the device, figures of a step on theirs back");
-    two(plan, out, "total", memory_plan_total(plan), plan->apart ? memory_plan_host(plan) : 0, "");
+    two(plan, out, "total", memory_plan_total(plan), plan->separate_memory ? memory_plan_host(plan) : 0, "");
     /* Measured: resident memory less the total, 1 to 8 ranks of 4 to 320 MiB each on one machine.
      * tests/ranks/test_pipeline_memory.sh allows twice as much. */
-    if (plan->apart)
+    if (plan->separate_memory)
         text_printf(
             out,
             "  outside: on the device %s by which pools are rounded up to whole pieces of %s, and what\n"
@@ -613,7 +616,7 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
             "           measured is behind it; a run says what they took when it starts; on the host\n"
             "           libraries, heap, buffers of MPI, and what was read of the token cache\n",
             text_bytes((double)(memory_plan_taken(plan) - memory_plan_pools(plan)), size),
-            text_bytes((double)plan->piece, piece));
+            text_bytes((double)plan->granularity, granularity));
     else
         text_puts(
             out, "  outside: 20 to 45 MiB of libraries, heap and buffers of MPI; what was read of the token "

@@ -14,13 +14,13 @@
 
 typedef enum BufferKind {
     /* ids, targets, positions, first keys of microbatch m: 4 x [T] int32, then [T] losses and [T] z-losses
-     * fp32; behind them in an evaluation [T, leaves] LossRecord of each rank of cp, in training and with the
-     * head targets [T] int32 and losses [T] fp32 of each further head, then of a module next ids [T] int32.
+     * fp32; behind them in an evaluation [T, splits] LossRecord of each rank of cp, in training and with the
+     * head targets [T] int32 and losses [T] fp32 of each MTP head, then of an MTP module next ids [T] int32.
      * First keys are of all ranks of cp */
     BUFFER_BATCH,
     BUFFER_SLAB,   /* slab(u, m) of model/unit.h; its head is the output of unit u - 1 */
     BUFFER_OUTPUT, /* [T, h] output of u, on its way to another rank */
-    BUFFER_KEEP,   /* keep(u, m), only when the backward halves run apart */
+    BUFFER_KEEP,   /* keep(u, m), only when dgrad and wgrad run separately */
     /* [T, h] gradient that travels back through adjacent units here; named by the last of them */
     BUFFER_GRADIENT,
     BUFFER_GATHERED, /* parameters of u, gathered for the how-manieth time */
@@ -31,9 +31,9 @@ typedef enum BufferKind {
     BUFFER_KINDS = BUFFER_FLAT_FIXED + GRADIENT_FLATS
 } BufferKind;
 enum { BATCH_FIRST_KEY = 3, BATCH_ARRAYS = 6 };
-/* Further heads that this rank trains in this program. */
-int program_further_heads(const Program *p);
-bool program_has_module(const Program *p);
+/* MTP heads that this rank trains in this program. */
+int program_mtp_heads(const Program *p);
+bool program_has_mtp_module(const Program *p);
 /* Bytes before an array of a batch's buffer; BATCH_ARRAYS: before what is behind them. */
 size_t batch_array_offset(const Model *m, int array);
 static inline BufferKind buffer_of_flat(BufferKind first, Flat flat) {
@@ -52,16 +52,16 @@ typedef struct Buffer {
 
 /* Figures of a step, in tensor memory: what its ops are told that changes from step to step, ... */
 typedef struct StepScalars {
-    double norm_unit;          /* what grad_stats takes powers of */
-    float loss_scale;          /* 1 / valid targets of the step */
-    float further_scale;       /* the same for further heads, times their weight */
-    OptimizerStep optimizer[]; /* [groups of parameters] */
+    double norm_unit;              /* what grad_stats takes powers of */
+    float inverse_token_count;     /* 1 / valid targets of the step */
+    float mtp_inverse_token_count; /* the same for MTP heads, times their weight */
+    OptimizerStep optimizer[];     /* [groups of parameters] */
 } StepScalars;
 size_t step_scalars_bytes(int groups);
 
 /* ... and what they found. The host fetches the whole region at once. */
 typedef struct StepStatistics {
-    LossSum losses, z_losses, balance, further[FURTHER_HEADS];
+    LossSum losses, z_losses, balance, mtp[MTP_DEPTH_MAX];
     /* [parameters]; behind them FixedRefusals [parameters], where the noise is measured GradStats
      * [parameters] of the step's first microbatch alone, choices of experts, int64_t [layers, E], and LossSum
      * [sources] of the data, where there are several */
@@ -95,8 +95,8 @@ typedef struct MemoryPlan {
     size_t tie;       /* the other rank's share of a tied gradient */
     size_t exchange;  /* workspace of sums inside passes, over tp or cp */
     size_t device_scratch;
-    bool apart;     /* pools are in memory of the device's own, not in the host's */
-    size_t piece;   /* Device.piece */
+    bool separate_memory; /* pools are in memory of the device's own, not in the host's */
+    size_t granularity;   /* Device.granularity */
     size_t staging; /* beside the pools, on the host: copy for checkpoints that are written while training */
     size_t pinned;  /* there, where the device is apart: for uploads, and for what a step fetches */
 } MemoryPlan;
@@ -106,8 +106,8 @@ typedef struct MemorySpec {
     const Model *model;
     int64_t positions;
     size_t device_scratch;
-    bool apart;                   /* Device.apart */
-    size_t piece;                 /* Device.piece */
+    bool separate_memory;         /* Device.separate_memory */
+    size_t granularity;           /* Device.granularity */
     size_t pinned;                /* Device.pinned */
     const ParamGroups *optimizer; /* training: gradients and states too; or NULL */
     bool inference;               /* an evaluation, and no training in whose memory it runs */
@@ -133,9 +133,9 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat);
 /* Elements of a flat's gradient of which this rank may be the sum's owner or not, and what a sum in two steps
  * needs beside (comm_sum_spare). */
 size_t gradient_room(const Program *p, int unit, Flat flat);
-/* Rows of leaves that passes add the gradients of a unit's vectors to, where there are several: beside the
+/* Rows of splits that passes add the gradients of a unit's vectors to, where there are several: beside the
  * sums. */
-size_t gradient_leaf_bytes(const Program *p, int unit);
+size_t gradient_partials_bytes(const Program *p, int unit);
 /* Persistent gradient memory of a flat of unit u (or of the tied head): whether there are sums of all shards,
  * or of the own one alone; bytes of the sums as they accumulate, and of the owned fp32 gradient where that is
  * not the same memory. */

@@ -42,18 +42,18 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                       .tokens = l->sequences * c->train.context,
                       .positions = c->train.context,
                       .loss_rows = c->train.loss_rows > 0 ? c->train.loss_rows : d->loss_rows,
-                      .leaves = (int)c->numerics.canonical_tp,
-                      .spans = (int)c->numerics.canonical_cp,
-                      .context = (ContextMethod)c->parallel.context,
+                      .splits = (int)c->numerics.canonical_tp,
+                      .exact_chunks = (int)c->numerics.canonical_cp,
+                      .context = (CpComm)c->parallel.context,
                       .z_loss = c->train.z_loss,
                       .bias_speed = c->train.router_bias_speed,
                       .capacity = c->train.expert_capacity,
-                      .further_weight = c->train.multi_token_weight,
+                      .mtp_loss_weight = c->train.mtp_loss_weight,
                       .defer_head = c->train.split_backward && !layout_is_pipeline(l),
                       .exact = c->train.numerics == NUMERICS_EXACT,
                       .probes = c->metrics.probe > 0,
                       .noise = c->metrics.noise_scale,
-                      .sources = config_told_sources(c),
+                      .sources = config_reported_sources(c),
                       .sync = (GradientSync)c->train.gradient_sync,
                       .reshard = (Reshard)c->train.reshard,
                       .optimizer = &c->optimizer,
@@ -63,11 +63,11 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
 }
 
 /* Of `width` bytes an element, run by run: those of a box that is narrower than its matrix lie apart. */
-static size_t run_bytes(const Piece *piece, size_t width) {
+static size_t run_bytes(const ParamSegment *segment, size_t width) {
     size_t sum = 0;
-    PieceRun run;
-    for (int64_t at = 0; at < piece->count; at += run.count) {
-        run = piece_run(piece, at);
+    SegmentRun run;
+    for (int64_t at = 0; at < segment->count; at += run.count) {
+        run = segment_run(segment, at);
         sum += pool_round((size_t)run.count * width);
     }
     return sum;
@@ -80,10 +80,10 @@ static size_t staging(const RankPlan *p) {
     for (int i = 0; i < p->model.table.count; i++) {
         const Param *param = &p->model.table.params[i];
         if (!partition_counts(&p->partition, param) || param_group(&p->groups, i)->base) continue;
-        Piece piece = partition_piece(&p->partition, param);
-        sum += (size_t)(param->row->beside ? 1 : p->spec.staged) * run_bytes(&piece, sizeof(float));
+        ParamSegment segment = partition_segment(&p->partition, param);
+        sum += (size_t)(param->row->beside ? 1 : p->spec.staged) * run_bytes(&segment, sizeof(float));
         for (int k = 0; k < param_states(&p->groups, i); k++)
-            sum += run_bytes(&piece, param_state_width(&p->groups, i, k));
+            sum += run_bytes(&segment, param_state_width(&p->groups, i, k));
     }
     return sum;
 }
@@ -100,7 +100,7 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
                         .exact = s->exact,
                         .sync = sync,
                         .reshard = s->reshard,
-                        .crosses = s->crosses,
+                        .has_collective = s->has_collective,
                         .recompute = s->recompute,
                         .chunks = model_head_chunks(&p->model, true)};
     program_lower(out, &spec);
@@ -109,8 +109,8 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
 
 /* What of the device its memory hangs on. */
 typedef struct Room {
-    size_t scratch, piece, pinned;
-    bool apart;
+    size_t scratch, granularity, pinned;
+    bool separate_memory;
 } Room;
 
 /* What else runs in the memory of training. */
@@ -127,8 +127,8 @@ static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, Room room, 
                                              .model = &p->model,
                                              .positions = p->spec.positions,
                                              .device_scratch = room.scratch,
-                                             .apart = room.apart,
-                                             .piece = room.piece,
+                                             .separate_memory = room.separate_memory,
+                                             .granularity = room.granularity,
                                              .pinned = room.pinned});
     make_room(p, &step->memory);
     return OK;
@@ -140,8 +140,8 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, Room room, Error *e
                                           .model = &p->model,
                                           .positions = p->spec.positions,
                                           .device_scratch = room.scratch,
-                                          .apart = room.apart,
-                                          .piece = room.piece,
+                                          .separate_memory = room.separate_memory,
+                                          .granularity = room.granularity,
                                           .pinned = room.pinned,
                                           .optimizer = &p->groups,
                                           .probes = p->spec.probes,
@@ -169,25 +169,25 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
 }
 
 /* A gradient of one microbatch is not whole where its sums are shared. */
-static ErrorCode check_whole(const RankPlan *p, Sharing sharing, Error *err) {
+static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
     if (p->spec.inference) return OK;
-    if (p->spec.noise && p->model.visitors > 0)
+    if (p->spec.noise && p->model.dispatch_rows > 0)
         return error_set(
             err, ERR_CONFIG,
             "metrics.noise_scale: with mesh.ep %lld the gradient of a microbatch is on several ranks: "
             "leave it out, or set mesh.ep to 1",
             (long long)model_expert_ranks(&p->model.config));
-    if (p->spec.noise && p->model.contexts.ranks > 1)
+    if (p->spec.noise && p->model.cp.ranks > 1)
         return error_set(
             err, ERR_CONFIG,
             "metrics.noise_scale: with mesh.cp %d no rank has the gradient of a microbatch: leave "
             "it out, or set mesh.cp to 1",
-            p->model.contexts.ranks);
-    if (p->spec.noise && model_spans(&p->model) > 1)
+            p->model.cp.ranks);
+    if (p->spec.noise && model_exact_chunks(&p->model) > 1)
         return error_set(err, ERR_CONFIG,
                          "metrics.noise_scale: sums that cp may share are in parts until they are rounded: "
                          "set numerics.canonical_cp to 1");
-    if (p->spec.noise && (sharing.ranks > 1 || sharing.leaves > 1))
+    if (p->spec.noise && (tp.size > 1 || tp.splits > 1))
         return error_set(err, ERR_CONFIG,
                          "metrics.noise_scale: sums that tp may share are in parts until the end of a step: "
                          "set mesh.tp to 1 and numerics.canonical_tp to 0");
@@ -204,9 +204,9 @@ static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *
                      d->name, (long long)model->head_dim, (long long)widest);
 }
 
-static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
+static ErrorCode put_adapters(RankPlan *p, TpGroup tp, Error *err) {
     ModelConfig *own = &p->model.config, *whole = &p->spec.model;
-    p->spec.adapters.joint = sharing.leaves > 1;
+    p->spec.adapters.joint = tp.splits > 1;
     TRY(adapters_put(&p->model.table, own, whole, &p->spec.adapters, err));
     whole->adapter_rank = own->adapter_rank, whole->adapter_scale = own->adapter_scale;
     whole->adapter_joint = own->adapter_joint;
@@ -214,89 +214,88 @@ static ErrorCode put_adapters(RankPlan *p, Sharing sharing, Error *err) {
     return OK;
 }
 
-CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh) {
-    return (CrossingSpec){.model = &spec->model,
-                          .compute = spec->compute,
-                          .recompute = spec->recompute,
-                          .tokens = spec->tokens,
-                          .tensors = mesh_size(mesh, MESH_TENSOR),
-                          .contexts = mesh_size(mesh, MESH_CONTEXT),
-                          .leaves = spec->leaves,
-                          .experts = mesh_size(mesh, MESH_EXPERTS),
-                          .sequences = spec->positions > 0 ? spec->tokens / spec->positions : 1,
-                          .asked = spec->context,
-                          .spans = spec->exact ? spec->spans : 0,
-                          .partial = sizeof(float)};
+CommVolumeSpec rank_comm_volume(const RankSpec *spec, const Mesh *mesh) {
+    return (CommVolumeSpec){.model = &spec->model,
+                            .compute = spec->compute,
+                            .recompute = spec->recompute,
+                            .tokens = spec->tokens,
+                            .tensors = mesh_size(mesh, MESH_TENSOR),
+                            .cp = mesh_size(mesh, MESH_CONTEXT),
+                            .splits = spec->splits,
+                            .experts = mesh_size(mesh, MESH_EXPERTS),
+                            .sequences = spec->positions > 0 ? spec->tokens / spec->positions : 1,
+                            .asked = spec->context,
+                            .exact_chunks = spec->exact ? spec->exact_chunks : 0,
+                            .partial = sizeof(float)};
 }
 
-CrossingSpec rank_crossings_of(const Config *c) {
+CommVolumeSpec rank_comm_volume_of(const Config *c) {
     bool exact = c->train.numerics == NUMERICS_EXACT;
-    return (CrossingSpec){.model = &c->model.shape,
-                          .compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32,
-                          .recompute = (Recompute)c->train.recompute,
-                          .tokens = c->train.microbatch * c->train.context,
-                          .tensors = (int)c->mesh.tp,
-                          .contexts = (int)c->mesh.cp,
-                          .leaves = (int)c->numerics.canonical_tp,
-                          .asked = (ContextMethod)c->parallel.context,
-                          .spans = exact ? (int)c->numerics.canonical_cp : 0,
-                          .partial = sizeof(float)};
+    return (CommVolumeSpec){.model = &c->model.shape,
+                            .compute = c->train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32,
+                            .recompute = (Recompute)c->train.recompute,
+                            .tokens = c->train.microbatch * c->train.context,
+                            .tensors = (int)c->mesh.tp,
+                            .cp = (int)c->mesh.cp,
+                            .splits = (int)c->numerics.canonical_tp,
+                            .asked = (CpComm)c->parallel.context,
+                            .exact_chunks = exact ? (int)c->numerics.canonical_cp : 0,
+                            .partial = sizeof(float)};
 }
 
 /* In fast numerics cp is one of the axes over which gradients are summed as they come. */
-static Contexts contexts_of(const RankSpec *s, const Mesh *mesh, int rank) {
-    CrossingSpec crossings = rank_crossings(s, mesh);
-    bool keys = crossings_method(&crossings) == CONTEXT_KEYS;
-    int least = keys ? 2 * crossings.contexts : crossings.contexts;
-    return partition_contexts(mesh, rank, !s->exact ? 0 : s->spans > 0 ? s->spans : least, keys);
+static CpGroup cp_group_of(const RankSpec *s, const Mesh *mesh, int rank) {
+    CommVolumeSpec volume = rank_comm_volume(s, mesh);
+    bool keys = comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
+    int least = keys ? 2 * volume.cp : volume.cp;
+    return partition_cp(mesh, rank, !s->exact ? 0 : s->exact_chunks > 0 ? s->exact_chunks : least, keys);
 }
 
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err) {
     *p = (RankPlan){.spec = *spec, .rank = rank};
-    if (!spec->crosses) p->spec.crosses = program_crosses;
+    if (!spec->has_collective) p->spec.has_collective = program_has_collective;
     ModelConfig own;
     const ModelConfig *whole = &p->spec.model;
-    Sharing sharing = partition_sharing(&l->mesh, rank, spec->leaves);
-    p->spec.model.module_joint = whole->further_module && sharing.leaves > 1;
-    Contexts contexts = contexts_of(spec, &l->mesh, rank);
-    int64_t tokens = spec->tokens / contexts.ranks,
-            loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
+    TpGroup tp = partition_tp_group(&l->mesh, rank, spec->splits);
+    p->spec.model.mtp_joint = whole->mtp_module && tp.splits > 1;
+    CpGroup cp = cp_group_of(spec, &l->mesh, rank);
+    int64_t tokens = spec->tokens / cp.ranks, loss_rows = model_loss_rows(whole, tokens, spec->loss_rows);
     TRY(check_device(whole, d, err));
-    TRY(axes_check_leaves(whole, sharing.ranks, sharing.leaves, spec->tokens, err));
-    TRY(axes_check_contexts(whole, sharing, contexts, spec->tokens, err));
-    TRY(partition_model(whole, &l->mesh, rank, spec->leaves, &own, err));
+    TRY(axes_check_splits(whole, tp.size, tp.splits, spec->tokens, err));
+    TRY(axes_check_cp(whole, tp, cp, spec->tokens, err));
+    TRY(partition_model(whole, &l->mesh, rank, spec->splits, &own, err));
     TRY(model_build(&p->model, &own, spec->compute, spec->recompute, tokens, loss_rows, err));
     p->model.positions = spec->positions;
-    model_share(&p->model, sharing, whole);
-    model_deal(&p->model, contexts);
-    model_visit(&p->model, spec->capacity > 1 ? spec->capacity : 1);
-    TRY(put_adapters(p, sharing, err));
+    model_set_tp(&p->model, tp, whole);
+    model_set_cp(&p->model, cp);
+    model_set_ep(&p->model, spec->capacity > 1 ? spec->capacity : 1);
+    TRY(put_adapters(p, tp, err));
     if (!spec->inference) TRY(make_groups(p, err));
     if (!spec->inference) param_groups_count(&p->groups, &p->model.table, whole);
-    TRY(check_whole(p, sharing, err));
+    TRY(check_whole(p, tp, err));
     partition_build(&p->partition, &(PartitionSpec){.model = &p->spec.model,
                                                     .table = &p->model.table,
                                                     .groups = spec->inference ? NULL : &p->groups,
                                                     .mesh = &l->mesh,
                                                     .rank = rank,
                                                     .stages = &l->stages,
-                                                    .leaves = spec->leaves,
-                                                    .spans = contexts.spans,
-                                                    .keys = contexts.keys,
+                                                    .splits = spec->splits,
+                                                    .exact_chunks = cp.exact_chunks,
+                                                    .keys = cp.keys,
                                                     .inference = spec->inference});
     DeviceNeeds needs = model_device_needs(&p->model);
-    Room room = {d->ops.scratch_bytes(d, &needs), d->piece, d->pinned, d->apart};
+    Room room = {d->ops.scratch_bytes(d, &needs), d->granularity, d->pinned, d->separate_memory};
     program_lower_evaluation(&p->evaluation, &(ProgramSpec){.model = &p->model.config,
                                                             .partition = &p->partition,
-                                                            .crosses = p->spec.crosses,
+                                                            .has_collective = p->spec.has_collective,
                                                             .chunks = model_head_chunks(&p->model, false)});
     memory_plan(&p->evaluation_memory, &(MemorySpec){.program = &p->evaluation,
                                                      .model = &p->model,
                                                      .positions = spec->positions,
                                                      .device_scratch = room.scratch,
-                                                     .apart = room.apart,
-                                                     .piece = room.piece,
+                                                     .separate_memory = room.separate_memory,
+                                                     .granularity = room.granularity,
                                                      .pinned = room.pinned,
                                                      .inference = spec->inference});
     return spec->inference ? OK : plan_training(p, l, room, err);

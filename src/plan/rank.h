@@ -10,7 +10,7 @@
 #include "device/device.h"
 #include "model/adapters.h"
 #include "model/unit.h"
-#include "program/crossings.h"
+#include "program/comm_volume.h"
 #include "plan/layout.h"
 #include "plan/memory.h"
 #include "program/partition.h"
@@ -22,15 +22,15 @@ typedef struct RankSpec {
     AdapterSpec adapters; /* put to it; its texts need not outlive rank_plan */
     Dtype compute;
     Recompute recompute;
-    int64_t tokens;        /* T of a microbatch */
-    int64_t positions;     /* rows of the rotation table: the context */
-    int64_t loss_rows;     /* 0: chosen */
-    double z_loss;         /* coefficient; 0: none */
-    double bias_speed;     /* of train.router_bias_speed */
-    double further_weight; /* of the losses of further heads */
-    int leaves;            /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
-    int spans; /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
-    ContextMethod context;
+    int64_t tokens;         /* T of a microbatch */
+    int64_t positions;      /* rows of the rotation table: the context */
+    int64_t loss_rows;      /* 0: chosen */
+    double z_loss;          /* coefficient; 0: none */
+    double bias_speed;      /* of train.router_bias_speed */
+    double mtp_loss_weight; /* of the losses of MTP heads */
+    int splits;             /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
+    int exact_chunks; /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
+    CpComm context;
     double capacity; /* rows of a round of visits over those of its own choices; 0: 1 */
     bool defer_head; /* the head's weight gradient waits for its W, and makes the logits again */
     bool inference;  /* weights and evaluation only: no gradients, no optimizer */
@@ -41,7 +41,7 @@ typedef struct RankSpec {
     GradientSync sync;
     Reshard reshard;
     const OptimizerOptions *optimizer; /* NULL for inference alone */
-    Crosses *crosses;                  /* where passes are cut; NULL: program_crosses */
+    HasCollective *has_collective;     /* where passes are cut; NULL: program_has_collective */
     /* fp32 copies of what it counts, on the host while a checkpoint with the states is written; 0: none */
     int staged;
 } RankSpec;
@@ -71,8 +71,8 @@ AdapterSpec rank_adapters(const Config *c);
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
 
 /* What crosses inside its passes; of a configuration, once its microbatch and compute are settled. */
-CrossingSpec rank_crossings(const RankSpec *spec, const Mesh *mesh);
-CrossingSpec rank_crossings_of(const Config *c);
+CommVolumeSpec rank_comm_volume(const RankSpec *spec, const Mesh *mesh);
+CommVolumeSpec rank_comm_volume_of(const Config *c);
 
 /* Layout and optimizer need not outlive the call. Of the device only scratch_bytes is asked: one that
  * device_describe made will do. ERR_CONFIG for a model that cannot be built, and for groups of parameters

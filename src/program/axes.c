@@ -21,8 +21,8 @@ enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
     }
 static const int table[KINDS][AXES] = {
     [KIND_WHOLE] = ROW(DOES_CUT, CUT_SUM, COPY_SUM, COPY_SUM),
-    [KIND_ROWS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
-    [KIND_COLUMNS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
+    [KIND_COLUMN_PARALLEL] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
+    [KIND_ROW_PARALLEL] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_CUT),
     [KIND_KEYS] = ROW(DOES_CUT, CUT_SUM, DOES_CUT, DOES_COPY),
     [KIND_EXPERTS] = ROW(DOES_CUT, DOES_CUT, DOES_CUT, DOES_CUT),
     [KIND_ROUTER] = ROW(DOES_CUT, CUT_SUM, DOES_COPY, DOES_COPY),
@@ -34,13 +34,14 @@ static const int table[KINDS][AXES] = {
  * so do learned positions, which go where their unit goes. A router's matrix and its bias, and what makes
  * latents, see all tokens on each rank, and so do biases that are added to what comes of experts. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
-    static const ParamKind kind[] = {
-        [CUT_NONE] = KIND_WHOLE, [CUT_ROWS] = KIND_ROWS, [CUT_COLUMNS] = KIND_COLUMNS};
+    static const ParamKind kind[] = {[REPLICATED] = KIND_WHOLE,
+                                     [COLUMN_PARALLEL] = KIND_COLUMN_PARALLEL,
+                                     [ROW_PARALLEL] = KIND_ROW_PARALLEL};
     bool tied = p->unit == 0 && p->cols > 0 && model_embeds_last(c);
     if (param_is_of_experts(p->row)) return KIND_EXPERTS;
     if (param_sees_all(p->row)) return KIND_ROUTER;
-    if (param_cut(p->row) == CUT_ROWS && p->row->rows == DIM_KEY) return KIND_KEYS;
-    return tied ? KIND_TIED : kind[param_cut(p->row)];
+    if (param_tp_style(p->row) == COLUMN_PARALLEL && p->row->rows == DIM_KEY) return KIND_KEYS;
+    return tied ? KIND_TIED : kind[param_tp_style(p->row)];
 }
 
 AxisSet axes_that(ParamKind kind, int does) {
@@ -114,78 +115,79 @@ void axes_lay_copies(const ModelConfig *c, Mesh *mesh) {
     mesh_lay_copies(mesh, axes_copies(c, mesh_size(mesh, MESH_TENSOR)));
 }
 
-/* Rounded up, which changes nothing where parts are equal; unequal ones are rounded up to leaves, so that
- * each leaf is one rank's. Copies are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
+/* Rounded up, which changes nothing where parts are equal; unequal ones are rounded up to splits, so that
+ * each split is one rank's. Copies are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
  * their queries are those that it serves (head q looks at key q G / H). */
-Deal axes_deal(const ModelConfig *c, Dim dim, Sharing s) {
+ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s) {
     const Rule *r = rule_of(dim);
-    CHECK(r != NULL && s.place >= 0 && s.place < s.ranks && s.leaves % s.ranks == 0);
-    int64_t all = grains(c, r), size = grain(c, r), each = round_up_quotient(all, s.ranks);
-    if (r->uneven) each = round_up_quotient(all, s.leaves) * (s.leaves / s.ranks);
-    int copies = r->copies ? axes_copies(c, s.ranks) : 1;
-    int64_t first = s.place / copies * each, left = all - first;
-    return (Deal){.first = first * size, .count = (left < each ? left : each) * size};
+    CHECK(r != NULL && s.rank >= 0 && s.rank < s.size && s.splits % s.size == 0);
+    int64_t all = grains(c, r), size = grain(c, r), each = round_up_quotient(all, s.size);
+    if (r->uneven) each = round_up_quotient(all, s.splits) * (s.splits / s.size);
+    int copies = r->copies ? axes_copies(c, s.size) : 1;
+    int64_t first = s.rank / copies * each, left = all - first;
+    return (ShardRange){.first = first * size, .count = (left < each ? left : each) * size};
 }
 
-bool axes_deals_evenly(const ModelConfig *c, int ranks, int leaves) {
+bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits) {
     for (int i = 0; i < RULES; i++) {
         if (!rules[i].uneven || (rules[i].dim == DIM_POSITIONS && !learns_positions(c))) continue;
-        Sharing first = {.ranks = ranks, .place = 0, .leaves = leaves}, last = first;
-        last.place = ranks - 1;
-        if (axes_deal(c, rules[i].dim, first).count != axes_deal(c, rules[i].dim, last).count) return false;
+        TpGroup first = {.size = ranks, .rank = 0, .splits = splits}, last = first;
+        last.rank = ranks - 1;
+        if (axes_shard_range(c, rules[i].dim, first).count != axes_shard_range(c, rules[i].dim, last).count)
+            return false;
     }
     return true;
 }
 
 /* Of each of the matrices that a dimension is of, a band of the whole. */
-static void deal_bands(const ModelConfig *c, Dim dim, Sharing s, Band bands[PARAM_MATRICES]) {
+static void shard_ranges(const ModelConfig *c, Dim dim, TpGroup s, ShardRange ranges[PARAM_MATRICES]) {
     Dim outputs[PARAM_MATRICES];
     int count = param_outputs(c, dim, outputs);
     int64_t before = 0;
     for (int k = 0; k < count; k++) {
-        Deal d = axes_deal(c, outputs[k], s);
-        bands[k] = (Band){before + d.first, d.count};
+        ShardRange d = axes_shard_range(c, outputs[k], s);
+        ranges[k] = (ShardRange){before + d.first, d.count};
         before += model_dim(c, outputs[k]);
     }
 }
 
 /* Matrices of a stack whose rows are whole are one that is as much longer. */
-static Box join_stack(Box b) {
+static LocalShard join_fused(LocalShard b) {
     if (b.rows[0].count < b.every) return b;
-    b.rows[0] = (Band){b.stack.first * b.every, b.stack.count * b.every};
-    b.stack = (Band){0, 1};
+    b.rows[0] = (ShardRange){b.fused.first * b.every, b.fused.count * b.every};
+    b.fused = (ShardRange){0, 1};
     return b;
 }
 
 /* A matrix that is stored transposed has its outputs side by side. */
-Box axes_box(const ModelConfig *c, const Param *p, Sharing s, Deal experts) {
+LocalShard axes_local_shard(const ModelConfig *c, const Param *p, TpGroup s, ShardRange experts) {
     int64_t outputs = model_dim(c, p->row->rows), inputs = p->cols ? model_dim(c, p->row->cols) : 1,
             rows = p->transposed ? inputs : outputs, columns = p->transposed ? outputs : inputs;
-    Box b = {
-        .rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns, .stack = {0, 1}, .every = rows};
+    LocalShard b = {
+        .rows = {{0, rows}}, .columns = {{0, columns}}, .stride = columns, .fused = {0, 1}, .every = rows};
     ParamKind kind = axes_kind(c, p);
-    if (p->row->stacked) b.stack.count = c->num_experts;
-    if (p->row->stacked && kind == KIND_EXPERTS) b.stack = (Band){experts.first, experts.count};
-    if (s.ranks == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return join_stack(b);
-    bool by_inputs = param_cut(p->row) == CUT_COLUMNS;
-    deal_bands(c, by_inputs ? p->row->cols : p->row->rows, s,
-               by_inputs != p->transposed ? b.columns : b.rows);
-    return p->row->stacked ? join_stack(b) : b;
+    if (p->row->fused) b.fused.count = c->num_experts;
+    if (p->row->fused && kind == KIND_EXPERTS) b.fused = (ShardRange){experts.first, experts.count};
+    if (s.size == 1 || !(table[kind][AXIS_TP] & DOES_CUT)) return join_fused(b);
+    bool by_inputs = param_tp_style(p->row) == ROW_PARALLEL;
+    shard_ranges(c, by_inputs ? p->row->cols : p->row->rows, s,
+                 by_inputs != p->transposed ? b.columns : b.rows);
+    return p->row->fused ? join_fused(b) : b;
 }
 
-static int64_t all_of(const Band bands[PARAM_MATRICES]) {
+static int64_t all_of(const ShardRange ranges[PARAM_MATRICES]) {
     int64_t sum = 0;
-    for (int i = 0; i < PARAM_MATRICES; i++) sum += bands[i].count;
+    for (int i = 0; i < PARAM_MATRICES; i++) sum += ranges[i].count;
     return sum;
 }
 
-int64_t box_rows(const Box *b) { return b->stack.count * all_of(b->rows); }
-int64_t box_columns(const Box *b) { return all_of(b->columns); }
+int64_t shard_rows(const LocalShard *b) { return b->fused.count * all_of(b->rows); }
+int64_t shard_columns(const LocalShard *b) { return all_of(b->columns); }
 
 /* The axes on which a parameter is copied to all ranks. */
 static AxisSet copied(const ModelConfig *c, const Param *p) { return axes_any(axes_kind(c, p), DOES_COPY); }
 
-int axes_share(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
+int axes_replica_group(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
     return mesh_place(mesh, (AxisSet)(MESH_SETS - 1) & ~copied(c, p), rank);
 }
 
@@ -194,22 +196,22 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
 }
 
 /* That of the first rank, which has most of the vocabulary. */
-static int64_t vocab_room(const ModelConfig *c, Sharing s) {
-    s.place = 0;
-    return axes_deal(c, DIM_VOCAB, s).count;
+static int64_t vocab_room(const ModelConfig *c, TpGroup s) {
+    s.rank = 0;
+    return axes_shard_range(c, DIM_VOCAB, s).count;
 }
 
 /* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
-ModelConfig axes_local(const ModelConfig *c, Sharing s) {
+ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
     ModelConfig local = *c;
-    if (s.ranks == 1) return local;
-    local.num_attention_heads = axes_deal(c, DIM_QUERY, s).count / c->head_dim;
-    local.num_key_value_heads = axes_deal(c, DIM_KEY, s).count / c->head_dim;
-    local.intermediate_size = axes_deal(c, DIM_INTER, s).count;
-    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_deal(c, DIM_EXPERT, s).count;
-    local.vocab_size = axes_deal(c, DIM_VOCAB, s).count;
-    if (c->further_module) local.vocab_room = vocab_room(c, s);
-    if (learns_positions(c)) local.max_position_embeddings = axes_deal(c, DIM_POSITIONS, s).count;
+    if (s.size == 1) return local;
+    local.num_attention_heads = axes_shard_range(c, DIM_QUERY, s).count / c->head_dim;
+    local.num_key_value_heads = axes_shard_range(c, DIM_KEY, s).count / c->head_dim;
+    local.intermediate_size = axes_shard_range(c, DIM_INTER, s).count;
+    if (c->moe_intermediate_size > 0) local.moe_intermediate_size = axes_shard_range(c, DIM_EXPERT, s).count;
+    local.vocab_size = axes_shard_range(c, DIM_VOCAB, s).count;
+    if (c->mtp_module) local.vocab_room = vocab_room(c, s);
+    if (learns_positions(c)) local.max_position_embeddings = axes_shard_range(c, DIM_POSITIONS, s).count;
     return local;
 }
 
@@ -280,11 +282,11 @@ ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err) {
 ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     Text that = {0};
     int64_t last = 1;
-    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= LEAVES_MAX)) return OK;
+    if (ranks == 1 || (c->num_experts > 0 && c->num_experts % ranks == 0 && ranks <= SPLITS_MAX)) return OK;
     if (c->num_experts == 0)
         return error_set(err, ERR_CONFIG, "mesh.ep %d: the family %s has no experts to share out: use 1",
                          ranks, model_family(c)->model_type);
-    while (c->num_experts % (2 * last) == 0 && 2 * last <= LEAVES_MAX) last *= 2;
+    while (c->num_experts % (2 * last) == 0 && 2 * last <= SPLITS_MAX) last *= 2;
     for (int64_t n = 1; n <= last; n *= 2)
         text_printf(&that, "%s%lld", n == 1 ? "" : n == last ? " or " : ", ", (long long)n);
     error_set(err, ERR_CONFIG, "mesh.ep %d does not deal num_experts %lld out: %s would", ranks,
@@ -295,11 +297,11 @@ ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
 
 /* ---- leaves ---- */
 
-/* Whether ranks that share `leaves` in equal runs have blocks of the canonical tree (base/tree.h). One rank
+/* Whether ranks that share `splits` in equal runs have blocks of the canonical tree (base/tree.h). One rank
  * has all of it. */
-static bool agrees(int ranks, int leaves) {
-    int each = leaves / ranks;
-    return ranks == 1 || (leaves % ranks == 0 && (each & (each - 1)) == 0);
+static bool agrees(int ranks, int splits) {
+    int each = splits / ranks;
+    return ranks == 1 || (splits % ranks == 0 && (each & (each - 1)) == 0);
 }
 
 /* "1, 2 or 4": the numbers up to `most` that will do. */
@@ -311,32 +313,32 @@ static void put_numbers(int most, bool (*will_do)(int n, int of), int of, Text *
         if (will_do(n, of)) text_printf(out, "%s%d", n == 1 ? "" : n == last ? " or " : ", ", n);
 }
 
-static ErrorCode refuse_degree(int ranks, int leaves, Error *err) {
+static ErrorCode refuse_degree(int ranks, int splits, Error *err) {
     Text that = {0};
-    put_numbers(leaves, agrees, leaves, &that);
+    put_numbers(splits, agrees, splits, &that);
     error_set(
         err, ERR_CONFIG,
         "mesh.tp %d cannot have the bits of numerics.canonical_tp %d, the degree that a run begins with "
         "unless another is asked for: %s would",
-        ranks, leaves, that.data);
+        ranks, splits, that.data);
     text_free(&that);
     return ERR_CONFIG;
 }
 
-ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t tokens, Error *err) {
-    if (leaves > LEAVES_MAX)
-        return error_set(err, ERR_CONFIG, "numerics.canonical_tp is %d: at most %d", leaves, LEAVES_MAX);
-    if (!agrees(ranks, leaves)) return refuse_degree(ranks, leaves, err);
-    ErrorCode code = axes_check(c, leaves, err);
+ErrorCode axes_check_splits(const ModelConfig *c, int ranks, int splits, int64_t tokens, Error *err) {
+    if (splits > SPLITS_MAX)
+        return error_set(err, ERR_CONFIG, "numerics.canonical_tp is %d: at most %d", splits, SPLITS_MAX);
+    if (!agrees(ranks, splits)) return refuse_degree(ranks, splits, err);
+    ErrorCode code = axes_check(c, splits, err);
     if (code != OK)
-        return leaves == ranks
+        return splits == ranks
                    ? code
-                   : error_context(err, "numerics.canonical_tp %d cuts sums as that degree does", leaves);
-    if (tokens % leaves != 0)
+                   : error_context(err, "numerics.canonical_tp %d cuts sums as that degree does", splits);
+    if (tokens % splits != 0)
         return error_set(err, ERR_CONFIG,
                          "%s %d does not divide the %lld tokens of a microbatch: change train.microbatch or "
                          "train.context",
-                         leaves == ranks ? "mesh.tp" : "numerics.canonical_tp", leaves, (long long)tokens);
+                         splits == ranks ? "mesh.tp" : "numerics.canonical_tp", splits, (long long)tokens);
     return OK;
 }
 
@@ -344,7 +346,7 @@ ErrorCode axes_check_leaves(const ModelConfig *c, int ranks, int leaves, int64_t
 
 static bool divides(int n, int of) { return of % n == 0; }
 
-static ErrorCode refuse_contexts(int ranks, const char *by, const char *what, int of, bool keys, Error *err) {
+static ErrorCode refuse_cp(int ranks, const char *by, const char *what, int of, bool keys, Error *err) {
     Text that = {0};
     put_numbers(of, divides, of, &that);
     error_set(err, ERR_CONFIG, "mesh.cp %d%s does not divide %s %d: %s would%s", ranks, by, what, of,
@@ -353,85 +355,88 @@ static ErrorCode refuse_contexts(int ranks, const char *by, const char *what, in
     return ERR_CONFIG;
 }
 
-bool axes_deals_heads(const ModelConfig *c, Sharing s, int ranks) {
-    int64_t heads = c->num_key_value_heads / s.ranks;
+bool axes_splits_heads(const ModelConfig *c, TpGroup s, int ranks) {
+    int64_t heads = c->num_key_value_heads / s.size;
     return heads > 0 && heads % ranks == 0;
 }
 
-bool axes_deals_spans(int ranks, int spans) {
-    return ranks == 1 || spans == 0 || (spans % (2 * ranks) == 0 && agrees(ranks, spans));
+bool axes_splits_exact_chunks(int ranks, int exact_chunks) {
+    return ranks == 1 || exact_chunks == 0 ||
+           (exact_chunks % (2 * ranks) == 0 && agrees(ranks, exact_chunks));
 }
 
-static bool deals_spans(int n, int of) { return axes_deals_spans(n, of); }
+static bool splits_exact_chunks(int n, int of) { return axes_splits_exact_chunks(n, of); }
 
-static ErrorCode refuse_spans(int ranks, int spans, bool heads, Error *err) {
+static ErrorCode refuse_exact_chunks(int ranks, int exact_chunks, bool heads, Error *err) {
     Text that = {0};
-    put_numbers(spans, deals_spans, spans, &that);
+    put_numbers(exact_chunks, splits_exact_chunks, exact_chunks, &that);
     error_set(
         err, ERR_CONFIG,
         "mesh.cp %d by keys cannot have the bits of numerics.canonical_cp %d, of which a rank takes 2, 4, 8, "
         "...: mesh.cp %s would%s",
-        ranks, spans, that.data, heads && spans % ranks == 0 ? ", or parallel.context: heads" : "");
+        ranks, exact_chunks, that.data,
+        heads && exact_chunks % ranks == 0 ? ", or parallel.context: heads" : "");
     text_free(&that);
     return ERR_CONFIG;
 }
 
-bool axes_deals_keys(const ModelConfig *c, Sharing s) {
-    return s.leaves <= c->num_key_value_heads || s.leaves == s.ranks;
+bool axes_splits_keys(const ModelConfig *c, TpGroup s) {
+    return s.splits <= c->num_key_value_heads || s.splits == s.size;
 }
 
-static ErrorCode refuse_keys(const ModelConfig *c, Sharing s, int ranks, Error *err) {
+static ErrorCode refuse_keys(const ModelConfig *c, TpGroup s, int ranks, Error *err) {
     return error_set(
         err, ERR_CONFIG,
         "mesh.cp %d by keys: numerics.canonical_tp %d, more than num_key_value_heads %lld, needs "
         "as many ranks along tp beside it, and there are %d: set mesh.tp to %d%s",
-        ranks, s.leaves, (long long)c->num_key_value_heads, s.ranks, s.leaves,
-        axes_deals_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
+        ranks, s.splits, (long long)c->num_key_value_heads, s.size, s.splits,
+        axes_splits_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
 }
 
-/* As many spans as ranks are what nobody has asked for; by keys there would be twice as many. */
-static ErrorCode refuse_heads(const ModelConfig *c, Sharing s, Contexts contexts, Error *err) {
-    int heads = (int)(c->num_key_value_heads / s.ranks);
-    bool keys = axes_deals_keys(c, s) &&
-                (contexts.spans == contexts.ranks || axes_deals_spans(contexts.ranks, contexts.spans));
-    return refuse_contexts(contexts.ranks, " by heads",
-                           s.ranks > 1 ? "the key and value heads that mesh.tp leaves a rank,"
-                                       : "num_key_value_heads",
-                           heads > 0 ? heads : 1, keys, err);
+/* As many exact chunks as ranks are what nobody has asked for; by keys there would be twice as many. */
+static ErrorCode refuse_heads(const ModelConfig *c, TpGroup s, CpGroup cp, Error *err) {
+    int heads = (int)(c->num_key_value_heads / s.size);
+    bool keys = axes_splits_keys(c, s) &&
+                (cp.exact_chunks == cp.ranks || axes_splits_exact_chunks(cp.ranks, cp.exact_chunks));
+    return refuse_cp(cp.ranks, " by heads",
+                     s.size > 1 ? "the key and value heads that mesh.tp leaves a rank,"
+                                : "num_key_value_heads",
+                     heads > 0 ? heads : 1, keys, err);
 }
 
-/* Sums of gradients in fixed point have no order: any number of ranks that divides the spans will do. */
-static ErrorCode check_spans(Contexts contexts, bool heads, Error *err) {
-    int ranks = contexts.ranks, spans = contexts.spans;
-    if (contexts.keys && !axes_deals_spans(ranks, spans)) return refuse_spans(ranks, spans, heads, err);
-    if (spans > 0 && spans % ranks != 0)
-        return refuse_contexts(ranks, "", "numerics.canonical_cp", spans, false, err);
+/* Sums of gradients in fixed point have no order: any number of ranks that divides the exact chunks will
+ * do. */
+static ErrorCode check_exact_chunks(CpGroup cp, bool heads, Error *err) {
+    int ranks = cp.ranks, exact_chunks = cp.exact_chunks;
+    if (cp.keys && !axes_splits_exact_chunks(ranks, exact_chunks))
+        return refuse_exact_chunks(ranks, exact_chunks, heads, err);
+    if (exact_chunks > 0 && exact_chunks % ranks != 0)
+        return refuse_cp(ranks, "", "numerics.canonical_cp", exact_chunks, false, err);
     return OK;
 }
 
-bool axes_shares_tokens(const ModelConfig *c) { return !model_is_recurrent(c); }
+bool axes_splits_tokens(const ModelConfig *c) { return !model_is_recurrent(c); }
 
-ErrorCode axes_check_contexts(const ModelConfig *c, Sharing s, Contexts contexts, int64_t tokens,
-                              Error *err) {
-    int ranks = contexts.ranks, spans = contexts.spans, stretches = contexts.keys ? 2 * ranks : ranks,
-        pieces = (spans > stretches ? spans : stretches) * s.leaves;
-    if (!axes_shares_tokens(c) && (ranks > 1 || spans > 1))
+ErrorCode axes_check_cp(const ModelConfig *c, TpGroup s, CpGroup cp, int64_t tokens, Error *err) {
+    int ranks = cp.ranks, exact_chunks = cp.exact_chunks, cp_chunks = cp.keys ? 2 * ranks : ranks,
+        pieces = (exact_chunks > cp_chunks ? exact_chunks : cp_chunks) * s.splits;
+    if (!axes_splits_tokens(c) && (ranks > 1 || exact_chunks > 1))
         return error_set(
             err, ERR_CONFIG,
             "%s %d: the family %s has recurrences, which go through a sequence on one rank: use 1",
-            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : spans,
+            ranks > 1 ? "mesh.cp" : "numerics.canonical_cp", ranks > 1 ? ranks : exact_chunks,
             model_family(c)->model_type);
-    if (ranks > 1 && !contexts.keys && !axes_deals_heads(c, s, ranks))
-        return refuse_heads(c, s, contexts, err);
-    if (contexts.keys && !axes_deals_keys(c, s)) return refuse_keys(c, s, ranks, err);
-    TRY(check_spans(contexts, axes_deals_heads(c, s, ranks), err));
+    if (ranks > 1 && !cp.keys && !axes_splits_heads(c, s, ranks)) return refuse_heads(c, s, cp, err);
+    if (cp.keys && !axes_splits_keys(c, s)) return refuse_keys(c, s, ranks, err);
+    TRY(check_exact_chunks(cp, axes_splits_heads(c, s, ranks), err));
     if (tokens % pieces == 0) return OK;
     return error_set(
         err, ERR_CONFIG,
         "%s %d%s does not divide the %lld tokens of a microbatch%s%s: change train.microbatch or "
         "train.context, to a multiple of %d",
-        spans > stretches ? "numerics.canonical_cp" : "mesh.cp", spans > stretches ? spans : ranks,
-        spans <= stretches && contexts.keys ? " by keys" : "", (long long)tokens,
-        spans <= stretches && contexts.keys ? " into two parts a rank" : "",
-        s.leaves > 1 ? ", each equal for tp" : "", pieces);
+        exact_chunks > cp_chunks ? "numerics.canonical_cp" : "mesh.cp",
+        exact_chunks > cp_chunks ? exact_chunks : ranks,
+        exact_chunks <= cp_chunks && cp.keys ? " by keys" : "", (long long)tokens,
+        exact_chunks <= cp_chunks && cp.keys ? " into two parts a rank" : "",
+        s.splits > 1 ? ", each equal for tp" : "", pieces);
 }

@@ -4,10 +4,10 @@
  * Marks of what has been done to each (unit, microbatch):
  *
  *     FWD        needs LOAD, and FWD of the unit below or RECV_F         --> DONE_FORWARD
- *     BWD_IN     needs DONE_FORWARD, and that of the unit above or RECV_B --> DONE_INPUT
- *     BWD_W      needs as many parts of the input half                   --> DONE_WEIGHT
+ *     DGRAD      needs DONE_FORWARD, and that of the unit above or RECV_B --> DONE_DGRAD
+ *     WGRAD      needs as many ops of dgrad                            --> DONE_WGRAD
  *     SEND_x     needs what it sends                                     --> SENT_x
- *     reductions need DONE_WEIGHT of all that they sum                   --> SCATTERED, SUMMED, REDUCED
+ *     reductions need DONE_WGRAD of all that they sum                    --> SCATTERED, SUMMED, REDUCED
  *
  * and at the norm everything must have all its marks.
  *
@@ -25,14 +25,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "program/makers.h"
+#include "program/owners.h"
 #include "program/program.h"
 
 /* Marks of what has been done, per (unit, microbatch). */
 enum {
     DONE_FORWARD = 1,
-    DONE_INPUT = 2,
-    DONE_WEIGHT = 4,
+    DONE_DGRAD = 2,
+    DONE_WGRAD = 4,
     DONE_ALL = 7,
     GOT_INPUT = 8,
     GOT_GRADIENT = 16,
@@ -40,15 +40,22 @@ enum {
     SENT_GRADIENT = 64
 };
 
-enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4, LEFT = 8 /* its leaves are added up */ };
-typedef enum Way { WAY_FORWARD, WAY_INPUT, WAY_WEIGHT, WAY_AGAIN, WAYS } Way; /* in which parts are run */
+enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4, LEFT = 8 /* its splits are added up */ };
+typedef enum RunKind {
+    RUN_FORWARD,
+    RUN_DGRAD,
+    RUN_WGRAD,
+    RUN_RECOMPUTE,
+    RUN_KINDS
+} RunKind; /* in which ops are run */
 
 /* Of a (unit, microbatch). */
 typedef struct UnitState {
-    uint32_t parts[WAYS];                /* that have run, a bit each */
-    uint32_t started[WAYS], there[WAYS]; /* rows; a pass of both halves has those of WAY_INPUT */
-    int slice;                           /* of the head: the last that has run */
-    bool called_up, records;             /* of the chunk whose logits have been made: started, there */
+    uint32_t ops[RUN_KINDS]; /* that have run, a bit each */
+    uint32_t started[RUN_KINDS],
+        there[RUN_KINDS];    /* rows; a pass of dgrad and wgrad has those of RUN_DGRAD */
+    int slice;               /* of the head: the last that has run */
+    bool called_up, records; /* of the chunk whose logits have been made: started, there */
 } UnitState;
 
 /* What a tensor holds: what a row has brought, or what its ops have made. */
@@ -71,17 +78,17 @@ typedef struct Check {
     UnitState *state;    /* [units, microbatches] */
     PassState pass;
     unsigned char *reduced; /* [units + 1, microbatches + 1] of the microbatches, and of the step */
-    int *last_weight;       /* [units] microbatch of the last weight half */
+    int *last_weight;       /* [units] microbatch of the last wgrad */
     unsigned char *loaded;  /* [microbatches] */
     bool *gathered;         /* [units] */
     bool *cuts;             /* [units] passes are cut somewhere */
     int phase;              /* 0 microbatches, 1 tied, 2 norm, 3 update */
     int updated;            /* last unit updated */
-    ActionKind made;        /* of the one behind it: COLLECT, RETURN; ACT_NORM: neither */
+    ActionKind made;        /* of the one behind it: MATRIX_GATHER, MATRIX_SCATTER; ACT_NORM: neither */
 } Check;
 
 static const Anatomy *anatomy(const Check *c, Action a) { return &c->anatomy[a.unit]; }
-static bool has(uint32_t parts, int part) { return parts >> part & 1; }
+static bool has(uint32_t ops, int op) { return ops >> op & 1; }
 
 /* Marks are kept for units of other ranks too, and stay empty: indexing is simple, and they are bytes. */
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
@@ -90,15 +97,15 @@ static UnitState *state(Check *c, Action a) { return &c->state[a.unit * c->p->mi
 
 /* first <= i < end, a bit each. */
 static uint32_t bits(int first, int end) { return (uint32_t)((UINT64_C(1) << end) - (UINT64_C(1) << first)); }
-static uint32_t bits_of(Parts parts) { return bits(parts.first, parts.end); }
+static uint32_t bits_of(OpRange ops) { return bits(ops.first, ops.end); }
 
 /* ---- hazards ---- */
 
-static Way way_of(ActionKind pass) {
-    return pass == ACT_FWD     ? WAY_FORWARD
-           : pass == ACT_AGAIN ? WAY_AGAIN
-           : pass == ACT_BWD_W ? WAY_WEIGHT
-                               : WAY_INPUT;
+static RunKind way_of(ActionKind pass) {
+    return pass == ACT_FWD         ? RUN_FORWARD
+           : pass == ACT_RECOMPUTE ? RUN_RECOMPUTE
+           : pass == ACT_WGRAD     ? RUN_WGRAD
+                                   : RUN_DGRAD;
 }
 
 static const Collective *row_of(const Anatomy *n, int row) { return n->rows[row].row; }
@@ -138,10 +145,10 @@ static const char *end_pass(Check *c) {
     return NULL;
 }
 
-/* Of what is made again, the pass that it is for. */
+/* Of what is recomputed, the pass that it is for. */
 static const char *enter_pass(Check *c, Action a) {
     ActionKind kind = action_pass(a);
-    if (kind == ACT_AGAIN) kind = a.before;
+    if (kind == ACT_RECOMPUTE) kind = a.before;
     PassState *s = &c->pass;
     if (s->unit == a.unit && s->microbatch == a.microbatch && s->kind == kind) return NULL;
     const char *wrong = end_pass(c);
@@ -156,54 +163,55 @@ static bool is_busy(const Check *c, const Anatomy *n, int tensor) {
     return false;
 }
 
-/* What is made elsewhere is made again there, but for what comes back of it. */
-static uint32_t again_in(const Anatomy *n, uint32_t parts) {
-    return n->again & parts & ~(n->dispatched & n->dispatched >> 1);
+/* What is made elsewhere is recomputed there, but for what comes back of it. */
+static uint32_t recomputed_in(const Anatomy *n, uint32_t ops) {
+    return n->recomputed & ops & ~(n->dispatched & n->dispatched >> 1);
 }
 
 /* All that the policy drops of a unit, and what is exchanged for it. */
-static bool is_made_again(Check *c, Action a) {
+static bool is_recomputed_first(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     const UnitState *u = state(c, a);
     if (!c->cuts[a.unit]) return true;
-    return !(again_in(n, UINT32_MAX) & ~u->parts[WAY_AGAIN]) &&
-           !(exchanged_in(n, ACT_AGAIN) & ~u->there[WAY_AGAIN]);
+    return !(recomputed_in(n, UINT32_MAX) & ~u->ops[RUN_RECOMPUTE]) &&
+           !(exchanged_in(n, ACT_RECOMPUTE) & ~u->there[RUN_RECOMPUTE]);
 }
 
 /* The passes of a row that an action runs: of a backward pass one half or both. What is dispatched does both
- * with the input half. */
+ * with dgrad. */
 static int passes_of(Action a) {
     ActionKind pass = action_pass(a);
     if (pass == ACT_FWD) return IN_FORWARD;
-    if (pass == ACT_AGAIN) return IN_RECOMPUTE;
-    Half half = a.kind == ACT_DISPATCH ? HALF_BOTH : action_half(a);
-    return (half & HALF_INPUT ? IN_DGRAD : 0) | (half & HALF_WEIGHT ? IN_WGRAD : 0);
+    if (pass == ACT_RECOMPUTE) return IN_RECOMPUTE;
+    Grads grads = a.kind == ACT_DISPATCH ? BOTH_GRADS : action_grads(a);
+    return (grads & DGRAD ? IN_DGRAD : 0) | (grads & WGRAD ? IN_WGRAD : 0);
 }
 
-/* Whether parts of an action read what a row brings: its ops, or those next to them. */
-static bool is_read(const Anatomy *n, ActionKind pass, int row, uint32_t parts) {
+/* Whether ops of an action read what a row brings: its ops, or those next to them. */
+static bool is_read(const Anatomy *n, ActionKind pass, int row, uint32_t ops) {
     const Collective *c = row_of(n, row);
     int place = collective_place(&n->rows[row]);
-    if (!c->behind) return n->uses[pass][row] & parts;
-    if (pass == ACT_FWD || pass == ACT_AGAIN) return !c->overlaps && place < n->all.end && parts >> place & 1;
-    return place > 0 && parts >> (place - 1) & 1;
+    if (!c->behind) return n->uses[pass][row] & ops;
+    if (pass == ACT_FWD || pass == ACT_RECOMPUTE)
+        return !c->overlaps && place < n->all.end && ops >> place & 1;
+    return place > 0 && ops >> (place - 1) & 1;
 }
 
-/* Parts read what has been brought for them, and make what others will send. */
+/* Ops read what has been brought for them, and make what others will send. */
 static const char *check_hazards(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     const UnitState *u = state(c, a);
     ActionKind pass = action_pass(a);
-    uint32_t parts = bits_of(a.parts);
+    uint32_t ops = bits_of(a.ops);
     for (int i = 0; i < n->count; i++) {
         bool behind = row_of(n, i)->behind;
         if (!is_exchanged(n, pass, i) || !(row_of(n, i)->passes & passes_of(a))) continue;
-        if (is_read(n, pass, i, parts)) {
+        if (is_read(n, pass, i, ops)) {
             if (!(u->there[way_of(pass)] >> i & 1)) return "comes before what it reads is there";
             if (!behind && c->pass.holds[to_of(n, i)] != HOLDS_BROUGHT + i)
                 return "reads what something else was put in the place of";
         }
-        if (!behind || !(n->uses[pass][i] & parts)) continue;
+        if (!behind || !(n->uses[pass][i] & ops)) continue;
         if (is_busy(c, n, from_of(n, i))) return "makes what is still on its way";
         c->pass.holds[from_of(n, i)] = (uint8_t)(HOLDS_MADE + i);
     }
@@ -217,15 +225,15 @@ static bool is_made(Check *c, Action a) {
     const UnitState *u = state(c, a);
     uint32_t ops = n->uses[a.pass][a.row], needed;
     int lowest = __builtin_ctz(ops), above = 32 - __builtin_clz(ops);
-    if (a.pass == ACT_FWD || a.pass == ACT_AGAIN) {
+    if (a.pass == ACT_FWD || a.pass == ACT_RECOMPUTE) {
         needed = bits(n->all.first, row->behind ? above : lowest);
-        if (a.pass == ACT_AGAIN) needed = again_in(n, needed);
-        return !(needed & ~u->parts[way_of(a.pass)]);
+        if (a.pass == ACT_RECOMPUTE) needed = recomputed_in(n, needed);
+        return !(needed & ~u->ops[way_of(a.pass)]);
     }
-    if (row->passes & IN_FORWARD || a.pass == ACT_BWD_W)
-        return is_made_again(c, a) && (a.pass != ACT_BWD_W || u->parts[WAY_INPUT] == bits_of(n->all));
+    if (row->passes & IN_FORWARD || a.pass == ACT_WGRAD)
+        return is_recomputed_first(c, a) && (a.pass != ACT_WGRAD || u->ops[RUN_DGRAD] == bits_of(n->all));
     needed = bits(row->behind ? lowest : above, n->all.end);
-    return !(needed & ~u->parts[WAY_INPUT]);
+    return !(needed & ~u->ops[RUN_DGRAD]);
 }
 
 /* What the ops have made is there still, or what a row before it has left there. */
@@ -278,10 +286,10 @@ static const char *check_exchange(Check *c, Action a) {
     return NULL;
 }
 
-/* Parts are run where their experts are, and no others; weight halves alone have nothing to do there. */
+/* Ops are run where their experts are, and no others; wgrads alone have nothing to do there. */
 static bool is_in_place(const Check *c, Action a) {
-    uint32_t own = bits_of(a.parts), away = anatomy(c, a)->dispatched & own;
-    return action_exchanges(a.kind) ? away == own : !away || a.kind == ACT_BWD_W;
+    uint32_t own = bits_of(a.ops), remote = anatomy(c, a)->dispatched & own;
+    return action_exchanges(a.kind) ? remote == own : !remote || a.kind == ACT_WGRAD;
 }
 
 /* ---- passes ---- */
@@ -289,7 +297,7 @@ static bool is_in_place(const Check *c, Action a) {
 /* The head by chunks: logits, records, loss; then the next chunk. */
 static const char *run_slice(Check *c, Action a) {
     UnitState *u = state(c, a);
-    bool sliced = action_pass(a) == ACT_FWD && has(anatomy(c, a)->sliced, a.parts.first);
+    bool sliced = action_pass(a) == ACT_FWD && has(anatomy(c, a)->sliced, a.ops.first);
     if (sliced != (a.slice > 0)) return sliced ? "takes all chunks at once" : "has chunks where none are";
     if (!sliced) return NULL;
     if (a.slice != u->slice + 1 || (a.slice % 2 == 0 && !u->records)) return "takes chunks out of order";
@@ -297,21 +305,21 @@ static const char *run_slice(Check *c, Action a) {
     return NULL;
 }
 
-/* Parts without a weight half have none that could come late. */
+/* Ops without a wgrad have none that could come late. */
 static uint32_t weightless(const Check *c, Action a) {
-    return a.unit > 0 ? bits_of(a.parts) & ~anatomy(c, a)->products : 0;
+    return a.unit > 0 ? bits_of(a.ops) & ~anatomy(c, a)->products : 0;
 }
 
-/* The parts of an action follow those that ran before it, in the order of its way; weight halves of a pass
+/* The ops of an action follow those that ran before it, in the order of its way; wgrads of a pass
  * that has both may come late. The last of them completes the unit. */
-static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
-    Parts all = anatomy(c, a)->all;
-    uint32_t *done = &state(c, a)->parts[way], own, before;
-    if (a.parts.first == a.parts.end) return "names no parts of its unit";
-    own = bits_of(a.parts);
-    before = way == WAY_FORWARD ? bits(all.first, a.parts.first) : bits(a.parts.end, all.end);
-    if (way == WAY_WEIGHT && action_pass(a) == ACT_BWD) before = *done & ~own;
-    if (*done != before) return "runs twice, or skips parts";
+static const char *run_ops(Check *c, RunKind way, Action a, unsigned flag) {
+    OpRange all = anatomy(c, a)->all;
+    uint32_t *done = &state(c, a)->ops[way], own, before;
+    if (a.ops.first == a.ops.end) return "names no ops of its unit";
+    own = bits_of(a.ops);
+    before = way == RUN_FORWARD ? bits(all.first, a.ops.first) : bits(a.ops.end, all.end);
+    if (way == RUN_WGRAD && action_pass(a) == ACT_BWD) before = *done & ~own;
+    if (*done != before) return "runs twice, or skips ops";
     const char *wrong = run_slice(c, a);
     if (wrong || (a.slice > 0 && a.slice < 2 * c->p->chunks)) return wrong;
     *done |= own;
@@ -319,7 +327,7 @@ static const char *run_parts(Check *c, Way way, Action a, unsigned flag) {
     return NULL;
 }
 
-/* What a run of parts reads and makes. */
+/* What a run of ops reads and makes. */
 static const char *check_run(Check *c, Action a) {
     const char *wrong = enter_pass(c, a);
     if (wrong) return wrong;
@@ -348,7 +356,7 @@ static const char *check_forward(Check *c, Action a) {
                  : runs(c, u - 1) ? *mark(c, u - 1, m) & DONE_FORWARD
                                   : *mark(c, u, m) & GOT_INPUT;
     if (!ready || !c->loaded[m]) return "comes before its input";
-    const char *wrong = run_parts(c, WAY_FORWARD, a, DONE_FORWARD);
+    const char *wrong = run_ops(c, RUN_FORWARD, a, DONE_FORWARD);
     return wrong ? wrong : check_gathered(c, u);
 }
 
@@ -356,7 +364,7 @@ static const char *check_forward(Check *c, Action a) {
 static bool hands_on(const Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     int last = n->all.end - 1;
-    return a.parts.first == last && !has(n->ops | n->products, last);
+    return a.ops.first == last && !has(n->ops | n->products, last);
 }
 
 /* The head has no unit above, and the embedding and it have nothing that must be gathered again for this
@@ -365,31 +373,31 @@ static const char *check_input(Check *c, Action a) {
     int u = a.unit, m = a.microbatch;
     bool ready = *mark(c, u, m) & DONE_FORWARD;
     if (ready && u < c->p->units - 1)
-        ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_INPUT : *mark(c, u, m) & GOT_GRADIENT;
+        ready = runs(c, u + 1) ? *mark(c, u + 1, m) & DONE_DGRAD : *mark(c, u, m) & GOT_GRADIENT;
     if (!ready) return "comes before the gradient of its output";
-    if (!hands_on(c, a) && !is_made_again(c, a)) return "comes before what it reads is made again";
-    const char *wrong = run_parts(c, WAY_INPUT, a, DONE_INPUT);
+    if (!hands_on(c, a) && !is_recomputed_first(c, a)) return "comes before what it reads is recomputed";
+    const char *wrong = run_ops(c, RUN_DGRAD, a, DONE_DGRAD);
     if (wrong) return wrong;
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
 }
 
-/* Parts are made again when the forward pass is done; they read what is there, or was made again below. */
-static const char *check_again(Check *c, Action a) {
+/* Ops are recomputed when the forward pass is done; they read what is there, or was recomputed below. */
+static const char *check_recompute(Check *c, Action a) {
     UnitState *u = state(c, a);
     const Anatomy *n = anatomy(c, a);
     if (!(*mark(c, a.unit, a.microbatch) & DONE_FORWARD)) return "comes before its forward pass";
-    if (again_in(n, bits(n->all.first, a.parts.first)) & ~u->parts[WAY_AGAIN])
-        return "comes before what it reads is made again";
-    u->parts[WAY_AGAIN] |= bits_of(a.parts);
+    if (recomputed_in(n, bits(n->all.first, a.ops.first)) & ~u->ops[RUN_RECOMPUTE])
+        return "comes before what it reads is recomputed";
+    u->ops[RUN_RECOMPUTE] |= bits_of(a.ops);
     return check_gathered(c, a.unit);
 }
 
-/* Part by part it may not overtake the input half, whose operands it reads. */
+/* Op by op it may not overtake dgrad, whose operands it reads. */
 static const char *check_weight(Check *c, Action a) {
-    const char *wrong = run_parts(c, WAY_WEIGHT, a, DONE_WEIGHT);
+    const char *wrong = run_ops(c, RUN_WGRAD, a, DONE_WGRAD);
     if (wrong) return wrong;
-    bool early = state(c, a)->parts[WAY_WEIGHT] & ~state(c, a)->parts[WAY_INPUT];
-    if (early) return "comes before its input half";
+    bool early = state(c, a)->ops[RUN_WGRAD] & ~state(c, a)->ops[RUN_DGRAD];
+    if (early) return "comes before its dgrad";
     return program_reads_adapters(c->p, a) ? check_gathered(c, a.unit) : NULL;
 }
 
@@ -403,25 +411,25 @@ static const char *check_order(Check *c, Action a) {
     return NULL;
 }
 
-/* Both halves, or one of them: the weight half of a part that has one may come late, but when the last action
+/* Dgrad and wgrad, or one of them: wgrad of an op that has one may come late, but when the last action
  * of the unit is done everything is. */
 static const char *check_backward(Check *c, Action a) {
-    Half half = action_half(a);
+    Grads grads = action_grads(a);
     const char *wrong = check_order(c, a);
-    if (!wrong && half & HALF_INPUT) wrong = check_input(c, a);
-    if (!wrong && half & HALF_WEIGHT) wrong = check_weight(c, a);
+    if (!wrong && grads & DGRAD) wrong = check_input(c, a);
+    if (!wrong && grads & WGRAD) wrong = check_weight(c, a);
     if (wrong) return wrong;
-    if (half == HALF_INPUT) state(c, a)->parts[WAY_WEIGHT] |= weightless(c, a);
-    bool ends = half & HALF_INPUT && program_ends_unit(c->p, a);
-    return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WEIGHT) ? "comes before what is late" : NULL;
+    if (grads == DGRAD) state(c, a)->ops[RUN_WGRAD] |= weightless(c, a);
+    bool ends = grads & DGRAD && program_ends_unit(c->p, a);
+    return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WGRAD) ? "comes before what is late" : NULL;
 }
 
-/* Runs its parts as the pass would that it belongs to. */
+/* Runs its ops as the pass would that it belongs to. */
 static const char *check_dispatch(Check *c, Action a) {
     a.kind = a.pass;
     if (a.pass == ACT_FWD) return check_forward(c, a);
-    if (a.pass == ACT_AGAIN) return check_again(c, a);
-    if (a.pass == ACT_BWD_IN) return check_input(c, a);
+    if (a.pass == ACT_RECOMPUTE) return check_recompute(c, a);
+    if (a.pass == ACT_DGRAD) return check_input(c, a);
     if (a.pass != ACT_BWD) return "belongs to no pass";
     return check_backward(c, a);
 }
@@ -438,7 +446,7 @@ static const char *check_transfer(Check *c, Action a) {
     unsigned char *m = mark(c, a.unit, a.microbatch);
     if (*m & flag) return "happens twice";
     if (a.kind == ACT_SEND_F && !(*m & DONE_FORWARD)) return "comes before what it sends";
-    if (a.kind == ACT_SEND_B && !(*m & DONE_INPUT)) return "comes before what it sends";
+    if (a.kind == ACT_SEND_B && !(*m & DONE_DGRAD)) return "comes before what it sends";
     *m |= flag;
     return NULL;
 }
@@ -459,17 +467,17 @@ static unsigned char *reduction(Check *c, int u, int m) {
 static bool weights_done(Check *c, int u, int m) {
     int first = m < 0 ? 0 : m, last = m < 0 ? c->p->microbatches - 1 : m;
     for (int i = first; i <= last; i++)
-        if (!(*mark(c, u, i) & DONE_WEIGHT)) return false;
+        if (!(*mark(c, u, i) & DONE_WGRAD)) return false;
     return true;
 }
 
 /* Before anything else is done to the gradient, when the pass is done that makes it. */
-static const char *check_leaves(Check *c, Action a) {
+static const char *check_partials(Check *c, Action a) {
     int first = a.microbatch < 0 ? 0 : a.microbatch,
         last = a.microbatch < 0 ? c->p->microbatches - 1 : a.microbatch;
-    if (!program_adds_leaves(c->p, a.unit)) return "adds leaves where there are none";
+    if (!program_sums_partials(c->p, a.unit)) return "adds partial sums where there are none";
     for (int m = first; m <= last; m++)
-        if (!(*mark(c, a.unit, m) & DONE_INPUT)) return "comes before the gradient is complete";
+        if (!(*mark(c, a.unit, m) & DONE_DGRAD)) return "comes before the gradient is complete";
     unsigned char *m = reduction(c, a.unit, a.microbatch);
     if (*m) return "happens twice, or too late";
     *m |= LEFT;
@@ -481,8 +489,9 @@ static const char *check_reduction(Check *c, Action a) {
     int u = a.unit < c->p->units ? a.unit : c->p->units - 1;
     if (!weights_done(c, u, a.microbatch)) return "comes before the gradient is complete";
     unsigned char *m = reduction(c, a.unit, a.microbatch);
-    bool leaves = program_adds_leaves(c->p, a.unit) && (a.microbatch >= 0) != program_adds_leaves_once(c->p);
-    if (leaves && !(*m & LEFT)) return "comes before its leaves are added up";
+    bool splits =
+        program_sums_partials(c->p, a.unit) && (a.microbatch >= 0) != program_sums_partials_once(c->p);
+    if (splits && !(*m & LEFT)) return "comes before its partial sums are added up";
     unsigned char flag = a.kind == ACT_REDUCE_SCATTER ? SCATTERED
                          : a.kind == ACT_ALL_REDUCE   ? SUMMED
                                                       : REDUCED;
@@ -505,7 +514,7 @@ static bool reductions_complete(Check *c) {
             summed += (*reduction(c, u, i < m ? i : -1) & SUMMED) ? 1 : 0;
         }
         int per_step = c->p->sync == SYNC_STEP ? 1 : m;
-        if (left != (program_adds_leaves(c->p, u) ? (program_adds_leaves_once(c->p) ? 1 : m) : 0))
+        if (left != (program_sums_partials(c->p, u) ? (program_sums_partials_once(c->p) ? 1 : m) : 0))
             return false;
         if (scattered != (p->shards > 1 ? per_step : 0)) return false;
         if (summed != (p->replicas > 1 ? (c->p->sync == SYNC_MICROBATCH ? m : 1) : 0)) return false;
@@ -514,7 +523,7 @@ static bool reductions_complete(Check *c) {
 }
 
 /* An axis over which gradients of some kind of parameter are a sum, and no kind of action here makes it: the
- * bug that shows in no loss. Over pp, TIE sums; over tp, LEAVES. */
+ * bug that shows in no loss. Over pp, TIE sums; over tp, SUM_PARTIALS. */
 static bool sums_are_left(const Partition *p) {
     AxisSet left = 0;
     for (int kind = 0; kind < KINDS; kind++) left |= axes_any((ParamKind)kind, DOES_SUM);
@@ -556,35 +565,36 @@ static const char *check_update(Check *c, int u) {
     for (c->updated++; c->updated < u; c->updated++)
         if (partition_holds(c->p->partition, c->updated)) return "comes out of order";
     if (c->updated != u || !partition_holds(c->p->partition, u)) return "updates what is not held";
-    if (makers_have(c->p->partition, u) != (c->made == ACT_RETURN)) return "comes before its boxes are back";
+    if (owners_have(c->p->partition, u) != (c->made == ACT_MATRIX_SCATTER))
+        return "comes before its boxes are back";
     c->made = ACT_NORM;
     return check_phase(c, 3);
 }
 
-/* Boxes of the unit that is updated next go to their makers, and come back. */
-static const char *check_boxes(Check *c, Action a) {
+/* Boxes of the unit that is updated next go to their owners, and come back. */
+static const char *check_matrices(Check *c, Action a) {
     int next = c->updated + 1;
     while (next < c->p->units && !partition_holds(c->p->partition, next)) next++;
-    if (a.unit != next || !makers_have(c->p->partition, a.unit)) return "moves boxes that nobody waits for";
-    if (c->made != (a.kind == ACT_COLLECT ? ACT_NORM : ACT_COLLECT)) return "comes out of order";
+    if (a.unit != next || !owners_have(c->p->partition, a.unit)) return "moves boxes that nobody waits for";
+    if (c->made != (a.kind == ACT_MATRIX_GATHER ? ACT_NORM : ACT_MATRIX_GATHER)) return "comes out of order";
     c->made = a.kind;
     return check_phase(c, 3);
 }
 
 /* Whatever is wrong with the numbers of an action is found here, so that what follows may index by them. */
 static const char *check_names(const Check *c, Action a) {
-    bool passes = action_is_pass(a.kind) || action_exchanges(a.kind) || a.kind == ACT_AGAIN;
+    bool passes = action_is_pass(a.kind) || action_exchanges(a.kind) || a.kind == ACT_RECOMPUTE;
     bool transfers =
         a.kind == ACT_RECV_F || a.kind == ACT_SEND_F || a.kind == ACT_RECV_B || a.kind == ACT_SEND_B;
     bool reduces = a.kind == ACT_REDUCE_SCATTER || a.kind == ACT_ALL_REDUCE || a.kind == ACT_REDUCED ||
-                   a.kind == ACT_LEAVES;
+                   a.kind == ACT_SUM_PARTIALS;
     bool none = a.kind == ACT_LOAD || a.kind == ACT_TIE || a.kind == ACT_NORM;
     int limit = c->p->units + (reduces ? 1 : 0);
     if (none ? a.unit >= 0 : a.unit < 0 || a.unit >= limit) return "names no unit";
     if ((passes || transfers) && !runs(c, a.unit)) return "names a unit of another rank";
-    if (passes && (a.parts.first < 0 || a.parts.first > a.parts.end || a.parts.end > anatomy(c, a)->all.end))
-        return "names no parts of its unit";
-    if (action_exchanges(a.kind) && !action_is_pass(a.pass) && a.pass != ACT_AGAIN)
+    if (passes && (a.ops.first < 0 || a.ops.first > a.ops.end || a.ops.end > anatomy(c, a)->all.end))
+        return "names no ops of its unit";
+    if (action_exchanges(a.kind) && !action_is_pass(a.pass) && a.pass != ACT_RECOMPUTE)
         return "belongs to no pass";
     if (passes || transfers || a.kind == ACT_LOAD) {
         if (a.microbatch < 0 || a.microbatch >= c->p->microbatches) return "names no microbatch";
@@ -596,7 +606,7 @@ static const char *check_names(const Check *c, Action a) {
 /* Each kind has its rule; what it says completes the sentence "program action 7 (FWD ...) ...". */
 static const char *check_action(Check *c, Action a) {
     const char *wrong = check_names(c, a);
-    bool run = action_is_pass(a.kind) || a.kind == ACT_AGAIN || a.kind == ACT_DISPATCH;
+    bool run = action_is_pass(a.kind) || a.kind == ACT_RECOMPUTE || a.kind == ACT_DISPATCH;
     if (!wrong && run) wrong = check_run(c, a);
     if (wrong) return wrong;
     switch (a.kind) {
@@ -605,20 +615,20 @@ static const char *check_action(Check *c, Action a) {
     case ACT_RELEASE: return check_gather(c, a);
     case ACT_FWD: return check_forward(c, a);
     case ACT_BWD: return check_backward(c, a);
-    case ACT_BWD_IN: return check_input(c, a);
-    case ACT_BWD_W: return (wrong = check_weight(c, a)) ? wrong : check_order(c, a);
-    case ACT_AGAIN: return check_again(c, a);
+    case ACT_DGRAD: return check_input(c, a);
+    case ACT_WGRAD: return (wrong = check_weight(c, a)) ? wrong : check_order(c, a);
+    case ACT_RECOMPUTE: return check_recompute(c, a);
     case ACT_COLLECTIVE:
     case ACT_WAIT: return check_exchange(c, a);
     case ACT_DISPATCH: return check_dispatch(c, a);
-    case ACT_LEAVES: return check_leaves(c, a);
+    case ACT_SUM_PARTIALS: return check_partials(c, a);
     case ACT_REDUCE_SCATTER:
     case ACT_ALL_REDUCE:
     case ACT_REDUCED: return check_reduction(c, a);
     case ACT_TIE: return check_phase(c, 1);
     case ACT_NORM: return check_phase(c, 2);
-    case ACT_COLLECT:
-    case ACT_RETURN: return check_boxes(c, a);
+    case ACT_MATRIX_GATHER:
+    case ACT_MATRIX_SCATTER: return check_matrices(c, a);
     case ACT_UPDATE: return check_update(c, a.unit);
     case ACT_RECV_F:
     case ACT_SEND_F:

@@ -13,34 +13,35 @@ static int64_t round_up(int64_t n) { return (n + LINE - 1) / LINE * LINE; }
 
 typedef struct Cutting {
     int64_t elements;
-    const Stretch *stretches;
-    int stretch_count;
+    const WholeRun *whole_runs;
+    int whole_run_count;
 } Cutting;
 
-/* The last place at or before `at` that may be cut; *next: the first stretch that ends behind it. Places are
- * asked for in ascending order. */
+/* The last place at or before `at` that may be cut; *next: the first whole run that ends behind it. Places
+ * are asked for in ascending order. */
 static int64_t allowed(const Cutting *c, int64_t at, int *next) {
-    while (*next < c->stretch_count && c->stretches[*next].end <= at) ++*next;
-    bool inside = *next < c->stretch_count && c->stretches[*next].first < at;
-    return inside ? c->stretches[*next].first : at;
+    while (*next < c->whole_run_count && c->whole_runs[*next].end <= at) ++*next;
+    bool inside = *next < c->whole_run_count && c->whole_runs[*next].first < at;
+    return inside ? c->whole_runs[*next].first : at;
 }
 
 /* Cuts shares of at most `limit`; false when that is too little. shares NULL: only asks. */
-static bool fill(const Cutting *c, int64_t limit, int count, CommPart *shares) {
+static bool fill(const Cutting *c, int64_t limit, int count, CommRange *shards) {
     int64_t at = 0;
     int next = 0;
     for (int i = 0; i < count; i++) {
         int64_t end = c->elements - at <= limit ? c->elements : allowed(c, at + limit, &next);
-        if (shares) shares[i] = (CommPart){at, end - at};
+        if (shards) shards[i] = (CommRange){at, end - at};
         at = end;
     }
     return at == c->elements;
 }
 
 /* The limit lies between the average, which would do if everything could be cut anywhere, and the whole.
- * Limits are whole cache lines, so that shares begin at them where no stretch says otherwise. */
-void cut_evenly(int64_t elements, const Stretch *stretches, int stretch_count, int count, CommPart *shares) {
-    Cutting c = {elements, stretches, stretch_count};
+ * Limits are whole cache lines, so that shares begin at them where no whole run says otherwise. */
+void cut_evenly(int64_t elements, const WholeRun *whole_runs, int whole_run_count, int count,
+                CommRange *shards) {
+    Cutting c = {elements, whole_runs, whole_run_count};
     int64_t low = round_up((elements + count - 1) / count), high = low > elements ? low : round_up(elements);
     while (low < high) {
         int64_t middle = (low + high) / 2 / LINE * LINE; /* at least low, below high: both are whole lines */
@@ -49,7 +50,7 @@ void cut_evenly(int64_t elements, const Stretch *stretches, int stretch_count, i
         else
             low = middle + LINE;
     }
-    CHECK(fill(&c, low, count, shares));
+    CHECK(fill(&c, low, count, shards));
 }
 
 /* ---- owners ---- */
@@ -67,18 +68,18 @@ static int by_size(const void *a, const void *b) {
 }
 
 /* Only the order changes: sizes are what cut_evenly found. */
-void cut_assign(CommPart *shares, int count, const int64_t *load) {
+void cut_assign(CommRange *shards, int count, const int64_t *load) {
     size_t n = (size_t)count;
     Ranked *size = mem_alloc_array(n, sizeof *size), *owner = mem_alloc_array(n, sizeof *owner);
-    CommPart *cut = mem_alloc_array(n, sizeof *cut);
+    CommRange *cut = mem_alloc_array(n, sizeof *cut);
     for (int i = 0; i < count; i++) {
-        cut[i] = shares[i];
-        size[i] = (Ranked){-shares[i].count, i}; /* the largest first */
+        cut[i] = shards[i];
+        size[i] = (Ranked){-shards[i].count, i}; /* the largest first */
         owner[i] = (Ranked){load[i], i};
     }
     qsort(size, n, sizeof *size, by_size);
     qsort(owner, n, sizeof *owner, by_size);
-    for (int i = 0; i < count; i++) shares[owner[i].index] = cut[size[i].index];
+    for (int i = 0; i < count; i++) shards[owner[i].index] = cut[size[i].index];
     free(size);
     free(owner);
     free(cut);

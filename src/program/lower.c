@@ -12,15 +12,15 @@
  *
  * Some things are put elsewhere than where they are thought of first, so that what is slow has time: gathers
  * are started one unit early, the second half of a reduction is written behind the start of the next one,
- * what must be complete for the norm is waited for at the end, and in backward passes that are cut weight
- * halves of products run while ranks exchange something. Nothing else of the order is this file's: it is the
+ * what must be complete for the norm is waited for at the end, and in backward passes that are cut wgrads of
+ * products run while ranks exchange something. Nothing else of the order is this file's: it is the
  * schedule's.
  *
- * Elsewhere called: FSDP prefetch (gather_ahead), delayed wgrad (run_late), zero bubble (BWD_IN,
- * BWD_W). */
+ * Elsewhere called: FSDP prefetch (prefetch_gathers), delayed wgrad (run_delayed), zero bubble (DGRAD,
+ * WGRAD). */
 #include <stdlib.h>
 
-#include "program/makers.h"
+#include "program/owners.h"
 #include "program/program.h"
 
 static void append(Program *p, Action a) {
@@ -44,7 +44,7 @@ static void append_exchange(Program *p, ActionKind kind, const Anatomy *n, int r
     append(p, (Action){.kind = kind,
                        .unit = pass.unit,
                        .microbatch = pass.microbatch,
-                       .parts = {place, place},
+                       .ops = {place, place},
                        .slice = pass.slice,
                        .pass = pass.kind,
                        .before = pass.before,
@@ -63,7 +63,7 @@ static bool is_exchanged(const Anatomy *n, ActionKind pass, int row) {
 /* The head's logits chunk by chunk, records of each between the two halves of it. */
 static void emit_slices(Program *p, const Anatomy *n, Action a) {
     int row = 0;
-    while (!n->rows[row].row->chunked || !(n->uses[a.kind][row] >> a.parts.first & 1)) row++;
+    while (!n->rows[row].row->chunked || !(n->uses[a.kind][row] >> a.ops.first & 1)) row++;
     for (int chunk = 0; chunk < p->chunks; chunk++) {
         a.slice = 2 * chunk + 1;
         append(p, a);
@@ -74,26 +74,26 @@ static void emit_slices(Program *p, const Anatomy *n, Action a) {
     }
 }
 
-/* The first place from `part` on where passes over the unit are cut, or its end. */
-static int next_cut(const Program *p, int unit, int part, int end) {
-    while (part < end && !p->crosses(p->partition, unit, part)) part++;
-    return part;
+/* The first place from `op` on where passes over the unit are cut, or its end. */
+static int next_cut(const Program *p, int unit, int op, int end) {
+    while (op < end && !p->has_collective(p->partition, unit, op)) op++;
+    return op;
 }
 
-static uint32_t bits(Parts parts) {
-    return (uint32_t)((UINT64_C(1) << parts.end) - (UINT64_C(1) << parts.first));
+static uint32_t bits(OpRange range) {
+    return (uint32_t)((UINT64_C(1) << range.end) - (UINT64_C(1) << range.first));
 }
 
-static int highest(uint32_t parts) { return 31 - __builtin_clz(parts); }
+static int highest(uint32_t ops) { return 31 - __builtin_clz(ops); }
 
-/* Parts that run where their experts are. They make again what they need there by themselves: only what they
- * bring back may have to be made again. */
+/* Ops that run where their experts are. They make again what they need there by themselves: only what they
+ * bring back may have to be recomputed. */
 static bool emit_dispatch(Program *p, const Anatomy *n, Action a) {
-    int row = anatomy_dispatch(n, a.parts.first);
+    int row = anatomy_dispatch(n, a.ops.first);
     if (row < 0) return false;
-    if (a.kind == ACT_AGAIN && !(n->again >> (a.parts.end - 1) & 1)) return true;
+    if (a.kind == ACT_RECOMPUTE && !(n->recomputed >> (a.ops.end - 1) & 1)) return true;
     append_exchange(p, ACT_DISPATCH, n, row, a);
-    p->actions[p->count - 1].parts = a.parts;
+    p->actions[p->count - 1].ops = a.ops;
     return true;
 }
 
@@ -111,17 +111,17 @@ static int exchange_at(Program *p, const Anatomy *n, Action a, int place) {
     return overlaps;
 }
 
-/* An action for each run of parts between two places where ranks exchange something: ascending in a forward
- * pass, and in what is made again. Where nothing of a run is made again it is left out. */
+/* An action for each run of ops between two places where ranks exchange something: ascending in a forward
+ * pass, and in what is recomputed. Where nothing of a run is recomputed it is left out. */
 static void emit_ascending(Program *p, const Anatomy *n, Action a) {
     for (int first = n->all.first, end; first < n->all.end; first = end) {
         bool slices = a.kind == ACT_FWD && n->sliced >> first & 1;
         end = slices ? first + 1 : next_cut(p, a.unit, first + 1, n->all.end);
-        a.parts = (Parts){first, end};
+        a.ops = (OpRange){first, end};
         int overlapped = exchange_at(p, n, a, first);
         if (slices)
             emit_slices(p, n, a);
-        else if (!emit_dispatch(p, n, a) && (a.kind == ACT_FWD || n->again & bits(a.parts)))
+        else if (!emit_dispatch(p, n, a) && (a.kind == ACT_FWD || n->recomputed & bits(a.ops)))
             append(p, a);
         if (overlapped >= 0) append_exchange(p, ACT_WAIT, n, overlapped, a);
     }
@@ -130,90 +130,92 @@ static void emit_ascending(Program *p, const Anatomy *n, Action a) {
 
 /* ---- backward passes ---- */
 
-/* A backward pass on its way down, and what it has put off: the weight half of a product is what nobody waits
+/* A backward pass on its way down, and what it has put off: wgrad of a product is what nobody waits
  * for, so it runs while something is on its way.
  *
- *     gradient of the result ==gather==> down, gate and up: input half ==sum==> norm ==gather==> output, ...
- *              what is made again              weight half of down   ^   weight half of gate and up
+ *     gradient of the result ==gather==> down, gate and up: dgrad ==sum==> norm ==gather==> output, ...
+ *              what is recomputed               wgrad of down   ^   wgrad of gate and up
  *
  * Products in pairs make that fit: a row-parallel one reads the gradient of the layer's result, which stays
  * what it is until the norm before the layer adds to it; a column-parallel one reads the layer's input,
- * gathered again behind the input halves of both. So no tensor has to wait for what it holds, and what is on
+ * gathered again behind dgrads of both. So no tensor has to wait for what it holds, and what is on
  * its way has the memory that it had before. */
-typedef struct Descent {
+typedef struct BackwardEmitter {
     Program *p;
     const Anatomy *n;
     Action pass;
-    bool again;    /* what is made again for it has still to be */
-    uint32_t late; /* parts whose weight halves have still to run */
-    int gathered;  /* the row that was gathered last for weight halves; -1 */
-    bool pending;  /* it has been started, and not been waited for */
-} Descent;
+    bool recompute;   /* what is recomputed for it has still to be */
+    uint32_t delayed; /* ops whose wgrads have still to run */
+    int gathered;     /* the row that was gathered last for wgrads; -1 */
+    bool pending;     /* it has been started, and not been waited for */
+} BackwardEmitter;
 
-static void wait_for(Descent *d, int row) { append_exchange(d->p, ACT_WAIT, d->n, row, d->pass); }
+static void wait_for(BackwardEmitter *d, int row) { append_exchange(d->p, ACT_WAIT, d->n, row, d->pass); }
 
-static void wait_gathered(Descent *d) {
+static void wait_gathered(BackwardEmitter *d) {
     if (d->pending) wait_for(d, d->gathered);
     d->pending = false;
 }
 
 /* The uppermost of those that are late, or all of them; `rows`: that read a result's gradient. */
-static void run_late(Descent *d, bool rows, bool all) {
-    uint32_t late = rows ? d->late & ~d->n->reads_x : d->late;
-    for (; late; late &= ~(1u << highest(late))) {
-        int part = highest(late);
-        if (d->n->reads_x >> part & 1) wait_gathered(d);
+static void run_delayed(BackwardEmitter *d, bool rows, bool all) {
+    uint32_t delayed = rows ? d->delayed & ~d->n->reads_x : d->delayed;
+    for (; delayed; delayed &= ~(1u << highest(delayed))) {
+        int op = highest(delayed);
+        if (d->n->reads_x >> op & 1) wait_gathered(d);
         Action a = d->pass;
-        a.parts = (Parts){part, part + 1}, a.half = HALF_WEIGHT;
+        a.ops = (OpRange){op, op + 1}, a.grads = WGRAD;
         append(d->p, a);
-        d->late &= ~(1u << part);
+        d->delayed &= ~(1u << op);
         if (!all) return;
     }
 }
 
-static void make_again(Descent *d) {
-    Action a = {
-        .kind = ACT_AGAIN, .unit = d->pass.unit, .microbatch = d->pass.microbatch, .before = d->pass.kind};
-    if (d->again) emit_ascending(d->p, d->n, a);
-    d->again = false;
+static void emit_recompute(BackwardEmitter *d) {
+    Action a = {.kind = ACT_RECOMPUTE,
+                .unit = d->pass.unit,
+                .microbatch = d->pass.microbatch,
+                .before = d->pass.kind};
+    if (d->recompute) emit_ascending(d->p, d->n, a);
+    d->recompute = false;
 }
 
 /* With something to do meanwhile. */
-static void exchange(Descent *d, int row) {
+static void exchange(BackwardEmitter *d, int row) {
     append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
-    if (d->again)
-        make_again(d);
+    if (d->recompute)
+        emit_recompute(d);
     else if (!d->n->rows[row].row->brief)
-        run_late(d, false, false);
+        run_delayed(d, false, false);
     wait_for(d, row);
 }
 
-/* Behind the input half of a layer's first op, the gradient of its input is summed. What the layer has left
- * of weight halves runs meanwhile; those that read its input wait for the gather of the layer below, if the
+/* Behind dgrad of a layer's first op, the gradient of its input is summed. What the layer has left
+ * of wgrads runs meanwhile; those that read its input wait for the gather of the layer below, if the
  * unit has one. */
-static void end_layer(Descent *d, int row, int place) {
-    bool below = d->n->begins & bits((Parts){0, place});
+static void end_layer(BackwardEmitter *d, int row, int place) {
+    bool below = d->n->begins & bits((OpRange){0, place});
     if (row >= 0) append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
-    run_late(d, below, true);
+    run_delayed(d, below, true);
     if (row >= 0) wait_for(d, row);
 }
 
 /* The sum at a block's end hands its gradient on, and needs nothing. */
-static bool hands_on(const Descent *d, Parts parts) {
+static bool hands_on(const BackwardEmitter *d, OpRange range) {
     int last = d->n->all.end - 1;
-    return parts.first == last && !((d->n->ops | d->n->products) >> last & 1);
+    return range.first == last && !((d->n->ops | d->n->products) >> last & 1);
 }
 
-/* Of a run of parts those whose weight halves come late: all that have one, or none. In the last unit some
+/* Of a run of ops those whose wgrads come late: all that have one, or none. In the last unit some
  * have one without a product; where experts are dispatched nothing is exchanged that one could run beside. */
-static uint32_t late_of(const Descent *d, Parts parts) {
-    uint32_t products = d->n->products & bits(parts);
+static uint32_t delayed_of(const BackwardEmitter *d, OpRange range) {
+    uint32_t products = d->n->products & bits(range);
     if (d->pass.kind != ACT_BWD || d->pass.unit == d->p->units - 1) return 0;
     return d->p->partition->experts == 1 && !(products & ~d->n->parallel) ? products : 0;
 }
 
 /* Rows of the pass that ops of a run read (`behind`: make), by what they move: gradients, what the forward
- * pass has made, or that for weight halves alone. */
+ * pass has made, or that for wgrads alone. */
 typedef enum Moves { MOVES_GRADIENT, MOVES_FORWARD, MOVES_OPERAND } Moves;
 
 static Moves moves(const Collective *row) {
@@ -221,88 +223,88 @@ static Moves moves(const Collective *row) {
     return row->passes & IN_FORWARD ? MOVES_FORWARD : MOVES_GRADIENT;
 }
 
-static void exchange_all(Descent *d, Parts parts, bool behind, Moves what) {
+static void exchange_all(BackwardEmitter *d, OpRange range, bool behind, Moves what) {
     for (int i = 0; i < d->n->count; i++) {
         const Collective *row = d->n->rows[i].row;
         uint32_t ops = d->n->uses[d->pass.kind][i];
         if (!is_exchanged(d->n, d->pass.kind, i) || row->behind != behind || moves(row) != what) continue;
         int at = behind ? __builtin_ctz(ops) : highest(ops);
-        if (row->to != UNIT_DX && parts.first <= at && at < parts.end) exchange(d, i);
+        if (row->to != UNIT_DX && range.first <= at && at < range.end) exchange(d, i);
     }
 }
 
-/* What weight halves of a run read that is gathered for them: once for all that read it. */
-static void gather_operand(Descent *d, Parts parts) {
+/* What wgrads of a run read that is gathered for them: once for all that read it. */
+static void gather_operand(BackwardEmitter *d, OpRange range) {
     for (int i = 0; i < d->n->count; i++) {
         if (!is_exchanged(d->n, d->pass.kind, i) || moves(d->n->rows[i].row) != MOVES_OPERAND) continue;
-        if (!(d->n->uses[d->pass.kind][i] & bits(parts)) || i == d->gathered) continue;
-        run_late(d, false, true);
+        if (!(d->n->uses[d->pass.kind][i] & bits(range)) || i == d->gathered) continue;
+        run_delayed(d, false, true);
         append_exchange(d->p, ACT_COLLECTIVE, d->n, i, d->pass);
         d->gathered = i, d->pending = true;
     }
 }
 
 /* That of the input's gradient which the run has ended with; -1: none. */
-static int summed_by(const Descent *d, Parts parts) {
+static int summed_by(const BackwardEmitter *d, OpRange range) {
     for (int i = 0; i < d->n->count; i++) {
         uint32_t ops = d->n->uses[d->pass.kind][i];
-        if (ops && d->n->rows[i].row->to == UNIT_DX && __builtin_ctz(ops) == parts.first) return i;
+        if (ops && d->n->rows[i].row->to == UNIT_DX && __builtin_ctz(ops) == range.first) return i;
     }
     return -1;
 }
 
-static void run_down(Descent *d, Parts parts) {
+static void run_down(BackwardEmitter *d, OpRange range) {
     Action a = d->pass;
-    uint32_t late = late_of(d, parts);
-    exchange_all(d, parts, false, MOVES_GRADIENT);
-    if (!hands_on(d, parts)) make_again(d);
-    gather_operand(d, parts);
-    if (!late) wait_gathered(d);
-    exchange_all(d, parts, false, MOVES_FORWARD);
-    a.parts = parts;
-    if (late) a.half = HALF_INPUT;
+    uint32_t delayed = delayed_of(d, range);
+    exchange_all(d, range, false, MOVES_GRADIENT);
+    if (!hands_on(d, range)) emit_recompute(d);
+    gather_operand(d, range);
+    if (!delayed) wait_gathered(d);
+    exchange_all(d, range, false, MOVES_FORWARD);
+    a.ops = range;
+    if (delayed) a.grads = DGRAD;
     if (!emit_dispatch(d->p, d->n, a)) append(d->p, a);
-    d->late |= late;
-    exchange_all(d, parts, true, MOVES_GRADIENT);
-    if (d->n->begins >> parts.first & 1) end_layer(d, summed_by(d, parts), parts.first);
+    d->delayed |= delayed;
+    exchange_all(d, range, true, MOVES_GRADIENT);
+    if (d->n->begins >> range.first & 1) end_layer(d, summed_by(d, range), range.first);
 }
 
-/* Where the gradient comes from another rank, what is made again has been by the time it is there. */
+/* Where the gradient comes from another rank, what is recomputed has been by the time it is there. */
 static void emit_descending(Program *p, const Anatomy *n, Action pass) {
-    Descent d = {.p = p, .n = n, .pass = pass, .again = true, .gathered = -1};
-    if (!partition_runs(p->partition, pass.unit + 1)) make_again(&d);
+    BackwardEmitter d = {.p = p, .n = n, .pass = pass, .recompute = true, .gathered = -1};
+    if (!partition_runs(p->partition, pass.unit + 1)) emit_recompute(&d);
     for (int end = n->all.end, first; end > n->all.first; end = first) {
         first = end - 1;
         while (first > n->all.first && !(n->begins >> first & 1) &&
-               !p->crosses(p->partition, pass.unit, first))
+               !p->has_collective(p->partition, pass.unit, first))
             first--;
-        run_down(&d, (Parts){first, end});
+        run_down(&d, (OpRange){first, end});
     }
 }
 
-/* ---- weight halves alone ---- */
+/* ---- wgrads alone ---- */
 
-typedef struct WeightHalves {
+typedef struct WgradEmitter {
     Program *p;
     const Anatomy *n;
     Action pass;
     uint32_t started, there; /* rows */
-} WeightHalves;
+} WgradEmitter;
 
-/* The row that is gathered for a part's weight half; -1: none. */
-static int gathered_for(const WeightHalves *w, int part) {
+/* The row that is gathered for an op's wgrad; -1: none. */
+static int gathered_for(const WgradEmitter *w, int op) {
     for (int i = 0; i < w->n->count; i++)
-        if (is_exchanged(w->n, ACT_BWD_W, i) && w->n->uses[ACT_BWD_W][i] >> part & 1) return i;
+        if (is_exchanged(w->n, ACT_WGRAD, i) && w->n->uses[ACT_WGRAD][i] >> op & 1) return i;
     return -1;
 }
 
-static bool is_ready(const WeightHalves *w, int part) {
-    int row = gathered_for(w, part);
+static bool is_ready(const WgradEmitter *w, int op) {
+    int row = gathered_for(w, op);
     return row < 0 || w->there >> row & 1;
 }
 
 /* What was there is no more. */
-static void start_gather(WeightHalves *w, int row) {
+static void start_gather(WgradEmitter *w, int row) {
     if (w->started >> row & 1) return;
     for (int i = 0; i < w->n->count; i++)
         if (w->n->rows[i].row->to == w->n->rows[row].row->to) w->there &= ~(1u << i);
@@ -310,44 +312,44 @@ static void start_gather(WeightHalves *w, int row) {
     w->started |= 1u << row;
 }
 
-/* The next one is gathered while this part runs, unless it goes where that lies which this one, or one in
+/* The next one is gathered while this op runs, unless it goes where that lies which this one, or one in
  * between, reads. */
-static void gather_next(WeightHalves *w, int part) {
-    int next = part;
+static void gather_next(WgradEmitter *w, int op) {
+    int next = op;
     while (next >= 0 && is_ready(w, next)) next--;
     int row = next >= 0 ? gathered_for(w, next) : -1;
-    for (int i = part; row >= 0 && i > next; i--) {
+    for (int i = op; row >= 0 && i > next; i--) {
         int reads = gathered_for(w, i);
         if (reads >= 0 && w->n->rows[reads].row->to == w->n->rows[row].row->to) return;
     }
     if (row >= 0) start_gather(w, row);
 }
 
-static void make_ready(WeightHalves *w, int part) {
-    int row = gathered_for(w, part);
-    if (is_ready(w, part)) return;
+static void make_ready(WgradEmitter *w, int op) {
+    int row = gathered_for(w, op);
+    if (is_ready(w, op)) return;
     start_gather(w, row);
     w->there |= 1u << row;
-    gather_next(w, part);
+    gather_next(w, op);
     append_exchange(w->p, ACT_WAIT, w->n, row, w->pass);
 }
 
-/* Whether weight halves stop at a place: those of experts that are elsewhere have nothing to do, and where
+/* Whether wgrads stop at a place: those of experts that are elsewhere have nothing to do, and where
  * nothing else is exchanged they go with others. */
-static bool stops_weights(const WeightHalves *w, int place) {
+static bool stops_weights(const WgradEmitter *w, int place) {
     uint32_t here = w->n->dispatched;
     bool ends = (here >> place & 1) != (place > 0 && here >> (place - 1) & 1);
     if (w->p->partition->tensors == 1 && ends) return false;
-    return w->p->crosses(w->p->partition, w->pass.unit, place);
+    return w->p->has_collective(w->p->partition, w->pass.unit, place);
 }
 
 static void emit_weights(Program *p, const Anatomy *n, Action pass) {
-    WeightHalves w = {.p = p, .n = n, .pass = pass};
+    WgradEmitter w = {.p = p, .n = n, .pass = pass};
     for (int end = n->all.end, first; end > n->all.first; end = first) {
         first = end - 1;
         make_ready(&w, first);
         while (first > n->all.first && !stops_weights(&w, first) && is_ready(&w, first - 1)) first--;
-        w.pass.parts = (Parts){first, end};
+        w.pass.ops = (OpRange){first, end};
         append(p, w.pass);
     }
 }
@@ -356,12 +358,12 @@ static void emit_weights(Program *p, const Anatomy *n, Action pass) {
 static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
     Anatomy n;
     program_anatomy(p, unit, &n);
-    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch, .parts = n.all};
+    Action a = {.kind = kind, .unit = unit, .microbatch = microbatch, .ops = n.all};
     if (kind == ACT_FWD)
         emit_ascending(p, &n, a);
     else if (!program_cuts(p, unit))
         append(p, a);
-    else if (kind == ACT_BWD_W)
+    else if (kind == ACT_WGRAD)
         emit_weights(p, &n, a);
     else
         emit_descending(p, &n, a);
@@ -376,7 +378,7 @@ typedef struct Lowering {
     Program *p;
     const Partition *partition;
     bool *loaded;     /* [microbatches] */
-    int *left;        /* [units] weight halves still to come */
+    int *left;        /* [units] wgrads still to come */
     Written *written; /* [units, ACT_KINDS] */
     Action behind; /* the reduction started last: what follows it is written after the next one has started */
     bool has_behind, behind_last; /* there is one; it was the unit's last of the step */
@@ -425,18 +427,20 @@ static void reduce(Lowering *l, int unit, int microbatch, bool last) {
     l->behind_last = last;
 }
 
-/* Leaves of a microbatch's gradient are added up behind the pass that makes it, since the next one writes
+/* Splits of a microbatch's gradient are added up behind the pass that makes it, since the next one writes
  * where they are; in fixed point they have been added by then, and only cross. */
-static void leaves_of_microbatch(Lowering *l, int u, int m) {
-    if (program_adds_leaves(l->p, u) && !program_adds_leaves_once(l->p)) emit(l->p, ACT_LEAVES, u, m);
+static void partials_of_microbatch(Lowering *l, int u, int m) {
+    if (program_sums_partials(l->p, u) && !program_sums_partials_once(l->p))
+        emit(l->p, ACT_SUM_PARTIALS, u, m);
 }
 
-/* A weight half of (u, m) is done. With gradients reduced once a step, the last of a unit's microbatches sets
+/* A wgrad of (u, m) is done. With gradients reduced once a step, the last of a unit's microbatches sets
  * its reduction off, while units below are still at work. The tied head's own gradient is complete when the
  * head is. */
 static void gradient_added(Lowering *l, int u, int m) {
     bool last = --l->left[u] == 0;
-    if (last && program_adds_leaves(l->p, u) && program_adds_leaves_once(l->p)) emit(l->p, ACT_LEAVES, u, -1);
+    if (last && program_sums_partials(l->p, u) && program_sums_partials_once(l->p))
+        emit(l->p, ACT_SUM_PARTIALS, u, -1);
     if (!reduces(l) || (l->p->sync == SYNC_STEP && !last)) return;
     int microbatch = l->p->sync == SYNC_STEP ? -1 : m;
     reduce(l, u, microbatch, last);
@@ -456,14 +460,14 @@ static void forward(Lowering *l, int stage, int m) {
     for (int u = first[stage]; u < first[stage + 1]; u++) write_pass(l, ACT_FWD, u, m);
 }
 
-/* From the last unit of the stage to the first. The input half alone makes no gradient of matrices, so
+/* From the last unit of the stage to the first. Dgrad alone makes no gradient of matrices, so
  * nothing can be reduced after it. */
 static void backward(Lowering *l, int stage, int m, ActionKind kind) {
     const int *first = l->partition->stages.first;
     for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
         write_pass(l, kind, u, m);
-        if (kind != ACT_BWD_W) leaves_of_microbatch(l, u, m);
-        if (kind != ACT_BWD_IN) gradient_added(l, u, m);
+        if (kind != ACT_WGRAD) partials_of_microbatch(l, u, m);
+        if (kind != ACT_DGRAD) gradient_added(l, u, m);
     }
 }
 
@@ -473,8 +477,8 @@ static void cell(Lowering *l, const Cell *c) {
     switch (c->kind) {
     case CELL_F: forward(l, c->stage, m); break;
     case CELL_B: backward(l, c->stage, m, ACT_BWD); break;
-    case CELL_I: backward(l, c->stage, m, ACT_BWD_IN); break;
-    case CELL_W: backward(l, c->stage, m, ACT_BWD_W); break;
+    case CELL_I: backward(l, c->stage, m, ACT_DGRAD); break;
+    case CELL_W: backward(l, c->stage, m, ACT_WGRAD); break;
     case CELL_SEND_F: emit(l->p, ACT_SEND_F, first[c->stage + 1] - 1, m); break;
     case CELL_RECV_F: emit(l->p, ACT_RECV_F, first[c->stage], m); break;
     case CELL_SEND_B: emit(l->p, ACT_SEND_B, first[c->stage], m); break;
@@ -490,9 +494,9 @@ static void cell(Lowering *l, const Cell *c) {
 /* One unit's boxes at a time are on their way, in the memory that passes have left. */
 static void update(Lowering *l, int unit) {
     if (!partition_holds(l->partition, unit)) return;
-    if (makers_have(l->partition, unit)) {
-        emit(l->p, ACT_COLLECT, unit, -1);
-        emit(l->p, ACT_RETURN, unit, -1);
+    if (owners_have(l->partition, unit)) {
+        emit(l->p, ACT_MATRIX_GATHER, unit, -1);
+        emit(l->p, ACT_MATRIX_SCATTER, unit, -1);
     }
     emit(l->p, ACT_UPDATE, unit, -1);
 }
@@ -516,17 +520,17 @@ static void finish(Lowering *l) {
 /* ---- Second pass: parameters ---- */
 
 /* Units whose parameters an action reads. The embedding's backward pass reads none (it adds rows to a
- * gradient), and a weight half reads activations only, but for adapters, which read each other; a head that
- * was deferred makes its logits again, and a tied one reads the embedding for them; a module, when it is made
- * again. */
+ * gradient), and a wgrad reads activations only, but for adapters, which read each other; a head that
+ * was deferred makes its logits again, and a tied one reads the embedding for them; an MTP module, when it is
+ * recomputed. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
-    bool pass = a.kind == ACT_FWD || a.kind == ACT_AGAIN || a.kind == ACT_DISPATCH ||
-                ((a.kind == ACT_BWD || a.kind == ACT_BWD_IN) && a.unit > 0);
-    bool logits_again = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_BWD_W);
-    bool made_again = p->model->further_module && (a.kind == ACT_BWD_IN || a.kind == ACT_AGAIN),
-         embeds = a.kind == ACT_FWD || logits_again || made_again;
-    if (pass || logits_again || program_reads_adapters(p, a)) out[n++] = a.unit;
+    bool pass = a.kind == ACT_FWD || a.kind == ACT_RECOMPUTE || a.kind == ACT_DISPATCH ||
+                ((a.kind == ACT_BWD || a.kind == ACT_DGRAD) && a.unit > 0);
+    bool recomputes_logits = a.unit == head && p->defer_head && (a.kind == ACT_BWD || a.kind == ACT_WGRAD);
+    bool recomputes = p->model->mtp_module && (a.kind == ACT_DGRAD || a.kind == ACT_RECOMPUTE),
+         embeds = a.kind == ACT_FWD || recomputes_logits || recomputes;
+    if (pass || recomputes_logits || program_reads_adapters(p, a)) out[n++] = a.unit;
     if (p->partition->tied && a.unit == head && embeds) out[n++] = 0;
     return n;
 }
@@ -583,7 +587,7 @@ static void release(Gathering *g, int unit) {
 /* Gathers what action i uses, then the next unit that any later action uses. One unit ahead is enough to hide
  * a gather behind a pass of equal length, and holds two units at a time; more would hold more and hide no
  * more. */
-static void gather_ahead(Gathering *g, int i, const int *own, int n) {
+static void prefetch_gathers(Gathering *g, int i, const int *own, int n) {
     const Program *p = g->from;
     bool found = false;
     for (int k = 0; k < n; k++) gather(g, own[k]);
@@ -617,7 +621,7 @@ static void place_gathers(Program *p, Reshard reshard) {
     look_ahead(&g);
     for (int i = 0; i < from.count; i++) {
         int own[2], n = uses(&from, from.actions[i], own);
-        if (n > 0) gather_ahead(&g, i, own, n);
+        if (n > 0) prefetch_gathers(&g, i, own, n);
         append(p, from.actions[i]);
         if (n > 0) drop(&g, i, own, n, reshard);
     }
@@ -642,7 +646,7 @@ static bool ascending(const Program *p) {
     bool ok = true;
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
-        if (a.kind != ACT_BWD && a.kind != ACT_BWD_W) continue;
+        if (a.kind != ACT_BWD && a.kind != ACT_WGRAD) continue;
         ok = ok && a.microbatch >= last[a.unit];
         last[a.unit] = a.microbatch;
     }
@@ -674,8 +678,8 @@ GradientSync program_sync(GradientSync asked, int shards, int replicas, int micr
 }
 
 /* Where ranks share the vocabulary the head makes its weight gradient with its forward pass whatever is
- * asked: making logits again would exchange records again. With a module, all gradients of the last unit's
- * matrices are made on the way back (model/layers/head.c). */
+ * asked: making logits again would exchange records again. With an MTP module, all gradients of the last
+ * unit's matrices are made on the way back (model/layers/head.c). */
 void program_lower(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
     *p = (Program){
@@ -684,9 +688,9 @@ void program_lower(Program *p, const ProgramSpec *spec) {
         .units = partition->table->units,
         .microbatches = spec->schedule->microbatches,
         .defer_head = (spec->defer_head && spec->schedule->split_backward && partition->tensors == 1) ||
-                      spec->model->further_module,
+                      spec->model->mtp_module,
         .exact = spec->exact,
-        .crosses = spec->crosses,
+        .has_collective = spec->has_collective,
         .recompute = spec->recompute,
         .chunks = spec->chunks,
         .training = true,
@@ -716,7 +720,7 @@ void program_lower_evaluation(Program *p, const ProgramSpec *spec) {
                    .partition = partition,
                    .units = partition->table->units,
                    .microbatches = 1,
-                   .crosses = spec->crosses,
+                   .has_collective = spec->has_collective,
                    .chunks = spec->chunks,
                    .evaluates = true,
                    .ordered = true};

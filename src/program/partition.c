@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "program/cuts.h"
-#include "program/makers.h"
+#include "program/owners.h"
 
 enum { ALIGN = 16 }; /* elements: one cache line of fp32 */
 
@@ -55,66 +55,66 @@ int stages_of_unit(const Stages *s, int unit) {
 
 /* The matrices of a flat that must stay whole; returns how many. In the order of the table, which is that of
  * places: ascending, as cut_evenly wants them. */
-static int find_stretches(const PartitionSpec *spec, int unit, Flat flat,
-                          Stretch *out /* [parameters of the unit] */) {
+static int find_whole_runs(const PartitionSpec *spec, int unit, Flat flat,
+                           WholeRun *out /* [parameters of the unit] */) {
     const ParamTable *t = spec->table;
     int count = 0;
     for (int i = t->unit_first[unit]; spec->groups && i < t->unit_first[unit + 1]; i++) {
         const Param *p = &t->params[i];
-        if (p->flat == flat && !p->away && param_stays_whole(spec->groups, i, p))
-            out[count++] = (Stretch){(int64_t)p->place, (int64_t)p->place + p->room};
+        if (p->flat == flat && !p->remote && param_stays_whole(spec->groups, i, p))
+            out[count++] = (WholeRun){(int64_t)p->place, (int64_t)p->place + p->room};
     }
     return count;
 }
 
 /* Which shard of a flat a place among MESH_SHARDS has: of experts, ranks of different ep have the same one,
  * of other experts. */
-static int shard_at(const Partition *p, const Share *s, int place) {
+static int shard_at(const Partition *p, const FlatShard *s, int place) {
     return mesh_place(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, place));
 }
 
 /* Elements so far of those that have each shard, all together: the same on all of them. */
-static void assign_shares(const Partition *p, Share *s) {
+static void assign_shards(const Partition *p, FlatShard *s) {
     int64_t *load = mem_alloc_array((size_t)s->shards, sizeof *load);
-    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->dealt[i];
-    cut_assign(s->parts, s->shards, load);
+    for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->assigned[i];
+    cut_assign(s->ranges, s->shards, load);
     free(load);
 }
 
 /* Whether all ranks of tp have equally much of a unit: of a vocabulary they may not, unless there is room.
- * The boxes of a matrix must come to be on one shard whatever they have; so must a matrix of a module that
- * all have, behind the head in its flat. */
+ * The boxes of a matrix must come to be on one shard whatever they have; so must a matrix of an MTP module
+ * that all have, behind the head in its flat. */
 static bool is_alike(const Partition *p, int unit) {
     bool block = unit > 0 && unit < p->table->units - 1;
-    return block || p->whole->further_module || axes_deals_evenly(p->whole, p->tensors, p->leaves);
+    return block || p->whole->mtp_module || axes_splits_evenly(p->whole, p->tensors, p->splits);
 }
 
 /* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:
  * nobody's memory depends on the order of units. Others are unequal, and are given out by what each shard has
  * so far. */
-static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, Share *s) {
+static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, FlatShard *s) {
     const int *first = spec->table->unit_first;
-    Stretch *stretches = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *stretches);
-    int count = find_stretches(spec, unit, flat, stretches);
+    WholeRun *whole_runs = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *whole_runs);
+    int count = find_whole_runs(spec, unit, flat, whole_runs);
     s->axes = flat_of_experts(flat) ? MESH_EXPERT_SHARDS : MESH_SHARDS;
     s->shards = mesh_size(&p->mesh, s->axes), s->shard = mesh_place(&p->mesh, s->axes, p->rank);
     s->whole = (int64_t)spec->table->flats[unit][flat];
-    s->parts = mem_alloc_array((size_t)s->shards, sizeof *s->parts);
-    cut_evenly(s->whole, stretches, count, s->shards, s->parts);
-    free(stretches);
-    if (count > 0) assign_shares(p, s);
+    s->ranges = mem_alloc_array((size_t)s->shards, sizeof *s->ranges);
+    cut_evenly(s->whole, whole_runs, count, s->shards, s->ranges);
+    free(whole_runs);
+    if (count > 0) assign_shards(p, s);
     for (int i = 0; i < p->shards; i++) {
-        int64_t n = s->parts[shard_at(p, s, i)].count;
-        p->load[i] += n, p->dealt[i] += is_alike(p, unit) ? n : 0;
+        int64_t n = s->ranges[shard_at(p, s, i)].count;
+        p->load[i] += n, p->assigned[i] += is_alike(p, unit) ? n : 0;
     }
-    s->first = s->parts[s->shard].first, s->count = s->parts[s->shard].count;
+    s->first = s->ranges[s->shard].first, s->count = s->ranges[s->shard].count;
 }
 
 /* Where the shares of vectors, of matrices, or of both lie in the owned arrays. */
-static void place_shares(Partition *p, bool vectors, bool matrices) {
+static void place_shards(Partition *p, bool vectors, bool matrices) {
     for (int u = 0; u < p->table->units; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
-            Share *s = &p->share[u][f];
+            FlatShard *s = &p->flat_shard[u][f];
             if (!(flat_of_vectors((Flat)f) ? vectors : matrices)) continue;
             s->start = p->owned;
             p->owned += ((size_t)s->count + ALIGN - 1) / ALIGN * ALIGN;
@@ -125,39 +125,40 @@ static void place_shares(Partition *p, bool vectors, bool matrices) {
  * embedding does beside the first stage: both are given out by loads of zero, and so alike, though the two
  * ranks hold different units. The tied head's gradient is cut as the embedding, which is held wherever the
  * head runs. */
-static void make_shares(Partition *p, const PartitionSpec *spec) {
+static void make_shards(Partition *p, const PartitionSpec *spec) {
     int units = p->table->units;
-    p->share = mem_alloc_array((size_t)units + 1, sizeof *p->share);
+    p->flat_shard = mem_alloc_array((size_t)units + 1, sizeof *p->flat_shard);
     p->load = mem_alloc_array((size_t)p->shards, sizeof *p->load);
-    p->dealt = mem_alloc_array((size_t)p->shards, sizeof *p->dealt);
+    p->assigned = mem_alloc_array((size_t)p->shards, sizeof *p->assigned);
     for (int u = 0; u < units; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++)
-            cut_flat(p, spec, u, (Flat)f, &p->share[u][f]);
+            cut_flat(p, spec, u, (Flat)f, &p->flat_shard[u][f]);
     if (spec->inference) {
-        place_shares(p, true, false);
+        place_shards(p, true, false);
         p->vectors = p->owned;
     }
-    place_shares(p, !spec->inference, true);
-    if (partition_makes_gradient(p, units)) memcpy(p->share[units], p->share[0], sizeof p->share[0]);
+    place_shards(p, !spec->inference, true);
+    if (partition_makes_gradient(p, units))
+        memcpy(p->flat_shard[units], p->flat_shard[0], sizeof p->flat_shard[0]);
 }
 
-Sharing partition_sharing(const Mesh *mesh, int rank, int leaves) {
+TpGroup partition_tp_group(const Mesh *mesh, int rank, int splits) {
     int ranks = mesh_size(mesh, MESH_TENSOR);
-    return (Sharing){ranks, mesh_place(mesh, MESH_TENSOR, rank), leaves > 0 ? leaves : ranks,
+    return (TpGroup){ranks, mesh_place(mesh, MESH_TENSOR, rank), splits > 0 ? splits : ranks,
                      mesh_size(mesh, MESH_KEY_COPIES)};
 }
 
-Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys) {
-    return (Contexts){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), spans, keys};
+CpGroup partition_cp(const Mesh *mesh, int rank, int exact_chunks, bool keys) {
+    return (CpGroup){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), exact_chunks, keys};
 }
 
 /* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
  * boxes'. */
-ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int splits, ModelConfig *own,
                           Error *err) {
-    Sharing s = partition_sharing(mesh, rank, leaves);
+    TpGroup s = partition_tp_group(mesh, rank, splits);
     int experts = mesh_size(mesh, MESH_EXPERTS);
-    TRY(axes_check(whole, s.ranks, err));
+    TRY(axes_check(whole, s.size, err));
     TRY(axes_check_experts(whole, experts, err));
     *own = axes_local(whole, s);
     if (experts > 1) own->expert_ranks = experts, own->expert_place = mesh_place(mesh, MESH_EXPERTS, rank);
@@ -178,26 +179,26 @@ void partition_build(Partition *p, const PartitionSpec *spec) {
     for (int u = 0; u <= p->table->units; u++) p->place[u] = p->stages.rank[stages_of_unit(&p->stages, u)];
     p->shards = mesh_size(mesh, MESH_SHARDS), p->shard = mesh_place(mesh, MESH_SHARDS, rank);
     p->replicas = mesh_size(mesh, MESH_REPLICAS), p->replica = mesh_place(mesh, MESH_REPLICAS, rank);
-    Sharing sharing = partition_sharing(mesh, rank, spec->leaves);
-    p->tensors = sharing.ranks, p->tensor = sharing.place, p->leaves = sharing.leaves;
-    p->copies = sharing.copies, p->copy = mesh_place(mesh, MESH_KEY_COPIES, rank);
+    TpGroup tp = partition_tp_group(mesh, rank, spec->splits);
+    p->tensors = tp.size, p->tensor = tp.rank, p->splits = tp.splits;
+    p->copies = tp.copies, p->copy = mesh_place(mesh, MESH_KEY_COPIES, rank);
     CHECK(p->copies == axes_copies(spec->model, p->tensors));
     p->experts = mesh_size(mesh, MESH_EXPERTS), p->expert = mesh_place(mesh, MESH_EXPERTS, rank);
-    p->contexts = partition_contexts(mesh, rank, spec->spans, spec->keys);
+    p->cp = partition_cp(mesh, rank, spec->exact_chunks, spec->keys);
     p->tied_copy = p->tied && partition_runs(p, p->table->units - 1) && !partition_runs(p, 0);
-    make_shares(p, spec);
-    makers_deal(p, spec->groups);
+    make_shards(p, spec);
+    owners_deal(p, spec->groups);
 }
 
 void partition_free(Partition *p) {
     stages_free(&p->stages);
     free(p->place);
-    for (int u = 0; p->share && u < p->table->units; u++)
-        for (int f = 0; f < FLATS; f++) free(p->share[u][f].parts);
-    free(p->share);
+    for (int u = 0; p->flat_shard && u < p->table->units; u++)
+        for (int f = 0; f < FLATS; f++) free(p->flat_shard[u][f].ranges);
+    free(p->flat_shard);
     free(p->load);
-    free(p->dealt);
-    free(p->makers);
+    free(p->assigned);
+    free(p->owners);
     *p = (Partition){0};
 }
 
@@ -223,16 +224,16 @@ int partition_peer(const Partition *p, int unit) {
     return mesh_member(&p->mesh, MESH_PIPELINE, p->rank, partition_pipeline_rank(p, unit));
 }
 
-int partition_rows(const Partition *p) { return p->leaves / p->tensors; }
+int partition_rows(const Partition *p) { return p->splits / p->tensors; }
 
-int partition_spans(const Partition *p) {
-    return p->contexts.spans > 0 ? p->contexts.spans / p->contexts.ranks : 1;
+int partition_exact_chunks(const Partition *p) {
+    return p->cp.exact_chunks > 0 ? p->cp.exact_chunks / p->cp.ranks : 1;
 }
 
 bool partition_splits_shards(const Partition *p) { return p->experts > 1 && p->shards > p->experts; }
 
 int partition_gradients(const Partition *p, Flat flat) {
-    return partition_spans(p) * (flat_of_experts(flat) ? p->experts : 1);
+    return partition_exact_chunks(p) * (flat_of_experts(flat) ? p->experts : 1);
 }
 
 int partition_param_rows(const Partition *p, const Param *param) {
@@ -241,23 +242,25 @@ int partition_param_rows(const Partition *p, const Param *param) {
 
 /* ---- pieces ---- */
 
-Deal partition_experts(const Partition *p) {
+ShardRange partition_experts(const Partition *p) {
     int64_t each = p->whole->num_experts / p->experts;
-    return (Deal){p->expert * each, each};
+    return (ShardRange){p->expert * each, each};
 }
 
 /* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
-Piece partition_piece(const Partition *p, const Param *param) {
-    const Share *s = &p->share[param->unit][param->flat];
-    if (!partition_holds(p, param->unit) || param->away) return (Piece){.count = 0};
-    Box box = axes_box(p->whole, param, (Sharing){p->tensors, p->tensor, p->leaves, p->copies},
-                       partition_experts(p));
-    CHECK(box_rows(&box) * box_columns(&box) == param->count);
+ParamSegment partition_segment(const Partition *p, const Param *param) {
+    const FlatShard *s = &p->flat_shard[param->unit][param->flat];
+    if (!partition_holds(p, param->unit) || param->remote) return (ParamSegment){.count = 0};
+    LocalShard shard = axes_local_shard(
+        p->whole, param, (TpGroup){p->tensors, p->tensor, p->splits, p->copies}, partition_experts(p));
+    CHECK(shard_rows(&shard) * shard_columns(&shard) == param->count);
     int64_t begin = (int64_t)param->place, end = begin + param->count, low = s->first, high = low + s->count;
     int64_t first = begin > low ? begin : low, last = end < high ? end : high;
-    if (first >= last) return (Piece){.box = box};
-    return (Piece){
-        .box = box, .first = first - begin, .count = last - first, .at = s->start + (size_t)(first - low)};
+    if (first >= last) return (ParamSegment){.shard = shard};
+    return (ParamSegment){.shard = shard,
+                          .first = first - begin,
+                          .count = last - first,
+                          .at = s->start + (size_t)(first - low)};
 }
 
 /* What is copied is counted by the first that has it, and what is tied by the stage that it is part of; over
@@ -275,45 +278,48 @@ bool partition_has_copies(const Partition *p) {
 int64_t partition_counted(const Partition *p) {
     int64_t sum = 0;
     for (int i = 0; i < p->table->count; i++)
-        if (partition_counts(p, &p->table->params[i])) sum += partition_piece(p, &p->table->params[i]).count;
+        if (partition_counts(p, &p->table->params[i]))
+            sum += partition_segment(p, &p->table->params[i]).count;
     return sum;
 }
 
 /* The i-th of the rows, or columns, of a box as the matrix numbers them, and how many of its band are left
  * from there on. */
-static Band band_from(const Band *b, int64_t i) {
+static ShardRange range_from(const ShardRange *b, int64_t i) {
     for (; i >= b->count; b++) i -= b->count;
-    return (Band){b->first + i, b->count - i};
+    return (ShardRange){b->first + i, b->count - i};
 }
 
 /* Row by row where the box is narrower than its matrix, band by band of its columns; where it is not, rows of
  * a band follow each other in both, and one run is enough. */
-PieceRun piece_run(const Piece *piece, int64_t at) {
-    const Box *b = &piece->box;
-    int64_t place = piece->first + at, left = piece->count - at, columns = box_columns(b),
-            each = box_rows(b) / b->stack.count, i = place / columns;
-    Band row = band_from(b->rows, i % each), column = band_from(b->columns, place % columns);
-    row.first += (b->stack.first + i / each) * b->every;
+SegmentRun segment_run(const ParamSegment *segment, int64_t at) {
+    const LocalShard *b = &segment->shard;
+    int64_t place = segment->first + at, left = segment->count - at, columns = shard_columns(b),
+            each = shard_rows(b) / b->fused.count, i = place / columns;
+    ShardRange row = range_from(b->rows, i % each), column = range_from(b->columns, place % columns);
+    row.first += (b->fused.first + i / each) * b->every;
     int64_t next = columns == b->stride ? row.count * columns - place % columns : column.count;
-    return (PieceRun){row.first * b->stride + column.first, next < left ? next : left};
+    return (SegmentRun){row.first * b->stride + column.first, next < left ? next : left};
 }
 
-int64_t piece_runs(const Piece *piece) {
+int64_t segment_runs(const ParamSegment *segment) {
     int64_t runs = 0;
-    for (int64_t at = 0; at < piece->count; runs++) at += piece_run(piece, at).count;
+    for (int64_t at = 0; at < segment->count; runs++) at += segment_run(segment, at).count;
     return runs;
 }
 
-size_t partition_whole(const Partition *p, int unit, Flat flat) { return (size_t)p->share[unit][flat].whole; }
+size_t partition_whole(const Partition *p, int unit, Flat flat) {
+    return (size_t)p->flat_shard[unit][flat].whole;
+}
 
 /* ---- owners ---- */
 
 /* Of a matrix that stays whole, where its first element is the rest is too. */
 int partition_owner(const Partition *p, const Param *param) {
-    const Share *s = &p->share[param->unit][param->flat];
+    const FlatShard *s = &p->flat_shard[param->unit][param->flat];
     for (int i = 0; i < s->shards; i++)
-        if (s->parts[i].first + s->parts[i].count > (int64_t)param->place &&
-            s->parts[i].first <= (int64_t)param->place)
+        if (s->ranges[i].first + s->ranges[i].count > (int64_t)param->place &&
+            s->ranges[i].first <= (int64_t)param->place)
             return i;
     return -1;
 }
@@ -342,13 +348,13 @@ static void put_owners(const Partition *p, const ParamGroups *g, int unit, Text 
     const char *gap = "";
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
         const Param *param = &t->params[i];
-        if (param->away || !param_stays_whole(g, i, param)) continue;
-        int maker = p->makers ? p->makers[i] : -1;
-        if (p->shards == 1 && maker < 0) continue;
+        if (param->remote || !param_stays_whole(g, i, param)) continue;
+        int owner = p->owners ? p->owners[i] : -1;
+        if (p->shards == 1 && owner < 0) continue;
         text_puts(out, gap);
         put_short_name(param, out);
         if (p->shards > 1) text_printf(out, " %d", partition_owner(p, param));
-        if (maker >= 0) text_printf(out, "%s%d", p->shards > 1 ? "." : " ", maker);
+        if (owner >= 0) text_printf(out, "%s%d", p->shards > 1 ? "." : " ", owner);
         gap = ", ";
     }
 }
@@ -364,10 +370,10 @@ static void put_line(int first, int last, const Text *owners, Text *out) {
 void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out) {
     Text line = {0}, next = {0};
     int first = 0;
-    if ((p->shards == 1 && !p->makers) || !param_groups_keep_whole(g)) return;
+    if ((p->shards == 1 && !p->owners) || !param_groups_keep_whole(g)) return;
     text_puts(out, "whole matrices, each");
     if (p->shards > 1) text_printf(out, " on one of %d shards", p->shards);
-    if (p->makers)
+    if (p->owners)
         text_printf(out, "%s put together for its update on one of %d ranks of tp%s",
                     p->shards > 1 ? "," : "", p->tensors, p->shards > 1 ? " (shard.rank)" : "");
     text_puts(out, "\n");

@@ -1,12 +1,12 @@
 /* What a rank holds of a model: the units of its pipeline stages; of each parameter of these a box of rows
- * and columns, which tp leaves it (program/axes.h); of each flat that the boxes make up, its share over
+ * and columns, which tp leaves it (program/axes.h); of each flat that the boxes make up, its shard over
  * dp_shard (and cp). Experts that ep leaves it are a flat of their own, shared out over what is left of
  * dp_shard without ep.
  *
- * Shares are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
- * lie between those, each matrix lives on one shard, and who has least takes the largest share of a flat
+ * Shards are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
+ * lie between those, each matrix lives on one shard, and who has least takes the largest shard of a flat
  * (program/cuts.h). tp cuts it all the same, and all its boxes are on one shard. A rank's master weights,
- * moments and gradients are its shares, flat after flat and unit after unit ("owned" arrays): with one shard
+ * moments and gradients are its shards, flat after flat and unit after unit ("owned" arrays): with one shard
  * they are the whole units. For inference the vectors of all units come before their matrices, since the two
  * are held in different dtypes.
  *
@@ -34,14 +34,14 @@ void stages_free(Stages *s);
 int stages_of_unit(const Stages *s, int unit);
 
 /* Of a flat of a unit that is held here, or whose gradient is made here; all zero of others. */
-typedef struct Share {
+typedef struct FlatShard {
     AxisSet axes;         /* that share it out: MESH_SHARDS, of experts MESH_EXPERT_SHARDS */
     int shards, shard;    /* their size, and this rank's place */
-    CommPart *parts;      /* [shards] what each shard has */
+    CommRange *ranges;    /* [shards] what each shard has */
     int64_t whole;        /* elements of the flat */
     int64_t first, count; /* of this rank's part: parts[shard] */
     size_t start;         /* of it, in the owned arrays; valid for units held */
-} Share;
+} FlatShard;
 
 typedef struct Partition {
     const ParamTable *table;  /* of the rank's own model: axes_local of the whole */
@@ -56,14 +56,14 @@ typedef struct Partition {
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */
-    int leaves;                           /* of the sums that these share */
-    Contexts contexts;                    /* MESH_CONTEXT: the same, and the spans of tokens */
-    Share (*share)[FLATS];                /* [units + 1]; the last is the tied head's gradient */
-    size_t owned;   /* elements of the owned arrays, the tied head's gradient not among them */
-    size_t vectors; /* for inference: of these the first, which are those of vectors; else 0 */
-    int64_t *load;  /* [shards] elements that each shard owns of the units held here */
-    int64_t *dealt; /* [shards] of these what all ranks of tp have alike: by it shares are given out */
-    int *makers;    /* [parameters] program/makers.h; NULL where tp cuts no matrix that must be seen whole */
+    int splits;                           /* of the sums that these share */
+    CpGroup cp;                           /* MESH_CONTEXT: the same, and the exact chunks of tokens */
+    FlatShard (*flat_shard)[FLATS];       /* [units + 1]; the last is the tied head's gradient */
+    size_t owned;      /* elements of the owned arrays, the tied head's gradient not among them */
+    size_t vectors;    /* for inference: of these the first, which are those of vectors; else 0 */
+    int64_t *load;     /* [shards] elements that each shard owns of the units held here */
+    int64_t *assigned; /* [shards] of these what all ranks of tp have alike: by it shards are given out */
+    int *owners; /* [parameters] program/owners.h; NULL where tp cuts no matrix that must be seen whole */
 } Partition;
 
 typedef struct PartitionSpec {
@@ -73,9 +73,9 @@ typedef struct PartitionSpec {
     const Mesh *mesh;
     int rank;
     const Stages *stages;
-    int leaves; /* of sums that tp shares; 0: as many as its ranks */
-    int spans;  /* of tokens, that cp shares out: Contexts */
-    bool keys;  /* the same */
+    int splits;       /* of sums that tp shares; 0: as many as its ranks */
+    int exact_chunks; /* of tokens, that cp shares out: CpGroup */
+    bool keys;        /* the same */
     bool inference;
 } PartitionSpec;
 
@@ -83,22 +83,23 @@ typedef struct PartitionSpec {
 void partition_build(Partition *p, const PartitionSpec *spec);
 void partition_free(Partition *p);
 /* How tp shares the model out, and this rank's place in that. leaves: as in the spec. */
-Sharing partition_sharing(const Mesh *mesh, int rank, int leaves);
+TpGroup partition_tp_group(const Mesh *mesh, int rank, int splits);
 /* How cp shares tokens out. */
-Contexts partition_contexts(const Mesh *mesh, int rank, int spans, bool keys);
+CpGroup partition_cp(const Mesh *mesh, int rank, int exact_chunks, bool keys);
 /* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
-ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int leaves, ModelConfig *own,
+ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int splits, ModelConfig *own,
                           Error *err);
-/* Rows that the gradient of a vector has while passes add to it, one for each of this rank's leaves; 1 where
+/* Rows that the gradient of a vector has while passes add to it, one for each of this rank's splits; 1 where
  * it has one, as of parameters that are cut. */
 int partition_rows(const Partition *p);
 int partition_param_rows(const Partition *p, const Param *param);
 /* Whether experts' parameters are summed over a group that is neither that of the others nor one rank. */
 bool partition_splits_shards(const Partition *p);
-/* Spans of tokens that gradients of a microbatch are made of, each by itself, before they are rounded. */
-int partition_spans(const Partition *p);
-/* Gradients of a flat that passes make each by itself: of each span; of experts, of the spans of each rank of
- * ep, rank after rank. */
+/* Exact chunks of tokens that gradients of a microbatch are made of, each by itself, before they are
+ * rounded. */
+int partition_exact_chunks(const Partition *p);
+/* Gradients of a flat that passes make each by itself: of each exact chunk; of experts, of the exact chunks
+ * of each rank of ep, rank after rank. */
 int partition_gradients(const Partition *p, Flat flat);
 
 int partition_pipeline_rank(const Partition *p, int unit);
@@ -115,14 +116,14 @@ int partition_peer(const Partition *p, int unit);
 
 /* The elements of a parameter that this rank owns: of those of its box, row after row, one run, possibly
  * empty. */
-typedef struct Piece {
-    Box box;
+typedef struct ParamSegment {
+    LocalShard shard;
     int64_t first, count; /* elements of the box */
     size_t at;            /* of the first, in the owned arrays */
-} Piece;
-Piece partition_piece(const Partition *p, const Param *param);
+} ParamSegment;
+ParamSegment partition_segment(const Partition *p, const Param *param);
 /* Those of a layer's experts that ep leaves here. */
-Deal partition_experts(const Partition *p);
+ShardRange partition_experts(const Partition *p);
 /* Whether this rank is the one that counts what it owns of the parameter: the first of those that hold a
  * copy, and not a tied copy. */
 bool partition_counts(const Partition *p, const Param *param);
@@ -134,13 +135,13 @@ bool partition_has_copies(const Partition *p);
 /* Where a piece lies in the parameter as model files have it, and as names and seeds number it: a run for
  * each band of columns of each row of a box that is narrower than the matrix, else one for each band of
  * rows. */
-typedef struct PieceRun {
+typedef struct SegmentRun {
     int64_t element, count; /* elements of the whole parameter */
-} PieceRun;
+} SegmentRun;
 /* The run that begins `at` elements behind the first of the piece; for (at = 0; at < count; at += run.count)
  * sees all. */
-PieceRun piece_run(const Piece *piece, int64_t at);
-int64_t piece_runs(const Piece *piece); /* how many */
+SegmentRun segment_run(const ParamSegment *segment, int64_t at);
+int64_t segment_runs(const ParamSegment *segment); /* how many */
 
 /* Elements of a gathered flat (or of the tied head's gradient). */
 size_t partition_whole(const Partition *p, int unit, Flat flat);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "program/makers.h"
+#include "program/owners.h"
 
 void program_free(Program *p) {
     free(p->actions);
@@ -14,7 +14,7 @@ void program_free(Program *p) {
 }
 
 bool action_is_pass(ActionKind kind) {
-    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_BWD_IN || kind == ACT_BWD_W;
+    return kind == ACT_FWD || kind == ACT_BWD || kind == ACT_DGRAD || kind == ACT_WGRAD;
 }
 
 bool action_exchanges(ActionKind kind) {
@@ -23,30 +23,30 @@ bool action_exchanges(ActionKind kind) {
 
 ActionKind action_pass(Action a) { return action_exchanges(a.kind) ? a.pass : a.kind; }
 
-Half pass_half(ActionKind pass) {
-    return pass == ACT_BWD_IN ? HALF_INPUT : pass == ACT_BWD_W ? HALF_WEIGHT : HALF_BOTH;
+Grads pass_grads(ActionKind pass) {
+    return pass == ACT_DGRAD ? DGRAD : pass == ACT_WGRAD ? WGRAD : BOTH_GRADS;
 }
 
-Half action_half(Action a) { return a.kind == ACT_BWD && a.half ? a.half : pass_half(a.kind); }
+Grads action_grads(Action a) { return a.kind == ACT_BWD && a.grads ? a.grads : pass_grads(a.kind); }
 
-/* Backward passes take the parts in reverse: their first action has the last part. A weight half that comes
+/* Backward passes take the ops in reverse: their first action has the last op. A wgrad that comes
  * late is neither the first nor the last. */
 bool program_begins_unit(const Program *p, Action a) {
-    Parts all = unit_parts(p->model, a.unit);
-    if (a.kind == ACT_BWD && a.half == HALF_WEIGHT) return false;
-    return a.kind == ACT_FWD ? a.parts.first == all.first : a.parts.end == all.end;
+    OpRange all = unit_ops(p->model, a.unit);
+    if (a.kind == ACT_BWD && a.grads == WGRAD) return false;
+    return a.kind == ACT_FWD ? a.ops.first == all.first : a.ops.end == all.end;
 }
 
 bool program_ends_unit(const Program *p, Action a) {
-    Parts all = unit_parts(p->model, a.unit);
+    OpRange all = unit_ops(p->model, a.unit);
     bool rest = a.slice > 0 && a.slice < 2 * p->chunks; /* of the chunks */
-    return a.kind == ACT_FWD ? a.parts.end == all.end && !rest : a.parts.first == all.first;
+    return a.kind == ACT_FWD ? a.ops.end == all.end && !rest : a.ops.first == all.first;
 }
 
 bool program_cuts(const Program *p, int unit) {
-    Parts all = unit_parts(p->model, unit);
-    for (int part = all.first + 1; part <= all.end; part++)
-        if (p->crosses(p->partition, unit, part)) return true;
+    OpRange all = unit_ops(p->model, unit);
+    for (int op = all.first + 1; op <= all.end; op++)
+        if (p->has_collective(p->partition, unit, op)) return true;
     return false;
 }
 
@@ -54,29 +54,29 @@ int program_chunk(const Program *p, const Model *m, Action a) {
     return (a.slice - 1) / 2 / (p->chunks / model_chunks(m));
 }
 
-bool program_adds_leaves(const Program *p, int unit) {
+bool program_sums_partials(const Program *p, int unit) {
     if (unit >= p->units || partition_whole(p->partition, unit, FLAT_VECTORS) == 0) return false;
-    return p->partition->tensors > 1 || (p->partition->leaves > 1 && !p->exact);
+    return p->partition->tensors > 1 || (p->partition->splits > 1 && !p->exact);
 }
 
 bool program_reads_adapters(const Program *p, Action a) {
-    return a.kind == ACT_BWD_W && p->model->adapter_rank > 0 && a.unit > 0 && a.unit < p->units - 1;
+    return a.kind == ACT_WGRAD && p->model->adapter_rank > 0 && a.unit > 0 && a.unit < p->units - 1;
 }
 
 /* In fast numerics a reduction of a microbatch moves what its leaves come to. */
-bool program_adds_leaves_once(const Program *p) { return p->sync == SYNC_STEP; }
+bool program_sums_partials_once(const Program *p) { return p->sync == SYNC_STEP; }
 
 /* ---- what ranks exchange ---- */
 
-bool program_crosses(const Partition *p, int unit, int part) {
+bool program_has_collective(const Partition *p, int unit, int op) {
     UnitCollective rows[UNIT_COLLECTIVES];
-    if (p->tensors * p->contexts.ranks * p->experts == 1) return false;
+    if (p->tensors * p->cp.ranks * p->experts == 1) return false;
     int count = unit_collectives(p->whole, unit, rows);
     for (int i = 0; i < count; i++) {
         uint32_t ops = collective_ops(&rows[i]);
-        bool ends = rows[i].row->kind == COLL_DISPATCH && part == 32 - __builtin_clz(ops);
-        if ((ends || collective_place(&rows[i]) == part) && mesh_size(&p->mesh, rows[i].row->over) > 1 &&
-            collective_applies(p->whole, p->contexts, rows[i].row))
+        bool ends = rows[i].row->kind == COLL_DISPATCH && op == 32 - __builtin_clz(ops);
+        if ((ends || collective_place(&rows[i]) == op) && mesh_size(&p->mesh, rows[i].row->over) > 1 &&
+            collective_applies(p->whole, p->cp, rows[i].row))
             return true;
     }
     return false;
@@ -86,37 +86,37 @@ static bool is_there(const Program *p, int unit, const UnitCollective *c) {
     const Collective *row = c->row;
     int first = __builtin_ctz(collective_ops(c));
     if (mesh_size(&p->partition->mesh, row->over) == 1) return false;
-    if (!collective_applies(p->model, p->partition->contexts, row)) return false;
+    if (!collective_applies(p->model, p->partition->cp, row)) return false;
     return p->training ||
-           (row->passes & IN_FORWARD && !row->trains && !unit_part_trains(p->model, unit, first));
+           (row->passes & IN_FORWARD && !row->trains && !unit_op_trains(p->model, unit, first));
 }
 
-/* Of an op that is dispatched, only what its last one brings back is made again here. */
+/* Of an op that is dispatched, only what its last one brings back is recomputed here. */
 static bool is_recomputed(const Anatomy *n, uint32_t ops) {
     if (ops & n->dispatched) ops = (ops & ~n->dispatched) | 1u << (31 - __builtin_clz(n->dispatched));
-    return ops & n->again;
+    return ops & n->recomputed;
 }
 
 static void set_uses(Anatomy *n, int i) {
     const Collective *row = n->rows[i].row;
     uint32_t ops = collective_ops(&n->rows[i]), by = row->behind ? 1u << (31 - __builtin_clz(ops)) : ops;
-    bool again = row->passes & IN_RECOMPUTE && is_recomputed(n, by), dgrad = row->passes & IN_DGRAD && !again,
-         wgrad = row->passes & IN_WGRAD;
+    bool recomputed = row->passes & IN_RECOMPUTE && is_recomputed(n, by),
+         dgrad = row->passes & IN_DGRAD && !recomputed, wgrad = row->passes & IN_WGRAD;
     n->uses[ACT_FWD][i] = row->passes & IN_FORWARD ? ops : 0;
-    n->uses[ACT_AGAIN][i] = again ? ops : 0;
+    n->uses[ACT_RECOMPUTE][i] = recomputed ? ops : 0;
     n->uses[ACT_BWD][i] = dgrad || wgrad ? ops : 0;
-    n->uses[ACT_BWD_IN][i] = dgrad ? ops : wgrad ? ops & n->dispatched : 0;
-    n->uses[ACT_BWD_W][i] = wgrad ? ops & ~n->dispatched : 0;
+    n->uses[ACT_DGRAD][i] = dgrad ? ops : wgrad ? ops & n->dispatched : 0;
+    n->uses[ACT_WGRAD][i] = wgrad ? ops & ~n->dispatched : 0;
 }
 
-static void set_parts(Anatomy *n, const Program *p, int unit) {
-    for (int part = 0; part < n->all.end; part++) {
-        if (unit_part_again(p->model, unit, part, p->recompute)) n->again |= 1u << part;
-        if (unit_part_product(p->model, unit, part)) n->products |= 1u << part;
+static void set_ops(Anatomy *n, const Program *p, int unit) {
+    for (int op = 0; op < n->all.end; op++) {
+        if (unit_op_recomputed(p->model, unit, op, p->recompute)) n->recomputed |= 1u << op;
+        if (unit_op_product(p->model, unit, op)) n->products |= 1u << op;
     }
 }
 
-/* What rows say of parts, whatever the mesh. */
+/* What rows say of ops, whatever the mesh. */
 static void set_layers(Anatomy *n) {
     uint32_t of_layer[2][UNIT_SUBLAYERS] = {{0}};
     for (int i = 0; i < n->count; i++) {
@@ -133,10 +133,10 @@ static void set_layers(Anatomy *n) {
 }
 
 void program_anatomy(const Program *p, int unit, Anatomy *out) {
-    *out = (Anatomy){.all = unit_parts(p->model, unit)};
-    CHECK(out->all.end <= UNIT_PARTS);
+    *out = (Anatomy){.all = unit_ops(p->model, unit)};
+    CHECK(out->all.end <= UNIT_OPS);
     out->count = unit_collectives(p->model, unit, out->rows);
-    set_parts(out, p, unit);
+    set_ops(out, p, unit);
     set_layers(out);
     for (int i = 0; i < out->count; i++) {
         const UnitCollective *c = &out->rows[i];
@@ -148,9 +148,9 @@ void program_anatomy(const Program *p, int unit, Anatomy *out) {
         if (is_there(p, unit, &out->rows[i])) set_uses(out, i);
 }
 
-int anatomy_dispatch(const Anatomy *n, int part) {
-    for (int i = 0; n->dispatched >> part & 1 && i < n->count; i++)
-        if (n->rows[i].row->kind == COLL_DISPATCH && collective_ops(&n->rows[i]) >> part & 1) return i;
+int anatomy_dispatch(const Anatomy *n, int op) {
+    for (int i = 0; n->dispatched >> op & 1 && i < n->count; i++)
+        if (n->rows[i].row->kind == COLL_DISPATCH && collective_ops(&n->rows[i]) >> op & 1) return i;
     return -1;
 }
 
@@ -160,31 +160,51 @@ bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_ST
 
 /* The head makes its matrix' gradient together with its logits, in the forward pass, unless that is deferred.
  * Where the embedding is that matrix, the gradient has memory of its own, unit number `units`: the
- * embedding's own comes much later, and from another place of the pipeline. Of a module it comes beside those
- * of the unit itself. */
+ * embedding's own comes much later, and from another place of the pipeline. Of an MTP module it comes beside
+ * those of the unit itself. */
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
-    bool weight = whole || a.kind == ACT_BWD_W;
+    bool weight = whole || a.kind == ACT_WGRAD;
     bool early = flat_of_vectors(flat) || (flat_of_experts(flat) && p->partition->experts > 1);
-    if (early) return whole || a.kind == ACT_BWD_IN ? a.unit : -1;
+    if (early) return whole || a.kind == ACT_DGRAD ? a.unit : -1;
     if (head && !p->defer_head) weight = a.kind == ACT_FWD;
     if (!weight) return -1;
     return head && p->model->tie_word_embeddings ? p->units : a.unit;
 }
 
 bool program_gradient(const Program *p, Action a, int i, PassGradient *out) {
-    bool flat = i < GRADIENT_FLATS, module = p->model->further_module && a.unit == p->units - 1;
+    bool flat = i < GRADIENT_FLATS, mtp_module = p->model->mtp_module && a.unit == p->units - 1;
     out->flat = flat ? (Flat)i : FLAT_MATRICES;
-    out->unit = flat || module ? program_gradient_unit(p, a, out->flat) : -1;
+    out->unit = flat || mtp_module ? program_gradient_unit(p, a, out->flat) : -1;
     if (!flat && out->unit >= 0) out->unit = p->units;
     return out->unit >= 0;
 }
 
 const char *action_name(ActionKind kind) {
-    static const char *const names[ACT_KINDS] = {
-        "LOAD",           "GATHER",     "RELEASE", "RECV_F", "FWD",        "SEND_F",  "RECV_B",   "BWD",
-        "BWD_IN",         "BWD_W",      "SEND_B",  "AGAIN",  "COLLECTIVE", "WAIT",    "DISPATCH", "LEAVES",
-        "REDUCE_SCATTER", "ALL_REDUCE", "REDUCED", "TIE",    "NORM",       "COLLECT", "RETURN",   "UPDATE"};
+    static const char *const names[ACT_KINDS] = {"LOAD",
+                                                 "GATHER",
+                                                 "RELEASE",
+                                                 "RECV_F",
+                                                 "FWD",
+                                                 "SEND_F",
+                                                 "RECV_B",
+                                                 "BWD",
+                                                 "DGRAD",
+                                                 "WGRAD",
+                                                 "SEND_B",
+                                                 "RECOMPUTE",
+                                                 "COLLECTIVE",
+                                                 "WAIT",
+                                                 "DISPATCH",
+                                                 "SUM_PARTIALS",
+                                                 "REDUCE_SCATTER",
+                                                 "ALL_REDUCE",
+                                                 "REDUCED",
+                                                 "TIE",
+                                                 "NORM",
+                                                 "MATRIX_GATHER",
+                                                 "MATRIX_SCATTER",
+                                                 "UPDATE"};
     return names[kind];
 }
 
@@ -207,23 +227,25 @@ void collective_name(Action a, Text *out) {
 
 /* Where the sums of microbatches are added up before they cross the replicas, that crossing is a sum of its
  * own: its tree has the replicas alone as leaves. */
-int program_inner_ranks(const Program *p, const Share *s) { return p->sync == SYNC_REPLICA ? 1 : s->shards; }
+int program_inner_ranks(const Program *p, const FlatShard *s) {
+    return p->sync == SYNC_REPLICA ? 1 : s->shards;
+}
 
-static uint64_t all_reduce_bytes(const Program *p, const Share *s) {
-    const Partition *part = p->partition;
-    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p, s), part->replicas, part->replica,
+static uint64_t all_reduce_bytes(const Program *p, const FlatShard *s) {
+    const Partition *op = p->partition;
+    return (uint64_t)comm_sum_outer_traffic(program_inner_ranks(p, s), op->replicas, op->replica,
                                             p->exact ? COMM_I64 : COMM_F32, s->count);
 }
 
 uint64_t program_flat_bytes(const Program *p, const Model *m, Action a, Flat flat) {
-    const Share *s = &p->partition->share[a.unit][flat];
+    const FlatShard *s = &p->partition->flat_shard[a.unit][flat];
     size_t gradient = p->exact ? sizeof(int64_t) : sizeof(float);
     if (a.kind == ACT_GATHER)
-        return (uint64_t)comm_gather_traffic(s->parts, s->shards, s->shard) *
+        return (uint64_t)comm_gather_traffic(s->ranges, s->shards, s->shard) *
                dtype_bytes(flat_dtype(flat, m->compute));
     if (flat >= GRADIENT_FLATS) return 0;
     if (a.kind == ACT_REDUCE_SCATTER)
-        return (uint64_t)comm_scatter_traffic(s->parts, s->shards, s->shard) * gradient;
+        return (uint64_t)comm_scatter_traffic(s->ranges, s->shards, s->shard) * gradient;
     return a.kind == ACT_ALL_REDUCE ? all_reduce_bytes(p, s) : 0;
 }
 
@@ -240,7 +262,7 @@ static CommType sum_type(const Collective *row) {
 }
 
 /* Messages that a collective is, each of the same size: one for each CP chunk. */
-static int messages(const Model *m, const Collective *row) { return row->zigzag ? model_stretches(m) : 1; }
+static int messages(const Model *m, const Collective *row) { return row->zigzag ? model_cp_chunks(m) : 1; }
 
 static uint64_t row_bytes(const Program *p, const Model *m, int unit, const UnitCollective *c, int chunk) {
     const Mesh *mesh = &p->partition->mesh;
@@ -265,11 +287,11 @@ static uint64_t row_bytes(const Program *p, const Model *m, int unit, const Unit
  * tells first how many there are. */
 static uint64_t dispatch_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->experts - 1;
-    bool back = a.pass == ACT_BWD || a.pass == ACT_BWD_IN;
-    uint64_t rows = (uint64_t)model_choices(m) * others / (others + 1),
+    bool back = a.pass == ACT_BWD || a.pass == ACT_DGRAD;
+    uint64_t rows = (uint64_t)model_assignments(m) * others / (others + 1),
              runs = a.pass == ACT_FWD ? others * (uint64_t)model_dim(&m->config, DIM_RUNS) : 0;
-    return rows * unit_visit_bytes(m, a.unit, a.parts.first, back ? VISIT_BACKWARD : VISIT_FORWARD) +
-           runs * (uint64_t)model_spans(m) * sizeof(int32_t);
+    return rows * unit_dispatch_bytes(m, a.unit, a.ops.first, back ? DISPATCH_BACKWARD : DISPATCH_FORWARD) +
+           runs * (uint64_t)model_exact_chunks(m) * sizeof(int32_t);
 }
 
 int program_along(const Program *p, Action a, int row) {
@@ -342,13 +364,13 @@ bool program_next_sum(const Program *p, int unit, int *next, VectorRun *run) {
     return run->count > 0;
 }
 
-static uint64_t leaves_bytes(const Program *p, int unit) {
+static uint64_t partials_bytes(const Program *p, int unit) {
     uint64_t sum = 0;
-    const Partition *part = p->partition;
+    const Partition *op = p->partition;
     VectorRun run;
-    for (int next = 0; part->tensors > 1 && program_next_sum(p, unit, &next, &run);)
-        sum += (uint64_t)comm_sum_outer_traffic(1, part->tensors, part->tensor,
-                                                p->exact ? COMM_I64 : COMM_F32, run.count);
+    for (int next = 0; op->tensors > 1 && program_next_sum(p, unit, &next, &run);)
+        sum += (uint64_t)comm_sum_outer_traffic(1, op->tensors, op->tensor, p->exact ? COMM_I64 : COMM_F32,
+                                                run.count);
     return sum;
 }
 
@@ -365,8 +387,8 @@ static uint64_t *traffic_over(ProgramTraffic *t, AxisSet over) {
 
 /* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
 ProgramTraffic program_traffic(const Program *p, const Model *m) {
-    const Partition *part = p->partition;
-    bool exchanges = partition_runs(part, 0) != partition_runs(part, p->units - 1);
+    const Partition *op = p->partition;
+    bool exchanges = partition_runs(op, 0) != partition_runs(op, p->units - 1);
     ProgramTraffic t = {.parameters = 0};
     for (int i = 0; i < p->count; i++) {
         Action a = p->actions[i];
@@ -376,11 +398,11 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
         if (a.kind == ACT_SEND_F || a.kind == ACT_SEND_B) t.pipeline += COMM_HEADER + boundary_bytes(m);
         if (a.kind == ACT_COLLECTIVE || a.kind == ACT_DISPATCH)
             *traffic_over(&t, a.over) += program_collective_bytes(p, m, a);
-        if (a.kind == ACT_LEAVES) t.tensor += leaves_bytes(p, a.unit);
-        if (a.kind == ACT_COLLECT) t.tensor += makers_traffic(part, a.unit, ROOM_OWN);
-        if (a.kind == ACT_RETURN) t.tensor += makers_traffic(part, a.unit, ROOM_MADE);
-        if (a.kind == ACT_TIE && exchanges && part->share[0][FLAT_MATRICES].count > 0)
-            t.pipeline += COMM_HEADER + (size_t)part->share[0][FLAT_MATRICES].count * sizeof(float);
+        if (a.kind == ACT_SUM_PARTIALS) t.tensor += partials_bytes(p, a.unit);
+        if (a.kind == ACT_MATRIX_GATHER) t.tensor += owners_traffic(op, a.unit, BUFFER_LOCAL);
+        if (a.kind == ACT_MATRIX_SCATTER) t.tensor += owners_traffic(op, a.unit, BUFFER_OWNED);
+        if (a.kind == ACT_TIE && exchanges && op->flat_shard[0][FLAT_MATRICES].count > 0)
+            t.pipeline += COMM_HEADER + (size_t)op->flat_shard[0][FLAT_MATRICES].count * sizeof(float);
     }
     return t;
 }
@@ -394,7 +416,7 @@ static void print_moved(const Program *p, Action a, const UnitCollective *c, Tex
                 (c->row->trains && c->row->to != c->row->from),
          makes = back != c->row->behind;
     int op = makes ? 31 - __builtin_clz(ops) : __builtin_ctz(ops);
-    text_printf(out, " %swhat %s %s", back ? "gradient of " : "", unit_part_name(p->model, a.unit, op),
+    text_printf(out, " %swhat %s %s", back ? "gradient of " : "", unit_op_name(p->model, a.unit, op),
                 makes ? "makes" : "reads");
     if (a.slice > 0) text_printf(out, ", chunk %d", (a.slice - 1) / 2);
 }
@@ -435,13 +457,13 @@ static void print_action(const Program *p, int first, int last, Text *out) {
         print_name(p, a, out);
     else
         print_passed(p, first, last, out);
-    bool parts = action_is_pass(a.kind) || a.kind == ACT_AGAIN || a.kind == ACT_DISPATCH;
-    bool whole = !parts || (program_begins_unit(p, a) && program_ends_unit(p, a));
-    for (int i = a.parts.first; !whole && i < a.parts.end; i++)
-        text_printf(out, "%s %s", i > a.parts.first ? "," : "", unit_part_name(p->model, a.unit, i));
-    if (a.kind == ACT_BWD && a.half && a.half != HALF_BOTH)
-        text_puts(out, a.half == HALF_INPUT ? ": input half" : ": weight half");
-    if (a.slice > 0 && parts)
+    bool ops = action_is_pass(a.kind) || a.kind == ACT_RECOMPUTE || a.kind == ACT_DISPATCH;
+    bool whole = !ops || (program_begins_unit(p, a) && program_ends_unit(p, a));
+    for (int i = a.ops.first; !whole && i < a.ops.end; i++)
+        text_printf(out, "%s %s", i > a.ops.first ? "," : "", unit_op_name(p->model, a.unit, i));
+    if (a.kind == ACT_BWD && a.grads && a.grads != BOTH_GRADS)
+        text_puts(out, a.grads == DGRAD ? ": dgrad" : ": wgrad");
+    if (a.slice > 0 && ops)
         text_printf(out, ", chunk %d: %s", (a.slice - 1) / 2, a.slice % 2 ? "logits" : "loss");
     text_puts(out, "\n");
 }

@@ -213,7 +213,7 @@ static ErrorCode check_missing(Check *c) {
     return OK;
 }
 
-/* Visits every cell with `look`, in the order of ranks. */
+/* ExpertDispatch every cell with `look`, in the order of ranks. */
 static ErrorCode for_each_cell(Check *c, ErrorCode (*look)(Check *c, Cell cell)) {
     for (c->rank = 0; c->rank < c->s->ranks; c->rank++)
         for (c->index = 0; c->index < c->s->orders[c->rank].count; c->index++)

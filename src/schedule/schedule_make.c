@@ -27,7 +27,7 @@ typedef struct Maker {
     int ranks, rank, microbatches, chunks; /* P, r, m, v */
     bool v;
     int next[2][CELL_B + 1];     /* of the V schedules: next microbatch of (chunk, kind) */
-    Cell *queue;                 /* weight halves put off */
+    Cell *queue;                 /* wgrads put off */
     int queue_first, queue_last; /* [first, last) */
 } Maker;
 
@@ -102,7 +102,7 @@ static void make_interleaved_1f1b(Maker *k) {
     }
 }
 
-/* Half the warm-up, and weight halves r backwards late. */
+/* Half the warm-up, and wgrads r backwards late. */
 static void make_interleaved_zero_bubble(Maker *k) {
     int all = k->chunks * k->microbatches, size = round_size(k->ranks, k->microbatches);
     int w = min_int(all, (k->chunks - 1) * size + k->ranks - 1 - k->rank);
@@ -114,8 +114,8 @@ static void make_interleaved_zero_bubble(Maker *k) {
     }
 }
 
-/* ZB-H1 with pace 1, ZB-H2 with pace 2: the input half of x comes pace (P-1-r) forwards late, its weight half
- * pace (P-1). So all ranks make their weight halves at one time, where the others would be idle; pace 2 keeps
+/* ZB-H1 with pace 1, ZB-H2 with pace 2: dgrad of x comes pace (P-1-r) forwards late, its wgrad
+ * pace (P-1). So all ranks make their wgrads at one time, where the others would be idle; pace 2 keeps
  * about twice as many activations, and closes that gap too. */
 static void make_zb(Maker *k, int pace) {
     int last = k->microbatches + pace * (k->ranks - 1);
@@ -169,10 +169,10 @@ static void make_zbv(Maker *k) {
     while (k->next[LOW][CELL_W] < n) emit_next(k, CELL_W, LOW);
 }
 
-/* DualPipeV counts whole backwards and input halves together. */
+/* DualPipeV counts whole backwards and dgrads together. */
 static void emit_backward(Maker *k, int chunk) { emit(k, CELL_B, chunk, k->next[chunk][CELL_B]++); }
 
-/* Its weight half is put off: it stands in the queue until a gap comes. */
+/* Its wgrad is put off: it stands in the queue until a gap comes. */
 static void emit_input(Maker *k, int chunk) {
     int microbatch = k->next[chunk][CELL_B]++;
     emit(k, CELL_I, chunk, microbatch);
@@ -223,7 +223,7 @@ static void make_dualpipev_pairs(Maker *k) {
     }
 }
 
-/* Phases 6 to 8: drain it; from the middle of the sixth on weight halves fill the gaps. */
+/* Phases 6 to 8: drain it; from the middle of the sixth on wgrads fill the gaps. */
 static void make_dualpipev_end(Maker *k) {
     int whole = 2 * ((k->rank + 1) / 2) + (k->rank % 2 ? 0 : 1);
     for (int half = 0; half < 2 * (k->rank + 1); half++)

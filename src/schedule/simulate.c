@@ -118,7 +118,7 @@ static void count_live(Run *run, int rank, CellKind kind) {
     if (run->live_weight[rank] > t->peak_weight) t->peak_weight = run->live_weight[rank];
 }
 
-/* A cell has ended: its result, and the rank that may wait for it. The weight half makes nothing for others.
+/* A cell has ended: its result, and the rank that may wait for it. Wgrad makes nothing for others.
  * With transfers in the schedule they carry the news. */
 static void finish(Run *run, int rank, int index, CellTime time) {
     const Schedule *s = run->s;

@@ -196,7 +196,7 @@ struct Template {
     char *where;
     Arena arena;
     Node *body;
-    bool marks_answers;
+    bool marks_assistant;
 };
 
 /* ---- tokens ---- */

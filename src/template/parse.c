@@ -655,7 +655,7 @@ static ErrorCode parse_macro(Parser *p, Node *n) {
 
 static ErrorCode parse_generation(Parser *p, Node *n) {
     const char *word;
-    p->t->marks_answers = true;
+    p->t->marks_assistant = true;
     TRY(need_end(p));
     TRY(parse_until(p, n->line, (const char *const[]){"endgeneration", NULL}, &word, &n->b));
     return need_end(p);
@@ -801,7 +801,7 @@ void template_free(Template *t) {
     free(t);
 }
 
-bool template_marks_answers(const Template *t) { return t->marks_answers; }
+bool template_marks_assistant(const Template *t) { return t->marks_assistant; }
 
 void template_spans_add(TemplateSpans *s, TemplateSpan span) {
     if (s->count == s->capacity) {

@@ -35,7 +35,7 @@ void template_spans_free(TemplateSpans *s);
 ErrorCode template_parse(Template **t, const char *where, const char *text, size_t length, Error *err);
 void template_free(Template *t); /* NULL is fine */
 /* Whether it says itself what the assistant wrote, by {% generation %}. */
-bool template_marks_answers(const Template *t);
+bool template_marks_assistant(const Template *t);
 
 /* Appends what the template makes of the members of the object `variables`. `date` is "YYYY-MM-DD" for
  * strftime_now; NULL: that function is not defined. `answers`, unless NULL, gets the runs of `out` within

@@ -19,7 +19,7 @@
 
 /* Pieces up to this many bytes are merged by looking for the lowest rank again and again: quadratic, but
  * without any set-up, and nearly all pieces of text are shorter than ten bytes. */
-#define SMALL_PIECE 40
+#define SMALL_PRE_TOKEN 40
 
 typedef struct PairSlot {
     uint64_t pair;
@@ -84,7 +84,7 @@ void bpe_free(Bpe *b) {
 
 /* ranks[i] is the rank of the pair (out[i], out[i + 1]); the last one is BPE_NO_RANK. */
 static size_t merge_small(const Bpe *b, int32_t *out, size_t count) {
-    uint32_t ranks[SMALL_PIECE];
+    uint32_t ranks[SMALL_PRE_TOKEN];
     size_t n = count;
     for (size_t i = 0; i + 1 < n; i++) ranks[i] = rank_of(b, out[i], out[i + 1]);
     ranks[n - 1] = BPE_NO_RANK;
@@ -106,13 +106,13 @@ static size_t merge_small(const Bpe *b, int32_t *out, size_t count) {
 /* A long piece: a doubly linked list of symbols and a heap of (rank, position). The heap may hold entries of
  * pairs that are gone; an entry counts only while its rank is the one noted for its position. Each merge
  * takes one entry out and puts at most two in, so 2n entries are enough. */
-typedef struct LongPiece {
+typedef struct LongPreToken {
     int32_t *ids;
     uint32_t *next, *previous, *ranks;
     uint64_t *heap;
     size_t heap_count;
     uint32_t n;
-} LongPiece;
+} LongPreToken;
 
 static void heap_sink(uint64_t *heap, size_t count, size_t at) {
     uint64_t value = heap[at];
@@ -125,14 +125,14 @@ static void heap_sink(uint64_t *heap, size_t count, size_t at) {
 }
 
 /* Values are (rank, position) in one number, so one comparison orders both. */
-static void heap_push(LongPiece *p, uint64_t value) {
+static void heap_push(LongPreToken *p, uint64_t value) {
     size_t at = p->heap_count++;
     for (size_t parent; at > 0 && p->heap[parent = (at - 1) / 2] > value; at = parent)
         p->heap[at] = p->heap[parent];
     p->heap[at] = value;
 }
 
-static uint64_t heap_pop(LongPiece *p) {
+static uint64_t heap_pop(LongPreToken *p) {
     uint64_t top = p->heap[0];
     p->heap[0] = p->heap[--p->heap_count];
     if (p->heap_count > 0) heap_sink(p->heap, p->heap_count, 0);
@@ -140,7 +140,7 @@ static uint64_t heap_pop(LongPiece *p) {
 }
 
 /* Notes the rank of the pair that starts at `at`, and enters it. */
-static void rank_pair(const Bpe *b, LongPiece *p, uint32_t at) {
+static void rank_pair(const Bpe *b, LongPreToken *p, uint32_t at) {
     uint32_t next = p->next[at];
     p->ranks[at] = next < p->n ? rank_of(b, p->ids[at], p->ids[next]) : BPE_NO_RANK;
     if (p->ranks[at] != BPE_NO_RANK) heap_push(p, (uint64_t)p->ranks[at] << 32 | at);
@@ -148,7 +148,7 @@ static void rank_pair(const Bpe *b, LongPiece *p, uint32_t at) {
 
 /* Joins position `at` with the one after it. Entries of pairs that this undoes stay in the heap: their
  * noted ranks no longer match. */
-static void merge_at(const Bpe *b, LongPiece *p, uint32_t at) {
+static void merge_at(const Bpe *b, LongPreToken *p, uint32_t at) {
     uint32_t gone = p->next[at], after = p->next[gone];
     p->ids[at] = b->results[p->ranks[at]];
     p->ranks[gone] = BPE_NO_RANK;
@@ -162,7 +162,7 @@ static void merge_at(const Bpe *b, LongPiece *p, uint32_t at) {
  * All pairs are entered before the heap is put in order at once, which is linear. */
 static size_t merge_long(const Bpe *b, int32_t *out, size_t length) {
     uint32_t n = (uint32_t)length;
-    LongPiece p = {.ids = out, .n = n};
+    LongPreToken p = {.ids = out, .n = n};
     p.next = mem_alloc_array(length, sizeof *p.next);
     p.previous = mem_alloc_array(length, sizeof *p.previous);
     p.ranks = mem_alloc_array(length, sizeof *p.ranks);
@@ -193,7 +193,7 @@ static size_t merge_long(const Bpe *b, int32_t *out, size_t length) {
 /* One token has no neighbours; pieces of one byte are common enough to ask first. */
 size_t bpe_merge(const Bpe *b, int32_t *ids, size_t count) {
     if (count < 2) return count;
-    return count <= SMALL_PIECE ? merge_small(b, ids, count) : merge_long(b, ids, count);
+    return count <= SMALL_PRE_TOKEN ? merge_small(b, ids, count) : merge_long(b, ids, count);
 }
 
 size_t bpe_encode(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out) {

@@ -346,8 +346,8 @@ static ErrorCode find_match(const SplitStep *s, SplitState *state, const char *t
 }
 
 /* The step's piece from `from` on within a piece that ends at `limit`. */
-static ErrorCode next_piece(const SplitStep *s, SplitState *state, SplitLevel *l, const char *text,
-                            size_t limit, size_t from, Error *err) {
+static ErrorCode next_pre_token(const SplitStep *s, SplitState *state, SplitLevel *l, const char *text,
+                                size_t limit, size_t from, Error *err) {
     if (l->from == from && l->to > from) { /* the match that the last piece ended before */
         l->end = l->to;
         return OK;
@@ -373,7 +373,7 @@ ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, siz
     if (from == 0) memset(state->levels, 0, sizeof state->levels);
     for (int i = 0; i < s->count; i++) {
         SplitLevel *l = &state->levels[i];
-        if (l->end <= from) TRY(next_piece(&s->steps[i], state, l, text, *end, from, err));
+        if (l->end <= from) TRY(next_pre_token(&s->steps[i], state, l, text, *end, from, err));
         *end = l->end;
     }
     return OK;

@@ -10,13 +10,13 @@
  *      them is the rest of the text, not a text of its own: nothing is put before it.
  *  E3. A state remembers the ids of short pieces, which repeat; that never changes a result.
  *
- *   encode_text            runs of valid UTF-8; bytes that are none           --> encode_piece
+ *   encode_text            runs of valid UTF-8; bytes that are none           --> encode_pre_token
  *     encode_around          added tokens of raw text                         --> their ids
  *       encode_raw             the normalizer
  *         encode_normalized      added tokens of normalized text              --> their ids
  *           encode_section         U+2581 and the space that is put before
  *             encode_split           patterns, or words with byte fallback
- *               encode_piece           ids remembered, or else merged         --> ids */
+ *               encode_pre_token           ids remembered, or else merged         --> ids */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,18 +124,18 @@ static size_t start_characters(const Tokenizer *t, const char *text, size_t leng
 
 /* whole_first is Llama 3's rule (ignore_merges): a piece that is a token as it stands is that token,
  * whatever merging would have made of it. */
-static int32_t whole_piece(const Tokenizer *t, const char *text, size_t length) {
+static int32_t whole_pre_token(const Tokenizer *t, const char *text, size_t length) {
     return t->whole_first && length <= t->longest ? vocabulary_find(&t->vocabulary, text, length) : -1;
 }
 
-static ErrorCode encode_piece_afresh(Encoding *e, const char *text, size_t length) {
+static ErrorCode encode_pre_token_afresh(Encoding *e, const char *text, size_t length) {
     const Tokenizer *t = e->t;
     if (length > INT_MAX) {
         return error_set(e->err, ERR_DATA,
                          "a piece of text of %zu bytes without any break cannot be tokenized", length);
     }
     /* Without space_splits these are parts of a piece, which encode_words looked up as a whole. */
-    int32_t whole = t->characters && !t->space_splits ? -1 : whole_piece(t, text, length);
+    int32_t whole = t->characters && !t->space_splits ? -1 : whole_pre_token(t, text, length);
     if (whole >= 0) {
         add_id(e, whole);
         return OK;
@@ -149,15 +149,15 @@ static ErrorCode encode_piece_afresh(Encoding *e, const char *text, size_t lengt
 
 /* A piece is remembered in one place only, by its hash: no search, no order of age. Common pieces come
  * back soon enough after a rare one took their place. */
-static ErrorCode encode_piece(Encoding *e, const char *text, size_t length) {
-    if (length > MEMORY_BYTES) return encode_piece_afresh(e, text, length);
+static ErrorCode encode_pre_token(Encoding *e, const char *text, size_t length) {
+    if (length > MEMORY_BYTES) return encode_pre_token_afresh(e, text, length);
     Remembered *r = &e->state->memory[hash64(text, length) % MEMORY_SLOTS];
     if (r->length == length && memcmp(r->bytes, text, length) == 0) {
         token_list_add(e->out, r->ids, r->count);
         return OK;
     }
     size_t before = e->out->count;
-    TRY(encode_piece_afresh(e, text, length));
+    TRY(encode_pre_token_afresh(e, text, length));
     size_t count = e->out->count - before;
     if (count > MEMORY_IDS) return OK;
     r->length = (uint8_t)length;
@@ -190,14 +190,14 @@ static size_t word_end(const Tokenizer *t, const char *text, size_t length, size
 /* Segments of an unsplit piece are remembered like pieces: what a segment becomes does not depend on its
  * neighbours, or it would not have been cut there. */
 static ErrorCode encode_words(Encoding *e, const char *text, size_t length) {
-    int32_t whole = e->t->space_splits ? -1 : whole_piece(e->t, text, length);
+    int32_t whole = e->t->space_splits ? -1 : whole_pre_token(e->t, text, length);
     if (whole >= 0) {
         add_id(e, whole);
         return OK;
     }
     for (size_t from = 0, end; from < length; from = end) {
         end = word_end(e->t, text, length, from);
-        TRY(encode_piece(e, text + from, end - from));
+        TRY(encode_pre_token(e, text + from, end - from));
     }
     return OK;
 }
@@ -207,7 +207,7 @@ static ErrorCode encode_split(Encoding *e, const char *text, size_t length) {
     if (e->t->bpe.count == 0 && !e->t->whole_first) return encode_bytes(e, text, length);
     for (size_t from = 0, end; from < length; from = end) {
         TRY(split_next(e->t->splitter, e->state->split, text, length, from, &end, e->err));
-        TRY(encode_piece(e, text + from, end - from));
+        TRY(encode_pre_token(e, text + from, end - from));
     }
     return OK;
 }
@@ -293,7 +293,7 @@ static ErrorCode encode_text(Encoding *e, const char *text, size_t length, TextP
         if (valid) TRY(encode_around(e, set, text + from, valid, encode_raw));
         from += valid;
         size_t invalid = utf8_invalid_run(text + from, length - from);
-        if (invalid && !e->chat) TRY(encode_piece(e, text + from, invalid));
+        if (invalid && !e->chat) TRY(encode_pre_token(e, text + from, invalid));
         from += invalid;
     }
     return OK;

@@ -68,7 +68,7 @@ typedef struct Counter {
 } Counter;
 
 /* Lengths of words are 32 bits in the table. */
-static ErrorCode count_piece(Counter *c, const char *text, size_t length, Error *err) {
+static ErrorCode count_pre_token(Counter *c, const char *text, size_t length, Error *err) {
     if (length > UINT32_MAX)
         return error_set(err, ERR_DATA, "a piece of text of %zu bytes without any break", length);
     size_t at = word_table_find(&c->words, text, length);
@@ -83,11 +83,11 @@ static ErrorCode count_stretch(Counter *c, const char *text, size_t length, Erro
         size_t valid = utf8_valid_run(text + from, length - from);
         for (size_t at = 0, end; at < valid; at = end) {
             TRY(split_next(c->splitter, c->state, text + from, valid, at, &end, err));
-            TRY(count_piece(c, text + from + at, end - at, err));
+            TRY(count_pre_token(c, text + from + at, end - at, err));
         }
         from += valid;
         size_t invalid = utf8_invalid_run(text + from, length - from);
-        if (invalid) TRY(count_piece(c, text + from, invalid, err));
+        if (invalid) TRY(count_pre_token(c, text + from, invalid, err));
         from += invalid;
     }
     return OK;

@@ -68,11 +68,11 @@ static ErrorCode gather_groups(Comm *comm, const char *mine, Groups *g, Error *e
     g->of = mem_alloc_array(ranks, sizeof *g->of);
     g->text = mem_alloc_array(ranks, sizeof *g->text);
     ErrorCode code = comm_gather(comm, mine, strlen(mine) + 1, &g->all, lengths, err);
-    const char *said = code == OK ? g->all : NULL;
-    for (size_t r = 0; said && r < ranks; said += lengths[r++]) {
+    const char *message = code == OK ? g->all : NULL;
+    for (size_t r = 0; message && r < ranks; message += lengths[r++]) {
         int at = 0;
-        while (at < g->count && strcmp(g->text[at], said) != 0) at++;
-        if (at == g->count) g->text[g->count++] = said;
+        while (at < g->count && strcmp(g->text[at], message) != 0) at++;
+        if (at == g->count) g->text[g->count++] = message;
         g->of[r] = at;
     }
     free(lengths);

@@ -12,7 +12,7 @@
  *     agree_on_compute  compute: auto, once for all ranks
  *     agree_on_rounding kernels of ranks that hold copies of parameters
  *
- * All ranks call each; all return the same code, with err->told set on all but one. */
+ * All ranks call each; all return the same code, with err->reported set on all but one. */
 #ifndef WEFT_TRAIN_AGREE_H
 #define WEFT_TRAIN_AGREE_H
 

@@ -31,14 +31,14 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
 
 /* Rank 0 alone locks: one process can hold a run, and it speaks for all. */
 static ErrorCode open_directory(Trainer *t, Error *err) {
-    return t->chief ? lock_take(&t->lock, t->c->run.dir, err) : OK;
+    return t->is_rank0 ? lock_take(&t->lock, t->c->run.dir, err) : OK;
 }
 
 /* Ranks that do not see it train for long before the first save fails. */
 static ErrorCode look_for_directory(Trainer *t, Error *err) {
     int64_t holder = (int64_t)getpid();
     TRY(comm_broadcast(t->comm, &holder, sizeof holder, 0, err));
-    t->sees_directory = t->chief || lock_sees(t->c->run.dir, (long)holder);
+    t->sees_directory = t->is_rank0 || lock_sees(t->c->run.dir, (long)holder);
     if (!t->sees_directory)
         log_warn(
             "rank %d does not see the run directory of rank 0 as %s: no checkpoint can be saved unless all "
@@ -60,15 +60,15 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
 
 /* Read by every rank before anything is trained: what is wrong with a file is found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
-    Text said = {0};
+    Text message = {0};
     TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
     TRY(tasks_agree(&t->tasks, t->comm, err));
-    tasks_describe(&t->tasks, t->c->train.context, &said);
-    if (t->chief && said.length) log_lines(said.data);
-    if (t->chief) tasks_warn(&t->tasks);
-    text_free(&said);
+    tasks_describe(&t->tasks, t->c->train.context, &message);
+    if (t->is_rank0 && message.length) log_lines(message.data);
+    if (t->is_rank0) tasks_warn(&t->tasks);
+    text_free(&message);
     TOGETHER(t, best_open(&t->best, t->c->checkpoint.keep_best, t->data, &t->tasks, err));
-    if (t->chief) best_remark(&t->best, t->c);
+    if (t->is_rank0) best_remark(&t->best, t->c);
     return OK;
 }
 
@@ -103,7 +103,7 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
     TRY(rank_plan(&t->rank, &spec, &t->layout, comm_rank(t->comm), &t->device, err));
     TRY(setup_loss_rows(t->c, set, t->rank.model.loss_rows, err));
-    if (!t->chief) return OK;
+    if (!t->is_rank0) return OK;
     Text out = {0};
     dataset_describe(t->data, config_samples(t->c), &out);
     describe_run(t->c, &t->layout, &t->rank, &t->device, &out);
@@ -127,11 +127,11 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
 
 /* How long the run should take, before anybody has waited for it: the time of logged steps says it better. */
 static void tell_of_time(Trainer *t, double peak) {
-    Text said = {0};
+    Text message = {0};
     MachineTime time = machine_time(&t->rank, &t->device, peak);
-    machine_describe(&time, t->c, &t->layout, t->state.step, &said);
-    log_lines(said.data);
-    text_free(&said);
+    machine_describe(&time, t->c, &t->layout, t->state.step, &message);
+    log_lines(message.data);
+    text_free(&message);
 }
 
 /* Work of a rank below which a run has no MFU: a few seconds of a core. What could be measured in a tenth of
@@ -149,7 +149,7 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     t->peak_flops = peak;
     log_info("matrix-product peak %.3f TFLOP/s in %s%s", peak / 1e12, dtype_name(t->rank.model.compute),
              comm_size(t->comm) > 1 ? ", all ranks together" : "");
-    if (t->chief) tell_of_time(t, peak / comm_size(t->comm));
+    if (t->is_rank0) tell_of_time(t, peak / comm_size(t->comm));
     return OK;
 }
 
@@ -249,7 +249,7 @@ static ErrorCode agree_on_copies(Trainer *t, Error *err) {
  * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_ALLOCATING);
-    TOGETHER(t, t->chief ? check_init(t, err) : OK);
+    TOGETHER(t, t->is_rank0 ? check_init(t, err) : OK);
     TOGETHER(t, plan(t, set, err));
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
     TOGETHER(t, know_base(t, err));
@@ -257,14 +257,14 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     TOGETHER(t, setup_communication(t->c, t->comm, &t->layout.mesh, &t->device, err));
     TRY(agree_on_copies(t, err));
     const MemoryPlan *memory = rank_memory(&t->rank);
-    TRY(occupancy_check(&t->occupancy, memory_plan_pools(memory), memory_plan_taken(memory), err));
+    TRY(gpu_memory_check(&t->gpu_memory, memory_plan_pools(memory), memory_plan_taken(memory), err));
     TOGETHER(t, engine_open(&t->engine, &t->rank, &t->device, t->comm, err));
-    TRY(occupancy_pooled(&t->occupancy, err));
+    TRY(gpu_memory_pooled(&t->gpu_memory, err));
     TRY(check_ownership(t, err));
     if (t->c->metrics.probe > 0)
         t->probe = mem_alloc_array((size_t)t->rank.model.table.units, sizeof *t->probe);
     t->device.profiling = t->c->metrics.profile;
-    if (t->device.apart)
+    if (t->device.separate_memory)
         t->window.device_taken = engine_bytes(t->engine), t->window.device_memory = t->device.memory;
     t->flops_per_token =
         adapters_flops_per_token(&t->c->model.shape, &t->rank.model.table, t->c->train.context);
@@ -282,7 +282,7 @@ static ErrorCode load_init(Trainer *t, Error *err) {
                              "give all ranks the same weights", err);
     if (code == OK) code = comm_agree(t->comm, state_load_weights(t->engine, dir, err), err);
     if (code == OK) log_info("weights from %s", dir);
-    if (code == OK && t->chief) checkpoint_warn_balance(dir);
+    if (code == OK && t->is_rank0) checkpoint_warn_balance(dir);
     free(dir);
     return code;
 }
@@ -300,7 +300,7 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
 /* Its files alone are another model, which nobody should find out from a figure. */
 static void tell_balance(const Trainer *t) {
     const ModelConfig *m = &t->c->model.shape;
-    if (!m->balance_bias || !t->chief) return;
+    if (!m->balance_bias || !t->is_rank0) return;
     log_info("experts are balanced by a bias (train.router_bias_speed %g), which files of the family %s have "
              "no place for: checkpoints keep it in " CHECKPOINT_OPTIMIZER
              ", and an exported model chooses without it",
@@ -353,10 +353,10 @@ static void go_on_from_best(Trainer *t) {
     snprintf(name, sizeof name, "step-%08lld", (long long)best->step);
     char *path = path_join(dir, name);
     bool same = strcmp(best->figure, t->best.figure) == 0, there = file_is_dir(path);
-    if (best->step > 0 && !same && t->chief)
+    if (best->step > 0 && !same && t->is_rank0)
         log_info("the best checkpoint by %s, of step %lld, is kept for it no longer", best->figure,
                  (long long)best->step);
-    if (best->step > 0 && same && !there && t->chief)
+    if (best->step > 0 && same && !there && t->is_rank0)
         log_warn("the best checkpoint by %s, of step %lld, is not there any more: it is looked for anew",
                  best->figure, (long long)best->step);
     if (!same || !there) *best = (BestCheckpoint){.step = 0};
@@ -368,7 +368,7 @@ static void go_on_from_best(Trainer *t) {
  * the engine now has. */
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     bool resumed = t->found.exists;
-    if (t->c->run.overwrite) TOGETHER(t, t->chief ? state_discard(t->c->run.dir, err) : OK);
+    if (t->c->run.overwrite) TOGETHER(t, t->is_rank0 ? state_discard(t->c->run.dir, err) : OK);
     if (resumed) {
         if (t->c->lora.rank > 0) TRY(load_init(t, err)); /* no checkpoint holds the base */
         TRY(state_take_up(&t->found, t->engine, t->comm, err));
@@ -397,7 +397,7 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
                        .dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm)),
                        .dp_ranks = mesh_dp_degree(&t->layout.mesh)};
     if (!t->c->data.audit) return OK;
-    TOGETHER(t, t->chief ? audit_next_attempt(t->c->run.dir, &who.attempt, err) : OK);
+    TOGETHER(t, t->is_rank0 ? audit_next_attempt(t->c->run.dir, &who.attempt, err) : OK);
     TRY(comm_broadcast(t->comm, &who.attempt, sizeof who.attempt, 0, err));
     AuditDraw draw = {t->facts.mixture, t->c->data.seed, t->facts.data, t->facts.tokenizer};
     return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, &draw, err);
@@ -409,13 +409,13 @@ ErrorCode begin_run(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_READING);
     /* What this machine cannot run is said before anything is made. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
-    occupancy_open(&t->occupancy, t->comm, &t->device);
+    gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
     TRY(look_for_directory(t, err));
     enter(t, PHASE_TOKENIZING);
     /* Rank 0 first: what it tokenizes the others find in the cache. */
-    TOGETHER(t, t->chief ? open_data(t, set, err) : OK);
-    TOGETHER(t, t->chief ? OK : open_data(t, set, err));
+    TOGETHER(t, t->is_rank0 ? open_data(t, set, err) : OK);
+    TOGETHER(t, t->is_rank0 ? OK : open_data(t, set, err));
     TRY(know_data(t, err));
     TRY(open_tasks(t, err));
     enter(t, PHASE_READING);
@@ -425,16 +425,16 @@ ErrorCode begin_run(Trainer *t, OptionSet *set, Error *err) {
     enter(t, PHASE_LOADING);
     TRY(begin_or_resume(t, set, err));
     enter(t, PHASE_RECORDS);
-    TOGETHER(t, t->chief ? write_config(t, set, err) : OK);
+    TOGETHER(t, t->is_rank0 ? write_config(t, set, err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
-    FeedStart from = {t->state.step, t->state.samples};
-    TOGETHER(t, feed_open(&t->feed, t->c, &t->layout, dp_rank, t->data, &from, err));
+    ReadAheadStart from = {t->state.step, t->state.samples};
+    TOGETHER(t, read_ahead_open(&t->read_ahead, t->c, &t->layout, dp_rank, t->data, &from, err));
     TOGETHER(t, open_records(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
     replicas_open(&t->replicas, t->engine, t->comm);
     sources_open(&t->sources, &t->rank, t->data, &t->layout);
-    t->told_sources = t->state.step;
-    doing_engine(t->doing, t->engine);
+    t->reported_sources = t->state.step;
+    activity_engine(t->activity, t->engine);
     return OK;
 }

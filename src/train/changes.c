@@ -24,7 +24,7 @@ bool changes_allowed(const Config *c, const char *key) {
 typedef struct Differences {
     const Config *c;
     const OptionSet *then, *now;
-    Text refused, keys, *said, *idle;
+    Text refused, keys, *message, *idle;
     int count;
     bool other_run;        /* one of them cannot be allowed */
     bool contents_unknown; /* of an old checkpoint: what names them is all there is to compare */
@@ -40,7 +40,7 @@ static void add_refused(Differences *d, const char *key, const char *was, const 
 }
 
 static void add_said(Differences *d, const char *key, const char *was, const char *is, OptionEffect effect) {
-    text_printf(d->said, "%s%s was %s and is %s now (%s)", d->said->length ? "; " : "", key, was, is,
+    text_printf(d->message, "%s%s was %s and is %s now (%s)", d->message->length ? "; " : "", key, was, is,
                 options_effect_name(effect));
 }
 
@@ -140,7 +140,7 @@ static void add_token_keys(Differences *d) {
 static void add_content(Differences *d, const char *name, const char *then, const char *now) {
     if (!*then || strcmp(then, now) == 0) return;
     if (changes_allowed(d->c, name)) {
-        text_printf(d->said, "%sthe %s is not what it was (%s)", d->said->length ? "; " : "", name,
+        text_printf(d->message, "%sthe %s is not what it was (%s)", d->message->length ? "; " : "", name,
                     options_effect_name(EFFECT_CURVE));
     } else if (d->count++ < MOST_NAMED) {
         char was[4 * SHOWN + 1], is[4 * SHOWN + 1];
@@ -179,8 +179,8 @@ static ErrorCode refuse_differences(const Differences *d, Error *err) {
 
 /* `said` and `idle` are added to also when it is refused. */
 ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
-                        Text *said, Text *idle, Error *err) {
-    Differences d = {.c = c, .then = &saved->set, .now = set, .said = said, .idle = idle};
+                        Text *message, Text *idle, Error *err) {
+    Differences d = {.c = c, .then = &saved->set, .now = set, .message = message, .idle = idle};
     d.contents_unknown = !*saved->facts.mixture;
     d.longer = saved->state.step >= saved->config.train.steps && c->train.steps > saved->config.train.steps;
     options_compare(&saved->set, set, add_key, &d);

@@ -12,7 +12,7 @@
  * of it is named. Otherwise `said` gets what is other from here on, in one sentence: empty when nothing
  * is. `idle` gets the keys whose other values do nothing, for they are read when a run begins. */
 ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
-                        Text *said, Text *idle, Error *err);
+                        Text *message, Text *idle, Error *err);
 
 /* Whether run.allow_changes names it: a key, or data, tokenizer or mixture. */
 bool changes_allowed(const Config *c, const char *key);

@@ -12,16 +12,16 @@
 
 #include "base/log.h"
 
-static bool is_told(const Occupancy *o) { return o->device->runtime.memory != NULL; }
+static bool is_told(const GpuMemoryUse *o) { return o->device->runtime.memory != NULL; }
 
-static uint64_t available(const Occupancy *o) {
+static uint64_t available(const GpuMemoryUse *o) {
     DeviceMemory m = {.available = 0};
     return o->device->runtime.memory(o->device, &m) ? m.available : 0;
 }
 
-void occupancy_open(Occupancy *o, Comm *comm, Device *d) {
+void gpu_memory_open(GpuMemoryUse *o, Comm *comm, Device *d) {
     DeviceMemory m = {.total = 0};
-    *o = (Occupancy){.comm = comm, .device = d};
+    *o = (GpuMemoryUse){.comm = comm, .device = d};
     if (!is_told(o) || !d->runtime.memory(d, &m)) return;
     o->own = (GpuMemory){.rank = comm_rank(comm),
                          .ranks = 1,
@@ -45,18 +45,18 @@ static void put_together(GpuMemory *into, const GpuMemory *from) {
     into->wired = least(into->wired, from->wired);
     into->pooled = least(into->pooled, from->pooled);
     into->settled = least(into->settled, from->settled);
-    into->pools += from->pools, into->pieces += from->pieces;
+    into->pools += from->pools, into->granules += from->granules;
     if (from->fell > into->fell) into->fell = from->fell;
 }
 
 /* What is chosen is the GPU for which this is largest. */
 typedef double Urgency(const GpuMemory *g);
-static double by_need(const GpuMemory *g) { return (double)g->pieces - (double)g->wired; }
+static double by_need(const GpuMemory *g) { return (double)g->granules - (double)g->wired; }
 static double by_pools(const GpuMemory *g) { return -(double)g->pooled; }
 static double by_settled(const GpuMemory *g) { return -(double)g->settled; }
 static double by_fall(const GpuMemory *g) { return (double)g->fell; }
 
-static void choose(Occupancy *o, GpuMemory *all, int ranks, Urgency *urgency) {
+static void choose(GpuMemoryUse *o, GpuMemory *all, int ranks, Urgency *urgency) {
     int gpus = 0;
     for (int r = 0; r < ranks; r++) {
         int g = 0;
@@ -71,7 +71,7 @@ static void choose(Occupancy *o, GpuMemory *all, int ranks, Urgency *urgency) {
         if (urgency(&all[g]) > urgency(&o->gpu)) o->gpu = all[g];
 }
 
-static ErrorCode gather(Occupancy *o, Urgency *urgency, Error *err) {
+static ErrorCode gather(GpuMemoryUse *o, Urgency *urgency, Error *err) {
     int ranks = comm_size(o->comm);
     size_t *lengths = mem_alloc_array((size_t)ranks, sizeof *lengths);
     char *all = NULL;
@@ -84,10 +84,10 @@ static ErrorCode gather(Occupancy *o, Urgency *urgency, Error *err) {
 
 /* ---- in words ---- */
 
-static bool speaks(const Occupancy *o) { return comm_rank(o->comm) == 0; }
+static bool speaks(const GpuMemoryUse *o) { return comm_rank(o->comm) == 0; }
 
 /* "the GPU", "the GPU of rank 3", "the GPU of rank 0 and 1 other rank" */
-static void name_gpu(const Occupancy *o, const char *which, Text *out) {
+static void name_gpu(const GpuMemoryUse *o, const char *which, Text *out) {
     const GpuMemory *g = &o->gpu;
     text_puts(out, "the GPU");
     if (comm_size(o->comm) > 1) text_printf(out, " of rank %d", g->rank);
@@ -119,17 +119,17 @@ typedef struct Verdict {
     char problem[800];
 } Verdict;
 
-static void judge(const Occupancy *o, Verdict *v) {
+static void judge(const GpuMemoryUse *o, Verdict *v) {
     const GpuMemory *g = &o->gpu;
     Text out = {0};
-    if (g->total == 0 || g->pieces <= g->wired) return;
+    if (g->total == 0 || g->granules <= g->wired) return;
     text_puts(&out, "run.device: cuda: ");
     name_gpu(o, "", &out);
     put_bytes(&out, ", ", g->total, ": ");
-    put_bytes(&out, "pools take ", g->pieces, ", and ");
+    put_bytes(&out, "pools take ", g->granules, ", and ");
     put_bytes(&out, "", g->wired, " are free; ");
     put_bytes(&out, "planned are ", g->pools, ", each pool in whole pieces of ");
-    put_bytes(&out, "", o->device->piece, "; taken already: ");
+    put_bytes(&out, "", o->device->granularity, "; taken already: ");
     name_others(g, &out);
     text_puts(&out,
               "; make the model or the step smaller (train.microbatch, train.recompute), or take more GPUs");
@@ -137,36 +137,36 @@ static void judge(const Occupancy *o, Verdict *v) {
     text_free(&out);
 }
 
-ErrorCode occupancy_check(Occupancy *o, size_t pools, size_t pieces, Error *err) {
+ErrorCode gpu_memory_check(GpuMemoryUse *o, size_t pools, size_t granules, Error *err) {
     Verdict v = {.problem = ""};
     if (!is_told(o)) return OK;
     o->own.wired = available(o);
-    o->own.pools = pools, o->own.pieces = pieces;
+    o->own.pools = pools, o->own.granules = granules;
     TRY(gather(o, by_need, err));
     if (speaks(o)) judge(o, &v);
     TRY(comm_broadcast(o->comm, &v, sizeof v, 0, err));
     if (!*v.problem) return OK;
     error_set(err, ERR_MEMORY, "%s", v.problem);
-    if (err) err->told = !speaks(o);
+    if (err) err->reported = !speaks(o);
     return ERR_MEMORY;
 }
 
 /* What is not as planned may be others', who come and go. */
-static void say_pools(const Occupancy *o) {
+static void say_pools(const GpuMemoryUse *o) {
     const GpuMemory *g = &o->gpu;
     uint64_t took = less(g->wired, g->pooled);
     Text out = {0};
     text_puts(&out, "memory of ");
     name_gpu(o, ", which has least left", &out);
     put_bytes(&out, ", ", g->total, ": ");
-    put_bytes(&out, "pools ", took, took == g->pieces ? ", as planned (" : ", not as planned (");
+    put_bytes(&out, "pools ", took, took == g->granules ? ", as planned (" : ", not as planned (");
     put_bytes(&out, "", g->pools, ", each in whole pieces of ");
-    put_bytes(&out, "", o->device->piece, "");
-    if (took != g->pieces) put_bytes(&out, ": ", g->pieces, "; others may have come or gone meanwhile");
+    put_bytes(&out, "", o->device->granularity, "");
+    if (took != g->granules) put_bytes(&out, ": ", g->granules, "; others may have come or gone meanwhile");
     text_puts(&out, "), ");
     name_others(g, &out);
     put_bytes(&out, "; ", g->pooled, " are free");
-    if (took == g->pieces)
+    if (took == g->granules)
         log_info("%s", out.data);
     else
         log_warn("%s", out.data);
@@ -174,7 +174,7 @@ static void say_pools(const Occupancy *o) {
 }
 
 /* Nobody goes on, and takes something, before all have looked. */
-ErrorCode occupancy_pooled(Occupancy *o, Error *err) {
+ErrorCode gpu_memory_pooled(GpuMemoryUse *o, Error *err) {
     if (!is_told(o)) return OK;
     o->own.pooled = available(o);
     TRY(gather(o, by_pools, err));
@@ -185,7 +185,7 @@ ErrorCode occupancy_pooled(Occupancy *o, Error *err) {
 
 /* ---- steps ---- */
 
-static void say_settled(const Occupancy *o) {
+static void say_settled(const GpuMemoryUse *o) {
     const GpuMemory *g = &o->gpu;
     Text out = {0};
     text_puts(&out, "memory of ");
@@ -196,7 +196,7 @@ static void say_settled(const Occupancy *o) {
     text_free(&out);
 }
 
-ErrorCode occupancy_settle(Occupancy *o, Error *err) {
+ErrorCode gpu_memory_settle(GpuMemoryUse *o, Error *err) {
     o->steady = true;
     if (!is_told(o)) return OK;
     TRY(comm_barrier(o->comm, err));
@@ -206,52 +206,52 @@ ErrorCode occupancy_settle(Occupancy *o, Error *err) {
     return OK;
 }
 
-void occupancy_look(Occupancy *o) {
+void gpu_memory_look(GpuMemoryUse *o) {
     if (!is_told(o) || o->own.fell > 0) return;
     uint64_t now = available(o);
     if (now < o->own.settled && now > 0) o->own.fell = o->own.settled - now;
 }
 
-void occupancy_allow(Occupancy *o) {
+void gpu_memory_allow(GpuMemoryUse *o) {
     if (is_told(o) && o->own.settled > 0) o->own.settled = least(o->own.settled, available(o));
 }
 
-ErrorCode occupancy_tell(Occupancy *o, Text *said, Error *err) {
-    if (!is_told(o) || o->told) return OK;
-    o->told = true;
+ErrorCode gpu_memory_tell(GpuMemoryUse *o, Text *message, Error *err) {
+    if (!is_told(o) || o->reported) return OK;
+    o->reported = true;
     TRY(gather(o, by_fall, err));
     if (!speaks(o) || o->gpu.fell == 0) return OK;
-    put_bytes(said, "", o->gpu.fell, " less of the memory of ");
-    name_gpu(o, "", said);
+    put_bytes(message, "", o->gpu.fell, " less of the memory of ");
+    name_gpu(o, "", message);
     text_puts(
-        said,
+        message,
         " are free than behind the first step, and no step takes any: a library has, or another process");
     return OK;
 }
 
 /* ---- facts ---- */
 
-void occupancy_pool_facts(const Occupancy *o, JournalFact facts[OCCUPANCY_FACTS]) {
+void gpu_memory_pool_facts(const GpuMemoryUse *o, JournalFact facts[GPU_MEMORY_FACTS]) {
     const GpuMemory *g = &o->gpu;
-    bool apart = g->untouched > 0;
-    const JournalFact all[OCCUPANCY_FACTS] = {
+    bool separate_memory = g->untouched > 0;
+    const JournalFact all[GPU_MEMORY_FACTS] = {
         {"gpu_ranks", g->ranks},
         {"gpu_bytes", (double)g->total},
         {"pool_bytes", (double)g->pools},
-        {"pool_pieces_bytes", (double)g->pieces},
+        {"pool_pieces_bytes", (double)g->granules},
         {"pools_took_bytes", (double)less(g->wired, g->pooled)},
         {"free_bytes", (double)g->pooled},
         {"nccl_bytes", (double)less(g->opened, g->wired)},
-        {apart ? "libraries_bytes" : "libraries_and_others_bytes",
-         (double)less(apart ? g->untouched : g->total, g->wired)},
-        {apart ? "others_bytes" : NULL, (double)less(g->total, g->untouched)},
+        {separate_memory ? "libraries_bytes" : "libraries_and_others_bytes",
+         (double)less(separate_memory ? g->untouched : g->total, g->wired)},
+        {separate_memory ? "others_bytes" : NULL, (double)less(g->total, g->untouched)},
         {NULL, 0}};
     memcpy(facts, all, sizeof all);
 }
 
-void occupancy_kernel_facts(const Occupancy *o, JournalFact facts[OCCUPANCY_FACTS]) {
-    const JournalFact all[OCCUPANCY_FACTS] = {{"kernels_bytes", (double)less(o->gpu.pooled, o->gpu.settled)},
-                                              {"free_bytes", (double)o->gpu.settled},
-                                              {NULL, 0}};
+void gpu_memory_kernel_facts(const GpuMemoryUse *o, JournalFact facts[GPU_MEMORY_FACTS]) {
+    const JournalFact all[GPU_MEMORY_FACTS] = {{"kernels_bytes", (double)less(o->gpu.pooled, o->gpu.settled)},
+                                               {"free_bytes", (double)o->gpu.settled},
+                                               {NULL, 0}};
     memcpy(facts, all, sizeof all);
 }

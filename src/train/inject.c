@@ -1,5 +1,5 @@
 /* The words of --inject taken to pieces: faults with their keys, or a seed from which faults are drawn.
- * What a fault does is in strike.c.
+ * What a fault does is in inject_faults.c.
  *
  *  I1. A fault is a function of the words, the rank, the step and the attempt: all ranks know of all
  *      faults without a message.
@@ -306,7 +306,7 @@ const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *l
 
 /* Kill and stop are signals to itself, as the system or a batch scheduler would send them: no code of
  * weft's runs after. A sleep that a signal cuts short goes on. */
-void inject_strike(const Fault *f) {
+void inject_process_fault(const Fault *f) {
     struct timespec left = {.tv_sec = f->ms / 1000, .tv_nsec = f->ms % 1000 * 1000000};
     if (f->kind == FAULT_KILL) raise(SIGKILL);
     if (f->kind == FAULT_STOP) raise(SIGSTOP);

@@ -72,7 +72,7 @@ const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *l
 
 /* Does what a fault does to the process: kill, stop, slow. Nothing for the others, which are done to tensors.
  */
-void inject_strike(const Fault *f);
+void inject_process_fault(const Fault *f);
 /* Which of `bits` bits a bitflip is about; which of so many elements a NaN goes into. bits >= 1. */
 uint64_t inject_place(const Fault *f, uint64_t bits);
 

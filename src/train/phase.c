@@ -18,10 +18,10 @@ static const char *const names[PHASES] = {
 const char *phase_name(Phase phase) { return names[phase]; }
 
 /* Before any thread is there that could look. */
-void doing_start(Doing *d) { *d = (Doing){.mutex = PTHREAD_MUTEX_INITIALIZER}; }
+void activity_start(Activity *d) { *d = (Activity){.mutex = PTHREAD_MUTEX_INITIALIZER}; }
 
 /* Step and phase in one go: the watchdog must not name the one with the other's step. */
-void doing_enter(Doing *d, Phase phase, int64_t step) {
+void activity_enter(Activity *d, Phase phase, int64_t step) {
     pthread_mutex_lock(&d->mutex);
     d->phase = phase;
     d->step = step;
@@ -29,14 +29,14 @@ void doing_enter(Doing *d, Phase phase, int64_t step) {
 }
 
 /* NULL before the engine is closed: nobody may look at its program after. */
-void doing_engine(Doing *d, const struct Engine *engine) {
+void activity_engine(Activity *d, const struct Engine *engine) {
     pthread_mutex_lock(&d->mutex);
     d->engine = engine;
     pthread_mutex_unlock(&d->mutex);
 }
 
 /* The mutex is held: the engine stays, and with it the program whose action is told. */
-static void describe_step(const Doing *d, char *out, size_t size) {
+static void describe_step(const Activity *d, char *out, size_t size) {
     const Action *a = d->engine ? engine_current(d->engine) : NULL;
     char unit[32] = "", microbatch[32] = "";
     if (a && a->unit >= 0) snprintf(unit, sizeof unit, " of unit %d", a->unit);
@@ -47,8 +47,8 @@ static void describe_step(const Doing *d, char *out, size_t size) {
 
 /* Its argument is untyped because the watchdog (comm/) knows nothing of phases. Before there are steps no
  * step is named. */
-void doing_describe(void *doing, char *out, size_t size) {
-    Doing *d = doing;
+void activity_describe(void *activity, char *out, size_t size) {
+    Activity *d = activity;
     pthread_mutex_lock(&d->mutex);
     if (d->phase == PHASE_STEPS)
         describe_step(d, out, size);

@@ -33,18 +33,18 @@ typedef enum Phase {
 } Phase;
 const char *phase_name(Phase phase); /* "MPI start", "tokenizing" */
 
-typedef struct Doing {
+typedef struct Activity {
     pthread_mutex_t mutex;
     Phase phase;
     int64_t step;                /* steps that are done */
     const struct Engine *engine; /* of which the action is told; NULL: there is none (yet, or any more) */
-} Doing;
+} Activity;
 
-void doing_start(Doing *d);
-void doing_enter(Doing *d, Phase phase, int64_t step);
-void doing_engine(Doing *d, const struct Engine *engine);
-/* "tokenizing"; "step 12, FWD of unit 3, microbatch 1"; "saving after step 20". From any thread; doing: a
- * Doing. */
-void doing_describe(void *doing, char *out, size_t size);
+void activity_start(Activity *d);
+void activity_enter(Activity *d, Phase phase, int64_t step);
+void activity_engine(Activity *d, const struct Engine *engine);
+/* "tokenizing"; "step 12, FWD of unit 3, microbatch 1"; "saving after step 20". From any thread; doing: an
+ * Activity. */
+void activity_describe(void *activity, char *out, size_t size);
 
 #endif

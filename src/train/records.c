@@ -25,7 +25,7 @@
 
 /* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
 void hush(const Trainer *t) {
-    if (!t->chief && t->asked > LOG_WARN) log_set_level(LOG_WARN);
+    if (!t->is_rank0 && t->asked > LOG_WARN) log_set_level(LOG_WARN);
 }
 
 /* metrics.log_ranks: whether this rank may speak, until it is hushed. */
@@ -37,8 +37,8 @@ static bool take_word(const Trainer *t) {
 
 /* A rank is named where another than rank 0 speaks. */
 static int name_on_console(const Trainer *t) {
-    bool only_chief = t->c->metrics.log_ranks.count == 1 && config_logs_rank(t->c, 0);
-    return only_chief ? CONSOLE_UNNAMED : comm_rank(t->comm);
+    bool only_rank0 = t->c->metrics.log_ranks.count == 1 && config_logs_rank(t->c, 0);
+    return only_rank0 ? CONSOLE_UNNAMED : comm_rank(t->comm);
 }
 
 static ErrorCode print_record(Trainer *t, MetricsKind kind, const void *record, Error *err) {
@@ -68,12 +68,12 @@ static void warn_of_holes(const Trainer *t, const char *name) {
 }
 
 /* Lines of metrics by rank 0, or by each rank into a file of its own. */
-static bool has_log(const Trainer *t) { return t->chief || t->c->metrics.all_ranks; }
+static bool has_log(const Trainer *t) { return t->is_rank0 || t->c->metrics.all_ranks; }
 
 static ErrorCode open_log(Trainer *t, Error *err) {
     char name[32];
     metrics_file_name(comm_rank(t->comm), name);
-    if (t->chief) warn_of_holes(t, name);
+    if (t->is_rank0) warn_of_holes(t, name);
     return has_log(t) ? metrics_log_open(&t->log, t->c->run.dir, name, t->state.step, err) : OK;
 }
 
@@ -90,7 +90,7 @@ static ErrorCode close_log(Trainer *t, Error *err) {
 }
 
 static ErrorCode open_board(Trainer *t, Error *err) {
-    if (!t->chief || !t->c->metrics.tensorboard) return OK;
+    if (!t->is_rank0 || !t->c->metrics.tensorboard) return OK;
     return tensorboard_open(&t->board, t->c->run.dir, t->state.step, err);
 }
 
@@ -105,7 +105,7 @@ static ErrorCode close_board(Trainer *t, Error *err) { return tensorboard_close(
 /* Events of the run are said, and written down, by rank 0. */
 ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts,
                Error *err) {
-    return t->chief ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
+    return t->is_rank0 ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
 /* Under a supervisor the journal says how often, and why, the run was started again. */
@@ -117,17 +117,17 @@ static ErrorCode record_restart(Trainer *t, Error *err) {
 }
 
 /* Of the GPU that has least left. */
-ErrorCode record_occupancy(Trainer *t, Error *err) {
-    JournalFact facts[OCCUPANCY_FACTS];
+ErrorCode record_gpu_memory(Trainer *t, Error *err) {
+    JournalFact facts[GPU_MEMORY_FACTS];
     if (!t->device.runtime.memory) return OK;
-    (t->occupancy.steady ? occupancy_kernel_facts : occupancy_pool_facts)(&t->occupancy, facts);
+    (t->gpu_memory.steady ? gpu_memory_kernel_facts : gpu_memory_pool_facts)(&t->gpu_memory, facts);
     return journal_add(&t->journal, JOURNAL_MEMORY, t->state.step, NULL, facts, err);
 }
 
 /* Of the run as a whole: rank 0's. */
 static ErrorCode open_journal(Trainer *t, Error *err) {
     int64_t step = t->state.step;
-    if (!t->chief) return OK;
+    if (!t->is_rank0) return OK;
     TRY(journal_open(&t->journal, t->c->run.dir, err));
     TRY(record_restart(t, err));
     const InputsFrom from = {t->file, t->c, t->data, step, t->init};
@@ -142,11 +142,11 @@ static ErrorCode open_journal(Trainer *t, Error *err) {
         {"ranks", comm_size(t->comm)},
         {"threads", t->device.threads},
         {"planned_bytes", (double)memory_plan_total(memory)},
-        {t->device.apart ? "planned_host_bytes" : NULL, (double)memory_plan_host(memory)},
+        {t->device.separate_memory ? "planned_host_bytes" : NULL, (double)memory_plan_host(memory)},
         {NULL, 0}};
     TRY(journal_add(&t->journal, step ? JOURNAL_RESUMED : JOURNAL_STARTED, step, t->device.processor, facts,
                     err));
-    TRY(record_occupancy(t, err));
+    TRY(record_gpu_memory(t, err));
     if (t->changes.length == 0) return OK;
     return journal_add(&t->journal, JOURNAL_CHANGED, step, t->changes.data, NULL, err);
 }
@@ -160,37 +160,37 @@ static ErrorCode close_journal(Trainer *t, Error *err) {
 /* ---- metrics.command ---- */
 
 /* What became of the program of metrics.command: a run goes on without it, but not in silence. */
-static ErrorCode tell_of_listener(Trainer *t, Text *said, Error *err) {
+static ErrorCode tell_of_listener(Trainer *t, Text *message, Error *err) {
     ErrorCode code = OK;
-    if (said->length) {
-        log_warn("%s", said->data);
-        code = journal_add(&t->journal, JOURNAL_COMMAND, t->state.step, said->data, NULL, err);
+    if (message->length) {
+        log_warn("%s", message->data);
+        code = journal_add(&t->journal, JOURNAL_COMMAND, t->state.step, message->data, NULL, err);
     }
-    text_free(said);
+    text_free(message);
     return code;
 }
 
 /* A program that cannot be started is told of and does not end the run. */
 static ErrorCode open_listener(Trainer *t, Error *err) {
     const StringList *words = &t->c->metrics.command;
-    Text said = {0};
-    if (t->chief && words->count > 0)
-        listener_open(&t->listener, t->c->run.dir, words->count, words->items, &said);
-    return tell_of_listener(t, &said, err);
+    Text message = {0};
+    if (t->is_rank0 && words->count > 0)
+        listener_open(&t->listener, t->c->run.dir, words->count, words->items, &message);
+    return tell_of_listener(t, &message, err);
 }
 
 /* The line that metrics.jsonl has just got. */
 static ErrorCode send_record(Trainer *t, MetricsKind kind, const void *record, Error *err) {
-    Text said = {0};
+    Text message = {0};
     (void)kind, (void)record;
-    if (t->chief) listener_send(&t->listener, t->log.line.data, t->log.line.length, &said);
-    return tell_of_listener(t, &said, err);
+    if (t->is_rank0) listener_send(&t->listener, t->log.line.data, t->log.line.length, &message);
+    return tell_of_listener(t, &message, err);
 }
 
 ErrorCode close_listener(Trainer *t, Error *err) {
-    Text said = {0};
-    listener_close(&t->listener, t->c->metrics.command_wait_s, &said);
-    return tell_of_listener(t, &said, err);
+    Text message = {0};
+    listener_close(&t->listener, t->c->metrics.command_wait_s, &message);
+    return tell_of_listener(t, &message, err);
 }
 
 /* ---- sinks ---- */
@@ -240,9 +240,9 @@ static ErrorCode write_record(Trainer *t, MetricsKind kind, const void *record, 
 
 /* ---- steps ---- */
 
-/* Of a further head; NaN where it is none. */
-static double further_loss(const Trainer *t, const StepResult *r, int head) {
-    return head < t->c->train.multi_token ? r->further[head] : (double)NAN;
+/* Of an MTP head; NaN where it is none. */
+static double mtp_loss(const Trainer *t, const StepResult *r, int head) {
+    return head < t->c->train.mtp_depth ? r->mtp[head] : (double)NAN;
 }
 
 /* Parameters and gradients go over both kinds of shards; visits of experts are ep's. */
@@ -260,10 +260,10 @@ StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
                          .loss = r->loss,
                          .z_loss = t->c->train.z_loss > 0 ? r->z_loss : (double)NAN,
                          .balance_loss = model_balance(&t->c->model.shape) > 0 ? r->balance : (double)NAN,
-                         .loss_2 = further_loss(t, r, 0),
-                         .loss_3 = further_loss(t, r, 1),
-                         .loss_4 = further_loss(t, r, 2),
-                         .loss_5 = further_loss(t, r, 3),
+                         .loss_2 = mtp_loss(t, r, 0),
+                         .loss_3 = mtp_loss(t, r, 1),
+                         .loss_4 = mtp_loss(t, r, 2),
+                         .loss_5 = mtp_loss(t, r, 3),
                          .expert_imbalance = r->experts.imbalance,
                          .dead_experts = r->experts.dead,
                          .noise_scale = noise_scale(&s->noise),
@@ -280,7 +280,7 @@ StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
                          .sent_cp = comm_traffic(c, MESH_CONTEXT).bytes,
                          .sent_ep = comm_traffic(c, MESH_EXPERTS).bytes,
                          .sent_tp = sent_over(c, MESH_TENSOR, MESH_KEY_COPIES),
-                         .step_tokens = t->feed.now->tokens,
+                         .step_tokens = t->read_ahead.now->tokens,
                          .total_tokens = s->tokens,
                          .epoch = (double)s->samples / (double)dataset_samples_per_epoch(t->data)};
 }
@@ -299,11 +299,11 @@ static void doubt_peak(Trainer *t, StepMetrics *m) {
 /* Of several sources of the data, what the steps since the last such records have found. All ranks. */
 ErrorCode record_sources(Trainer *t, Error *err) {
     size_t count = t->sources.count;
-    if (count == 0 || t->told_sources == t->state.step) return OK;
+    if (count == 0 || t->reported_sources == t->state.step) return OK;
     SourceMetrics *m = mem_alloc_array(count, sizeof *m);
     ErrorCode code = sources_take(&t->sources, t->comm, t->state.step, t->state.samples, m, err);
     for (size_t i = 0; code == OK && i < count; i++) code = write_record(t, METRICS_SOURCE, &m[i], err);
-    t->told_sources = t->state.step;
+    t->reported_sources = t->state.step;
     free(m);
     return code;
 }
@@ -314,12 +314,12 @@ ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
                m->skipped || m->spike;
     if (!due) {
         metrics_window_peek(&t->window, t->flops_per_token, t->peak_flops, m);
-        if (t->chief) console_status(m, false);
+        if (t->is_rank0) console_status(m, false);
         return OK;
     }
     metrics_window_close(&t->window, t->flops_per_token, t->peak_flops, m);
     doubt_peak(t, m);
-    if (t->chief) console_status(m, true);
+    if (t->is_rank0) console_status(m, true);
     TRY(write_record(t, METRICS_STEP, m, err));
     return record_sources(t, err);
 }
@@ -377,34 +377,34 @@ static ErrorCode record_validation(Trainer *t, const Evaluation *e, const char *
 }
 
 /* Named sets, if there are any, before what they come to together. */
-static ErrorCode record_sets(Trainer *t, const Evaluation *sets, Text *said, Error *err) {
+static ErrorCode record_sets(Trainer *t, const Evaluation *sets, Text *message, Error *err) {
     for (size_t i = 0; i < dataset_validation_sets(t->data); i++) {
         const char *name = dataset_validation_set(t->data, i).name;
         if (!*name) continue;
         TRY(record_validation(t, &sets[i], name, (double)NAN, err));
-        text_printf(said, "%s%s %.5f", said->length ? ", " : "", name, sets[i].loss);
+        text_printf(message, "%s%s %.5f", message->length ? ", " : "", name, sets[i].loss);
     }
     return OK;
 }
 
 ErrorCode record_validations(Trainer *t, const Evaluation *all, const Evaluation *sets, double seconds,
                              Error *err) {
-    Text said = {0};
+    Text message = {0};
     const JournalFact facts[] = {{"loss", all->loss}, {NULL, 0}};
-    ErrorCode code = record_sets(t, sets, &said, err);
+    ErrorCode code = record_sets(t, sets, &message, err);
     if (code == OK) code = record_validation(t, all, "", seconds, err);
-    if (code == OK && all->nonfinite && t->chief)
+    if (code == OK && all->nonfinite && t->is_rank0)
         log_warn("validation after step %lld: the losses of %lld of %lld tokens are not finite",
                  (long long)t->state.step, (long long)all->nonfinite, (long long)all->tokens);
-    if (code == OK) code = note(t, JOURNAL_VALIDATION, t->state.step, said.data, facts, err);
-    text_free(&said);
+    if (code == OK) code = note(t, JOURNAL_VALIDATION, t->state.step, message.data, facts, err);
+    text_free(&message);
     return code;
 }
 
 ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err) {
     best_task(&t->best, m);
     TRY(write_record(t, METRICS_TASK, m, err));
-    if (m->figures.nonfinite && t->chief)
+    if (m->figures.nonfinite && t->is_rank0)
         log_warn("task %s after step %lld: the log-likelihoods of %lld tokens are not finite", m->name,
                  (long long)m->step, (long long)m->figures.nonfinite);
     return OK;
@@ -441,25 +441,25 @@ static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
 /* Every rank takes its reports, or they would be told later; rank 0 writes. */
 ErrorCode account_saves(Trainer *t, Error *err) {
     for (SaveReport r; saver_report(&t->saver, &r);)
-        if (t->chief) TRY(account_save(t, &r, err));
+        if (t->is_rank0) TRY(account_save(t, &r, err));
     return OK;
 }
 
 ErrorCode tell_of_memory(Trainer *t, Error *err) {
-    Text said = {0};
-    ErrorCode code = occupancy_tell(&t->occupancy, &said, err);
-    const JournalFact facts[] = {{"fell_bytes", (double)t->occupancy.gpu.fell}, {NULL, 0}};
-    if (said.length) {
-        log_warn("%s", said.data);
-        code = journal_add(&t->journal, JOURNAL_MEMORY, t->state.step, said.data, facts, err);
+    Text message = {0};
+    ErrorCode code = gpu_memory_tell(&t->gpu_memory, &message, err);
+    const JournalFact facts[] = {{"fell_bytes", (double)t->gpu_memory.gpu.fell}, {NULL, 0}};
+    if (message.length) {
+        log_warn("%s", message.data);
+        code = journal_add(&t->journal, JOURNAL_MEMORY, t->state.step, message.data, facts, err);
     }
-    text_free(&said);
+    text_free(&message);
     return code;
 }
 
 /* Planned and measured times of the traced steps. */
 ErrorCode report_trace(Trainer *t, Error *err) {
-    return t->chief ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
+    return t->is_rank0 ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
 }
 
 /* The curve in the terminal, from the records of the whole run. */

@@ -12,7 +12,7 @@
 #include "observe/metrics.h"
 #include "observe/tensorboard.h"
 #include "train/best.h"
-#include "train/feed.h"
+#include "train/read_ahead.h"
 #include "train/gpu_memory.h"
 #include "train/inject.h"
 #include "train/lock.h"
@@ -30,14 +30,14 @@ typedef struct Trainer {
     Config *c;
     const char *file; /* that it was read from */
     Comm *comm;
-    bool chief;          /* rank 0: it has the lock, writes the records, and speaks */
+    bool is_rank0;       /* rank 0: it has the lock, writes the records, and speaks */
     LogLevel asked;      /* of messages, by the command line */
     bool sees_directory; /* the run directory is rank 0's, for all that this rank can see */
     RunLock lock;        /* rank 0's */
     Device device;
-    Occupancy occupancy; /* memory of GPUs */
+    GpuMemoryUse gpu_memory; /* memory of GPUs */
     const Inject *inject;
-    Doing *doing; /* the phase and step that the watchdog reads */
+    Activity *activity; /* the phase and step that the watchdog reads */
     bool entered[PHASES];
 
     /* what is trained, on what, and how it is laid out */
@@ -49,13 +49,13 @@ typedef struct Trainer {
     RunFacts facts; /* what a resumed run must have as it was */
     char init[65];  /* the sample of weights that were read from model.init; "": none were */
     Engine *engine;
-    Feed feed;
+    ReadAhead read_ahead;
     Replicas replicas;
     double flops_per_token, peak_flops; /* peak: of all ranks together; 0: not known */
 
     /* where the run stands, and what it is saved by */
-    Found found;  /* what the run goes on from */
-    Text changes; /* what is other from here on than in that, in words */
+    ResumePoint found; /* what the run goes on from */
+    Text changes;      /* what is other from here on than in that, in words */
     RunState state;
     Best best;
     Saver saver;
@@ -74,8 +74,8 @@ typedef struct Trainer {
     AuditLog audit;
     Tracing tracing;
     Sources sources;
-    int64_t told_sources; /* the last step of which sources were recorded */
-    UnitProbe *probe;     /* [units] of a step that is probed; NULL without metrics.probe */
+    int64_t reported_sources; /* the last step of which sources were recorded */
+    UnitProbe *probe;         /* [units] of a step that is probed; NULL without metrics.probe */
 } Trainer;
 
 /* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once.
@@ -123,7 +123,7 @@ ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err);
 /* Saves that have ended since the last call: what they took, into the journal. */
 ErrorCode account_saves(Trainer *t, Error *err);
 /* What pools and kernels have taken of GPUs; what has less left than it should. */
-ErrorCode record_occupancy(Trainer *t, Error *err);
+ErrorCode record_gpu_memory(Trainer *t, Error *err);
 ErrorCode tell_of_memory(Trainer *t, Error *err);
 /* Planned and measured times of the traced steps. */
 ErrorCode report_trace(Trainer *t, Error *err);

@@ -174,7 +174,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
         .dir = dir,
         .keep = {.last = c->checkpoint.keep, .every = c->checkpoint.keep_every},
         .in_use = in_use,
-        .device = engine_device(e)->apart ? engine_device(e) : NULL,
+        .device = engine_device(e)->separate_memory ? engine_device(e) : NULL,
         .threads = engine_device(e)->threads,
         .rank = comm_rank(comm),
         .ranks = comm_size(comm),

@@ -323,8 +323,8 @@ static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *sav
     bool exact = c->train.numerics == NUMERICS_EXACT, was = saved && saved->train.numerics == NUMERICS_EXACT;
     if (!exact || c->numerics.canonical_cp > 0) return OK;
     if (was) return keep_degree(set, "numerics.canonical_cp", saved->numerics.canonical_cp, err);
-    CrossingSpec crossings = rank_crossings_of(c);
-    bool twice = c->mesh.cp > 1 && crossings_method(&crossings) == CONTEXT_KEYS;
+    CommVolumeSpec volume = rank_comm_volume_of(c);
+    bool twice = c->mesh.cp > 1 && comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
     return derive_number(set, "numerics.canonical_cp", (twice ? 2 : 1) * c->mesh.cp,
                          twice ? "derived from mesh.cp, by keys" : "derived from mesh.cp", err);
 }
@@ -346,7 +346,7 @@ ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Erro
 
 /* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the
  * canonical tree (base/tree.h), unless other microbatches are added between the two. */
-static void describe_crossing(const Config *c, const Layout *l, char *out, size_t size) {
+static void describe_collectives(const Config *c, const Layout *l, char *out, size_t size) {
     int shards = mesh_size(&l->mesh, MESH_SHARDS), replicas = mesh_size(&l->mesh, MESH_REPLICAS);
     GradientSync sync = program_sync((GradientSync)c->train.gradient_sync, shards, replicas, l->microbatches);
     if (sync == SYNC_MICROBATCH && l->microbatches == 1) sync = SYNC_STEP; /* the same sum */
@@ -358,20 +358,20 @@ static void describe_crossing(const Config *c, const Layout *l, char *out, size_
  * resuming, shown where they differ. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
     int ranks = mesh_dp_degree(&l->mesh), contexts = mesh_size(&l->mesh, MESH_CONTEXT);
-    char crossing[80] = "", order[120] = "", shared[60] = "";
+    char collectives[80] = "", order[120] = "", shared[60] = "";
     if (c->train.numerics == NUMERICS_EXACT) {
         snprintf(out, size, "exact");
         return;
     }
-    CrossingSpec crossings = rank_crossings_of(c);
-    bool keys = contexts > 1 && crossings_method(&crossings) == CONTEXT_KEYS;
+    CommVolumeSpec volume = rank_comm_volume_of(c);
+    bool keys = contexts > 1 && comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
     if (contexts > 1) snprintf(shared, sizeof shared, " x %d of mesh.cp%s", contexts, keys ? " by keys" : "");
-    if (ranks * contexts > 1) describe_crossing(c, l, crossing, sizeof crossing);
+    if (ranks * contexts > 1) describe_collectives(c, l, collectives, sizeof collectives);
     if (!schedule_adds_in_order(&l->schedule))
         snprintf(order, sizeof order, ", as %.60s on %d pipeline ranks orders them", c->pipeline.schedule,
                  l->schedule.ranks);
     snprintf(out, size, "fast over %d data-parallel rank%s%s%s%s", ranks, ranks == 1 ? "" : "s", shared,
-             crossing, order);
+             collectives, order);
 }
 
 /* Whether the saved run's way makes its sums again here. It need not be kept where sums hang on nothing: with
@@ -523,7 +523,7 @@ ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Dev
     TRY(comm_set_mesh(comm, mesh, err));
     comm_set_device(comm, d);
     char problem[256];
-    TRY(comm_open_wires(comm, mesh, problem, sizeof problem, err));
+    TRY(comm_open_communicators(comm, mesh, problem, sizeof problem, err));
     if (*problem && comm_rank(comm) == 0)
         log_info("What ranks send goes through the memory of the host: %s", problem);
     bool wanted = asked == PROGRESS_TRUE || (asked == PROGRESS_AUTO && core_left);

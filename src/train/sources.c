@@ -29,7 +29,7 @@ void sources_close(Sources *s) {
     *s = (Sources){0};
 }
 
-const int32_t *sources_rows(Sources *s, const FeedStep *step, int64_t sequences) {
+const int32_t *sources_rows(Sources *s, const ReadAheadStep *step, int64_t sequences) {
     if (s->count == 0) return NULL;
     for (int64_t i = 0; i < step->microbatches * sequences; i++)
         s->rows[i] = (int32_t)dataset_locate(s->data, (uint64_t)(step->first + i)).source;
@@ -44,7 +44,7 @@ static int64_t valid_in(const Batch *b, int64_t row, int64_t sequences) {
 
 /* The ranks of a pipeline see the same batches: the first one counts their targets, the last one has the
  * losses. */
-void sources_add(Sources *s, const FeedStep *step, int64_t sequences, const Engine *e) {
+void sources_add(Sources *s, const ReadAheadStep *step, int64_t sequences, const Engine *e) {
     const LossSum *found = s->count > 0 ? engine_source_losses(e) : NULL;
     for (size_t i = 0; i < s->count; i++) {
         LossSum *to = &s->sums->of[i].loss;

@@ -1,4 +1,4 @@
-/* Losses, tokens and epochs by source of the data, where a run has several (config_told_sources).
+/* Losses, tokens and epochs by source of the data, where a run has several (config_reported_sources).
  *
  * Each rank adds up what it counts, step by step: exact sums, so that the figures have the same bits on
  * every mesh. Ranks meet when the figures are taken, at logged steps and before a checkpoint; a run that goes
@@ -10,7 +10,7 @@
 #include "data/dataset.h"
 #include "engine/engine.h"
 #include "observe/metrics.h"
-#include "train/feed.h"
+#include "train/read_ahead.h"
 
 typedef struct SourceSum {
     LossSum loss;
@@ -33,9 +33,9 @@ typedef struct Sources {
 void sources_open(Sources *s, const RankPlan *p, const Dataset *d, const Layout *l);
 void sources_close(Sources *s); /* a zeroed one is fine */
 /* What the engine is told of a step; NULL where nothing is told apart. */
-const int32_t *sources_rows(Sources *s, const FeedStep *step, int64_t sequences);
+const int32_t *sources_rows(Sources *s, const ReadAheadStep *step, int64_t sequences);
 /* Adds what the engine's step has found. */
-void sources_add(Sources *s, const FeedStep *step, int64_t sequences, const Engine *e);
+void sources_add(Sources *s, const ReadAheadStep *step, int64_t sequences, const Engine *e);
 /* Of all ranks together: out[count], with the epochs of the first `samples` samples. Begins anew. All ranks.
  */
 ErrorCode sources_take(Sources *s, Comm *comm, int64_t step, int64_t samples, SourceMetrics *out, Error *err);

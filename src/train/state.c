@@ -2,7 +2,7 @@
  * single rank is passed over by all. Nothing of the engine is touched before the run has been compared
  * with the file.
  *
- * Owner of what was found is the trainer's Found; state_close frees it when the weights are loaded, or
+ * Owner of what was found is the trainer's ResumePoint; state_close frees it when the weights are loaded, or
  * when the run ends before that.
  *
  *     state_find      the newest checkpoint that is good on all ranks; the run as it was saved
@@ -94,7 +94,7 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, bool shared, const Ch
     error_set(err, ERR_DATA,
               "no checkpoint is good: \"weft checkpoint verify\" names what is damaged; put back a copy, or "
               "start anew with run.overwrite=true");
-    err->told = !speaks;
+    err->reported = !speaks;
     return ERR_DATA;
 }
 
@@ -107,10 +107,10 @@ static ErrorCode agree_on_checkpoint(const Checkpoint *ckpt, Comm *comm, Error *
 }
 
 /* Nothing found is no error: the run begins. `f` is closed by state_close in any case. */
-ErrorCode state_find(Found *f, const char *run_dir, bool shared, Comm *comm, Error *err) {
+ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *comm, Error *err) {
     CheckpointSet there = {0};
     char *dir = checkpoint_directory(run_dir);
-    *f = (Found){.exists = false};
+    *f = (ResumePoint){.exists = false};
     ErrorCode code = comm_rank(comm) == 0 ? checkpoint_candidates(&there, dir, err) : OK;
     TRY(comm_agree(comm, code, err));
     int64_t count = (int64_t)there.count;
@@ -128,19 +128,19 @@ ErrorCode state_find(Found *f, const char *run_dir, bool shared, Comm *comm, Err
 }
 
 /* Compared before (changes.c), so a mismatch here is a damaged or edited checkpoint. */
-ErrorCode state_take_up(const Found *f, Engine *e, Comm *comm, Error *err) {
+ErrorCode state_take_up(const ResumePoint *f, Engine *e, Comm *comm, Error *err) {
     engine_set_updates(e, f->saved.updates);
     ErrorCode code = load_tensors(e, &f->checkpoint, err);
     if (code != OK) error_context(err, "%s", f->checkpoint.path);
     return comm_agree(comm, code, err);
 }
 
-void state_close(Found *f) {
+void state_close(ResumePoint *f) {
     if (f->exists) {
         saved_free(&f->saved);
         checkpoint_close(&f->checkpoint);
     }
-    *f = (Found){.exists = false};
+    *f = (ResumePoint){.exists = false};
 }
 
 #define STATE_LIMIT (4 << 20)

@@ -12,19 +12,19 @@
 #include "train/saved.h"
 
 /* The checkpoint that a run goes on from, open. It stays where it is. */
-typedef struct Found {
+typedef struct ResumePoint {
     bool exists;
     Checkpoint checkpoint;
     SavedRun saved;
-} Found;
+} ResumePoint;
 
 /* The newest good checkpoint of the run directory, if there is one. All ranks; each verifies its part, or
  * everything where it does not see rank 0's directory (shared is false). Closed with state_close, also after
  * an error. */
-ErrorCode state_find(Found *f, const char *run_dir, bool shared, Comm *comm, Error *err);
+ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *comm, Error *err);
 /* All ranks; each reads what it holds. */
-ErrorCode state_take_up(const Found *f, Engine *e, Comm *comm, Error *err);
-void state_close(Found *f); /* a zeroed one is fine */
+ErrorCode state_take_up(const ResumePoint *f, Engine *e, Comm *comm, Error *err);
+void state_close(ResumePoint *f); /* a zeroed one is fine */
 
 /* The facts of the newest checkpoint of a run that has a state, for who only looks: nothing is verified, and
  * all are empty where there is none. */

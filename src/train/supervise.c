@@ -165,14 +165,14 @@ static bool pause_for(const Watch *w, double seconds) {
 static ErrorCode pass_on(Watch *w, int status, Error *err) {
     ErrorCode code = (ErrorCode)code_of(status);
     if (code != OK) error_set(err, code, "training ended: %s", w->cause);
-    err->told = WIFEXITED(status); /* by the child */
+    err->reported = WIFEXITED(status); /* by the child */
     if (code == OK && w->attempt > 0)
         log_info("done, after %d restart%s", w->attempt, w->attempt == 1 ? "" : "s");
     return code;
 }
 
 /* Each turn is one life of the child. */
-static ErrorCode watch(Watch *w, Error *err) {
+static ErrorCode watch_child(Watch *w, Error *err) {
     for (;;) {
         double started = clock_seconds();
         TRY(start(w, err));
@@ -201,7 +201,7 @@ ErrorCode supervise(const Supervision *s, Error *err) {
     signal(SIGCHLD, SIG_DFL); /* ignored, there would be no status to ask for */
     signal(SIGPIPE, SIG_IGN); /* supervision outlives whoever reads its messages */
     sigprocmask(SIG_BLOCK, &w.awaited, &w.before);
-    ErrorCode code = watch(&w, err);
+    ErrorCode code = watch_child(&w, err);
     sigprocmask(SIG_SETMASK, &w.before, NULL);
     return code;
 }

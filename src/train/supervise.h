@@ -24,7 +24,7 @@ typedef struct Supervision {
     double backoff_s;
 } Supervision;
 
-/* Returns the child's exit status as a code, 128 + N if signal N killed it; err->told where the child has
+/* Returns the child's exit status as a code, 128 + N if signal N killed it; err->reported where the child has
  * said already what there is to say. Each restart is one line of the log. */
 ErrorCode supervise(const Supervision *s, Error *err);
 

@@ -15,18 +15,18 @@
 #include "checkpoint/adapter.h"
 
 /* Waits for the device: what is fetched must have been computed. */
-static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
+static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     Tensors *t = ctx;
     Device *d = engine_device(t->engine);
     (void)err;
-    device_fetch(d, host, (char *)t->memory[piece] + offset, bytes);
+    device_fetch(d, host, (char *)t->memory[segment] + offset, bytes);
     return OK;
 }
 
-static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const void *host, Error *err) {
+static ErrorCode store(void *ctx, int segment, size_t offset, size_t bytes, const void *host, Error *err) {
     Tensors *t = ctx;
     (void)err;
-    OP(engine_device(t->engine), OP_UPLOAD, upload, (char *)t->memory[piece] + offset, host, bytes);
+    OP(engine_device(t->engine), OP_UPLOAD, upload, (char *)t->memory[segment] + offset, host, bytes);
     return OK;
 }
 
@@ -40,26 +40,26 @@ static void describe(Tensors *t, const Param *p, const char *prefix, SafeType me
     d->rank = param_shape(&engine_plan(t->engine)->spec.model, p, d->shape);
 }
 
-static Piece piece_of(const Engine *e, const Param *p) {
-    return partition_piece(&engine_plan(e)->partition, p);
+static ParamSegment segment_of(const Engine *e, const Param *p) {
+    return partition_segment(&engine_plan(e)->partition, p);
 }
 
 /* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at` (NULL: none),
  * as `memory`. A description is added by every rank, a piece only by who has it: layouts must be the same
- * everywhere (checkpoint/pieces.h). */
+ * everywhere (checkpoint/segments.h). */
 static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
                         SafeType stored) {
-    Piece piece = piece_of(t->engine, p);
-    PieceRun run;
+    ParamSegment segment = segment_of(t->engine, p);
+    SegmentRun run;
     int tensor = t->list.count;
     size_t width = safe_type_bits(memory) / 8;
     describe(t, p, prefix, memory, stored);
     if (!at) return;
     if (t->use == TENSORS_TO_SAVE && !partition_counts(&engine_plan(t->engine)->partition, p)) return;
-    for (int64_t first = 0; first < piece.count; first += run.count) {
-        run = piece_run(&piece, first);
-        t->memory[t->list.piece_count] = (char *)at + (size_t)first * width;
-        t->pieces[t->list.piece_count++] = (TensorPiece){tensor, run.element, run.count};
+    for (int64_t first = 0; first < segment.count; first += run.count) {
+        run = segment_run(&segment, first);
+        t->memory[t->list.segment_count] = (char *)at + (size_t)first * width;
+        t->segments[t->list.segment_count++] = (TensorSegment){tensor, run.element, run.count};
     }
 }
 
@@ -67,8 +67,8 @@ static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at
 static int64_t count_runs(const Engine *e) {
     int64_t sum = 0;
     for (int i = 0; i < engine_model(e)->table.count; i++) {
-        Piece piece = piece_of(e, &engine_model(e)->table.params[i]);
-        sum += piece_runs(&piece);
+        ParamSegment segment = segment_of(e, &engine_model(e)->table.params[i]);
+        sum += segment_runs(&segment);
     }
     return sum;
 }
@@ -82,17 +82,17 @@ static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) 
     t->engine = e;
     t->use = use;
     t->descriptions = mem_alloc_array(room, sizeof *t->descriptions);
-    t->pieces = mem_alloc_array(runs, sizeof *t->pieces);
+    t->segments = mem_alloc_array(runs, sizeof *t->segments);
     t->memory = mem_alloc_array(runs, sizeof *t->memory);
     t->list = (TensorList){
-        .tensors = t->descriptions, .ctx = t, .fetch = fetch, .store = store, .pieces = t->pieces};
+        .tensors = t->descriptions, .ctx = t, .fetch = fetch, .store = store, .segments = t->segments};
     return t;
 }
 
 /* What an engine holds of a parameter: master weights, but for inference. `stored` is what the file has. */
 static void add_weight(Tensors *t, const Param *p, const char *prefix, SafeType stored) {
     SafeType held = engine_held(t->engine, p->flat) == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;
-    tensors_add(t, p, prefix, engine_weight(t->engine, p, piece_of(t->engine, p)), held, stored);
+    tensors_add(t, p, prefix, engine_weight(t->engine, p, segment_of(t->engine, p)), held, stored);
 }
 
 static Tensors *tensors_of(const Engine *e, TensorsUse use, bool adapters, SafeType stored) {
@@ -125,7 +125,7 @@ static void add_states(Tensors *t, int param, const Param *p) {
 /* What no model file has a place for, under a name of its own: by those of exact weights it is told that the
  * model file is rounded. */
 static void add_kept(Tensors *t, const Param *p) {
-    tensors_add(t, p, "kept", engine_master(t->engine, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
+    tensors_add(t, p, "kept", engine_master(t->engine, segment_of(t->engine, p)), SAFE_F32, SAFE_F32);
 }
 
 static bool is_there(const ModelFiles *from, const char *prefix, const Param *p) {
@@ -158,7 +158,7 @@ Tensors *tensors_of_optimizer(const Engine *e, const ModelFiles *from, bool mast
         if (p->row->beside)
             add_beside(t, i, p, from);
         else if (master && !param_group(&engine_plan(e)->groups, i)->base)
-            tensors_add(t, p, "master", engine_master(e, piece_of(t->engine, p)), SAFE_F32, SAFE_F32);
+            tensors_add(t, p, "master", engine_master(e, segment_of(t->engine, p)), SAFE_F32, SAFE_F32);
     }
     return t;
 }
@@ -190,7 +190,7 @@ void tensors_free(Tensors *t) {
     if (!t) return;
     for (int i = 0; i < t->list.count; i++) free((void *)(uintptr_t)t->descriptions[i].name);
     free(t->descriptions);
-    free(t->pieces);
+    free(t->segments);
     free(t->memory);
     free(t);
 }

@@ -14,7 +14,7 @@ typedef struct Tensors {
     TensorsUse use;
     TensorList list;
     TensorDesc *descriptions;
-    TensorPiece *pieces;
+    TensorSegment *segments;
     void **memory; /* of each piece */
 } Tensors;
 

@@ -26,7 +26,7 @@
 #include "observe/console.h"
 #include "observe/spike.h"
 #include "train/run.h"
-#include "train/strike.h"
+#include "train/inject_faults.h"
 #include "train/supervise.h"
 
 /* Written by the thread that takes signals (base/signals.h), and the second by the one that trains. */
@@ -54,14 +54,14 @@ void trainer_ignore_signals(void) { ending = true; }
 /* Faults on purpose hit who enters, once others may wait for it. The phase is entered first, so that the
  * watchdog names it if the fault stops this rank. */
 void enter(Trainer *t, Phase phase) {
-    doing_enter(t->doing, phase, t->state.step);
+    activity_enter(t->activity, phase, t->state.step);
     FaultPlace place = {.rank = comm_rank(t->comm),
                         .attempt = supervise_attempt(),
                         .phase = phase,
                         .step = t->state.step,
                         .first = !t->entered[phase]};
     t->entered[phase] = true;
-    strike_phase(t->inject, &place);
+    inject_phase_faults(t->inject, &place);
 }
 
 /* The most that is no concern of a run: halfway from even to all tokens with the same experts, and four times
@@ -77,7 +77,7 @@ static void watch_experts(Trainer *t, const StepResult *r) {
     const ModelConfig *m = &t->c->model.shape;
     bool moves = t->c->train.router_bias_speed > 0;
     t->unbalanced = r->experts.imbalance > most_imbalance(m) ? t->unbalanced + 1 : 0;
-    if (t->unbalanced != STEPS || t->warned_experts || !t->chief || t->c->lora.rank > 0) return;
+    if (t->unbalanced != STEPS || t->warned_experts || !t->is_rank0 || t->c->lora.rank > 0) return;
     t->warned_experts = true;
     log_warn("step %lld: experts have been unbalanced for %d steps: the most chosen one of a layer has %.2f "
              "times the tokens of the mean (%.2f is all of them), and %lld had none: %s "
@@ -96,7 +96,7 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
         char detail[240];
         snprintf(detail, sizeof detail, "%lld non-finite gradient elements, first in %s; no update",
                  (long long)r->nonfinite, r->culprit);
-        if (t->chief) log_warn("step %lld: %s", (long long)m->step, detail);
+        if (t->is_rank0) log_warn("step %lld: %s", (long long)m->step, detail);
         return note(t, JOURNAL_NONFINITE, m->step, detail, NULL, err);
     }
     watch_experts(t, r);
@@ -110,12 +110,12 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
 static void copy_finished(void *saver) { saver_copied(saver); }
 
 /* Faults on purpose hit the next step, not what is still being saved of the one before. */
-static void suffer(Trainer *t, StepOptions *options) {
+static void inject_step_faults(Trainer *t, StepOptions *options) {
     int attempt = supervise_attempt();
     int64_t step = t->state.step + 1;
     if (!inject_at(t->inject, comm_rank(t->comm), step, attempt, NULL)) return;
     saver_copied(&t->saver);
-    strike(t->inject, t->engine, step, attempt, options);
+    inject_faults(t->inject, t->engine, step, attempt, options);
 }
 
 /* All ranks do; rank 0 says it. */
@@ -124,18 +124,18 @@ static ErrorCode give_up(const Trainer *t, const StepResult *r, Error *err) {
               "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the "
               "learning rate or go back to a checkpoint",
               (long long)t->bad_in_row, r->culprit, (long long)t->state.step);
-    err->told = !t->chief;
+    err->reported = !t->is_rank0;
     return ERR_NUMERIC;
 }
 
 /* What is free on GPUs behind the first step of this process is what steps leave free; all ranks hear with
  * the next step's record of one that finds otherwise. */
 static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) {
-    if (!t->occupancy.steady) {
-        TRY(occupancy_settle(&t->occupancy, err));
-        return t->chief ? record_occupancy(t, err) : OK;
+    if (!t->gpu_memory.steady) {
+        TRY(gpu_memory_settle(&t->gpu_memory, err));
+        return t->is_rank0 ? record_gpu_memory(t, err) : OK;
     }
-    if (looks) occupancy_look(&t->occupancy);
+    if (looks) gpu_memory_look(&t->gpu_memory);
     return any & RECORD_MEMORY ? tell_of_memory(t, err) : OK;
 }
 
@@ -145,8 +145,8 @@ static StepOptions options_of_step(Trainer *t) {
     StepOptions options = setup_step(t->c, t->state.step);
     options.before_update = copy_finished;
     options.context = &t->saver;
-    if (stop_requested || (t->chief && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
-    if (occupancy_has_seen(&t->occupancy)) options.any |= RECORD_MEMORY;
+    if (stop_requested || (t->is_rank0 && lock_stop_requested(&t->lock))) options.any |= RECORD_STOP;
+    if (gpu_memory_has_seen(&t->gpu_memory)) options.any |= RECORD_MEMORY;
     saver_flags(&t->saver, &options.any, &options.all);
     if (due(t->c->metrics.probe, t->state.step + 1)) options.probe = t->probe;
     options.timed = tracing_wants(&t->tracing, t->state.step + 1);
@@ -155,18 +155,18 @@ static StepOptions options_of_step(Trainer *t) {
 
 /* What is counted is this step's, but for saves and records between steps. */
 static void step_on_data(Trainer *t, StepOptions *options, StepResult *r) {
-    const FeedStep *now = t->feed.now, *next = t->feed.next;
-    options->sources = sources_rows(&t->sources, now, t->feed.sequences);
+    const ReadAheadStep *now = t->read_ahead.now, *next = t->read_ahead.next;
+    options->sources = sources_rows(&t->sources, now, t->read_ahead.sequences);
     options->next = next ? next->batches : NULL;
     options->microbatches = (int)now->microbatches;
     options->next_microbatches = next ? (int)next->microbatches : 0;
     comm_reset_traffic(t->comm);
     engine_step(t->engine, now->batches, options, r);
-    sources_add(&t->sources, now, t->feed.sequences, t->engine);
+    sources_add(&t->sources, now, t->read_ahead.sequences, t->engine);
 }
 
 static ErrorCode count_step(Trainer *t, const StepResult *r, Error *err) {
-    const FeedStep *now = t->feed.now;
+    const ReadAheadStep *now = t->read_ahead.now;
     t->state.step++;
     t->state.samples += now->samples;
     t->state.tokens += now->tokens;
@@ -174,7 +174,8 @@ static ErrorCode count_step(Trainer *t, const StepResult *r, Error *err) {
     t->bad_in_row = r->skipped ? t->bad_in_row + 1 : 0;
     if (!r->skipped) noise_add(&t->state.noise, r->noise.signal, r->noise.variance);
     if (!t->c->data.audit) return OK;
-    return audit_step(&t->audit, t->state.step, t->feed.used, now->microbatches, t->feed.sequences, err);
+    return audit_step(&t->audit, t->state.step, t->read_ahead.used, now->microbatches,
+                      t->read_ahead.sequences, err);
 }
 
 static ErrorCode write_step(Trainer *t, const StepResult *r, const StepOptions *options, Error *err) {
@@ -195,13 +196,13 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     double start = clock_seconds(), waited;
     StepResult r;
     StepOptions options = options_of_step(t);
-    suffer(t, &options);
-    TRY(feed_next(&t->feed, &waited, err));
+    inject_step_faults(t, &options);
+    TRY(read_ahead_next(&t->read_ahead, &waited, err));
     step_on_data(t, &options, &r);
     t->stopping |= (r.any & RECORD_STOP) != 0;
     /* The save under way moves on by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
-    metrics_window_step(&t->window, t->feed.now->tokens, clock_seconds() - start, waited,
+    metrics_window_step(&t->window, t->read_ahead.now->tokens, clock_seconds() - start, waited,
                         engine_times(t->engine)->waited);
     TRY(count_step(t, &r, err));
     TRY(write_step(t, &r, &options, err));
@@ -227,16 +228,16 @@ static ErrorCode validate(Trainer *t, Error *err) {
 }
 
 /* For the journal's one line. */
-static void say_task(const TaskMetrics *m, Text *said) {
+static void say_task(const TaskMetrics *m, Text *message) {
     TaskFigure f = metrics_task_figure(m);
-    text_printf(said, "%s%s ", said->length ? ", " : "", m->name);
+    text_printf(message, "%s%s ", message->length ? ", " : "", m->name);
     if (f.name)
-        text_printf(said, "%s %.4f", f.name, f.value);
+        text_printf(message, "%s %.4f", f.name, f.value);
     else
-        text_puts(said, "not finite");
+        text_puts(message, "not finite");
 }
 
-static ErrorCode measure_tasks(Trainer *t, Text *said, Error *err) {
+static ErrorCode measure_tasks(Trainer *t, Text *message, Error *err) {
     for (size_t i = 0; i < t->tasks.count; i++) {
         TaskMetrics m = {.step = t->state.step};
         double start = clock_seconds();
@@ -246,24 +247,24 @@ static ErrorCode measure_tasks(Trainer *t, Text *said, Error *err) {
         snprintf(m.name, sizeof m.name, "%s", t->tasks.items[i]->name);
         pause_for(t, m.seconds);
         TRY(record_task(t, &m, err));
-        say_task(&m, said);
+        say_task(&m, message);
     }
     return OK;
 }
 
 /* By all ranks together, as validation is. */
 static ErrorCode try_tasks(Trainer *t, Error *err) {
-    Text said = {0};
+    Text message = {0};
     enter(t, PHASE_VALIDATION);
-    ErrorCode code = measure_tasks(t, &said, err);
-    if (code == OK) code = note(t, JOURNAL_EVALUATION, t->state.step, said.data, NULL, err);
-    text_free(&said);
+    ErrorCode code = measure_tasks(t, &message, err);
+    if (code == OK) code = note(t, JOURNAL_EVALUATION, t->state.step, message.data, NULL, err);
+    text_free(&message);
     return code;
 }
 
 /* A run directory that went away would be made anew, with this checkpoint alone in it. */
 static ErrorCode check_directory(const Trainer *t, Error *err) {
-    return t->chief ? lock_check(&t->lock, t->c->run.dir, err) : OK;
+    return t->is_rank0 ? lock_check(&t->lock, t->c->run.dir, err) : OK;
 }
 
 /* Said before it is saved: should the save fail, the run does too. */
@@ -324,7 +325,7 @@ static ErrorCode loop(Trainer *t, Error *err) {
     TRY(compare_replicas(t, err));
     if (t->state.step == 0) TRY(measure(t, false, err));
     while (t->state.step < c->train.steps && !t->stopping) {
-        if (t->doing->phase != PHASE_STEPS) occupancy_allow(&t->occupancy);
+        if (t->activity->phase != PHASE_STEPS) gpu_memory_allow(&t->gpu_memory);
         enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
         TRY(account_saves(t, err));
@@ -345,7 +346,7 @@ static ErrorCode finish(Trainer *t, Error *err) {
     TRY(tell_of_memory(t, err));
     TRY(check_directory(t, err));
     TRY(report_trace(t, err)); /* the run may end before the last step to be traced */
-    if (t->chief) {
+    if (t->is_rank0) {
         console_clear();
         show_curve(t);
         if (t->c->metrics.profile) show_profile(t);
@@ -356,11 +357,11 @@ static ErrorCode finish(Trainer *t, Error *err) {
     error_set(err, ERR_STOPPED,
               "stopped after step %lld of %lld, everything saved: the same command goes on from there",
               (long long)t->state.step, (long long)t->c->train.steps);
-    err->told = !t->chief;
+    err->reported = !t->is_rank0;
     return ERR_STOPPED;
 }
 
-/* Failures that all ranks return at the same time, one of them with err->told unset. */
+/* Failures that all ranks return at the same time, one of them with err->reported unset. */
 static bool known_to_all(ErrorCode code) { return code == ERR_REPLICAS || code == ERR_NUMERIC; }
 
 /* What is being saved is of a step that was good. */
@@ -372,7 +373,7 @@ static ErrorCode end_together(Trainer *t, Error *err) {
 
 /* A failure of loop is this rank's alone unless known_to_all says otherwise: the others are in the middle
  * of something, so comm_fail ends them. */
-static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
+static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
     TRY(begin_run(t, set, err));
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
@@ -390,7 +391,7 @@ static ErrorCode run(Trainer *t, OptionSet *set, Error *err) {
 
 /* Of what was never opened, too. Devices last: what is closed before may hold memory of them. */
 static void close_run(Trainer *t) {
-    feed_close(&t->feed);
+    read_ahead_close(&t->read_ahead);
     close_records(t);
     audit_close(&t->audit);
     tracing_close(&t->tracing);
@@ -412,21 +413,21 @@ static void close_run(Trainer *t) {
 /* The engine leaves `doing` before it is closed, and the saver goes before the engine, whose tensors it
  * copies. */
 ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
-                      Doing *doing, Error *err) {
+                      Activity *activity, Error *err) {
     Trainer t = {.c = c,
                  .file = file,
                  .comm = comm,
-                 .chief = comm_rank(comm) == 0,
+                 .is_rank0 = comm_rank(comm) == 0,
                  .asked = log_level(),
                  .inject = inject,
-                 .doing = doing,
+                 .activity = activity,
                  .journal = {.fd = -1},
                  .audit = {.fd = -1},
                  .listener = {.fd = -1}};
     hush(&t);
-    ErrorCode code = run(&t, set, err);
-    doing_enter(doing, PHASE_ENDING, t.state.step);
-    doing_engine(doing, NULL);
+    ErrorCode code = run_training(&t, set, err);
+    activity_enter(activity, PHASE_ENDING, t.state.step);
+    activity_engine(activity, NULL);
     ErrorCode saved = saver_close(&t.saver, code == OK ? err : NULL);
     if (code == OK) code = saved;
     close_run(&t);

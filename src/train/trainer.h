@@ -32,6 +32,6 @@ void trainer_ignore_signals(void);
  * configuration was read from; inject: faults on purpose; doing:
  * is told the phases. */
 ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
-                      Doing *doing, Error *err);
+                      Activity *activity, Error *err);
 
 #endif

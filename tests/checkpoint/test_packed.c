@@ -33,18 +33,19 @@ static const char *write_files(const char *header) {
 }
 
 static float got[ALL];
-static const TensorPiece pieces[] = {{0, 0, 5}, {0, 5, 190}, {0, 195, ALL - 195}};
+static const TensorSegment segments[] = {{0, 0, 5}, {0, 5, 190}, {0, 195, ALL - 195}};
 
-static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const void *host, Error *err) {
+static ErrorCode store(void *ctx, int segment, size_t offset, size_t bytes, const void *host, Error *err) {
     (void)ctx, (void)err;
-    memcpy((char *)(got + pieces[piece].first) + offset, host, bytes);
+    memcpy((char *)(got + segments[segment].first) + offset, host, bytes);
     return OK;
 }
 
 static ErrorCode load(const char *header, Error *err) {
     ModelFiles m;
     TensorDesc stack = {"gate", SAFE_F32, SAFE_F32, 3, {EXPERTS, INPUTS, OUTPUTS}};
-    TensorList list = {.count = 1, .tensors = &stack, .store = store, .piece_count = 3, .pieces = pieces};
+    TensorList list = {
+        .count = 1, .tensors = &stack, .store = store, .segment_count = 3, .segments = segments};
     assert_int_equal(modelfiles_open(&m, write_files(header), err), OK);
     ErrorCode code = modelfiles_load(&m, &list, err);
     modelfiles_close(&m);

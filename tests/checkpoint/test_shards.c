@@ -18,7 +18,7 @@
 
 #define TENSORS 5
 #define MAX_RANKS 8
-#define MAX_PIECES 64
+#define MAX_SEGMENTS 64
 
 /* The same on every rank: weights, rounded in their file but for one, and a moment of each. */
 static const TensorDesc model_tensors[TENSORS] = {{"embed", SAFE_F32, SAFE_BF16, 2, {13, 7}},
@@ -40,8 +40,8 @@ static float value_of(int number, int list, int tensor, int64_t element) {
 /* What one rank holds of one list. */
 typedef struct Held {
     const TensorDesc *tensors;
-    TensorPiece pieces[MAX_PIECES];
-    float *values[MAX_PIECES];
+    TensorSegment segments[MAX_SEGMENTS];
+    float *values[MAX_SEGMENTS];
     int count;
 } Held;
 
@@ -51,19 +51,19 @@ typedef struct Rank {
     char state[32];
 } Rank;
 
-static ErrorCode fetch(void *ctx, int piece, size_t offset, size_t bytes, void *host, Error *err) {
+static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     const Held *h = ctx;
     (void)err;
-    assert_true(offset + bytes <= (size_t)h->pieces[piece].count * sizeof(float));
-    memcpy(host, (const char *)h->values[piece] + offset, bytes);
+    assert_true(offset + bytes <= (size_t)h->segments[segment].count * sizeof(float));
+    memcpy(host, (const char *)h->values[segment] + offset, bytes);
     return OK;
 }
 
-static ErrorCode store(void *ctx, int piece, size_t offset, size_t bytes, const void *host, Error *err) {
+static ErrorCode store(void *ctx, int segment, size_t offset, size_t bytes, const void *host, Error *err) {
     const Held *h = ctx;
     (void)err;
-    assert_true(offset + bytes <= (size_t)h->pieces[piece].count * sizeof(float));
-    memcpy((char *)h->values[piece] + offset, host, bytes);
+    assert_true(offset + bytes <= (size_t)h->segments[segment].count * sizeof(float));
+    memcpy((char *)h->values[segment] + offset, host, bytes);
     return OK;
 }
 
@@ -75,8 +75,8 @@ static uint32_t draw(uint32_t below) {
 
 static void hold(Rank *r, int list, int tensor, int64_t first, int64_t count) {
     Held *h = &r->held[list];
-    assert_true(h->count < MAX_PIECES);
-    h->pieces[h->count] = (TensorPiece){tensor, first, count};
+    assert_true(h->count < MAX_SEGMENTS);
+    h->segments[h->count] = (TensorSegment){tensor, first, count};
     h->values[h->count++] = mem_alloc_array((size_t)count, sizeof(float));
 }
 
@@ -95,7 +95,7 @@ static void spread(Rank *ranks, int count) {
         for (int list = 0; list < 2; list++) {
             Held *h = &ranks[i].held[list];
             h->tensors = list ? moment_tensors : model_tensors;
-            ranks[i].lists[list] = (TensorList){TENSORS, h->tensors, h, fetch, store, h->count, h->pieces};
+            ranks[i].lists[list] = (TensorList){TENSORS, h->tensors, h, fetch, store, h->count, h->segments};
         }
 }
 
@@ -104,8 +104,8 @@ static void fill(Rank *ranks, int count, int number) {
         for (int list = 0; list < 2; list++) {
             Held *h = &ranks[i].held[list];
             for (int p = 0; p < h->count; p++)
-                for (int64_t k = 0; k < h->pieces[p].count; k++)
-                    h->values[p][k] = value_of(number, list, h->pieces[p].tensor, h->pieces[p].first + k);
+                for (int64_t k = 0; k < h->segments[p].count; k++)
+                    h->values[p][k] = value_of(number, list, h->segments[p].tensor, h->segments[p].first + k);
         }
         /* Only rank 0's is taken. */
         snprintf(ranks[i].state, sizeof ranks[i].state, "{\"number\": %d}", i == 0 ? number : -1);
@@ -117,11 +117,11 @@ static void check(const Rank *ranks, int count, int number) {
         for (int list = 0; list < 2; list++) {
             const Held *h = &ranks[i].held[list];
             for (int p = 0; p < h->count; p++)
-                for (int64_t k = 0; k < h->pieces[p].count; k++) {
-                    float expect = value_of(number, list, h->pieces[p].tensor, h->pieces[p].first + k);
+                for (int64_t k = 0; k < h->segments[p].count; k++) {
+                    float expect = value_of(number, list, h->segments[p].tensor, h->segments[p].first + k);
                     if (memcmp(&h->values[p][k], &expect, sizeof expect) != 0)
-                        fail_msg("tensor %d element %d: %g, expected %g", h->pieces[p].tensor,
-                                 (int)(h->pieces[p].first + k), (double)h->values[p][k], (double)expect);
+                        fail_msg("tensor %d element %d: %g, expected %g", h->segments[p].tensor,
+                                 (int)(h->segments[p].first + k), (double)h->values[p][k], (double)expect);
                 }
         }
 }
@@ -269,8 +269,8 @@ static void one_process_that_holds_all_writes_the_same(void **unused) {
         Held *h = &rank.held[list];
         hold(&rank, list, 4, 0, 1);
         h->values[4][0] = h->values[3][0];
-        h->pieces[3].count = 0;
-        rank.lists[list].pieces = NULL;
+        h->segments[3].count = 0;
+        rank.lists[list].segments = NULL;
     }
     CheckpointSave s = save_of(&rank, 1);
     if (checkpoint_save(NULL, dir, &s, NULL, &err) != OK) fail_msg("%s", err.message);
@@ -324,7 +324,7 @@ static void cut_simply(Rank *ranks) {
         for (int i = 0; i < 2; i++) {
             Held *h = &ranks[i].held[list];
             h->tensors = list ? moment_tensors : model_tensors;
-            ranks[i].lists[list] = (TensorList){TENSORS, h->tensors, h, fetch, store, h->count, h->pieces};
+            ranks[i].lists[list] = (TensorList){TENSORS, h->tensors, h, fetch, store, h->count, h->segments};
         }
     }
     fill(ranks, 2, 5);
@@ -344,13 +344,13 @@ static void pieces_that_do_not_fit_are_refused(void **unused) {
     swapped[0] = (Text){0};
     refused(dir, ranks, swapped, 2, "rank 0 tells of its part is damaged");
 
-    ranks[1].held[0].pieces[0].first = 19;
+    ranks[1].held[0].segments[0].first = 19;
     write_blob(dir, &ranks[1], 2, &blobs[1]);
     refused(dir, ranks, blobs, 2, "elements 19 to 19 were written by rank 0 and rank 1");
-    ranks[1].held[0].pieces[0] = (TensorPiece){0, 20, 9};
+    ranks[1].held[0].segments[0] = (TensorSegment){0, 20, 9};
     write_blob(dir, &ranks[1], 2, &blobs[1]);
     refused(dir, ranks, blobs, 2, "elements 29 to 29 were written by no rank");
-    ranks[1].held[0].pieces[0].count = 10;
+    ranks[1].held[0].segments[0].count = 10;
 
     write_blob(dir, &ranks[1], 3, &blobs[1]);
     checkpoint_clean(&file_ops_system, dir); /* of the other step */
@@ -482,7 +482,7 @@ static void manifests_without_pieces_still_read(void **unused) {
 
 static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
     (void)unused;
-    static const char *const pieces[] = {
+    static const char *const segments[] = {
         "[]",
         "[1]",
         ("[{\"bytes\": 4, \"checksum\": \"0123456789abcdef\"}, "
@@ -499,13 +499,13 @@ static void pieces_in_a_manifest_must_make_up_the_tensor(void **unused) {
     char *sum = strstr(data, "\"m.block.down\": ");
     assert_non_null(sum);
     sum += strlen("\"m.block.down\": ");
-    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+    for (size_t i = 0; i < sizeof segments / sizeof *segments; i++) {
         Text changed = {0};
         text_add(&changed, data, (size_t)(sum - data));
-        text_puts(&changed, pieces[i]);
+        text_puts(&changed, segments[i]);
         text_add(&changed, sum + 18, length - 35 - (size_t)(sum + 18 - data));
         reseal(dir, 1, changed.data, changed.length);
-        if (checkpoint_verify(one, &err) == OK) fail_msg("accepted: %s", pieces[i]);
+        if (checkpoint_verify(one, &err) == OK) fail_msg("accepted: %s", segments[i]);
         text_free(&changed);
     }
     reseal(dir, 1, data, length - 35);

@@ -125,11 +125,11 @@ enum { SETS = sizeof sets / sizeof *sets };
 
 /* Parts of a whole: equal ones of `count`; or of all sizes, none too, the last rank's first. Returns the
  * elements of the whole. */
-static int64_t make_parts(int ranks, int64_t count, bool uneven, CommPart parts[64]) {
+static int64_t make_parts(int ranks, int64_t count, bool uneven, CommRange parts[64]) {
     int64_t at = 0;
     for (int i = 0; i < ranks; i++) {
         int p = uneven ? ranks - 1 - i : i;
-        parts[p] = (CommPart){at, !uneven ? count : p % 3 == 0 ? count / 4 : p % 3 == 1 ? count : 0};
+        parts[p] = (CommRange){at, !uneven ? count : p % 3 == 0 ? count / 4 : p % 3 == 1 ? count : 0};
         at += parts[p].count;
     }
     return at;
@@ -137,17 +137,17 @@ static int64_t make_parts(int ranks, int64_t count, bool uneven, CommPart parts[
 
 static void check_all_gather(AxisSet set, int64_t count, bool uneven) {
     int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
-    CommPart parts[64];
+    CommRange parts[64];
     size_t bytes = (size_t)make_parts(n, count, uneven, parts);
     begin_pool(bytes + 256);
     char *all = take(bytes + 64), *host = malloc(bytes + 1);
     for (int64_t i = 0; i < parts[me].count; i++) host[i] = (char)(comm_rank(comm) * 7 + (int)i);
     upload(all + parts[me].first, host, (size_t)parts[me].count);
-    CommHandle handle;
+    CommRequest request;
     comm_reset_traffic(comm);
     dawdle(bytes);
-    EXPECT_OK(comm_all_gather(comm, set, parts, 1, all, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_gather(comm, set, parts, 1, all, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, set).bytes == comm_gather_traffic(parts, n, me));
     download(host, all, bytes);
     for (int p = 0; p < n; p++)
@@ -175,11 +175,11 @@ static void check_all_to_all(AxisSet set, int64_t each) {
     for (int p = 0; p < n; p++)
         for (int64_t i = 0; i < each; i++) host[p * each + i] = piece_byte(ranks[me], ranks[p], i);
     upload(from, host, bytes);
-    CommHandle handle;
+    CommRequest request;
     comm_reset_traffic(comm);
     dawdle(bytes);
-    EXPECT_OK(comm_all_to_all(comm, set, (size_t)each, from, to, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_to_all(comm, set, (size_t)each, from, to, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, set).bytes == (n - 1) * each);
     download(host, to, bytes);
     for (int p = 0; p < n; p++)
@@ -201,12 +201,12 @@ static int64_t exchanged(int from, int to, int64_t each) { return (from * 3 + to
 
 static void check_exchange(AxisSet set, int64_t each) {
     int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
-    CommPart out[64], in[64];
+    CommRange out[64], in[64];
     int64_t goes = 0, comes = 0, sent = 0;
     for (int p = 0; p < n; p++) {
         int q = n - 1 - p;
-        out[p] = (CommPart){goes, exchanged(ranks[me], ranks[p], each)};
-        in[q] = (CommPart){comes, exchanged(ranks[q], ranks[me], each)};
+        out[p] = (CommRange){goes, exchanged(ranks[me], ranks[p], each)};
+        in[q] = (CommRange){comes, exchanged(ranks[q], ranks[me], each)};
         goes += out[p].count, comes += in[q].count, sent += p == me ? 0 : out[p].count;
     }
     size_t all = (size_t)(goes + comes) * 3 + 1;
@@ -216,11 +216,11 @@ static void check_exchange(AxisSet set, int64_t each) {
         for (int64_t i = 0; i < 3 * out[p].count; i++)
             host[3 * out[p].first + i] = piece_byte(ranks[me], ranks[p], i);
     upload(from, host, (size_t)goes * 3);
-    CommHandle handle;
+    CommRequest request;
     comm_reset_traffic(comm);
     dawdle((size_t)each);
-    EXPECT_OK(comm_exchange(comm, set, 3, out, from, in, to, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_to_all_v(comm, set, 3, out, from, in, to, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, set).bytes == 3 * sent);
     download(host, to, (size_t)comes * 3);
     for (int p = 0; p < n; p++)
@@ -242,7 +242,7 @@ static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
 
 static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool inside, bool uneven) {
     int ranks[64], n = set_ranks(set, ranks), me = comm_group_rank(comm, set);
-    CommPart parts[64];
+    CommRange parts[64];
     int64_t all = make_parts(n, count, uneven, parts);
     size_t each = bytes_of(type), bytes = (size_t)all * each, own = (size_t)parts[me].count * each;
     size_t room = comm_reduce_scatter_workspace(n, type, comm_largest(parts, n));
@@ -252,11 +252,11 @@ static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool
     char *host = malloc(bytes + 1);
     put_values(type, comm_rank(comm), all, host);
     upload(in, host, bytes);
-    CommHandle handle;
+    CommRequest request;
     comm_reset_traffic(comm);
     dawdle(bytes + 1);
-    EXPECT_OK(comm_reduce_scatter(comm, set, type, parts, in, out, work, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, set, type, parts, in, out, work, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, set).bytes == comm_scatter_traffic(parts, n, me) * (int64_t)each);
     download(host, out, own);
     for (int64_t i = 0; i < parts[me].count; i += stride_of(count)) {
@@ -276,10 +276,10 @@ static void check_all_reduce(AxisSet set, CommType type, int64_t count) {
     char *data = take(bytes + 1), *work = take(room + 1), *host = malloc(bytes + 1);
     put_values(type, comm_rank(comm), count, host);
     upload(data, host, bytes);
-    CommHandle handle;
+    CommRequest request;
     dawdle(bytes + 2);
-    EXPECT_OK(comm_all_reduce(comm, set, type, data, count, work, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_reduce(comm, set, type, data, count, work, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     download(host, data, bytes);
     for (int64_t i = 0; i < count; i += stride_of(count)) {
         char want[8];
@@ -296,8 +296,9 @@ static void test_sums(void) {
             for (int k = 0; k < COUNTS; k++) {
                 if (comm_group_size(comm, sets[a]) == 1 && counts[k] > 2000) continue;
                 if (counts[k] > largest) continue;
-                for (int way = 0; way < 4; way++)
-                    check_reduce_scatter(sets[a], (CommType)type, counts[k], way % 2, way / 2);
+                for (int p2p_channel = 0; p2p_channel < 4; p2p_channel++)
+                    check_reduce_scatter(sets[a], (CommType)type, counts[k], p2p_channel % 2,
+                                         p2p_channel / 2);
                 check_all_reduce(sets[a], (CommType)type, counts[k]);
             }
 }
@@ -310,7 +311,7 @@ static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     int shards = comm_group_size(comm, MESH_SHARDS), replicas = comm_group_size(comm, MESH_REPLICAS),
         ranks[64], me = comm_group_rank(comm, MESH_SHARDS), replica = comm_group_rank(comm, MESH_REPLICAS),
         dp = set_ranks(MESH_DATA, ranks);
-    CommPart parts[64];
+    CommRange parts[64];
     int64_t whole = make_parts(shards, count, uneven, parts), own = parts[me].count,
             spare = comm_sum_spare(shards, replicas, me, replica, type, parts);
     size_t each = bytes_of(type), bytes = (size_t)whole * each, more = (size_t)spare * each;
@@ -321,13 +322,13 @@ static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     char *host = malloc(bytes + 1);
     put_values(type, comm_rank(comm), whole, host);
     upload(data, host, bytes);
-    CommHandle handle;
+    CommRequest request;
     comm_reset_traffic(comm);
     dawdle(bytes + 3);
-    EXPECT_OK(comm_sum_inner(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, data, work, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
-    EXPECT_OK(comm_sum_outer(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, data, work2, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_sum_inner(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, data, work, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
+    EXPECT_OK(comm_sum_outer(comm, MESH_SHARDS, MESH_REPLICAS, type, parts, data, work2, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == comm_scatter_traffic(parts, shards, me) * (int64_t)each);
     EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes ==
            comm_sum_outer_traffic(shards, replicas, replica, type, own));
@@ -359,7 +360,7 @@ static void test_many_under_way(void) {
     size_t bytes = (size_t)count * sizeof(int64_t),
            room = comm_all_reduce_workspace(n > n2 ? n : n2, COMM_I64, count);
     begin_pool(MANY * (bytes + 64) + 2 * (room + 64));
-    CommHandle handles[MANY];
+    CommRequest requests[MANY];
     int64_t *data[MANY], *host = malloc(bytes);
     char *works[2] = {take(room), take(room)};
     for (int k = 0; k < MANY; k++) {
@@ -367,10 +368,10 @@ static void test_many_under_way(void) {
         data[k] = take(bytes);
         for (int64_t i = 0; i < count; i++) host[i] = value_i64(comm_rank(comm), i + k);
         upload(data[k], host, bytes);
-        EXPECT_OK(comm_all_reduce(comm, set, COMM_I64, data[k], count, works[k % 2], &handles[k], &err));
+        EXPECT_OK(comm_all_reduce(comm, set, COMM_I64, data[k], count, works[k % 2], &requests[k], &err));
         dawdle((uint64_t)k);
     }
-    for (int k = MANY - 1; k >= 0; k--) EXPECT_OK(comm_wait(comm, handles[k], &err));
+    for (int k = MANY - 1; k >= 0; k--) EXPECT_OK(comm_wait(comm, requests[k], &err));
     for (int k = 0; k < MANY; k++) {
         n = set_ranks(k % 2 ? MESH_SHARDS : MESH_REPLICAS, ranks);
         download(host, data[k], bytes);
@@ -386,26 +387,26 @@ static void test_many_under_way(void) {
 
 static void test_traffic_is_minimal(void) {
     int n = comm_group_size(comm, MESH_SHARDS);
-    CommPart parts[64];
+    CommRange parts[64];
     int64_t count = 3 * 64 * 1024;
     size_t bytes = (size_t)count * sizeof(float), room = comm_reduce_scatter_workspace(n, COMM_F32, count);
     make_parts(n, count, false, parts);
     begin_pool((size_t)n * bytes + room + 256);
     char *in = take((size_t)n * bytes), *work = take(room + 1),
          *mine = in + (size_t)comm_group_rank(comm, MESH_SHARDS) * bytes;
-    CommHandle handle;
+    CommRequest request;
     comm_reset_traffic(comm);
-    EXPECT_OK(comm_reduce_scatter(comm, MESH_SHARDS, COMM_F32, parts, in, mine, work, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_reduce_scatter(comm, MESH_SHARDS, COMM_F32, parts, in, mine, work, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == (n - 1) * (int64_t)bytes);
-    EXPECT_OK(comm_all_gather(comm, MESH_SHARDS, parts, sizeof(float), in, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_gather(comm, MESH_SHARDS, parts, sizeof(float), in, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == 2 * (n - 1) * (int64_t)bytes);
     EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes == 0);
     comm_reset_traffic(comm);
     /* All n parts are one tensor: its all-reduce costs as much as both of the above. */
-    EXPECT_OK(comm_all_reduce(comm, MESH_SHARDS, COMM_F32, in, count, work, &handle, &err));
-    EXPECT_OK(comm_wait(comm, handle, &err));
+    EXPECT_OK(comm_all_reduce(comm, MESH_SHARDS, COMM_F32, in, count, work, &request, &err));
+    EXPECT_OK(comm_wait(comm, request, &err));
     int64_t sent = comm_traffic(comm, MESH_SHARDS).bytes, least = 2 * (n - 1) * (int64_t)bytes / n;
     EXPECT(sent >= least - 2048 && sent <= least + 2048);
     pool_free(&pool);
@@ -426,7 +427,7 @@ static void test_messages_in_any_order(void) {
     if (size == 1) return;
     begin_pool(2 * 10000000);
     char *host = malloc(9000000), *out[MESSAGES], *in[MESSAGES];
-    CommHandle sends[MESSAGES], receives[MESSAGES];
+    CommRequest sends[MESSAGES], receives[MESSAGES];
     comm_reset_traffic(comm);
     int64_t total = 0;
     for (int k = 0; k < MESSAGES; k++) {
@@ -466,7 +467,7 @@ static void test_numbers_in_any_order(void) {
     if (size == 1) return;
     begin_pool(2 * MESSAGES * (BYTES + POOL_ALIGN));
     char *host = malloc(BYTES), *want = malloc(BYTES), *out[MESSAGES], *in[MESSAGES];
-    CommHandle sends[MESSAGES], receives[MESSAGES];
+    CommRequest sends[MESSAGES], receives[MESSAGES];
     for (int k = 0; k < MESSAGES; k++) out[k] = take(BYTES), in[k] = take(BYTES);
     for (int i = 0; i < MESSAGES; i++) {
         int down = MESSAGES - 1 - i, any = 13 * i % MESSAGES;
@@ -544,7 +545,7 @@ static void test_agreement(void) {
         char want[64];
         snprintf(want, sizeof want, first == 0 ? "of 0" : "rank %d: of %d", first, first);
         EXPECT(strcmp(e.message, want) == 0 && e.code == ERR_DATA);
-        EXPECT(e.told == (rank != first));
+        EXPECT(e.reported == (rank != first));
     }
 }
 
@@ -618,7 +619,7 @@ static void join_mesh(const Shape *s) {
 static void check_rank(const Shape *s, void (*check)(void)) {
     pool = (Pool){.name = "test"};
     EXPECT_OK(device_open_cpu(&device, NULL, 1, &err));
-    largest = s->ranks <= 2 || launched_find().by_launcher ? 1500017 : 65537;
+    largest = s->ranks <= 2 || launched_env_find().by_launcher ? 1500017 : 65537;
     comm_set_device(comm, s->own_device ? &device : NULL);
     check();
     comm_set_device(comm, NULL);
@@ -643,7 +644,7 @@ static void on_new(Comm *c, void *work) {
 static void run_alone(const Shape *s, void (*check)(void)) {
     Comm *c;
     Error e;
-    assert_int_equal(comm_open_link(&c, NULL, &e), OK);
+    assert_int_equal(comm_open_transport(&c, NULL, &e), OK);
     on_new(c, &(Work){s, check});
     comm_close(c);
 }
@@ -676,34 +677,34 @@ static const struct {
     void (*run)(const Shape *s, void (*check)(void));
     const Shape *shapes;
     size_t count;
-} links[] = {{"alone", false, run_alone, alone, 1},
-             {"loopback", false, run_loopback, threads, sizeof threads / sizeof *threads},
-             {"mpi", true, run_mpi, of_environment, 1}};
-enum { LINKS = sizeof links / sizeof *links };
+} transports[] = {{"alone", false, run_alone, alone, 1},
+                  {"loopback", false, run_loopback, threads, sizeof threads / sizeof *threads},
+                  {"mpi", true, run_mpi, of_environment, 1}};
+enum { TRANSPORTS = sizeof transports / sizeof *transports };
 
 typedef struct Case {
-    size_t link, shape, check;
+    size_t transport, shape, check;
     char name[80];
 } Case;
 
 static void run_case(void **state) {
     const Case *c = *state;
-    links[c->link].run(&links[c->link].shapes[c->shape], checks[c->check]);
+    transports[c->transport].run(&transports[c->transport].shapes[c->shape], checks[c->check]);
 }
 
 static int run_checks(bool launched) {
     static Case cases[256];
     static struct CMUnitTest tests[256];
     size_t count = 0;
-    for (size_t l = 0; l < LINKS; l++)
-        for (size_t s = 0; links[l].launched == launched && s < links[l].count; s++)
+    for (size_t l = 0; l < TRANSPORTS; l++)
+        for (size_t s = 0; transports[l].launched == launched && s < transports[l].count; s++)
             for (size_t k = 0; k < CHECKS; k++) {
-                const Shape *shape = &links[l].shapes[s];
+                const Shape *shape = &transports[l].shapes[s];
                 if (shape->sums_only && checks[k] != test_sum_of_sums) continue;
                 CHECK(count < sizeof tests / sizeof *tests);
-                cases[count] = (Case){.link = l, .shape = s, .check = k};
+                cases[count] = (Case){.transport = l, .shape = s, .check = k};
                 snprintf(cases[count].name, sizeof cases->name, "%s, %d ranks, pp %d, dp_replicate %d: %s",
-                         links[l].name, shape->ranks, shape->pp, shape->replicate, check_names[k]);
+                         transports[l].name, shape->ranks, shape->pp, shape->replicate, check_names[k]);
                 tests[count] = (struct CMUnitTest){
                     .name = cases[count].name, .test_func = run_case, .initial_state = &cases[count]};
                 count++;
@@ -737,22 +738,22 @@ static void describe(void *context, char *out, size_t size) {
 /* Waits for a message of rank 0 (rank 0: of rank 1) that never comes. */
 static ErrorCode wait_in_vain(void) {
     static char buffer[64];
-    CommHandle handle;
-    TRY(comm_recv(comm, comm_rank(comm) == 0, comm_key(0, 1, 1), buffer, sizeof buffer, &handle, &err));
-    return comm_wait(comm, handle, &err);
+    CommRequest request;
+    TRY(comm_recv(comm, comm_rank(comm) == 0, comm_key(0, 1, 1), buffer, sizeof buffer, &request, &err));
+    return comm_wait(comm, request, &err);
 }
 
 static ErrorCode play_sizes(void) {
     static char buffer[8192];
-    CommHandle handle;
+    CommRequest request;
     if (comm_rank(comm) == 1) {
-        TRY(comm_send(comm, 0, comm_key(0, 1, 1), buffer, 4096, &handle, &err));
-        TRY(comm_wait(comm, handle, &err));
+        TRY(comm_send(comm, 0, comm_key(0, 1, 1), buffer, 4096, &request, &err));
+        TRY(comm_wait(comm, request, &err));
         return wait_in_vain();
     }
     if (comm_rank(comm) != 0) return wait_in_vain();
-    TRY(comm_recv(comm, 1, comm_key(0, 1, 1), buffer, 8192, &handle, &err));
-    return comm_wait(comm, handle, &err);
+    TRY(comm_recv(comm, 1, comm_key(0, 1, 1), buffer, 8192, &request, &err));
+    return comm_wait(comm, request, &err);
 }
 
 /* Signals come to ranks at different times: what counts is what they agree on. */
@@ -802,7 +803,7 @@ static void before_start(const char *name, char **ranks) {
     sigset_t late = late_signal();
     if (strcmp(name, "through") == 0) sigprocmask(SIG_BLOCK, &late, NULL);
     for (; strcmp(name, "late") == 0 && *ranks; ranks++)
-        if (atoi(*ranks) == launched_find().rank) raise(SIGSTOP);
+        if (atoi(*ranks) == launched_env_find().rank) raise(SIGSTOP);
 }
 
 /* Behind MPI_Finalize. */
@@ -873,7 +874,7 @@ static ErrorCode play(const char *name, char **ranks) {
 static int launch(int ranks, char **words) {
     words[0] = (char *)(uintptr_t) "test_comm";
     ErrorCode code = launch_ranks(ranks, words, number_of("TEST_WATCHDOG", 60), &err);
-    if (code != OK && !err.told) fprintf(stderr, "test_comm: %s\n", err.message);
+    if (code != OK && !err.reported) fprintf(stderr, "test_comm: %s\n", err.message);
     return (int)code;
 }
 
@@ -885,10 +886,10 @@ int main(int argc, char **argv) {
     CommWatch watch = {number_of("TEST_WATCHDOG", 60), describe, doing};
     if (plays) before_start(argv[2], argv + 3);
     if ((plays ? comm_open_watched(&comm, &watch, &err) : comm_open(&comm, &err)) != OK) {
-        if (!err.told) fprintf(stderr, "test_comm: %s\n", err.message);
+        if (!err.reported) fprintf(stderr, "test_comm: %s\n", err.message);
         return (int)err.code;
     }
-    bool launched = launched_find().by_launcher;
+    bool launched = launched_env_find().by_launcher;
     Shape here = {comm_size(comm),
                   number_of("TEST_PP", 1),
                   number_of("TEST_REPLICATE", 1),

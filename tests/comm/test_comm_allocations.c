@@ -31,11 +31,11 @@ static void add(void *into, const void *from) { *(int *)into += *(const int *)fr
 /* Three shards, two replicas: sums in two steps leave several. */
 static void every_operation(Comm *c, float *parts, float *work, float *more) {
     Error err = {.message = ""};
-    CommHandle h[4];
+    CommRequest h[4];
     char text[3000] = "";
     int one = 1, next = (comm_rank(c) + 1) % RANKS, before = (comm_rank(c) + RANKS - 1) % RANKS;
     const int64_t part = COUNT / 3;
-    const CommPart thirds[] = {{0, part}, {part, part}, {2 * part, part}};
+    const CommRange thirds[] = {{0, part}, {part, part}, {2 * part, part}};
     MUST(comm_send(c, next, comm_key(0, 1, 1), parts, COUNT * sizeof(float), &h[0], &err));
     MUST(comm_recv(c, before, comm_key(0, 1, 1), more, COUNT * sizeof(float), &h[1], &err));
     MUST(comm_wait(c, h[0], &err));

@@ -83,12 +83,12 @@ static void make_launcher(void) {
 
 /* In a rank: "exit 75", "abort 65" (past exit(), as MPI_Abort may be), "twice 0" (and through it),
  * "signal 11". */
-static int end_as(const char *way) {
-    int number = atoi(strchr(way, ' ') + 1);
-    if (*way == 's') raise(number);
-    if (*way == 'e') return number;
+static int end_as(const char *p2p_channel) {
+    int number = atoi(strchr(p2p_channel, ' ') + 1);
+    if (*p2p_channel == 's') raise(number);
+    if (*p2p_channel == 'e') return number;
     launched_tell_end(number);
-    if (*way == 't') exit(number);
+    if (*p2p_channel == 't') exit(number);
     _exit(0);
 }
 
@@ -108,7 +108,7 @@ static void test_told_codes(void **state) {
     (void)state;
     Error err = launched("exit 75", "exit 75", "", "0");
     assert_int_equal(err.code, 75);
-    assert_true(err.told);
+    assert_true(err.reported);
     assert_int_equal(launched("exit 0", "exit 75", "", "0").code, 75);
     assert_int_equal(launched("abort 65", "exit 0", "", "9").code, 65);
     assert_int_equal(launched("exit 75", "exit 75", "Exit codes: [vm] 0,0\n", "0").code, 75);

@@ -171,18 +171,18 @@ static void test_experts_lie_over_contexts(void **state) {
 }
 
 /* Wires of a rank: no mesh has more than a device, and some have as many. */
-static int count_wires(const Mesh *m, int place) {
-    AxisSet sets[WIRE_SETS];
-    int stages = mesh_size(m, MESH_PIPELINE), count = wires_sets(m, sets);
-    for (int n = 0; n < wires_ways(stages); n++) {
-        WayEnds w = wires_way_ends(stages, n);
+static int count_communicators(const Mesh *m, int place) {
+    AxisSet sets[COMMUNICATOR_SETS];
+    int stages = mesh_size(m, MESH_PIPELINE), count = communicators_sets(m, sets);
+    for (int n = 0; n < p2p_channels_of(stages); n++) {
+        P2pEnds w = p2p_channel_ends(stages, n);
         assert_int_not_equal(w.from, w.to);
         count += w.from == place || w.to == place;
     }
     return count;
 }
 
-static void test_wires(void **state) {
+static void test_communicators(void **state) {
     (void)state;
     int most = 0;
     for (int pp = 1; pp <= 6; pp++)
@@ -193,14 +193,14 @@ static void test_wires(void **state) {
                 m.world *= m.degree[axis];
             }
             for (int place = 0; place < pp; place++) {
-                int count = count_wires(&m, place);
+                int count = count_communicators(&m, place);
                 if (count > most) most = count;
             }
         }
-    assert_int_equal(most, DEVICE_WIRES);
+    assert_int_equal(most, DEVICE_COMMUNICATORS);
     /* One wire is joined once. */
     Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4};
-    assert_int_equal(count_wires(&m, 0), 3);
+    assert_int_equal(count_communicators(&m, 0), 3);
 }
 
 int main(void) {
@@ -211,6 +211,6 @@ int main(void) {
                                        cmocka_unit_test(test_places),
                                        cmocka_unit_test(test_order_of_axes),
                                        cmocka_unit_test(test_refusals_say_what_would_fit),
-                                       cmocka_unit_test(test_wires)};
+                                       cmocka_unit_test(test_communicators)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

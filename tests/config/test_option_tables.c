@@ -42,9 +42,9 @@ static void help_stands_alone(void **state) {
 static void other_value(const Option *o, Text *word) {
     text_printf(word, "%s=", o->key);
     if (o->type == OPT_BOOL)
-        text_puts(word, strcmp(o->fallback, "true") == 0 ? "false" : "true");
+        text_puts(word, strcmp(o->default_value, "true") == 0 ? "false" : "true");
     else if (o->type == OPT_INT)
-        text_printf(word, "%d", atoi(o->fallback) + 1);
+        text_printf(word, "%d", atoi(o->default_value) + 1);
     else
         text_puts(word, "[hawk]");
 }

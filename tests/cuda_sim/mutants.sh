@@ -107,7 +107,7 @@ mutant "a gradient that goes back into the document before" scans.cu 's/v\.begin
 mutant "a run that ends before its last document" scans.cuh@scans.cu 's/beginning\(first_key, tokens, next\)\}/next}/' $(op test_scan)
 mutant "a last run that is not summed" scans.cu 's/run < runs; run\+\+/run + 1 < runs; run++/' $(op test_scan)
 mutant "a state that is kept into the next document" mamba.cu 's/begins_at\(first_key, t\) \? 0 : expf/expf/' $(op test_mamba)
-mutant "a stride that does not save its states" mamba.cu 's/t % MAMBA_STRIDE == 0 \&\& t < s\.tokens/t % MAMBA_STRIDE == 1/' $(op test_mamba)
+mutant "a stride that does not save its states" mamba.cu 's/t % MAMBA_CHUNK == 0 \&\& t < s\.tokens/t % MAMBA_CHUNK == 1/' $(op test_mamba)
 mutant "what a stride hands on left out" mamba.cu 's/if \(!r\.last\) take_lanes/if (false) take_lanes/' $(op test_mamba)
 mutant "a column that forgets what is handed on" mamba.cu 's/if \(!r\.last\) later/if (false) later/' $(op test_mamba)
 mutant "rows behind the first that count alone" mamba.cu 's/more \? \*room \+ mine : mine/mine/' $(op test_mamba)
@@ -115,7 +115,7 @@ mutant "numbers behind a row of states that count" mamba.cu 's/lane\(\) \+ k \* 
 mutant "a gate's slope left out of a norm" mamba.cu 's/g\.x \* silu_slope\(g\.gate, g\.sigmoid\)/g.x * g.sigmoid/' $(op test_gated_norm)
 mutant "another run's norm" mamba.cu 's/\(column \+ i\) \/ s\.run/column \/ s.run/' $(op test_gated_norm)
 mutant "a rounding to zero" gradients.cu 's/__double2ll_rn\(/(long long)(/' $(op test_fixed)
-mutant "a term behind the end of a leaf" leaves.cu 's/term < count/term <= count/' $(op test_gemm_op)
+mutant "a term behind the end of a leaf" split_k.cu 's/term < count/term <= count/' $(op test_gemm_op)
 mutant "rows of a part taken for rows of their own" optimizers.cu 's/begin = at\.row \* shape\.row/begin = at.row * shape.cols/' $(op test_muon)
 mutant "a transpose flipped" products.c 's/second = s->trans_a \?/second = s->trans_b ?/' $(op test_gemm_op)
 mutant "a wait for an event less" backend.c 's/must\(d, "when a stream was to wait", .*/(void)b;/' env TEST_KIND=cuda "$tests/test_queue"

@@ -26,7 +26,7 @@ race() {
 
 # All that kernels have a part in. Those in which threads have nothing to do with each other have several blocks here, as the races that are
 # planted between blocks show.
-for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope queries_scale latent attention decode activation softcap scale route grouped_route gemm_op gemm_experts \
+for check in embed bias elements norm conv scan mamba gated_norm qk_norm rope queries_scale latent attention decode activation softcap scale route grouped_route gemm_op grouped_gemm \
     experts_rows cross_entropy loss_sum updates muon stats sum_parts fixed; do
     runs races.so test_$check || fail "test_$check: $(said)"
 done
@@ -40,11 +40,11 @@ race "a barrier less in gradients of keys" attention.cu '/dk\.add\(a, at, slope/
 race "a barrier less before a step of keys" attention_mma.cu '0,/copies_wait\(\);/{/copies_wait\(\);/{n;d}}' test_attention
 race "a barrier less before a step of four warps" attention_wgmma.cu '/copies_shown\(\);/{n;d}' test_attention
 race "a step fetched over the one that is read" attention_mma.cu 's/turns \+ \(step \+ 1\) % 2/turns + step % 2/' test_attention
-race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, right/{/sums\.add\(left, right/{n;d}}' test_gemm_experts
-race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_gemm_experts
+race "a barrier less behind terms of experts" experts.cu '0,/sums\.add\(left, right/{/sums\.add\(left, right/{n;d}}' test_grouped_gemm
+race "a barrier less before terms of experts' weights" experts.cu '/load_terms\(b, column, n, 1, p, end/{n;d}' test_grouped_gemm
 race "a barrier less in sums over rows of experts" columns.cuh@experts.cu '/void fold_rows/{n;d}' test_experts_rows
 race "choices that write each other's sums" experts.cu 's/dweights\[j\] \+= \(float\)sum/dweights[0] += (float)sum/' test_experts_rows
-race "choices that write each other's weights" experts.cu '/void .*experts_weights_kernel/,/^}/s/dweights\[j\] = /dweights[0] = /' test_experts_rows
+race "choices that write each other's weights" experts.cu '/void .*permute_dweights_kernel/,/^}/s/dweights\[j\] = /dweights[0] = /' test_experts_rows
 race "chunks that are found by several blocks" attention.cu '/void chunk_firsts_kernel/,/^}/s/element\(\)/threadIdx.x/' test_attention
 race "a barrier less in sums over chunks" columns.cuh@scans.cu '/void fold_rows/{n;d}' test_conv
 race "chunks that write each other's gradients" scans.cu 's/whole >= begin\)/whole + 1 >= begin \&\& whole >= 0)/' test_conv

@@ -80,8 +80,10 @@ static ErrorCode print_documents(const Chat *c, const Tokenizer *t, const char *
     return OK;
 }
 
-static ChatLearn learn_of(const char *name) {
-    return strcmp(name, "last") == 0 ? LEARN_LAST : strcmp(name, "all") == 0 ? LEARN_ALL : LEARN_ASSISTANT;
+static ChatLossOn loss_on_of(const char *name) {
+    return strcmp(name, "last") == 0  ? LOSS_ON_LAST
+           : strcmp(name, "all") == 0 ? LOSS_ON_ALL
+                                      : LOSS_ON_ASSISTANT;
 }
 
 static ErrorCode run(int argc, char **argv, Error *err) {
@@ -92,7 +94,7 @@ static ErrorCode run(int argc, char **argv, Error *err) {
     Chat *c = NULL;
     if (argc > 3) {
         TRY(tokenizer_open(&t, argv[2], err));
-        ChatOptions options = {.tokenizer = argv[2], .date = "2025-01-31", .learn = learn_of(argv[3])};
+        ChatOptions options = {.tokenizer = argv[2], .date = "2025-01-31", .loss_on = loss_on_of(argv[3])};
         TRY(chat_open(&c, &options, t, err));
     }
     ErrorCode code = OK;

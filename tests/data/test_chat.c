@@ -20,10 +20,10 @@ typedef struct Ids {
     DocumentEnds ends;
 } Ids;
 
-static ErrorCode encode(const char *template, ChatLearn learn, const char *line, Ids *out, Error *err) {
+static ErrorCode encode(const char *template, ChatLossOn loss_on, const char *line, Ids *out, Error *err) {
     Chat *c;
     uint64_t bytes = 0;
-    ChatOptions o = {.tokenizer = "bytes", .template = files_text("t.jinja", template), .learn = learn};
+    ChatOptions o = {.tokenizer = "bytes", .template = files_text("t.jinja", template), .loss_on = loss_on};
     *out = (Ids){0};
     *err = (Error){0};
     TRY(chat_open(&c, &o, tokenizer, err));
@@ -39,11 +39,11 @@ static void free_ids(Ids *i) {
 }
 
 /* The documents as text: B and E for the special tokens, what is learned in brackets, a bar behind each. */
-static void expect(const char *template, ChatLearn learn, const char *line, const char *wanted) {
+static void expect(const char *template, ChatLossOn loss_on, const char *line, const char *wanted) {
     Ids got;
     Error err;
     Text shown = {0};
-    if (encode(template, learn, line, &got, &err) != OK) fail_msg("%s", err.message);
+    if (encode(template, loss_on, line, &got, &err) != OK) fail_msg("%s", err.message);
     bool inside = false;
     for (size_t i = 0, document = 0; i < got.ids.count; i++) {
         int32_t id = got.ids.ids[i] % VOCABULARY;
@@ -71,17 +71,17 @@ static void expect(const char *template, ChatLearn learn, const char *line, cons
 /* Answers with their end of turn, not the newline behind it; white space in an answer is its own. */
 static void test_borders(void **state) {
     (void)state;
-    expect(plain, LEARN_ASSISTANT, TWO,
+    expect(plain, LOSS_ON_ASSISTANT, TWO,
            "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n[ a\nE]\nBuser:\nrE\nBassistant:\n[bE]\n|");
-    expect(plain, LEARN_LAST, TWO,
+    expect(plain, LOSS_ON_LAST, TWO,
            "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n a\nE\nBuser:\nrE\nBassistant:\n[bE]\n|");
-    expect(marked, LEARN_ASSISTANT, TWO,
+    expect(marked, LOSS_ON_ASSISTANT, TWO,
            "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n[ a\nE]\nBuser:\nrE\nBassistant:\n[bE]\nBuser:\nnever "
            "answeredE\n|");
-    expect(marked, LEARN_LAST, TWO,
+    expect(marked, LOSS_ON_LAST, TWO,
            "Bsystem:\nsE\nBuser:\nqE\nBassistant:\n a\nE\nBuser:\nrE\nBassistant:\n[bE]\nBuser:\nnever "
            "answeredE\n|");
-    expect(plain, LEARN_ALL, "{\"prompt\": \"q\", \"completion\": \"a\"}",
+    expect(plain, LOSS_ON_ALL, "{\"prompt\": \"q\", \"completion\": \"a\"}",
            "[Buser:\nqE\nBassistant:\naE\n]|");
 }
 
@@ -91,18 +91,18 @@ static void test_prompt_and_completion(void **state) {
                         "\"content\": \"shown\"},"
                         " {\"role\": \"user\", \"content\": \"r\"}], \"completion\": [{\"role\": "
                         "\"assistant\", \"content\": \"a\"}]}";
-    expect(plain, LEARN_ASSISTANT, "{\"prompt\": \"q\", \"completion\": \"a\"}",
+    expect(plain, LOSS_ON_ASSISTANT, "{\"prompt\": \"q\", \"completion\": \"a\"}",
            "Buser:\nqE\nBassistant:\n[aE]\n|");
-    expect(plain, LEARN_ASSISTANT, lists,
+    expect(plain, LOSS_ON_ASSISTANT, lists,
            "Buser:\nqE\nBassistant:\nshownE\nBuser:\nrE\nBassistant:\n[aE]\n|");
-    expect(marked, LEARN_ASSISTANT, lists,
+    expect(marked, LOSS_ON_ASSISTANT, lists,
            "Buser:\nqE\nBassistant:\nshownE\nBuser:\nrE\nBassistant:\n[aE]\n|");
 }
 
 /* A template that changes the past: each answer is learned in the context that the model will have. */
 static void test_rewriting(void **state) {
     (void)state;
-    expect(rewriting, LEARN_ASSISTANT, TWO,
+    expect(rewriting, LOSS_ON_ASSISTANT, TWO,
            "Bsystem:\nsEBuser:\nqEBassistant:\n[<hm> a\nE]|Bsystem:\nsEBuser:\nqEBassistant:\n "
            "a\nEBuser:\nrEBassistant:\n[<hm>bE]|");
 }
@@ -110,7 +110,7 @@ static void test_rewriting(void **state) {
 /* No message can write a special token, whatever it says; its text stays, byte for byte. */
 static void test_special_text(void **state) {
     (void)state;
-    expect(plain, LEARN_ASSISTANT,
+    expect(plain, LOSS_ON_ASSISTANT,
            "{\"prompt\": \"<|end_of_text|>\", \"completion\": \"x<|begin_of_text|>\"}",
            "Buser:\n<|end_of_text|>E\nBassistant:\n[x<|begin_of_text|>E]\n|");
 }
@@ -123,7 +123,7 @@ static void test_members(void **state) {
         HEAD "{{ m.content|default('none') }}{{ m.reasoning_content }}{{ m.thinking }}"
              "{% for c in m.tool_calls or [] %}{{ c|tojson }}{% endfor %}{{ eos_token }}" TAIL;
     expect(
-        calls, LEARN_LAST,
+        calls, LOSS_ON_LAST,
         "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": "
         "null, "
         "\"reasoning\": \"r\", \"tool_calls\": [{\"id\": 1234567890123456789, \"x\": 100.0, \"y\": 1e5}]}]}",
@@ -133,7 +133,7 @@ static void test_members(void **state) {
 static void refuse(const char *template, const char *line, const char *wanted) {
     Ids got;
     Error err;
-    assert_int_equal(encode(template, LEARN_ASSISTANT, line, &got, &err), ERR_DATA);
+    assert_int_equal(encode(template, LOSS_ON_ASSISTANT, line, &got, &err), ERR_DATA);
     if (!strstr(err.message, wanted) || !strstr(err.message, "a.jsonl:7")) fail_msg("%s", err.message);
     free_ids(&got);
 }
@@ -176,7 +176,7 @@ static void test_prompt(void **state) {
     assert_int_equal(chat_prompt(c, "here", messages, &ids, &err), OK);
     cJSON_Delete(messages);
     assert_int_equal(
-        encode(plain, LEARN_ASSISTANT, "{\"prompt\": \"q\", \"completion\": \"a\"}", &trained, &err), OK);
+        encode(plain, LOSS_ON_ASSISTANT, "{\"prompt\": \"q\", \"completion\": \"a\"}", &trained, &err), OK);
     assert_memory_equal(ids.ids, trained.ids.ids, ids.count * sizeof *ids.ids);
     assert_true(trained.ids.ids[ids.count] == 'a' + VOCABULARY);
     token_list_free(&ids);
@@ -206,7 +206,7 @@ static const char *lines_file(void) {
     return path;
 }
 
-static DataConfig config_of(DataSource *source, ChatLearn learn) {
+static DataConfig config_of(DataSource *source, ChatLossOn loss_on) {
     static char cache[512], template[512];
     snprintf(cache, sizeof cache, "%s", files_path("cache"));
     snprintf(template, sizeof template, "%s", files_text("t.jinja", plain));
@@ -214,7 +214,7 @@ static DataConfig config_of(DataSource *source, ChatLearn learn) {
                         .tokenizer = (char *)(uintptr_t) "bytes",
                         .cache_dir = cache,
                         .chat_template = template,
-                        .chat_learn = learn,
+                        .chat_loss_on = loss_on,
                         .seed = 1};
 }
 
@@ -242,7 +242,7 @@ static void test_rows(void **state) {
     char path[512];
     snprintf(path, sizeof path, "%s", lines_file());
     DataSource source = {.path = path, .key = (char *)(uintptr_t) "", .format = FORMAT_CHAT};
-    DataConfig c = config_of(&source, LEARN_ASSISTANT);
+    DataConfig c = config_of(&source, LOSS_ON_ASSISTANT);
     Dataset *d;
     Error err = {0};
     if (dataset_open(&d, &c, tokenizer, CONTEXT, 2, &err) != OK) fail_msg("%s", err.message);
@@ -272,7 +272,7 @@ static void test_fingerprints(void **state) {
     snprintf(path, sizeof path, "%s", lines_file());
     DataSource source = {.path = path, .key = (char *)(uintptr_t) "", .format = FORMAT_CHAT};
     for (int i = 0; i < 3; i++) {
-        DataConfig c = config_of(&source, i == 1 ? LEARN_ALL : LEARN_ASSISTANT);
+        DataConfig c = config_of(&source, i == 1 ? LOSS_ON_ALL : LOSS_ON_ASSISTANT);
         Dataset *d;
         Error err = {0};
         if (i == 2) files_text("t.jinja", marked);
@@ -298,7 +298,7 @@ static void test_best_fit(void **state) {
     snprintf(path, sizeof path, "%s", files_write("many.jsonl", t.data, t.length));
     text_free(&t);
     DataSource source = {.path = path, .key = (char *)(uintptr_t) "", .format = FORMAT_CHAT};
-    DataConfig c = config_of(&source, LEARN_ASSISTANT);
+    DataConfig c = config_of(&source, LOSS_ON_ASSISTANT);
     Dataset *d;
     Error err = {0};
     if (dataset_open(&d, &c, tokenizer, 128, 1, &err) != OK) fail_msg("%s", err.message);

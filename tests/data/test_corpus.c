@@ -19,17 +19,17 @@ static ErrorCode collect(const CorpusFile *file, const CorpusPosition *from, Doc
     *out = (Documents){0};
     CorpusReader *r;
     TRY(corpus_open(&r, file, from, err));
-    CorpusPiece piece;
+    CorpusChunk chunk;
     bool more, inside = from && from->in_document;
     ErrorCode code;
-    while ((code = corpus_next(r, &piece, &more, err)) == OK && more) {
-        assert_int_equal(piece.starts, !inside);
-        inside = !piece.ends;
-        text_add(&out->all, piece.bytes, piece.length);
-        out->lines[out->pieces] = piece.line;
+    while ((code = corpus_next(r, &chunk, &more, err)) == OK && more) {
+        assert_int_equal(chunk.starts, !inside);
+        inside = !chunk.ends;
+        text_add(&out->all, chunk.bytes, chunk.length);
+        out->lines[out->pieces] = chunk.line;
         out->positions[out->pieces] = corpus_position(r);
         out->piece_ends[out->pieces++] = out->all.length;
-        if (piece.ends) out->ends[out->count++] = out->all.length;
+        if (chunk.ends) out->ends[out->count++] = out->all.length;
         assert_true(out->pieces < 512);
     }
     assert_false(code == OK && inside);
@@ -110,7 +110,7 @@ static void test_long_documents_come_in_pieces(void **state) {
 
 static void test_text_without_newlines_is_cut_between_characters(void **state) {
     (void)state;
-    size_t length = CORPUS_PIECE_LIMIT + 1000;
+    size_t length = CORPUS_CHUNK_LIMIT + 1000;
     char *text = malloc(length);
     for (size_t i = 0; i < length; i++) text[i] = "\xe4\xb8\xad"[i % 3];
     for (int split = SPLIT_FILE; split <= SPLIT_LINES; split++) {
@@ -122,7 +122,7 @@ static void test_text_without_newlines_is_cut_between_characters(void **state) {
         assert_int_equal(got.count, 1);
         assert_int_equal(got.pieces, 2);
         assert_int_equal(got.piece_ends[0] % 3, 0);
-        assert_true(got.piece_ends[0] <= CORPUS_PIECE_LIMIT);
+        assert_true(got.piece_ends[0] <= CORPUS_CHUNK_LIMIT);
         assert_memory_equal(got.all.data, text, length);
         text_free(&got.all);
     }
@@ -171,18 +171,18 @@ static void test_json_lines(void **state) {
         CorpusReader *r;
         Error err;
         assert_int_equal(corpus_open(&r, &file, NULL, &err), OK);
-        CorpusPiece piece;
+        CorpusChunk chunk;
         bool more;
         Text decoded = {0};
         for (int d = 0; d < 3; d++) {
-            assert_int_equal(corpus_next(r, &piece, &more, &err), OK);
-            assert_true(more && piece.starts && piece.ends);
-            assert_int_equal(piece.line, lines[d]);
-            assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), OK);
+            assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
+            assert_true(more && chunk.starts && chunk.ends);
+            assert_int_equal(chunk.line, lines[d]);
+            assert_int_equal(corpus_decode_json(&file, &chunk, &decoded, &err), OK);
             assert_int_equal(decoded.length, strlen(expected[d]));
             if (decoded.length) assert_string_equal(decoded.data, expected[d]);
         }
-        assert_int_equal(corpus_next(r, &piece, &more, &err), OK);
+        assert_int_equal(corpus_next(r, &chunk, &more, &err), OK);
         assert_false(more);
         text_free(&decoded);
         corpus_close(r);
@@ -191,10 +191,10 @@ static void test_json_lines(void **state) {
 
 static void expect_bad_line(const char *line, const char *key, const char *part) {
     CorpusFile file = {"dir/b.jsonl", FORMAT_JSONL, SPLIT_FILE, key, ENCODING_UTF8};
-    CorpusPiece piece = {line, strlen(line), 17, true, true};
+    CorpusChunk chunk = {line, strlen(line), 17, true, true};
     Text decoded = {0};
     Error err = {0};
-    assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), ERR_DATA);
+    assert_int_equal(corpus_decode_json(&file, &chunk, &decoded, &err), ERR_DATA);
     assert_non_null(strstr(err.message, "dir/b.jsonl:17"));
     if (!strstr(err.message, part)) fail_msg("'%s' is not in: %s", part, err.message);
     text_free(&decoded);
@@ -203,11 +203,11 @@ static void expect_bad_line(const char *line, const char *key, const char *part)
 static void test_nul_in_json_lines(void **state) {
     static const char line[] = "{\"text\": \"a\\u0000b\"}";
     CorpusFile file = {"b.jsonl", FORMAT_JSONL, SPLIT_FILE, NULL, ENCODING_UTF8};
-    CorpusPiece piece = {line, sizeof line - 1, 1, true, true};
+    CorpusChunk chunk = {line, sizeof line - 1, 1, true, true};
     Text decoded = {0};
     Error err = {0};
     (void)state;
-    assert_int_equal(corpus_decode_json(&file, &piece, &decoded, &err), OK);
+    assert_int_equal(corpus_decode_json(&file, &chunk, &decoded, &err), OK);
     assert_int_equal(decoded.length, 3);
     assert_memory_equal(decoded.data, "a\0b", 3);
     text_free(&decoded);
@@ -394,10 +394,10 @@ static void test_text_is_not_refused(void **state) {
     CorpusFile file = {files_write("most.txt", most.data, most.length), FORMAT_TEXT, SPLIT_FILE, NULL,
                        ENCODING_UTF8};
     CorpusReader *reader;
-    CorpusPiece piece;
+    CorpusChunk chunk;
     bool more = true;
     assert_int_equal(corpus_open(&reader, &file, NULL, &err), OK);
-    while (more) assert_int_equal(corpus_next(reader, &piece, &more, &err), OK);
+    while (more) assert_int_equal(corpus_next(reader, &chunk, &more, &err), OK);
     assert_int_equal(corpus_invalid_bytes(reader), 2);
     corpus_close(reader);
     text_free(&most);

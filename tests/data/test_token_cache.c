@@ -9,7 +9,7 @@
 
 #include "base/hash.h"
 #include "data/token_build.h"
-#include "data/token_part.h"
+#include "data/token_shard.h"
 #include "tokenizer/tokenizer_train.h"
 #include "support/tokenizer_families.h"
 
@@ -116,7 +116,7 @@ static void test_empty_source(void **state) {
     token_cache_close(c);
     c = open_cache(files_path("nowhere"));
     assert_false(token_cache_complete(c));
-    assert_null(token_cache_last_part(c));
+    assert_null(token_cache_last_shard(c));
     token_cache_close(c);
 }
 
@@ -134,9 +134,9 @@ static const char *big_file(const char *name, size_t bytes, bool json) {
     return path;
 }
 
-static void expect_same_files(const char *a, const char *b, size_t *parts) {
-    for (*parts = 0;; ++*parts) {
-        char *pa = token_part_path(a, *parts), *pb = token_part_path(b, *parts);
+static void expect_same_files(const char *a, const char *b, size_t *shards) {
+    for (*shards = 0;; ++*shards) {
+        char *pa = token_shard_path(a, *shards), *pb = token_shard_path(b, *shards);
         bool exists = access(pa, F_OK) == 0;
         assert_int_equal(exists, access(pb, F_OK) == 0);
         if (exists) {
@@ -161,9 +161,9 @@ static void test_threads_do_not_matter(void **state) {
     four.dir = files_path("four");
     four.threads = 4;
     TokenCache *a = build_and_open(&one), *b = build_and_open(&four);
-    size_t parts;
-    expect_same_files(one.dir, four.dir, &parts);
-    assert_true(parts >= 4);
+    size_t shards;
+    expect_same_files(one.dir, four.dir, &shards);
+    assert_true(shards >= 4);
     Error err = {0};
     assert_int_equal(token_cache_verify(a, &err), OK);
     /* The text file is one document, whose tokens go through several parts. */
@@ -185,32 +185,32 @@ static void test_threads_do_not_matter(void **state) {
 
 /* Words, punctuation, runs of white space of all kinds, letters of several bytes, broken UTF-8. */
 static void nasty_text(Text *t, size_t length) {
-    static const char *const parts[] = {"word",
-                                        "/",
-                                        "!?",
-                                        " ",
-                                        "\n",
-                                        "\n\n",
-                                        "\r\n",
-                                        "caf\xc3\xa9",
-                                        "\xe3\x80\x80",
-                                        "\xe4\xb8\xad",
-                                        "'s",
-                                        " \t ",
-                                        "12345",
-                                        "...",
-                                        "\xe2\x80\xa8",
-                                        "\xff\xfe",
-                                        "e\xcc\x81",
-                                        "\xc2\xa0",
-                                        "\xe2\x80\x94",
-                                        "the ",
-                                        "\xf0\x9f\x98\x80",
-                                        "He said:"};
+    static const char *const shards[] = {"word",
+                                         "/",
+                                         "!?",
+                                         " ",
+                                         "\n",
+                                         "\n\n",
+                                         "\r\n",
+                                         "caf\xc3\xa9",
+                                         "\xe3\x80\x80",
+                                         "\xe4\xb8\xad",
+                                         "'s",
+                                         " \t ",
+                                         "12345",
+                                         "...",
+                                         "\xe2\x80\xa8",
+                                         "\xff\xfe",
+                                         "e\xcc\x81",
+                                         "\xc2\xa0",
+                                         "\xe2\x80\x94",
+                                         "the ",
+                                         "\xf0\x9f\x98\x80",
+                                         "He said:"};
     unsigned seed = 12;
     while (t->length < length) {
         seed = seed * 1664525u + 1013904223u;
-        text_puts(t, parts[(seed >> 16) % (sizeof parts / sizeof *parts)]);
+        text_puts(t, shards[(seed >> 16) % (sizeof shards / sizeof *shards)]);
     }
 }
 
@@ -309,9 +309,9 @@ static void test_interrupted_build_goes_on(void **state) {
         int status = 0;
         char *next = NULL;
         TokenCache *c = open_cache(killed.dir);
-        uint64_t parts = token_cache_last_part(c) ? token_cache_last_part(c)->part + 1 : 0;
+        uint64_t shards = token_cache_last_shard(c) ? token_cache_last_shard(c)->shard + 1 : 0;
         token_cache_close(c);
-        next = token_part_path(killed.dir, parts);
+        next = token_shard_path(killed.dir, shards);
         while (waitpid(child, &status, WNOHANG) == 0 && access(next, F_OK) != 0) nanosleep(&nap, NULL);
         free(next);
         kill(child, SIGKILL);
@@ -325,9 +325,9 @@ static void test_interrupted_build_goes_on(void **state) {
     TokenCache *c = build_and_open(&killed);
     token_cache_close(c);
     assert_true(kills >= 2);
-    size_t parts;
-    expect_same_files(calm.dir, killed.dir, &parts);
-    assert_true(parts >= 5);
+    size_t shards;
+    expect_same_files(calm.dir, killed.dir, &shards);
+    assert_true(shards >= 5);
 }
 
 /* Without its last parts a cache is incomplete, and completed to the same bytes from whatever part is left.
@@ -345,23 +345,23 @@ static void test_any_part_can_be_the_last_done(void **state) {
     Spec again = s;
     again.dir = files_path("again");
     TokenCache *c = build_and_open(&s);
-    uint64_t parts = token_cache_last_part(c)->part + 1;
+    uint64_t shards = token_cache_last_shard(c)->shard + 1;
     token_cache_close(c);
-    for (uint64_t keep = 0; keep <= parts; keep++) {
+    for (uint64_t keep = 0; keep <= shards; keep++) {
         mkdir(again.dir, 0700);
         for (uint64_t i = 0; i < keep; i++) {
-            char *from = token_part_path(s.dir, i), *to = token_part_path(again.dir, i);
+            char *from = token_shard_path(s.dir, i), *to = token_shard_path(again.dir, i);
             assert_int_equal(link(from, to), 0);
             free(from);
             free(to);
         }
         c = open_cache(again.dir);
-        assert_int_equal(token_cache_complete(c), keep == parts);
+        assert_int_equal(token_cache_complete(c), keep == shards);
         token_cache_close(c);
         token_cache_close(build_and_open(&again));
         size_t same;
         expect_same_files(s.dir, again.dir, &same);
-        assert_int_equal(same, parts);
+        assert_int_equal(same, shards);
         file_remove_tree(again.dir, NULL);
     }
 }
@@ -378,7 +378,7 @@ static Damage fresh(const char *dir) {
     Spec s = {files_path(dir), {big_file("d.txt", 200000, false)}, 1, SPLIT_PARAGRAPHS, BOS, EOS, 1, 0};
     token_cache_close(build_and_open(&s));
     Damage d;
-    char *path = token_part_path(s.dir, 0);
+    char *path = token_shard_path(s.dir, 0);
     snprintf(d.path, sizeof d.path, "%s", path);
     free(path);
     d.data = files_read(d.path, &d.length);
@@ -393,7 +393,7 @@ static void put(const char *path, const char *data, size_t length) {
 }
 
 /* Opens and reads everything; the message must name the file and say what to do. */
-static void expect_damage(const Damage *d, const char *dir, const char *part) {
+static void expect_damage(const Damage *d, const char *dir, const char *shard) {
     TokenCache *c;
     Error err = {0};
     ErrorCode code = token_cache_open(&c, files_path(dir), key, VOCABULARY, &err);
@@ -404,7 +404,7 @@ static void expect_damage(const Damage *d, const char *dir, const char *part) {
     assert_int_equal(code, ERR_DATA);
     assert_non_null(strstr(err.message, d->path));
     assert_true(strstr(err.message, "delete") || strstr(err.message, "remove"));
-    if (!strstr(err.message, part)) fail_msg("'%s' is not in: %s", part, err.message);
+    if (!strstr(err.message, shard)) fail_msg("'%s' is not in: %s", shard, err.message);
 }
 
 static void test_every_flipped_bit_is_found(void **state) {
@@ -542,7 +542,7 @@ static void test_build_refuses_to_build_on_damage(void **state) {
               EOS,
               2,
               1u << 19};
-    char *path = token_part_path(s.dir, 1);
+    char *path = token_shard_path(s.dir, 1);
     assert_int_equal(truncate(path, 5000), 0);
     Error err = {0};
     assert_int_equal(build(&s, &err), ERR_DATA);
@@ -555,12 +555,12 @@ static void test_wide_ids(void **state) {
     const int32_t ids[] = {0, 70000, 128255, 65536};
     const uint64_t ends[] = {0, 2, 2, 4};
     Error err = {0};
-    PartWriter *w;
+    ShardWriter *w;
     assert_int_equal(mkdir(files_path("wide"), 0700), 0);
-    assert_int_equal(part_open(&w, files_path("wide"), key, 128256, NULL, &err), OK);
-    assert_int_equal(part_add(w, ids, 4, ends, 4, 10, &err), OK);
-    part_header(w)->last = 1;
-    assert_int_equal(part_commit(w, &err), OK);
+    assert_int_equal(shard_open(&w, files_path("wide"), key, 128256, NULL, &err), OK);
+    assert_int_equal(shard_add(w, ids, 4, ends, 4, 10, &err), OK);
+    shard_header(w)->last = 1;
+    assert_int_equal(shard_commit(w, &err), OK);
     TokenCache *c;
     assert_int_equal(token_cache_open(&c, files_path("wide"), key, 128256, &err), OK);
     int32_t got[4], starts[4];

@@ -72,8 +72,8 @@ static bool too_wide(int head_dim) { return head_dim > 16 && head_dim != 64 && g
 /* ---- products ---- */
 
 /* A product that ranks may share though one has all of it, or that none shares: made differently. */
-static Leaves shared(bool is, int64_t k) {
-    return is ? (Leaves){.runs = 1, .run = {{.length = k, .leaf = k}}} : NO_LEAVES;
+static KSplit shared(bool is, int64_t k) {
+    return is ? (KSplit){.runs = 1, .run = {{.length = k, .split_size = k}}} : NO_SPLIT;
 }
 
 static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, Dtype ab, Dtype c) {
@@ -81,10 +81,10 @@ static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, 
     int64_t m = shape[0], n = shape[1], k = shape[2], ldc = n + (bits & 8 ? 5 : 0);
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1),
          *before = random_tensor(m * ldc, c, -1, 1), *want = copy_of(before, m * ldc, c);
-    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate, NO_LEAVES);
-    for (int leaves = 0; leaves < 2; leaves++) {
+    reference.ops.gemm(&reference, trans_a, trans_b, m, n, k, a, b, ab, want, c, ldc, accumulate, NO_SPLIT);
+    for (int splits = 0; splits < 2; splits++) {
         void *got = copy_of(before, m * ldc, c);
-        gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, shared(leaves, k));
+        gemm_run(g, d, trans_a, trans_b, m, n, k, a, b, ab, got, c, ldc, accumulate, shared(splits, k));
         assert_sums("gemm", d, got, want, m * ldc, c, (double)k, 1);
     }
     drop_all();
@@ -102,7 +102,7 @@ static int ways_of_bf16(void) {
 static void check_gemm_op(Device *d, Dtype c) {
     static const int64_t shapes[][3] = {{3, 5, 7}, {65, 70, 33}};
     DeviceNeeds needs = small_needs(c, 1, 2);
-    needs.leaves = 1;
+    needs.splits = 1;
     set_scratch(d, &needs);
     for (int i = 0; i < 2; i++)
         for (int bits = 0; bits < 16; bits++) {
@@ -112,7 +112,7 @@ static void check_gemm_op(Device *d, Dtype c) {
             RUN(d, gemm, bits & 1, bits & 2, m, n, k, a, b, c, got, DTYPE_F32, n, bits & 4,
                 shared(bits & 8, k));
             RUN(&reference, gemm, bits & 1, bits & 2, m, n, k, a, b, c, want, DTYPE_F32, n, bits & 4,
-                NO_LEAVES);
+                NO_SPLIT);
             assert_sums("gemm", d, got, want, m * n, DTYPE_F32, (double)k, 1);
             drop_all();
         }
@@ -159,10 +159,10 @@ static void test_gemm(void **state) {
 
 /* The same bits for 1 to 4 threads, on shapes of models and on small results of long sums. */
 static void product_bits(Gemm *const g[4], Device *d, const int64_t shape[5], Dtype ab, Dtype c,
-                         int64_t leaves) {
+                         int64_t splits) {
     int64_t m = shape[2], n = shape[3], k = shape[4];
-    Leaves of = shared(leaves > 0, k);
-    if (leaves > 1) of.run[0].leaf = (k + leaves - 1) / leaves;
+    KSplit of = shared(splits > 0, k);
+    if (splits > 1) of.run[0].split_size = (k + splits - 1) / splits;
     void *a = random_tensor(m * k, ab, -1, 1), *b = random_tensor(k * n, ab, -1, 1), *first = NULL;
     for (int t = 0; t < 4; t++) {
         void *out = tensor(m * n, c);
@@ -186,7 +186,7 @@ static void test_gemm_threads(void **state) {
         {0, 1, 512, 768, 256},  {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048}, {1, 0, 768, 768, 1024},
         {1, 0, 64, 64, 16384},  {0, 1, 64, 64, 8192},   {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},
         {1, 0, 3000, 256, 128}, {1, 0, 768, 1536, 40}};
-    enum { LEAVES = 4 };
+    enum { SPLITS = 4 };
     Device d;
     Error err;
     open_device(&d, NULL, 4);
@@ -195,13 +195,13 @@ static void test_gemm_threads(void **state) {
         for (int t = 0; t < 4; t++)
             assert_int_equal(gemm_open(&g[t], optimised_of(&d)->kernels, native != 0, t + 1, &err), OK);
         free(d.scratch);
-        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, LEAVES);
+        d.scratch_size = gemm_scratch_bytes(4, DTYPE_BF16, SPLITS);
         d.scratch = malloc(d.scratch_size + 1);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            for (int leaves = 0; leaves <= LEAVES; leaves += leaves ? LEAVES - 1 : 1) {
-                if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32, leaves);
-                product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_F32, leaves);
-                product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_BF16, leaves);
+            for (int splits = 0; splits <= SPLITS; splits += splits ? SPLITS - 1 : 1) {
+                if (!native) product_bits(g, &d, shapes[s], DTYPE_F32, DTYPE_F32, splits);
+                product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_F32, splits);
+                product_bits(g, &d, shapes[s], DTYPE_BF16, DTYPE_BF16, splits);
             }
         for (int t = 0; t < 4; t++) gemm_close(g[t]);
     }
@@ -641,7 +641,7 @@ static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
     MambaInputs in = mamba_inputs(s, from, 0, c);
     float *starts = tensor(states, DTYPE_F32), *starts2 = tensor(states, DTYPE_F32),
           *carry = tensor(carried, DTYPE_F32),
-          *room = tensor(min_i64(s.tokens, MAMBA_STRIDE) * s.heads * 2 * s.state, DTYPE_F32);
+          *room = tensor(min_i64(s.tokens, MAMBA_CHUNK) * s.heads * 2 * s.state, DTYPE_F32);
     void *y = tensor(n, c), *y2 = tensor(n, c), *dy = random_tensor(n, c, -1, 1);
     int32_t *first = documents(s.tokens, pattern);
     double terms = 32; /* a state forgets what is longer ago */
@@ -820,25 +820,27 @@ static void check_qk_norm_plain(Device *d, AttentionShape s, Dtype c) {
     drop_all();
 }
 
-/* Sums by leaves are those of the reference, and rows normed by them those of sums made at once. */
-static void check_qk_leaves(Device *d, AttentionShape s, NormKind kind, Dtype c) {
-    int leaves = s.kv_heads * s.head_dim % s.heads == 0 ? s.heads : s.kv_heads;
+/* Sums by splits are those of the reference, and rows normed by them those of sums made at once. */
+static void check_qk_splits(Device *d, AttentionShape s, NormKind kind, Dtype c) {
+    int splits = s.kv_heads * s.head_dim % s.heads == 0 ? s.heads : s.kv_heads;
     int64_t n = s.tokens * qkv_row(s), nq = s.heads * s.head_dim, nk = s.kv_heads * s.head_dim,
-            count = leaves * s.tokens * 2;
+            count = splits * s.tokens * 2;
     void *raw = random_tensor(n, c, -2, 2), *out = tensor(n, c), *want = tensor(n, c),
          *grad = random_tensor(n, c, -1, 1), *grad2 = copy_of(grad, n, c);
     float *wq = random_tensor(nq, DTYPE_F32, 0.5f, 1.5f), *wk = random_tensor(nk, DTYPE_F32, 0.5f, 1.5f),
           *dw = copy_of(wq, nq, DTYPE_F32), *dw2 = copy_of(wq, nq, DTYPE_F32),
           *dk = copy_of(wk, nk, DTYPE_F32), *dk2 = copy_of(wk, nk, DTYPE_F32), *sums[2],
           *own = tensor(count, DTYPE_F32);
-    Leaves l = {.runs = 2, .run = {{.length = nq, .leaf = nq / leaves}, {.length = nk, .leaf = nk / leaves}}};
+    KSplit l = {
+        .runs = 2,
+        .run = {{.length = nq, .split_size = nq / splits}, {.length = nk, .split_size = nk / splits}}};
     for (int back = 0; back < 2; back++) {
         sums[back] = tensor(count, DTYPE_F32);
         RUN(d, qk_norm_sums, s, l, kind, raw, wq, wk, back ? grad : NULL, sums[back], c);
         reference.ops.qk_norm_sums(&reference, s, l, kind, raw, wq, wk, back ? grad : NULL, own, c);
-        assert_sums("qk_norm sums", d, sums[back], own, count, DTYPE_F32, (double)l.run[0].leaf, 5);
+        assert_sums("qk_norm sums", d, sums[back], own, count, DTYPE_F32, (double)l.run[0].split_size, 5);
     }
-    QkRows rows = {true, leaves, s.tokens, nq, nk, sums[0], sums[1]};
+    QkRows rows = {true, splits, s.tokens, nq, nk, sums[0], sums[1]};
     RUN(d, qk_norm_forward, s, rows, kind, 1e-5f, raw, wq, wk, out, c);
     reference.ops.qk_norm_forward(&reference, s, qk_rows(true), kind, 1e-5f, raw, wq, wk, want, c);
     assert_near("qk_norm by leaves", d, out, want, n, c);
@@ -862,8 +864,8 @@ static void check_qk_norm(Device *d, Dtype c) {
         for (int bits = 0; bits < 4; bits++)
             check_qk_norm_kind(d, s, bits & 1, bits & 2 ? NORM_RMS_PLUS_ONE : NORM_RMS, c);
         check_qk_norm_plain(d, s, c);
-        check_qk_leaves(d, s, NORM_RMS, c);
-        check_qk_leaves(d, s, NORM_RMS_PLUS_ONE, c);
+        check_qk_splits(d, s, NORM_RMS, c);
+        check_qk_splits(d, s, NORM_RMS_PLUS_ONE, c);
     }
 }
 static void test_qk_norm(void **state) { (void)state, on_all(check_qk_norm); }
@@ -925,7 +927,7 @@ static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
     assert_sums("gradient of the common key", d, down, want_down, t * row, c, 2 * s.heads, 2 * s.heads);
     if (!joint) assert_sums("gradient of queries", d, q, want_q, t * width, c, 2, 1);
     assert_near("gradient of keys and values", d, mine, want_mine, t * own, c);
-    s.terms = true, s.key_row = s.turned;
+    s.partial = true, s.key_row = s.turned;
     float *terms = tensor(t * s.turned, DTYPE_F32), *want_terms = tensor(t * s.turned, DTYPE_F32);
     RUN(d, latent_backward, s, want, positions, angles, dq, mine, terms, c);
     reference.ops.latent_backward(&reference, s, want, positions, angles, want_q, want_mine, want_terms, c);
@@ -942,8 +944,8 @@ static void check_latent(Device *d, Dtype c) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int bits = 0; bits < 4; bits++) {
             LatentShape s = shapes[i];
-            s.tokens = bits & 1 ? 17 : 1, s.leaves = s.heads;
-            if (bits & 2) s.leaves = s.heads % 2 == 0 ? 2 : 1;
+            s.tokens = bits & 1 ? 17 : 1, s.splits = s.heads;
+            if (bits & 2) s.splits = s.heads % 2 == 0 ? 2 : 1;
             check_latent_shape(d, s, bits & 2, c);
         }
 }
@@ -992,7 +994,7 @@ static void check_attention_run(Device *d, AttentionShape s, const void *qkv, co
     int64_t t = s.tokens, query = s.heads * s.head_dim, width = 2 * (int64_t)s.kv_heads * s.head_dim;
     AttentionRun r = attention_whole(s);
     AttentionShape some = s;
-    r.first = t / 3, some.tokens = (t + 1) / 2, r.terms = true;
+    r.first = t / 3, some.tokens = (t + 1) / 2, r.partial = true;
     int64_t end = r.first + some.tokens, n = some.tokens * query;
     float *lse_some = tensor(s.heads * some.tokens, DTYPE_F32),
           *dkv = random_tensor(t * width, DTYPE_F32, 1, 2), *dkv2 = tensor(t * width, DTYPE_F32);
@@ -1260,12 +1262,12 @@ static void test_scale(void **state) { (void)state, on_all(check_scale); }
 /* ---- experts ---- */
 
 static Routes new_routes(RouteShape s) {
-    int64_t choices = s.tokens * s.chosen;
+    int64_t assignments = s.tokens * s.chosen;
     return (Routes){.scores = random_tensor(s.tokens * s.experts, DTYPE_F32, -2, 2),
-                    .chosen = tensor(choices, DTYPE_F32),
-                    .weights = tensor(choices, DTYPE_F32),
-                    .row = tensor(choices, DTYPE_F32),
-                    .token = tensor(choices, DTYPE_F32),
+                    .chosen = tensor(assignments, DTYPE_F32),
+                    .weights = tensor(assignments, DTYPE_F32),
+                    .row = tensor(assignments, DTYPE_F32),
+                    .token = tensor(assignments, DTYPE_F32),
                     .first = tensor(s.experts + 1, DTYPE_F32)};
 }
 
@@ -1324,9 +1326,10 @@ static int64_t *new_counts(RouteShape s) {
 
 /* Whether the tokens come at once, or some after the others, which begin inside a sequence, does not show. */
 static void check_route_backward(Device *d, RouteShape s, Routes r, Dtype c) {
-    int64_t choices = s.tokens * s.chosen, *counts = new_counts(s), *parts = new_counts(s);
-    float *dweights = random_tensor(choices, DTYPE_F32, -1, 1), *scale = random_tensor(1, DTYPE_F32, 0.1f, 1),
-          *balance = tensor(s.tokens, DTYPE_F32), *want_balance = tensor(s.tokens, DTYPE_F32);
+    int64_t assignments = s.tokens * s.chosen, *counts = new_counts(s), *parts = new_counts(s);
+    float *dweights = random_tensor(assignments, DTYPE_F32, -1, 1),
+          *scale = random_tensor(1, DTYPE_F32, 0.1f, 1), *balance = tensor(s.tokens, DTYPE_F32),
+          *want_balance = tensor(s.tokens, DTYPE_F32);
     void *got = tensor(s.tokens * s.experts, c), *want = tensor(s.tokens * s.experts, c);
     RUN(&reference, route_count, s, r.chosen, counts);
     RUN(&reference, route_backward, s, r, counts, dweights, scale, want_balance, want, c);
@@ -1428,7 +1431,7 @@ static void assert_grouped(RouteShape s, const float *logits, Routes r) {
 /* Half the experts are alike, so that groups and experts tie. */
 static void check_grouped_shape(Device *d, RouteShape s, Dtype c) {
     Routes got = new_routes(s);
-    int64_t *counts = tensor(2 * s.experts, DTYPE_F32), want_counts[64], choices = s.tokens * s.chosen;
+    int64_t *counts = tensor(2 * s.experts, DTYPE_F32), want_counts[64], assignments = s.tokens * s.chosen;
     float *bias = random_tensor(s.experts, DTYPE_F32, -0.5f, 0.5f);
     for (int e = 0; e < s.experts; e++) counts[e] = want_counts[e] = 7;
     for (int e = 0; e < s.experts / 2; e++) bias[e] = 0.25f;
@@ -1441,8 +1444,8 @@ static void check_grouped_shape(Device *d, RouteShape s, Dtype c) {
     assert_routes(d, s, got, counts);
     assert_grouped(s, logits, got);
     assert_near("scores", d, got.scores, want.scores, s.tokens * s.experts, DTYPE_F32);
-    assert_near("weights", d, got.weights, want.weights, choices, DTYPE_F32);
-    for (int64_t i = 0; i < choices; i += s.chosen) {
+    assert_near("weights", d, got.weights, want.weights, assignments, DTYPE_F32);
+    for (int64_t i = 0; i < assignments; i += s.chosen) {
         double sum = 0;
         for (int j = 0; j < s.chosen; j++) sum += (double)got.weights[i + j];
         if (s.normalise) assert_true(fabs(sum - 2.5) < 1e-5);
@@ -1510,112 +1513,113 @@ static ExpertRows some_rows(int64_t step) {
     return (ExpertRows){.rows = first[EXPERTS], .experts = EXPERTS, .first = first, .step = step};
 }
 
-static void check_gemm_experts_shape(Device *d, int64_t n, int64_t k, int bits, Dtype c) {
+static void check_grouped_gemm_shape(Device *d, int64_t n, int64_t k, int bits, Dtype c) {
     bool trans_b = bits & 1, add = bits & 2;
     ExpertRows e = some_rows(n * k + 13);
     void *a = random_tensor(e.rows * k, c, -1, 1), *b = random_tensor(e.experts * e.step, c, -1, 1),
          *y = random_tensor(e.rows * n, c, -1, 1), *got = tensor(e.rows * n, c),
          *want = tensor(e.rows * n, c);
-    RUN(d, gemm_experts, e, trans_b, n, k, a, b, c, got, c, NO_LEAVES);
-    RUN(&reference, gemm_experts, e, trans_b, n, k, a, b, c, want, c, NO_LEAVES);
-    assert_sums("gemm_experts", d, got, want, e.rows * n, c, (double)k, 1);
+    RUN(d, grouped_gemm, e, trans_b, n, k, a, b, c, got, c, NO_SPLIT);
+    RUN(&reference, grouped_gemm, e, trans_b, n, k, a, b, c, want, c, NO_SPLIT);
+    assert_sums("grouped_gemm", d, got, want, e.rows * n, c, (double)k, 1);
     float *dw = random_tensor(e.experts * e.step, DTYPE_F32, -1, 1),
           *want_dw = copy_of(dw, e.experts * e.step, DTYPE_F32);
-    RUN(d, gemm_experts_weight, e, n, k, y, a, c, dw, add, false);
-    RUN(&reference, gemm_experts_weight, e, n, k, y, a, c, want_dw, add, false);
-    assert_sums("gemm_experts_weight", d, dw, want_dw, e.experts * e.step, DTYPE_F32, 300, 1);
+    RUN(d, grouped_gemm_wgrad, e, n, k, y, a, c, dw, add, false);
+    RUN(&reference, grouped_gemm_wgrad, e, n, k, y, a, c, want_dw, add, false);
+    assert_sums("grouped_gemm_wgrad", d, dw, want_dw, e.experts * e.step, DTYPE_F32, 300, 1);
     for (int64_t i = 0; i < n * k && !add; i++) assert_true(dw[i] == 0); /* nobody came */
     drop_all();
 }
 
-static void check_gemm_experts(Device *d, Dtype c) {
+static void check_grouped_gemm(Device *d, Dtype c) {
     DeviceNeeds needs = small_needs(c, 343, 64);
     set_scratch(d, &needs);
     for (int bits = 0; bits < 4; bits++) {
-        check_gemm_experts_shape(d, 24, 40, bits, c);
-        check_gemm_experts_shape(d, 65, 7, bits, c);
+        check_grouped_gemm_shape(d, 24, 40, bits, c);
+        check_grouped_gemm_shape(d, 65, 7, bits, c);
     }
 }
-static void test_gemm_experts(void **state) { (void)state, on_all(check_gemm_experts); }
+static void test_grouped_gemm(void **state) { (void)state, on_all(check_grouped_gemm); }
 
 static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c) {
     Routes r = new_routes(s);
-    int64_t choices = s.tokens * s.chosen;
+    int64_t assignments = s.tokens * s.chosen;
     RUN(&reference, route, s, r, NULL);
-    void *rows = random_tensor(choices * h, c, -1, 1), *other = random_tensor(choices * h, c, -1, 1);
+    void *rows = random_tensor(assignments * h, c, -1, 1), *other = random_tensor(assignments * h, c, -1, 1);
     for (int bits = 0; bits < 4; bits++) {
         void *got = random_tensor(s.tokens * h, c, -1, 1), *want = copy_of(got, s.tokens * h, c);
-        RUN(d, experts_combine, s, r, h, rows, bits & 1, bits & 2, got, c);
-        RUN(&reference, experts_combine, s, r, h, rows, bits & 1, bits & 2, want, c);
-        assert_near("experts_combine", d, got, want, s.tokens * h, c);
+        RUN(d, combine, s, r, h, rows, bits & 1, bits & 2, got, c);
+        RUN(&reference, combine, s, r, h, rows, bits & 1, bits & 2, want, c);
+        assert_near("combine", d, got, want, s.tokens * h, c);
     }
-    void *rows2 = copy_of(rows, choices * h, c), *other2 = copy_of(other, choices * h, c);
-    float *dw = tensor(choices, DTYPE_F32), *dw2 = tensor(choices, DTYPE_F32);
-    RUN(d, experts_weigh, s, r, h, 1, rows, other, dw, c);
-    RUN(&reference, experts_weigh, s, r, h, 1, rows2, other2, dw2, c);
-    assert_near("act", d, rows, rows2, choices * h, c);
-    assert_near("dact", d, other, other2, choices * h, c);
-    assert_sums("dweights", d, dw, dw2, choices, DTYPE_F32, (double)h, 1);
+    void *rows2 = copy_of(rows, assignments * h, c), *other2 = copy_of(other, assignments * h, c);
+    float *dw = tensor(assignments, DTYPE_F32), *dw2 = tensor(assignments, DTYPE_F32);
+    RUN(d, combine_backward, s, r, h, 1, rows, other, dw, c);
+    RUN(&reference, combine_backward, s, r, h, 1, rows2, other2, dw2, c);
+    assert_near("act", d, rows, rows2, assignments * h, c);
+    assert_near("dact", d, other, other2, assignments * h, c);
+    assert_sums("dweights", d, dw, dw2, assignments, DTYPE_F32, (double)h, 1);
     /* In the order of rows, and gradients where weights were. */
-    float *w = copy_of(r.weights, choices, DTYPE_F32), *w2 = copy_of(w, choices, DTYPE_F32);
-    RouteShape one = {.tokens = choices, .chosen = 1};
-    RUN(d, experts_weigh, one, (Routes){.weights = w}, h, 1, rows, other, w, c);
-    RUN(&reference, experts_weigh, one, (Routes){.weights = w2}, h, 1, rows2, other2, w2, c);
-    assert_near("act by rows", d, rows, rows2, choices * h, c);
-    assert_sums("weights by rows", d, w, w2, choices, DTYPE_F32, (double)h, 1);
+    float *w = copy_of(r.weights, assignments, DTYPE_F32), *w2 = copy_of(w, assignments, DTYPE_F32);
+    RouteShape one = {.tokens = assignments, .chosen = 1};
+    RUN(d, combine_backward, one, (Routes){.weights = w}, h, 1, rows, other, w, c);
+    RUN(&reference, combine_backward, one, (Routes){.weights = w2}, h, 1, rows2, other2, w2, c);
+    assert_near("act by rows", d, rows, rows2, assignments * h, c);
+    assert_sums("weights by rows", d, w, w2, assignments, DTYPE_F32, (double)h, 1);
     drop_all();
 }
 
 /* Where x is weighed; leaves are of each run, and a weight may be nothing. */
-static void check_experts_spread(Device *d, RouteShape s, int64_t h, Dtype c) {
-    enum { RUNS = 2, LEAVES = 3 };
+static void check_permute(Device *d, RouteShape s, int64_t h, Dtype c) {
+    enum { RUNS = 2, SPLITS = 3 };
     Routes r = new_routes(s);
-    int64_t choices = s.tokens * s.chosen, n = LEAVES * h, all = choices * RUNS * n;
+    int64_t assignments = s.tokens * s.chosen, n = SPLITS * h, all = assignments * RUNS * n;
     RUN(&reference, route, s, r, NULL);
-    r.weights[choices / 2] = 0;
-    void *x = random_tensor(s.tokens * h, c, -1, 1), *got = tensor(choices * h, c),
-         *want = tensor(choices * h, c);
-    RUN(d, experts_spread, s, r, h, x, got, c);
-    RUN(&reference, experts_spread, s, r, h, x, want, c);
-    assert_bits("experts_spread", d, got, want, choices * h, c);
+    r.weights[assignments / 2] = 0;
+    void *x = random_tensor(s.tokens * h, c, -1, 1), *got = tensor(assignments * h, c),
+         *want = tensor(assignments * h, c);
+    RUN(d, permute, s, r, h, x, got, c);
+    RUN(&reference, permute, s, r, h, x, want, c);
+    assert_bits("permute", d, got, want, assignments * h, c);
     void *y = random_tensor(all, c, -1, 1), *dy = random_tensor(all, c, -1, 1);
-    float *dw = tensor(choices, DTYPE_F32), *dw2 = tensor(choices, DTYPE_F32);
-    for (int64_t i = 0; i < choices; i++) r.weights[i] = r.weights[i] > 0 ? 0.5f + r.weights[i] : 0;
-    for (int leaves = 1; leaves <= LEAVES; leaves += LEAVES - 1) {
-        RUN(d, experts_weights, s, r, n, RUNS, leaves, y, dy, dw, c);
-        RUN(&reference, experts_weights, s, r, n, RUNS, leaves, y, dy, dw2, c);
-        assert_sums("experts_weights", d, dw, dw2, choices, DTYPE_F32, (double)(RUNS * n), 1);
-        assert_true(dw[choices / 2] >= 0 && dw[choices / 2] <= 0);
+    float *dw = tensor(assignments, DTYPE_F32), *dw2 = tensor(assignments, DTYPE_F32);
+    for (int64_t i = 0; i < assignments; i++) r.weights[i] = r.weights[i] > 0 ? 0.5f + r.weights[i] : 0;
+    for (int splits = 1; splits <= SPLITS; splits += SPLITS - 1) {
+        RUN(d, permute_dweights, s, r, n, RUNS, splits, y, dy, dw, c);
+        RUN(&reference, permute_dweights, s, r, n, RUNS, splits, y, dy, dw2, c);
+        assert_sums("permute_dweights", d, dw, dw2, assignments, DTYPE_F32, (double)(RUNS * n), 1);
+        assert_true(dw[assignments / 2] >= 0 && dw[assignments / 2] <= 0);
     }
     /* In the order of rows, and gradients where weights were. */
-    float *w = copy_of(r.weights, choices, DTYPE_F32), *w2 = copy_of(w, choices, DTYPE_F32);
-    RouteShape one = {.tokens = choices, .chosen = 1};
-    RUN(d, experts_weights, one, (Routes){.weights = w}, n, RUNS, 1, y, dy, w, c);
-    RUN(&reference, experts_weights, one, (Routes){.weights = w2}, n, RUNS, 1, y, dy, w2, c);
-    assert_sums("weights of inputs by rows", d, w, w2, choices, DTYPE_F32, (double)(RUNS * n), 1);
+    float *w = copy_of(r.weights, assignments, DTYPE_F32), *w2 = copy_of(w, assignments, DTYPE_F32);
+    RouteShape one = {.tokens = assignments, .chosen = 1};
+    RUN(d, permute_dweights, one, (Routes){.weights = w}, n, RUNS, 1, y, dy, w, c);
+    RUN(&reference, permute_dweights, one, (Routes){.weights = w2}, n, RUNS, 1, y, dy, w2, c);
+    assert_sums("weights of inputs by rows", d, w, w2, assignments, DTYPE_F32, (double)(RUNS * n), 1);
     drop_all();
 }
 
 static void check_experts_bias(Device *d, RouteShape s, int64_t h, Dtype c) {
     Routes r = new_routes(s);
-    int64_t choices = s.tokens * s.chosen, biases = s.experts * h;
+    int64_t assignments = s.tokens * s.chosen, biases = s.experts * h;
     RUN(&reference, route, s, r, NULL);
-    ExpertRows e = {.rows = choices, .experts = s.experts, .first = r.first};
-    void *y = random_tensor(choices * h, c, -1, 1), *want_y = copy_of(y, choices * h, c);
+    ExpertRows e = {.rows = assignments, .experts = s.experts, .first = r.first};
+    void *y = random_tensor(assignments * h, c, -1, 1), *want_y = copy_of(y, assignments * h, c);
     float *bias = random_tensor(biases, DTYPE_F32, -1, 1);
     RUN(d, experts_bias_forward, e, h, y, bias, c);
     RUN(&reference, experts_bias_forward, e, h, want_y, bias, c);
-    assert_near("experts_bias", d, y, want_y, choices * h, c);
+    assert_near("experts_bias", d, y, want_y, assignments * h, c);
     for (int weighed = 0; weighed < 2; weighed++) {
         float *db = random_tensor(biases, DTYPE_F32, -1, 1), *want_db = copy_of(db, biases, DTYPE_F32),
-              *dw = random_tensor(choices, DTYPE_F32, -1, 1), *want_dw = copy_of(dw, choices, DTYPE_F32);
+              *dw = random_tensor(assignments, DTYPE_F32, -1, 1),
+              *want_dw = copy_of(dw, assignments, DTYPE_F32);
         RouteShape of = weighed ? s : (RouteShape){.experts = s.experts}; /* as layers have it */
         Routes routes = weighed ? r : (Routes){.first = r.first};
         RUN(d, experts_bias_backward, of, routes, h, y, weighed, bias, db, weighed ? dw : NULL, c);
         RUN(&reference, experts_bias_backward, of, routes, h, y, weighed, bias, want_db,
             weighed ? want_dw : NULL, c);
-        assert_sums("experts' bias gradient", d, db, want_db, biases, DTYPE_F32, (double)choices, 1);
-        assert_sums("its weights", d, dw, want_dw, choices, DTYPE_F32, (double)h, 1);
+        assert_sums("experts' bias gradient", d, db, want_db, biases, DTYPE_F32, (double)assignments, 1);
+        assert_sums("its weights", d, dw, want_dw, assignments, DTYPE_F32, (double)h, 1);
     }
     drop_all();
 }
@@ -1626,8 +1630,7 @@ static void check_experts_rows(Device *d, Dtype c) {
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         check_experts_rows_shape(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                                  widths[i], c);
-        check_experts_spread(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
-                             widths[i], c);
+        check_permute(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3}, widths[i], c);
         check_experts_bias(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                            widths[i], c);
         check_experts_bias(d, (RouteShape){.tokens = 3, .sequence = 3, .experts = 9, .chosen = 2}, widths[i],
@@ -1791,9 +1794,9 @@ static void do_matrix_update(Device *d, bool nesterov, const Trainee *t) {
     MatrixShape row = {1, t->n, t->n};
     float *x = tensor(t->n, DTYPE_F32);
     const OptimizerStep *step = PLACED(one_step);
-    RUN(d, muon_direction, row, o, t->store, step, t->g, t->m, x);
+    RUN(d, muon_momentum, row, o, t->store, step, t->g, t->m, x);
     RUN(d, average, t->n, step, t->p, x);
-    RUN(d, muon_descend, row, o, step, x, t->p, t->copy);
+    RUN(d, muon_apply, row, o, step, x, t->p, t->copy);
 }
 
 static void do_update(Device *d, int variant, const Trainee *t) {
@@ -1845,15 +1848,15 @@ static void check_muon(Device *d, Dtype c) {
             double unit = 1;
             GradStats *squares = room_for(sizeof *squares);
             if (t.copy) memset(t.copy, 0, (size_t)room * 2), memset(want.copy, 0, (size_t)room * 2);
-            RUN(d, muon_direction, s, o, store, step, t.g, t.m, x);
-            RUN(&reference, muon_direction, s, o, store, step, want.g, want.m, y);
+            RUN(d, muon_momentum, s, o, store, step, t.g, t.m, x);
+            RUN(&reference, muon_momentum, s, o, store, step, want.g, want.m, y);
             assert_sums("direction", d, x, y, n, DTYPE_F32, 2, 1);
             RUN(&reference, grad_stats, n, y, 2.0, &unit, squares);
             double before = length_of(y, n);
-            RUN(d, muon_unit, n, squares, 1.02f, y);
+            RUN(d, muon_normalise, n, squares, 1.02f, y);
             assert_true(fabs(length_of(y, n) - before / (1.02 * before + 1e-7)) < 1e-6);
-            RUN(d, muon_descend, s, o, step, y, t.p, t.copy);
-            RUN(&reference, muon_descend, s, o, step, y, want.p, want.copy);
+            RUN(d, muon_apply, s, o, step, y, t.p, t.copy);
+            RUN(&reference, muon_apply, s, o, step, y, want.p, want.copy);
             assert_like(d, "muon", &t, &want);
             drop_all();
         }
@@ -1864,8 +1867,8 @@ static void check_quintic(Device *d, Dtype c) {
     EACH(m, sizes) {
         float *gram = random_tensor(*m * *m, DTYPE_F32, -1, 1), *x = random_tensor(*m * *m, DTYPE_F32, -1, 1),
               *y = copy_of(x, *m * *m, DTYPE_F32);
-        RUN(d, muon_quintic, *m, 3.4445f, -4.775f, 2.0315f, gram, x);
-        RUN(&reference, muon_quintic, *m, 3.4445f, -4.775f, 2.0315f, gram, y);
+        RUN(d, newton_schulz, *m, 3.4445f, -4.775f, 2.0315f, gram, x);
+        RUN(&reference, newton_schulz, *m, 3.4445f, -4.775f, 2.0315f, gram, y);
         assert_sums("quintic", d, x, y, *m * *m, DTYPE_F32, 3, 4);
         drop_all();
     }
@@ -2273,22 +2276,22 @@ static Routes spread_routes(const float *x) {
 }
 static void spread_forward(const float *x, float *y) {
     float rows[SPREAD_K * 3];
-    reference.ops.experts_spread(&reference, probe_spread, spread_routes(x), 3, x, rows, DTYPE_F32);
+    reference.ops.permute(&reference, probe_spread, spread_routes(x), 3, x, rows, DTYPE_F32);
     reference.ops.gemm(&reference, false, true, SPREAD_K, 4, 3, rows, x + SPREAD_X, DTYPE_F32, y, DTYPE_F32,
-                       4, false, NO_LEAVES);
+                       4, false, NO_SPLIT);
 }
 static void spread_backward(const float *x, const float *dy, float *dx) {
     float rows[SPREAD_K * 3], drows[SPREAD_K * 3], y[SPREAD_OUT];
     Routes r = spread_routes(x);
     spread_forward(x, y);
-    reference.ops.experts_spread(&reference, probe_spread, r, 3, x, rows, DTYPE_F32);
+    reference.ops.permute(&reference, probe_spread, r, 3, x, rows, DTYPE_F32);
     reference.ops.gemm(&reference, false, false, SPREAD_K, 3, 4, dy, x + SPREAD_X, DTYPE_F32, drows,
-                       DTYPE_F32, 3, false, NO_LEAVES);
-    reference.ops.experts_combine(&reference, probe_spread, r, 3, drows, true, false, dx, DTYPE_F32);
+                       DTYPE_F32, 3, false, NO_SPLIT);
+    reference.ops.combine(&reference, probe_spread, r, 3, drows, true, false, dx, DTYPE_F32);
     reference.ops.gemm(&reference, true, false, 4, 3, SPREAD_K, dy, rows, DTYPE_F32, dx + SPREAD_X, DTYPE_F32,
-                       3, false, NO_LEAVES);
-    reference.ops.experts_weights(&reference, probe_spread, r, 2, 2, 2, y, dy, dx + SPREAD_X + SPREAD_W,
-                                  DTYPE_F32);
+                       3, false, NO_SPLIT);
+    reference.ops.permute_dweights(&reference, probe_spread, r, 2, 2, 2, y, dy, dx + SPREAD_X + SPREAD_W,
+                                   DTYPE_F32);
 }
 
 /* x is qkv [3, (2 + 2) * 6], then the weights of q and k. */
@@ -2503,7 +2506,7 @@ static void mamba_out(const float *x, float *y) {
     memcpy(y, all + 4 * (MAMBA_T - MAMBA_LOOK), MAMBA_OUT * sizeof *y);
 }
 static void mamba_back(const float *x, const float *dy, float *dx) {
-    float y[MAMBA_OUT], all[MAMBA_T * 4] = {0}, carry[4 * 3], room[2 * MAMBA_STRIDE * 2 * 3];
+    float y[MAMBA_OUT], all[MAMBA_T * 4] = {0}, carry[4 * 3], room[2 * MAMBA_CHUNK * 2 * 3];
     mamba_out(x, y);
     memcpy(all + 4 * (MAMBA_T - MAMBA_LOOK), dy, MAMBA_OUT * sizeof *dy);
     memset(dx, 0, MAMBA_IN * sizeof *dx);
@@ -2612,7 +2615,7 @@ static void run_mamba(Device *d, Dtype c, int64_t t, int64_t width, const void *
     MambaShape s = {t, 5, 1, 16, 24, width, width};
     GatedNorm norm = {t, width, width, width, 1e-5f};
     float *heads = tensor(3 * 5, DTYPE_F32), *starts = tensor(mamba_states(s), DTYPE_F32),
-          *carry = tensor(mamba_states(s), DTYPE_F32), *room = tensor(MAMBA_STRIDE * 5 * 2 * 24, DTYPE_F32),
+          *carry = tensor(mamba_states(s), DTYPE_F32), *room = tensor(MAMBA_CHUNK * 5 * 2 * 24, DTYPE_F32),
           *w = tensor(width, DTYPE_F32);
     void *y = tensor(mamba_outputs(s), c);
     MambaTensors from = {(void *)(uintptr_t)qkv, tensor_to((void *)(uintptr_t)qkv, 5 * 16 + 2 * 24, c),
@@ -2653,7 +2656,7 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
     for (int64_t i = 0; i < t * 9; i++) r->routes.scores[i] = (float)(i * i % 31);
     RUN(d, fill, 9 * width * 24, 0, r->dexperts);
     RUN(d, route, route, r->routes, NULL);
-    RUN(d, gemm_experts_weight, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
+    RUN(d, grouped_gemm_wgrad, (ExpertRows){t, 9, r->routes.first, width * 24}, width, 24, qkv, qkv, c,
         r->dexperts, false, false);
     RUN(d, fill, 4 * width, 0, r->dtaps);
     RUN(d, conv_backward, (ConvShape){t, width, width, 4}, qkv, r->dexperts, first, qkv, r->dqkv, r->dtaps,
@@ -2782,7 +2785,7 @@ static void test_profile(void **state) {
     float a[4] = {1, 2, 3, 4}, out[4];
     d.profiling = true;
     OP(&d, OP_ADD, add, 4, a, a, out, DTYPE_F32);
-    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false, NO_LEAVES);
+    OP(&d, OP_GEMM, gemm, false, false, 2, 2, 2, a, a, DTYPE_F32, out, DTYPE_F32, 2, false, NO_SPLIT);
     assert_int_equal(d.profile[OP_ADD].calls, 1);
     assert_true(d.profile[OP_GEMM].flops >= 16 && d.profile[OP_GEMM].flops <= 16);
     assert_true(out[0] >= 7 && out[0] <= 7);
@@ -2809,9 +2812,9 @@ static int products_made, waits_made;
 static void (*finish_of_device)(Device *d, Event e);
 static void quick_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                        const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                       Leaves leaves) {
+                       KSplit splits) {
     (void)d, (void)trans_a, (void)trans_b, (void)m, (void)n, (void)k, (void)a, (void)b, (void)ab_type;
-    (void)c, (void)c_type, (void)ldc, (void)accumulate, (void)leaves;
+    (void)c, (void)c_type, (void)ldc, (void)accumulate, (void)splits;
     products_made++;
 }
 static void counted_finish(Device *d, Event e) {
@@ -2836,51 +2839,54 @@ static void test_peak_waits(void **state) {
 /* Launches of which one direction has more than 65,535 blocks: tokens, rows of experts and leaves lie along
  * the one that takes them. Nothing is touched. */
 static void launch_large(Device *d, Dtype c) {
-    enum { TOKENS = 1 << 23, LEAF = 64, EXPERTS = 512 };
+    enum { TOKENS = 1 << 23, SPLIT_SIZE = 64, EXPERTS = 512 };
     static _Alignas(16) char there[4096];
     void *p = there;
     float *f = p;
     int32_t *ids = p;
     AttentionShape s = SHAPE(TOKENS, 4, 2, 8);
     AttentionRun whole = attention_whole(s);
-    RouteShape routed = {.tokens = TOKENS, .sequence = LEAF, .experts = EXPERTS, .chosen = 2};
+    RouteShape routed = {.tokens = TOKENS, .sequence = SPLIT_SIZE, .experts = EXPERTS, .chosen = 2};
     Routes routes = {f, ids, f, ids, ids, ids};
     ExpertRows rows = {TOKENS, EXPERTS, ids, 1 << 20};
-    VocabLeaves vocab = {.leaf = LEAF};
-    ScanShape scan = {TOKENS, LEAF, 2 * LEAF, LEAF, LEAF, SCAN_HAWK};
-    MambaShape mamba = {TOKENS, LEAF / 64, 1, 64, 128, 2 * LEAF, LEAF};
+    VocabSplit vocab = {.split_size = SPLIT_SIZE};
+    ScanShape scan = {TOKENS, SPLIT_SIZE, 2 * SPLIT_SIZE, SPLIT_SIZE, SPLIT_SIZE, SCAN_HAWK};
+    MambaShape mamba = {TOKENS, SPLIT_SIZE / 64, 1, 64, 128, 2 * SPLIT_SIZE, SPLIT_SIZE};
     MambaGradients grads = {p, p, p, p, f, f, f};
     d->scratch = there, d->scratch_size = SIZE_MAX;
-    d->ops.gemm(d, false, true, TOKENS, LEAF, LEAF, p, p, c, p, c, LEAF, false, shared(true, LEAF));
+    d->ops.gemm(d, false, true, TOKENS, SPLIT_SIZE, SPLIT_SIZE, p, p, c, p, c, SPLIT_SIZE, false,
+                shared(true, SPLIT_SIZE));
     d->ops.attention_forward(d, s, whole, p, p, ids, p, f, c);
     d->ops.attention_backward(d, s, whole, p, p, ids, p, f, p, p, p, c);
     d->ops.attention_decode(d, s, 0, p, p, p, p, c);
     s.head_dim = 16; /* other kernels in bf16 */
     d->ops.attention_forward(d, s, attention_whole(s), p, p, ids, p, f, c);
     d->ops.attention_backward(d, s, attention_whole(s), p, p, ids, p, f, p, p, p, c);
-    d->ops.norm_backward(d, NORM_LAYER, TOKENS, LEAF, p, f, f, p, p, false, f, LEAF, c);
-    d->ops.bias_backward(d, TOKENS, LEAF, p, f, LEAF, c);
-    d->ops.embed_backward(d, TOKENS, LEAF, ids, p, ALL_ROWS, 1, f, c);
+    d->ops.norm_backward(d, NORM_LAYER, TOKENS, SPLIT_SIZE, p, f, f, p, p, false, f, SPLIT_SIZE, c);
+    d->ops.bias_backward(d, TOKENS, SPLIT_SIZE, p, f, SPLIT_SIZE, c);
+    d->ops.embed_backward(d, TOKENS, SPLIT_SIZE, ids, p, ALL_ROWS, 1, f, c);
     d->ops.route(d, routed, routes, NULL);
     d->ops.route_count(d, routed, ids, p);
     d->ops.route_backward(d, routed, routes, p, f, f, f, p, c);
-    d->ops.gemm_experts(d, rows, true, LEAF, LEAF, p, p, c, p, c, NO_LEAVES);
-    d->ops.gemm_experts_weight(d, rows, 1 << 14, LEAF, p, p, c, f, true, false);
-    d->ops.experts_weigh(d, routed, routes, LEAF, 1, p, p, f, c);
-    d->ops.experts_weights(d, routed, routes, LEAF, 2, 1, p, p, f, c);
-    d->ops.experts_bias_forward(d, rows, LEAF, p, f, c);
-    d->ops.experts_bias_backward(d, routed, routes, LEAF, p, true, f, f, f, c);
-    d->ops.conv_forward(d, (ConvShape){TOKENS, LEAF, LEAF, 4}, p, f, ids, NULL, p, c);
-    d->ops.conv_backward(d, (ConvShape){TOKENS, LEAF, LEAF, 4}, p, f, ids, p, p, f, c);
+    d->ops.grouped_gemm(d, rows, true, SPLIT_SIZE, SPLIT_SIZE, p, p, c, p, c, NO_SPLIT);
+    d->ops.grouped_gemm_wgrad(d, rows, 1 << 14, SPLIT_SIZE, p, p, c, f, true, false);
+    d->ops.combine_backward(d, routed, routes, SPLIT_SIZE, 1, p, p, f, c);
+    d->ops.permute_dweights(d, routed, routes, SPLIT_SIZE, 2, 1, p, p, f, c);
+    d->ops.experts_bias_forward(d, rows, SPLIT_SIZE, p, f, c);
+    d->ops.experts_bias_backward(d, routed, routes, SPLIT_SIZE, p, true, f, f, f, c);
+    d->ops.conv_forward(d, (ConvShape){TOKENS, SPLIT_SIZE, SPLIT_SIZE, 4}, p, f, ids, NULL, p, c);
+    d->ops.conv_backward(d, (ConvShape){TOKENS, SPLIT_SIZE, SPLIT_SIZE, 4}, p, f, ids, p, p, f, c);
     d->ops.scan_forward(d, scan, (ScanInputs){p, p, p, f}, ids, NULL, f, c);
     d->ops.scan_gate(d, scan, p, f, p, c);
     d->ops.scan_backward(d, scan, (ScanInputs){p, p, p, f}, ids, f, p, (ScanGradients){p, p, p, f}, c);
     d->ops.mamba_forward(d, mamba, (MambaInputs){p, p, p, p, f, f, f}, ids, NULL, f, p, c);
     d->ops.mamba_backward(d, mamba, (MambaInputs){p, p, p, p, f, f, f}, ids, f, p, f, f, grads, c);
-    d->ops.gated_norm_forward(d, (GatedNorm){TOKENS, LEAF, LEAF / 2, LEAF, 1e-5f}, p, p, f, p, c);
-    d->ops.gated_norm_backward(d, (GatedNorm){TOKENS, LEAF, LEAF / 2, LEAF, 1e-5f}, p, p, f, p, p, p, f, c);
-    d->ops.loss_records(d, TOKENS, 2 * LEAF, p, c, ids, vocab, p);
-    d->ops.cross_entropy(d, TOKENS, 2 * LEAF, p, c, ids, vocab, f, 0, 0, f, f, p, c);
+    d->ops.gated_norm_forward(d, (GatedNorm){TOKENS, SPLIT_SIZE, SPLIT_SIZE / 2, SPLIT_SIZE, 1e-5f}, p, p, f,
+                              p, c);
+    d->ops.gated_norm_backward(d, (GatedNorm){TOKENS, SPLIT_SIZE, SPLIT_SIZE / 2, SPLIT_SIZE, 1e-5f}, p, p, f,
+                               p, p, p, f, c);
+    d->ops.loss_records(d, TOKENS, 2 * SPLIT_SIZE, p, c, ids, vocab, p);
+    d->ops.cross_entropy(d, TOKENS, 2 * SPLIT_SIZE, p, c, ids, vocab, f, 0, 0, f, f, p, c);
     d->scratch = NULL;
 }
 
@@ -2960,7 +2966,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_grouped_route),
         cmocka_unit_test(test_full_route),
         cmocka_unit_test(test_nan_route),
-        cmocka_unit_test(test_gemm_experts),
+        cmocka_unit_test(test_grouped_gemm),
         cmocka_unit_test(test_experts_rows),
         cmocka_unit_test(test_activation_ends),
         cmocka_unit_test(test_cross_entropy),

@@ -154,9 +154,9 @@ static void test_waits(void **state) {
         fill(&t, t.a, 1);
         assert_int_equal(t.d.waits[WAIT_RESULT], 0);
         first_of(&t, t.a);
-        device_finish(&t.d, 0, WAIT_LINK);
+        device_finish(&t.d, 0, WAIT_TRANSPORT);
         assert_int_equal(t.d.waits[WAIT_RESULT], 1);
-        assert_int_equal(t.d.waits[WAIT_LINK], 1);
+        assert_int_equal(t.d.waits[WAIT_TRANSPORT], 1);
         close_bench(&t);
     }
 }

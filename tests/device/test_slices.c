@@ -10,7 +10,7 @@
 #include "support/devices.h"
 
 static const int degrees[] = {1, 2, 4, 8};
-enum { DEGREES = 4, LEAVES = 8 };
+enum { DEGREES = 4, SPLITS = 8 };
 
 /* [rows, cols] at (i, j) of a tensor whose rows are `row` long, as a tensor of its own. */
 static void *box_of(const void *from, int64_t row, int64_t i, int64_t j, int64_t rows, int64_t cols,
@@ -41,7 +41,7 @@ static void assert_box(const Device *d, const char *what, const void *whole, int
 static void keep_scratch(Device *d, Dtype c, int64_t tokens, int64_t hidden, AttentionShape s) {
     DeviceNeeds needs = small_needs(c, tokens, hidden);
     needs.attention = s;
-    needs.leaves = LEAVES;
+    needs.splits = SPLITS;
     set_scratch(d, &needs);
 }
 /* The reference keeps the contract too. */
@@ -93,7 +93,7 @@ static void *product_box(Device *d, const Operands *o, int64_t i, int64_t j, int
     void *b = f->trans_b ? box_of(o->b, o->k, j, 0, cols, o->k, o->type)
                          : box_of(o->b, o->n, 0, j, o->k, cols, o->type);
     void *c = box_of(o->c, o->n, i, j, rows, cols, o->c_type);
-    Leaves one = {.runs = 1, .run = {{.length = o->k, .leaf = o->k}}};
+    KSplit one = {.runs = 1, .run = {{.length = o->k, .split_size = o->k}}};
     RUN(d, gemm, f->trans_a, f->trans_b, rows, cols, o->k, a, b, o->type, c, o->c_type, cols, accumulate,
         one);
     return c;
@@ -136,10 +136,10 @@ static void test_products(void **state) { (void)state, check_all(check_products)
 
 /* ---- products: leaves of the inner dimension ---- */
 
-/* Leaves first .. first+count-1 of runs of `length` terms in pieces of `leaf`. */
+/* Splits first .. first+count-1 of runs of `length` terms in pieces of `split`. */
 typedef struct Inner {
     int runs;
-    int64_t length[LEAF_RUNS], leaf[LEAF_RUNS];
+    int64_t length[SPLIT_RUNS], split_size[SPLIT_RUNS];
 } Inner;
 
 static int64_t inner_of(const Inner *in) {
@@ -148,9 +148,10 @@ static int64_t inner_of(const Inner *in) {
     return k;
 }
 
-static Leaves leaves_here(const Inner *in) {
-    Leaves l = {.runs = in->runs};
-    for (int r = 0; r < in->runs; r++) l.run[r].length = in->length[r], l.run[r].leaf = in->leaf[r];
+static KSplit splits_here(const Inner *in) {
+    KSplit l = {.runs = in->runs};
+    for (int r = 0; r < in->runs; r++)
+        l.run[r].length = in->length[r], l.run[r].split_size = in->split_size[r];
     return l;
 }
 
@@ -158,7 +159,8 @@ static Leaves leaves_here(const Inner *in) {
 static Inner part_of_inner(const Inner *in, int first, int count) {
     Inner part = *in;
     for (int r = 0; r < in->runs; r++)
-        part.length[r] = min_i64(in->length[r], (first + count) * in->leaf[r]) - first * in->leaf[r];
+        part.length[r] =
+            min_i64(in->length[r], (first + count) * in->split_size[r]) - first * in->split_size[r];
     return part;
 }
 
@@ -168,7 +170,7 @@ static void *terms_of(const void *from, int64_t lines, bool along, const Inner *
     int64_t whole = inner_of(in), here = inner_of(part), from_run = 0, to_run = 0;
     void *to = tensor(lines * here, t);
     for (int r = 0; r < in->runs; r++) {
-        int64_t start = from_run + first * in->leaf[r];
+        int64_t start = from_run + first * in->split_size[r];
         for (int64_t p = 0; p < part->length[r]; p++)
             for (int64_t i = 0; i < lines; i++)
                 tensor_set(to, along ? i * here + to_run + p : (to_run + p) * lines + i, t,
@@ -184,17 +186,17 @@ static float *partial_product(Device *d, const Operands *o, const Inner *in, int
     void *b = terms_of(o->b, o->n, o->form->trans_b, in, first, &part, o->type);
     float *c = tensor(o->m * o->n, DTYPE_F32);
     RUN(d, gemm, o->form->trans_a, o->form->trans_b, o->m, o->n, inner_of(&part), a, b, o->type, c, DTYPE_F32,
-        o->n, false, leaves_here(&part));
+        o->n, false, splits_here(&part));
     return c;
 }
 
 /* The same from all terms, of which those of other ranks are left out. */
 static void check_skipped(Device *d, const Operands *o, const Inner *in, int first, int count) {
     Inner part = part_of_inner(in, first, count);
-    Leaves l = leaves_here(&part);
+    KSplit l = splits_here(&part);
     int64_t left = 0;
     for (int r = 0; r < in->runs; r++) {
-        int64_t before = first * in->leaf[r];
+        int64_t before = first * in->split_size[r];
         l.run[r].skip = left + before;
         left = in->length[r] - before - part.length[r];
     }
@@ -205,11 +207,11 @@ static void check_skipped(Device *d, const Operands *o, const Inner *in, int fir
                DTYPE_F32);
 }
 
-/* As ranks would: each its leaves, then the tree over ranks, then rounded. */
+/* As ranks would: each its splits, then the tree over ranks, then rounded. */
 static void *product_on_ranks(Device *d, const Operands *o, const Inner *in, int ranks) {
-    const float *parts[LEAVES];
+    const float *parts[SPLITS];
     for (int r = 0; r < ranks; r++)
-        parts[r] = partial_product(d, o, in, r * (LEAVES / ranks), LEAVES / ranks);
+        parts[r] = partial_product(d, o, in, r * (SPLITS / ranks), SPLITS / ranks);
     float *sum = tensor(o->m * o->n, DTYPE_F32);
     void *c = tensor(o->m * o->n, o->c_type);
     RUN(d, sum_parts, o->m * o->n, ranks, parts, sum);
@@ -222,30 +224,30 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
     Operands o = operands(form, shape, type, c_type);
     void *whole = tensor(o.m * o.n, c_type);
     RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, whole, c_type, o.n, false,
-        leaves_here(in));
+        splits_here(in));
     for (int i = 0; i < DEGREES; i++)
         assert_box(d, "leaves of a product", whole, o.n, 0, 0, product_on_ranks(d, &o, in, degrees[i]), o.m,
                    o.n, c_type);
     check_skipped(d, &o, in, 2, 4);
-    check_skipped(d, &o, in, LEAVES - 1, 1);
+    check_skipped(d, &o, in, SPLITS - 1, 1);
     if (c_type == DTYPE_F32) { /* C + the tree; and leaves of other lengths */
         float *c = tensor(o.m * o.n, DTYPE_F32), *want = tensor(o.m * o.n, DTYPE_F32);
         RUN(d, add, o.m * o.n, o.c, whole, want, DTYPE_F32);
         memcpy(c, o.c, (size_t)(o.m * o.n) * sizeof *c);
         RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, c, DTYPE_F32, o.n, true,
-            leaves_here(in));
+            splits_here(in));
         assert_box(d, "leaves added to C", want, o.n, 0, 0, c, o.m, o.n, DTYPE_F32);
         Inner moved = *in;
-        moved.leaf[0]++;
+        moved.split_size[0]++;
         RUN(d, gemm, form->trans_a, form->trans_b, o.m, o.n, o.k, o.a, o.b, type, c, DTYPE_F32, o.n, false,
-            leaves_here(&moved));
+            splits_here(&moved));
         assert_false(same_box(whole, o.n, 0, 0, c, o.m, o.n, DTYPE_F32));
     }
     drop_all();
 }
 
-static void check_leaves(Device *d, Dtype c) {
-    /* One run; gate and up; q, k and v; a vocabulary whose last leaf is short; leaves of more than a
+static void check_splits(Device *d, Dtype c) {
+    /* One run; gate and up; q, k and v; a vocabulary whose last split is short; leaves of more than a
      * block. */
     static const Inner inners[] = {{1, {320}, {40}},
                                    {2, {136, 136}, {17, 17}},
@@ -259,7 +261,7 @@ static void check_leaves(Device *d, Dtype c) {
             if (c == DTYPE_BF16) check_inner(d, &forms[f], &inners[i], c, DTYPE_BF16);
         }
 }
-static void test_leaves(void **state) { (void)state, check_all(check_leaves); }
+static void test_splits(void **state) { (void)state, check_all(check_splits); }
 
 /* ---- products of experts ---- */
 
@@ -295,38 +297,40 @@ static float *expert_outputs(Device *d, const ExpertOperands *o, int64_t first, 
     void *b = o->across ? boxes_of(o->b, o->n, o->k, first, 0, count, o->k, o->type)
                         : boxes_of(o->b, o->k, o->n, 0, first, o->k, count, o->type);
     float *c = tensor(EXPERT_ROWS * count, DTYPE_F32);
-    Leaves one = {.runs = 1, .run = {{.length = o->k, .leaf = o->k}}};
-    RUN(d, gemm_experts, rows_of_experts(o->k * count), o->across, count, o->k, o->a, b, o->type, c,
+    KSplit one = {.runs = 1, .run = {{.length = o->k, .split_size = o->k}}};
+    RUN(d, grouped_gemm, rows_of_experts(o->k * count), o->across, count, o->k, o->a, b, o->type, c,
         DTYPE_F32, one);
     return c;
 }
 
-/* A leaf, from all terms, and as who has no others. */
-static float *leaf_among_others(Device *d, const ExpertOperands *o, const Inner *in, int leaf) {
-    Leaves l = {.runs = in->runs};
+/* A split, from all terms, and as who has no others. */
+static float *split_among_others(Device *d, const ExpertOperands *o, const Inner *in, int split) {
+    KSplit l = {.runs = in->runs};
     int64_t left = 0;
     for (int r = 0; r < in->runs; r++) {
-        l.run[r].skip = left + leaf * in->leaf[r], l.run[r].length = l.run[r].leaf = in->leaf[r];
-        left = in->length[r] - (leaf + 1) * in->leaf[r];
+        l.run[r].skip = left + split * in->split_size[r],
+        l.run[r].length = l.run[r].split_size = in->split_size[r];
+        left = in->length[r] - (split + 1) * in->split_size[r];
     }
     float *c = tensor(EXPERT_ROWS * o->n, DTYPE_F32);
-    RUN(d, gemm_experts, rows_of_experts(o->k * o->n), o->across, o->n, o->k, o->a, o->b, o->type, c,
+    RUN(d, grouped_gemm, rows_of_experts(o->k * o->n), o->across, o->n, o->k, o->a, o->b, o->type, c,
         DTYPE_F32, l);
     return c;
 }
 
-static float *leaf_alone(Device *d, const ExpertOperands *o, const Inner *in, int leaf) {
-    Inner part = part_of_inner(in, leaf, 1);
+static float *split_alone(Device *d, const ExpertOperands *o, const Inner *in, int split) {
+    Inner part = part_of_inner(in, split, 1);
     int64_t k = inner_of(&part);
-    void *a = terms_of(o->a, EXPERT_ROWS, true, in, leaf, &part, o->type),
+    void *a = terms_of(o->a, EXPERT_ROWS, true, in, split, &part, o->type),
          *b = tensor(EXPERTS * k * o->n, o->type);
     for (int64_t e = 0; e < EXPERTS; e++)
-        memcpy(tensor_to(b, e * k * o->n, o->type),
-               terms_of(tensor_at(o->b, e * o->k * o->n, o->type), o->n, o->across, in, leaf, &part, o->type),
-               (size_t)(k * o->n) * dtype_bytes(o->type));
+        memcpy(
+            tensor_to(b, e * k * o->n, o->type),
+            terms_of(tensor_at(o->b, e * o->k * o->n, o->type), o->n, o->across, in, split, &part, o->type),
+            (size_t)(k * o->n) * dtype_bytes(o->type));
     float *c = tensor(EXPERT_ROWS * o->n, DTYPE_F32);
-    RUN(d, gemm_experts, rows_of_experts(k * o->n), o->across, o->n, k, a, b, o->type, c, DTYPE_F32,
-        leaves_here(&part));
+    RUN(d, grouped_gemm, rows_of_experts(k * o->n), o->across, o->n, k, a, b, o->type, c, DTYPE_F32,
+        splits_here(&part));
     return c;
 }
 
@@ -336,7 +340,7 @@ static float *expert_gradients(Device *d, const ExpertOperands *o, const void *d
     void *left = box_of(dy, o->n, 0, m0, EXPERT_ROWS, m, o->type),
          *right = box_of(o->a, o->k, 0, n0, EXPERT_ROWS, n, o->type);
     float *c = tensor(EXPERTS * m * n, DTYPE_F32);
-    RUN(d, gemm_experts_weight, rows_of_experts(m * n), m, n, left, right, o->type, c, false, true);
+    RUN(d, grouped_gemm_wgrad, rows_of_experts(m * n), m, n, left, right, o->type, c, false, true);
     return c;
 }
 
@@ -371,26 +375,26 @@ static void check_expert_products(Device *d, Dtype c) {
                        EXPERT_ROWS, count, DTYPE_F32);
         }
         assert_false(same_box(whole, n, 0, 1, expert_outputs(d, &o, 2, 9), EXPERT_ROWS, 9, DTYPE_F32));
-        for (int leaf = 0; leaf < LEAVES; leaf += LEAVES - 1)
-            assert_box(d, "a leaf of experts", leaf_among_others(d, &o, in, leaf), n, 0, 0,
-                       leaf_alone(d, &o, in, leaf), EXPERT_ROWS, n, DTYPE_F32);
-        assert_false(same_box(leaf_among_others(d, &o, in, 2), n, 0, 0, leaf_alone(d, &o, in, 3), EXPERT_ROWS,
-                              n, DTYPE_F32));
+        for (int split = 0; split < SPLITS; split += SPLITS - 1)
+            assert_box(d, "a leaf of experts", split_among_others(d, &o, in, split), n, 0, 0,
+                       split_alone(d, &o, in, split), EXPERT_ROWS, n, DTYPE_F32);
+        assert_false(same_box(split_among_others(d, &o, in, 2), n, 0, 0, split_alone(d, &o, in, 3),
+                              EXPERT_ROWS, n, DTYPE_F32));
         check_expert_gradients(d, &o);
         drop_all();
     }
 }
 static void test_expert_products(void **state) { (void)state, check_all(check_expert_products); }
 
-/* Leaves of an expert's width first .. first+count-1: the gradient of each choice's weight; act is then
+/* Splits of an expert's width first .. first+count-1: the gradient of each choice's weight; act is then
  * weighed. */
-static float *weighed(Device *d, const void *act, const void *dact, const float *weights, int64_t leaf,
+static float *weighed(Device *d, const void *act, const void *dact, const float *weights, int64_t split_size,
                       int first, int count, Dtype c, void **left) {
-    int64_t inter = LEAVES * leaf, own = count * leaf;
-    void *x = box_of(act, inter, 0, first * leaf, EXPERT_ROWS, own, c),
-         *dx = box_of(dact, inter, 0, first * leaf, EXPERT_ROWS, own, c);
+    int64_t inter = SPLITS * split_size, own = count * split_size;
+    void *x = box_of(act, inter, 0, first * split_size, EXPERT_ROWS, own, c),
+         *dx = box_of(dact, inter, 0, first * split_size, EXPERT_ROWS, own, c);
     float *dw = tensor(EXPERT_ROWS, DTYPE_F32);
-    RUN(d, experts_weigh, (RouteShape){.tokens = EXPERT_ROWS, .chosen = 1},
+    RUN(d, combine_backward, (RouteShape){.tokens = EXPERT_ROWS, .chosen = 1},
         (Routes){.weights = copy_of(weights, EXPERT_ROWS, DTYPE_F32)}, own, count, x, dx, dw, c);
     *left = x;
     return dw;
@@ -398,25 +402,25 @@ static float *weighed(Device *d, const void *act, const void *dact, const float 
 
 static void check_weights_of_experts(Device *d, Dtype c) {
     static const int64_t widths[] = {1, 17, 300};
-    EACH(leaf, widths) {
-        int64_t inter = LEAVES * *leaf;
+    EACH(split_size, widths) {
+        int64_t inter = SPLITS * *split_size;
         void *act = random_tensor(EXPERT_ROWS * inter, c, -1, 1),
              *dact = random_tensor(EXPERT_ROWS * inter, c, -1, 1), *all, *own;
         float *weights = random_tensor(EXPERT_ROWS, DTYPE_F32, 0, 1);
-        float *whole = weighed(d, act, dact, weights, *leaf, 0, LEAVES, c, &all);
+        float *whole = weighed(d, act, dact, weights, *split_size, 0, SPLITS, c, &all);
         for (int i = 0; i < DEGREES; i++) {
-            int ranks = degrees[i], each = LEAVES / ranks;
-            const float *parts[LEAVES];
+            int ranks = degrees[i], each = SPLITS / ranks;
+            const float *parts[SPLITS];
             float *sum = tensor(EXPERT_ROWS, DTYPE_F32);
             for (int r = 0; r < ranks; r++) {
-                parts[r] = weighed(d, act, dact, weights, *leaf, r * each, each, c, &own);
-                assert_box(d, "weighed columns", all, inter, 0, r * each * *leaf, own, EXPERT_ROWS,
-                           each * *leaf, c);
+                parts[r] = weighed(d, act, dact, weights, *split_size, r * each, each, c, &own);
+                assert_box(d, "weighed columns", all, inter, 0, r * each * *split_size, own, EXPERT_ROWS,
+                           each * *split_size, c);
             }
             RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
             assert_box(d, "leaves of a weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
         }
-        float *moved = weighed(d, act, dact, weights, *leaf, 1, LEAVES - 1, c, &own);
+        float *moved = weighed(d, act, dact, weights, *split_size, 1, SPLITS - 1, c, &own);
         assert_false(same_box(whole, 1, 0, 0, moved, EXPERT_ROWS, 1, DTYPE_F32));
         drop_all();
     }
@@ -451,43 +455,43 @@ static void test_biases_of_experts(void **state) { (void)state, check_all(check_
 static void test_weights_of_experts(void **state) { (void)state, check_all(check_weights_of_experts); }
 
 /* The same of weights of what experts read, by two runs of numbers that are made of it, each cut alike. */
-static float *input_weights(Device *d, const void *y, const void *dy, const float *weights, int64_t leaf,
-                            int first, int count, Dtype c) {
-    int64_t run = LEAVES * leaf, own = count * leaf;
+static float *input_weights(Device *d, const void *y, const void *dy, const float *weights,
+                            int64_t split_size, int first, int count, Dtype c) {
+    int64_t run = SPLITS * split_size, own = count * split_size;
     void *to[2];
     for (int i = 0; i < 2; i++) {
         const void *from = i ? dy : y;
-        void *gate = box_of(from, 2 * run, 0, first * leaf, EXPERT_ROWS, own, c),
-             *up = box_of(from, 2 * run, 0, run + first * leaf, EXPERT_ROWS, own, c);
+        void *gate = box_of(from, 2 * run, 0, first * split_size, EXPERT_ROWS, own, c),
+             *up = box_of(from, 2 * run, 0, run + first * split_size, EXPERT_ROWS, own, c);
         to[i] = tensor(EXPERT_ROWS * 2 * own, c);
         for (int64_t r = 0; r < 2 * EXPERT_ROWS; r++)
             memcpy(tensor_to(to[i], r * own, c), tensor_at(r % 2 ? up : gate, r / 2 * own, c),
                    (size_t)own * dtype_bytes(c));
     }
     float *dw = tensor(EXPERT_ROWS, DTYPE_F32);
-    RUN(d, experts_weights, (RouteShape){.tokens = EXPERT_ROWS, .chosen = 1},
+    RUN(d, permute_dweights, (RouteShape){.tokens = EXPERT_ROWS, .chosen = 1},
         (Routes){.weights = copy_of(weights, EXPERT_ROWS, DTYPE_F32)}, own, 2, count, to[0], to[1], dw, c);
     return dw;
 }
 
 static void check_weights_of_inputs(Device *d, Dtype c) {
     static const int64_t widths[] = {1, 17, 300};
-    EACH(leaf, widths) {
-        int64_t wide = 2 * LEAVES * *leaf;
+    EACH(split_size, widths) {
+        int64_t wide = 2 * SPLITS * *split_size;
         void *y = random_tensor(EXPERT_ROWS * wide, c, -1, 1),
              *dy = random_tensor(EXPERT_ROWS * wide, c, -1, 1);
         float *weights = random_tensor(EXPERT_ROWS, DTYPE_F32, 0.1f, 1);
-        float *whole = input_weights(d, y, dy, weights, *leaf, 0, LEAVES, c);
+        float *whole = input_weights(d, y, dy, weights, *split_size, 0, SPLITS, c);
         for (int i = 0; i < DEGREES; i++) {
-            int ranks = degrees[i], each = LEAVES / ranks;
-            const float *parts[LEAVES];
+            int ranks = degrees[i], each = SPLITS / ranks;
+            const float *parts[SPLITS];
             float *sum = tensor(EXPERT_ROWS, DTYPE_F32);
             for (int r = 0; r < ranks; r++)
-                parts[r] = input_weights(d, y, dy, weights, *leaf, r * each, each, c);
+                parts[r] = input_weights(d, y, dy, weights, *split_size, r * each, each, c);
             RUN(d, sum_parts, EXPERT_ROWS, ranks, parts, sum);
             assert_box(d, "leaves of an input's weight", whole, 1, 0, 0, sum, EXPERT_ROWS, 1, DTYPE_F32);
         }
-        float *moved = input_weights(d, y, dy, weights, *leaf, 1, LEAVES - 1, c);
+        float *moved = input_weights(d, y, dy, weights, *split_size, 1, SPLITS - 1, c);
         assert_false(same_box(whole, 1, 0, 0, moved, EXPERT_ROWS, 1, DTYPE_F32));
         drop_all();
     }
@@ -496,7 +500,7 @@ static void test_weights_of_inputs(void **state) { (void)state, check_all(check_
 
 /* ---- tokens ---- */
 
-enum { TOKENS = 150, LEAF = 19 }; /* the last leaf has 17 */
+enum { TOKENS = 150, SPLIT_SIZE = 19 }; /* the last split has 17 */
 
 typedef struct Norm {
     int64_t h;
@@ -505,7 +509,7 @@ typedef struct Norm {
     float *w;
 } Norm;
 
-/* Gradients of tokens first .. first+count-1 into dx (their own), dw and db (a row for each leaf). */
+/* Gradients of tokens first .. first+count-1 into dx (their own), dw and db (a row for each split). */
 static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, float *dw, float *db) {
     int64_t h = n->h;
     void *x = box_of(n->x, h, first, 0, count, h, n->c),
@@ -514,8 +518,8 @@ static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, fl
     void *sum = tensor(count * h, n->c), *y = tensor(count * h, n->c);
     float *rstd = tensor(count, DTYPE_F32);
     RUN(d, norm_forward, NORM_RMS, count, h, 1e-5f, x, other, n->w, NULL, sum, y, rstd, n->c);
-    RUN(d, norm_backward, NORM_RMS, count, h, sum, n->w, rstd, dy, dx, true, dw, LEAF, n->c);
-    RUN(d, bias_backward, count, h, dy, db, LEAF, n->c);
+    RUN(d, norm_backward, NORM_RMS, count, h, sum, n->w, rstd, dy, dx, true, dw, SPLIT_SIZE, n->c);
+    RUN(d, bias_backward, count, h, dy, db, SPLIT_SIZE, n->c);
     RUN(d, bias_forward, count, h, y, n->w, n->c);
     RUN(d, add, count * h, y, dx, dx, n->c);
     return dx; /* of both directions */
@@ -525,7 +529,7 @@ static void check_norm(Device *d, Dtype c) {
     static const int64_t widths[] = {1, 24, 521};
     EACH(h, widths) {
         keep_scratch(d, c, TOKENS, *h, (AttentionShape)SHAPE(1, 1, 1, 2));
-        int64_t n = TOKENS * *h, rows = LEAVES * *h;
+        int64_t n = TOKENS * *h, rows = SPLITS * *h;
         Norm norm = {*h,
                      c,
                      random_tensor(n, c, -1, 1),
@@ -537,9 +541,10 @@ static void check_norm(Device *d, Dtype c) {
               *db = copy_of(before, rows, DTYPE_F32);
         void *whole = norm_box(d, &norm, 0, TOKENS, dw, db);
         for (int i = 0; i < DEGREES; i++) {
-            int64_t each = LEAVES / degrees[i];
+            int64_t each = SPLITS / degrees[i];
             for (int64_t r = 0; r < degrees[i]; r++) {
-                int64_t first = r * each * LEAF, count = min_i64(TOKENS, first + each * LEAF) - first;
+                int64_t first = r * each * SPLIT_SIZE,
+                        count = min_i64(TOKENS, first + each * SPLIT_SIZE) - first;
                 float *dw2 = box_of(before, *h, r * each, 0, each, *h, DTYPE_F32),
                       *db2 = box_of(before, *h, r * each, 0, each, *h, DTYPE_F32);
                 assert_box(d, "norm", whole, *h, first, 0, norm_box(d, &norm, first, count, dw2, db2), count,
@@ -550,8 +555,8 @@ static void check_norm(Device *d, Dtype c) {
         }
         float *moved = copy_of(before, rows, DTYPE_F32), *moved2 = copy_of(before, rows, DTYPE_F32);
         norm_box(d, &norm, 1, TOKENS - 1, moved, moved2);
-        assert_false(same_box(dw, *h, 0, 0, moved, LEAVES, *h, DTYPE_F32));
-        assert_false(same_box(db, *h, 0, 0, moved2, LEAVES, *h, DTYPE_F32));
+        assert_false(same_box(dw, *h, 0, 0, moved, SPLITS, *h, DTYPE_F32));
+        assert_false(same_box(db, *h, 0, 0, moved2, SPLITS, *h, DTYPE_F32));
         drop_all();
     }
 }
@@ -663,14 +668,14 @@ static void check_runs(Device *d, AttentionShape s, const void *qkv, const void 
 /* Norms of heads: a row of the weight's gradient for each run of heads, wherever the others are. */
 static void check_normed_heads(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
-    int leaves = (int)s.kv_heads;
-    float *w = random_tensor(dim, DTYPE_F32, 0.5, 1.5), *dq = tensor(leaves * dim, DTYPE_F32),
-          *dk = tensor(leaves * dim, DTYPE_F32);
+    int splits = (int)s.kv_heads;
+    float *w = random_tensor(dim, DTYPE_F32, 0.5, 1.5), *dq = tensor(splits * dim, DTYPE_F32),
+          *dk = tensor(splits * dim, DTYPE_F32);
     void *out = tensor(t * wide, c), *grad = copy_of(dout, t * wide, c);
     RUN(d, qk_norm_forward, s, qk_rows(false), NORM_RMS, 1e-5f, raw, w, w, out, c);
-    RUN(d, qk_norm_backward, s, qk_rows(false), NORM_RMS, 1e-5f, raw, w, w, grad, dq, dk, leaves, c);
-    for (int n = 2; n <= leaves; n *= 2) {
-        int r = n - 1, each = leaves / n;
+    RUN(d, qk_norm_backward, s, qk_rows(false), NORM_RMS, 1e-5f, raw, w, w, grad, dq, dk, splits, c);
+    for (int n = 2; n <= splits; n *= 2) {
+        int r = n - 1, each = splits / n;
         AttentionShape part = SHAPE(s.tokens, s.heads / n, s.kv_heads / n, s.head_dim);
         int64_t q = part.heads * dim, kv = part.kv_heads * dim;
         Columns in = {3, {r * q, s.heads * dim + r * kv, (s.heads + s.kv_heads) * dim + r * kv}, {q, kv, kv}};
@@ -686,13 +691,13 @@ static void check_normed_heads(Device *d, AttentionShape s, const void *raw, con
     }
 }
 
-/* Of rank r of n, which together have `leaves` of a row of queries, and of one of keys: of fewer heads of
+/* Of rank r of n, which together have `splits` of a row of queries, and of one of keys: of fewer heads of
  * keys ranks have copies, and a piece each. */
-static Leaves row_leaves(AttentionShape s, int leaves, int n, int r) {
+static KSplit row_splits(AttentionShape s, int splits, int n, int r) {
     int copies = n > s.kv_heads ? n / s.kv_heads : 1;
     int64_t dim = s.head_dim, query = s.heads * dim / n, key = s.kv_heads * dim / n;
-    Leaves l = {.runs = 2, .run = {{.length = query, .leaf = query * n / leaves}, {.length = key}}};
-    l.run[1].leaf = key * n / leaves, l.run[1].skip = r % copies * key;
+    KSplit l = {.runs = 2, .run = {{.length = query, .split_size = query * n / splits}, {.length = key}}};
+    l.run[1].split_size = key * n / splits, l.run[1].skip = r % copies * key;
     return l;
 }
 
@@ -703,13 +708,13 @@ static void check_rows_of(Device *d, AttentionShape s, int n, int r, QkRows rows
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
     AttentionShape part = SHAPE(s.tokens, s.heads / n, s.kv_heads * copies / n, s.head_dim);
     int64_t q = part.heads * dim, kv = part.kv_heads * dim, key = r / copies * kv,
-            mine = rows.leaves / n * t * 2;
+            mine = rows.splits / n * t * 2;
     Columns in = {3, {r * q, s.heads * dim + key, (s.heads + s.kv_heads) * dim + key}, {q, kv, kv}};
     void *raw2 = columns_of(raw, t, wide, &in, c), *grad = columns_of(dout, t, wide, &in, c),
          *out = tensor(t * (q + 2 * kv), c);
     float *sums = tensor(mine, DTYPE_F32), *dq = tensor(q, DTYPE_F32), *dk = tensor(kv, DTYPE_F32);
     const float *wq = w[0] + r * q, *wk = w[1] + key;
-    Leaves l = row_leaves(s, rows.leaves, n, r);
+    KSplit l = row_splits(s, rows.splits, n, r);
     RUN(d, qk_norm_sums, part, l, NORM_RMS, raw2, wq, wk, NULL, sums, c);
     assert_bits("squares of a rank's leaves", d, sums, rows.squares + r * mine, mine, DTYPE_F32);
     RUN(d, qk_norm_sums, part, l, NORM_RMS, raw2, wq, wk, grad, sums, c);
@@ -722,25 +727,25 @@ static void check_rows_of(Device *d, AttentionShape s, int n, int r, QkRows rows
     assert_bits("dw of a rank's keys", d, dk, dw[1] + key, kv, DTYPE_F32);
 }
 
-/* Norms of all heads of a token, of which ranks have some each: sums of leaves are what they are beside the
+/* Norms of all heads of a token, of which ranks have some each: sums of splits are what they are beside the
  * others, and with the sums of all a rank norms its heads as they are normed beside the others; so are some
  * of the tokens. */
 static void check_normed_rows(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
     enum { FROM = 21 };
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens,
             q = s.heads * dim, k = s.kv_heads * dim;
-    int leaves = s.heads;
+    int splits = s.heads;
     float *wq = random_tensor(q, DTYPE_F32, 0.5, 1.5), *wk = random_tensor(k, DTYPE_F32, 0.5, 1.5),
           *dq = tensor(q, DTYPE_F32), *dk = tensor(k, DTYPE_F32),
-          *squares = tensor(leaves * t * 2, DTYPE_F32), *products = tensor(leaves * t * 2, DTYPE_F32);
+          *squares = tensor(splits * t * 2, DTYPE_F32), *products = tensor(splits * t * 2, DTYPE_F32);
     void *out = tensor(t * wide, c), *grad = copy_of(dout, t * wide, c), *out2 = tensor(t * wide, c);
-    QkRows rows = {true, leaves, t, q, k, squares, products};
-    Leaves l = row_leaves(s, leaves, 1, 0);
+    QkRows rows = {true, splits, t, q, k, squares, products};
+    KSplit l = row_splits(s, splits, 1, 0);
     RUN(d, qk_norm_sums, s, l, NORM_RMS, raw, wq, wk, NULL, squares, c);
     RUN(d, qk_norm_sums, s, l, NORM_RMS, raw, wq, wk, grad, products, c);
     RUN(d, qk_norm_forward, s, rows, NORM_RMS, 1e-5f, raw, wq, wk, out, c);
     RUN(d, qk_norm_backward, s, rows, NORM_RMS, 1e-5f, raw, wq, wk, grad, dq, dk, 1, c);
-    for (int n = 2; n <= leaves; n *= 2)
+    for (int n = 2; n <= splits; n *= 2)
         for (int r = 0; r < n; r++)
             check_rows_of(d, s, n, r, rows, raw, dout, (const float *[]){wq, wk}, (const void *[]){out, grad},
                           (const float *[]){dq, dk}, c);
@@ -755,7 +760,7 @@ static void check_normed_rows(Device *d, AttentionShape s, const void *raw, cons
     assert_box(d, "gradient of some tokens' rows", grad, wide, FROM, 0, grad2, t - FROM, wide, c);
 }
 
-/* Leaves that share heads of keys: those of a head have the row of the first of them, and no other. */
+/* Splits that share heads of keys: those of a head have the row of the first of them, and no other. */
 static void check_fewer_heads(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
     int each = s.heads / s.kv_heads;
@@ -850,15 +855,15 @@ static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dq
                                         const float *angles, Dtype c) {
     int64_t t = s.tokens, q = s.heads * latent_head(s), own = s.heads * (int64_t)(s.plain + s.value);
     LatentGradients g = {tensor(t * q, c), tensor(t * own, c), tensor(t * s.turned, DTYPE_F32)};
-    s.q_row = q, s.key_row = s.turned, s.terms = true;
+    s.q_row = q, s.key_row = s.turned, s.partial = true;
     RUN(d, latent_backward, s, dqkv, positions, angles, g.q, g.own, g.key, c);
     return g;
 }
 
-/* What ranks that have the heads of some leaves each make, and what their terms of the common key come to;
+/* What ranks that have the heads of some splits each make, and what their terms of the common key come to;
  * which is rounded what one rank makes that has all. */
 static void check_latent_heads(Device *d, Dtype c) {
-    LatentShape all = {.tokens = 37, .heads = LEAVES, .plain = 5, .turned = 6, .value = 7, .leaves = LEAVES};
+    LatentShape all = {.tokens = 37, .heads = SPLITS, .plain = 5, .turned = 6, .value = 7, .splits = SPLITS};
     int64_t t = all.tokens, dim = latent_head(all), width = all.heads * dim, own = all.plain + all.value;
     keep_product_scratch(d, c);
     void *dqkv = random_tensor(t * 3 * width, c, -2, 2), *rounded = tensor(t * all.turned, c);
@@ -869,15 +874,15 @@ static void check_latent_heads(Device *d, Dtype c) {
     for (int i = 0; i < DEGREES; i++) {
         int n = degrees[i];
         LatentShape s = all;
-        const float *terms[LEAVES];
-        s.heads /= n, s.leaves /= n;
+        const float *terms[SPLITS];
+        s.heads /= n, s.splits /= n;
         int64_t q = s.heads * dim, mine = s.heads * own;
         for (int r = 0; r < n; r++) {
             Columns in = {3, {r * q, width + r * q, 2 * width + r * q}, {q, q, q}};
             LatentGradients g =
                 latent_gradients(d, s, columns_of(dqkv, t, 3 * width, &in, c), positions, angles, c);
             assert_box(d, "queries of latent heads", whole.q, width, 0, r * q, g.q, t, q, c);
-            assert_box(d, "keys and values of latent heads", whole.own, LEAVES * own, 0, r * mine, g.own, t,
+            assert_box(d, "keys and values of latent heads", whole.own, SPLITS * own, 0, r * mine, g.own, t,
                        mine, c);
             terms[r] = g.key;
         }
@@ -1049,8 +1054,8 @@ static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
                  tensor(3 * MAMBA_HEADS, DTYPE_F32)};
     float *starts = tensor(mamba_starts(tokens) * width * MAMBA_N, DTYPE_F32),
           *carry = tensor(width * MAMBA_N, DTYPE_F32),
-          *room = tensor(heads * MAMBA_STRIDE * 2 * MAMBA_N, DTYPE_F32);
-    int32_t *first = scan_documents(MAMBA_STRIDE, t, tokens);
+          *room = tensor(heads * MAMBA_CHUNK * 2 * MAMBA_N, DTYPE_F32);
+    int32_t *first = scan_documents(MAMBA_CHUNK, t, tokens);
     void *dy = box_of(from.y, MAMBA_X, t, head * MAMBA_P, tokens, width, c);
     RUN(d, fill, 3 * MAMBA_HEADS, 0, out.heads);
     RUN(d, mamba_forward, s, in, first, NULL, starts, out.y, c);
@@ -1083,8 +1088,8 @@ static void check_mamba(Device *d, Dtype c) {
                   random_tensor(3 * MAMBA_HEADS, DTYPE_F32, -1, 1)};
     Mamba whole = mamba_of(d, from, 0, 0, c);
     check_mamba_part(d, from, whole, 0, MAMBA_HEADS / 2, c);
-    check_mamba_part(d, from, whole, MAMBA_STRIDE, 0, c);
-    check_mamba_part(d, from, whole, MAMBA_STRIDE, MAMBA_HEADS / 2, c);
+    check_mamba_part(d, from, whole, MAMBA_CHUNK, 0, c);
+    check_mamba_part(d, from, whole, MAMBA_CHUNK, MAMBA_HEADS / 2, c);
     drop_all();
 }
 /* What a gated norm reads, or the gradients of it; dy: or what comes out. */
@@ -1123,7 +1128,7 @@ static void test_mamba(void **state) { (void)state, check_all(check_mamba), chec
 
 /* ---- the vocabulary ---- */
 
-enum { ROWS = 9, VOCAB = 1003, VOCAB_LEAF = 126 }; /* the last leaf has 121 */
+enum { ROWS = 9, VOCAB = 1003, VOCAB_SPLIT_SIZE = 126 }; /* the last split has 121 */
 
 /* Rows of an embedding: what is elsewhere is -0, and -0 + x is x, also where x is -0. */
 static void check_embedding(Device *d, Dtype c) {
@@ -1166,29 +1171,30 @@ typedef struct Loss {
     void *grad;
 } Loss;
 
-/* Records of all leaves, made by `ranks` of them. */
-static LossRecord *all_records(Device *d, const Loss *l, int ranks, int64_t leaf) {
-    int64_t each = LEAVES / ranks;
-    LossRecord *records = tensor(LEAVES * ROWS * (int64_t)sizeof *records / 4, DTYPE_F32);
+/* Records of all splits, made by `ranks` of them. */
+static LossRecord *all_records(Device *d, const Loss *l, int ranks, int64_t split_size) {
+    int64_t each = SPLITS / ranks;
+    LossRecord *records = tensor(SPLITS * ROWS * (int64_t)sizeof *records / 4, DTYPE_F32);
     for (int64_t r = 0; r < ranks; r++) {
-        int64_t first = r * each * leaf, count = min_i64(VOCAB, first + each * leaf) - first;
+        int64_t first = r * each * split_size, count = min_i64(VOCAB, first + each * split_size) - first;
         RUN(d, loss_records, ROWS, count, box_of(l->logits, VOCAB, 0, first, ROWS, count, l->type), l->type,
-            l->targets, (VocabLeaves){.first = first, .leaf = leaf, .count = LEAVES},
+            l->targets, (VocabSplit){.first = first, .split_size = split_size, .count = SPLITS},
             records + r * each * ROWS);
     }
     return records;
 }
 
 static void check_loss_on(Device *d, const Loss *l, int ranks) {
-    int64_t each = LEAVES / ranks;
-    const LossRecord *records = all_records(d, l, ranks, VOCAB_LEAF);
+    int64_t each = SPLITS / ranks;
+    const LossRecord *records = all_records(d, l, ranks, VOCAB_SPLIT_SIZE);
     const float eighth = 0.125f, *scale = PLACED(eighth);
     for (int64_t r = 0; r < ranks; r++) {
-        int64_t first = r * each * VOCAB_LEAF, count = min_i64(VOCAB, first + each * VOCAB_LEAF) - first;
+        int64_t first = r * each * VOCAB_SPLIT_SIZE,
+                count = min_i64(VOCAB, first + each * VOCAB_SPLIT_SIZE) - first;
         float *loss = tensor(ROWS, DTYPE_F32), *z_loss = tensor(ROWS, DTYPE_F32);
         void *grad = tensor(ROWS * count, l->grad_type);
         RUN(d, cross_entropy, ROWS, count, box_of(l->logits, VOCAB, 0, first, ROWS, count, l->type), l->type,
-            l->targets, (VocabLeaves){first, VOCAB_LEAF, LEAVES, records}, scale, 0, 0.25f, loss, z_loss,
+            l->targets, (VocabSplit){first, VOCAB_SPLIT_SIZE, SPLITS, records}, scale, 0, 0.25f, loss, z_loss,
             grad, l->grad_type);
         assert_bits("loss of a slice", d, loss, l->loss, ROWS, DTYPE_F32);
         assert_bits("z-loss of a slice", d, z_loss, l->z_loss, ROWS, DTYPE_F32);
@@ -1206,12 +1212,13 @@ static void check_loss_types(Device *d, Dtype type, Dtype grad_type) {
               .z_loss = tensor(ROWS, DTYPE_F32),
               .grad = tensor(ROWS * VOCAB, grad_type)};
     const float eighth = 0.125f, *scale = PLACED(eighth);
-    l.targets[1] = -1, l.targets[2] = 0, l.targets[3] = VOCAB - 1, l.targets[4] = VOCAB_LEAF;
-    RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets, (VocabLeaves){.leaf = VOCAB_LEAF}, scale, 0,
-        0.25f, l.loss, l.z_loss, l.grad, grad_type);
+    l.targets[1] = -1, l.targets[2] = 0, l.targets[3] = VOCAB - 1, l.targets[4] = VOCAB_SPLIT_SIZE;
+    RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets,
+        (VocabSplit){.split_size = VOCAB_SPLIT_SIZE}, scale, 0, 0.25f, l.loss, l.z_loss, l.grad, grad_type);
     for (int i = 0; i < DEGREES; i++) check_loss_on(d, &l, degrees[i]);
-    /* Leaves of another length are other sums. */
-    LossRecord *records = all_records(d, &l, 1, VOCAB_LEAF), *moved = all_records(d, &l, 1, VOCAB_LEAF + 1);
+    /* Splits of another length are other sums. */
+    LossRecord *records = all_records(d, &l, 1, VOCAB_SPLIT_SIZE),
+               *moved = all_records(d, &l, 1, VOCAB_SPLIT_SIZE + 1);
     assert_memory_not_equal(records, moved, sizeof *records * ROWS);
     drop_all();
 }
@@ -1228,7 +1235,7 @@ int main(int argc, char **argv) {
     unsetenv("WEFT_DEFER");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
-        cmocka_unit_test(test_leaves),
+        cmocka_unit_test(test_splits),
         cmocka_unit_test(test_expert_products),
         cmocka_unit_test(test_weights_of_experts),
         cmocka_unit_test(test_biases_of_experts),

@@ -8,7 +8,7 @@
  *     routes.safetensors, of models with experts, or none: model.layers.N.mlp.gate.routes [steps, tokens, k],
  *     the experts that each token goes to, ascending
  *
- * expected.json with a further_weight is of a model with a module: then steps have a further_loss. */
+ * expected.json with a mtp_loss_weight is of a model with a module: then steps have a further_loss. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,10 +44,10 @@ static struct {
 } given;
 
 static void given_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
-    int64_t choices = s.tokens * s.chosen;
-    const int64_t *chosen = given.layers[given.asked % given.count] + given.asked / given.count * choices;
+    int64_t assignments = s.tokens * s.chosen;
+    const int64_t *chosen = given.layers[given.asked % given.count] + given.asked / given.count * assignments;
     (void)d, given.asked++;
-    for (int64_t i = 0; i < choices; i++) r.chosen[i] = (int32_t)chosen[i];
+    for (int64_t i = 0; i < assignments; i++) r.chosen[i] = (int32_t)chosen[i];
     for (int64_t t = 0; t < s.tokens; t++) {
         route_score(s, r.scores + t * s.experts);
         route_weigh(s, r.scores + t * s.experts, r.chosen + t * s.chosen, r.weights + t * s.chosen);
@@ -163,7 +163,7 @@ static ErrorCode read_expected(Golden *g, Error *err) {
     return OK;
 }
 
-static bool has_module(const Golden *g) { return cJSON_HasObjectItem(g->expected, "further_weight"); }
+static bool has_mtp_module(const Golden *g) { return cJSON_HasObjectItem(g->expected, "further_weight"); }
 
 static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     RankSpec spec = {.compute = compute,
@@ -174,9 +174,9 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     ErrorCode code = model_config_read(&spec.model, path, err);
     free(path);
     TRY(code);
-    if (has_module(g)) {
-        TRY(number(g->expected, "further_weight", &spec.further_weight, err));
-        spec.model.further_heads = 1, spec.model.further_module = true;
+    if (has_mtp_module(g)) {
+        TRY(number(g->expected, "further_weight", &spec.mtp_loss_weight, err));
+        spec.model.mtp_depth = 1, spec.model.mtp_module = true;
     }
     TRY(open_device(g, &spec.model, compute, err));
     Layout layout;
@@ -184,7 +184,7 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     ErrorCode planned = rank_plan(&g->plan, &spec, &layout, 0, &g->device, err);
     layout_free(&layout);
     TRY(planned);
-    TRY(comm_open_link(&g->comm, NULL, err));
+    TRY(comm_open_transport(&g->comm, NULL, err));
     return engine_open(&g->engine, &g->plan, &g->device, g->comm, err);
 }
 
@@ -220,7 +220,7 @@ static ErrorCode each_tensor(Golden *g, const char *file, TensorVisit *visit, vo
 }
 
 static float *master_of(const Golden *g, const Param *p) {
-    return engine_master(g->engine, partition_piece(&g->plan.partition, p));
+    return engine_master(g->engine, partition_segment(&g->plan.partition, p));
 }
 
 static void load_weight(Golden *g, const Param *p, const float *values, void *ctx) {
@@ -244,7 +244,7 @@ static void compare(Golden *g, const float *tensor, const Param *p, const float 
 }
 
 static void compare_gradient(Golden *g, const Param *p, const float *values, void *worst) {
-    compare(g, engine_gradient(g->engine, p, partition_piece(&g->plan.partition, p)), p, values, worst);
+    compare(g, engine_gradient(g->engine, p, partition_segment(&g->plan.partition, p)), p, values, worst);
 }
 
 static void compare_weight(Golden *g, const Param *p, const float *values, void *worst) {
@@ -302,9 +302,9 @@ static ErrorCode run_step(Golden *g, int step, Verdict v[VERDICTS], Error *err) 
     batch_release(&b);
     TRY(number(expected, "loss", &value, err));
     worsen(&v[LOSS].worst, r.loss, value);
-    if (has_module(g)) {
+    if (has_mtp_module(g)) {
         TRY(number(expected, "further_loss", &value, err));
-        worsen(&v[LOSS].worst, r.further[0], value);
+        worsen(&v[LOSS].worst, r.mtp[0], value);
     }
     TRY(number(expected, "clip_coefficient", &value, err));
     worsen(&v[COEFFICIENT].worst, r.clip_coefficient, value);

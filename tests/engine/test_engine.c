@@ -14,7 +14,7 @@
 #include "engine/engine.h"
 #include "support/optimizers.h"
 #include "support/tiny_model.h"
-#include "train/strike.h"
+#include "train/inject_faults.h"
 
 enum { CONTEXT = 24, SEQUENCES = 2, TOKENS = CONTEXT * SEQUENCES, MICROBATCHES = 3, VOCAB = 61 };
 
@@ -103,7 +103,7 @@ static void open_run(Run *r, Setup s) {
                      .noise = s.noise,
                      .inference = s.inference,
                      .optimizer = &optimizer,
-                     .crosses = s.parts ? everywhere : NULL};
+                     .has_collective = s.parts ? everywhere : NULL};
     Layout layout;
     int microbatches = s.microbatches ? s.microbatches : MICROBATCHES;
     if (layout_single(&layout, &spec.model, microbatches, s.split, &err) != OK) fail_msg("%s", err.message);
@@ -111,7 +111,7 @@ static void open_run(Run *r, Setup s) {
     if (rank_plan(&r->plan, &spec, &layout, 0, &r->device, &err) != OK) fail_msg("%s", err.message);
     layout_free(&layout);
     if (s.parts) assert_true(r->plan.program.count > 3 * microbatches * r->plan.program.units);
-    if (comm_open_link(&r->comm, NULL, &err) != OK) fail_msg("%s", err.message);
+    if (comm_open_transport(&r->comm, NULL, &err) != OK) fail_msg("%s", err.message);
     if (engine_open(&r->engine, &r->plan, &r->device, r->comm, &err) != OK) fail_msg("%s", err.message);
     if (!s.inference) engine_initialise(r->engine, INIT_NORMAL, 0.3, 7);
     for (int m = 0; m < MICROBATCHES; m++) fill_batch(&r->batches[m], m);
@@ -139,9 +139,9 @@ static void *fetch(Run *r, const void *tensor, size_t bytes) {
 }
 
 /* One rank owns everything: weights, and gradients, are one run each. */
-static float *weights_of(const Run *r) { return engine_master(r->engine, (Piece){0}); }
+static float *weights_of(const Run *r) { return engine_master(r->engine, (ParamSegment){0}); }
 static float *gradients_of(const Run *r) {
-    return engine_gradient(r->engine, &r->plan.model.table.params[0], (Piece){0});
+    return engine_gradient(r->engine, &r->plan.model.table.params[0], (ParamSegment){0});
 }
 
 static size_t flat_bytes(const Run *r) { return r->plan.partition.owned * sizeof(float); }
@@ -228,8 +228,8 @@ static void test_probe(void **state) {
     /* What the embedding puts out are rows of its table as it was; its weights are as they are now. */
     open_run(&r, s);
     const Param *table = &r.plan.model.table.params[0];
-    const float *rows = before + partition_piece(&r.plan.partition, table).at,
-                *now = after + partition_piece(&r.plan.partition, table).at;
+    const float *rows = before + partition_segment(&r.plan.partition, table).at,
+                *now = after + partition_segment(&r.plan.partition, table).at;
     double out = 0, weights = 0, largest = 0;
     int64_t h = r.plan.model.config.hidden_size;
     for (int m = 0; m < MICROBATCHES; m++)
@@ -292,7 +292,7 @@ static void test_nonfinite_losses(void **state) {
     int64_t valid = r.batches[0].valid;
     engine_evaluate(r.engine, &r.batches[0], &losses);
     assert_int_equal(losses.nonfinite, 0);
-    set_weight(&r, partition_piece(&r.plan.partition, &t->params[t->count - 1]).at, NAN);
+    set_weight(&r, partition_segment(&r.plan.partition, &t->params[t->count - 1]).at, NAN);
     engine_evaluate(r.engine, &r.batches[0], &losses);
     assert_int_equal(losses.nonfinite, valid);
     engine_evaluate(r.engine, &r.batches[1], &losses);
@@ -324,7 +324,7 @@ static void check_finite_differences(Setup s) {
         const Param *p = &r.plan.model.table.params[i];
         /* With a z-loss each difference takes two steps. */
         for (int k = 0; k < (s.z > 0 ? 1 : 3); k++) {
-            size_t at = partition_piece(&r.plan.partition, p).at +
+            size_t at = partition_segment(&r.plan.partition, p).at +
                         (size_t)(rng_u64(5, (uint64_t)(i * 3 + k)) % (uint64_t)p->count);
             double expected = slope(&r, at, weights[at], 1e-2f), found = (double)gradients[at];
             if (fabs(expected - found) > 2e-4 + 2e-2 * fabs(expected))
@@ -427,7 +427,7 @@ static void test_a_bad_step_is_skipped_and_named(void **state) {
     assert_false(result.skipped);
     float *before = fetch(&r, weights_of(&r), flat_bytes(&r));
     const Param *p = param_find(&r.plan.model.table, "model.layers.1.mlp.down_proj.weight");
-    size_t at = partition_piece(&r.plan.partition, p).at;
+    size_t at = partition_segment(&r.plan.partition, p).at;
     float kept = before[at];
     set_weight(&r, at, INFINITY);
     engine_step(r.engine, r.batches, &step, &result);
@@ -477,7 +477,7 @@ static void test_a_bit_turned_on_purpose(void **state) {
     uint32_t *before = fetch(&r, weights_of(&r), flat_bytes(&r));
     const uint64_t places[] = {0, 31, bits / 2 + 7, bits - 1};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        strike_bit(r.engine, places[i], where, sizeof where);
+        inject_bitflip(r.engine, places[i], where, sizeof where);
         uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));
         size_t changed = 0, at = 0;
         for (size_t k = 0; k < flat_bytes(&r) / 4; k++)
@@ -488,9 +488,9 @@ static void test_a_bit_turned_on_purpose(void **state) {
         const Param *p = param_find(&r.plan.model.table, strrchr(where, ' ') + 1);
         assert_non_null(p);
         snprintf(expected, sizeof expected, "bit %d of element %lld of %s", (int)(places[i] % 32),
-                 (long long)(at - partition_piece(&r.plan.partition, p).at), p->name);
+                 (long long)(at - partition_segment(&r.plan.partition, p).at), p->name);
         assert_string_equal(where, expected);
-        strike_bit(r.engine, places[i], where, sizeof where);
+        inject_bitflip(r.engine, places[i], where, sizeof where);
         free(after);
     }
     uint32_t *after = fetch(&r, weights_of(&r), flat_bytes(&r));
@@ -531,14 +531,14 @@ static void test_average(void **state) {
             free(weights), free(others);
         }
         for (int i = 0; i < t->count; i++) {
-            Piece piece = partition_piece(&r.plan.partition, &t->params[i]);
-            size_t bytes = (size_t)piece.count * sizeof(float);
+            ParamSegment segment = partition_segment(&r.plan.partition, &t->params[i]);
+            size_t bytes = (size_t)segment.count * sizeof(float);
             float *found =
                 fetch(&r, engine_optimizer_state(r.engine, i, param_states(&r.plan.groups, i) - 1), bytes);
-            for (int64_t k = 0; k < piece.count; k++)
-                if (fabs((double)found[k] - mean[piece.at + (size_t)k]) > 1e-6)
+            for (int64_t k = 0; k < segment.count; k++)
+                if (fabs((double)found[k] - mean[segment.at + (size_t)k]) > 1e-6)
                     fail_msg("%s: %g, by hand %g", t->params[i].name, (double)found[k],
-                             mean[piece.at + (size_t)k]);
+                             mean[segment.at + (size_t)k]);
             free(found);
         }
         free(mean);
@@ -642,7 +642,9 @@ static void test_norms_agree(void **state) {
 
 /* ---- freezing ---- */
 
-static Piece piece_of(const Run *r, const Param *p) { return partition_piece(&r->plan.partition, p); }
+static ParamSegment segment_of(const Run *r, const Param *p) {
+    return partition_segment(&r->plan.partition, p);
+}
 
 static void compare(Run *a, const void *x, Run *b, const void *y, size_t bytes, bool equal,
                     const char *name) {
@@ -666,8 +668,8 @@ static void check_first_step(Run *plain, Run *frozen) {
                     *p = param_find(&plain->plan.model.table, q->name);
         if (q->frozen) continue;
         size_t bytes = (size_t)q->count * sizeof(float);
-        const float *wanted = engine_gradient(plain->engine, p, piece_of(plain, p));
-        compare(plain, wanted, frozen, engine_gradient(frozen->engine, q, piece_of(frozen, q)), bytes, true,
+        const float *wanted = engine_gradient(plain->engine, p, segment_of(plain, p));
+        compare(plain, wanted, frozen, engine_gradient(frozen->engine, q, segment_of(frozen, q)), bytes, true,
                 q->name);
         float *g = fetch(plain, wanted, bytes);
         for (int64_t k = 0; k < q->count; k++) squares += (double)g[k] * (double)g[k];
@@ -685,8 +687,8 @@ static void check_weights(Run *untouched, Run *frozen) {
     for (int i = 0; i < frozen->plan.model.table.count; i++) {
         const Param *q = &frozen->plan.model.table.params[i],
                     *p = param_find(&untouched->plan.model.table, q->name);
-        compare(untouched, engine_master(untouched->engine, piece_of(untouched, p)), frozen,
-                engine_master(frozen->engine, piece_of(frozen, q)), (size_t)q->count * sizeof(float),
+        compare(untouched, engine_master(untouched->engine, segment_of(untouched, p)), frozen,
+                engine_master(frozen->engine, segment_of(frozen, q)), (size_t)q->count * sizeof(float),
                 q->frozen, q->name);
     }
 }
@@ -757,10 +759,10 @@ static void check_adapters(Setup s) {
     for (int i = 0; i < t->count; i++) {
         const Param *p = &t->params[i];
         size_t bytes = (size_t)p->count * sizeof(float);
-        float *now = fetch(&adapted, engine_master(adapted.engine, piece_of(&adapted, p)), bytes);
+        float *now = fetch(&adapted, engine_master(adapted.engine, segment_of(&adapted, p)), bytes);
         if (!p->row->adapts) {
-            compare(&base, engine_master(base.engine, piece_of(&base, like(&base, p))), &adapted,
-                    engine_master(adapted.engine, piece_of(&adapted, p)), bytes, true, p->name);
+            compare(&base, engine_master(base.engine, segment_of(&base, like(&base, p))), &adapted,
+                    engine_master(adapted.engine, segment_of(&adapted, p)), bytes, true, p->name);
         } else if (p->row->cols == DIM_ADAPTER) {
             bool moved = false;
             for (int64_t k = 0; k < p->count; k++) moved |= now[k] < 0 || now[k] > 0;
@@ -811,12 +813,12 @@ static void take_over_weights(Run *to, Run *from) {
     const ParamTable *t = &to->plan.model.table;
     for (int i = 0; i < t->count; i++) {
         const Param *p = &t->params[i];
-        Piece piece = partition_piece(&to->plan.partition, p);
+        ParamSegment segment = partition_segment(&to->plan.partition, p);
         Dtype type = flat_dtype(p->flat, to->plan.spec.compute);
-        size_t bytes = (size_t)piece.count * dtype_bytes(type);
+        size_t bytes = (size_t)segment.count * dtype_bytes(type);
         assert_int_equal(engine_held(to->engine, p->flat), type);
         void *host = fetch(from, weights_matrix(engine_weights(from->engine), p), bytes);
-        OP(&to->device, OP_UPLOAD, upload, engine_weight(to->engine, p, piece), host, bytes);
+        OP(&to->device, OP_UPLOAD, upload, engine_weight(to->engine, p, segment), host, bytes);
         free(host);
     }
 }

@@ -14,7 +14,7 @@
 enum { PARAMS = 2, MOST = 12 };
 
 static Error err;
-static const ParamRow row = {.rows = DIM_VOCAB, .cols = DIM_HIDDEN, .cut = CUT_ROWS};
+static const ParamRow row = {.rows = DIM_VOCAB, .cols = DIM_HIDDEN, .tp = COLUMN_PARALLEL};
 static Param params[PARAMS] = {{.name = "model.embed_tokens.weight", .row = &row, .cols = 8, .unit = 0},
                                {.name = "lm_head.weight", .row = &row, .cols = 8, .unit = 3}};
 static ModelConfig model = {.vocab_size = 16, .hidden_size = 8, .tie_word_embeddings = true};

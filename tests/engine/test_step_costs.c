@@ -63,7 +63,8 @@ static long long blocks_of(const RankPlan *plan) {
     enum { BLOCK = 1 << 14 };
     long long blocks = 0;
     for (int i = 0; i < plan->model.table.count; i++)
-        blocks += (partition_piece(&plan->partition, &plan->model.table.params[i]).count + BLOCK - 1) / BLOCK;
+        blocks +=
+            (partition_segment(&plan->partition, &plan->model.table.params[i]).count + BLOCK - 1) / BLOCK;
     return blocks;
 }
 
@@ -114,7 +115,7 @@ static Costs costs_of(const Case *c, uint64_t defer, bool probes) {
         fail_msg("%s", err.message);
     if (rank_plan(&plan, &spec, &layout, 0, &d, &err) != OK) fail_msg("%s", err.message);
     layout_free(&layout);
-    if (comm_open_link(&comm, NULL, &err) != OK) fail_msg("%s", err.message);
+    if (comm_open_transport(&comm, NULL, &err) != OK) fail_msg("%s", err.message);
     if (engine_open(&e, &plan, &d, comm, &err) != OK) fail_msg("%s", err.message);
     engine_initialise(e, INIT_NORMAL, 0.3, 7);
     StepOptions options = {.lr_factor = 1e-3, .clip = 1, .clip_norm = c->clip_norm};

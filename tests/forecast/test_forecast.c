@@ -61,7 +61,7 @@ static void release(Planned *p) {
 
 static const ForecastSpeed unknown = {.tflops = 0};
 
-/* ---- crossings ---- */
+/* ---- collectives ---- */
 
 static ModelConfig llama8b(void) {
     return (ModelConfig){.vocab_size = 128256,
@@ -79,10 +79,9 @@ static ModelConfig llama8b(void) {
 static double both(Cost c) { return c.forward + c.input + c.weight; }
 
 /* By formula, of a step of rank 0. */
-static double over_units(const Planned *p, Cost (*bytes)(const CrossingSpec *, int)) {
+static double over_units(const Planned *p, Cost (*bytes)(const CommVolumeSpec *, int)) {
     double sum = 0;
-    for (int u = 0; u < p->f.ranks[0].plan.partition.table->units; u++)
-        sum += both(bytes(&p->f.crossings, u));
+    for (int u = 0; u < p->f.ranks[0].plan.partition.table->units; u++) sum += both(bytes(&p->f.volume, u));
     return sum * p->f.layout.microbatches;
 }
 
@@ -91,21 +90,21 @@ static double over_units(const Planned *p, Cost (*bytes)(const CrossingSpec *, i
 static void bytes_over_tp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CONTEXT_AUTO, 0, 4, 1, false, 0};
-    assert_true(fabs(both(crossings_tensor(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
+    CommVolumeSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 8, 1, 0, CP_COMM_AUTO, 0, 4, 1, false, 0};
+    assert_true(fabs(both(comm_volume_tp(&s, 1)) - 28 * 0.875 * 8192 * 4096) < 1);
     s.partial = 2;
-    assert_true(fabs(both(crossings_tensor(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
-    s.contexts = 2;
-    assert_true(fabs(both(crossings_tensor(&s, 1)) - 10 * 0.875 * 8192 * 4096) < 1);
+    assert_true(fabs(both(comm_volume_tp(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
+    s.cp = 2;
+    assert_true(fabs(both(comm_volume_tp(&s, 1)) - 10 * 0.875 * 8192 * 4096) < 1);
     /* Done again: a product's input is gathered and the attention's output reduced once more. */
     s.recompute = RECOMPUTE_FULL;
-    assert_true(fabs(both(crossings_tensor(&s, 1)) - 11 * 0.875 * 8192 * 4096) < 1);
+    assert_true(fabs(both(comm_volume_tp(&s, 1)) - 11 * 0.875 * 8192 * 4096) < 1);
     /* Two ranks have each head of keys: an all-reduce of both gradients, fp32. */
-    s.tensors = 16, s.recompute = RECOMPUTE_NONE, s.partial = 4, s.contexts = 1;
-    assert_true(fabs(both(crossings_tensor(&s, 1)) -
+    s.tensors = 16, s.recompute = RECOMPUTE_NONE, s.partial = 4, s.cp = 1;
+    assert_true(fabs(both(comm_volume_tp(&s, 1)) -
                      (28 * 15.0 / 16 * 8192 * 4096 + 2 * 0.5 * 8192 * 2 * 128 * 4)) < 1);
     s.tensors = 1;
-    for (int u = 0; u < 34; u++) assert_true(both(crossings_tensor(&s, u)) <= 0);
+    for (int u = 0; u < 34; u++) assert_true(both(comm_volume_tp(&s, u)) <= 0);
 }
 
 /* Two rows of x and results forward; x, dy and dx backward, with a weight and its gradient. */
@@ -113,10 +112,10 @@ static void test_experts(void **state) {
     (void)state;
     ModelConfig m = llama8b();
     m.num_experts = 8, m.num_experts_per_tok = 2, m.dense_layers = (LayerSet){2, 1};
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CONTEXT_AUTO, 0, 4, 4, false, 0};
-    assert_true(fabs(both(crossings_experts(&s, 2)) - 0.75 * 8192 * 2 * (5 * 4096 * 2 + 8)) < 1);
-    assert_true(both(crossings_experts(&s, 1)) == 0); /* an MLP */
-    assert_int_equal(crossings_operations(&s, 2, MESH_EXPERTS), 8);
+    CommVolumeSpec s = {&m, DTYPE_BF16, RECOMPUTE_SELECTIVE, 8192, 1, 1, 0, CP_COMM_AUTO, 0, 4, 4, false, 0};
+    assert_true(fabs(both(comm_volume_ep(&s, 2)) - 0.75 * 8192 * 2 * (5 * 4096 * 2 + 8)) < 1);
+    assert_true(both(comm_volume_ep(&s, 1)) == 0); /* an MLP */
+    assert_int_equal(comm_volume_operations(&s, 2, MESH_EXPERTS), 8);
 }
 
 /* 131,072 tokens on 8 ranks: 1.88 GB a block to gather keys and values and to sum their gradients in fp32,
@@ -125,24 +124,23 @@ static void test_experts(void **state) {
 static void bytes_over_cp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
-    CrossingSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CONTEXT_AUTO, 0, 4, 1, false, 0};
-    assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
-    assert_true(fabs(both(crossings_context(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) <
-                1);
+    CommVolumeSpec s = {&m, DTYPE_BF16, RECOMPUTE_NONE, 131072, 1, 8, 0, CP_COMM_AUTO, 0, 4, 1, false, 0};
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_TO_ALL);
+    assert_true(fabs(both(comm_volume_cp(&s, 1)) - 2 * 0.875 / 8 * 131072 * (2 * 32 + 2 * 8) * 128 * 2) < 1);
     s.tensors = 2;
-    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
-    s.tensors = 1, s.contexts = 16;
-    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
-    assert_true(fabs(both(crossings_context(&s, 1)) - 15.0 / 16 * 131072 * 2 * 8 * 128 * (2 + 2 + 4)) < 1);
-    assert_true(both(crossings_context(&s, 0)) <= 0 && both(crossings_context(&s, 33)) <= 0);
-    s.contexts = 2;
-    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
-    s.spans = 2;
-    assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
-    s.spans = 8, s.tokens = 131074;
-    assert_int_equal(crossings_method(&s), CONTEXT_HEADS);
-    s.tokens = 131072, s.contexts = 8, s.asked = CONTEXT_KEYS, s.spans = 0;
-    assert_int_equal(crossings_method(&s), CONTEXT_KEYS);
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
+    s.tensors = 1, s.cp = 16;
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
+    assert_true(fabs(both(comm_volume_cp(&s, 1)) - 15.0 / 16 * 131072 * 2 * 8 * 128 * (2 + 2 + 4)) < 1);
+    assert_true(both(comm_volume_cp(&s, 0)) <= 0 && both(comm_volume_cp(&s, 33)) <= 0);
+    s.cp = 2;
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
+    s.exact_chunks = 2;
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_TO_ALL);
+    s.exact_chunks = 8, s.tokens = 131074;
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_TO_ALL);
+    s.tokens = 131072, s.cp = 8, s.asked = CP_COMM_ALL_GATHER, s.exact_chunks = 0;
+    assert_int_equal(comm_volume_method(&s), CP_COMM_ALL_GATHER);
 }
 
 /* ---- memory ---- */
@@ -192,7 +190,7 @@ static void states_are_dealt_out(void **state) {
     assert_true(p.f.ranks[0].traffic.tensor > 0);
     int64_t own = (int64_t)p.f.ranks[0].plan.partition.owned;
     assert_true(llabs(own - (norms + (all - norms) / 4)) < 16 * 2 * 6);
-    assert_true(over_units(&p, crossings_tensor) > 0 && over_units(&p, crossings_context) <= 0);
+    assert_true(over_units(&p, comm_volume_tp) > 0 && over_units(&p, comm_volume_cp) <= 0);
     assert_int_equal(p.f.ranks[0].traffic.parameters, 0);
     release(&p);
     for (int way = 0; way < 6; way++) {
@@ -202,8 +200,8 @@ static void states_are_dealt_out(void **state) {
         plan(&p, 4, unknown, WORDS("mesh.cp=4", methods[way % 2], policies[way / 2]));
         own = (int64_t)p.f.ranks[0].plan.partition.owned;
         assert_true(llabs(own - all / 4) < 16 * 2 * 6);
-        double bytes = over_units(&p, crossings_context);
-        assert_true(bytes > 0 && over_units(&p, crossings_tensor) <= 0);
+        double bytes = over_units(&p, comm_volume_cp);
+        assert_true(bytes > 0 && over_units(&p, comm_volume_tp) <= 0);
         assert_true(fabs(bytes - (double)p.f.ranks[0].traffic.context) < 0.5);
         assert_true(p.f.ranks[0].traffic.parameters > 0);
         release(&p);
@@ -373,7 +371,7 @@ static const OpCost *op_cost(const Planned *p, const char *name) {
 }
 
 /* Bytes to neighbours on the same machine go by one link, others by the other, both at once. */
-static void collectives_cross_machines(void **state) {
+static void collectives_over_machines(void **state) {
     (void)state;
     Hardware h = simple_hardware();
     assert_true(hardware_collective(&h, 1, 1, 1e9, 1) <= 0);
@@ -403,7 +401,7 @@ static void a_step_is_its_flops(void **state) {
 }
 
 /* Products, attention and scans that the ops of a step do are those that the layers' rows say, of any family,
- * however much is made again; and their seconds are those of the step. */
+ * however much is recomputed; and their seconds are those of the step. */
 static void ops_are_what_layers_say(void **state) {
     (void)state;
     static const char *const families[][4] = {
@@ -504,8 +502,9 @@ static void exposed_is_what_work_does_not_hide(void **state) {
     }
 }
 
-/* Of a block, to the byte: with backward passes in one where nothing is made again, and with their halves
- * apart either way; with copies of heads of keys, with norms of all heads at once, and with experts. */
+/* Of a block, to the byte: with backward passes in one where nothing is recomputed, and with their dgrad and
+ * wgrad separate either way; with copies of heads of keys, with norms of all heads at once, and with
+ * experts. */
 static void formulas_are_what_programs_send(void **state) {
     (void)state;
     enum { BLOCK = 1 };
@@ -533,8 +532,8 @@ static void formulas_are_what_programs_send(void **state) {
             if (a.unit == BLOCK && action_exchanges(a.kind) && a.kind != ACT_WAIT)
                 sent += (double)program_collective_bytes(&rank->program, &rank->model, a);
         }
-        double bytes = both(crossings_tensor(&p.f.crossings, BLOCK)) * p.f.layout.microbatches;
-        if (p.f.crossings.apart != apart || fabs(bytes - sent) >= 1)
+        double bytes = both(comm_volume_tp(&p.f.volume, BLOCK)) * p.f.layout.microbatches;
+        if (p.f.volume.split_backward != apart || fabs(bytes - sent) >= 1)
             fail_msg("way %d: %.0f by formula, sent are %.0f", way, bytes, sent);
         release(&p);
     }
@@ -554,13 +553,13 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
         const ForecastTime *t = &p.f.time;
         assert_true(fabs(4 * t->products - one.f.time.products) < 1e-9 * one.f.time.products);
         assert_true(fabs(4 * t->attention - one.f.time.attention) < 1e-9 * one.f.time.attention);
-        double bytes = over_units(&p, crossings_tensor) + over_units(&p, crossings_context);
+        double bytes = over_units(&p, comm_volume_tp) + over_units(&p, comm_volume_cp);
         assert_true(fabs((t->tensor + t->context) * 10e9 - bytes) < 1e-9 * bytes);
         h.links.hidden_share = 0.5;
-        double crossed = t->tensor + t->context;
+        double exchanged = t->tensor + t->context;
         release(&p);
         plan(&p, 4, (ForecastSpeed){.hardware = &h}, WORDS(meshes[i], "train.tokens_per_step=256"));
-        assert_true(fabs(2 * (p.f.time.tensor + p.f.time.context) - crossed) < 1e-9 * crossed);
+        assert_true(fabs(2 * (p.f.time.tensor + p.f.time.context) - exchanged) < 1e-9 * exchanged);
         h.links.hidden_share = 0;
         release(&p);
     }
@@ -579,8 +578,8 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
     release(&copied);
 }
 
-/* With a speed of messages the passes of a unit take what is exposed of its crossings: forward all of them,
- * backward what weight halves do not hide, which is all but their work when links are slow, and next to
+/* With a speed of messages the passes of a unit take what is exposed of its collectives: forward all of them,
+ * backward what wgrads do not hide, which is all but their work when links are slow, and next to
  * nothing of the sums when they are fast. */
 static void a_link_counts_what_is_exposed(void **state) {
     (void)state;
@@ -592,7 +591,7 @@ static void a_link_counts_what_is_exposed(void **state) {
         Planned p;
         plan(&p, 2, (ForecastSpeed){.tflops = 1, .link = speed},
              WORDS("mesh.tp=2", "train.tokens_per_step=256"));
-        Cost took = p.f.units[BLOCK], bytes = crossings_tensor(&p.f.crossings, BLOCK);
+        Cost took = p.f.units[BLOCK], bytes = comm_volume_tp(&p.f.volume, BLOCK);
         double byte = 1e12 / (speed * 1e9), forward = took.forward - work.forward,
                back = took.input - work.input;
         assert_true(fabs(forward - bytes.forward * byte) <= 1e-9 * took.forward);
@@ -617,7 +616,7 @@ int main(void) {
                                        cmocka_unit_test(a_limit_moves_auto_on),
                                        cmocka_unit_test(memory_of_a_gpu_is_its_own),
                                        cmocka_unit_test(hardware_is_named_or_read),
-                                       cmocka_unit_test(collectives_cross_machines),
+                                       cmocka_unit_test(collectives_over_machines),
                                        cmocka_unit_test(a_step_is_its_flops),
                                        cmocka_unit_test(ops_are_what_layers_say),
                                        cmocka_unit_test(ops_are_reckoned),

@@ -36,7 +36,7 @@ static void act(Made *m, ActionKind kind, int unit, int microbatch, double start
 }
 
 static ActionKind kind_of(CellKind kind) {
-    return kind == CELL_F ? ACT_FWD : kind == CELL_B ? ACT_BWD : kind == CELL_I ? ACT_BWD_IN : ACT_BWD_W;
+    return kind == CELL_F ? ACT_FWD : kind == CELL_B ? ACT_BWD : kind == CELL_I ? ACT_DGRAD : ACT_WGRAD;
 }
 
 /* The rank waits from where it stands to where the cell starts. */
@@ -143,8 +143,8 @@ static void whole_backwards_have_costs_of_their_own(void **state) {
     act(&m, ACT_FWD, 0, 0, 0, 1, 0);
     act(&m, ACT_FWD, 0, 1, 1, 2, 0);
     act(&m, ACT_BWD, 0, 0, 2, 4, 0);
-    act(&m, ACT_BWD_IN, 0, 1, 4, 6, 0);
-    act(&m, ACT_BWD_W, 0, 1, 6, 9, 0);
+    act(&m, ACT_DGRAD, 0, 1, 4, 6, 0);
+    act(&m, ACT_WGRAD, 0, 1, 6, 9, 0);
     timing_start(&t, 1, 1, 1);
     timing_set(timing_add(&t, 1, 0), 0, m.actions, m.count);
     assert_int_equal(timing_predict(&p, &t, &err), OK);
@@ -324,7 +324,7 @@ static void the_file_is_whole_and_in_order(void **state) {
         int passes = stages * UNITS_OF_STAGE * microbatches * steps * pipelines;
         assert_int_equal(count_category(events, "measured", "FWD "), passes);
         assert_int_equal(count_category(events, "measured", "BWD ") +
-                             count_category(events, "measured", "BWD_W "),
+                             count_category(events, "measured", "WGRAD "),
                          passes);
         int crossings = 0;
         for (int s = 0; s + 1 < stages; s++)

@@ -23,7 +23,7 @@ typedef struct Digest {
 static ErrorCode read_pieces(const CorpusFile *file, const CorpusPosition *from, size_t stop_after,
                              Digest *out, CorpusPosition *position, Error *err) {
     CorpusReader *reader;
-    CorpusPiece piece;
+    CorpusChunk piece;
     bool more = true;
     TRY(corpus_open(&reader, file, from, err));
     ErrorCode code = OK;
@@ -52,7 +52,7 @@ static void check_restart(const CorpusFile *file, const Digest *whole, size_t at
 static void check_lines(const CorpusFile *file) {
     Error err = {0};
     CorpusReader *reader;
-    CorpusPiece piece;
+    CorpusChunk piece;
     Text text = {0};
     bool more = true;
     if (corpus_open(&reader, file, NULL, &err) != OK) return;

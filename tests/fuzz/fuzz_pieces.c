@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "checkpoint/pieces.h"
+#include "checkpoint/segments.h"
 #include "fuzz.h"
 
 enum { PER_BYTE = 16, FIXED = 1 << 16, STEP = 7 };
@@ -16,16 +16,16 @@ static const TensorDesc moment_tensors[] = {{"m.a", SAFE_F32, SAFE_F32, 2, {3, 4
                                             {"m.b", SAFE_F32, SAFE_F32, 1, {5}}};
 
 /* Rank 0 has the first elements of each "a"; the rest is rank 1's. */
-static const TensorPiece held[] = {{0, 0, 5}};
+static const TensorSegment held[] = {{0, 0, 5}};
 static const TensorList lists[2] = {
-    {.count = 2, .tensors = model_tensors, .piece_count = 1, .pieces = held},
-    {.count = 2, .tensors = moment_tensors, .piece_count = 1, .pieces = held}};
+    {.count = 2, .tensors = model_tensors, .segment_count = 1, .segments = held},
+    {.count = 2, .tensors = moment_tensors, .segment_count = 1, .segments = held}};
 
-static void check_pieces(const SavedPieces *all) {
+static void check_pieces(const SavedSegments *all) {
     bool covered[2][2][12] = {{{false}}};
     int count = 0;
     for (size_t i = 0; i < all->count; i++) {
-        const SavedPiece *p = &all->items[i];
+        const SavedSegment *p = &all->items[i];
         REQUIRE(p->list >= 0 && p->list < 2 && p->tensor >= 0 && p->tensor < 2 && p->first >= 0 &&
                 p->count > 0);
         for (int64_t k = p->first; k < p->first + p->count; k++) {
@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static SaveLayout layout;
     static Text first;
     Error err = {.message = ""};
-    SavedPieces all;
+    SavedSegments all;
     uint64_t one = 1;
     uint64_t *const sums[SAVE_LISTS] = {&one, &one};
     CheckpointSave save = {.step = STEP, .model = &lists[0], .optimizer = &lists[1]};
@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size > 0) memcpy(copy, data, size);
     CheckpointBlob blobs[2] = {{first.data, first.length}, {copy, size}};
     fuzz_memory_start();
-    ErrorCode code = pieces_collect(&all, &layout, blobs, 2, &err);
+    ErrorCode code = segments_collect(&all, &layout, blobs, 2, &err);
     fuzz_memory_check(size, PER_BYTE, FIXED);
     free(copy);
     /* Ranks that disagree about who has what are weft's own fault, and so may be what another rank tells of.
@@ -64,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         REQUIRE(err.code == code &&
                 (strstr(err.message, "were written by") || strncmp(err.message, "rank 1: ", 8) == 0));
     if (code != ERR_INTERNAL && fuzz_ok(code, &err)) check_pieces(&all);
-    pieces_free(&all);
+    segments_free(&all);
     return 0;
 }
 

@@ -99,7 +99,7 @@ static void check_round_trip(const SafeFile *f, Error *err) {
     Text header = {0};
     uint64_t bytes = safe_layout(&list, order, count, &header, at);
     if (!fuzz_ok(safe_create(&file_ops_system, path, &header, bytes, err), err) ||
-        !fuzz_ok(safe_write_pieces(&file_ops_system, path, &list, order, count, at, sums, err), err))
+        !fuzz_ok(safe_write_segments(&file_ops_system, path, &list, order, count, at, sums, err), err))
         fuzz_fail(__FILE__, __LINE__, "what was read can be written", err->message);
     text_free(&header);
     free(at);

@@ -82,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_memory_check(size, PER_BYTE, FIXED);
     REQUIRE(good == (cache != NULL));
     if (good && token_cache_tokens(cache) <= MOST_TOKENS) {
-        REQUIRE(token_cache_last_part(cache));
+        REQUIRE(token_cache_last_shard(cache));
         check_tokens(cache, vocabulary, &err);
         check_streams(cache, &err);
     }

@@ -57,7 +57,7 @@ static ErrorCode open_engine(Engine **e, RankPlan *plan, Device *d, Comm **alone
     if (code == OK) code = layout_single(&layout, &spec.model, 1, false, err);
     if (code == OK) code = rank_plan(plan, &spec, &layout, 0, d, err);
     layout_free(&layout);
-    if (code == OK) code = comm_open_link(alone, NULL, err);
+    if (code == OK) code = comm_open_transport(alone, NULL, err);
     if (code == OK) code = engine_open(e, plan, d, *alone, err);
     if (code == OK) code = state_load_weights(*e, base, err);
     if (code == OK && adapter.dir) code = state_load_adapter(*e, dir, err);

@@ -435,13 +435,13 @@ static void mixers_are_a_pattern(void **state) {
 
 /* A module is a block more, two norms and a matrix before it and a norm behind it: as many parameters as that
  * of DeepSeek-V3 has without its copies of embedding and head, by the names of a layer behind the last. */
-static void a_module_is_a_layer_behind_the_last(void **state) {
+static void an_mtp_module_is_a_layer_behind_the_last(void **state) {
     (void)state;
     Error err = {0};
     ParamTable t;
     Text text = {0};
     ModelConfig c = shape_of(&family_deepseek_v3, &family_deepseek_v3.sizes[0]);
-    c.further_heads = 1, c.further_module = true;
+    c.mtp_depth = 1, c.mtp_module = true;
     assert_int_equal(model_config_complete(&c, "module", &err), OK);
     assert_int_equal(model_parameter_count(&c), family_deepseek_v3.sizes[0].parameters + 11610068224);
     assert_int_equal(param_table_build(&t, &c, &err), OK);
@@ -471,6 +471,6 @@ int main(void) {
                                        cmocka_unit_test(mixers_are_a_pattern),
                                        cmocka_unit_test(keys_of_experts_are_read),
                                        cmocka_unit_test(keys_of_llama4_are_read),
-                                       cmocka_unit_test(a_module_is_a_layer_behind_the_last)};
+                                       cmocka_unit_test(an_mtp_module_is_a_layer_behind_the_last)};
     return cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -1,7 +1,7 @@
 /* Every unit of every family, through all that its layers promise (model/layers/layer.h): a new entry is
- * tested by being one. Gradients against finite differences; halves apart, part by part, and with anything
- * made again, the same bits; what is not promised to stay is overwritten in between, and what lies behind a
- * region stays untouched; FLOPs as they were done. */
+ * tested by being one. Gradients against finite differences; dgrad and wgrad separate, part by part, and with
+ * anything recomputed, the same bits; what is not promised to stay is overwritten in between, and what lies
+ * behind a region stays untouched; FLOPs as they were done. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@ typedef struct Region {
     size_t bytes;
 } Region;
 
-static const float loss_scale = 0.25f, further_scale = 0.125f;
+static const float inverse_token_count = 0.25f, mtp_inverse_token_count = 0.125f;
 
 typedef struct Bench {
     Device device;
@@ -36,10 +36,10 @@ typedef struct Bench {
     Gradients gradients;
     Pass pass;
     Region slab, keep, scratch, out, dx, losses, *matrices, *vectors, *matrix_gradients, *vector_gradients;
-    float *loss_scale; /* [1] tensor memory */
-    int further;       /* further heads */
-    Region further_losses[FURTHER_HEADS];
-    float *further_scale;
+    float *inverse_token_count; /* [1] tensor memory */
+    int further;                /* MTP heads */
+    Region mtp_losses[MTP_DEPTH_MAX];
+    float *mtp_inverse_token_count;
     int32_t *next_ids; /* of a module */
 } Bench;
 
@@ -205,12 +205,12 @@ static void lay_out(Bench *b) {
     }
     b->pass.batch = (Microbatch){pool_take(&b->pool, ids), pool_take(&b->pool, ids), pool_take(&b->pool, ids),
                                  pool_take(&b->pool, ids)};
-    b->loss_scale = pool_take(&b->pool, sizeof *b->loss_scale);
-    b->further_scale = pool_take(&b->pool, sizeof *b->further_scale);
+    b->inverse_token_count = pool_take(&b->pool, sizeof *b->inverse_token_count);
+    b->mtp_inverse_token_count = pool_take(&b->pool, sizeof *b->mtp_inverse_token_count);
     for (int k = 0; k < b->further; k++) {
-        b->pass.further_targets[k] = pool_take(&b->pool, ids);
-        b->further_losses[k] = take(b, ids);
-        b->pass.further_losses[k] = (float *)(void *)b->further_losses[k].base;
+        b->pass.mtp_targets[k] = pool_take(&b->pool, ids);
+        b->mtp_losses[k] = take(b, ids);
+        b->pass.mtp_losses[k] = (float *)(void *)b->mtp_losses[k].base;
     }
     b->pass.next_ids = b->next_ids = pool_take(&b->pool, ids);
     model_layout_constants(&b->model, POSITIONS, &b->pool);
@@ -234,8 +234,7 @@ static void fill_batch(Bench *b) {
     OP(&b->device, OP_UPLOAD, upload, b->next_ids + TOKENS - 1, rows[0] + TOKENS - 1, sizeof *rows[0]);
     for (int k = 0; k < b->further; k++) {
         for (int t = 0; t < TOKENS; t++) rows[0][t] = t + k + 1 < TOKENS ? rows[1][t + k + 1] : -1;
-        OP(&b->device, OP_UPLOAD, upload, (void *)(uintptr_t)b->pass.further_targets[k], rows[0],
-           sizeof rows[0]);
+        OP(&b->device, OP_UPLOAD, upload, (void *)(uintptr_t)b->pass.mtp_targets[k], rows[0], sizeof rows[0]);
     }
 }
 
@@ -281,31 +280,31 @@ typedef struct Case {
     bool adapted; /* every matrix that can be */
     int further;  /* heads of another kind */
     bool module;  /* in place of them */
-    int leaves;   /* of the sums that ranks may share; 0: one */
+    int splits;   /* of the sums that ranks may share; 0: one */
 } Case;
 
 static void open_bench(Bench *b, Case c) {
     Error err = {0};
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
-    config.further_heads = c.further, config.further_module = c.module;
-    int leaves = c.leaves > 0 ? c.leaves : 1;
-    config.module_joint = c.module && leaves > 1;
-    if (leaves > 1) /* which divide heads and inner dimensions */
-        config.num_attention_heads = 2 * leaves,
-        config.num_key_value_heads = (c.family->arch.latent ? 2 : 1) * leaves,
-        config.intermediate_size = 8 * leaves, config.moe_intermediate_size = 4 * leaves;
+    config.mtp_depth = c.further, config.mtp_module = c.module;
+    int splits = c.splits > 0 ? c.splits : 1;
+    config.mtp_joint = c.module && splits > 1;
+    if (splits > 1) /* which divide heads and inner dimensions */
+        config.num_attention_heads = 2 * splits,
+        config.num_key_value_heads = (c.family->arch.latent ? 2 : 1) * splits,
+        config.intermediate_size = 8 * splits, config.moe_intermediate_size = 4 * splits;
     *b = (Bench){.unit = c.unit, .pool = {.name = "passes"}, .further = c.further};
     if (device_open_cpu(&b->device, "reference", 1, &err) != OK) fail_msg("%s", err.message);
     if (model_build(&b->model, &config, c.compute, c.recompute, TOKENS, CHUNK, &err) != OK)
         fail_msg("%s", err.message);
-    model_share(&b->model, (Sharing){1, 0, leaves, 1}, &config);
-    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .joint = leaves > 1, .match = ""};
+    model_set_tp(&b->model, (TpGroup){1, 0, splits, 1}, &config);
+    AdapterSpec adapters = {.rank = 3, .scale = 0.75, .joint = splits > 1, .match = ""};
     if (c.adapted && adapters_put(&b->model.table, &b->model.config, &config, &adapters, &err) != OK)
         fail_msg("%s", err.message);
     size_t units = (size_t)b->model.table.units + 1;
     b->weights = (Weights){&b->model.table, c.compute, mem_alloc_array(units, sizeof *b->weights.units)};
     b->gradients = (Gradients){&b->model.table, mem_alloc_array(units, sizeof *b->gradients.units),
-                               model_embeds_last(&config), leaves};
+                               model_embeds_last(&config), splits};
     Region **lists[] = {&b->matrices, &b->vectors, &b->matrix_gradients, &b->vector_gradients};
     for (int i = 0; i < 4; i++) *lists[i] = mem_alloc_array(units, sizeof **lists[i]);
     lay_out(b);
@@ -315,10 +314,12 @@ static void open_bench(Bench *b, Case c) {
     b->pass.model = &b->model, b->pass.device = &b->device, b->pass.weights = &b->weights;
     b->pass.gradients = b->gradients, b->pass.losses = (float *)(void *)b->losses.base;
     b->pass.training = b->pass.first = true, b->pass.defer_head = c.module;
-    OP(&b->device, OP_UPLOAD, upload, b->loss_scale, &loss_scale, sizeof loss_scale);
-    b->pass.loss_scale = b->loss_scale;
-    OP(&b->device, OP_UPLOAD, upload, b->further_scale, &further_scale, sizeof further_scale);
-    b->pass.further_scale = b->further_scale;
+    OP(&b->device, OP_UPLOAD, upload, b->inverse_token_count, &inverse_token_count,
+       sizeof inverse_token_count);
+    b->pass.inverse_token_count = b->inverse_token_count;
+    OP(&b->device, OP_UPLOAD, upload, b->mtp_inverse_token_count, &mtp_inverse_token_count,
+       sizeof mtp_inverse_token_count);
+    b->pass.mtp_inverse_token_count = b->mtp_inverse_token_count;
     fill_batch(b);
     fill_weights(b);
     clear_gradients(b);
@@ -362,19 +363,19 @@ static void set_gradient(Bench *b) {
 /* All at once, or each part alone. */
 static void forward(Bench *b, bool apart) {
     UnitPass u = unit_pass(b);
-    Parts all = unit_parts(&b->model.config, b->unit);
+    OpRange all = unit_ops(&b->model.config, b->unit);
     if (!apart) unit_forward(&u, all);
-    for (int i = all.first; apart && i < all.end; i++) unit_forward(&u, (Parts){i, i + 1});
+    for (int i = all.first; apart && i < all.end; i++) unit_forward(&u, (OpRange){i, i + 1});
 }
 
-static void backward(Bench *b, Half half, bool apart) {
+static void backward(Bench *b, Grads grads, bool apart) {
     UnitPass u = unit_pass(b);
-    Parts all = unit_parts(&b->model.config, b->unit);
-    if (half & HALF_INPUT)
+    OpRange all = unit_ops(&b->model.config, b->unit);
+    if (grads & DGRAD)
         for (int i = all.first; i < all.end; i = apart ? i + 1 : all.end)
-            unit_recompute(&u, (Parts){i, apart ? i + 1 : all.end});
-    if (!apart) unit_backward(&u, half, all);
-    for (int i = all.end - 1; apart && i >= all.first; i--) unit_backward(&u, half, (Parts){i, i + 1});
+            unit_recompute(&u, (OpRange){i, apart ? i + 1 : all.end});
+    if (!apart) unit_backward(&u, grads, all);
+    for (int i = all.end - 1; apart && i >= all.first; i--) unit_backward(&u, grads, (OpRange){i, i + 1});
 }
 
 /* All that a unit makes, as one run of bytes. */
@@ -389,7 +390,7 @@ static void add_made(Bench *b, Made *m, const Region *r) {
 }
 
 typedef struct Manner {
-    bool halves, apart;
+    bool split_backward, apart;
 } Manner;
 
 /* One microbatch. Between the passes, what need not stay is spoiled. */
@@ -400,18 +401,18 @@ static Made run(Case c, Manner manner) {
     set_input(&b);
     forward(&b, manner.apart);
     add_made(&b, &made, is_head(&b) ? &b.losses : &b.out);
-    for (int k = 0; k < b.further; k++) add_made(&b, &made, &b.further_losses[k]);
+    for (int k = 0; k < b.further; k++) add_made(&b, &made, &b.mtp_losses[k]);
     spoil(&b, &b.scratch);
     spoil(&b, &b.keep);
     spoil(&b, &b.out);
     set_gradient(&b);
-    backward(&b, manner.halves ? HALF_INPUT : HALF_BOTH, manner.apart);
+    backward(&b, manner.split_backward ? DGRAD : BOTH_GRADS, manner.apart);
     if (b.unit > 0) add_made(&b, &made, &b.dx);
-    if (manner.halves) {
+    if (manner.split_backward) {
         check_used(&b, &b.keep, "keep");
         spoil(&b, &b.scratch);
         if (b.unit > 0) spoil(&b, &b.dx); /* only the embedding reads it */
-        backward(&b, HALF_WEIGHT, manner.apart);
+        backward(&b, WGRAD, manner.apart);
     }
     check_used(&b, &b.slab, "slab");
     const Region *fenced[] = {&b.slab, &b.keep, &b.scratch, &b.out, &b.dx, &b.losses};
@@ -446,18 +447,18 @@ static void for_each_adapted_case(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++) /* one side of each joint */
         if (families[f] != &family_recurrent &&
             (families[f]->arch.latent || !family_has_experts(families[f])))
-            check((Case){.family = families[f], .unit = 1, .adapted = true, .leaves = 3});
+            check((Case){.family = families[f], .unit = 1, .adapted = true, .splits = 3});
 }
 
 /* The last unit, where a module is in it. */
-static void for_each_module(void (*check)(Case c)) {
+static void for_each_mtp_module(void (*check)(Case c)) {
     for (int f = 0; families[f]; f++)
-        for (int leaves = 1; families[f]->arch.module && leaves <= 3; leaves += 2)
-            check((Case){.family = families[f], .unit = 2, .further = 1, .module = true, .leaves = leaves});
+        for (int splits = 1; families[f]->arch.mtp_module && splits <= 3; splits += 2)
+            check((Case){.family = families[f], .unit = 2, .further = 1, .module = true, .splits = splits});
 }
 
 static void for_each_case(void (*check)(Case c)) {
-    for_each_module(check);
+    for_each_mtp_module(check);
     for (int f = 0; families[f]; f++)
         for (int variant = 0; variant < 4 && families[f] != &family_recurrent; variant++)
             for (int unit = 0; unit < 3; unit++)
@@ -469,12 +470,12 @@ static void for_each_case(void (*check)(Case c)) {
     for_each_mixer(false, check);
     for (int f = 0; families[f]; f++) /* a row's sums are apart from its norm */
         if (families[f]->arch.qk_norm == QK_NORM_FLAT && !family_has_experts(families[f]))
-            check((Case){.family = families[f], .unit = 1, .leaves = 3});
-    check((Case){.family = &family_gemma2, .unit = 2, .further = 2, .leaves = 3}); /* capped, too */
+            check((Case){.family = families[f], .unit = 1, .splits = 3});
+    check((Case){.family = &family_gemma2, .unit = 2, .further = 2, .splits = 3}); /* capped, too */
     /* Heads of latents are leaves; shared experts are made with the others. */
     for (int f = 0; families[f]; f++)
         for (int tied = 0; tied < 2 && (families[f]->arch.latent || families[f]->arch.weighs_input); tied++)
-            check((Case){.family = families[f], .unit = 1, .tied = tied, .leaves = 3});
+            check((Case){.family = families[f], .unit = 1, .tied = tied, .splits = 3});
 }
 
 /* ---- same bits ---- */
@@ -489,7 +490,7 @@ static void check_bits(Case c) {
         if (made.bytes.length != base.bytes.length ||
             memcmp(made.bytes.data, base.bytes.data, made.bytes.length) != 0)
             fail_msg("%s, unit %d, %s: bits differ with recompute %d%s%s", c.family->model_type, c.unit,
-                     dtype_name(c.compute), i / 4, manner.halves ? ", halves apart" : "",
+                     dtype_name(c.compute), i / 4, manner.split_backward ? ", dgrad and wgrad separate" : "",
                      manner.apart ? ", part by part" : "");
         text_free(&made.bytes);
     }
@@ -515,11 +516,11 @@ static double objective(Bench *b) {
     forward(b, false);
     float *out = fetch(b, is_head(b) ? &b->losses : &b->out);
     for (size_t i = 0; i < (is_head(b) ? (size_t)TOKENS : state_count(b)); i++)
-        sum += (double)out[i] * (is_head(b) ? (double)loss_scale : (double)uniform(50, i));
+        sum += (double)out[i] * (is_head(b) ? (double)inverse_token_count : (double)uniform(50, i));
     free(out);
     for (int k = 0; k < b->further; k++) {
-        out = fetch(b, &b->further_losses[k]);
-        for (int i = 0; i < TOKENS; i++) sum += (double)out[i] * (double)further_scale;
+        out = fetch(b, &b->mtp_losses[k]);
+        for (int i = 0; i < TOKENS; i++) sum += (double)out[i] * (double)mtp_inverse_token_count;
         free(out);
     }
     return sum;
@@ -575,10 +576,11 @@ static void check_parameter(Bench *b, const Param *p, const float *gradient) {
                  gradient + rows * before + p->place, 1, p->name);
 }
 
-/* Leaves of a vector's gradient, each a row, to where it is without any. */
+/* Splits of a vector's gradient, each a row, to where it is without any. */
 static void add_rows(const Bench *b, const Param *p, float *gradient) {
     size_t from = gradient_place(&b->gradients, p), count = (size_t)p->count,
-           rows = param_cut(p->row) == CUT_NONE ? (size_t)b->gradients.rows : 1; /* a cut one is complete */
+           rows = param_tp_style(p->row) == REPLICATED ? (size_t)b->gradients.rows
+                                                       : 1; /* a cut one is complete */
     for (size_t i = 0; i < count; i++) {
         float sum = 0;
         for (size_t row = 0; row < rows; row++) sum += gradient[from + row * count + i];
@@ -608,9 +610,9 @@ static void check_differences(Case c) {
     set_input(&b);
     forward(&b, false);
     set_gradient(&b);
-    backward(&b, HALF_BOTH, false);
+    backward(&b, BOTH_GRADS, false);
     float *dx = fetch(&b, &b.dx);
-    /* Further heads have losses in training alone; the weight half apart, gradients stay as they are. */
+    /* MTP heads have losses in training alone; wgrad apart, gradients stay as they are. */
     b.pass.training = c.further > 0, b.pass.defer_head = true;
     check_parameters(&b);
     if (b.unit > 0) check_slopes(&b, (float *)(void *)b.slab.base, state_count(&b), dx, 3, "input");
@@ -632,10 +634,10 @@ static void check_table(Case c) {
     Bench b;
     open_bench(&b, c);
     const ParamTable *t = &b.model.table;
-    int matrices = 0, parts = 0;
+    int matrices = 0, ops = 0;
     for (int i = t->unit_first[1]; i < t->unit_first[2]; i++) {
         const Param *p = &t->params[i];
-        parts += p->row->adapts != NULL;
+        ops += p->row->adapts != NULL;
         if (p->cols == 0 || p->row->adapts) continue;
         if (!param_can_adapt(&b.model.config, 1, p->row)) {
             assert_true(b.model.config.num_experts > 0); /* experts and their router have none */
@@ -655,7 +657,7 @@ static void check_table(Case c) {
         matrices++;
     }
     assert_true(matrices >= 4);
-    assert_int_equal(parts, 2 * matrices);
+    assert_int_equal(ops, 2 * matrices);
     assert_int_equal(adapters_count(t, &b.model.config),
                      t->elements - model_parameter_count(&b.model.config));
     close_bench(&b);
@@ -674,7 +676,7 @@ static void adapters_are_parameters_like_others(void **state) {
 /* ---- FLOPs ---- */
 
 static double products(Bench *b) {
-    static const OpId ops[] = {OP_GEMM, OP_GEMM_EXPERTS, OP_GEMM_EXPERTS_WEIGHT, OP_MAMBA_FORWARD,
+    static const OpId ops[] = {OP_GEMM, OP_GROUPED_GEMM, OP_GROUPED_GEMM_WGRAD, OP_MAMBA_FORWARD,
                                OP_MAMBA_BACKWARD};
     double flops = 0;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
@@ -697,9 +699,9 @@ static void check_flops(Case c) {
         forward(&b, false);
         assert_true(products(&b) == costs[c.unit].forward);
         set_gradient(&b);
-        backward(&b, HALF_INPUT, false);
+        backward(&b, DGRAD, false);
         assert_true(products(&b) == costs[c.unit].input);
-        backward(&b, HALF_WEIGHT, false);
+        backward(&b, WGRAD, false);
         assert_true(products(&b) == costs[c.unit].weight);
         close_bench(&b);
     }
@@ -719,10 +721,10 @@ typedef struct LayerBench {
 
 /* Of what only some models have; nothing is shared here. */
 static bool is_there(const Model *m, Need need) {
-    bool leaves = m->sharing.leaves > 1;
-    if (need == NEED_ROW_SUMS || need == NEED_LEAVES) return leaves;
+    bool splits = m->tp.splits > 1;
+    if (need == NEED_ROW_SUMS || need == NEED_SPLITS) return splits;
     if (need == NEED_HEADS_APART) return model_has_heads_apart(m);
-    if (need == NEED_NO_LEAVES) return !leaves;
+    if (need == NEED_NO_SPLITS) return !splits;
     return need == NEED_ALWAYS || (need == NEED_EXPERT_BIAS && model_family(&m->config)->arch.expert_bias);
 }
 
@@ -735,15 +737,15 @@ static void lay_out_layer(Bench *b, LayerBench *l) {
         bool wide = row->element == ELEMENT_FP32 || row->element == ELEMENT_INDEX;
         size_t element = wide ? sizeof(float) : dtype_bytes(m->compute);
         int64_t rows = row->rows == EXTENT_LOGITS         ? CHUNK
-                       : row->rows == EXTENT_LOGIT_LEAVES ? CHUNK * m->sharing.leaves
-                       : row->rows == EXTENT_CHOICES || row->rows == EXTENT_WORKED ||
-                               row->rows == EXTENT_LEAF_CHOICES
+                       : row->rows == EXTENT_LOGIT_SPLITS ? CHUNK * m->tp.splits
+                       : row->rows == EXTENT_ASSIGNMENTS || row->rows == EXTENT_WORKED ||
+                               row->rows == EXTENT_SPLIT_ASSIGNMENTS
                            ? TOKENS * m->config.num_experts_per_tok
-                       : row->rows == EXTENT_ROW_SUMS                         ? 2 * TOKENS * m->sharing.leaves
-                       : row->rows == EXTENT_LEAF_TERMS                       ? TOKENS * model_leaf_depth(m)
-                       : row->rows == EXTENT_STARTS                           ? mamba_starts(TOKENS)
-                       : row->rows == EXTENT_ONE || row->rows == EXTENT_SPANS ? 1
-                                                                              : TOKENS,
+                       : row->rows == EXTENT_ROW_SUMS       ? 2 * TOKENS * m->tp.splits
+                       : row->rows == EXTENT_SPLIT_PARTIALS ? TOKENS * model_split_depth(m)
+                       : row->rows == EXTENT_STARTS         ? mamba_starts(TOKENS)
+                       : row->rows == EXTENT_ONE || row->rows == EXTENT_EXACT_CHUNKS ? 1
+                                                                                     : TOKENS,
                 width = model_dim(&m->config, row->width);
         bool none = !is_there(m, row->need) || (row->element == ELEMENT_NARROW && m->compute == DTYPE_F32);
         l->tensors[i] = take(b, none ? 0 : (size_t)(rows * width) * element);
@@ -768,8 +770,8 @@ static void run_layer(Bench *b, const LayerBench *l) {
                    .dx = l->dx.base,
                    .input = l->x.base,
                    .dstream = b->dx.base};
-    for (int i = 0; i < l->layer->part_count; i++) l->layer->parts[i].forward(&w);
-    for (int i = l->layer->part_count - 1; i >= 0; i--) l->layer->parts[i].backward(&w, HALF_BOTH);
+    for (int i = 0; i < l->layer->op_count; i++) l->layer->ops[i].forward(&w);
+    for (int i = l->layer->op_count - 1; i >= 0; i--) l->layer->ops[i].backward(&w, BOTH_GRADS);
 }
 
 /* A layer with every tensor in a region of its own: each row tells the size that is used. */
@@ -803,7 +805,7 @@ static void check_layer(Case c, int sublayer) {
 static void check_layers(Case c) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     ModelConfig config = shape_of(c.family, c.mixer, c.tied, c.biases);
-    config.further_heads = c.further, config.further_module = c.module;
+    config.mtp_depth = c.further, config.mtp_module = c.module;
     for (int compute = DTYPE_F32; compute <= DTYPE_BF16; compute++) {
         c.compute = (Dtype)compute;
         for (int s = 0; s < unit_sublayers(&config, c.unit, sublayers); s++) check_layer(c, s);

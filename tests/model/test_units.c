@@ -61,7 +61,7 @@ static const struct Shape {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Bytes for one microbatch: of a block what stays for the backward pass and what its weight half reads, of
+/* Bytes for one microbatch: of a block what stays for the backward pass and what its wgrad reads, of
  * the head what stays, and the memory that all units share. */
 static const struct Bytes {
     int shape;

@@ -223,7 +223,7 @@ static void the_console_line_is_the_known_one(void **state) {
     m.tokens_per_second = 12345;
     m.loss = 5.12345;
     m.grad_norm = 1.2345;
-    m.loss_2 = m.loss_3 = m.loss_4 = m.loss_5 = NAN; /* no further heads */
+    m.loss_2 = m.loss_3 = m.loss_4 = m.loss_5 = NAN; /* no MTP heads */
     m.device_memory = 0;
     console_format_step(&t, &m, false);
     assert_string_equal(

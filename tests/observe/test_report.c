@@ -317,10 +317,10 @@ static void a_young_run_has_a_page(void **state) {
 
 /* Two ranks, one microbatch: rank 1 waits for rank 0, then rank 0 for rank 1. */
 static void write_trace(void) {
-    static const TimedAction first[] = {{{.kind = ACT_FWD, .unit = 0, .parts = {0, 1}}, 0, 0, 0.1, 0},
-                                        {{.kind = ACT_BWD, .unit = 0, .parts = {0, 1}}, 0, 0.1, 0.6, 0.3}},
-                             second[] = {{{.kind = ACT_FWD, .unit = 1, .parts = {0, 1}}, 1, 0, 0.2, 0.1},
-                                         {{.kind = ACT_BWD, .unit = 1, .parts = {0, 1}}, 1, 0.2, 0.4, 0}};
+    static const TimedAction first[] = {{{.kind = ACT_FWD, .unit = 0, .ops = {0, 1}}, 0, 0, 0.1, 0},
+                                        {{.kind = ACT_BWD, .unit = 0, .ops = {0, 1}}, 0, 0.1, 0.6, 0.3}},
+                             second[] = {{{.kind = ACT_FWD, .unit = 1, .ops = {0, 1}}, 1, 0, 0.2, 0.1},
+                                         {{.kind = ACT_BWD, .unit = 1, .ops = {0, 1}}, 1, 0.2, 0.4, 0}};
     Timing t;
     Prediction p;
     timing_start(&t, 2, 2, 2);

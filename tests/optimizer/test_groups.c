@@ -72,7 +72,7 @@ static void updates_move_weights(void **state) {
     enum { N = 40 };
     static _Alignas(64) char scratch[4096];
     const Param of = {
-        .rows = 4, .cols = 10, .stack = 1, .count = N, .matrix_count = 1, .matrices = {{0, 4, 10, 10}}};
+        .rows = 4, .cols = 10, .fused = 1, .count = N, .matrix_count = 1, .matrices = {{0, 4, 10, 10}}};
     Device d;
     Error err;
     assert_int_equal(device_open_cpu(&d, NULL, 1, &err), OK);

@@ -55,8 +55,8 @@ static ModelConfig moonlight_shape(void) {
     return c;
 }
 
-static ModelConfig with_module(ModelConfig c) {
-    c.further_heads = 1, c.further_module = true;
+static ModelConfig with_mtp_module(ModelConfig c) {
+    c.mtp_depth = 1, c.mtp_module = true;
     return c;
 }
 
@@ -69,25 +69,26 @@ static ModelConfig with_copies(const Family *f) {
 
 static ModelConfig with_heads(void) {
     ModelConfig c = tiny_model(VOCAB, LAYERS, CONTEXT);
-    c.further_heads = 2;
+    c.mtp_depth = 2;
     return c;
 }
 
 /* ---- meshes ---- */
 
 typedef struct Way {
-    int pp, replicas, shards, cp, tp, ep, leaves;
-    ContextMethod method;
+    int pp, replicas, shards, cp, tp, ep, splits;
+    CpComm method;
 } Way;
-static const Way ways[] = {{1, 1, 1, 1, 1, 1, 0, CONTEXT_HEADS}, {1, 2, 2, 1, 1, 1, 0, CONTEXT_HEADS},
-                           {2, 1, 1, 1, 1, 1, 0, CONTEXT_HEADS}, {1, 1, 1, 1, 2, 1, 0, CONTEXT_HEADS},
-                           {1, 1, 1, 1, 2, 1, 4, CONTEXT_HEADS}, {1, 1, 1, 1, 4, 1, 0, CONTEXT_HEADS},
-                           {2, 1, 1, 1, 2, 1, 0, CONTEXT_HEADS}, {1, 1, 1, 2, 1, 1, 0, CONTEXT_HEADS},
-                           {1, 1, 1, 2, 1, 1, 0, CONTEXT_KEYS},  {1, 1, 2, 2, 2, 1, 0, CONTEXT_KEYS},
-                           {2, 1, 1, 2, 2, 1, 0, CONTEXT_HEADS}, {1, 1, 2, 1, 1, 2, 0, CONTEXT_HEADS},
-                           {1, 1, 1, 2, 1, 2, 0, CONTEXT_KEYS},  {1, 1, 2, 2, 1, 4, 0, CONTEXT_HEADS},
-                           {1, 1, 2, 1, 2, 2, 0, CONTEXT_HEADS}, {1, 1, 1, 2, 2, 2, 0, CONTEXT_KEYS},
-                           {2, 1, 2, 1, 2, 2, 0, CONTEXT_HEADS}};
+static const Way ways[] = {
+    {1, 1, 1, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 2, 2, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL},
+    {2, 1, 1, 1, 1, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 1, 2, 1, 0, CP_COMM_ALL_TO_ALL},
+    {1, 1, 1, 1, 2, 1, 4, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 1, 4, 1, 0, CP_COMM_ALL_TO_ALL},
+    {2, 1, 1, 1, 2, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 2, 1, 1, 0, CP_COMM_ALL_TO_ALL},
+    {1, 1, 1, 2, 1, 1, 0, CP_COMM_ALL_GATHER}, {1, 1, 2, 2, 2, 1, 0, CP_COMM_ALL_GATHER},
+    {2, 1, 1, 2, 2, 1, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 2, 1, 1, 2, 0, CP_COMM_ALL_TO_ALL},
+    {1, 1, 1, 2, 1, 2, 0, CP_COMM_ALL_GATHER}, {1, 1, 2, 2, 1, 4, 0, CP_COMM_ALL_TO_ALL},
+    {1, 1, 2, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL}, {1, 1, 1, 2, 2, 2, 0, CP_COMM_ALL_GATHER},
+    {2, 1, 2, 1, 2, 2, 0, CP_COMM_ALL_TO_ALL}};
 enum { WAYS = sizeof ways / sizeof *ways };
 
 static void make_layout(const ModelConfig *c, const Way *w, bool split, Layout *l) {
@@ -123,10 +124,10 @@ static void plan_rank(const ModelConfig *c, const Way *w, int variant, bool adap
                      .tokens = CONTEXT,
                      .positions = CONTEXT / 2,
                      .loss_rows = 3,
-                     .leaves = w->leaves,
+                     .splits = w->splits,
                      .recompute = (Recompute)(variant / 2),
                      .context = w->method,
-                     .further_weight = 0.5,
+                     .mtp_loss_weight = 0.5,
                      .defer_head = variant % 2,
                      .optimizer = &usual_optimizer,
                      .sync = variant % 2 ? SYNC_MICROBATCH : SYNC_STEP};
@@ -155,8 +156,8 @@ static void each_plan(Look *look) {
     plans = 0;
     for (int i = 0; families[i]; i++) each_plan_of(family_shape(families[i]), false, look);
     each_plan_of(moonlight_shape(), true, look);
-    each_plan_of(with_module(moonlight_shape()), false, look);
-    each_plan_of(with_module(family_shape(&family_deepseek_v3)), false, look);
+    each_plan_of(with_mtp_module(moonlight_shape()), false, look);
+    each_plan_of(with_mtp_module(family_shape(&family_deepseek_v3)), false, look);
     each_plan_of(family_shape(&family_deepseek_v3), true, look);
     each_plan_of(tiny_model(VOCAB, LAYERS, CONTEXT), true, look);
     each_plan_of(with_heads(), false, look);
@@ -176,7 +177,7 @@ static void expect_refused(const Program *p, const char *name, int i, const char
 }
 
 static bool is_of_pass(ActionKind kind) {
-    return action_is_pass(kind) || action_exchanges(kind) || kind == ACT_AGAIN;
+    return action_is_pass(kind) || action_exchanges(kind) || kind == ACT_RECOMPUTE;
 }
 
 static void delete_action(Program *p, int i) {
@@ -205,14 +206,14 @@ static bool depends(const Program *p, Action a, Action b) {
          run_b = action_is_pass(b.kind) || b.kind == ACT_DISPATCH;
     uint32_t uses_a = action_exchanges(a.kind) ? n.uses[a.pass][a.row] : 0,
              uses_b = action_exchanges(b.kind) ? n.uses[b.pass][b.row] : 0;
-    uint32_t parts_a = (1u << a.parts.end) - (1u << a.parts.first),
-             parts_b = (1u << b.parts.end) - (1u << b.parts.first);
+    uint32_t parts_a = (1u << a.ops.end) - (1u << a.ops.first),
+             parts_b = (1u << b.ops.end) - (1u << b.ops.first);
     if (a.kind == ACT_COLLECTIVE && b.kind == ACT_WAIT) return a.row == b.row;
     if (a.kind == ACT_WAIT && run_b) return !n.rows[a.row].row->behind && uses_a & parts_b;
     if (run_a && b.kind == ACT_COLLECTIVE)
-        return n.rows[b.row].row->behind && uses_b & parts_a && action_half(a) & HALF_INPUT;
-    bool late = a.kind == ACT_BWD && action_half(a) == HALF_WEIGHT;
-    return run_a && run_b && !late && action_pass(a) == action_pass(b) && action_half(a) == action_half(b);
+        return n.rows[b.row].row->behind && uses_b & parts_a && action_grads(a) & DGRAD;
+    bool late = a.kind == ACT_BWD && action_grads(a) == WGRAD;
+    return run_a && run_b && !late && action_pass(a) == action_pass(b) && action_grads(a) == action_grads(b);
 }
 
 /* The microbatch that stands for all: mutants of a program are many. */
@@ -226,7 +227,7 @@ static void mutate(const Program *p, const char *name) {
         delete_action(&q, i);
         expect_refused(&q, name, i, "left out");
         insert_action(&q, i, a);
-        if (action_pass(a) != ACT_AGAIN || a.kind == ACT_COLLECTIVE) { /* made again twice is no harm */
+        if (action_pass(a) != ACT_RECOMPUTE || a.kind == ACT_COLLECTIVE) { /* recomputed twice is no harm */
             insert_action(&q, i + 1, a);
             expect_refused(&q, name, i, "twice");
             delete_action(&q, i + 1);
@@ -255,7 +256,7 @@ static void test_mutants_are_refused(void **state) {
 
 /* Every layer's rows name tensors and ops that there are. */
 static void check_row(const Layer *l, const Collective *c) {
-    assert_true(c->passes != 0 && c->ops != 0 && c->ops >> l->part_count == 0 && c->over != 0);
+    assert_true(c->passes != 0 && c->ops != 0 && c->ops >> l->op_count == 0 && c->over != 0);
     assert_true(c->from < UNIT_TENSORS && c->to < UNIT_TENSORS);
     if (c->from < LAYER_TENSORS) assert_true(c->from < l->tensor_count);
     if (c->to < LAYER_TENSORS) assert_true(c->to < l->tensor_count);

@@ -58,9 +58,9 @@ static ModelConfig shape_of_latents(bool queries) {
 }
 
 /* With a block in the last unit, whose own matrix each rank has. */
-static ModelConfig shape_of_module(bool queries) {
+static ModelConfig shape_of_mtp_module(bool queries) {
     ModelConfig c = shape_of_latents(queries);
-    c.further_heads = 1, c.further_module = c.module_joint = true;
+    c.mtp_depth = 1, c.mtp_module = c.mtp_joint = true;
     return c;
 }
 
@@ -114,12 +114,12 @@ static void tally_close(Tally *t) {
 /* Every owned place belongs to one element at most. */
 static void add_piece(Tally *t, const Partition *p, int param, char *used) {
     const Param *local = &p->table->params[param], *whole = &t->table.params[param];
-    Piece piece = partition_piece(p, local);
-    PieceRun run;
+    ParamSegment segment = partition_segment(p, local);
+    SegmentRun run;
     int64_t runs = 0;
     assert_string_equal(local->name, whole->name);
-    for (int64_t at = 0; at < piece.count; at += run.count, runs++) {
-        run = piece_run(&piece, at);
+    for (int64_t at = 0; at < segment.count; at += run.count, runs++) {
+        run = segment_run(&segment, at);
         assert_true(run.count > 0 && run.element >= 0 && run.element + run.count <= whole->count);
         for (int64_t e = run.element; e < run.element + run.count; e++) {
             if (t->held[param][e]++ == 0) t->shard[param][e] = p->shard;
@@ -129,10 +129,10 @@ static void add_piece(Tally *t, const Partition *p, int param, char *used) {
             t->counted[param][e] += partition_counts(p, local);
         }
     }
-    assert_int_equal(runs, piece_runs(&piece));
-    for (int64_t i = 0; i < piece.count; i++) {
-        assert_true(piece.at + (size_t)i < p->owned);
-        assert_int_equal(used[piece.at + (size_t)i]++, 0);
+    assert_int_equal(runs, segment_runs(&segment));
+    for (int64_t i = 0; i < segment.count; i++) {
+        assert_true(segment.at + (size_t)i < p->owned);
+        assert_int_equal(used[segment.at + (size_t)i]++, 0);
     }
 }
 
@@ -199,14 +199,14 @@ static void boxes_tile_the_model(void **state) {
             check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
         }
     for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
-        ModelConfig c = shape_of_module(i % 2);
+        ModelConfig c = shape_of_mtp_module(i % 2);
         const int *d = degrees[i];
         check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
     }
     /* Beside parts of the vocabulary, which are unequal, some cut comes to be in what all have. */
     for (int shards = 2; shards <= 8; shards++)
         for (int tp = 2; tp <= 8; tp *= 2) {
-            ModelConfig c = shape_of_module(shards % 2);
+            ModelConfig c = shape_of_mtp_module(shards % 2);
             check_mesh(&c, mesh_of(1, 1, shards, 1, tp));
         }
 }
@@ -216,14 +216,14 @@ static void experts_are_dealt_out(void **state) {
     (void)state;
     static const int degrees[][5] = {{1, 1, 2, 2, 1}, {1, 1, 4, 2, 1}, {1, 2, 4, 4, 1}, {2, 1, 6, 2, 1},
                                      {1, 2, 8, 8, 1}, {1, 1, 2, 2, 2}, {2, 1, 4, 2, 4}, {1, 2, 6, 2, 8}};
-    ModelConfig c = shape_of_experts(), stacked, own;
+    ModelConfig c = shape_of_experts(), fused, own;
     Error err = {0};
     c.moe_intermediate_size = 8;
-    stacked = c, stacked.family = &family_gpt_oss;
+    fused = c, fused.family = &family_gpt_oss;
     for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
         const int *d = degrees[i];
         check_mesh(&c, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
-        check_mesh(&stacked, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
+        check_mesh(&fused, mesh_of_experts(d[0], d[1], d[2], d[3], d[4]));
     }
     Mesh mesh = mesh_of_experts(1, 1, 16, 16, 1);
     assert_int_equal(partition_model(&c, &mesh, 0, 0, &own, &err), ERR_CONFIG);
@@ -261,56 +261,57 @@ static void batches_are_counted_once(void **state) {
 /* A matrix that is cut by columns lies in the model file as a run for each of its rows. */
 static void columns_are_strips(void **state) {
     (void)state;
-    Piece whole = {.box = {.rows = {{0, 4}}, .columns = {{0, 6}}, .stride = 6, .stack = {0, 1}},
-                   .first = 7,
-                   .count = 10};
-    assert_int_equal(piece_runs(&whole), 1);
-    assert_int_equal(piece_run(&whole, 0).element, 7);
-    assert_int_equal(piece_run(&whole, 0).count, 10);
-    Piece strip = {.box = {.rows = {{0, 4}},
-                           .columns = {{2, 3}},
-                           .stride = 6,
-                           .stack = {0, 1}}, /* columns 2 to 4 of 6 */
-                   .first = 1,
-                   .count = 7};
-    assert_int_equal(piece_runs(&strip), 3);
-    assert_int_equal(piece_run(&strip, 0).element, 3);
-    assert_int_equal(piece_run(&strip, 0).count, 2);
-    assert_int_equal(piece_run(&strip, 2).element, 6 + 2);
-    assert_int_equal(piece_run(&strip, 2).count, 3);
-    assert_int_equal(piece_run(&strip, 5).element, 12 + 2);
-    assert_int_equal(piece_run(&strip, 5).count, 2);
+    ParamSegment whole = {.shard = {.rows = {{0, 4}}, .columns = {{0, 6}}, .stride = 6, .fused = {0, 1}},
+                          .first = 7,
+                          .count = 10};
+    assert_int_equal(segment_runs(&whole), 1);
+    assert_int_equal(segment_run(&whole, 0).element, 7);
+    assert_int_equal(segment_run(&whole, 0).count, 10);
+    ParamSegment strip = {.shard = {.rows = {{0, 4}},
+                                    .columns = {{2, 3}},
+                                    .stride = 6,
+                                    .fused = {0, 1}}, /* columns 2 to 4 of 6 */
+                          .first = 1,
+                          .count = 7};
+    assert_int_equal(segment_runs(&strip), 3);
+    assert_int_equal(segment_run(&strip, 0).element, 3);
+    assert_int_equal(segment_run(&strip, 0).count, 2);
+    assert_int_equal(segment_run(&strip, 2).element, 6 + 2);
+    assert_int_equal(segment_run(&strip, 2).count, 3);
+    assert_int_equal(segment_run(&strip, 5).element, 12 + 2);
+    assert_int_equal(segment_run(&strip, 5).count, 2);
 }
 
-static void assert_runs(const Piece *piece, const PieceRun *runs, int count) {
+static void assert_runs(const ParamSegment *segment, const SegmentRun *runs, int count) {
     int64_t at = 0;
-    assert_int_equal(piece_runs(piece), count);
+    assert_int_equal(segment_runs(segment), count);
     for (int i = 0; i < count; i++, at += runs[i - 1].count) {
-        PieceRun run = piece_run(piece, at);
+        SegmentRun run = segment_run(segment, at);
         assert_int_equal(run.element, runs[i].element);
         assert_int_equal(run.count, runs[i].count);
     }
-    assert_int_equal(at, piece->count);
+    assert_int_equal(at, segment->count);
 }
 
 /* Of several matrices that are stored as one: a run for each, where they lie side by side in each row. */
 static void matrices_in_one_are_bands(void **state) {
     (void)state;
-    Piece below = {
-        .box = {.rows = {{1, 2}, {5, 1}, {8, 1}}, .columns = {{0, 3}}, .stride = 3, .stack = {0, 1}},
+    ParamSegment below = {
+        .shard = {.rows = {{1, 2}, {5, 1}, {8, 1}}, .columns = {{0, 3}}, .stride = 3, .fused = {0, 1}},
         .first = 4,
         .count = 7};
-    assert_runs(&below, (PieceRun[]){{7, 2}, {15, 3}, {24, 2}}, 3);
-    Piece beside = {
-        .box = {.rows = {{0, 2}}, .columns = {{1, 2}, {5, 1}, {8, 1}}, .stride = 10, .stack = {0, 1}},
+    assert_runs(&below, (SegmentRun[]){{7, 2}, {15, 3}, {24, 2}}, 3);
+    ParamSegment beside = {
+        .shard = {.rows = {{0, 2}}, .columns = {{1, 2}, {5, 1}, {8, 1}}, .stride = 10, .fused = {0, 1}},
         .first = 1,
         .count = 6};
-    assert_runs(&beside, (PieceRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
+    assert_runs(&beside, (SegmentRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
     /* Rows 1 and 2 of 4 of the matrices 2 and 3 of a stack. */
-    Piece stack = {.box = {.rows = {{1, 2}}, .columns = {{0, 3}}, .stride = 3, .stack = {2, 2}, .every = 4},
-                   .first = 1,
-                   .count = 10};
-    assert_runs(&stack, (PieceRun[]){{28, 5}, {39, 5}}, 2);
+    ParamSegment fused = {
+        .shard = {.rows = {{1, 2}}, .columns = {{0, 3}}, .stride = 3, .fused = {2, 2}, .every = 4},
+        .first = 1,
+        .count = 10};
+    assert_runs(&fused, (SegmentRun[]){{28, 5}, {39, 5}}, 2);
 }
 
 /* The model of a rank has the sizes of its boxes: what tp cuts of a parameter and what it makes of the model
@@ -321,14 +322,15 @@ static void a_ranks_model_is_a_model(void **state) {
         for (int tp = 1 << way % 4, place = 0; place < tp; place++) {
             Error err = {0};
             ModelConfig c = shape_of_family(families_of_boxes[way / 4], false),
-                        own = axes_local(&c, (Sharing){tp, place, tp, 1});
+                        own = axes_local(&c, (TpGroup){tp, place, tp, 1});
             ParamTable table;
             assert_int_equal(param_table_build(&table, &own, &err), OK);
             for (int i = 0; i < table.count; i++) {
                 const Param *p = &table.params[i];
-                Box b = axes_box(&c, p, (Sharing){tp, place, tp, 1}, (Deal){0, c.num_experts});
-                assert_int_equal(box_rows(&b), p->rows);
-                assert_int_equal(box_columns(&b), p->cols ? p->cols : 1);
+                LocalShard b =
+                    axes_local_shard(&c, p, (TpGroup){tp, place, tp, 1}, (ShardRange){0, c.num_experts});
+                assert_int_equal(shard_rows(&b), p->rows);
+                assert_int_equal(shard_columns(&b), p->cols ? p->cols : 1);
             }
             param_table_free(&table);
         }
@@ -354,14 +356,14 @@ static void odd_sizes_are_refused_by_name(void **state) {
     c = shape(false), c.vocab_size = 9;
     refused(c, 8, "mesh.tp 8 does not fit vocab_size 9, for a rank would have none of them: 1 or 2 would");
     c = shape(false), c.num_key_value_heads = 2;
-    assert_int_equal(axes_check_leaves(&c, 4, 4, 16, &err), OK);
-    assert_int_equal(axes_check_leaves(&c, 8, 8, 16, &err), ERR_CONFIG);
+    assert_int_equal(axes_check_splits(&c, 4, 4, 16, &err), OK);
+    assert_int_equal(axes_check_splits(&c, 8, 8, 16, &err), ERR_CONFIG);
     refused(c, 8,
             "mesh.tp 8 does not fit num_key_value_heads 2, for 4 ranks would share a head, whose "
             "head_dim 6 they do not divide: 1, 2 or 4 would");
-    Contexts contexts = {2, 0, 0, true};
-    assert_int_equal(axes_check_contexts(&c, (Sharing){4, 0, 4, 2}, contexts, 16, &err), OK);
-    assert_int_equal(axes_check_contexts(&c, (Sharing){2, 0, 4, 1}, contexts, 16, &err), ERR_CONFIG);
+    CpGroup cp = {2, 0, 0, true};
+    assert_int_equal(axes_check_cp(&c, (TpGroup){4, 0, 4, 2}, cp, 16, &err), OK);
+    assert_int_equal(axes_check_cp(&c, (TpGroup){2, 0, 4, 1}, cp, 16, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "mesh.cp 2 by keys: numerics.canonical_tp 4, more than "
                                         "num_key_value_heads 2, needs as many ranks along tp"));
     c = shape_of_family(&family_gpt2, false), c.max_position_embeddings = 9;
@@ -401,18 +403,18 @@ static bool exchanges(const ModelConfig *c, int unit, int part, AxisSet over) {
         bool ends = rows[i].row->kind == COLL_DISPATCH && collective_ops(&rows[i]) >> part == 0 &&
                     collective_ops(&rows[i]) >> (part - 1) == 1;
         found |= (ends || collective_place(&rows[i]) == part) && rows[i].row->over & over &&
-                 collective_applies(c, (Contexts){2, 0, 0, false}, rows[i].row);
+                 collective_applies(c, (CpGroup){2, 0, 0, false}, rows[i].row);
     }
     return found;
 }
 
 /* The names of the parts of a unit before which ranks do, "norm" twice where there are two. */
 static void places(const ModelConfig *c, int unit, AxisSet over, Text *out) {
-    Parts all = unit_parts(c, unit);
+    OpRange all = unit_ops(c, unit);
     for (int part = all.first; part <= all.end; part++)
         if (exchanges(c, unit, part, over))
             text_printf(out, "%s%s", out->length ? ", " : "",
-                        part < all.end ? unit_part_name(c, unit, part) : "end");
+                        part < all.end ? unit_op_name(c, unit, part) : "end");
 }
 
 static const Collective *row_of(const Program *p, Action a) {
@@ -436,8 +438,9 @@ static void each_exchange_is_missed(Program *p) {
     for (int i = 0; i < p->count; i++) {
         Error err = {0};
         Action a = p->actions[i];
-        bool boxes = a.kind == ACT_COLLECT || a.kind == ACT_RETURN;
-        if (!action_exchanges(a.kind) && a.kind != ACT_LEAVES && a.kind != ACT_AGAIN && !boxes) continue;
+        bool boxes = a.kind == ACT_MATRIX_GATHER || a.kind == ACT_MATRIX_SCATTER;
+        if (!action_exchanges(a.kind) && a.kind != ACT_SUM_PARTIALS && a.kind != ACT_RECOMPUTE && !boxes)
+            continue;
         memmove(&p->actions[i], &p->actions[i + 1], (size_t)(p->count - i - 1) * sizeof a);
         p->count--;
         if (program_check(p, &err) == OK)
@@ -447,8 +450,8 @@ static void each_exchange_is_missed(Program *p) {
         p->actions[i] = a;
         p->count++;
         Action next = p->actions[i + 1];
-        if (a.kind == ACT_AGAIN) continue; /* twice is no harm */
-        p->actions[i + 1] = a;             /* in place of the next */
+        if (a.kind == ACT_RECOMPUTE) continue; /* twice is no harm */
+        p->actions[i + 1] = a;                 /* in place of the next */
         assert_int_equal(program_check(p, &err), ERR_INTERNAL);
         p->actions[i + 1] = next;
     }
@@ -488,7 +491,7 @@ static void nothing_starts_too_early(Program *p) {
     for (int i = 1; i < p->count; i++) {
         Action a = p->actions[i], above = p->actions[i - 1];
         int gather = gathers_stream(p, a) ? gather_before(p, i) : -1;
-        if (sums_stream(p, a) && a.pass != ACT_AGAIN && action_is_pass(above.kind)) {
+        if (sums_stream(p, a) && a.pass != ACT_RECOMPUTE && action_is_pass(above.kind)) {
             move_up(p, i, i - 1);
             assert_int_equal(program_check(p, &err), ERR_INTERNAL);
             move_down(p, i - 1, i);
@@ -498,7 +501,7 @@ static void nothing_starts_too_early(Program *p) {
             assert_int_equal(program_check(p, &err), ERR_INTERNAL);
             move_down(p, gather + 1, i);
         }
-        if (a.kind == ACT_BWD && a.parts.first == 0 && above.kind == ACT_BWD && above.unit == a.unit) {
+        if (a.kind == ACT_BWD && a.ops.first == 0 && above.kind == ACT_BWD && above.unit == a.unit) {
             move_up(p, i, i - 1);
             assert_int_equal(program_check(p, &err), ERR_INTERNAL);
             move_down(p, i - 1, i);
@@ -507,8 +510,9 @@ static void nothing_starts_too_early(Program *p) {
     assert_int_equal(program_check(p, &err), OK);
 }
 
-/* In a backward pass of both halves something is computed while sums are on their way, and during three of a
- * block's four gathers at least; during that of its result's gradient only where parts are made again. */
+/* In a backward pass of dgrad and wgrad something is computed while sums are on their way, and during three
+ * of a block's four gathers at least; during that of its result's gradient only where parts are
+ * recomputed. */
 static void something_runs_meanwhile(const Program *p, int blocks) {
     int hidden = 0, gathers = 0;
     for (int i = 0; i + 1 < p->count; i++) {
@@ -546,7 +550,7 @@ static void passes_are_cut_at_collectives(void **state) {
     expect_places(&latents, 1, tensor, "down, queries, norm, gate and up, sum");
     expect_places(&latents, 2, tensor, "down, queries, norm, router, gate and up of the shared, sum");
     expect_places(&plain, 1, tensor, "down, keys and values, norm, gate and up, sum");
-    ModelConfig module = shape_of_module(true), plain_module = shape_of_module(false);
+    ModelConfig module = shape_of_mtp_module(true), plain_mtp_module = shape_of_mtp_module(false);
     expect_places(&module, last, tensor,
                   "norms of both, down, queries, norm, router, gate and up of the shared, stream, head and "
                   "loss, norm of the module, head of the module, end");
@@ -564,24 +568,24 @@ static void passes_are_cut_at_collectives(void **state) {
     expect_places(&c, 1, MESH_CONTEXT, "attention, output");
     for (int way = 0; way < 192; way++) {
         Error err = {0};
-        int tp = 1 + way % 12 / 6, leaves = way % 6 < 3 ? tp : 4; /* with and without leaves to add up here */
+        int tp = 1 + way % 12 / 6, splits = way % 6 < 3 ? tp : 4; /* with and without splits to add up here */
         int cp = 1 + way / 12 % 2;
-        bool modules = way >= 156, latent = way >= 120, experts = way >= 96;
+        bool mtp_modules = way >= 156, latent = way >= 120, experts = way >= 96;
         bool rows = way >= 84 && !experts,                       /* of all heads, normed at once */
             copied = rows ? way % 4 < 2 : way >= 60 && !experts; /* heads of keys, of which there is one */
         bool split = way % 2,
              keys = (way >= 36 && way < 72) || (way >= 90 && way < 96) || (way >= 144 && way < 180),
              normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
         c = latent ? way % 24 < 12 ? latents : plain : experts ? e : dense;
-        if (modules) c = way % 24 < 12 ? module : plain_module;
+        if (mtp_modules) c = way % 24 < 12 ? module : plain_mtp_module;
         if (!experts)
-            c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are made again alone */
+            c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are recomputed alone */
         if (!experts) c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
         if (way >= 24) cp = 2;
-        if (rows || copied) tp = 2, cp = keys ? 2 : 1, leaves = way % 6 < 3 ? 2 : 4;
+        if (rows || copied) tp = 2, cp = keys ? 2 : 1, splits = way % 6 < 3 ? 2 : 4;
         if (experts)
             c.moe_intermediate_size = 8, tp = 2, cp = way < 108 || (way >= 132 && way < 168) ? 2 : 1,
-            leaves = way % 6 < 3 ? 2 : 4;
+            splits = way % 6 < 3 ? 2 : 4;
         if (copied) c.num_key_value_heads = 1;
         Mesh mesh = mesh_of(1, 1, way % 3 ? 2 : 1, cp, tp);
         axes_lay_copies(&c, &mesh);
@@ -604,12 +608,12 @@ static void passes_are_cut_at_collectives(void **state) {
                                              .groups = &groups,
                                              .mesh = &mesh,
                                              .stages = &stages,
-                                             .leaves = leaves,
+                                             .splits = splits,
                                              .keys = keys});
         program_lower(&program, &(ProgramSpec){.model = &own,
                                                .partition = &p,
                                                .schedule = &schedule,
-                                               .crosses = program_crosses,
+                                               .has_collective = program_has_collective,
                                                .exact = way % 4 == 3,
                                                .sync = way % 3 == 2 ? SYNC_MICROBATCH : SYNC_STEP,
                                                .recompute = (Recompute)(way % 3),
@@ -617,10 +621,10 @@ static void passes_are_cut_at_collectives(void **state) {
         int forward = 0, boxes = 0;
         for (int i = 0; i < program.count; i++) {
             forward += program.actions[i].kind == ACT_FWD && program.actions[i].unit == 1;
-            boxes += program.actions[i].kind == ACT_COLLECT;
+            boxes += program.actions[i].kind == ACT_MATRIX_GATHER;
         }
         int stops = 5 + (rows || (experts && !latent)) + latent;
-        assert_int_equal(boxes, way % 5 == 0 && tp > 1 ? c.num_hidden_layers + modules : 0);
+        assert_int_equal(boxes, way % 5 == 0 && tp > 1 ? c.num_hidden_layers + mtp_modules : 0);
         assert_int_equal(forward, 2 * (tp == 1 ? 1 : stops) + 2 * (cp == 1 ? copied : keys ? 1 : 2));
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
@@ -636,16 +640,15 @@ static void passes_are_cut_at_collectives(void **state) {
 }
 
 /* Rows visit the ranks of their experts in every pass, and a program that leaves a visit out is none. */
-static void visits_are_not_missed(void **state) {
+static void dispatches_are_not_missed(void **state) {
     (void)state;
     ModelConfig c = shape_of_experts(), own;
-    AxisSet both = MESH_EXPERTS & MESH_CONTEXT, experts = MESH_EXPERTS & ~both,
-            contexts = MESH_CONTEXT & ~both;
+    AxisSet both = MESH_EXPERTS & MESH_CONTEXT, experts = MESH_EXPERTS & ~both, cp = MESH_CONTEXT & ~both;
     expect_places(&c, 1, experts, "gate and up of experts, sum");
     expect_places(&c, 0, MESH_EXPERTS, "");
-    expect_places(&c, 1, contexts, "attention, output");
+    expect_places(&c, 1, cp, "attention, output");
     c.output_router_logits = true, c.router_aux_loss_coef = 0.1;
-    expect_places(&c, 1, contexts, "attention, output, gate and up of experts");
+    expect_places(&c, 1, cp, "attention, output, gate and up of experts");
     c.moe_intermediate_size = 8;
     const ModelConfig routed = c, latents = shape_of_latents(true);
     for (int way = 0; way < 24; way++) {
@@ -674,16 +677,16 @@ static void visits_are_not_missed(void **state) {
         program_lower(&program, &(ProgramSpec){.model = &own,
                                                .partition = &p,
                                                .schedule = &schedule,
-                                               .crosses = program_crosses,
+                                               .has_collective = program_has_collective,
                                                .sync = way % 3 ? SYNC_MICROBATCH : SYNC_STEP,
                                                .recompute = (Recompute)(way % 3),
                                                .chunks = 1});
-        int visits = 0, counts = 0;
+        int dispatches = 0, counts = 0;
         for (int i = 0; i < program.count; i++)
-            visits += program.actions[i].kind == ACT_DISPATCH,
+            dispatches += program.actions[i].kind == ACT_DISPATCH,
                 counts += program.actions[i].kind == ACT_COLLECTIVE && program.actions[i].pass == ACT_FWD &&
                           program.actions[i].how == COLL_ALL_REDUCE;
-        assert_int_equal(visits, 2 * 2 * (int)(c.num_hidden_layers - c.first_k_dense_replace));
+        assert_int_equal(dispatches, 2 * 2 * (int)(c.num_hidden_layers - c.first_k_dense_replace));
         assert_int_equal(counts, over ? 2 * (int)c.num_hidden_layers : 0);
         if (program_check(&program, &err) != OK) fail_msg("way %d: %s", way, err.message);
         each_exchange_is_missed(&program);
@@ -700,7 +703,7 @@ static int asked;
 
 static bool counts_questions(const Partition *p, int unit, int part) {
     asked++;
-    return program_crosses(p, unit, part);
+    return program_has_collective(p, unit, part);
 }
 
 /* How often the table is asked what crosses, until a program is written and checked. */
@@ -722,7 +725,7 @@ static int questions(int microbatches, ScheduleName name, Recompute recompute) {
     program_lower(&program, &(ProgramSpec){.model = &own,
                                            .partition = &p,
                                            .schedule = &schedule,
-                                           .crosses = counts_questions,
+                                           .has_collective = counts_questions,
                                            .sync = SYNC_MICROBATCH,
                                            .recompute = recompute,
                                            .chunks = 1});
@@ -761,9 +764,9 @@ static void copies_have_one_number(void **state) {
                 *key = param_find(&table, "model.layers.0.self_attn.k_proj.weight"),
                 *query = param_find(&table, "model.layers.0.self_attn.q_proj.weight");
     for (int rank = 0; rank < 16; rank++) {
-        assert_int_equal(axes_share(&c, norm, &mesh, rank), 0);
-        assert_int_equal(axes_share(&c, key, &mesh, rank), rank % 8 / 2);
-        assert_int_equal(axes_share(&c, query, &mesh, rank), rank % 8);
+        assert_int_equal(axes_replica_group(&c, norm, &mesh, rank), 0);
+        assert_int_equal(axes_replica_group(&c, key, &mesh, rank), rank % 8 / 2);
+        assert_int_equal(axes_replica_group(&c, query, &mesh, rank), rank % 8);
         assert_int_equal(axes_first(&c, norm, &mesh, rank), rank == 0);
         assert_int_equal(axes_first(&c, key, &mesh, rank), rank < 8 && rank % 2 == 0);
         assert_int_equal(axes_first(&c, query, &mesh, rank), rank < 8);
@@ -777,7 +780,7 @@ int main(void) {
         cmocka_unit_test(a_ranks_model_is_a_model),      cmocka_unit_test(odd_sizes_are_refused_by_name),
         cmocka_unit_test(groups_are_those_of_the_table), cmocka_unit_test(copies_have_one_number),
         cmocka_unit_test(passes_are_cut_at_collectives), cmocka_unit_test(batches_are_counted_once),
-        cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(visits_are_not_missed),
+        cmocka_unit_test(experts_are_dealt_out),         cmocka_unit_test(dispatches_are_not_missed),
         cmocka_unit_test(matrices_in_one_are_bands),     cmocka_unit_test(microbatches_ask_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,7 +35,7 @@ mesh 2 shard mesh.dp_shard=2
 mesh 2 replicate mesh.dp_replicate=2 train.gradient_sync=microbatch train.recompute=full
 mesh 4 both mesh.dp_shard=2 mesh.pp=2 pipeline.schedule=zbv
 mesh 2 experts mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1 train.gradient_sync=microbatch
-# Visits are counted by themselves; over dp_shard goes what was planned for it.
+# ExpertDispatch are counted by themselves; over dp_shard goes what was planned for it.
 grep -q '"sent_ep": [1-9]' experts/metrics.jsonl || fail "no visits are counted: $(head -1 experts/metrics.jsonl)"
 grep -q '"sent_ep": 0,' one/metrics.jsonl || fail "visits on one rank: $(head -1 one/metrics.jsonl)"
 mesh 4 all mesh.pp=2 mesh.dp_shard=2 mesh.ep=2 pipeline.schedule=zbv train.recompute=full
@@ -159,7 +159,7 @@ exits 0 train run.yaml run.dir=gpt_from $gpt model.init=gpt/checkpoints/step-000
 exits 0 generate gpt --prompt abc --tokens 4 --temperature 0
 
 # Llama 4: weighed inputs beside a shared expert, chunks that no rank's tokens end with, layers that are turned and not, with an MLP in one; over
-# pp and dp_shard with Muon as alone, over cp by heads and by keys, over tp and ep, halves apart, in bf16, after a stop.
+# pp and dp_shard with Muon as alone, over cp by heads and by keys, over tp and ep, dgrad and wgrad separate, in bf16, after a stop.
 llama4='model.family=llama4_text model.output_router_logits=false model.router_aux_loss_coef=0 model.norm_topk_prob=false model.sliding_window=9
   model.window_period=2 model.window_layers=1 model.no_rope_period=2 model.no_rope_layers=2 model.floor_scale=5 model.attn_scale=0.3
   model.num_key_value_heads=4 train.steps=3 data.document_mask=true'
@@ -218,7 +218,7 @@ has err 'mesh.ep 2 is laid over mesh.dp_shard 2 x mesh.cp 3, in groups of a powe
 exits 78 train run.yaml -n 2 run.dir=no mesh.ep=2 metrics.noise_scale=true
 has err 'metrics.noise_scale: with mesh.ep 2'
 exits 0 plan run.yaml -n 4 mesh.ep=2
-has out 'visits of ep: where tokens go evenly'
+has out 'dispatch over ep: where tokens go evenly'
 exits 0 plan run.yaml -n 4 mesh.ep=2 --program
 has out 'EP_DISPATCH u1 m0 FWD gate and up of experts, down of experts'
 has out 'EP_DISPATCH u1 m0 BWD gate and up of experts, down of experts'
@@ -238,9 +238,9 @@ exits 0 train run.yaml run.dir=latent_spans $deepseek numerics.canonical_cp=4
 mesh 4 latent_cp $deepseek numerics.canonical_cp=4 mesh.dp_shard=2 mesh.cp=2 parallel.context=keys mesh.ep=2
 [ "$(digest latent_cp)" = "$(digest latent_spans)" ] && [ "$(curve latent_cp)" = "$(curve latent_spans)" ] || fail "deepseek_v3 differs with cp"
 # Its heads, and all of its experts, over tp: with as many leaves on one rank, with a latent of queries or without, in either family, with cp, in
-# pipelines, halves apart, after a stop on another degree.
+# pipelines, dgrad and wgrad separate, after a stop on another degree.
 more='model.n_shared_experts=2 numerics.canonical_tp=4'
-exits 0 train run.yaml run.dir=latent_leaves $deepseek $more
+exits 0 train run.yaml run.dir=latent_splits $deepseek $more
 exits 0 train run.yaml run.dir=latent_stop $deepseek $more train.steps=1 schedule.total_steps=6 checkpoint.every=1
 mesh 2 latent_stop $deepseek $more mesh.tp=2 train.recompute=full checkpoint.every=1
 mesh 4 latent_tp4 $deepseek $more mesh.tp=4 train.recompute=none
@@ -250,7 +250,7 @@ mesh 4 latent_halves $deepseek $more mesh.tp=2 mesh.dp_shard=2 train.gradient_sy
 mesh 4 latent_visits $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.expert_capacity=1
 mesh 4 latent_both $deepseek $more mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true train.recompute=full
 for run in latent_stop latent_tp4 latent_piped latent_halves latent_visits latent_both; do
-    [ "$(curve $run)" = "$(curve latent_leaves)" ] && [ "$(digest $run)" = "$(digest latent_leaves)" ] || fail "deepseek_v3 differs in $run"
+    [ "$(curve $run)" = "$(curve latent_splits)" ] && [ "$(digest $run)" = "$(digest latent_splits)" ] || fail "deepseek_v3 differs in $run"
 done
 # A step of Muon sees whole matrices: those of heads and of experts on one of the ranks, those that make latents on each.
 muon='optimizer.kind=muon optimizer.nesterov=true'
@@ -281,7 +281,7 @@ has out 'TP_ALL_REDUCE_DLATENT u1 m0 gradient of what norms of latents makes' \
     'WAIT           u1 m0 TP_ALL_REDUCE_DLATENT gradient of what norms of latents makes'
 # Adapters of what makes latents, of heads, and of shared experts, or of some of these: in pipelines, after a stop on another degree, with experts
 # dealt out besides, and queries without a latent in bf16.
-adapters="${deepseek/train.router_bias_speed=0.01/} $more lora.rank=3 model.init=latent_leaves/checkpoints/step-00000003"
+adapters="${deepseek/train.router_bias_speed=0.01/} $more lora.rank=3 model.init=latent_splits/checkpoints/step-00000003"
 exits 0 train run.yaml run.dir=adapted $adapters
 exits 0 train run.yaml run.dir=adapted_stop $adapters train.steps=1 schedule.total_steps=6 checkpoint.every=1
 mesh 2 adapted_stop $adapters mesh.tp=2 checkpoint.every=1
@@ -300,7 +300,7 @@ for words in 'lora.match=kv_b|kv_a|shared_experts.down' 'train.compute=bf16 trai
     mesh 4 adapted_two $own $words mesh.tp=4
     [ "$(curve adapted_two)" = "$(curve adapted_one)" ] && [ "$(digest adapted_two)" = "$(digest adapted_one)" ] || fail "adapters differ over tp with $words"
 done
-# Further heads beside them.
+# MTP heads beside them.
 exits 0 train run.yaml run.dir=latent_heads $deepseek numerics.canonical_tp=2 train.multi_token=2
 mesh 4 latent_heads2 $deepseek mesh.tp=2 mesh.pp=2 numerics.canonical_tp=2 train.multi_token=2
 mesh 4 latent_heads3 $deepseek mesh.tp=2 mesh.dp_shard=2 mesh.ep=2 numerics.canonical_tp=2 train.multi_token=2 train.split_backward=true
@@ -309,7 +309,7 @@ for run in latent_heads2 latent_heads3; do
 done
 mesh 2 latent_ep $deepseek mesh.dp_shard=2 mesh.ep=2
 curve latent_ep | cmp -s - latent.curve && [ "$(digest latent_ep)" = "$(digest latent)" ] || fail "deepseek_v3 differs with ep"
-# Visits run both halves with the input half; the shared experts' weight half comes later, and wants the gradient of the result.
+# ExpertDispatch run dgrad and wgrad with dgrad; the shared experts' wgrad comes later, and wants the gradient of the result.
 exits 0 train run.yaml run.dir=latent_shared $deepseek model.n_shared_experts=2
 mesh 2 latent_apart $deepseek model.n_shared_experts=2 mesh.dp_shard=2 mesh.ep=2 train.split_backward=true
 [ "$(curve latent_apart)" = "$(curve latent_shared)" ] && [ "$(digest latent_apart)" = "$(digest latent_shared)" ] ||
@@ -358,7 +358,7 @@ exits 0 train run.yaml run.dir=module_left $deepseek model.init=$last train.step
 has err 'num_nextn_predict_layers is 1'
 exits 65 train run.yaml run.dir=module_wrong $module model.init=latent/checkpoints/step-00000003
 has err 'model.layers.3.'
-# Over cp, by heads and by keys, whole and in pipelines, halves apart, and what validation sees.
+# Over cp, by heads and by keys, whole and in pipelines, dgrad and wgrad separate, and what validation sees.
 exits 0 train run.yaml run.dir=module_spans $module numerics.canonical_cp=4 || cat err
 mesh 2 module_heads $module numerics.canonical_cp=4 mesh.cp=2 parallel.context=heads train.recompute=full
 mesh 4 module_keys $module numerics.canonical_cp=4 mesh.cp=2 mesh.dp_shard=2 parallel.context=keys train.recompute=none
@@ -367,7 +367,7 @@ mesh 2 module_split $module numerics.canonical_cp=4 mesh.cp=2 parallel.context=k
 for run in module_heads module_keys module_piped module_split; do
     [ "$(curve $run)" = "$(curve module_spans)" ] && [ "$(digest $run)" = "$(digest module_spans)" ] || fail "the module differs over cp in $run"
 done
-# Over tp, with as many leaves on one rank: in pipelines, halves apart, after a stop on another degree, beside cp, with Muon, in bf16; files are
+# Over tp, with as many leaves on one rank: in pipelines, dgrad and wgrad separate, after a stop on another degree, beside cp, with Muon, in bf16; files are
 # those of one rank, and what a step sends is what was planned.
 leaves="$module numerics.canonical_tp=4"
 exits 0 train run.yaml run.dir=module_leaves $leaves

@@ -70,12 +70,12 @@ done
 exits 0 plan run.yaml -n 4 mesh.tp=2 --program
 has out "whole matrices, each on one of 2 shards, put together for its update on one of 2 ranks of tp (shard.rank)"
 grep -q '^ *unit 1 .*mlp.gate_proj [01].[01], mlp.up_proj [01].[01]' out || fail "who makes which step: $(grep -A3 '^whole' out)"
-[ "$(grep -c '^COLLECT  *u[12]$' out)" -eq 2 ] && [ "$(grep -c '^RETURN  *u[12]$' out)" -eq 2 ] || fail "no boxes on their way: $(grep -A9 NORM out)"
+[ "$(grep -c '^MATRIX_GATHER  *u[12]$' out)" -eq 2 ] && [ "$(grep -c '^MATRIX_SCATTER  *u[12]$' out)" -eq 2 ] || fail "no boxes on their way: $(grep -A9 NORM out)"
 cp out cut
 exits 0 plan run.yaml -n 2
 diff <(sed -n '/^optimizer$/,/^  decay/p' cut) <(sed -n '/^optimizer$/,/^  decay/p' out) >&2 || fail "groups are not those of the whole model"
 
-# ---- further heads: one curve over ranks and over a stop; with weight 0 they change nothing of what is trained beside them ----
+# ---- MTP heads: one curve over ranks and over a stop; with weight 0 they change nothing of what is trained beside them ----
 
 further="optimizer.kind=adamw train.z_loss=0 optimizer.ema=0 train.numerics=exact model.tie_word_embeddings=false train.steps=4"
 heads="$further train.multi_token=2 train.multi_token_weight=0.5"
@@ -114,7 +114,7 @@ grep -q 'lm_heads.weight' out || fail "the checkpoint has no further heads: $(ta
 exits 0 eval heads text.txt --context 16 --json
 # shellcheck disable=SC2086
 exits 78 train run.yaml run.dir=wrong $heads model.tie_word_embeddings=true
-has err "further heads beside"
+has err "MTP heads beside"
 exits 78 train run.yaml run.dir=heads optimizer.kind=adamw optimizer.ema=0 model.tie_word_embeddings=false train.z_loss=0 train.numerics=exact train.steps=5
 has err "train.multi_token"
 

@@ -333,12 +333,12 @@ plan 0 -n 2 mesh.tp=2 --program
 has out "  gradients      passes"
 has out "TP_ALL_GATHER u1 m0 what q k v reads"
 has out "TP_REDUCE_SCATTER u1 m0 what output makes"
-# Start and end stand apart on the way back, with a weight half between them.
+# Start and end stand apart on the way back, with a wgrad between them.
 awk '/^TP_REDUCE_SCATTER u1 m0 gradient of what gate and up reads/ { getline first; getline second }
-    END { exit !(first ~ /^BWD +u1 m0 down: weight half$/ && second ~ /^WAIT +u1 m0 TP_REDUCE_SCATTER gradient of what gate and up reads$/) }' out ||
+    END { exit !(first ~ /^BWD +u1 m0 down: wgrad$/ && second ~ /^WAIT +u1 m0 TP_REDUCE_SCATTER gradient of what gate and up reads$/) }' out ||
     fail "nothing runs beside the sum of a gradient: $(grep -A3 '^TP_REDUCE_SCATTER .*gradient of what gate' out | head -4)"
 has out "TP_ALL_GATHER_LSE u9 m0 what head and loss reads, chunk 0"
-has out "LEAVES         u1"
+has out "SUM_PARTIALS   u1"
 hasnt out "TP_ALL_REDUCE_DKV"
 hasnt out "NORM_SUMS"
 plan 0 -n 2 mesh.tp=2 model.family=olmo2 --program
@@ -379,7 +379,7 @@ awk '/op, or product of a part/ { on = 1; next } /^  memory of/ { on = 0 } on &&
 for words in "gate and up" "attention_backward" "cross_entropy" "adamw" "bound by" "assumed, not measured"; do has out "$words"; done
 hasnt out "products with leaves"
 plan 0 -n 2 mesh.tp=2 train.compute=bf16 --hardware h200
-has out "products with leaves and of experts count as others do"
+has out "split-K products and grouped ones count as others do"
 plan 78 --hardware h10
 has err '--hardware is "h10": expected h100, h200, b200, or a YAML file'
 plan 66 --hardware missing.yaml

@@ -96,7 +96,7 @@ static void lower(Lowered *l, const Case *c, int rank) {
                                               .schedule = &l->schedule,
                                               .defer_head = c->split && c->pp == 1,
                                               .exact = c->exact,
-                                              .crosses = program_crosses,
+                                              .has_collective = program_has_collective,
                                               .sync = c->sync,
                                               .reshard = c->reshard});
 }
@@ -150,7 +150,7 @@ static void check_valid(const Case *c, const Lowered *l, int rank) {
     int units = 0;
     for (int u = 0; u < p->units; u++) units += partition_runs(&l->partition, u);
     assert_int_equal(count_kind(p, ACT_FWD), units * c->microbatches);
-    assert_int_equal(count_kind(p, ACT_BWD) + count_kind(p, ACT_BWD_IN), units * c->microbatches);
+    assert_int_equal(count_kind(p, ACT_BWD) + count_kind(p, ACT_DGRAD), units * c->microbatches);
     assert_int_equal(count_kind(p, ACT_UPDATE), units + l->partition.tied_copy);
     assert_int_equal(count_kind(p, ACT_GATHER), count_kind(p, ACT_RELEASE));
 }
@@ -176,7 +176,7 @@ static ErrorCode check_after(int index, Action replacement, int swap_with) {
     } else {
         p->actions[index] = replacement;
         if (action_is_pass(replacement.kind) && replacement.unit < p->units)
-            p->actions[index].parts = unit_parts(p->model, replacement.unit);
+            p->actions[index].ops = unit_ops(p->model, replacement.unit);
     }
     ErrorCode code = program_check(p, &err);
     release(&l);
@@ -190,8 +190,8 @@ static void test_broken_programs_are_refused(void **state) {
     assert_int_equal(check_after(1, (Action){0}, 2), ERR_INTERNAL);  /* forward out of order */
     assert_int_equal(check_after(0, (Action){0}, 1), ERR_INTERNAL);  /* forward before its load */
     assert_int_equal(check_after(5, (Action){0}, 6), ERR_INTERNAL);  /* backward out of order */
-    assert_int_equal(check_after(8, (Action){0}, 12), ERR_INTERNAL); /* weight half before input half */
-    assert_int_equal(check_after(9, action(ACT_BWD_W, 3, 1), -1),
+    assert_int_equal(check_after(8, (Action){0}, 12), ERR_INTERNAL); /* wgrad before dgrad */
+    assert_int_equal(check_after(9, action(ACT_WGRAD, 3, 1), -1),
                      ERR_INTERNAL);                                            /* microbatches out of order */
     assert_int_equal(check_after(1, action(ACT_FWD, 9, 0), -1), ERR_INTERNAL); /* no such unit */
     assert_int_equal(check_after(1, action(ACT_FWD, 0, 7), -1), ERR_INTERNAL); /* no such microbatch */
@@ -202,7 +202,7 @@ static void test_broken_programs_are_refused(void **state) {
 }
 
 /* A pass over a unit may be several actions, of its parts in order. */
-static ErrorCode check_parts(int index, Parts first, Parts second) {
+static ErrorCode check_ops(int index, OpRange first, OpRange second) {
     Lowered l;
     Error err = {0};
     lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2}, 0);
@@ -210,32 +210,32 @@ static ErrorCode check_parts(int index, Parts first, Parts second) {
     p->actions = mem_grow(p->actions, (size_t)(p->count + 1) * sizeof *p->actions);
     memmove(p->actions + index + 1, p->actions + index, (size_t)(p->count - index) * sizeof *p->actions);
     p->count++;
-    p->actions[index].parts = first, p->actions[index + 1].parts = second;
+    p->actions[index].ops = first, p->actions[index + 1].ops = second;
     ErrorCode code = program_check(p, &err);
     release(&l);
     return code;
 }
 
 /* LOAD 4xFWD 4xBWD: action 2 is a block's forward pass, action 6 its backward pass. */
-static void test_parts_of_units(void **state) {
+static void test_ops_of_units(void **state) {
     (void)state;
     Lowered l;
     lower(&l, &(Case){.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 2}, 0);
     assert_int_equal(l.program.actions[2].kind, ACT_FWD);
     assert_int_equal(l.program.actions[6].kind, ACT_BWD);
-    int end = unit_parts(l.program.model, 1).end;
+    int end = unit_ops(l.program.model, 1).end;
     release(&l);
     assert_true(end > 2);
-    Parts low = {0, 2}, high = {2, end};
-    assert_int_equal(check_parts(2, low, high), OK);
-    assert_int_equal(check_parts(2, high, low), ERR_INTERNAL);                      /* descending */
-    assert_int_equal(check_parts(2, low, (Parts){3, end}), ERR_INTERNAL);           /* one is skipped */
-    assert_int_equal(check_parts(2, low, (Parts){1, end}), ERR_INTERNAL);           /* one runs twice */
-    assert_int_equal(check_parts(2, low, (Parts){2, end - 1}), ERR_INTERNAL);       /* the last is missing */
-    assert_int_equal(check_parts(2, low, (Parts){2, end + 1}), ERR_INTERNAL);       /* more than there are */
-    assert_int_equal(check_parts(2, (Parts){0, 0}, (Parts){0, end}), ERR_INTERNAL); /* none */
-    assert_int_equal(check_parts(6, high, low), OK);
-    assert_int_equal(check_parts(6, low, high), ERR_INTERNAL); /* ascending */
+    OpRange low = {0, 2}, high = {2, end};
+    assert_int_equal(check_ops(2, low, high), OK);
+    assert_int_equal(check_ops(2, high, low), ERR_INTERNAL);                  /* descending */
+    assert_int_equal(check_ops(2, low, (OpRange){3, end}), ERR_INTERNAL);     /* one is skipped */
+    assert_int_equal(check_ops(2, low, (OpRange){1, end}), ERR_INTERNAL);     /* one runs twice */
+    assert_int_equal(check_ops(2, low, (OpRange){2, end - 1}), ERR_INTERNAL); /* the last is missing */
+    assert_int_equal(check_ops(2, low, (OpRange){2, end + 1}), ERR_INTERNAL); /* more than there are */
+    assert_int_equal(check_ops(2, (OpRange){0, 0}, (OpRange){0, end}), ERR_INTERNAL); /* none */
+    assert_int_equal(check_ops(6, high, low), OK);
+    assert_int_equal(check_ops(6, low, high), ERR_INTERNAL); /* ascending */
 }
 
 /* The same for the actions of meshes: drops the first action of a kind, or says it twice. */
@@ -341,9 +341,10 @@ static void test_every_element_is_counted_once(void **state) {
             counted += partition_counted(&l.partition);
             elements = l.model.table.elements;
             for (int k = 0; k < l.model.table.count; k++) {
-                Piece piece = partition_piece(&l.partition, &l.model.table.params[k]);
-                assert_true(piece.count == 0 || piece.at + (size_t)piece.count <= l.partition.owned);
-                assert_true(piece.first >= 0 && piece.first + piece.count <= l.model.table.params[k].count);
+                ParamSegment segment = partition_segment(&l.partition, &l.model.table.params[k]);
+                assert_true(segment.count == 0 || segment.at + (size_t)segment.count <= l.partition.owned);
+                assert_true(segment.first >= 0 &&
+                            segment.first + segment.count <= l.model.table.params[k].count);
             }
             release(&l);
         }
@@ -523,7 +524,7 @@ static void test_windows_of_collectives(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lowered_programs_are_valid),
-        cmocka_unit_test(test_parts_of_units),
+        cmocka_unit_test(test_ops_of_units),
         cmocka_unit_test(test_broken_programs_are_refused),
         cmocka_unit_test(test_broken_communication_is_refused),
         cmocka_unit_test(test_memory_plans_are_sound),

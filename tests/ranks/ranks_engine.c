@@ -43,8 +43,8 @@ typedef struct Case {
 typedef struct World {
     Comm *comm;
     Mesh mesh;
-    int rank, steps, canonical, spans, key_heads; /* key_heads: 0: enough for all leaves */
-    ContextMethod method;
+    int rank, steps, canonical, exact_chunks, key_heads; /* key_heads: 0: enough for all splits */
+    CpComm method;
 } World;
 
 static const char SHUFFLED[] = "shuffled";
@@ -56,12 +56,12 @@ static void must(World *w, ErrorCode code, const Error *err) {
     exit(1);
 }
 
-/* With enough heads for four leaves, where there are leaves. */
+/* With enough heads for four splits, where there are leaves. */
 static ModelConfig shape(const World *w, const Case *c) {
     ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
     m.tie_word_embeddings = c->tied;
     m.attention_bias = !c->normed;
-    if (w->canonical > 1 || w->spans > 1)
+    if (w->canonical > 1 || w->exact_chunks > 1)
         m.num_attention_heads = 8, m.num_key_value_heads = 4, m.mlp_bias = !c->normed;
     if (w->key_heads > 0) m.num_key_value_heads = w->key_heads, m.head_dim = 8, m.intermediate_size = 32;
     if (c->normed) m.family = &family_qwen3;
@@ -170,11 +170,11 @@ static uint64_t digest_weights(World *w, Engine *e) {
     size_t at = 1;
     all[0] = (uint32_t)t->elements;
     for (int i = 0; i < t->count; i++) {
-        Piece p = partition_piece(&engine_plan(e)->partition, &own->params[i]);
+        ParamSegment p = partition_segment(&engine_plan(e)->partition, &own->params[i]);
         bool counts = partition_counts(&engine_plan(e)->partition, &own->params[i]);
-        PieceRun run;
+        SegmentRun run;
         for (int64_t k = 0; counts && k < p.count; k += run.count) {
-            run = piece_run(&p, k);
+            run = segment_run(&p, k);
             device_fetch(engine_device(e), all + at + run.element, engine_master(e, p) + k,
                          (size_t)run.count * sizeof(float));
         }
@@ -213,8 +213,8 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     OptimizerOptions mixed = mixed_optimizer(groups);
     if (w->canonical > 1) groups[0].whole = groups[2].whole = 0; /* what ranks share is not whole anywhere */
     RankSpec spec = {.model = shape(w, c),
-                     .leaves = w->canonical,
-                     .spans = w->spans,
+                     .splits = w->canonical,
+                     .exact_chunks = w->exact_chunks,
                      .context = w->method,
                      .compute = c->compute,
                      .recompute = c->recompute,
@@ -283,10 +283,11 @@ static void report(World *w, const Case *c) {
                             : "plain",
                 w->canonical, c->clip_norm > 0 ? c->clip_norm : 2);
     if (w->key_heads > 0) text_printf(&key, "-g%d", w->key_heads);
-    if (c->exact && w->spans > 1) text_printf(&key, "-s%d", w->spans);
+    if (c->exact && w->exact_chunks > 1) text_printf(&key, "-s%d", w->exact_chunks);
     if (!c->exact)
         text_printf(&key, "-dp%d-cp%d%s-%s", dp, w->mesh.degree[AXIS_CP],
-                    w->mesh.degree[AXIS_CP] > 1 && w->method == CONTEXT_KEYS ? "keys" : "", syncs[sync]);
+                    w->mesh.degree[AXIS_CP] > 1 && w->method == CP_COMM_ALL_GATHER ? "keys" : "",
+                    syncs[sync]);
     if (sync == SYNC_REPLICA) text_printf(&key, "%d", shards);
     if (w->rank == 0) {
         printf(
@@ -294,7 +295,7 @@ static void report(World *w, const Case *c) {
             "recompute "
             "%d split %d\n",
             key.data, (unsigned long long)digest, change, norm, w->mesh.degree[AXIS_CP],
-            w->mesh.degree[AXIS_CP] > 1 && w->method == CONTEXT_KEYS ? " by keys" : "",
+            w->mesh.degree[AXIS_CP] > 1 && w->method == CP_COMM_ALL_GATHER ? " by keys" : "",
             mesh_degree(&w->mesh, AXIS_TP), w->mesh.degree[AXIS_PP], c->schedule ? c->schedule : "-",
             w->mesh.degree[AXIS_DP_REPLICATE], shards, syncs[c->sync], c->reshard, c->recompute,
             c->split_backward || c->uneven);
@@ -398,8 +399,8 @@ static void quick(World *w) {
     report(w, &(Case){.schedule = SHUFFLED, .exact = true, .sync = SYNC_MICROBATCH});
 }
 
-/* What ranks of tp share in every way there is: halves apart, everything made again, in fixed point, reduced
- * microbatch by microbatch, biased and normed, tied and not. */
+/* What ranks of tp share in every way there is: dgrad and wgrad separate, everything made again, in fixed
+ * point, reduced microbatch by microbatch, biased and normed, tied and not. */
 static const Case shared[] = {
     {.recompute = RECOMPUTE_SELECTIVE},
     {.tied = true, .compute = DTYPE_BF16, .recompute = RECOMPUTE_FULL},
@@ -442,8 +443,8 @@ int main(int argc, char **argv) {
         options.pp = atoi(argv[1]), options.dp_replicate = atoi(argv[2]), options.dp_shard = atoi(argv[3]);
     if (deals) {
         options.cp = atoi(argv[5]), options.tp = atoi(argv[6]);
-        w.method = keys ? CONTEXT_KEYS : CONTEXT_HEADS;
-        w.spans = atoi(argv[7]), w.canonical = atoi(argv[8]), argc -= 4, argv += 4;
+        w.method = keys ? CP_COMM_ALL_GATHER : CP_COMM_ALL_TO_ALL;
+        w.exact_chunks = atoi(argv[7]), w.canonical = atoi(argv[8]), argc -= 4, argv += 4;
     }
     if (shares) options.tp = atoi(argv[5]), w.canonical = atoi(argv[6]), argc -= 2, argv += 2;
     must(&w, comm_open(&w.comm, &err), &err);

@@ -30,19 +30,19 @@ typedef struct Shape {
 
 typedef struct Run {
     const Shape *shape;
-    int tensors, leaves; /* ranks along tp; leaves of the sums that these share */
-    int contexts, spans; /* the same of cp */
-    ContextMethod method;
+    int tensors, splits;  /* ranks along tp; leaves of the sums that these share */
+    int cp, exact_chunks; /* the same of cp */
+    CpComm method;
     int experts;              /* ranks of ep, of a model with experts; 0: it has none */
     bool adapted;             /* all matrices of blocks have adapters */
     bool half;                /* Muon's states are bf16 */
     bool narrow;              /* passes compute in bf16 */
-    bool halves;              /* those of backward passes run apart */
+    bool split_backward;      /* those of backward passes run apart */
     const ModelConfig *model; /* NULL: tiny_model */
     int own;                  /* microbatches of a rank; 0: OWN */
     double figures[MOST][STEPS]
                   [6]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise, losses of
-                          further heads */
+                          MTP heads */
 } Run;
 
 static int own_microbatches(const Run *run) { return run->own > 0 ? run->own : OWN; }
@@ -81,13 +81,14 @@ static Batch fill(Data *d, int64_t index) {
 static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l) {
     const Shape *s = run->shape;
     Error err = {.message = ""};
-    MeshOptions o = {s->pp,         s->replicas,  s->shards,
-                     run->contexts, run->tensors, run->experts > 0 ? run->experts : 1};
+    MeshOptions o = {s->pp,   s->replicas,  s->shards,
+                     run->cp, run->tensors, run->experts > 0 ? run->experts : 1};
     int own = own_microbatches(run);
-    if (s->pp == 1) MUST(layout_single(l, m, own, run->halves, &err) == OK);
+    if (s->pp == 1) MUST(layout_single(l, m, own, run->split_backward, &err) == OK);
     if (s->pp > 1) {
         *l = (Layout){.microbatches = own};
-        MUST(schedule_make(&l->schedule, run->halves ? PIPE_ZB_H1 : PIPE_1F1B, s->pp, own, 1, &err) == OK);
+        MUST(schedule_make(&l->schedule, run->split_backward ? PIPE_ZB_H1 : PIPE_1F1B, s->pp, own, 1, &err) ==
+             OK);
         MUST(schedule_add_transfers(&l->schedule, &err) == OK);
         l->stages = (Stages){s->pp, mem_alloc_array((size_t)s->pp + 1, sizeof(int)),
                              mem_alloc_array((size_t)s->pp, sizeof(int))};
@@ -104,10 +105,10 @@ static void check_traffic(Comm *c, const RankPlan *p) {
     Error err = {.message = ""};
     ProgramTraffic t = rank_traffic(p);
     /* How many rows visit is up to the tokens: no more than all there are, both ways. */
-    uint64_t visits = (uint64_t)comm_traffic(c, MESH_EXPERTS).bytes,
+    uint64_t dispatched = (uint64_t)comm_traffic(c, MESH_EXPERTS).bytes,
              shards =
                  (uint64_t)(comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes);
-    MUST((visits > 0) == (t.experts > 0) && visits <= t.experts * 2 * (uint64_t)p->partition.experts);
+    MUST((dispatched > 0) == (t.experts > 0) && dispatched <= t.experts * 2 * (uint64_t)p->partition.experts);
     MUST((uint64_t)comm_point_traffic(c).bytes == t.pipeline);
     MUST((uint64_t)comm_traffic(c, MESH_REPLICAS).bytes == t.replicas);
     MUST(shards == t.parameters + t.gradients);
@@ -125,10 +126,10 @@ static void check_whole(Comm *c, const RankPlan *p) {
         const Param *param = &p->model.table.params[i];
         if (!param_stays_whole(&p->groups, i, param) || !partition_holds(&p->partition, param->unit))
             continue;
-        int64_t count = partition_piece(&p->partition, param).count;
+        int64_t count = partition_segment(&p->partition, param).count;
         MUST(count == 0 || count == param->count);
-        const Share *share = &p->partition.share[param->unit][param->flat];
-        MUST((count > 0) == (!param->away && partition_owner(&p->partition, param) == share->shard));
+        const FlatShard *shard = &p->partition.flat_shard[param->unit][param->flat];
+        MUST((count > 0) == (!param->remote && partition_owner(&p->partition, param) == shard->shard));
         here = 1;
         owners += count > 0;
     }
@@ -157,7 +158,7 @@ static void train(Comm *c, Engine *e, const RankPlan *plan, Run *run) {
         double *to = run->figures[comm_rank(c)][step - 1];
         to[0] = r.loss, to[1] = r.grad_norm, to[2] = (double)r.valid, to[3] = r.z_loss;
         to[4] = r.noise.variance, to[5] = 0;
-        for (int k = 0; k < FURTHER_HEADS; k++) to[5] += r.further[k];
+        for (int k = 0; k < MTP_DEPTH_MAX; k++) to[5] += r.mtp[k];
     }
 }
 
@@ -169,8 +170,8 @@ static void body(Comm *c, void *context) {
     RankPlan plan;
     Engine *e;
     Error err = {.message = ""};
-    bool shared = run->tensors > 1 || run->contexts > 1 || run->spans > 1 || run->experts > 0 || run->model ||
-                  run->adapted;
+    bool shared = run->tensors > 1 || run->cp > 1 || run->exact_chunks > 1 || run->experts > 0 ||
+                  run->model || run->adapted;
     OptimizerGroup group = group_of("proj|embed|lm_head");
     OptimizerOptions whole = usual_optimizer;
     group.whole = 1, whole.groups = (ObjectList){1, (char *)&group};
@@ -181,14 +182,14 @@ static void body(Comm *c, void *context) {
                      .tokens = CONTEXT,
                      .positions = CONTEXT,
                      .loss_rows = shared ? 10 : CONTEXT, /* the last chunk is shorter */
-                     .leaves = run->leaves,
+                     .splits = run->splits,
                      .compute = run->narrow ? DTYPE_BF16 : DTYPE_F32,
-                     .further_weight = 0.5,
-                     .spans = run->spans,
+                     .mtp_loss_weight = 0.5,
+                     .exact_chunks = run->exact_chunks,
                      .context = run->method,
-                     .recompute = run->halves ? RECOMPUTE_SELECTIVE
-                                  : shared    ? RECOMPUTE_FULL
-                                              : RECOMPUTE_NONE,
+                     .recompute = run->split_backward ? RECOMPUTE_SELECTIVE
+                                  : shared            ? RECOMPUTE_FULL
+                                                      : RECOMPUTE_NONE,
                      .z_loss = 1e-2,
                      .noise = !shared,
                      .optimizer = s->muon    ? &muon
@@ -202,7 +203,7 @@ static void body(Comm *c, void *context) {
         spec.model = *run->model;
     else if (run->experts > 0)
         spec.model.family = &family_qwen3_moe, spec.model.num_experts = 8, spec.model.num_experts_per_tok = 3,
-        spec.model.moe_intermediate_size = run->leaves > 1 ? 12 : 9, spec.model.norm_topk_prob = true,
+        spec.model.moe_intermediate_size = run->splits > 1 ? 12 : 9, spec.model.norm_topk_prob = true,
         spec.model.output_router_logits = true, spec.model.router_aux_loss_coef = 0.1;
     if (run->experts > 0 && !s->exact) spec.recompute = RECOMPUTE_NONE;
     make_layout(c, run, &spec.model, &l);
@@ -225,7 +226,7 @@ static void body(Comm *c, void *context) {
 
 static void run_all(Run *run) {
     const Shape *s = run->shape;
-    int ranks = s->pp * s->replicas * s->shards * run->tensors * run->contexts;
+    int ranks = s->pp * s->replicas * s->shards * run->tensors * run->cp;
     ranks_run(ranks, 11, body, run);
     for (int r = 1; r < ranks; r++)
         assert_memory_equal(run->figures[r], run->figures[0], sizeof run->figures[0]);
@@ -238,19 +239,19 @@ static void run_all(Run *run) {
     }
 }
 
-static void run_by(ContextMethod method, const Shape *s, int contexts, int spans, int tensors, Run *run) {
+static void run_by(CpComm method, const Shape *s, int cp, int exact_chunks, int tensors, Run *run) {
     *run = (Run){.shape = s,
                  .tensors = tensors,
-                 .leaves = tensors,
-                 .contexts = contexts,
-                 .spans = spans,
+                 .splits = tensors,
+                 .cp = cp,
+                 .exact_chunks = exact_chunks,
                  .method = method,
                  .experts = run->experts};
     run_all(run);
 }
 
-static void run_dealt(const Shape *s, int contexts, int spans, int tensors, Run *run) {
-    run_by(CONTEXT_HEADS, s, contexts, spans, tensors, run);
+static void run_dealt(const Shape *s, int cp, int exact_chunks, int tensors, Run *run) {
+    run_by(CP_COMM_ALL_TO_ALL, s, cp, exact_chunks, tensors, run);
 }
 
 static void run_shared(const Shape *s, int tensors, Run *run) { run_dealt(s, 1, 0, tensors, run); }
@@ -354,10 +355,10 @@ static void test_adapters(void **state) {
                                    {2, 1, 1, .exact = true}};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int leaves = 2; leaves <= 4; leaves *= 2) {
-            one = (Run){.shape = &shapes[i], .tensors = 1, .leaves = leaves, .contexts = 1, .adapted = true};
+        for (int splits = 2; splits <= 4; splits *= 2) {
+            one = (Run){.shape = &shapes[i], .tensors = 1, .splits = splits, .cp = 1, .adapted = true};
             run_all(&one);
-            for (int tensors = 2; tensors <= leaves; tensors *= 2) {
+            for (int tensors = 2; tensors <= splits; tensors *= 2) {
                 other = one, other.tensors = tensors;
                 run_all(&other);
                 assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
@@ -365,33 +366,32 @@ static void test_adapters(void **state) {
         }
 }
 
-/* Heads of keys that are fewer than the ranks, and than the leaves: one or two, in figures of one rank; with
+/* Heads of keys that are fewer than the ranks, and than the splits: one or two, in figures of one rank; with
  * norms of heads or of all of them at once, biases, spans of tokens, and all else beside. */
 static void test_copies(void **state) {
     static Run one, other;
     static const struct {
         Shape shape;
-        int tensors, contexts;
-        ContextMethod method;
-    } meshes[] = {{{1, 1, 1, .exact = true}, 2, 1, CONTEXT_HEADS},
-                  {{1, 1, 1, .exact = true}, 4, 1, CONTEXT_HEADS},
-                  {{1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 4, 1, CONTEXT_HEADS},
-                  {{2, 1, 1, .exact = true}, 4, 1, CONTEXT_HEADS},
-                  {{1, 1, 2, .exact = true}, 4, 1, CONTEXT_HEADS},
-                  {{1, 1, 1, .exact = true}, 4, 2, CONTEXT_KEYS}};
+        int tensors, cp;
+        CpComm method;
+    } meshes[] = {{{1, 1, 1, .exact = true}, 2, 1, CP_COMM_ALL_TO_ALL},
+                  {{1, 1, 1, .exact = true}, 4, 1, CP_COMM_ALL_TO_ALL},
+                  {{1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 4, 1, CP_COMM_ALL_TO_ALL},
+                  {{2, 1, 1, .exact = true}, 4, 1, CP_COMM_ALL_TO_ALL},
+                  {{1, 1, 2, .exact = true}, 4, 1, CP_COMM_ALL_TO_ALL},
+                  {{1, 1, 1, .exact = true}, 4, 2, CP_COMM_ALL_GATHER}};
     static const Shape alone = {1, 1, 1, .exact = true};
     (void)state;
     for (int way = 0; way < 6; way++) {
         ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
         m.num_key_value_heads = 1 + way % 2, m.head_dim = 8, m.attention_bias = way < 2;
         if (way >= 2) m.family = way < 4 ? &family_qwen3 : &family_olmo2, m.tie_word_embeddings = way < 4;
-        one = (Run){&alone, .tensors = 1, .leaves = 4, .contexts = 1, .spans = 4, .model = &m};
+        one = (Run){&alone, .tensors = 1, .splits = 4, .cp = 1, .exact_chunks = 4, .model = &m};
         run_all(&one);
         for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
             int dp = meshes[i].shape.replicas * meshes[i].shape.shards;
-            other = (Run){
-                &meshes[i].shape, .tensors = meshes[i].tensors, .leaves = 4, .contexts = meshes[i].contexts,
-                .spans = 4,       .method = meshes[i].method,   .model = &m, .own = OWN / dp};
+            other = (Run){&meshes[i].shape,  .tensors = meshes[i].tensors, .splits = 4, .cp = meshes[i].cp,
+                          .exact_chunks = 4, .method = meshes[i].method,   .model = &m, .own = OWN / dp};
             run_all(&other);
             assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
         }
@@ -411,15 +411,15 @@ static void test_contexts(void **state) {
             s.pp = meshes[i][0], s.replicas = meshes[i][1], s.shards = meshes[i][2];
             s.sync = i % 2 ? SYNC_MICROBATCH : SYNC_STEP;
             run_dealt(&s, 1, 4, 1, &one);
-            for (int method = CONTEXT_HEADS; method <= CONTEXT_KEYS; method++) {
-                run_by((ContextMethod)method, &s, 2, 4, 1, &other);
+            for (int method = CP_COMM_ALL_TO_ALL; method <= CP_COMM_ALL_GATHER; method++) {
+                run_by((CpComm)method, &s, 2, 4, 1, &other);
                 assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
             }
         }
     }
     run_dealt(&(Shape){1, 2, 2, SYNC_MICROBATCH, .muon = true}, 2, 0, 1, &one);
     run_dealt(&(Shape){2, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 1, &one);
-    run_by(CONTEXT_KEYS, &(Shape){1, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 2, &one);
+    run_by(CP_COMM_ALL_GATHER, &(Shape){1, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 2, &one);
 }
 
 /* Ranks that share experts out: whichever they are, sums are those of ranks that have all of them. */
@@ -453,18 +453,18 @@ static void test_experts_over_contexts(void **state) {
                                    {2, 1, 1, .sync = SYNC_STEP, .tied = true}};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int method = CONTEXT_HEADS; method <= CONTEXT_KEYS; method++) {
+        for (int method = CP_COMM_ALL_TO_ALL; method <= CP_COMM_ALL_GATHER; method++) {
             one.experts = 1;
-            run_by((ContextMethod)method, &shapes[i], 2, 0, 1, &one);
+            run_by((CpComm)method, &shapes[i], 2, 0, 1, &one);
             for (int ep = 2; ep <= 2 * shapes[i].shards; ep *= 2) {
                 other.experts = ep;
-                run_by((ContextMethod)method, &shapes[i], 2, 0, 1, &other);
+                run_by((CpComm)method, &shapes[i], 2, 0, 1, &other);
                 assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
             }
         }
 }
 
-/* And beside tp, by whose leaves results come home: as one rank's of tp that has all leaves, and all
+/* And beside tp, by whose leaves results come home: as one rank's of tp that has all splits, and all
  * experts. */
 static void test_experts_beside_tensors(void **state) {
     static Run one, other;
@@ -474,10 +474,10 @@ static void test_experts_beside_tensors(void **state) {
                                    {2, 1, 2, .sync = SYNC_STEP, .exact = true}};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int leaves = 2; leaves <= 4; leaves *= 2) {
-            one = (Run){.shape = &shapes[i], .tensors = 1, .leaves = leaves, .contexts = 1, .experts = 1};
+        for (int splits = 2; splits <= 4; splits *= 2) {
+            one = (Run){.shape = &shapes[i], .tensors = 1, .splits = splits, .cp = 1, .experts = 1};
             run_all(&one);
-            for (int tensors = 1; tensors <= leaves && tensors <= 2; tensors *= 2)
+            for (int tensors = 1; tensors <= splits && tensors <= 2; tensors *= 2)
                 for (int ep = 2; ep <= shapes[i].shards; ep *= 2) {
                     other = one, other.tensors = tensors, other.experts = ep;
                     run_all(&other);
@@ -529,47 +529,47 @@ static ModelConfig moonlight_shape(void) {
 typedef struct Way {
     const char *name;
     Shape shape;
-    int contexts, tensors, experts;
-    ContextMethod method;
+    int cp, tensors, experts;
+    CpComm method;
 } Way;
 
 static const Way ways[] = {
-    {"pp", {2, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
-    {"dp_shard", {1, 1, 2, .sync = SYNC_MICROBATCH, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
-    {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
-    {"cp by heads", {1, 1, 1, .exact = true}, 2, 1, 0, CONTEXT_HEADS},
-    {"cp by keys", {1, 1, 1, .exact = true}, 2, 1, 0, CONTEXT_KEYS},
-    {"ep", {1, 1, 2, .exact = true}, 1, 1, 2, CONTEXT_HEADS},
-    {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
-    {"ep over cp", {1, 1, 1, .exact = true}, 2, 1, 2, CONTEXT_KEYS},
-    {"ep over dp_shard, cp", {1, 1, 2, .exact = true}, 2, 1, 4, CONTEXT_HEADS},
-    {"ep beside tp", {1, 1, 2, .exact = true}, 1, 2, 2, CONTEXT_HEADS},
-    {"ep over cp beside tp", {1, 1, 1, .exact = true}, 2, 2, 2, CONTEXT_KEYS},
+    {"pp", {2, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL},
+    {"dp_shard", {1, 1, 2, .sync = SYNC_MICROBATCH, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL},
+    {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL},
+    {"cp by heads", {1, 1, 1, .exact = true}, 2, 1, 0, CP_COMM_ALL_TO_ALL},
+    {"cp by keys", {1, 1, 1, .exact = true}, 2, 1, 0, CP_COMM_ALL_GATHER},
+    {"ep", {1, 1, 2, .exact = true}, 1, 1, 2, CP_COMM_ALL_TO_ALL},
+    {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CP_COMM_ALL_GATHER},
+    {"ep over cp", {1, 1, 1, .exact = true}, 2, 1, 2, CP_COMM_ALL_GATHER},
+    {"ep over dp_shard, cp", {1, 1, 2, .exact = true}, 2, 1, 4, CP_COMM_ALL_TO_ALL},
+    {"ep beside tp", {1, 1, 2, .exact = true}, 1, 2, 2, CP_COMM_ALL_TO_ALL},
+    {"ep over cp beside tp", {1, 1, 1, .exact = true}, 2, 2, 2, CP_COMM_ALL_GATHER},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
 /* Whether a family goes that way. Else it is refused by its name, before a rank starts. */
 static bool goes(const ModelConfig *m, const Way *w) {
     Error err = {.message = ""};
-    Contexts contexts = {w->contexts, 0, 4, w->method == CONTEXT_KEYS};
-    Sharing sharing = {w->tensors, 0, w->tensors, 1};
-    if ((w->tensors == 1 || axes_check_leaves(m, w->tensors, w->tensors, CONTEXT, &err) == OK) &&
-        (w->contexts == 1 || axes_check_contexts(m, sharing, contexts, CONTEXT, &err) == OK) &&
+    CpGroup cp = {w->cp, 0, 4, w->method == CP_COMM_ALL_GATHER};
+    TpGroup tp = {w->tensors, 0, w->tensors, 1};
+    if ((w->tensors == 1 || axes_check_splits(m, w->tensors, w->tensors, CONTEXT, &err) == OK) &&
+        (w->cp == 1 || axes_check_cp(m, tp, cp, CONTEXT, &err) == OK) &&
         (w->experts == 0 || axes_check_experts(m, w->experts, &err) == OK))
         return true;
     if (!strstr(err.message, model_family(m)->model_type)) fail_msg("no name in: %s", err.message);
     return false;
 }
 
-/* Leaves and spans of all ways that a family goes are there on one rank too. Where cp refuses it, spans are
+/* Splits and spans of all ways that a family goes are there on one rank too. Where cp refuses it, spans are
  * none. */
 static Run run_of(const ModelConfig *m, const Way *w) {
-    bool contexts = goes(m, &ways[4]);
+    bool cp = goes(m, &ways[4]);
     return (Run){.shape = &w->shape,
                  .tensors = w->tensors,
-                 .leaves = goes(m, &ways[2]) ? 2 : 1,
-                 .contexts = w->contexts,
-                 .spans = contexts ? 4 : 0,
+                 .splits = goes(m, &ways[2]) ? 2 : 1,
+                 .cp = w->cp,
+                 .exact_chunks = cp ? 4 : 0,
                  .method = w->method,
                  .experts = w->experts,
                  .model = m,
@@ -577,7 +577,7 @@ static Run run_of(const ModelConfig *m, const Way *w) {
 }
 
 static void walk_family(ModelConfig m, Text *refused) {
-    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS};
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL};
     static Run one, other;
     const Family *f = model_family(&m);
     one = run_of(&m, &alone);
@@ -588,66 +588,67 @@ static void walk_family(ModelConfig m, Text *refused) {
             text_printf(refused, " %s;", ways[i].name);
             continue;
         }
-        for (int halves = 0; halves < 2; halves++) {
-            other = run_of(&m, &ways[i]), other.halves = halves;
+        for (int split_backward = 0; split_backward < 2; split_backward++) {
+            other = run_of(&m, &ways[i]), other.split_backward = split_backward;
             run_all(&other);
             if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
                 fail_msg("%s over %s%s has other figures than one rank", f->model_type, ways[i].name,
-                         halves ? ", halves apart," : "");
+                         split_backward ? ", dgrad and wgrad separate," : "");
         }
     }
     text_puts(refused, "\n");
 }
 
-/* A module of multi-token prediction, whose block is in the last unit: on all ways, of leaves that one rank
+/* A module of multi-token prediction, whose block is in the last unit: on all ways, of splits that one rank
  * has, or several, and alone. */
-static void walk_module(ModelConfig m, int leaves, bool narrow) {
-    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
-                     piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS};
+static void walk_mtp_module(ModelConfig m, int splits, bool narrow) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL},
+                     piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL};
     static Run one, other;
-    m.further_heads = 1, m.further_module = true;
-    one = run_of(&m, &alone), one.leaves = leaves, one.narrow = narrow;
+    m.mtp_depth = 1, m.mtp_module = true;
+    one = run_of(&m, &alone), one.splits = splits, one.narrow = narrow;
     run_all(&one);
     assert_true(one.figures[0][STEPS - 1][5] > 0);
     for (int i = 0; i <= WAYS; i++) {
         const Way *w = i < WAYS ? &ways[i] : &piped;
-        if (w->tensors > leaves) continue;
-        for (int halves = 0; halves < 2; halves++) {
-            other = run_of(&m, w), other.leaves = leaves, other.narrow = narrow, other.halves = halves;
+        if (w->tensors > splits) continue;
+        for (int split_backward = 0; split_backward < 2; split_backward++) {
+            other = run_of(&m, w), other.splits = splits, other.narrow = narrow,
+            other.split_backward = split_backward;
             run_all(&other);
             if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
                 fail_msg("a module over %s%s has other figures than one rank", w->name,
-                         halves ? ", halves apart," : "");
+                         split_backward ? ", dgrad and wgrad separate," : "");
         }
     }
 }
 
-static void test_module(void **state) {
+static void test_mtp_module(void **state) {
     (void)state;
     for (int narrow = 0; narrow < 2; narrow++) {
-        walk_module(family_shape(&family_deepseek_v3), 1 + narrow, narrow);
-        walk_module(moonlight_shape(), 2, narrow);
+        walk_mtp_module(family_shape(&family_deepseek_v3), 1 + narrow, narrow);
+        walk_mtp_module(moonlight_shape(), 2, narrow);
     }
 }
 
 /* Adapters of what makes latents, of heads that are made of them, and of shared experts: on all ways over tp,
- * each rank with a leaf, or two. */
-static void walk_adapted_latents(ModelConfig m, int leaves, bool narrow) {
-    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CONTEXT_HEADS},
-                     piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS};
+ * each rank with a split, or two. */
+static void walk_adapted_latents(ModelConfig m, int splits, bool narrow) {
+    static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL},
+                     piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL};
     static Run one, other;
     m.moe_intermediate_size = 12;
-    one = run_of(&m, &alone), one.leaves = leaves, one.adapted = true, one.narrow = narrow;
+    one = run_of(&m, &alone), one.splits = splits, one.adapted = true, one.narrow = narrow;
     run_all(&one);
     for (int i = 0; i <= WAYS; i++) {
         const Way *w = i < WAYS ? &ways[i] : &piped;
-        for (int halves = 0; halves < 2 && w->tensors > 1; halves++) {
-            other = run_of(&m, w), other.leaves = leaves, other.adapted = true, other.narrow = narrow;
-            other.halves = halves;
+        for (int split_backward = 0; split_backward < 2 && w->tensors > 1; split_backward++) {
+            other = run_of(&m, w), other.splits = splits, other.adapted = true, other.narrow = narrow;
+            other.split_backward = split_backward;
             run_all(&other);
             if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
                 fail_msg("adapters of latents over %s%s have other figures than one rank", w->name,
-                         halves ? ", halves apart," : "");
+                         split_backward ? ", dgrad and wgrad separate," : "");
         }
     }
 }
@@ -696,32 +697,34 @@ static void test_families(void **state) {
 /* ---- matrices that an optimizer must see whole, of which ranks have boxes ---- */
 
 static const Way whole_ways[] = {
-    {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
-    {"tp, dp_shard", {1, 1, 2, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
-    {"tp, dp_replicate", {1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 1, 2, 0, CONTEXT_HEADS},
-    {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CONTEXT_HEADS},
-    {"tp, cp by keys, pp", {2, 1, 1, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
-    {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CONTEXT_KEYS},
-    {"tp, ep", {1, 1, 2, .exact = true}, 1, 2, 2, CONTEXT_HEADS},
-    {"tp, cp by keys, ep", {1, 1, 1, .exact = true}, 2, 2, 2, CONTEXT_KEYS},
+    {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL},
+    {"tp, dp_shard", {1, 1, 2, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL},
+    {"tp, dp_replicate", {1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 1, 2, 0, CP_COMM_ALL_TO_ALL},
+    {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL},
+    {"tp, cp by keys, pp", {2, 1, 1, .exact = true}, 2, 2, 0, CP_COMM_ALL_GATHER},
+    {"tp, cp by keys, dp_shard", {1, 1, 2, .exact = true}, 2, 2, 0, CP_COMM_ALL_GATHER},
+    {"tp, ep", {1, 1, 2, .exact = true}, 1, 2, 2, CP_COMM_ALL_TO_ALL},
+    {"tp, cp by keys, ep", {1, 1, 1, .exact = true}, 2, 2, 2, CP_COMM_ALL_GATHER},
 };
 
 /* Of a model, with an optimizer, over tp and beside all else: the figures of one rank. */
-static void walk_whole(const ModelConfig *m, Shape like, int leaves, int spans, bool adapted, bool half) {
+static void walk_whole(const ModelConfig *m, Shape like, int splits, int exact_chunks, bool adapted,
+                       bool half) {
     static Run one, other;
     like.exact = true, like.pp = like.replicas = like.shards = 1;
-    one = (Run){.shape = &like, .tensors = 1, .leaves = leaves, .contexts = 1, .spans = spans, .model = m};
+    one = (Run){
+        .shape = &like, .tensors = 1, .splits = splits, .cp = 1, .exact_chunks = exact_chunks, .model = m};
     one.adapted = adapted, one.half = half;
     run_all(&one);
     for (size_t i = 0; i < sizeof whole_ways / sizeof *whole_ways; i++) {
         const Way *w = &whole_ways[i];
         Shape s = w->shape;
-        if ((spans == 0 && w->contexts > 1) || (w->experts > 0 && !goes(m, w))) continue;
+        if ((exact_chunks == 0 && w->cp > 1) || (w->experts > 0 && !goes(m, w))) continue;
         s.tied = like.tied, s.whole = like.whole, s.muon = like.muon;
-        other = one, other.shape = &s, other.contexts = w->contexts, other.method = w->method;
+        other = one, other.shape = &s, other.cp = w->cp, other.method = w->method;
         other.experts = w->experts;
         other.own = OWN / (s.replicas * s.shards);
-        for (other.tensors = 2; other.tensors <= leaves; other.tensors *= 2) {
+        for (other.tensors = 2; other.tensors <= splits; other.tensors *= 2) {
             run_all(&other);
             if (memcmp(one.figures[0], other.figures[0], sizeof one.figures[0]) != 0)
                 fail_msg("%s over %s (%d) has other figures than one rank", model_family(m)->model_type,
@@ -755,43 +758,43 @@ static void test_whole_over_tensors(void **state) {
 
 /* Heads over the vocabulary, beside the first: over tp and beside all else the figures of one rank, losses of
  * their own among them. */
-static void walk_further_heads(ModelConfig m, int leaves, bool narrow) {
+static void walk_mtp_heads(ModelConfig m, int splits, bool narrow) {
     static Run one, other;
     static const struct {
         Shape shape;
-        int contexts;
+        int cp;
     } meshes[] = {{{1, 1, 1, .exact = true}, 1},
                   {{1, 2, 1, .exact = true, .sync = SYNC_MICROBATCH}, 1},
                   {{2, 1, 1, .exact = true}, 1},
                   {{1, 1, 2, .exact = true}, 1},
                   {{1, 1, 1, .exact = true}, 2}};
     static const Shape alone = {1, 1, 1, .exact = true};
-    one = (Run){&alone,     .tensors = 1, .leaves = leaves, .contexts = 1,
-                .spans = 4, .model = &m,  .narrow = narrow};
+    one = (Run){&alone,      .tensors = 1,    .splits = splits, .cp = 1, .exact_chunks = 4,
+                .model = &m, .narrow = narrow};
     run_all(&one);
     assert_true(one.figures[0][STEPS - 1][5] > 0);
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         const Shape *s = &meshes[i].shape;
         other = one, other.shape = s, other.own = OWN / (s->replicas * s->shards);
-        other.contexts = meshes[i].contexts, other.method = CONTEXT_KEYS;
-        for (other.tensors = 2; other.tensors <= leaves; other.tensors *= 2) {
+        other.cp = meshes[i].cp, other.method = CP_COMM_ALL_GATHER;
+        for (other.tensors = 2; other.tensors <= splits; other.tensors *= 2) {
             run_all(&other);
             assert_memory_equal(one.figures[0], other.figures[0], sizeof one.figures[0]);
         }
     }
 }
 
-static void test_further_heads(void **state) {
+static void test_mtp_heads(void **state) {
     (void)state;
     ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
     m.num_key_value_heads = 4;
     for (int way = 0; way < 4; way++) {
-        m.further_heads = 1 + way * 3 / 2 % 4;
-        walk_further_heads(m, 4, way % 2);
+        m.mtp_depth = 1 + way * 3 / 2 % 4;
+        walk_mtp_heads(m, 4, way % 2);
     }
     for (int way = 0; way < 2; way++) {
-        m = way ? moonlight_shape() : family_shape(&family_deepseek_v3), m.further_heads = 1 + way;
-        walk_further_heads(m, 2, way);
+        m = way ? moonlight_shape() : family_shape(&family_deepseek_v3), m.mtp_depth = 1 + way;
+        walk_mtp_heads(m, 2, way);
     }
 }
 
@@ -802,13 +805,13 @@ int main(void) {
                                        cmocka_unit_test(test_stages),
                                        cmocka_unit_test(test_muon),
                                        cmocka_unit_test(test_whole_over_tensors),
-                                       cmocka_unit_test(test_further_heads),
+                                       cmocka_unit_test(test_mtp_heads),
                                        cmocka_unit_test(test_count_rides),
                                        cmocka_unit_test(test_replica_sync),
                                        cmocka_unit_test(test_experts),
                                        cmocka_unit_test(test_experts_over_contexts),
                                        cmocka_unit_test(test_experts_beside_tensors),
-                                       cmocka_unit_test(test_module),
+                                       cmocka_unit_test(test_mtp_module),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_adapters),
                                        cmocka_unit_test(test_adapted_latents),

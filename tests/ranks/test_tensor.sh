@@ -1,6 +1,6 @@
 #!/bin/bash
 # Tensor parallelism has the bits of one rank: a tiny model on meshes of real ranks, with leaves that one, two or four of them share,
-# under pipelines, shards, replicas, recomputation, halves apart, fixed point; then runs as users make them, that go on on another degree.
+# under pipelines, shards, replicas, recomputation, dgrad and wgrad separate, fixed point; then runs as users make them, that go on on another degree.
 #   CURVE=full tests/ranks/test_tensor.sh      all meshes of up to 8 ranks, 20 steps (make soak)
 #   CURVE=brief tests/ranks/test_tensor.sh     fewer, for sanitizers
 # ranks: 8

@@ -33,7 +33,7 @@ check() {
         for ((r = 0; r < ranks; r++)); do
             local f b i w
             f=$(slices "$dir" $step $r 'FWD [0-9]* m'); b=$(slices "$dir" $step $r 'BWD [0-9]* m')
-            i=$(slices "$dir" $step $r 'BWD_IN [0-9]* m'); w=$(slices "$dir" $step $r 'BWD_W [0-9]* m')
+            i=$(slices "$dir" $step $r 'DGRAD [0-9]* m'); w=$(slices "$dir" $step $r 'WGRAD [0-9]* m')
             [ "$f" -eq $((b + i)) ] && [ "$i" -eq "$w" ] || fail "$dir: rank $r has $f forward, $b + $i backward passes, $w of weights"
             [ "$f" -gt 0 ] || fail "$dir: nothing of rank $r in step $step"
             [ "$(slices "$dir" $step $r NORM)" -eq 1 ] || fail "$dir: rank $r has not one norm"

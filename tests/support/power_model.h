@@ -129,12 +129,12 @@ static int record_symlink(void *ctx, const char *target, const char *path) {
     return result;
 }
 static int record_unlink(void *ctx, int dir, const char *name, int flags) {
-    char where[PATH_MAX], link[64], path[2 * PATH_MAX];
+    char where[PATH_MAX], transport[64], path[2 * PATH_MAX];
     if (dir == AT_FDCWD) {
         snprintf(path, sizeof path, "%s", name);
     } else {
-        snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
-        ssize_t length = readlink(link, where, sizeof where - 1);
+        snprintf(transport, sizeof transport, "/proc/self/fd/%d", dir);
+        ssize_t length = readlink(transport, where, sizeof where - 1);
         assert_true(length > 0);
         where[length] = 0;
         snprintf(path, sizeof path, "%s/%s", where, name);

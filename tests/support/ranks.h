@@ -11,7 +11,7 @@
 #include "comm/loopback/loopback.h"
 
 typedef struct TestRank {
-    Link *link;
+    CommTransport *transport;
     const CommWatch *watch;
     void (*body)(Comm *comm, void *context);
     void *context;
@@ -21,7 +21,7 @@ static void *test_rank_main(void *argument) {
     TestRank *r = argument;
     Comm *comm;
     Error err = {.message = ""};
-    if (comm_open_link_watched(&comm, r->link, r->watch, &err) != OK) {
+    if (comm_open_transport_watched(&comm, r->transport, r->watch, &err) != OK) {
         fprintf(stderr, "%s\n", err.message);
         exit(1);
     }
@@ -38,7 +38,7 @@ static void ranks_run_watched(int ranks, uint64_t seed, const CommWatch *watch,
     pthread_t *threads = calloc((size_t)ranks, sizeof *threads);
     TestRank *all = calloc((size_t)ranks, sizeof *all);
     for (int r = 0; r < ranks; r++) {
-        all[r] = (TestRank){loopback_link(hub, r), watch, body, context};
+        all[r] = (TestRank){loopback_transport(hub, r), watch, body, context};
         if (pthread_create(&threads[r], NULL, test_rank_main, &all[r]) != 0) abort();
     }
     for (int r = 0; r < ranks; r++) pthread_join(threads[r], NULL);

@@ -108,7 +108,7 @@ static void whose_file_differs_is_named(void **unused) {
         assert_int_equal(unlike.error[r].code, ERR_DATA);
         assert_non_null(
             strstr(unlike.error[r].message, "ranks 1, 3: the file is b (rank 0: a): give all ranks one"));
-        to_say += !unlike.error[r].told;
+        to_say += !unlike.error[r].reported;
     }
     assert_int_equal(to_say, 1);
 }

@@ -1,4 +1,4 @@
-/* A link among the threads of one process.
+/* A transport among the threads of one process.
  *
  * A post is in one list of its rank at a time:
  *
@@ -25,10 +25,10 @@
 enum { TOO_LONG = 1, LONGEST_DELAY = 5 /* looks */ };
 
 typedef struct Post {
-    LinkPost post; /* peer: a rank of the hub, or LINK_ANY */
+    TransportPost post; /* peer: a rank of the hub, or TRANSPORT_ANY */
     char *data;
     bool sends;
-    LinkEnd end;
+    TransportEnd end;
     int delay; /* looks until the end is told */
     struct Post *next;
 } Post;
@@ -38,7 +38,7 @@ typedef struct List {
 } List;
 
 typedef struct Endpoint {
-    Link link;
+    CommTransport transport;
     Loopback *hub;
     int joins, grouped; /* grouped: inside begin and end */
     Post *posts;        /* [events] */
@@ -57,9 +57,9 @@ struct Loopback {
     pthread_cond_t joined;
     int ranks;
     uint64_t seed;
-    int arrived[LINK_CHANNELS];
-    Seat *seats[LINK_CHANNELS]; /* [ranks] each */
-    Endpoint *ends;             /* [ranks] */
+    int arrived[TRANSPORT_CHANNELS];
+    Seat *seats[TRANSPORT_CHANNELS]; /* [ranks] each */
+    Endpoint *ends;                  /* [ranks] */
 };
 
 /* ---- lists ---- */
@@ -89,15 +89,15 @@ static void take_out(List *l, Post *before, Post *p) {
 /* Tags and channels agree, and each is the peer of the other, or of anybody. */
 static bool meet(const Post *a, int rank_a, const Post *b, int rank_b) {
     return a->post.channel == b->post.channel && a->post.tag == b->post.tag &&
-           (a->post.peer == rank_b || a->post.peer == LINK_ANY) &&
-           (b->post.peer == rank_a || b->post.peer == LINK_ANY);
+           (a->post.peer == rank_b || a->post.peer == TRANSPORT_ANY) &&
+           (b->post.peer == rank_a || b->post.peer == TRANSPORT_ANY);
 }
 
 /* The end is drawn when the post ends, and told after so many looks: later posts may be told before it. */
 static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
     uint64_t seed = e->hub->seed;
-    p->end = (LinkEnd){.event = p->post.event, .error = error, .bytes = bytes};
-    p->delay = seed ? (int)(rng_u64(seed + (uint64_t)e->link.rank, e->told++) % LONGEST_DELAY) : 0;
+    p->end = (TransportEnd){.event = p->post.event, .error = error, .bytes = bytes};
+    p->delay = seed ? (int)(rng_u64(seed + (uint64_t)e->transport.rank, e->told++) % LONGEST_DELAY) : 0;
     append(&e->ended, p);
 }
 
@@ -106,8 +106,8 @@ static void move(Endpoint *from, Post *send, Endpoint *to, Post *receive) {
     bool fits = send->post.bytes <= receive->post.bytes;
     size_t bytes = fits ? send->post.bytes : receive->post.bytes;
     if (bytes) memcpy(receive->data, send->data, bytes);
-    tell(from, send, send->post.bytes, LINK_OK);
-    tell(to, receive, send->post.bytes, fits ? LINK_OK : TOO_LONG);
+    tell(from, send, send->post.bytes, TRANSPORT_OK);
+    tell(to, receive, send->post.bytes, fits ? TRANSPORT_OK : TOO_LONG);
 }
 
 /* Looks for the other half of `p` at rank `other`. */
@@ -115,7 +115,7 @@ static bool match_at(Endpoint *e, Post *p, int other) {
     Endpoint *o = &e->hub->ends[other];
     List *l = p->sends ? &o->receives : &o->sends;
     for (Post *before = NULL, *q = l->first; q; before = q, q = q->next) {
-        if (!meet(p, e->link.rank, q, other)) continue;
+        if (!meet(p, e->transport.rank, q, other)) continue;
         take_out(l, before, q);
         if (p->sends) {
             move(e, p, o, q);
@@ -129,15 +129,15 @@ static bool match_at(Endpoint *e, Post *p, int other) {
 
 /* Either its other half is there, or it waits in its rank's list. */
 static void publish(Endpoint *e, Post *p) {
-    bool any = p->post.peer == LINK_ANY;
+    bool any = p->post.peer == TRANSPORT_ANY;
     for (int other = any ? 0 : p->post.peer; other < (any ? e->hub->ranks : p->post.peer + 1); other++)
         if (match_at(e, p, other)) return;
     append(p->sends ? &e->sends : &e->receives, p);
 }
 
-/* ---- the link ---- */
+/* ---- the transport ---- */
 
-/* Each rank makes its own copy: a channel lives as long as its link. */
+/* Each rank makes its own copy: a channel lives as long as its transport. */
 static int *members_of(Loopback *hub, int channel, int colour, int size) {
     int *members = mem_alloc_array((size_t)size, sizeof *members);
     for (int r = 0; r < hub->ranks; r++) {
@@ -148,50 +148,51 @@ static int *members_of(Loopback *hub, int channel, int colour, int size) {
 }
 
 /* The k-th join of a rank is the k-th of all: they wait for each other here, as in MPI_Comm_split. */
-static int join(Link *link, int colour, int place, int size, int *channel) {
-    Endpoint *e = (Endpoint *)link;
+static int join(CommTransport *transport, int colour, int place, int size, int *channel) {
+    Endpoint *e = (Endpoint *)transport;
     Loopback *hub = e->hub;
     int k = *channel = e->joins++;
-    CHECK(k < LINK_CHANNELS);
+    CHECK(k < TRANSPORT_CHANNELS);
     pthread_mutex_lock(&hub->mutex);
-    Seat *seat = &hub->seats[k][link->rank];
+    Seat *seat = &hub->seats[k][transport->rank];
     *seat = (Seat){.colour = colour, .place = place};
     hub->arrived[k]++;
     pthread_cond_broadcast(&hub->joined);
     while (hub->arrived[k] < hub->ranks) pthread_cond_wait(&hub->joined, &hub->mutex);
     seat->members = members_of(hub, k, colour, size);
     pthread_mutex_unlock(&hub->mutex);
-    return LINK_OK;
+    return TRANSPORT_OK;
 }
 
-static int post(Endpoint *e, const LinkPost *what, char *data, bool sends) {
+static int post(Endpoint *e, const TransportPost *what, char *data, bool sends) {
     Loopback *hub = e->hub;
     pthread_mutex_lock(&hub->mutex);
     Post *p = &e->posts[what->event];
     *p = (Post){.post = *what, .data = data, .sends = sends};
     /* The peer is a place in the channel; lists are kept by ranks of the hub. */
-    if (what->peer != LINK_ANY) p->post.peer = hub->seats[what->channel][e->link.rank].members[what->peer];
+    if (what->peer != TRANSPORT_ANY)
+        p->post.peer = hub->seats[what->channel][e->transport.rank].members[what->peer];
     if (e->grouped) {
         append(&e->held, p);
     } else {
         publish(e, p);
     }
     pthread_mutex_unlock(&hub->mutex);
-    return LINK_OK;
+    return TRANSPORT_OK;
 }
 
-static int post_send(Link *link, const LinkPost *p, const void *data) {
-    return post((Endpoint *)link, p, (char *)(uintptr_t)data, true);
+static int post_send(CommTransport *transport, const TransportPost *p, const void *data) {
+    return post((Endpoint *)transport, p, (char *)(uintptr_t)data, true);
 }
-static int post_receive(Link *link, const LinkPost *p, void *data) {
-    return post((Endpoint *)link, p, data, false);
+static int post_receive(CommTransport *transport, const TransportPost *p, void *data) {
+    return post((Endpoint *)transport, p, data, false);
 }
 
-static void begin(Link *link) { ((Endpoint *)link)->grouped++; }
+static void begin(CommTransport *transport) { ((Endpoint *)transport)->grouped++; }
 
 /* Groups may nest; what was held goes when the outermost ends, in the order of posting. */
-static void end(Link *link) {
-    Endpoint *e = (Endpoint *)link;
+static void end(CommTransport *transport) {
+    Endpoint *e = (Endpoint *)transport;
     CHECK(e->grouped > 0);
     if (--e->grouped) return;
     pthread_mutex_lock(&e->hub->mutex);
@@ -202,8 +203,8 @@ static void end(Link *link) {
     pthread_mutex_unlock(&e->hub->mutex);
 }
 
-static int finished(Link *link, LinkEnd *ends, int most, int *error) {
-    Endpoint *e = (Endpoint *)link;
+static int finished(CommTransport *transport, TransportEnd *ends, int most, int *error) {
+    Endpoint *e = (Endpoint *)transport;
     int count = 0;
     (void)error;
     pthread_mutex_lock(&e->hub->mutex);
@@ -222,8 +223,8 @@ static int finished(Link *link, LinkEnd *ends, int most, int *error) {
 }
 
 /* Delays do not count for who asks after one event. */
-static bool test(Link *link, int event, LinkEnd *out) {
-    Endpoint *e = (Endpoint *)link;
+static bool test(CommTransport *transport, int event, TransportEnd *out) {
+    Endpoint *e = (Endpoint *)transport;
     Post *before = NULL, *p;
     pthread_mutex_lock(&e->hub->mutex);
     for (p = e->ended.first; p && p->end.event != event; p = p->next) before = p;
@@ -240,14 +241,14 @@ static void explain(int error, char *out, size_t size) {
 }
 
 /* All ranks are threads of this process. */
-static void abort_all(Link *link, int status) {
-    (void)link;
+static void abort_all(CommTransport *transport, int status) {
+    (void)transport;
     _exit(status);
 }
 
 /* The hub frees the posts: other ranks may still look at their lists. */
-static void close_link(Link *link) {
-    Endpoint *e = (Endpoint *)link;
+static void close_transport(CommTransport *transport) {
+    Endpoint *e = (Endpoint *)transport;
     pthread_mutex_lock(&e->hub->mutex);
     e->held = e->sends = e->receives = e->ended = (List){0};
     pthread_mutex_unlock(&e->hub->mutex);
@@ -255,17 +256,17 @@ static void close_link(Link *link) {
 
 /* ---- the hub ---- */
 
-static const LinkKind loopback = {.name = "loopback",
-                                  .join = join,
-                                  .send = post_send,
-                                  .receive = post_receive,
-                                  .begin = begin,
-                                  .end = end,
-                                  .finished = finished,
-                                  .test = test,
-                                  .explain = explain,
-                                  .abort = abort_all,
-                                  .close = close_link};
+static const TransportKind loopback = {.name = "loopback",
+                                       .join = join,
+                                       .send = post_send,
+                                       .receive = post_receive,
+                                       .begin = begin,
+                                       .end = end,
+                                       .finished = finished,
+                                       .test = test,
+                                       .explain = explain,
+                                       .abort = abort_all,
+                                       .close = close_transport};
 
 Loopback *loopback_new(int ranks, int events, uint64_t seed) {
     Loopback *hub = mem_alloc(sizeof *hub);
@@ -273,15 +274,15 @@ Loopback *loopback_new(int ranks, int events, uint64_t seed) {
         (Loopback){.ranks = ranks, .seed = seed, .ends = mem_alloc_array((size_t)ranks, sizeof *hub->ends)};
     pthread_mutex_init(&hub->mutex, NULL);
     pthread_cond_init(&hub->joined, NULL);
-    for (int k = 0; k < LINK_CHANNELS; k++)
+    for (int k = 0; k < TRANSPORT_CHANNELS; k++)
         hub->seats[k] = mem_alloc_array((size_t)ranks, sizeof *hub->seats[k]);
     for (int r = 0; r < ranks; r++)
-        hub->ends[r] = (Endpoint){.link = {.kind = &loopback,
-                                           .rank = r,
-                                           .size = ranks,
-                                           .local_rank = r,
-                                           .local_size = ranks,
-                                           .tags = INT64_C(1) << 30},
+        hub->ends[r] = (Endpoint){.transport = {.kind = &loopback,
+                                                .rank = r,
+                                                .size = ranks,
+                                                .local_rank = r,
+                                                .local_size = ranks,
+                                                .tags = INT64_C(1) << 30},
                                   .hub = hub,
                                   .posts = mem_alloc_array((size_t)events, sizeof(Post))};
     return hub;
@@ -289,7 +290,7 @@ Loopback *loopback_new(int ranks, int events, uint64_t seed) {
 
 void loopback_free(Loopback *hub) {
     for (int r = 0; r < hub->ranks; r++) free(hub->ends[r].posts);
-    for (int k = 0; k < LINK_CHANNELS; k++) {
+    for (int k = 0; k < TRANSPORT_CHANNELS; k++) {
         for (int r = 0; r < hub->ranks; r++) free(hub->seats[k][r].members);
         free(hub->seats[k]);
     }
@@ -299,4 +300,4 @@ void loopback_free(Loopback *hub) {
     free(hub);
 }
 
-Link *loopback_link(Loopback *hub, int rank) { return &hub->ends[rank].link; }
+CommTransport *loopback_transport(Loopback *hub, int rank) { return &hub->ends[rank].transport; }

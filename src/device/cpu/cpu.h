@@ -69,15 +69,15 @@ static inline uint16_t bf16_round_by(float f, uint32_t bits) {
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* How many pieces of `leaf` there are in n, the last one perhaps shorter. */
-static inline int64_t leaves_of(int64_t n, int64_t leaf) { return (n + leaf - 1) / leaf; }
+/* How many pieces of `split` there are in n, the last one perhaps shorter. */
+static inline int64_t splits_of(int64_t n, int64_t split_size) { return (n + split_size - 1) / split_size; }
 
 /* The canonical tree of sums that lie `step` apart. */
 float tree_of_steps(const float *sums, int64_t step, int count);
 
-/* Sums of token t's row of queries, or of keys, over all leaves. */
+/* Sums of token t's row of queries, or of keys, over all splits. */
 static inline double qk_row_sum(const QkRows *rows, const float *sums, int64_t t, bool keys) {
-    return (double)tree_of_steps(sums + 2 * t + keys, 2 * rows->tokens, rows->leaves);
+    return (double)tree_of_steps(sums + 2 * t + keys, 2 * rows->tokens, rows->splits);
 }
 static inline int64_t qk_row_length(const QkRows *rows, bool keys) {
     return keys ? rows->keys : rows->queries;
@@ -103,7 +103,7 @@ static inline int64_t window_first(AttentionShape s, int64_t position, int64_t f
     return s.window > 0 ? max_i64(first, position - s.window + 1) : first;
 }
 
-/* What muon_unit multiplies with; 1e-7 keeps a matrix of zeros at zeros. */
+/* What muon_normalise multiplies with; 1e-7 keeps a matrix of zeros at zeros. */
 static inline float muon_factor(const GradStats *squares, float slack) {
     return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
 }
@@ -151,12 +151,12 @@ static inline void mamba_profile(Device *d, OpId op, const MambaShape *s) {
 }
 /* The states before token `first`, which a stride begins with. */
 static inline float *mamba_start(const MambaRun *r, int64_t first) {
-    return r->starts + first / MAMBA_STRIDE * mamba_state_at(&r->s, r->s.heads, 0);
+    return r->starts + first / MAMBA_CHUNK * mamba_state_at(&r->s, r->s.heads, 0);
 }
 /* Terms of a head's dB at the stride's i-th token; behind them those of dC. A head's lie together: they are
  * gone over once for each row of its state. */
 static inline float *mamba_room(const MambaRun *r, int64_t i, int64_t head) {
-    return r->room + (head * min_i64(MAMBA_STRIDE, r->s.tokens) + i) * 2 * r->s.state;
+    return r->room + (head * min_i64(MAMBA_CHUNK, r->s.tokens) + i) * 2 * r->s.state;
 }
 
 /* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose;
@@ -170,7 +170,7 @@ static inline double route_factor(RouteShape s) { return s.factor > 0 ? (double)
 void route_order(RouteShape s, Routes r, int64_t *counts);
 /* What leaves of a weight's gradient come to, in the canonical tree. */
 float weights_tree(int count, const float *x);
-/* Of a leaf, from the products of what was made of a row with their gradients (the op experts_weights). */
+/* Of a split, from the products of what was made of a row with their gradients (the op permute_dweights). */
 float weight_gradient(double along, float weight);
 /* The op route_count. */
 void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts);
@@ -183,7 +183,7 @@ static inline int64_t route_next(RouteShape s, int64_t t) {
 }
 
 /* The choice that stands in a row of expert e. */
-static inline int64_t route_choice(RouteShape s, Routes r, int64_t row, int e) {
+static inline int64_t route_assignment(RouteShape s, Routes r, int64_t row, int e) {
     int64_t at = (int64_t)r.token[row] * s.chosen;
     while (r.chosen[at] != e) at++;
     return at;

@@ -130,12 +130,13 @@ void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts
 /* A sequence has as many tokens as choices of them all make: the last may be shorter. */
 void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes) {
     bool balanced = s.balance > 0;
-    int64_t choices = 0;
+    int64_t assignments = 0;
     if (balanced) counts += (s.before + t) / s.sequence * s.experts;
-    for (int e = 0; balanced && e < s.experts; e++) choices += counts[e];
+    for (int e = 0; balanced && e < s.experts; e++) assignments += counts[e];
     for (int e = 0; e < s.experts; e++)
         slopes[e] =
-            !balanced ? 0 : (double)s.balance * s.experts * (double)counts[e] / (double)(choices / s.chosen);
+            !balanced ? 0
+                      : (double)s.balance * s.experts * (double)counts[e] / (double)(assignments / s.chosen);
 }
 
 /* A stable sort by counting: rows of an expert are in the order of their tokens. */

@@ -15,7 +15,7 @@
  *
  * oneDNN runs what is called inside a parallel region on the calling thread alone.
  *
- * Where the inner dimension is cut into several leaves, the fp32 sums of a tile's leaves are added in the
+ * Where the inner dimension is cut into several splits, the fp32 sums of a tile's splits are added in the
  * canonical tree, in memory of the thread; where C is bf16, it is rounded once, after that.
  *
  * After the first use of a shape nothing is allocated here; dnnl_sgemm may take memory within a call. */
@@ -38,7 +38,7 @@ typedef struct Product {
     void *c;
     int64_t lda, ldb, ldc;
     Dtype ab_type, c_type;
-    Leaves leaves;
+    KSplit splits;
 } Product;
 
 typedef struct Primitive {
@@ -95,24 +95,24 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
 /* ---- leaves ---- */
 
 /* Runs have the same number of pieces, so the first tells it. */
-static int64_t leaf_count(const Leaves *l) {
-    return l->runs ? pieces_of(l->run[0].length, l->run[0].leaf) : 1;
+static int64_t split_count(const KSplit *l) {
+    return l->runs ? pieces_of(l->run[0].length, l->run[0].split_size) : 1;
 }
 
-/* A tile at work. The sums of its leaves are made in ascending order and added like the digits of a binary
+/* A tile at work. The sums of its splits are made in ascending order and added like the digits of a binary
  * counter: `level[l]` holds the sum of 2^l leaves that waits for its right half. So the canonical tree is
  * walked with a tile for each of its levels, and a sum goes to memory once. */
-enum { LEVELS = 7 }; /* LEAVES_MAX leaves and fewer */
-typedef struct LeafWork {
+enum { LEVELS = 7 }; /* SPLITS_MAX leaves and fewer */
+typedef struct SplitWork {
     const Kernels *kernels;
     Product tile;
     float *room;          /* PRODUCT_ROOM floats of this thread */
     float *level[LEVELS]; /* [m, n] each */
-} LeafWork;
+} SplitWork;
 
 /* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
  * lines are columns of C, and lie along if B is transposed. whole: the sums are C's, which is bf16. */
-static void run_piece(const LeafWork *w, const Product *p, const float *const *wait, int waiting,
+static void run_piece(const SplitWork *w, const Product *p, const float *const *wait, int waiting,
                       bool whole) {
     w->kernels->product_run(&(ProductRun){.m = p->m,
                                           .n = p->n,
@@ -131,17 +131,18 @@ static void run_piece(const LeafWork *w, const Product *p, const float *const *w
                             w->room);
 }
 
-/* Piece `leaf` of every run, chained in the order of the runs; then what waits for it. */
-static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64_t row,
-                     const float *const *wait, int waiting, bool whole) {
-    const Leaves *l = &w->tile.leaves;
+/* Piece `split` of every run, chained in the order of the runs; then what waits for it. */
+static void split_sum(const SplitWork *w, int64_t split, bool add, float *to, int64_t row,
+                      const float *const *wait, int waiting, bool whole) {
+    const KSplit *l = &w->tile.splits;
     int runs = l->runs ? l->runs : 1;
     int64_t start = 0;
     for (int r = 0; r < runs; r++) {
-        int64_t length = l->runs ? l->run[r].length : w->tile.k, each = l->runs ? l->run[r].leaf : length;
+        int64_t length = l->runs ? l->run[r].length : w->tile.k,
+                each = l->runs ? l->run[r].split_size : length;
         if (l->runs) start += l->run[r].skip;
-        Product piece = moved(&w->tile, 0, 0, start + leaf * each);
-        piece.k = min_i64(each, length - leaf * each);
+        Product piece = moved(&w->tile, 0, 0, start + split * each);
+        piece.k = min_i64(each, length - split * each);
         piece.c = to, piece.ldc = row, piece.c_type = DTYPE_F32;
         piece.accumulate = add || r > 0;
         bool last = r + 1 == runs;
@@ -150,46 +151,46 @@ static void leaf_sum(const LeafWork *w, int64_t leaf, bool add, float *to, int64
     }
 }
 
-/* Leaf i completes the levels that are the ones at the end of i: with what waits there it becomes the sum
- * of the level above. The last leaf completes all that wait: every one in i. Of six leaves, which the
+/* Split i completes the levels that are the ones at the end of i: with what waits there it becomes the sum
+ * of the level above. The last split completes all that wait: every one in i. Of six splits, which the
  * canonical tree splits into four and two:
  *
- *     leaf             0     1     2     3        4     5 (the last)
+ *     split             0     1     2     3        4     5 (the last)
  *     added to it      -     0     -     2, 0+1   -     4, 0+1+2+3
  *     becomes level    0     1     0     2        0     C */
-static void tree_of_leaves(const LeafWork *w, int64_t leaves, float *to, int64_t row, bool whole) {
-    for (int64_t i = 0; i < leaves; i++) {
+static void tree_of_partials(const SplitWork *w, int64_t splits, float *to, int64_t row, bool whole) {
+    for (int64_t i = 0; i < splits; i++) {
         const float *wait[LEVELS];
-        bool last = i == leaves - 1;
+        bool last = i == splits - 1;
         int waiting = 0, level = 0;
         for (; last ? i >> level != 0 : i >> level & 1; level++)
             if (i >> level & 1) wait[waiting++] = w->level[level];
-        leaf_sum(w, i, false, last ? to : w->level[level], last ? row : w->tile.n, wait, waiting,
-                 last && whole);
+        split_sum(w, i, false, last ? to : w->level[level], last ? row : w->tile.n, wait, waiting,
+                  last && whole);
     }
 }
 
-static void add_rows(const LeafWork *w, float *to, int64_t row, const float *what) {
+static void add_rows(const SplitWork *w, float *to, int64_t row, const float *what) {
     for (int64_t i = 0; i < w->tile.m; i++)
         w->kernels->add(w->tile.n, what + i * w->tile.n, to + i * row, to + i * row, DTYPE_F32);
 }
 
-/* Levels of the tree below its root: none of one leaf. */
-static int levels_of(int64_t leaves) {
+/* Levels of the tree below its root: none of one split. */
+static int levels_of(int64_t splits) {
     int levels = 0;
-    while (INT64_C(1) << levels < leaves) levels++;
+    while (INT64_C(1) << levels < splits) levels++;
     return levels;
 }
 
 /* Tiles of fp32 that a thread needs beside C: where C is bf16, one for its sums; where it is to be added to a
  * tree, one for the tree; and the levels of that. */
 static int tiles_beside(const Product *p) {
-    int64_t leaves = leaf_count(&p->leaves);
-    return (p->c_type != DTYPE_F32) + (p->accumulate && leaves > 1) + levels_of(leaves);
+    int64_t splits = split_count(&p->splits);
+    return (p->c_type != DTYPE_F32) + (p->accumulate && splits > 1) + levels_of(splits);
 }
 
 /* Between C and the fp32 sums of a tile: what is rounded is a whole sum, once. */
-static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
+static void cast_rows(const SplitWork *w, void *c, float *sum, bool load) {
     const Product *t = &w->tile;
     for (int64_t i = 0; i < t->m; i++) {
         void *row = tensor_to(c, i * t->ldc, t->c_type);
@@ -200,26 +201,26 @@ static void cast_rows(const LeafWork *w, void *c, float *sum, bool load) {
     }
 }
 
-/* One leaf: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. `beside` has room
+/* One split: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. `beside` has room
  * for tiles_beside, and ends at `end`. */
-static void sum_tile(LeafWork *w, float *beside, const float *end) {
+static void sum_tile(SplitWork *w, float *beside, const float *end) {
     const Product *t = &w->tile;
-    int64_t leaves = leaf_count(&t->leaves), tile = t->m * t->n;
+    int64_t splits = split_count(&t->splits), tile = t->m * t->n;
     bool direct = t->c_type == DTYPE_F32;
     float *to = direct ? t->c : beside;
     int64_t row = direct ? t->ldc : t->n;
     if (!direct && t->accumulate) cast_rows(w, t->c, to, true);
     if (!direct) beside += tile;
-    for (int l = 0; l < levels_of(leaves); l++, beside += tile) w->level[l] = beside;
-    CHECK(end - beside >= (t->accumulate && leaves > 1 ? tile : 0));
-    if (leaves == 1) {
-        leaf_sum(w, 0, t->accumulate, to, row, NULL, 0, !direct);
+    for (int l = 0; l < levels_of(splits); l++, beside += tile) w->level[l] = beside;
+    CHECK(end - beside >= (t->accumulate && splits > 1 ? tile : 0));
+    if (splits == 1) {
+        split_sum(w, 0, t->accumulate, to, row, NULL, 0, !direct);
     } else if (t->accumulate) {
-        tree_of_leaves(w, leaves, beside, t->n, false);
+        tree_of_partials(w, splits, beside, t->n, false);
         add_rows(w, to, row, beside);
         if (!direct) cast_rows(w, t->c, to, false);
     } else {
-        tree_of_leaves(w, leaves, to, row, !direct);
+        tree_of_partials(w, splits, to, row, !direct);
     }
 }
 
@@ -271,7 +272,7 @@ static int threads_for(const Device *d, const Product *p, const Grid *grid) {
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
-/* Each tile with its leaves. A thread's room is its number times `each`, and holds packed panels, then the
+/* Each tile with its splits. A thread's room is its number times `each`, and holds packed panels, then the
  * tiles of tiles_beside; where there are none C itself takes its sums. */
 static void packed(Gemm *g, Device *d, const Product *p) {
     Grid grid =
@@ -281,7 +282,7 @@ static void packed(Gemm *g, Device *d, const Product *p) {
     CHECK(d->scratch_size >= (size_t)d->threads * each * sizeof(float));
 #pragma omp parallel for num_threads(threads_for(d, p, &grid)) schedule(dynamic, 1)
     for (int64_t t = 0; t < count; t++) {
-        LeafWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
+        SplitWork w = {.kernels = g->kernels, .tile = tile_of(p, &grid, t)};
         w.room = (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * each;
         sum_tile(&w, w.room + PRODUCT_ROOM, w.room + each);
     }
@@ -485,13 +486,13 @@ static void library(Gemm *g, Device *d, const Product *p) {
 
 /* ---- */
 
-/* What ranks may share has leaves, one of all its terms or several: what oneDNN made of it on one rank
+/* What ranks may share has splits, one of all its terms or several: what oneDNN made of it on one rank
  * it would make of other shapes on two, with other bits. */
 static void run(Gemm *g, Device *d, const Product *p) {
     bool wide = p->ab_type == DTYPE_F32;
-    if (p->leaves.runs == 0 && !wide && g->native)
+    if (p->splits.runs == 0 && !wide && g->native)
         native(g, d, p);
-    else if (p->leaves.runs == 0 && wide && p->c_type == DTYPE_F32 && p->m <= LIBRARY_ROWS)
+    else if (p->splits.runs == 0 && wide && p->c_type == DTYPE_F32 && p->m <= LIBRARY_ROWS)
         library(g, d, p);
     else
         packed(g, d, p);
@@ -499,11 +500,11 @@ static void run(Gemm *g, Device *d, const Product *p) {
 
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-              Leaves leaves) {
-    CHECK(m > 0 && n > 0 && k > 0 && leaf_count(&leaves) <= LEAVES_MAX);
+              KSplit splits) {
+    CHECK(m > 0 && n > 0 && k > 0 && split_count(&splits) <= SPLITS_MAX);
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
-            2.0 * (double)m * (double)n * (double)(leaves.runs ? leaves_terms(leaves) : k);
+            2.0 * (double)m * (double)n * (double)(splits.runs ? split_length(splits) : k);
     Product p = {.trans_a = trans_a,
                  .trans_b = trans_b,
                  .accumulate = accumulate,
@@ -518,7 +519,7 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
                  .ldc = ldc,
                  .ab_type = ab_type,
                  .c_type = c_type,
-                 .leaves = leaves};
+                 .splits = splits};
     run(g, d, &p);
 }
 
@@ -545,12 +546,12 @@ static void count_flops(Device *d, OpId op, int64_t rows, int64_t n, int64_t k) 
 }
 
 /* One expert after the other, each by all threads. */
-void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                      const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
+void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                      const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
     Product p = {.trans_b = trans_b, .n = n, .k = k, .lda = k, .ldb = trans_b ? k : n, .ldc = n};
-    p.ab_type = ab_type, p.c_type = c_type, p.leaves = leaves;
-    CHECK(leaf_count(&leaves) == 1);
-    count_flops(d, OP_GEMM_EXPERTS, e.rows, n, leaves.runs ? leaves_terms(leaves) : k);
+    p.ab_type = ab_type, p.c_type = c_type, p.splits = splits;
+    CHECK(split_count(&splits) == 1);
+    count_flops(d, OP_GROUPED_GEMM, e.rows, n, splits.runs ? split_length(splits) : k);
     for (int i = 0; i < e.experts; i++) {
         int64_t at, end;
         p.b = tensor_at(b, i * e.step, ab_type);
@@ -563,18 +564,18 @@ void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n,
 }
 
 /* Pieces of an expert's rows add up in fp32, in ascending order. */
-void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                             const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced) {
+void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                            const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced) {
     Product p = {.trans_a = true, .m = m, .n = n, .lda = m, .ldb = n, .ldc = n};
     p.ab_type = ab_type, p.c_type = DTYPE_F32;
-    count_flops(d, OP_GEMM_EXPERTS_WEIGHT, e.rows, m, n);
+    count_flops(d, OP_GROUPED_GEMM_WGRAD, e.rows, m, n);
     for (int i = 0; i < e.experts; i++) {
         int64_t at, end;
         p.c = c + i * e.step, p.accumulate = accumulate;
         if (!expert_rows(&e, i, &at, &end) && !accumulate) memset(p.c, 0, (size_t)(m * n) * sizeof *c);
         for (; at < end; at += p.k, p.accumulate = true) {
             p.k = rows_at_once(g, ab_type, end - at);
-            if (sliced) p.leaves = (Leaves){.runs = 1, .run = {{.length = p.k, .leaf = p.k}}};
+            if (sliced) p.splits = (KSplit){.runs = 1, .run = {{.length = p.k, .split_size = p.k}}};
             p.a = tensor_at(a, at * m, ab_type), p.b = tensor_at(b, at * n, ab_type);
             run(g, d, &p);
         }
@@ -584,10 +585,10 @@ void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_
 /* ---- */
 
 /* The most that any of the ways above takes, for a plan: what a tile needs beside C grows with the levels of
- * its leaves. */
-size_t gemm_scratch_bytes(int threads, Dtype compute, int leaves) {
+ * its splits. */
+size_t gemm_scratch_bytes(int threads, Dtype compute, int splits) {
     int sums = compute != DTYPE_F32;
-    return (size_t)threads * thread_floats(sums + (leaves > 1) + levels_of(leaves)) * sizeof(float);
+    return (size_t)threads * thread_floats(sums + (splits > 1) + levels_of(splits)) * sizeof(float);
 }
 
 /* The best of many short turns, since others may use the cores. */

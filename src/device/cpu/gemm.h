@@ -19,16 +19,16 @@ void gemm_close(Gemm *g); /* NULL is fine */
 /* As the op. */
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-              Leaves leaves);
+              KSplit splits);
 /* Experts' products, as the ops. */
-void gemm_run_experts(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                      const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves);
-void gemm_run_experts_weight(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
-                             const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
+void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                      const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits);
+void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
+                            const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
 /* What this many cores can multiply and add in registers, in FLOP/s, without any operand from memory: no
  * product is faster. bf16: by dot products of bf16, or AMX; 0 where there are none. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);
 /* leaves: the most that a product has; 0: none has any. */
-size_t gemm_scratch_bytes(int threads, Dtype compute, int leaves);
+size_t gemm_scratch_bytes(int threads, Dtype compute, int splits);
 
 #endif

@@ -95,9 +95,9 @@ typedef struct Kernels {
                             const float *wq, const float *wk, void *out, Dtype c);
     void (*qk_norm_backward)(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                              const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk /* partial */, int leaves, Dtype c);
-    /* `step`: tokens from one leaf's sums to the next one's. */
-    void (*qk_norm_sums)(AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
+                             float *dwk /* partial */, int splits, Dtype c);
+    /* `step`: tokens from one split's sums to the next one's. */
+    void (*qk_norm_sums)(AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
                          const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c);
     void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
                  Dtype c);
@@ -134,7 +134,7 @@ typedef struct Kernels {
                                Dtype c);
     void (*gated_norm_backward)(GatedNorm s, const void *x, const void *gate, const float *w, const void *dy,
                                 void *dx, void *dgate, float *dw /* partial, added to */, Dtype c);
-    /* Of the n logits of one row that are in a leaf; target counts from the first of them. */
+    /* Of the n logits of one row that are in a split; target counts from the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
     /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. share:
      * by what the softmax is multiplied (z-loss), else 1. */
@@ -145,11 +145,11 @@ typedef struct Kernels {
     void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
                 void *momentum, uint16_t *copy);
     /* Of a run of elements; muon_blend: y = b x + c y. */
-    void (*muon_direction)(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
-                           void *momentum, float *x);
-    void (*muon_unit)(int64_t n, float factor, float *x);
+    void (*muon_momentum)(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
+                          void *momentum, float *x);
+    void (*muon_normalise)(int64_t n, float factor, float *x);
     void (*muon_blend)(int64_t n, float b, const float *x, float c, float *y);
-    void (*muon_descend)(int64_t n, Muon o, OptimizerStep step, const float *x, float *param, uint16_t *copy);
+    void (*muon_apply)(int64_t n, Muon o, OptimizerStep step, const float *x, float *param, uint16_t *copy);
     void (*average)(int64_t n, float share, const float *param, float *mean);
     /* Elements first .. first+count-1, count at most STATS_PIECE, merged into all. */
     void (*grad_stats)(int64_t first, int64_t count, const float *g, double p, double unit, GradStats *all);

@@ -19,7 +19,7 @@ INLINE Vec softplus(Vec x) { return vec_max(x, vec_set(0)) + vec_log1p(vec_exp(-
 
 /* Of a head at the tokens of a stride: its steps, and what its state is multiplied by. */
 typedef struct MambaSteps {
-    float step[MAMBA_STRIDE], keep[MAMBA_STRIDE];
+    float step[MAMBA_CHUNK], keep[MAMBA_CHUNK];
     float rate; /* -exp(A_log) */
 } MambaSteps;
 
@@ -93,7 +93,7 @@ static void mamba_forward(const MambaRun *r, int64_t head, int64_t first, int64_
 
 /* What the rows of a head add up, of a stride. */
 typedef struct MambaSums {
-    float step[MAMBA_STRIDE], keep[MAMBA_STRIDE];
+    float step[MAMBA_CHUNK], keep[MAMBA_CHUNK];
     double skip;
 } MambaSums;
 
@@ -158,7 +158,7 @@ INLINE void mamba_row_backward(const MambaRun *r, const MambaSteps *m, int64_t h
  * 1 - exp(-step). */
 INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, int64_t head, int64_t first,
                                  int64_t count, const MambaSums *sums, Dtype c) {
-    float slopes[MAMBA_STRIDE];
+    float slopes[MAMBA_CHUNK];
     double bias = 0, rate = 0;
     EACH_VECTOR(i, left, count)
     put(slopes, i, left, DTYPE_F32, one_minus_exp(-get(m->step, i, left, DTYPE_F32)));
@@ -174,7 +174,7 @@ INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, int64_t
 }
 
 INLINE void mamba_backward_typed(const MambaRun *r, int64_t head, int64_t first, int64_t count, Dtype c) {
-    MambaRow states[MAMBA_STRIDE + 1];
+    MambaRow states[MAMBA_CHUNK + 1];
     MambaSums sums = {{0}, {0}, 0};
     MambaSteps m;
     mamba_steps(r, head, first, count, &m, c);

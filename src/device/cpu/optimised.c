@@ -2,8 +2,8 @@
  * instruction set.
  *
  *  1. Pieces never depend on the number of threads, and no two write the same element.
- *  2. Sums over tokens are taken in blocks of constant length from the start of a leaf on, then over blocks
- *     in ascending order (TokenBlocks): a slice that starts at a leaf has the bits of the whole.
+ *  2. Sums over tokens are taken in blocks of constant length from the start of a split on, then over blocks
+ *     in ascending order (TokenBlocks): a slice that starts at a split has the bits of the whole.
  *  3. Exact sums, maxima and counts may be merged in any order: threads do so as they finish. */
 #include "device/cpu/optimised.h"
 
@@ -22,9 +22,9 @@ enum {
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 Leaves leaves) {
+                 KSplit splits) {
     gemm_run(optimised_of(d)->gemm, d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate,
-             leaves);
+             splits);
 }
 
 /* A copy: memory's speed is all there is to gain, and threads have more of it than one. */
@@ -77,32 +77,33 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
 
 /* ---- sums over tokens ---- */
 
-/* Tokens in blocks of TOKEN_BLOCK from the start of each leaf on, whatever the number of tokens. A block
- * is summed from zero, then added to the leaf's row, blocks in ascending order. A constant, since the
+/* Tokens in blocks of TOKEN_BLOCK from the start of each split on, whatever the number of tokens. A block
+ * is summed from zero, then added to the split's row, blocks in ascending order. A constant, since the
  * length of a block decides the bits: 32 rows are enough for the pass over the sums not to show beside
  * them, and few enough for threads to share a microbatch. */
 typedef struct TokenBlocks {
-    int64_t tokens, leaf;
-    int64_t each, count; /* blocks of a leaf, of all */
+    int64_t tokens, split_size;
+    int64_t each, count; /* blocks of a split, of all */
 } TokenBlocks;
 
-/* Whole leaves first; what is left of the tokens is one more, with fewer blocks. */
-static TokenBlocks token_blocks(int64_t tokens, int64_t leaf) {
-    int64_t each = leaves_of(leaf, TOKEN_BLOCK);
-    return (TokenBlocks){tokens, leaf, each, tokens / leaf * each + leaves_of(tokens % leaf, TOKEN_BLOCK)};
+/* Whole splits first; what is left of the tokens is one more, with fewer blocks. */
+static TokenBlocks token_blocks(int64_t tokens, int64_t split_size) {
+    int64_t each = splits_of(split_size, TOKEN_BLOCK);
+    return (TokenBlocks){tokens, split_size, each,
+                         tokens / split_size * each + splits_of(tokens % split_size, TOKEN_BLOCK)};
 }
 
-/* Leaves have `each` blocks, of which the last may be short; so may the last leaf. */
+/* Splits have `each` blocks, of which the last may be short; so may the last split. */
 static int64_t block_start(const TokenBlocks *b, int64_t block) {
-    return block / b->each * b->leaf + block % b->each * TOKEN_BLOCK;
+    return block / b->each * b->split_size + block % b->each * TOKEN_BLOCK;
 }
 static int64_t block_rows(const TokenBlocks *b, int64_t block) {
-    int64_t end = min_i64(b->tokens, (block / b->each + 1) * b->leaf);
+    int64_t end = min_i64(b->tokens, (block / b->each + 1) * b->split_size);
     return min_i64(TOKEN_BLOCK, end - block_start(b, block));
 }
 
-/* Sums of `count` blocks from `first` on: n columns of [count][row], added to the rows of their leaves
- * [leaves][n] in ascending order. Threads share columns, not blocks: an element of the sum belongs to one
+/* Sums of `count` blocks from `first` on: n columns of [count][row], added to the rows of their splits
+ * [splits][n] in ascending order. Threads share columns, not blocks: an element of the sum belongs to one
  * of them. */
 static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t row, int64_t n,
                        const float *partial, float *sum) {
@@ -125,8 +126,8 @@ static float *block_room(Device *d, int64_t n) {
  * microbatch, and are added before the next ones come. Without dw there is no room and there are no sums. */
 static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
                           const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
-                          int64_t leaf, Dtype c) {
-    TokenBlocks b = token_blocks(tokens, leaf);
+                          int64_t split_size, Dtype c) {
+    TokenBlocks b = token_blocks(tokens, split_size);
     float *room = dw ? block_room(d, hidden) : NULL;
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
@@ -156,7 +157,7 @@ static void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void
         tensor_at(gate, first * s.gate_row, c), w, tensor_to(y, first * s.width, c), c);
 }
 
-/* As norm_backward: all tokens are one leaf. */
+/* As norm_backward: all tokens are one split. */
 static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
                                 const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
     TokenBlocks b = token_blocks(s.tokens, s.tokens);
@@ -210,13 +211,13 @@ static void qk_norm_plain_backward(Device *d, AttentionShape s, QkRows rows, Nor
                                     tensor_to(dqkv, first * row, c), NULL, NULL, 1, c);
 }
 
-/* The sums of a block for both weights lie side by side, of all leaves of the one, then of the other. */
+/* The sums of a block for both weights lie side by side, of all splits of the one, then of the other. */
 static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int leaves, Dtype c) {
+                             float *dwk, int splits, Dtype c) {
     TokenBlocks b = token_blocks(s.tokens, s.tokens);
     int64_t row = qkv_row(s), nq = (rows.flat ? s.heads : 1) * (int64_t)s.head_dim,
-            nk = (rows.flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = leaves * (nq + nk);
+            nk = (rows.flat ? s.kv_heads : 1) * (int64_t)s.head_dim, both = splits * (nq + nk);
     if (!wq) {
         qk_norm_plain_backward(d, s, rows, kind, eps, raw, dqkv, c);
         return;
@@ -230,26 +231,26 @@ static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind 
             memset(sums, 0, (size_t)both * sizeof *sums);
             kernels_of(d)->qk_norm_backward(of_tokens(s, block_rows(&b, first + p)), rows_from(rows, token),
                                             kind, eps, tensor_at(raw, at, c), wq, wk, tensor_to(dqkv, at, c),
-                                            sums, sums + leaves * nq, leaves, c);
+                                            sums, sums + splits * nq, splits, c);
         }
-        add_blocks(d, &b, first, count, both, leaves * nq, room, dwq);
-        add_blocks(d, &b, first, count, both, leaves * nk, room + leaves * nq, dwk);
+        add_blocks(d, &b, first, count, both, splits * nq, room, dwq);
+        add_blocks(d, &b, first, count, both, splits * nk, room + splits * nq, dwk);
     }
 }
 
-static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw,
+static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw,
                          const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
     int64_t row = qkv_row(s), step = rows_for(row);
     EACH_PIECE(d, first, s.tokens, step)
-    kernels_of(d)->qk_norm_sums(of_tokens(s, min_i64(step, s.tokens - first)), leaves, kind,
+    kernels_of(d)->qk_norm_sums(of_tokens(s, min_i64(step, s.tokens - first)), splits, kind,
                                 tensor_at(raw, first * row, c), wq, wk,
                                 dqkv ? tensor_at(dqkv, first * row, c) : NULL, sums + 2 * first, s.tokens, c);
 }
 
 /* The sums alone: a bias hands its gradient on as it is. */
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
+static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
                           Dtype c) {
-    TokenBlocks b = token_blocks(tokens, leaf);
+    TokenBlocks b = token_blocks(tokens, split_size);
     float *room = block_room(d, n);
     for (int64_t first = 0; first < b.count; first += PARTS) {
         int64_t count = min_i64(PARTS, b.count - first);
@@ -393,37 +394,37 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 
 /* ---- loss ---- */
 
-/* Of the leaf that begins at logit `first` of those that are here; the target counts from the same place,
- * and is outside of [0, length) where another leaf has it. */
+/* Of the split that begins at logit `first` of those that are here; the target counts from the same place,
+ * and is outside of [0, length) where another split has it. */
 static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dtype type, int64_t target,
-                            const VocabLeaves *l, int64_t first) {
-    int64_t leaf = l->leaf ? l->leaf : vocab;
-    return kernels_of(d)->loss_record(min_i64(leaf, vocab - first), tensor_at(row, first, type), type,
+                            const VocabSplit *l, int64_t first) {
+    int64_t split_size = l->split_size ? l->split_size : vocab;
+    return kernels_of(d)->loss_record(min_i64(split_size, vocab - first), tensor_at(row, first, type), type,
                                       target - l->first - first);
 }
 
 /* A row a piece: a vocabulary is mostly longer than a grain. */
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                         const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
-    int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
+                         const int32_t *targets, VocabSplit splits, LossRecord *records) {
+    int64_t split_size = splits.split_size ? splits.split_size : vocab;
     EACH_PIECE(d, r, rows, 1) {
-        for (int64_t first = 0; first < vocab; first += leaf)
-            records[first / leaf * rows + r] = record_of(d, vocab, tensor_at(logits, r * vocab, logits_type),
-                                                         logits_type, targets[r], &leaves, first);
+        for (int64_t first = 0; first < vocab; first += split_size)
+            records[first / split_size * rows + r] = record_of(
+                d, vocab, tensor_at(logits, r * vocab, logits_type), logits_type, targets[r], &splits, first);
     }
 }
 
 /* Where all logits are here, a row's records are made just before its gradient: it comes from memory once. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap, float z,
+                          const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
                           float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
-    int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
-    int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
+    int64_t split_size = splits.split_size ? splits.split_size : vocab, step = splits.records ? rows : 1;
+    int count = splits.records ? splits.count : (int)splits_of(vocab, split_size);
     float factor = scale ? *scale : 0;
-    CHECK(count <= LEAVES_MAX);
+    CHECK(count <= SPLITS_MAX);
     EACH_PIECE(d, r, rows, 1) {
-        LossRecord own[LEAVES_MAX];
-        const LossRecord *records = leaves.records ? leaves.records + r : own;
+        LossRecord own[SPLITS_MAX];
+        const LossRecord *records = splits.records ? splits.records + r : own;
         const void *x = tensor_at(logits, r * vocab, logits_type);
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
         loss[r] = 0;
@@ -432,15 +433,15 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
             if (dx) memset(dx, 0, (size_t)vocab * dtype_bytes(grad_type));
             continue;
         }
-        for (int i = 0; !leaves.records && i < count; i++)
-            own[i] = record_of(d, vocab, x, logits_type, targets[r], &leaves, i * leaf);
-        LossRecord row = loss_record_of_leaves(records, step, count, targets[r] / leaf);
+        for (int i = 0; !splits.records && i < count; i++)
+            own[i] = record_of(d, vocab, x, logits_type, targets[r], &splits, i * split_size);
+        LossRecord row = loss_record_of_splits(records, step, count, targets[r] / split_size);
         RowSum of = {row.max, row.sum};
         double whole = (double)of.max + log(of.sum), share = 1 + 2 * (double)z * whole;
         loss[r] = (float)((double)of.max - (double)row.target + log(of.sum));
         if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
         if (dx)
-            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - leaves.first, of, factor, share,
+            kernels_of(d)->loss_gradient(vocab, x, logits_type, targets[r] - splits.first, of, factor, share,
                                          cap, dx, grad_type);
     }
 }
@@ -472,25 +473,25 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
 }
 
 /* Rows of a matrix that is part of a larger one are runs of their own. */
-static void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                           const float *grad, void *momentum, float *x) {
+static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                          const float *grad, void *momentum, float *x) {
     int64_t rows = rows_for(shape.cols);
     EACH_PIECE(d, first, shape.rows, rows) {
         for (int64_t r = first; r < min_i64(shape.rows, first + rows); r++)
-            kernels_of(d)->muon_direction(shape.cols, o, from_element(s, r * shape.row), *step,
-                                          grad + r * shape.row, tensor_to(momentum, r * shape.row, s.type),
-                                          x + r * shape.cols);
+            kernels_of(d)->muon_momentum(shape.cols, o, from_element(s, r * shape.row), *step,
+                                         grad + r * shape.row, tensor_to(momentum, r * shape.row, s.type),
+                                         x + r * shape.cols);
     }
 }
 
-static void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
+static void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
     float factor = muon_factor(squares, slack);
     EACH_PIECE(d, i, n, GRAIN)
-    kernels_of(d)->muon_unit(min_i64(GRAIN, n - i), factor, x + i);
+    kernels_of(d)->muon_normalise(min_i64(GRAIN, n - i), factor, x + i);
 }
 
 /* The diagonal is added to when its row is done, by the thread that has the row. */
-static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
     int64_t rows = rows_for(m);
     EACH_PIECE(d, first, m, rows) {
         int64_t count = min_i64(rows, m - first);
@@ -499,14 +500,14 @@ static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const 
     }
 }
 
-static void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                         float *param, uint16_t *copy) {
+static void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
+                       float *param, uint16_t *copy) {
     int64_t rows = rows_for(shape.cols);
     EACH_PIECE(d, first, shape.rows, rows) {
         for (int64_t r = first; r < min_i64(shape.rows, first + rows); r++) {
             int64_t at = r * shape.row;
-            kernels_of(d)->muon_descend(shape.cols, o, *step, x + r * shape.cols, param + at,
-                                        copy ? copy + at : NULL);
+            kernels_of(d)->muon_apply(shape.cols, o, *step, x + r * shape.cols, param + at,
+                                      copy ? copy + at : NULL);
         }
     }
 }
@@ -604,7 +605,7 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     int64_t qkv = max_i64(needs->qkv, (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim);
     size_t widest = (size_t)max_i64(max_i64(needs->hidden, 2 * needs->intermediate), qkv);
     size_t largest = PARTS * widest * sizeof(float);
-    size_t product = gemm_scratch_bytes(d->threads, needs->compute, needs->leaves),
+    size_t product = gemm_scratch_bytes(d->threads, needs->compute, needs->splits),
            attention = optimised_attention_scratch(d, s);
     if (product > largest) largest = product;
     return attention > largest ? attention : largest;
@@ -642,10 +643,10 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Err
     d->ops.cross_entropy = cross_entropy;
     d->ops.adamw = adamw;
     d->ops.sgd = sgd;
-    d->ops.muon_direction = muon_direction;
-    d->ops.muon_unit = muon_unit;
-    d->ops.muon_quintic = muon_quintic;
-    d->ops.muon_descend = muon_descend;
+    d->ops.muon_momentum = muon_momentum;
+    d->ops.muon_normalise = muon_normalise;
+    d->ops.newton_schulz = newton_schulz;
+    d->ops.muon_apply = muon_apply;
     d->ops.average = average;
     d->ops.grad_stats = grad_stats;
     d->ops.fixed_add = fixed_add;

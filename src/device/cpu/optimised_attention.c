@@ -88,7 +88,7 @@ static void run_forward(Device *d, const Flash *f) {
     Areas areas = areas_of(d, f->s);
     CHECK(d->scratch_size >= areas.delta);
     int64_t kv_heads = f->s.kv_heads, blocks = blocks_of(f->s.tokens) * (f->s.heads / kv_heads);
-    int64_t step = blocks_together(d, f, blocks * kv_heads), each = leaves_of(blocks, step),
+    int64_t step = blocks_together(d, f, blocks * kv_heads), each = splits_of(blocks, step),
             tasks = each * kv_heads;
 #pragma omp parallel for num_threads(d->threads) schedule(dynamic, 1) if (tasks > 1)
     for (int64_t t = 0; t < tasks; t++) {
@@ -157,7 +157,7 @@ static void prepare_backward(Device *d, Flash *f, const Areas *a) {
 static void run_backward(Device *d, const Flash *f, const Areas *areas) {
     const Kernels *kernels = optimised_of(d)->kernels;
     int64_t kv_heads = f->s.kv_heads, blocks = blocks_of(f->keys);
-    int64_t step = blocks_together(d, f, blocks * kv_heads), tasks = leaves_of(blocks, step) * kv_heads;
+    int64_t step = blocks_together(d, f, blocks * kv_heads), tasks = splits_of(blocks, step) * kv_heads;
     atomic_llong next = 0;
 #pragma omp parallel num_threads(d->threads) if (tasks > 1)
     for (int64_t t = atomic_fetch_add(&next, 1); t < tasks; t = atomic_fetch_add(&next, 1)) {
@@ -175,8 +175,8 @@ static void attention_backward(Device *d, AttentionShape s, AttentionRun r, cons
     f.kept_lse = lse;
     f.dout = dout;
     f.dq = dq;
-    f.dkv_type = r.terms ? DTYPE_F32 : c;
-    f.dkv_row = r.terms ? 2 * width : r.kv_row;
+    f.dkv_type = r.partial ? DTYPE_F32 : c;
+    f.dkv_row = r.partial ? 2 * width : r.kv_row;
     f.dk = dkv;
     f.dv = tensor_to(dkv, width, f.dkv_type);
     Areas areas = areas_of(d, s);

@@ -53,14 +53,14 @@ static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *cou
 
 /* ---- products ---- */
 
-static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
-    gemm_run_experts(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type, leaves);
+static void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                         const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
+    gemm_run_grouped(optimised_of(d)->gemm, d, e, trans_b, n, k, a, b, ab_type, c, c_type, splits);
 }
 
-static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                                Dtype ab_type, float *c, bool accumulate, bool sliced) {
-    gemm_run_experts_weight(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate, sliced);
+static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                               Dtype ab_type, float *c, bool accumulate, bool sliced) {
+    gemm_run_grouped_wgrad(optimised_of(d)->gemm, d, e, m, n, a, b, ab_type, c, accumulate, sliced);
 }
 
 /* ---- rows ---- */
@@ -89,8 +89,8 @@ static void combine_columns(const Device *d, RouteShape s, const Routes *r, int6
     kernels_of(d)->cast(n, sum, DTYPE_F32, to, c);
 }
 
-static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
-                            bool add, void *y, Dtype c) {
+static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
+                    bool add, void *y, Dtype c) {
     int64_t step = rows_for(hidden * s.chosen);
     EACH_PIECE(d, first, s.tokens, step) {
         for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
@@ -130,60 +130,59 @@ static double weigh(const Device *d, int64_t n, const void *x, const void *dx, f
     return sum;
 }
 
-static float weigh_row(const Device *d, int64_t inter, int leaves, void *act, void *dact, float weight,
+static float weigh_row(const Device *d, int64_t inter, int splits, void *act, void *dact, float weight,
                        Dtype c) {
-    float sums[LEAVES_MAX];
-    int64_t each = inter / leaves;
-    for (int i = 0; i < leaves; i++) {
+    float sums[SPLITS_MAX];
+    int64_t each = inter / splits;
+    for (int i = 0; i < splits; i++) {
         void *x = tensor_to(act, i * each, c), *dx = tensor_to(dact, i * each, c);
         sums[i] = (float)weigh(d, each, x, dx, weight, x, dx, c);
     }
-    return weights_tree(leaves, sums);
+    return weights_tree(splits, sums);
 }
 
-static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
-                          float *dweights, Dtype c) {
-    int64_t step = rows_for(inter), choices = s.tokens * s.chosen;
-    EACH_PIECE(d, first, choices, step) {
-        for (int64_t j = first; j < min_i64(choices, first + step); j++) {
+static void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act,
+                             void *dact, float *dweights, Dtype c) {
+    int64_t step = rows_for(inter), assignments = s.tokens * s.chosen;
+    EACH_PIECE(d, first, assignments, step) {
+        for (int64_t j = first; j < min_i64(assignments, first + step); j++) {
             int64_t at = (r.row ? r.row[j] : j) * inter;
             dweights[j] =
-                weigh_row(d, inter, leaves, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
+                weigh_row(d, inter, splits, tensor_to(act, at, c), tensor_to(dact, at, c), r.weights[j], c);
         }
     }
 }
 
-static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows,
-                           Dtype c) {
-    int64_t step = rows_for(hidden), choices = s.tokens * s.chosen;
-    EACH_PIECE(d, first, choices, step) {
-        for (int64_t j = first; j < min_i64(choices, first + step); j++)
+static void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
+    int64_t step = rows_for(hidden), assignments = s.tokens * s.chosen;
+    EACH_PIECE(d, first, assignments, step) {
+        for (int64_t j = first; j < min_i64(assignments, first + step); j++)
             kernels_of(d)->embed_row(hidden, tensor_at(x, j / s.chosen * hidden, c), r.weights[j], false,
                                      tensor_to(rows, r.row[j] * hidden, c), c);
     }
 }
 
-static float weights_row(const Device *d, int64_t n, int runs, int leaves, const void *y, const void *dy,
+static float weights_row(const Device *d, int64_t n, int runs, int splits, const void *y, const void *dy,
                          float weight, Dtype c) {
-    float sums[LEAVES_MAX];
-    int64_t each = n / leaves;
-    for (int leaf = 0; leaf < leaves; leaf++) {
+    float sums[SPLITS_MAX];
+    int64_t each = n / splits;
+    for (int split = 0; split < splits; split++) {
         double sum = 0;
-        for (int64_t at = leaf * each; at < runs * n; at += n)
+        for (int64_t at = split * each; at < runs * n; at += n)
             sum += weigh(d, each, tensor_at(y, at, c), tensor_at(dy, at, c), 1, NULL, NULL, c);
-        sums[leaf] = weight_gradient(sum, weight);
+        sums[split] = weight_gradient(sum, weight);
     }
-    return weights_tree(leaves, sums);
+    return weights_tree(splits, sums);
 }
 
-static void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
-                            const void *dy, float *dweights, Dtype c) {
-    int64_t step = rows_for(runs * n), choices = s.tokens * s.chosen;
-    EACH_PIECE(d, first, choices, step) {
-        for (int64_t j = first; j < min_i64(choices, first + step); j++) {
+static void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits,
+                             const void *y, const void *dy, float *dweights, Dtype c) {
+    int64_t step = rows_for(runs * n), assignments = s.tokens * s.chosen;
+    EACH_PIECE(d, first, assignments, step) {
+        for (int64_t j = first; j < min_i64(assignments, first + step); j++) {
             int64_t at = (r.row ? r.row[j] : j) * runs * n;
             dweights[j] =
-                weights_row(d, n, runs, leaves, tensor_at(y, at, c), tensor_at(dy, at, c), r.weights[j], c);
+                weights_row(d, n, runs, splits, tensor_at(y, at, c), tensor_at(dy, at, c), r.weights[j], c);
         }
     }
 }
@@ -206,7 +205,7 @@ static void bias_columns(RouteShape s, Routes r, int e, int64_t n, int64_t first
                          const void *dy, bool weighed, float *dbias, Dtype c) {
     double sum[COLUMNS] = {0};
     for (int64_t row = r.first[e]; row < r.first[e + 1]; row++) {
-        double weight = weighed ? (double)r.weights[route_choice(s, r, row, e)] : 1;
+        double weight = weighed ? (double)r.weights[route_assignment(s, r, row, e)] : 1;
         for (int64_t i = 0; i < count; i++) sum[i] += weight * (double)tensor_get(dy, row * n + first + i, c);
     }
     for (int64_t i = 0; i < count; i++) dbias[e * n + first + i] += (float)sum[i];
@@ -220,7 +219,7 @@ static float dot_bias(int64_t n, const void *dy, const float *bias, Dtype c) {
 
 static void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
                                   const float *bias, float *dbias, float *dweights, Dtype c) {
-    int64_t columns = leaves_of(n, COLUMNS), step = rows_for(n);
+    int64_t columns = splits_of(n, COLUMNS), step = rows_for(n);
     EACH_PIECE(d, i, s.experts * columns, 1) {
         int64_t first = i % columns * COLUMNS;
         bias_columns(s, r, (int)(i / columns), n, first, min_i64(COLUMNS, n - first), dy, weighed, dbias, c);
@@ -236,12 +235,12 @@ void optimised_fill_experts(Ops *ops) {
     ops->route = route;
     ops->route_count = route_count;
     ops->route_backward = route_backward;
-    ops->gemm_experts = gemm_experts;
-    ops->gemm_experts_weight = gemm_experts_weight;
-    ops->experts_combine = experts_combine;
-    ops->experts_weigh = experts_weigh;
-    ops->experts_spread = experts_spread;
-    ops->experts_weights = experts_weights;
+    ops->grouped_gemm = grouped_gemm;
+    ops->grouped_gemm_wgrad = grouped_gemm_wgrad;
+    ops->combine = combine;
+    ops->combine_backward = combine_backward;
+    ops->permute = permute;
+    ops->permute_dweights = permute_dweights;
     ops->experts_bias_forward = experts_bias_forward;
     ops->experts_bias_backward = experts_bias_backward;
 }

@@ -29,16 +29,16 @@ static void turn(const Device *d, LatentShape s, const float *angles, const void
     turn_neighbours(d, s.turned, angles, from, to, sign, c);
 }
 
-/* n elements, from the first on, of what stands in heads: those of a leaf in their order, turned back; and
+/* n elements, from the first on, of what stands in heads: those of a split in their order, turned back; and
  * the tree of these. */
 static void common_sum(const Device *d, LatentShape s, const float *angles, int64_t first, int64_t n,
-                       const void *heads, int leaves, float *sum, Dtype c) {
-    int64_t dim = latent_head(s), each = s.heads / latent_leaves(s);
+                       const void *heads, int splits, float *sum, Dtype c) {
+    int64_t dim = latent_head(s), each = s.heads / latent_splits(s);
     float x[TURNED];
-    if (leaves > 1) {
-        int half = tree_half(leaves);
+    if (splits > 1) {
+        int half = tree_half(splits);
         common_sum(d, s, angles, first, n, heads, half, sum, c);
-        common_sum(d, s, angles, first, n, tensor_at(heads, half * each * dim, c), leaves - half, x, c);
+        common_sum(d, s, angles, first, n, tensor_at(heads, half * each * dim, c), splits - half, x, c);
         for (int64_t i = 0; i < n; i++) sum[i] += x[i];
         return;
     }
@@ -52,11 +52,11 @@ static void common_sum(const Device *d, LatentShape s, const float *angles, int6
 
 static void common_gradient(const Device *d, LatentShape s, const float *angles, const void *heads,
                             void *dkey, Dtype c) {
-    Dtype type = s.terms ? DTYPE_F32 : c;
+    Dtype type = s.partial ? DTYPE_F32 : c;
     for (int64_t first = 0; first < s.turned; first += TURNED) {
         float sum[TURNED];
         int64_t n = min_i64(TURNED, s.turned - first);
-        common_sum(d, s, angles, first, n, heads, latent_leaves(s), sum, c);
+        common_sum(d, s, angles, first, n, heads, latent_splits(s), sum, c);
         kernels_of(d)->cast(n, sum, DTYPE_F32, tensor_to(dkey, first, type), type);
     }
 }
@@ -117,7 +117,7 @@ static void latent_backward(Device *d, LatentShape s, const void *dqkv, const in
         for (int64_t t = first; t < min_i64(s.tokens, first + step); t++)
             latent_gradients(d, s, cos_sin + (int64_t)positions[t] * s.turned, tensor_at(dqkv, t * row, c),
                              tensor_to(dq, t * s.q_row, c), tensor_to(down, t * own_row, c),
-                             tensor_to(dkey, t * s.key_row, s.terms ? DTYPE_F32 : c), c);
+                             tensor_to(dkey, t * s.key_row, s.partial ? DTYPE_F32 : c), c);
     }
 }
 

@@ -54,8 +54,8 @@ static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t
             memcpy(starts + at, state + at, bytes);
         else
             memset(starts + at, 0, bytes);
-        for (int64_t first = 0; first < s.tokens; first += MAMBA_STRIDE)
-            kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_STRIDE, s.tokens - first));
+        for (int64_t first = 0; first < s.tokens; first += MAMBA_CHUNK)
+            kernels_of(d)->mamba_forward(&r, head, first, min_i64(MAMBA_CHUNK, s.tokens - first));
     }
     mamba_profile(d, OP_MAMBA_FORWARD, &s);
 }
@@ -76,8 +76,8 @@ static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_
                   .out = out};
     int64_t step = rows_for(2 * s.heads * s.state);
     memset(carry, 0, (size_t)mamba_state_at(&s, s.heads, 0) * sizeof *carry);
-    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_STRIDE; first >= 0; first -= MAMBA_STRIDE) {
-        int64_t count = min_i64(MAMBA_STRIDE, s.tokens - first);
+    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
+        int64_t count = min_i64(MAMBA_CHUNK, s.tokens - first);
         EACH_PIECE(d, head, s.heads, 1)
         kernels_of(d)->mamba_backward(&r, head, first, count);
         EACH_PIECE(d, i, count, step) {

@@ -119,8 +119,8 @@ static void sgd(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param
     }
 }
 
-INLINE void muon_direction_run(int64_t n, Muon o, const OptimizerStep *step, const float *grad,
-                               void *momentum, float *x, const uint32_t *words, Dtype t) {
+INLINE void muon_momentum_run(int64_t n, Muon o, const OptimizerStep *step, const float *grad, void *momentum,
+                              float *x, const uint32_t *words, Dtype t) {
     EACH_VECTOR(i, left, n) {
         Vec g = get(grad, i, left, DTYPE_F32) * step->grad_scale;
         Vec b = with_share(g, get(momentum, i, left, t), o.momentum);
@@ -129,21 +129,21 @@ INLINE void muon_direction_run(int64_t n, Muon o, const OptimizerStep *step, con
     }
 }
 
-static void muon_direction(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
-                           void *momentum, float *x) {
+static void muon_momentum(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
+                          void *momentum, float *x) {
     if (s.type == DTYPE_F32) {
-        muon_direction_run(n, o, &step, grad, momentum, x, NULL, DTYPE_F32);
+        muon_momentum_run(n, o, &step, grad, momentum, x, NULL, DTYPE_F32);
         return;
     }
     uint32_t chunk[STATE_CHUNK + VLEN] = {0};
     const uint32_t *words;
     for (int64_t i = 0, count; i < n; i += count) {
         count = words_from(&s, step.number, i, n, chunk, &words);
-        muon_direction_run(count, o, &step, grad + i, (uint16_t *)momentum + i, x + i, words, DTYPE_BF16);
+        muon_momentum_run(count, o, &step, grad + i, (uint16_t *)momentum + i, x + i, words, DTYPE_BF16);
     }
 }
 
-static void muon_unit(int64_t n, float factor, float *x) {
+static void muon_normalise(int64_t n, float factor, float *x) {
     EACH_VECTOR(i, left, n) put(x, i, left, DTYPE_F32, get(x, i, left, DTYPE_F32) * factor);
 }
 
@@ -152,8 +152,7 @@ static void muon_blend(int64_t n, float b, const float *x, float c, float *y) {
     put(y, i, left, DTYPE_F32, with_share(get(y, i, left, DTYPE_F32) * c, get(x, i, left, DTYPE_F32), b));
 }
 
-static void muon_descend(int64_t n, Muon o, OptimizerStep step, const float *x, float *param,
-                         uint16_t *copy) {
+static void muon_apply(int64_t n, Muon o, OptimizerStep step, const float *x, float *param, uint16_t *copy) {
     float decay = step.lr * o.weight_decay, along = step.lr * o.scale;
     EACH_VECTOR(i, left, n) {
         Vec p = get(param, i, left, DTYPE_F32);

@@ -8,7 +8,7 @@
  *
  *     block sum = fma(a_n, b_n, ... fma(a_1, b_1, a_0 b_0)),   at most PRODUCT_BLOCK terms (block_of)
  *     C = (add ? C : 0) + block sum + block sum + ...              in ascending order
- *     C = wait[n] + ... (wait[0] + C)                              the sums of leaves further left, if any
+ *     C = wait[n] + ... (wait[0] + C)                              the sums of splits further left, if any
  *
  * (a product and a sum where the instruction set has no fma). Short blocks that start from zero lose fewer
  * digits than one long chain, and k need not fit into a cache.
@@ -319,7 +319,7 @@ static void strips(Strip s, const Rows *a, int64_t i, const float *b, int64_t ro
 /* ---- runs ---- */
 
 /* Blocks of nearly equal length: a short one at the end would cost as much as a long one. They follow from k
- * alone, which is the same for a leaf wherever it is summed. */
+ * alone, which is the same for a split wherever it is summed. */
 static int64_t block_of(int64_t k, Dtype t) {
     int64_t terms = terms_of(k, t), blocks = (terms + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
     return (terms + blocks - 1) / blocks * term_of(t);

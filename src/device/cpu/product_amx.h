@@ -1,7 +1,7 @@
 /* Products of bf16 by AMX. Part of kernels_all.h, after product.h and amx.h; empty where there is none.
  *
  * An element of C is one chain over groups of 32 elements (amx.h), begun with C where the product is added to
- * it, in ascending order; then what waits of leaves further left, as in product.h. So it is the same whatever
+ * it, in ascending order; then what waits of splits further left, as in product.h. So it is the same whatever
  * m, n, the row lengths, its place and how k is cut here.
  *
  * Both operands are packed: B in panels of 32 columns, [16 pairs of each group][32], which stay in a

@@ -3,7 +3,7 @@
  *
  * Sums, and functions such as exp, are taken in double from operands as they are stored, and a result is
  * rounded once, when it is stored: what is left of rounding is that of the tensors themselves. In fp32 is
- * what the op defines so, since others are held to it: trees of leaves and of parts, updates, rows of an
+ * what the op defines so, since others are held to it: trees of splits and of parts, updates, rows of an
  * embedding's gradient; and what is one sum or product an element. Nothing here is made to be fast. */
 #include <math.h>
 
@@ -27,42 +27,43 @@ static double dot(const Terms *t, int64_t i, int64_t j, int64_t first, int64_t c
     return sum;
 }
 
-/* Piece `leaf` of every run, one chain over all of them, after `sum`: a rank that has some heads has their q,
- * their k and their v, and its sum is to be this one. */
-static double leaf_dot(const Terms *t, const Leaves *l, int64_t leaf, int64_t i, int64_t j, double sum) {
+/* Piece `split` of every run, one chain over all of them, after `sum`: a rank that has some heads has their
+ * q, their k and their v, and its sum is to be this one. */
+static double split_dot(const Terms *t, const KSplit *l, int64_t split, int64_t i, int64_t j, double sum) {
     int64_t start = 0;
     if (l->runs == 0) return dot(t, i, j, 0, t->k, sum);
     for (int r = 0; r < l->runs; start += l->run[r++].length) {
-        int64_t first = leaf * l->run[r].leaf;
+        int64_t first = split * l->run[r].split_size;
         start += l->run[r].skip;
-        sum = dot(t, i, j, start + first, min_i64(l->run[r].leaf, l->run[r].length - first), sum);
+        sum = dot(t, i, j, start + first, min_i64(l->run[r].split_size, l->run[r].length - first), sum);
     }
     return sum;
 }
 
-/* In fp32 between leaves, as ranks would send them to each other: that a leaf is rounded before it is
+/* In fp32 between splits, as ranks would send them to each other: that a split is rounded before it is
  * added must not depend on where it was made. */
-static float tree_of_leaves(const Terms *t, const Leaves *l, int first, int count, int64_t i, int64_t j) {
-    if (count == 1) return (float)leaf_dot(t, l, first, i, j, 0);
+static float tree_of_partials(const Terms *t, const KSplit *l, int first, int count, int64_t i, int64_t j) {
+    if (count == 1) return (float)split_dot(t, l, first, i, j, 0);
     int half = tree_half(count);
-    return tree_of_leaves(t, l, first, half, i, j) + tree_of_leaves(t, l, first + half, count - half, i, j);
+    return tree_of_partials(t, l, first, half, i, j) +
+           tree_of_partials(t, l, first + half, count - half, i, j);
 }
 
-/* Of one leaf what was in C is the first term of the chain; of several it is added to their finished tree,
+/* Of one split what was in C is the first term of the chain; of several it is added to their finished tree,
  * whose parts ranks may have. */
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 Leaves leaves) {
+                 KSplit splits) {
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
-            2.0 * (double)m * (double)n * (double)(leaves.runs ? leaves_terms(leaves) : k);
+            2.0 * (double)m * (double)n * (double)(splits.runs ? split_length(splits) : k);
     Terms t = {trans_a, trans_b, m, n, k, a, b, ab_type};
-    int count = leaves.runs ? (int)leaves_of(leaves.run[0].length, leaves.run[0].leaf) : 1;
+    int count = splits.runs ? (int)splits_of(splits.run[0].length, splits.run[0].split_size) : 1;
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             float before = accumulate ? tensor_get(c, i * ldc + j, c_type) : 0;
-            float sum = count == 1 ? (float)leaf_dot(&t, &leaves, 0, i, j, (double)before)
-                                   : before + tree_of_leaves(&t, &leaves, 0, count, i, j);
+            float sum = count == 1 ? (float)split_dot(&t, &splits, 0, i, j, (double)before)
+                                   : before + tree_of_partials(&t, &splits, 0, count, i, j);
             tensor_set(c, i * ldc + j, c_type, sum);
         }
     }
@@ -107,7 +108,7 @@ typedef struct NormRows {
     const void *x;
     const float *w;
     Dtype c;
-    const QkRows *shared; /* NULL, or whose heads ranks may share: their sums are those of leaves */
+    const QkRows *shared; /* NULL, or whose heads ranks may share: their sums are those of splits */
     bool keys;
 } NormRows;
 
@@ -187,10 +188,10 @@ static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, RowMe
     }
 }
 
-/* Of the tokens of one leaf. Columns at a time, so that sums in double need no memory; rstd
+/* Of the tokens of one split. Columns at a time, so that sums in double need no memory; rstd
  * NULL: made again. */
-static void norm_leaf_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd, float eps,
-                               const void *dy, float *dw) {
+static void norm_split_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd,
+                                float eps, const void *dy, float *dw) {
     enum { COLUMNS = 256 };
     for (int64_t first = 0; first < r->n; first += COLUMNS) {
         double sums[COLUMNS] = {0};
@@ -207,12 +208,12 @@ static void norm_leaf_gradient(const NormRows *r, int64_t token, int64_t tokens,
     }
 }
 
-/* dw [leaves, n]: a row for each leaf of tokens, which ranks may hold apart and add in the tree. */
-static void norm_weight_gradient(const NormRows *r, int64_t leaf, const float *rstd, float eps,
+/* dw [splits, n]: a row for each split of tokens, which ranks may hold apart and add in the tree. */
+static void norm_weight_gradient(const NormRows *r, int64_t split_size, const float *rstd, float eps,
                                  const void *dy, float *dw) {
-    for (int64_t token = 0; token < r->tokens; token += leaf)
-        norm_leaf_gradient(r, token, min_i64(leaf, r->tokens - token), rstd, eps, dy,
-                           dw + token / leaf * r->n);
+    for (int64_t token = 0; token < r->tokens; token += split_size)
+        norm_split_gradient(r, token, min_i64(split_size, r->tokens - token), rstd, eps, dy,
+                            dw + token / split_size * r->n);
 }
 
 static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
@@ -232,10 +233,10 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
 
 static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
                           const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
-                          int64_t leaf, Dtype c) {
+                          int64_t split_size, Dtype c) {
     (void)d;
     NormRows rows = {kind, tokens, 1, hidden, hidden, x, w, c, NULL, false};
-    if (dw) norm_weight_gradient(&rows, leaf, rstd, 0, dy, dw);
+    if (dw) norm_weight_gradient(&rows, split_size, rstd, 0, dy, dw);
     for (int64_t t = 0; t < tokens; t++)
         norm_row_gradient(&rows, t, (double)rstd[t], row_means(&rows, t, (double)rstd[t], dy), dy, dx, add);
 }
@@ -253,7 +254,7 @@ static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, boo
                       .x = tensor_at(raw, *at, c),
                       .w = w,
                       .c = c,
-                      .shared = qk->leaves > 0 ? qk : NULL,
+                      .shared = qk->splits > 0 ? qk : NULL,
                       .keys = keys};
 }
 
@@ -277,20 +278,20 @@ static void qk_norm_forward(Device *d, AttentionShape s, QkRows qk, NormKind kin
 /* Weights first, since the rows' gradients take the place of those that the weights' are made of. */
 static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
-                             float *dwk, int leaves, Dtype c) {
+                             float *dwk, int splits, Dtype c) {
     (void)d;
     int64_t at;
     for (int keys = 0; keys < 2; keys++) {
         NormRows rows = head_rows(s, &qk, kind, keys, raw, keys ? wk : wq, &at, c);
         void *grad = tensor_to(dqkv, at, c);
-        NormRows leaf = rows;
-        int64_t count = rows.w ? min_i64(leaves, rows.groups) : 1, step = leaves / count;
-        leaf.groups /= count;
+        NormRows split = rows;
+        int64_t count = rows.w ? min_i64(splits, rows.groups) : 1, step = splits / count;
+        split.groups /= count;
         for (int64_t i = 0; rows.w && i < count; i++) {
-            int64_t before = i * leaf.groups * leaf.n;
-            leaf.x = tensor_at(rows.x, before, c);
-            norm_leaf_gradient(&leaf, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
-                               (keys ? dwk : dwq) + i * step * leaf.n);
+            int64_t before = i * split.groups * split.n;
+            split.x = tensor_at(rows.x, before, c);
+            norm_split_gradient(&split, 0, s.tokens, NULL, eps, tensor_at(grad, before, c),
+                                (keys ? dwk : dwq) + i * step * split.n);
         }
         for (int64_t r = 0; r < rows.tokens * rows.groups; r++) {
             double rstd = row_rstd(&rows, r, eps);
@@ -299,8 +300,8 @@ static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind ki
     }
 }
 
-/* Of one leaf of a row. */
-static double leaf_sum(const NormRows *r, int64_t token, int64_t first, int64_t n, const void *dy) {
+/* Of one split of a row. */
+static double split_sum(const NormRows *r, int64_t token, int64_t first, int64_t n, const void *dy) {
     double sum = 0;
     for (int64_t i = first; i < first + n; i++) {
         double x = (double)tensor_get(r->x, row_at(r, token) + i, r->c);
@@ -310,7 +311,7 @@ static double leaf_sum(const NormRows *r, int64_t token, int64_t first, int64_t 
     return sum;
 }
 
-static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw,
+static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw,
                          const float *wq, const float *wk, const void *dqkv, float *sums, Dtype c) {
     (void)d;
     int64_t at;
@@ -318,11 +319,11 @@ static void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind ki
     for (int keys = 0; keys < 2; keys++) {
         NormRows rows = head_rows(s, &flat, kind, keys, raw, keys ? wk : wq, &at, c);
         const void *dy = dqkv ? tensor_at(dqkv, at, c) : NULL;
-        int64_t n = leaves.run[keys].leaf, count = leaves_of(leaves.run[keys].length, n);
+        int64_t n = splits.run[keys].split_size, count = splits_of(splits.run[keys].length, n);
         for (int64_t i = 0; i < count; i++)
             for (int64_t t = 0; t < s.tokens; t++)
                 sums[2 * (i * s.tokens + t) + keys] =
-                    (float)leaf_sum(&rows, t, leaves.run[keys].skip + i * n, n, dy);
+                    (float)split_sum(&rows, t, splits.run[keys].skip + i * n, n, dy);
     }
 }
 
@@ -364,14 +365,14 @@ static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const fl
         for (int64_t i = 0; i < n; i++) tensor_set(y, t * n + i, c, tensor_get(y, t * n + i, c) + bias[i]);
 }
 
-/* As the norm's dw: a row for each leaf of tokens, which is rounded when the leaf has been summed. */
-static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf,
+/* As the norm's dw: a row for each split of tokens, which is rounded when the split has been summed. */
+static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
                           Dtype c) {
     (void)d;
-    for (int64_t at = 0; at < leaves_of(tokens, leaf) * n; at++) {
-        int64_t first = at / n * leaf;
+    for (int64_t at = 0; at < splits_of(tokens, split_size) * n; at++) {
+        int64_t first = at / n * split_size;
         double sum = 0;
-        for (int64_t t = first; t < min_i64(tokens, first + leaf); t++)
+        for (int64_t t = first; t < min_i64(tokens, first + split_size); t++)
             sum += (double)tensor_get(dy, t * n + at % n, c);
         db[at] += (float)sum;
     }
@@ -521,7 +522,7 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 
 /* ---- loss ---- */
 
-/* The target's logit is chosen, never added to zeros of other leaves: no rounding, and no -0 that turns to
+/* The target's logit is chosen, never added to zeros of other splits: no rounding, and no -0 that turns to
  * +0. */
 static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
     LossRecord r = {.max = -HUGE_VALF};
@@ -531,19 +532,19 @@ static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
     return r;
 }
 
-/* Leaf by leaf, rows within: what ranks have lies one after the other in the order of the vocabulary. */
+/* Split by split, rows within: what ranks have lies one after the other in the order of the vocabulary. */
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                         const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
+                         const int32_t *targets, VocabSplit splits, LossRecord *records) {
     (void)d;
-    int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
-    for (int64_t first = 0; first < vocab; first += leaf)
+    int64_t split_size = splits.split_size ? splits.split_size : vocab;
+    for (int64_t first = 0; first < vocab; first += split_size)
         for (int64_t r = 0; r < rows; r++)
             *records++ =
-                record_of(tensor_at(logits, r * vocab + first, logits_type), min_i64(leaf, vocab - first),
-                          logits_type, targets[r] - leaves.first - first);
+                record_of(tensor_at(logits, r * vocab + first, logits_type),
+                          min_i64(split_size, vocab - first), logits_type, targets[r] - splits.first - first);
 }
 
-/* Of the leaves of one row, `rows` records apart, relative to `max`. */
+/* Of the splits of one row, `rows` records apart, relative to `max`. */
 static double tree_of_sums(const LossRecord *records, int64_t rows, int count, float max) {
     if (count == 1) return records->sum * exp((double)records->max - (double)max);
     int half = tree_half(count);
@@ -555,11 +556,11 @@ static double tree_of_sums(const LossRecord *records, int64_t rows, int count, f
  * logits' place; an element of it reads its own logit alone. The target counts in the whole vocabulary, so
  * a rank that does not hold it has no onehot, but has the target's logit from the records. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                          const int32_t *targets, VocabLeaves leaves, const float *scale, float cap, float z,
+                          const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
                           float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
-    LossRecord own[LEAVES_MAX];
-    int64_t leaf = leaves.leaf ? leaves.leaf : vocab, step = leaves.records ? rows : 1;
-    int count = leaves.records ? leaves.count : (int)leaves_of(vocab, leaf);
+    LossRecord own[SPLITS_MAX];
+    int64_t split_size = splits.split_size ? splits.split_size : vocab, step = splits.records ? rows : 1;
+    int count = splits.records ? splits.count : (int)splits_of(vocab, split_size);
     for (int64_t r = 0; r < rows; r++) {
         const void *x = tensor_at(logits, r * vocab, logits_type);
         void *dx = dlogits ? tensor_to(dlogits, r * vocab, grad_type) : NULL;
@@ -570,18 +571,18 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
             for (int64_t i = 0; dx && i < vocab; i++) tensor_set(dx, i, grad_type, 0);
             continue;
         }
-        const LossRecord *records = leaves.records ? leaves.records + r : own;
-        if (!leaves.records) loss_records(d, 1, vocab, x, logits_type, targets + r, leaves, own);
+        const LossRecord *records = splits.records ? splits.records + r : own;
+        if (!splits.records) loss_records(d, 1, vocab, x, logits_type, targets + r, splits, own);
         float max = -HUGE_VALF;
         for (int i = 0; i < count; i++) max = fmaxf(max, records[i * step].max);
         double sum = tree_of_sums(records, step, count, max);
         double whole = (double)max + log(sum), share = 1 + 2 * (double)z * whole;
-        loss[r] = (float)(whole - (double)records[target / leaf * step].target);
+        loss[r] = (float)(whole - (double)records[target / split_size * step].target);
         if (z_loss) z_loss[r] = (float)((double)z * whole * whole);
         for (int64_t i = 0; dx && i < vocab; i++) {
             double l = (double)tensor_get(x, i, logits_type), p = exp(l - (double)max) / sum;
             double slope = cap > 0 ? 1 - l / (double)cap * (l / (double)cap) : 1;
-            double onehot = leaves.first + i == target ? 1 : 0;
+            double onehot = splits.first + i == target ? 1 : 0;
             tensor_set(dx, i, grad_type, (float)((p * share - onehot) * (double)*scale * slope));
         }
     }
@@ -641,8 +642,8 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
 
 /* Momentum as SGD's. What is made of it is scaled to length 1 next, so that neither a factor of 1 - momentum
  * nor the clip coefficient of a single step decides how far it goes. */
-static void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                           const float *grad, void *momentum, float *x) {
+static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                          const float *grad, void *momentum, float *x) {
     (void)d;
     for (int64_t r = 0; r < shape.rows; r++)
         for (int64_t i = r * shape.row; i < r * shape.row + shape.cols; i++) {
@@ -652,13 +653,13 @@ static void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, c
         }
 }
 
-static void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
+static void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
     float factor = muon_factor(squares, slack);
     (void)d;
     for (int64_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
     (void)d;
     for (int64_t r = 0; r < m; r++)
         for (int64_t i = r * m; i < (r + 1) * m; i++)
@@ -666,8 +667,8 @@ static void muon_quintic(Device *d, int64_t m, float a, float b, float c, const 
 }
 
 /* Decay by the plain learning rate: the scale is of the step alone. */
-static void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                         float *param, uint16_t *copy) {
+static void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
+                       float *param, uint16_t *copy) {
     (void)d;
     for (int64_t r = 0; r < shape.rows; r++)
         for (int64_t i = r * shape.row; i < r * shape.row + shape.cols; i++) {
@@ -799,10 +800,10 @@ void reference_fill_ops(Ops *ops) {
                  .loss_sum = loss_sum,
                  .adamw = adamw,
                  .sgd = sgd,
-                 .muon_direction = muon_direction,
-                 .muon_unit = muon_unit,
-                 .muon_quintic = muon_quintic,
-                 .muon_descend = muon_descend,
+                 .muon_momentum = muon_momentum,
+                 .muon_normalise = muon_normalise,
+                 .newton_schulz = newton_schulz,
+                 .muon_apply = muon_apply,
                  .average = average,
                  .grad_stats = grad_stats,
                  .fixed_add = fixed_add,

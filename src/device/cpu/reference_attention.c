@@ -167,8 +167,8 @@ static void attention_backward(Device *d, AttentionShape s, AttentionRun r, cons
                                void *dq, void *dkv, Dtype c) {
     (void)d;
     CHECK(s.head_dim <= HEAD_DIM_MAX);
-    Dtype type = r.terms ? DTYPE_F32 : c;
-    int64_t dim = s.head_dim, width = s.kv_heads * dim, row = r.terms ? 2 * width : r.kv_row;
+    Dtype type = r.partial ? DTYPE_F32 : c;
+    int64_t dim = s.head_dim, width = s.kv_heads * dim, row = r.partial ? 2 * width : r.kv_row;
     Backward b = {s, r, q, kv, out, dout, first_key, lse, c};
     for (int64_t i = 0; i < s.tokens; i++)
         for (int64_t head = 0; head < s.heads; head++)

@@ -51,38 +51,37 @@ static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *cou
 
 /* ---- products ---- */
 
-/* Whether a term is one of the leaf's. */
-static bool is_taken(const Leaves *leaf, int64_t term) {
+/* Whether a term is one of the split's. */
+static bool is_taken(const KSplit *split, int64_t term) {
     int64_t first = 0;
-    if (leaf->runs == 0) return true;
-    for (int r = 0; r < leaf->runs; first += leaf->run[r++].length) {
-        first += leaf->run[r].skip;
-        if (first <= term && term < first + leaf->run[r].length) return true;
+    if (split->runs == 0) return true;
+    for (int r = 0; r < split->runs; first += split->run[r++].length) {
+        first += split->run[r].skip;
+        if (first <= term && term < first + split->run[r].length) return true;
     }
     return false;
 }
 
-static void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
-                         const void *b, Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
-    int64_t terms = leaves.runs ? leaves_terms(leaves) : k;
-    if (d->profiling) d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)terms;
+static void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
+                         const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
+    int64_t terms = splits.runs ? split_length(splits) : k;
+    if (d->profiling) d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)e.rows * (double)n * (double)terms;
     for (int i = 0; i < e.experts; i++)
         for (int64_t r = e.first[i]; r < e.first[i + 1]; r++)
             for (int64_t j = 0; j < n; j++) {
                 double sum = 0;
                 for (int64_t p = 0; p < k; p++)
-                    if (is_taken(&leaves, p))
+                    if (is_taken(&splits, p))
                         sum += (double)tensor_get(a, r * k + p, ab_type) *
                                (double)tensor_get(b, i * e.step + (trans_b ? j * k + p : p * n + j), ab_type);
                 tensor_set(c, r * n + j, c_type, (float)sum);
             }
 }
 
-static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                                Dtype ab_type, float *c, bool accumulate, bool sliced) {
+static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                               Dtype ab_type, float *c, bool accumulate, bool sliced) {
     (void)sliced;
-    if (d->profiling)
-        d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
+    if (d->profiling) d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)e.rows * (double)m * (double)n;
     for (int i = 0; i < e.experts; i++)
         for (int64_t x = 0; x < m * n; x++) {
             double sum = accumulate ? (double)c[i * e.step + x] : 0;
@@ -96,8 +95,8 @@ static void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, c
 /* ---- rows ---- */
 
 /* In fp32, choice after choice, as the op says. */
-static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
-                            bool add, void *y, Dtype c) {
+static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
+                    bool add, void *y, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < s.tokens; t++)
         for (int64_t i = 0; i < hidden; i++) {
@@ -111,7 +110,7 @@ static void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, c
 }
 
 /* n elements from the i-th on. */
-static float weigh_leaf(int64_t n, int64_t i, void *act, void *dact, float weight, Dtype c) {
+static float weigh_split(int64_t n, int64_t i, void *act, void *dact, float weight, Dtype c) {
     double sum = 0;
     for (int64_t end = i + n; i < end; i++) {
         float x = tensor_get(act, i, c), dx = tensor_get(dact, i, c);
@@ -122,21 +121,20 @@ static float weigh_leaf(int64_t n, int64_t i, void *act, void *dact, float weigh
     return (float)sum;
 }
 
-static void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
-                          float *dweights, Dtype c) {
+static void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act,
+                             void *dact, float *dweights, Dtype c) {
     (void)d;
-    int64_t each = inter / leaves;
+    int64_t each = inter / splits;
     for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
-        float sums[LEAVES_MAX];
+        float sums[SPLITS_MAX];
         int64_t row = r.row ? r.row[j] : j;
-        for (int i = 0; i < leaves; i++)
-            sums[i] = weigh_leaf(each, row * inter + i * each, act, dact, r.weights[j], c);
-        dweights[j] = weights_tree(leaves, sums);
+        for (int i = 0; i < splits; i++)
+            sums[i] = weigh_split(each, row * inter + i * each, act, dact, r.weights[j], c);
+        dweights[j] = weights_tree(splits, sums);
     }
 }
 
-static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows,
-                           Dtype c) {
+static void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
     (void)d;
     for (int64_t j = 0; j < s.tokens * s.chosen; j++)
         for (int64_t i = 0; i < hidden; i++)
@@ -144,22 +142,22 @@ static void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, co
                        r.weights[j] * tensor_get(x, j / s.chosen * hidden + i, c));
 }
 
-static void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
-                            const void *dy, float *dweights, Dtype c) {
+static void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits,
+                             const void *y, const void *dy, float *dweights, Dtype c) {
     (void)d;
-    int64_t each = n / leaves;
+    int64_t each = n / splits;
     for (int64_t j = 0; j < s.tokens * s.chosen; j++) {
-        float sums[LEAVES_MAX];
+        float sums[SPLITS_MAX];
         int64_t row = r.row ? r.row[j] : j;
-        for (int leaf = 0; leaf < leaves; leaf++) {
+        for (int split = 0; split < splits; split++) {
             double sum = 0;
             for (int64_t i = 0; i < runs * each; i++) {
-                int64_t at = (row * runs + i / each) * n + leaf * each + i % each;
+                int64_t at = (row * runs + i / each) * n + split * each + i % each;
                 sum += (double)tensor_get(y, at, c) * (double)tensor_get(dy, at, c);
             }
-            sums[leaf] = weight_gradient(sum, r.weights[j]);
+            sums[split] = weight_gradient(sum, r.weights[j]);
         }
-        dweights[j] = weights_tree(leaves, sums);
+        dweights[j] = weights_tree(splits, sums);
     }
 }
 
@@ -174,7 +172,7 @@ static double bias_gradient(RouteShape s, Routes r, int e, int64_t n, int64_t i,
                             Dtype c) {
     double sum = 0;
     for (int64_t row = r.first[e]; row < r.first[e + 1]; row++) {
-        double weight = weighed ? (double)r.weights[route_choice(s, r, row, e)] : 1;
+        double weight = weighed ? (double)r.weights[route_assignment(s, r, row, e)] : 1;
         sum += weight * (double)tensor_get(dy, row * n + i, c);
     }
     return sum;
@@ -198,12 +196,12 @@ void reference_fill_experts(Ops *ops) {
     ops->route = route;
     ops->route_count = route_count;
     ops->route_backward = route_backward;
-    ops->gemm_experts = gemm_experts;
-    ops->gemm_experts_weight = gemm_experts_weight;
-    ops->experts_combine = experts_combine;
-    ops->experts_weigh = experts_weigh;
-    ops->experts_spread = experts_spread;
-    ops->experts_weights = experts_weights;
+    ops->grouped_gemm = grouped_gemm;
+    ops->grouped_gemm_wgrad = grouped_gemm_wgrad;
+    ops->combine = combine;
+    ops->combine_backward = combine_backward;
+    ops->permute = permute;
+    ops->permute_dweights = permute_dweights;
     ops->experts_bias_forward = experts_bias_forward;
     ops->experts_bias_backward = experts_bias_backward;
 }

@@ -1,4 +1,4 @@
-/* The textbook of latent attention's heads: sums in double, of each leaf, one rounding. */
+/* The textbook of latent attention's heads: sums in double, of each split, one rounding. */
 #include "base/tree.h"
 #include "device/cpu/cpu.h"
 
@@ -39,15 +39,15 @@ static void latent_forward(Device *d, LatentShape s, const void *q, const void *
         }
 }
 
-/* Heads turn alike, so their sum is turned back: of `leaves` from that of the head at `at` on. */
-static float common_sum(LatentShape s, const float *angles, const void *dqkv, int64_t at, int leaves,
+/* Heads turn alike, so their sum is turned back: of `splits` from that of the head at `at` on. */
+static float common_sum(LatentShape s, const float *angles, const void *dqkv, int64_t at, int splits,
                         int64_t i, Dtype c) {
-    int64_t dim = latent_head(s), heads = s.heads / latent_leaves(s);
+    int64_t dim = latent_head(s), heads = s.heads / latent_splits(s);
     double u = 0, v = 0;
-    if (leaves > 1) {
-        int half = tree_half(leaves);
+    if (splits > 1) {
+        int half = tree_half(splits);
         float left = common_sum(s, angles, dqkv, at, half, i, c);
-        return left + common_sum(s, angles, dqkv, at + half * heads * dim, leaves - half, i, c);
+        return left + common_sum(s, angles, dqkv, at + half * heads * dim, splits - half, i, c);
     }
     for (int64_t head = 0; head < heads; head++) {
         int64_t pair = at + head * dim + s.plain + i / 2 * 2;
@@ -59,8 +59,8 @@ static float common_sum(LatentShape s, const float *angles, const void *dqkv, in
 static void common_gradient(LatentShape s, const float *angles, const void *dqkv, int64_t at, void *dkey,
                             int64_t to, Dtype c) {
     for (int64_t i = 0; i < s.turned; i++)
-        tensor_set(dkey, to + i, s.terms ? DTYPE_F32 : c,
-                   common_sum(s, angles, dqkv, at, latent_leaves(s), i, c));
+        tensor_set(dkey, to + i, s.partial ? DTYPE_F32 : c,
+                   common_sum(s, angles, dqkv, at, latent_splits(s), i, c));
 }
 
 static void latent_backward(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,

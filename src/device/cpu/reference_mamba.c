@@ -44,7 +44,7 @@ static void row_forward(const MambaRun *r, int64_t head, int64_t p) {
     if (r->state) memcpy(now, r->state + row, bytes);
     for (int64_t t = 0; t < r->s.tokens; t++) {
         double y = (double)r->in.D[head] * x_of(r, head, p, t);
-        if (t % MAMBA_STRIDE == 0) memcpy(mamba_start(r, t) + row, now, bytes);
+        if (t % MAMBA_CHUNK == 0) memcpy(mamba_start(r, t) + row, now, bytes);
         advance(r, head, p, t, now, now);
         for (int64_t n = 0; n < r->s.state; n++) y += (double)now[n] * shared_of(r, r->in.C, head, t, n);
         tensor_set(r->y, mamba_y_at(&r->s, t, head, p), r->c, (float)y);
@@ -62,7 +62,7 @@ static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t
 
 /* What the rows of a head add up, of a stride: gradients of steps, and of what they multiply states by. */
 typedef struct Sums {
-    double step[MAMBA_STRIDE], keep[MAMBA_STRIDE], skip;
+    double step[MAMBA_CHUNK], keep[MAMBA_CHUNK], skip;
 } Sums;
 
 /* Back through token t, the stride's i-th: `later` is what the token behind it hands on. */
@@ -88,7 +88,7 @@ static void retreat(const MambaRun *r, int64_t head, int64_t p, int64_t t, int64
 
 static void row_backward(const MambaRun *r, int64_t head, int64_t p, int64_t first, int64_t count,
                          Sums *sums) {
-    float states[MAMBA_STRIDE + 1][MAMBA_STATE];
+    float states[MAMBA_CHUNK + 1][MAMBA_STATE];
     double later[MAMBA_STATE];
     int64_t row = mamba_state_at(&r->s, head, p);
     memcpy(states[0], mamba_start(r, first) + row, (size_t)r->s.state * sizeof(float));
@@ -143,9 +143,9 @@ static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_
                   .room = room,
                   .out = out};
     memset(carry, 0, (size_t)mamba_state_at(&s, s.heads, 0) * sizeof *carry);
-    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_STRIDE; first >= 0; first -= MAMBA_STRIDE) {
-        int64_t count = min_i64(MAMBA_STRIDE, s.tokens - first);
-        memset(room, 0, (size_t)(min_i64(MAMBA_STRIDE, s.tokens) * s.heads * 2 * s.state) * sizeof *room);
+    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
+        int64_t count = min_i64(MAMBA_CHUNK, s.tokens - first);
+        memset(room, 0, (size_t)(min_i64(MAMBA_CHUNK, s.tokens) * s.heads * 2 * s.state) * sizeof *room);
         for (int64_t head = 0; head < s.heads; head++) head_backward(&r, head, first, count);
         for (int64_t i = 0; i < count; i++)
             for (int64_t head = 0; head < s.heads; head += s.heads / s.groups) add_terms(&r, first, i, head);

@@ -182,7 +182,7 @@ typedef struct QkToken {
 } QkToken;
 
 INLINE float row_rstd(const QkToken *t, const void *x, float eps, Dtype c) {
-    if (t->rows->leaves == 0) return qk_rstd((double)squares_of(x, t->n, c), t->n, eps);
+    if (t->rows->splits == 0) return qk_rstd((double)squares_of(x, t->n, c), t->n, eps);
     return qk_rstd(qk_row_sum(t->rows, t->rows->squares, t->token, t->keys), qk_row_length(t->rows, t->keys),
                    eps);
 }
@@ -216,44 +216,44 @@ INLINE void qk_norm_forward_typed(AttentionShape s, QkRows rows, float eps, cons
     }
 }
 
-/* Of flat rows the leaves' sums have the weights in them. */
+/* Of flat rows the splits' sums have the weights in them. */
 INLINE float row_mean_product(const QkToken *t, const void *x, const float *w, const void *dy, float rstd,
                               const Multiplier by, Dtype c) {
-    if (t->rows->leaves == 0) return rms_products(t->n, x, w, dy, by, c) * rstd / (float)t->n;
+    if (t->rows->splits == 0) return rms_products(t->n, x, w, dy, by, c) * rstd / (float)t->n;
     return (float)qk_row_sum(t->rows, t->rows->products, t->token, t->keys) * rstd /
            (float)qk_row_length(t->rows, t->keys);
 }
 
 INLINE void qk_backward_rows(const QkToken *t, float eps, const void *raw, const float *w, void *grad,
-                             float *dw, int64_t leaves, const Multiplier by, Dtype c) {
+                             float *dw, int64_t splits, const Multiplier by, Dtype c) {
     for (int64_t g = 0; g < t->groups; g++) {
         const void *x = tensor_at(raw, g * t->n, c);
         void *dx = tensor_to(grad, g * t->n, c);
         float rstd = row_rstd(t, x, eps, c), mean = row_mean_product(t, x, w, dx, rstd, by, c);
         rms_backward_row(t->n, x, w, rstd, mean, dx, dx, false,
-                         by == BY_ONE ? NULL : dw + g * leaves / t->groups * t->n, by, c);
+                         by == BY_ONE ? NULL : dw + g * splits / t->groups * t->n, by, c);
     }
 }
 
 INLINE void qk_norm_backward_typed(AttentionShape s, QkRows rows, float eps, const void *raw, const float *wq,
-                                   const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
+                                   const float *wk, void *dqkv, float *dwq, float *dwk, int splits,
                                    const Multiplier by, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, k = (int64_t)s.kv_heads * s.head_dim, row = q + 2 * k;
     for (int64_t t = 0; t < s.tokens; t++) {
         const void *from = tensor_at(raw, t * row, c);
         void *grad = tensor_to(dqkv, t * row, c);
         QkToken queries = token_rows(s, &rows, t, false), keys = token_rows(s, &rows, t, true);
-        qk_backward_rows(&queries, eps, from, wq, grad, dwq, leaves, by, c);
-        qk_backward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(grad, q, c), dwk, leaves, by, c);
+        qk_backward_rows(&queries, eps, from, wq, grad, dwq, splits, by, c);
+        qk_backward_rows(&keys, eps, tensor_at(from, q, c), wk, tensor_to(grad, q, c), dwk, splits, by, c);
     }
 }
 
-/* Of a token's queries, or keys: where its leaves begin in the token, and among their weights. */
-INLINE void qk_sums_typed(AttentionShape s, Leaves leaves, bool keys, const void *raw, const float *w,
+/* Of a token's queries, or keys: where its splits begin in the token, and among their weights. */
+INLINE void qk_sums_typed(AttentionShape s, KSplit splits, bool keys, const void *raw, const float *w,
                           const void *dqkv, float *sums, int64_t step, const Multiplier by, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, row = q + 2 * (int64_t)s.kv_heads * s.head_dim,
-            first = leaves.run[keys].skip, at = first + (keys ? q : 0), n = leaves.run[keys].leaf,
-            count = leaves_of(leaves.run[keys].length, n);
+            first = splits.run[keys].skip, at = first + (keys ? q : 0), n = splits.run[keys].split_size,
+            count = splits_of(splits.run[keys].length, n);
     for (int64_t t = 0; t < s.tokens; t++)
         for (int64_t i = 0; i < count; i++) {
             int64_t here = t * row + at + i * n;
@@ -274,24 +274,24 @@ static void qk_norm_forward(AttentionShape s, QkRows rows, NormKind kind, float 
         BY_DTYPE(c, qk_norm_forward_typed, s, rows, eps, raw, wq, wk, out, BY_WEIGHT_PLUS_ONE);
 }
 static void qk_norm_backward(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                             const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
+                             const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int splits,
                              Dtype c) {
     if (!wq)
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, NULL, NULL, dqkv, NULL, NULL, leaves, BY_ONE);
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, NULL, NULL, dqkv, NULL, NULL, splits, BY_ONE);
     else if (kind == NORM_RMS)
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves, BY_WEIGHT);
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, splits, BY_WEIGHT);
     else
-        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, leaves,
+        BY_DTYPE(c, qk_norm_backward_typed, s, rows, eps, raw, wq, wk, dqkv, dwq, dwk, splits,
                  BY_WEIGHT_PLUS_ONE);
 }
-static void qk_norm_sums(AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
+static void qk_norm_sums(AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
                          const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c) {
     for (int keys = 0; keys < 2; keys++) {
         const float *w = keys ? wk : wq;
         if (kind == NORM_RMS)
-            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, BY_WEIGHT);
+            BY_DTYPE(c, qk_sums_typed, s, splits, keys, raw, w, dqkv, sums, step, BY_WEIGHT);
         else
-            BY_DTYPE(c, qk_sums_typed, s, leaves, keys, raw, w, dqkv, sums, step, BY_WEIGHT_PLUS_ONE);
+            BY_DTYPE(c, qk_sums_typed, s, splits, keys, raw, w, dqkv, sums, step, BY_WEIGHT_PLUS_ONE);
     }
 }
 

@@ -123,13 +123,13 @@ static void sample(Watch *w) {
     w->at = at, w->queued = queued;
 }
 
-static bool is_quiet(void *watch) {
-    Watch *w = watch;
+static bool is_quiet(void *watch_queues) {
+    Watch *w = watch_queues;
     sample(w);
     return !w->crowd.busy;
 }
 
-static void *watch(void *arg) {
+static void *watch_queues(void *arg) {
     Watch *w = arg;
     for (;;) {
         sample(w);
@@ -144,7 +144,7 @@ static void start(Watch *w) {
     pthread_t thread;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&thread, NULL, watch, w) == 0) pthread_detach(thread);
+    if (pthread_create(&thread, NULL, watch_queues, w) == 0) pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -166,8 +166,8 @@ void waiting_watch(int threads) {
 #ifdef __clang__
     kmp_set_blocktime(1); /* milliseconds */
 #else
-    static Watch watch;
-    watch.crowding = cores >= threads ? cores - threads + 2 : 2;
-    watch_queue(&watch);
+    static Watch watch_queues;
+    watch_queues.crowding = cores >= threads ? cores - threads + 2 : 2;
+    watch_queue(&watch_queues);
 #endif
 }

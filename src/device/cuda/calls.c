@@ -105,9 +105,9 @@ static void say_matrix(Text *out, const char *name, const void *at) {
     say_number(out, "rows", s->rows);
     say_number(out, "cols", s->cols);
 }
-static void say_leaves(Text *out, const char *name, const void *at) {
-    const Leaves *l = at;
-    if (l->runs) say_number(out, name, l->run[0].leaf);
+static void say_split(Text *out, const char *name, const void *at) {
+    const KSplit *l = at;
+    if (l->runs) say_number(out, name, l->run[0].split_size);
 }
 /* Addresses, and numbers that are no shape. */
 static void say_nothing(Text *out, const char *name, const void *at) { (void)out, (void)name, (void)at; }
@@ -117,7 +117,7 @@ static void say_nothing(Text *out, const char *name, const void *at) { (void)out
     _Generic(a->name, int64_t: say_i64, int: say_int, size_t: say_size, bool: say_bool,            \
              Dtype: say_dtype, AttentionShape: say_attention, AttentionRun: say_run,               \
              LatentShape: say_latent, RouteShape: say_route, ExpertRows: say_rows,                 \
-             MatrixShape: say_matrix, Leaves: say_leaves, default: say_nothing)(out, #name, &a->name);
+             MatrixShape: say_matrix, KSplit: say_split, default: say_nothing)(out, #name, &a->name);
 /* clang-format on */
 
 static void say_call(Text *out, const Entry *e) {

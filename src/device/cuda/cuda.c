@@ -171,8 +171,8 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
 
 /* What holds of every GPU, whether it is there or only planned for. */
 static void describe_any(Device *d) {
-    d->apart = d->native_bf16 = true;
-    d->piece = CUDA_PIECE;
+    d->separate_memory = d->native_bf16 = true;
+    d->granularity = CUDA_GRANULARITY;
     d->pinned = cuda_pinned();
     d->loss_rows = CUDA_LOSS_ROWS;
 }

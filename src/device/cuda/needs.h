@@ -11,7 +11,7 @@ enum {
     CUDA_LOSS_ROWS = 2048,
     CUDA_ALIGNMENT = 256, /* of what cuBLASLt works in: an address is rounded up to it */
     /* Smaller allocations share such a piece, and nobody could tell what each has taken. */
-    CUDA_PIECE = 2 << 20,
+    CUDA_GRANULARITY = 2 << 20,
     /* Heads of so many elements fit into the shared memory of any chip that code is made for. */
     CUDA_WIDEST_HEAD = 256,
     /* Pinned memory of a stream that uploads: segments, and the bytes of each. */
@@ -33,7 +33,7 @@ static inline size_t cuda_scratch_needed(const DeviceNeeds *needs) {
     return rows > cuda_products_workspace() ? rows : cuda_products_workspace();
 }
 
-/* Nothing is uploaded on wires. */
-static inline uint64_t cuda_pinned(void) { return (uint64_t)ON_WIRES * CUDA_SEGMENTS * CUDA_SEGMENT; }
+/* Nothing is uploaded on communicators. */
+static inline uint64_t cuda_pinned(void) { return (uint64_t)ON_COMMUNICATORS * CUDA_SEGMENTS * CUDA_SEGMENT; }
 
 #endif

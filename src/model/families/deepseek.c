@@ -48,7 +48,7 @@ static const KeyRule v3_keys[] = {
     KEY_NORM_TOPK,
     {"scoring_func", KEY_WORD, WORD_SIGMOID, false},
     {"topk_method", KEY_WORD, WORD_NOAUX, false},
-    {"num_nextn_predict_layers", KEY_FURTHER, 0, false},
+    {"num_nextn_predict_layers", KEY_MTP, 0, false},
     {"rope_interleave", KEY_TRUE, 0, false},
     KEY_SILU,
     KEYS_STREAM,
@@ -86,7 +86,7 @@ static const PublishedLatents v2_latents[] = {{1536, 512, 128, 64, 128}, {0, 512
 
 const Family family_deepseek_v3 = {.model_type = "deepseek_v3",
                                    .architecture = "DeepseekV3ForCausalLM",
-                                   .arch = {.module = true, .latent = true, .sigmoid_router = true},
+                                   .arch = {.mtp_module = true, .latent = true, .sigmoid_router = true},
                                    .defaults = {.max_position_embeddings = 4096,
                                                 .rms_norm_eps = 1e-6,
                                                 .rope_theta = 10000,

@@ -39,10 +39,10 @@ typedef struct Arch {
     bool chunks;            /* windows are chunks: a token sees those of its own, of its document */
     bool heads_divide;      /* transformers demands that heads divide hidden_size */
     bool sinks;             /* of attention */
-    bool stacked_experts;   /* matrices of all experts are stored as one, as [inputs, outputs] */
+    bool fused_experts;     /* matrices of all experts are stored as one, as [inputs, outputs] */
     bool packed_experts;    /* published as MXFP4 (checkpoint/packed.h) */
     bool expert_bias;       /* experts have biases, and their router */
-    bool module;            /* its files may have one for the token behind the next (layers/module.c) */
+    bool mtp_module;        /* its files may have one for the token behind the next (layers/mtp.c) */
     bool latent;            /* attention is latent: layers/latent.c */
     bool sigmoid_router;    /* scores of experts are sigmoids, and a bias is added where they are chosen */
     bool weighs_input;      /* they are sigmoids without one, and multiply what an expert reads */
@@ -74,11 +74,12 @@ typedef enum KeyKind {
     KEY_TRUE,       /* true or absent: not written */
     KEY_WORD,       /* the rule's FamilyWord, or absent: written, not held */
     KEY_GREEDY,     /* topk_method of deepseek_v2: whether there are groups */
-    KEY_FURTHER,    /* layers for tokens behind the next: not held, which a warning says; written as 1 of a
-                       module that is trained, else as 0 */
-    KEY_NONE,       /* null or absent: not written */
-    KEY_ENDS,       /* token ids: of a list eos_token_id is the first, more_eos has the rest */
-    KEY_PAD,        /* has_pad and pad_token_id, where there is one */
+    /* layers for tokens behind the next: not held, which a warning says; written as 1 of an MTP module that
+     * is trained, else as 0 */
+    KEY_MTP,
+    KEY_NONE,    /* null or absent: not written */
+    KEY_ENDS,    /* token ids: of a list eos_token_id is the first, more_eos has the rest */
+    KEY_PAD,     /* has_pad and pad_token_id, where there is one */
     KEY_UNPADDED /* the same, and null where there is none: the class has one by default, and would train no
                        row of the embedding there */
 } KeyKind;

@@ -38,7 +38,7 @@ const Family family_gpt_oss = {
     .architecture = "GptOssForCausalLM",
     .arch = {.activation = ACT_CLAMPED,
              .sinks = true,
-             .stacked_experts = true,
+             .fused_experts = true,
              .packed_experts = true,
              .expert_bias = true},
     .defaults = {.head_dim = 64,

@@ -207,7 +207,7 @@ static ErrorCode read_greedy(ModelConfig *c, const cJSON *root, const char *wher
 }
 
 /* As transformers does with such layers, but not without a word. */
-static ErrorCode read_further(const cJSON *root, const char *where, const char *key, Error *err) {
+static ErrorCode read_mtp(const cJSON *root, const char *where, const char *key, Error *err) {
     int64_t layers = 0;
     TRY(json_get_int(root, where, key, false, 0, MODEL_MAX_COUNT, &layers, err));
     if (layers > 0)
@@ -302,7 +302,7 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_TRUE: return read_only(root, where, k->name, true, err);
     case KEY_WORD: return read_word(root, where, k, err);
     case KEY_GREEDY: return read_greedy(c, root, where, k->name, err);
-    case KEY_FURTHER: return read_further(root, where, k->name, err);
+    case KEY_MTP: return read_mtp(root, where, k->name, err);
     case KEY_ENDS: return read_ends(c, root, where, k, err);
     case KEY_PAD:
     case KEY_UNPADDED: read_pad(c, root, k->name); return OK;

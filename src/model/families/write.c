@@ -98,7 +98,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     case KEY_ONLY: family_write_double(w, k->name, (double)k->offset / 1000); break;
     case KEY_WORD: json_put_string(w, k->name, family_word(k)); break;
     case KEY_GREEDY: json_put_string(w, k->name, c->n_group > 1 ? "group_limited_greedy" : "greedy"); break;
-    case KEY_FURTHER: json_put_int(w, k->name, c->further_module); break;
+    case KEY_MTP: json_put_int(w, k->name, c->mtp_module); break;
     case KEY_ENDS: model_write_ends(c, k->name, w); break;
     case KEY_PAD:
     case KEY_UNPADDED:

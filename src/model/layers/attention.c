@@ -15,9 +15,9 @@
  * There are three layers of one text. Without norms of q and k, turning is done in place at the end of the
  * product's part: undoing it needs angles only. A norm's way back needs what was normed, so where there are
  * norms the product's result stays as it is (raw), and what attention reads is made from it, cheaply enough
- * to be made again. Norms without weights come behind the turning (QK_NORM_PLAIN): then what is normed is
+ * to be recomputed. Norms without weights come behind the turning (QK_NORM_PLAIN): then what is normed is
  * turned, in place, as the product's result. Where all heads of a token are normed as one row, of which ranks
- * may have some heads each (more than one leaf), the product's part makes the leaves' sums of squares, and
+ * may have some heads each (more than one split), the product's part makes the splits' sums of squares, and
  * the norm adds them; on the way back the norm's part makes the sums, and the product's goes through the
  * norm.
  *
@@ -49,31 +49,31 @@ enum {
 enum { Q_A = MATRICES, Q_B, K_A, K_B, V_A, V_B, QKV_WEIGHT_A, QKV_WEIGHT_B, O_A, O_B, PARAMS };
 enum { QKV_ROWS = 4 }; /* of which the product's matrix is made: three, or one */
 static const ParamRow params[PARAMS] = {
-    [Q_BIAS] = {"self_attn.q_proj.bias", DIM_QUERY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
-                .init = ROLE_ZEROS},
-    [K_BIAS] = {"self_attn.k_proj.bias", DIM_KEY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
-                .init = ROLE_ZEROS, .continues = true},
-    [V_BIAS] = {"self_attn.v_proj.bias", DIM_KEY, .when = WHEN_QKV_BIAS | WHEN_QKV_APART, .cut = CUT_ROWS,
-                .init = ROLE_ZEROS, .continues = true},
-    [QKV_BIAS] = {"self_attn.qkv_proj.bias", DIM_QKV, .when = WHEN_QKV_BIAS | WHEN_QKV_FUSED, .cut = CUT_ROWS,
-                  .init = ROLE_ZEROS},
+    [Q_BIAS] = {"self_attn.q_proj.bias", DIM_QUERY, .when = WHEN_QKV_BIAS | WHEN_QKV_SEPARATE,
+                .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS},
+    [K_BIAS] = {"self_attn.k_proj.bias", DIM_KEY, .when = WHEN_QKV_BIAS | WHEN_QKV_SEPARATE,
+                .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS, .continues = true},
+    [V_BIAS] = {"self_attn.v_proj.bias", DIM_KEY, .when = WHEN_QKV_BIAS | WHEN_QKV_SEPARATE,
+                .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS, .continues = true},
+    [QKV_BIAS] = {"self_attn.qkv_proj.bias", DIM_QKV, .when = WHEN_QKV_BIAS | WHEN_QKV_FUSED,
+                  .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS},
     [O_BIAS] = {"self_attn.o_proj.bias", DIM_HIDDEN, .when = WHEN_OUT_BIAS, .init = ROLE_ZEROS},
-    [SINKS] = {"self_attn.sinks", DIM_HEADS, .when = WHEN_SINKS, .cut = CUT_ROWS, .init = ROLE_INNER},
+    [SINKS] = {"self_attn.sinks", DIM_HEADS, .when = WHEN_SINKS, .tp = COLUMN_PARALLEL, .init = ROLE_INNER},
     [Q_NORM] = {"self_attn.q_norm.weight", DIM_HEAD, .when = WHEN_QK_NORM, .init = ROLE_NORM},
     [K_NORM] = {"self_attn.k_norm.weight", DIM_HEAD, .when = WHEN_QK_NORM, .init = ROLE_NORM},
-    [Q_ROW_NORM] = {"self_attn.q_norm.weight", DIM_QUERY, .when = WHEN_QK_ROW_NORM, .cut = CUT_ROWS,
+    [Q_ROW_NORM] = {"self_attn.q_norm.weight", DIM_QUERY, .when = WHEN_QK_ROW_NORM, .tp = COLUMN_PARALLEL,
                     .init = ROLE_NORM},
-    [K_ROW_NORM] = {"self_attn.k_norm.weight", DIM_KEY, .when = WHEN_QK_ROW_NORM, .cut = CUT_ROWS,
+    [K_ROW_NORM] = {"self_attn.k_norm.weight", DIM_KEY, .when = WHEN_QK_ROW_NORM, .tp = COLUMN_PARALLEL,
                     .init = ROLE_NORM},
-    [Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
+    [Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_QKV_SEPARATE, .tp = COLUMN_PARALLEL,
            .init = ROLE_INNER, .decays = true},
-    [K] = {"self_attn.k_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
+    [K] = {"self_attn.k_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_SEPARATE, .tp = COLUMN_PARALLEL,
            .init = ROLE_INNER, .decays = true, .continues = true},
-    [V] = {"self_attn.v_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_APART, .cut = CUT_ROWS,
+    [V] = {"self_attn.v_proj.weight", DIM_KEY, DIM_HIDDEN, .when = WHEN_QKV_SEPARATE, .tp = COLUMN_PARALLEL,
            .init = ROLE_INNER, .decays = true, .continues = true},
-    [QKV_WEIGHT] = {"self_attn.qkv_proj.weight", DIM_QKV, DIM_HIDDEN, .when = WHEN_QKV_FUSED, .cut = CUT_ROWS,
-                    .init = ROLE_INNER, .decays = true},
-    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_QUERY, .cut = CUT_COLUMNS, .init = ROLE_OUT,
+    [QKV_WEIGHT] = {"self_attn.qkv_proj.weight", DIM_QKV, DIM_HIDDEN, .when = WHEN_QKV_FUSED,
+                    .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true},
+    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_QUERY, .tp = ROW_PARALLEL, .init = ROLE_OUT,
            .decays = true},
     ADAPTER_ROWS(Q, DIM_QUERY, DIM_HIDDEN),
     ADAPTER_ROWS(K, DIM_KEY, DIM_HIDDEN),
@@ -117,13 +117,13 @@ static AttentionShape heads_of(const LayerPass *w) {
     AttentionShape s = model_heads(m, w->unit - 1);
     const Param *sinks = sinks_of(w);
     if (sinks) s.sinks = weights_vector(w->pass->weights, sinks);
-    if (s.sinks && model_swaps(m)) s.sinks += m->contexts.place * s.heads;
+    if (s.sinks && model_cp_all_to_all(m)) s.sinks += m->cp.place * s.heads;
     return s;
 }
 
 /* A tensor, or what stands for it where tokens are changed for heads. */
 static void *either(const LayerPass *w, int tensor, int swapped) {
-    return w->tensors[model_swaps(w->pass->model) ? swapped : tensor];
+    return w->tensors[model_cp_all_to_all(w->pass->model) ? swapped : tensor];
 }
 
 void *attend_made(const LayerPass *w) { return either(w, QKV, TURNED); }
@@ -133,27 +133,27 @@ static int64_t key_width(AttentionShape s) { return 2 * (int64_t)s.kv_heads * s.
 
 /* Of `rows` tokens from `first` of the terms' sums on: gradients of keys and values are rounded, and put
  * behind those of queries in the row `at` of dqkv and those below. */
-static void take_terms(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
+static void take_partials(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     AttentionShape s = heads_of(w);
     int64_t width = key_width(s), row = attention_whole(s).q_row;
     size_t e = dtype_bytes(m->compute), bytes = (size_t)width * e;
-    const float *terms = w->tensors[TERMS];
-    OP(p->device, OP_CAST, cast, rows * width, terms + first * width, DTYPE_F32, w->tensors[KEYS],
+    const float *partials = w->tensors[KV_PARTIALS];
+    OP(p->device, OP_CAST, cast, rows * width, partials + first * width, DTYPE_F32, w->tensors[KEYS],
        m->compute);
     OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
        model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), (size_t)row * e, w->tensors[KEYS], bytes);
 }
 
 /* Whether terms are summed over ranks, behind attention's own part. */
-static bool sums_cross(const Model *m) { return m->contexts.keys || m->sharing.copies > 1; }
+static bool sums_dkv_over_ranks(const Model *m) { return m->cp.keys || m->tp.copies > 1; }
 
 void attend_take_sums(const LayerPass *w) {
     const Model *m = w->pass->model;
-    int64_t rows = model_stretch(m);
-    for (int i = 0; sums_cross(m) && i < model_stretches(m); i++)
-        take_terms(w, model_stretch_first(m, m->contexts.place, i), rows, w->tensors[DQKV], i * rows);
+    int64_t rows = model_cp_chunk(m);
+    for (int i = 0; sums_dkv_over_ranks(m) && i < model_cp_chunks(m); i++)
+        take_partials(w, model_cp_chunk_first(m, m->cp.place, i), rows, w->tensors[DQKV], i * rows);
 }
 
 /* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
@@ -176,7 +176,7 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
 static void move_heads(const LayerPass *w, const Collective *c, bool split) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    int ranks = m->contexts.ranks;
+    int ranks = m->cp.ranks;
     Dim outputs[PARAM_MATRICES];
     int64_t first = 0;
     size_t e = dtype_bytes(m->compute), wide = (size_t)model_dim(&m->config, c->width) * e,
@@ -196,31 +196,33 @@ static void move_heads(const LayerPass *w, const Collective *c, bool split) {
 void heads_split(const LayerPass *w, const Collective *c) { move_heads(w, c, true); }
 void heads_join(const LayerPass *w, const Collective *c) { move_heads(w, c, false); }
 
-/* Of each rank's tokens, span by span, the heads of this rank side by side: from the runs that it attends by,
- * which are spans, or all tokens. */
+/* Of each rank's tokens, exact chunk by exact chunk, the heads of this rank side by side: from the runs that
+ * it attends by, which are exact chunks, or all tokens. */
 void lse_split(const LayerPass *w, const Collective *c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    int64_t heads = m->config.num_attention_heads / m->contexts.ranks, span = model_span(m, m->tokens),
-            run = model_all_tokens(m) / model_query_runs(m);
+    int64_t heads = m->config.num_attention_heads / m->cp.ranks,
+            exact_chunk = model_exact_chunk(m, m->tokens), run = model_all_tokens(m) / model_query_runs(m);
     const float *from = w->tensors[c->packed];
     float *to = w->tensors[c->from];
-    for (int64_t token = 0; token < model_all_tokens(m); token += span)
-        OP(p->device, OP_COPY_ROWS, copy_rows, heads, (size_t)span * sizeof *to, to + token * heads,
-           (size_t)span * sizeof *to, from + token / run * run * heads + token % run,
+    for (int64_t token = 0; token < model_all_tokens(m); token += exact_chunk)
+        OP(p->device, OP_COPY_ROWS, copy_rows, heads, (size_t)exact_chunk * sizeof *to, to + token * heads,
+           (size_t)exact_chunk * sizeof *to, from + token / run * run * heads + token % run,
            (size_t)run * sizeof *to);
 }
 
-/* Span by span all heads, of which each rank had some: in OWN_LSE, from where they were sent. */
+/* Exact chunk by exact chunk all heads, of which each rank had some: in OWN_LSE, from where they were
+ * sent. */
 void lse_join(const LayerPass *w, const Collective *c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    int ranks = m->contexts.ranks;
-    size_t piece = (size_t)(model_span(m, m->tokens) * m->config.num_attention_heads / ranks) * sizeof(float);
+    int ranks = m->cp.ranks;
+    size_t piece =
+        (size_t)(model_exact_chunk(m, m->tokens) * m->config.num_attention_heads / ranks) * sizeof(float);
     char *from = w->tensors[c->to], *to = w->tensors[c->from];
     for (int rank = 0; rank < ranks; rank++)
-        OP(p->device, OP_COPY_ROWS, copy_rows, model_spans(m), piece, to + (size_t)rank * piece,
-           (size_t)ranks * piece, from + (size_t)rank * (size_t)model_spans(m) * piece, piece);
+        OP(p->device, OP_COPY_ROWS, copy_rows, model_exact_chunks(m), piece, to + (size_t)rank * piece,
+           (size_t)ranks * piece, from + (size_t)rank * (size_t)model_exact_chunks(m) * piece, piece);
 }
 
 void keys_place(const LayerPass *w, const Collective *c) {
@@ -229,10 +231,10 @@ void keys_place(const LayerPass *w, const Collective *c) {
     size_t e = dtype_bytes(m->compute), bytes = (size_t)model_dim(&m->config, DIM_KEY_VALUE) * e,
            row = (size_t)model_dim(&m->config, DIM_QKV) * e;
     const char *own = (const char *)w->tensors[c->from] + (size_t)model_dim(&m->config, DIM_QUERY) * e;
-    int64_t rows = model_stretch(m);
-    for (int i = 0; i < model_stretches(m); i++)
+    int64_t rows = model_cp_chunk(m);
+    for (int i = 0; i < model_cp_chunks(m); i++)
         OP(p->device, OP_COPY_ROWS, copy_rows, rows, bytes,
-           (char *)w->tensors[c->to] + (size_t)model_stretch_first(m, m->contexts.place, i) * bytes, bytes,
+           (char *)w->tensors[c->to] + (size_t)model_cp_chunk_first(m, m->cp.place, i) * bytes, bytes,
            own + (size_t)(i * rows) * row, row);
 }
 
@@ -246,23 +248,23 @@ static void qkv_forward(const LayerPass *w) {
     rotate(w, turned, false);
 }
 
-static void qkv_gradients(const LayerPass *w, Half half) {
-    if (half & HALF_WEIGHT) product_weight(w, &qkv, w->tensors[DQKV], w->x);
-    if (half & HALF_INPUT) product_input(w, &qkv, w->tensors[DQKV], w->dx);
+static void qkv_gradients(const LayerPass *w, Grads grads) {
+    if (grads & WGRAD) product_weight(w, &qkv, w->tensors[DQKV], w->x);
+    if (grads & DGRAD) product_input(w, &qkv, w->tensors[DQKV], w->dx);
 }
 
-/* Turned back in the input half alone. The weight half comes after it, and finds the gradient turned. */
-static void qkv_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) attend_take_sums(w), rotate(w, w->tensors[DQKV], true);
-    qkv_gradients(w, half);
+/* Turned back in dgrad alone. Wgrad comes after it, and finds the gradient turned. */
+static void qkv_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD) attend_take_sums(w), rotate(w, w->tensors[DQKV], true);
+    qkv_gradients(w, grads);
 }
 
 /* ---- norms of queries and keys ---- */
 
 static bool is_flat(const Model *m) { return model_family(&m->config)->arch.qk_norm == QK_NORM_FLAT; }
 
-/* Whether a row's sums are made leaf by leaf, apart from its norm. */
-static bool sums_rows(const Model *m) { return is_flat(m) && m->sharing.leaves > 1; }
+/* Whether a row's sums are made split by split, apart from its norm. */
+static bool sums_rows(const Model *m) { return is_flat(m) && m->tp.splits > 1; }
 
 /* NULL: it has no weights. */
 static const Param *norm_of(const LayerPass *w, bool keys) {
@@ -284,23 +286,23 @@ static bool turns_first(const LayerPass *w) {
 /* From the given token of this rank's on. Of heads of keys that ranks have copies of, each counts once. */
 static QkRows rows_of(const LayerPass *w, int64_t first) {
     const Model *m = w->pass->model;
-    const Sharing *s = &m->sharing;
+    const TpGroup *tp = &m->tp;
     QkRows rows = qk_rows(is_flat(m));
     if (!sums_rows(m)) return rows;
-    rows.leaves = s->leaves, rows.tokens = m->tokens;
-    rows.queries = s->ranks * model_dim(&m->config, DIM_QUERY);
-    rows.keys = s->ranks / s->copies * model_dim(&m->config, DIM_KEY);
+    rows.splits = tp->splits, rows.tokens = m->tokens;
+    rows.queries = tp->size * model_dim(&m->config, DIM_QUERY);
+    rows.keys = tp->size / tp->copies * model_dim(&m->config, DIM_KEY);
     rows.squares = (const float *)w->tensors[SQUARES] + 2 * first;
     rows.products = (const float *)w->tensors[PRODUCTS] + 2 * first;
     return rows;
 }
 
-/* Of the leaves that are here, where they are among those of all. */
+/* Of the splits that are here, where they are among those of all. */
 static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    float *own = (float *)w->tensors[tensor] + 2 * m->sharing.place * m->tokens * model_own_leaves(m);
-    OP(p->device, OP_QK_NORM_SUMS, qk_norm_sums, shape_of(w), model_leaves(m, DIM_QKV),
+    float *own = (float *)w->tensors[tensor] + 2 * m->tp.rank * m->tokens * model_local_splits(m);
+    OP(p->device, OP_QK_NORM_SUMS, qk_norm_sums, shape_of(w), model_k_split(m, DIM_QKV),
        model_family(&m->config)->arch.norm, w->tensors[RAW], weights_vector(p->weights, norm_of(w, false)),
        weights_vector(p->weights, norm_of(w, true)), dqkv, own, m->compute);
 }
@@ -323,36 +325,38 @@ static void heads_forward(const LayerPass *w) {
 
 /* What heads of keys add to the gradient of their norm's weight is the same on all ranks with copies of them:
  * it is the first one's. The weight of a row is cut as its heads are, and has copies where these have. */
-static void drop_copies(const LayerPass *w, float *gradient /* [leaves, D] */) {
+static void drop_copies(const LayerPass *w, float *gradient /* [splits, D] */) {
     const Model *m = w->pass->model;
-    if (is_flat(m) || m->sharing.place % m->sharing.copies == 0) return;
+    if (is_flat(m) || m->tp.rank % m->tp.copies == 0) return;
     OP(w->pass->device, OP_ZERO, zero, gradient,
-       (size_t)(model_own_leaves(m) * m->config.head_dim) * sizeof *gradient);
+       (size_t)(model_local_splits(m) * m->config.head_dim) * sizeof *gradient);
 }
 
 /* DQKV becomes the gradient of RAW; weights of norms are vectors, and get theirs in this half. A row's
- * weights are of one rank each, with all tokens: their gradients have no leaves. */
+ * weights are of one rank each, with all tokens: their gradients have no splits. */
 static void norms_backward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Param *q = norm_of(w, false), *k = norm_of(w, true);
     AttentionShape s = shape_of(w);
-    s.tokens = model_span(m, s.tokens);
+    s.tokens = model_exact_chunk(m, s.tokens);
     int64_t elements = s.tokens * model_dim(&m->config, DIM_QKV);
-    for (int r = 0; r < model_spans(m); r++)
+    for (int r = 0; r < model_exact_chunks(m); r++)
         OP(p->device, OP_QK_NORM_BACKWARD, qk_norm_backward, s, rows_of(w, r * s.tokens),
            model_family(&m->config)->arch.norm, (float)m->config.rms_norm_eps,
            model_at(m, w->tensors[RAW], r * elements), weights_of(w, false), weights_of(w, true),
-           model_at(m, w->tensors[DQKV], r * elements), q ? gradient_of_span(&p->gradients, q, r) : NULL,
-           k ? gradient_of_span(&p->gradients, k, r) : NULL, is_flat(m) ? 1 : model_own_leaves(m),
+           model_at(m, w->tensors[DQKV], r * elements),
+           q ? gradient_of_exact_chunk(&p->gradients, q, r) : NULL,
+           k ? gradient_of_exact_chunk(&p->gradients, k, r) : NULL, is_flat(m) ? 1 : model_local_splits(m),
            m->compute);
-    for (int r = 0; k && r < model_spans(m); r++) drop_copies(w, gradient_of_span(&p->gradients, k, r));
+    for (int r = 0; k && r < model_exact_chunks(m); r++)
+        drop_copies(w, gradient_of_exact_chunk(&p->gradients, k, r));
 }
 
 /* In reverse: turned back, then through the norms, in place, which the product's own part takes. Where a
  * row's sums are made apart, that part goes through the norms first: ranks gather them in between. */
-static void heads_backward(const LayerPass *w, Half half) {
-    if (!(half & HALF_INPUT)) return;
+static void heads_backward(const LayerPass *w, Grads grads) {
+    if (!(grads & DGRAD)) return;
     attend_take_sums(w);
     if (!turns_first(w)) rotate(w, w->tensors[DQKV], true);
     if (sums_rows(w->pass->model))
@@ -361,10 +365,10 @@ static void heads_backward(const LayerPass *w, Half half) {
         norms_backward(w);
 }
 
-static void raw_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT && sums_rows(w->pass->model)) norms_backward(w);
-    if (half & HALF_INPUT && turns_first(w)) rotate(w, w->tensors[DQKV], true);
-    qkv_gradients(w, half);
+static void raw_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD && sums_rows(w->pass->model)) norms_backward(w);
+    if (grads & DGRAD && turns_first(w)) rotate(w, w->tensors[DQKV], true);
+    qkv_gradients(w, grads);
 }
 
 /* ---- attention ---- */
@@ -409,9 +413,9 @@ static Queries queries_of(const LayerPass *w, int run) {
     q.r = attention_whole(q.s);
     q.s.tokens /= model_query_runs(m);
     q.r.first = q.at = run * q.s.tokens;
-    q.r.terms = model_has_terms(m);
-    if (!m->contexts.keys) return q;
-    q.r.first = model_token(m, m->contexts.place, q.at);
+    q.r.partial = model_has_partials(m);
+    if (!m->cp.keys) return q;
+    q.r.first = model_token(m, m->cp.place, q.at);
     q.r.keys = model_all_tokens(m), q.r.kv_row = model_dim(&m->config, DIM_KEY_VALUE);
     return q;
 }
@@ -421,8 +425,7 @@ static const void *queries_at(const LayerPass *w, const Queries *q) {
 }
 static const void *keys_of(const LayerPass *w, const Queries *q) {
     const Model *m = w->pass->model;
-    return m->contexts.keys ? w->tensors[KEYS]
-                            : model_at(m, w->tensors[QKV], (int64_t)q->s.heads * q->s.head_dim);
+    return m->cp.keys ? w->tensors[KEYS] : model_at(m, w->tensors[QKV], (int64_t)q->s.heads * q->s.head_dim);
 }
 /* Of a tensor [queries, H*D]. */
 static void *results_at(const LayerPass *w, const Queries *q, const void *tensor) {
@@ -450,33 +453,34 @@ void attend_forward(const LayerPass *w) {
         for (int i = 0; i < model_query_runs(w->pass->model); i++) attend_run(w, i);
 }
 
-/* Each leaf its copy of the heads that it shares with others: those of one head lie side by side. */
+/* Each split its copy of the heads that it shares with others: those of one head lie side by side. */
 static void spread_keys(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     Queries q = queries_of(w, 0);
-    int leaves = model_key_leaves(m);
-    size_t e = dtype_bytes(m->compute), row = (size_t)(leaves * key_width(q.s)) * e;
-    for (int i = 0; i < leaves * 2 * q.s.kv_heads; i++)
+    int splits = model_key_splits(m);
+    size_t e = dtype_bytes(m->compute), row = (size_t)(splits * key_width(q.s)) * e;
+    for (int i = 0; i < splits * 2 * q.s.kv_heads; i++)
         OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)q.s.head_dim * e,
            model_at(m, w->tensors[SPREAD], (int64_t)i * q.s.head_dim), row,
-           model_at(m, keys_of(w, &q), (int64_t)(i / leaves) * q.s.head_dim), (size_t)q.r.kv_row * e);
+           model_at(m, keys_of(w, &q), (int64_t)(i / splits) * q.s.head_dim), (size_t)q.r.kv_row * e);
 }
 
-/* From each leaf's heads of TERMS, side by side, to leaf by leaf; these in the canonical tree, to TERMS. */
-static void add_leaves(const LayerPass *w) {
+/* From each split's heads of KV_PARTIALS, side by side, to split by split; these in the canonical tree, to
+ * KV_PARTIALS. */
+static void sum_partials(const LayerPass *w) {
     const Pass *p = w->pass;
     Queries q = queries_of(w, 0);
-    int leaves = model_key_leaves(p->model);
+    int splits = model_key_splits(p->model);
     int64_t width = key_width(q.s), dim = q.s.head_dim;
-    float *apart = w->tensors[APART], *terms = w->tensors[TERMS];
-    const float *parts[LEAVES_MAX];
-    for (int i = 0; i < leaves * 2 * q.s.kv_heads; i++)
+    float *apart = w->tensors[APART], *partials = w->tensors[KV_PARTIALS];
+    const float *ops[SPLITS_MAX];
+    for (int i = 0; i < splits * 2 * q.s.kv_heads; i++)
         OP(p->device, OP_COPY_ROWS, copy_rows, q.r.keys, (size_t)dim * sizeof *apart,
-           apart + i % leaves * q.r.keys * width + i / leaves * dim, (size_t)width * sizeof *apart,
-           terms + i * dim, (size_t)(leaves * width) * sizeof *terms);
-    for (int i = 0; i < leaves; i++) parts[i] = apart + i * q.r.keys * width;
-    OP(p->device, OP_SUM_PARTS, sum_parts, q.r.keys * width, leaves, parts, terms);
+           apart + i % splits * q.r.keys * width + i / splits * dim, (size_t)width * sizeof *apart,
+           partials + i * dim, (size_t)(splits * width) * sizeof *partials);
+    for (int i = 0; i < splits; i++) ops[i] = apart + i * q.r.keys * width;
+    OP(p->device, OP_SUM_PARTS, sum_parts, q.r.keys * width, splits, ops, partials);
 }
 
 static void run_backward(const LayerPass *w, int run, void *dkv) {
@@ -484,8 +488,8 @@ static void run_backward(const LayerPass *w, int run, void *dkv) {
     const Model *m = p->model;
     Queries q = queries_of(w, run);
     const void *keys = keys_of(w, &q);
-    if (model_key_leaves(m) > 1)
-        q.s.kv_heads *= model_key_leaves(m), q.r.kv_row = key_width(q.s), keys = w->tensors[SPREAD];
+    if (model_key_splits(m) > 1)
+        q.s.kv_heads *= model_key_splits(m), q.r.kv_row = key_width(q.s), keys = w->tensors[SPREAD];
     OP(p->device, OP_ATTENTION_BACKWARD, attention_backward, q.s, q.r, queries_at(w, &q), keys,
        p->batch.first_key, results_at(w, &q, either(w, ATTENDED, BY_HEADS)), sums_at(w, &q),
        results_at(w, &q, either(w, DATTENDED, TURNED)),
@@ -493,27 +497,28 @@ static void run_backward(const LayerPass *w, int run, void *dkv) {
 }
 
 /* The terms of `count` runs, added up as the canonical tree has them, in `to` and in what is behind it. */
-static void add_terms(const LayerPass *w, int first, int count, float *to) {
+static void add_partials(const LayerPass *w, int first, int count, float *to) {
     const Model *m = w->pass->model;
     if (count == 1) {
         run_backward(w, model_query_run(m, first), to);
         return;
     }
     Queries q = queries_of(w, 0);
-    int64_t elements = q.r.keys * model_key_leaves(m) * key_width(q.s);
-    int half = tree_half(count);
-    const float *parts[2] = {to, to + elements};
-    add_terms(w, first, half, to);
-    add_terms(w, first + half, count - half, to + elements);
-    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, parts, to);
+    int64_t elements = q.r.keys * model_key_splits(m) * key_width(q.s);
+    int grads = tree_half(count);
+    const float *ops[2] = {to, to + elements};
+    add_partials(w, first, grads, to);
+    add_partials(w, first + grads, count - grads, to + elements);
+    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
 }
 
-/* Of own tokens with all heads, whichever of them ranks attend by: a run is a span, or a part of one. */
+/* Of own tokens with all heads, whichever of them ranks attend by: a run is an exact chunk, or a part of
+ * one. */
 static void sinks_backward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Param *sinks = sinks_of(w);
-    int runs = model_swaps(m) ? model_spans(m) : model_query_runs(m);
+    int runs = model_cp_all_to_all(m) ? model_exact_chunks(m) : model_query_runs(m);
     AttentionShape s = shape_of(w);
     s.tokens /= runs;
     if (!sinks) return;
@@ -522,24 +527,24 @@ static void sinks_backward(const LayerPass *w) {
         Queries q = {.s = s, .at = i * s.tokens};
         OP(p->device, OP_SINKS_BACKWARD, sinks_backward, s, results_at(w, &q, w->tensors[ATTENDED]),
            (const float *)either(w, LSE, OWN_LSE) + q.at * s.heads, results_at(w, &q, w->tensors[DATTENDED]),
-           gradient_of_span(&p->gradients, sinks, i * model_spans(m) / runs), m->compute);
+           gradient_of_exact_chunk(&p->gradients, sinks, i * model_exact_chunks(m) / runs), m->compute);
     }
 }
 
-void attend_backward(const LayerPass *w, Half half) {
+void attend_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
     Queries q = queries_of(w, 0);
     char *dqkv = either(w, DQKV, HANDED);
-    if (!(half & HALF_INPUT)) return;
+    if (!(grads & DGRAD)) return;
     sinks_backward(w);
-    if (!model_has_terms(m)) {
+    if (!model_has_partials(m)) {
         run_backward(w, 0, model_at(m, dqkv, (int64_t)q.s.heads * q.s.head_dim));
         return;
     }
-    if (model_key_leaves(m) > 1) spread_keys(w);
-    add_terms(w, 0, model_query_runs(m), w->tensors[TERMS]);
-    if (model_key_leaves(m) > 1) add_leaves(w);
-    if (!sums_cross(m)) take_terms(w, 0, q.r.keys, dqkv, 0);
+    if (model_key_splits(m) > 1) spread_keys(w);
+    add_partials(w, 0, model_query_runs(m), w->tensors[KV_PARTIALS]);
+    if (model_key_splits(m) > 1) sum_partials(w);
+    if (!sums_dkv_over_ranks(m)) take_partials(w, 0, q.r.keys, dqkv, 0);
 }
 
 /* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
@@ -561,30 +566,31 @@ static Cost attend_cost(const ModelConfig *c, int unit, int64_t context) {
 
 static void output_forward(const LayerPass *w) { product_forward(w, &output, w->tensors[ATTENDED], w->y); }
 
-static void output_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) product_input(w, &output, w->dy, w->tensors[DATTENDED]);
-    if (half & HALF_WEIGHT) product_weight(w, &output, w->dy, w->tensors[ATTENDED]);
+static void output_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD) product_input(w, &output, w->dy, w->tensors[DATTENDED]);
+    if (grads & WGRAD) product_weight(w, &output, w->dy, w->tensors[ATTENDED]);
 }
 
 /* ---- the layers ---- */
 
-#define SHARED_PARTS                                                                   \
+#define SHARED_OPS                                                                     \
     {"attention", LIFE_SAVED, attend_forward, attend_backward, .more = attend_cost}, { \
         "output", LIFE_SAVED, output_forward, output_backward, .product = &output      \
     }
-static const Part plain_parts[] = {
+static const LayerOp plain_ops[] = {
     {"q k v", LIFE_SAVED, qkv_forward, qkv_backward, .product = &qkv},
-    SHARED_PARTS,
+    SHARED_OPS,
 };
-static const Part normed_parts[] = {
+static const LayerOp normed_ops[] = {
     {"q k v", LIFE_SAVED, raw_forward, raw_backward, .product = &qkv},
     {"norm of q and k", LIFE_CHEAP, heads_forward, heads_backward, .product = NULL},
-    SHARED_PARTS,
+    SHARED_OPS,
 };
 
-#define COLLECTIVES(attends)                                                                             \
-    {GATHER_X(OPS(0))}, {SUM_DX(OPS(0))}, ATTENTION_COLLECTIVES(attends), {SUM_Y(OPS((attends) + 1))}, { \
-        GATHER_DY(OPS((attends) + 1))                                                                    \
+#define COLLECTIVES(attends)                                                             \
+    {ALL_GATHER_X(OPS(0))}, {REDUCE_SCATTER_DX(OPS(0))}, ATTENTION_COLLECTIVES(attends), \
+        {REDUCE_SCATTER_Y(OPS((attends) + 1))}, {                                        \
+        ALL_GATHER_DY(OPS((attends) + 1))                                                \
     }
 static const Collective plain_collectives[] = {COLLECTIVES(1)};
 static const Collective normed_collectives[] = {COLLECTIVES(2)};
@@ -600,18 +606,18 @@ static const Collective row_normed_collectives[] = {
 const Layer layer_attention = {.name = "attention",
                                LAYER_ROWS(param, params),
                                LAYER_ROWS(tensor, plain_tensors),
-                               LAYER_ROWS(part, plain_parts),
+                               LAYER_ROWS(op, plain_ops),
                                LAYER_ROWS(collective, plain_collectives),
                                .cached = DIM_KEY_VALUE};
 const Layer layer_normed_attention = {.name = "attention, q and k normed",
                                       LAYER_ROWS(param, params),
                                       LAYER_ROWS(tensor, normed_tensors),
-                                      LAYER_ROWS(part, normed_parts),
+                                      LAYER_ROWS(op, normed_ops),
                                       LAYER_ROWS(collective, normed_collectives),
                                       .cached = DIM_KEY_VALUE};
 const Layer layer_row_normed_attention = {.name = "attention, q and k normed as rows",
                                           LAYER_ROWS(param, params),
                                           LAYER_ROWS(tensor, row_normed_tensors),
-                                          LAYER_ROWS(part, normed_parts),
+                                          LAYER_ROWS(op, normed_ops),
                                           LAYER_ROWS(collective, row_normed_collectives),
                                           .cached = DIM_KEY_VALUE};

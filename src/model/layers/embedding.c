@@ -16,10 +16,10 @@
 
 enum { TOKENS, POSITIONS, PARAMS };
 static const ParamRow params[PARAMS] = {
-    [TOKENS] = {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_EMBEDDING,
-                .decays = true, .outside = true},
+    [TOKENS] = {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, .tp = COLUMN_PARALLEL,
+                .init = ROLE_EMBEDDING, .decays = true, .outside = true},
     [POSITIONS] = {"model.embed_positions.weight", DIM_POSITIONS, DIM_HIDDEN, .when = WHEN_LEARNED_POSITIONS,
-                   .cut = CUT_ROWS, .init = ROLE_POSITIONS, .decays = true, .outside = true},
+                   .tp = COLUMN_PARALLEL, .init = ROLE_POSITIONS, .decays = true, .outside = true},
 };
 
 /* Not of the head that is tied to it. In fp32 as the root is: transformers rounds it to bf16 with the rest.
@@ -35,14 +35,14 @@ void embedding_forward(const LayerPass *w, const int32_t *ids, float scale, cons
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size;
-    bool shared = m->sharing.ranks > 1, narrow = shared && m->compute != DTYPE_F32;
-    if (shared) y = narrow ? w->shared->whole : (void *)w->shared->terms;
+    bool shared = m->tp.size > 1, narrow = shared && m->compute != DTYPE_F32;
+    if (shared) y = narrow ? w->shared->whole : (void *)w->shared->partials;
     OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, ids,
        weights_matrix(p->weights, table_of(m, TOKENS)), model_vocabulary(m), scale, false, y, m->compute);
     if (positions)
         OP(p->device, OP_EMBED_FORWARD, embed_forward, m->tokens, h, positions,
            weights_matrix(p->weights, table_of(m, POSITIONS)), model_learned(m), 1, true, y, m->compute);
-    if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->terms, DTYPE_F32);
+    if (narrow) OP(p->device, OP_CAST, cast, m->tokens * h, y, m->compute, w->shared->partials, DTYPE_F32);
 }
 
 static void forward(const LayerPass *w) {
@@ -51,32 +51,31 @@ static void forward(const LayerPass *w) {
     embedding_forward(w, p->batch.ids, scale_of(p->model), learned ? p->batch.positions : NULL, w->y);
 }
 
-/* No gradient of an input: ids have none. So there is only a weight half. */
-static void backward(const LayerPass *w, Half half) {
+/* No gradient of an input: ids have none. So there is only a wgrad. */
+static void backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Param *tokens = table_of(m, TOKENS), *positions = table_of(m, POSITIONS);
-    if (!(half & HALF_WEIGHT)) return;
-    int64_t count = model_span(m, m->tokens), h = m->config.hidden_size;
-    for (int r = 0; r < model_spans(m); r++) {
+    if (!(grads & WGRAD)) return;
+    int64_t count = model_exact_chunk(m, m->tokens), h = m->config.hidden_size;
+    for (int r = 0; r < model_exact_chunks(m); r++) {
         const void *dy = model_at(m, w->dy, r * count * h);
         if (tokens->flat != FLAT_FROZEN)
             OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.ids + r * count, dy,
-               model_vocabulary(m), scale_of(m), gradient_of_span(&p->gradients, tokens, r), m->compute);
+               model_vocabulary(m), scale_of(m), gradient_of_exact_chunk(&p->gradients, tokens, r),
+               m->compute);
         if (positions && positions->flat != FLAT_FROZEN)
             OP(p->device, OP_EMBED_BACKWARD, embed_backward, count, h, p->batch.positions + r * count, dy,
-               model_learned(m), 1, gradient_of_span(&p->gradients, positions, r), m->compute);
+               model_learned(m), 1, gradient_of_exact_chunk(&p->gradients, positions, r), m->compute);
     }
 }
 
-static const Part parts[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};
+static const LayerOp ops[] = {{"embedding", LIFE_INPUT, forward, backward, .product = NULL}};
 
 static const Collective collectives[] = {
-    {SUM_Y(OPS(0))},
+    {REDUCE_SCATTER_Y(OPS(0))},
     {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, OWN, HIDDEN, COMPUTE)},
 };
 
-const Layer layer_embedding = {.name = "embedding",
-                               LAYER_ROWS(param, params),
-                               LAYER_ROWS(part, parts),
-                               LAYER_ROWS(collective, collectives)};
+const Layer layer_embedding = {
+    .name = "embedding", LAYER_ROWS(param, params), LAYER_ROWS(op, ops), LAYER_ROWS(collective, collectives)};

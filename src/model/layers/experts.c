@@ -23,25 +23,27 @@
  * hangs on who is done first. One expert may get all tokens, another none: its gradient is then zero, and
  * optimizer states go on.
  *
- * Where tokens go is chosen once: it stays in the slab under every policy, so that what is made again goes
- * where it went. Rows of x are gathered again for the weight half, which is a copy, rather than kept.
+ * Where tokens go is chosen once: it stays in the slab under every policy, so that what is recomputed goes
+ * where it went. Rows of x are gathered again for wgrad, which is a copy, rather than kept.
  *
- * Where ranks share the experts out, rows visit the ranks of theirs (layer.h: Visits), and each rank's are
- * worked on by themselves: the products are those of one rank that has all experts, and so are the bits.
+ * Where ranks share the experts out, rows visit the ranks of theirs (layer.h: ExpertDispatch), and each
+ * rank's are worked on by themselves: the products are those of one rank that has all experts, and so are the
+ * bits.
  *
  * Where ranks share the experts' matrices out (tp), each has a slice of every expert's width, and all tokens:
  * all choose alike, from the same bits. What the experts of a token come to, and the gradient of x, are sums
  * of terms over ranks, and so are gradients of weights, before the router's way back; what its logits add to
  * the gradient of x each rank makes for tokens of its own, behind that sum. The router's own gradient is
  * then complete, and the same, on each. Where experts are shared out as well, rows visit ranks with the same
- * slice of others: what comes home are rows of each leaf here, fp32. Shared experts are cut as one MLP, and
- * what a leaf of theirs makes is added to what the same leaf of the others comes to: so there is one sum over
- * ranks of both.
+ * slice of others: what comes back are rows of each split here, fp32. Shared experts are cut as one MLP, and
+ * what a split of theirs makes is added to what the same split of the others comes to: so there is one sum
+ * over ranks of both.
  *
- * Where cp may share the tokens of a microbatch out, and gradients of each span are rounded by themselves
- * (unit.h: Contexts), the rows of each span are sorted, and worked on, by themselves too: an expert's product
- * hangs on how many rows it has, and those are the span's, whoever has it. Sequences may then begin on one
- * rank and end on another: how often each chose an expert is added up over cp before the way back.
+ * Where cp may share the tokens of a microbatch out, and gradients of each exact chunk are rounded by
+ * themselves (unit.h: CpGroup), the rows of each exact chunk are sorted, and worked on, by themselves too: an
+ * expert's product hangs on how many rows it has, and those are the exact chunk's, whoever has it. Sequences
+ * may then begin on one rank and end on another: how often each chose an expert is added up over cp before
+ * the way back.
  *
  * Elsewhere called: MoE layer: router, permute, grouped GEMM, unpermute and combine; auxiliary
  * (load-balancing) loss. */
@@ -51,16 +53,16 @@
 
 enum {
     ROUTER_BIAS,
-    CHOICE_BIAS,
+    CORRECTION_BIAS,
     BALANCE_BIAS,
     GATE_UP_BIAS,
     DOWN_BIAS,
     ROUTER,
-    GATE_UP_STACK,
+    GATE_UP_FUSED,
     GATE,
     UP,
     DOWN,
-    DOWN_STACK,
+    DOWN_FUSED,
     SHARED_GATE,
     SHARED_UP,
     SHARED_DOWN,
@@ -79,33 +81,32 @@ enum { GATE_UP_ROWS = 3, DOWN_ROWS = 2 }; /* of which products take those that a
 static const ParamRow params[PARAMS] = {
     [ROUTER_BIAS] = {"mlp.gate.bias", DIM_EXPERTS, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
                      .router = true},
-    [CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CHOICE_BIAS,
-                     .init = ROLE_ZEROS, .fixed = true, .router = true},
+    [CORRECTION_BIAS] = {"mlp.gate.e_score_correction_bias", DIM_EXPERTS, .when = WHEN_CORRECTION_BIAS,
+                         .init = ROLE_ZEROS, .fixed = true, .router = true},
     [BALANCE_BIAS] = {"mlp.gate.balance_bias", DIM_EXPERTS, .when = WHEN_BALANCE_BIAS, .init = ROLE_ZEROS,
                       .fixed = true, .router = true, .beside = true},
     [GATE_UP_BIAS] = {"mlp.experts.gate_up_proj_bias", DIM_EXPERT_GATE_UP, .when = WHEN_EXPERT_BIAS,
-                      .cut = CUT_ROWS, .init = ROLE_ZEROS, .stacked = true},
+                      .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS, .fused = true},
     [DOWN_BIAS] = {"mlp.experts.down_proj_bias", DIM_HIDDEN, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
-                   .stacked = true, .router = true},
+                   .fused = true, .router = true},
     [ROUTER] = {"mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, .init = ROLE_INNER, .decays = true,
                 .router = true},
-    [GATE_UP_STACK] = {"mlp.experts.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN,
-                       .when = WHEN_EXPERTS_STACKED, .cut = CUT_ROWS, .init = ROLE_UP, .decays = true,
-                       .stacked = true},
-    [GATE] = {"mlp.experts.*.gate_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_APART,
-              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true, .expert = true},
-    [UP] = {"mlp.experts.*.up_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_APART,
-            .cut = CUT_ROWS, .init = ROLE_UP, .decays = true, .continues = true, .expert = true},
-    [DOWN] = {"mlp.experts.*.down_proj.weight", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_APART,
-              .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true, .expert = true},
-    [DOWN_STACK] = {"mlp.experts.down_proj", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_STACKED,
-                    .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true, .stacked = true},
+    [GATE_UP_FUSED] = {"mlp.experts.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN, .when = WHEN_EXPERTS_FUSED,
+                       .tp = COLUMN_PARALLEL, .init = ROLE_UP, .decays = true, .fused = true},
+    [GATE] = {"mlp.experts.*.gate_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_SEPARATE,
+              .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true, .expert = true},
+    [UP] = {"mlp.experts.*.up_proj.weight", DIM_EXPERT, DIM_HIDDEN, .when = WHEN_EXPERTS_SEPARATE,
+            .tp = COLUMN_PARALLEL, .init = ROLE_UP, .decays = true, .continues = true, .expert = true},
+    [DOWN] = {"mlp.experts.*.down_proj.weight", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_SEPARATE,
+              .tp = ROW_PARALLEL, .init = ROLE_DOWN, .decays = true, .expert = true},
+    [DOWN_FUSED] = {"mlp.experts.down_proj", DIM_HIDDEN, DIM_EXPERT, .when = WHEN_EXPERTS_FUSED,
+                    .tp = ROW_PARALLEL, .init = ROLE_DOWN, .decays = true, .fused = true},
     [SHARED_GATE] = {"mlp.shared_experts.gate_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
-                     .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true},
+                     .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true},
     [SHARED_UP] = {"mlp.shared_experts.up_proj.weight", DIM_SHARED, DIM_HIDDEN, .when = WHEN_SHARED,
-                   .cut = CUT_ROWS, .init = ROLE_UP, .decays = true, .continues = true},
+                   .tp = COLUMN_PARALLEL, .init = ROLE_UP, .decays = true, .continues = true},
     [SHARED_DOWN] = {"mlp.shared_experts.down_proj.weight", DIM_HIDDEN, DIM_SHARED, .when = WHEN_SHARED,
-                     .cut = CUT_COLUMNS, .init = ROLE_DOWN, .decays = true},
+                     .tp = ROW_PARALLEL, .init = ROLE_DOWN, .decays = true},
     ADAPTER_ROWS(SHARED_GATE, DIM_SHARED, DIM_HIDDEN),
     ADAPTER_ROWS(SHARED_UP, DIM_SHARED, DIM_HIDDEN),
     ADAPTER_ROWS(SHARED_DOWN, DIM_HIDDEN, DIM_SHARED),
@@ -130,14 +131,14 @@ enum {
     COUNTS,
     ALL_FIRST,
     OWN_FIRST,
-    HOME_DY,
+    LOCAL_DY,
     ROW_WEIGHTS,
-    AWAY_X,
-    AWAY_DY,
-    AWAY_WEIGHTS,
-    TERM_ROWS,
-    TERMS,
-    AWAY_TERMS,
+    REMOTE_X,
+    REMOTE_DY,
+    REMOTE_WEIGHTS,
+    PARTIAL_ROWS,
+    PARTIAL_SUMS,
+    REMOTE_PARTIALS,
     TENSORS,
     SHARED_GATE_UP = TENSORS,
     SHARED_ACT,
@@ -146,16 +147,16 @@ enum {
     SHARED_TENSORS
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
-    /* Routes: device.h; rows, and tokens of them, by number in their span. The weight half reads them too,
+    /* Routes: device.h; rows, and tokens of them, by number in their exact chunk. Wgrad reads them too,
      * weights and rows where it weighs x, but they stay anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},
     [ROW] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
-    [FIRST] = {EXTENT_SPANS, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
+    [FIRST] = {EXTENT_EXACT_CHUNKS, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
-    [ROWS] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of the result, of gradients */
+    [ROWS] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of the result, of gradients */
     [ACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true}, /* there times the weight */
     [DACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH},
     [DGATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
@@ -169,45 +170,50 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
     /* FIRST of all ranks; of their rows here, from each one's first on. */
-    [ALL_FIRST] = {EXTENT_SPANS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .need = NEED_VISITS},
-    [OWN_FIRST] = {EXTENT_SPANS, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH, .need = NEED_VISITS},
-    [HOME_DY] = {EXTENT_CHOICES, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
-    [ROW_WEIGHTS] = {EXTENT_CHOICES, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
-    [AWAY_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS}, /* as ROWS */
-    [AWAY_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_VISITS},
-    [AWAY_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_VISITS},
-    /* What a leaf makes of each row, one leaf at a time, but for those that come home; and what that comes to
-     * for each token. */
-    [TERM_ROWS] = {EXTENT_LEAF_CHOICES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
-    [TERMS] = {EXTENT_LEAF_TERMS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_LEAVES},
-    [AWAY_TERMS] = {EXTENT_LEAF_WORKED, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
-                    .need = NEED_VISIT_LEAVES},
+    [ALL_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
+                   .need = NEED_DISPATCH},
+    [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
+                   .need = NEED_DISPATCH},
+    [LOCAL_DY] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
+    [ROW_WEIGHTS] = {EXTENT_ASSIGNMENTS, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
+    [REMOTE_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH}, /* as ROWS */
+    [REMOTE_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
+    [REMOTE_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
+    /* What a split makes of each row, one split at a time, but for those that come back; and what that comes
+     * to for each token. */
+    [PARTIAL_ROWS] = {EXTENT_SPLIT_ASSIGNMENTS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
+                      .need = NEED_SPLITS},
+    [PARTIAL_SUMS] = {EXTENT_SPLIT_PARTIALS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
+                      .need = NEED_SPLITS},
+    [REMOTE_PARTIALS] = {EXTENT_SPLIT_WORKED, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
+                         .need = NEED_DISPATCH_SPLITS},
     [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
     [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as layers/mlp.c has it */
     [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
     /* Their result, then the gradient of x. */
-    [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_NO_LEAVES},
+    [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_NO_SPLITS},
 };
 
 static const Product router = {&params[ROUTER], &params[ROUTER_BIAS], 1, DIM_EXPERTS, DIM_HIDDEN};
-static const Product gate_up = {&params[GATE_UP_STACK], NULL, GATE_UP_ROWS, DIM_EXPERT_GATE_UP, DIM_HIDDEN};
+static const Product gate_up = {&params[GATE_UP_FUSED], NULL, GATE_UP_ROWS, DIM_EXPERT_GATE_UP, DIM_HIDDEN};
 static const Product down = {&params[DOWN], NULL, DOWN_ROWS, DIM_HIDDEN, DIM_EXPERT};
 static const Product shared_gate_up = {&params[SHARED_GATE], NULL, 2, DIM_SHARED_GATE_UP, DIM_HIDDEN};
 static const Product shared_down = {&params[SHARED_DOWN], NULL, 1, DIM_HIDDEN, DIM_SHARED};
 
-static int spans(const LayerPass *w) { return model_spans(w->pass->model); }
+static int exact_chunks(const LayerPass *w) { return model_exact_chunks(w->pass->model); }
 
 /* Whether weights multiply what experts read. */
 static bool weighs_input(const LayerPass *w) {
     return model_family(&w->pass->model->config)->arch.weighs_input;
 }
 
-/* Of a span of tokens. */
+/* Of an exact chunk of tokens. */
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
-    const Param *bias = param_of(&m->table, w->unit, &params[c->balance_bias ? BALANCE_BIAS : CHOICE_BIAS]);
-    return (RouteShape){.tokens = model_span(m, m->tokens),
+    const Param *bias =
+        param_of(&m->table, w->unit, &params[c->balance_bias ? BALANCE_BIAS : CORRECTION_BIAS]);
+    return (RouteShape){.tokens = model_exact_chunk(m, m->tokens),
                         .sequence = model_sequence(m),
                         .experts = (int)c->num_experts,
                         .chosen = (int)c->num_experts_per_tok,
@@ -220,23 +226,23 @@ static RouteShape shape_of(const LayerPass *w) {
                         .bias = bias ? weights_vector(w->pass->weights, bias) : NULL};
 }
 
-/* Where those of a token begin; runs of rows are a span's. */
+/* Where those of a token begin; runs of rows are an exact chunk's. */
 static Routes routes_at(const LayerPass *w, int64_t token) {
     const ModelConfig *c = &w->pass->model->config;
     void *const *t = w->tensors;
-    int64_t choice = token * c->num_experts_per_tok;
+    int64_t assignment = token * c->num_experts_per_tok;
     return (Routes){(float *)t[SCORES] + token * c->num_experts,
-                    (int32_t *)t[CHOSEN] + choice,
-                    (float *)t[WEIGHTS] + choice,
-                    (int32_t *)t[ROW] + choice,
-                    (int32_t *)t[TOKEN] + choice,
+                    (int32_t *)t[CHOSEN] + assignment,
+                    (float *)t[WEIGHTS] + assignment,
+                    (int32_t *)t[ROW] + assignment,
+                    (int32_t *)t[TOKEN] + assignment,
                     t[FIRST]};
 }
 
-static Routes routes_of(const LayerPass *w, int span) {
+static Routes routes_of(const LayerPass *w, int exact_chunk) {
     const Model *m = w->pass->model;
-    Routes r = routes_at(w, span * model_span(m, m->tokens));
-    r.first += span * model_dim(&m->config, DIM_RUNS);
+    Routes r = routes_at(w, exact_chunk * model_exact_chunk(m, m->tokens));
+    r.first += exact_chunk * model_dim(&m->config, DIM_RUNS);
     return r;
 }
 
@@ -248,15 +254,15 @@ static const Param *matrix_of(const LayerPass *w, const Product *p) {
     return param_of_expert(&m->table, w->unit, first->row, (int)model_first_expert(&m->config));
 }
 
-/* Of a span. */
-static int64_t choices(const LayerPass *w) {
-    return model_span(w->pass->model, model_choices(w->pass->model));
+/* Of an exact chunk. */
+static int64_t assignments(const LayerPass *w) {
+    return model_exact_chunk(w->pass->model, model_assignments(w->pass->model));
 }
 
-/* Of [T, h], from a span's first token on. */
-static void *tokens_of(const LayerPass *w, int span, const void *tokens) {
+/* Of [T, h], from an exact chunk's first token on. */
+static void *tokens_of(const LayerPass *w, int exact_chunk, const void *tokens) {
     const Model *m = w->pass->model;
-    return model_at(m, tokens, span * model_span(m, m->tokens) * m->config.hidden_size);
+    return model_at(m, tokens, exact_chunk * model_exact_chunk(m, m->tokens) * m->config.hidden_size);
 }
 
 static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
@@ -266,23 +272,23 @@ static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
 
 /* ---- products of experts: [rows, in] to [rows, out], and back ---- */
 
-/* Rows that experts here work on at once, sorted by expert: the choices of a span of this rank's tokens, or
- * of another rank's, which visit. */
+/* Rows that experts here work on at once, sorted by expert: the choices of an exact chunk of this rank's
+ * tokens, or of another rank's, which visit. */
 typedef struct Rows {
     int64_t count;
     const int32_t *first;
-    int experts;                               /* whose they are */
-    int gradient;                              /* which of those that weights have: of each rank's spans */
+    int experts;  /* whose they are */
+    int gradient; /* which of those that weights have: of each rank's exact chunks */
     void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
     const void *dy;
 } Rows;
 
-static Rows rows_at_home(const LayerPass *w, int span) {
-    int64_t count = choices(w), first = span * count;
+static Rows local_rows(const LayerPass *w, int exact_chunk) {
+    int64_t count = assignments(w), first = exact_chunk * count;
     return (Rows){.count = count,
-                  .first = routes_of(w, span).first,
+                  .first = routes_of(w, exact_chunk).first,
                   .experts = (int)w->pass->model->config.num_experts,
-                  .gradient = span,
+                  .gradient = exact_chunk,
                   .x = row_at(w, ROWS, DIM_HIDDEN, first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, first),
                   .act = row_at(w, ACT, DIM_EXPERT, first),
@@ -295,28 +301,28 @@ static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first)
     return (ExpertRows){r->count, r->experts, r->first, param_expert_step(&w->pass->model->table, first)};
 }
 
-static bool visits(const LayerPass *w) { return w->pass->model->visitors > 0; }
+static bool is_dispatched(const LayerPass *w) { return w->pass->model->dispatch_rows > 0; }
 
-/* Whether sums over an expert's width are cut into leaves. */
-static bool has_leaves(const LayerPass *w) { return w->pass->model->sharing.leaves > 1; }
+/* Whether sums over an expert's width are cut into splits. */
+static bool has_splits(const LayerPass *w) { return w->pass->model->tp.splits > 1; }
 
 /* Stacks are stored [inputs, outputs], matrices of single experts the other way round. */
 static void multiply(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x, void *y,
-                     Dtype y_type, Leaves leaves) {
+                     Dtype y_type, KSplit splits) {
     const Model *m = w->pass->model;
     const Param *first = matrix_of(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    OP(w->pass->device, OP_GEMM_EXPERTS, gemm_experts, rows_of(w, r, first), back == first->transposed,
+    OP(w->pass->device, OP_GROUPED_GEMM, grouped_gemm, rows_of(w, r, first), back == first->transposed,
        back ? in : out, back ? out : in, x, weights_matrix(w->pass->weights, first), m->compute, y, y_type,
-       leaves);
+       splits);
 }
 
 /* One whose sum no rank shares. */
 static void expert_product(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x,
                            void *y) {
     const Model *m = w->pass->model;
-    int64_t terms = model_dim(&m->config, back ? p->out : p->in);
-    multiply(w, p, r, back, x, y, m->compute, has_leaves(w) ? model_one_leaf(m, terms) : NO_LEAVES);
+    int64_t length = model_dim(&m->config, back ? p->out : p->in);
+    multiply(w, p, r, back, x, y, m->compute, has_splits(w) ? model_one_split(m, length) : NO_SPLIT);
 }
 
 static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, const void *dy,
@@ -326,9 +332,9 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     bool turned = first->transposed;
     if (first->flat >= GRADIENT_FLATS) return;
-    OP(w->pass->device, OP_GEMM_EXPERTS_WEIGHT, gemm_experts_weight, rows_of(w, r, first), turned ? in : out,
+    OP(w->pass->device, OP_GROUPED_GEMM_WGRAD, grouped_gemm_wgrad, rows_of(w, r, first), turned ? in : out,
        turned ? out : in, turned ? x : dy, turned ? dy : x, m->compute,
-       gradient_of_span(&w->pass->gradients, first, r->gradient), !w->pass->first, has_leaves(w));
+       gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), !w->pass->first, has_splits(w));
 }
 
 /* ---- their biases ---- */
@@ -353,21 +359,21 @@ static void gate_up_bias(const LayerPass *w, const Rows *r) {
         OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward,
            (RouteShape){.experts = r->experts}, (Routes){.first = (int32_t *)(uintptr_t)r->first},
            model_dim(&m->config, DIM_EXPERT_GATE_UP), r->dgate_up, false,
-           weights_vector(w->pass->weights, bias), gradient_of_span(&w->pass->gradients, bias, r->gradient),
-           NULL, m->compute);
+           weights_vector(w->pass->weights, bias),
+           gradient_of_exact_chunk(&w->pass->gradients, bias, r->gradient), NULL, m->compute);
 }
 
-/* Made at home, where dy was gathered: `dy`. */
-static void down_bias(const LayerPass *w, int span, int dy) {
+/* Made locally, where dy was gathered: `dy`. */
+static void down_bias(const LayerPass *w, int exact_chunk, int dy) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, DOWN_BIAS);
-    float *dweights = (float *)w->tensors[BIAS_WEIGHTS] + span * choices(w);
+    float *dweights = (float *)w->tensors[BIAS_WEIGHTS] + exact_chunk * assignments(w);
     if (!bias) return;
-    OP(w->pass->device, OP_ZERO, zero, dweights, (size_t)choices(w) * sizeof *dweights);
-    OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w), routes_of(w, span),
-       m->config.hidden_size, row_at(w, dy, DIM_HIDDEN, span * choices(w)), true,
-       weights_vector(w->pass->weights, bias), gradient_of_span(&w->pass->gradients, bias, span), dweights,
-       m->compute);
+    OP(w->pass->device, OP_ZERO, zero, dweights, (size_t)assignments(w) * sizeof *dweights);
+    OP(w->pass->device, OP_EXPERTS_BIAS_BACKWARD, experts_bias_backward, shape_of(w),
+       routes_of(w, exact_chunk), m->config.hidden_size,
+       row_at(w, dy, DIM_HIDDEN, exact_chunk * assignments(w)), true, weights_vector(w->pass->weights, bias),
+       gradient_of_exact_chunk(&w->pass->gradients, bias, exact_chunk), dweights, m->compute);
 }
 
 /* When what ranks share of the gradients of weights has been summed. */
@@ -375,38 +381,39 @@ static void add_bias_weights(const LayerPass *w) {
     const Model *m = w->pass->model;
     float *dweights = w->tensors[DWEIGHTS];
     if (bias_of(w, DOWN_BIAS))
-        OP(w->pass->device, OP_ADD, add, model_choices(m), dweights, w->tensors[BIAS_WEIGHTS], dweights,
+        OP(w->pass->device, OP_ADD, add, model_assignments(m), dweights, w->tensors[BIAS_WEIGHTS], dweights,
            DTYPE_F32);
 }
 
 /* Of each row's token: rows are looked up as an embedding's are. */
-static void gather(const LayerPass *w, int span, const void *x /* [T, h] c */, int to /* [T k, h] c */) {
+static void gather(const LayerPass *w, int exact_chunk, const void *x /* [T, h] c */,
+                   int to /* [T k, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, choices(w), m->config.hidden_size,
-       routes_of(w, span).token, tokens_of(w, span, x), ALL_ROWS, 1.0f, false,
-       row_at(w, to, DIM_HIDDEN, span * choices(w)), m->compute);
+    OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, assignments(w), m->config.hidden_size,
+       routes_of(w, exact_chunk).token, tokens_of(w, exact_chunk, x), ALL_ROWS, 1.0f, false,
+       row_at(w, to, DIM_HIDDEN, exact_chunk * assignments(w)), m->compute);
 }
 
 /* What experts read of x. */
-static void gather_x(const LayerPass *w, int span) {
+static void gather_x(const LayerPass *w, int exact_chunk) {
     const Model *m = w->pass->model;
     if (!weighs_input(w))
-        gather(w, span, w->x, ROWS);
+        gather(w, exact_chunk, w->x, ROWS);
     else
-        OP(w->pass->device, OP_EXPERTS_SPREAD, experts_spread, shape_of(w), routes_of(w, span),
-           m->config.hidden_size, tokens_of(w, span, w->x), row_at(w, ROWS, DIM_HIDDEN, span * choices(w)),
-           m->compute);
+        OP(w->pass->device, OP_PERMUTE, permute, shape_of(w), routes_of(w, exact_chunk),
+           m->config.hidden_size, tokens_of(w, exact_chunk, w->x),
+           row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)), m->compute);
 }
 
-static void combine(const LayerPass *w, int span, bool weighed, void *y /* [T, h] c */) {
+static void combine(const LayerPass *w, int exact_chunk, bool weighed, void *y /* [T, h] c */) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, span),
-       m->config.hidden_size, row_at(w, ROWS, DIM_HIDDEN, span * choices(w)), weighed, false,
-       tokens_of(w, span, y), m->compute);
+    OP(w->pass->device, OP_COMBINE, combine, shape_of(w), routes_of(w, exact_chunk), m->config.hidden_size,
+       row_at(w, ROWS, DIM_HIDDEN, exact_chunk * assignments(w)), weighed, false,
+       tokens_of(w, exact_chunk, y), m->compute);
 }
 
 static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */) {
-    for (int s = 0; s < spans(w); s++) combine(w, s, weighed, y);
+    for (int s = 0; s < exact_chunks(w); s++) combine(w, s, weighed, y);
 }
 
 /* ---- sums that ranks share: over an expert's width, then over a token's experts ---- */
@@ -414,7 +421,7 @@ static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */
 static bool has_shared(const LayerPass *w) { return w->pass->model->config.n_shared_experts > 0; }
 
 /* Of down y, of gate and up the gradient of x. What ranks have terms of is what all experts of a token come
- * to, of which there is less than of rows: so each leaf makes its rows, and adds up those of each token, and
+ * to, of which there is less than of rows: so each split makes its rows, and adds up those of each token, and
  * to them what it has of shared experts; and then leaves are added, in fp32. */
 typedef struct Sum {
     const Product *product, *shared;
@@ -424,23 +431,23 @@ typedef struct Sum {
 static const Sum sum_of_down = {&down, &shared_down, SHARED_ACT, false},
                  sum_of_gate_up = {&gate_up, &shared_gate_up, DSHARED_GATE_UP, true};
 
-/* to [T, h] += a leaf of shared experts */
-static void add_shared_leaf(const LayerPass *w, const Sum *sum, int leaf, float *to) {
+/* to [T, h] += a split of shared experts */
+static void add_shared_split(const LayerPass *w, const Sum *sum, int split, float *to) {
     const Model *m = w->pass->model;
     Dim inner = sum->back ? sum->shared->out : sum->shared->in;
     int64_t hidden = m->config.hidden_size;
     OP(w->pass->device, OP_GEMM, gemm, false, !sum->back, m->tokens, hidden, model_dim(&m->config, inner),
        w->tensors[sum->of_shared], weights_matrix(w->pass->weights, product_matrix(w, sum->shared)),
-       m->compute, to, DTYPE_F32, hidden, true, model_leaf(m, inner, leaf));
+       m->compute, to, DTYPE_F32, hidden, true, model_split(m, inner, split));
 }
 
 static const void *terms_of(const Sum *sum, const Rows *r) { return sum->back ? r->dgate_up : r->act; }
 
-static void leaf_rows(const LayerPass *w, const Sum *sum, const Rows *r, int leaf,
-                      float *to /* [rows, h] */) {
+static void split_rows(const LayerPass *w, const Sum *sum, const Rows *r, int split,
+                       float *to /* [rows, h] */) {
     const Product *p = sum->product;
     multiply(w, p, r, sum->back, terms_of(sum, r), to, DTYPE_F32,
-             model_leaf(w->pass->model, sum->back ? p->out : p->in, leaf));
+             model_split(w->pass->model, sum->back ? p->out : p->in, split));
 }
 
 /* Where no rank shares it: all of it, in place of x. */
@@ -448,63 +455,63 @@ static void whole_rows(const LayerPass *w, const Sum *sum, const Rows *r) {
     expert_product(w, sum->product, r, sum->back, terms_of(sum, r), r->x);
 }
 
-/* Of rows that visit, from the first of these on. Of sums that have leaves, each leaf's are made; they come
- * home one behind the other. */
-static void leave_rows(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
+/* Of rows that visit, from the first of these on. Of sums that have splits, each split's are made; they come
+ * back one behind the other. */
+static void permute_rows(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
     const Model *m = w->pass->model;
     int64_t hidden = m->config.hidden_size;
-    float *terms = w->tensors[AWAY_TERMS];
-    if (!has_leaves(w)) {
+    float *partials = w->tensors[REMOTE_PARTIALS];
+    if (!has_splits(w)) {
         whole_rows(w, sum, r);
         return;
     }
-    for (int leaf = 0; leaf < model_own_leaves(m); leaf++)
-        leaf_rows(w, sum, r, leaf, terms + (leaf * m->visitors + first) * hidden);
+    for (int split = 0; split < model_local_splits(m); split++)
+        split_rows(w, sum, r, split, partials + (split * m->dispatch_rows + first) * hidden);
 }
 
-static void leaf_sum(const LayerPass *w, const Sum *sum, int leaf, float *to /* [T, h] */) {
+static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /* [T, h] */) {
     const Model *m = w->pass->model;
     int64_t hidden = m->config.hidden_size;
-    float *terms = w->tensors[TERM_ROWS];
-    bool first = m->sharing.place == 0 && leaf == 0;
-    if (visits(w)) terms += leaf * model_choices(m) * hidden;
-    for (int s = 0; s < spans(w); s++) {
-        Rows r = rows_at_home(w, s);
-        float *rows = terms + s * choices(w) * hidden;
-        if (!visits(w)) leaf_rows(w, sum, &r, leaf, rows);
+    float *partials = w->tensors[PARTIAL_ROWS];
+    bool first = m->tp.rank == 0 && split == 0;
+    if (is_dispatched(w)) partials += split * model_assignments(m) * hidden;
+    for (int s = 0; s < exact_chunks(w); s++) {
+        Rows r = local_rows(w, s);
+        float *rows = partials + s * assignments(w) * hidden;
+        if (!is_dispatched(w)) split_rows(w, sum, &r, split, rows);
         if (first && !sum->back) add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, rows, DTYPE_F32);
-        OP(w->pass->device, OP_EXPERTS_COMBINE, experts_combine, shape_of(w), routes_of(w, s), hidden, rows,
-           sum->back == weighs_input(w), false, to + s * model_span(m, m->tokens) * hidden, DTYPE_F32);
+        OP(w->pass->device, OP_COMBINE, combine, shape_of(w), routes_of(w, s), hidden, rows,
+           sum->back == weighs_input(w), false, to + s * model_exact_chunk(m, m->tokens) * hidden, DTYPE_F32);
     }
-    if (has_shared(w)) add_shared_leaf(w, sum, leaf, to);
+    if (has_shared(w)) add_shared_split(w, sum, split, to);
 }
 
 /* The tree of `count` leaves, in `to`; room: for those of its right halves. */
-static void add_leaves(const LayerPass *w, const Sum *sum, int first, int count, float *to, float *room) {
+static void sum_partials(const LayerPass *w, const Sum *sum, int first, int count, float *to, float *room) {
     const Model *m = w->pass->model;
     int64_t elements = m->tokens * m->config.hidden_size;
     if (count == 1) {
-        leaf_sum(w, sum, first, to);
+        split_sum(w, sum, first, to);
         return;
     }
-    int half = tree_half(count);
-    const float *parts[2] = {to, room};
-    add_leaves(w, sum, first, half, to, room);
-    add_leaves(w, sum, first + half, count - half, room, room + elements);
-    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, parts, to);
+    int grads = tree_half(count);
+    const float *ops[2] = {to, room};
+    sum_partials(w, sum, first, grads, to, room);
+    sum_partials(w, sum, first + grads, count - grads, room, room + elements);
+    OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
 }
 
 /* y: terms where several ranks have some; else rounded. */
 static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
     const Model *m = w->pass->model;
     int64_t elements = m->tokens * m->config.hidden_size;
-    float *terms = w->tensors[TERMS];
-    if (m->sharing.ranks > 1) {
-        add_leaves(w, sum, 0, model_own_leaves(m), y, terms);
+    float *partials = w->tensors[PARTIAL_SUMS];
+    if (m->tp.size > 1) {
+        sum_partials(w, sum, 0, model_local_splits(m), y, partials);
         return;
     }
-    add_leaves(w, sum, 0, model_own_leaves(m), terms, terms + elements);
-    OP(w->pass->device, OP_CAST, cast, elements, terms, DTYPE_F32, y, m->compute);
+    sum_partials(w, sum, 0, model_local_splits(m), partials, partials + elements);
+    OP(w->pass->device, OP_CAST, cast, elements, partials, DTYPE_F32, y, m->compute);
 }
 
 /* ---- shared experts, and what all of them come to ---- */
@@ -515,10 +522,10 @@ static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
        m->compute);
 }
 
-/* Leaf by leaf; what adapters of shared experts add comes behind the sum, be it over ranks. */
+/* Split by split; what adapters of shared experts add comes behind the sum, be it over ranks. */
 static void add_up_results(const LayerPass *w) {
     add_up(w, &sum_of_down, w->y);
-    if (has_shared(w) && w->pass->model->sharing.ranks == 1) product_adapters_output(w, &shared_down, w->y);
+    if (has_shared(w) && w->pass->model->tp.size == 1) product_adapters_output(w, &shared_down, w->y);
 }
 
 static void finish(const LayerPass *w) {
@@ -530,11 +537,11 @@ static void shared_up_forward(const LayerPass *w) {
     product_forward(w, &shared_gate_up, w->x, w->tensors[SHARED_GATE_UP]);
 }
 
-/* The gradient of x is added to that of the experts, or, leaf by leaf, both are made here. */
-static void shared_up_backward(const LayerPass *w, Half half) {
-    if (half & HALF_WEIGHT) product_weight(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->x);
-    if (!(half & HALF_INPUT)) return;
-    if (has_leaves(w)) {
+/* The gradient of x is added to that of the experts, or, split by split, both are made here. */
+static void shared_up_backward(const LayerPass *w, Grads grads) {
+    if (grads & WGRAD) product_weight(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->x);
+    if (!(grads & DGRAD)) return;
+    if (has_splits(w)) {
         add_up(w, &sum_of_gate_up, w->dx);
         product_adapters_input(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->dx);
         return;
@@ -548,22 +555,22 @@ static void shared_down_forward(const LayerPass *w) {
     void *const *t = w->tensors;
     OP(w->pass->device, OP_ACTIVATION_FORWARD, activation_forward, model_family(&m->config)->arch.activation,
        true, m->tokens, model_dim(&m->config, DIM_SHARED), t[SHARED_GATE_UP], t[SHARED_ACT], m->compute);
-    if (has_leaves(w))
+    if (has_splits(w))
         product_adapters_inner(w, &shared_down, t[SHARED_ACT]);
     else
         product_forward(w, &shared_down, t[SHARED_ACT], t[SHARED_ROWS]);
 }
 
-static void shared_down_backward(const LayerPass *w, Half half) {
+static void shared_down_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
     void *const *t = w->tensors;
-    if (half & HALF_INPUT) {
+    if (grads & DGRAD) {
         product_input(w, &shared_down, w->dy, t[SHARED_ACT]);
         OP(w->pass->device, OP_ACTIVATION_BACKWARD, activation_backward,
            model_family(&m->config)->arch.activation, true, m->tokens, model_dim(&m->config, DIM_SHARED),
            t[SHARED_GATE_UP], t[SHARED_ACT], t[DSHARED_GATE_UP], t[SHARED_ACT], m->compute);
     }
-    if (half & HALF_WEIGHT) product_weight(w, &shared_down, w->dy, t[SHARED_ACT]);
+    if (grads & WGRAD) product_weight(w, &shared_down, w->dy, t[SHARED_ACT]);
 }
 
 /* ---- router ---- */
@@ -596,12 +603,12 @@ static void router_forward(const LayerPass *w) {
     const ModelConfig *c = &m->config;
     OP(p->device, OP_GEMM, gemm, false, true, m->tokens, c->num_experts, c->hidden_size, w->x,
        weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->tensors[SCORES], DTYPE_F32,
-       c->num_experts, false, model_one_leaf(m, c->hidden_size));
+       c->num_experts, false, model_one_split(m, c->hidden_size));
     const Param *bias = product_bias(w, &router);
     if (bias)
         OP(p->device, OP_BIAS_FORWARD, bias_forward, m->tokens, c->num_experts, w->tensors[SCORES],
            weights_vector(p->weights, bias), DTYPE_F32);
-    for (int s = 0; s < spans(w); s++)
+    for (int s = 0; s < exact_chunks(w); s++)
         OP(p->device, OP_ROUTE, route, shape_of(w), routes_of(w, s),
            p->routed ? p->routed + (w->unit - 1) * c->num_experts : NULL);
     if (p->training) count_sequences(w);
@@ -610,11 +617,11 @@ static void router_forward(const LayerPass *w) {
 static void router_bias(const LayerPass *w) {
     const Model *m = w->pass->model;
     const Param *bias = product_bias(w, &router);
-    int64_t tokens = model_span(m, m->tokens), experts = m->config.num_experts;
-    for (int s = 0; bias && s < spans(w); s++)
+    int64_t tokens = model_exact_chunk(m, m->tokens), experts = m->config.num_experts;
+    for (int s = 0; bias && s < exact_chunks(w); s++)
         OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, tokens, experts,
            model_at(m, w->tensors[DLOGITS], s * tokens * experts),
-           gradient_of_span(&w->pass->gradients, bias, s), tokens, m->compute);
+           gradient_of_exact_chunk(&w->pass->gradients, bias, s), tokens, m->compute);
 }
 
 static void route_back(const LayerPass *w, int run) {
@@ -624,7 +631,7 @@ static void route_back(const LayerPass *w, int run) {
     RouteShape s = shape_of_run(w, run);
     int64_t first = run * s.tokens;
     OP(p->device, OP_ROUTE_BACKWARD, route_backward, s, routes_at(w, first), w->tensors[COUNTS],
-       (const float *)w->tensors[DWEIGHTS] + first * c->num_experts_per_tok, p->loss_scale,
+       (const float *)w->tensors[DWEIGHTS] + first * c->num_experts_per_tok, p->inverse_token_count,
        (float *)w->tensors[BALANCE] + first, model_at(m, w->tensors[DLOGITS], first * c->num_experts),
        m->compute);
 }
@@ -637,7 +644,7 @@ static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
     OP(p->device, OP_GEMM, gemm, false, false, tokens, hidden, experts,
        model_at(m, w->tensors[DLOGITS], first * experts),
        weights_matrix(p->weights, product_matrix(w, &router)), m->compute, w->dx, m->compute, hidden, true,
-       model_one_leaf(m, experts));
+       model_one_split(m, experts));
 }
 
 /* The gradient of the weights has come from the experts; that of x is added to theirs, where ranks have terms
@@ -649,7 +656,7 @@ static void router_input(const LayerPass *w) {
     for (int i = 0; i < model_runs(m); i++) route_back(w, i);
     if (p->balance && shape_of(w).balance > 0)
         OP(p->device, OP_LOSS_SUM, loss_sum, m->tokens, w->tensors[BALANCE], p->balance);
-    if (m->sharing.ranks == 1) add_router(w, 0, m->tokens);
+    if (m->tp.size == 1) add_router(w, 0, m->tokens);
     router_bias(w);
 }
 
@@ -657,12 +664,12 @@ static void router_summed(const LayerPass *w, const Collective *c) {
     (void)c;
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
-    add_router(w, m->sharing.place * own, own);
+    add_router(w, m->tp.rank * own, own);
 }
 
-static void router_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) router_input(w);
-    if (half & HALF_WEIGHT) product_weight(w, &router, w->tensors[DLOGITS], w->x);
+static void router_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD) router_input(w);
+    if (grads & WGRAD) product_weight(w, &router, w->tensors[DLOGITS], w->x);
 }
 
 /* ---- gate and up ---- */
@@ -673,33 +680,33 @@ static void make_gate_up(const LayerPass *w, const Rows *r) {
 }
 
 static void gate_up_forward(const LayerPass *w) {
-    for (int s = 0; s < spans(w); s++) {
-        Rows r = rows_at_home(w, s);
+    for (int s = 0; s < exact_chunks(w); s++) {
+        Rows r = local_rows(w, s);
         gather_x(w, s);
         make_gate_up(w, &r);
     }
 }
 
 /* ROWS are x for the one half, then the gradient of that. */
-static void gate_up_back(const LayerPass *w, int span, Half half) {
-    Rows r = rows_at_home(w, span);
-    if (half & HALF_WEIGHT) {
-        gather_x(w, span);
+static void gate_up_back(const LayerPass *w, int exact_chunk, Grads grads) {
+    Rows r = local_rows(w, exact_chunk);
+    if (grads & WGRAD) {
+        gather_x(w, exact_chunk);
         expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     }
-    if (half & HALF_INPUT) {
+    if (grads & DGRAD) {
         gate_up_bias(w, &r);
-        if (has_leaves(w)) return;
+        if (has_splits(w)) return;
         whole_rows(w, &sum_of_gate_up, &r);
-        combine(w, span, weighs_input(w), w->dx);
+        combine(w, exact_chunk, weighs_input(w), w->dx);
     }
 }
 
-/* Of visitors with the input half, away. */
-static void gate_up_backward(const LayerPass *w, Half half) {
-    if (visits(w)) return;
-    for (int s = 0; s < spans(w); s++) gate_up_back(w, s, half);
-    if (has_leaves(w) && !has_shared(w) && half & HALF_INPUT) add_up(w, &sum_of_gate_up, w->dx);
+/* Of visitors with dgrad, away. */
+static void gate_up_backward(const LayerPass *w, Grads grads) {
+    if (is_dispatched(w)) return;
+    for (int s = 0; s < exact_chunks(w); s++) gate_up_back(w, s, grads);
+    if (has_splits(w) && !has_shared(w) && grads & DGRAD) add_up(w, &sum_of_gate_up, w->dx);
 }
 
 /* ---- down ---- */
@@ -711,14 +718,14 @@ static void activate(const LayerPass *w, const Rows *r) {
 }
 
 static void down_forward(const LayerPass *w) {
-    for (int s = 0; s < spans(w); s++) {
-        Rows r = rows_at_home(w, s);
+    for (int s = 0; s < exact_chunks(w); s++) {
+        Rows r = local_rows(w, s);
         activate(w, &r);
-        if (has_leaves(w)) continue;
+        if (has_splits(w)) continue;
         whole_rows(w, &sum_of_down, &r);
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
     }
-    if (has_leaves(w))
+    if (has_splits(w))
         add_up_results(w);
     else
         finish(w);
@@ -736,8 +743,8 @@ static void activate_backward(const LayerPass *w, const Rows *r, void *act) {
 static void input_weights(const LayerPass *w, const Rows *r, RouteShape s, Routes routes, float *dweights) {
     const Model *m = w->pass->model;
     enum { RUNS = 2 }; /* gate, up */
-    OP(w->pass->device, OP_EXPERTS_WEIGHTS, experts_weights, s, routes, model_dim(&m->config, DIM_EXPERT),
-       RUNS, model_own_leaves(m), r->gate_up, r->dgate_up, dweights, m->compute);
+    OP(w->pass->device, OP_PERMUTE_DWEIGHTS, permute_dweights, s, routes, model_dim(&m->config, DIM_EXPERT),
+       RUNS, model_local_splits(m), r->gate_up, r->dgate_up, dweights, m->compute);
 }
 
 /* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
@@ -754,86 +761,87 @@ static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes r
         return;
     }
     activate(w, r);
-    OP(p->device, OP_EXPERTS_WEIGH, experts_weigh, s, routes, inter, model_own_leaves(m), r->act, r->dact,
-       dweights, m->compute);
+    OP(p->device, OP_COMBINE_BACKWARD, combine_backward, s, routes, inter, model_local_splits(m), r->act,
+       r->dact, dweights, m->compute);
     activate_backward(w, r, r->dact);
 }
 
-static void down_back(const LayerPass *w, int span, Half half) {
-    Rows r = rows_at_home(w, span);
-    gather(w, span, w->dy, ROWS);
-    if (half & HALF_INPUT) {
-        down_bias(w, span, ROWS);
-        down_input(w, &r, shape_of(w), routes_of(w, span), (float *)w->tensors[DWEIGHTS] + span * choices(w));
+static void down_back(const LayerPass *w, int exact_chunk, Grads grads) {
+    Rows r = local_rows(w, exact_chunk);
+    gather(w, exact_chunk, w->dy, ROWS);
+    if (grads & DGRAD) {
+        down_bias(w, exact_chunk, ROWS);
+        down_input(w, &r, shape_of(w), routes_of(w, exact_chunk),
+                   (float *)w->tensors[DWEIGHTS] + exact_chunk * assignments(w));
     }
-    if (half & HALF_WEIGHT) expert_weight(w, &down, &r, r.dy, r.act);
+    if (grads & WGRAD) expert_weight(w, &down, &r, r.dy, r.act);
 }
 
-static void down_backward(const LayerPass *w, Half half) {
-    for (int s = 0; !visits(w) && s < spans(w); s++) down_back(w, s, half);
+static void down_backward(const LayerPass *w, Grads grads) {
+    for (int s = 0; !is_dispatched(w) && s < exact_chunks(w); s++) down_back(w, s, grads);
 }
 
 /* ---- visits ---- */
 
-static Rows rows_of_visitors(const LayerPass *w, const Visitors *v) {
+static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
     const ModelConfig *c = &w->pass->model->config;
-    int64_t runs = v->span * model_expert_ranks(c) + v->rank;
+    int64_t runs = v->exact_chunk * model_expert_ranks(c) + v->rank;
     return (Rows){.count = v->count,
                   .first = (const int32_t *)w->tensors[OWN_FIRST] + runs * (model_own_experts(c) + 1),
                   .experts = (int)model_own_experts(c),
-                  .gradient = v->rank * spans(w) + v->span,
-                  .x = row_at(w, AWAY_X, DIM_HIDDEN, v->first),
+                  .gradient = v->rank * exact_chunks(w) + v->exact_chunk,
+                  .x = row_at(w, REMOTE_X, DIM_HIDDEN, v->first),
                   .gate_up = row_at(w, GATE_UP, DIM_EXPERT_GATE_UP, v->first),
                   .act = row_at(w, ACT, DIM_EXPERT, v->first),
                   .dact = row_at(w, DACT, DIM_EXPERT, v->first),
                   .dgate_up = row_at(w, DGATE_UP, DIM_EXPERT_GATE_UP, v->first),
-                  .dy = row_at(w, AWAY_DY, DIM_HIDDEN, v->first)};
+                  .dy = row_at(w, REMOTE_DY, DIM_HIDDEN, v->first)};
 }
 
-static void leave_forward(const LayerPass *w) {
-    for (int s = 0; s < spans(w); s++) gather_x(w, s);
+static void permute_forward(const LayerPass *w) {
+    for (int s = 0; s < exact_chunks(w); s++) gather_x(w, s);
 }
 
-static void work_forward(const LayerPass *w, const Visitors *v) {
-    Rows r = rows_of_visitors(w, v);
+static void experts_forward(const LayerPass *w, const RemoteRows *v) {
+    Rows r = remote_rows(w, v);
     if (v->count == 0) return;
     make_gate_up(w, &r);
     activate(w, &r);
-    leave_rows(w, &sum_of_down, &r, v->first);
+    permute_rows(w, &sum_of_down, &r, v->first);
 }
 
-static void arrive_forward(const LayerPass *w) {
-    if (has_leaves(w)) {
+static void unpermute_forward(const LayerPass *w) {
+    if (has_splits(w)) {
         add_up_results(w);
         return;
     }
-    for (int s = 0; s < spans(w); s++) {
-        Rows r = rows_at_home(w, s);
+    for (int s = 0; s < exact_chunks(w); s++) {
+        Rows r = local_rows(w, s);
         add_bias(w, DOWN_BIAS, DIM_HIDDEN, &r, r.x, w->pass->model->compute);
     }
     finish(w);
 }
 
-/* Weights go with their rows, and their gradients come back so; at home these lie choice by choice. */
-static void leave_backward(const LayerPass *w) {
+/* Weights go with their rows, and their gradients come back so; locally these lie choice by choice. */
+static void permute_backward(const LayerPass *w) {
     Device *d = w->pass->device;
     float *weights = w->tensors[ROW_WEIGHTS];
-    int64_t count = choices(w);
-    OP(d, OP_ZERO, zero, weights, (size_t)(spans(w) * count) * sizeof(float));
-    for (int s = 0; s < spans(w); s++) {
+    int64_t count = assignments(w);
+    OP(d, OP_ZERO, zero, weights, (size_t)(exact_chunks(w) * count) * sizeof(float));
+    for (int s = 0; s < exact_chunks(w); s++) {
         Routes r = routes_of(w, s);
         gather_x(w, s);
-        gather(w, s, w->dy, HOME_DY);
-        down_bias(w, s, HOME_DY);
+        gather(w, s, w->dy, LOCAL_DY);
+        down_bias(w, s, LOCAL_DY);
         OP(d, OP_EMBED_BACKWARD, embed_backward, count, 1, r.row, r.weights, ALL_ROWS, 1.0f,
            weights + s * count, DTYPE_F32);
     }
 }
 
 /* A rank without visitors sets its gradients too. */
-static void work_backward(const LayerPass *w, const Visitors *v) {
-    Rows r = rows_of_visitors(w, v);
-    float *weights = (float *)w->tensors[AWAY_WEIGHTS] + v->first;
+static void experts_backward(const LayerPass *w, const RemoteRows *v) {
+    Rows r = remote_rows(w, v);
+    float *weights = (float *)w->tensors[REMOTE_WEIGHTS] + v->first;
     if (v->count > 0) {
         make_gate_up(w, &r);
         down_input(w, &r, (RouteShape){.tokens = v->count, .chosen = 1}, (Routes){.weights = weights},
@@ -843,71 +851,72 @@ static void work_backward(const LayerPass *w, const Visitors *v) {
     expert_weight(w, &gate_up, &r, r.dgate_up, r.x);
     if (v->count == 0) return;
     gate_up_bias(w, &r);
-    leave_rows(w, &sum_of_gate_up, &r, v->first);
+    permute_rows(w, &sum_of_gate_up, &r, v->first);
 }
 
-/* Where sums are cut into leaves, those of the gradient of x wait for the shared experts', who are below. */
-static void arrive_backward(const LayerPass *w) {
+/* Where sums are cut into splits, those of the gradient of x wait for the shared experts', who are below. */
+static void unpermute_backward(const LayerPass *w) {
     const float *weights = w->tensors[ROW_WEIGHTS];
     float *dweights = w->tensors[DWEIGHTS];
-    int64_t count = choices(w);
-    for (int s = 0; s < spans(w); s++)
+    int64_t count = assignments(w);
+    for (int s = 0; s < exact_chunks(w); s++)
         OP(w->pass->device, OP_EMBED_FORWARD, embed_forward, count, 1, routes_of(w, s).row,
            weights + s * count, ALL_ROWS, 1.0f, false, dweights + s * count, DTYPE_F32);
-    if (!has_leaves(w))
+    if (!has_splits(w))
         combine_all(w, weighs_input(w), w->dx);
     else if (!has_shared(w))
         add_up(w, &sum_of_gate_up, w->dx);
 }
 
-#define CARRIED_X \
-    { ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE, CARRIED_ALWAYS }
-#define CARRIED_RESULTS                                                 \
-    {ROWS, AWAY_X, DIM_HIDDEN, ELEMENT_COMPUTE, CARRIED_WHOLE}, {       \
-        TERM_ROWS, AWAY_TERMS, DIM_HIDDEN, ELEMENT_FP32, CARRIED_LEAVES \
+#define DISPATCHED_X \
+    { ROWS, REMOTE_X, DIM_HIDDEN, ELEMENT_COMPUTE, DISPATCH_ALWAYS }
+#define COMBINED_RESULTS                                                         \
+    {ROWS, REMOTE_X, DIM_HIDDEN, ELEMENT_COMPUTE, DISPATCH_WHOLE}, {             \
+        PARTIAL_ROWS, REMOTE_PARTIALS, DIM_HIDDEN, ELEMENT_FP32, DISPATCH_SPLITS \
     }
-static const Visits visiting = {
+static const ExpertDispatch expert_dispatch = {
     .runs = FIRST,
     .all_runs = ALL_FIRST,
     .own_runs = OWN_FIRST,
-    .way = {[VISIT_FORWARD] = {.out = {CARRIED_X},
-                               .back = {CARRIED_RESULTS},
-                               .out_count = 1,
-                               .back_count = 2,
-                               .leave = leave_forward,
-                               .work = work_forward,
-                               .arrive = arrive_forward},
-            [VISIT_BACKWARD] = {
-                .out = {CARRIED_X,
-                        {HOME_DY, AWAY_DY, DIM_HIDDEN, ELEMENT_COMPUTE, CARRIED_ALWAYS},
-                        {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32, CARRIED_ALWAYS}},
-                .back = {CARRIED_RESULTS, {ROW_WEIGHTS, AWAY_WEIGHTS, DIM_ONE, ELEMENT_FP32, CARRIED_ALWAYS}},
-                .out_count = 3,
-                .back_count = 3,
-                .leave = leave_backward,
-                .work = work_backward,
-                .arrive = arrive_backward}}};
+    .way = {
+        [DISPATCH_FORWARD] = {.out = {DISPATCHED_X},
+                              .back = {COMBINED_RESULTS},
+                              .out_count = 1,
+                              .back_count = 2,
+                              .permute = permute_forward,
+                              .experts = experts_forward,
+                              .unpermute = unpermute_forward},
+        [DISPATCH_BACKWARD] = {
+            .out = {DISPATCHED_X,
+                    {LOCAL_DY, REMOTE_DY, DIM_HIDDEN, ELEMENT_COMPUTE, DISPATCH_ALWAYS},
+                    {ROW_WEIGHTS, REMOTE_WEIGHTS, DIM_ONE, ELEMENT_FP32, DISPATCH_ALWAYS}},
+            .back = {COMBINED_RESULTS, {ROW_WEIGHTS, REMOTE_WEIGHTS, DIM_ONE, ELEMENT_FP32, DISPATCH_ALWAYS}},
+            .out_count = 3,
+            .back_count = 3,
+            .permute = permute_backward,
+            .experts = experts_backward,
+            .unpermute = unpermute_backward}}};
 
-#define ROUTER_PART \
+#define ROUTER_OP \
     { "router", LIFE_INPUT, router_forward, router_backward, .product = &router }
-#define EXPERT_PARTS                                                                                  \
+#define EXPERT_OPS                                                                                    \
     {"gate and up of experts", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up}, { \
         "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down                  \
     }
-static const Part parts[] = {ROUTER_PART, EXPERT_PARTS};
-/* What shared experts add is of no use but to the layer's result, which as a block's last is never made
- * again; as that of a module's it is (module.c). */
-static const Part shared_parts[] = {ROUTER_PART,
-                                    {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
-                                     shared_up_backward, .product = &shared_gate_up},
-                                    {"down of the shared", LIFE_INPUT, shared_down_forward,
-                                     shared_down_backward, .product = &shared_down, .term = true},
-                                    EXPERT_PARTS};
+static const LayerOp ops[] = {ROUTER_OP, EXPERT_OPS};
+/* What shared experts add is of no use but to the layer's result, which as a block's last is never
+ * recomputed; as that of an MTP module's it is (mtp.c). */
+static const LayerOp shared_ops[] = {ROUTER_OP,
+                                     {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
+                                      shared_up_backward, .product = &shared_gate_up},
+                                     {"down of the shared", LIFE_INPUT, shared_down_forward,
+                                      shared_down_backward, .product = &shared_down, .partial = true},
+                                     EXPERT_OPS};
 
 /* Of experts from op `up` on; ops that read x, and those that read dy. */
 #define COLLECTIVES(up, read_x, read_dy, up_adapters, down_adapters)                                         \
-    {GATHER_X(read_x)}, {SUM_DX(read_x), .unpack = router_summed, .adapted = up_adapters},                   \
-        {SUM_Y(OPS((up) + 1)), .adapted = down_adapters}, {GATHER_DY(read_dy)},                              \
+    {ALL_GATHER_X(read_x)}, {REDUCE_SCATTER_DX(read_x), .unpack = router_summed, .adapted = up_adapters},    \
+        {REDUCE_SCATTER_Y(OPS((up) + 1)), .adapted = down_adapters}, {ALL_GATHER_DY(read_dy)},               \
         {COLLECTIVE(IN_FORWARD, BEHIND(OPS(0)), ALL_REDUCE, CONTEXT, COUNTS, COUNTS, SEQUENCES, EXPERTS,     \
                     COUNT),                                                                                  \
          .when = NEED_BALANCE, .trains = true, .overlaps = true, .what = "EXPERT_COUNTS"},                   \
@@ -915,7 +924,7 @@ static const Part shared_parts[] = {ROUTER_PART,
          .brief = true, .what = "DROUTER"},                                                                  \
     {                                                                                                        \
         COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_DGRAD, BEFORE(OPS(up) | OPS((up) + 1)), DISPATCH, EXPERTS, \
-                   ROWS, AWAY_X, CHOICES, HIDDEN, COMPUTE)                                                   \
+                   ROWS, REMOTE_X, ASSIGNMENTS, HIDDEN, COMPUTE)                                             \
     }
 static const Collective collectives[] = {COLLECTIVES(1, OPS(0) | OPS(1), OPS(2), NULL, NULL)};
 static const Collective shared_collectives[] = {
@@ -924,13 +933,13 @@ static const Collective shared_collectives[] = {
 const Layer layer_experts = {.name = "experts",
                              LAYER_ROWS(param, params),
                              .tensors = tensors,
-                             LAYER_ROWS(part, parts),
+                             LAYER_ROWS(op, ops),
                              LAYER_ROWS(collective, collectives),
                              .tensor_count = TENSORS,
-                             .visits = &visiting};
+                             .dispatch = &expert_dispatch};
 const Layer layer_shared_experts = {.name = "experts, some shared",
                                     LAYER_ROWS(param, params),
                                     LAYER_ROWS(tensor, tensors),
-                                    LAYER_ROWS(part, shared_parts),
+                                    LAYER_ROWS(op, shared_ops),
                                     LAYER_ROWS(collective, shared_collectives),
-                                    .visits = &visiting};
+                                    .dispatch = &expert_dispatch};

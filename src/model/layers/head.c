@@ -4,46 +4,46 @@
  *     head and loss  logits = cap(n W^T), loss of each token
  *
  * The head runs over chunks of tokens, and for each chunk does everything that needs its logits - loss, their
- * gradient, and both halves of the head's backward pass - before the next chunk overwrites them: logits never
- * exist whole. So its forward pass makes both gradients of the product, and its backward pass is the norm's.
- * Where the weight half is deferred, it makes the logits again. With tied embeddings W is the embedding's,
+ * gradient, and dgrad and wgrad of the head's backward pass - before the next chunk overwrites them: logits
+ * never exist whole. So its forward pass makes both gradients of the product, and its backward pass is the
+ * norm's. Where wgrad is deferred, it makes the logits again. With tied embeddings W is the embedding's,
  * and its gradient from here goes to memory of its own, laid out as all of unit 0: what of it is not the
  * embedding's stays zero.
  *
  * Where ranks share the vocabulary each makes its own logits of a chunk; then they exchange records of 16
- * bytes a token and leaf, from which all make the same loss, and each the gradient of its own logits. So a
+ * bytes a token and split, from which all make the same loss, and each the gradient of its own logits. So a
  * chunk has two halves there, UnitPass.slice: what makes logits and records, and what uses them.
  *
  * Logits are capped, c tanh(l / c), where the family does that (Gemma team, "Gemma 2", 2024).
  *
- * Further heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024)
+ * MTP heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024)
  * have matrices of their own on the same normed states, the k-th for the k-th token behind the next one. They
  * are there for training alone: each does with a chunk what the head has done, before the next chunk comes,
  * and adds its gradient to that of the states. Where there are any, the head is not tied (config.c). What the
  * states' gradient is a sum of then is heads, and of each leaves of the vocabulary, which ranks may share:
- * each leaf is added up over the heads first, and leaves then in the tree, on one rank as on several, so that
- * ranks sum once for all heads.
+ * each split is added up over the heads first, and splits then in the tree, on one rank as on several, so
+ * that ranks sum once for all heads.
  *
- * A module (module.c) uses the head's own matrix once more, on the end of its stream behind a norm of its
+ * An MTP module (mtp.c) uses the head's own matrix once more, on the end of its stream behind a norm of its
  * own. Its block has matrices beside this one, of which gradients are made on the way back: so there the
- * head's are too, whose weight half is deferred with all others. The module's comes first, and sets. Logits
- * that are made again need records of all ranks again: those of both heads are kept from the forward pass,
+ * head's are too, whose wgrad is deferred with all others. The module's comes first, and sets. Logits
+ * that are recomputed need records of all ranks again: those of both heads are kept from the forward pass,
  * and none cross twice.
  *
  * Elsewhere called: lm_head, fused linear cross-entropy, vocab-parallel cross-entropy (Megatron). */
 #include "model/unit.h"
 
-enum { MODULE_NORM, MODULE_NORM_BIAS, NORM, NORM_BIAS, HEAD, FURTHER, PARAMS };
+enum { MTP_NORM, MTP_NORM_BIAS, NORM, NORM_BIAS, HEAD, MTP_HEADS, PARAMS };
 static const ParamRow params[PARAMS] = {
-    [MODULE_NORM] = {"shared_head.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
-    [MODULE_NORM_BIAS] = {"shared_head.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
+    [MTP_NORM] = {"shared_head.norm.weight", DIM_HIDDEN, .init = ROLE_NORM},
+    [MTP_NORM_BIAS] = {"shared_head.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS},
     [NORM] = {"model.norm.weight", DIM_HIDDEN, .init = ROLE_NORM, .outside = true},
     [NORM_BIAS] = {"model.norm.bias", DIM_HIDDEN, .when = WHEN_LAYER_NORM, .init = ROLE_ZEROS,
                    .outside = true},
-    [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .cut = CUT_ROWS,
+    [HEAD] = {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, .when = WHEN_UNTIED, .tp = COLUMN_PARALLEL,
               .init = ROLE_HEAD, .decays = true, .outside = true},
-    [FURTHER] = {"lm_heads.weight", DIM_FURTHER, DIM_HIDDEN, .cut = CUT_ROWS, .init = ROLE_HEAD,
-                 .decays = true, .outside = true},
+    [MTP_HEADS] = {"lm_heads.weight", DIM_MTP_HEADS, DIM_HIDDEN, .tp = COLUMN_PARALLEL, .init = ROLE_HEAD,
+                   .decays = true, .outside = true},
 };
 
 enum {
@@ -55,10 +55,10 @@ enum {
     APART,
     TENSORS,
     KEPT = TENSORS, /* records */
-    MODULE_DNORMED,
-    MODULE_RSTD,
-    MODULE_NORMED,
-    MODULE_KEPT,
+    MTP_DNORMED,
+    MTP_RSTD,
+    MTP_NORMED,
+    MTP_KEPT,
     ALL_TENSORS
 };
 /* DNORMED is made by the forward pass, and used up by the backward pass. In fp32 DLOGITS are in the logits'
@@ -68,22 +68,22 @@ enum {
     [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},    \
     [LOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_FP32, .life = LIFE_SCRATCH},      \
     [DLOGITS] = {EXTENT_LOGITS, DIM_VOCAB, ELEMENT_NARROW, .life = LIFE_SCRATCH},   \
-    [APART] = {EXTENT_LOGIT_LEAVES, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, \
+    [APART] = {EXTENT_LOGIT_SPLITS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH, \
                .need = NEED_HEADS_APART}
 #define KEPT_ROW \
-    { EXTENT_RECORDS, DIM_ONE, ELEMENT_FP32, LIFE_INPUT, false, NEED_SHARES }
+    { EXTENT_RECORDS, DIM_ONE, ELEMENT_FP32, LIFE_INPUT, false, NEED_TP }
 static const TensorRow tensors[TENSORS] = {
     SHARED_ROWS,
     [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH},
 };
-static const TensorRow module_tensors[ALL_TENSORS] = {
+static const TensorRow mtp_tensors[ALL_TENSORS] = {
     SHARED_ROWS,
     [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
     [KEPT] = KEPT_ROW,
-    [MODULE_DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
-    [MODULE_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
-    [MODULE_NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
-    [MODULE_KEPT] = KEPT_ROW,
+    [MTP_DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},
+    [MTP_RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},
+    [MTP_NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_CHEAP, .operand = true},
+    [MTP_KEPT] = KEPT_ROW,
 };
 
 static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
@@ -98,9 +98,10 @@ static bool is_tied(const Model *m) { return matrix(m)->unit == 0; }
 
 /* Tied: the unit behind the last, which begins with the embedding as unit 0 does. The two gradients of the
  * one matrix meet once a step, whatever the schedule (weights.h). */
-static float *matrix_gradient(const Pass *p, int span) {
+static float *matrix_gradient(const Pass *p, int exact_chunk) {
     const Gradients *g = &p->gradients;
-    return is_tied(p->model) ? gradient_tied(g, span) : gradient_of_span(g, matrix(p->model), span);
+    return is_tied(p->model) ? gradient_tied(g, exact_chunk)
+                             : gradient_of_exact_chunk(g, matrix(p->model), exact_chunk);
 }
 
 static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; }
@@ -109,7 +110,7 @@ static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; 
 static void clear_rest(const Pass *p) {
     size_t all = p->model->table.flats[0][FLAT_MATRICES],
            own = is_trained(p->model) ? (size_t)matrix(p->model)->count : 0;
-    for (int r = 0; is_tied(p->model) && all > own && r < model_spans(p->model); r++)
+    for (int r = 0; is_tied(p->model) && all > own && r < model_exact_chunks(p->model); r++)
         OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r) + own, (all - own) * sizeof(float));
 }
 
@@ -119,7 +120,7 @@ static void logits_of(const Pass *p, const void *weight, int64_t rows, const voi
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
        weight, m->compute, logits, DTYPE_F32, m->config.vocab_size, false,
-       model_one_leaf(m, m->config.hidden_size));
+       model_one_split(m, m->config.hidden_size));
     if (m->config.final_logit_softcapping > 0)
         OP(p->device, OP_SOFTCAP, softcap, rows * m->config.vocab_size,
            (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
@@ -128,7 +129,7 @@ static void logits_of(const Pass *p, const void *weight, int64_t rows, const voi
 /* One chunk: which of the products to do is up to the caller. */
 typedef struct Chunk {
     int64_t first, rows;
-    int span;
+    int exact_chunk;
     bool begins; /* it */
     bool input, weight;
 } Chunk;
@@ -137,7 +138,7 @@ typedef struct Chunk {
  * tokens what they are to say and the losses of that, and what the gradient is multiplied with. */
 typedef struct Head {
     const void *normed; /* own states that it reads */
-    LossRecord *kept;   /* of all tokens and ranks, for the weight half; NULL: that needs none */
+    LossRecord *kept;   /* of all tokens and ranks, for wgrad; NULL: that needs none */
     const void *weight;
     float *gradient;
     const int32_t *targets;
@@ -153,49 +154,49 @@ typedef struct Head {
 /* An evaluation asks the head alone. */
 static int heads_at_work(const LayerPass *w) {
     const ModelConfig *c = &w->pass->model->config;
-    return w->pass->training && !c->further_module ? 1 + (int)c->further_heads : 1;
+    return w->pass->training && !c->mtp_module ? 1 + (int)c->mtp_depth : 1;
 }
 
 static Head first_head(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     return (Head){.normed = w->tensors[NORMED],
-                  .kept = m->config.further_module ? w->tensors[KEPT] : NULL,
+                  .kept = m->config.mtp_module ? w->tensors[KEPT] : NULL,
                   .weight = weights_matrix(p->weights, matrix(m)),
-                  .gradient = c.weight && is_trained(m) ? matrix_gradient(p, c.span) : NULL,
+                  .gradient = c.weight && is_trained(m) ? matrix_gradient(p, c.exact_chunk) : NULL,
                   .targets = p->batch.targets,
                   .losses = p->losses,
                   .z_losses = p->z_losses,
                   .z = p->z_loss,
-                  .scale = p->loss_scale,
+                  .scale = p->inverse_token_count,
                   .dnormed = w->tensors[DNORMED],
                   .last = heads_at_work(w) == 1,
-                  .later = m->config.further_module};
+                  .later = m->config.mtp_module};
 }
 
-/* The same matrix; what is told of the first further head is of the module. */
-static Head module_head(const LayerPass *w, Chunk c) {
+/* The same matrix; what is told of the first MTP head is of the MTP module. */
+static Head mtp_head(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     Head own = first_head(w, c);
-    own.normed = w->tensors[MODULE_NORMED], own.kept = w->tensors[MODULE_KEPT];
-    own.targets = p->further_targets[0], own.losses = p->further_losses[0], own.scale = p->further_scale;
+    own.normed = w->tensors[MTP_NORMED], own.kept = w->tensors[MTP_KEPT];
+    own.targets = p->mtp_targets[0], own.losses = p->mtp_losses[0], own.scale = p->mtp_inverse_token_count;
     own.z_losses = NULL, own.z = 0;
-    own.dnormed = w->tensors[MODULE_DNORMED], own.later = false;
+    own.dnormed = w->tensors[MTP_DNORMED], own.later = false;
     return own;
 }
 
-static Head further_head(const LayerPass *w, Chunk c, int k) {
+static Head further_mtp_head(const LayerPass *w, Chunk c, int k) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    const Param *own = param_of(&m->table, m->table.units - 1, &params[FURTHER]);
+    const Param *own = param_of(&m->table, m->table.units - 1, &params[MTP_HEADS]);
     int64_t at = k * m->config.vocab_size * m->config.hidden_size;
     bool wanted = c.weight && own->flat != FLAT_FROZEN;
     return (Head){.normed = w->tensors[NORMED],
                   .weight = model_at(m, weights_matrix(p->weights, own), at),
-                  .gradient = wanted ? gradient_of_span(&p->gradients, own, c.span) + at : NULL,
-                  .targets = p->further_targets[k],
-                  .losses = p->further_losses[k],
-                  .scale = p->further_scale,
+                  .gradient = wanted ? gradient_of_exact_chunk(&p->gradients, own, c.exact_chunk) + at : NULL,
+                  .targets = p->mtp_targets[k],
+                  .losses = p->mtp_losses[k],
+                  .scale = p->mtp_inverse_token_count,
                   .dnormed = w->tensors[DNORMED],
                   .adds = true,
                   .last = k + 2 == heads_at_work(w)};
@@ -204,121 +205,122 @@ static Head further_head(const LayerPass *w, Chunk c, int k) {
 /* Normed states of the chunk's tokens: of all of them, where ranks have some each. */
 static const void *normed_of(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = w->pass->model;
-    const char *all = m->sharing.ranks > 1 ? w->shared->whole : own->normed;
+    const char *all = m->tp.size > 1 ? w->shared->whole : own->normed;
     return all + (size_t)(c.first * m->config.hidden_size) * dtype_bytes(m->compute);
 }
 
 static LossRecord *own_records(const LayerPass *w, int64_t rows) {
     const Model *m = w->pass->model;
-    return w->shared->records + m->sharing.place * model_own_leaves(m) * rows;
+    return w->shared->records + m->tp.rank * model_local_splits(m) * rows;
 }
 
-/* A weight half that comes by itself. */
-static bool is_again(Chunk c) { return c.weight && !c.input; }
+/* A wgrad that comes by itself. */
+static bool is_recompute(Chunk c) { return c.weight && !c.input; }
 
 /* Of a chunk, where ranks have exchanged them, or kept from when they did. */
 static const LossRecord *records_of(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = w->pass->model;
-    if (m->sharing.ranks == 1) return NULL;
-    return is_again(c) ? own->kept + c.first * m->sharing.leaves : w->shared->records;
+    if (m->tp.size == 1) return NULL;
+    return is_recompute(c) ? own->kept + c.first * m->tp.splits : w->shared->records;
 }
 
 static void copy_records(const LayerPass *w, Chunk c, LossRecord *all) {
     const Model *m = w->pass->model;
-    OP(w->pass->device, OP_COPY, copy, all + c.first * m->sharing.leaves, w->shared->records,
-       (size_t)(c.rows * m->sharing.leaves) * sizeof *all);
+    OP(w->pass->device, OP_COPY, copy, all + c.first * m->tp.splits, w->shared->records,
+       (size_t)(c.rows * m->tp.splits) * sizeof *all);
 }
 
-/* Records of this rank's leaves lie where they will be among those of all. */
+/* Records of this rank's splits lie where they will be among those of all. */
 static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     logits_of(p, own->weight, c.rows, normed_of(w, c, own), w->tensors[LOGITS]);
-    if (m->sharing.ranks > 1 && !is_again(c))
+    if (m->tp.size > 1 && !is_recompute(c))
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
-           DTYPE_F32, own->targets + c.first, model_vocabulary_leaves(m, w->shared->records),
+           DTYPE_F32, own->targets + c.first, model_vocabulary_splits(m, w->shared->records),
            own_records(w, c.rows));
 }
 
-/* Leaves in the tree: terms of all tokens, or the gradient of the states. */
-static void add_leaves(const LayerPass *w, const Chunk *c, const Head *own, const float *const *leaves) {
+/* Splits in the tree: terms of all tokens, or the gradient of the states. */
+static void sum_partials(const LayerPass *w, const Chunk *c, const Head *own, const float *const *splits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t at = c->first * m->config.hidden_size, n = c->rows * m->config.hidden_size;
-    bool terms = m->sharing.ranks > 1, rounds = !terms && m->compute != DTYPE_F32;
-    float *to = terms    ? (float *)w->shared->terms + at
+    bool partials = m->tp.size > 1, rounds = !partials && m->compute != DTYPE_F32;
+    float *to = partials ? (float *)w->shared->partials + at
                 : rounds ? (float *)w->tensors[APART]
                          : (float *)own->dnormed + at;
-    OP(p->device, OP_SUM_PARTS, sum_parts, n, model_own_leaves(m), leaves, to);
+    OP(p->device, OP_SUM_PARTS, sum_parts, n, model_local_splits(m), splits, to);
     if (rounds) OP(p->device, OP_CAST, cast, n, to, DTYPE_F32, model_at(m, own->dnormed, at), m->compute);
 }
 
-/* Of several heads: what each leaf comes to is added up by itself. A rank that has one of them adds to its
+/* Of several heads: what each split comes to is added up by itself. A rank that has one of them adds to its
  * terms at once. */
-static void make_leaves(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
+static void make_partials(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size;
-    int count = model_own_leaves(m);
-    const float *leaves[LEAVES_MAX];
+    int count = model_local_splits(m);
+    const float *splits[SPLITS_MAX];
     for (int i = 0; i < count; i++) {
-        float *to = count == 1 ? (float *)w->shared->terms + c->first * h
+        float *to = count == 1 ? (float *)w->shared->partials + c->first * h
                                : (float *)w->tensors[APART] + i * m->loss_rows * h;
-        leaves[i] = to;
+        splits[i] = to;
         OP(p->device, OP_GEMM, gemm, false, false, c->rows, h, m->config.vocab_size, dlogits, own->weight,
-           m->compute, to, DTYPE_F32, h, own->adds, model_vocabulary_leaf(m, i));
+           m->compute, to, DTYPE_F32, h, own->adds, model_vocabulary_split(m, i));
     }
-    if (own->last && count > 1) add_leaves(w, c, own, leaves);
+    if (own->last && count > 1) sum_partials(w, c, own, splits);
 }
 
-/* The gradient of the normed states: of all tokens, and terms of a sum over ranks where these share it. */
+/* The gradient of the normed states: of all tokens, and partial sums over ranks where these share it. */
 static void make_input(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, at = c->first * h;
-    bool terms = m->sharing.ranks > 1;
-    Dtype type = terms ? DTYPE_F32 : m->compute;
-    char *to = (terms ? (char *)w->shared->terms : (char *)own->dnormed) + (size_t)at * dtype_bytes(type);
+    bool partials = m->tp.size > 1;
+    Dtype type = partials ? DTYPE_F32 : m->compute;
+    char *to =
+        (partials ? (char *)w->shared->partials : (char *)own->dnormed) + (size_t)at * dtype_bytes(type);
     OP(p->device, OP_GEMM, gemm, false, false, c->rows, h, m->config.vocab_size, dlogits, own->weight,
-       m->compute, to, type, h, own->adds, model_leaves(m, DIM_VOCAB));
+       m->compute, to, type, h, own->adds, model_k_split(m, DIM_VOCAB));
 }
 
-/* For whoever asks for them, of all leaves: as the loss is made of them. */
+/* For whoever asks for them, of all splits: as the loss is made of them. */
 static void keep_records(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    if (m->sharing.ranks > 1)
+    if (m->tp.size > 1)
         copy_records(w, c, p->records);
     else
         OP(p->device, OP_LOSS_RECORDS, loss_records, c.rows, m->config.vocab_size, w->tensors[LOGITS],
-           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_leaves(m, NULL),
-           p->records + c.first * m->sharing.leaves);
+           DTYPE_F32, p->batch.targets + c.first, model_vocabulary_splits(m, NULL),
+           p->records + c.first * m->tp.splits);
 }
 
 /* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
  * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
- * microbatch sets, or of each span of it; all others add. */
+ * microbatch sets, or of each exact chunk of it; all others add. */
 static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t h = m->config.hidden_size, v = m->config.vocab_size;
     void *dlogits = w->tensors[m->compute == DTYPE_F32 ? LOGITS : DLOGITS];
     if (p->records && own->losses == p->losses) keep_records(w, c);
-    if (m->sharing.ranks > 1 && own->kept && p->training && !is_again(c)) copy_records(w, c, own->kept);
+    if (m->tp.size > 1 && own->kept && p->training && !is_recompute(c)) copy_records(w, c, own->kept);
     OP(p->device, OP_CROSS_ENTROPY, cross_entropy, c.rows, v, w->tensors[LOGITS], DTYPE_F32,
-       own->targets + c.first, model_vocabulary_leaves(m, records_of(w, c, own)), own->scale,
+       own->targets + c.first, model_vocabulary_splits(m, records_of(w, c, own)), own->scale,
        (float)m->config.final_logit_softcapping, own->z, own->losses + c.first,
        own->z_losses ? own->z_losses + c.first : NULL, c.input || c.weight ? dlogits : NULL, m->compute);
-    if (c.input) (model_has_heads_apart(m) ? make_leaves : make_input)(w, &c, own, dlogits);
+    if (c.input) (model_has_heads_apart(m) ? make_partials : make_input)(w, &c, own, dlogits);
     if (own->gradient)
         OP(p->device, OP_GEMM, gemm, true, false, v, h, c.rows, dlogits, normed_of(w, c, own), m->compute,
-           own->gradient, DTYPE_F32, h, own->later || !(p->first && c.begins), model_one_leaf(m, c.rows));
+           own->gradient, DTYPE_F32, h, own->later || !(p->first && c.begins), model_one_split(m, c.rows));
 }
 
 static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {
-    int span = model_chunk_span(m, i);
-    bool begins = i == 0 || model_chunk_span(m, i - 1) != span;
-    return (Chunk){model_chunk_first(m, i), model_chunk_rows(m, i), span, begins, input, weight};
+    int exact_chunk = model_logits_exact_chunk(m, i);
+    bool begins = i == 0 || model_logits_exact_chunk(m, i - 1) != exact_chunk;
+    return (Chunk){model_chunk_first(m, i), model_chunk_rows(m, i), exact_chunk, begins, input, weight};
 }
 
 /* The slice that is asked for, or all of a chunk, for the i-th time that a head takes one. */
@@ -334,15 +336,15 @@ static void all_heads(const LayerPass *w, bool input, bool weight) {
     if (weight && w->pass->first && w->slice <= 1) clear_rest(w->pass);
     for (int i = 0; i < heads * model_chunks(m); i++) {
         Chunk c = chunk_of(m, i / heads, input, weight);
-        run_chunk(w, c, i % heads ? further_head(w, c, i % heads - 1) : first_head(w, c), i);
+        run_chunk(w, c, i % heads ? further_mtp_head(w, c, i % heads - 1) : first_head(w, c), i);
     }
 }
 
-static void all_of_module(const LayerPass *w, bool input, bool weight) {
+static void all_of_mtp(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
     for (int i = 0; i < model_chunks(m); i++) {
         Chunk c = chunk_of(m, i, input, weight);
-        run_chunk(w, c, module_head(w, c), i);
+        run_chunk(w, c, mtp_head(w, c), i);
     }
 }
 
@@ -351,8 +353,8 @@ static void final_norm(const LayerPass *w) {
                  w->tensors[NORMED], w->tensors[RSTD]);
 }
 
-static void final_norm_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT)
+static void final_norm_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD)
         norm_backward(w->pass, w->unit, &params[NORM], w->input, w->tensors[RSTD], w->tensors[DNORMED], w->dx,
                       false);
 }
@@ -363,46 +365,46 @@ static void head_forward(const LayerPass *w) {
     all_heads(w, training, training && !w->pass->defer_head);
 }
 
-/* Deferred, the weight half finds no logits, and without a module no normed states either: scratch was
+/* Deferred, wgrad finds no logits, and without an MTP module no normed states either: scratch was
  * others' in between. */
-static void head_backward(const LayerPass *w, Half half) {
-    if (!(half & HALF_WEIGHT) || !w->pass->defer_head) return;
-    if (!w->pass->model->config.further_module) final_norm(w);
+static void head_backward(const LayerPass *w, Grads grads) {
+    if (!(grads & WGRAD) || !w->pass->defer_head) return;
+    if (!w->pass->model->config.mtp_module) final_norm(w);
     all_heads(w, false, true);
 }
 
-static void module_norm(const LayerPass *w) {
-    norm_forward(w->pass, w->unit, &params[MODULE_NORM], model_own_tokens(w->pass->model), w->own_x, NULL,
-                 NULL, w->tensors[MODULE_NORMED], w->tensors[MODULE_RSTD]);
+static void mtp_norm(const LayerPass *w) {
+    norm_forward(w->pass, w->unit, &params[MTP_NORM], model_own_tokens(w->pass->model), w->own_x, NULL, NULL,
+                 w->tensors[MTP_NORMED], w->tensors[MTP_RSTD]);
 }
 
-static void module_norm_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT)
-        norm_backward(w->pass, w->unit, &params[MODULE_NORM], w->own_x, w->tensors[MODULE_RSTD],
-                      w->tensors[MODULE_DNORMED], w->dstream, false);
+static void mtp_norm_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD)
+        norm_backward(w->pass, w->unit, &params[MTP_NORM], w->own_x, w->tensors[MTP_RSTD],
+                      w->tensors[MTP_DNORMED], w->dstream, false);
 }
 
-static void module_head_forward(const LayerPass *w) {
+static void mtp_head_forward(const LayerPass *w) {
     CHECK(w->pass->defer_head);
-    all_of_module(w, true, false);
+    all_of_mtp(w, true, false);
 }
 
-static void module_head_backward(const LayerPass *w, Half half) {
-    if (half & HALF_WEIGHT) all_of_module(w, false, true);
+static void mtp_head_backward(const LayerPass *w, Grads grads) {
+    if (grads & WGRAD) all_of_mtp(w, false, true);
 }
 
 static double product_flops(const ModelConfig *c) {
     return 2 * (double)c->vocab_size * (double)c->hidden_size;
 }
 
-/* Further heads do what the head does. */
-static Cost further_cost(const ModelConfig *c, int unit, int64_t context) {
+/* MTP heads do what the head does. */
+static Cost mtp_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)unit, (void)context;
-    return (Cost){3 * (double)c->further_heads * product_flops(c), 0, 0};
+    return (Cost){3 * (double)c->mtp_depth * product_flops(c), 0, 0};
 }
 
-/* Of either head with a module: logits and the gradient of the states forward; on the way back logits again,
- * and the gradient of the matrix. */
+/* Of either head with an MTP module: logits and the gradient of the states forward; on the way back logits
+ * again, and the gradient of the matrix. */
 static Cost deferred_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)unit, (void)context;
     double product = product_flops(c);
@@ -427,61 +429,61 @@ void head_logits(const Pass *p, int64_t rows, const void *x, void *normed, float
     logits_of(p, weights_matrix(p->weights, matrix(p->model)), rows, normed, logits);
 }
 
-static const Part parts[] = {
+static const LayerOp ops[] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
     {"head and loss", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true},
 };
-enum { PARTS = sizeof parts / sizeof *parts };
+enum { PARTS = sizeof ops / sizeof *ops };
 
-static const Part heads_parts[PARTS] = {
+static const LayerOp heads_ops[PARTS] = {
     {"norm", LIFE_INPUT, final_norm, final_norm_backward, .product = NULL},
     {"heads and losses", LIFE_INPUT, head_forward, head_backward, .product = &head, .fused = true,
-     .more = further_cost, .needed = no_cost},
+     .more = mtp_cost, .needed = no_cost},
 };
 
-static const Part module_parts[] = {
+static const LayerOp mtp_ops[] = {
     {"norm", LIFE_CHEAP, final_norm, final_norm_backward, .product = NULL},
     {"head and loss", LIFE_INPUT, head_forward, head_backward, .more = deferred_cost, .needed = no_cost},
-    {"norm of the module", LIFE_CHEAP, module_norm, module_norm_backward, .trains = true},
-    {"head of the module", LIFE_INPUT, module_head_forward, module_head_backward, .trains = true,
+    {"norm of the module", LIFE_CHEAP, mtp_norm, mtp_norm_backward, .trains = true},
+    {"head of the module", LIFE_INPUT, mtp_head_forward, mtp_head_backward, .trains = true,
      .more = deferred_cost, .needed = second_cost},
 };
 
 /* Of a head that is op `op`: it reads own states, which its wgrad may want again, and its forward pass makes
  * their gradient. */
-#define HEAD_COLLECTIVES(op, again, normed, dnormed)                                                      \
-    {COLLECTIVE(IN_FORWARD | (again), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, OWN, HIDDEN,   \
-                COMPUTE)},                                                                                \
-        {COLLECTIVE(IN_FORWARD, BEFORE(OPS(op)), ALL_GATHER, TENSOR, LOSS_RECORDS, LOSS_RECORDS, RECORDS, \
-                    ONE, FP32),                                                                           \
-         .chunked = true, .what = "LSE"},                                                                 \
-    {                                                                                                     \
-        COLLECTIVE(IN_FORWARD, BEHIND(OPS(op)), REDUCE_SCATTER, TENSOR, PARTIALS, dnormed, OWN, HIDDEN,   \
-                   FP32),                                                                                 \
-            .trains = true                                                                                \
+#define HEAD_COLLECTIVES(op, recompute, normed, dnormed)                                                    \
+    {COLLECTIVE(IN_FORWARD | (recompute), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, OWN, HIDDEN, \
+                COMPUTE)},                                                                                  \
+        {COLLECTIVE(IN_FORWARD, BEFORE(OPS(op)), ALL_GATHER, TENSOR, LOSS_RECORDS, LOSS_RECORDS, RECORDS,   \
+                    ONE, FP32),                                                                             \
+         .chunked = true, .what = "LSE"},                                                                   \
+    {                                                                                                       \
+        COLLECTIVE(IN_FORWARD, BEHIND(OPS(op)), REDUCE_SCATTER, TENSOR, PARTIALS, dnormed, OWN, HIDDEN,     \
+                   FP32),                                                                                   \
+            .trains = true                                                                                  \
     }
-enum { HEAD_OP = 1, MODULE_HEAD_OP = 3 };
+enum { HEAD_OP = 1, MTP_HEAD_OP = 3 };
 static const Collective collectives[] = {HEAD_COLLECTIVES(HEAD_OP, 0, NORMED, DNORMED)};
-static const Collective module_collectives[] = {
+static const Collective mtp_collectives[] = {
     HEAD_COLLECTIVES(HEAD_OP, IN_WGRAD, NORMED, DNORMED),
-    HEAD_COLLECTIVES(MODULE_HEAD_OP, IN_WGRAD, MODULE_NORMED, MODULE_DNORMED)};
+    HEAD_COLLECTIVES(MTP_HEAD_OP, IN_WGRAD, MTP_NORMED, MTP_DNORMED)};
 
-/* What only a module has stands first, what only further heads have last. */
+/* What only an MTP module has stands first, what only MTP heads have last. */
 const Layer layer_head = {.name = "head",
                           .params = &params[NORM],
                           LAYER_ROWS(tensor, tensors),
-                          LAYER_ROWS(part, parts),
+                          LAYER_ROWS(op, ops),
                           LAYER_ROWS(collective, collectives),
-                          .param_count = FURTHER - NORM},
+                          .param_count = MTP_HEADS - NORM},
             layer_heads = {.name = "heads",
                            .params = &params[NORM],
                            LAYER_ROWS(tensor, tensors),
-                           LAYER_ROWS(part, heads_parts),
+                           LAYER_ROWS(op, heads_ops),
                            LAYER_ROWS(collective, collectives),
                            .param_count = PARAMS - NORM},
-            layer_module_head = {.name = "heads of model and module",
-                                 .params = params,
-                                 LAYER_ROWS(tensor, module_tensors),
-                                 LAYER_ROWS(part, module_parts),
-                                 LAYER_ROWS(collective, module_collectives),
-                                 .param_count = FURTHER};
+            layer_mtp_head = {.name = "heads of model and module",
+                              .params = params,
+                              LAYER_ROWS(tensor, mtp_tensors),
+                              LAYER_ROWS(op, mtp_ops),
+                              LAYER_ROWS(collective, mtp_collectives),
+                              .param_count = MTP_HEADS};

@@ -57,14 +57,14 @@ static const ParamRow params[PARAMS] = {
     [DOWN_Q] = {"self_attn.q_a_proj.weight", DIM_LATENT_QUERY, DIM_HIDDEN, .when = WHEN_LATENT_QUERIES,
                 .init = ROLE_INNER, .decays = true, .latent = true},
     [PLAIN_Q] = {"self_attn.q_proj.weight", DIM_QUERY, DIM_HIDDEN, .when = WHEN_WHOLE_QUERIES,
-                 .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true, .continues = true},
+                 .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true, .continues = true},
     [DOWN_KV] = {"self_attn.kv_a_proj_with_mqa.weight", DIM_LATENT_DOWN, DIM_HIDDEN, .init = ROLE_INNER,
                  .decays = true, .continues = true, .latent = true},
     [UP_Q] = {"self_attn.q_b_proj.weight", DIM_QUERY, DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
-              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true, .of_latents = true},
-    [UP_KV] = {"self_attn.kv_b_proj.weight", DIM_LATENT_UP, DIM_LATENT_KEY, .cut = CUT_ROWS,
+              .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true, .of_latents = true},
+    [UP_KV] = {"self_attn.kv_b_proj.weight", DIM_LATENT_UP, DIM_LATENT_KEY, .tp = COLUMN_PARALLEL,
                .init = ROLE_INNER, .decays = true, .of_latents = true},
-    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_VALUES, .cut = CUT_COLUMNS, .init = ROLE_OUT,
+    [O] = {"self_attn.o_proj.weight", DIM_HIDDEN, DIM_VALUES, .tp = ROW_PARALLEL, .init = ROLE_OUT,
            .decays = true},
     ADAPTER_ROWS(DOWN_Q, DIM_LATENT_QUERY, DIM_HIDDEN),
     ADAPTER_ROWS(PLAIN_Q, DIM_QUERY, DIM_HIDDEN),
@@ -85,8 +85,9 @@ enum {
     DRAW,
     DKEY_LATENT,
     DDOWN,
-    MADE_TERMS, /* of gradients of the latent of keys, the common key, and the latent of queries; and of what
-                   adapters of heads have between their sides */
+    /* of gradients of the latent of keys, the common key, and the latent of queries; and of what adapters of
+     * heads have between their sides */
+    MADE_PARTIALS,
     KEYS_TENSORS,
     QUERY_LATENT = KEYS_TENSORS,
     QUERY_RSTD,
@@ -107,10 +108,10 @@ static const TensorRow tensors[TENSORS] = {
     [DRAW] = {.width = DIM_LATENT_WIDEST, .life = LIFE_SCRATCH},
     [DKEY_LATENT] = {.width = DIM_LATENT_KEY, .life = LIFE_SCRATCH},
     [DDOWN] = {.width = DIM_LATENT_ALL, .life = LIFE_SCRATCH, .operand = true},
-    [MADE_TERMS] = {.width = DIM_LATENT_MADE,
-                    .element = ELEMENT_FP32,
-                    .life = LIFE_SCRATCH,
-                    .need = NEED_SHARES},
+    [MADE_PARTIALS] = {.width = DIM_LATENT_MADE,
+                       .element = ELEMENT_FP32,
+                       .life = LIFE_SCRATCH,
+                       .need = NEED_TP},
     [QUERY_LATENT] = {.width = DIM_LATENT_QUERY, .life = LIFE_CHEAP, .operand = true},
     [QUERY_RSTD] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_CHEAP},
     [QUERIES] = {.width = DIM_QUERY, .life = LIFE_SCRATCH, .operand = true},
@@ -149,28 +150,28 @@ static void copy_columns(const LayerPass *w, int64_t rows, int64_t columns, cons
 
 static void down_forward(const LayerPass *w) { product_forward(w, &down, w->x, w->tensors[DOWN]); }
 
-/* dx [tokens, h] from that of `leaves` of what the first product makes, of so many tokens from `first` on. */
-static void down_input(const LayerPass *w, int64_t first, int64_t tokens, Leaves leaves, Dtype type,
+/* dx [tokens, h] from that of `splits` of what the first product makes, of so many tokens from `first` on. */
+static void down_input(const LayerPass *w, int64_t first, int64_t tokens, KSplit splits, Dtype type,
                        bool add) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     int64_t hidden = m->config.hidden_size, all = dim_of(w, DIM_LATENT_ALL);
     OP(p->device, OP_GEMM, gemm, false, false, tokens, hidden, all,
        model_at(m, w->tensors[DDOWN], first * all), weights_matrix(p->weights, product_matrix(w, &down)),
-       m->compute, w->dx, type, hidden, add, leaves);
+       m->compute, w->dx, type, hidden, add, splits);
 }
 
-static void down_backward(const LayerPass *w, Half half) {
+static void down_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
-    if (half & HALF_WEIGHT) product_weight(w, &down, w->tensors[DDOWN], w->x);
-    if (!(half & HALF_INPUT)) return;
-    if (m->sharing.ranks == 1) {
+    if (grads & WGRAD) product_weight(w, &down, w->tensors[DDOWN], w->x);
+    if (!(grads & DGRAD)) return;
+    if (m->tp.size == 1) {
         product_input(w, &down, w->tensors[DDOWN], w->dx);
         return;
     }
-    int64_t first = m->sharing.place * own, all = dim_of(w, DIM_LATENT_ALL);
-    down_input(w, first, own, model_one_leaf(m, all), m->compute, false);
+    int64_t first = m->tp.rank * own, all = dim_of(w, DIM_LATENT_ALL);
+    down_input(w, first, own, model_one_split(m, all), m->compute, false);
     product_whole_input(w, &down, own, model_at(m, w->tensors[DDOWN], first * all), w->dx);
 }
 
@@ -178,32 +179,31 @@ static void down_backward(const LayerPass *w, Half half) {
 static void add_keys_down(const LayerPass *w, int64_t first, int64_t tokens) {
     const Model *m = w->pass->model;
     int64_t keys = dim_of(w, DIM_LATENT_DOWN);
-    Leaves leaves = {.runs = 1, .run = {{.length = keys, .leaf = keys, .skip = first_of_keys(w)}}};
-    down_input(w, first, tokens, leaves, m->compute, true);
+    KSplit splits = {.runs = 1, .run = {{.length = keys, .split_size = keys, .skip = first_of_keys(w)}}};
+    down_input(w, first, tokens, splits, m->compute, true);
     product_whole_input(w, &keys_down, tokens,
                         model_at(m, w->tensors[DDOWN], first * dim_of(w, DIM_LATENT_ALL)), w->dx);
 }
 
 /* Ranks may share the queries. */
-static void keys_down_backward(const LayerPass *w, Half half) {
+static void keys_down_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
-    if (half & HALF_WEIGHT) product_weight(w, &keys_down, w->tensors[DDOWN], w->x);
-    if (!(half & HALF_INPUT)) return;
-    if (m->sharing.leaves == 1) {
+    if (grads & WGRAD) product_weight(w, &keys_down, w->tensors[DDOWN], w->x);
+    if (!(grads & DGRAD)) return;
+    if (m->tp.splits == 1) {
         product_input(w, &keys_down, w->tensors[DDOWN], w->dx);
         return;
     }
-    down_input(w, 0, m->tokens, model_leaves(m, DIM_QUERY), m->sharing.ranks > 1 ? DTYPE_F32 : m->compute,
-               false);
+    down_input(w, 0, m->tokens, model_k_split(m, DIM_QUERY), m->tp.size > 1 ? DTYPE_F32 : m->compute, false);
     product_adapters_input(w, &keys_down, w->tensors[DDOWN], w->dx);
-    if (m->sharing.ranks == 1) add_keys_down(w, 0, m->tokens);
+    if (m->tp.size == 1) add_keys_down(w, 0, m->tokens);
 }
 
 static void keys_down_summed(const LayerPass *w, const Collective *c) {
     (void)c;
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
-    add_keys_down(w, m->sharing.place * own, own);
+    add_keys_down(w, m->tp.rank * own, own);
 }
 
 /* ---- norms of the latents ---- */
@@ -246,15 +246,15 @@ static void norms_forward(const LayerPass *w) {
 }
 
 /* Where the terms of the gradients are of what ranks sum: first of the latent of keys. */
-static float *common_key_terms(const LayerPass *w) {
-    return (float *)w->tensors[MADE_TERMS] + w->pass->model->tokens * dim_of(w, DIM_LATENT_KEY);
+static float *common_key_partials(const LayerPass *w) {
+    return (float *)w->tensors[MADE_PARTIALS] + w->pass->model->tokens * dim_of(w, DIM_LATENT_KEY);
 }
-static float *query_terms(const LayerPass *w) {
-    return common_key_terms(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_TURNED);
+static float *query_partials(const LayerPass *w) {
+    return common_key_partials(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_TURNED);
 }
 
 static float *query_inner(const LayerPass *w) {
-    return query_terms(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_QUERY);
+    return query_partials(w) + w->pass->model->tokens * dim_of(w, DIM_LATENT_QUERY);
 }
 static float *key_inner(const LayerPass *w) {
     int64_t width = has_latent_queries(w) ? dim_of(w, DIM_ADAPTER) : 0;
@@ -270,7 +270,7 @@ static void input_of_latent(const LayerPass *w, const Product *p, const void *dy
     LayerPass of = *w;
     shared.inner = inner, of.shared = &shared, of.own_x = w->tensors[latent];
     product_input(&of, p, dy, dx);
-    if (m->sharing.ranks > 1 && m->config.adapter_joint && product_adapters(m, w->unit, p) == 0)
+    if (m->tp.size > 1 && m->config.adapter_joint && product_adapters(m, w->unit, p) == 0)
         OP(w->pass->device, OP_ZERO, zero, inner,
            (size_t)(m->tokens * dim_of(w, DIM_ADAPTER)) * sizeof *inner);
 }
@@ -284,9 +284,9 @@ static void round_sums(const LayerPass *w, Dim width, const float *sums, void *t
 static void take_sums(const LayerPass *w) {
     int64_t turned = dim_of(w, DIM_LATENT_TURNED);
     void *const *t = w->tensors;
-    if (has_latent_queries(w)) round_sums(w, DIM_LATENT_QUERY, query_terms(w), t[DQUERY_LATENT]);
-    round_sums(w, DIM_LATENT_KEY, t[MADE_TERMS], t[DKEY_LATENT]);
-    round_sums(w, DIM_LATENT_TURNED, common_key_terms(w), t[DRAW]);
+    if (has_latent_queries(w)) round_sums(w, DIM_LATENT_QUERY, query_partials(w), t[DQUERY_LATENT]);
+    round_sums(w, DIM_LATENT_KEY, t[MADE_PARTIALS], t[DKEY_LATENT]);
+    round_sums(w, DIM_LATENT_TURNED, common_key_partials(w), t[DRAW]);
     copy_columns(w, w->pass->model->tokens, turned, t[DRAW], turned, common_key(w, DDOWN),
                  dim_of(w, DIM_LATENT_ALL));
     if (has_latent_queries(w))
@@ -294,27 +294,27 @@ static void take_sums(const LayerPass *w) {
     product_latents_summed(w, &keys_values, key_inner(w), t[KEY_LATENT], t[DKEY_LATENT]);
 }
 
-/* Weights' gradients are of all tokens, and have no leaves. */
+/* Weights' gradients are of all tokens, and have no splits. */
 static void normalise_backward(const LayerPass *w, Latent l) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     void *const *t = w->tensors;
     const Param *norm = norm_of(w, l);
-    int64_t width = dim_of(w, l.width), rows = model_span(m, m->tokens);
+    int64_t width = dim_of(w, l.width), rows = model_exact_chunk(m, m->tokens);
     take_raw(w, l);
-    for (int r = 0; r < model_spans(m); r++)
+    for (int r = 0; r < model_exact_chunks(m); r++)
         OP(p->device, OP_NORM_BACKWARD, norm_backward, NORM_RMS, rows, width,
            model_at(m, t[RAW], r * rows * width), weights_vector(p->weights, norm),
            (const float *)t[l.rstd] + r * rows, model_at(m, t[l.gradient], r * rows * width),
-           model_at(m, t[DRAW], r * rows * width), false, gradient_of_span(&p->gradients, norm, r), rows,
-           m->compute);
+           model_at(m, t[DRAW], r * rows * width), false, gradient_of_exact_chunk(&p->gradients, norm, r),
+           rows, m->compute);
     copy_columns(w, m->tokens, width, t[DRAW], width, model_at(m, t[DDOWN], l.first),
                  dim_of(w, DIM_LATENT_ALL));
 }
 
-static void norms_backward(const LayerPass *w, Half half) {
-    if (!(half & HALF_INPUT)) return;
-    if (w->pass->model->sharing.ranks > 1) take_sums(w);
+static void norms_backward(const LayerPass *w, Grads grads) {
+    if (!(grads & DGRAD)) return;
+    if (w->pass->model->tp.size > 1) take_sums(w);
     if (has_latent_queries(w)) normalise_backward(w, query_latent());
     normalise_backward(w, key_latent(w));
 }
@@ -325,13 +325,13 @@ static void queries_forward(const LayerPass *w) {
     product_forward(w, &queries, w->tensors[QUERY_LATENT], w->tensors[QUERIES]);
 }
 
-static void queries_backward(const LayerPass *w, Half half) {
+static void queries_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
-    bool terms = w->pass->model->sharing.ranks > 1;
-    if (half & HALF_INPUT)
-        input_of_latent(w, &queries, t[QUERIES], QUERY_LATENT, terms ? query_terms(w) : t[DQUERY_LATENT],
-                        terms ? query_inner(w) : NULL);
-    if (half & HALF_WEIGHT) product_weight(w, &queries, t[QUERIES], t[QUERY_LATENT]);
+    bool partials = w->pass->model->tp.size > 1;
+    if (grads & DGRAD)
+        input_of_latent(w, &queries, t[QUERIES], QUERY_LATENT,
+                        partials ? query_partials(w) : t[DQUERY_LATENT], partials ? query_inner(w) : NULL);
+    if (grads & WGRAD) product_weight(w, &queries, t[QUERIES], t[QUERY_LATENT]);
 }
 
 /* ---- keys and values, and heads of all three ---- */
@@ -347,7 +347,7 @@ static LatentShape heads_of(const LayerPass *w) {
                          .value = (int)c->v_head_dim,
                          .q_row = has_latent_queries(w) ? dim_of(w, DIM_QUERY) : row,
                          .key_row = row,
-                         .leaves = model_own_leaves(m)};
+                         .splits = model_local_splits(m)};
 }
 
 static void keys_forward(const LayerPass *w) {
@@ -367,18 +367,18 @@ static void heads_backward(const LayerPass *w, LatentShape s, void *common_key) 
        p->model->compute);
 }
 
-static void keys_backward(const LayerPass *w, Half half) {
+static void keys_backward(const LayerPass *w, Grads grads) {
     void *const *t = w->tensors;
     LatentShape s = heads_of(w);
-    s.terms = w->pass->model->sharing.ranks > 1;
-    if (s.terms) s.key_row = s.turned;
-    if (half & HALF_INPUT) {
+    s.partial = w->pass->model->tp.size > 1;
+    if (s.partial) s.key_row = s.turned;
+    if (grads & DGRAD) {
         attend_take_sums(w);
-        heads_backward(w, s, s.terms ? common_key_terms(w) : common_key(w, DDOWN));
-        input_of_latent(w, &keys_values, t[UP], KEY_LATENT, s.terms ? t[MADE_TERMS] : t[DKEY_LATENT],
-                        s.terms ? key_inner(w) : NULL);
+        heads_backward(w, s, s.partial ? common_key_partials(w) : common_key(w, DDOWN));
+        input_of_latent(w, &keys_values, t[UP], KEY_LATENT, s.partial ? t[MADE_PARTIALS] : t[DKEY_LATENT],
+                        s.partial ? key_inner(w) : NULL);
     }
-    if (half & HALF_WEIGHT) product_weight(w, &keys_values, t[UP], t[KEY_LATENT]);
+    if (grads & WGRAD) product_weight(w, &keys_values, t[UP], t[KEY_LATENT]);
 }
 
 /* ---- attention ---- */
@@ -419,12 +419,12 @@ static void output_forward(const LayerPass *w) {
     product_forward(w, &output, w->tensors[VALUES], w->y);
 }
 
-static void output_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) {
+static void output_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD) {
         product_input(w, &output, w->dy, w->tensors[VALUES]);
         widen(w);
     }
-    if (half & HALF_WEIGHT) {
+    if (grads & WGRAD) {
         narrow(w);
         product_weight(w, &output, w->dy, w->tensors[VALUES]);
     }
@@ -432,44 +432,45 @@ static void output_backward(const LayerPass *w, Half half) {
 
 /* ---- the two layers ---- */
 
-#define NORMS_PART \
+#define NORMS_OP \
     { "norms of latents", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL }
-#define LAST_PARTS                                                                         \
+#define LAST_OPS                                                                           \
     {"keys and values", LIFE_SAVED, keys_forward, keys_backward, .product = &keys_values}, \
         {"attention",     LIFE_SAVED,          attend_forward,                             \
          attend_backward, .more = attend_cost, .needed = attend_needed},                   \
     {                                                                                      \
         "output", LIFE_SAVED, output_forward, output_backward, .product = &output          \
     }
-static const Part parts[] = {{"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
-                             NORMS_PART,
-                             {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries},
-                             LAST_PARTS};
-static const Part keys_parts[] = {
-    {"down", LIFE_SAVED, down_forward, keys_down_backward, .product = &keys_down}, NORMS_PART, LAST_PARTS};
+static const LayerOp ops[] = {{"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
+                              NORMS_OP,
+                              {"queries", LIFE_SAVED, queries_forward, queries_backward, .product = &queries},
+                              LAST_OPS};
+static const LayerOp keys_ops[] = {
+    {"down", LIFE_SAVED, down_forward, keys_down_backward, .product = &keys_down}, NORMS_OP, LAST_OPS};
 
 /* `attends`: the op that does. */
-#define COLLECTIVES(attends)                                                                      \
-    {GATHER_X(OPS(0))},                                                                           \
-        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(1)), ALL_REDUCE, TENSOR, MADE_TERMS, MADE_TERMS, TOKENS, \
-                    LATENT_MADE, FP32),                                                           \
-         .what = "DLATENT"},                                                                      \
-        ATTENTION_COLLECTIVES(attends), {SUM_Y(OPS((attends) + 1))}, {                            \
-        GATHER_DY(OPS((attends) + 1))                                                             \
+#define COLLECTIVES(attends)                                                                            \
+    {ALL_GATHER_X(OPS(0))},                                                                             \
+        {COLLECTIVE(IN_DGRAD, BEFORE(OPS(1)), ALL_REDUCE, TENSOR, MADE_PARTIALS, MADE_PARTIALS, TOKENS, \
+                    LATENT_MADE, FP32),                                                                 \
+         .what = "DLATENT"},                                                                            \
+        ATTENTION_COLLECTIVES(attends), {REDUCE_SCATTER_Y(OPS((attends) + 1))}, {                       \
+        ALL_GATHER_DY(OPS((attends) + 1))                                                               \
     }
 static const Collective collectives[] = {COLLECTIVES(4)};
-static const Collective keys_collectives[] = {COLLECTIVES(3), {SUM_DX(OPS(0)), .unpack = keys_down_summed}};
+static const Collective keys_collectives[] = {COLLECTIVES(3),
+                                              {REDUCE_SCATTER_DX(OPS(0)), .unpack = keys_down_summed}};
 
 const Layer layer_latent = {.name = "latent attention",
                             LAYER_ROWS(param, params),
                             LAYER_ROWS(tensor, tensors),
-                            LAYER_ROWS(part, parts),
+                            LAYER_ROWS(op, ops),
                             LAYER_ROWS(collective, collectives),
                             .cached = DIM_KEY_VALUE};
 const Layer layer_latent_keys = {.name = "latent attention, queries without a latent",
                                  LAYER_ROWS(param, params),
                                  .tensors = tensors,
-                                 LAYER_ROWS(part, keys_parts),
+                                 LAYER_ROWS(op, keys_ops),
                                  LAYER_ROWS(collective, keys_collectives),
                                  .tensor_count = KEYS_TENSORS,
                                  .cached = DIM_KEY_VALUE};

@@ -1,24 +1,24 @@
 /* A layer: what a transformer is put together from. One file and one entry of `Layer` each says which
  * parameters it has, which tensors its passes need and for how long, what ranks exchange in them, and what
- * they do, part by part. Nothing else knows: parameter table, memory plan, recomputation, FLOPs, costs for
+ * they do, op by op. Nothing else knows: parameter table, memory plan, recomputation, FLOPs, costs for
  * the stage split, programs, engine, generation read these rows.
  *
  *     rows of parameters --> params.c (names, places in the unit's buffer), initialiser.c, optimizer (decay)
  *     rows of tensors ----> regions.c (slab, keep, scratch)
  *     rows of collectives > program/lower.c, program/check.c (where passes stop), engine/collectives.c
- *     parts --------------> unit.c (runs them), counts.c (FLOPs)
+ *     ops --------------> unit.c (runs them), counts.c (FLOPs)
  *
- * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. A *part* is the shortest piece of a
+ * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. An *op* is the shortest piece of a
  * unit between two places where ranks may have to exchange something: model code never communicates, whoever
- * runs the parts does it between them.
+ * runs the ops does it between them.
  *
  * Invariants
- *  1. A part reads what earlier parts of its unit made, and nothing else of the unit's memory.
- *  2. The backward pass takes the parts in reverse. Each has two halves: HALF_INPUT makes the gradient of the
- *     part's input and adds to those of vectors; HALF_WEIGHT adds to the gradients of matrices, and reads
+ *  1. An op reads what earlier ops of its unit made, and nothing else of the unit's memory.
+ *  2. The backward pass takes the ops in reverse. Each has two halves: DGRAD makes the gradient of the
+ *     op's input and adds to those of vectors; WGRAD adds to the gradients of matrices, and reads
  *     only tensors that are marked `operand`. Both at once do the same operations, in an order that changes
  *     no bits.
- *  3. What a part makes again equals what it made: recomputation changes no bits. */
+ *  3. What an op makes again equals what it made: recomputation changes no bits. */
 #ifndef WEFT_MODEL_LAYERS_LAYER_H
 #define WEFT_MODEL_LAYERS_LAYER_H
 
@@ -29,14 +29,14 @@
 struct Model;
 
 /* What the forward pass keeps of a block.
- *   none       every operand of the backward pass (the activation of the MLP is made again in passing)
+ *   none       every operand of the backward pass (the activation of the MLP is recomputed in passing)
  *   selective  not what is cheap to make again: the normed inputs, and the gate and up products
  *   full       the block's input only: its forward pass is done again */
 #define RECOMPUTE_KINDS(X) \
     X(RECOMPUTE_NONE, "none") X(RECOMPUTE_SELECTIVE, "selective") X(RECOMPUTE_FULL, "full")
 typedef enum Recompute { RECOMPUTE_KINDS(CHOICE_CONSTANT) } Recompute;
 
-typedef enum Half { HALF_INPUT = 1, HALF_WEIGHT = 2, HALF_BOTH = 3 } Half;
+typedef enum Grads { DGRAD = 1, WGRAD = 2, BOTH_GRADS = 3 } Grads;
 
 /* How long what a forward pass makes stays for the backward pass; where it then lives, regions.c says. */
 typedef enum Lifetime {
@@ -51,22 +51,23 @@ typedef enum Extent {
     EXTENT_TOKENS,       /* of the microbatch, on this rank */
     EXTENT_OWN,          /* tokens / TP: what a rank has of the stream */
     EXTENT_LOGITS,       /* of a chunk of logits */
-    EXTENT_LOGIT_LEAVES, /* of that, once for each leaf here */
-    EXTENT_CHOICES,      /* of each token's experts */
+    EXTENT_LOGIT_SPLITS, /* of that, once for each split here */
+    EXTENT_ASSIGNMENTS,  /* of each token's experts */
     EXTENT_WORKED,       /* of those that experts here work on at a time: all these, or what a round holds */
-    EXTENT_LEAF_TERMS,   /* of tokens, for each leaf that waits while these are added up: model_leaf_depth */
-    EXTENT_LEAF_CHOICES, /* rows that come home, of each leaf */
-    EXTENT_LEAF_WORKED,  /* of those that experts here work on, of each leaf */
-    EXTENT_KEYS,         /* that attention looks at */
-    EXTENT_KEY_LEAVES,   /* of keys, once for each leaf of queries that looks at them: model_key_leaves */
-    EXTENT_TERMS,        /* of terms of their gradients: model_term_depth */
-    EXTENT_ROW_SUMS,     /* two for each token and leaf of all ranks, of its queries and of its keys */
-    EXTENT_OWN_ROW_SUMS, /* of these, of the leaves here */
+    /* of tokens, for each split that waits while these are added up: model_split_depth */
+    EXTENT_SPLIT_PARTIALS,
+    EXTENT_SPLIT_ASSIGNMENTS, /* rows that come back, of each split */
+    EXTENT_SPLIT_WORKED,      /* of those that experts here work on, of each split */
+    EXTENT_KEYS,              /* that attention looks at */
+    EXTENT_KEY_SPLITS,   /* of keys, once for each split of queries that looks at them: model_key_splits */
+    EXTENT_PARTIALS,     /* of terms of their gradients: model_partial_depth */
+    EXTENT_ROW_SUMS,     /* two for each token and split of all ranks, of its queries and of its keys */
+    EXTENT_OWN_ROW_SUMS, /* of these, of the splits here */
     EXTENT_STARTS,       /* states that Mamba-2 keeps */
-    EXTENT_STRIDE,       /* tokens from one of these to the next, at most: MAMBA_STRIDE */
-    EXTENT_SPANS,        /* one for each span of tokens */
+    EXTENT_MAMBA_CHUNK,  /* tokens from one of these to the next, at most: MAMBA_CHUNK */
+    EXTENT_EXACT_CHUNKS, /* one for each exact chunk of tokens */
     EXTENT_SEQUENCES,    /* one for each sequence of all ranks */
-    EXTENT_RECORDS,      /* four numbers of the loss for each token and leaf of all ranks */
+    EXTENT_RECORDS,      /* four numbers of the loss for each token and split of all ranks */
     EXTENT_ADAPTER,      /* r of adapters */
     EXTENT_ONE
 } Extent;
@@ -81,18 +82,18 @@ typedef enum Element {
 /* Where a tensor is there at all. */
 typedef enum Need {
     NEED_ALWAYS,
-    NEED_SWAP,  /* ranks of cp change tokens for heads */
-    NEED_KEYS,  /* ranks of cp gather keys and values of all tokens */
-    NEED_TERMS, /* gradients of keys are sums of terms: several runs, or leaves, of queries look at them */
-    NEED_KEY_LEAVES,   /* several leaves do, here */
-    NEED_ROW_SUMS,     /* heads of a token, of which ranks may have some each, are normed as one row */
-    NEED_VISITS,       /* ranks share experts out */
-    NEED_LEAVES,       /* ranks may share matrices */
-    NEED_SHARES,       /* ranks do */
-    NEED_NO_LEAVES,    /* no ranks may */
-    NEED_VISIT_LEAVES, /* ranks share experts out, and may share matrices */
-    NEED_HEADS_APART,  /* leaves here of what heads make of their input: model_has_heads_apart */
-    NEED_EXPERT_BIAS,  /* experts have biases */
+    NEED_CP_ALL_TO_ALL, /* ranks of cp change tokens for heads */
+    NEED_KEYS,          /* ranks of cp gather keys and values of all tokens */
+    NEED_PARTIALS, /* gradients of keys are sums of terms: several runs, or splits, of queries look at them */
+    NEED_KEY_SPLITS,      /* several splits do, here */
+    NEED_ROW_SUMS,        /* heads of a token, of which ranks may have some each, are normed as one row */
+    NEED_DISPATCH,        /* ranks share experts out */
+    NEED_SPLITS,          /* ranks may share matrices */
+    NEED_TP,              /* ranks do */
+    NEED_NO_SPLITS,       /* no ranks may */
+    NEED_DISPATCH_SPLITS, /* ranks share experts out, and may share matrices */
+    NEED_HEADS_APART,     /* splits here of what heads make of their input: model_has_heads_apart */
+    NEED_EXPERT_BIAS,     /* experts have biases */
     NEED_HEAD_SUMS, /* ranks of cp change tokens for heads, and what is summed by heads is wanted by tokens */
     NEED_BALANCE    /* experts have a loss that is least where all have equally many tokens */
 } Need;
@@ -103,7 +104,7 @@ typedef struct TensorRow {
     Dim width;
     Element element;
     Lifetime life;
-    bool operand; /* the weight half reads it */
+    bool operand; /* wgrad reads it */
     Need need;
 } TensorRow;
 
@@ -113,7 +114,7 @@ enum { LAYER_TENSORS = 32 }; /* at most */
  *
  *     y += s (x A^T) B^T        A [r, in], B [out, r], s = ModelConfig.adapter_scale
  *
- * What the backward pass needs of it is made again from the product's operands: it keeps nothing, but where
+ * What the backward pass needs of it is recomputed from the product's operands: it keeps nothing, but where
  * ranks may share the matrix, x A^T of one whose inputs are cut. */
 #define ADAPTER_ROWS(of, outputs, inputs) \
     [of##_A] = {.rows = DIM_ADAPTER,      \
@@ -128,7 +129,7 @@ enum { LAYER_TENSORS = 32 }; /* at most */
 typedef struct AdapterRoom {
     void *inner;  /* [T, r] c: x A^T, or the gradient of it */
     void *outer;  /* [T, out] c: s times the gradient of the matrix's part of y */
-    void *joint;  /* [r, h] c: a joint side as products read it, or a module's matrix; none where c is fp32 */
+    void *joint;  /* [r, h] c: a joint side as products read it, or an MTP module's matrix; none in fp32 */
     float *apart; /* [own, r]: of a sum over ranks, one adapter's */
 } AdapterRoom;
 
@@ -147,7 +148,7 @@ typedef enum CollKind {
     COLL_REDUCE_SCATTER,
     COLL_ALL_REDUCE,
     COLL_ALL_TO_ALL,
-    COLL_DISPATCH, /* runs its ops on the ranks of their experts: see Visits */
+    COLL_DISPATCH, /* runs its ops on the ranks of their experts: see ExpertDispatch */
     COLL_KINDS
 } CollKind;
 
@@ -165,7 +166,7 @@ enum {
     FULL_X,                 /* [T, h] c: the input of all tokens */
     FULL_DY,                /* [T, h] c: the gradient of the result, of all tokens */
     PARTIALS,               /* [T, h] fp32: partial sums of a result, or of an input's gradient */
-    LOSS_RECORDS,           /* [leaves, loss_rows]: records of a chunk of logits */
+    LOSS_RECORDS,           /* [splits, loss_rows]: records of a chunk of logits */
     UNIT_TENSORS
 };
 
@@ -212,15 +213,15 @@ struct Collective {
  * large transformer models", 2022): between them a rank has some tokens of the stream. A column-parallel
  * product reads the input of all tokens, and its dgrad makes partial sums; a row-parallel one is the other
  * way round. */
-#define GATHER_X(reads)                                                                                      \
+#define ALL_GATHER_X(reads)                                                                                  \
     COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_X, FULL_X, OWN, \
                HIDDEN, COMPUTE)
-#define SUM_DX(makes) \
+#define REDUCE_SCATTER_DX(makes) \
     COLLECTIVE(IN_DGRAD, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_DX, OWN, HIDDEN, FP32)
-#define SUM_Y(makes)                                                                                    \
+#define REDUCE_SCATTER_Y(makes)                                                                         \
     COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(makes), REDUCE_SCATTER, TENSOR, PARTIALS, UNIT_Y, OWN, \
                HIDDEN, FP32)
-#define GATHER_DY(reads) \
+#define ALL_GATHER_DY(reads) \
     COLLECTIVE(IN_DGRAD | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_DY, FULL_DY, OWN, HIDDEN, COMPUTE)
 
 struct Pass;
@@ -229,13 +230,13 @@ struct Pass;
 typedef struct Shared {
     void *whole;  /* [T, h] c: the layer's input, of all tokens */
     void *dwhole; /* [T, h] c: the gradient of its result, of all tokens */
-    float
-        *terms; /* [T, h]: this rank's terms of what is a sum over ranks: a result, or an input's gradient */
+    /* [T, h]: this rank's partial sums: of a result, or of an input's gradient */
+    float *partials;
     float *inner;        /* [T, n r]: and of what adapters make that do a product's: x A^T, or its gradient */
-    LossRecord *records; /* of the head: [leaves, loss_rows] of a chunk */
+    LossRecord *records; /* of the head: [splits, loss_rows] of a chunk */
 } Shared;
 
-/* What a part works on. Where ranks share the unit's matrices, `own` is what has a row for each token that is
+/* What an op works on. Where ranks share the unit's matrices, `own` is what has a row for each token that is
  * this rank's of the stream; else these are all tokens, x is own_x, and so on. */
 typedef struct LayerPass {
     const struct Pass *pass;
@@ -246,10 +247,11 @@ typedef struct LayerPass {
     void *inner;       /* [own, r] c: x A^T of the adapter whose B is joint, for the gradient of that */
     const void *own_x; /* [own, h] c: the same as x */
     const void *x;     /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
-    void *y; /* [T, h] c: forward: what the layer makes of it; fp32 terms where it is a sum over ranks */
+    /* [T, h] c: forward: what the layer makes of it; fp32 partial sums where it is a sum over ranks */
+    void *y;
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */
     const void *own_dy; /* [own, h] c: the same */
-    void *dx; /* [T, h] c: backward: where the gradient with respect to x goes; fp32 terms as for y */
+    void *dx; /* [T, h] c: backward: where the gradient with respect to x goes; fp32 partial sums as for y */
     /* Of layers that stand alone, whose dx is the gradient of the unit's input: that, [own, h] c; and where x
      * is the end of a stream that began in the unit, where the gradient of this goes. */
     const void *input;
@@ -267,79 +269,80 @@ static inline Cost cost_plus(Cost a, Cost b) {
     return (Cost){a.forward + b.forward, a.input + b.input, a.weight + b.weight};
 }
 
-typedef struct Part {
+typedef struct LayerOp {
     const char *name;
-    /* Of what its forward pass makes. A layer's last part makes its result: there the unit decides. */
+    /* Of what its forward pass makes. A layer's last op makes its result: there the unit decides. */
     Lifetime makes;
     void (*forward)(const LayerPass *w);
-    void (*backward)(const LayerPass *w, Half half);
+    void (*backward)(const LayerPass *w, Grads grads);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
-    bool term;              /* what it makes is a term of the layer's result: made again with that alone */
+    bool partial;           /* what it makes is a term of the layer's result: recomputed with that alone */
     bool trains;            /* it is run in training alone */
     /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
      * none worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
     /* What the mathematics needs of that, where more is done; NULL: all. */
     Cost (*needed)(const ModelConfig *c, int unit, int64_t context);
-} Part;
+} LayerOp;
 
-/* Where ranks share experts out, and parts need those rows of all ranks that go to some of them
+/* Where ranks share experts out, and ops need those rows of all ranks that go to some of them
  * (COLL_DISPATCH): rows visit the ranks of their experts. At home they lie sorted by expert, so that those
  * for one rank are one run; away those of one rank lie behind those of another, and are worked on by
  * themselves: so each sum is taken as the rank whose rows they are would take it alone.
  *
  *     home   leave       ROWS --out-->  away   work, rank after rank  --back-->  home   arrive
  *
- * Where tokens have spans, rows are sorted span by span, and those of one go out and back before the next.
- * These parts run in one go, in both halves of a backward pass at once, in as many rounds as what has come
- * needs room. They make again what the forward pass made away, whatever the policy. */
-typedef enum CarriedIf {
-    CARRIED_ALWAYS,
-    CARRIED_WHOLE, /* no sum over an expert's width is one that ranks may share */
-    CARRIED_LEAVES /* such sums are, leaf by leaf: so many of the tensors, one behind the other */
-} CarriedIf;
-typedef struct Carried {
-    int home, away; /* tensors of the layer, by number: [choices, width], and [worked, width] */
+ * Where tokens have exact chunks, rows are sorted exact chunk by exact chunk, and those of one go out and
+ * back before the next. These ops run in one go, in dgrad and wgrad at once, in as many rounds as what has
+ * come needs room. They make again what the forward pass made away, whatever the policy. */
+typedef enum DispatchIf {
+    DISPATCH_ALWAYS,
+    DISPATCH_WHOLE, /* no sum over an expert's width is one that ranks may share */
+    DISPATCH_SPLITS /* such sums are, split by split: so many of the tensors, one behind the other */
+} DispatchIf;
+typedef struct DispatchTensor {
+    int local, remote; /* tensors of the layer, by number: [choices, width], and [worked, width] */
     Dim width;
     Element element;
-    CarriedIf when;
-} Carried;
-enum { CARRIED = 3 }; /* at most */
+    DispatchIf when;
+} DispatchTensor;
+enum { DISPATCH_TENSORS = 3 }; /* at most */
 
-/* The rows of a span of one rank's tokens away, from `first` on. */
-typedef struct Visitors {
-    int rank, span;
+/* The rows of an exact chunk of one rank's tokens away, from `first` on. */
+typedef struct RemoteRows {
+    int rank, exact_chunk;
     int64_t first, count;
-} Visitors;
+} RemoteRows;
 
-typedef struct Visit {
-    Carried out[CARRIED], back[CARRIED];
+typedef struct ExpertPass {
+    DispatchTensor out[DISPATCH_TENSORS], back[DISPATCH_TENSORS];
     int out_count, back_count;
-    void (*leave)(const LayerPass *w);
-    void (*work)(const LayerPass *w, const Visitors *v);
-    void (*arrive)(const LayerPass *w);
-} Visit;
-typedef enum VisitWay { VISIT_FORWARD, VISIT_BACKWARD, VISIT_WAYS } VisitWay;
+    void (*permute)(const LayerPass *w);
+    void (*experts)(const LayerPass *w, const RemoteRows *v);
+    void (*unpermute)(const LayerPass *w);
+} ExpertPass;
+typedef enum DispatchPass { DISPATCH_FORWARD, DISPATCH_BACKWARD, DISPATCH_PASSES } DispatchPass;
 
-typedef struct Visits {
-    /* Tensors of the layer: runs of rows by expert, of this rank [spans, E + 1], of all that share experts
-     * out, and of those that visit here, from each rank's first on [spans, ranks, own experts + 1] */
+typedef struct ExpertDispatch {
+    /* Tensors of the layer: runs of rows by expert, of this rank [exact chunks, E + 1], of all that share
+     * experts out, and of those that visit here, from each rank's first on [exact chunks, ranks, own experts
+     * + 1] */
     int runs, all_runs, own_runs;
-    Visit way[VISIT_WAYS];
-} Visits;
+    ExpertPass way[DISPATCH_PASSES];
+} ExpertDispatch;
 
 typedef struct Layer {
     const char *name;
     const ParamRow *params;
     const TensorRow *tensors;
-    const Part *parts;
+    const LayerOp *ops;
     const Collective *collectives;
-    int param_count, tensor_count, part_count, collective_count;
+    int param_count, tensor_count, op_count, collective_count;
     Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
     /* fp32 elements that generation carries from token to token, however many there were; NULL: none. */
     int64_t (*carried)(const ModelConfig *c);
-    const Visits *visits; /* of its parts that are dispatched; NULL: it has none */
+    const ExpertDispatch *dispatch; /* of its ops that are dispatched; NULL: it has none */
 } Layer;
 
 /* Of a Layer: a table of such rows, all of it. */
@@ -359,11 +362,11 @@ extern const Layer layer_mlp;            /* x -> y, with a gate or without */
 extern const Layer layer_experts;        /* x -> y, in place of an MLP */
 extern const Layer layer_shared_experts; /* the same, with some that all tokens meet */
 extern const Layer layer_head;           /* the state -> losses, or logits */
-extern const Layer layer_heads;          /* the same, with further heads */
-extern const Layer layer_module;         /* the state, next tokens' ids -> y: begins a module's stream */
-extern const Layer layer_module_head;    /* the state, and the end of that stream -> losses of both */
+extern const Layer layer_heads;          /* the same, with MTP heads */
+extern const Layer layer_mtp;            /* the state, next tokens' ids -> y: begins an MTP module's stream */
+extern const Layer layer_mtp_head;       /* the state, and the end of that stream -> losses of both */
 
-/* The passes of a product, on T tokens; what are terms of a sum over ranks is fp32 (device.h: Leaves). */
+/* The passes of a product, on T tokens; what are partial sums over ranks is fp32 (device.h: KSplit). */
 /* The parameter that begins its matrix, and its bias; NULL: it has none. */
 const Param *product_matrix(const LayerPass *w, const Product *p);
 const Param *product_bias(const LayerPass *w, const Product *p);
@@ -373,12 +376,12 @@ void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, o
                    void *dx /* [T, in] c */);
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
-/* In place of that, and with the input half, where the matrix is joint (params.h): of own tokens. */
+/* In place of that, and with dgrad, where the matrix is joint (params.h): of own tokens. */
 void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x);
 /* Adapters of its matrices in a unit. */
 int product_adapters(const struct Model *m, int unit, const Product *p);
 /* What a sum over ranks comes to: y = terms, rounded, + bias + adapters, which have terms of their own. */
-void product_summed(const LayerPass *w, const Product *p, const float *terms /* [own, out] */,
+void product_summed(const LayerPass *w, const Product *p, const float *partials /* [own, out] */,
                     void *y /* [own, out] c */);
 /* The same of dx, which is rounded: what adapters add to it, and gradients of their joint sides. */
 void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [own, in] c */);
@@ -395,7 +398,7 @@ void product_adapters_input(const LayerPass *w, const Product *p, const void *dy
 void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens,
                          const void *dy /* [tokens, out] c */, void *dx /* [tokens, in] c */);
 /* Of heads that are made of latents, from sums of terms [T, r]: to the latents' gradient, and that of A. */
-void product_latents_summed(const LayerPass *w, const Product *p, const float *terms,
+void product_latents_summed(const LayerPass *w, const Product *p, const float *partials,
                             const void *x /* [T, in] c */, void *dx /* [T, in] c */);
 
 /* Generation: puts keys and values of the new tokens behind those of the block's cache, and attends to it. */

@@ -12,7 +12,7 @@
  * and what the convolution will see of the last tokens.
  *
  * The gate and the norm are done again on the way back, as an MLP's activation is; so are states, of which
- * one for every MAMBA_STRIDE tokens is kept. */
+ * one for every MAMBA_CHUNK tokens is kept. */
 #include "model/unit.h"
 
 /* ---- rows ---- */
@@ -74,7 +74,7 @@ static const TensorRow tensors[TENSORS] = {
     [DRAW] = {.width = DIM_MAMBA_IN, .life = LIFE_SCRATCH, .operand = true},
     [DCONVOLVED] = {.width = DIM_MAMBA_CONV, .life = LIFE_SCRATCH},
     [CARRY] = {EXTENT_ONE, DIM_MAMBA_STATES, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS},
-    [TERMS] = {EXTENT_STRIDE, DIM_MAMBA_TERMS, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS},
+    [TERMS] = {EXTENT_MAMBA_CHUNK, DIM_MAMBA_TERMS, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS},
 };
 
 enum { IN_ROWS = 5 };
@@ -174,9 +174,9 @@ static void in_forward(const LayerPass *w) {
     product_forward(w, &in, w->x, w->tensors[RAW]);
 }
 
-static void in_backward(const LayerPass *w, Half half) {
-    if (half & HALF_WEIGHT) product_weight(w, &in, w->tensors[DRAW], w->x);
-    if (half & HALF_INPUT) product_input(w, &in, w->tensors[DRAW], w->dx);
+static void in_backward(const LayerPass *w, Grads grads) {
+    if (grads & WGRAD) product_weight(w, &in, w->tensors[DRAW], w->x);
+    if (grads & DGRAD) product_input(w, &in, w->tensors[DRAW], w->dx);
 }
 
 static void conv_forward(const LayerPass *w) {
@@ -188,9 +188,9 @@ static void conv_forward(const LayerPass *w) {
        p->model->compute);
 }
 
-static void conv_backward(const LayerPass *w, Half half) {
+static void conv_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
-    if (!(half & HALF_INPUT) || !param_at(w, TAPS)) return;
+    if (!(grads & DGRAD) || !param_at(w, TAPS)) return;
     OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), behind_gate(w, RAW), vector_of(w, TAPS),
        p->batch.first_key, w->tensors[DCONVOLVED], behind_gate(w, DRAW), gradient_at(w, TAPS),
        p->model->compute);
@@ -202,16 +202,16 @@ static void scan_forward(const LayerPass *w) {
        w->tensors[STARTS], w->tensors[Y], p->model->compute);
 }
 
-static void scan_backward(const LayerPass *w, Half half) {
+static void scan_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    if (half & HALF_INPUT)
+    if (grads & DGRAD)
         OP(p->device, OP_MAMBA_BACKWARD, mamba_backward, scan_of(w), inputs_of(w), p->batch.first_key,
            t[STARTS], t[DY], t[CARRY], t[TERMS], gradients_of(w), p->model->compute);
 }
 
 /* By the operations of device.h (MambaShape) on an element of the state: five forward; eleven on the way
- * back, where the state is made again with three. */
+ * back, where the state is recomputed with three. */
 static Cost scan_cost(const ModelConfig *c, int unit, int64_t context) {
     double elements = (double)model_dim(c, DIM_MAMBA_STATES);
     (void)unit, (void)context;
@@ -234,19 +234,19 @@ static void out_forward(const LayerPass *w) {
     product_forward(w, &out, w->tensors[OUT], w->y);
 }
 
-static void out_backward(const LayerPass *w, Half half) {
+static void out_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    if (half & HALF_INPUT) {
+    if (grads & DGRAD) {
         product_input(w, &out, w->dy, t[DOUT]);
         OP(p->device, OP_GATED_NORM_BACKWARD, gated_norm_backward, norm_of(w), t[Y], t[RAW],
            vector_of(w, NORM), t[DOUT], t[DY], t[DRAW], gradient_at(w, NORM), p->model->compute);
         gate_output(w);
     }
-    if (half & HALF_WEIGHT) product_weight(w, &out, w->dy, t[OUT]);
+    if (grads & WGRAD) product_weight(w, &out, w->dy, t[OUT]);
 }
 
-static const Part parts[] = {
+static const LayerOp ops[] = {
     {"gate, x, B, C and steps", LIFE_SAVED, in_forward, in_backward, .product = &in},
     {"convolution", LIFE_CHEAP, conv_forward, conv_backward, .product = NULL},
     {"scan", LIFE_SAVED, scan_forward, scan_backward, .more = scan_cost, .needed = scan_needs},
@@ -256,5 +256,5 @@ static const Part parts[] = {
 const Layer layer_mamba2 = {.name = "Mamba-2",
                             LAYER_ROWS(param, params),
                             LAYER_ROWS(tensor, tensors),
-                            LAYER_ROWS(part, parts),
+                            LAYER_ROWS(op, ops),
                             .carried = carried};

@@ -15,20 +15,21 @@ enum { GATE_BIAS, UP_BIAS, GATE_UP_BIAS, DOWN_BIAS, GATE, UP, GATE_UP_WEIGHT, DO
 enum { GATE_A = MATRICES, GATE_B, UP_A, UP_B, GATE_UP_WEIGHT_A, GATE_UP_WEIGHT_B, DOWN_A, DOWN_B, PARAMS };
 enum { GATE_UP_ROWS = 3 }; /* of which the first product's matrix is made: gate and up, up alone, or one */
 static const ParamRow params[PARAMS] = {
-    [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS | WHEN_GATED | WHEN_GATE_UP_APART,
-                   .cut = CUT_ROWS, .init = ROLE_ZEROS},
-    [UP_BIAS] = {"mlp.up_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS | WHEN_GATE_UP_APART, .cut = CUT_ROWS,
-                 .init = ROLE_ZEROS, .continues = true},
+    [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER,
+                   .when = WHEN_MLP_BIAS | WHEN_GATED | WHEN_GATE_UP_SEPARATE, .tp = COLUMN_PARALLEL,
+                   .init = ROLE_ZEROS},
+    [UP_BIAS] = {"mlp.up_proj.bias", DIM_INTER, .when = WHEN_MLP_BIAS | WHEN_GATE_UP_SEPARATE,
+                 .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS, .continues = true},
     [GATE_UP_BIAS] = {"mlp.gate_up_proj.bias", DIM_GATE_UP, .when = WHEN_MLP_BIAS | WHEN_GATE_UP_FUSED,
-                      .cut = CUT_ROWS, .init = ROLE_ZEROS},
+                      .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS},
     [DOWN_BIAS] = {"mlp.down_proj.bias", DIM_HIDDEN, .when = WHEN_MLP_BIAS, .init = ROLE_ZEROS},
-    [GATE] = {"mlp.gate_proj.weight", DIM_INTER, DIM_HIDDEN, .when = WHEN_GATED | WHEN_GATE_UP_APART,
-              .cut = CUT_ROWS, .init = ROLE_INNER, .decays = true},
-    [UP] = {"mlp.up_proj.weight", DIM_INTER, DIM_HIDDEN, .when = WHEN_GATE_UP_APART, .cut = CUT_ROWS,
+    [GATE] = {"mlp.gate_proj.weight", DIM_INTER, DIM_HIDDEN, .when = WHEN_GATED | WHEN_GATE_UP_SEPARATE,
+              .tp = COLUMN_PARALLEL, .init = ROLE_INNER, .decays = true},
+    [UP] = {"mlp.up_proj.weight", DIM_INTER, DIM_HIDDEN, .when = WHEN_GATE_UP_SEPARATE, .tp = COLUMN_PARALLEL,
             .init = ROLE_UP, .decays = true, .continues = true},
     [GATE_UP_WEIGHT] = {"mlp.gate_up_proj.weight", DIM_GATE_UP, DIM_HIDDEN, .when = WHEN_GATE_UP_FUSED,
-                        .cut = CUT_ROWS, .init = ROLE_UP, .decays = true},
-    [DOWN] = {"mlp.down_proj.weight", DIM_HIDDEN, DIM_INTER, .cut = CUT_COLUMNS, .init = ROLE_DOWN,
+                        .tp = COLUMN_PARALLEL, .init = ROLE_UP, .decays = true},
+    [DOWN] = {"mlp.down_proj.weight", DIM_HIDDEN, DIM_INTER, .tp = ROW_PARALLEL, .init = ROLE_DOWN,
               .decays = true},
     ADAPTER_ROWS(GATE, DIM_INTER, DIM_HIDDEN),
     ADAPTER_ROWS(UP, DIM_INTER, DIM_HIDDEN),
@@ -51,9 +52,9 @@ static const Product down = {&params[DOWN], &params[DOWN_BIAS], 1, DIM_HIDDEN, D
 static void gate_up_forward(const LayerPass *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
 
 /* Either half reads DGATE_UP alone, so their order is free. */
-static void gate_up_backward(const LayerPass *w, Half half) {
-    if (half & HALF_WEIGHT) product_weight(w, &gate_up, w->tensors[DGATE_UP], w->x);
-    if (half & HALF_INPUT) product_input(w, &gate_up, w->tensors[DGATE_UP], w->dx);
+static void gate_up_backward(const LayerPass *w, Grads grads) {
+    if (grads & WGRAD) product_weight(w, &gate_up, w->tensors[DGATE_UP], w->x);
+    if (grads & DGRAD) product_input(w, &gate_up, w->tensors[DGATE_UP], w->dx);
 }
 
 /* The activation belongs to this part, not to the one before: between the two, ranks that share the MLP
@@ -67,32 +68,34 @@ static void down_forward(const LayerPass *w) {
     product_forward(w, &down, w->tensors[ACT], w->y);
 }
 
-/* The activation's gradient is made where the activation will stand: the op leaves the latter there, for the
- * weight half. */
-static void down_backward(const LayerPass *w, Half half) {
+/* The activation's gradient is made where the activation will stand: the op leaves the latter there, for
+ * wgrad. */
+static void down_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     const Model *m = p->model;
     const Arch *a = &model_family(&m->config)->arch;
     void *const *t = w->tensors;
-    if (half & HALF_INPUT) {
+    if (grads & DGRAD) {
         product_input(w, &down, w->dy, t[ACT]);
         OP(p->device, OP_ACTIVATION_BACKWARD, activation_backward, a->activation, !a->no_gate, m->tokens,
            m->config.intermediate_size, t[GATE_UP], t[ACT], t[DGATE_UP], t[ACT], m->compute);
     }
-    if (half & HALF_WEIGHT) product_weight(w, &down, w->dy, t[ACT]);
+    if (grads & WGRAD) product_weight(w, &down, w->dy, t[ACT]);
 }
 
-static const Part parts[] = {
+static const LayerOp ops[] = {
     {"gate and up", LIFE_CHEAP, gate_up_forward, gate_up_backward, .product = &gate_up},
     {"down", LIFE_SAVED, down_forward, down_backward, .product = &down},
 };
 
 enum { GATE_UP_OP, DOWN_OP };
-static const Collective collectives[] = {
-    {GATHER_X(OPS(GATE_UP_OP))}, {SUM_DX(OPS(GATE_UP_OP))}, {SUM_Y(OPS(DOWN_OP))}, {GATHER_DY(OPS(DOWN_OP))}};
+static const Collective collectives[] = {{ALL_GATHER_X(OPS(GATE_UP_OP))},
+                                         {REDUCE_SCATTER_DX(OPS(GATE_UP_OP))},
+                                         {REDUCE_SCATTER_Y(OPS(DOWN_OP))},
+                                         {ALL_GATHER_DY(OPS(DOWN_OP))}};
 
 const Layer layer_mlp = {.name = "mlp",
                          LAYER_ROWS(param, params),
                          LAYER_ROWS(tensor, tensors),
-                         LAYER_ROWS(part, parts),
+                         LAYER_ROWS(op, ops),
                          LAYER_ROWS(collective, collectives)};

@@ -24,15 +24,15 @@ const Param *product_bias(const LayerPass *w, const Product *p) { return first_o
  * backward; the other way each rank makes terms of a sum. Rows of k, v and up are cut as those of q and gate
  * before them. */
 static bool product_reads_all(const Model *m, const Product *p) {
-    return m->sharing.ranks > 1 && p->weight->cut == CUT_ROWS;
+    return m->tp.size > 1 && p->weight->tp == COLUMN_PARALLEL;
 }
-static bool product_makes_terms(const Model *m, const Product *p) {
-    return m->sharing.ranks > 1 && p->weight->cut == CUT_COLUMNS;
+static bool product_makes_partials(const Model *m, const Product *p) {
+    return m->tp.size > 1 && p->weight->tp == ROW_PARALLEL;
 }
 
-/* A sum over a dimension that tp cuts has the leaves of that; over another one it is whole on every rank. */
-static Leaves leaves_over(const Model *m, const Product *p, Cut cut, Dim dim) {
-    return p->weight->cut == cut ? model_leaves(m, dim) : model_one_leaf(m, model_dim(&m->config, dim));
+/* A sum over a dimension that tp cuts has the splits of that; over another one it is whole on every rank. */
+static KSplit splits_over(const Model *m, const Product *p, TpStyle cut, Dim dim) {
+    return p->weight->tp == cut ? model_k_split(m, dim) : model_one_split(m, model_dim(&m->config, dim));
 }
 
 static bool is_joint(const LayerPass *w, const Param *p) {
@@ -62,7 +62,7 @@ static const void *matrix_of(const LayerPass *w, const Param *p) {
  *     other's   dB += (s dy)^T (x A^T)             dA += (s dy B)^T x
  *
  * Terms of both sums cross beside those of the product. What comes of them is of own tokens, and so are
- * gradients of joint sides, which belong to the input half. Where heads are made of latents, it is of all
+ * gradients of joint sides, which belong to dgrad. Where heads are made of latents, it is of all
  * tokens on each rank, as these are (product_latents_summed). What makes latents is whole, and its adapters
  * are matrices like others. */
 
@@ -76,7 +76,7 @@ typedef struct Adapter {
 } Adapter;
 
 /* Whether a sum over ranks is between its sides: of what makes latents none is. */
-static bool has_terms(const Model *m, const Param *a, const Param *b) {
+static bool has_partials(const Model *m, const Param *a, const Param *b) {
     return param_is_joint(&m->config, a->row) || param_is_joint(&m->config, b->row);
 }
 
@@ -94,7 +94,7 @@ static bool next_adapter(const Model *m, int unit, const Product *p, int *next, 
             *next = i + 1;
             return true;
         }
-        if (a && has_terms(m, a, b)) at += a->rows;
+        if (a && has_partials(m, a, b)) at += a->rows;
         if (matrix) first += model_dim(&m->config, p->weight[i].rows);
     }
     return false;
@@ -107,29 +107,30 @@ static bool adapter_of(const LayerPass *w, const Product *p, int *next, Adapter 
 int product_adapters(const Model *m, int unit, const Product *p) {
     Adapter a;
     int count = 0;
-    for (int next = 0; next_adapter(m, unit, p, &next, &a);) count += has_terms(m, a.a, a.b);
+    for (int next = 0; next_adapter(m, unit, p, &next, &a);) count += has_partials(m, a.a, a.b);
     return count;
 }
 
-/* Of the whole sum [tokens, r], to `inner`; or this rank's terms of it, beside those of the product. */
+/* Of the whole sum [tokens, r], to `inner`; or this rank's partial sums of it, beside those of the
+ * product. */
 static void inner_product(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens, bool back,
-                          const void *from, bool term, Leaves leaves, void *inner) {
+                          const void *from, bool is_partial, KSplit splits, void *inner) {
     const Model *m = w->pass->model;
     const Param *side = back ? a->b : a->a;
-    int64_t width = term ? product_adapters(m, w->unit, p) * a->rank : a->rank;
+    int64_t width = is_partial ? product_adapters(m, w->unit, p) * a->rank : a->rank;
     OP(w->pass->device, OP_GEMM, gemm, false, !back, tokens, a->rank, back ? a->out : a->in, from,
-       matrix_of(w, side), m->compute, term ? (void *)(w->shared->inner + a->at) : inner,
-       term ? DTYPE_F32 : m->compute, width, false, leaves);
+       matrix_of(w, side), m->compute, is_partial ? (void *)(w->shared->inner + a->at) : inner,
+       is_partial ? DTYPE_F32 : m->compute, width, false, splits);
 }
 
 /* x A^T; true: a term, which others' are added to. */
 static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a, const void *x,
                           void *inner) {
     const Model *m = w->pass->model;
-    bool joint = is_joint(w, a->b), term = joint && product_makes_terms(m, p);
-    inner_product(w, p, a, m->tokens, false, x, term,
-                  joint ? model_leaves(m, p->in) : model_one_leaf(m, a->in), inner);
-    return term;
+    bool joint = is_joint(w, a->b), is_partial = joint && product_makes_partials(m, p);
+    inner_product(w, p, a, m->tokens, false, x, is_partial,
+                  joint ? model_k_split(m, p->in) : model_one_split(m, a->in), inner);
+    return is_partial;
 }
 
 /* outer [tokens, out] = s dy, of this matrix's outputs */
@@ -142,10 +143,10 @@ static void adapter_outer(const LayerPass *w, const Adapter *a, int64_t tokens, 
 /* inner = outer B; true: a term. */
 static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens) {
     const Model *m = w->pass->model;
-    bool joint = is_joint(w, a->a), term = joint && product_reads_all(m, p);
-    inner_product(w, p, a, tokens, true, w->adapters->outer, term,
-                  joint ? model_leaves(m, a->outputs) : model_one_leaf(m, a->out), w->adapters->inner);
-    return term;
+    bool joint = is_joint(w, a->a), is_partial = joint && product_reads_all(m, p);
+    inner_product(w, p, a, tokens, true, w->adapters->outer, is_partial,
+                  joint ? model_k_split(m, a->outputs) : model_one_split(m, a->out), w->adapters->inner);
+    return is_partial;
 }
 
 /* What ranks' terms of own tokens come to. */
@@ -154,7 +155,7 @@ static void inner_summed(const LayerPass *w, const Product *p, const Adapter *a,
     int64_t own = model_own_tokens(m), width = product_adapters(m, w->unit, p) * a->rank;
     size_t row = (size_t)a->rank * sizeof(float);
     OP(w->pass->device, OP_COPY_ROWS, copy_rows, own, row, w->adapters->apart, row,
-       w->shared->inner + m->sharing.place * own * width + a->at, (size_t)width * sizeof(float));
+       w->shared->inner + m->tp.rank * own * width + a->at, (size_t)width * sizeof(float));
     OP(w->pass->device, OP_CAST, cast, own * a->rank, w->adapters->apart, DTYPE_F32, inner, m->compute);
 }
 
@@ -165,38 +166,38 @@ static void add_to_output(const LayerPass *w, const Adapter *a, int64_t tokens, 
        w->adapters->inner, m->compute);
     OP(w->pass->device, OP_GEMM, gemm, false, true, tokens, a->out, a->rank, w->adapters->inner,
        matrix_of(w, a->b), m->compute, model_at(m, y, a->first), m->compute, a->width, true,
-       model_one_leaf(m, a->rank));
+       model_one_split(m, a->rank));
 }
 
 /* dx += inner A */
 static void add_to_input(const LayerPass *w, const Adapter *a, int64_t tokens, void *dx) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_GEMM, gemm, false, false, tokens, a->in, a->rank, w->adapters->inner,
-       matrix_of(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_leaf(m, a->rank));
+       matrix_of(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_split(m, a->rank));
 }
 
-/* dW [out, in] += left [T, out]^T right [T, in], span by span; the first microbatch sets. */
+/* dW [out, in] += left [T, out]^T right [T, in], exact chunk by exact chunk; the first microbatch sets. */
 static void adapter_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
-    int64_t tokens = model_span(m, m->tokens);
-    for (int r = 0; p->flat != FLAT_FROZEN && r < model_spans(m); r++)
+    int64_t tokens = model_exact_chunk(m, m->tokens);
+    for (int r = 0; p->flat != FLAT_FROZEN && r < model_exact_chunks(m); r++)
         OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, tokens,
            model_at(m, left, r * tokens * p->rows), model_at(m, right, r * tokens * p->cols), m->compute,
-           gradient_of_span(&w->pass->gradients, p, r), DTYPE_F32, p->cols, !w->pass->first,
-           model_one_leaf(m, tokens));
+           gradient_of_exact_chunk(&w->pass->gradients, p, r), DTYPE_F32, p->cols, !w->pass->first,
+           model_one_split(m, tokens));
 }
 
-/* The same of own tokens, leaf by leaf, as of a norm: always added to. Of what sees all, of all tokens. */
+/* The same of own tokens, split by split, as of a norm: always added to. Of what sees all, of all tokens. */
 static void joint_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
     bool all = param_sees_all(p->row);
-    int64_t leaf = all ? model_span(m, m->tokens) : model_token_leaf(m),
-            each = all ? 1 : model_span(m, model_own_tokens(m)) / leaf;
-    for (int64_t i = 0; i < model_spans(m) * each; i++)
-        OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, leaf,
-           model_at(m, left, i * leaf * p->rows), model_at(m, right, i * leaf * p->cols), m->compute,
-           gradient_of_span(&w->pass->gradients, p, (int)(i / each)) + i % each * p->count, DTYPE_F32,
-           p->cols, true, model_one_leaf(m, leaf));
+    int64_t split_size = all ? model_exact_chunk(m, m->tokens) : model_token_split(m),
+            each = all ? 1 : model_exact_chunk(m, model_own_tokens(m)) / split_size;
+    for (int64_t i = 0; i < model_exact_chunks(m) * each; i++)
+        OP(w->pass->device, OP_GEMM, gemm, true, false, p->rows, p->cols, split_size,
+           model_at(m, left, i * split_size * p->rows), model_at(m, right, i * split_size * p->cols),
+           m->compute, gradient_of_exact_chunk(&w->pass->gradients, p, (int)(i / each)) + i % each * p->count,
+           DTYPE_F32, p->cols, true, model_one_split(m, split_size));
 }
 
 static void adapters_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
@@ -249,26 +250,26 @@ void product_adapters_input(const LayerPass *w, const Product *p, const void *dy
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);)
-        if (has_terms(m, a.a, a.b)) adapter_input(w, p, &a, dy, dx);
+        if (has_partials(m, a.a, a.b)) adapter_input(w, p, &a, dy, dx);
 }
 
 void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens, const void *dy, void *dx) {
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
-        if (has_terms(m, a.a, a.b)) continue;
+        if (has_partials(m, a.a, a.b)) continue;
         adapter_outer(w, &a, tokens, dy);
         adapter_outer_inner(w, p, &a, tokens);
         add_to_input(w, &a, tokens, dx);
     }
 }
 
-void product_latents_summed(const LayerPass *w, const Product *p, const float *terms, const void *x,
+void product_latents_summed(const LayerPass *w, const Product *p, const float *partials, const void *x,
                             void *dx) {
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
-        OP(w->pass->device, OP_CAST, cast, m->tokens * a.rank, terms, DTYPE_F32, w->adapters->inner,
+        OP(w->pass->device, OP_CAST, cast, m->tokens * a.rank, partials, DTYPE_F32, w->adapters->inner,
            m->compute);
         add_to_input(w, &a, m->tokens, dx);
         joint_gradient(w, a.a, w->adapters->inner, x);
@@ -279,7 +280,7 @@ void product_input_summed(const LayerPass *w, const Product *p, void *dx) {
     const Model *m = w->pass->model;
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
-        if (!has_terms(m, a.a, a.b)) continue;
+        if (!has_partials(m, a.a, a.b)) continue;
         inner_summed(w, p, &a, w->adapters->inner);
         add_to_input(w, &a, model_own_tokens(m), dx);
         joint_gradient(w, a.a, w->adapters->inner, w->own_x);
@@ -323,34 +324,36 @@ void product_forward(const LayerPass *w, const Product *p, const void *x, void *
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
-    bool terms = product_makes_terms(m, p);
+    bool partials = product_makes_partials(m, p);
     OP(w->pass->device, OP_GEMM, gemm, false, !matrix->transposed, tokens_of(w, matrix), out, in, x,
-       matrix_of(w, matrix), m->compute, y, terms ? DTYPE_F32 : m->compute, out, false,
-       leaves_over(m, p, CUT_COLUMNS, p->in));
-    if (!terms) add_bias(w, p, m->tokens, y);
+       matrix_of(w, matrix), m->compute, y, partials ? DTYPE_F32 : m->compute, out, false,
+       splits_over(m, p, ROW_PARALLEL, p->in));
+    if (!partials) add_bias(w, p, m->tokens, y);
     adapters_forward(w, p, x, y);
 }
 
-void product_summed(const LayerPass *w, const Product *p, const float *terms, void *y) {
+void product_summed(const LayerPass *w, const Product *p, const float *partials, void *y) {
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m);
-    OP(w->pass->device, OP_CAST, cast, own * model_dim(&m->config, p->out), terms, DTYPE_F32, y, m->compute);
+    OP(w->pass->device, OP_CAST, cast, own * model_dim(&m->config, p->out), partials, DTYPE_F32, y,
+       m->compute);
     add_bias(w, p, own, y);
     product_adapters_summed(w, p, y);
 }
 
 /* The gradient of a bias that is cut is a sum over all tokens on each rank, one of a bias that is whole over
- * those that are its own: by leaves of them, as that of a norm. */
+ * those that are its own: by splits of them, as that of a norm. */
 static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) {
     const Model *m = w->pass->model;
     const Param *bias = product_bias(w, p);
-    bool cut = p->weight->cut == CUT_ROWS;
+    bool cut = p->weight->tp == COLUMN_PARALLEL;
     int64_t out = model_dim(&m->config, p->out),
-            tokens = model_span(m, cut ? m->tokens : model_own_tokens(m));
-    for (int r = 0; bias && r < model_spans(m); r++)
+            tokens = model_exact_chunk(m, cut ? m->tokens : model_own_tokens(m));
+    for (int r = 0; bias && r < model_exact_chunks(m); r++)
         OP(w->pass->device, OP_BIAS_BACKWARD, bias_backward, tokens, out,
            model_at(m, cut ? dy : w->own_dy, r * tokens * out),
-           gradient_of_span(&w->pass->gradients, bias, r), cut ? tokens : model_token_leaf(m), m->compute);
+           gradient_of_exact_chunk(&w->pass->gradients, bias, r), cut ? tokens : model_token_split(m),
+           m->compute);
 }
 
 void product_input(const LayerPass *w, const Product *p, const void *dy, void *dx) {
@@ -359,27 +362,27 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in);
     OP(w->pass->device, OP_GEMM, gemm, false, matrix->transposed, tokens_of(w, matrix), in, out, dy,
        matrix_of(w, matrix), m->compute, dx, product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false,
-       leaves_over(m, p, CUT_ROWS, p->out));
+       splits_over(m, p, COLUMN_PARALLEL, p->out));
     adapters_input(w, p, dy, dx);
     bias_gradient(w, p, dy); /* a vector's gradient belongs to this half */
 }
 
 /* The first microbatch sets, later ones add. */
-static void weight_of_span(const LayerPass *w, const Product *p, const Param *matrix, int span,
-                           const void *dy, const void *x) {
+static void weight_of_exact_chunk(const LayerPass *w, const Product *p, const Param *matrix, int exact_chunk,
+                                  const void *dy, const void *x) {
     const Model *m = w->pass->model;
     int64_t out = model_dim(&m->config, p->out), in = model_dim(&m->config, p->in),
-            tokens = model_span(m, m->tokens), first = span * tokens;
-    float *gradient = gradient_of_span(&w->pass->gradients, matrix, span);
+            tokens = model_exact_chunk(m, m->tokens), first = exact_chunk * tokens;
+    float *gradient = gradient_of_exact_chunk(&w->pass->gradients, matrix, exact_chunk);
     bool add = !w->pass->first;
-    Leaves leaves = model_one_leaf(m, tokens);
+    KSplit splits = model_one_split(m, tokens);
     dy = model_at(m, dy, first * out), x = model_at(m, x, first * in);
     if (matrix->transposed) /* dW [in, out] = X^T dY */
         OP(w->pass->device, OP_GEMM, gemm, true, false, in, out, tokens, x, dy, m->compute, gradient,
-           DTYPE_F32, out, add, leaves);
+           DTYPE_F32, out, add, splits);
     else
         OP(w->pass->device, OP_GEMM, gemm, true, false, out, in, tokens, dy, x, m->compute, gradient,
-           DTYPE_F32, in, add, leaves);
+           DTYPE_F32, in, add, splits);
 }
 
 void product_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
@@ -387,7 +390,7 @@ void product_weight(const LayerPass *w, const Product *p, const void *dy, const 
     const Param *matrix = product_matrix(w, p);
     adapters_weight(w, p, dy, x);
     if (matrix->flat == FLAT_FROZEN || is_joint(w, matrix)) return;
-    for (int r = 0; r < model_spans(m); r++) weight_of_span(w, p, matrix, r, dy, x);
+    for (int r = 0; r < model_exact_chunks(m); r++) weight_of_exact_chunk(w, p, matrix, r, dy, x);
 }
 
 void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x) {
@@ -409,19 +412,19 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
 }
 
 /* A norm's bias has the gradient of any bias. Both of the norm's gradients are of vectors, so they are
- * added to in the input half, for all microbatches alike; by leaves of the tokens, of which ranks may each
+ * added to in dgrad, for all microbatches alike; by splits of the tokens, of which ranks may each
  * have some. */
 void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x, const float *rstd,
                    const void *dy, void *dx, bool add) {
     const Model *m = p->model;
-    int64_t hidden = m->config.hidden_size, own = model_span(m, model_own_tokens(m));
+    int64_t hidden = m->config.hidden_size, own = model_exact_chunk(m, model_own_tokens(m));
     const Param *w = param_of(&m->table, unit, &rows[WEIGHT]), *bias = param_of(&m->table, unit, &rows[BIAS]);
-    for (int r = 0; bias && r < model_spans(m); r++)
+    for (int r = 0; bias && r < model_exact_chunks(m); r++)
         OP(p->device, OP_BIAS_BACKWARD, bias_backward, own, hidden, model_at(m, dy, r * own * hidden),
-           gradient_of_span(&p->gradients, bias, r), model_token_leaf(m), m->compute);
-    for (int r = 0; r < model_spans(m); r++)
+           gradient_of_exact_chunk(&p->gradients, bias, r), model_token_split(m), m->compute);
+    for (int r = 0; r < model_exact_chunks(m); r++)
         OP(p->device, OP_NORM_BACKWARD, norm_backward, model_family(&m->config)->arch.norm, own, hidden,
            model_at(m, x, r * own * hidden), weights_vector(p->weights, w), rstd + r * own,
            model_at(m, dy, r * own * hidden), model_at(m, dx, r * own * hidden), add,
-           gradient_of_span(&p->gradients, w, r), model_token_leaf(m), m->compute);
+           gradient_of_exact_chunk(&p->gradients, w, r), model_token_split(m), m->compute);
 }

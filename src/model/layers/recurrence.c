@@ -16,7 +16,7 @@
  * Shapes: T tokens, W channels. State and convolution begin anew with each document. Generation carries h,
  * and what the convolution will see of the last tokens.
  *
- * The three are one text: they differ in rows, and in the runs of W that they have. h silu(g) is made again
+ * The three are one text: they differ in rows, and in the runs of W that they have. h silu(g) is recomputed
  * on the way back, as an MLP's activation is. */
 #include "model/unit.h"
 
@@ -252,9 +252,9 @@ static void in_forward(const LayerPass *w) {
     product_forward(w, kind_of(w)->in, w->x, w->tensors[RAW]);
 }
 
-static void in_backward(const LayerPass *w, Half half) {
-    if (half & HALF_WEIGHT) product_weight(w, kind_of(w)->in, w->tensors[DRAW], w->x);
-    if (half & HALF_INPUT) product_input(w, kind_of(w)->in, w->tensors[DRAW], w->dx);
+static void in_backward(const LayerPass *w, Grads grads) {
+    if (grads & WGRAD) product_weight(w, kind_of(w)->in, w->tensors[DRAW], w->x);
+    if (grads & DGRAD) product_input(w, kind_of(w)->in, w->tensors[DRAW], w->dx);
 }
 
 /* Without a convolution, of what Hawk's gates are made: one run, which their product reads as a matrix. */
@@ -278,11 +278,11 @@ static void conv_forward(const LayerPass *w) {
         copy_run(w, w->tensors[CONVOLVED], 1, run_of(w, RAW, 1), k->raw);
 }
 
-static void conv_backward(const LayerPass *w, Half half) {
+static void conv_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     const Kind *k = kind_of(w);
     const Param *taps = taps_of(w);
-    if (!(half & HALF_INPUT)) return;
+    if (!(grads & DGRAD)) return;
     if (taps)
         OP(p->device, OP_CONV_BACKWARD, conv_backward, conv_of(w), run_of(w, RAW, 1),
            weights_vector(p->weights, taps), p->batch.first_key, w->tensors[DCONVOLVED], run_of(w, DRAW, 1),
@@ -296,15 +296,15 @@ static void gates_forward(const LayerPass *w) {
 }
 
 /* v went to the gates and to the scan. */
-static void gates_backward(const LayerPass *w, Half half) {
+static void gates_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    if (half & HALF_INPUT) {
+    if (grads & DGRAD) {
         product_input(w, &hawk_gates, t[DGATES], t[DCONVOLVED]);
         OP(p->device, OP_ADD, add, p->model->tokens * width_of(w), t[DCONVOLVED], t[DVALUES], t[DCONVOLVED],
            p->model->compute);
     }
-    if (half & HALF_WEIGHT) product_weight(w, &hawk_gates, t[DGATES], t[CONVOLVED]);
+    if (grads & WGRAD) product_weight(w, &hawk_gates, t[DGATES], t[CONVOLVED]);
 }
 
 static void scan_forward(const LayerPass *w) {
@@ -314,13 +314,13 @@ static void scan_forward(const LayerPass *w) {
        w->tensors[STATES], p->model->compute);
 }
 
-static void scan_backward(const LayerPass *w, Half half) {
+static void scan_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     const Param *lambda = param_in(w, kind_of(w)->lambda);
     Operands o = read_by_scan(w), to = operands(w, DRAW, DCONVOLVED, DGATES, DVALUES);
     ScanGradients gradients = {to.gates, to.values, to.gate,
                                lambda ? gradient_of(&p->gradients, lambda) : NULL};
-    if (half & HALF_INPUT)
+    if (grads & DGRAD)
         OP(p->device, OP_SCAN_BACKWARD, scan_backward, o.shape, inputs_of(w, &o), p->batch.first_key,
            w->tensors[STATES], w->tensors[DOUT], gradients, p->model->compute);
 }
@@ -337,42 +337,42 @@ static void out_forward(const LayerPass *w) {
     product_forward(w, kind_of(w)->out, w->tensors[OUT], w->y);
 }
 
-static void out_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) {
+static void out_backward(const LayerPass *w, Grads grads) {
+    if (grads & DGRAD) {
         product_input(w, kind_of(w)->out, w->dy, w->tensors[DOUT]);
         gate_output(w);
     }
-    if (half & HALF_WEIGHT) product_weight(w, kind_of(w)->out, w->dy, w->tensors[OUT]);
+    if (grads & WGRAD) product_weight(w, kind_of(w)->out, w->dy, w->tensors[OUT]);
 }
 
-#define FIRST_PARTS(in)                                                          \
+#define FIRST_OPS(in)                                                            \
     {"gates and values", LIFE_SAVED, in_forward, in_backward, .product = &in}, { \
         "convolution", LIFE_CHEAP, conv_forward, conv_backward, .product = NULL  \
     }
-#define LAST_PARTS(out)                                                   \
+#define LAST_OPS(out)                                                     \
     {"scan", LIFE_SAVED, scan_forward, scan_backward, .product = NULL}, { \
         "output", LIFE_SAVED, out_forward, out_backward, .product = &out  \
     }
-static const Part gru_parts[] = {FIRST_PARTS(gru_in), LAST_PARTS(gru_out)};
-static const Part lstm_parts[] = {FIRST_PARTS(lstm_in), LAST_PARTS(lstm_out)};
-static const Part hawk_parts[] = {
-    FIRST_PARTS(hawk_in),
+static const LayerOp gru_ops[] = {FIRST_OPS(gru_in), LAST_OPS(gru_out)};
+static const LayerOp lstm_ops[] = {FIRST_OPS(lstm_in), LAST_OPS(lstm_out)};
+static const LayerOp hawk_ops[] = {
+    FIRST_OPS(hawk_in),
     {"gates", LIFE_SAVED, gates_forward, gates_backward, .product = &hawk_gates},
-    LAST_PARTS(hawk_out),
+    LAST_OPS(hawk_out),
 };
 
 const Layer layer_min_gru = {.name = "minGRU",
                              LAYER_ROWS(param, gru_params),
                              LAYER_ROWS(tensor, gru_tensors),
-                             LAYER_ROWS(part, gru_parts),
+                             LAYER_ROWS(op, gru_ops),
                              .carried = gru_carried};
 const Layer layer_min_lstm = {.name = "minLSTM",
                               LAYER_ROWS(param, lstm_params),
                               LAYER_ROWS(tensor, lstm_tensors),
-                              LAYER_ROWS(part, lstm_parts),
+                              LAYER_ROWS(op, lstm_ops),
                               .carried = lstm_carried};
 const Layer layer_hawk = {.name = "Hawk",
                           LAYER_ROWS(param, hawk_params),
                           LAYER_ROWS(tensor, hawk_tensors),
-                          LAYER_ROWS(part, hawk_parts),
+                          LAYER_ROWS(op, hawk_ops),
                           .carried = hawk_carried};

@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(BLOCK)
         }
     }
     const float one[2] = {1, 1};
-    if (a.r.terms) {
+    if (a.r.partial) {
         float *to = (float *)dkv + kv * dim;
         dk.write(a, at, one, to, 2 * width, first, end);
         dv.write(a, at, one, to + width, 2 * width, first, end);

@@ -292,7 +292,7 @@ INLINE void write_key_gradients(Attention a, Gradients g, Sums<D> &dk, const Sum
                                 int64_t row) {
     int64_t width = (int64_t)a.s.kv_heads * D;
     dk.scale(a.scale, a.scale);
-    if (a.r.terms) {
+    if (a.r.partial) {
         float *to = (float *)g.dkv + kv * D;
         dk.write(to, 2 * width, row, a.r.keys);
         dv.write(to + width, 2 * width, row, a.r.keys);

@@ -44,7 +44,7 @@ typedef struct Backend {
     Times times[DEVICE_STREAMS];
     pthread_mutex_t mutex;
     Products *products;
-    Wires *wires;
+    Communicators *communicators;
     int ordinal, chip;
     char identity[16];  /* no other GPU has it */
     uint64_t untouched; /* DeviceMemory */
@@ -93,8 +93,8 @@ static void must(Device *d, const char *what, cudaError_t e) {
 static void called(Device *d, OpId op, cudaError_t e) {
     const Backend *b = backend_of(d);
     DeviceStream s = b->host->stream();
-    /* A wire may be waiting for what its peer sends when this returns. */
-    bool waits = b->check && s < ON_WIRES;
+    /* A communicator may be waiting for what its peer sends when this returns. */
+    bool waits = b->check && s < ON_COMMUNICATORS;
     if (e == cudaSuccess && waits) e = cudaStreamSynchronize(b->streams[s]);
     if (e == cudaSuccess) return;
     cudaGetLastError();
@@ -136,7 +136,7 @@ static void choose_ordinal(int ordinal) {
 static void choose_gpu(const Backend *b) { choose_ordinal(b->ordinal); }
 
 void cuda_choose(Device *d) { choose_gpu(backend_of(d)); }
-Wires **cuda_wires(Device *d) { return &backend_of(d)->wires; }
+Communicators **cuda_communicators(Device *d) { return &backend_of(d)->communicators; }
 
 cudaStream_t cuda_stream_of(Device *d, DeviceStream s) {
     choose_gpu(backend_of(d));
@@ -204,12 +204,12 @@ bool cuda_reached(Device *d, Event e) {
     return error == cudaSuccess;
 }
 
-void cuda_identity(Device *d, char out[WIRE_IDENTITY]) {
-    memset(out, 0, WIRE_IDENTITY);
+void cuda_identity(Device *d, char out[COMMUNICATOR_IDENTITY]) {
+    memset(out, 0, COMMUNICATOR_IDENTITY);
     memcpy(out, backend_of(d)->identity, sizeof backend_of(d)->identity);
 }
 
-/* Wires that were never joined have no stream. */
+/* Communicators that were never joined have no stream. */
 static void finish_all(Device *d) {
     const Backend *b = backend_of(d);
     for (int s = 0; s < DEVICE_STREAMS; s++)
@@ -259,8 +259,8 @@ static void *take(Device *d, size_t bytes) {
     const Backend *b = backend_of(d);
     void *memory = NULL;
     choose_gpu(b);
-    if (bytes > SIZE_MAX - CUDA_PIECE) return NULL;
-    if (cudaMalloc(&memory, pool_taken(bytes, CUDA_PIECE)) != cudaSuccess) {
+    if (bytes > SIZE_MAX - CUDA_GRANULARITY) return NULL;
+    if (cudaMalloc(&memory, pool_taken(bytes, CUDA_GRANULARITY)) != cudaSuccess) {
         cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
         return NULL;
     }
@@ -362,13 +362,13 @@ static void download(Device *d, void *host, const void *tensor, size_t bytes) {
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 Leaves leaves) {
+                 KSplit splits) {
     if (d->profiling)
         d->profile[OP_GEMM].flops +=
-            2.0 * (double)m * (double)n * (double)(leaves.runs ? leaves_terms(leaves) : k);
+            2.0 * (double)m * (double)n * (double)(splits.runs ? split_length(splits) : k);
     if (m == 0 || n == 0) return;
-    if (leaves.runs) {
-        leaves_gemm(d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate, leaves);
+    if (splits.runs) {
+        split_k_gemm(d, trans_a, trans_b, m, n, k, a, b, ab_type, c, c_type, ldc, accumulate, splits);
         return;
     }
     ProductShape p = {.trans_a = trans_a,
@@ -436,7 +436,7 @@ static void survey(CudaFacts *f) {
         f->device[i].reaches = reached_from(i, f->devices);
     }
     cudaGetLastError();
-    f->nccl = wires_version(&err);
+    f->nccl = communicators_version(&err);
     snprintf(f->no_nccl, sizeof f->no_nccl, "%.255s", err.message);
 }
 
@@ -453,12 +453,12 @@ static cudaError_t open_pinned(Pinned *p) {
     return e;
 }
 
-/* Nothing is uploaded on wires. */
+/* Nothing is uploaded on communicators. */
 static cudaError_t open_stream(Backend *b, DeviceStream s) {
     cudaError_t e = cudaStreamCreateWithFlags(&b->streams[s], cudaStreamNonBlocking);
     for (int i = 0; i < RING && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&b->ring[s][i], cudaEventDisableTiming);
-    return e == cudaSuccess && s < ON_WIRES ? open_pinned(&b->pinned[s]) : e;
+    return e == cudaSuccess && s < ON_COMMUNICATORS ? open_pinned(&b->pinned[s]) : e;
 }
 
 ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
@@ -470,7 +470,7 @@ ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
 static void close_backend(Device *d) {
     Backend *b = backend_of(d);
     if (!b) return;
-    wires_close(d);
+    communicators_close(d);
     for (int s = 0; s < DEVICE_STREAMS; s++) {
         if (b->streams[s]) cudaStreamSynchronize(b->streams[s]);
         for (int i = 0; i < RING; i++)
@@ -524,7 +524,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
         return cuda_refuse(err, ERR_UNAVAILABLE,
                            "run.device: cuda: %s has compute capability %d.%d; 8.0 or newer is needed",
                            f.name, f.major, f.minor);
-    for (DeviceStream s = ON_COMPUTE; s < ON_WIRES; s++) PASS_ON(cuda_open_stream(d, s, err));
+    for (DeviceStream s = ON_COMPUTE; s < ON_COMMUNICATORS; s++) PASS_ON(cuda_open_stream(d, s, err));
     b->products = products_open(err);
     return b->products ? OK : ERR_UNAVAILABLE;
 }
@@ -532,7 +532,7 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
 static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Error *err) {
     Backend *b = calloc(1, sizeof *b);
     const char *check = getenv("WEFT_CUDA_CHECK");
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* see wires.c */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* see communicators.c */
     if (!b) return failed(err, ERR_MEMORY, "the backend", cudaErrorMemoryAllocation);
     b->host = host;
     b->ordinal = ordinal;
@@ -540,7 +540,7 @@ static ErrorCode open_backend(Device *d, int ordinal, const CudaHost *host, Erro
     pthread_mutex_init(&b->mutex, NULL);
     d->impl = b;
     d->name = "cuda";
-    d->wires = wires_table();
+    d->communicators = communicators_table();
     d->runtime = (DeviceRuntime){.mark = mark,
                                  .follow = follow,
                                  .finish = finish,

@@ -42,17 +42,17 @@ ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) PRINT
         if (code_ != OK) return code_; \
     } while (0)
 
-/* For wires.c. */
-typedef struct Wires Wires;
-Wires **cuda_wires(Device *d); /* where the device keeps them; NULL there: none yet */
-void cuda_choose(Device *d);   /* this thread's calls of CUDA go to the device's GPU */
+/* For communicators.c. */
+typedef struct Communicators Communicators;
+Communicators **cuda_communicators(Device *d); /* where the device keeps them; NULL there: none yet */
+void cuda_choose(Device *d);                   /* this thread's calls of CUDA go to the device's GPU */
 cudaStream_t cuda_stream_of(Device *d, DeviceStream s);
 ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err);
 bool cuda_reached(Device *d, Event e);
-void cuda_identity(Device *d, char out[WIRE_IDENTITY]);
-const DeviceWires *wires_table(void);
-int wires_version(Error *err); /* of NCCL; 0: there is none, as err says */
-void wires_close(Device *d);
+void cuda_identity(Device *d, char out[COMMUNICATOR_IDENTITY]);
+const DeviceCommunicators *communicators_table(void);
+int communicators_version(Error *err); /* of NCCL; 0: there is none, as err says */
+void communicators_close(Device *d);
 
 /* One a file. */
 void elements_fill(Ops *ops);
@@ -69,10 +69,10 @@ void gradients_fill(Ops *ops);
 /* Elements of the widest heads on a GPU whose blocks may have so much shared memory. */
 int attention_widest(size_t shared);
 
-/* leaves.cu: products with leaves, which gemm hands on. */
-void leaves_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
-                 const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
-                 Leaves leaves);
+/* split_k.cu: products with splits, which gemm hands on. */
+void split_k_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
+                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
+                  KSplit splits);
 
 #ifdef __cplusplus
 }

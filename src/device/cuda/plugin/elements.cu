@@ -281,16 +281,16 @@ __global__ void latent_forward_kernel(LatentShape s, const T *q, const T *own, c
     store_pack(qkv + at.row * dim, at.column, dim, x);
 }
 
-constexpr int LEVELS = 7; /* 2^6 leaves */
-static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+constexpr int LEVELS = 7; /* 2^6 splits */
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
 /* Element i of those of the common key's gradient that the heads' keys at `from` come to. */
 template <typename T> INLINE float common_sum(LatentShape s, const float *angles, const T *from, int i) {
-    int dim = s.plain + s.turned, leaves = s.leaves > 1 ? s.leaves : 1, heads = s.heads / leaves;
+    int dim = s.plain + s.turned, splits = s.splits > 1 ? s.splits : 1, heads = s.heads / splits;
     Tree<float, LEVELS> tree;
-    for (int leaf = 0; leaf < leaves; leaf++) {
+    for (int split = 0; split < splits; split++) {
         float sum[2] = {0, 0};
-        for (int head = leaf * heads; head < (leaf + 1) * heads; head++) {
+        for (int head = split * heads; head < (split + 1) * heads; head++) {
             const T *pair = from + (int64_t)head * dim + s.plain + i / 2 * 2;
             sum[0] += load(pair, 0), sum[1] += load(pair, 1);
         }
@@ -351,7 +351,7 @@ __global__ void latent_backward_kernel(LatentShape s, const T *dqkv, const int32
     } else {
         int i = (int)(x - parts.queries - parts.own);
         float sum = common_sum(s, angles, from + width, i);
-        if (s.terms)
+        if (s.partial)
             ((float *)dkey)[t * s.key_row + i] = sum;
         else
             store((T *)dkey, t * s.key_row + i, sum);

@@ -134,10 +134,10 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
 }
 
 /* first[e + 1] = how many choices are of expert e, a block's. */
-__global__ void __launch_bounds__(BLOCK) count_choices_kernel(int64_t choices, Routes r) {
+__global__ void __launch_bounds__(BLOCK) count_assignments_kernel(int64_t assignments, Routes r) {
     SHARED(int, sums, BLOCK / WARP);
     int count = 0, e = (int)blockIdx.x;
-    for (int64_t i = threadIdx.x; i < choices; i += BLOCK) count += r.chosen[i] == e;
+    for (int64_t i = threadIdx.x; i < assignments; i += BLOCK) count += r.chosen[i] == e;
     count = block_sum(count, sums);
     if (threadIdx.x == 0) r.first[e + 1] = count;
 }
@@ -154,13 +154,13 @@ __global__ void first_rows_kernel(int experts, Routes r, int64_t *counts) {
 }
 
 /* A block has an expert, and deals its rows out to its choices in their order. */
-__global__ void __launch_bounds__(BLOCK) order_rows_kernel(int64_t choices, int k, Routes r) {
+__global__ void __launch_bounds__(BLOCK) order_rows_kernel(int64_t assignments, int k, Routes r) {
     SHARED(int, counts, BLOCK / WARP);
     int e = (int)blockIdx.x, warp = (int)threadIdx.x / WARP;
     int32_t next = r.first[e];
-    for (int64_t at = 0; at < choices; at += BLOCK) {
+    for (int64_t at = 0; at < assignments; at += BLOCK) {
         int64_t i = at + threadIdx.x;
-        bool mine = i < choices && r.chosen[i] == e;
+        bool mine = i < assignments && r.chosen[i] == e;
         unsigned votes = __ballot_sync(0xffffffffu, mine);
         if (lane() == 0) counts[warp] = __popc(votes);
         __syncthreads();
@@ -175,15 +175,15 @@ __global__ void __launch_bounds__(BLOCK) order_rows_kernel(int64_t choices, int 
 }
 
 void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
-    int64_t choices = s.tokens * s.chosen;
+    int64_t assignments = s.tokens * s.chosen;
     if (s.experts > EXPERTS_MAX)
         cuda_fatal(d, "route: %d experts; at most %d are done", s.experts, EXPERTS_MAX);
     size_t room = (size_t)s.chosen * sizeof(int32_t) + (size_t)s.experts +
                   (s.groups > 1 ? (size_t)s.groups * sizeof(float) : 0);
     if (s.tokens > 0) LAUNCH(d, OP_ROUTE, route_kernel, s.tokens, BLOCK, room, s, r);
-    LAUNCH(d, OP_ROUTE, count_choices_kernel, s.experts, BLOCK, 0, choices, r);
+    LAUNCH(d, OP_ROUTE, count_assignments_kernel, s.experts, BLOCK, 0, assignments, r);
     LAUNCH(d, OP_ROUTE, first_rows_kernel, 1, 1, 0, s.experts, r, counts);
-    LAUNCH(d, OP_ROUTE, order_rows_kernel, s.experts, BLOCK, 0, choices, s.chosen, r);
+    LAUNCH(d, OP_ROUTE, order_rows_kernel, s.experts, BLOCK, 0, assignments, s.chosen, r);
 }
 
 /* ---- backward ---- */
@@ -199,9 +199,9 @@ __global__ void route_count_kernel(RouteShape s, const int32_t *chosen, int64_t 
 }
 
 void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts) {
-    int64_t choices = s.tokens * s.chosen;
-    if (choices == 0) return;
-    LAUNCH(d, OP_ROUTE_COUNT, route_count_kernel, blocks_of(choices, BLOCK), BLOCK, 0, s, chosen, counts);
+    int64_t assignments = s.tokens * s.chosen;
+    if (assignments == 0) return;
+    LAUNCH(d, OP_ROUTE_COUNT, route_count_kernel, blocks_of(assignments, BLOCK), BLOCK, 0, s, chosen, counts);
 }
 
 /* The gradient of a token's score of expert e. */
@@ -230,11 +230,11 @@ __global__ void __launch_bounds__(BLOCK)
     if (first < 0) first = 0;
     double each = 0;
     if (s.balance > 0) {
-        int64_t choices = 0;
+        int64_t assignments = 0;
         counts += sequence * s.experts;
-        for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) choices += counts[e];
-        choices = block_sum(choices, sums);
-        each = (double)s.balance * s.experts / (double)(choices / s.chosen);
+        for (int e = (int)threadIdx.x; e < s.experts; e += BLOCK) assignments += counts[e];
+        assignments = block_sum(assignments, sums);
+        each = (double)s.balance * s.experts / (double)(assignments / s.chosen);
     }
     int64_t end = smaller(behind, first + ((int64_t)blockIdx.y + 1) * TOKENS);
     for (int64_t t = first + (int64_t)blockIdx.y * TOKENS + threadIdx.x / WARP; t < end; t += BLOCK / WARP) {
@@ -325,8 +325,8 @@ INLINE Tile tile_of(ExpertRows e, int64_t tile) {
 
 /* blockIdx.x: tiles of rows of all experts; blockIdx.y: of columns. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(BLOCK) gemm_experts_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k,
-                                                             const T *a, const T *b, C *c, Leaves leaf) {
+__global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k,
+                                                             const T *a, const T *b, C *c, KSplit split) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
@@ -337,9 +337,9 @@ __global__ void __launch_bounds__(BLOCK) gemm_experts_kernel(ExpertRows e, bool 
     Sums sums;
     sums.clear();
     int64_t end = 0;
-    for (int r = 0; r < leaf.runs; r++) {
-        int64_t first = end + leaf.run[r].skip;
-        end = first + leaf.run[r].length;
+    for (int r = 0; r < split.runs; r++) {
+        int64_t first = end + split.run[r].skip;
+        end = first + split.run[r].length;
         for (int64_t p = first; p < end; p += DEPTH) {
             load_terms(a, tile.row, tile.end, k, p, end, 1, left);
             load_terms(matrix, column, n, trans_b ? k : 1, p, end, trans_b ? 1 : n, right);
@@ -360,8 +360,8 @@ __global__ void __launch_bounds__(BLOCK) gemm_experts_kernel(ExpertRows e, bool 
 /* blockIdx.x: tiles of m of the first expert, then of the second, ...; blockIdx.y: of n. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    gemm_experts_weight_kernel(ExpertRows e, int64_t m, int64_t n, const T *a, const T *b, float *c,
-                               bool accumulate) {
+    grouped_gemm_wgrad_kernel(ExpertRows e, int64_t m, int64_t n, const T *a, const T *b, float *c,
+                              bool accumulate) {
     SHARED(float, left, DEPTH *PITCH);
     SHARED(float, right, DEPTH *PITCH);
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
@@ -389,37 +389,36 @@ __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-void gemm_experts(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a, const void *b,
-                  Dtype ab_type, void *c, Dtype c_type, Leaves leaves) {
-    if (leaves.runs == 0) leaves.runs = 1, leaves.run[0] = {k, k, 0};
+void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a, const void *b,
+                  Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
+    if (splits.runs == 0) splits.runs = 1, splits.run[0] = {k, k, 0};
     if (d->profiling)
-        d->profile[OP_GEMM_EXPERTS].flops += 2.0 * (double)e.rows * (double)n * (double)leaves_terms(leaves);
+        d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)e.rows * (double)n * (double)split_length(splits);
     if (e.rows == 0 || n == 0) return;
     /* Each expert may have one tile that is not full. */
     Grid grid(e.rows / TILE + e.experts, blocks_of(n, TILE));
     BY_DTYPE(ab_type, T,
-             BY_DTYPE(c_type, C, auto kernel = gemm_experts_kernel<T, C>;
-                      LAUNCH(d, OP_GEMM_EXPERTS, kernel, grid, BLOCK, 0, e, trans_b, n, k, (const T *)a,
-                             (const T *)b, (C *)c, leaves)));
+             BY_DTYPE(c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
+                      LAUNCH(d, OP_GROUPED_GEMM, kernel, grid, BLOCK, 0, e, trans_b, n, k, (const T *)a,
+                             (const T *)b, (C *)c, splits)));
 }
 
 /* A chain along an expert's rows, whatever tile: sliced or not. */
-void gemm_experts_weight(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
-                         Dtype ab_type, float *c, bool accumulate, bool) {
-    if (d->profiling)
-        d->profile[OP_GEMM_EXPERTS_WEIGHT].flops += 2.0 * (double)e.rows * (double)m * (double)n;
+void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
+                        Dtype ab_type, float *c, bool accumulate, bool) {
+    if (d->profiling) d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)e.rows * (double)m * (double)n;
     if (m == 0 || n == 0) return;
     Grid grid(blocks_of(m, TILE) * e.experts, blocks_of(n, TILE));
-    BY_DTYPE(ab_type, T, auto kernel = gemm_experts_weight_kernel<T>;
-             LAUNCH(d, OP_GEMM_EXPERTS_WEIGHT, kernel, grid, BLOCK, 0, e, m, n, (const T *)a, (const T *)b, c,
+    BY_DTYPE(ab_type, T, auto kernel = grouped_gemm_wgrad_kernel<T>;
+             LAUNCH(d, OP_GROUPED_GEMM_WGRAD, kernel, grid, BLOCK, 0, e, m, n, (const T *)a, (const T *)b, c,
                     accumulate));
 }
 
 /* ---- rows ---- */
 
 template <typename T>
-__global__ void experts_combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *rows, bool weighed,
-                                       bool add, T *y) {
+__global__ void combine_kernel(RouteShape s, Routes r, int64_t hidden, const T *rows, bool weighed, bool add,
+                               T *y) {
     constexpr int N = AT_ONCE<T>;
     Place at = place_of<N>(hidden);
     if (at.row >= s.tokens) return;
@@ -440,55 +439,57 @@ __global__ void experts_combine_kernel(RouteShape s, Routes r, int64_t hidden, c
     store_pack(y, at.column, hidden, out);
 }
 
-void experts_combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
-                     bool add, void *y, Dtype c) {
+void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed, bool add,
+             void *y, Dtype c) {
     if (s.tokens * hidden == 0) return;
-    BY_DTYPE(c, T, auto kernel = experts_combine_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(s.tokens, hidden), BLOCK, 0, s,
-                    r, hidden, (const T *)rows, weighed, add, (T *)y));
+    BY_DTYPE(c, T, auto kernel = combine_kernel<T>;
+             LAUNCH(d, OP_COMBINE, kernel, blocks_of_packs<AT_ONCE<T>>(s.tokens, hidden), BLOCK, 0, s, r,
+                    hidden, (const T *)rows, weighed, add, (T *)y));
 }
 
-constexpr int LEVELS = 7; /* 2^6 leaves */
-static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+constexpr int LEVELS = 7; /* 2^6 splits */
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-/* A block has a choice, of which it takes leaf after leaf. Each thread reads and writes packs of its own. */
+/* A block has a choice, of which it takes split after split. Each thread reads and writes packs of its
+ * own. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    experts_weigh_kernel(Routes r, int64_t leaf, int leaves, T *act, T *dact, float *dweights) {
+    combine_backward_kernel(Routes r, int64_t split_size, int splits, T *act, T *dact, float *dweights) {
     constexpr int N = AT_ONCE<T>;
     SHARED(double, sums, BLOCK / WARP);
-    int64_t j = blockIdx.x, first = (r.row ? r.row[j] : j) * leaf * leaves;
+    int64_t j = blockIdx.x, first = (r.row ? r.row[j] : j) * split_size * splits;
     float weight = r.weights[j];
     Tree<float, LEVELS> tree;
-    for (int l = 0; l < leaves; l++, first += leaf) {
+    for (int l = 0; l < splits; l++, first += split_size) {
         double sum = 0;
-        for (int64_t at = threadIdx.x * N; at < leaf; at += BLOCK * N) {
-            Pack<T, N> x = load_pack<N>(act + first, at, leaf), dx = load_pack<N>(dact + first, at, leaf);
+        for (int64_t at = threadIdx.x * N; at < split_size; at += BLOCK * N) {
+            Pack<T, N> x = load_pack<N>(act + first, at, split_size),
+                       dx = load_pack<N>(dact + first, at, split_size);
 #pragma unroll
             for (int i = 0; i < N; i++) { /* behind the end there are zeros */
                 sum += (double)get(x, i) * (double)get(dx, i);
                 put(x, i, weight * get(x, i));
                 put(dx, i, weight * get(dx, i));
             }
-            store_pack(act + first, at, leaf, x);
-            store_pack(dact + first, at, leaf, dx);
+            store_pack(act + first, at, split_size, x);
+            store_pack(dact + first, at, split_size, dx);
         }
         tree.add((float)block_sum(sum, sums));
     }
     if (threadIdx.x == 0) dweights[j] = tree.sum();
 }
 
-void experts_weigh(Device *d, RouteShape s, Routes r, int64_t inter, int leaves, void *act, void *dact,
-                   float *dweights, Dtype c) {
-    int64_t choices = s.tokens * s.chosen;
-    if (choices == 0) return;
-    BY_DTYPE(c, T, auto kernel = experts_weigh_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_WEIGH, kernel, choices, BLOCK, 0, r, inter / leaves, leaves, (T *)act,
-                    (T *)dact, dweights));
+void combine_backward(Device *d, RouteShape s, Routes r, int64_t inter, int splits, void *act, void *dact,
+                      float *dweights, Dtype c) {
+    int64_t assignments = s.tokens * s.chosen;
+    if (assignments == 0) return;
+    BY_DTYPE(c, T, auto kernel = combine_backward_kernel<T>;
+             LAUNCH(d, OP_COMBINE_BACKWARD, kernel, assignments, BLOCK, 0, r, inter / splits, splits,
+                    (T *)act, (T *)dact, dweights));
 }
 
 template <typename T>
-__global__ void experts_spread_kernel(RouteShape s, Routes r, int64_t hidden, const T *x, T *rows) {
+__global__ void permute_kernel(RouteShape s, Routes r, int64_t hidden, const T *x, T *rows) {
     constexpr int N = AT_ONCE<T>;
     Place at = place_of<N>(hidden);
     if (at.row >= s.tokens * s.chosen) return;
@@ -499,28 +500,29 @@ __global__ void experts_spread_kernel(RouteShape s, Routes r, int64_t hidden, co
     store_pack(rows + r.row[at.row] * hidden, at.column, hidden, here);
 }
 
-void experts_spread(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
-    int64_t choices = s.tokens * s.chosen;
-    if (choices * hidden == 0) return;
-    BY_DTYPE(c, T, auto kernel = experts_spread_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_SPREAD, kernel, blocks_of_packs<AT_ONCE<T>>(choices, hidden), BLOCK, 0, s,
-                    r, hidden, (const T *)x, (T *)rows));
+void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, void *rows, Dtype c) {
+    int64_t assignments = s.tokens * s.chosen;
+    if (assignments * hidden == 0) return;
+    BY_DTYPE(c, T, auto kernel = permute_kernel<T>;
+             LAUNCH(d, OP_PERMUTE, kernel, blocks_of_packs<AT_ONCE<T>>(assignments, hidden), BLOCK, 0, s, r,
+                    hidden, (const T *)x, (T *)rows));
 }
 
-/* A block has a choice, of which it takes leaf after leaf, and of a leaf what lies in each run. */
+/* A block has a choice, of which it takes split after split, and of a split what lies in each run. */
 template <typename T>
-__global__ void __launch_bounds__(BLOCK) experts_weights_kernel(Routes r, int64_t n, int runs, int leaves,
-                                                                const T *y, const T *dy, float *dweights) {
+__global__ void __launch_bounds__(BLOCK) permute_dweights_kernel(Routes r, int64_t n, int runs, int splits,
+                                                                 const T *y, const T *dy, float *dweights) {
     constexpr int N = AT_ONCE<T>;
     SHARED(double, sums, BLOCK / WARP);
-    int64_t j = blockIdx.x, row = (r.row ? r.row[j] : j) * runs * n, leaf = n / leaves;
+    int64_t j = blockIdx.x, row = (r.row ? r.row[j] : j) * runs * n, split_size = n / splits;
     float weight = r.weights[j];
     Tree<float, LEVELS> tree;
-    for (int l = 0; l < leaves; l++) {
+    for (int l = 0; l < splits; l++) {
         double sum = 0;
-        for (int64_t first = row + l * leaf; first < row + runs * n; first += n)
-            for (int64_t at = threadIdx.x * N; at < leaf; at += BLOCK * N) {
-                Pack<T, N> x = load_pack<N>(y + first, at, leaf), dx = load_pack<N>(dy + first, at, leaf);
+        for (int64_t first = row + l * split_size; first < row + runs * n; first += n)
+            for (int64_t at = threadIdx.x * N; at < split_size; at += BLOCK * N) {
+                Pack<T, N> x = load_pack<N>(y + first, at, split_size),
+                           dx = load_pack<N>(dy + first, at, split_size);
 #pragma unroll
                 for (int i = 0; i < N; i++) sum += (double)get(x, i) * (double)get(dx, i);
             }
@@ -531,12 +533,12 @@ __global__ void __launch_bounds__(BLOCK) experts_weights_kernel(Routes r, int64_
     if (threadIdx.x == 0) dweights[j] = tree.sum();
 }
 
-void experts_weights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int leaves, const void *y,
-                     const void *dy, float *dweights, Dtype c) {
-    int64_t choices = s.tokens * s.chosen;
-    if (choices == 0) return;
-    BY_DTYPE(c, T, auto kernel = experts_weights_kernel<T>;
-             LAUNCH(d, OP_EXPERTS_WEIGHTS, kernel, choices, BLOCK, 0, r, n, runs, leaves, (const T *)y,
+void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, int splits, const void *y,
+                      const void *dy, float *dweights, Dtype c) {
+    int64_t assignments = s.tokens * s.chosen;
+    if (assignments == 0) return;
+    BY_DTYPE(c, T, auto kernel = permute_dweights_kernel<T>;
+             LAUNCH(d, OP_PERMUTE_DWEIGHTS, kernel, assignments, BLOCK, 0, r, n, runs, splits, (const T *)y,
                     (const T *)dy, dweights));
 }
 
@@ -601,11 +603,11 @@ __global__ void __launch_bounds__(THREADS)
 
 /* A warp has a choice: dweights += dy . bias of its expert. */
 template <typename T>
-__global__ void experts_bias_weights_kernel(int64_t choices, Routes r, int64_t n, const T *dy,
+__global__ void experts_bias_weights_kernel(int64_t assignments, Routes r, int64_t n, const T *dy,
                                             const float *bias, float *dweights) {
     constexpr int N = AT_ONCE<T>;
     int64_t j = element() / WARP;
-    if (j >= choices) return;
+    if (j >= assignments) return;
     dy += r.row[j] * n, bias += r.chosen[j] * n;
     double sum = 0;
     for (int64_t at = lane() * N; at < n; at += WARP * N) {
@@ -621,15 +623,15 @@ __global__ void experts_bias_weights_kernel(int64_t choices, Routes r, int64_t n
 /* Without weights s has no tokens: rows may be those of other ranks' tokens. */
 void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
                            const float *bias, float *dbias, float *dweights, Dtype c) {
-    int64_t choices = s.tokens * s.chosen;
+    int64_t assignments = s.tokens * s.chosen;
     if (s.experts * n == 0) return;
     BY_DTYPE(c, T, auto sums = experts_bias_sums_kernel<T>; auto weights = experts_bias_weights_kernel<T>;
              Grid grid(s.experts, blocks_of(n, COLUMNS));
              LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, sums, grid, block_of_columns<T>(), 0, s, r, n, (const T *)dy,
                     weighed, dbias);
-             if (weighed && choices > 0)
-                 LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, weights, blocks_of(choices, BLOCK / WARP), BLOCK, 0,
-                        choices, r, n, (const T *)dy, bias, dweights));
+             if (weighed && assignments > 0)
+                 LAUNCH(d, OP_EXPERTS_BIAS_BACKWARD, weights, blocks_of(assignments, BLOCK / WARP), BLOCK, 0,
+                        assignments, r, n, (const T *)dy, bias, dweights));
 }
 
 } // namespace
@@ -638,12 +640,12 @@ extern "C" void experts_fill(Ops *ops) {
     ops->route = route;
     ops->route_count = route_count;
     ops->route_backward = route_backward;
-    ops->gemm_experts = gemm_experts;
-    ops->gemm_experts_weight = gemm_experts_weight;
-    ops->experts_combine = experts_combine;
-    ops->experts_weigh = experts_weigh;
-    ops->experts_spread = experts_spread;
-    ops->experts_weights = experts_weights;
+    ops->grouped_gemm = grouped_gemm;
+    ops->grouped_gemm_wgrad = grouped_gemm_wgrad;
+    ops->combine = combine;
+    ops->combine_backward = combine_backward;
+    ops->permute = permute;
+    ops->permute_dweights = permute_dweights;
     ops->experts_bias_forward = experts_bias_forward;
     ops->experts_bias_backward = experts_bias_backward;
 }

@@ -1,14 +1,14 @@
 /* Cross-entropy, and the records by which ranks with other parts of the vocabulary share it.
  *
  * A block has a row. Exponentials are taken in fp32 and added in double: thread i has the packs
- * (packs.cuh) i, i + BLOCK, ... of a leaf, and the threads' sums meet in a fixed order, so a record's bits
- * hang on its leaf alone, in whichever of the two ops it is made. */
+ * (packs.cuh) i, i + BLOCK, ... of a split, and the threads' sums meet in a fixed order, so a record's bits
+ * hang on its split alone, in whichever of the two ops it is made. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
-constexpr int LEVELS = 7; /* 2^6 leaves */
-static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+constexpr int LEVELS = 7; /* 2^6 splits */
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
 /* Of n logits; every thread gets it. A NaN makes the sum one. */
 template <typename T>
@@ -37,31 +37,31 @@ INLINE LossRecord record_of(const T *x, int64_t n, int64_t target, float *maxima
 
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
-    loss_records_kernel(int64_t vocab, const T *logits, const int32_t *targets, int64_t first, int64_t leaf,
-                        LossRecord *records) {
+    loss_records_kernel(int64_t vocab, const T *logits, const int32_t *targets, int64_t first,
+                        int64_t split_size, LossRecord *records) {
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
-    int64_t row = blockIdx.x, rows = gridDim.x, start = blockIdx.y * leaf;
-    LossRecord r = record_of(logits + row * vocab + start, smaller(leaf, vocab - start),
+    int64_t row = blockIdx.x, rows = gridDim.x, start = blockIdx.y * split_size;
+    LossRecord r = record_of(logits + row * vocab + start, smaller(split_size, vocab - start),
                              targets[row] - first - start, maxima, sums);
     if (threadIdx.x == 0) records[blockIdx.y * rows + row] = r;
 }
 
-/* What the gradient of a row needs, from the records of all leaves, `apart` records from each other. share:
+/* What the gradient of a row needs, from the records of all splits, `apart` records from each other. share:
  * by what the softmax is multiplied for the sake of the z-loss, else 1. */
 struct RowLoss {
     float max, loss, z_loss;
     double sum, share;
 };
 
-INLINE RowLoss loss_of(const LossRecord *records, int64_t apart, int count, int64_t target_leaf, float z) {
+INLINE RowLoss loss_of(const LossRecord *records, int64_t apart, int count, int64_t target_split, float z) {
     float most = -INFINITY;
     for (int i = 0; i < count; i++) most = fmaxf(most, records[i * apart].max);
     Tree<double, LEVELS> tree;
     for (int i = 0; i < count; i++)
         tree.add(records[i * apart].sum * exp((double)records[i * apart].max - (double)most));
     double sum = tree.sum(), whole = (double)most + log(sum);
-    return {most, (float)(whole - (double)records[target_leaf * apart].target),
+    return {most, (float)(whole - (double)records[target_split * apart].target),
             (float)((double)z * whole * whole), sum, 1 + 2 * (double)z * whole};
 }
 
@@ -103,12 +103,12 @@ template <typename G> INLINE void no_loss(int64_t vocab, int64_t row, float *los
 
 template <typename T, typename G>
 __global__ void __launch_bounds__(BLOCK)
-    cross_entropy_kernel(int64_t vocab, const T *logits, const int32_t *targets, VocabLeaves leaves,
-                         int64_t leaf, int count, const float *scale, float cap, float z, float *loss,
+    cross_entropy_kernel(int64_t vocab, const T *logits, const int32_t *targets, VocabSplit splits,
+                         int64_t split_size, int count, const float *scale, float cap, float z, float *loss,
                          float *z_loss, G *dlogits) {
     SHARED(float, maxima, BLOCK / WARP);
     SHARED(double, sums, BLOCK / WARP);
-    SHARED(LossRecord, own, LEAVES_MAX);
+    SHARED(LossRecord, own, SPLITS_MAX);
     int64_t row = blockIdx.x, rows = gridDim.x, target = targets[row];
     const T *x = logits + row * vocab;
     G *dx = dlogits ? dlogits + row * vocab : NULL;
@@ -116,18 +116,18 @@ __global__ void __launch_bounds__(BLOCK)
         no_loss(vocab, row, loss, z_loss, dx);
         return;
     }
-    for (int i = 0; i < count && !leaves.records; i++) {
-        int64_t start = i * leaf;
-        LossRecord r =
-            record_of(x + start, smaller(leaf, vocab - start), target - leaves.first - start, maxima, sums);
+    for (int i = 0; i < count && !splits.records; i++) {
+        int64_t start = i * split_size;
+        LossRecord r = record_of(x + start, smaller(split_size, vocab - start), target - splits.first - start,
+                                 maxima, sums);
         if (threadIdx.x == 0) own[i] = r;
     }
     __syncthreads();
-    RowLoss r = leaves.records ? loss_of(leaves.records + row, rows, count, target / leaf, z)
-                               : loss_of(own, 1, count, target / leaf, z);
+    RowLoss r = splits.records ? loss_of(splits.records + row, rows, count, target / split_size, z)
+                               : loss_of(own, 1, count, target / split_size, z);
     if (threadIdx.x == 0) loss[row] = r.loss;
     if (threadIdx.x == 0 && z_loss) z_loss[row] = r.z_loss;
-    if (dx) write_gradient(vocab, x, target - leaves.first, r, *scale, cap, dx);
+    if (dx) write_gradient(vocab, x, target - splits.first, r, *scale, cap, dx);
 }
 
 /* ---- whole rows of fp32 without a cap ---- */
@@ -282,43 +282,43 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* ---- slots ---- */
 
-int count_leaves(Device *d, int64_t vocab, int64_t leaf) {
-    int64_t count = blocks_of(vocab, leaf);
-    if (count > LEAVES_MAX)
+int count_splits(Device *d, int64_t vocab, int64_t split_size) {
+    int64_t count = blocks_of(vocab, split_size);
+    if (count > SPLITS_MAX)
         cuda_fatal(d, "cross_entropy: %lld leaves of the vocabulary; at most %d are done", (long long)count,
-                   LEAVES_MAX);
+                   SPLITS_MAX);
     return (int)count;
 }
 
 void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                  const int32_t *targets, VocabLeaves leaves, LossRecord *records) {
+                  const int32_t *targets, VocabSplit splits, LossRecord *records) {
     if (rows == 0) return;
-    int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
-    Grid grid(rows, count_leaves(d, vocab, leaf));
+    int64_t split_size = splits.split_size ? splits.split_size : vocab;
+    Grid grid(rows, count_splits(d, vocab, split_size));
     BY_DTYPE(logits_type, T,
              LAUNCH(d, OP_LOSS_RECORDS, loss_records_kernel<T>, grid, BLOCK, 0, vocab, (const T *)logits,
-                    targets, leaves.first, leaf, records));
+                    targets, splits.first, split_size, records));
 }
 
 void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
-                   const int32_t *targets, VocabLeaves leaves, const float *scale, float cap, float z,
+                   const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
                    float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
     if (rows == 0) return;
-    int64_t leaf = leaves.leaf ? leaves.leaf : vocab;
-    int count = leaves.records ? leaves.count : count_leaves(d, vocab, leaf);
-    if (count == 1 && !leaves.records && cap <= 0 && logits_type == DTYPE_F32) {
+    int64_t split_size = splits.split_size ? splits.split_size : vocab;
+    int count = splits.records ? splits.count : count_splits(d, vocab, split_size);
+    if (count == 1 && !splits.records && cap <= 0 && logits_type == DTYPE_F32) {
         int64_t groups = smaller(SHARED_GROUPS, blocks_of(vocab, GROUP_SPAN) - 1);
         size_t room = (size_t)(groups * GROUP_SPAN) * sizeof(float);
         BY_DTYPE(grad_type, G, auto kernel = cross_entropy_held_kernel<G>;
                  cuda_allow_shared(d, OP_CROSS_ENTROPY, (const void *)kernel, room);
                  LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, room, vocab, (const float *)logits, targets,
-                        leaves.first, scale, z, loss, z_loss, (G *)dlogits));
+                        splits.first, scale, z, loss, z_loss, (G *)dlogits));
         return;
     }
     BY_DTYPE(logits_type, T,
              BY_DTYPE(grad_type, G, auto kernel = cross_entropy_kernel<T, G>;
                       LAUNCH(d, OP_CROSS_ENTROPY, kernel, rows, BLOCK, 0, vocab, (const T *)logits, targets,
-                             leaves, leaf, count, scale, cap, z, loss, z_loss, (G *)dlogits)));
+                             splits, split_size, count, scale, cap, z, loss, z_loss, (G *)dlogits)));
 }
 
 } // namespace

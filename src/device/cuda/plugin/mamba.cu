@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int SPAN = 8; /* tokens whose inputs are fetched together */
-static_assert(MAMBA_STRIDE % SPAN == 0 && SPAN <= WARP, "strides are of whole spans");
+static_assert(MAMBA_CHUNK % SPAN == 0 && SPAN <= WARP, "strides are of whole spans");
 
 /* ---- what kernels share ---- */
 
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(ROWS *WARP)
         float along = sum_of_lane(sum);
         if (mine) store(y, (t + lane()) * rows + row, along + D * x);
         t += count;
-        if (t % MAMBA_STRIDE == 0 && t < s.tokens)
-            give_lanes(now, starts + (t / MAMBA_STRIDE * rows + row) * s.state, s.state);
+        if (t % MAMBA_CHUNK == 0 && t < s.tokens)
+            give_lanes(now, starts + (t / MAMBA_CHUNK * rows + row) * s.state, s.state);
     }
     if (state) give_lanes(now, state + row * s.state, s.state);
 }
@@ -133,28 +133,28 @@ void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first
 /* ---- backward ---- */
 
 /* Tokens first .. first + count - 1 of some heads, and where their steps and sums lie: of each head two runs
- * of MAMBA_STRIDE numbers, and of each of its rows two, and one more. last: no token comes behind. */
-struct Stride {
+ * of MAMBA_CHUNK numbers, and of each of its rows two, and one more. last: no token comes behind. */
+struct MambaChunk {
     int64_t first, head, heads;
     int count;
     bool last;
     float *steps, *terms, *skips;
 };
-constexpr int64_t NUMBERS = 2 * MAMBA_STRIDE;
+constexpr int64_t NUMBERS = 2 * MAMBA_CHUNK;
 
-INLINE float *steps_of(const Stride &r, int64_t head) { return r.steps + (head - r.head) * NUMBERS; }
-INLINE Step step_of(const float *steps, int i) { return {steps[i], steps[MAMBA_STRIDE + i]}; }
-INLINE float *terms_of(const MambaShape &s, const Stride &r, int64_t row) {
+INLINE float *steps_of(const MambaChunk &r, int64_t head) { return r.steps + (head - r.head) * NUMBERS; }
+INLINE Step step_of(const float *steps, int i) { return {steps[i], steps[MAMBA_CHUNK + i]}; }
+INLINE float *terms_of(const MambaShape &s, const MambaChunk &r, int64_t row) {
     return r.terms + (row - r.head * s.head_dim) * NUMBERS;
 }
 
 template <typename T>
-__global__ void mamba_steps_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, Stride r) {
-    int64_t head = r.head + element() / MAMBA_STRIDE;
-    int i = (int)(element() % MAMBA_STRIDE);
+__global__ void mamba_steps_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, MambaChunk r) {
+    int64_t head = r.head + element() / MAMBA_CHUNK;
+    int i = (int)(element() % MAMBA_CHUNK);
     if (head >= r.head + r.heads || i >= r.count) return;
     Step k = step_at<T>(s, in, first_key, head, r.first + i);
-    steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_STRIDE + i] = k.keep;
+    steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_CHUNK + i] = k.keep;
 }
 
 /* Of a span's tokens: its sums over rows, added to what other rows have there. */
@@ -172,7 +172,7 @@ template <int PER> struct Seen {
     float x[PER], dy[PER];
 };
 template <int PER, typename T>
-INLINE Seen<PER> seen_at(const MambaShape &s, const MambaInputs &in, const Stride &r, const T *dys,
+INLINE Seen<PER> seen_at(const MambaShape &s, const MambaInputs &in, const MambaChunk &r, const T *dys,
                          int64_t head, int64_t p, int i) {
     int64_t t = r.first + i, row = head * s.head_dim + p, left = s.head_dim - p;
     Seen<PER> seen;
@@ -184,20 +184,20 @@ INLINE Seen<PER> seen_at(const MambaShape &s, const MambaInputs &in, const Strid
 
 /* A warp has a column of a head's state: the terms of B's and of C's number, over rows. */
 template <typename T>
-__global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, Stride r, const float *starts,
+__global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, MambaChunk r, const float *starts,
                                      const T *dys, const float *carry, float *room) {
     constexpr int PER = 2;
     int64_t number = element() / WARP, head = r.head + number / s.state, n = number % s.state,
             rows = rows_of(s), step = 2 * s.state;
     if (head >= r.head + r.heads) return;
-    room += head * smaller(MAMBA_STRIDE, s.tokens) * step + n;
+    room += head * smaller(MAMBA_CHUNK, s.tokens) * step + n;
     for (int64_t p = 0; p < s.head_dim; p += PER * WARP) {
         float now[PER] = {}, later[PER] = {};
 #pragma unroll
         for (int k = 0; k < PER; k++) {
             int64_t row = p + lane() + k * WARP, at = (head * s.head_dim + row) * s.state + n;
             if (row >= s.head_dim) continue;
-            now[k] = starts[r.first / MAMBA_STRIDE * rows * s.state + at];
+            now[k] = starts[r.first / MAMBA_CHUNK * rows * s.state + at];
             if (!r.last) later[k] = carry[at];
         }
         for (int span = 0; span < r.count; span += SPAN) {
@@ -274,7 +274,7 @@ INLINE Dots retreat(const MambaShape &s, const MambaInputs &in, int64_t head, in
 
 /* What all lanes read of a row and a span. */
 template <typename T>
-INLINE void visit(const MambaShape &s, const MambaInputs &in, const Stride &r, const T *dys, int64_t row,
+INLINE void visit(const MambaShape &s, const MambaInputs &in, const MambaChunk &r, const T *dys, int64_t row,
                   int span, Step (&steps)[SPAN], float (&x)[SPAN], float (&dy)[SPAN]) {
     const float *own = steps_of(r, row / s.head_dim);
 #pragma unroll
@@ -290,16 +290,16 @@ INLINE void visit(const MambaShape &s, const MambaInputs &in, const Stride &r, c
 /* A warp has a row. The states before spans lie in shared memory, of which a lane reads what it wrote. */
 template <typename T, int PER, int WARPS>
 __global__ void __launch_bounds__(WARPS *WARP)
-    mamba_rows_kernel(MambaShape s, MambaInputs in, Stride r, const float *starts, const T *dys, float *carry,
-                      T *dx) {
-    constexpr int SPANS = MAMBA_STRIDE / SPAN;
+    mamba_rows_kernel(MambaShape s, MambaInputs in, MambaChunk r, const float *starts, const T *dys,
+                      float *carry, T *dx) {
+    constexpr int SPANS = MAMBA_CHUNK / SPAN;
     SHARED(float, states, WARPS *SPANS *PER *WARP);
     int64_t row = r.head * s.head_dim + element() / WARP, rows = rows_of(s), head = row / s.head_dim;
     if (row >= (r.head + r.heads) * s.head_dim) return;
     float *own = states + threadIdx.x / WARP * SPANS * PER * WARP + lane(), now[PER], later[PER] = {};
     float x[SPAN], dy[SPAN], B[PER], skip = 0, *terms = terms_of(s, r, row);
     Step steps[SPAN];
-    take_lanes(now, starts + (r.first / MAMBA_STRIDE * rows + row) * s.state, s.state);
+    take_lanes(now, starts + (r.first / MAMBA_CHUNK * rows + row) * s.state, s.state);
     if (!r.last) take_lanes(later, carry + row * s.state, s.state);
     for (int span = 0; span < r.count; span += SPAN) {
 #pragma unroll
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(WARPS *WARP)
         for (int i = 0; i < SPAN; i++) {
             skip = FUSED(x[i], dy[i], skip);
             if (lane() != i || span + i >= r.count) continue;
-            terms[span + i] = x[i] * along, terms[MAMBA_STRIDE + span + i] = kept;
+            terms[span + i] = x[i] * along, terms[MAMBA_CHUNK + span + i] = kept;
             store(dx, (r.first + span + i) * s.row + row, FUSED(steps[i].step, along, in.D[head] * dy[i]));
         }
     }
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(WARPS *WARP)
 /* A warp has a head, whose rows' terms it adds up: d log keep = rate d step, and the slope of log(1 + e^z) is
  * 1 - exp(-step). */
 template <typename T>
-__global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, Stride r, MambaGradients out) {
+__global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, MambaChunk r, MambaGradients out) {
     int64_t head = r.head + element() / WARP, row = head * s.head_dim;
     if (head >= r.head + r.heads) return;
     double bias = 0, rate = 0, skip = 0;
@@ -342,7 +342,7 @@ __global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, Stride r, Mamba
         float step = 0, kept = 0;
         for (int64_t p = 0; p < s.head_dim; p++) {
             const float *terms = terms_of(s, r, row + p);
-            step += terms[i], kept += terms[MAMBA_STRIDE + i];
+            step += terms[i], kept += terms[MAMBA_CHUNK + i];
         }
         Step k = step_of(steps_of(r, head), i);
         float along = kept * k.keep * rate_of(in, head), dt = (step + along) * -expm1f(-k.step);
@@ -362,7 +362,7 @@ __global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, 
                                     MambaGradients out) {
     int64_t wide = s.groups * s.state, i = element() / (2 * wide), at = element() % (2 * wide),
             group = at % wide / s.state, n = at % s.state, heads = s.heads / s.groups,
-            run = smaller(MAMBA_STRIDE, s.tokens);
+            run = smaller(MAMBA_CHUNK, s.tokens);
     if (i >= count) return;
     bool is_C = at >= wide;
     float sum = 0;
@@ -377,13 +377,13 @@ size_t bytes_of_head(MambaShape s) { return (size_t)(NUMBERS + s.head_dim * (NUM
 constexpr size_t AT_MOST = (size_t)16 << 20;
 
 template <typename T>
-void heads_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, Stride r,
+void heads_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, MambaChunk r,
                     const float *starts, const T *dy, float *carry, float *room, MambaGradients out) {
     constexpr OpId OP = OP_MAMBA_BACKWARD;
     int64_t rows = r.heads * s.head_dim;
     r.steps = (float *)cuda_scratch(d, (size_t)r.heads * bytes_of_head(s));
     r.terms = r.steps + r.heads * NUMBERS, r.skips = r.terms + rows * NUMBERS;
-    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_STRIDE, BLOCK), BLOCK, 0, s, in, first_key,
+    LAUNCH(d, OP, mamba_steps_kernel<T>, blocks_of(r.heads * MAMBA_CHUNK, BLOCK), BLOCK, 0, s, in, first_key,
            r);
     LAUNCH(d, OP, mamba_columns_kernel<T>, blocks_of(r.heads * s.state, BLOCK / WARP), BLOCK, 0, s, in, r,
            starts, dy, (const float *)carry, room);
@@ -399,11 +399,11 @@ void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *firs
     if (s.tokens * s.heads * s.head_dim == 0) return;
     int64_t fitting_heads = (int64_t)(AT_MOST / bytes_of_head(s)), each = larger(1, fitting_heads),
             end = s.tokens;
-    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_STRIDE; first >= 0; first -= MAMBA_STRIDE) {
+    for (int64_t first = (mamba_starts(s.tokens) - 1) * MAMBA_CHUNK; first >= 0; first -= MAMBA_CHUNK) {
         int64_t count = end - first;
         for (int64_t head = 0; head < s.heads; head += each) {
-            Stride r = {first, head, smaller(each, s.heads - head), (int)count, end == s.tokens, NULL,
-                        NULL,  NULL};
+            MambaChunk r = {first, head, smaller(each, s.heads - head), (int)count, end == s.tokens, NULL,
+                            NULL,  NULL};
             BY_DTYPE(c, T, heads_backward(d, s, in, first_key, r, starts, (const T *)dy, carry, room, out));
         }
         BY_DTYPE(c, T,

@@ -1,8 +1,8 @@
 /* Norms of rows, and sums over tokens: of their weights' gradients and of biases'.
  *
  * A warp has a row: its lanes take packs of it in turn (packs.cuh) and meet in a fixed butterfly, so that a
- * row's bits hang on its length and type alone, not on where it lies. Sums over tokens are cut by leaves;
- * within a leaf they are made by columns (columns.cuh). */
+ * row's bits hang on its length and type alone, not on where it lies. Sums over tokens are cut by splits;
+ * within a split they are made by columns (columns.cuh). */
 #include "device/cuda/needs.h"
 #include "device/cuda/plugin/columns.cuh"
 
@@ -190,31 +190,31 @@ __global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, c
                    in_memory((const T *)dx + at), dx + at, add);
 }
 
-/* Sums over rows of which ranks may have some heads each, of queries or of keys, leaf by leaf: `count` leaves
- * of all ranks, which lie `step` numbers apart, a token's two from the next one's; n: numbers of a whole row.
- * No leaves: sums are made here. */
-struct RowLeaves {
+/* Sums over rows of which ranks may have some heads each, of queries or of keys, split by split: `count`
+ * leaves of all ranks, which lie `step` numbers apart, a token's two from the next one's; n: numbers of a
+ * whole row. No splits: sums are made here. */
+struct RowSplits {
     int count;
     int64_t step, n;
     const float *squares, *products;
 };
 
-constexpr int LEVELS = 7; /* 2^6 leaves */
-static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+constexpr int LEVELS = 7; /* 2^6 splits */
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-INLINE float leaves_sum(RowLeaves l, const float *sums, int64_t row) {
+INLINE float partials_sum(RowSplits l, const float *sums, int64_t row) {
     Tree<float, LEVELS> tree;
     for (int i = 0; i < l.count; i++) tree.add(sums[i * l.step + 2 * row]);
     return tree.sum();
 }
 
-template <typename T> INLINE float head_rstd(RowLeaves l, int64_t row, const T *x, int64_t n, float eps) {
+template <typename T> INLINE float head_rstd(RowSplits l, int64_t row, const T *x, int64_t n, float eps) {
     if (l.count == 0) return row_rstd(in_memory(x), n, 0, eps);
-    return 1 / sqrtf(leaves_sum(l, l.squares, row) / (float)l.n + eps);
+    return 1 / sqrtf(partials_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
 template <typename T>
-__global__ void head_norm_kernel(NormKind kind, Rows r, RowLeaves l, float eps, const T *raw, const float *w,
+__global__ void head_norm_kernel(NormKind kind, Rows r, RowSplits l, float eps, const T *raw, const float *w,
                                  T *out) {
     int64_t row = row_of_warp();
     if (row >= r.count) return;
@@ -222,20 +222,20 @@ __global__ void head_norm_kernel(NormKind kind, Rows r, RowLeaves l, float eps, 
     write_normed(kind, in_memory(raw + at), r.n, 0, head_rstd(l, row, raw + at, r.n, eps), w, NULL, out + at);
 }
 
-/* A warp has a leaf of a token's row, with dy sums are of x dy w', else of
+/* A warp has a split of a token's row, with dy sums are of x dy w', else of
  * squares. Two numbers a token: of queries, of keys. */
 template <typename T>
 __global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *x, const float *w,
                                  const T *dy, float *sums) {
-    int64_t number = row_of_warp(), token = number % r.count, leaf = number / r.count;
-    if (leaf >= count) return;
+    int64_t number = row_of_warp(), token = number % r.count, split = number / r.count;
+    if (split >= count) return;
     constexpr int N = AT_ONCE<T>;
-    int64_t at = token * r.stride + leaf * r.n;
+    int64_t at = token * r.stride + split * r.n;
     float sum = 0;
     EACH_PACK(N, r.n, first) {
         Pack<T, N> here = load_pack<N>(x + at, first, r.n), grad = {};
         Pack<float, N> weights = {};
-        if (dy) grad = load_pack<N>(dy + at, first, r.n), weights = load_pack<N>(w + leaf * r.n, first, r.n);
+        if (dy) grad = load_pack<N>(dy + at, first, r.n), weights = load_pack<N>(w + split * r.n, first, r.n);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float v = get(here, i);
@@ -247,7 +247,7 @@ __global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *
 }
 
 template <typename T>
-__global__ void head_gradient_kernel(NormKind kind, Rows r, RowLeaves l, const T *raw, const float *w,
+__global__ void head_gradient_kernel(NormKind kind, Rows r, RowSplits l, const T *raw, const float *w,
                                      const float *rstd, T *grad) {
     int64_t row = row_of_warp();
     if (row >= r.count) return;
@@ -257,14 +257,14 @@ __global__ void head_gradient_kernel(NormKind kind, Rows r, RowLeaves l, const T
         write_gradient(kind, here, r.n, 0, rstd[row], w, out, out, grad + at, false);
         return;
     }
-    float along = leaves_sum(l, l.products, row) * rstd[row] / (float)l.n;
+    float along = partials_sum(l, l.products, row) * rstd[row] / (float)l.n;
     write_gradient_by(kind, here, r.n, 0, rstd[row], along, 0, w, out, out, grad + at, false);
 }
 
 /* Of rows whose sums have been made. */
-__global__ void leaves_rstd_kernel(int64_t rows, RowLeaves l, float eps, float *rstds) {
+__global__ void splits_rstd_kernel(int64_t rows, RowSplits l, float eps, float *rstds) {
     int64_t row = element();
-    if (row < rows) rstds[row] = 1 / sqrtf(leaves_sum(l, l.squares, row) / (float)l.n + eps);
+    if (row < rows) rstds[row] = 1 / sqrtf(partials_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
 /* Means of rows, or 1 / rms of them. */
@@ -290,16 +290,16 @@ __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide,
 
 constexpr int AHEAD = 2; /* rows that a thread fetches before it adds any */
 
-/* sums[leaf, i] += over the rows of the leaf: dy, or with x dy (x - mean) rstd. mean may be NULL. blockIdx.x:
- * the leaf, blockIdx.y: columns. */
+/* sums[split, i] += over the rows of the split: dy, or with x dy (x - mean) rstd. mean may be NULL.
+ * blockIdx.x: the split, blockIdx.y: columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    column_sums_kernel(Rows r, int64_t rows_of_leaf, const T *dy, const T *x, const float *means,
+    column_sums_kernel(Rows r, int64_t rows_of_split, const T *dy, const T *x, const float *means,
                        const float *rstds, float *sums) {
     constexpr int N = AT_ONCE<T>;
     SHARED(float, room, COLUMN_ROOM<T>);
-    int64_t column = first_column<T>(), begin = blockIdx.x * rows_of_leaf,
-            end = smaller(r.count, begin + rows_of_leaf);
+    int64_t column = first_column<T>(), begin = blockIdx.x * rows_of_split,
+            end = smaller(r.count, begin + rows_of_split);
     float sum[N] = {};
     for (int64_t row = begin + threadIdx.y; row < end && column < r.n; row += AHEAD * DOWN<T>) {
         Pack<T, N> grad[AHEAD], here[AHEAD];
@@ -325,12 +325,12 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- gradients of rows and of weights in one pass ---- */
 
-/* Rows of a leaf go into DOWN<T> chains, row by row in turn, as in column_sums_kernel, and have its bits. A
+/* Rows of a split go into DOWN<T> chains, row by row in turn, as in column_sums_kernel, and have its bits. A
  * block has `together` chains that lie next to each other and takes a tile of rows at a time, `together` of
  * each of the next ones of its chains: a warp makes the gradient of a row and leaves the row in shared
  * memory, where threads then add up columns in the order of rows. A block has one chain, or one tile. */
 struct Chains {
-    int64_t tokens, leaf, count; /* chains of a leaf */
+    int64_t tokens, split_size, count; /* chains of a split */
     int together;
 };
 
@@ -364,8 +364,8 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
     SHARED(float, factors, S::WARPS);
     int down = S::WARPS / c.together, warp = (int)threadIdx.x / WARP;
     int64_t blocks = (c.count + c.together - 1) / c.together, number = blockIdx.x / blocks,
-            chain = blockIdx.x % blocks * c.together, begin = number * c.leaf,
-            end = smaller(c.tokens, begin + c.leaf), step = (int64_t)down * DOWN<T>;
+            chain = blockIdx.x % blocks * c.together, begin = number * c.split_size,
+            end = smaller(c.tokens, begin + c.split_size), step = (int64_t)down * DOWN<T>;
     int64_t row = begin + chain + warp / down + warp % down * DOWN<T>;
     float sum[S::SUMS][EACH] = {};
     R here = {}, grad = {}, old = {};
@@ -406,14 +406,14 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
     }
 }
 
-/* sums[leaf, i] += the leaf's chains, in the tree of column_sums_kernel. */
+/* sums[split, i] += the split's chains, in the tree of column_sums_kernel. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     fold_chains_kernel(Chains c, int64_t n, const float *part, float *sums) {
     SHARED(float, room, COLUMN_ROOM<T>);
     constexpr int FOUR = AT_ONCE<float>;
     int number = (int)threadIdx.x, own = number * FOUR;
-    int64_t begin = blockIdx.x * c.leaf, rows = smaller(c.tokens, begin + c.leaf) - begin,
+    int64_t begin = blockIdx.x * c.split_size, rows = smaller(c.tokens, begin + c.split_size) - begin,
             first = (int64_t)blockIdx.y * COLUMNS, column = first + number;
 #pragma unroll
     for (int i = 0; i < COLUMN_ROOM<T>; i += THREADS * FOUR) {
@@ -447,11 +447,11 @@ __global__ void __launch_bounds__(THREADS)
 int64_t blocks_of_rows(int64_t rows) { return blocks_of(rows, BLOCK / WARP); }
 
 template <typename T>
-void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_leaf, const T *dy, const T *x,
+void add_columns(Device *d, OpId op, Rows r, int64_t rows_of_split, const T *dy, const T *x,
                  const float *means, const float *rstds, float *sums) {
-    Grid grid(blocks_of(r.count, rows_of_leaf), blocks_of(r.n, COLUMNS));
-    LAUNCH(d, op, column_sums_kernel<T>, grid, block_of_columns<T>(), 0, r, rows_of_leaf, dy, x, means, rstds,
-           sums);
+    Grid grid(blocks_of(r.count, rows_of_split), blocks_of(r.n, COLUMNS));
+    LAUNCH(d, op, column_sums_kernel<T>, grid, block_of_columns<T>(), 0, r, rows_of_split, dy, x, means,
+           rstds, sums);
 }
 
 template <typename T>
@@ -477,20 +477,20 @@ void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, floa
 /* Of LayerNorm rows the means are wanted by column, too: they go through scratch. */
 template <typename T>
 void norm_weights(Device *d, NormKind kind, Rows r, const T *x, const float *rstd, const T *dy, float *dw,
-                  int64_t leaf) {
+                  int64_t split_size) {
     float *means = NULL;
     if (kind == NORM_LAYER) {
         means = (float *)cuda_scratch(d, (size_t)r.count * sizeof *means);
         LAUNCH(d, OP_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, 0, x,
                means, (float *)NULL);
     }
-    add_columns(d, OP_NORM_BACKWARD, r, leaf, dy, x, means, rstd, dw);
+    add_columns(d, OP_NORM_BACKWARD, r, split_size, dy, x, means, rstd, dw);
 }
 
 template <typename T>
 void norm_in_two(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
-                 const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t leaf) {
-    if (dw) norm_weights(d, kind, {tokens, 1, n, n}, x, rstd, dy, dw, leaf);
+                 const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t split_size) {
+    if (dw) norm_weights(d, kind, {tokens, 1, n, n}, x, rstd, dy, dw, split_size);
     LAUNCH(d, OP_NORM_BACKWARD, norm_backward_kernel<T>, blocks_of_rows(tokens), BLOCK, 0, kind, tokens, n, x,
            w, rstd, dy, dx, add);
 }
@@ -499,43 +499,47 @@ void norm_in_two(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x
 template <typename T, int PACKS>
 void norm_in_one(Device *d, NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstd,
                  const T *dy, T *dx, bool add, float *dw) {
-    int64_t leaves = blocks_of(c.tokens, c.leaf), most = blocks_of(smaller(c.tokens, c.leaf), DOWN<T>);
+    int64_t splits = blocks_of(c.tokens, c.split_size),
+            most = blocks_of(smaller(c.tokens, c.split_size), DOWN<T>);
     int warps = Tile<T, PACKS>::WARPS, down = 1;
     while (down < warps && down < most) down *= 2;
     c.together = warps / down;
-    float *part = (float *)cuda_scratch(d, (size_t)(leaves * c.count * n) * sizeof *part);
+    float *part = (float *)cuda_scratch(d, (size_t)(splits * c.count * n) * sizeof *part);
     auto kernel = norm_gradients_kernel<T, PACKS>;
-    LAUNCH(d, OP_NORM_BACKWARD, kernel, leaves * blocks_of(c.count, c.together), warps * WARP, 0, kind, c, n,
+    LAUNCH(d, OP_NORM_BACKWARD, kernel, splits * blocks_of(c.count, c.together), warps * WARP, 0, kind, c, n,
            x, w, rstd, dy, dx, add, part);
-    LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(leaves, blocks_of(n, COLUMNS)), THREADS, 0, c, n,
+    LAUNCH(d, OP_NORM_BACKWARD, fold_chains_kernel<T>, Grid(splits, blocks_of(n, COLUMNS)), THREADS, 0, c, n,
            part, dw);
 }
 
-/* Either way makes the same bits. What any plan has of scratch is enough for all but very many leaves. */
+/* Either way makes the same bits. What any plan has of scratch is enough for all but very many splits. */
 template <typename T>
 void norm_gradients(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
-                    const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t leaf) {
-    Chains c = {tokens, leaf, smaller(DOWN<T>, smaller(tokens, leaf)), 1};
-    int64_t needed = blocks_of(tokens, leaf) * c.count * n * (int64_t)sizeof(float);
+                    const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t split_size) {
+    Chains c = {tokens, split_size, smaller(DOWN<T>, smaller(tokens, split_size)), 1};
+    int64_t needed = blocks_of(tokens, split_size) * c.count * n * (int64_t)sizeof(float);
     if (!dw || needed > (int64_t)cuda_products_workspace())
-        norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, leaf);
+        norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, split_size);
     else
-        BY_PACKS(T, n, PACKS, norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, leaf),
+        BY_PACKS(T, n, PACKS, norm_in_two(d, kind, tokens, n, x, w, rstd, dy, dx, add, dw, split_size),
                  norm_in_one<T, PACKS>(d, kind, c, n, x, w, rstd, dy, dx, add, dw));
 }
 
 void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x, const float *w,
-                   const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t leaf, Dtype c) {
+                   const float *rstd, const void *dy, void *dx, bool add, float *dw, int64_t split_size,
+                   Dtype c) {
     if (tokens == 0) return;
     BY_DTYPE(c, T,
              norm_gradients(d, kind, tokens, hidden, (const T *)x, w, rstd, (const T *)dy, (T *)dx, add, dw,
-                            leaf));
+                            split_size));
 }
 
-void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t leaf, Dtype c) {
+void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
+                   Dtype c) {
     if (tokens == 0) return;
     Rows r = {tokens, 1, n, n};
-    BY_DTYPE(c, T, add_columns(d, OP_BIAS_BACKWARD, r, leaf, (const T *)dy, (const T *)NULL, NULL, NULL, db));
+    BY_DTYPE(c, T,
+             add_columns(d, OP_BIAS_BACKWARD, r, split_size, (const T *)dy, (const T *)NULL, NULL, NULL, db));
 }
 
 int64_t row_of_qkv(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
@@ -547,9 +551,9 @@ Rows head_rows(AttentionShape s, bool flat, bool keys, int64_t *at) {
     return {s.tokens * groups, groups, row_of_qkv(s), heads * s.head_dim / groups};
 }
 
-RowLeaves row_leaves(QkRows q, bool keys) {
-    if (q.leaves == 0) return {0, 0, 0, NULL, NULL};
-    return {q.leaves, 2 * q.tokens, keys ? q.keys : q.queries, q.squares + keys,
+RowSplits row_splits(QkRows q, bool keys) {
+    if (q.splits == 0) return {0, 0, 0, NULL, NULL};
+    return {q.splits, 2 * q.tokens, keys ? q.keys : q.queries, q.squares + keys,
             q.products ? q.products + keys : NULL};
 }
 
@@ -562,7 +566,7 @@ void norm_heads(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps,
     for (int keys = 0; keys < 2; keys++) {
         Rows r = head_rows(s, q.flat, keys, &at);
         LAUNCH(d, OP_QK_NORM_FORWARD, head_norm_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r,
-               row_leaves(q, keys), eps, raw + at, keys ? wk : wq, out + at);
+               row_splits(q, keys), eps, raw + at, keys ? wk : wq, out + at);
     }
 }
 
@@ -573,9 +577,9 @@ void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind kind, fl
 }
 
 template <typename T>
-void head_rstds(Device *d, NormKind kind, Rows r, RowLeaves l, float eps, const T *raw, float *rstds) {
+void head_rstds(Device *d, NormKind kind, Rows r, RowSplits l, float eps, const T *raw, float *rstds) {
     if (l.count > 0)
-        LAUNCH(d, OP_QK_NORM_BACKWARD, leaves_rstd_kernel, blocks_of(r.count, BLOCK), BLOCK, 0, r.count, l,
+        LAUNCH(d, OP_QK_NORM_BACKWARD, splits_rstd_kernel, blocks_of(r.count, BLOCK), BLOCK, 0, r.count, l,
                eps, rstds);
     else
         LAUNCH(d, OP_QK_NORM_BACKWARD, row_figures_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, eps,
@@ -585,21 +589,21 @@ void head_rstds(Device *d, NormKind kind, Rows r, RowLeaves l, float eps, const 
 /* Weights first: the rows' gradients take the place of those that the weights' are made of. */
 template <typename T>
 void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
-                         const float *wq, const float *wk, T *dqkv, float *dwq, float *dwk, int leaves) {
+                         const float *wq, const float *wk, T *dqkv, float *dwq, float *dwk, int splits) {
     for (int keys = 0; keys < 2; keys++) {
         int64_t at;
         Rows r = head_rows(s, q.flat, keys, &at);
-        RowLeaves l = row_leaves(q, keys);
+        RowSplits l = row_splits(q, keys);
         float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
         bool weighed = (keys ? wk : wq) != NULL;
-        int64_t count = !weighed ? 0 : r.groups < leaves ? r.groups : leaves;
+        int64_t count = !weighed ? 0 : r.groups < splits ? r.groups : splits;
         for (int64_t i = 0; i < count; i++) { /* runs of heads, each by itself */
             Rows part = r;
             part.count /= count, part.groups /= count;
             int64_t there = at + i * part.groups * part.n;
             head_rstds(d, kind, part, l, eps, raw + there, rstds);
             add_columns(d, OP_QK_NORM_BACKWARD, part, part.count, (const T *)dqkv + there, raw + there,
-                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * (leaves / count) * part.n);
+                        (const float *)NULL, rstds, (keys ? dwk : dwq) + i * (splits / count) * part.n);
         }
         if (count != 1) head_rstds(d, kind, r, l, eps, raw + at, rstds);
         LAUNCH(d, OP_QK_NORM_BACKWARD, head_gradient_kernel<T>, blocks_of_rows(r.count), BLOCK, 0, kind, r, l,
@@ -608,19 +612,19 @@ void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, f
 }
 
 void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
-                      const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int leaves,
+                      const float *wq, const float *wk, void *dqkv, float *dwq, float *dwk, int splits,
                       Dtype c) {
     if (s.tokens == 0) return;
     BY_DTYPE(c, T,
-             norm_heads_backward(d, s, rows, kind, eps, (const T *)raw, wq, wk, (T *)dqkv, dwq, dwk, leaves));
+             norm_heads_backward(d, s, rows, kind, eps, (const T *)raw, wq, wk, (T *)dqkv, dwq, dwk, splits));
 }
 
 template <typename T>
-void sum_heads(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const T *raw, const float *wq,
+void sum_heads(Device *d, AttentionShape s, KSplit splits, NormKind kind, const T *raw, const float *wq,
                const float *wk, const T *dqkv, float *sums) {
     for (int keys = 0; keys < 2; keys++) {
-        int64_t at, first = leaves.run[keys].skip, n = leaves.run[keys].leaf,
-                    count = blocks_of(leaves.run[keys].length, n);
+        int64_t at, first = splits.run[keys].skip, n = splits.run[keys].split_size,
+                    count = blocks_of(splits.run[keys].length, n);
         Rows r = head_rows(s, true, keys, &at);
         r.n = n, at += first;
         LAUNCH(d, OP_QK_NORM_SUMS, head_sums_kernel<T>, blocks_of_rows(count * s.tokens), BLOCK, 0, kind, r,
@@ -628,10 +632,10 @@ void sum_heads(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const 
     }
 }
 
-void qk_norm_sums(Device *d, AttentionShape s, Leaves leaves, NormKind kind, const void *raw, const float *wq,
+void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
                   const float *wk, const void *dqkv, float *sums, Dtype c) {
     if (s.tokens == 0) return;
-    BY_DTYPE(c, T, sum_heads(d, s, leaves, kind, (const T *)raw, wq, wk, (const T *)dqkv, sums));
+    BY_DTYPE(c, T, sum_heads(d, s, splits, kind, (const T *)raw, wq, wk, (const T *)dqkv, sums));
 }
 
 } // namespace

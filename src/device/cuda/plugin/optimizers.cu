@@ -106,8 +106,8 @@ __global__ void sgd_kernel(int64_t n, Sgd o, StateStore s, const OptimizerStep *
 /* A matrix is part of a parameter: its rows lie shape.row elements apart there, and one behind the other in
  * x. */
 template <typename T>
-__global__ void muon_direction_kernel(MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                                      const float *grad, T *momentum, float *x) {
+__global__ void muon_momentum_kernel(MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                                     const float *grad, T *momentum, float *x) {
     Place at = place_of<N>(shape.cols);
     if (at.row >= shape.rows) return;
     int64_t begin = at.row * shape.row, first = at.column, n = shape.cols;
@@ -143,7 +143,7 @@ __global__ void muon_factor_kernel(const GradStats *squares, float slack, float 
     *factor = (float)(1 / ((double)slack * sqrt(value_of(&squares->sum)) + 1e-7));
 }
 
-__global__ void muon_unit_kernel(int64_t n, const float *factor, float *x) {
+__global__ void muon_normalise_kernel(int64_t n, const float *factor, float *x) {
     int64_t first = element() * N;
     Floats here = load_pack<N>(x, first, n);
 #pragma unroll
@@ -151,7 +151,7 @@ __global__ void muon_unit_kernel(int64_t n, const float *factor, float *x) {
     store_pack(x, first, n, here);
 }
 
-__global__ void muon_quintic_kernel(int64_t m, float a, float b, float c, const float *gram, float *square) {
+__global__ void newton_schulz_kernel(int64_t m, float a, float b, float c, const float *gram, float *square) {
     Place at = place_of<N>(m);
     if (at.row >= m) return;
     Floats grams = load_pack<N>(gram + at.row * m, at.column, m),
@@ -164,8 +164,8 @@ __global__ void muon_quintic_kernel(int64_t m, float a, float b, float c, const 
     store_pack(square + at.row * m, at.column, m, squares);
 }
 
-__global__ void muon_descend_kernel(MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                                    float *param, Bf16 *copy) {
+__global__ void muon_apply_kernel(MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
+                                  float *param, Bf16 *copy) {
     Place at = place_of<N>(shape.cols);
     if (at.row >= shape.rows) return;
     int64_t begin = at.row * shape.row, first = at.column, n = shape.cols;
@@ -211,33 +211,32 @@ void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, f
                     (T *)momentum, (Bf16 *)copy));
 }
 
-void muon_direction(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
-                    const float *grad, void *momentum, float *x) {
+void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
+                   const float *grad, void *momentum, float *x) {
     if (shape.rows * shape.cols == 0) return;
     BY_DTYPE(s.type, T,
-             LAUNCH(d, OP_MUON_DIRECTION, muon_direction_kernel<T>,
-                    blocks_of_packs<N>(shape.rows, shape.cols), BLOCK, 0, shape, o, s, step, grad,
-                    (T *)momentum, x));
+             LAUNCH(d, OP_MUON_MOMENTUM, muon_momentum_kernel<T>, blocks_of_packs<N>(shape.rows, shape.cols),
+                    BLOCK, 0, shape, o, s, step, grad, (T *)momentum, x));
 }
 
 /* The factor goes through scratch. */
-void muon_unit(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
+void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
     if (n == 0) return;
     float *factor = (float *)cuda_scratch(d, sizeof *factor);
-    LAUNCH(d, OP_MUON_UNIT, muon_factor_kernel, 1, 1, 0, squares, slack, factor);
-    LAUNCH(d, OP_MUON_UNIT, muon_unit_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, factor, x);
+    LAUNCH(d, OP_MUON_NORMALISE, muon_factor_kernel, 1, 1, 0, squares, slack, factor);
+    LAUNCH(d, OP_MUON_NORMALISE, muon_normalise_kernel, blocks_of_packs<N>(n), BLOCK, 0, n, factor, x);
 }
 
-void muon_quintic(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
+void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
     if (m > 0)
-        LAUNCH(d, OP_MUON_QUINTIC, muon_quintic_kernel, blocks_of_packs<N>(m, m), BLOCK, 0, m, a, b, c, gram,
-               square);
+        LAUNCH(d, OP_NEWTON_SCHULZ, newton_schulz_kernel, blocks_of_packs<N>(m, m), BLOCK, 0, m, a, b, c,
+               gram, square);
 }
 
-void muon_descend(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
-                  float *param, uint16_t *copy) {
+void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x, float *param,
+                uint16_t *copy) {
     if (shape.rows * shape.cols > 0)
-        LAUNCH(d, OP_MUON_DESCEND, muon_descend_kernel, blocks_of_packs<N>(shape.rows, shape.cols), BLOCK, 0,
+        LAUNCH(d, OP_MUON_APPLY, muon_apply_kernel, blocks_of_packs<N>(shape.rows, shape.cols), BLOCK, 0,
                shape, o, step, x, param, (Bf16 *)copy);
 }
 
@@ -250,9 +249,9 @@ void average(Device *d, int64_t n, const OptimizerStep *step, const float *param
 extern "C" void optimizers_fill(Ops *ops) {
     ops->adamw = adamw;
     ops->sgd = sgd;
-    ops->muon_direction = muon_direction;
-    ops->muon_unit = muon_unit;
-    ops->muon_quintic = muon_quintic;
-    ops->muon_descend = muon_descend;
+    ops->muon_momentum = muon_momentum;
+    ops->muon_normalise = muon_normalise;
+    ops->newton_schulz = newton_schulz;
+    ops->muon_apply = muon_apply;
     ops->average = average;
 }

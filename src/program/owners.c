@@ -1,20 +1,20 @@
 /* Who makes the step of which matrix, and where boxes lie meanwhile. All ranks of tp that share matrices find
  * the same, each for itself, since their tables differ in sizes alone. */
-#include "program/makers.h"
+#include "program/owners.h"
 
 #include <stdlib.h>
 
 #include "device/pool.h"
 
-static Sharing sharing_at(const Partition *p, int place) {
-    return (Sharing){p->tensors, place, p->leaves, p->copies};
+static TpGroup tp_group_at(const Partition *p, int place) {
+    return (TpGroup){p->tensors, place, p->splits, p->copies};
 }
 
 static bool is_here(const Partition *p, const Param *param) {
-    return !param->away && partition_owner(p, param) == p->share[param->unit][param->flat].shard;
+    return !param->remote && partition_owner(p, param) == p->flat_shard[param->unit][param->flat].shard;
 }
 
-/* ---- makers ---- */
+/* ---- owners ---- */
 
 typedef struct Work {
     double flops;
@@ -28,12 +28,12 @@ static int by_work(const void *a, const void *b) {
     return x->param < y->param ? -1 : 1;
 }
 
-/* Who has least so far takes what is most (Graham 1969, as shares are given out). load: [shards, tensors]. */
+/* Who has least so far takes what is most (Graham 1969, as shards are given out). load: [shards, tensors]. */
 static void deal_unit(Partition *p, const ParamGroups *g, int unit, Work *work, double *load) {
     const ParamTable *t = p->table;
     int count = 0;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++) {
-        if (t->params[i].away || !param_needs_matrix(g, i, &t->params[i])) continue;
+        if (t->params[i].remote || !param_needs_matrix(g, i, &t->params[i])) continue;
         Param whole = param_whole(p->whole, &t->params[i]);
         work[count++] = (Work){optimizer_flops(param_group(g, i)->optimizer, &whole), i};
     }
@@ -44,38 +44,38 @@ static void deal_unit(Partition *p, const ParamGroups *g, int unit, Work *work, 
         for (int q = 1; q < p->tensors; q++)
             if (of[q] < of[least]) least = q;
         of[least] += work[i].flops;
-        p->makers[work[i].param] = least;
+        p->owners[work[i].param] = least;
     }
 }
 
-void makers_deal(Partition *p, const ParamGroups *g) {
+void owners_deal(Partition *p, const ParamGroups *g) {
     size_t params = (size_t)p->table->count;
     if (p->tensors == 1 || !g || !param_groups_need_matrices(g)) return;
     Work *work = mem_alloc_array(params, sizeof *work);
     double *load = mem_alloc_array((size_t)(p->shards * p->tensors), sizeof *load);
-    p->makers = mem_alloc_array(params, sizeof *p->makers);
-    for (size_t i = 0; i < params; i++) p->makers[i] = -1;
+    p->owners = mem_alloc_array(params, sizeof *p->owners);
+    for (size_t i = 0; i < params; i++) p->owners[i] = -1;
     for (int u = 0; u < p->table->units; u++)
         if (partition_runs(p, u)) deal_unit(p, g, u, work, load);
     free(work);
     free(load);
 }
 
-bool makers_have(const Partition *p, int unit) {
-    for (int i = p->table->unit_first[unit]; p->makers && i < p->table->unit_first[unit + 1]; i++)
-        if (p->makers[i] >= 0) return true;
+bool owners_have(const Partition *p, int unit) {
+    for (int i = p->table->unit_first[unit]; p->owners && i < p->table->unit_first[unit + 1]; i++)
+        if (p->owners[i] >= 0) return true;
     return false;
 }
 
-int makers_of(const Partition *p, int param) {
-    return p->makers && is_here(p, &p->table->params[param]) ? p->makers[param] : -1;
+int owner_of_matrices(const Partition *p, int param) {
+    return p->owners && is_here(p, &p->table->params[param]) ? p->owners[param] : -1;
 }
 
-/* ---- rooms ---- */
+/* ---- buffers ---- */
 
-static int64_t box_elements(const Partition *p, const Param *param, int place) {
-    Box b = axes_box(p->whole, param, sharing_at(p, place), partition_experts(p));
-    return box_rows(&b) * box_columns(&b);
+static int64_t shard_elements(const Partition *p, const Param *param, int place) {
+    LocalShard b = axes_local_shard(p->whole, param, tp_group_at(p, place), partition_experts(p));
+    return shard_rows(&b) * shard_columns(&b);
 }
 
 /* Whether a place counts its box, and does not hold a copy of another's. */
@@ -84,85 +84,85 @@ static bool is_counted(const Partition *p, const Param *param, int place) {
     return mesh_place(&p->mesh, copied, mesh_member(&p->mesh, MESH_TENSOR, p->rank, place)) == 0;
 }
 
-/* The places whose boxes of a parameter a room has: first <= q < end; none: an empty run. */
+/* The places whose boxes of a parameter a buffer has: first <= q < end; none: an empty run. */
 typedef struct Places {
     int first, end;
 } Places;
 
-static Places places_in(const Partition *p, MakerRoom room, int param) {
-    int maker = makers_of(p, param);
-    if (room == ROOM_MADE) return (Places){0, maker == p->tensor ? p->tensors : 0};
-    return (Places){p->tensor, maker >= 0 ? p->tensor + 1 : p->tensor};
+static Places places_in(const Partition *p, OwnerBuffer buffer, int param) {
+    int owner = owner_of_matrices(p, param);
+    if (buffer == BUFFER_OWNED) return (Places){0, owner == p->tensor ? p->tensors : 0};
+    return (Places){p->tensor, owner >= 0 ? p->tensor + 1 : p->tensor};
 }
 
-static int segment_of(const Partition *p, MakerRoom room, int param, int place) {
-    return room == ROOM_MADE ? place : p->makers[param];
+static int segment_of(const Partition *p, OwnerBuffer buffer, int param, int place) {
+    return buffer == BUFFER_OWNED ? place : p->owners[param];
 }
 
-void makers_segments(const Partition *p, int unit, MakerRoom room, MakerSegment out[LEAVES_MAX]) {
+void owners_segments(const Partition *p, int unit, OwnerBuffer buffer, OwnerSegment out[SPLITS_MAX]) {
     int64_t before = 0;
-    for (int q = 0; q < p->tensors; q++) out[q] = (MakerSegment){0};
+    for (int q = 0; q < p->tensors; q++) out[q] = (OwnerSegment){0};
     for (int i = p->table->unit_first[unit]; i < p->table->unit_first[unit + 1]; i++) {
         const Param *param = &p->table->params[i];
-        Places places = places_in(p, room, i);
+        Places places = places_in(p, buffer, i);
         for (int q = places.first; q < places.end; q++) {
-            MakerSegment *s = &out[segment_of(p, room, i, q)];
-            int64_t count = box_elements(p, param, q);
+            OwnerSegment *s = &out[segment_of(p, buffer, i, q)];
+            int64_t count = shard_elements(p, param, q);
             s->count += count, s->counted += is_counted(p, param, q) ? count : 0;
         }
     }
     for (int q = 0; q < p->tensors; before += out[q++].count) out[q].first = before;
 }
 
-size_t makers_room(const Partition *p, int unit, MakerRoom room) {
-    MakerSegment s[LEAVES_MAX];
-    makers_segments(p, unit, room, s);
+size_t owners_buffer_bytes(const Partition *p, int unit, OwnerBuffer buffer) {
+    OwnerSegment s[SPLITS_MAX];
+    owners_segments(p, unit, buffer, s);
     return pool_round((size_t)(s[p->tensors - 1].first + s[p->tensors - 1].count) * sizeof(float));
 }
 
-uint64_t makers_traffic(const Partition *p, int unit, MakerRoom from) {
-    MakerSegment s[LEAVES_MAX];
+uint64_t owners_traffic(const Partition *p, int unit, OwnerBuffer from) {
+    OwnerSegment s[SPLITS_MAX];
     int64_t sum = 0;
-    makers_segments(p, unit, from, s);
+    owners_segments(p, unit, from, s);
     for (int q = 0; q < p->tensors; q++)
-        sum += q == p->tensor ? 0 : from == ROOM_OWN ? s[q].counted : s[q].count;
+        sum += q == p->tensor ? 0 : from == BUFFER_LOCAL ? s[q].counted : s[q].count;
     return (uint64_t)sum * sizeof(float);
 }
 
-size_t makers_scratch(const Partition *p, const ParamGroups *g, int unit) {
+size_t owners_scratch(const Partition *p, const ParamGroups *g, int unit) {
     size_t most = 0;
-    if (!makers_have(p, unit)) return 0;
+    if (!owners_have(p, unit)) return 0;
     for (int i = p->table->unit_first[unit]; i < p->table->unit_first[unit + 1]; i++) {
-        if (makers_of(p, i) != p->tensor) continue;
+        if (owner_of_matrices(p, i) != p->tensor) continue;
         Param whole = param_whole(p->whole, &p->table->params[i]);
         size_t bytes = pool_round(param_scratch_bytes(g, i, &whole));
         if (bytes > most) most = bytes;
     }
-    return makers_room(p, unit, ROOM_OWN) + makers_room(p, unit, ROOM_MADE) + most;
+    return owners_buffer_bytes(p, unit, BUFFER_LOCAL) + owners_buffer_bytes(p, unit, BUFFER_OWNED) + most;
 }
 
 /* ---- walks ---- */
 
 /* From here on a segment's `first` is where the next box that is counted goes, `counted` where the next copy
  * does. */
-MakerWalk makers_walk(const Partition *p, int unit, MakerRoom room) {
-    MakerWalk w = {.p = p, .unit = unit, .room = room, .param = p->table->unit_first[unit] - 1};
-    makers_segments(p, unit, room, w.next);
+OwnerWalk owners_walk(const Partition *p, int unit, OwnerBuffer buffer) {
+    OwnerWalk w = {.p = p, .unit = unit, .buffer = buffer, .param = p->table->unit_first[unit] - 1};
+    owners_segments(p, unit, buffer, w.next);
     for (int q = 0; q < p->tensors; q++) w.next[q].counted += w.next[q].first;
     return w;
 }
 
-bool makers_next(MakerWalk *w) {
+bool owners_next(OwnerWalk *w) {
     const Partition *p = w->p;
     for (w->param++; w->param < p->table->unit_first[w->unit + 1]; w->param++) {
-        Places places = places_in(p, w->room, w->param);
+        Places places = places_in(p, w->buffer, w->param);
         const Param *param = &p->table->params[w->param];
         for (int q = places.first; q < places.end; q++) {
-            MakerSegment *s = &w->next[segment_of(p, w->room, w->param, q)];
+            OwnerSegment *s = &w->next[segment_of(p, w->buffer, w->param, q)];
             w->copy[q] = !is_counted(p, param, q);
             int64_t *next = w->copy[q] ? &s->counted : &s->first;
             w->at[q] = *next;
-            *next += box_elements(p, param, q);
+            *next += shard_elements(p, param, q);
         }
         if (places.first < places.end) return true;
     }
@@ -172,20 +172,20 @@ bool makers_next(MakerWalk *w) {
 /* ---- parts of matrices ---- */
 
 /* What bands have of a run: one of them has some, and of what is not cut all. */
-static Band overlap(const Band bands[PARAM_MATRICES], int64_t first, int64_t count) {
+static ShardRange overlap(const ShardRange ranges[PARAM_MATRICES], int64_t first, int64_t count) {
     for (int i = 0; i < PARAM_MATRICES; i++) {
-        int64_t low = bands[i].first > first ? bands[i].first : first, end = bands[i].first + bands[i].count,
-                high = end < first + count ? end : first + count;
-        if (low < high) return (Band){low - first, high - low};
+        int64_t low = ranges[i].first > first ? ranges[i].first : first,
+                end = ranges[i].first + ranges[i].count, high = end < first + count ? end : first + count;
+        if (low < high) return (ShardRange){low - first, high - low};
     }
-    return (Band){0, 0};
+    return (ShardRange){0, 0};
 }
 
 /* Experts of a stack are alike: what a place has of one, it has of each. */
-MatrixPart makers_part(const Partition *p, const Param *whole, int k, int place) {
+MatrixBlock owners_block(const Partition *p, const Param *whole, int k, int place) {
     ParamMatrix m = param_matrix(whole, k);
-    Box b = axes_box(p->whole, whole, sharing_at(p, place), (Deal){0, 1});
-    Band rows = overlap(b.rows, m.first / whole->cols % b.every, m.rows),
-         columns = overlap(b.columns, m.first % whole->cols, m.cols);
-    return (MatrixPart){rows.first, columns.first, rows.count, columns.count};
+    LocalShard b = axes_local_shard(p->whole, whole, tp_group_at(p, place), (ShardRange){0, 1});
+    ShardRange rows = overlap(b.rows, m.first / whole->cols % b.every, m.rows),
+               columns = overlap(b.columns, m.first % whole->cols, m.cols);
+    return (MatrixBlock){rows.first, columns.first, rows.count, columns.count};
 }

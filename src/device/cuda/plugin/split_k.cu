@@ -1,16 +1,16 @@
-/* Products with leaves: those whose sums ranks may share, bit for bit. An element of C is, for each leaf, one
- * chain of fused multiplications and additions along the inner dimension in ascending order, and then the
- * canonical tree over leaves: whatever tile it lies in, and whoever has the leaf.
+/* Products with splits: those whose sums ranks may share, bit for bit. An element of C is, for each split,
+ * one chain of fused multiplications and additions along the inner dimension in ascending order, and then the
+ * canonical tree over splits: whatever tile it lies in, and whoever has the split.
  *
  * A block makes a tile of TILE x TILE elements of C, four a thread, from tiles of both operands in shared
  * memory: blockIdx.x of its rows, which may be many, blockIdx.y of its columns. Terms behind the end of a
- * leaf are zeros, which change no sum. */
+ * split are zeros, which change no sum. */
 #include "device/cuda/plugin/kernels.cuh"
 
 namespace {
 
-constexpr int TILE = 32, HALF = TILE / 2, PITCH = TILE + 1, LEVELS = 7; /* 2^6 leaves */
-static_assert(LEAVES_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
+constexpr int TILE = 32, HALF = TILE / 2, PITCH = TILE + 1, LEVELS = 7; /* 2^6 splits */
+static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
 struct Product {
     bool trans_a, trans_b;
@@ -49,19 +49,19 @@ INLINE void add_terms(const float *left, const float *right, int x, int y, float
 }
 
 template <typename T, typename C>
-__global__ void __launch_bounds__(BLOCK) leaves_kernel(Product g, const T *a, const T *b, C *c, int64_t ldc,
-                                                       bool accumulate, Leaves leaves, int count) {
+__global__ void __launch_bounds__(BLOCK) split_k_kernel(Product g, const T *a, const T *b, C *c, int64_t ldc,
+                                                        bool accumulate, KSplit splits, int count) {
     SHARED(float, left, TILE *PITCH);
     SHARED(float, right, TILE *PITCH);
     int x = (int)threadIdx.x % HALF, y = (int)threadIdx.x / HALF;
     Tree<float, LEVELS> trees[4];
-    for (int leaf = 0; leaf < count; leaf++) {
+    for (int split = 0; split < count; split++) {
         float sums[4] = {0, 0, 0, 0};
         int64_t run_start = 0;
-        for (int r = 0; r < leaves.runs; run_start += leaves.run[r++].length) {
-            run_start += leaves.run[r].skip;
-            int64_t first = leaf * leaves.run[r].leaf,
-                    end = smaller(leaves.run[r].length, first + leaves.run[r].leaf);
+        for (int r = 0; r < splits.runs; run_start += splits.run[r++].length) {
+            run_start += splits.run[r].skip;
+            int64_t first = split * splits.run[r].split_size,
+                    end = smaller(splits.run[r].length, first + splits.run[r].split_size);
             for (int64_t at = first; at < end; at += TILE) {
                 load_tiles(g, a, b, run_start + at, end - at, left, right);
                 __syncthreads();
@@ -84,17 +84,17 @@ __global__ void __launch_bounds__(BLOCK) leaves_kernel(Product g, const T *a, co
 
 } // namespace
 
-extern "C" void leaves_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
-                            const void *a, const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc,
-                            bool accumulate, Leaves leaves) {
+extern "C" void split_k_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+                             const void *a, const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc,
+                             bool accumulate, KSplit splits) {
     Product g = {trans_a, trans_b, m, n, k};
-    int count = (int)blocks_of(leaves.run[0].length, leaves.run[0].leaf);
+    int count = (int)blocks_of(splits.run[0].length, splits.run[0].split_size);
     Grid grid(blocks_of(m, TILE), blocks_of(n, TILE));
-    if (count > LEAVES_MAX)
+    if (count > SPLITS_MAX)
         cuda_fatal(d, "gemm: %lld x %lld in %d leaves; at most %d leaves are done", (long long)m,
-                   (long long)n, count, LEAVES_MAX);
+                   (long long)n, count, SPLITS_MAX);
     BY_DTYPE(ab_type, T,
-             BY_DTYPE(c_type, C, auto kernel = leaves_kernel<T, C>;
+             BY_DTYPE(c_type, C, auto kernel = split_k_kernel<T, C>;
                       LAUNCH(d, OP_GEMM, kernel, grid, BLOCK, 0, g, (const T *)a, (const T *)b, (C *)c, ldc,
-                             accumulate, leaves, count)));
+                             accumulate, splits, count)));
 }

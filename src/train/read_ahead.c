@@ -5,18 +5,18 @@
  *     both[1]   the next one, complete       <- next        and the other way around in the step after
  *
  * A batch is copied out of the loader's memory, which goes around in microbatches, not in steps. There is
- * room for the largest steps from feed_open on; only a loader is opened anew where steps grow, between two of
- * them.
+ * room for the largest steps from read_ahead_open on; only a loader is opened anew where steps grow, between
+ * two of them.
  *
  * Elsewhere called: data prefetch (DataLoader workers). */
-#include "train/feed.h"
+#include "train/read_ahead.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* A microbatch is four rows of `row` numbers in one stretch of memory: inputs, targets, positions, first
  * keys. */
-static Batch *lay_out(const Feed *f, int64_t row, int32_t *memory) {
+static Batch *lay_out(const ReadAhead *f, int64_t row, int32_t *memory) {
     Batch *b = mem_alloc_array((size_t)f->most, sizeof *b);
     for (int64_t m = 0; m < f->most; m++) {
         int32_t *p = memory + 4 * row * m;
@@ -30,13 +30,13 @@ static Batch *lay_out(const Feed *f, int64_t row, int32_t *memory) {
 }
 
 /* A step's microbatches by its tokens; all steps have whole ones (layout_build). */
-static int64_t microbatches_of(const Feed *f, int64_t step) {
+static int64_t microbatches_of(const ReadAhead *f, int64_t step) {
     return config_step_tokens(f->config, step) / (f->sequences * f->config->train.context * f->ranks);
 }
 
 /* Rank d of a step takes the samples from d * own on; the next step's lie one whole step further. Opened anew
  * where steps become larger, from the first sample that no step before has taken. */
-static ErrorCode open_loader(Feed *f, int64_t microbatches, Error *err) {
+static ErrorCode open_loader(ReadAhead *f, int64_t microbatches, Error *err) {
     int64_t own = f->sequences * microbatches;
     LoaderLayout layout = {.first = (uint64_t)(f->fetched_samples + f->dp_rank * own),
                            .sequences = f->sequences,
@@ -49,17 +49,17 @@ static ErrorCode open_loader(Feed *f, int64_t microbatches, Error *err) {
     return loader_open(&f->loader, f->dataset, &layout, f->config->data.prefetch, err);
 }
 
-ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d,
-                    const FeedStart *from, Error *err) {
-    *f = (Feed){.config = c,
-                .dataset = d,
-                .sequences = l->sequences,
-                .most = l->microbatches,
-                .ranks = mesh_dp_degree(&l->mesh),
-                .dp_rank = dp_rank,
-                .fetched = from->step,
-                .fetched_samples = from->sample,
-                .left = c->train.steps - from->step};
+ErrorCode read_ahead_open(ReadAhead *f, const Config *c, const Layout *l, int dp_rank, const Dataset *d,
+                          const ReadAheadStart *from, Error *err) {
+    *f = (ReadAhead){.config = c,
+                     .dataset = d,
+                     .sequences = l->sequences,
+                     .most = l->microbatches,
+                     .ranks = mesh_dp_degree(&l->mesh),
+                     .dp_rank = dp_rank,
+                     .fetched = from->step,
+                     .fetched_samples = from->sample,
+                     .left = c->train.steps - from->step};
     int64_t row = f->sequences * c->train.context, own = f->sequences * f->most;
     f->memory = mem_alloc_array((size_t)(2 * 4 * own * c->train.context), sizeof *f->memory);
     for (int i = 0; i < 2; i++)
@@ -68,12 +68,12 @@ ErrorCode feed_open(Feed *f, const Config *c, const Layout *l, int dp_rank, cons
     return open_loader(f, microbatches_of(f, f->fetched), err);
 }
 
-void feed_close(Feed *f) {
+void read_ahead_close(ReadAhead *f) {
     loader_close(f->loader);
     for (int i = 0; i < 2; i++) free(f->both[i].batches);
     free(f->memory);
     free(f->used);
-    *f = (Feed){0};
+    *f = (ReadAhead){0};
 }
 
 static void copy(Batch *to, const Batch *from) {
@@ -86,7 +86,7 @@ static void copy(Batch *to, const Batch *from) {
 }
 
 /* Hashes what stands in the batches now: the very tokens that the step will train on. */
-static void note_samples(Feed *f, const FeedStep *s) {
+static void note_samples(ReadAhead *f, const ReadAheadStep *s) {
     for (int64_t m = 0; f->used && m < s->microbatches; m++) {
         const Batch *b = &s->batches[m];
         for (int64_t r = 0, at = 0; r < f->sequences; r++, at += b->tokens / f->sequences) {
@@ -98,7 +98,7 @@ static void note_samples(Feed *f, const FeedStep *s) {
 }
 
 /* *waited grows by the time for which the loader had nothing ready. */
-static ErrorCode fetch(Feed *f, FeedStep *into, double *waited, Error *err) {
+static ErrorCode fetch(ReadAhead *f, ReadAheadStep *into, double *waited, Error *err) {
     int64_t count = microbatches_of(f, f->fetched), own = count * f->sequences;
     if (count != f->loads) TRY(open_loader(f, count, err));
     into->microbatches = count;
@@ -117,7 +117,7 @@ static ErrorCode fetch(Feed *f, FeedStep *into, double *waited, Error *err) {
     return OK;
 }
 
-ErrorCode feed_next(Feed *f, double *waited, Error *err) {
+ErrorCode read_ahead_next(ReadAhead *f, double *waited, Error *err) {
     *waited = 0;
     if (!f->next) TRY(fetch(f, &f->both[0], waited, err)); /* the first step */
     f->now = f->next ? f->next : &f->both[0];

@@ -9,7 +9,7 @@
 
 #include "base/memory.h"
 #include "model/families/family.h"
-#include "program/makers.h"
+#include "program/owners.h"
 #include "support/optimizers.h"
 #include "support/tiny_model.h"
 
@@ -55,23 +55,24 @@ static void release(World *w) {
 }
 
 /* Ranks along tp say the same of a parameter, and one shard's make its steps. */
-static void check_makers(const World *w) {
+static void check_owners(const World *w) {
     const ParamTable *t = &w->table[0];
     for (int i = 0; i < t->count; i++) {
-        int makers = 0;
+        int owners = 0;
         for (int r = 0; r < RANKS; r++) {
-            assert_int_equal(makers_of(&w->p[r], i), makers_of(&w->p[r / TENSORS * TENSORS], i));
-            makers += makers_of(&w->p[r], i) == w->p[r].tensor;
-            if (makers_of(&w->p[r], i) < 0) continue;
-            assert_int_equal(partition_piece(&w->p[r], &w->table[r].params[i]).count,
+            assert_int_equal(owner_of_matrices(&w->p[r], i),
+                             owner_of_matrices(&w->p[r / TENSORS * TENSORS], i));
+            owners += owner_of_matrices(&w->p[r], i) == w->p[r].tensor;
+            if (owner_of_matrices(&w->p[r], i) < 0) continue;
+            assert_int_equal(partition_segment(&w->p[r], &w->table[r].params[i]).count,
                              w->table[r].params[i].count);
         }
-        assert_int_equal(makers, param_needs_matrix(&w->groups, i, &t->params[i]));
+        assert_int_equal(owners, param_needs_matrix(&w->groups, i, &t->params[i]));
     }
 }
 
 /* Boxes that are counted are each matrix of a parameter, element for element, and matrices are all of it. */
-static void check_parts(const World *w, int i) {
+static void check_blocks(const World *w, int i) {
     const Partition *p = &w->p[0];
     Param whole = param_whole(&w->model, &w->table[0].params[i]);
     AxisSet copied = axes_any(axes_kind(&w->model, &whole), DOES_COPY) & MESH_TENSOR;
@@ -81,7 +82,7 @@ static void check_parts(const World *w, int i) {
         unsigned char *seen = mem_alloc_array((size_t)(m.rows * m.cols), 1);
         all += m.rows * m.cols;
         for (int q = 0; q < TENSORS; q++) {
-            MatrixPart part = makers_part(p, &whole, k, q);
+            MatrixBlock part = owners_block(p, &whole, k, q);
             ParamMatrix own = param_matrix(&w->table[q].params[i], k);
             assert_true(part.rows == own.rows && part.cols == own.cols);
             for (int64_t e = 0; e < part.rows * part.cols; e++)
@@ -96,39 +97,39 @@ static void check_parts(const World *w, int i) {
 
 /* A box's place in the room of who has it, and in its maker's. */
 static void check_rooms(const World *w, int unit) {
-    MakerSegment own[RANKS][LEAVES_MAX], made[RANKS][LEAVES_MAX];
+    OwnerSegment own[RANKS][SPLITS_MAX], made[RANKS][SPLITS_MAX];
     for (int r = 0; r < RANKS; r++) {
-        makers_segments(&w->p[r], unit, ROOM_OWN, own[r]);
-        makers_segments(&w->p[r], unit, ROOM_MADE, made[r]);
+        owners_segments(&w->p[r], unit, BUFFER_LOCAL, own[r]);
+        owners_segments(&w->p[r], unit, BUFFER_OWNED, made[r]);
     }
     for (int r = 0; r < RANKS; r++)
         for (int q = 0; q < TENSORS; q++) {
-            const MakerSegment *to = &own[r][q], *there = &made[r / TENSORS * TENSORS + q][r % TENSORS];
+            const OwnerSegment *to = &own[r][q], *there = &made[r / TENSORS * TENSORS + q][r % TENSORS];
             assert_int_equal(to->count, there->count);
             assert_int_equal(to->counted, there->counted);
         }
 }
 
 /* Walks see each box once, counted ones first, inside of its segment. */
-static void check_walk(const World *w, int rank, int unit, MakerRoom room) {
+static void check_walk(const World *w, int rank, int unit, OwnerBuffer buffer) {
     const Partition *p = &w->p[rank];
-    MakerSegment s[LEAVES_MAX];
+    OwnerSegment s[SPLITS_MAX];
     int64_t sum = 0, all = 0;
-    makers_segments(p, unit, room, s);
+    owners_segments(p, unit, buffer, s);
     for (int q = 0; q < TENSORS; q++) all += s[q].count;
-    MakerWalk walk = makers_walk(p, unit, room);
-    while (makers_next(&walk))
+    OwnerWalk walk = owners_walk(p, unit, buffer);
+    while (owners_next(&walk))
         for (int q = 0; q < TENSORS; q++) {
-            if (room == ROOM_OWN && q != p->tensor) continue;
+            if (buffer == BUFFER_LOCAL && q != p->tensor) continue;
             int64_t count = w->table[rank / TENSORS * TENSORS + q].params[walk.param].count;
-            const MakerSegment *in = &s[room == ROOM_MADE ? q : makers_of(p, walk.param)];
+            const OwnerSegment *in = &s[buffer == BUFFER_OWNED ? q : owner_of_matrices(p, walk.param)];
             int64_t border = in->first + in->counted;
             assert_true(walk.copy[q] ? walk.at[q] >= border : walk.at[q] + count <= border);
             assert_true(walk.at[q] >= in->first && walk.at[q] + count <= in->first + in->count);
             sum += count;
         }
     assert_int_equal(sum, all);
-    assert_true(makers_room(p, unit, room) >= (size_t)all * sizeof(float));
+    assert_true(owners_buffer_bytes(p, unit, buffer) >= (size_t)all * sizeof(float));
 }
 
 /* No rank has more to do than a matrix above the mean. */
@@ -139,7 +140,8 @@ static void check_balance(const World *w) {
         double flops = optimizer_flops(param_group(&w->groups, i)->optimizer, &whole);
         if (!param_needs_matrix(&w->groups, i, &whole)) continue;
         all += flops, largest = flops > largest ? flops : largest;
-        for (int r = 0; r < RANKS; r++) work[r] += makers_of(&w->p[r], i) == w->p[r].tensor ? flops : 0;
+        for (int r = 0; r < RANKS; r++)
+            work[r] += owner_of_matrices(&w->p[r], i) == w->p[r].tensor ? flops : 0;
     }
     for (int shard = 0; shard < SHARDS; shard++) {
         double sum = 0;
@@ -149,7 +151,7 @@ static void check_balance(const World *w) {
     assert_true(all > 0);
 }
 
-static void every_matrix_has_a_maker(void **state) {
+static void every_matrix_has_an_owner(void **state) {
     static const struct {
         const Family *family;
         int key_heads;
@@ -159,14 +161,15 @@ static void every_matrix_has_a_maker(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         build(&w, models[i].family, models[i].key_heads);
-        check_makers(&w);
+        check_owners(&w);
         for (int k = 0; k < w.table[0].count; k++)
-            if (param_needs_matrix(&w.groups, k, &w.table[0].params[k])) check_parts(&w, k);
+            if (param_needs_matrix(&w.groups, k, &w.table[0].params[k])) check_blocks(&w, k);
         for (int u = 0; u < w.table[0].units; u++) {
-            assert_int_equal(makers_have(&w.p[0], u), u > 0 && u < w.table[0].units - 1);
+            assert_int_equal(owners_have(&w.p[0], u), u > 0 && u < w.table[0].units - 1);
             check_rooms(&w, u);
             for (int r = 0; r < RANKS; r++)
-                for (int room = 0; room < MAKER_ROOMS; room++) check_walk(&w, r, u, (MakerRoom)room);
+                for (int buffer = 0; buffer < OWNER_BUFFERS; buffer++)
+                    check_walk(&w, r, u, (OwnerBuffer)buffer);
         }
         check_balance(&w);
         release(&w);
@@ -174,6 +177,6 @@ static void every_matrix_has_a_maker(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_matrix_has_a_maker)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_matrix_has_an_owner)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,20 +30,20 @@ static int number(const char *name, int otherwise) {
 }
 
 /* A launcher of one process is none, unless it does not say how many there are. */
-Launched launched_find(void) {
+LaunchedEnv launched_env_find(void) {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
         const Launcher *l = &launchers[i];
         if (!getenv(l->mark)) continue;
         int size = number(l->size, 0);
         if (l->size && size <= 1) continue;
-        return (Launched){true, size, number(l->rank, -1), l->mark, l->rank};
+        return (LaunchedEnv){true, size, number(l->rank, -1), l->mark, l->rank};
     }
-    return (Launched){.rank = -1};
+    return (LaunchedEnv){.rank = -1};
 }
 
 /* An mpirun of another library starts N processes that each believe to be alone: they would train the same
  * model N times into one directory. */
-ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
+ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *err) {
     if (launched->size == 0 || launched->size == mpi_size) return OK;
     error_set(err, ERR_UNAVAILABLE,
               "the launcher started %d processes (%s), but for the MPI library that weft was built with "
@@ -51,19 +51,19 @@ ErrorCode launched_check(const Launched *launched, int mpi_size, Error *err) {
               "doctor\" names it), or with srun --mpi=%s; \"weft train -n %d\" does it by itself",
               launched->size, launched->variable, mpi_size == 1 ? "is" : "are", mpi_size,
               launcher_kind()->srun, launched->size);
-    if (err) err->told = launched->rank > 0;
+    if (err) err->reported = launched->rank > 0;
     return ERR_UNAVAILABLE;
 }
 
-static int ends = -1; /* the file of RankTold */
+static int ends = -1; /* the file of RankReport */
 static int own_rank;
 
 /* Once: what ends all ranks may end this one by exit(). */
 void launched_tell_end(int status) {
-    RankTold told = {own_rank, status & 0xff};
+    RankReport reported = {own_rank, status & 0xff};
     int file = ends;
     ends = -1;
-    if (file >= 0 && write(file, &told, sizeof told) == sizeof told) close(file);
+    if (file >= 0 && write(file, &reported, sizeof reported) == sizeof reported) close(file);
 }
 
 static void tell_at_exit(int status, void *nothing) {
@@ -75,7 +75,7 @@ static void tell_at_exit(int status, void *nothing) {
 static void open_ends(void) {
     const char *path = getenv(LAUNCHED_ENDS);
     if (!path) return;
-    own_rank = launched_find().rank;
+    own_rank = launched_env_find().rank;
     ends = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
     if (ends >= 0 && on_exit(tell_at_exit, NULL) != 0) ends = -1;
     unsetenv(LAUNCHED_ENDS);

@@ -3,7 +3,7 @@
  *
  * Elsewhere called: context parallelism by all-to-all (Ulysses) or all-gather of KV; Megatron calls the
  * choice cp_comm_type. */
-#include "program/crossings.h"
+#include "program/comm_volume.h"
 
 #include "model/families/family.h"
 #include "program/axes.h"
@@ -11,67 +11,71 @@
 enum { RECORD = 16 }; /* bytes of a row's record of the loss */
 
 static double others(int ranks) { return (double)(ranks - 1) / ranks; }
-static double elements(const CrossingSpec *s) {
-    return (double)s->tokens / s->contexts * (double)s->model->hidden_size;
+static double elements(const CommVolumeSpec *s) {
+    return (double)s->tokens / s->cp * (double)s->model->hidden_size;
 }
-static bool is_block(const CrossingSpec *s, int unit) {
+static bool is_block(const CommVolumeSpec *s, int unit) {
     return unit > 0 && unit <= s->model->num_hidden_layers;
 }
 
-static int copies_of(const CrossingSpec *s) { return axes_copies(s->model, s->tensors); }
+static int copies_of(const CommVolumeSpec *s) { return axes_copies(s->model, s->tensors); }
 
 /* Heads of keys and values of a rank, before cp. */
-static int64_t key_heads(const CrossingSpec *s) {
+static int64_t key_heads(const CommVolumeSpec *s) {
     return s->model->num_key_value_heads * copies_of(s) / s->tensors;
 }
-static int64_t query_heads(const CrossingSpec *s) { return s->model->num_attention_heads / s->tensors; }
+static int64_t query_heads(const CommVolumeSpec *s) { return s->model->num_attention_heads / s->tensors; }
 
-typedef struct Crossings {
+typedef struct CollectiveCount {
     int gathers, sums;
-} Crossings;
+} CollectiveCount;
 
 /* Of a block (docs/inside/mesh-traffic.md has a table). With recomputation, the inputs of products are
  * gathered then, and once more for wgrad only where that is an action of its own. */
-static Crossings count_forward(void) { return (Crossings){2, 2}; }
-static Crossings count_input(const CrossingSpec *s) {
+static CollectiveCount count_forward(void) { return (CollectiveCount){2, 2}; }
+static CollectiveCount count_input(const CommVolumeSpec *s) {
     bool full = s->recompute == RECOMPUTE_FULL,
          last = model_family(s->model)->arch.norms != NORMS_BEFORE; /* a norm reads the last result, too */
-    return (Crossings){s->apart && !full ? 2 : 4, full ? 3 + last : 2};
+    return (CollectiveCount){s->split_backward && !full ? 2 : 4, full ? 3 + last : 2};
 }
-static Crossings count_weight(const CrossingSpec *s) { return (Crossings){s->apart ? 4 : 0, 0}; }
+static CollectiveCount count_weight(const CommVolumeSpec *s) {
+    return (CollectiveCount){s->split_backward ? 4 : 0, 0};
+}
 
 /* Of the gradients of keys and values, over the ranks that hold copies of them: an all-reduce. */
-static double copy_sums(const CrossingSpec *s) {
+static double copy_sums(const CommVolumeSpec *s) {
     double keys = 2 * (double)key_heads(s) * (double)s->model->head_dim;
-    return 2 * others(copies_of(s)) * (double)s->tokens / s->contexts * keys * (double)s->partial;
+    return 2 * others(copies_of(s)) * (double)s->tokens / s->cp * keys * (double)s->partial;
 }
 
 /* Of norms of all heads of a token at once, which ranks of tp share: leaves of two sums a token. */
-static bool norms_rows(const CrossingSpec *s) { return model_family(s->model)->arch.qk_norm == QK_NORM_FLAT; }
-static Cost row_sums(const CrossingSpec *s) {
-    double leaves = s->leaves > s->tensors ? s->leaves : s->tensors,
-           once = others(s->tensors) * leaves * (double)s->tokens / s->contexts * 2 * sizeof(float);
+static bool norms_rows(const CommVolumeSpec *s) {
+    return model_family(s->model)->arch.qk_norm == QK_NORM_FLAT;
+}
+static Cost row_sums(const CommVolumeSpec *s) {
+    double splits = s->splits > s->tensors ? s->splits : s->tensors,
+           once = others(s->tensors) * splits * (double)s->tokens / s->cp * 2 * sizeof(float);
     if (!norms_rows(s)) return (Cost){0, 0, 0};
     return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
 }
 
 /* Of the gradients of the weights of tokens' experts: an all-reduce. */
-static double weight_sums(const CrossingSpec *s, int unit) {
+static double weight_sums(const CommVolumeSpec *s, int unit) {
     if (!model_block(s->model, unit - 1).experts) return 0;
-    return 2 * others(s->tensors) * (double)s->tokens / s->contexts * (double)s->model->num_experts_per_tok *
+    return 2 * others(s->tensors) * (double)s->tokens / s->cp * (double)s->model->num_experts_per_tok *
            (double)s->partial;
 }
 
 /* The embedding's rows come from the one rank that has them, and lose nothing in the compute dtype. The head
  * makes its gradients with its forward pass, and the ranks exchange a record for each row. */
-Cost crossings_tensor(const CrossingSpec *s, int unit) {
+Cost comm_volume_tp(const CommVolumeSpec *s, int unit) {
     double gather = others(s->tensors) * elements(s) * (double)dtype_bytes(s->compute),
            sum = others(s->tensors) * elements(s) * (double)s->partial;
     if (s->tensors == 1) return (Cost){0, 0, 0};
     if (unit == 0) return (Cost){gather, gather, 0};
     if (!is_block(s, unit))
-        return (Cost){gather + sum + (double)s->tokens / s->contexts * RECORD * (s->tensors - 1), 0, 0};
-    Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
+        return (Cost){gather + sum + (double)s->tokens / s->cp * RECORD * (s->tensors - 1), 0, 0};
+    CollectiveCount forward = count_forward(), input = count_input(s), weight = count_weight(s);
     return cost_plus((Cost){forward.gathers * gather + forward.sums * sum,
                             input.gathers * gather + input.sums * sum + copy_sums(s) + weight_sums(s, unit),
                             weight.gathers * gather},
@@ -79,103 +83,104 @@ Cost crossings_tensor(const CrossingSpec *s, int unit) {
 }
 
 /* Sums of softmaxes come back to tokens for the gradients of these. */
-static bool has_sinks(const CrossingSpec *s) { return model_family(s->model)->arch.sinks; }
+static bool has_sinks(const CommVolumeSpec *s) { return model_family(s->model)->arch.sinks; }
 
-static Cost by_heads(const CrossingSpec *s) {
+static Cost by_heads(const CommVolumeSpec *s) {
     double head = (double)s->model->head_dim * (double)dtype_bytes(s->compute),
            all = 2 * (double)(query_heads(s) + key_heads(s)) * head,
-           each = others(s->contexts) / s->contexts * (double)s->tokens, once = each * all,
+           each = others(s->cp) / s->cp * (double)s->tokens, once = each * all,
            sums = has_sinks(s) ? each * (double)query_heads(s) * sizeof(float) : 0;
     return (Cost){once, (s->recompute == RECOMPUTE_FULL ? 2 * once : once) + sums, 0};
 }
 
-static Cost by_keys(const CrossingSpec *s) {
+static Cost by_keys(const CommVolumeSpec *s) {
     double e = (double)dtype_bytes(s->compute), keys = 2 * (double)key_heads(s) * (double)s->model->head_dim,
-           sent = others(s->contexts) * (double)s->tokens * keys;
+           sent = others(s->cp) * (double)s->tokens * keys;
     return (Cost){sent * e, sent * (e + (double)s->partial), 0};
 }
 
 /* ---- which method ---- */
 
-static bool heads_fit(const CrossingSpec *s) {
-    return axes_deals_heads(s->model, (Sharing){.ranks = s->tensors}, s->contexts);
+static bool heads_fit(const CommVolumeSpec *s) {
+    return axes_splits_heads(s->model, (TpGroup){.size = s->tensors}, s->cp);
 }
 
 /* Two stretches a rank, each of which ranks of tp share. */
-static bool keys_fit(const CrossingSpec *s) {
-    int64_t leaves = s->leaves > s->tensors ? s->leaves : s->tensors;
-    return axes_deals_keys(s->model, (Sharing){.ranks = s->tensors, .leaves = (int)leaves}) &&
-           axes_deals_spans(s->contexts, s->spans) && s->tokens % (2 * (int64_t)s->contexts * leaves) == 0;
+static bool keys_fit(const CommVolumeSpec *s) {
+    int64_t splits = s->splits > s->tensors ? s->splits : s->tensors;
+    return axes_splits_keys(s->model, (TpGroup){.size = s->tensors, .splits = (int)splits}) &&
+           axes_splits_exact_chunks(s->cp, s->exact_chunks) && s->tokens % (2 * (int64_t)s->cp * splits) == 0;
 }
 
 /* What auto compares: bytes of a block and microbatch with nothing recomputed and sums in fp32, so that no
  * key but those of model, mesh and dtype decides. */
-static double bytes_by(const CrossingSpec *s, ContextMethod method) {
-    CrossingSpec plain = *s;
+static double bytes_by(const CommVolumeSpec *s, CpComm method) {
+    CommVolumeSpec plain = *s;
     plain.recompute = RECOMPUTE_NONE, plain.partial = sizeof(float);
-    Cost c = method == CONTEXT_KEYS ? by_keys(&plain) : by_heads(&plain);
+    Cost c = method == CP_COMM_ALL_GATHER ? by_keys(&plain) : by_heads(&plain);
     return c.forward + c.input;
 }
 
-ContextMethod crossings_method(const CrossingSpec *s) {
-    if (s->contexts == 1) return CONTEXT_HEADS;
-    if (s->asked != CONTEXT_AUTO) return s->asked;
-    if (!heads_fit(s)) return CONTEXT_KEYS;
-    return keys_fit(s) && bytes_by(s, CONTEXT_KEYS) < bytes_by(s, CONTEXT_HEADS) ? CONTEXT_KEYS
-                                                                                 : CONTEXT_HEADS;
+CpComm comm_volume_method(const CommVolumeSpec *s) {
+    if (s->cp == 1) return CP_COMM_ALL_TO_ALL;
+    if (s->asked != CP_COMM_AUTO) return s->asked;
+    if (!heads_fit(s)) return CP_COMM_ALL_GATHER;
+    return keys_fit(s) && bytes_by(s, CP_COMM_ALL_GATHER) < bytes_by(s, CP_COMM_ALL_TO_ALL)
+               ? CP_COMM_ALL_GATHER
+               : CP_COMM_ALL_TO_ALL;
 }
 
-void crossings_describe(const CrossingSpec *s, Text *out) {
-    ContextMethod method = crossings_method(s);
-    bool keys = method == CONTEXT_KEYS;
+void comm_volume_describe(const CommVolumeSpec *s, Text *out) {
+    CpComm method = comm_volume_method(s);
+    bool keys = method == CP_COMM_ALL_GATHER;
     char taken[32], other[32];
     text_printf(out, "by %s", keys ? "keys" : "heads");
-    if (s->asked != CONTEXT_AUTO)
+    if (s->asked != CP_COMM_AUTO)
         text_puts(out, " (parallel.context)");
     else if (!heads_fit(s))
-        text_printf(out, " (auto: %d ranks cannot share %lld key and value heads)", s->contexts,
+        text_printf(out, " (auto: %d ranks cannot share %lld key and value heads)", s->cp,
                     (long long)key_heads(s));
     else if (!keys_fit(s))
         text_puts(out, " (auto: the tokens of a microbatch, or their spans, cannot be shared out by keys)");
     else
         text_printf(out, " (auto: %s a block and microbatch, by %s %s)",
                     text_bytes(bytes_by(s, method), taken), keys ? "heads" : "keys",
-                    text_bytes(bytes_by(s, keys ? CONTEXT_HEADS : CONTEXT_KEYS), other));
+                    text_bytes(bytes_by(s, keys ? CP_COMM_ALL_TO_ALL : CP_COMM_ALL_GATHER), other));
 }
 
 /* A balance loss asks how often each sequence chose each expert. */
-static bool counts(const CrossingSpec *s, int unit) {
+static bool counts(const CommVolumeSpec *s, int unit) {
     return model_balance(s->model) > 0 && model_block(s->model, unit - 1).experts;
 }
 
-Cost crossings_context(const CrossingSpec *s, int unit) {
-    if (!is_block(s, unit) || s->contexts == 1) return (Cost){0, 0, 0};
-    Cost c = crossings_method(s) == CONTEXT_KEYS ? by_keys(s) : by_heads(s);
+Cost comm_volume_cp(const CommVolumeSpec *s, int unit) {
+    if (!is_block(s, unit) || s->cp == 1) return (Cost){0, 0, 0};
+    Cost c = comm_volume_method(s) == CP_COMM_ALL_GATHER ? by_keys(s) : by_heads(s);
     if (counts(s, unit))
-        c.forward += 2 * others(s->contexts) * (double)(s->sequences * s->model->num_experts) *
-                     (double)sizeof(int64_t);
+        c.forward +=
+            2 * others(s->cp) * (double)(s->sequences * s->model->num_experts) * (double)sizeof(int64_t);
     return c;
 }
 
-/* Of what comes back of a row: itself, or fp32 of each leaf of this rank. */
-static double row_back(const CrossingSpec *s, double row) {
-    int leaves = s->leaves > s->tensors ? s->leaves : s->tensors;
-    return leaves > 1 ? (double)leaves / s->tensors * (double)s->model->hidden_size * sizeof(float) : row;
+/* Of what comes back of a row: itself, or fp32 of each split of this rank. */
+static double row_back(const CommVolumeSpec *s, double row) {
+    int splits = s->splits > s->tensors ? s->splits : s->tensors;
+    return splits > 1 ? (double)splits / s->tensors * (double)s->model->hidden_size * sizeof(float) : row;
 }
 
 /* Rows of x and of results; then rows of x, of dy, and weights, and gradients of the first and the last. */
-Cost crossings_experts(const CrossingSpec *s, int unit) {
+Cost comm_volume_ep(const CommVolumeSpec *s, int unit) {
     const ModelConfig *c = s->model;
-    double rows = others(s->experts) * (double)s->tokens / s->contexts * (double)c->num_experts_per_tok,
+    double rows = others(s->experts) * (double)s->tokens / s->cp * (double)c->num_experts_per_tok,
            row = (double)c->hidden_size * (double)dtype_bytes(s->compute);
     if (s->experts <= 1 || !is_block(s, unit) || !model_block(c, unit - 1).experts) return (Cost){0, 0, 0};
     double back = row_back(s, row);
     return (Cost){rows * (row + back), rows * (2 * row + back + 2 * sizeof(float)), 0};
 }
 
-int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
+int comm_volume_operations(const CommVolumeSpec *s, int unit, AxisSet over) {
     if (over == MESH_TENSOR) {
-        Crossings forward = count_forward(), input = count_input(s), weight = count_weight(s);
+        CollectiveCount forward = count_forward(), input = count_input(s), weight = count_weight(s);
         if (s->tensors == 1) return 0;
         if (!is_block(s, unit)) return unit == 0 ? 2 : 3;
         return forward.gathers + forward.sums + input.gathers + input.sums + weight.gathers +
@@ -183,8 +188,8 @@ int crossings_operations(const CrossingSpec *s, int unit, AxisSet over) {
                (norms_rows(s) ? (s->recompute == RECOMPUTE_FULL ? 3 : 2) : 0);
     }
     if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
-    if (!is_block(s, unit) || s->contexts == 1) return 0;
+    if (!is_block(s, unit) || s->cp == 1) return 0;
     int more = counts(s, unit);
-    if (crossings_method(s) == CONTEXT_KEYS) return 3 * 2 + more; /* one for each stretch */
+    if (comm_volume_method(s) == CP_COMM_ALL_GATHER) return 3 * 2 + more; /* one for each CP chunk */
     return (s->recompute == RECOMPUTE_FULL ? 6 : 4) + has_sinks(s) + more;
 }

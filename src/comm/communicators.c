@@ -1,22 +1,23 @@
-/* Operations over wires, where all devices have them (device.h, DeviceWires): tensors go from GPU to GPU,
- * and the host waits for none of it.
+/* Operations over communicators, where all devices have them (device.h, DeviceCommunicators): tensors go from
+ * GPU to GPU, and the host waits for none of it.
  *
  *     comm_all_gather ...    enqueued whole, behind what the program has enqueued so far: for each bucket a
  *                            group of sends and receives, and its sum, by the op that adds up everywhere
  *     comm_wait              what the program enqueues from then on follows the operation
  *
- * Sums so have the bits that they have over any link (rule 3 of comm.h). A wire has no tags, so both sides
- * must enqueue in one order:
+ * Sums so have the bits that they have over any transport (rule 3 of comm.h). A communicator has no tags, so
+ * both sides must enqueue in one order:
  *
- *  1. Each group of ranks has a wire of its own. They start the same operations in the same order.
+ *  1. Each group of ranks has a communicator of its own. They start the same operations in the same order.
  *  2. Messages may be sent in one order and be waited for in another. Each pair of neighbours in a pipeline
- *     has a wire for each direction, a *way*, and talks through the link first:
+ *     has a communicator for each direction, a *p2p channel*, and talks through the transport first:
  *
- *         receiver   ready: key, bytes ----------.                    .---> in the order of numbers: wire
- *         sender                                  `---> wire, number --'  header: key, bytes, number
+ *         receiver   ready: key, bytes ----------.                    .---> in the order of numbers: data
+ *         sender                                  `---> data, number --'  header: key, bytes, number
  *
- *     What has a number has a receiver that is ready, so that nothing on a way waits for what is behind it.
- *  3. A message to who is no neighbour goes through the host (relay.c), and so do all where two ranks share
+ *     What has a number has a receiver that is ready, so that nothing on a p2p channel waits for what is
+ *     behind it.
+ *  3. A message to who is no neighbour goes through the host (staging.c), and so do all where two ranks share
  *     a GPU, or there is no NCCL. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,16 +32,16 @@ enum { NUMBER_SHIFT = 40 };
 
 /* ---- opening ---- */
 
-/* What a rank brings: who its device is, or why that has no wires. */
+/* What a rank brings: who its device is, or why that has no communicators. */
 typedef struct Offer {
-    char identity[WIRE_IDENTITY];
+    char identity[COMMUNICATOR_IDENTITY];
     char problem[192];
 } Offer;
 
 /* What rank 0 makes of it. */
 typedef struct Verdict {
-    char problem[256]; /* "": wires are opened, with this */
-    char key[WIRE_KEY];
+    char problem[256]; /* "": communicators are opened, with this */
+    char key[COMMUNICATOR_KEY];
 } Verdict;
 
 static void judge(Comm *c, const Offer *offers, Verdict *v) {
@@ -49,18 +50,18 @@ static void judge(Comm *c, const Offer *offers, Verdict *v) {
         if (*offers[p].problem) snprintf(v->problem, sizeof v->problem, "rank %d: %s", p, offers[p].problem);
     for (int p = 1; p < c->size && !*v->problem; p++)
         for (int q = 0; q < p && !*v->problem; q++)
-            if (memcmp(offers[p].identity, offers[q].identity, WIRE_IDENTITY) == 0)
+            if (memcmp(offers[p].identity, offers[q].identity, COMMUNICATOR_IDENTITY) == 0)
                 snprintf(v->problem, sizeof v->problem, "ranks %d and %d share a GPU", q, p);
-    if (!*v->problem && c->device->wires->key(c->device, v->key, &err) != OK)
+    if (!*v->problem && c->device->communicators->key(c->device, v->key, &err) != OK)
         snprintf(v->problem, sizeof v->problem, "%.250s", err.message);
 }
 
-static ErrorCode agree_on_wires(Comm *c, Verdict *v, Error *err) {
+static ErrorCode agree_on_communicators(Comm *c, Verdict *v, Error *err) {
     Offer own = {.problem = ""};
     Error problem = {.code = OK};
     char *all;
     size_t *lengths = mem_alloc_array((size_t)c->size, sizeof *lengths);
-    if (c->device->wires->identify(c->device, own.identity, &problem) != OK)
+    if (c->device->communicators->identify(c->device, own.identity, &problem) != OK)
         snprintf(own.problem, sizeof own.problem, "%.190s", problem.message);
     *v = (Verdict){.problem = ""};
     ErrorCode code = comm_gather(c, &own, sizeof own, &all, lengths, err);
@@ -71,16 +72,18 @@ static ErrorCode agree_on_wires(Comm *c, Verdict *v, Error *err) {
     return code;
 }
 
-_Static_assert(WIRE_SETS + WAYS <= DEVICE_WIRES, "a rank of some mesh would have more wires than there are");
+_Static_assert(COMMUNICATOR_SETS + P2P_CHANNELS <= DEVICE_COMMUNICATORS,
+               "a rank of some mesh would have more wires than there are");
 
 /* Each once, though it may have several names: without cp, say, shards are dp_shard. */
-int wires_sets(const Mesh *mesh, AxisSet out[WIRE_SETS]) {
-    static const AxisSet names[WIRE_SETS] = {MESH_SHARDS, MESH_EXPERT_SHARDS, MESH_EXPERTS, MESH_REPLICAS,
-                                             MESH_TENSOR, MESH_KEY_COPIES,    MESH_CONTEXT};
+int communicators_sets(const Mesh *mesh, AxisSet out[COMMUNICATOR_SETS]) {
+    static const AxisSet names[COMMUNICATOR_SETS] = {MESH_SHARDS,   MESH_EXPERT_SHARDS, MESH_EXPERTS,
+                                                     MESH_REPLICAS, MESH_TENSOR,        MESH_KEY_COPIES,
+                                                     MESH_CONTEXT};
     AxisSet used = 0;
     int count = 0;
     for (int axis = 0; axis < AXES; axis++) used |= mesh->degree[axis] > 1 ? 1u << axis : 0;
-    for (int i = 0; i < WIRE_SETS; i++) {
+    for (int i = 0; i < COMMUNICATOR_SETS; i++) {
         bool there = (names[i] & used) == 0;
         for (int k = 0; k < count; k++) there = there || out[k] == (names[i] & used);
         if (!there) out[count++] = names[i] & used;
@@ -89,46 +92,47 @@ int wires_sets(const Mesh *mesh, AxisSet out[WIRE_SETS]) {
 }
 
 /* Between neighbours, those of the last and the first stage too: parameters that both have are exchanged. */
-int wires_ways(int stages) { return stages > 2 ? 2 * stages : stages == 2 ? 2 : 0; }
+int p2p_channels_of(int stages) { return stages > 2 ? 2 * stages : stages == 2 ? 2 : 0; }
 
-WayEnds wires_way_ends(int stages, int number) {
+P2pEnds p2p_channel_ends(int stages, int number) {
     int from = number % stages;
-    return (WayEnds){from, (number < stages ? from + 1 : from + stages - 1) % stages};
+    return (P2pEnds){from, (number < stages ? from + 1 : from + stages - 1) % stages};
 }
 
 static ErrorCode join_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
     Group *g = &c->groups[set];
-    return c->device->wires->join(c->device, mesh_member(mesh, set, c->rank, 0), g->rank, g->size, &g->wire,
-                                  err);
+    return c->device->communicators->join(c->device, mesh_member(mesh, set, c->rank, 0), g->rank, g->size,
+                                          &g->communicator, err);
 }
 
 /* Ranks of none of both ends take part by no colour. */
-static ErrorCode join_way(Comm *c, const Mesh *mesh, WayEnds ends, Error *err) {
+static ErrorCode join_p2p_channel(Comm *c, const Mesh *mesh, P2pEnds ends, Error *err) {
     const Group *g = &c->groups[MESH_PIPELINE];
     bool sends = g->rank == ends.from, takes_part = sends || g->rank == ends.to;
-    Way way = {.sends = sends,
-               .peer = mesh_member(mesh, MESH_PIPELINE, c->rank, sends ? ends.to : ends.from)};
+    P2pChannel p2p_channel = {.sends = sends,
+                              .peer = mesh_member(mesh, MESH_PIPELINE, c->rank, sends ? ends.to : ends.from)};
     int colour = takes_part ? mesh_member(mesh, MESH_PIPELINE, c->rank, ends.from) : -1;
-    TRY(c->device->wires->join(c->device, colour, sends ? 0 : 1, 2, &way.wire, err));
-    if (takes_part) c->ways[c->way_count++] = way;
+    TRY(c->device->communicators->join(c->device, colour, sends ? 0 : 1, 2, &p2p_channel.communicator, err));
+    if (takes_part) c->p2p_channels[c->p2p_channel_count++] = p2p_channel;
     return OK;
 }
 
 static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err) {
-    AxisSet sets[WIRE_SETS];
-    int count = wires_sets(mesh, sets), stages = mesh_size(mesh, MESH_PIPELINE);
-    TRY(c->device->wires->open(c->device, key, c->size, c->rank, err));
+    AxisSet sets[COMMUNICATOR_SETS];
+    int count = communicators_sets(mesh, sets), stages = mesh_size(mesh, MESH_PIPELINE);
+    TRY(c->device->communicators->open(c->device, key, c->size, c->rank, err));
     for (int i = 0; i < count; i++) TRY(join_group(c, mesh, sets[i], err));
-    for (int n = 0; n < wires_ways(stages); n++) TRY(join_way(c, mesh, wires_way_ends(stages, n), err));
+    for (int n = 0; n < p2p_channels_of(stages); n++)
+        TRY(join_p2p_channel(c, mesh, p2p_channel_ends(stages, n), err));
     return OK;
 }
 
 /* A rank that fails here tells all: the others may be in NCCL, waiting for it, and could agree on nothing. */
-ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err) {
+ErrorCode comm_open_communicators(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err) {
     Verdict v;
     snprintf(problem, size, "%s", "");
-    if (!c->joined || !relay_needed(c)) return OK;
-    TRY(agree_on_wires(c, &v, err));
+    if (!c->joined || !staging_needed(c)) return OK;
+    TRY(agree_on_communicators(c, &v, err));
     snprintf(problem, size, "%s", v.problem);
     if (*v.problem) return OK;
     TRY(comm_join(c, "making groups", &c->ready, err));
@@ -142,15 +146,16 @@ ErrorCode comm_open_wires(Comm *c, const Mesh *mesh, char *problem, size_t size,
 }
 
 /* What is under way is waited for, unless it has been given up. */
-void wires_close(Comm *c) {
+void communicators_close(Comm *c) {
     comm_lock(c);
     Device *d = atomic_exchange(&c->wired, NULL);
     for (int set = 0; set < MESH_SETS && c->failure.code == OK; set++)
-        if (c->groups[set].wire) device_finish(d, device_mark(d, c->groups[set].wire), WAIT_LINK);
-    for (int i = 0; i < c->way_count && c->failure.code == OK; i++)
-        device_finish(d, device_mark(d, c->ways[i].wire), WAIT_LINK);
-    for (int set = 0; set < MESH_SETS; set++) c->groups[set].wire = ON_COMPUTE;
-    c->way_count = 0;
+        if (c->groups[set].communicator)
+            device_finish(d, device_mark(d, c->groups[set].communicator), WAIT_TRANSPORT);
+    for (int i = 0; i < c->p2p_channel_count && c->failure.code == OK; i++)
+        device_finish(d, device_mark(d, c->p2p_channels[i].communicator), WAIT_TRANSPORT);
+    for (int set = 0; set < MESH_SETS; set++) c->groups[set].communicator = ON_COMPUTE;
+    c->p2p_channel_count = 0;
     comm_unlock(c);
 }
 
@@ -158,12 +163,12 @@ void wires_close(Comm *c) {
 
 static void post(Comm *c, Op *op, StreamId id, int64_t item) {
     Piece p = transfer_piece(op, id, item);
-    const DeviceWires *w = c->device->wires;
+    const DeviceCommunicators *w = c->device->communicators;
     if (p.bytes == 0) return;
     if (p.receives) {
-        w->receive(c->device, op->group->wire, p.peer, p.data, p.bytes);
+        w->receive(c->device, op->group->communicator, p.peer, p.data, p.bytes);
     } else {
-        w->send(c->device, op->group->wire, p.peer, p.data, p.bytes);
+        w->send(c->device, op->group->communicator, p.peer, p.data, p.bytes);
         c->traffic[op->asked].bytes += (int64_t)p.bytes;
         c->traffic[op->asked].messages++;
     }
@@ -171,14 +176,14 @@ static void post(Comm *c, Op *op, StreamId id, int64_t item) {
 
 static void end_group(Comm *c) {
     Error err;
-    if (c->device->wires->end(c->device, &err) != OK)
+    if (c->device->communicators->end(c->device, &err) != OK)
         comm_keep_failure(c, err.code, "rank %d: %s", c->rank, err.message);
 }
 
 /* One bucket, from each to each. */
 static void move(Comm *c, Op *op, int64_t bucket, StreamId sends, StreamId receives) {
     const StreamId both[] = {receives, sends};
-    c->device->wires->begin(c->device);
+    c->device->communicators->begin(c->device);
     for (int i = 0; i < 2; i++) {
         int64_t count = op->streams[both[i]].per_bucket;
         for (int64_t k = 0; k < count; k++) post(c, op, both[i], bucket * count + k);
@@ -186,69 +191,70 @@ static void move(Comm *c, Op *op, int64_t bucket, StreamId sends, StreamId recei
     end_group(c);
 }
 
-void wires_start(Comm *c, Op *op) {
+void communicators_start(Comm *c, Op *op) {
     Device *d = c->device;
-    DeviceStream wire = op->group->wire;
-    device_follow(d, wire, device_mark(d, ON_COMPUTE));
+    DeviceStream communicator = op->group->communicator;
+    device_follow(d, communicator, device_mark(d, ON_COMPUTE));
     for (int64_t b = 0; b < op->buckets && c->failure.code == OK; b++) {
         if (op_reduces(op)) {
             move(c, op, b, REDUCE_SEND, REDUCE_RECV);
-            transfer_add_up(c, op, d, wire);
+            transfer_add_up(c, op, d, communicator);
         }
         if (op_gathers(op)) move(c, op, b, GATHER_SEND, GATHER_RECV);
     }
-    op->event = device_mark(d, wire);
+    op->event = device_mark(d, communicator);
 }
 
 /* ---- messages ---- */
 
-Way *wires_way(Comm *c, int peer, bool sends) {
-    for (int i = 0; i < c->way_count; i++)
-        if (c->ways[i].peer == peer && c->ways[i].sends == sends) return &c->ways[i];
+P2pChannel *p2p_channel_find(Comm *c, int peer, bool sends) {
+    for (int i = 0; i < c->p2p_channel_count; i++)
+        if (c->p2p_channels[i].peer == peer && c->p2p_channels[i].sends == sends) return &c->p2p_channels[i];
     return NULL;
 }
 
 enum { READY, HEADER, ITEMS };
 
-/* Through the link. */
+/* Through the transport. */
 static void post_item(Comm *c, Op *op, int item) {
     Transfer t = {.op = op, .stream = STREAMS, .item = item, .peer = op->peer, .bytes = COMM_HEADER};
     t.receives = (op->kind == OP_RECV) == (item == HEADER);
-    transfer_post(c, t, item == READY ? c->ready : op->channel, (int64_t)(op->key % (uint64_t)c->link->tags),
-                  item == READY ? op->ready : op->header);
+    transfer_post(c, t, item == READY ? c->ready : op->channel,
+                  (int64_t)(op->key % (uint64_t)c->transport->tags), item == READY ? op->ready : op->header);
 }
 
-Op *wires_message(Comm *c, Way *way, OpKind kind, uint64_t key, void *data, size_t bytes) {
+Op *communicators_message(Comm *c, P2pChannel *p2p_channel, OpKind kind, uint64_t key, void *data,
+                          size_t bytes) {
     Op *op = op_begin(c, kind);
     if (!op) return NULL;
     CHECK(bytes <= BYTES_MASK);
-    op->way = way;
-    op->channel = c->point, op->peer = way->peer;
+    op->p2p_channel = p2p_channel;
+    op->channel = c->point, op->peer = p2p_channel->peer;
     op->key = op->header[0] = op->ready[0] = key;
     op->bytes = op->header[1] = op->ready[1] = bytes;
     op->data = data;
     op->after = device_mark(c->device, ON_COMPUTE);
     op->pieces.items = op->pieces.next = ITEMS;
-    c->link->kind->begin(c->link);
+    c->transport->kind->begin(c->transport);
     post_item(c, op, READY);
     if (kind == OP_RECV) post_item(c, op, HEADER);
-    c->link->kind->end(c->link);
+    c->transport->kind->end(c->transport);
     return op;
 }
 
 /* The other side does the same, with the message of this number. */
 static void issue(Comm *c, Op *op) {
     Device *d = c->device;
-    const Way *way = op->way;
-    device_follow(d, way->wire, op->after);
-    d->wires->begin(d);
-    if (way->sends) {
-        d->wires->send(d, way->wire, 1, op->data, op->bytes);
+    const P2pChannel *p2p_channel = op->p2p_channel;
+    device_follow(d, p2p_channel->communicator, op->after);
+    d->communicators->begin(d);
+    if (p2p_channel->sends) {
+        d->communicators->send(d, p2p_channel->communicator, 1, op->data, op->bytes);
     } else {
-        d->wires->receive(d, way->wire, 0, op->data, op->bytes);
+        d->communicators->receive(d, p2p_channel->communicator, 0, op->data, op->bytes);
     }
     end_group(c);
-    op->event = device_mark(d, way->wire);
+    op->event = device_mark(d, p2p_channel->communicator);
     op->next = c->issued;
     c->issued = op;
 }
@@ -260,33 +266,33 @@ static void send_numbered(Comm *c, Op *op) {
                           c->rank, op->peer, (unsigned long long)op->ready[1], op->bytes);
         return;
     }
-    op->header[1] |= (op->way->next++ & NUMBER_MASK) << NUMBER_SHIFT;
+    op->header[1] |= (op->p2p_channel->next++ & NUMBER_MASK) << NUMBER_SHIFT;
     issue(c, op);
     post_item(c, op, HEADER);
 }
 
 /* Headers may be told in any order, messages come in that of their numbers. */
 static void receive_numbered(Comm *c, Op *op) {
-    Way *way = op->way;
+    P2pChannel *p2p_channel = op->p2p_channel;
     op->number = op->header[1] >> NUMBER_SHIFT;
     op->header[1] &= BYTES_MASK;
     transfer_check_header(c, op);
-    op->next = way->waiting;
-    way->waiting = op;
-    for (Op **at = &way->waiting; *at && c->failure.code == OK;) {
+    op->next = p2p_channel->waiting;
+    p2p_channel->waiting = op;
+    for (Op **at = &p2p_channel->waiting; *at && c->failure.code == OK;) {
         Op *waits = *at;
-        if (waits->number != (way->next & NUMBER_MASK)) {
+        if (waits->number != (p2p_channel->next & NUMBER_MASK)) {
             at = &waits->next;
             continue;
         }
         *at = waits->next;
-        way->next++;
+        p2p_channel->next++;
         issue(c, waits);
-        at = &way->waiting;
+        at = &p2p_channel->waiting;
     }
 }
 
-void wires_item_ended(Comm *c, Op *op, int64_t item) {
+void communicators_item_ended(Comm *c, Op *op, int64_t item) {
     transfer_item_done(&op->pieces, item);
     if (op->kind == OP_SEND && item == READY) send_numbered(c, op);
     if (op->kind == OP_RECV && item == HEADER) receive_numbered(c, op);
@@ -294,18 +300,20 @@ void wires_item_ended(Comm *c, Op *op, int64_t item) {
 
 /* ---- what has ended ---- */
 
-bool wires_reached(Comm *c, const Op *op) { return c->device->wires->reached(c->device, op->event); }
+bool communicators_reached(Comm *c, const Op *op) {
+    return c->device->communicators->reached(c->device, op->event);
+}
 
-bool wires_progress(Comm *c) {
+bool communicators_progress(Comm *c) {
     bool moved = false;
     Error err;
-    if (c->device->wires->look(c->device, &err) != OK) {
+    if (c->device->communicators->look(c->device, &err) != OK) {
         c->hearsay = c->hearsay || c->failure.code == OK;
         comm_keep_failure(c, err.code, "rank %d: %s", c->rank, err.message);
     }
     for (Op **at = &c->issued; *at && c->failure.code == OK;) {
         Op *op = *at;
-        if (op->pieces.first < op->pieces.items || !wires_reached(c, op)) {
+        if (op->pieces.first < op->pieces.items || !communicators_reached(c, op)) {
             at = &op->next;
             continue;
         }
@@ -316,18 +324,18 @@ bool wires_progress(Comm *c) {
     return moved;
 }
 
-bool wires_follow(Comm *c, CommHandle handle) {
-    const Op *op = &c->ops[(uint32_t)handle - 1];
+bool communicators_follow(Comm *c, CommRequest request) {
+    const Op *op = &c->ops[(uint32_t)request - 1];
     if (op->event == 0) return false;
     device_follow(c->device, ON_COMPUTE, op->event);
     return true;
 }
 
-/* The host may be waiting for what will not come. Nobody else is inside a call of the wires: the lock is
- * held. */
-void wires_give_up(Comm *c) {
+/* The host may be waiting for what will not come. Nobody else is inside a call of the communicators: the lock
+ * is held. */
+void communicators_give_up(Comm *c) {
     Device *d = atomic_load(&c->wired);
     if (!d || c->given_up) return;
     c->given_up = true;
-    d->wires->abort(d);
+    d->communicators->abort(d);
 }

@@ -10,8 +10,8 @@
  *
  * The checksum is that of all words before it. `layout` is a digest of the headers of all files: two ranks
  * that mean different tensors do not get to the same manifest. */
-#ifndef WEFT_CHECKPOINT_PIECES_H
-#define WEFT_CHECKPOINT_PIECES_H
+#ifndef WEFT_CHECKPOINT_SEGMENTS_H
+#define WEFT_CHECKPOINT_SEGMENTS_H
 
 #include "checkpoint/checkpoint.h"
 
@@ -26,24 +26,24 @@ typedef struct SaveLayout {
 void savelayout_make(SaveLayout *l, const CheckpointSave *save);
 void savelayout_free(SaveLayout *l);
 
-typedef struct SavedPiece {
+typedef struct SavedSegment {
     int list, tensor;
     int64_t first, count; /* elements */
     uint64_t sum;
     int rank;
-} SavedPiece;
+} SavedSegment;
 
-typedef struct SavedPieces {
+typedef struct SavedSegments {
     size_t count;
-    SavedPiece *items; /* ascending by list, tensor, first */
-} SavedPieces;
+    SavedSegment *items; /* ascending by list, tensor, first */
+} SavedSegments;
 
 /* Appends the blob of a rank whose pieces were written. sums: [list][piece]. */
 void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS]);
 /* Reads the blobs [ranks] and checks that their pieces make up every tensor. The failure that a blob tells of
  * is returned. */
-ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
-                         Error *err);
-void pieces_free(SavedPieces *all);
+ErrorCode segments_collect(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
+                           Error *err);
+void segments_free(SavedSegments *all);
 
 #endif

@@ -1,9 +1,9 @@
-/* A link over MPI: a channel is a communicator, a post is a request.
+/* A transport over MPI: a channel is a communicator, a post is a request.
  *
  * Open requests stand in one dense array, so that one MPI_Testsome looks at all of them; where[event] is
  * an event's place in it, or -1. MPI is used by several threads in turn (MPI_THREAD_SERIALIZED): the
  * Comm's mutex sees to it. */
-#include "comm/mpi/mpi_link.h"
+#include "comm/mpi/mpi_transport.h"
 
 #include <mpi.h>
 #include <sched.h>
@@ -12,9 +12,9 @@
 
 #include "base/text.h"
 
-typedef struct MpiLink {
-    Link link;
-    MPI_Comm channels[LINK_CHANNELS];
+typedef struct MpiTransport {
+    CommTransport transport;
+    MPI_Comm channels[TRANSPORT_CHANNELS];
     int channel_count, open, events;
     MPI_Request *requests; /* [events], the first `open` are */
     int *event;            /* [events] of each request */
@@ -22,7 +22,7 @@ typedef struct MpiLink {
     bool *receives;        /* [events] by event */
     MPI_Status *statuses;
     int *indices;
-} MpiLink;
+} MpiTransport;
 
 /* ---- opening ---- */
 
@@ -36,12 +36,12 @@ static ErrorCode check_mpi(int code, const char *what, Error *err) {
 
 /* The largest power of two of them, so that numbers of messages wrap without a gap. 2^18 of them leave six
  * bits for a message's number beside its kind and stage (comm_key). */
-static ErrorCode find_tags(MpiLink *m, Error *err) {
+static ErrorCode find_tags(MpiTransport *m, Error *err) {
     int *limit = NULL, found = 0;
     TRY(check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found), "asking for the largest tag",
                   err));
-    for (m->link.tags = 1; found && 2 * m->link.tags - 1 <= *limit;) m->link.tags *= 2;
-    if (m->link.tags >= 1 << 18) return OK;
+    for (m->transport.tags = 1; found && 2 * m->transport.tags - 1 <= *limit;) m->transport.tags *= 2;
+    if (m->transport.tags >= 1 << 18) return OK;
     return error_set(err, ERR_UNAVAILABLE, "this MPI library has tags up to %d only; at least %d are needed",
                      found ? *limit : 0, (1 << 18) - 1);
 }
@@ -56,9 +56,9 @@ static int find_cores(MPI_Comm local) {
     return code == MPI_SUCCESS ? CPU_COUNT(&all) : 0;
 }
 
-static ErrorCode find_places(MpiLink *m, Error *err) {
+static ErrorCode find_places(MpiTransport *m, Error *err) {
     MPI_Comm local;
-    Link *l = &m->link;
+    CommTransport *l = &m->transport;
     /* Else MPI ends the process by itself, with words of its own. */
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     TRY(check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &l->rank), "asking for the rank", err));
@@ -73,7 +73,7 @@ static ErrorCode find_places(MpiLink *m, Error *err) {
 }
 
 /* Once: MPI's own structures aside, posting allocates nothing. */
-static void allocate(MpiLink *m, int events) {
+static void allocate(MpiTransport *m, int events) {
     size_t n = (size_t)events;
     m->events = events;
     m->requests = mem_alloc_array(n, sizeof *m->requests);
@@ -86,10 +86,10 @@ static void allocate(MpiLink *m, int events) {
 
 /* ---- channels ---- */
 
-static int join(Link *link, int colour, int place, int size, int *channel) {
-    MpiLink *m = (MpiLink *)link;
+static int join(CommTransport *transport, int colour, int place, int size, int *channel) {
+    MpiTransport *m = (MpiTransport *)transport;
     (void)size; /* MPI counts for itself */
-    CHECK(m->channel_count < LINK_CHANNELS);
+    CHECK(m->channel_count < TRANSPORT_CHANNELS);
     MPI_Comm *c = &m->channels[ *channel = m->channel_count++];
     int code = MPI_Comm_split(MPI_COMM_WORLD, colour, place, c);
     if (code == MPI_SUCCESS) MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN);
@@ -98,47 +98,47 @@ static int join(Link *link, int colour, int place, int size, int *channel) {
 
 /* ---- posts ---- */
 
-static int add(MpiLink *m, int event, bool receives, int code) {
+static int add(MpiTransport *m, int event, bool receives, int code) {
     if (code != MPI_SUCCESS) return code;
     CHECK(event >= 0 && event < m->events);
     m->receives[event] = receives;
     m->event[m->open] = event;
     m->where[event] = m->open++;
-    return LINK_OK;
+    return TRANSPORT_OK;
 }
 
-static int post_send(Link *link, const LinkPost *p, const void *data) {
-    MpiLink *m = (MpiLink *)link;
+static int post_send(CommTransport *transport, const TransportPost *p, const void *data) {
+    MpiTransport *m = (MpiTransport *)transport;
     return add(m, p->event, false,
                MPI_Isend(data, (int)p->bytes, MPI_BYTE, p->peer, (int)p->tag, m->channels[p->channel],
                          &m->requests[m->open]));
 }
 
-static int post_receive(Link *link, const LinkPost *p, void *data) {
-    MpiLink *m = (MpiLink *)link;
-    int peer = p->peer == LINK_ANY ? MPI_ANY_SOURCE : p->peer;
+static int post_receive(CommTransport *transport, const TransportPost *p, void *data) {
+    MpiTransport *m = (MpiTransport *)transport;
+    int peer = p->peer == TRANSPORT_ANY ? MPI_ANY_SOURCE : p->peer;
     return add(m, p->event, true,
                MPI_Irecv(data, (int)p->bytes, MPI_BYTE, peer, (int)p->tag, m->channels[p->channel],
                          &m->requests[m->open]));
 }
 
 /* MPI lets each message go when it is posted. */
-static void begin(Link *link) { (void)link; }
-static void end(Link *link) { (void)link; }
+static void begin(CommTransport *transport) { (void)transport; }
+static void end(CommTransport *transport) { (void)transport; }
 
 /* ---- ends ---- */
 
 /* The length of what came: MPI tells only that it was no longer than the receive. */
-static LinkEnd end_of(const MpiLink *m, int at, int error, const MPI_Status *status) {
-    LinkEnd e = {.event = m->event[at], .error = error};
+static TransportEnd end_of(const MpiTransport *m, int at, int error, const MPI_Status *status) {
+    TransportEnd e = {.event = m->event[at], .error = error};
     int count = 0;
-    if (error == LINK_OK && m->receives[e.event]) MPI_Get_count(status, MPI_BYTE, &count);
+    if (error == TRANSPORT_OK && m->receives[e.event]) MPI_Get_count(status, MPI_BYTE, &count);
     e.bytes = (size_t)count;
     return e;
 }
 
 /* The last request moves into the gap. */
-static void take_out(MpiLink *m, int at) {
+static void take_out(MpiTransport *m, int at) {
     int last = --m->open;
     m->requests[at] = m->requests[last];
     m->event[at] = m->event[last];
@@ -149,8 +149,8 @@ static int compare_ints(const void *a, const void *b) { return *(const int *)a -
 
 /* Gaps are filled from the end, so that no open request is lost. What MPI says of a failed set, it says in
  * the statuses; MPI_ERR_PENDING there means neither. */
-static int finished(Link *link, LinkEnd *ends, int most, int *error) {
-    MpiLink *m = (MpiLink *)link;
+static int finished(CommTransport *transport, TransportEnd *ends, int most, int *error) {
+    MpiTransport *m = (MpiTransport *)transport;
     int count = 0, told = 0, looked = m->open < most ? m->open : most;
     if (looked == 0) return 0;
     int code = MPI_Testsome(looked, m->requests, &count, m->indices, m->statuses);
@@ -166,8 +166,8 @@ static int finished(Link *link, LinkEnd *ends, int most, int *error) {
     return told;
 }
 
-static bool test(Link *link, int event, LinkEnd *out) {
-    MpiLink *m = (MpiLink *)link;
+static bool test(CommTransport *transport, int event, TransportEnd *out) {
+    MpiTransport *m = (MpiTransport *)transport;
     MPI_Status status;
     int come = 0, at = m->where[event];
     if (MPI_Test(&m->requests[at], &come, &status) != MPI_SUCCESS || !come) return false;
@@ -185,15 +185,15 @@ static void explain(int error, char *out, size_t size) {
 
 /* ---- closing ---- */
 
-static void abort_all(Link *link, int status) {
-    (void)link;
+static void abort_all(CommTransport *transport, int status) {
+    (void)transport;
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-/* What is still open was given up after a failure, or is the standing receive of notices. MPI_Finalize
- * waits for all ranks, which is why the watchdog watches it. */
-static void close_link(Link *link) {
-    MpiLink *m = (MpiLink *)link;
+/* What is still open was given up after a failure, or is the standing receive of control messages.
+ * MPI_Finalize waits for all ranks, which is why the watchdog watches it. */
+static void close_transport(CommTransport *transport) {
+    MpiTransport *m = (MpiTransport *)transport;
     for (int i = 0; i < m->open; i++) {
         MPI_Cancel(&m->requests[i]);
         MPI_Request_free(&m->requests[i]);
@@ -210,32 +210,32 @@ static void close_link(Link *link) {
     free(m);
 }
 
-static const LinkKind mpi = {.name = "mpi",
-                             .join = join,
-                             .send = post_send,
-                             .receive = post_receive,
-                             .begin = begin,
-                             .end = end,
-                             .finished = finished,
-                             .test = test,
-                             .explain = explain,
-                             .abort = abort_all,
-                             .close = close_link};
+static const TransportKind mpi = {.name = "mpi",
+                                  .join = join,
+                                  .send = post_send,
+                                  .receive = post_receive,
+                                  .begin = begin,
+                                  .end = end,
+                                  .finished = finished,
+                                  .test = test,
+                                  .explain = explain,
+                                  .abort = abort_all,
+                                  .close = close_transport};
 
-/* *link is set as soon as there is something to close, also when an error follows. */
-ErrorCode mpi_link_open(Link **link, int events, const char *variable, Error *err) {
+/* *transport is set as soon as there is something to close, also when an error follows. */
+ErrorCode mpi_transport_open(CommTransport **transport, int events, const char *variable, Error *err) {
     int provided = 0, initialised = 0;
     MPI_Initialized(&initialised);
     /* A second MPI_Init in one process is not allowed. */
     CHECK(!initialised);
-    *link = NULL;
+    *transport = NULL;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
         return error_set(err, ERR_UNAVAILABLE,
                          "MPI could not be initialised, though %s says that a launcher started this process",
                          variable);
-    MpiLink *m = mem_alloc(sizeof *m);
-    *m = (MpiLink){.link = {.kind = &mpi}};
-    *link = &m->link;
+    MpiTransport *m = mem_alloc(sizeof *m);
+    *m = (MpiTransport){.transport = {.kind = &mpi}};
+    *transport = &m->transport;
     allocate(m, events);
     TRY(find_places(m, err));
     if (provided < MPI_THREAD_SERIALIZED)

@@ -1,13 +1,13 @@
-/* Writing one part of a token cache: header, ids, ends of documents, checksums of blocks
+/* Writing one shard of a token cache: header, ids, ends of documents, checksums of blocks
  * (data/token_cache.h has the layout).
  *
  *  P1. It is written under a temporary name and renamed when it is whole and on the disk, so that a name
  *      stands for complete content whatever happens to process or machine.
- *  P2. Ids go out block by block as they come, and only ends and checksums are kept in memory: a part's ids
+ *  P2. Ids go out block by block as they come, and only ends and checksums are kept in memory: a shard's ids
  *      may be larger than what is free. The header needs both, so its place is left at the front and it is
  *      written last.
  *  P3. A block is hashed as it lies in the file, so that a reader verifies mapped bytes without a copy. */
-#include "data/token_part.h"
+#include "data/token_shard.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,13 +25,13 @@ typedef struct Numbers {
     uint64_t count, capacity;
 } Numbers;
 
-struct PartWriter {
+struct ShardWriter {
     char *dir, *path, *temporary;
     int fd;
     TokenHeader header;
     TokenFigures figures;
     Numbers ends, sums;
-    uint64_t last_end; /* of a document, from the part's first token */
+    uint64_t last_end; /* of a document, from the shard's first token */
     bool any_end;      /* last_end counts, even when it is 0 */
     size_t block_used;
     unsigned char block[TOKEN_BLOCK_BYTES];
@@ -48,7 +48,7 @@ static void push(Numbers *n, uint64_t value) {
 
 /* A write may take less than it was given, on a full disk for one, and says why only when it is asked
  * again. */
-static ErrorCode write_all(const PartWriter *w, const void *data, size_t length, Error *err) {
+static ErrorCode write_all(const ShardWriter *w, const void *data, size_t length, Error *err) {
     const char *at = data;
     while (length > 0) {
         ssize_t n = write(w->fd, at, length);
@@ -61,7 +61,7 @@ static ErrorCode write_all(const PartWriter *w, const void *data, size_t length,
 }
 
 /* Leaves the temporary file alone: it has its final name by now, or part_abandon has removed it. */
-static void release(PartWriter *w) {
+static void release(ShardWriter *w) {
     if (w->fd >= 0) close(w->fd);
     free(w->dir);
     free(w->path);
@@ -71,15 +71,15 @@ static void release(PartWriter *w) {
     free(w);
 }
 
-/* Of a part that was not committed nothing stays. Its tokens are made again from where the last committed
- * part says. */
-void part_abandon(PartWriter *w) {
+/* Of a shard that was not committed nothing stays. Its tokens are made again from where the last committed
+ * shard says. */
+void shard_abandon(ShardWriter *w) {
     if (!w) return;
     if (w->fd >= 0) unlink(w->temporary);
     release(w);
 }
 
-/* Running sums go on from the part before; all counts of this part start at 0. */
+/* Running sums go on from the shard before; all counts of this shard start at 0. */
 static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabulary,
                          const TokenHeader *previous) {
     memcpy(h->magic, TOKEN_MAGIC, sizeof h->magic);
@@ -88,20 +88,20 @@ static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabul
     memcpy(h->key, key, sizeof h->key);
     h->vocabulary = vocabulary;
     if (!previous) return;
-    h->part = previous->part + 1;
+    h->shard = previous->shard + 1;
     h->first_token = previous->first_token + previous->tokens;
     h->first_document = previous->first_document + previous->documents;
     h->first_byte = previous->first_byte + previous->text_bytes;
 }
 
 /* *writer is set on success only; a failure leaves no file. */
-ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary,
-                    const TokenHeader *previous, Error *err) {
-    PartWriter *w = mem_alloc(sizeof *w);
+ErrorCode shard_open(ShardWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary,
+                     const TokenHeader *previous, Error *err) {
+    ShardWriter *w = mem_alloc(sizeof *w);
     start_header(&w->header, key, vocabulary, previous);
     w->any_end = !previous || !previous->next_in_document;
     w->dir = mem_strdup(dir);
-    w->path = token_part_path(dir, w->header.part);
+    w->path = token_shard_path(dir, w->header.shard);
     Text temporary = {0};
     text_printf(&temporary, "%s.tmp", w->path);
     w->temporary = temporary.data;
@@ -113,18 +113,18 @@ ErrorCode part_open(PartWriter **writer, const char *dir, const uint8_t key[32],
     else if (lseek(w->fd, TOKEN_HEADER_BYTES, SEEK_SET) < 0)
         code = error_errno(err, ERR_IO, "%s: cannot seek", w->temporary);
     if (code != OK)
-        part_abandon(w);
+        shard_abandon(w);
     else
         *writer = w;
     return code;
 }
 
 /* For the caller to say where reading goes on, before it commits. */
-TokenHeader *part_header(PartWriter *w) { return &w->header; }
-TokenFigures *part_figures(PartWriter *w) { return &w->figures; }
+TokenHeader *shard_header(ShardWriter *w) { return &w->header; }
+TokenFigures *shard_figures(ShardWriter *w) { return &w->figures; }
 
-/* The last block of a part may be short; its checksum is over what is there. */
-static ErrorCode flush_block(PartWriter *w, Error *err) {
+/* The last block of a shard may be short; its checksum is over what is there. */
+static ErrorCode flush_block(ShardWriter *w, Error *err) {
     if (w->block_used == 0) return OK;
     push(&w->sums, hash64(w->block, w->block_used));
     TRY(write_all(w, w->block, w->block_used, err));
@@ -133,7 +133,7 @@ static ErrorCode flush_block(PartWriter *w, Error *err) {
 }
 
 /* Little-endian, as the machine is: weft runs on no other. */
-static void put_id(PartWriter *w, int32_t id) {
+static void put_id(ShardWriter *w, int32_t id) {
     if (w->header.id_bytes == 2) {
         uint16_t narrow = (uint16_t)id;
         memcpy(w->block + w->block_used, &narrow, sizeof narrow);
@@ -144,10 +144,10 @@ static void put_id(PartWriter *w, int32_t id) {
 }
 
 /* Ends must rise (token_cache.h). Two documents that end at one token are one with an empty one behind
- * it, which has no tokens and is left out; the same goes for an end right where the part begins, when the
- * part before has it. */
-ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends,
-                   uint64_t end_count, uint64_t text_bytes, Error *err) {
+ * it, which has no tokens and is left out; the same goes for an end right where the shard begins, when the
+ * shard before has it. */
+ErrorCode shard_add(ShardWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends,
+                    uint64_t end_count, uint64_t text_bytes, Error *err) {
     uint64_t first = w->header.tokens;
     for (uint64_t i = 0; i < count; i++) {
         put_id(w, ids[i]);
@@ -167,7 +167,7 @@ ErrorCode part_add(PartWriter *w, const int32_t *ids, uint64_t count, const uint
 }
 
 /* Everything behind the ids, then the header in front of them. */
-static ErrorCode write_index(PartWriter *w, Error *err) {
+static ErrorCode write_index(ShardWriter *w, Error *err) {
     static const char zeros[8];
     TRY(flush_block(w, err));
     size_t tail = (size_t)(w->header.tokens * w->header.id_bytes % 8);
@@ -191,7 +191,7 @@ static ErrorCode write_index(PartWriter *w, Error *err) {
 
 /* The content first, then the name, then the directory that holds the name: in any other order a power
  * cut can leave a name whose content is not there. */
-static ErrorCode publish(PartWriter *w, Error *err) {
+static ErrorCode publish(ShardWriter *w, Error *err) {
     int result;
     TRY(file_sync(w->fd, w->temporary, err));
     RETRY(result, rename(w->temporary, w->path));
@@ -200,12 +200,12 @@ static ErrorCode publish(PartWriter *w, Error *err) {
 }
 
 /* The writer is gone either way. */
-ErrorCode part_commit(PartWriter *w, Error *err) {
+ErrorCode shard_commit(ShardWriter *w, Error *err) {
     ErrorCode code = write_index(w, err);
     if (code == OK) code = publish(w, err);
     if (code == OK)
         release(w);
     else
-        part_abandon(w);
+        shard_abandon(w);
     return code;
 }

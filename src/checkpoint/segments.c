@@ -10,7 +10,7 @@
  *
  *     pieces    MAGIC | 1 | step | digest of the layout | n | n times: list, tensor, first, count, checksum |
  *     failure   MAGIC | 2 | code | bytes of the message | message, NULs up to a whole word | */
-#include "checkpoint/pieces.h"
+#include "checkpoint/segments.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@
 #include "base/hash.h"
 
 #define MAGIC UINT64_C(0x626f6c6274666577) /* "weftblob" */
-enum { KIND_PIECES = 1, KIND_FAILURE = 2, WORD = 8, PIECE_WORDS = 5, HEAD_WORDS = 5 };
+enum { KIND_SEGMENTS = 1, KIND_FAILURE = 2, WORD = 8, SEGMENT_WORDS = 5, HEAD_WORDS = 5 };
 
 /* Layout. */
 
@@ -68,11 +68,11 @@ static void put_checksum(Text *blob, size_t start) {
 }
 
 /* Empty pieces are left out on both sides; a rank may hold nothing of a tensor. */
-static uint64_t count_pieces(const SaveLayout *l) {
+static uint64_t count_segments(const SaveLayout *l) {
     uint64_t count = 0;
     for (int i = 0; i < l->count; i++)
-        for (int p = 0; p < tensor_pieces(l->lists[i].list); p++)
-            count += tensor_piece(l->lists[i].list, p).count > 0;
+        for (int p = 0; p < tensor_segments(l->lists[i].list); p++)
+            count += tensor_segment(l->lists[i].list, p).count > 0;
     return count;
 }
 
@@ -80,18 +80,18 @@ static uint64_t count_pieces(const SaveLayout *l) {
 void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS]) {
     size_t start = blob->length;
     put(blob, MAGIC);
-    put(blob, KIND_PIECES);
+    put(blob, KIND_SEGMENTS);
     put(blob, (uint64_t)l->step);
     put(blob, l->digest);
-    put(blob, count_pieces(l));
+    put(blob, count_segments(l));
     for (int i = 0; i < l->count; i++)
-        for (int p = 0; p < tensor_pieces(l->lists[i].list); p++) {
-            TensorPiece piece = tensor_piece(l->lists[i].list, p);
-            if (piece.count == 0) continue;
+        for (int p = 0; p < tensor_segments(l->lists[i].list); p++) {
+            TensorSegment segment = tensor_segment(l->lists[i].list, p);
+            if (segment.count == 0) continue;
             put(blob, (uint64_t)i);
-            put(blob, (uint64_t)piece.tensor);
-            put(blob, (uint64_t)piece.first);
-            put(blob, (uint64_t)piece.count);
+            put(blob, (uint64_t)segment.tensor);
+            put(blob, (uint64_t)segment.first);
+            put(blob, (uint64_t)segment.count);
             put(blob, sums[i][p]);
         }
     put_checksum(blob, start);
@@ -143,8 +143,8 @@ static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, 
 
 /* The piece whose words begin at `at`. Checked as unsigned, before any of it becomes an index; `count >
  * elements - first` cannot overflow. */
-static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at,
-                            int rank, Error *err) {
+static ErrorCode read_segment(SavedSegment *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at,
+                              int rank, Error *err) {
     uint64_t list = word(blob, at), tensor = word(blob, at + 1), first = word(blob, at + 2),
              count = word(blob, at + 3);
     if (list >= (uint64_t)l->count || tensor >= (uint64_t)l->lists[list].list->count)
@@ -152,39 +152,39 @@ static ErrorCode read_piece(SavedPiece *p, const SaveLayout *l, const Checkpoint
     uint64_t elements = (uint64_t)tensor_elements(&l->lists[list].list->tensors[tensor]);
     if (count == 0 || first > elements || count > elements - first)
         return bad_blob(rank, "names elements that are not there", err);
-    *p = (SavedPiece){(int)list, (int)tensor, (int64_t)first, (int64_t)count, word(blob, at + 4), rank};
+    *p = (SavedSegment){(int)list, (int)tensor, (int64_t)first, (int64_t)count, word(blob, at + 4), rank};
     return OK;
 }
 
-static ErrorCode read_pieces(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, size_t words,
-                             int rank, Error *err) {
+static ErrorCode read_segments(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blob,
+                               size_t words, int rank, Error *err) {
     if (word(blob, 2) != (uint64_t)l->step) return bad_blob(rank, "is of another step", err);
     if (word(blob, 3) != l->digest) return bad_blob(rank, "is of other tensors", err);
     /* The count must be told twice, by its word and by the length: a blob cut off at a piece would else
      * pass its own check. */
-    size_t count = (words - HEAD_WORDS) / PIECE_WORDS;
-    if (words != HEAD_WORDS + count * PIECE_WORDS || word(blob, 4) != count)
+    size_t count = (words - HEAD_WORDS) / SEGMENT_WORDS;
+    if (words != HEAD_WORDS + count * SEGMENT_WORDS || word(blob, 4) != count)
         return bad_blob(rank, "is malformed", err);
     all->items = mem_grow(all->items, (all->count + count) * sizeof *all->items);
     for (size_t i = 0; i < count; i++)
-        TRY(read_piece(&all->items[all->count++], l, blob, HEAD_WORDS + i * PIECE_WORDS, rank, err));
+        TRY(read_segment(&all->items[all->count++], l, blob, HEAD_WORDS + i * SEGMENT_WORDS, rank, err));
     return OK;
 }
 
 /* The checksum comes first: no word of a blob that is damaged is believed. */
-static ErrorCode read_blob(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blob, int rank,
+static ErrorCode read_blob(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blob, int rank,
                            int ranks, Error *err) {
     size_t words = words_of(blob);
     if (words == 0) return bad_blob(rank, "is damaged", err);
     if (word(blob, 1) == KIND_FAILURE) return failure_of(blob, words, rank, ranks, err);
-    if (word(blob, 1) != KIND_PIECES || words < HEAD_WORDS) return bad_blob(rank, "is malformed", err);
-    return read_pieces(all, l, blob, words, rank, err);
+    if (word(blob, 1) != KIND_SEGMENTS || words < HEAD_WORDS) return bad_blob(rank, "is malformed", err);
+    return read_segments(all, l, blob, words, rank, err);
 }
 
 /* Coverage. */
 
 static int by_place(const void *a, const void *b) {
-    const SavedPiece *x = a, *y = b;
+    const SavedSegment *x = a, *y = b;
     if (x->list != y->list) return x->list < y->list ? -1 : 1;
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     return (x->first > y->first) - (x->first < y->first);
@@ -198,11 +198,11 @@ static ErrorCode not_once(const TensorDesc *t, int64_t first, int64_t end, const
 
 /* From *next on come the pieces of this tensor, which end where the next begin; *next is moved behind them.
  */
-static ErrorCode check_tensor(const SavedPieces *all, size_t *next, int list, int tensor, const TensorDesc *t,
-                              Error *err) {
+static ErrorCode check_tensor(const SavedSegments *all, size_t *next, int list, int tensor,
+                              const TensorDesc *t, Error *err) {
     int64_t covered = 0, elements = tensor_elements(t);
     for (; *next < all->count; ++*next) {
-        const SavedPiece *p = &all->items[*next];
+        const SavedSegment *p = &all->items[*next];
         if (p->list != list || p->tensor != tensor) break;
         if (p->first > covered) return not_once(t, covered, p->first, "no rank", err);
         if (p->first < covered) {
@@ -215,7 +215,7 @@ static ErrorCode check_tensor(const SavedPieces *all, size_t *next, int list, in
     return covered == elements ? OK : not_once(t, covered, elements, "no rank", err);
 }
 
-static ErrorCode check_coverage(const SavedPieces *all, const SaveLayout *l, Error *err) {
+static ErrorCode check_coverage(const SavedSegments *all, const SaveLayout *l, Error *err) {
     size_t next = 0;
     for (int i = 0; i < l->count; i++)
         for (int t = 0; t < l->lists[i].list->count; t++)
@@ -225,18 +225,18 @@ static ErrorCode check_coverage(const SavedPieces *all, const SaveLayout *l, Err
 
 /* On success the pieces are the caller's, sorted by place; after a failure there are none. The first rank
  * with a failure is the one that is told of. */
-ErrorCode pieces_collect(SavedPieces *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
-                         Error *err) {
+ErrorCode segments_collect(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
+                           Error *err) {
     ErrorCode code = OK;
-    *all = (SavedPieces){0};
+    *all = (SavedSegments){0};
     for (int i = 0; i < ranks && code == OK; i++) code = read_blob(all, l, &blobs[i], i, ranks, err);
     if (code == OK && all->count > 0) qsort(all->items, all->count, sizeof *all->items, by_place);
     if (code == OK) code = check_coverage(all, l, err);
-    if (code != OK) pieces_free(all);
+    if (code != OK) segments_free(all);
     return code;
 }
 
-void pieces_free(SavedPieces *all) {
+void segments_free(SavedSegments *all) {
     free(all->items);
-    *all = (SavedPieces){0};
+    *all = (SavedSegments){0};
 }

@@ -1,11 +1,11 @@
-/* What begins the stream of a module of multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical report",
- * 2024, section 2.2): of each token the state behind the last block, and the embedding of the token that
- * follows.
+/* What begins the stream of an MTP module of multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical
+ * report", 2024, section 2.2): of each token the state behind the last block, and the embedding of the token
+ * that follows.
  *
  *     embedding and norms   j = [ norm_e(W[ids[t + 1]]) | norm_h(x) ]
  *     joined                y = j Wp^T
  *
- * A block follows in the same unit, and what ends its stream: a norm of the module's own and the model's
+ * A block follows in the same unit, and what ends its stream: a norm of the MTP module's own and the model's
  * head, which predicts the token after that one (head.c). A token that none follows in its document takes
  * itself: it has no target here, and nothing looks at it.
  *
@@ -69,10 +69,10 @@ static void norms_forward(const LayerPass *w) {
 }
 
 /* The state's gradient is added to what the head has left there. */
-static void norms_backward(const LayerPass *w, Half half) {
+static void norms_backward(const LayerPass *w, Grads half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
-    if (!(half & HALF_INPUT)) return;
+    if (!(half & DGRAD)) return;
     copy_half(w, t[DJOINED], HALF_EMBEDDING, true);
     norm_backward(p, w->unit, &params[EMBED_NORM], t[EMBEDDED], t[EMBED_RSTD], t[NORMED], t[DEMBEDDED],
                   false);
@@ -80,13 +80,13 @@ static void norms_backward(const LayerPass *w, Half half) {
     norm_backward(p, w->unit, &params[STATE_NORM], w->input, t[STATE_RSTD], t[NORMED], w->dx, true);
 }
 
-static void rows_backward(const LayerPass *w, Half half) {
+static void rows_backward(const LayerPass *w, Grads half) {
     const Pass *p = w->pass;
     const Model *m = p->model;
-    int64_t tokens = model_span(m, m->tokens), hidden = m->config.hidden_size;
-    const void *all = m->sharing.ranks > 1 ? w->dy : w->tensors[DEMBEDDED];
-    if (!(half & HALF_WEIGHT) || embedding(m)->flat == FLAT_FROZEN) return;
-    for (int r = 0; r < model_spans(m); r++) {
+    int64_t tokens = model_exact_chunk(m, m->tokens), hidden = m->config.hidden_size;
+    const void *all = m->tp.size > 1 ? w->dy : w->tensors[DEMBEDDED];
+    if (!(half & WGRAD) || embedding(m)->flat == FLAT_FROZEN) return;
+    for (int r = 0; r < model_exact_chunks(m); r++) {
         if (p->first)
             OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r),
                m->table.flats[0][FLAT_MATRICES] * sizeof(float));
@@ -98,15 +98,15 @@ static void rows_backward(const LayerPass *w, Half half) {
 
 static void joined_forward(const LayerPass *w) { product_forward(w, &projection, w->tensors[JOINED], w->y); }
 
-static void joined_backward(const LayerPass *w, Half half) {
-    if (half & HALF_INPUT) {
+static void joined_backward(const LayerPass *w, Grads half) {
+    if (half & DGRAD) {
         product_input(w, &projection, w->own_dy, w->tensors[DJOINED]);
         product_joint(w, &projection, w->own_dy, w->tensors[JOINED]);
     }
-    if (half & HALF_WEIGHT) product_weight(w, &projection, w->own_dy, w->tensors[JOINED]);
+    if (half & WGRAD) product_weight(w, &projection, w->own_dy, w->tensors[JOINED]);
 }
 
-static const Part parts[] = {
+static const LayerOp ops[] = {
     {"embedding of next tokens", LIFE_SAVED, rows_forward, rows_backward, .product = NULL},
     {"norms of both", LIFE_CHEAP, norms_forward, norms_backward, .product = NULL},
     {"joined", LIFE_SAVED, joined_forward, joined_backward, .product = &projection},
@@ -118,8 +118,8 @@ static const Collective collectives[] = {
     {COLLECTIVE(IN_WGRAD, BEFORE(OPS(0)), ALL_GATHER, TENSOR, DEMBEDDED, FULL_DY, OWN, HIDDEN, COMPUTE)},
 };
 
-const Layer layer_module = {.name = "module",
-                            LAYER_ROWS(param, params),
-                            LAYER_ROWS(tensor, tensors),
-                            LAYER_ROWS(part, parts),
-                            LAYER_ROWS(collective, collectives)};
+const Layer layer_mtp = {.name = "module",
+                         LAYER_ROWS(param, params),
+                         LAYER_ROWS(tensor, tensors),
+                         LAYER_ROWS(op, ops),
+                         LAYER_ROWS(collective, collectives)};

@@ -1,35 +1,36 @@
-/* Messages of tensors that no link can read, because the device has memory of its own: they go through
+/* Messages of tensors that no transport can read, because the device has memory of its own: they go through
  * memory of the host, a slot a post.
  *
- *     send      tensor --(download, waited for)--> slot --> link
- *     receive   link --> slot --(upload, waited for)--> tensor, before anyone is told that it has come
+ *     send      tensor --(download, waited for)--> slot --> transport
+ *     receive   transport --> slot --(upload, waited for)--> tensor, before anyone is told that it has come
  *
  * There are as many slots as posts have been open at a time: they are taken when that number grows, which is
- * in the first steps of a run, and kept. A slot that a failure has left with the link is never given back. */
+ * in the first steps of a run, and kept. A slot that a failure has left with the transport is never given
+ * back. */
 #include <stdlib.h>
 
 #include "comm/internal.h"
 
-bool relay_needed(const Comm *c) { return c->device && c->device->apart; }
+bool staging_needed(const Comm *c) { return c->device && c->device->separate_memory; }
 
-static RelaySlot *free_slot(Comm *c) {
+static StagingSlot *free_slot(Comm *c) {
     for (int i = 0; i < c->slot_count; i++)
         if (!c->slots[i].busy) return &c->slots[i];
     c->slots = mem_grow(c->slots, (size_t)(c->slot_count + 1) * sizeof *c->slots);
-    RelaySlot *slot = &c->slots[c->slot_count++];
-    *slot = (RelaySlot){.memory = c->device->runtime.host_take(c->device, PIECE_MAX)};
+    StagingSlot *slot = &c->slots[c->slot_count++];
+    *slot = (StagingSlot){.memory = c->device->runtime.host_take(c->device, PIECE_MAX)};
     return slot;
 }
 
 static void finish(Device *d, DeviceStream before) {
-    device_finish(d, device_mark(d, ON_COMM), WAIT_LINK);
+    device_finish(d, device_mark(d, ON_COMM), WAIT_TRANSPORT);
     device_on(before);
 }
 
-void *relay_begin(Comm *c, const Transfer *t, void *tensor) {
+void *staging_begin(Comm *c, const Transfer *t, void *tensor) {
     CHECK(t->bytes <= PIECE_MAX);
-    RelaySlot *slot = free_slot(c);
-    *slot = (RelaySlot){.memory = slot->memory, .tensor = tensor, .busy = true};
+    StagingSlot *slot = free_slot(c);
+    *slot = (StagingSlot){.memory = slot->memory, .tensor = tensor, .busy = true};
     if (t->receives) return slot->memory;
     DeviceStream before = device_on(ON_COMM);
     OP(c->device, OP_DOWNLOAD, download, slot->memory, tensor, t->bytes);
@@ -37,9 +38,9 @@ void *relay_begin(Comm *c, const Transfer *t, void *tensor) {
     return slot->memory;
 }
 
-void relay_end(Comm *c, const Transfer *t, bool arrived) {
-    RelaySlot *slot = c->slots;
-    while (slot->memory != t->relayed) slot++;
+void staging_end(Comm *c, const Transfer *t, bool arrived) {
+    StagingSlot *slot = c->slots;
+    while (slot->memory != t->staged) slot++;
     slot->busy = false;
     if (!arrived) return;
     DeviceStream before = device_on(ON_COMM);
@@ -47,7 +48,7 @@ void relay_end(Comm *c, const Transfer *t, bool arrived) {
     finish(c->device, before);
 }
 
-void relay_close(Comm *c) {
+void staging_close(Comm *c) {
     for (int i = 0; i < c->slot_count; i++)
         if (!c->slots[i].busy) c->device->runtime.host_give(c->device, c->slots[i].memory);
     free(c->slots);

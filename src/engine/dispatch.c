@@ -1,0 +1,185 @@
+/* Rows of choices visit the ranks of their experts: DISPATCH (model/layers/layer.h: ExpertDispatch).
+ *
+ *     leave ==> [dispatch chunk: exchange out, work on the rows of one rank after the other, exchange back]
+ *     ==> arrive
+ *
+ * How many rows go from each rank to each is told first: integers, once, with the forward pass; they stay
+ * with the slab. All ranks of ep know all of them, and cut the visits into dispatch chunks alike: a rank
+ * takes the rows of other ranks in their order, as many ranks at a time as it has room for. What one rank
+ * sends another always fits, so no row is ever dropped, nothing is allocated, and what is in memory does not
+ * hang on the data. How dispatch chunks are cut changes no bits: the rows of each rank are worked on by
+ * themselves. Where tokens have exact chunks, the rows of each exact chunk have dispatch chunks of their own.
+ *
+ * Elsewhere called: token dispatcher (Megatron, DeepEP): all-to-all dispatch and combine of MoE, expert
+ * parallelism, dropless; no capacity factor drops tokens. */
+#include <stdlib.h>
+
+#include "engine/execution.h"
+
+/* Where the runs of a rank's rows begin, exact chunk after exact chunk, and the last ends. */
+static int64_t runs_of_rank(const Engine *e) {
+    return model_exact_chunks(&e->model) * model_dim(&e->model.config, DIM_RUNS);
+}
+
+void dispatch_open(Engine *e) {
+    size_t ranks = (size_t)e->plan->partition.experts, each = (size_t)runs_of_rank(e), runs = each * ranks;
+    DispatchState *v = &e->traffic.dispatch;
+    if (ranks == 1) return;
+    v->runs = mem_alloc_array(runs, sizeof *v->runs);
+    v->own_runs = mem_alloc_array(runs, sizeof *v->own_runs);
+    v->dispatch_chunk = mem_alloc_array(ranks * ranks, sizeof *v->dispatch_chunk);
+    v->first = mem_alloc_array(ranks * ranks, sizeof *v->first);
+    v->local = mem_alloc_array(ranks, sizeof *v->local);
+    v->remote = mem_alloc_array(ranks, sizeof *v->remote);
+    v->ranges = mem_alloc_array(ranks, sizeof *v->ranges);
+    for (size_t r = 0; r < ranks; r++) v->ranges[r] = (CommRange){(int64_t)(r * each), (int64_t)each};
+}
+
+void dispatch_close(Engine *e) {
+    DispatchState *v = &e->traffic.dispatch;
+    free(v->runs);
+    free(v->own_runs);
+    free(v->dispatch_chunk);
+    free(v->first);
+    free(v->local);
+    free(v->remote);
+    free(v->ranges);
+}
+
+/* ---- who sends whom how much ---- */
+
+static int ranks_of(const Engine *e) { return e->plan->partition.experts; }
+
+/* Of the rows of a rank's exact chunk, by expert. */
+static const int32_t *runs_of(const Engine *e, int rank, int exact_chunk) {
+    return e->traffic.dispatch.runs + rank * runs_of_rank(e) +
+           exact_chunk * model_dim(&e->model.config, DIM_RUNS);
+}
+
+/* Rows of an exact chunk locally of `rank` that go to rank `to`: sorted by expert, they are one run. */
+static CommRange leaving(const Engine *e, int exact_chunk, int rank, int to) {
+    const int32_t *runs = runs_of(e, rank, exact_chunk);
+    int64_t own = model_own_experts(&e->model.config),
+            before = exact_chunk * model_exact_chunk(&e->model, model_assignments(&e->model));
+    return (CommRange){before + runs[to * own], runs[(to + 1) * own] - runs[to * own]};
+}
+
+/* Of each rank's rows here, by expert, from the first of them on; returns how many numbers. */
+static int64_t find_own_runs(Engine *e) {
+    const ModelConfig *c = &e->model.config;
+    int64_t own = model_own_experts(c), n = 0;
+    for (int s = 0; s < model_exact_chunks(&e->model); s++)
+        for (int r = 0; r < ranks_of(e); r++) {
+            const int32_t *runs = runs_of(e, r, s) + model_first_expert(c);
+            for (int64_t i = 0; i <= own; i++) e->traffic.dispatch.own_runs[n++] = runs[i] - runs[0];
+        }
+    return n;
+}
+
+/* The dispatch chunks of all ranks, which each finds for itself; returns how many. */
+static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
+    DispatchState *v = &e->traffic.dispatch;
+    int ranks = ranks_of(e), most = 0;
+    for (int to = 0; to < ranks; to++) {
+        int64_t taken = 0;
+        int dispatch_chunk = 0;
+        for (int from = 0; from < ranks; from++) {
+            int64_t count = leaving(e, exact_chunk, from, to).count;
+            CHECK(count >= 0 && count <= e->model.dispatch_rows);
+            if (taken + count > e->model.dispatch_rows) dispatch_chunk++, taken = 0;
+            v->dispatch_chunk[to * ranks + from] = dispatch_chunk, v->first[to * ranks + from] = taken;
+            taken += count;
+        }
+        if (dispatch_chunk > most) most = dispatch_chunk;
+    }
+    return most + 1;
+}
+
+/* The host needs to know, since messages have lengths: it waits. */
+static void learn(Execution *x, const DispatchTensors *t, bool tell) {
+    Engine *e = x->engine;
+    DispatchState *v = &e->traffic.dispatch;
+    size_t runs = (size_t)runs_of_rank(e) * sizeof(int32_t), ranks = (size_t)ranks_of(e);
+    if (tell) {
+        Error err = {.message = ""};
+        CommRequest request;
+        OP(e->device, OP_COPY, copy, (char *)t->all_runs + (size_t)e->plan->partition.expert * runs, t->runs,
+           runs);
+        execution_must(
+            e,
+            comm_all_gather(e->comm, MESH_EXPERTS, v->ranges, sizeof(int32_t), t->all_runs, &request, &err),
+            &err);
+        execution_wait(e, &request);
+    }
+    device_fetch(e->device, v->runs, t->all_runs, ranks * runs);
+    size_t own = (size_t)find_own_runs(e) * sizeof(int32_t);
+    OP(e->device, OP_UPLOAD, upload, t->own_runs, v->own_runs, own);
+}
+
+/* ---- a dispatch chunk ---- */
+
+/* What of the rows locally is away in a dispatch chunk, and where rows of others are here. */
+static void find_parts(Engine *e, int exact_chunk, int dispatch_chunk) {
+    DispatchState *v = &e->traffic.dispatch;
+    int ranks = ranks_of(e), own = e->plan->partition.expert;
+    for (int r = 0; r < ranks; r++) {
+        v->local[r] = leaving(e, exact_chunk, own, r);
+        v->remote[r] = (CommRange){v->first[own * ranks + r], leaving(e, exact_chunk, r, own).count};
+        if (v->dispatch_chunk[r * ranks + own] != dispatch_chunk) v->local[r].count = 0;
+        if (v->dispatch_chunk[own * ranks + r] != dispatch_chunk) v->remote[r].count = 0;
+    }
+}
+
+static void exchange(Engine *e, const CommRange *out, const char *from, const CommRange *in, char *to,
+                     size_t bytes) {
+    Error err = {.message = ""};
+    CommRequest request;
+    execution_must(e, comm_all_to_all_v(e->comm, MESH_EXPERTS, bytes, out, from, in, to, &request, &err),
+                   &err);
+    execution_wait(e, &request);
+}
+
+static void send_rows(Engine *e, const DispatchRows *r) {
+    const DispatchState *v = &e->traffic.dispatch;
+    for (int i = 0; i < r->times; i++)
+        exchange(e, v->local, r->local + (size_t)i * r->local_step, v->remote,
+                 r->remote + (size_t)i * r->remote_step, r->bytes);
+}
+
+static void return_rows(Engine *e, const DispatchRows *r) {
+    const DispatchState *v = &e->traffic.dispatch;
+    for (int i = 0; i < r->times; i++)
+        exchange(e, v->remote, r->remote + (size_t)i * r->remote_step, v->local,
+                 r->local + (size_t)i * r->local_step, r->bytes);
+}
+
+static void run_dispatch_chunk(Execution *x, const UnitPass *unit, int op, DispatchPass way,
+                               const DispatchTensors *t, int exact_chunk, int dispatch_chunk) {
+    Engine *e = x->engine;
+    const DispatchState *v = &e->traffic.dispatch;
+    int ranks = ranks_of(e), own = e->plan->partition.expert;
+    find_parts(e, exact_chunk, dispatch_chunk);
+    for (int i = 0; i < t->out_count; i++) send_rows(e, &t->out[i]);
+    for (int r = 0; r < ranks; r++)
+        if (v->dispatch_chunk[own * ranks + r] == dispatch_chunk)
+            unit_experts(unit, op, way,
+                         &(RemoteRows){r, exact_chunk, v->remote[r].first, v->remote[r].count});
+    for (int i = 0; i < t->back_count; i++) return_rows(e, &t->back[i]);
+}
+
+void dispatch_run(Execution *x, Action a) {
+    DispatchPass way = a.pass == ACT_BWD || a.pass == ACT_DGRAD ? DISPATCH_BACKWARD : DISPATCH_FORWARD;
+    int op = a.ops.first;
+    execution_enter(x, a.microbatch);
+    parameters_ready(x, a.unit);
+    UnitPass unit = execution_unit(x, a);
+    DispatchTensors t = unit_dispatch(&unit, op, way);
+    unit_permute(&unit, op, way);
+    learn(x, &t, a.pass == ACT_FWD);
+    for (int exact_chunk = 0; exact_chunk < model_exact_chunks(&x->engine->model); exact_chunk++) {
+        int dispatch_chunks = cut_dispatch_chunks(x->engine, exact_chunk);
+        for (int dispatch_chunk = 0; dispatch_chunk < dispatch_chunks; dispatch_chunk++)
+            run_dispatch_chunk(x, &unit, op, way, &t, exact_chunk, dispatch_chunk);
+    }
+    unit_unpermute(&unit, op, way);
+}
