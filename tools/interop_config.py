@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Walks over keys of config.json: whatever a file says, weft computes what transformers computes, or refuses it.
 
-    tools/interop_config.py [--weft build/weft] [--logits build/logits] [--require] [--verbose] [--pairs N] [FAMILY ...]
+    tools/interop_config.py [--weft build/weft] [--logits build/logits] [--require] [--verbose] [--all] [--own] [--pairs N] [FAMILY ...]
 
-For each family transformers saves a tiny model. Then its config.json is changed, one key at a time (and N random pairs of the changes of
-rotation), both programs open it, and their logits are compared. What is wrong: weft accepts what transformers computes otherwise. What weft
-refuses is counted, and so is what transformers alone refuses. Exits with 77 (a skipped test) and a message where torch or transformers is
-missing; with --require that is a failure."""
+For each family transformers saves tiny models. Then their config.json is changed, one key at a time: keys that the family's class has (left
+out, null, of another value, by their second names), and of the first model keys of any family, and N random pairs of the changes of
+rotation. Both programs open it, and their logits are compared. What is wrong: weft accepts what transformers computes otherwise. What weft
+refuses is counted, with --all by whether transformers does too, and so is what transformers alone refuses. Exits with 77 (a skipped test)
+and a message where torch or transformers is missing; with --require that is a failure."""
 import argparse
 import itertools
 import json
@@ -21,6 +22,7 @@ from interop_families import FAMILIES, TINY_GPT2, make, packages
 TOLERANCE = 1e-3  # of the logits' spread
 LENGTH = 40
 ORIGINAL = "original_max_position_embeddings"
+ABSENT = "(absent)"  # as a value: the key is left out
 
 
 def scaling(kind, **more):
@@ -93,6 +95,29 @@ PLAIN += [{"layer_types": [a, b] * 2, **more} for a, b in itertools.product(KIND
                        {"use_sliding_window": True, "sliding_window": None}, {"attention_chunk_size": 3})]
 
 
+# What says whose file it is, or what a class returns; no logit depends on them.
+NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "model_type", "problem_type", "return_dict",
+                    "transformers_version"}
+
+
+def other_values(value):
+    if isinstance(value, bool) or value is None:
+        return [not value]
+    if isinstance(value, (int, float)):
+        return [value * 2, value / 2 if isinstance(value, float) else value + 1, 0]
+    return []
+
+
+def own_changes(saved, config):
+    """Each key of class or file left out, null, and of another value; each second name that the class takes for one, beside it and alone."""
+    keys = [key for key in {**saved, **config.to_dict()} if key not in NOT_OF_THE_MODEL]
+    values = {**config.to_dict(), **saved}
+    changes = [{key: value} for key in keys for value in (ABSENT, None, *other_values(values[key])) if key in saved or value != ABSENT]
+    changes += [{name: value, key: beside} for name, key in config.attribute_map.items() if key in saved
+                for value in (saved[key], *other_values(saved[key])) for beside in (saved[key], ABSENT)]
+    return [change for change in changes if change not in PLAIN]
+
+
 def rotary_pairs(config):
     head = config.get("qk_rope_head_dim") or config.get("head_dim") or config.get("hidden_size", 8) // config.get("num_attention_heads", 1)
     return head // 2
@@ -123,11 +148,11 @@ class Walk:
         self.wrong = []
 
     def compare(self, family, directory, config, change, ids):
-        (directory / "config.json").write_text(json.dumps({**config, **change}))
-        expected = theirs(self.torch, self.transformers, directory, ids)
+        (directory / "config.json").write_text(json.dumps({k: v for k, v in {**config, **change}.items() if v != ABSENT}))
         found, message = ours(self.torch, self.args.logits, directory, ids)
+        expected = theirs(self.torch, self.transformers, directory, ids) if found is not None or self.args.all else None
         if found is None:
-            kind = "refused by weft" if expected is not None else "refused by both"
+            kind = "refused by weft" if expected is not None or not self.args.all else "refused by both"
         elif expected is None:
             kind = "refused by transformers alone"
         else:
@@ -139,20 +164,27 @@ class Walk:
         if kind.startswith("differs"):
             self.wrong.append(change)
 
-    def family(self, work, family):
+    def variant(self, directory, family, number):
         name, variants = FAMILIES[family]
-        directory = work / family
-        make(self.torch, self.transformers, name, variants[0]).save_pretrained(directory)
+        model = make(self.torch, self.transformers, name, variants[number])
+        model.save_pretrained(directory)
         config = json.loads((directory / "config.json").read_text())
         plain = without(without(config, "rope_parameters"), "rope_scaling") # what changes of rotation start from
         draw = random.Random(family)
         ids = [draw.randrange(TINY_GPT2["vocab_size"]) for _ in range(LENGTH)]
+        for change in own_changes(config, model.config):
+            self.compare(family, directory, config, change, ids)
+        if number > 0 or self.args.own:
+            return
         turned = rotations(rotary_pairs(config)) if family != "gpt2" else []
         for change in PLAIN + turned:
-            rotates = change in turned
-            self.compare(family, directory, plain if rotates else config, change, ids)
+            self.compare(family, directory, plain if change in turned else config, change, ids)
         for _ in range(self.args.pairs if turned else 0):
             self.compare(family, directory, plain, {**draw.choice(turned), **draw.choice(turned), **draw.choice(PLAIN)}, ids)
+
+    def family(self, work, family):
+        for number in range(len(FAMILIES[family][1])):
+            self.variant(work / f"{family}-{number}", family, number)
 
 
 def main():
@@ -161,6 +193,8 @@ def main():
     parser.add_argument("--logits", help="default: beside weft")
     parser.add_argument("--require", action="store_true", help="a missing package is a failure")
     parser.add_argument("--verbose", action="store_true", help="a line for each change")
+    parser.add_argument("--all", action="store_true", help="ask transformers too about what weft refuses, to count what both do")
+    parser.add_argument("--own", action="store_true", help="only the keys that a family's class has")
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="random pairs of changes of each family (20)")
     parser.add_argument("families", nargs="*")
     args = parser.parse_args()

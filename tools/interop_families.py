@@ -130,11 +130,13 @@ def check_logits(torch, logits, what, directory, model, ids):
 
 
 def rope_of(value):
-    """Without what is the default anyway: transformers keeps in a config what the file said."""
+    """Without what is the default anyway, or the type by its older name: transformers keeps what the file said."""
     defaults = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     if not isinstance(value, dict):
         return value
-    return {key: rope_of(inner) for key, inner in value.items() if inner is not None and defaults.get(key) != inner}
+    twice = {"type"} if value.get("type") == value.get("rope_type") else set()
+    return {key: rope_of(inner) for key, inner in value.items()
+            if inner is not None and defaults.get(key) != inner and key not in twice}
 
 
 def fields(config):

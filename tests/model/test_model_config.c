@@ -216,6 +216,25 @@ static void other_keys_that_change_attention(void **state) {
     assert_int_equal(model_block(&c, 0).window, 4);
 }
 
+#define OF_GPT2 "{\"model_type\":\"gpt2\",\"vocab_size\":50,\"n_embd\":32,\"n_layer\":2"
+
+/* transformers knows some keys by a second name, whose value it takes. */
+static void second_names_of_keys(void **state) {
+    (void)state;
+    ModelConfig c;
+    refuse(OF_GPT2 ",\"n_head\":4,\"num_attention_heads\":8}",
+           "num_attention_heads is another name of n_head in the family gpt2, which says something else");
+    refuse(OF_GPT2 ",\"n_head\":4,\"num_hidden_layers\":0}", "another name of n_layer");
+    refuse(OF_GPT2 ",\"n_head\":4,\"max_position_embeddings\":64}",
+           "n_positions in the family gpt2, which is missing");
+    accept(&c, OF_GPT2 ",\"n_head\":4,\"num_attention_heads\":4,\"num_hidden_layers\":null}");
+    assert_int_equal(c.num_attention_heads, 4);
+    refuse(OF("deepseek_v3") ",\"num_local_experts\":4}", "another name of n_routed_experts");
+    refuse(OF("deepseek_v3") ",\"num_mtp_layers\":1}", "another name of num_nextn_predict_layers");
+    refuse(OF("deepseek_v2") ",\"n_routed_experts\":8,\"num_experts\":4}",
+           "another name of n_routed_experts");
+}
+
 /* Scores of latent attention are multiplied by mscale_all_dim's square whatever the kind of scaling. */
 static void latent_scores_are_scaled_by_any_kind(void **state) {
     (void)state;
@@ -379,6 +398,7 @@ int main(void) {
                                        cmocka_unit_test(rotation_by_kind_of_layer),
                                        cmocka_unit_test(empty_parameters_are_not_the_default),
                                        cmocka_unit_test(other_keys_that_change_attention),
+                                       cmocka_unit_test(second_names_of_keys),
                                        cmocka_unit_test(latent_scores_are_scaled_by_any_kind),
                                        cmocka_unit_test(longrope_has_two_tables),
                                        cmocka_unit_test(sizes_beyond_the_address_space_are_refused),

@@ -66,6 +66,13 @@ static const KeyRule v2_keys[] = {
     KEYS_REST,
 };
 
+static const KeyAlias v3_aliases[] = {
+    {"num_local_experts", "n_routed_experts"},
+    {"num_mtp_layers", "num_nextn_predict_layers"},
+    {.name = NULL},
+};
+static const KeyAlias v2_aliases[] = {{"num_experts", "n_routed_experts"}, {.name = NULL}};
+
 static const PublishedSize v3_sizes[] = {
     {"DeepSeek-V3", 129280, 7168, 18432, 61, 128, 128, 192, false, 671026419200},
     {"Moonlight 16B-A3B", 163840, 2048, 11264, 27, 16, 16, 192, false, 15960110208},
@@ -108,6 +115,7 @@ const Family family_deepseek_v3 = {.model_type = "deepseek_v3",
                                                 .bos_token_id = 0,
                                                 .eos_token_id = 1},
                                    .keys = v3_keys,
+                                   .aliases = v3_aliases,
                                    .sizes = v3_sizes,
                                    .experts = v3_experts,
                                    .latents = v3_latents};
@@ -135,6 +143,7 @@ const Family family_deepseek_v2 = {.model_type = "deepseek_v2",
                                                 .bos_token_id = 1,
                                                 .eos_token_id = 2},
                                    .keys = v2_keys,
+                                   .aliases = v2_aliases,
                                    .sizes = v2_sizes,
                                    .experts = v2_experts,
                                    .latents = v2_latents};

@@ -93,6 +93,11 @@ typedef struct KeyRule {
     bool required; /* else the family's defaults have its value */
 } KeyRule;
 
+/* Another name that transformers takes for a key of a family. */
+typedef struct KeyAlias {
+    const char *name, *key;
+} KeyAlias;
+
 /* How config.json says which layers have windows. */
 typedef enum WindowKeys {
     WINDOWS_ALL,    /* sliding_window, for all of them */
@@ -135,8 +140,9 @@ typedef struct Family {
     const char *within; /* model_type of files that have one as text_config, beside what is of images; NULL */
     Arch arch;
     ModelConfig defaults;
-    InitKind init;       /* what its models start from, unless a run says otherwise */
-    const KeyRule *keys; /* ends with a NULL name */
+    InitKind init;           /* what its models start from, unless a run says otherwise */
+    const KeyRule *keys;     /* ends with a NULL name */
+    const KeyAlias *aliases; /* ends with a NULL name; NULL: none */
     WindowKeys window_keys;
     const char *blocks;              /* names in blocks begin with this and a number; NULL: "model.layers." */
     const NameRule *names;           /* ends with a NULL row; NULL: all as their rows say */

@@ -26,6 +26,14 @@ static const KeyRule keys[] = {
     KEYS_END,
 };
 
+static const KeyAlias aliases[] = {
+    {"hidden_size", "n_embd"},
+    {"max_position_embeddings", "n_positions"},
+    {"num_attention_heads", "n_head"},
+    {"num_hidden_layers", "n_layer"},
+    {.name = NULL},
+};
+
 /* c_attn holds q, k, v side by side and c_fc is the MLP's up: the rows are Llama's, only the names are
  * not. Names in blocks follow "transformer.h.N.". */
 static const NameRule names[] = {
@@ -76,6 +84,7 @@ const Family family_gpt2 = {.model_type = "gpt2",
                                          .eos_token_id = 50256},
                             .init = INIT_GPT2,
                             .keys = keys,
+                            .aliases = aliases,
                             .blocks = "transformer.h.",
                             .names = names,
                             .sizes = sizes};

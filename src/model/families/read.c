@@ -77,10 +77,24 @@ static ErrorCode check_causal(const cJSON *root, const char *where, Error *err) 
                      where);
 }
 
+/* transformers takes the value of the second name: it may only say what the key says. */
+static ErrorCode check_aliases(const Family *f, const cJSON *root, const char *where, Error *err) {
+    for (const KeyAlias *a = f->aliases; a && a->name; a++) {
+        const cJSON *item = family_member(root, a->name), *key = family_member(root, a->key);
+        if (item != NULL && (key == NULL || !cJSON_Compare(item, key, true)))
+            return error_set(err, ERR_CONFIG,
+                             "%s: %s is another name of %s in the family %s, which %s: say %s alone", where,
+                             a->name, a->key, f->model_type,
+                             key != NULL ? "says something else" : "is missing", a->key);
+    }
+    return OK;
+}
+
 /* Keys of any family that select another model than the one weft computes. */
 static ErrorCode check_root(const Family *f, const cJSON *root, const char *where, Error *err) {
     TRY(check_architecture(f, root, where, err));
     TRY(check_causal(root, where, err));
+    TRY(check_aliases(f, root, where, err));
     TRY(check_plain(f, root, where, err));
     return check_dtype(root, where, err);
 }
