@@ -235,6 +235,19 @@ static void second_names_of_keys(void **state) {
            "another name of n_routed_experts");
 }
 
+/* null is false to transformers, and no group of experts leaves none. */
+static void null_is_no_switch_that_is_on(void **state) {
+    (void)state;
+    ModelConfig c;
+    refuse(OF("deepseek_v3") ",\"norm_topk_prob\":null}", "norm_topk_prob is null");
+    refuse(OF("deepseek_v3") ",\"rope_interleave\":null}", "rope_interleave is null");
+    refuse(OF("gemma2") ",\"tie_word_embeddings\":null}", "tie_word_embeddings is null");
+    refuse(OF("llama") "," YARN_OF(",\"truncate\":null") "}", "truncate is null");
+    accept(&c, OF("llama") ",\"tie_word_embeddings\":null}");
+    assert_false(c.tie_word_embeddings);
+    refuse(OF("deepseek_v3") ",\"n_group\":1,\"topk_group\":0}", "topk_group");
+}
+
 /* Scores of latent attention are multiplied by mscale_all_dim's square whatever the kind of scaling. */
 static void latent_scores_are_scaled_by_any_kind(void **state) {
     (void)state;
@@ -399,6 +412,7 @@ int main(void) {
                                        cmocka_unit_test(empty_parameters_are_not_the_default),
                                        cmocka_unit_test(other_keys_that_change_attention),
                                        cmocka_unit_test(second_names_of_keys),
+                                       cmocka_unit_test(null_is_no_switch_that_is_on),
                                        cmocka_unit_test(latent_scores_are_scaled_by_any_kind),
                                        cmocka_unit_test(longrope_has_two_tables),
                                        cmocka_unit_test(sizes_beyond_the_address_space_are_refused),

@@ -26,7 +26,7 @@
     {"moe_layer_freq", KEY_ONLY, 1000, false},                              \
     {"routed_scaling_factor", KEY_NUMBER, AT(routed_scaling_factor), false}, \
     {"n_group", KEY_COUNT, AT(n_group), false},                             \
-    {"topk_group", KEY_COUNT, AT(topk_group), false}
+    {"topk_group", KEY_SIZE, AT(topk_group), false}
 /* head_dim is what turns in transformers' own files, and no size of its own. */
 #define KEYS_SHAPE                                                          \
     {"vocab_size", KEY_SIZE, AT(vocab_size), true},                         \

@@ -53,7 +53,7 @@ typedef enum KeyKind {
     KEY_NUMBER,     /* double */
     KEY_WHOLE,      /* double; written without a fraction where it has none */
     KEY_OPTIONAL,   /* double; null, or absent without a default, is 0 */
-    KEY_SWITCH,     /* bool */
+    KEY_SWITCH,     /* bool; null is false */
     KEY_TOKEN,      /* token id: int64_t; null is none (-1), a list gives its first */
     KEY_INNER,      /* MLP's width: null or absent is 4 hidden_size */
     KEY_ROTATION,   /* rope_theta with rope_scaling, or rope_parameters: see rope_keys.c */
@@ -71,7 +71,7 @@ typedef enum KeyKind {
     KEY_DROPOUT,    /* any probability, which a warning says is not used: written as 0 */
     KEY_ONLY,       /* the number of the rule, or absent: written, not held */
     KEY_FALSE,      /* false, null or absent: not written */
-    KEY_TRUE,       /* true or absent: not written */
+    KEY_TRUE,       /* true or absent, not null: not written */
     KEY_WORD,       /* the rule's FamilyWord, or absent: written, not held */
     KEY_GREEDY,     /* topk_method of deepseek_v2: whether there are groups */
     /* layers for tokens behind the next: not held, which a warning says; written as 1 of an MTP module that

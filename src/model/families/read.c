@@ -231,12 +231,19 @@ static ErrorCode read_mtp(const cJSON *root, const char *where, const char *key,
     return OK;
 }
 
-/* A switch that only this value of is implemented; null stands for absent. */
-static ErrorCode read_only(const cJSON *root, const char *where, const char *key, bool only, Error *err) {
+/* null is false to transformers: it stands for absent only where that is false too. */
+static ErrorCode read_switch(const cJSON *root, const char *where, const KeyRule *k, bool *to, Error *err) {
+    if (*to && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, k->name)))
+        return error_set(err, ERR_CONFIG, "%s: %s is null, expected true or false", where, k->name);
+    return json_get_bool(root, where, k->name, k->required, to, err);
+}
+
+/* A switch that only this value of is implemented. */
+static ErrorCode read_only(const cJSON *root, const char *where, const KeyRule *k, bool only, Error *err) {
     bool value = only;
-    TRY(json_get_bool(root, where, key, false, &value, err));
+    TRY(read_switch(root, where, k, &value, err));
     if (value == only) return OK;
-    return family_refuse(where, key, value ? "true" : "false", only ? "true" : "false", err);
+    return family_refuse(where, k->name, value ? "true" : "false", only ? "true" : "false", err);
 }
 
 /* A switch, which files of old give as a number. Off is what a scale of 0 does. */
@@ -294,7 +301,7 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_SIZE: return json_get_int(root, where, k->name, k->required, 1, MODEL_MAX_POSITIONS, to, err);
     case KEY_NUMBER:
     case KEY_WHOLE: return json_get_double(root, where, k->name, k->required, to, err);
-    case KEY_SWITCH: return json_get_bool(root, where, k->name, k->required, to, err);
+    case KEY_SWITCH: return read_switch(root, where, k, to, err);
     case KEY_TOKEN: return read_token(root, where, k->name, to, err);
     case KEY_OPTIONAL: return read_optional(root, where, k->name, to, err);
     case KEY_INNER: return read_inner(c, root, where, k, to, err);
@@ -312,8 +319,8 @@ static ErrorCode read_key(const Family *f, ModelConfig *c, const KeyRule *k, con
     case KEY_ZERO: return read_zero(root, where, k->name, err);
     case KEY_DROPOUT: return read_dropout(root, where, k->name, err);
     case KEY_ONLY: return read_number_only(root, where, k, err);
-    case KEY_FALSE: return read_only(root, where, k->name, false, err);
-    case KEY_TRUE: return read_only(root, where, k->name, true, err);
+    case KEY_FALSE: return read_only(root, where, k, false, err);
+    case KEY_TRUE: return read_only(root, where, k, true, err);
     case KEY_WORD: return read_word(root, where, k, err);
     case KEY_GREEDY: return read_greedy(c, root, where, k->name, err);
     case KEY_MTP: return read_mtp(root, where, k->name, err);

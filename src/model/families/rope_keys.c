@@ -110,6 +110,8 @@ static ErrorCode read_yarn(const Family *f, const cJSON *root, const cJSON *rope
     TRY(json_get_double(rope, where, "beta_slow", false, &out->beta_slow, err));
     TRY(json_get_double(rope, where, "mscale", false, &out->mscale, err));
     TRY(json_get_double(rope, where, "mscale_all_dim", false, &out->mscale_all_dim, err));
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate"))) /* false to transformers */
+        return error_set(err, ERR_CONFIG, "%s: truncate is null, expected true or false", where);
     return json_get_bool(rope, where, "truncate", false, &out->truncate, err);
 }
 
