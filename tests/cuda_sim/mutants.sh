@@ -93,7 +93,7 @@ mutant "ups left out of the gradient of a weight" experts.cu 's/first < row \+ r
 mutant "chunks from the first token of a sequence on" attention.cu 's/\(t - first_key\[t\]\) % chunk/t % chunk/' $(op test_attention)
 mutant "gradients that know of no chunks" attention.cu '/first_key = firsts_of\(d, OP_ATTENTION_BACKWARD/d' $(op test_attention)
 mutant "a cache that is seen whole" attention.cuh@attention.cu 's/s\.chunk > 0 \? position - position % s\.chunk : //' $(op test_decode)
-mutant "leaves of a weight that are all the first" experts.cu 's/row \+ l \* leaf; first/row; first/' $(op test_experts_rows)
+mutant "splits of a weight that are all the first" experts.cu 's/row \+ l \* split_size; first/row; first/' $(op test_experts_rows)
 mutant "neighbours that are turned by another pair's angle" elements.cu 's/int64_t pair = \(at\.column \+ i\) \/ 2;/int64_t pair = at.column \/ 2;/' $(op test_rope)
 mutant "queries scaled by their place, not their position" elements.cu 's/factors\[positions\[at\.row\]\]/factors[at.row]/' $(op test_queries_scale)
 mutant "weights that are not there, and are zero" norms.cu 's/put\(weights, i, 1\)/put(weights, i, 0)/' $(op test_qk_norm)

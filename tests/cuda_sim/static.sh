@@ -102,10 +102,11 @@ fi
 # narrow FILE.ptx...: kernels that neither load nor store 16 bytes at a time. Of files that take packs these may: a thread of theirs has one number,
 # or, in products, a tile.
 narrow() { for file in "$@"; do wide "$file" | awk '$2 + $3 == 0' | readable; done | sed 's/ .*//; s/<.*//' | sort -u | xargs; }
-few='conv_backward_kernel count_assignments_kernel first_rows_kernel fixed_end_kernel fixed_start_kernel grouped_gemm_kernel grouped_gemm_wgrad_kernel
-    splits_rstd_kernel mamba_columns_kernel mamba_forward_kernel mamba_groups_kernel mamba_heads_kernel mamba_rows_kernel mamba_steps_kernel
-    muon_factor_kernel order_rows_kernel route_backward_kernel route_count_kernel route_kernel scan_backward_kernel
-    scan_forward_kernel scan_lambda_kernel stats_end_kernel stats_start_kernel'
+few='conv_backward_kernel count_assignments_kernel first_rows_kernel fixed_end_kernel fixed_start_kernel
+    grouped_gemm_kernel grouped_gemm_wgrad_kernel mamba_columns_kernel mamba_forward_kernel
+    mamba_groups_kernel mamba_heads_kernel mamba_rows_kernel mamba_steps_kernel muon_factor_kernel
+    order_rows_kernel route_backward_kernel route_count_kernel route_kernel scan_backward_kernel
+    scan_forward_kernel scan_lambda_kernel splits_rstd_kernel stats_end_kernel stats_start_kernel'
 for chip in $chips; do
     of_packs=$(grep -lE '(load|store)_pack' "$source"/*.cu | sed "s|.*/||; s|cu$|compute_$chip.ptx|")
     # shellcheck disable=SC2086
