@@ -1,5 +1,4 @@
-/* One microbatch as the trainer sees it: `sequences` rows of `context` tokens, one after the other. Host
- * memory. */
+/* One microbatch as the trainer sees it: `sequences` rows of `context` tokens, concatenated. Host memory. */
 #ifndef WEFT_DATA_BATCH_H
 #define WEFT_DATA_BATCH_H
 

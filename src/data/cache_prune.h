@@ -1,9 +1,10 @@
-/* Which token caches of a directory nobody needs any more, and removing them.
+/* Finds the token caches of a directory that are no longer needed, and removes them.
  *
- * A cache goes when no configuration that is named uses it, no process has it open (data/cache_use.h), and
- * its last use is older than a limit; an interrupted build when it has rested for a day, or for that limit
- * where it is shorter. So does `fingerprints/`, the records of earlier versions. A directory that holds
- * anything that weft did not write is left as it is; no link is followed. */
+ * A complete cache is removed when no named configuration uses it, no process has it open (data/cache_use.h),
+ * and its last use is older than a limit. An interrupted build is removed after a day without changes, or
+ * after that limit if it is shorter. `fingerprints/`, the records of earlier versions, is treated the same
+ * way. A directory that holds any file that weft did not write is left as it is. Symbolic links are never
+ * followed. */
 #ifndef WEFT_DATA_CACHE_PRUNE_H
 #define WEFT_DATA_CACHE_PRUNE_H
 
@@ -18,17 +19,18 @@ typedef struct CacheEntry {
     char *name; /* of the directory */
     CacheVerdict verdict;
     double bytes, last_use; /* of its files; seconds since 1970 */
-    bool interrupted;       /* a build that was not finished */
-    const char *user;       /* CACHE_NAMED: by which name */
-    char *foreign;          /* CACHE_FOREIGN: a name in it */
-    char *source;           /* the first file that it was made of; "": not known */
+    bool interrupted;       /* an unfinished build */
+    const char *user;       /* CACHE_NAMED: name of the configuration that uses it */
+    char *foreign;          /* CACHE_FOREIGN: a file in it that weft did not write */
+    char *source;           /* the first file that it was built from; "": not known */
     size_t more_files;
 } CacheEntry;
 
 typedef struct CacheRules {
-    double days;                                            /* since the last use */
-    bool remove;                                            /* else only what would go is found out */
-    const char *(*user)(const void *ctx, const char *name); /* who is named and uses the cache; or NULL */
+    double days; /* since the last use */
+    bool remove; /* false: only report what would be removed */
+    const char *(*user)(const void *ctx,
+                        const char *name); /* name of the configuration that uses the cache, or NULL */
     const void *ctx;
 } CacheRules;
 
@@ -37,8 +39,8 @@ typedef struct CacheList {
     size_t count, capacity;
 } CacheList;
 
-/* Entries with CACHE_GOES are gone on success with rules.remove. The list is the caller's after a failure,
- * too. */
+/* Lists the caches. With rules.remove, all entries with CACHE_GOES have been removed on success. The caller
+ * frees the list, also after a failure. */
 ErrorCode cache_prune(const char *cache_dir, const CacheRules *rules, CacheList *out, Error *err);
 void cache_list_free(CacheList *list);
 

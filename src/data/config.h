@@ -1,4 +1,4 @@
-/* What a run reads: plain fields that an option table fills (data/options.c). */
+/* Configuration of a run's data: plain fields that an option table fills (data/options.c). */
 #ifndef WEFT_DATA_CONFIG_H
 #define WEFT_DATA_CONFIG_H
 
@@ -12,16 +12,16 @@
 #define SOURCE_FORMATS(X) \
     X(FORMAT_AUTO, "auto") X(FORMAT_TEXT, "text") X(FORMAT_JSONL, "jsonl") X(FORMAT_CHAT, "chat")
 typedef enum SourceFormat { SOURCE_FORMATS(CHOICE_CONSTANT) } SourceFormat;
-/* What a document of a text file is. */
+/* How a text file is split into documents. */
 #define SOURCE_SPLITS(X) X(SPLIT_FILE, "file") X(SPLIT_PARAGRAPHS, "paragraphs") X(SPLIT_LINES, "lines")
 typedef enum SourceSplit { SOURCE_SPLITS(CHOICE_CONSTANT) } SourceSplit;
-/* BYTES: whatever they are. */
+/* BYTES: any bytes, unchecked. */
 #define SOURCE_ENCODINGS(X) X(ENCODING_UTF8, "utf-8") X(ENCODING_BYTES, "bytes")
 typedef enum SourceEncoding { SOURCE_ENCODINGS(CHOICE_CONSTANT) } SourceEncoding;
-/* Of JSON. */
+/* What to do with a malformed JSON line. */
 #define BAD_LINES_KINDS(X) X(BAD_LINES_ERROR, "error") X(BAD_LINES_SKIP, "skip")
 typedef enum BadLines { BAD_LINES_KINDS(CHOICE_CONSTANT) } BadLines;
-/* Of a conversation. */
+/* Which tokens of a conversation are trained on. */
 #define CHAT_LOSS_ON_KINDS(X) X(LOSS_ON_ASSISTANT, "assistant") X(LOSS_ON_LAST, "last") X(LOSS_ON_ALL, "all")
 typedef enum ChatLossOn { CHAT_LOSS_ON_KINDS(CHOICE_CONSTANT) } ChatLossOn;
 #define MIXTURE_WEIGHTS(X) X(WEIGHTS_TOKENS, "tokens") X(WEIGHTS_DOCUMENTS, "documents")
@@ -29,21 +29,21 @@ typedef enum MixtureWeights { MIXTURE_WEIGHTS(CHOICE_CONSTANT) } MixtureWeights;
 
 typedef struct DataSource {
     char *path;    /* a file or a shell pattern */
-    double weight; /* share of the mixture, relative to the others; 0 for all: one corpus */
+    double weight; /* weight in the mixture, relative to the others; 0 for all: one corpus */
     int format;    /* SourceFormat */
     char *key;     /* JSON lines: the member that holds the text, or a conversation's messages */
     int split;     /* SourceSplit */
     int encoding;  /* SourceEncoding */
-    char *name;    /* of the validation set that its validation belongs to; "": none */
+    char *name;    /* name of the validation set that its validation data belongs to; "": none */
 } DataSource;
 
 typedef struct TaskSource {
     char *path;          /* a file of documents */
     char *task;          /* its format (data/task_format.h); "auto": by the file's name */
-    char *name;          /* of its figures; "": the file's name up to the first dot */
+    char *name;          /* name of its metrics; "": the file's name up to the first dot */
     int64_t limit;       /* documents; 0: all */
     int64_t num_fewshot; /* examples before each question; 0: none */
-    char *examples;      /* the file that they are from; "": path */
+    char *examples;      /* the file that holds the examples; "": path */
 } TaskSource;
 
 typedef struct DataConfig {
@@ -53,15 +53,15 @@ typedef struct DataConfig {
     char *tokenizer;               /* "bytes", or path of tokenizer.json or of a tiktoken rank file */
     TokenizerKeys tokenizer_keys;
     char *cache_dir;
-    uint64_t unit_bytes;    /* data/token_units.h; of no key, for tests */
+    uint64_t unit_bytes;    /* data/token_units.h; set by tests, no key */
     int weights;            /* MixtureWeights */
     bool document_mask;     /* positions restart and attention stays inside documents */
     bool add_bos, add_eos;  /* around each document */
     int bad_lines;          /* BadLines */
-    double bad_lines_limit; /* of a source: a count, or a share of its lines below 1 */
+    double bad_lines_limit; /* per source: a count, or a fraction of its lines if below 1 */
     int chat_loss_on;       /* ChatLossOn */
     char *chat_template;    /* a file; empty: the tokenizer's own */
-    char *chat_date;        /* that templates are told; empty: none */
+    char *chat_date;        /* date that templates see; empty: none */
     int64_t seed;           /* of the order of samples */
     int64_t prefetch;       /* microbatches kept ready */
     bool audit;             /* record the samples of each step (observe/audit.h) */

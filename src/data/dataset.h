@@ -1,19 +1,19 @@
-/* The data of a run: its sources in token caches, what of them is for training and for validation, and sample
- * k of either.
+/* The data of a run: its sources in token caches, their split into training and validation, and sample k of
+ * either.
  *
- * Sample k of training is a function of (dataset fingerprint, seed, mixture weights, context) alone
- * (sampler.h, stream.h). Sample k of validation is window k of the validation streams, one source after the
- * other, in order; with names, set after set.
+ * Training sample k is a function of (dataset fingerprint, seed, mixture weights, context) alone (sampler.h,
+ * stream.h). Validation sample k is window k of the validation streams, in order, one source after the other;
+ * with named sets, set after set.
  *
- * Weights: all 0 means that the sources are one corpus, each window once an epoch; otherwise each must be
- * positive, and is a share of tokens, or of documents, which is turned into one of tokens by the mean length
- * of the source's documents.
+ * Weights: all 0 means that the sources are one corpus, each window once per epoch. Otherwise each weight
+ * must be positive, and is a fraction of tokens or of documents. A fraction of documents is converted into
+ * one of tokens by the mean length of the source's documents.
  *
- * A source of conversations (format chat) is cut into packed rows where others are cut into windows
- * (packing.h); what is said of windows here holds for these rows.
+ * A source of conversations (format chat) is cut into packed rows instead of windows (packing.h). Everything
+ * said of windows here holds for these rows.
  *
- * BOS and EOS go around each document of text if asked for and if the tokenizer has them. A tokenizer with
- * one token for both purposes gets it once, at the end. */
+ * BOS and EOS surround each document of text if the configuration asks for them and the tokenizer has them. A
+ * tokenizer with one token for both purposes gets it once, at the end. */
 #ifndef WEFT_DATA_DATASET_H
 #define WEFT_DATA_DATASET_H
 
@@ -30,60 +30,58 @@
 
 typedef struct Dataset Dataset;
 
-/* Whether some source holds conversations, and how these are read. */
+/* Whether any source holds conversations; the options for reading them. */
 bool data_has_conversations(const DataConfig *c);
 ChatOptions data_chat_options(const DataConfig *c);
 
-/* Tokenizes what no cache holds yet, with a progress bar each source. threads 0: one per core. Config and
- * tokenizer are not kept. */
+/* Opens the dataset. Tokenizes what no cache holds yet, with a progress bar per source. threads 0: one per
+ * core. Config and tokenizer are not kept. */
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err);
 void dataset_close(Dataset *d); /* NULL is fine */
-/* Names of the caches that dataset_open would look for, a line each, there or not; files that are new or have
- * changed are read, and nothing is tokenized. */
+/* Names of the caches that dataset_open would look for, one per line, whether or not they exist. Reads new
+ * and changed files to hash them; tokenizes nothing. */
 ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokenizer, int64_t context,
                               Text *names, Error *err);
-/* Of what is not as it should be in the sources: bytes, lines, conversations. For one rank, at every start,
- * since a log is read when something is wrong, and that may be long after tokenizing. */
+/* Warns about invalid bytes, bad lines and bad conversations in the sources. Call it on one rank at every
+ * start: logs are read when something is wrong, which may be long after tokenizing. */
 void dataset_warn(const Dataset *d);
 
 /* SHA-256 (hex) of the training data: caches (text, tokenizer, BOS and EOS) in the order of the sources, and
  * the validation split. */
 void dataset_fingerprint(const Dataset *d, char out[65]);
-/* All that was read, also for validation: SHA-256 and name of each file and of the chat template, a line each
- * (agree_on_files). */
+/* Everything that was read, for validation too: SHA-256 and name of each file and of the chat template, one
+ * per line (agree_on_files). */
 void dataset_list(const Dataset *d, Text *out);
-/* What a source was read from: data.sources in their order, then data.validation. */
+/* The files of a source: data.sources in their order, then data.validation. */
 typedef struct DatasetInput {
-    const char *path; /* as configured, perhaps a pattern; the dataset's */
+    const char *path; /* as configured, perhaps a pattern; owned by the dataset */
     bool trains;
     size_t files;
     int64_t bytes;
-    char
-        sha256[65]; /* of the file; of several: of the lines that sha256sum prints of them, in sorted order */
+    char sha256[65]; /* of one file; several: of the sorted lines that sha256sum prints for them */
 } DatasetInput;
 size_t dataset_inputs(const Dataset *d);
 DatasetInput dataset_input(const Dataset *d, size_t i);
 int64_t dataset_context(const Dataset *d);
-/* Files that hold the same bytes as one that is trained on: how many, and the first pair. */
+/* Files with the same bytes as a file used for training: their number, and the first pair. */
 typedef struct DatasetRepeat {
     size_t files;
-    const char *path, *again; /* the dataset's */
+    const char *path, *again; /* owned by the dataset */
 } DatasetRepeat;
 typedef struct DatasetRepeats {
     DatasetRepeat trained_twice, validated_on;
 } DatasetRepeats;
 DatasetRepeats dataset_repeats(const Dataset *d);
 
-uint64_t dataset_tokens(const Dataset *d); /* for training, all sources */
-uint64_t
-dataset_text_bytes(const Dataset *d); /* of the sources, before tokenization, validation split included */
+uint64_t dataset_tokens(const Dataset *d);            /* for training, all sources */
+uint64_t dataset_text_bytes(const Dataset *d);        /* before tokenization, validation split included */
 uint64_t dataset_samples_per_epoch(const Dataset *d); /* windows for training, all sources */
 uint64_t dataset_validation_tokens(const Dataset *d);
 uint64_t dataset_validation_samples(const Dataset *d); /* 0: no validation data */
 
-/* Validation samples [first, first + samples): those of the sources of one name, in the order in which names
- * come. All samples are one set of no name where no source has one. */
+/* Validation samples [first, first + samples): those of all sources with one name, in the order in which
+ * names first occur. If no source has a name, all samples are one unnamed set. */
 typedef struct ValidationSet {
     const char *name; /* "": none */
     uint64_t first, samples;
@@ -94,24 +92,24 @@ ValidationSet dataset_validation_set(const Dataset *d, size_t set);
 
 size_t dataset_sources(const Dataset *d);
 uint64_t dataset_source_windows(const Dataset *d, size_t source); /* for training */
-bool dataset_is_mixture(const Dataset *d); /* sources have epochs of their own; else all have one */
-/* "7,2,1": the slots of a cycle that each source has (sampler.h), by whatever weights they came about; "0"
- * when it is no mixture. */
+bool dataset_is_mixture(const Dataset *d); /* each source has its own epochs; else all share one */
+/* "7,2,1": slots per cycle of each source (sampler.h), however the weights were given; "0" when it is no
+ * mixture. */
 enum { DATASET_MIXTURE = 7 * SAMPLER_SOURCES };
 void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]);
 const char *dataset_source_name(const Dataset *d, size_t source);
 Sample dataset_locate(const Dataset *d, uint64_t k); /* of training sample k */
 /* How many times each source has been read after the first k samples, [sources]. Sources without weights are
- * one corpus, and are read alike. */
+ * one corpus and have equal counts. */
 void dataset_epochs(const Dataset *d, uint64_t k, double *out);
-/* A table of the sources, for people; of a run of so many samples how often it reads each. */
-void dataset_describe(const Dataset *d, uint64_t samples /* 0: not said */, Text *out);
+/* A table of the sources for the reader: with `samples`, how often a run of that length reads each. */
+void dataset_describe(const Dataset *d, uint64_t samples /* 0: unknown */, Text *out);
 
-/* Sample k as a row of a batch; adds its targets to *valid. Any thread. A validation sample behind the last
- * is a row without targets, so that a last batch may be partly filled. */
+/* Sample k as a row of a batch; adds its number of targets to *valid. Thread-safe. A validation sample past
+ * the last is a row without targets, so that the last batch may be partly filled. */
 ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
                          Error *err);
-/* Compares every byte of the caches with its checksum (otherwise that happens on first use). */
+/* Verifies the checksums of all blocks of the caches (otherwise done on first use). */
 ErrorCode dataset_verify(const Dataset *d, Error *err);
 
 #endif

@@ -1,8 +1,8 @@
-/* What a file is by its content, where it is not text: formats that data comes in and weft does not read,
- * and the compressed one that it does. Names decide only where a format has no magic number.
+/* Recognises files that are not text by their content: data formats that weft does not read, and the
+ * compressed one that it does. Names decide only where a format has no magic number.
  *
- * A format is a row of the table in file_format.c. One that weft learns to read gets a `kind` of its own, by
- * which data/input.c chooses the decoder. */
+ * Each format is a row of the table in file_format.c. A format that weft learns to read gets a `kind` of its
+ * own, by which data/input.c chooses the decoder. */
 #ifndef WEFT_DATA_FILE_FORMAT_H
 #define WEFT_DATA_FILE_FORMAT_H
 
@@ -14,7 +14,7 @@
 
 enum { FILE_HEAD_BYTES = 512, FILE_TAIL_BYTES = 16 };
 
-/* The ends of a file, or of what was decompressed from one, whose tail and size are not known. */
+/* First and last bytes of a file, or of decompressed content, whose tail and size are not known. */
 typedef struct FileEnds {
     const char *path;
     unsigned char head[FILE_HEAD_BYTES], tail[FILE_TAIL_BYTES];
@@ -23,25 +23,25 @@ typedef struct FileEnds {
 } FileEnds;
 
 typedef enum FileKind {
-    KIND_NOT_TEXT, /* refused, unless its bytes are asked for as they are */
-    KIND_PACKED,   /* refused in any case: nobody means the bytes of a compressed file */
+    KIND_NOT_TEXT, /* refused, unless raw bytes are asked for */
+    KIND_PACKED,   /* always refused: nobody wants to train on compressed bytes */
     KIND_ZSTD
 } FileKind;
 
 typedef struct FileFormat {
     const char *name, *advice;
     FileKind kind;
-    size_t at;         /* of the magic number */
+    size_t at;         /* offset of the magic number */
     const char *magic; /* NULL: `also` decides alone */
     size_t length;
-    bool (*also)(const FileEnds *ends); /* where the magic number could begin a text; or NULL */
+    bool (*also)(const FileEnds *ends); /* second check if the magic number could begin a text, or NULL */
 } FileFormat;
 
-/* The end of a refusal of what can be had as it is. */
+/* Last part of the error for a file that can still be read as raw bytes. */
 #define FILE_ANY_BYTES \
     "if its bytes are what you want, give the source encoding: bytes (weft tokenizer train: --bytes)"
 
-/* NULL: perhaps text. */
+/* The file's format, or NULL if it may be text. */
 const FileFormat *file_format_of(const FileEnds *ends);
 /* ERR_DATA with the format's name and what to do. */
 ErrorCode file_format_refuse(const FileFormat *format, const char *path, Error *err);

@@ -1,4 +1,4 @@
-/* Bytes of one input file, plain or zstd-compressed (told by its content, not its name), read from front to
+/* Bytes of one input file, plain or zstd-compressed (detected by content, not name), read from front to
  * back. */
 #ifndef WEFT_DATA_INPUT_H
 #define WEFT_DATA_INPUT_H
@@ -11,18 +11,18 @@
 
 typedef struct Input Input;
 
-/* Regular files only. What is known not to be text (data/file_format.h) is refused by name, unless `any`
- * bytes will do: then compressed files other than zstd's alone. */
+/* Opens a regular file. Known non-text formats (data/file_format.h) are refused by name. With `any`, only
+ * compressed files other than zstd's are refused. */
 ErrorCode input_open(Input **input, const char *path, bool any, Error *err);
 void input_close(Input *input);
 
-/* Up to `capacity` bytes of content; *got == 0 at the end only. A compressed file that stops in the middle is
+/* Reads up to `capacity` bytes of content; *got == 0 only at the end. A truncated compressed file is
  * ERR_DATA. */
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err);
 /* Moves forward to byte `offset` of the content: a seek in a plain file, decompression in a compressed one.
  */
 ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err);
-/* Bytes consumed of the file as it is stored: for progress. */
+/* Bytes of the stored file consumed so far, for progress. */
 uint64_t input_stored_position(const Input *input);
 
 #endif

@@ -1,13 +1,11 @@
-/* A stream: the tokens of a source that are for training, or those for validation, as one sequence, and its
- * windows.
+/* A stream: the training tokens, or the validation tokens, of a source as one sequence, and its windows.
  *
  * Window w of a stream of N tokens takes tokens [w C, w C + C) as inputs and [w C + 1, w C + C + 1) as
- * targets (C: context). There are ceil((N - 1) / C) of them: each token but the first is a target exactly
- * once. The last window may be short: what is missing is input 0 with no target.
+ * targets (C: context). There are ceil((N - 1) / C) windows: each token but the first is a target exactly
+ * once. The last window may be short; it is padded with input 0 and no target.
  *
- * With document_mask, a document sees nothing outside itself: positions and first_key restart with it (and
- * with each window), and its first token is no target, because nothing inside the document comes before it.
- */
+ * With document_mask, attention stays within a document: positions and first_key restart with it (and with
+ * each window). Its first token is no target, because nothing inside the document precedes it. */
 #ifndef WEFT_DATA_STREAM_H
 #define WEFT_DATA_STREAM_H
 
@@ -18,9 +16,9 @@
 #include "base/error.h"
 #include "data/token_cache.h"
 
-#define STREAM_SEGMENTS 65 /* most there can be */
+#define STREAM_SEGMENTS 65 /* maximum */
 
-/* Tokens [begin, end) of the cache stand at `at` in the stream. */
+/* Tokens [begin, end) of the cache are at offset `at` of the stream. */
 typedef struct StreamSegment {
     uint64_t begin, end, at;
 } StreamSegment;
@@ -40,16 +38,16 @@ typedef struct SampleRow {
 
 void stream_whole(TokenStream *s, const TokenCache *cache);
 
-/* Keeps `fraction` of the tokens out of training, spread evenly: the cache is cut into up to 64 stripes,
+/* Holds out `fraction` of the tokens for validation, spread evenly: the cache is cut into up to 64 stripes,
  * fewer if they would hold less than 4,096 tokens of validation, and the end of each stripe is for
- * validation. Borders move forward to the end of a document where there is one near (within half a stretch),
- * else they cut a document, unless documents must stay `whole`. A function of the cache and the fraction
- * only, so neither context nor seed moves text from one side to the other. */
+ * validation. A border moves forward to the next end of a document if that is near (at most half of the
+ * shorter part of a stripe). Otherwise it cuts a document, unless documents must stay `whole`. A function of
+ * the cache and the fraction only, so neither context nor seed moves text from one side to the other. */
 void stream_split(TokenStream *train, TokenStream *validation, const TokenCache *cache, double fraction,
                   bool whole);
 
-/* Tokens [begin, begin + count); starts[i]: a document (or what is left of it in this stream) starts there.
- */
+/* Reads tokens [begin, begin + count). starts[i]: a document (or its remainder in this stream) starts
+ * there. */
 ErrorCode stream_read(const TokenStream *s, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
                       Error *err);
 

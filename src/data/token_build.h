@@ -1,10 +1,10 @@
-/* Fills token caches (token_cache.h), those of one source in one go: reads files, tokenizes on several
- * threads, writes parts.
+/* Builds the token caches (token_cache.h) of one source: reads files, tokenizes on several threads, writes
+ * shards.
  *
- * One thread reads jobs of about 1 MiB of text in the order of the files, workers tokenize them, the first
- * thread writes them in that same order. Parts end at the end of a job and are committed one by one
- * (temporary file, fsync, rename), each with the place where the next goes on, so a build that was killed
- * loses one part at most. Jobs depend on content alone: the bytes of a cache do not depend on threads or on
+ * One thread reads jobs of about 1 MiB of text in the order of the files, workers tokenize them, and the
+ * first thread writes them in the same order. Shards end at the end of a job and are committed one by one
+ * (temporary file, fsync, rename), each with the position where the next one starts, so a killed build loses
+ * at most one shard. Jobs depend on content alone: the bytes of a cache do not depend on threads or
  * interruptions. */
 #ifndef WEFT_DATA_TOKEN_BUILD_H
 #define WEFT_DATA_TOKEN_BUILD_H
@@ -19,29 +19,29 @@
 #include "data/fingerprint.h"
 #include "tokenizer/tokenizer.h"
 
-/* A cache: of consecutive files of a source. */
+/* One cache: consecutive files of a source. */
 typedef struct TokenUnit {
     const char *dir;
     uint8_t key[32];
-    size_t first, count; /* of the build's files */
+    size_t first, count; /* indices into the build's files */
 } TokenUnit;
 
 typedef struct TokenBuild {
     const char *label;       /* of the progress bar */
     const CorpusFile *files; /* of the source */
-    Fingerprint *prints;     /* of these files; stamps are kept up (fingerprint_check) */
+    Fingerprint *prints;     /* of these files; stamps are updated (fingerprint_check) */
     const TokenUnit *units;  /* the caches to build, in the order of the files */
     size_t unit_count;
     const Tokenizer *tokenizer;
-    const Chat *chat;    /* of files of conversations, whose ids are of twice the vocabulary; else NULL */
+    const Chat *chat;    /* for conversations, whose ids use twice the vocabulary; else NULL */
     int32_t bos, eos;    /* ids put around each document of text, -1 for none */
     int threads;         /* 0: one per core */
-    uint64_t part_bytes; /* of text in a part; 0: 128 MiB */
-    bool skip_bad;       /* lines of JSON that are broken are counted, and listed beside their part */
-    double bad_limit;    /* data.bad_lines_limit: a count ends the build; a share is left to the caller */
+    uint64_t part_bytes; /* of text per shard; 0: 128 MiB */
+    bool skip_bad;       /* malformed JSON lines are counted, and listed next to their shard */
+    double bad_limit;    /* data.bad_lines_limit: a count ends the build; the caller checks a fraction */
 } TokenBuild;
 
-/* Goes on where an earlier build stopped; does nothing with what is complete. Builders of one cache wait for
+/* Continues an interrupted build; does nothing for complete caches. Concurrent builders of one cache wait for
  * each other. */
 ErrorCode token_build(const TokenBuild *build, Error *err);
 

@@ -1,22 +1,22 @@
-/* The token cache: the ids of one source's documents, tokenized once, mapped into memory.
+/* The token cache: the ids of one source's documents, tokenized once and memory-mapped.
  *
- * A cache is a directory CACHE_DIR/<key> of shards, shard-00000.tok and so on. The key is a SHA-256 over all
- * that decides the ids: content of the files in their order, how they are read, tokenizer, BOS and EOS. Parts
- * follow each other without gaps; the one marked `last` ends the source, so a directory without it is a build
- * that was interrupted, and goes on behind its last shard.
+ * A cache is a directory CACHE_DIR/<key> of shards, shard-00000.tok and so on. The key is a SHA-256 over
+ * everything that decides the ids: content of the files in their order, how they are read, tokenizer, BOS and
+ * EOS. Shards follow each other without gaps. The one marked `last` ends the source: a directory without it
+ * is an interrupted build, which continues after its last shard.
  *
  * A shard, all little-endian:
  *     header      4,096 bytes, struct TokenHeader, struct TokenFigures and zeros
  *     ids         u16 if the vocabulary has at most 65,536 entries, else u32; zeros up to a multiple of
  *                 8 bytes
- *     ends        u64 [documents], where each document that ends in this shard ends, counted from the
- *                 shard's first token;
- *                 strictly rising
+ *     ends        u64 [documents], end of each document that ends in this shard, counted from the shard's
+ *                 first token; strictly rising
  *     checksums   u64 [blocks], XXH3 of each 64 KiB of ids (the last block may be shorter)
- * Of a source of conversations the vocabulary is twice the tokenizer's: an id that is learned stands as
- * id + size of the tokenizer's vocabulary.
- * The header holds checksums of itself and of ends + checksums, which are verified on opening; a block of
- * ids is verified, and its ids compared with the vocabulary, when it is first read. */
+ * For a source of conversations the vocabulary is twice the tokenizer's: an id that is trained on is stored
+ * as id + size of the tokenizer's vocabulary.
+ *
+ * The header holds checksums of itself and of ends + checksums, which are verified on opening. A block of ids
+ * is verified, and its ids are compared with the vocabulary, when it is first read. */
 #ifndef WEFT_DATA_TOKEN_CACHE_H
 #define WEFT_DATA_TOKEN_CACHE_H
 
@@ -36,16 +36,16 @@ typedef struct TokenHeader {
     uint32_t version;
     uint32_t id_bytes; /* 2 or 4 */
     uint8_t key[32];
-    uint64_t vocabulary;  /* every id is below */
+    uint64_t vocabulary;  /* exclusive upper bound of ids */
     uint64_t shard;       /* number of this shard */
     uint64_t last;        /* 1: the source ends here */
-    uint64_t first_token; /* tokens, documents and bytes of text in the shards before */
+    uint64_t first_token; /* tokens, documents and bytes of text in earlier shards */
     uint64_t first_document;
     uint64_t first_byte;
     uint64_t tokens;    /* in this shard */
     uint64_t documents; /* that end in this shard */
     uint64_t text_bytes;
-    /* where the next shard goes on: file of the source, byte of its content, line, inside a document */
+    /* where the next shard starts: file of the source, byte of its content, line, inside a document */
     uint64_t next_file;
     uint64_t next_offset;
     uint64_t next_line;
@@ -54,10 +54,10 @@ typedef struct TokenHeader {
     uint64_t header_checksum; /* XXH3 of all above */
 } TokenHeader;
 
-/* Behind the header, for people; zeros in caches that are older than it. */
+/* After the header, informative only; zeros in caches written before it existed. */
 typedef struct TokenFigures {
     uint64_t invalid_bytes;    /* of the text: not UTF-8 */
-    uint64_t lines, bad_lines; /* of JSON: all, and those that were skipped */
+    uint64_t lines, bad_lines; /* of JSON: all, and the skipped ones */
     uint64_t checksum;         /* XXH3 of all above */
 } TokenFigures;
 
@@ -66,16 +66,16 @@ typedef struct TokenCache TokenCache;
 /* Path of a shard; caller frees. */
 char *token_shard_path(const char *dir, uint64_t shard);
 
-/* Opens what is there: no directory or no shard is an empty, incomplete cache. Damaged, truncated, foreign
- * and newer files are ERR_DATA, each named with what to do. */
+/* Opens a cache. A missing directory or one without shards is an empty, incomplete cache. Damaged, truncated,
+ * foreign and newer files are ERR_DATA, which names the file and what to do. */
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err);
 void token_cache_close(TokenCache *cache); /* NULL is fine */
-/* Complete caches one behind the other as one; they belong to it. */
+/* Concatenates complete caches; the result owns them. */
 TokenCache *token_cache_join(TokenCache *const *caches, size_t count);
 
-#define TOKEN_ABOUT_FILE "about.json" /* for people: what it was made of; its time is that of the last use */
-/* The cache is in use; where that cannot be written down it does not matter. */
+#define TOKEN_ABOUT_FILE "about.json" /* for people: the cache's inputs; its mtime is the time of last use */
+/* Records the time of last use. Failures are ignored. */
 void token_cache_touch(const char *dir);
 
 bool token_cache_complete(const TokenCache *cache);
@@ -85,13 +85,13 @@ uint64_t token_cache_documents(const TokenCache *cache);
 uint64_t token_cache_text_bytes(const TokenCache *cache);
 TokenFigures token_cache_figures(const TokenCache *cache); /* sums over its shards */
 
-/* Tokens [begin, begin + count) into ids, and into starts[i] whether a document starts at token begin + i.
- * Any thread. */
+/* Reads tokens [begin, begin + count) into ids; starts[i]: a document starts at token begin + i.
+ * Thread-safe. */
 ErrorCode token_cache_read(const TokenCache *cache, uint64_t begin, uint64_t count, int32_t *ids,
                            int32_t *starts, Error *err);
-/* The first document end >= token; tokens when there is none. */
+/* The first document end >= token, or the number of tokens when there is none. */
 uint64_t token_cache_document_end(const TokenCache *cache, uint64_t token);
-/* Every block, now. */
+/* Verifies every block now. */
 ErrorCode token_cache_verify(const TokenCache *cache, Error *err);
 
 /* Layout of a shard, from the counts in its header: offsets from the start of the file. */

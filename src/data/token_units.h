@@ -1,16 +1,16 @@
-/* Which files of a source share a token cache: a file that changes costs its cache and no other. Large files
- * have one each; small ones share one, since each costs a directory, a lock and syncs. */
+/* Groups the files of a source into token caches: a changed file invalidates its own cache only. Large files
+ * have one cache each. Small ones share one, since each cache costs a directory, a lock and syncs. */
 #ifndef WEFT_DATA_TOKEN_UNITS_H
 #define WEFT_DATA_TOKEN_UNITS_H
 
 #include "data/fingerprint.h"
 
-/* The least that a cache of a source of these files holds: 8 MiB, and of more than 8, 16, 32 GiB twice, four
- * and eight times that, since each cache is a map in memory, which Linux counts. In steps, since another
- * least makes other caches. */
+/* Minimum size of a cache of a source with these files: 8 MiB; two, four and eight times that for sources
+ * above 8, 16 and 32 GiB, since each cache is a memory map and Linux limits their number. It grows in steps
+ * because another minimum leads to other caches. */
 uint64_t token_unit_least(const Fingerprint *prints, size_t count);
-/* Files of one cache, from `first` on: how many of prints[first, count). Bytes of them as stored: `least`,
- * unless they are the last, and eight times as many at most, unless it is one file. */
+/* Number of the files prints[first, count) that the cache starting at `first` takes. Their stored bytes reach
+ * `least`, unless they are the last, and are at most eight times that, unless it is a single file. */
 size_t token_unit_files(const Fingerprint *prints, size_t first, size_t count, uint64_t least);
 
 #endif
