@@ -13,31 +13,30 @@
 #include "device/pool.h"
 
 enum {
-    OPS_MAX = 4096, /* operations under way at a time */
-    WINDOW = 16, /* items of a collective's stream between the first unfinished and the next to be posted */
-    MESSAGE_WINDOW = 4, /* the same of a message; both at most 64 */
-    PIECE_MAX =
-        1 << 20,    /* bytes of a message; from 256 KiB to 4 MiB all go at the same speed on shared memory */
-    POLL_MAX = 256, /* rounds of a poll: a program that computes must come back to it */
-    WORKSPACE_TARGET = 16 << 20, /* bytes of a workspace, about: with many ranks buckets are smaller */
+    OPS_MAX = 4096,     /* operations under way at a time */
+    WINDOW = 16,        /* items of a collective's stream between the first unfinished and the next to post */
+    MESSAGE_WINDOW = 4, /* the same for a message; both at most 64 */
+    PIECE_MAX = 1 << 20,         /* bytes of a message; 256 KiB to 4 MiB are equally fast on shared memory */
+    POLL_MAX = 256,              /* iterations of a poll: a program that computes must get control back */
+    WORKSPACE_TARGET = 16 << 20, /* bytes of a workspace, about; with many ranks buckets are smaller */
     CONTROL_TEXT = 1024,
 };
 
-/* The ranks of one set of axes that this one is among. */
+/* This rank's group for one set of axes. */
 typedef struct Group {
     AxisSet set;
     int channel;
-    DeviceStream communicator; /* ON_COMPUTE: it has none */
+    DeviceStream communicator; /* ON_COMPUTE if there is none */
     int rank, size;
-    uint64_t started; /* operations so far: their tags */
-    struct Op *queue; /* under way, in the order of their start */
+    uint64_t started; /* operations started so far; gives their tags */
+    struct Op *queue; /* operations under way, in the order of their start */
 } Group;
 
 /* A sequence of messages posted in order, of which at most WINDOW are open. */
 typedef struct Stream {
     int64_t items, per_bucket;
-    int64_t next;  /* the next to be posted */
-    int64_t first; /* all before are finished */
+    int64_t next;  /* the next item to be posted */
+    int64_t first; /* all items before it are finished */
     uint64_t done; /* bit i: item first + i is finished */
 } Stream;
 
@@ -52,7 +51,7 @@ typedef enum OpKind {
     OP_RECV
 } OpKind;
 
-/* Posts that may be open at a time: those of OPS_MAX messages, and of the collectives that move in each
+/* Posts that may be open at a time: those of OPS_MAX messages and of the collectives that move in each
  * group. */
 _Static_assert(COMM_EVENTS >= OPS_MAX * MESSAGE_WINDOW + MESH_SETS * COMM_TURNS * STREAMS * WINDOW + 1024,
                "the table of posts is too small");
@@ -62,37 +61,40 @@ typedef struct P2pChannel {
     int peer; /* rank */
     bool sends;
     DeviceStream communicator;
-    uint64_t next;      /* number of the next message */
-    struct Op *waiting; /* have a number, and those before have not come */
+    uint64_t next;      /* sequence number of the next message */
+    struct Op *waiting; /* messages that have a number, while earlier ones have not come */
 } P2pChannel;
-enum { P2P_CHANNELS = 4 /* to and from the stage before and the one behind */, COMMUNICATOR_SETS = 7 };
+enum { P2P_CHANNELS = 4 /* to and from the previous and the next stage */, COMMUNICATOR_SETS = 7 };
 
 typedef struct Op {
     OpKind kind;
-    uint32_t generation; /* counts the uses of this place: a request with another one has ended */
-    struct Op *next;     /* in its queue, or in the list of free places */
-    const char *name;    /* what it is a part of, for messages; or NULL */
+    uint32_t generation; /* counts the uses of this slot: a request with another generation has ended */
+    struct Op *next;     /* in its queue, or in the list of free slots */
+    const char *name;    /* the operation it is part of, for messages; or NULL */
 
-    /* Collectives: part p of the group is what `ranges` says, in elements of `width` bytes; or, where that is
-     * NULL, `stride` bytes from p * stride on, cut off at `total`. It moves in buckets. */
+    /* Collectives. The range of rank p is given by `ranges`, in elements of `width` bytes; if that is NULL,
+     * it is `stride` bytes from p * stride on, clipped at `total`. Data moves in buckets. */
     Group *group;
-    AxisSet asked; /* of which that is the group: what it sends is counted there */
+    AxisSet asked; /* the set asked for, which maps to that group; traffic is counted there */
     CommType type;
     const CommRange *ranges;
-    const CommRange *arriving; /* of an exchange: what comes; `ranges` is what goes */
+    const CommRange *arriving; /* all-to-all-v: what arrives; `ranges` is what is sent */
     size_t width;
-    size_t stride, total, bucket; /* stride: bytes of the largest part */
+    size_t stride, total, bucket; /* stride: bytes of the largest range */
     int64_t buckets;
-    const char *source; /* the whole: to be reduced, dealt out, or with this rank's part to be gathered */
-    char *target;       /* this rank's sum; gathered parts; pieces of all */
+    /* the full buffer: to be reduced or scattered, or with this rank's range to be gathered */
+    const char *source;
+    char *target; /* this rank's sum; gathered ranges; pieces from all ranks */
     char *workspace;
-    int64_t summed; /* buckets whose sum is there */
-    /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree of `leaves`;
-     * leaves 0: the group is the whole sum. The blocks of this rank's run lie in `sums`, at block_place. */
-    int leaves, run, first, own; /* first: leaf of this rank's run; own: its place in the inner group */
+    int64_t summed; /* buckets that have been summed */
+    /* One step of a sum over inner | outer, whose groups are runs of `run` ranks of a tree with `leaves`
+     * leaves. leaves 0: the group is the whole sum. The blocks of this rank's run lie in `sums`, at
+     * block_place. */
+    /* first: leaf at which this rank's run begins; own: its rank in the inner group */
+    int leaves, run, first, own;
     char *sums;
-    const CommRange *shards; /* [run] of the inner step */
-    uint64_t turn;           /* of the axis: makes the tags */
+    const CommRange *shards; /* [run] ranges of the inner step */
+    uint64_t turn;           /* sequence number in the group; gives the tags */
     Stream streams[STREAMS];
 
     /* Messages: a stream of a header (item 0) and the data in pieces. */
@@ -103,21 +105,21 @@ typedef struct Op {
     size_t bytes;
 
     /* Over a communicator. */
-    Event event;             /* of its end; 0: it is not enqueued */
+    Event event;             /* event of its end; 0: it is not enqueued */
     P2pChannel *p2p_channel; /* of a message */
-    Event after;             /* what the program had enqueued before it */
+    Event after;             /* end of what the program had enqueued before it */
     uint64_t number, ready[COMM_HEADER / sizeof(uint64_t)];
 } Op;
 
 /* An item of a collective's stream. */
 typedef struct Piece {
-    int peer; /* its place in the group */
+    int peer; /* its rank in the group */
     bool receives;
     char *data;
-    size_t bytes; /* 0: there is nothing to move */
+    size_t bytes; /* 0: nothing to move */
 } Piece;
 
-/* What an open post belongs to. Its place in the table is the transport's event. */
+/* What an open post belongs to. Its index in the table is the transport's event. */
 typedef struct Transfer {
     Op *op; /* NULL: a control message */
     StreamId stream;
@@ -125,25 +127,26 @@ typedef struct Transfer {
     int peer;
     size_t bytes;
     bool receives;
-    void *staged; /* what the transport reads or writes in place of the tensor; NULL: the tensor */
-    int next;     /* in the list of free places */
+    /* staging memory that the transport reads or writes instead of the tensor; NULL: the tensor */
+    void *staged;
+    int next; /* in the list of free slots */
 } Transfer;
 
-/* Host memory through which a tensor's message goes (staging.c). */
+/* Host memory through which a tensor's message is staged (staging.c). */
 typedef struct StagingSlot {
     void *memory, *tensor;
     bool busy;
 } StagingSlot;
 
-/* A rank tells the others that it has failed, or that it waits in vain; who hears the latter answers that it
- * waits too, or is busy. */
+/* Kinds of control messages. A rank tells the others that it has failed or that it waits without progress. A
+ * rank that receives the latter answers that it waits too, or that it is busy. */
 typedef enum ControlKind {
     CONTROL_NONE,
     CONTROL_FAILURE,
-    CONTROL_SPEAK, /* rank 0 to one that failed: it is for you to say so */
+    CONTROL_SPEAK, /* rank 0 to a rank that failed: print your failure */
     CONTROL_STALL,
     CONTROL_WAITS,
-    CONTROL_WORKS, /* its work moves on, or its messages do */
+    CONTROL_WORKS, /* its work makes progress, or its messages do */
     CONTROL_BUSY
 } ControlKind;
 typedef struct ControlMessage {
@@ -160,15 +163,15 @@ struct Comm {
     AxisSet used; /* axes with more than one rank */
     Group groups[MESH_SETS];
     uint64_t small_started;         /* small operations so far: their tags */
-    AxisSet asked;                  /* by who has the lock */
-    CommTraffic traffic[MESH_SETS]; /* of collectives, by what was asked for */
+    AxisSet asked;                  /* set of the current operation; written under the lock */
+    CommTraffic traffic[MESH_SETS]; /* of collectives, by the set asked for */
     CommTraffic point_traffic;
     Device own, *device;  /* own: single-threaded; device: the program's, or NULL */
     const void **addends; /* [size] addresses for sum_parts */
     StagingSlot *slots;
     int slot_count;
-    _Atomic(Device *) wired; /* the device, where its tensors go over communicators */
-    int ready;               /* channel on which receivers say that they are */
+    _Atomic(Device *) wired; /* the device, if its tensors go over communicators */
+    int ready;               /* channel on which receivers report that they are ready */
     P2pChannel p2p_channels[P2P_CHANNELS];
     int p2p_channel_count;
 
@@ -176,22 +179,23 @@ struct Comm {
     Op *ops, *free_ops;
     int under_way;       /* operations */
     Op *issued;          /* messages on communicators */
-    bool given_up;       /* what is on communicators */
+    bool given_up;       /* operations on communicators were abandoned */
     Transfer *transfers; /* [COMM_EVENTS] by event */
-    int fresh_transfers; /* those from here on were never used */
-    int free_transfer;   /* the first of the list, or -1 */
+    int fresh_transfers; /* entries from here on were never used */
+    int free_transfer;   /* first of the free list, or -1 */
     TransportEnd *ends;  /* [COMM_EVENTS] */
     char *small_scratch;
     size_t small_capacity;
     Error failure;                  /* the first; code OK: none */
-    bool hearsay;                   /* a communicator has failed, which is most often another rank's doing */
+    bool hearsay;                   /* a communicator has failed, usually because another rank did */
     ControlMessage control_message; /* being received */
     int control_event;              /* of the standing receive, */
     bool listening;                 /* while it stands */
-    int lowest_failed;              /* lowest rank that told of a failure, or size */
-    int speaker;                    /* rank 0: whom it gave the word; others: this rank, if it has it; -1 */
-    ControlKind *heard;             /* [size] while this rank asks, what each answered, */
-    char **lines;                   /* [size] and said; NULL: nothing */
+    int lowest_failed;              /* lowest rank that reported a failure, or size */
+    /* rank 0: the rank it told to print; others: this rank, if it was told to; -1: none */
+    int speaker;
+    ControlKind *heard; /* [size] while this rank asks: what each rank answered, */
+    char **lines;       /* [size] and its text; NULL: none */
     bool asking;
 
     pthread_t progress;
@@ -199,23 +203,24 @@ struct Comm {
     pthread_cond_t wake;
     CommRequest waiting_for;
     atomic_llong waits_since; /* nanoseconds; 0: not waiting */
-    atomic_llong moved_at;    /* when something last moved on */
-    atomic_llong looked_at;   /* when the watchdog last did; 0: there is none */
+    atomic_llong moved_at;    /* when something last made progress */
+    atomic_llong looked_at;   /* when the watchdog last ran; 0: there is none */
     atomic_llong awake_since; /* when it noticed that it had been asleep */
 
-    CommWatch watch; /* as this rank was opened */
+    CommWatch watch; /* as passed when this rank was opened */
     pthread_t watchdog;
     pthread_mutex_t watch_mutex; /* guards watch_ending */
     pthread_cond_t watch_wake;
     bool has_watchdog, watch_ending;
-    atomic_llong limit;               /* nanoseconds; 0: none */
-    atomic_llong excused_at;          /* it was told that others move on, or another one asks until then */
-    atomic_llong beat_at;             /* when its work last did; 0: it has not begun */
-    uint64_t beats;                   /* the watchdog's: as many were there then */
-    _Atomic(const char *) blocked_in; /* a call of MPI in which nothing can be asked; NULL: none */
-    _Atomic(const char *)
-        waits_in;              /* what the program waits in outside of the transport; NULL: it does not */
-    const char *rank_variable; /* of the environment, in which the launcher gave the rank */
+    atomic_llong limit; /* nanoseconds; 0: none */
+    /* when it was told that others make progress, or until when another rank asks */
+    atomic_llong excused_at;
+    atomic_llong beat_at; /* when its work last made progress; 0: it has not begun */
+    uint64_t beats;       /* the watchdog's: progress_beats() at that time */
+    /* an MPI call during which no control message can be handled; NULL: none */
+    _Atomic(const char *) blocked_in;
+    _Atomic(const char *) waits_in; /* what the program waits in outside of the transport; NULL: nothing */
+    const char *rank_variable;      /* environment variable in which the launcher passed the rank */
 };
 
 /* comm.c */
@@ -225,91 +230,93 @@ long long comm_nanoseconds(void);
 /* Keeps the first failure. Returns its code. */
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 ErrorCode comm_transport_failure(Comm *c, int error, const char *what);
-ErrorCode comm_refused(const Comm *c, Error *err); /* the failure that there is, or OK */
+ErrorCode comm_refused(const Comm *c, Error *err); /* the failure so far, or OK */
 
-ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err); /* a channel of all ranks */
+ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err); /* creates a channel of all ranks */
 
-/* transfer.c; the mutex is held. */
+/* transfer.c. The mutex is held. */
 void transfer_setup(Comm *c);
 void transfer_free(Comm *c);
-/* A place for an operation, under way; NULL after setting the failure. */
+/* Takes a slot for an operation, which is then under way. Returns NULL after setting the failure. */
 Op *op_begin(Comm *c, OpKind kind);
 void op_end(Comm *c, Op *op);
 CommRequest op_request(const Comm *c, const Op *op);
 bool op_ended(const Comm *c, CommRequest request);
 void op_describe(const Comm *c, const Op *op, char *out, size_t size);
-/* Posts what `t` says; a failure is kept. Returns the event. */
+/* Posts `t`; a failure is kept. Returns the event. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data);
-/* Element where the rank at place `own` of a run keeps the k-th of the sums that it is left with. */
+/* Element at which rank `own` of a run keeps the k-th of its partial sums. */
 int64_t block_first(const CommRange *ranges, int run, int own, int k);
-/* How many items a stream of a collective has; its buckets are known. */
+/* Sets how many items a stream of a collective has, once its buckets are known. */
 void stream_items(Op *op, StreamId id);
-/* What a collective is made of: an all-reduce of both, and an all-to-all gathers, but pieces that differ. */
+/* What a collective consists of. An all-reduce does both. An all-to-all gathers, but different pieces. */
 static inline bool op_reduces(const Op *op) {
     return op->kind == OP_REDUCE_SCATTER || op->kind == OP_ALL_REDUCE;
 }
 static inline bool op_gathers(const Op *op) { return op->kind != OP_REDUCE_SCATTER; }
-/* Starts a message: its first pieces are posted. */
+/* Starts a message and posts its first pieces. */
 Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, void *data, size_t bytes);
-/* Looks at one event only; true when it had ended, and was seen to. */
+/* Checks one event only. Returns true if it had ended; its end is then handled. */
 bool transfer_test(Comm *c, int event);
-/* Moves everything on; true when anything happened. */
+/* Makes progress on everything. Returns true if anything happened. */
 bool transfer_progress(Comm *c, Device *device);
 
 Piece transfer_piece(const Op *op, StreamId id, int64_t item);
-/* Adds up the next bucket of this rank's own part, on a stream. */
+/* Adds up the next bucket of this rank's range, on a stream. */
 void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on);
 void transfer_check_header(Comm *c, const Op *op);
 void transfer_item_done(Stream *s, int64_t item);
 
-/* communicators.c. Which communicators a mesh has, of which a rank joins those that it is an end of: one for
- * each of these sets of axes, and one for each p2p channel between two places of a pipeline. */
+/* communicators.c. The communicators of a mesh: one for each of these sets of axes, and one for each p2p
+ * channel between two ranks of a pipeline. A rank joins those that it belongs to. */
 int communicators_sets(const Mesh *mesh, AxisSet out[COMMUNICATOR_SETS]); /* how many */
 int p2p_channels_of(int stages);
 typedef struct P2pEnds {
-    int from, to; /* places */
+    int from, to; /* ranks in the pipeline */
 } P2pEnds;
 P2pEnds p2p_channel_ends(int stages, int number);
-/* The mutex is held, but for closing. */
+/* The mutex is held, except when closing. */
 void communicators_close(Comm *c);
-void communicators_start(Comm *c, Op *op);                   /* enqueues a collective whole */
-P2pChannel *p2p_channel_find(Comm *c, int peer, bool sends); /* NULL: there is none */
+void communicators_start(Comm *c, Op *op);                   /* enqueues all of a collective */
+P2pChannel *p2p_channel_find(Comm *c, int peer, bool sends); /* NULL if there is none */
 Op *communicators_message(Comm *c, P2pChannel *p2p_channel, OpKind kind, uint64_t key, void *data,
                           size_t bytes);
 void communicators_item_ended(Comm *c, Op *op, int64_t item);
 bool communicators_reached(Comm *c, const Op *op);
 bool communicators_progress(Comm *c); /* true when anything has ended */
-/* Whether the operation is on a communicator; what the program enqueues from now on then follows it. */
+/* Whether the operation is on a communicator. If so, what the program enqueues from now on follows it. */
 bool communicators_follow(Comm *c, CommRequest request);
 void communicators_give_up(Comm *c);
 
-/* staging.c: the mutex is held, but for the last. */
+/* staging.c. The mutex is held, except in the last. */
 bool staging_needed(const Comm *c);
-/* Where the transport is to read what a post sends, or to write what it receives. */
+/* Memory from which the transport is to read what a post sends, or to which it is to write what it
+ * receives. */
 void *staging_begin(Comm *c, const Transfer *t, void *tensor);
-/* The post has ended; arrived: with something for its tensor. */
+/* The post has ended; arrived: it brought data for its tensor. */
 void staging_end(Comm *c, const Transfer *t, bool arrived);
 void staging_close(Comm *c); /* before its device closes */
 
-/* local_ranks.c: other ranks of this machine, as far as processes show them. */
+/* local_ranks.c: other ranks of this machine, found by their processes. */
 typedef struct LocalRank {
     int rank;
     pid_t process;
     char state; /* as in /proc: 'T' is stopped */
 } LocalRank;
-/* By rank, to be freed; how many. */
+/* Returns how many; *out is ascending by rank, and the caller frees it. */
 int local_ranks_find(const char *variable, LocalRank **out);
 
 /* failure.c */
 void control_listen(Comm *c);  /* posts the standing receive */
-void control_arrived(Comm *c); /* c->control_message is complete */
+void control_arrived(Comm *c); /* handles the complete c->control_message */
 ErrorCode watchdog_start(Comm *c, Error *err);
 ErrorCode watchdog_agree(Comm *c, Error *err); /* collective: on the longest limit */
 void watchdog_stop(Comm *c);
-void comm_blocked(Comm *c, const char *call); /* from now on in it; NULL: no longer */
-/* Likewise, in something that is not MPI's: the watchdog takes control messages, asks and answers
- * meanwhile. */
+/* enters an MPI call in which it cannot answer; NULL: leaves it */
+void comm_blocked(Comm *c, const char *call);
+/* The same for a wait outside of MPI, during which the watchdog receives control messages, asks and
+ * answers. */
 void comm_waits_in(Comm *c, const char *what);
-void comm_print_line(const char *line); /* one write */
+void comm_print_line(const char *line); /* with a single write */
 
 #endif

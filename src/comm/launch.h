@@ -1,5 +1,4 @@
-/* How processes come to be several: what the environment says of the launcher that started this one, and
- * starting ranks. */
+/* Launching ranks, and what the environment says about the launcher that started this process. */
 #ifndef WEFT_COMM_LAUNCH_H
 #define WEFT_COMM_LAUNCH_H
 
@@ -10,49 +9,50 @@
 
 typedef struct LaunchedEnv {
     bool by_launcher;
-    int size, rank;                       /* as the launcher says; 0 and -1: it does not */
-    const char *variable, *rank_variable; /* of the environment: which says so; which holds the rank */
+    int size, rank; /* as the launcher says; 0 and -1 if it does not */
+    /* names of environment variables: the one that shows a launcher; the one with the rank */
+    const char *variable, *rank_variable;
 } LaunchedEnv;
 
-/* Looks for what mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun leave in the environment.
- */
+/* Looks for the environment variables that mpirun (Open MPI), mpiexec (MPICH, Intel MPI: PMI), PMIx and srun
+ * set. */
 LaunchedEnv launched_env_find(void);
-/* ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. One of them says
- * so (err->reported). */
+/* Fails with ERR_UNAVAILABLE when the launcher started several processes and MPI sees another number. Only
+ * one of them prints it (err->reported on the others). */
 ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *err);
 
-/* In a rank that launch_ranks started, before anything is printed: stdout and stderr past the launcher, where
- * the environment says so (LAUNCHED_STREAMS), and exit status (LAUNCHED_ENDS: the path of a file to which
- * each rank appends how it ends). */
+/* For a rank that launch_ranks started, before anything is printed. Redirects stdout and stderr past the
+ * launcher where the environment asks for it (LAUNCHED_STREAMS), and sets up the report of the exit status
+ * (LAUNCHED_ENDS: path of a file to which each rank appends how it ends). */
 void launched_streams(void);
 #define LAUNCHED_STREAMS "WEFT_RANK_STREAMS"
 #define LAUNCHED_ENDS "WEFT_RANK_ENDS"
 typedef struct RankReport {
     int rank, status; /* rank: as the launcher gave it, or -1 */
 } RankReport;
-/* The status that this rank is about to end with, for an end that does not go through exit(), which tells by
- * itself; signal handlers may. Nothing where the launcher's word is enough. */
+/* Reports the status that this rank is about to end with, for an end that does not go through exit(), which
+ * reports by itself. Safe in signal handlers. No-op where the launcher's own report is enough. */
 void launched_tell_end(int status);
 
-/* The path of this program, by /proc, into out. */
+/* Writes the path of this program, from /proc, to out. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err);
 
-/* Runs this program with `words` (the program's name first, ended by NULL) as so many ranks on this machine,
- * by mpirun, and waits for their end.
+/* Runs this program by mpirun as `ranks` ranks on this machine and waits for their end. `words` is the
+ * command line, with the program's name first and NULL last.
  *
- * The signals to stop (base/signals.h) reach every rank as SIGUSR1: a request to save and stop. A second
- * SIGINT reaches them as SIGUSR2, or as SIGINT where the launcher does not pass that on (launcher.h): on it
- * they are to end at once, unless they are through; those that do not are ended after ten seconds, which is
- * said, or by a third. mpirun has a process group of its own, so that a Ctrl-C reaches the ranks through this
- * process only; when this process dies the ranks get the request too. What mpirun itself says is left out
- * where it only repeats what the ranks or this function say.
+ * The stop signals (base/signals.h) reach every rank as SIGUSR1, a request to save and stop. A second SIGINT
+ * reaches the ranks as SIGUSR2, or as SIGINT where the launcher does not forward that (launcher.h); it asks
+ * them to end at once unless they are done. Ranks that have not ended ten seconds later are killed, with a
+ * message; a third SIGINT kills them immediately. mpirun has a process group of its own, so a Ctrl-C reaches
+ * the ranks only through this process. If this process dies the ranks get the stop request too. mpirun's own
+ * output is dropped where it only repeats what the ranks or this function print.
  *
- * Once a rank has ended the others have watchdog_s seconds (30 at least; 0: no limit) to end too. Those that
- * have not are named, and mpirun is told to end them: ERR_PEER.
+ * Once a rank has ended, the others have watchdog_s seconds (at least 30; 0: no limit) to end too. Ranks that
+ * have not are named, mpirun is told to end them, and the result is ERR_PEER.
  *
- * Returns the exit status of the ranks as a code, with err->reported set: they have said why. A rank that a
- * signal killed makes it 128 + N, and the message names rank and signal. MPICH's launcher kills the others by
- * SIGKILL: where that was the first one's signal too, all that it may have been are named. */
+ * Returns the exit status of the ranks as a code, with err->reported set because the ranks have printed why.
+ * If a signal killed a rank, the code is 128 + N and the message names rank and signal. MPICH's launcher
+ * kills the other ranks with SIGKILL; if the first rank also died of SIGKILL, all candidates are named. */
 ErrorCode launch_ranks(int ranks, char *const *words, double watchdog_s, Error *err);
 
 #endif

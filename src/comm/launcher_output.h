@@ -1,5 +1,5 @@
-/* What comes from mpirun's stderr: the ranks' messages, which pass, and its own remarks between two lines of
- * dashes, of which those go that only repeat what weft says better. */
+/* Filter for mpirun's stderr. The ranks' messages pass. mpirun's own remarks, which stand between two lines
+ * of dashes, are dropped where they only repeat what weft reports better. */
 #ifndef WEFT_COMM_LAUNCHER_OUTPUT_H
 #define WEFT_COMM_LAUNCHER_OUTPUT_H
 
@@ -8,15 +8,16 @@
 #include "base/text.h"
 
 typedef struct LauncherOutput {
-    Text line;  /* not ended yet; empty while it passes as it comes */
+    Text line;  /* not complete yet; empty while it passes as it comes */
     Text block; /* a remark, from its first dashes */
     bool passing;
-    int killed_rank, killed_by; /* by a signal, as mpirun noticed first; killed_by 0: none */
+    /* first rank that mpirun saw killed by a signal, and the signal; killed_by 0: none */
+    int killed_rank, killed_by;
 } LauncherOutput;
 
-/* Zero-initialise. Writes to stderr what may pass, as soon as it is clear that it may. */
+/* Zero-initialise. Writes to stderr what may pass, as soon as that is known. */
 void launcher_output_add(LauncherOutput *c, const char *bytes, size_t length);
-/* What is held back is taken as ended. */
+/* Treats what is held back as complete. */
 void launcher_output_flush(LauncherOutput *c);
 void launcher_output_free(LauncherOutput *c);
 

@@ -1,4 +1,4 @@
-/* What a configuration says of ranks and of messages between them. */
+/* Options of the mesh and of communication. */
 #ifndef WEFT_COMM_OPTIONS_H
 #define WEFT_COMM_OPTIONS_H
 
