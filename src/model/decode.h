@@ -8,27 +8,25 @@ typedef struct Decoder {
     Model model; /* shares the table of the model it was opened with */
     Device *device;
     const Weights *weights;
-    int64_t chunk; /* most tokens of one pass */
+    int64_t chunk; /* at most so many tokens in one pass */
     KeyValueCache cache;
     Pool pool;
     Microbatch batch;
     char *states[2], *keep, *scratch;
     float *logits, *rstd; /* [V], [1] */
-    int32_t
-        *fed; /* [positions] host memory: the sequence so far, where angles depend on its length; or NULL */
+    int32_t *fed; /* [positions] host memory: the sequence, if RoPE depends on its length; else NULL */
 } Decoder;
 
-/* What a decoder takes when it is opened so, of tensor memory. */
+/* Tensor memory, in bytes, that decoder_open takes. */
 size_t decoder_bytes(const Model *m, int64_t positions, int64_t chunk);
-/* weights stay the caller's, as does the device, whose scratch must be large enough for passes of `chunk`
- * tokens. */
+/* Borrows weights and device. The device's scratch must be large enough for passes of `chunk` tokens. */
 ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
                        int64_t chunk, Error *err);
 void decoder_close(Decoder *g);
 void decoder_restart(Decoder *g);       /* forgets the sequence */
 int64_t decoder_room(const Decoder *g); /* tokens that still fit */
-/* Adds `count` tokens (at most decoder_room) to the sequence; logits [V] host memory of the last one, or
- * NULL. */
+/* Appends `count` tokens (at most decoder_room) to the sequence. Writes the logits [V] of the last one to
+ * host memory, unless `logits` is NULL. */
 void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits);
 
 #endif

@@ -1,22 +1,23 @@
-/* The parameter table: what weights a model has, in canonical order, by unit. Everything that handles weights
- * - initialisation, optimizer, sharding, checkpoints, inspection - reads this table and nothing else. It is
- * made from the rows of the layers (layers/layer.h), where each kind of parameter is described once.
+/* The parameter table: all weights of a model, in canonical order, by unit. Initialisation, optimizer,
+ * sharding, checkpoints and inspection read this table and nothing else. It is built from the parameter rows
+ * of the layers (layers/layer.h), where each kind of parameter is described once.
  *
- * A unit is what is sharded, gathered, recomputed and updated together: unit 0 the embedding, units 1..L the
- * blocks, unit L+1 the final norm with the head.
+ * A unit is sharded, gathered, recomputed and updated as a whole: unit 0 is the embedding, units 1..L are the
+ * blocks, unit L+1 is the final norm with the head.
  *
  * Invariants of a unit's flat buffer
- *  1. It is cut into flats, one after the other: runs of parameters that are read in one dtype, and so can be
- *     held, cast, gathered and summed by themselves.
- *  2. q, k, v follow each other without a gap, and so do gate and up and their biases: each group is one
- *     matrix for the products, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h], as it is where a family stores
- *     the group as one parameter. Groups start at multiples of 16 elements.
- *  3. The table is ascending by (unit, flat, place); padding belongs to no parameter and stays zero.
- *  4. Experts follow each other, each with all its matrices: the k-th parameter of expert e is e steps behind
- *     that of the first expert, in the table as in the flat. They have a flat of their own: frozen are those
- *     of all experts, or all have gradients.
- *  5. A table has all parameters of the model, so that numbers mean the same on every rank. Experts that are
- *     on other ranks of ep are away: they have no place here. A stack of experts has those that are here. */
+ *  1. It is a sequence of flats. A flat is a run of parameters that are read in one dtype, and is held, cast,
+ *     gathered and reduced by itself.
+ *  2. q, k, v are contiguous, and so are gate and up, and their biases. Products see each group as one
+ *     matrix, [q;k;v] [(H+2G)*D, h] and [gate;up] [2I, h], as where a family stores the group as one
+ *     parameter. Groups start at multiples of 16 elements.
+ *  3. The table is ascending by (unit, flat, place). Padding belongs to no parameter and stays zero.
+ *  4. Experts follow each other, each with all its matrices: the k-th parameter of expert e is e strides
+ *     after that of expert 0, both in the table and in the flat. They have a flat of their own: the experts
+ *     of a unit are either all frozen or all trained.
+ *  5. The table lists all parameters of the model, so that indices mean the same on every rank. Experts of
+ *     other ranks of ep are marked remote and occupy no elements. Fused expert weights hold the local
+ *     experts. */
 #ifndef WEFT_MODEL_PARAMS_H
 #define WEFT_MODEL_PARAMS_H
 
@@ -25,101 +26,99 @@
 
 #include "model/config.h"
 
-/* What a model must have for a parameter to be there: all of the bits. */
+/* Conditions on a model under which a parameter exists: all bits must hold. */
 typedef enum When {
     WHEN_ALWAYS = 0,
     WHEN_QKV_BIAS = 1,
     WHEN_OUT_BIAS = 2, /* of attention */
     WHEN_MLP_BIAS = 4,
     WHEN_UNTIED = 8,
-    WHEN_QKV_SEPARATE = 16, /* q, k, v are three parameters, or one */
-    WHEN_QKV_FUSED = 32,
+    WHEN_QKV_SEPARATE = 16,      /* q, k, v are three parameters */
+    WHEN_QKV_FUSED = 32,         /* q, k, v are one parameter */
     WHEN_GATED = 64,             /* the MLP has a gate */
-    WHEN_GATE_UP_SEPARATE = 128, /* gate and up are two parameters (without gate: up is one), or one */
-    WHEN_GATE_UP_FUSED = 256,
-    WHEN_QK_NORM = 512,     /* queries and keys are, head by head */
-    WHEN_LAYER_NORM = 1024, /* norms have biases */
+    WHEN_GATE_UP_SEPARATE = 128, /* gate and up are two parameters; also up without a gate */
+    WHEN_GATE_UP_FUSED = 256,    /* gate and up are one parameter */
+    WHEN_QK_NORM = 512,          /* queries and keys are normed head by head */
+    WHEN_LAYER_NORM = 1024,      /* norms have biases */
     WHEN_LEARNED_POSITIONS = 2048,
-    WHEN_SINKS = 4096,            /* of attention */
-    WHEN_EXPERTS_SEPARATE = 8192, /* each has parameters of its own, or one parameter has those of all */
-    WHEN_EXPERTS_FUSED = 16384,
-    WHEN_EXPERT_BIAS = 32768,      /* and of their router */
+    WHEN_SINKS = 4096,             /* attention sinks */
+    WHEN_EXPERTS_SEPARATE = 8192,  /* each expert has parameters of its own */
+    WHEN_EXPERTS_FUSED = 16384,    /* one parameter holds all experts */
+    WHEN_EXPERT_BIAS = 32768,      /* experts and their router have biases */
     WHEN_CONV = 65536,             /* gates of recurrences go through a convolution */
-    WHEN_SHARED = 131072,          /* experts that all tokens meet */
-    WHEN_CORRECTION_BIAS = 262144, /* of experts, where they are chosen */
-    WHEN_LATENT_QUERIES = 524288,  /* queries of latent attention have a latent, or are made at once */
-    WHEN_WHOLE_QUERIES = 1048576,
-    WHEN_QK_ROW_NORM = 2097152, /* queries of a token are normed as one row, and so are its keys */
-    WHEN_BALANCE_BIAS = 4194304 /* as WHEN_CORRECTION_BIAS, in families whose files have none */
+    WHEN_SHARED = 131072,          /* shared experts: all tokens go through them */
+    WHEN_CORRECTION_BIAS = 262144, /* a bias is added to the scores by which experts are chosen */
+    WHEN_LATENT_QUERIES = 524288,  /* MLA: queries are made from a latent */
+    WHEN_WHOLE_QUERIES = 1048576,  /* MLA: queries are made directly from the hidden state */
+    WHEN_QK_ROW_NORM = 2097152,    /* queries of all heads of a token are normed as one row; so are keys */
+    WHEN_BALANCE_BIAS = 4194304    /* as WHEN_CORRECTION_BIAS, in families whose files have none */
 } When;
 
-/* What tensor parallelism cuts: nothing, the rows of a matrix (outputs: column-parallel, as Megatron calls
- * it, for it multiplies by the transpose; a vector is cut with them), or its columns (inputs:
- * row-parallel). */
+/* How tp shards a matrix: not at all; by rows, its outputs (Megatron's column-parallel: Megatron multiplies
+ * by the transpose; vectors of outputs are sharded too); or by columns, its inputs (row-parallel). */
 typedef enum TpStyle { REPLICATED, COLUMN_PARALLEL, ROW_PARALLEL } TpStyle;
 
-/* What a parameter is to an initialiser. */
+/* The role by which initialisers choose a distribution. */
 typedef enum InitRole {
-    ROLE_NORM, /* weight of a norm: it begins as the identity */
+    ROLE_NORM, /* weight of a norm, which starts as the identity */
     ROLE_ZEROS,
     ROLE_EMBEDDING,
     ROLE_POSITIONS, /* learned, added to the embedding */
     ROLE_HEAD,
-    ROLE_INNER, /* reads the stream: q, k, v, gate */
+    ROLE_INNER, /* reads the residual stream: q, k, v, gate */
     ROLE_UP,
-    ROLE_OUT,     /* adds to the stream: the attention's output, */
-    ROLE_DOWN,    /* and the MLP's, and a recurrence's */
-    ROLE_CONV,    /* taps */
-    ROLE_LAMBDA,  /* how fast a channel of HAWK forgets */
-    ROLE_STEP,    /* of Mamba-2: the bias of a head's steps, */
-    ROLE_DECAY,   /* how fast it forgets, */
-    ROLE_SKIP,    /* and how much goes past its state */
-    ROLE_ADAPTER, /* A of an adapter; its B begins with zeros */
+    ROLE_OUT,     /* attention's output projection */
+    ROLE_DOWN,    /* output projection of an MLP or a recurrence */
+    ROLE_CONV,    /* taps of a convolution */
+    ROLE_LAMBDA,  /* decay rate of a HAWK channel */
+    ROLE_STEP,    /* Mamba-2: dt_bias of a head */
+    ROLE_DECAY,   /* Mamba-2: A_log of a head */
+    ROLE_SKIP,    /* Mamba-2: D of a head */
+    ROLE_ADAPTER, /* A of an adapter; its B starts as zeros */
     INIT_ROLES
 } InitRole;
 
 /* The flats of a unit's buffer. A unit need not have all. */
 typedef enum Flat {
-    FLAT_VECTORS,        /* norms and biases, and what is joint: held in fp32 */
+    FLAT_VECTORS,        /* norms, biases and replicated matrices (param_is_joint): held in fp32 */
     FLAT_MATRICES,       /* read by products, in the compute dtype */
-    FLAT_EXPERTS,        /* so are these: ranks that share experts out hold other ones each */
-    FLAT_EXPERT_VECTORS, /* and of these, biases of experts, held in fp32 */
+    FLAT_EXPERTS,        /* likewise, of experts: sharded over ep */
+    FLAT_EXPERT_VECTORS, /* biases of experts, held in fp32: sharded over ep */
     FLAT_FROZEN,         /* matrices that are not trained: they have no gradient */
     FLAT_FROZEN_EXPERTS,
     FLATS,
-    GRADIENT_FLATS = FLAT_FROZEN /* those before it have one */
+    GRADIENT_FLATS = FLAT_FROZEN /* number of flats with a gradient; they come first */
 } Flat;
 
-/* A kind of parameter. Rows and columns, and their cut, are those of a matrix [outputs, inputs]; a family
- * that stores its matrices the other way round has them swapped in Param. */
+/* A kind of parameter. Rows, columns and TP style are those of a matrix [outputs, inputs]. Where a family
+ * stores its matrices transposed, Param has rows and columns swapped. */
 typedef struct ParamRow {
-    const char *name; /* Llama's; in blocks what follows "model.layers.N." */
+    const char *name; /* Llama's; in blocks the part after "model.layers.N." */
     Dim rows, cols;   /* a vector has no columns: DIM_NONE */
-    unsigned when;    /* When, together */
+    unsigned when;    /* mask of When */
     TpStyle tp;
     InitRole init;
-    bool decays;     /* weight decay is for it, unless asked otherwise */
-    bool fixed;      /* the bias of experts where they are chosen: no gradient ever changes it */
-    bool beside;     /* files of the family have no place for it: it is kept with the optimizer's states */
+    bool decays;     /* has weight decay by default */
+    bool fixed;      /* bias by which experts are chosen: never changed by a gradient */
+    bool beside;     /* files of the family cannot hold it: it is stored with the optimizer's states */
     bool continues;  /* follows the row before it without a gap (invariant 2) */
-    bool expert;     /* one for each expert, whose number takes the place of the name's `*` */
-    bool router;     /* of experts: on all ranks that share them */
-    bool latent;     /* makes latents: likewise on all ranks that share the heads made of them */
-    bool of_latents; /* makes heads of these: it reads them, of all tokens, and not the stream */
-    bool fused;      /* one for all experts: theirs one after the other, matrices as [inputs, outputs]; ranks
-                       that share experts out have a part of it each, unless it is a router's */
-    bool joint;      /* a matrix that ranks which share others each have all of: param_is_joint */
-    bool outside;    /* of blocks: its name is whole */
-    /* Of an adapter's A [r, inputs] and B [outputs, r]: the matrix that they are for. A model has such rows
-     * where adapters were put to it (param_table_adapt), never by its config.json. */
+    bool expert;     /* one for each expert, whose index replaces the `*` of the name */
+    bool router;     /* of experts: on all ranks of tp and ep */
+    bool latent;     /* makes MLA latents: on all ranks of tp, which shard the heads made from them */
+    bool of_latents; /* makes heads from latents: reads those of all tokens, not the stream */
+    bool fused;      /* one for all experts, one after the other, matrices as [inputs, outputs]; sharded over
+                       ep by expert, unless it is a router's */
+    bool joint;      /* a matrix that ranks of tp replicate: param_is_joint */
+    bool outside;    /* not in a block: its name has no prefix */
+    /* For A [r, inputs] and B [outputs, r] of an adapter: the row of the adapted matrix. A model has such
+     * rows once param_table_adapt has added adapters; its config.json never asks for them. */
     const struct ParamRow *adapts;
 } ParamRow;
 
-/* A matrix that products see as one of their own, though a family may store several as one parameter (q, k
- * and v; gate and up; MTP heads; those of all experts): rows and columns as stored, rows lie `row`
- * elements apart. */
+/* A matrix as products see it. A family may store several as one parameter (q, k and v; gate and up; MTP
+ * heads; those of all experts). Rows and columns are as stored; rows lie `row` elements apart. */
 typedef struct ParamMatrix {
-    int64_t first; /* element of the parameter */
+    int64_t first; /* index of its first element in the parameter */
     int64_t rows, cols, row;
 } ParamMatrix;
 enum { PARAM_MATRICES = 4 };
@@ -128,20 +127,19 @@ typedef struct Param {
     char name[80]; /* "model.layers.3.self_attn.q_proj.weight" */
     const ParamRow *row;
     int unit, layer;    /* layer is -1 outside blocks */
-    int expert;         /* 0 for what is no expert's */
-    bool remote;        /* an expert of another rank: it has no place here (invariant 5) */
+    int expert;         /* 0 if it belongs to no expert */
+    bool remote;        /* an expert of another rank: occupies no elements here (invariant 5) */
     int64_t rows, cols; /* a vector has cols == 0: shape [rows] */
-    int64_t fused;      /* experts here whose rows these are, as many each; 1: it is no stack */
-    bool transposed;    /* rows and cols are those of the row swapped: stored [inputs, outputs] */
+    int64_t fused;      /* local experts in it, each with rows / fused rows; 1: not fused */
+    bool transposed;    /* stored [inputs, outputs]: rows and cols of the row are swapped */
     int64_t count;      /* elements */
-    int64_t room;       /* that its place is for: count, or more (ModelConfig.vocab_room) */
-    bool frozen; /* not trained. A frozen vector, and a frozen matrix whose group is trained, has a gradient
-                           all the same, which nobody looks at */
+    int64_t room;       /* elements reserved for it: count, or more (ModelConfig.vocab_room) */
+    bool frozen; /* not trained. Vectors, and matrices whose group is trained, still have a gradient when
+                           frozen; it is not used */
     Flat flat;
-    size_t place;     /* elements before it in its flat; 0 where it is away */
-    int matrix_count; /* of each of the stack */
-    ParamMatrix
-        matrices[PARAM_MATRICES]; /* [matrix_count] itself, or what it is made of; a vector has none */
+    size_t place;                         /* offset in its flat, in elements; 0 if remote */
+    int matrix_count;                     /* per fused expert */
+    ParamMatrix matrices[PARAM_MATRICES]; /* [matrix_count]: itself, or its parts; a vector has none */
 } Param;
 
 typedef struct ParamTable {
@@ -152,69 +150,70 @@ typedef struct ParamTable {
     int64_t elements;       /* sum of count: the model's parameters */
 } ParamTable;
 
-/* Outputs of the matrices that a group of parameters, or one parameter of such a width, is made of: q, k, v;
- * gate, up; each MTP head; else itself. Returns how many. */
+/* Splits a width into the outputs of its matrices: q, k, v; gate, up; each MTP head; else itself. Returns the
+ * number of matrices. */
 int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]);
-/* Its matrices, in the order of their elements. */
+/* Its matrices, those of each fused expert in turn, in the order of their elements. */
 int param_matrices(const Param *p);
 ParamMatrix param_matrix(const Param *p, int k);
-/* The parameter as the model c has it, of which p may be what one rank has: its rows, columns, elements and
- * matrices. Its place is p's, and of a stack it has as many experts. */
+/* The unsharded parameter: p, which may be one rank's shard, with the rows, columns, elements and matrices
+ * that it has in the model c. Its place and its number of fused experts stay those of p. */
 Param param_whole(const ModelConfig *c, const Param *p);
-/* In files of the model c, of which p may be what one rank has: [rows], [rows, cols], of stacks [stack, ...];
- * returns how many dimensions. */
+/* Shape of the parameter in files of the model c, where p may be one rank's shard: [rows] or [rows, cols],
+ * with fused experts [experts, ...]. Returns the number of dimensions. */
 enum { PARAM_RANK = 3 };
 int param_shape(const ModelConfig *c, const Param *p, int64_t shape[PARAM_RANK]);
 
 /* With tied embeddings unit L+1 has no head parameter; the head reads the embedding. An MTP module's
  * parameters are in unit L+1 and have names of block L. */
 ErrorCode param_table_build(ParamTable *t, const ModelConfig *c, Error *err);
-/* Lays the table out anew, with frozen[i] of the parameters that it has now: frozen matrices, but for those
- * in one group with others that are trained, move to a flat of their own. Indices of parameters change. */
+/* Rebuilds the table with parameter i frozen where frozen[i]. Frozen matrices move to a flat of their own,
+ * unless others of their group are trained. Indices of parameters change. */
 ErrorCode param_table_freeze(ParamTable *t, const ModelConfig *c, const bool *frozen, Error *err);
-/* Puts adapters to the parameters of which adapted[i], matrices that have rows for them; c has their rank.
- * Indices of parameters change. */
+/* Rebuilds the table with an adapter for parameter i where adapted[i]: matrices whose layer has adapter rows.
+ * Their rank is c->adapter_rank. Indices of parameters change. */
 ErrorCode param_table_adapt(ParamTable *t, const ModelConfig *c, const bool *adapted, Error *err);
 void param_table_free(ParamTable *t);
 const Param *param_find(const ParamTable *t, const char *name); /* NULL if none */
-/* NULL if the unit has none. Of experts' rows: the first expert's, or that expert's. */
+/* NULL if the unit has none. For rows of experts: that of the first expert, or of the given one. */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row);
 const Param *param_of_expert(const ParamTable *t, int unit, const ParamRow *row, int expert);
-/* Elements from what an expert has of a row to what the next one has (invariant 4), be they one parameter; 0:
- * there is none here. */
+/* Stride in elements from one expert's parameter to the next one's (invariant 4), also within fused weights;
+ * 0: no next expert here. */
 int64_t param_expert_step(const ParamTable *t, const Param *first);
 /* A or B of the matrix's adapter; NULL where it has none. */
 typedef enum AdapterPart { ADAPTER_A, ADAPTER_B } AdapterPart;
 const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart which);
-/* What tp cuts of a parameter of this row: of an adapter the side along which its matrix is cut. */
+/* How tp shards a parameter of this row. Of an adapter, only the side along which its matrix is sharded is
+ * sharded too; the other is replicated. */
 TpStyle param_tp_style(const ParamRow *row);
-/* Whether it is the other side of an adapter, or the matrix of an MTP module, where ranks may share matrices:
- * joint. Each has all of it, and makes its gradient of own tokens, as a norm's. It lies with these. */
+/* Whether ranks of tp replicate it and each makes its gradient from local tokens only, as for a norm, so that
+ * gradients are summed over tp: the side of an adapter that is not sharded, and the matrix of an MTP module,
+ * where TP may shard the others. It lies in FLAT_VECTORS. */
 bool param_is_joint(const ModelConfig *c, const ParamRow *row);
-/* Whether ranks that share matrices each have all of it, and make its whole gradient of all tokens: routers,
- * what makes latents, adapters of that, and the joint sides of those that read latents. */
+/* Whether ranks of tp replicate it and each makes its complete gradient from all tokens: routers, matrices
+ * that make latents, adapters of these, and the replicated sides of adapters that read latents. */
 bool param_sees_all(const ParamRow *row);
-/* Whether a matrix of this row may have one: it is one that the unit's layers multiply by. */
+/* Whether a matrix of this row may have an adapter: the unit's layers have adapter rows for it. */
 bool param_can_adapt(const ModelConfig *c, int unit, const ParamRow *row);
 bool param_table_is_adapted(const ParamTable *t);
 static inline bool flat_of_experts(Flat flat) {
     return flat == FLAT_EXPERTS || flat == FLAT_EXPERT_VECTORS || flat == FLAT_FROZEN_EXPERTS;
 }
 static inline bool flat_of_vectors(Flat flat) { return flat == FLAT_VECTORS || flat == FLAT_EXPERT_VECTORS; }
-/* Whether ranks that share experts out have those of some each. */
+/* Whether ep shards it by expert. */
 static inline bool param_is_of_experts(const ParamRow *row) {
     return row->expert || (row->fused && !row->router);
 }
 /* Elements of a unit's buffer: of all its flats. */
 size_t param_unit_size(const ParamTable *t, int unit);
 
-/* At most so many kinds of parameters has a unit. */
-enum { UNIT_ROWS = 64 };
-/* The kinds of parameters that a unit may have, in canonical order but for vectors before matrices; returns
- * how many. Not all need be present. */
+enum { UNIT_ROWS = 64 }; /* most kinds of parameters in a unit */
+/* The kinds of parameters that a unit may have, in canonical order except that vectors come before matrices.
+ * Returns their number. A model need not have all of them: param_present. */
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]);
 bool param_present(const ModelConfig *c, const ParamRow *row);
-/* Experts of a stack that are here; 1: it is none. */
+/* Local experts in fused expert weights; 1: it is not fused. */
 int64_t param_fused_experts(const ModelConfig *c, const ParamRow *row);
 int64_t param_elements(const ModelConfig *c, const ParamRow *row);
 /* Parameters of this row in a unit: one, or one for each expert. */
@@ -227,19 +226,22 @@ int64_t param_copies(const ModelConfig *c, const ParamRow *row);
  *   lingua      everything cut at 3 std: embedding, head h^-0.5; q, k, v, gate, up h^-0.5; o h^-0.5 / f, down
  *               (its inputs)^-0.5 / f with f = sqrt(2 (L + 1))
  *   gpt2        N(0, 0.02), but o and down 0.02 / sqrt(2 L)
- * What reads the stream in a recurrence starts as a gate does, its output as down; taps of convolutions from
- * K^-0.5, cut at 3 std, and lambda so that a^(1/4) is from U(0.81, 0.998) where the gate is open (De et al.,
- * "Griffin", 2024), everywhere. So do a Mamba-2 head's A_log as the logarithm of U(1, 16), its dt_bias so
- * that a step is the exponential of U(log 0.001, log 0.1), and D as 1 (Dao & Gu, "Transformers are SSMs",
- * 2024). Learned positions start as the embedding of `normal` and of gpt2 does, elsewhere from N(0, 0.02).
- * Norms begin as the identity, whatever their weights then are. */
+ * With every initialiser:
+ *  - In a recurrence, matrices that read the stream start as a gate does, and the output matrix as down.
+ *  - Taps of convolutions have std K^-0.5, cut at 3 std.
+ *  - HAWK's lambda is such that a^(1/4) is from U(0.81, 0.998) where the gate is open (De et al., "Griffin",
+ *    2024).
+ *  - Mamba-2: A_log is the logarithm of U(1, 16), dt_bias is such that a step is the exponential of
+ *    U(log 0.001, log 0.1), and D is 1 (Dao & Gu, "Transformers are SSMs", 2024).
+ *  - Learned positions start as the embedding with `normal` and gpt2, else from N(0, 0.02).
+ *  - Norms start as the identity, whatever weights that takes. */
 #define INIT_NAMES(X) \
     X(INIT_NORMAL, "normal") X(INIT_TORCHTITAN, "torchtitan") X(INIT_LINGUA, "lingua") X(INIT_GPT2, "gpt2")
 typedef enum InitKind { INIT_NAMES(CHOICE_CONSTANT) INIT_KINDS } InitKind;
 typedef struct InitRule {
     double value;                 /* constant, when std is 0 */
     double std, lo, hi;           /* lo, hi in standard deviations */
-    double (*of)(double uniform); /* of a number from [0, 1), unless NULL: then it alone counts */
+    double (*of)(double uniform); /* if not NULL, the value as a function of a number from [0, 1) */
 } InitRule;
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std);
 
