@@ -1,27 +1,25 @@
-/* Which samples a run really used: a record of each step by each rank, and the proof that none was left out
- * or came twice.
+/* Records which samples a run used, by step and rank, and proves that none was left out or used twice.
  *
- * RUN/audit-00003.log, that of rank 3, is a file of lines that only grows, over all restarts:
+ * RUN/audit-00003.log, that of rank 3, is an append-only file of lines over all restarts:
  *
  *     begin attempt=1 after=6 rank=3 dp=1/2 writers=4 windows=120,30 mixture=3,1 seed=42 data=51c0...
  *         tokenizer=77e1... *5ce0a1f2
  *     step attempt=1 step=7 rank=3 dp=1/2 writers=4 | 24:0.0.17:1a2b3c4d 25:1.0.4:99887766 |
  *         26:0.0.3:5e6f7a8b ... *00c0ffee
  *
- * each on one line.
- * An attempt is one process of the run, counted from 0, which goes on after step `after`. After each bar come
- * the samples of a microbatch: number in the run, source.epoch.window that it stands for (data/sampler.h),
- * and a hash of the tokens that were trained on, taken from the batch itself. `writers` ranks write a record
- * of each step; together they are all dp ranks, and those that are the same dp rank (stages of a pipeline)
- * must have used the same samples.
+ * each on one line. An attempt is one process of the run, counted from 0, which continues after step `after`.
+ * Each bar starts the samples of a microbatch: number in the run, the source.epoch.window it maps to
+ * (data/sampler.h), and a hash of the tokens that were trained on, computed from the batch itself. `writers`
+ * ranks write a record of each step. Together they cover all dp ranks; those with the same dp rank (stages of
+ * a pipeline) must have used the same samples.
  *
- *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of what stands before
- *      " *"). Others are torn, by a kill, and mean nothing.
- *  A2. A step is recorded after it was made, and on the disk (audit_sync) before a checkpoint holds it. So a
- *      step whose records are not complete is in no checkpoint, unless records were lost.
- *  A3. Which attempt's step k is part of the run: the last attempt's, back to where it began; before that,
- *      those of the attempt whose checkpoint it began from, the latest before it that has step `after`; and
- *      so on. All else was done in vain. */
+ *  A1. A line is complete when its last word is its checksum (XXH3, low 32 bits, of the text before " *").
+ *      Other lines were torn by a kill and are ignored.
+ *  A2. A step is recorded after it was made, and is on disk (audit_sync) before a checkpoint contains it. So
+ *      a step with incomplete records is in no checkpoint, unless records were lost.
+ *  A3. The steps of the run are: those of the last attempt, back to its start; before that, those of the
+ *      attempt whose checkpoint it started from (the latest earlier attempt that has step `after`); and so
+ *      on. All other recorded steps were redone. */
 #ifndef WEFT_OBSERVE_AUDIT_H
 #define WEFT_OBSERVE_AUDIT_H
 
@@ -44,11 +42,11 @@ typedef struct AuditSample {
 
 typedef struct AuditWriter {
     int64_t attempt;
-    int rank, writers; /* of how many ranks that write */
+    int rank, writers; /* number of ranks that write */
     int dp_rank, dp_ranks;
 } AuditWriter;
 
-/* What samples are drawn from, and how. */
+/* The data that samples are drawn from, and how. */
 typedef struct AuditDraw {
     const char *mixture;          /* dataset_mixture */
     int64_t seed;                 /* of their order */
@@ -65,8 +63,8 @@ typedef struct AuditLog {
 /* Training sample k, with the hash of its `context` inputs and targets as they stand in a batch. */
 AuditSample audit_sample(const Dataset *d, uint64_t k, const int32_t *inputs, const int32_t *targets);
 
-/* The number of the next attempt: one more than any that is recorded in the directory. One rank asks, before
- * any rank opens its log, and tells the others. */
+/* The number of the next attempt: one more than the last recorded in the directory. One rank calls this
+ * before any rank opens its log, and broadcasts the result. */
 ErrorCode audit_next_attempt(const char *run_dir, int64_t *attempt, Error *err);
 /* Opens the log of who->rank and records that its attempt begins after step `after`. */
 ErrorCode audit_open(AuditLog *log, const char *run_dir, const AuditWriter *who, int64_t after,
@@ -81,7 +79,7 @@ ErrorCode audit_discard(const char *run_dir, Error *err);
 
 /* ---- reading ---- */
 
-/* A line, taken to pieces. `text` is in the mapped file. */
+/* A parsed line. `text` points into the mapped file. */
 typedef struct AuditRecord {
     bool begin;
     AuditWriter who;
@@ -94,7 +92,7 @@ typedef struct AuditRecord {
 } AuditRecord;
 
 typedef struct AuditRun {
-    char *dir; /* as it may be printed */
+    char *dir; /* escaped for printing */
     size_t file_count, count, torn;
     FileMap *files;
     AuditRecord *records; /* sorted: attempt, begin before step, step, dp_rank, rank */
@@ -114,22 +112,22 @@ typedef struct AuditUse {
 } AuditUse;
 
 typedef struct AuditFigures {
-    int64_t steps, attempts, redone; /* of the run; attempts recorded; steps done in vain */
+    int64_t steps, attempts, redone; /* of the run; recorded attempts; steps that were redone */
     double epochs;                   /* samples / windows of all sources */
     size_t use_count, violations;
     AuditUse *uses; /* [use_count] of the steps of the run, by sample; freed by audit_figures_free */
 } AuditFigures;
 
-/* Requires that records of every rank are there for each step of the run, that its samples are 0, 1, 2, ...
- * each once, that no window comes twice in an epoch and none is missing from one that is over, that a window
- * always has the same tokens, and that all attempts drew from the same data in the same way. `saved` is the
- * step of the newest checkpoint, 0 for none: up to there nothing may be missing; behind it the last step may
- * be unfinished. What is found goes to `out`, up to 20 violations among it; any makes ERR_DATA. */
+/* Checks that each step of the run has records of every rank, that its samples are 0, 1, 2, ... each once,
+ * that no window repeats within an epoch and none is missing from a finished one, that a window always has
+ * the same tokens, and that all attempts drew from the same data in the same way. `saved` is the step of the
+ * newest checkpoint, 0 for none: up to it nothing may be missing; after it the last step may be incomplete.
+ * Appends the findings to `out`, with up to 20 violations; any violation is ERR_DATA. */
 ErrorCode audit_check(const AuditRun *run, int64_t saved, AuditFigures *figures, Text *out, Error *err);
 void audit_figures_free(AuditFigures *f);
 
-/* Requires that two runs have used the same samples, with the same tokens, in each step; ERR_DATA names the
- * first difference. */
+/* Checks that two runs used the same samples, with the same tokens, in each step. ERR_DATA names the first
+ * difference. */
 ErrorCode audit_compare(const char *name_a, const AuditFigures *a, const char *name_b, const AuditFigures *b,
                         Error *err);
 

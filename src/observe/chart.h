@@ -1,7 +1,6 @@
-/* Line charts as inline SVG, for pages that must stand alone: no scripts or fonts from elsewhere, colours by
- * CSS classes of the page (series s1, s2, ...). A chart costs bytes by its pixels, not by its points: a
- * column of pixels keeps its least and its greatest value, so that a spike of one step in a million stays
- * visible. */
+/* Line charts as inline SVG for self-contained pages: no external scripts or fonts, colours by CSS classes of
+ * the page (series s1, s2, ...). A chart's size depends on its pixels, not its points: each column of pixels
+ * keeps its minimum and maximum, so that a spike of one step in a million stays visible. */
 #ifndef WEFT_OBSERVE_CHART_H
 #define WEFT_OBSERVE_CHART_H
 
@@ -11,7 +10,7 @@
 #include "base/text.h"
 
 typedef struct ChartSeries {
-    const char *name;    /* NULL: not in the key */
+    const char *name;    /* NULL: not in the legend */
     const char *style;   /* CSS class: "s1" */
     const double *x, *y; /* x ascends; points with y not finite are gaps */
     size_t count;
@@ -28,7 +27,7 @@ typedef struct ChartMark {
 
 typedef struct Chart {
     const char *id, *title, *unit; /* id: letters only */
-    const char *dots;              /* what lines with dots are, beside others without; NULL: not said */
+    const char *dots;              /* legend of lines with dots among others without; NULL: none */
     const ChartSeries *series;
     size_t series_count;
     const ChartMark *marks;
@@ -40,16 +39,16 @@ typedef struct Chart {
     int width, height; /* in CSS pixels at full size */
 } Chart;
 
-/* Adds a <figure>. A chart without a finite point says so. */
+/* Appends a <figure>. A chart without a finite point says so in its place. */
 void chart_write(Text *out, const Chart *c);
 
-/* Text for HTML, attributes included. */
+/* Appends text escaped for HTML, also within attributes. */
 void html_puts(Text *out, const char *text);
 
-/* Up to `max` round positions covering [low, high] from inside; returns how many, and their distance. */
+/* Writes up to `max` round positions inside [low, high]; returns their number, and their spacing in *step. */
 size_t chart_ticks(double low, double high, int wanted, double *out, size_t max, double *step);
-/* Exponential moving averages from both ends, bias-corrected, and the mean of the two: it does not lag behind
- * a falling curve. Non-finite values stay as they are and are passed over. */
+/* The mean of bias-corrected exponential moving averages from both ends, so that it does not lag behind a
+ * falling curve. Non-finite values are kept and skipped. */
 void chart_smooth(const double *y, size_t count, double span, double *out);
 
 #endif

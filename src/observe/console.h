@@ -1,6 +1,5 @@
-/* The run as a person sees it on stderr: one line a logged step, in the form that users of TorchTitan read
- * without thinking, and between them, on a terminal, a live line with the run's progress. Colour only adds:
- * what matters is also said in words. */
+/* Progress on stderr: one line per logged step, in TorchTitan's form, and on a terminal a live status line
+ * between them. Colour is redundant: everything is also said in words. */
 #ifndef WEFT_OBSERVE_CONSOLE_H
 #define WEFT_OBSERVE_CONSOLE_H
 
@@ -9,18 +8,18 @@
 /* All on one line:
  *     step:  10  loss:  5.12345  grad_norm:  1.2345  memory:  1.23GiB(5.10%)  tps: 12,345  tflops: 0.21
  *     mfu: 61.20%  data: 0.1%  lr: 3.00e-04  eta: 3m05s  SPIKE
- * With a rank of 0 or more the line begins with "[rank 3] "; CONSOLE_UNNAMED leaves that out. Probes
- * and sources have no line. */
+ * With a rank of 0 or more the line begins with "[rank 3] "; CONSOLE_UNNAMED omits that. Probes and sources
+ * have no line. */
 #define CONSOLE_UNNAMED (-1)
 void console_record(MetricsKind kind, const void *record, int rank);
 
-/* The live line; nothing where stderr is no terminal. At most ten redraws a second, but for those `at_once`:
- * before the line of a step, so that the live line below it is not of an earlier one. Clear it before the
- * program ends. */
+/* Redraws the live line if stderr is a terminal, at most ten times a second. `at_once` bypasses that limit:
+ * use it before the line of a step, so that the live line below it is not of an earlier one. Clear it before
+ * the program ends. */
 void console_status(const StepMetrics *m, bool at_once);
 void console_clear(void);
 
-/* The same as text, without a newline. `width` is the room for the live line. */
+/* The same as text, without a newline. `width`: columns available for the live line. */
 void console_format_step(Text *out, const StepMetrics *m, bool colour);
 void console_format_validation(Text *out, const ValidationMetrics *v, bool colour);
 void console_format_task(Text *out, const TaskMetrics *m, bool colour);

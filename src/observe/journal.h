@@ -1,10 +1,10 @@
-/* RUN/journal.jsonl: what happened to a run, one JSON object a line, never rewritten:
+/* RUN/journal.jsonl: the events of a run, one JSON object per line, append-only:
  *
  *     {"time": "2026-01-31T12:34:56Z", "event": "checkpoint", "step": 500, "bytes": 75497472}
  *
- * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line
- * starts afresh. Events that somebody may have to account for (all but validations, evaluations and spikes)
- * are on the disk when journal_add returns. */
+ * Each line is one write(2) in append mode, so a crash tears at most the last one, and the next line starts
+ * on a fresh line. journal_add syncs all events to disk before it returns, except validations, evaluations
+ * and spikes. */
 #ifndef WEFT_OBSERVE_JOURNAL_H
 #define WEFT_OBSERVE_JOURNAL_H
 
@@ -17,21 +17,21 @@
 #define JOURNAL_FILE "journal.jsonl"
 
 typedef enum JournalEvent {
-    JOURNAL_READ, /* before "started" or "resumed": the files that a start has read */
+    JOURNAL_READ, /* before "started" or "resumed": the files read at start */
     JOURNAL_STARTED,
     JOURNAL_RESUMED,
     JOURNAL_RESTARTED, /* by a supervisor; before "started" or "resumed" */
-    JOURNAL_CHANGED,   /* what is other from here on than in the run that goes on; after "resumed" */
+    JOURNAL_CHANGED,   /* after "resumed": what differs from here on */
     JOURNAL_CHECKPOINT,
-    JOURNAL_BEST, /* the checkpoint of this step is better than those before it */
+    JOURNAL_BEST, /* this step's checkpoint is the best so far */
     JOURNAL_VALIDATION,
     JOURNAL_EVALUATION, /* by tasks */
     JOURNAL_NONFINITE,
     JOURNAL_SPIKE,
     JOURNAL_DIVERGED, /* replicas differ */
-    JOURNAL_MEMORY,   /* of GPUs: what has taken what; less is free than was */
+    JOURNAL_MEMORY,   /* GPU memory: users, or less free than before */
     JOURNAL_TRACED,   /* metrics.trace: a step, planned and measured */
-    JOURNAL_COMMAND,  /* metrics.command: what became of the program */
+    JOURNAL_COMMAND,  /* metrics.command: the program started, ended or lost records */
     JOURNAL_STOPPED,
     JOURNAL_FAILED,
     JOURNAL_FINISHED,
@@ -39,9 +39,9 @@ typedef enum JournalEvent {
 } JournalEvent;
 const char *journal_event_name(JournalEvent event); /* "started" */
 
-/* A number that belongs to an event. Report reads, of "started" or "resumed": parameters, tokens_per_step,
- * total_steps, flops_per_token, peak_flops, threads, planned_bytes (the total that the plan prints, of rank
- * 0). */
+/* A number that belongs to an event. The report reads these from "started" or "resumed": parameters,
+ * tokens_per_step, total_steps, flops_per_token, peak_flops, threads, planned_bytes (the total in rank 0's
+ * plan). */
 typedef struct JournalFact {
     const char *name;
     double value;
@@ -61,13 +61,13 @@ typedef struct JournalFile {
     const char *kind, *path;
     int64_t files, bytes;
     char sha256[65]; /* "": not known, and neither are bytes */
-    bool sampled;    /* the digest is of a sample of them, and of no file */
+    bool sampled;    /* the digest is of a sample of the files */
 } JournalFile;
-/* As journal_add, of JOURNAL_READ. */
+/* As journal_add, for JOURNAL_READ. */
 ErrorCode journal_add_files(Journal *j, int64_t step, const JournalFile *files, size_t count, Error *err);
 void journal_close(Journal *j);
 
-/* Reading. Lines that are no entries (a torn one) are skipped. */
+/* Reading. Lines that are not entries (a torn one) are skipped. */
 typedef struct JournalEntry {
     char *time, *event, *detail;
     int64_t step;

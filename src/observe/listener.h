@@ -1,16 +1,15 @@
-/* A program of the user's that gets the records of a run as they are made: metrics.command.
+/* Runs a user's program that receives the records of a run as they are made (metrics.command).
  *
- * It is started once, by rank 0, before the first step: the words of the list are its argv as they stand, the
- * first is looked up in PATH. No shell takes part, nothing is split, quoted or expanded. It runs in the
- * directory of the run's process and in a process group of its own (a Ctrl-C meant for the run does not end
- * it before the last record), with WEFT_RUN_DIR, the absolute run directory, in its environment, with signals
- * as any program expects them, and with no open file of the run. Its stdin gets the lines of metrics.jsonl,
- * then the end of the file; what it prints goes to RUN/metrics-command.log.
+ * Rank 0 starts it once, before the first step. The words of the list are its argv unchanged, and the first
+ * is looked up in PATH. There is no shell: nothing is split, quoted or expanded. It runs in the working
+ * directory of the run's process and in its own process group (so that a Ctrl-C for the run does not end it
+ * before the last record). WEFT_RUN_DIR in its environment is the absolute run directory. Signals have their
+ * defaults, and it inherits no open file of the run. Its stdin gets the lines of metrics.jsonl, then end of
+ * file. Its output goes to RUN/metrics-command.log.
  *
- * A run is neither stopped nor slowed by it. The pipe to it takes what fits and never waits: a record that
- * does not fit is left out and counted. A program that cannot be started or ends early is done without. At
- * the end of the run it has metrics.command_wait_s to finish; then it is sent SIGTERM, and a second later
- * SIGKILL. */
+ * It neither stops nor slows a run. Writes to its pipe never block: a record that does not fit is dropped and
+ * counted. If it cannot be started or ends early, the run continues without it. At the end of the run it has
+ * metrics.command_wait_s to finish; then it gets SIGTERM, and a second later SIGKILL. */
 #ifndef WEFT_OBSERVE_LISTENER_H
 #define WEFT_OBSERVE_LISTENER_H
 
@@ -24,20 +23,20 @@
 #define LISTENER_LOG "metrics-command.log"
 
 typedef struct Listener {
-    int fd;      /* of the pipe; -1: none */
+    int fd;      /* write end of the pipe; -1: none */
     pid_t child; /* 0: none */
     char *name;  /* as it may be printed */
     int64_t taken, left_out;
-    bool reported; /* of the first record that was left out */
+    bool reported; /* the first dropped record was reported */
 } Listener;
 
-/* Each of these puts into `said` what there is to say, in one sentence, and at most once in a run: that it
- * could not be started; that it ended; that a record was left out; at the end, how many were, and that it had
- * to be ended. words[0] exists. `said` stays empty when there is nothing. */
+/* Each function sets `message` to a sentence to report, or leaves it empty. Each of these is reported at most
+ * once per run: it could not be started; it ended; a record was dropped; at the end, how many were dropped,
+ * and that it had to be killed. words[0] exists. */
 void listener_open(Listener *l, const char *run_dir, size_t count, char *const *words, Text *message);
 /* A record, a line with its newline. */
 void listener_send(Listener *l, const char *line, size_t length, Text *message);
-/* Waits at most `seconds`, and a little. A listener that is not open, or zeroed, is fine. */
+/* Waits at most `seconds` plus the time to kill it. A listener that is zeroed or not open is fine. */
 void listener_close(Listener *l, double seconds, Text *message);
 
 #endif

@@ -1,5 +1,5 @@
-/* A curve in a terminal: braille dots (two by four a character), or asterisks where the locale is not UTF-8.
- */
+/* Curves in a terminal: braille dots (two by four per character), or asterisks where the locale is not
+ * UTF-8. */
 #ifndef WEFT_OBSERVE_PLOT_H
 #define WEFT_OBSERVE_PLOT_H
 
@@ -16,19 +16,20 @@ typedef struct PlotCurve {
 
 #define PLOT_CURVES 8 /* at most, in one drawing */
 
-/* Adds `rows` lines of at most `columns` characters with the curves, their axis on the left, and one line
- * with the ends of x below. At least 20 columns and 3 rows are used. Nothing when there is no point. Several
- * curves are told apart by colour, or, without, drawn as letters: plot_key says which, "*" is where they
+/* Appends `rows` lines of at most `columns` characters with the curves, the y axis on the left, and one line
+ * with the ends of x below. Uses at least 20 columns and 3 rows. Draws nothing when there is no point.
+ * Several curves differ by colour, or without colour are drawn as letters (plot_key); "*" marks where they
  * meet. */
 void plot_curves(Text *out, const PlotCurve *curves, size_t count, int columns, int rows, bool unicode,
                  bool colour);
 /* One curve, in no colour. */
 void plot_curve(Text *out, const double *x, const double *y, size_t count, int columns, int rows,
                 bool unicode);
-/* Adds the letter of a curve, in its colour. */
+/* Appends the letter of a curve, in its colour. */
 void plot_key(Text *out, size_t curve, bool colour);
 
-/* By LC_ALL, LC_CTYPE, LANG: the program itself stays in the C locale, so that numbers keep their dots. */
+/* Reads LC_ALL, LC_CTYPE and LANG: the program itself stays in the C locale, so that numbers keep their
+ * decimal point. */
 bool plot_locale_is_utf8(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* One self-contained HTML page about a run: its facts, its curves, its journal, its configuration; or about
- * several, over each other. Works from file://, asks nothing of the network, and needs no script to be read
+/* One self-contained HTML page about a run (its facts, curves, journal and configuration) or about several
+ * runs in the same charts. It works from file://, makes no network requests, and needs no script to be read
  * (a few lines add a read-out under the pointer). */
 #ifndef WEFT_OBSERVE_REPORT_H
 #define WEFT_OBSERVE_REPORT_H
@@ -8,12 +8,12 @@
 #include "base/text.h"
 #include "observe/compare.h"
 
-/* Where it is written, if nothing else is said: in the run; of several, in the current directory. */
+/* Default file names: in the run directory; for several runs, in the current directory. */
 #define REPORT_FILE "report.html"
 #define COMPARISON_FILE "comparison.html"
 
 void report_write_runs(Text *html, const Runs *runs);
-/* Of one run. Reads RUN/metrics.jsonl and, where they are, RUN/journal.jsonl, RUN/config.yaml and
+/* The page of one run. Reads RUN/metrics.jsonl and, if they exist, RUN/journal.jsonl, RUN/config.yaml and
  * RUN/trace.json. */
 ErrorCode report_write(Text *html, const char *run_dir, Error *err);
 

@@ -1,11 +1,10 @@
-/* TensorBoard event files, written by hand: a sequence of records
+/* TensorBoard event files, written without a library: a sequence of records
  *
  *     u64 length | u32 masked CRC-32C of length | data | u32 masked CRC-32C of data          (little-endian)
  *
- * whose data is a protocol buffer Event. The first record is file_version "brain.Event:2". A process appends
- * to a file of its own; one that resumes says so (a SessionLog START), and TensorBoard then drops the steps
- * that are run again. Records reach the disk's cache at least every few seconds, so a running TensorBoard
- * follows. */
+ * whose data is a protocol buffer Event. The first record is file_version "brain.Event:2". Each process
+ * writes its own file. A resumed one begins with a SessionLog START, so that TensorBoard drops the steps that
+ * are run again. Records are written out at least every few seconds, so a running TensorBoard follows. */
 #ifndef WEFT_OBSERVE_TENSORBOARD_H
 #define WEFT_OBSERVE_TENSORBOARD_H
 
@@ -16,11 +15,11 @@
 
 typedef struct TensorBoard TensorBoard;
 
-/* Makes RUN/tensorboard and a new event file in it, beside older ones. `resumed` is the last step done
- * before, 0 for a fresh run. */
+/* Creates a new event file in RUN/tensorboard, alongside older ones. `resumed` is the last completed step, 0
+ * for a fresh run. */
 ErrorCode tensorboard_open(TensorBoard **tb, const char *run_dir, int64_t resumed, Error *err);
-/* The figures of a record, of the struct of its kind. Values that are not finite are left out. Tags are
- * "train/loss", "speed/mfu_percent", "validation/loss", of a set "validation/NAME/loss", "task/NAME/acc",
+/* Adds the metrics of a record, the struct of its kind. Values that are not finite are left out. Tags are
+ * "train/loss", "speed/mfu_percent", "validation/loss", "validation/NAME/loss" (named set), "task/NAME/acc",
  * "probe/layers.3/output_rms", "source/NAME/loss". */
 ErrorCode tensorboard_add(TensorBoard *tb, MetricsKind kind, const void *record, Error *err);
 /* Text for the Text tab, as Markdown: the configuration, a sample. */

@@ -1,13 +1,14 @@
-/* RUN/trace.json: some steps as they ran and as they were planned, in the trace event format that Perfetto
+/* RUN/trace.json: some steps as measured and as planned, in the trace event format that Perfetto
  * (https://ui.perfetto.dev) and Chrome (about:tracing) open.
  *
  * A rank is a process with two tracks. "planned": the cells of its schedule ("0F2": stage 0, forward of
  * microbatch 2), simulated with measured costs. "measured": every action of its program ("FWD 4 m2"), with
- * its unit, microbatch and stage; what it waited for other ranks is a slice "wait" inside. Arrows go from a
- * SEND to the pass that takes its message. Times are microseconds since the first traced step began.
+ * its unit, microbatch and stage; time spent waiting for other ranks is a nested slice "wait". Arrows go from
+ * a SEND to the pass that receives its message. Times are microseconds since the start of the first traced
+ * step.
  *
- * What reads it back is the report, so the file is trusted with nothing: whatever it says, a Timing comes out
- * that is safe to draw and to predict from, or an error. */
+ * The report reads the file back and does not trust it: parsing gives either an error or a Timing that is
+ * safe to draw and to predict from. */
 #ifndef WEFT_OBSERVE_TRACE_H
 #define WEFT_OBSERVE_TRACE_H
 
@@ -16,7 +17,7 @@
 
 #define TRACE_FILE "trace.json"
 
-/* The prediction must be of this timing. */
+/* `p` must be the prediction for this timing. */
 void trace_format(const Timing *t, const Prediction *p, Text *out);
 ErrorCode trace_write(const char *path, const Timing *t, const Prediction *p, Error *err);
 
