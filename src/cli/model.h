@@ -1,4 +1,4 @@
-/* A trained model opened for use: what eval and generate share. */
+/* A trained model opened for inference: shared by eval and generate. */
 #ifndef WEFT_CLI_MODEL_H
 #define WEFT_CLI_MODEL_H
 
@@ -9,62 +9,62 @@
 #include "tokenizer/tokenizer.h"
 #include "engine/engine.h"
 
-/* Opened in two steps, so that what goes to the model can be read, and the memory that it takes be known,
- * before its weights are loaded. */
+/* Opened in two steps, so that the model's input can be read, and the memory it needs be known, before
+ * weights are loaded. */
 typedef struct OpenModel {
     char *dir;          /* where its files are */
-    AdapterDir adapter; /* on it; of others empty */
+    AdapterDir adapter; /* its adapter; otherwise empty */
     Tokenizer *tokenizer;
     Device device;
     Layout layout;
     RankPlan plan; /* inference only */
-    /* What a run would be told of passes and ranks; the rest of it is as by default. */
+    /* Configuration of passes and ranks as a run would have it; all else is default. */
     Config config;
     OptionSet set;
     Comm *comm;
-    bool alone;     /* comm is the model's own: of this process alone */
+    bool alone;     /* the model owns comm, of this process alone */
     Engine *engine; /* NULL before load_model */
-    TokenList ends; /* ids that end a text: of config.json, generation_config.json and the tokenizer */
+    TokenList ends; /* ids that end a text, from config.json, generation_config.json and the tokenizer */
 } OpenModel;
 
-/* Passes that the engine is made for. */
+/* Shapes of the engine's passes. */
 typedef struct PassShape {
-    int64_t context;   /* longest sequence; 0: what the model is for, but no more than `most` */
+    int64_t context;   /* longest sequence; 0: the model's context, at most `most` */
     int64_t most;      /* 0: no limit */
-    int64_t sequences; /* of `context` tokens in a pass; 0: passes of `tokens` tokens */
+    int64_t sequences; /* of `context` tokens per pass; 0: passes of `tokens` tokens */
     int64_t tokens;
 } PassShape;
 
-/* Ranks that share a model out, or its work: a Comm without a mesh as yet, and how its ranks are laid, by
- * keys of that section, "mesh.pp=2", the degrees whose bits passes have, "numerics.canonical_tp=4", and how
- * long they wait for each other, "comm.watchdog_s=60". */
+/* The ranks that shard a model or split its work: a Comm without a mesh yet; and keys: the layout of ranks
+ * ("mesh.pp=2"), the degrees whose bits the passes reproduce ("numerics.canonical_tp=4"), and how long ranks
+ * wait for each other ("comm.watchdog_s=60"). */
 typedef struct ModelRanks {
     Comm *comm;
     int key_count;
     const char *const *keys;
 } ModelRanks;
 
-/* Whether a word is about one of these. */
+/* Whether a word sets one of these keys. */
 bool model_is_key(const char *word);
-/* Before anything is opened, or started: refused unless so many ranks can be laid so. */
+/* Fails unless `size` ranks can be laid out by these keys. Call it before anything is opened or started. */
 ErrorCode model_check_ranks(const ModelRanks *ranks, int size, Error *err);
 
-/* How long they wait; as a run has it by default, where no key says so. */
+/* How long ranks wait for each other: the key's value, or a run's default. */
 ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err);
 
-/* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Flags
- * --tokenizer, --base, --compute, --device, --threads of the verb are obeyed. ranks: NULL for this process
- * alone; else all of them call it, with the same model, and a failure of one is that of all. Close it also
- * after a failure. */
+/* `where` is a model directory, an adapter, a checkpoint, or a run directory (its newest checkpoint). Uses
+ * the verb's flags --tokenizer, --base, --compute, --device, --threads. ranks: NULL for this process alone;
+ * otherwise collective: all ranks call it with the same model, and all fail if one fails. Close the model
+ * also after a failure. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                      const ModelRanks *ranks, Error *err);
-/* Reports the memory that is needed, takes it, and loads the weights. ERR_MEMORY, before any is taken, where
- * less is free. Collective, as open_model. */
+/* Reports the needed memory, allocates it, and loads the weights. ERR_MEMORY, before anything is allocated,
+ * if less is free. Collective, as open_model. */
 ErrorCode load_model(OpenModel *m, const NeedsSpec *needs, Error *err);
 void close_model(OpenModel *m);
 bool model_ends_text(const OpenModel *m, int32_t id);
 
-/* Of --dtype: fp32 unless asked otherwise, so that what is written is what was trained, to the bit. */
+/* The type of --dtype; fp32 by default, so that stored weights are bit for bit the trained ones. */
 ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err);
 
 /* clang-format off */

@@ -1,16 +1,16 @@
-/* Between the files of a template:
+/* Shared by the files of template/:
  *
  *     lex.c        text and tags; tokens within tags
- *     parse.c      statements and expressions, to a tree of nodes
- *     value.c      what expressions are worth, and how it is written out
+ *     parse.c      statements and expressions into a syntax tree
+ *     value.c      values of expressions, and their output
  *     builtins.c   filters, tests, methods, functions: tables
- *     format.c     Python's two ways to put values into a text
- *     run.c        walks the tree
- *     growth.c     renders a conversation message by message, without beginning anew
+ *     format.c     Python's % operator and str.format
+ *     run.c        evaluates the tree
+ *     growth.c     renders a conversation message by message, without starting over
  *
- *  J1. Nodes and the strings in them lie in the template's arena; values of a rendering in its own, which is
- *      freed as a whole. Nothing is freed by itself.
- *  J2. Values are constant but for namespaces, as in the sandbox that transformers runs templates in. */
+ *  J1. Nodes and the strings in them are in the template's arena. Values of a rendering are in an arena of
+ *      its own. Arenas are freed as a whole, never by item.
+ *  J2. Values are constant except namespaces, as in the sandbox in which transformers runs templates. */
 #ifndef WEFT_TEMPLATE_INTERNAL_H
 #define WEFT_TEMPLATE_INTERNAL_H
 
@@ -28,11 +28,11 @@ void arena_free(Arena *a);
 /* ---- values ---- */
 
 typedef enum ValueKind {
-    VALUE_UNDEFINED, /* text: the name that was looked for */
+    VALUE_UNDEFINED, /* bytes: the undefined name */
     VALUE_NONE,
     VALUE_BOOL,
     VALUE_INT,
-    VALUE_LONG, /* a whole number beyond 64 bits: its digits, as JSON has them */
+    VALUE_LONG, /* an integer beyond 64 bits: its digits, as JSON has them */
     VALUE_FLOAT,
     VALUE_STRING,
     VALUE_LIST,
@@ -41,14 +41,14 @@ typedef enum ValueKind {
     VALUE_MACRO
 } ValueKind;
 
-/* How a list came about: tuples print otherwise, and what Python makes item by item has no text. A string may
- * be Markup, which escapes what is joined to it for HTML (filters safe and escape). */
+/* Origin of a list: tuples print differently, and Python's views and iterators have no text. A string may be
+ * Markup, which HTML-escapes everything that is joined to it (filters safe and escape). */
 typedef enum ValueForm { FORM_PLAIN, FORM_TUPLE, FORM_VIEW, FORM_MARKUP } ValueForm;
 
-/* A rendering of more messages may have more of it, or another one (growth.c). */
+/* Whether a rendering with more messages may change the value (growth.c). */
 typedef enum Open {
     CLOSED,
-    OPEN,       /* a list that may go on; of a loop, what its end decides */
+    OPEN,       /* a list that may grow; in a loop, what depends on its end */
     OPEN_PROMPT /* add_generation_prompt */
 } Open;
 
@@ -57,10 +57,10 @@ typedef struct Value {
     ValueForm form;
     Open open;
     union {
-        int64_t integer; /* of a bool: 0, 1 */
+        int64_t integer; /* bool: 0, 1 */
         double number;
-        const char *bytes;         /* [size] UTF-8, and what a caller put between; of a long one its digits */
-        const struct Value *items; /* [size] of a dict [2 size]: key, value, key, value */
+        const char *bytes;         /* [size] UTF-8, with a caller's marks between; VALUE_LONG: digits */
+        const struct Value *items; /* [size]; dict: [2 size] key, value, key, value */
         struct Namespace *space;
         const struct Node *macro;
     };
@@ -70,7 +70,7 @@ typedef struct Value {
 typedef struct Namespace {
     Value *items; /* [2 count] */
     size_t count, capacity;
-    struct Namespace *before; /* the one that was made before it */
+    struct Namespace *before; /* the previously created one */
 } Namespace;
 
 static inline Value value_bool(bool truth) { return (Value){.kind = VALUE_BOOL, .integer = truth}; }
@@ -84,9 +84,9 @@ static inline Value value_list(const Value *items, size_t size) {
 Value value_word(const char *word);
 /* A copy in the arena. */
 Value value_copy(Arena *a, const char *bytes, size_t size);
-/* The whole number of these digits, with or without a sign, of any size. */
+/* The integer with these digits, with or without a sign, of any size. */
 Value value_whole(Arena *a, const char *digits);
-/* Texts in it stay the tree's, unless they are copied. */
+/* Without `copies`, strings still point into `item`. */
 Value value_of_json(Arena *a, const cJSON *item, bool copies);
 
 bool value_truth(const Value *v);
@@ -97,30 +97,30 @@ double value_number(const Value *v);
 int value_order(const Value *a, const Value *b);
 /* The value of a key of a dict or namespace; NULL when it has none. */
 const Value *value_member(const Value *v, const char *key, size_t length);
-/* The same for any key of a dict. */
+/* The same for a dict's key of any kind. */
 const Value *value_item(const Value *dict, const Value *key);
-bool value_is_key(const Value *v);           /* what a dict may have for a key: texts, numbers, none */
+bool value_is_key(const Value *v);           /* valid dict keys: strings, numbers, none */
 const char *value_kind_name(const Value *v); /* for messages */
 void value_print(const Value *v, Text *out); /* as Python's str */
-/* As json.dumps of Python does. */
+/* Python's json.dumps. */
 typedef struct JsonStyle {
     int indent; /* < 0: one line */
     bool sorted, ascii;
     Value comma, colon; /* between items; between a key and its value */
-    int depth;          /* of where it begins */
+    int depth;          /* nesting at its start */
 } JsonStyle;
 void value_json(const Value *v, JsonStyle style, Text *out);
 
-/* Characters of a string. */
+/* Number of characters of a string; byte offset of a character. */
 size_t string_characters(const char *bytes, size_t size);
 size_t string_offset(const char *bytes, size_t size, size_t character);
-/* The string with & < > ' " written as in HTML, as Markup; Markup as it is. */
+/* The string HTML-escaped (& < > ' "), as Markup; Markup is returned unchanged. */
 Value value_escape(Arena *a, const Value *v);
 bool is_python_space(uint32_t code);
 void text_put_character(Text *t, uint32_t code); /* in UTF-8 */
 
-/* Values share their parts, so a small one can be written out as a large one: takes the number of parts that
- * writing would meet off *left. False where there are more, or more levels than `depth`. */
+/* Values share their parts, so a small one can have a huge output. Subtracts the number of parts that output
+ * would visit from *left. False if there are more, or more levels than `depth`. */
 bool value_weigh(const Value *v, int depth, size_t *left);
 
 /* ---- nodes ---- */
@@ -130,14 +130,14 @@ typedef enum NodeKind {
     NODE_LITERAL, /* literal */
     NODE_NAME,    /* name */
     NODE_LIST,    /* a: items */
-    NODE_DICT,    /* a: keys, each with its value in b */
+    NODE_DICT,    /* a: keys; b of each: its value */
     NODE_MEMBER,  /* a.name */
     NODE_INDEX,   /* a[b] */
-    NODE_SLICE,   /* a[b:c:d], any of the three NULL */
+    NODE_SLICE,   /* a[b:c:d], each of b, c, d may be NULL */
     NODE_CALL,    /* a(arguments) */
-    NODE_METHOD,  /* a.name(arguments); op: of methods[] */
-    NODE_FILTER,  /* a | name(arguments); op: of filters[] */
-    NODE_TEST,    /* a is name(arguments); op: of tests[] */
+    NODE_METHOD,  /* a.name(arguments); op: index in methods[] */
+    NODE_FILTER,  /* a | name(arguments); op: index in filters[] */
+    NODE_TEST,    /* a is name(arguments); op: index in tests[] */
     NODE_NOT,
     NODE_NEGATIVE,
     NODE_AND,
@@ -149,16 +149,16 @@ typedef enum NodeKind {
     NODE_TEXT,      /* literal */
     NODE_PRINT,     /* a */
     NODE_IF,        /* a ? b : c */
-    NODE_FOR,       /* names in `arguments`; over a, of which those with d; b, else c; op: in no other */
+    NODE_FOR,       /* for `arguments` in a if d: b, else c; op: it is not nested */
     NODE_SET,       /* name = a, or name.member = a */
-    NODE_SET_BLOCK, /* name = what b renders */
-    NODE_FILTERED,  /* a, filters of a nameless name, which is what b renders */
+    NODE_SET_BLOCK, /* name = rendering of b */
+    NODE_FILTERED,  /* rendering of b, through the filters in a (on an unnamed name) */
     NODE_MACRO,     /* name(arguments), body b */
     NODE_BREAK,
     NODE_CONTINUE,
     NODE_GENERATION, /* b */
     /* parts of others */
-    NODE_ARGUMENT, /* name = a; name NULL: by place. Of a macro: name, default a or NULL */
+    NODE_ARGUMENT, /* name = a; name NULL: positional. Of a macro: name, default a or NULL */
     NODE_OPERAND   /* op a */
 } NodeKind;
 
@@ -203,7 +203,7 @@ struct Template {
 
 typedef enum TokenKindOfTag { TAG_NAME, TAG_STRING, TAG_INT, TAG_FLOAT, TAG_SIGN, TAG_END } TagTokenKind;
 
-/* A token within a tag. A sign is its one or two bytes in `text`. */
+/* A token within a tag. The text of a sign is its one or two bytes. */
 typedef struct TagToken {
     TagTokenKind kind;
     int line;
@@ -219,17 +219,17 @@ typedef struct Lexer {
     Arena *arena;
     const char *text; /* [length], newlines are "\n" */
     size_t length, at;
-    int line, depth;  /* brackets that are open within a tag */
+    int line, depth;  /* open brackets within a tag */
     bool print;       /* the tag is {{ */
-    bool line_starts; /* what came before ends with a newline */
-    TagToken token;   /* the one that is looked at, within a tag */
+    bool line_starts; /* the preceding text ends with a newline */
+    TagToken token;   /* current token within a tag */
     Error *err;
 } Lexer;
 
 ErrorCode lexer_fail(const Lexer *l, int line, const char *format, ...) PRINTF_LIKE(3, 4);
-/* The next text, or tag that begins: of a tag, its first token is in l->token. Comments are passed over. */
+/* The next text, or the next tag with its first token in l->token. Skips comments. */
 ErrorCode lexer_piece(Lexer *l, PieceKind *kind, Value *text);
-ErrorCode lexer_next(Lexer *l); /* to l->token; TAG_END behind the end of the tag */
+ErrorCode lexer_next(Lexer *l); /* into l->token; TAG_END after the end of the tag */
 
 /* ---- running ---- */
 
@@ -242,9 +242,9 @@ typedef struct Run {
     const Template *t;
     Arena arena;
     Scope root;
-    Namespace *spaces;             /* the last that was made */
-    bool looked_ahead;             /* at what is open */
-    struct TemplateGrowth *growth; /* NULL: a rendering by itself */
+    Namespace *spaces;             /* the last created */
+    bool looked_ahead;             /* it read an open value */
+    struct TemplateGrowth *growth; /* NULL: not incremental */
     const char *date;
     Text *out;
     TemplateSpans *answers;
@@ -255,53 +255,53 @@ typedef struct Run {
 } Run;
 
 ErrorCode run_fail(const Run *r, int line, const char *format, ...) PRINTF_LIKE(3, 4);
-/* Refuses to make something of so many bytes, where that is beyond reason. */
+/* Fails if a value of this many bytes would exceed the limits. */
 ErrorCode run_room(Run *r, int line, size_t bytes);
-/* Refuses a list or mapping of lists and mappings without end (value_weigh). */
+/* Fails for lists and mappings nested without end (value_weigh). */
 ErrorCode run_weigh(Run *r, int line, const Value *v);
 void namespace_set(Arena *a, Namespace *n, const char *name, const Value *v);
 
 enum { MOST_ARGUMENTS = 8 };
 
-ErrorCode run_template(Run *r); /* from the beginning; its names are set */
-/* From the loop `n` on, before its item `from`, to the end of the template. */
+ErrorCode run_template(Run *r); /* from the start; its names are set */
+/* Resumes at loop `n`, before its item `from`, and runs to the end of the template. */
 ErrorCode run_on(Run *r, const Node *n, const Value *over, size_t from);
-/* Before each item of a loop that stands in no other statement, while nothing that is open was looked at. */
+/* Saves a resume point. Called before each item of a top-level loop, as long as no open value was read. */
 void growth_save(struct TemplateGrowth *g, const Node *loop, const Value *over, size_t at);
 
 /* Arguments of a call, evaluated. */
 typedef struct Call {
     Run *run;
     int line;
-    const char *name; /* of what is called */
+    const char *name; /* of the callee */
     const Value *self;
-    size_t count; /* by place */
+    size_t count; /* positional */
     Value items[MOST_ARGUMENTS];
     size_t named;
     const char *names[MOST_ARGUMENTS];
     Value named_items[MOST_ARGUMENTS];
 } Call;
 
-/* What is called, by its place in a table, or -1. Names that Jinja has and weft has not are none. */
+/* Index of a callee in its table, or -1. Jinja's names that weft lacks are -1. */
 int filter_find(const char *name);
 int test_find(const char *name);
 int method_find(const char *name);
 ErrorCode filter_call(int filter, Call *c, Value *out);
 ErrorCode test_call(int test, Call *c, bool *out);
 ErrorCode method_call(int method, Call *c, Value *out);
-bool test_is_of_kind(int test); /* the answer follows from the kind of a value alone */
-/* Whether the method is one of values of this kind; a member of that name counts otherwise. */
+bool test_is_of_kind(int test); /* the result depends on the value's kind alone */
+/* Whether values of this kind have the method. If not, a member of that name counts. */
 bool method_is_of(int method, const Value *v);
-/* A function by its name; false: there is none. */
+/* Whether there is a function of this name. */
 bool function_exists(const char *name);
 ErrorCode function_call(Call *c, Value *out);
 
-/* "%s of %d" % args, and "{} of {n}".format(...): what of Python's languages for it templates use. Behind
- * Markup, what is put in is escaped. */
+/* "%s of %d" % args, and "{} of {n}".format(...): the parts of Python's format languages that templates use.
+ * If the format is Markup, arguments are escaped. */
 ErrorCode format_percent(Run *r, int line, const Value *format, const Value *args, size_t count, Value *out);
 ErrorCode format_braces(const Call *c, Value *out);
 
-/* Items that a loop goes through: of a dict its keys, of a string its characters. */
+/* Items of a loop: keys of a dict, characters of a string. */
 ErrorCode value_iterate(Run *r, int line, const Value *v, const Value **items, size_t *count);
 ErrorCode value_compare(Run *r, int line, Operator op, const Value *a, const Value *b, bool *out);
 Value value_attribute(const Value *v, const char *name, size_t length);

@@ -1,12 +1,12 @@
-/* Chat templates: the Jinja that the `chat_template` of a tokenizer is written in, as transformers runs it
- * (trim_blocks and lstrip_blocks on, {% break %}, {% continue %} and {% generation %} known).
+/* Chat templates: the Jinja of a tokenizer's `chat_template`, as transformers runs it (trim_blocks and
+ * lstrip_blocks on; {% break %}, {% continue %} and {% generation %} supported).
  *
- * It is a subset: what templates of published models use. A statement, filter, test, function or method
- * outside of it is refused when the template is parsed, by name and line, whether or not a conversation would
- * come to it. What is run gives the bytes that Jinja gives, or an error with the line;
- * docs/use/chat-templates.md lists what is there and the few places where weft stops and Jinja would go on.
+ * It is the subset that templates of published models use. A statement, filter, test, function or method
+ * outside of it is refused when the template is parsed, by name and line, even if no conversation would reach
+ * it. Rendering gives Jinja's bytes, or an error with the line. docs/use/chat-templates.md lists what is
+ * supported and the few cases where weft stops and Jinja would continue.
  *
- * A template is somebody's file: its work and memory are bounded, whatever it says. */
+ * Templates are not trusted: their work and memory are bounded. */
 #ifndef WEFT_TEMPLATE_TEMPLATE_H
 #define WEFT_TEMPLATE_TEMPLATE_H
 
@@ -31,30 +31,32 @@ typedef struct TemplateSpans {
 void template_spans_add(TemplateSpans *s, TemplateSpan span);
 void template_spans_free(TemplateSpans *s);
 
-/* `where` names the source in errors. ERR_DATA for what is no template, or none that weft runs. */
+/* `where` names the source in errors. ERR_DATA for text that is not a template, or not one that weft
+ * supports. */
 ErrorCode template_parse(Template **t, const char *where, const char *text, size_t length, Error *err);
 void template_free(Template *t); /* NULL is fine */
-/* Whether it says itself what the assistant wrote, by {% generation %}. */
+/* Whether it marks assistant turns itself, by {% generation %}. */
 bool template_marks_assistant(const Template *t);
 
-/* Appends what the template makes of the members of the object `variables`. `date` is "YYYY-MM-DD" for
- * strftime_now; NULL: that function is not defined. `answers`, unless NULL, gets the runs of `out` within
- * {% generation %}, ascending. After an error, what was rendered so far stays in `out`. */
+/* Appends the rendering of the template with the members of the object `variables`. `date` is "YYYY-MM-DD"
+ * for strftime_now; NULL: that function is undefined. `answers`, unless NULL, gets the byte ranges of `out`
+ * within {% generation %}, ascending. After an error, the partial rendering stays in `out`. */
 ErrorCode template_render(const Template *t, const cJSON *variables, const char *date, Text *out,
                           TemplateSpans *answers, Error *err);
 
-/* Renderings of one conversation as it grows, whose cost is that of what is added, not that of the whole: a
- * loop over messages goes on where it stood, unless the template looked at how many there are before. Each
- * gives the bytes that template_render gives.
+/* Incremental rendering of a growing conversation. The cost is that of the added messages, not of the whole:
+ * a loop over messages resumes where it stopped, unless the template looked at the number of messages before.
+ * Each rendering has the bytes that template_render gives.
  *
- * `variables` are as there, with all messages under "messages"; their texts must outlive the growth. */
+ * `variables` are as for template_render, with all messages under "messages"; their texts must outlive the
+ * growth. */
 typedef struct TemplateGrowth TemplateGrowth;
 TemplateGrowth *template_growth_open(const Template *t, const cJSON *variables, const char *date);
 void template_growth_close(TemplateGrowth *g); /* NULL is fine */
-/* Of the first `count` messages, no fewer than the time before; `prompt` is add_generation_prompt. The text
- * is the growth's, up to the next call. */
+/* Renders the first `count` messages, at least as many as in the previous call; `prompt` is
+ * add_generation_prompt. The growth owns the text, which is valid until the next call. */
 ErrorCode template_growth_render(TemplateGrowth *g, size_t count, bool prompt, const Text **out, Error *err);
-/* So many bytes of the text are those of all later ones too. */
+/* Number of leading bytes of the text that all later renderings share. */
 size_t template_growth_kept(const TemplateGrowth *g);
 
 #endif

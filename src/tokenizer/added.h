@@ -1,8 +1,8 @@
-/* Added tokens: strings that are cut out of text before byte-pair encoding sees it. The leftmost match
- * counts, the longest where several start together.
+/* Added tokens: strings that are cut out of text before byte-pair encoding. The leftmost match wins, and the
+ * longest of those that start together.
  *
- * Special tokens are looked for too, but as text: a match of one is passed over, whatever other tokens lie
- * in it, as `tokenizers` does it under encode_special_tokens. */
+ * Special tokens are matched too, but stay text: a match of one is skipped together with any other tokens in
+ * it, as `tokenizers` does under encode_special_tokens. */
 #ifndef WEFT_TOKENIZER_ADDED_H
 #define WEFT_TOKENIZER_ADDED_H
 
@@ -17,32 +17,32 @@ typedef struct AddedToken {
     size_t length;
     int32_t id;
     bool special;
-    bool single_word;    /* not beside a letter, a digit or such */
-    bool lstrip, rstrip; /* takes the white space before it, behind it, along */
+    bool single_word;    /* not next to a word character */
+    bool lstrip, rstrip; /* also matches the white space before, after it */
 } AddedToken;
 
 typedef struct AddedSet {
-    AddedToken *tokens; /* [count]; once sealed by first byte, then longest first */
+    AddedToken *tokens; /* [count]; when sealed, sorted by first byte, then longest first */
     size_t count, capacity;
-    bool marked;        /* a space stands for U+2581, which is no white space to take along */
+    bool marked;        /* a space represents U+2581, which is not white space for lstrip and rstrip */
     size_t starts[257]; /* tokens that begin with byte b: tokens[starts[b] .. starts[b + 1]) */
 } AddedSet;
 
-/* Copies `text`, which is not empty; the other members are taken from `token`. */
+/* Adds a token. Copies `text`, which is not empty; the other members come from `token`. */
 void added_put(AddedSet *set, const AddedToken *token, const char *text, size_t length);
-/* A copy of an unsealed set in which special tokens are found as others are. */
+/* A copy of an unsealed set in which special tokens match like others. */
 void added_copy_all(AddedSet *to, const AddedSet *from);
-/* Nothing more will be put. A set that could only pass over its tokens becomes empty. */
+/* Ends the additions. A set that could only skip its tokens becomes empty. */
 void added_seal(AddedSet *set);
 void added_free(AddedSet *set);
 
-/* Where a search stands: `at` goes on behind the last match, `taken` behind what that match took along. */
+/* State of a search: `at` is after the last match, `taken` after the white space that it took. */
 typedef struct AddedSearch {
     size_t at, taken;
 } AddedSearch;
 
 typedef struct AddedMatch {
-    size_t start, end; /* with the white space that goes along */
+    size_t start, end; /* with the white space that it takes */
     int32_t id;
 } AddedMatch;
 

@@ -1,8 +1,8 @@
 /* The merge engine of byte-pair encoding.
  *
- * A piece starts as one token per byte, or as whatever tokens its characters are. The adjacent pair with
- * the lowest rank merges, among equals the leftmost, until no pair has a rank. Constant once built. Memory
- * is linear in the piece; time n log n. */
+ * A pre-token starts as one token per byte, or as the tokens of its characters. The adjacent pair with the
+ * lowest rank merges (the leftmost among equals) until no pair has a rank. Constant once built. Memory is
+ * linear in the pre-token; time n log n. */
 #ifndef WEFT_TOKENIZER_BPE_H
 #define WEFT_TOKENIZER_BPE_H
 
@@ -30,12 +30,12 @@ typedef struct Bpe {
     size_t mask;
 } Bpe;
 
-/* Takes over `rules` (from mem_alloc), which are sorted by rank. A pair that comes twice is ERR_DATA. */
+/* Takes ownership of `rules` (from mem_alloc), sorted by rank. A duplicate pair is ERR_DATA. */
 ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count,
                    Error *err);
 void bpe_free(Bpe *b);
 
-/* Merges the ids of a piece in place; returns how many are left. count < 2^31. */
+/* Merges the ids of a pre-token in place; returns the number left. count < 2^31. */
 size_t bpe_merge(const Bpe *b, int32_t *ids, size_t count);
 /* The same from bytes: writes at most `length` ids to `out`. */
 size_t bpe_encode(const Bpe *b, const unsigned char *bytes, size_t length, int32_t *out);

@@ -1,6 +1,5 @@
 /* The byte alphabet of byte-level BPE files: each byte is written as one printable character. Bytes
- * 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF stand for themselves; the other 68 are U+0100 and up, in increasing
- * order. */
+ * 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF are themselves; the other 68 are U+0100 and up, in increasing order. */
 #ifndef WEFT_TOKENIZER_BYTE_LEVEL_H
 #define WEFT_TOKENIZER_BYTE_LEVEL_H
 
@@ -10,14 +9,14 @@
 
 #include "base/text.h"
 
-/* The k-th byte in order of its character: the order in which trained vocabularies list the bytes. */
+/* The k-th byte in order of its character: trained vocabularies list the bytes in this order. */
 uint8_t byte_level_nth(int k);
 
 /* Appends the bytes as characters. */
 void byte_level_write(Text *out, const char *bytes, size_t length);
 
-/* Turns characters into bytes (out has room for `length`). False, with nothing said about `out`, when the
- * text has a character outside the alphabet. */
+/* Converts characters into bytes (out has space for `length`). False when the text has a character outside
+ * the alphabet; `out` is then unspecified. */
 bool byte_level_read(const char *text, size_t length, char *out, size_t *out_length);
 
 #endif

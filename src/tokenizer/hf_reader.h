@@ -1,5 +1,5 @@
-/* What the parts of the tokenizer.json reader share: hf_tokenizer.c reads vocabulary, merges and added
- * tokens, hf_pipeline.c what happens to text before and after them. */
+/* Shared by the parts of the tokenizer.json reader: hf_tokenizer.c reads vocabulary, merges and added tokens;
+ * hf_pipeline.c reads the steps before and after them. */
 #ifndef WEFT_TOKENIZER_HF_READER_H
 #define WEFT_TOKENIZER_HF_READER_H
 
@@ -10,7 +10,7 @@ typedef struct HfReader {
     Tokenizer *t;
     const char *where;
     Error *err;
-    char *scratch; /* room for the bytes of any two strings of the file */
+    char *scratch; /* buffer for the bytes of any two strings of the file */
 } HfReader;
 
 const char *hf_type(const cJSON *object); /* its member "type", or "?" */
@@ -20,7 +20,7 @@ ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool a
 /* "FILE: KEY: WHAT is not supported": always an error. */
 ErrorCode hf_refuse(HfReader *r, const char *key, const char *what);
 
-/* normalizer, pre_tokenizer and decoder. t->characters is set before. */
+/* Reads normalizer, pre_tokenizer and decoder. t->characters must be set. */
 ErrorCode hf_read_pipeline(HfReader *r, const cJSON *root);
 
 #endif

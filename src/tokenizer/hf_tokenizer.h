@@ -1,6 +1,6 @@
-/* Hugging Face tokenizer.json: byte-level BPE, and BPE with byte fallback (docs/use/tokenizer-files.md). What
- * would change ids and is not known here is refused by name; so is every contradiction that the `tokenizers`
- * package mends or ignores in silence. */
+/* Hugging Face tokenizer.json: byte-level BPE, and BPE with byte fallback (docs/use/tokenizer-files.md). An
+ * unknown feature that would change ids is refused by name. So is every contradiction that the `tokenizers`
+ * package silently repairs or ignores. */
 #ifndef WEFT_TOKENIZER_HF_TOKENIZER_H
 #define WEFT_TOKENIZER_HF_TOKENIZER_H
 

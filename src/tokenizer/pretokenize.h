@@ -1,11 +1,10 @@
-/* Cutting text into the pieces within which byte-pair encoding works.
+/* Splits text into pre-tokens, within which byte-pair encoding works.
  *
- * Only known patterns: a tokenizer file cannot bring a regular expression of its own, which could be slow
- * without bound. They run on PCRE2 with Unicode properties, compiled to machine code where the system
- * allows it.
+ * Only known patterns: a regular expression from a tokenizer file could be slow without bound. They run on
+ * PCRE2 with Unicode properties, JIT-compiled where the system allows it.
  *
- * A file may name several patterns. Each cuts the pieces that the one before it left, and sees no further
- * than its piece: to it, a piece is the whole text. */
+ * A file may name several patterns. Each splits the pre-tokens of the previous one, and treats each of them
+ * as the whole text. */
 #ifndef WEFT_TOKENIZER_PRETOKENIZE_H
 #define WEFT_TOKENIZER_PRETOKENIZE_H
 
@@ -16,8 +15,8 @@
 #include "base/text.h"
 
 typedef enum Pattern {
-    PATTERN_NONE, /* the whole text is one piece; for vocabularies without merges */
-    /* Those that every character belongs to a match of; weft trains with any of them. */
+    PATTERN_NONE, /* the whole text is one pre-token; for vocabularies without merges */
+    /* Their matches cover every character; weft trains with any of them. */
     PATTERN_GPT2,
     PATTERN_LLAMA3,
     PATTERN_QWEN2,
@@ -25,7 +24,7 @@ typedef enum Pattern {
     PATTERN_TEKKEN,
     PATTERN_O200K,
     PATTERN_WHOLE_END,
-    /* Those that isolate something; what lies between their matches are pieces too. */
+    /* They isolate something; the text between their matches becomes pre-tokens too. */
     PATTERN_DEEPSEEK3 = PATTERN_WHOLE_END,
     PATTERN_DIGIT,
     PATTERN_DIGITS,
@@ -42,29 +41,30 @@ typedef enum Pattern {
 } Pattern;
 
 const char *pattern_name(Pattern pattern); /* "gpt2" */
-/* The whole pattern of that name, or PATTERN_COUNT. */
+/* The pattern of that name among those that cover every character, or PATTERN_COUNT. */
 Pattern pattern_by_name(const char *name);
-/* Appends the names of the whole patterns: "gpt2, llama3 and qwen2". */
+/* Appends the names of these patterns: "gpt2, llama3 and qwen2". */
 void pattern_list(Text *out);
 /* The regular expression as tokenizer.json files write it. */
 const char *pattern_source(Pattern pattern);
-/* The pattern that a file's regular expression means, or PATTERN_COUNT when it is none of the known. */
+/* The pattern of a file's regular expression, or PATTERN_COUNT when it is unknown. */
 Pattern pattern_by_source(const char *source);
 static inline bool pattern_is_whole(Pattern p) { return p < PATTERN_WHOLE_END; }
 
-/* Patterns in the order in which they cut. */
+/* Patterns in the order in which they split. */
 #define SPLIT_STEPS 8
 
 typedef struct Splits {
     Pattern steps[SPLIT_STEPS]; /* without PATTERN_NONE */
-    int count;                  /* 0: the whole text is one piece */
+    int count;                  /* 0: the whole text is one pre-token */
 } Splits;
 
 Splits splits_of(Pattern pattern);
-/* Does every piece with a printable ASCII character before a space end there? Otherwise split_cut knows no
- * place for these patterns. */
+/* Whether every pre-token ends between a printable ASCII character and a space. If not, split_cut finds no
+ * cut for these patterns. */
 bool splits_end_at_spaces(const Splits *splits);
-/* Does every piece end at a newline between two characters that are neither white space nor a slash? */
+/* Whether a pre-token ends at every newline between two characters that are neither white space nor a
+ * slash. */
 bool splits_end_at_newlines(const Splits *splits);
 
 /* Compiled patterns, shared by threads; NULL for no pattern. */
@@ -74,17 +74,17 @@ void splitter_free(Splitter *s);
 /* "14.0.0": version of Unicode that the character classes follow. */
 void splitter_unicode_version(char out[32]);
 
-/* What one thread needs to run the patterns on one text at a time. */
+/* Per-thread state for running the patterns on one text at a time. */
 typedef struct SplitState SplitState;
 SplitState *split_state_create(const Splitter *s);
 void split_state_free(SplitState *state);
 
-/* End of the piece that starts at `from` < length. The text is valid UTF-8. Its pieces are asked for one
- * after the other, the first from 0. */
+/* End of the pre-token that starts at `from` < length. The text is valid UTF-8. Call it for the pre-tokens in
+ * order, starting from 0. */
 ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from,
                      size_t *end, Error *err);
 
-/* The largest n < length where text can be cut without changing its pieces, whatever comes after it; 0 when
+/* The largest n < length where text can be cut without changing its pre-tokens, whatever follows; 0 when
  * there is none. */
 size_t split_cut(const char *text, size_t length);
 

@@ -1,5 +1,5 @@
-/* tiktoken rank files: one line a token, "base64 rank". Pattern and special tokens are those of the published
- * file with this content, or of the kind that keys->pattern names. */
+/* tiktoken rank files: one line per token, "base64 rank". Pattern and special tokens are those of the
+ * published file with this content, or of the kind named by keys->pattern. */
 #ifndef WEFT_TOKENIZER_TIKTOKEN_H
 #define WEFT_TOKENIZER_TIKTOKEN_H
 

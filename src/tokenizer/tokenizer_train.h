@@ -1,9 +1,9 @@
 /* Training of byte-level BPE tokenizers.
  *
- * The merges are those of the textbook algorithm: count adjacent pairs within the pre-tokenizer's pieces,
- * merge the pair with the highest count (among equals the smaller pair of ids, left one first), again. The
- * result depends on the text alone, not on the number of threads or the order of documents. Memory grows with
- * the number of distinct pieces, not with the text. */
+ * The textbook algorithm: count adjacent pairs within pre-tokens, merge the pair with the highest count (on a
+ * tie the smaller pair of ids, left one first), repeat. The result depends on the text alone, not on the
+ * number of threads or the order of documents. Memory grows with the number of distinct pre-tokens, not with
+ * the text. */
 #ifndef WEFT_TOKENIZER_TOKENIZER_TRAIN_H
 #define WEFT_TOKENIZER_TOKENIZER_TRAIN_H
 
@@ -16,20 +16,20 @@
 
 typedef struct TokenizerTrainOptions {
     int32_t vocab_size;          /* entries in all: 256 bytes, merges, special tokens */
-    const char *pattern;         /* "gpt2", "llama3" (NULL) or "qwen2": how text is cut into pieces */
+    const char *pattern;         /* pre-tokenizer: "gpt2", "llama3" (NULL), "qwen2" ... */
     const char *const *specials; /* texts of special tokens; their ids come last */
     size_t special_count;
-    int threads;          /* 0: as many as OpenMP would take */
+    int threads;          /* 0: OpenMP's default */
     uint64_t total_bytes; /* of all documents, for the progress bar; 0 when unknown */
     bool quiet;           /* no progress */
-    bool any_bytes;       /* of files: also what is not text */
+    bool any_bytes;       /* of files: also accept files that are not text */
 } TokenizerTrainOptions;
 
-/* Gives the next document; *text = NULL at the end. Called by one thread at a time; the text must stay until
- * the next call. */
+/* Returns the next document; *text = NULL at the end. Called by one thread at a time; the text must stay
+ * valid until the next call. */
 typedef ErrorCode (*DocumentSource)(void *context, const char **text, size_t *length, Error *err);
 
-/* When the text has too few pairs the vocabulary is smaller than asked for; that is logged, not an error. */
+/* If the text has too few pairs, the vocabulary is smaller than requested; that is logged, not an error. */
 ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *options, DocumentSource source,
                           void *context, Error *err);
 

@@ -1,4 +1,4 @@
-/* Runs of valid and of invalid UTF-8, as text_utf8 (base/text.h) tells them apart, and white space. */
+/* Runs of valid and of invalid UTF-8, as text_utf8 (base/text.h) defines them, and white space. */
 #ifndef WEFT_TOKENIZER_UTF8_H
 #define WEFT_TOKENIZER_UTF8_H
 
@@ -13,7 +13,7 @@ size_t utf8_invalid_run(const char *text, size_t length);
 
 /* Unicode's White_Space, which has been the same 25 characters since Unicode 6.3. */
 bool utf8_is_space(uint32_t code);
-/* Bytes of white space that valid UTF-8 begins with, and that it ends with. */
+/* Bytes of white space at the start and at the end of valid UTF-8. */
 size_t utf8_leading_space(const char *text, size_t length);
 size_t utf8_trailing_space(const char *text, size_t length);
 

@@ -15,17 +15,17 @@
 typedef enum TokenKind {
     TOKEN_NONE,             /* not filled yet */
     TOKEN_TEXT,             /* made by merging bytes; found by its bytes */
-    TOKEN_INERT,            /* in the file, but spelled outside the byte alphabet: no text can lead to it */
+    TOKEN_INERT,            /* in the file, but spelled outside the byte alphabet: no text leads to it */
     TOKEN_ADDED,            /* cut out of raw text before anything else */
     TOKEN_ADDED_NORMALIZED, /* cut out after normalization */
-    TOKEN_SPECIAL,          /* never from text */
-    TOKEN_BYTE              /* one byte of a character that has no token; not found by its bytes */
+    TOKEN_SPECIAL,          /* never matched in text */
+    TOKEN_BYTE /* byte fallback: one byte of a character without a token; not found by its bytes */
 } TokenKind;
 
-/* Name spaces: one string may be a token in each of them. */
+/* Namespaces: one string may be a token in each of them. */
 typedef enum TokenName {
     NAME_TEXT,    /* bytes that text leads to */
-    NAME_LITERAL, /* the spelling itself, not what the file's alphabet makes of it */
+    NAME_LITERAL, /* the spelling itself, not decoded by the file's alphabet */
     NAME_BYTE
 } TokenName;
 
@@ -47,25 +47,25 @@ typedef struct Vocabulary {
 
 #define VOCABULARY_MAX (1 << 24)
 
-/* Room for `capacity` tokens of `arena_size` bytes together. */
+/* Allocates space for `capacity` tokens with `arena_size` bytes in total. */
 ErrorCode vocabulary_init(Vocabulary *v, const char *where, size_t capacity, size_t arena_size, Error *err);
 void vocabulary_free(Vocabulary *v);
 
-/* Refuses ids outside [0, capacity), an id or a text given twice, an empty token. The name is of the kind:
- * text, byte, literal for the rest. */
+/* Sets a token. Refuses ids outside [0, capacity), a duplicate id or text, and an empty token. The namespace
+ * follows from the kind: text, byte, literal for the rest. */
 ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length,
                          TokenKind kind, Error *err);
-/* Nothing more will be set. Refuses gaps. */
+/* Ends the additions. Refuses gaps. */
 ErrorCode vocabulary_seal(const Vocabulary *v, const char *where, Error *err);
-/* The tokens of the 256 bytes, those with the name given. Refuses a vocabulary that lacks one. */
+/* The tokens of the 256 bytes in a namespace. Refuses a vocabulary that lacks one. */
 ErrorCode vocabulary_bytes(const Vocabulary *v, const char *where, TokenName name, int32_t ids[256],
                            Error *err);
 
-/* Id of a token that text leads to by its bytes, or -1. Special tokens are not found, added ones are. */
+/* Id of a text token by its bytes, or -1. Finds added tokens, but not special ones. */
 int32_t vocabulary_find(const Vocabulary *v, const char *bytes, size_t length);
-/* Id of the token of that name, whatever its kind, or -1. */
+/* Id of the token of that name and namespace, whatever its kind, or -1. */
 int32_t vocabulary_find_name(const Vocabulary *v, TokenName name, const char *bytes, size_t length);
-/* Token `id` becomes one of another kind; its name stays. */
+/* Changes the kind of token `id`; its namespace stays. */
 void vocabulary_set_kind(Vocabulary *v, int32_t id, TokenKind kind);
 
 #endif

@@ -1,4 +1,4 @@
-/* Counts the pieces of text, with several threads. */
+/* Counts the pre-tokens of text, with several threads. */
 #ifndef WEFT_TOKENIZER_WORD_COUNT_H
 #define WEFT_TOKENIZER_WORD_COUNT_H
 
@@ -8,7 +8,7 @@
 #include "tokenizer/tokenizer_train.h"
 #include "tokenizer/word_table.h"
 
-/* Adds the pieces of all documents to `words`. Counts do not depend on `threads`; the order of the words
+/* Adds the pre-tokens of all documents to `words`. Counts do not depend on `threads`; the order of the words
  * does. */
 ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context,
                       Progress *progress, Error *err);

@@ -1,4 +1,4 @@
-/* A set of byte strings with counts. Entries are numbered in the order in which they came. */
+/* A hash table of byte strings with counts. Entries are numbered by insertion. */
 #ifndef WEFT_TOKENIZER_WORD_TABLE_H
 #define WEFT_TOKENIZER_WORD_TABLE_H
 
@@ -16,12 +16,12 @@ typedef struct Word {
 typedef struct WordTable {
     Word *words; /* [count] */
     size_t count, capacity;
-    size_t *slots; /* number of a word + 1; 0 is free. mask + 1 slots */
+    size_t *slots; /* index of a word + 1; 0 is free. mask + 1 slots */
     size_t mask;
     struct WordBlock *blocks; /* memory of the bytes */
 } WordTable;
 
-/* Number of the word, which is added with count 0 when it is new. length < 2^32. */
+/* Index of the word; a new one is added with count 0. length < 2^32. */
 size_t word_table_find(WordTable *t, const char *bytes, size_t length);
 /* Adds the counts of `other`. */
 void word_table_absorb(WordTable *t, const WordTable *other);
