@@ -1,36 +1,34 @@
-/* What layers share that attend, whatever they make queries, keys and values of: the tensors around
- * attention, with which those of each layer begin, and the op itself (attention.c).
+/* Common to all attention layers, whatever they make queries, keys and values from: the tensors around
+ * attention, which come first among the tensors of each layer, and the op itself (attention.c).
  *
- * The gradient of the scores' operands, DQKV, becomes that of the product's result where it lies.
+ * DQKV, the gradient of the operands of the scores, becomes that of the product's result in place.
  *
- * Where ranks of cp share the tokens out by heads, QKV, LSE and BY_HEADS are of all tokens and some heads,
- * and the others of some tokens and all heads; it takes as many bytes. HANDED and TURNED are on the way
- * between the two:
+ * CP all-to-all (Ulysses): QKV, LSE and BY_HEADS hold all tokens and some heads; the other tensors hold some
+ * tokens and all heads, in as many bytes. HANDED and TURNED are the buffers of the all-to-all:
  *
  *     forward    TURNED -> HANDED =all-to-all=> QKV  attention  BY_HEADS =all-to-all=> HANDED -> ATTENDED
  *     backward   DATTENDED -> HANDED =all-to-all=> TURNED  attention  HANDED =all-to-all=> TURNED -> DQKV
  *
- * Gradients of sinks are made by tokens, as the exact chunks are that these are rounded by: with the
- * all-to-all on the way back LSE comes the other way, to OWN_LSE, for its own tokens and all heads.
+ * Gradients of sinks are made from local tokens, since exact chunks, by which they are rounded, are chunks of
+ * tokens. So in the backward pass an all-to-all also brings LSE of the local tokens and all heads to OWN_LSE.
  *
- * By keys, queries are those of QKV, keys and values those of KEYS; KV_PARTIALS are of their gradients, which
- * are rounded in KEYS and then go to DQKV:
+ * CP all-gather: queries are read from QKV, keys and values from KEYS. KV_PARTIALS holds partial sums of the
+ * gradients of keys and values, which are rounded into KEYS and then copied to DQKV:
  *
  *     forward    QKV -> KEYS =gather=> KEYS  attention
  *     backward   QKV -> KEYS =gather=> KEYS  attention  KV_PARTIALS =sum=> KV_PARTIALS -> KEYS -> DQKV
  *
- * KV_PARTIALS and KEYS are there, for that way back alone, wherever queries come in several runs.
+ * KV_PARTIALS and KEYS also exist, for the backward pass only, wherever queries come in several runs.
  *
- * Where splits of what tp may share are more than heads of keys, each head is looked at by the queries of
- * several, and gradients of keys and values are sums over these splits. Those that are here get a copy of
- * each head each, SPREAD, so that KV_PARTIALS are of one split; APART they lie split by split, and are added
- * up where KV_PARTIALS were. Ranks that have copies of a head then sum over what each has come to:
+ * With more splits than KV heads, the queries of several splits share a KV head, and gradients of keys and
+ * values are sums over these splits. Each local split gets its own copy of the head in SPREAD, so that
+ * KV_PARTIALS is of one split. The results are collected split by split in APART, and added up in
+ * KV_PARTIALS. Ranks with replicas of a KV head then all-reduce their sums:
  *
  *     backward   QKV -> SPREAD  attention  KV_PARTIALS -> APART -> KV_PARTIALS  =sum over copies=>  -> KEYS
  *                -> DQKV
  *
- * With one split here that sum is over KV_PARTIALS as they are. Splits are added outside of runs of
- * queries. */
+ * With one local split, KV_PARTIALS is all-reduced as it is. Splits are added after the runs of queries. */
 #ifndef WEFT_MODEL_LAYERS_HEADS_H
 #define WEFT_MODEL_LAYERS_HEADS_H
 
@@ -53,7 +51,7 @@ enum {
     HANDED_LSE,
     ATTENTION_TENSORS
 };
-/* All but QKV and DQKV, of which layers want different things; LSE is [H, T]. */
+/* All but QKV and DQKV, which differ between layers; LSE is [H, T]. */
 #define SHARED_TENSORS                                                                                       \
     [ATTENDED] = {.width = DIM_QUERY, .life = LIFE_SAVED, .operand = true},                                  \
     [LSE] = {.width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SAVED},                               \
@@ -69,7 +67,7 @@ enum {
     [HANDED_LSE] = {                                                                                         \
         .width = DIM_HEADS, .element = ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_HEAD_SUMS}
 
-/* Around attention, op `op`; the one before it makes what it reads. */
+/* Collectives around attention, which is op `op` and reads the results of the op before it. */
 #define ATTENTION_COLLECTIVES(op)                                                                            \
     {COLLECTIVE(IN_FORWARD | IN_RECOMPUTE, BEHIND(OPS((op)-1)), ALL_TO_ALL, CONTEXT, HANDED, QKV, TOKENS,    \
                 QKV, COMPUTE),                                                                               \
@@ -101,24 +99,25 @@ enum {
             .zigzag = true, .what = "DKV"                                                                    \
     }
 
-/* Between rows of all heads of own tokens (Collective.packed), and for each rank rows of its own heads: taken
- * apart before they are sent, put together when they have come (Jacobs et al., "DeepSpeed Ulysses", 2023). */
+/* Permute for the all-to-all, between rows of all heads of local tokens (Collective.packed) and one block of
+ * rows per rank with that rank's heads: split before sending, joined after receiving (Jacobs et al.,
+ * "DeepSpeed Ulysses", 2023). */
 void heads_split(const LayerPass *w, const Collective *c);
 void heads_join(const LayerPass *w, const Collective *c);
-/* Numbers of each token and head, which go the other way beside the gradients of results: [H, T] of each run
- * of queries (by heads), or of each exact chunk (by tokens). */
+/* The same for LSE, which goes the other way, alongside the gradients of results: [H, T] for each run of
+ * queries (by heads), or for each exact chunk (by tokens). */
 void lse_split(const LayerPass *w, const Collective *c);
 void lse_join(const LayerPass *w, const Collective *c);
-/* Own keys and values go where they lie among those of all tokens (Llama team, "The Llama 3 herd of models",
- * 2024). */
+/* Copies local keys and values to their offset among those of all tokens (Llama team, "The Llama 3 herd of
+ * models", 2024). */
 void keys_place(const LayerPass *w, const Collective *c);
 
-/* Where queries, keys and values are to be made: QKV, or what is changed for heads before it is that. */
+/* Where queries, keys and values are to be made: QKV, or the tensor that the all-to-all sends from. */
 void *attend_made(const LayerPass *w);
 void attend_forward(const LayerPass *w);
 void attend_backward(const LayerPass *w, Grads grads);
-/* Before DQKV is read: where terms are summed over ranks, the sums of this rank's tokens have come after
- * attention's own op. */
+/* Takes the reduced gradients of keys and values into DQKV, where they were summed over ranks after
+ * attention's own op. Call before reading DQKV. */
 void attend_take_sums(const LayerPass *w);
 
 #endif

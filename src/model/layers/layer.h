@@ -1,24 +1,21 @@
-/* A layer: what a transformer is put together from. One file and one entry of `Layer` each says which
- * parameters it has, which tensors its passes need and for how long, what ranks exchange in them, and what
- * they do, op by op. Nothing else knows: parameter table, memory plan, recomputation, FLOPs, costs for
- * the stage split, programs, engine, generation read these rows.
+/* Layers, from which models are built. Each layer is one file and one `Layer` entry: its parameters, the
+ * tensors of its passes and their lifetimes, its collectives, and its ops. Parameter table, memory plan,
+ * recomputation, FLOPs, costs for the stage split, programs, engine and generation all read these rows.
  *
  *     rows of parameters --> params.c (names, places in the unit's buffer), initialiser.c, optimizer (decay)
  *     rows of tensors ----> regions.c (slab, keep, scratch)
  *     rows of collectives > program/lower.c, program/check.c (where passes stop), engine/collectives.c
  *     ops --------------> unit.c (runs them), counts.c (FLOPs)
  *
- * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. An *op* is the shortest piece of a
- * unit between two places where ranks may have to exchange something: model code never communicates, whoever
- * runs the ops does it between them.
+ * A *unit* (embedding, block, head) is a list of sublayers; see unit.h. An *op* is the smallest step of a
+ * unit: collectives happen only between ops. Model code never communicates; whoever runs the ops does.
  *
  * Invariants
- *  1. An op reads what earlier ops of its unit made, and nothing else of the unit's memory.
- *  2. The backward pass takes the ops in reverse. Each has two halves: DGRAD makes the gradient of the
- *     op's input and adds to those of vectors; WGRAD adds to the gradients of matrices, and reads
- *     only tensors that are marked `operand`. Both at once do the same operations, in an order that changes
- *     no bits.
- *  3. What an op makes again equals what it made: recomputation changes no bits. */
+ *  1. An op reads results of earlier ops of its unit, and nothing else of the unit's memory.
+ *  2. The backward pass runs the ops in reverse. DGRAD makes the gradient of the op's input and adds to the
+ *     gradients of vectors. WGRAD adds to the gradients of matrices, and reads only tensors that are marked
+ *     `operand`. Running both at once does the same operations, in an order that changes no bits.
+ *  3. Recomputation changes no bits. */
 #ifndef WEFT_MODEL_LAYERS_LAYER_H
 #define WEFT_MODEL_LAYERS_LAYER_H
 
@@ -28,47 +25,47 @@
 
 struct Model;
 
-/* What the forward pass keeps of a block.
- *   none       every operand of the backward pass (the activation of the MLP is recomputed in passing)
- *   selective  not what is cheap to make again: the normed inputs, and the gate and up products
- *   full       the block's input only: its forward pass is done again */
+/* Activation checkpointing: what is recomputed of a block.
+ *   none       nothing, except the activation of the MLP: every operand of the backward pass is saved
+ *   selective  cheap results: the normed inputs, and the gate and up products
+ *   full       everything: only the block's input is saved, and its forward pass runs again */
 #define RECOMPUTE_KINDS(X) \
     X(RECOMPUTE_NONE, "none") X(RECOMPUTE_SELECTIVE, "selective") X(RECOMPUTE_FULL, "full")
 typedef enum Recompute { RECOMPUTE_KINDS(CHOICE_CONSTANT) } Recompute;
 
 typedef enum Grads { DGRAD = 1, WGRAD = 2, BOTH_GRADS = 3 } Grads;
 
-/* How long what a forward pass makes stays for the backward pass; where it then lives, regions.c says. */
+/* Under which policy a result of the forward pass is saved for the backward pass (memory: regions.c). */
 typedef enum Lifetime {
-    LIFE_INPUT,  /* always: the unit's input, and what nothing makes again */
+    LIFE_INPUT,  /* always: the unit's input, and results that are never recomputed */
     LIFE_SAVED,  /* unless everything is recomputed */
     LIFE_CHEAP,  /* only when nothing is recomputed */
-    LIFE_SCRATCH /* not beyond the pass that makes it */
+    LIFE_SCRATCH /* never: dead after the pass that makes it */
 } Lifetime;
 
 /* Rows of a tensor. */
 typedef enum Extent {
-    EXTENT_TOKENS,       /* of the microbatch, on this rank */
-    EXTENT_OWN,          /* tokens / TP: what a rank has of the stream */
-    EXTENT_LOGITS,       /* of a chunk of logits */
-    EXTENT_LOGIT_SPLITS, /* of that, once for each split here */
-    EXTENT_ASSIGNMENTS,  /* of each token's experts */
-    EXTENT_WORKED,       /* of those that experts here work on at a time: all these, or what a round holds */
-    /* of tokens, for each split that waits while these are added up: model_split_depth */
+    EXTENT_TOKENS,       /* tokens of the microbatch on this rank */
+    EXTENT_OWN,          /* tokens / TP: the sequence-parallel shard */
+    EXTENT_LOGITS,       /* tokens of a chunk of logits */
+    EXTENT_LOGIT_SPLITS, /* EXTENT_LOGITS for each local split */
+    EXTENT_ASSIGNMENTS,  /* (token, expert) assignments of local tokens */
+    EXTENT_WORKED, /* rows that local experts work on at a time: a dispatch chunk, else all assignments */
+    /* tokens, for each partial sum alive while splits are added up: model_split_depth */
     EXTENT_SPLIT_PARTIALS,
-    EXTENT_SPLIT_ASSIGNMENTS, /* rows that come back, of each split */
-    EXTENT_SPLIT_WORKED,      /* of those that experts here work on, of each split */
-    EXTENT_KEYS,              /* that attention looks at */
-    EXTENT_KEY_SPLITS,   /* of keys, once for each split of queries that looks at them: model_key_splits */
-    EXTENT_PARTIALS,     /* of terms of their gradients: model_partial_depth */
-    EXTENT_ROW_SUMS,     /* two for each token and split of all ranks, of its queries and of its keys */
-    EXTENT_OWN_ROW_SUMS, /* of these, of the splits here */
-    EXTENT_STARTS,       /* states that Mamba-2 keeps */
-    EXTENT_MAMBA_CHUNK,  /* tokens from one of these to the next, at most: MAMBA_CHUNK */
-    EXTENT_EXACT_CHUNKS, /* one for each exact chunk of tokens */
-    EXTENT_SEQUENCES,    /* one for each sequence of all ranks */
-    EXTENT_RECORDS,      /* four numbers of the loss for each token and split of all ranks */
-    EXTENT_ADAPTER,      /* r of adapters */
+    EXTENT_SPLIT_ASSIGNMENTS, /* assignments, with dispatch for each local split */
+    EXTENT_SPLIT_WORKED,      /* rows of a dispatch chunk, for each local split */
+    EXTENT_KEYS,              /* keys that attention reads */
+    EXTENT_KEY_SPLITS,        /* EXTENT_KEYS for each local split that shares a KV head: model_key_splits */
+    EXTENT_PARTIALS,          /* EXTENT_KEY_SPLITS for each live partial sum: model_partial_depth */
+    EXTENT_ROW_SUMS,          /* two (queries, keys) for each token and split of all ranks */
+    EXTENT_OWN_ROW_SUMS,      /* two for each token and local split */
+    EXTENT_STARTS,            /* states that Mamba-2 saves, one for each scan chunk */
+    EXTENT_MAMBA_CHUNK,       /* tokens of a scan chunk, at most: MAMBA_CHUNK */
+    EXTENT_EXACT_CHUNKS,      /* one for each exact chunk of tokens */
+    EXTENT_SEQUENCES,         /* one for each sequence of all ranks */
+    EXTENT_RECORDS,           /* four numbers of the loss for each token and split of all ranks */
+    EXTENT_ADAPTER,           /* r of adapters */
     EXTENT_ONE
 } Extent;
 typedef enum Element {
@@ -79,23 +76,23 @@ typedef enum Element {
     ELEMENT_NARROW /* the compute dtype; no tensor at all where that is fp32 */
 } Element;
 
-/* Where a tensor is there at all. */
+/* Condition under which a tensor or a collective exists. */
 typedef enum Need {
     NEED_ALWAYS,
-    NEED_CP_ALL_TO_ALL, /* ranks of cp change tokens for heads */
-    NEED_KEYS,          /* ranks of cp gather keys and values of all tokens */
-    NEED_PARTIALS, /* gradients of keys are sums of terms: several runs, or splits, of queries look at them */
-    NEED_KEY_SPLITS,      /* several splits do, here */
-    NEED_ROW_SUMS,        /* heads of a token, of which ranks may have some each, are normed as one row */
-    NEED_DISPATCH,        /* ranks share experts out */
-    NEED_SPLITS,          /* ranks may share matrices */
-    NEED_TP,              /* ranks do */
-    NEED_NO_SPLITS,       /* no ranks may */
-    NEED_DISPATCH_SPLITS, /* ranks share experts out, and may share matrices */
-    NEED_HEADS_APART,     /* splits here of what heads make of their input: model_has_heads_apart */
+    NEED_CP_ALL_TO_ALL,   /* CP exchanges tokens for heads */
+    NEED_KEYS,            /* CP all-gathers keys and values */
+    NEED_PARTIALS,        /* gradients of keys are sums of partial sums: model_has_partials */
+    NEED_KEY_SPLITS,      /* several local splits share a KV head: model_key_splits */
+    NEED_ROW_SUMS,        /* splits > 1, in a layer that norms all heads of a token as one row */
+    NEED_DISPATCH,        /* expert parallelism */
+    NEED_SPLITS,          /* splits > 1: TP may shard matrices, the bits do not depend on its degree */
+    NEED_TP,              /* TP degree > 1 */
+    NEED_NO_SPLITS,       /* splits == 1 */
+    NEED_DISPATCH_SPLITS, /* NEED_DISPATCH and NEED_SPLITS */
+    NEED_HEADS_APART,     /* several local splits of MTP heads' input gradients: model_has_heads_apart */
     NEED_EXPERT_BIAS,     /* experts have biases */
-    NEED_HEAD_SUMS, /* ranks of cp change tokens for heads, and what is summed by heads is wanted by tokens */
-    NEED_BALANCE    /* experts have a loss that is least where all have equally many tokens */
+    NEED_HEAD_SUMS,       /* CP all-to-all, and attention sinks, whose gradient is summed by tokens */
+    NEED_BALANCE          /* balance loss of experts */
 } Need;
 
 /* A tensor of a layer's passes: [rows, width]. */
@@ -114,8 +111,8 @@ enum { LAYER_TENSORS = 32 }; /* at most */
  *
  *     y += s (x A^T) B^T        A [r, in], B [out, r], s = ModelConfig.adapter_scale
  *
- * What the backward pass needs of it is recomputed from the product's operands: it keeps nothing, but where
- * ranks may share the matrix, x A^T of one whose inputs are cut. */
+ * The backward pass recomputes its intermediates from the product's operands. Only x A^T of a row-parallel
+ * matrix is saved, where TP may shard matrices. */
 #define ADAPTER_ROWS(of, outputs, inputs) \
     [of##_A] = {.rows = DIM_ADAPTER,      \
                 .cols = inputs,           \
@@ -129,12 +126,12 @@ enum { LAYER_TENSORS = 32 }; /* at most */
 typedef struct AdapterRoom {
     void *inner;  /* [T, r] c: x A^T, or the gradient of it */
     void *outer;  /* [T, out] c: s times the gradient of the matrix's part of y */
-    void *joint;  /* [r, h] c: a joint side as products read it, or an MTP module's matrix; none in fp32 */
-    float *apart; /* [own, r]: of a sum over ranks, one adapter's */
+    void *joint;  /* [r, h] c: cast of a replicated side, or of an MTP module's matrix; none in fp32 */
+    float *apart; /* [own, r]: one adapter's columns of a reduced sum */
 } AdapterRoom;
 
-/* y [T, out] = x [T, in] W^T (+ bias) (+ adapters). The rows that make up [out, in], and [out], lie side by
- * side; of those that a model has, the first begins the matrix. */
+/* y [T, out] = x [T, in] W^T (+ bias) (+ adapters). The parameter rows that make up [out, in], and those of
+ * [out], are adjacent; the first one that a model has begins the matrix. */
 typedef struct Product {
     const ParamRow *weight, *bias; /* bias NULL: never any */
     int rows;                      /* of weight, and of bias: 1 for 0 */
@@ -152,12 +149,11 @@ typedef enum CollKind {
     COLL_KINDS
 } CollKind;
 
-/* The passes over an op: forward, forward again for the backward pass, gradient of its input, gradient of its
- * weight. */
+/* The passes over an op. */
 enum { IN_FORWARD = 1, IN_RECOMPUTE = 2, IN_DGRAD = 4, IN_WGRAD = 8 };
 
-/* Tensors that belong to the unit rather than to a layer, numbered behind the layer's own. Those of all
- * tokens are shared by all layers: each holds one thing at a time. */
+/* Tensors of the unit, numbered after those of the layer. All layers of the unit share those of all tokens,
+ * each of which holds one thing at a time. */
 enum {
     UNIT_X = LAYER_TENSORS, /* [own, h] c: the layer's input */
     UNIT_DX,                /* [own, h] c: its gradient */
@@ -170,49 +166,50 @@ enum {
     UNIT_TENSORS
 };
 
-/* What ranks exchange in the passes of a layer. It stands before the first of `ops` that reads `to` in the
- * order of a pass, or behind the last of those that make `from`, and is skipped where the degree over its
- * axes is 1. In a backward pass ops run in descending order. */
+/* A collective in the passes of a layer. It runs before the first of `ops`, in the order of the pass, which
+ * read `to`; or after the last of `ops`, which make `from`. It is skipped where the degree over its axes
+ * is 1. In a backward pass ops run in descending order. */
 struct LayerPass;
 typedef struct Collective Collective;
 struct Collective {
-    uint8_t passes; /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops are; beside that, IN_DGRAD: where not */
-    bool behind;    /* the ops make `from`; else they read `to` */
-    uint32_t ops;   /* of the layer, a bit each: OPS(i) */
+    uint8_t
+        passes;  /* IN_FORWARD | ...; IN_RECOMPUTE: where its ops run; with it, IN_DGRAD: where they do not */
+    bool behind; /* runs after its ops, which make `from`; else before them, which read `to` */
+    uint32_t ops; /* mask of ops of the layer: OPS(i) */
     CollKind kind;
     AxisSet over;
     int from, to; /* tensors of the layer, or of the unit */
-    /* What each rank has of it: [rows, width]; of ALL_TO_ALL all of its pieces, of a sum what it gets. */
+    /* Shape per rank: [rows, width]. ALL_TO_ALL: all that a rank sends; REDUCE_SCATTER: what it receives. */
     Extent rows;
     Dim width;
     Element element;
     Need when;
-    bool trains;   /* in training alone */
-    bool overlaps; /* no op of the same pass reads `to` */
-    bool brief;    /* so few numbers that no work is kept back to hide them */
-    bool along;    /* starts and ends with the row before it */
-    bool chunked;  /* once for each chunk of logits, between the two slices of its op */
-    bool zigzag;   /* over tokens of all ranks of cp, of which each has its CP chunks; else ranks in order */
-    const char *what; /* behind its name in listings; NULL: the stream */
-    /* Before it starts: what is sent is put where it is sent from (`packed`, another tensor of the layer); a
-     * gather without copies `from` into `to`. When it is there, the other way round. */
+    bool trains;      /* in training only */
+    bool overlaps;    /* no op of the same pass reads `to` */
+    bool brief;       /* too small to delay other work in order to hide it */
+    bool along;       /* starts and ends with the row before it */
+    bool chunked;     /* once for each chunk of logits, between the two slices of its op */
+    bool zigzag;      /* over tokens of all ranks of cp, in CP chunks; else ranks in order */
+    const char *what; /* suffix of its name in listings; NULL: the stream */
+    /* pack fills the send buffer from `packed`, another tensor of the layer; an all-gather without pack
+     * copies `from` into `to`. unpack runs when the transfer is complete, and does the reverse. */
     void (*pack)(const struct LayerPass *w, const Collective *c);
     void (*unpack)(const struct LayerPass *w, const Collective *c);
     int packed;
-    const struct Product *adapted; /* of a sum of partial sums: whose adapters' go along; NULL: its op's */
+    const struct Product *adapted; /* its adapters' partial sums go along; NULL: those of the op's product */
 };
 #define OPS(i) (1u << (i))
 #define BEFORE(reads) .ops = (reads)
 #define BEHIND(makes) .behind = true, .ops = (makes)
-/* A row but for what most have not: passes, where, kind, axes, from, to, and what a rank has of it. */
+/* The fields that every row has: passes, position, kind, axes, from, to, shape per rank. */
 #define COLLECTIVE(in, where, how, axes, source, target, extent, dim, type)                           \
     .passes = (in), where, .kind = COLL_##how, .over = MESH_##axes, .from = (source), .to = (target), \
     .rows = EXTENT_##extent, .width = DIM_##dim, .element = ELEMENT_##type
 
-/* Around layers whose matrices ranks of tp share (Korthikanti et al., "Reducing activation recomputation in
- * large transformer models", 2022): between them a rank has some tokens of the stream. A column-parallel
- * product reads the input of all tokens, and its dgrad makes partial sums; a row-parallel one is the other
- * way round. */
+/* Sequence parallelism around TP-sharded layers (Korthikanti et al., "Reducing activation recomputation in
+ * large transformer models", 2022): between layers a rank holds a shard of the tokens. A column-parallel
+ * product reads the all-gathered input, and its dgrad makes partial sums. A row-parallel product makes
+ * partial sums, and its dgrad reads the all-gathered gradient. */
 #define ALL_GATHER_X(reads)                                                                                  \
     COLLECTIVE(IN_FORWARD | IN_RECOMPUTE | IN_WGRAD, BEFORE(reads), ALL_GATHER, TENSOR, UNIT_X, FULL_X, OWN, \
                HIDDEN, COMPUTE)
@@ -226,39 +223,39 @@ struct Collective {
 
 struct Pass;
 
-/* What ranks exchange that share a unit's matrices; all NULL where none do. */
+/* Buffers of TP collectives; all NULL without TP. */
 typedef struct Shared {
     void *whole;  /* [T, h] c: the layer's input, of all tokens */
     void *dwhole; /* [T, h] c: the gradient of its result, of all tokens */
-    /* [T, h]: this rank's partial sums: of a result, or of an input's gradient */
+    /* [T, h]: local partial sums, of a result or of an input's gradient */
     float *partials;
-    float *inner;        /* [T, n r]: and of what adapters make that do a product's: x A^T, or its gradient */
+    float *inner;        /* [T, n r]: partial sums of a product's adapters: of x A^T, or of its gradient */
     LossRecord *records; /* of the head: [splits, loss_rows] of a chunk */
 } Shared;
 
-/* What an op works on. Where ranks share the unit's matrices, `own` is what has a row for each token that is
- * this rank's of the stream; else these are all tokens, x is own_x, and so on. */
+/* Operands of an op. With TP, a dimension `own` is the tokens of this rank's sequence-parallel shard.
+ * Without, it is all T tokens, x equals own_x, and so on. */
 typedef struct LayerPass {
     const struct Pass *pass;
     int unit, slice;      /* slice: of UnitPass */
     void *const *tensors; /* of the layer, in the order of its rows */
     const Shared *shared;
     const AdapterRoom *adapters;
-    void *inner;       /* [own, r] c: x A^T of the adapter whose B is joint, for the gradient of that */
+    void *inner;       /* [own, r] c: x A^T of the adapter whose B is replicated, for the gradient of B */
     const void *own_x; /* [own, h] c: the same as x */
     const void *x;     /* [T, h] c: the normed state that the layer is applied to; NULL in the embedding */
-    /* [T, h] c: forward: what the layer makes of it; fp32 partial sums where it is a sum over ranks */
+    /* [T, h] c: forward: the layer's result; fp32 partial sums where it is summed over ranks */
     void *y;
     const void *dy;     /* [T, h] c: backward: gradient with respect to y */
     const void *own_dy; /* [own, h] c: the same */
-    void *dx; /* [T, h] c: backward: where the gradient with respect to x goes; fp32 partial sums as for y */
-    /* Of layers that stand alone, whose dx is the gradient of the unit's input: that, [own, h] c; and where x
-     * is the end of a stream that began in the unit, where the gradient of this goes. */
+    void *dx;           /* [T, h] c: backward: out, gradient with respect to x; fp32 partial sums as for y */
+    /* For layers that stand alone, whose dx is the gradient of the unit's input: the unit's input,
+     * [own, h] c; and where x is the end of a stream that began in the unit, where its gradient goes. */
     const void *input;
     void *dstream;
 } LayerPass;
 
-/* FLOPs of a token. */
+/* FLOPs of a token: forward, dgrad, wgrad. */
 typedef struct Cost {
     double forward, input, weight;
 } Cost;
@@ -271,45 +268,46 @@ static inline Cost cost_plus(Cost a, Cost b) {
 
 typedef struct LayerOp {
     const char *name;
-    /* Of what its forward pass makes. A layer's last op makes its result: there the unit decides. */
+    /* Lifetime of its results. A layer's last op makes the layer's result: there the unit decides. */
     Lifetime makes;
     void (*forward)(const LayerPass *w);
     void (*backward)(const LayerPass *w, Grads grads);
     const Product *product; /* its product with a matrix; NULL: none */
     bool fused;             /* the forward pass makes the product's gradients too */
-    bool partial;           /* what it makes is a term of the layer's result: recomputed with that alone */
-    bool trains;            /* it is run in training alone */
-    /* FLOPs beside the product's, in this unit, of a token of a sequence of `context`, in the mean; NULL:
-     * none worth counting. */
+    bool partial;           /* makes a partial sum of the layer's result, and is recomputed only with it */
+    bool trains;            /* runs in training only */
+    /* FLOPs in addition to the product's, per token, averaged over a sequence of `context` tokens; NULL: none
+     * worth counting. */
     Cost (*more)(const ModelConfig *c, int unit, int64_t context);
-    /* What the mathematics needs of that, where more is done; NULL: all. */
+    /* The part of `more` that the mathematics requires, where more is executed; NULL: all. */
     Cost (*needed)(const ModelConfig *c, int unit, int64_t context);
 } LayerOp;
 
-/* Where ranks share experts out, and ops need those rows of all ranks that go to some of them
- * (COLL_DISPATCH): rows visit the ranks of their experts. At home they lie sorted by expert, so that those
- * for one rank are one run; away those of one rank lie behind those of another, and are worked on by
- * themselves: so each sum is taken as the rank whose rows they are would take it alone.
+/* Expert parallelism (COLL_DISPATCH): routed rows go to the ranks of their experts (dispatch), and results
+ * come back (combine). Locally rows are sorted by expert, so those for one rank are one contiguous run. On
+ * the remote rank, rows of the source ranks follow each other, and those of each are processed by themselves:
+ * so each sum is taken in the order in which the source rank alone would take it.
  *
- *     home   leave       ROWS --out-->  away   work, rank after rank  --back-->  home   arrive
+ *     local   permute   ROWS --out-->  remote   experts, rank after rank  --back-->  local   unpermute
  *
- * Where tokens have exact chunks, rows are sorted exact chunk by exact chunk, and those of one go out and
- * back before the next. These ops run in one go, in dgrad and wgrad at once, in as many rounds as what has
- * come needs room. They make again what the forward pass made away, whatever the policy. */
+ * With exact chunks, rows are sorted within each exact chunk, and those of one chunk go out and back before
+ * the next. These ops run as one, dgrad and wgrad together, in as many dispatch chunks as the received rows
+ * need for the buffers. They always recompute what the forward pass made on the remote rank, whatever the
+ * policy. */
 typedef enum DispatchIf {
     DISPATCH_ALWAYS,
-    DISPATCH_WHOLE, /* no sum over an expert's width is one that ranks may share */
-    DISPATCH_SPLITS /* such sums are, split by split: so many of the tensors, one behind the other */
+    DISPATCH_WHOLE, /* splits == 1: sums over an expert's width are not split */
+    DISPATCH_SPLITS /* splits > 1: one tensor for each local split, one after the other */
 } DispatchIf;
 typedef struct DispatchTensor {
-    int local, remote; /* tensors of the layer, by number: [choices, width], and [worked, width] */
+    int local, remote; /* indices of tensors of the layer: [assignments, width], and [worked, width] */
     Dim width;
     Element element;
     DispatchIf when;
 } DispatchTensor;
 enum { DISPATCH_TENSORS = 3 }; /* at most */
 
-/* The rows of an exact chunk of one rank's tokens away, from `first` on. */
+/* On the remote rank: rows of an exact chunk of one source rank's tokens, from `first` on. */
 typedef struct RemoteRows {
     int rank, exact_chunk;
     int64_t first, count;
@@ -325,9 +323,9 @@ typedef struct ExpertPass {
 typedef enum DispatchPass { DISPATCH_FORWARD, DISPATCH_BACKWARD, DISPATCH_PASSES } DispatchPass;
 
 typedef struct ExpertDispatch {
-    /* Tensors of the layer: runs of rows by expert, of this rank [exact chunks, E + 1], of all that share
-     * experts out, and of those that visit here, from each rank's first on [exact chunks, ranks, own experts
-     * + 1] */
+    /* Tensors of the layer with offsets of the runs of rows by expert: of this rank [exact chunks, E + 1]; of
+     * all ranks of ep; and of the rows received here, from each rank's first on [exact chunks, ranks, local
+     * experts + 1] */
     int runs, all_runs, own_runs;
     ExpertPass way[DISPATCH_PASSES];
 } ExpertDispatch;
@@ -339,13 +337,13 @@ typedef struct Layer {
     const LayerOp *ops;
     const Collective *collectives;
     int param_count, tensor_count, op_count, collective_count;
-    Dim cached; /* elements of the compute dtype that generation keeps of each token; DIM_NONE: nothing */
-    /* fp32 elements that generation carries from token to token, however many there were; NULL: none. */
+    Dim cached; /* KV cache per token, in elements of the compute dtype; DIM_NONE: nothing */
+    /* fp32 elements of the recurrent state that generation carries from token to token; NULL: none. */
     int64_t (*carried)(const ModelConfig *c);
     const ExpertDispatch *dispatch; /* of its ops that are dispatched; NULL: it has none */
 } Layer;
 
-/* Of a Layer: a table of such rows, all of it. */
+/* Initialises a table of a Layer and its count. */
 #define LAYER_ROWS(row, table) .row##s = (table), .row##_count = sizeof(table) / sizeof *(table)
 
 extern const Layer layer_embedding;            /* ids -> y */
@@ -366,7 +364,7 @@ extern const Layer layer_heads;          /* the same, with MTP heads */
 extern const Layer layer_mtp;            /* the state, next tokens' ids -> y: begins an MTP module's stream */
 extern const Layer layer_mtp_head;       /* the state, and the end of that stream -> losses of both */
 
-/* The passes of a product, on T tokens; what are partial sums over ranks is fp32 (device.h: KSplit). */
+/* The passes of a product, on T tokens. Partial sums over ranks are fp32 (device.h: KSplit). */
 /* The parameter that begins its matrix, and its bias; NULL: it has none. */
 const Param *product_matrix(const LayerPass *w, const Product *p);
 const Param *product_bias(const LayerPass *w, const Product *p);
@@ -376,53 +374,54 @@ void product_input(const LayerPass *w, const Product *p, const void *dy /* [T, o
                    void *dx /* [T, in] c */);
 void product_weight(const LayerPass *w, const Product *p, const void *dy /* [T, out] c */,
                     const void *x /* [T, in] c */);
-/* In place of that, and with dgrad, where the matrix is joint (params.h): of own tokens. */
+/* Replaces product_weight where the matrix is replicated (params.h: param_is_joint): wgrad of local tokens,
+ * run with dgrad. */
 void product_joint(const LayerPass *w, const Product *p, const void *dy, const void *x);
-/* Adapters of its matrices in a unit. */
+/* Number of adapters of its matrices in a unit. */
 int product_adapters(const struct Model *m, int unit, const Product *p);
-/* What a sum over ranks comes to: y = terms, rounded, + bias + adapters, which have terms of their own. */
+/* After the sum over ranks: y = round(sum) + bias + adapters, whose own partial sums were summed too. */
 void product_summed(const LayerPass *w, const Product *p, const float *partials /* [own, out] */,
                     void *y /* [own, out] c */);
-/* The same of dx, which is rounded: what adapters add to it, and gradients of their joint sides. */
+/* After the sum of dx over ranks, already rounded: adds the adapters' gradients to dx, and makes gradients of
+ * their replicated sides. */
 void product_input_summed(const LayerPass *w, const Product *p, void *dx /* [own, in] c */);
 
-/* Adapters alone, of products that a layer makes in a way of its own where ranks may share matrices. */
-/* Forward, of a matrix that is cut by columns: x A^T, or terms of it; what the whole of that adds to y, where
- * it is here, and where it has come from several ranks. */
+/* Adapters alone, for layers that compute a product themselves where TP may shard matrices. */
+/* Forward, row-parallel matrix: x A^T, or partial sums of it; and what that adds to y, when it was complete
+ * on this rank, and when it was summed over ranks. */
 void product_adapters_inner(const LayerPass *w, const Product *p, const void *x /* [T, in] c */);
 void product_adapters_output(const LayerPass *w, const Product *p, void *y /* [T, out] c */);
 void product_adapters_summed(const LayerPass *w, const Product *p, void *y /* [own, out] c */);
-/* On the way back, of matrices that ranks may share: to dx, or terms of what product_input_summed adds; and
- * of what makes latents, of so many tokens. */
+/* Backward, where TP may shard matrices: adds to dx, or makes the partial sums that product_input_summed
+ * adds; and the same for matrices that make latents, for `tokens` tokens. */
 void product_adapters_input(const LayerPass *w, const Product *p, const void *dy, void *dx);
 void product_whole_input(const LayerPass *w, const Product *p, int64_t tokens,
                          const void *dy /* [tokens, out] c */, void *dx /* [tokens, in] c */);
-/* Of heads that are made of latents, from sums of terms [T, r]: to the latents' gradient, and that of A. */
+/* For heads that are made from latents, from summed partial sums [T, r]: adds to the gradients of the latents
+ * and of A. */
 void product_latents_summed(const LayerPass *w, const Product *p, const float *partials,
                             const void *x /* [T, in] c */, void *dx /* [T, in] c */);
 
-/* Generation: puts keys and values of the new tokens behind those of the block's cache, and attends to it. */
+/* Generation: appends keys and values of the new tokens to the block's cache, and attends to it. */
 void attend_to_cache(const LayerPass *w, AttentionShape s, const void *qkv /* [T, (H+2G)*D] c */,
                      void *out /* [T, H*D] c */);
-/* What a recurrence carries in generation, as many numbers as its layer says; NULL in training. */
+/* The recurrent state in generation, Layer.carried elements; NULL in training. */
 float *carried_of(const LayerPass *w);
-/* Before its first pass: whatever was carried is another sequence's. */
+/* In generation, clears the state in the first pass of a sequence. */
 void begin_sequence(const LayerPass *w, int64_t elements);
-/* Training finds where documents begin in the batch; generation has one: NULL. */
+/* first_key of the batch, which gives document boundaries; NULL in generation, which has one document. */
 const int32_t *documents_of(const LayerPass *w);
-/* Keys that a token of `layer` sees, in the mean over a sequence. */
+/* Keys that a token of `layer` sees, averaged over a sequence. */
 double keys_seen(const ModelConfig *c, int64_t layer, int64_t context);
 
-/* Rows of the embedding, times `scale`, and of learned positions (NULL: none), of all tokens: to y; where
- * ranks share the rows, terms of that. */
+/* y = scale * embedding + learned positions (NULL: none) of all tokens; with TP, partial sums of that. */
 void embedding_forward(const LayerPass *w, const int32_t *ids, float scale, const int32_t *positions,
                        void *y);
 
 /* The rows of a norm's parameters: its weight, then its bias, which only LayerNorm has. */
 enum { NORM_ROWS = 2 };
 
-/* The family's norm of `tokens` rows of what is this rank's: sum = a + b, y = norm(sum); b and sum may be
- * NULL. */
+/* The family's norm of `tokens` local rows: sum = a + b, y = norm(sum). b and sum may be NULL. */
 void norm_forward(const struct Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64_t tokens,
                   const void *a /* [tokens, h] c */, const void *b, void *sum, void *y,
                   float *rstd /* [tokens] */);
