@@ -1,5 +1,6 @@
-/* What each op is called with, as data: from it calls are queued on the host (deferred.c) and told in words
- * (cuda/calls.c). Ops with host memory, and sums of parts, are not in it: of these more must be copied. */
+/* The arguments of each op, as data. From this list calls are queued on the host (deferred.c) and described
+ * in text (cuda/calls.c). Ops with host memory and sum_parts are not in it, because more than their arguments
+ * must be copied. */
 #ifndef WEFT_DEVICE_ARGUMENTS_H
 #define WEFT_DEVICE_ARGUMENTS_H
 
@@ -25,7 +26,7 @@
 #define JOIN_AGAIN(a, b) a##b
 #define EACH(m, ...) JOIN(EACH_, COUNT(__VA_ARGS__))(m, __VA_ARGS__)
 
-/* Struct slot_arguments, and the pieces of a call that are made of it. */
+/* Struct slot_arguments, and the macros that make the parts of a call from a list. */
 #define FIELD(type, name) type name;
 #define PARAMETER(type, name) , type name
 #define VALUE(type, name) name,
@@ -36,7 +37,8 @@
         EACH(FIELD, __VA_ARGS__)      \
     } slot##_arguments;
 
-/* Slot, then type and name of each argument as in struct Ops; who fills slots by it is held to that. */
+/* Slot, then type and name of each argument as in struct Ops: the compiler checks that wherever a slot is
+ * filled from this list. */
 /* clang-format off */
 #define PLAIN_OPS(X)                                                                                        \
     X(gemm, (bool, trans_a), (bool, trans_b), (int64_t, m), (int64_t, n), (int64_t, k), (const void *, a),  \

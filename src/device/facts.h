@@ -6,8 +6,8 @@
 
 /* "oneDNN 2.6.3 (OpenMP)" into out[64]; returns out. */
 char *device_library_name(char out[64]);
-/* False when oneDNN was built without OpenMP: its products would then run on a thread pool of their own, or
- * on one core. */
+/* False if oneDNN was built without OpenMP: its products would then run on their own thread pool, or on one
+ * core. */
 bool device_library_has_openmp(void);
 
 #endif

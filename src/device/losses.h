@@ -4,9 +4,9 @@
 
 #include "device/device.h"
 
-/* What the records of a row's `count` leaves, which lie `step` apart, come to; the target is in split `own`.
- * The largest needs no order, sums are added in the canonical tree. A NaN is never larger, but it is in its
- * split's sum, and so in this one. */
+/* Combines the records of a row's `count` splits, which lie `step` apart; the target is in split `own`. The
+ * maximum needs no order; sums are added in the canonical tree. A NaN never becomes the maximum, but it is in
+ * its split's sum, and so in the result. */
 LossRecord loss_record_of_splits(const LossRecord *splits, int64_t step, int count, int64_t own);
 
 #endif
