@@ -900,7 +900,7 @@ struct Device {
     uint64_t memory; /* bytes of separate memory; 0: it is the machine's, or not known (described device) */
     uint64_t granularity; /* `take` rounds up to a multiple of it, at least one; bytes; 0: exact sizes */
     uint64_t pinned;      /* bytes of host memory that opening takes, for uploads */
-    int64_t loss_rows;    /* tokens whose logits are computed at a time; 0: as few as keep them in cache */
+    int64_t loss_rows;    /* tokens whose logits are computed at a time; 0: few, to fit in caches */
     int widest_head;      /* most elements of an attention head; 0: no limit */
     char *scratch;
     size_t scratch_size;

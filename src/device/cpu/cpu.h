@@ -53,11 +53,11 @@ static inline uint32_t state_word(const StateStore *s, uint64_t step, int64_t i)
     return out[e % STATE_CHUNK / STATE_BLOCKS];
 }
 
-/* Of a state in bf16, whatever NaN it comes of: by sign and payload, which a CPU keeps and a GPU replaces
- * (0x7fffffff), they would differ. */
+/* The only NaN of a bf16 state. Sign and payload are dropped, since a CPU keeps them and a GPU replaces them
+ * (0x7fffffff). */
 enum { BF16_NAN = 0x7fc0 };
 
-/* Stochastic rounding by 16 random bits. The largest finite number stays. */
+/* Stochastic rounding by 16 random bits. The largest finite number is kept, not rounded to infinity. */
 static inline uint16_t bf16_round_by(float f, uint32_t bits) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
@@ -69,10 +69,10 @@ static inline uint16_t bf16_round_by(float f, uint32_t bits) {
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* How many pieces of `split` there are in n, the last one perhaps shorter. */
+/* Number of splits of split_size in n; the last one may be shorter. */
 static inline int64_t splits_of(int64_t n, int64_t split_size) { return (n + split_size - 1) / split_size; }
 
-/* The canonical tree of sums that lie `step` apart. */
+/* Adds `count` sums that lie `step` apart in the canonical tree. */
 float tree_of_steps(const float *sums, int64_t step, int count);
 
 /* Sums of token t's row of queries, or of keys, over all splits. */
@@ -83,13 +83,13 @@ static inline int64_t qk_row_length(const QkRows *rows, bool keys) {
     return keys ? rows->keys : rows->queries;
 }
 
-/* The row of a token's embedding, of those that are here; -1: it is not. */
+/* Local row of a token's embedding; -1 if it is not local. */
 static inline int64_t embed_row_of(EmbedRows rows, int32_t id) {
     int64_t row = id - rows.first;
     return row >= 0 && row < rows.count ? row : -1;
 }
 
-/* Elements of a head that rope turns. */
+/* Elements of a head that rope rotates. */
 static inline int64_t rotary_dim(AttentionShape s) { return s.rotary > 0 ? s.rotary : s.head_dim; }
 
 /* Scores are multiplied by this. */
@@ -97,24 +97,24 @@ static inline float score_scale(AttentionShape s) {
     return s.scale > 0 ? s.scale : 1 / __builtin_sqrtf((float)s.head_dim);
 }
 
-/* The first key that the query at `position` sees, which may not see behind `first`, its document's. */
+/* First key that the query at `position` sees; `first` is the first of its document. */
 static inline int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
     if (s.chunk > 0) return position - (position - first) % s.chunk;
     return s.window > 0 ? max_i64(first, position - s.window + 1) : first;
 }
 
-/* What muon_normalise multiplies with; 1e-7 keeps a matrix of zeros at zeros. */
+/* The factor of muon_normalise; 1e-7 keeps a matrix of zeros at zero. */
 static inline float muon_factor(const GradStats *squares, float slack) {
     return (float)(1 / ((double)slack * __builtin_sqrt(exact_value(&squares->sum)) + 1e-7));
 }
 
-/* Whether a recurrence begins anew at token t. */
+/* Whether a document begins at token t, so that the recurrence restarts. */
 static inline bool scan_begins(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
 
-/* Runs of W gates that a kind has. */
+/* Runs of W gates of a kind. */
 static inline int scan_gates(ScanKind kind) { return kind == SCAN_MIN_GRU ? 1 : 2; }
 
-/* What Mamba-2's passes read and write: the arguments of its two ops. */
+/* Arguments of Mamba-2's two ops. */
 typedef struct MambaRun {
     MambaShape s;
     MambaInputs in;
@@ -129,7 +129,7 @@ typedef struct MambaRun {
     float *carry, *room;
     MambaGradients out;
 } MambaRun;
-/* Places of a head's state, of a row of it, of a token's x, and of its B or C. */
+/* Offsets of a head's state, of a row of it, of a token's x, and of its B or C. */
 static inline int64_t mamba_state_at(const MambaShape *s, int64_t head, int64_t p) {
     return (head * s->head_dim + p) * s->state;
 }
@@ -143,46 +143,46 @@ static inline int64_t mamba_group_at(const MambaShape *s, int64_t t, int64_t hea
 static inline int64_t mamba_y_at(const MambaShape *s, int64_t t, int64_t head, int64_t p) {
     return (t * s->heads + head) * s->head_dim + p;
 }
-/* Five FLOPs of an element of the state and a token; of the way back fourteen, three of them for making
- * states again. */
+/* Forward takes five FLOPs per element of the state and token; backward fourteen, three of them to recompute
+ * states. */
 static inline void mamba_profile(Device *d, OpId op, const MambaShape *s) {
     double elements = (double)(s->tokens * mamba_state_at(s, s->heads, 0));
     if (d->profiling) d->profile[op].flops += (op == OP_MAMBA_FORWARD ? 5 : 14) * elements;
 }
-/* The states before token `first`, which a stride begins with. */
+/* The states before token `first`, the first of a chunk. */
 static inline float *mamba_start(const MambaRun *r, int64_t first) {
     return r->starts + first / MAMBA_CHUNK * mamba_state_at(&r->s, r->s.heads, 0);
 }
-/* Terms of a head's dB at the stride's i-th token; behind them those of dC. A head's lie together: they are
- * gone over once for each row of its state. */
+/* A head's partial sums of dB at the chunk's i-th token, followed by those of dC. Those of a head are
+ * contiguous, because they are traversed once per row of its state. */
 static inline float *mamba_room(const MambaRun *r, int64_t i, int64_t head) {
     return r->room + (head * min_i64(MAMBA_CHUNK, r->s.tokens) + i) * 2 * r->s.state;
 }
 
-/* A token's experts, the scores of all, in place of their logits, and the weights of those that it chose;
- * then the order of rows; experts.c. */
+/* Routing of one token: `scores` (logits on entry), its experts and their weights; then the order of rows;
+ * experts.c. */
 void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights);
 void route_score(RouteShape s, float *scores);
 void route_weigh(RouteShape s, const float *scores, const int32_t *chosen, float *weights);
-/* What weights are divided by, and multiplied with. */
+/* Divisor and factor of a token's weights. */
 double route_divisor(RouteShape s, const float *scores, const int32_t *chosen);
 static inline double route_factor(RouteShape s) { return s.factor > 0 ? (double)s.factor : 1; }
 void route_order(RouteShape s, Routes r, int64_t *counts);
-/* What leaves of a weight's gradient come to, in the canonical tree. */
+/* Adds the splits of a weight's gradient in the canonical tree. */
 float weights_tree(int count, const float *x);
-/* Of a split, from the products of what was made of a row with their gradients (the op permute_dweights). */
+/* One split's gradient of a weight, from the dot product y . dy (the op permute_dweights). */
 float weight_gradient(double along, float weight);
 /* The op route_count. */
 void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts);
-/* Of the sequence of token t: what the balance loss has for each expert, balance * E * f_e; its first token
- * behind t. */
+/* For the sequence of token t: the balance loss's slope of each expert, balance * E * f_e. route_next: the
+ * first token of the next sequence, at most s.tokens. */
 void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes /* [E] */);
 static inline int64_t route_next(RouteShape s, int64_t t) {
     int64_t end = ((s.before + t) / s.sequence + 1) * s.sequence - s.before;
     return end < s.tokens ? end : s.tokens;
 }
 
-/* The choice that stands in a row of expert e. */
+/* The assignment in a row of expert e. */
 static inline int64_t route_assignment(RouteShape s, Routes r, int64_t row, int e) {
     int64_t at = (int64_t)r.token[row] * s.chosen;
     while (r.chosen[at] != e) at++;
@@ -199,7 +199,7 @@ void cpu_host_give(Device *d, void *host);
 /* deferred.c */
 void deferred_close(Device *d);
 
-/* Every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c,
+/* Fill every slot; then those of reference_attention.c, reference_experts.c, reference_latent.c,
  * reference_scans.c and reference_mamba.c. */
 void reference_fill_ops(Ops *ops);
 void reference_fill_attention(Ops *ops);

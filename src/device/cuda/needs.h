@@ -1,16 +1,16 @@
-/* What a run on a GPU takes of memory, whatever the GPU: by these figures the plugin takes it, and weft plans
- * it where there is no plugin. */
+/* Memory that a run on a GPU needs, whatever the GPU. The plugin allocates by these figures, and weft plans
+ * by them where there is no plugin. */
 #ifndef WEFT_DEVICE_CUDA_NEEDS_H
 #define WEFT_DEVICE_CUDA_NEEDS_H
 
 #include "device/device.h"
 
 enum {
-    /* Below some 1,000 rows the head's products are bound by memory: its weight gradient is read and written
-     * once for each group of rows. */
+    /* Below some 1,000 rows the head's products are bound by memory: its wgrad is read and written once for
+     * each group of rows. */
     CUDA_LOSS_ROWS = 2048,
     CUDA_ALIGNMENT = 256, /* of what cuBLASLt works in: an address is rounded up to it */
-    /* Smaller allocations share such a piece, and nobody could tell what each has taken. */
+    /* Smaller allocations share such a piece, and it would be unknown what each has taken. */
     CUDA_GRANULARITY = 2 << 20,
     /* Heads of so many elements fit into the shared memory of any chip that code is made for. */
     CUDA_WIDEST_HEAD = 256,
@@ -19,12 +19,12 @@ enum {
     CUDA_SEGMENT = 1 << 20
 };
 
-/* What the manual of cuBLAS recommends for Hopper and newer; 4 MiB would do before, but a plan that is made
- * elsewhere does not know the chip. */
+/* The cuBLAS manual recommends 32 MiB for Hopper and newer. Older chips need only 4 MiB, but a plan made on
+ * another machine does not know the chip. */
 static inline size_t cuda_products_workspace(void) { return ((size_t)32 << 20) + CUDA_ALIGNMENT; }
 
-/* Products have their workspace; norms, and attention on the way back, a number for each head of a token;
- * attention in chunks one for each key. */
+/* Products need their workspace; norms and attention's backward one number per head of a token; chunked
+ * attention one per key. */
 static inline size_t cuda_scratch_needed(const DeviceNeeds *needs) {
     int64_t heads = needs->attention.heads > 1 ? needs->attention.heads : 1,
             tokens = needs->tokens > needs->attention.tokens ? needs->tokens : needs->attention.tokens;

@@ -1,6 +1,6 @@
-/* Between weft and weft-cuda.so, which is opened at run time: one weft runs on machines with and without a
- * GPU. The plugin exports one function, cuda_plugin. Both come from one build: structs that they share are
- * compared by size, and another size is an error, not a guess. */
+/* Interface between weft and weft-cuda.so, which is opened at run time, so that one weft runs on machines
+ * with and without a GPU. The plugin exports one function, cuda_plugin. Both come from one build: the sizes
+ * of shared structs are compared, and a mismatch is an error. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_H
 #define WEFT_DEVICE_CUDA_PLUGIN_H
 
@@ -14,14 +14,14 @@ typedef struct CudaDeviceFacts {
     uint64_t memory;  /* bytes */
     int major, minor; /* compute capability */
     /* Of a survey: */
-    uint64_t available; /* bytes that nobody has, when CUDA itself has what it needs */
-    uint32_t reaches;   /* bit i: it reads and writes the memory of the i-th directly */
+    uint64_t available; /* free bytes, after CUDA took what it needs */
+    uint32_t reaches;   /* bit i: peer access to the memory of the i-th */
 } CudaDeviceFacts;
 
 typedef struct CudaFacts {
     int driver, runtime; /* as CUDA counts: 1000 major + 10 minor; driver 0: there is none */
     uint64_t products;   /* version of cuBLASLt */
-    int devices;         /* how many there are; the first CUDA_DEVICES_MAX are described */
+    int devices;         /* number of GPUs; the first CUDA_DEVICES_MAX are described */
     CudaDeviceFacts device[CUDA_DEVICES_MAX];
     char problem[256]; /* why there are no devices; "" where there are */
     /* Of a survey: */
@@ -29,24 +29,24 @@ typedef struct CudaFacts {
     char no_nccl[256]; /* why */
 } CudaFacts;
 
-/* What the plugin calls in the program. */
+/* Functions of the program that the plugin calls. */
 typedef struct CudaHost {
-    /* Prints one line and ends the process: a fault of the device spoils all that follows. */
+    /* Prints one line and ends the process: after a device fault nothing can be trusted. */
     void (*fatal)(ErrorCode code, const char *message);
     DeviceStream (*stream)(void);    /* device_stream */
     const char *(*call)(OpId op);    /* the op that is being called, with its shape (calls.h) */
-    const char *(*unfinished)(void); /* those whose end no wait has shown */
+    const char *(*unfinished)(void); /* ops that no wait has shown to have ended */
 } CudaHost;
 
 typedef struct CudaPlugin {
     int abi;
     uint32_t device_bytes, ops_bytes, facts_bytes, host_bytes;
     void (*facts)(CudaFacts *f);
-    /* The rest of the facts, for which CUDA starts on each device: that takes time, and memory of each. */
+    /* Fills the rest of the facts. It starts CUDA on each device, which takes time and device memory. */
     void (*survey)(CudaFacts *f);
     /* Fills name, processor, ops, runtime and impl of a zeroed Device. Two slots stay empty, since the
-     * program makes these numbers on the host (device/cuda/cuda.c): init_normal, and grad_stats of powers
-     * other than 1, 2 and infinity, which the plugin's must not be asked for. */
+     * program computes them on the host (device/cuda/cuda.c): init_normal, and grad_stats of powers other
+     * than 1, 2 and infinity, which must not be asked of the plugin's. */
     ErrorCode (*open)(Device *d, int ordinal, const CudaHost *host, Error *err);
 } CudaPlugin;
 
