@@ -8,11 +8,12 @@
 
 typedef struct Gemm Gemm;
 
-/* oneDNN's bf16 matmul runs here: from AVX-512 on, emulated where that has no bf16 instructions. */
+/* Whether oneDNN's bf16 matmul runs on this processor: it needs AVX-512, and emulates bf16 instructions if
+ * they are missing. */
 bool gemm_native_possible(void);
 
-/* native: bf16 products that no rank shares by oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE where that is
- * not possible. All else by the kernels, but fp32 products of a few rows by dnnl_sgemm. */
+/* native: bf16 products without splits use oneDNN's bf16 matmul; fails with ERR_UNAVAILABLE if that is not
+ * possible. All other products use the kernels, except that dnnl_sgemm makes fp32 products of a few rows. */
 ErrorCode gemm_open(Gemm **g, const Kernels *kernels, bool native, int threads, Error *err);
 void gemm_close(Gemm *g); /* NULL is fine */
 
@@ -20,15 +21,15 @@ void gemm_close(Gemm *g); /* NULL is fine */
 void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
               const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
               KSplit splits);
-/* Experts' products, as the ops. */
+/* As the ops grouped_gemm and grouped_gemm_wgrad. */
 void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
                       const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits);
 void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
                             const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced);
-/* What this many cores can multiply and add in registers, in FLOP/s, without any operand from memory: no
- * product is faster. bf16: by dot products of bf16, or AMX; 0 where there are none. */
+/* Upper bound of any product, in FLOP/s: multiply-adds of this many cores in registers, without memory
+ * operands. bf16: by dot products of bf16, or AMX; 0 if there are none. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds);
-/* leaves: the most that a product has; 0: none has any. */
+/* splits: the most of a product; 0: no product has any. */
 size_t gemm_scratch_bytes(int threads, Dtype compute, int splits);
 
 #endif

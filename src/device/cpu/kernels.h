@@ -1,6 +1,6 @@
 /* Kernels of one instruction set: single-threaded functions on the part of an op's work that they are given.
  * Arguments are those of the ops in device.h, with rows in place of tokens; sums over rows go to a partial
- * result of the caller's. */
+ * result that the caller provides. */
 #ifndef WEFT_DEVICE_CPU_KERNELS_H
 #define WEFT_DEVICE_CPU_KERNELS_H
 
@@ -31,8 +31,8 @@ typedef struct ProductOperand {
     bool along;
 } ProductOperand;
 
-/* C [m, n] = (add ? C : 0) + A B over k terms: lines of A are rows of C, lines of B its columns (at most
- * PRODUCT_COLS). product.h says in which order the terms are added. */
+/* C [m, n] = (add ? C : 0) + A B over k elements: lines of A are rows of C, lines of B its columns (at most
+ * PRODUCT_COLS). product.h defines the order of summation. */
 typedef struct ProductRun {
     int64_t m, n, k;
     ProductOperand a, b;
@@ -44,16 +44,16 @@ typedef struct ProductRun {
     int waiting;
     const float *const *wait;
     int64_t wait_row;
-    /* NULL, or where whole sums go instead, rounded; C then holds those of some of their terms. */
+    /* NULL, or where the complete sums go instead, rounded; C then holds sums over a part of k. */
     uint16_t *rounded;
     int64_t rounded_row;
 } ProductRun;
 enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 enum { LIMIT_SUMS = 384 };
 
-/* What attention reads and writes. Rows of q (and of its gradient) are q_row elements apart, those of k and v
- * kv_row, of their gradients dkv_row; the keys of query t end at offset + t, and begin where flash_first
- * says; first_key, of queries, NULL means 0. */
+/* Arguments of attention. Rows of q (and of its gradient) are q_row elements apart, those of k and v kv_row,
+ * of their gradients dkv_row. The keys of query t begin at flash_first and end at offset + t. first_key is
+ * indexed by query; NULL means 0. */
 typedef struct Flash {
     AttentionShape s;
     Dtype c;
@@ -96,7 +96,7 @@ typedef struct Kernels {
     void (*qk_norm_backward)(AttentionShape s, QkRows rows, NormKind kind, float eps, const void *raw,
                              const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk /* partial */, int splits, Dtype c);
-    /* `step`: tokens from one split's sums to the next one's. */
+    /* `step`: tokens between the sums of two splits. */
     void (*qk_norm_sums)(AttentionShape s, KSplit splits, NormKind kind, const void *raw, const float *wq,
                          const float *wk, const void *dqkv, float *sums, int64_t step, Dtype c);
     void (*rope)(AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin, bool inverse,
@@ -124,9 +124,9 @@ typedef struct Kernels {
     void (*scan_gate)(ScanShape s, const void *gate, const float *h, void *out, Dtype c);
     void (*scan_backward)(ScanShape s, int64_t first, int64_t count, ScanInputs in, const int32_t *first_key,
                           const float *h, const void *dout, ScanGradients out, Dtype c);
-    /* Of a head's tokens first .. first+count-1, a stride. Forward from its start to that of the next one, or
-     * to the state of r; backward to the head's terms in r->room, which mamba_sum then adds up, of the
-     * stride's i-th token. */
+    /* A head's tokens first .. first+count-1, a chunk. Forward goes from its start to that of the next chunk,
+     * or to the state of r. Backward writes the head's partial sums to r->room; mamba_sum then adds those of
+     * the chunk's i-th token over heads. */
     void (*mamba_forward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
     void (*mamba_backward)(const MambaRun *r, int64_t head, int64_t first, int64_t count);
     void (*mamba_sum)(const MambaRun *r, int64_t first, int64_t i);
@@ -134,10 +134,10 @@ typedef struct Kernels {
                                Dtype c);
     void (*gated_norm_backward)(GatedNorm s, const void *x, const void *gate, const float *w, const void *dy,
                                 void *dx, void *dgate, float *dw /* partial, added to */, Dtype c);
-    /* Of the n logits of one row that are in a split; target counts from the first of them. */
+    /* The record of the n logits of one row in a split; target is relative to the first of them. */
     LossRecord (*loss_record)(int64_t n, const void *logits, Dtype logits_type, int64_t target);
-    /* Of a row, from the whole vocabulary's largest logit and the sum relative to it; target as above. share:
-     * by what the softmax is multiplied (z-loss), else 1. */
+    /* Gradient of a row, from the full vocabulary's largest logit and the sum relative to it; target as
+     * above. share: factor of the softmax (z-loss), else 1. */
     void (*loss_gradient)(int64_t n, const void *logits, Dtype logits_type, int64_t target, RowSum of,
                           float scale, double share, float cap, void *dlogits, Dtype grad_type);
     void (*adamw)(int64_t n, AdamW a, StateStore s, OptimizerStep step, float *param, const float *grad,
@@ -166,14 +166,14 @@ typedef struct Kernels {
      * rounds; 0: there is no such instruction. Adds to sums [LIMIT_SUMS], of which some are multiplied. */
     double (*product_limit)(int64_t rounds, Dtype t, float *sums);
 
-    /* Attention of blocks of queries of the heads that share a key head, counted block by block, and within
-     * one head by head: those from `first` on, at most flash_units. */
+    /* Attention of blocks of queries of the heads that share a key head. Blocks are numbered by block, then
+     * by head: those from `first` on, at most flash_units. */
     void (*flash_forward)(const Flash *f, int64_t kv_head, int64_t first, int64_t count, float *scratch);
     /* delta of one block of queries of one head. */
     void (*flash_delta)(const Flash *f, int64_t head, int64_t block);
-    /* Blocks of keys of one key head, from `block` on, at most flash_units: dk, dv written, their share added
-     * to dq_sum, in turn (see progress), and dq written after the last one. They must be started in ascending
-     * order. */
+    /* Blocks of keys of one key head, from `block` on, at most flash_units. Writes dk and dv, adds their
+     * contributions to dq_sum in order of key blocks (see progress), and writes dq after the last one. Calls
+     * must be started in ascending order. */
     void (*flash_backward)(const Flash *f, int64_t kv_head, int64_t block, int64_t count, float *scratch);
     /* One query of one head against a cache. */
     void (*flash_decode)(const Flash *f, int64_t head, int64_t query);
@@ -181,11 +181,11 @@ typedef struct Kernels {
 
 /* Row length of blocks whose lanes run along the head dimension. */
 static inline int64_t flash_padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
-/* Floats from a panel of a thread's scratch to the next. A line lies between them: products are slower by an
- * eighth where operands and result lie in the same places of pages. */
+/* Floats between panels of a thread's scratch. A cache line separates them: products are an eighth slower if
+ * operands and result have the same page offsets. */
 static inline int64_t flash_panel(int64_t floats) { return floats + 16; }
-/* Blocks of queries (forward) or keys (backward) that one thread takes together, so that what they share is
- * brought and packed once: as many as stay in a second-level cache. The number cannot show in results. */
+/* Blocks of queries (forward) or keys (backward) that one thread takes together, so that shared operands are
+ * loaded and packed once: as many as stay in a second-level cache. The number does not affect results. */
 static inline int64_t flash_units(int64_t head_dim) {
     int64_t units = 256 / flash_padded(head_dim);
     return units < 1 ? 1 : units > FLASH_UNITS_MAX ? FLASH_UNITS_MAX : units;

@@ -4,19 +4,19 @@
 
 #include <stdbool.h>
 
-/* Starts the watch over teams of `threads` threads, once in a process. Does nothing for one thread, and
- * nothing where the environment already says how threads wait. */
+/* Starts the watch over teams of `threads` threads, once per process. Does nothing for one thread, nor if the
+ * environment already sets how threads wait. */
 void waiting_watch(int threads);
 
-/* True where the user has said it: OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME is set. */
+/* True if the user has set it: OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME. */
 bool waiting_is_set(void);
 
-/* True where more threads of the whole machine want to run than it has cores, now and as the average of the
- * last minute: that average alone would also count what ran before this process. */
+/* True if more threads of the whole machine want to run than it has cores, both now and averaged over the
+ * last minute: the average alone would also count what ran before this process. */
 bool machine_is_loaded(double *load, int *cores);
 
-/* The decision by itself, for tests. A sample is the share of a period for which the main thread was ready
- * to run and had no core. */
+/* The decision alone, for tests. A sample is the fraction of a period in which the main thread was ready to
+ * run and had no core. */
 typedef struct Crowd {
     bool busy;
     double patience; /* seconds of quiet before threads may spin again; 0: none so far */
@@ -25,8 +25,8 @@ typedef struct Crowd {
 } Crowd;
 void crowd_sample(Crowd *c, double share, double seconds);
 
-/* Keeps so many threads of OpenMP asleep until done(arg) is true; it is called again and again, and takes its
- * own time. Meanwhile the threads of other teams hardly spin. Then the threads end. */
+/* Keeps `threads` OpenMP threads asleep until done(arg) returns true; it is called repeatedly and paces
+ * itself. Meanwhile the threads of other teams hardly spin. Then the threads end. */
 void crowd_keep(int threads, bool (*done)(void *arg), void *arg);
 
 #endif

@@ -1,8 +1,8 @@
 /* What the files of the plugin share: the backend behind a Device, and what its kernels are launched with.
  *
  * Each file of kernels (*.cu) fills its slots of the op table; a slot checks nothing but what only it knows,
- * launches on the stream that the calling thread has chosen, and says so (cuda_launched). Host code is C,
- * kernels are C++: both include this. */
+ * launches on the stream that the calling thread has chosen, and calls cuda_launched. Host code is C, kernels
+ * are C++: both include this. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_BACKEND_H
 #define WEFT_DEVICE_CUDA_PLUGIN_BACKEND_H
 
@@ -17,22 +17,22 @@ extern "C" {
 
 /* The stream of the calling thread. */
 cudaStream_t cuda_stream(Device *d);
-/* Scratch of ON_COMPUTE. Its ops follow each other, so each may use it from its start. Ends the process where
- * it is smaller than what was planned. */
+/* Scratch of ON_COMPUTE. Its ops run one after another, so each may use it from its start. Ends the process
+ * if it is smaller than requested. */
 void *cuda_scratch(Device *d, size_t bytes);
 /* The GPU's compute capability, times ten. */
 int cuda_chip(const Device *d);
 /* After each launch: a configuration that was refused ends the process with the op's name, and with
  * WEFT_CUDA_CHECK=1 so does a fault inside it. */
 void cuda_launched(Device *d, OpId op);
-/* Before each launch: more blocks than GPUs take end the process with the op's name. */
+/* Before each launch: a grid larger than GPUs allow ends the process with the op's name. */
 void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y);
 /* A kernel may use more than 48 KiB of dynamic shared memory only after it was allowed to. */
 void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes);
 /* Ends the process with the message: for faults of the device, which are sticky. */
 void cuda_fatal(Device *d, const char *format, ...) PRINTF_LIKE(2, 3);
 
-/* Sets err, and returns the code: of what is said before anything has begun. */
+/* Sets err and returns the code; for errors before anything has started. */
 ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 
 /* As TRY, which calls the program. */
@@ -44,7 +44,7 @@ ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) PRINT
 
 /* For communicators.c. */
 typedef struct Communicators Communicators;
-Communicators **cuda_communicators(Device *d); /* where the device keeps them; NULL there: none yet */
+Communicators **cuda_communicators(Device *d); /* address of the device's pointer; NULL in it: none yet */
 void cuda_choose(Device *d);                   /* this thread's calls of CUDA go to the device's GPU */
 cudaStream_t cuda_stream_of(Device *d, DeviceStream s);
 ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err);
@@ -54,7 +54,7 @@ const DeviceCommunicators *communicators_table(void);
 int communicators_version(Error *err); /* of NCCL; 0: there is none, as err says */
 void communicators_close(Device *d);
 
-/* One a file. */
+/* One per file. */
 void elements_fill(Ops *ops);
 void norms_fill(Ops *ops);
 void embedding_fill(Ops *ops);
@@ -66,10 +66,10 @@ void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);
 void gradients_fill(Ops *ops);
 
-/* Elements of the widest heads on a GPU whose blocks may have so much shared memory. */
+/* Most elements of a head on a GPU whose blocks may have this much shared memory. */
 int attention_widest(size_t shared);
 
-/* split_k.cu: products with splits, which gemm hands on. */
+/* split_k.cu: products with splits, to which gemm delegates. */
 void split_k_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                   const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
                   KSplit splits);

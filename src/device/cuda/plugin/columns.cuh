@@ -1,6 +1,6 @@
-/* Sums of columns over rows: a block has COLUMNS of them, which lie next to each other. A thread of it goes
- * through every 256th row (fp32: 128th) of a pack of them, and what threads have of a column is added in a
- * fixed tree. So the bits of a column hang on its rows and their order alone.
+/* Sums of columns over rows: a block has COLUMNS of them, which lie next to each other. A thread sums every
+ * 256th row (fp32: 128th) of a pack of columns, and the threads' sums of a column are added in a fixed tree.
+ * So the bits of a column depend on its rows and their order alone.
  *
  *     LAUNCH(d, op, kernel, Grid(..., blocks_of(n, COLUMNS)), block_of_columns<T>(), ...)
  *     SHARED(float, room, COLUMN_ROOM<T>);
@@ -33,7 +33,7 @@ INLINE void fold_rows(float *room, int rows, int number) {
     }
 }
 
-/* sums[column] += what the block's threads have of it, of n columns. */
+/* sums[column] += the sum over the block's threads, for columns below n. */
 template <typename T>
 INLINE void add_to_columns(const float (&sum)[AT_ONCE<T>], int64_t n, float *room, float *sums) {
     constexpr int N = AT_ONCE<T>;

@@ -1,4 +1,4 @@
-/* Matrix products by cuBLASLt: a plan for each shape, made once and kept. */
+/* Matrix products by cuBLASLt: a plan for each shape, made once and cached. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_PRODUCTS_H
 #define WEFT_DEVICE_CUDA_PLUGIN_PRODUCTS_H
 
@@ -14,7 +14,7 @@ typedef struct ProductShape {
     Dtype ab_type, c_type;
 } ProductShape;
 
-/* NULL with err set where the library does not start. */
+/* NULL with err set if the library does not start. */
 Products *products_open(Error *err);
 void products_close(Products *p); /* NULL is fine */
 /* As gemm of device.h without splits; works in cuda_products_workspace bytes, 256-aligned or not. False with

@@ -1,4 +1,5 @@
-/* What recurrences share: runs of whole documents, which begin anew and so may go side by side. */
+/* Shared by recurrences: runs of whole documents. Each document restarts the recurrence, so runs go in
+ * parallel. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_SCANS_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_SCANS_CUH
 
@@ -10,7 +11,7 @@ INLINE float silu_slope(float x, float q) { return q + x * q * (1 - q); }
 
 constexpr int RUN = 64, RUNS = 64; /* tokens of a run at least, and runs at most */
 
-/* Tokens of a run: all, where nothing is known of documents. */
+/* Tokens of a run: all if documents are not known. */
 static inline int64_t run_of(int64_t tokens, const int32_t *first_key) {
     int64_t least = blocks_of(tokens, RUNS);
     return first_key ? (least > RUN ? least : RUN) : tokens;
@@ -37,7 +38,7 @@ INLINE Documents documents_of(const int32_t *first_key, int64_t tokens, int64_t 
     if (!first_key) return {first, next};
     return {beginning(first_key, tokens, first), beginning(first_key, tokens, next)};
 }
-/* Whether a recurrence begins anew at token t. */
+/* Whether a document begins at token t, so that the recurrence restarts. */
 INLINE bool begins_at(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
 
 #endif
