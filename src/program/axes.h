@@ -1,42 +1,47 @@
-/* What each kind of parameter does on each axis of the mesh: the one table that partition, norm, checks,
- * checkpoints, lowering and tests read.
+/* What each kind of parameter does on each axis of the mesh. Partition, norm, checks, checkpoints, lowering
+ * and tests all read this one table.
  *
- *                       pp           dp_replicate   dp_shard, cp   ep         tp           kv
- *     whole             cut          copied, sum    cut, sum       cut, sum   copied, sum  copied, sum
- *     rows, columns     cut          copied, sum    cut, sum       cut, sum   cut          cut
- *     keys, values      cut          copied, sum    cut, sum       cut, sum   cut          copied
- *     experts           cut          copied, sum    cut, sum       cut        cut          cut
- *     router, latents   cut          copied, sum    cut, sum       cut, sum   copied       copied
- *     tied embedding    copied, sum  copied, sum    cut, sum       cut, sum   cut          cut
+ *                       pp         dp_replicate  dp_shard, cp  ep        tp         kv
+ *     replicated        cut        repl, sum     cut, sum      cut, sum  repl, sum  repl, sum
+ *     column, row       cut        repl, sum     cut, sum      cut, sum  cut        cut
+ *     keys, values      cut        repl, sum     cut, sum      cut, sum  cut        repl
+ *     experts           cut        repl, sum     cut, sum      cut       cut        cut
+ *     router, latents   cut        repl, sum     cut, sum      cut, sum  repl       repl
+ *     tied embedding    repl, sum  repl, sum     cut, sum      cut, sum  cut        cut
  *
- *   cut      ranks along the axis hold different elements of it
- *   copied   they hold the same elements, which the first of them counts
- *   sum      the gradients that they make are terms of one sum, and no rank has the others' terms
+ *     cut   ranks along the axis hold different elements (DTensor Shard)
+ *     repl  they hold the same elements, which the first of them counts (DTensor Replicate)
+ *     sum   their gradients are partial sums of one sum (DTensor Partial)
  *
- * What is cut and summed is reduce-scattered, what is copied and summed is all-reduced, and what is cut alone
- * is complete where it was made. On pp a parameter is with its unit. ep is what it has of dp_shard and cp,
- * and these are what is left. Experts are cut over ep each as a whole, and their gradients complete there,
- * since the rows of all ranks of ep visit them; over tp each is cut as an MLP is. A router is on each rank of
- * tp with all tokens, and so its gradient is complete there; so are those of biases of what experts make,
- * and of what makes latents of keys and of queries, and norms them (model/layers/latent.c), of its adapters,
- * and of those sides of adapters of heads that read latents (model/params.h: param_sees_all). "Whole" are
- * norms, and biases that are added to a sum over tp: each rank of tp has part of the tokens there
- * (Korthikanti et al. 2022), so that their gradients are sums; this is what other trainers have forgotten
- * most often. So are all other joint sides of adapters, and the matrix of an MTP module (model/params.h:
- * param_is_joint). Learned positions are cut as the embedding is that they are beside.
+ * A parameter that is cut and summed is reduce-scattered; one that is replicated and summed is all-reduced;
+ * one that is only cut has its complete gradient where it was computed. On pp a parameter goes with its
+ * unit. The column ep stands for its part of dp_shard and cp, and the column of these two for what is left
+ * of them.
  *
- * Tensor parallelism (Shoeybi et al. 2019) deals out a dimension of a matrix in whole grains: heads for
- * queries, keys and values, single elements else; where a family stores several matrices as one, each of them
- * by itself. A vocabulary, and learned positions, may be dealt out in unequal parts, in whole splits
- * (device.h). What does not fit is refused by name.
+ * Experts are cut over ep as whole experts. Their gradients are complete there, since the rows of all ranks
+ * of ep are dispatched to them; over tp each expert is cut as an MLP is. Every rank of tp has a router and
+ * all tokens for it, so the router's gradient is complete. The same holds for biases of experts' outputs,
+ * for the projections and norms that make latents of keys and queries (model/layers/latent.c), for their
+ * adapters, and for those sides of heads' adapters that read latents (model/params.h: param_sees_all).
  *
- * Key and value heads that are fewer than the ranks are held by several neighbours each, of which each has
- * some of the queries that look at them: these ranks are the axis kv (comm/mesh.h). They sum the gradients of
- * keys and values themselves, over the queries of all (layers/heads.h), so that those of the weights are made
- * alike, and complete, on each: they are copied and no sum.
+ * Replicated parameters are norms, and biases that are added after a reduction over tp. With sequence
+ * parallelism each rank of tp has only its tokens there (Korthikanti et al. 2022), so their gradients must
+ * be summed; other trainers have forgotten this more often than anything else. So are all other replicated
+ * sides of adapters, and the matrix of an MTP module (model/params.h: param_is_joint). Learned positions are
+ * cut as the embedding that they go with.
  *
- * Once dealt out, a rank's model is a model of smaller dimensions (axes_local): names, rows of layers and
- * flats are those of any other. */
+ * Tensor parallelism (Shoeybi et al. 2019) splits a dimension of a matrix in whole grains: heads for
+ * queries, keys and values, else single elements. Where a family stores several matrices as one, each of
+ * them is split by itself. A vocabulary, and learned positions, may be split into unequal parts of whole
+ * splits (device.h). A model that does not fit is refused, with the name of the dimension.
+ *
+ * With fewer key and value heads than ranks, several neighbouring ranks hold each head, and each of these
+ * has some of the queries that attend to it: these ranks are the axis kv (comm/mesh.h). They sum the
+ * gradients of keys and values, over all queries, themselves (layers/heads.h). Each then computes the same,
+ * complete weight gradient: these weights are replicated without a sum.
+ *
+ * After the split, a rank's model is a model of smaller dimensions (axes_local): its names, layer tables and
+ * flats are those of any other model. */
 #ifndef WEFT_PROGRAM_AXES_H
 #define WEFT_PROGRAM_AXES_H
 
@@ -49,78 +54,82 @@ typedef enum ParamKind {
     KIND_ROW_PARALLEL,
     KIND_KEYS,
     KIND_EXPERTS,
-    KIND_ROUTER, /* and what makes latents */
+    KIND_ROUTER, /* and the projections that make latents */
     KIND_TIED,
     KINDS
 } ParamKind;
 enum { DOES_CUT = 1, DOES_COPY = 2, DOES_SUM = 4 };
 
 ParamKind axes_kind(const ModelConfig *c, const Param *p);
-/* The axes on which a kind does all of `does`, and nothing else. */
+/* The axes on which a kind does exactly `does`. */
 AxisSet axes_that(ParamKind kind, int does);
 /* The axes on which it does any of `does`. */
 AxisSet axes_any(ParamKind kind, int does);
 
-/* How many of so many ranks along tp hold the same heads of keys and values: 1 where heads are enough. */
+/* Replicas of each key and value head on `ranks` ranks of tp; 1 where there are at least as many heads as
+ * ranks. */
 int axes_copies(const ModelConfig *c, int ranks);
-/* The ranks of a mesh along tp with that; what does not fit is left alone, to be refused (axes_check). */
+/* Sets the mesh's kv axis to that number. A mesh that does not fit stays as it is, for axes_check to
+ * refuse. */
 void axes_lay_copies(const ModelConfig *c, Mesh *mesh);
 
-/* What one rank has of a dimension; rows, or columns, next to each other. */
+/* A rank's part of a dimension: consecutive rows, or columns. */
 typedef struct ShardRange {
     int64_t first, count;
 } ShardRange;
 ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s);
-/* Whether all ranks have equally much of what may be dealt out in unequal parts. */
+/* Whether every dimension that may be split unequally gives all ranks equally much. */
 bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits);
 
-/* What tp leaves a rank of a parameter: rows and columns of the matrix that the model file has, whose rows
- * have `stride` elements. A vector is a matrix of one column. Of matrices that are stored as one it has a
- * band each: of rows, or of columns where they lie side by side. What a rank has is a matrix of these rows
- * and columns without what is between them. */
+/* The part of a parameter that tp leaves to a rank: rows and columns of the matrix as the model file has it,
+ * whose rows have `stride` elements. A vector is a matrix of one column. Of fused matrices it has one range
+ * each: of rows, or of columns where they lie side by side. The rank stores these rows and columns
+ * densely. */
 typedef struct LocalShard {
-    ShardRange rows[PARAM_MATRICES], columns[PARAM_MATRICES]; /* empty behind the last */
+    ShardRange rows[PARAM_MATRICES], columns[PARAM_MATRICES]; /* count 0 after the last */
     int64_t stride;
-    /* Of a stack of matrices whose rows are cut, these rows of each of some, and how many a whole one has;
-     * else one matrix. */
+    /* Of fused expert weights whose rows are cut: the range of experts, of each of which it has these rows,
+     * and the rows of a full expert. Else one matrix. */
     ShardRange fused;
     int64_t every;
 } LocalShard;
 int64_t shard_rows(const LocalShard *b);
 int64_t shard_columns(const LocalShard *b);
-/* experts: those of a layer that ep leaves it. */
+/* experts: the range of a layer's experts that ep leaves to this rank. */
 LocalShard axes_local_shard(const ModelConfig *c, const Param *p, TpGroup s, ShardRange experts);
 
-/* Ranks of one number hold the same elements of a parameter, if they hold any: they differ on axes only along
- * which it is copied. */
+/* Ranks with the same number hold the same elements of a parameter, if they hold any: they differ only along
+ * axes on which it is replicated. */
 int axes_replica_group(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
-/* Whether a rank is the first of those, stages apart: a unit's own stage comes before a copy's. */
+/* Whether a rank is the first of its replica group, ignoring pp: there the unit's own stage comes before
+ * that of a tied copy. */
 bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank);
 
-/* The model of a rank along tp. */
+/* The model of one rank of tp. */
 ModelConfig axes_local(const ModelConfig *c, TpGroup s);
-/* ERR_CONFIG with the numbers that would do, when the model cannot be dealt out to so many ranks. */
+/* ERR_CONFIG, with the numbers that would fit, when the model cannot be split over so many ranks. */
 ErrorCode axes_check(const ModelConfig *c, int ranks, Error *err);
 
-/* The same of ep: ranks have equally many experts. */
+/* The same for ep: all ranks have equally many experts. */
 ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err);
 
-/* The degrees that have the bits of `splits`: one rank, and those whose share of them is a power of two. A
- * degree that is none of them is refused, with those that are; so is a model that cannot be cut into so many
- * splits, and a microbatch whose tokens do not divide into them. */
+/* The degrees that compute the same bits as `splits`: one rank, and each degree whose ranks get a power of
+ * two of the splits. ERR_CONFIG, with the degrees that would fit, for any other degree; also for a model
+ * that cannot be cut into so many splits, and for a microbatch whose tokens do not divide by them. */
 ErrorCode axes_check_splits(const ModelConfig *c, int ranks, int splits, int64_t tokens, Error *err);
-/* The same of cp, whose ranks share the tokens of a microbatch out, and, by heads, the heads for attention,
- * of which tp leaves them some. By keys a rank must have a block of the tree of exact chunks, of two or
- * more. */
+/* The same for cp, whose ranks split the tokens of a microbatch and, with all-to-all, the heads that tp
+ * leaves. With all-gather of KV and two or more exact chunks, a rank must have a block of the tree of
+ * chunks. */
 ErrorCode axes_check_cp(const ModelConfig *c, TpGroup s, CpGroup cp, int64_t tokens, Error *err);
-/* Whether the tokens of its sequences can be shared out at all. */
+/* Whether the model's sequences can be split over ranks at all. */
 bool axes_splits_tokens(const ModelConfig *c);
-/* Whether whole heads of keys and values can be dealt out to so many ranks of cp. */
+/* Whether each of so many ranks of cp gets whole key and value heads. */
 bool axes_splits_heads(const ModelConfig *c, TpGroup s, int ranks);
-/* By keys, whether no rank has several of the splits that look at one head of keys: what each comes to would
- * have to cross by itself. */
+/* For all-gather of KV: whether no rank has several of the splits that attend to one key head. The partial
+ * sum of each split would have to be sent by itself. */
 bool axes_splits_keys(const ModelConfig *c, TpGroup s);
-/* Whether ranks of cp can have the bits of so many exact chunks by keys; 0: any number can. */
+/* With all-gather of KV: whether so many ranks of cp can compute the bits of so many exact chunks; with 0
+ * chunks, any number can. */
 bool axes_splits_exact_chunks(int ranks, int exact_chunks);
 
 #endif

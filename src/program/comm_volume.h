@@ -1,29 +1,30 @@
-/* What ranks exchange inside the passes of units, over tp, cp and ep, by formula: for the time of a
- * pass, and for what parallel.context: auto takes. Programs are counted action by action, and tests hold the
- * two against each other.
+/* Bytes that ranks exchange inside the passes of units, over tp, cp and ep, by formula. Step-time estimates
+ * and `parallel.context: auto` use them. Programs are counted action by action, and tests compare the two.
  *
- * tp with sequence parallelism (Korthikanti et al. 2022). Between the products of a block a rank has a t-th
- * of the tokens; the input of a product that is cut by rows is gathered, the partial sums of one that is cut
- * by columns are reduce-scattered, in fp32, since they are rounded once, after the sum. Backward passes do
- * the other of the two at the same places, and gather the inputs again for the gradients of the weights; a
- * wgrad that runs apart gathers the gradients of the outputs once more, too. Where heads of keys and
- * values are fewer than the ranks, those that hold the same ones all-reduce their gradients, in fp32; where
- * there are experts, all of tp those of the weights of a token's, which are k numbers. Where all heads of a
- * token are normed as one row, sums over it are gathered each way: two numbers a token and split. What
- * adapters sum beside the stream, r numbers a token each, is left out here; programs count it.
+ * tp uses sequence parallelism (Korthikanti et al. 2022). Between the products of a block each of t ranks
+ * has 1/t of the tokens. The input of a column-parallel product is all-gathered. The partial sums of a
+ * row-parallel product are reduce-scattered in fp32, since they are rounded once, after the sum. Backward
+ * passes do the opposite at the same places, and gather the inputs again for wgrad. A wgrad that runs
+ * separately also gathers the output gradients again. Where several ranks hold the same key and value heads,
+ * they all-reduce the gradients of these in fp32. With experts, all ranks of tp all-reduce the gradients of
+ * the router weights, k numbers a token. Where all heads of a token are normed as one row, its sums are
+ * all-gathered in each pass: two numbers a token and split. The sums of adapters, r numbers a token each,
+ * are left out here; programs count them.
  *
- * cp, by one of two methods:
- *     heads   queries, keys and values change from a p-th of the tokens with all heads to all tokens with a
- *             p-th of the heads, and back (Jacobs et al., "Ulysses", 2023): where each rank gets whole heads
- *             of keys and values
- *     keys    keys and values of all tokens are gathered by everybody (Llama team 2024): no limit by heads
+ * cp has two methods:
+ *     all-to-all     queries, keys and values change from 1/p of the tokens with all heads to all tokens
+ *                    with 1/p of the heads, and back (Jacobs et al., "Ulysses", 2023); each rank must get
+ *                    whole key and value heads
+ *     all-gather KV  every rank gathers keys and values of all tokens (Llama team 2024), whatever the
+ *                    number of heads
  *
- * By heads a rank sends the less the more ranks there are, by keys the less the fewer heads they have. auto
- * takes what sends fewer bytes, of those that the model, the tokens and the exact chunks allow; recomputation
- * is not counted there, since the method has its own order of sums, and what is recomputed must change no
- * bits.
+ * With all-to-all a rank sends less the more ranks there are; with all-gather, less the fewer KV heads there
+ * are. auto takes the method that sends fewer bytes, of those that the model, the tokens and the exact
+ * chunks allow. It does not count recomputation: each method has its own order of sums, and the choice of
+ * what is recomputed must not change bits.
  *
- * ep sends the rows of choices to the ranks of their experts and back (layers/layer.h: ExpertDispatch). */
+ * ep dispatches the rows of (token, expert) assignments to the ranks of their experts, and combines them
+ * back (layers/layer.h: ExpertDispatch). */
 #ifndef WEFT_PROGRAM_COMM_VOLUME_H
 #define WEFT_PROGRAM_COMM_VOLUME_H
 
@@ -33,31 +34,31 @@
 #include "model/unit.h"
 
 typedef struct CommVolumeSpec {
-    const ModelConfig *model; /* of the mesh */
+    const ModelConfig *model; /* the unsharded one */
     Dtype compute;
     Recompute recompute;
     int64_t tokens; /* of a microbatch, over all ranks of tp and cp */
     int tensors, cp;
-    int splits; /* of tp: numerics.canonical_tp; 0: as many as its ranks */
+    int splits; /* of tp: numerics.canonical_tp; 0: one a rank */
     CpComm asked;
     int exact_chunks;    /* numerics.canonical_cp of exact sums; 0: any */
-    size_t partial;      /* bytes of a partial sum on its way: 4 */
+    size_t partial;      /* bytes of a partial sum as it is sent: 4 */
     int experts;         /* ranks of ep; 0: 1 */
     bool split_backward; /* dgrad and wgrad run separately */
-    int64_t sequences;   /* of a microbatch: ranks of cp tell each other what these chose of experts */
+    int64_t sequences;   /* of a microbatch: ranks of cp all-reduce the expert counts of each */
 } CommVolumeSpec;
 
-/* With one rank along cp it is CP_COMM_ALL_TO_ALL, of all of them. */
+/* The method that is used. With one rank of cp: CP_COMM_ALL_TO_ALL. */
 CpComm comm_volume_method(const CommVolumeSpec *s);
-/* How it was found: "by keys (auto: ...)". */
+/* Appends the method and why: "by keys (auto: ...)". */
 void comm_volume_describe(const CommVolumeSpec *s, Text *out);
 
-/* Bytes that a rank sends in the passes of a unit over a microbatch. The weight is 0 unless dgrad and wgrad
- * run separately: else gathers for it stand with dgrad. */
+/* Bytes that a rank sends in the passes of a unit over a microbatch. `weight` is 0 unless dgrad and wgrad
+ * run separately; else the gathers for wgrad are counted with dgrad. */
 Cost comm_volume_tp(const CommVolumeSpec *s, int unit);
 Cost comm_volume_cp(const CommVolumeSpec *s, int unit);
-Cost comm_volume_ep(const CommVolumeSpec *s, int unit); /* where tokens go evenly */
-/* Collectives of these passes, for their latency: forward and backward together. */
+Cost comm_volume_ep(const CommVolumeSpec *s, int unit); /* for balanced experts */
+/* Number of collectives in these passes, forward and backward together; for their latency. */
 int comm_volume_operations(const CommVolumeSpec *s, int unit,
                            AxisSet over); /* MESH_TENSOR, MESH_CONTEXT or MESH_EXPERTS */
 

@@ -1,53 +1,53 @@
-/* Matrices that an optimizer must see whole (optimizer/optimizer.h: MatrixUpdate), where tp leaves each rank
- * a box of them. Of the ranks of tp that hold boxes of a matrix one is its owner: it gets the direction of
- * the whole of it, makes the step, and gives the boxes of that back.
+/* Muon and its like need whole matrices (optimizer/optimizer.h: MatrixUpdate), but tp shards them. Each
+ * matrix has one owner rank among the ranks of tp that hold its shards. The owner gathers the direction of
+ * the whole matrix, computes the step, and scatters the step's shards back.
  *
- *     box: gradient, momentum --> direction ==MATRIX_GATHER==> whole --> step ==MATRIX_SCATTER==> box: weight
+ *     shard: gradient, momentum -> direction =MATRIX_GATHER=> matrix -> step =MATRIX_SCATTER=> shard: weight
  *
- * Weights and states stay boxes: norm, checkpoints and passes do not know of it. Which shard of dp_shard has
- * a matrix's boxes is found as without tp (program/cuts.h), alike on all ranks of tp; the owners of those
- * that a shard has are dealt out over tp by the FLOPs of their steps. So over dp_shard x tp each matrix is
- * worked on once.
+ * Weights and states stay sharded, so norm, checkpoints and passes are not concerned. The rank of dp_shard
+ * that has a matrix's shards is found as without tp (program/cuts.h), and alike on all ranks of tp. The
+ * matrices of that rank are then assigned to owners over tp by the FLOPs of their steps. So over dp_shard x
+ * tp each step is computed once.
  *
- * What crosses lies in two buffers, in which each place along tp has a segment: "own" are this rank's boxes,
- * by their owners, "made" are boxes of the matrices that are made here, by who has them. A segment has first
- * what its ranks count of the boxes, then copies: these are not sent to the owner, but come back. */
+ * The exchange uses two buffers, each with a segment for every rank of tp. BUFFER_LOCAL has this rank's
+ * shards by owner; BUFFER_OWNED has the shards of the matrices owned here, by the rank that holds them. A
+ * segment begins with the shards that its rank counts; replicas follow: they are not sent to the owner, but
+ * do come back. */
 #ifndef WEFT_PROGRAM_OWNERS_H
 #define WEFT_PROGRAM_OWNERS_H
 
 #include "program/partition.h"
 
-/* Of a partition whose shards are made: fills `owners`. */
+/* Fills `owners` of a partition whose shards are made. */
 void owners_deal(Partition *p, const ParamGroups *g);
-/* Whether steps of a unit's matrices are made on ranks of tp, wherever. */
+/* Whether any matrix of the unit has an owner rank, here or elsewhere. */
 bool owners_have(const Partition *p, int unit);
-/* The place along tp that makes the steps of a parameter's matrices, of which this rank has a box; -1: each
- * rank updates what it has. */
+/* The rank in tp that owns the matrices of a parameter of which this rank has a shard; -1: each rank updates
+ * its own shard. */
 int owner_of_matrices(const Partition *p, int param);
 
 typedef enum OwnerBuffer { BUFFER_LOCAL, BUFFER_OWNED, OWNER_BUFFERS } OwnerBuffer;
 
-/* Elements of a buffer. */
+/* Elements of a buffer: `counted` of the `count` are not replicas. */
 typedef struct OwnerSegment {
     int64_t first, counted, count;
 } OwnerSegment;
 void owners_segments(const Partition *p, int unit, OwnerBuffer buffer, OwnerSegment out[SPLITS_MAX]);
-/* Bytes of a buffer, whole lines of a pool. */
+/* Bytes of a buffer, rounded up to lines of a pool. */
 size_t owners_buffer_bytes(const Partition *p, int unit, OwnerBuffer buffer);
-/* Bytes that this rank sends to owners, or gives back as one. */
+/* Bytes that this rank sends from the buffer: to owners, or back as an owner. */
 uint64_t owners_traffic(const Partition *p, int unit, OwnerBuffer from);
-/* Bytes that the update of a unit takes: both buffers, then scratch of the largest matrix that is made
- * here. */
+/* Bytes that the update of a unit takes: both buffers, then scratch for the largest matrix owned here. */
 size_t owners_scratch(const Partition *p, const ParamGroups *g, int unit);
 
-/* Parameters of a unit with boxes in a buffer, in the order of the table. */
+/* Iterates over the unit's parameters with shards in a buffer, in the order of the table. */
 typedef struct OwnerWalk {
     const Partition *p;
     int unit;
     OwnerBuffer buffer;
-    int param; /* that it is at */
-    /* Of its box of each place, of BUFFER_LOCAL of this rank's: elements before it; it is another one's
-     * copy. */
+    int param; /* the current one */
+    /* Of its shard on each rank of tp (in BUFFER_LOCAL: of this rank's): the offset in elements, and whether
+     * it is another rank's replica. */
     int64_t at[SPLITS_MAX];
     bool copy[SPLITS_MAX];
     OwnerSegment next[SPLITS_MAX];
@@ -55,7 +55,7 @@ typedef struct OwnerWalk {
 OwnerWalk owners_walk(const Partition *p, int unit, OwnerBuffer buffer);
 bool owners_next(OwnerWalk *w);
 
-/* Where the box of a place lies in the k-th matrix of a parameter: one block of it. */
+/* The block that the shard of rank `place` of tp is in the k-th matrix of a parameter. */
 typedef struct MatrixBlock {
     int64_t row, col, rows, cols;
 } MatrixBlock;

@@ -1,19 +1,19 @@
-/* What a rank holds of a model: the units of its pipeline stages; of each parameter of these a box of rows
- * and columns, which tp leaves it (program/axes.h); of each flat that the boxes make up, its shard over
- * dp_shard (and cp). Experts that ep leaves it are a flat of their own, shared out over what is left of
+/* What a rank holds of a model: the units of its pipeline stages; of each parameter the rows and columns
+ * that tp leaves it (program/axes.h: its local shard); of each flat that these make up, its shard over
+ * dp_shard (and cp). Experts that ep leaves to a rank are a flat of their own, sharded over what is left of
  * dp_shard without ep.
  *
- * Shards are even, unless an optimizer asks that matrices stay whole (optimizer.groups: whole): then the cuts
- * lie between those, each matrix lives on one shard, and who has least takes the largest shard of a flat
- * (program/cuts.h). tp cuts it all the same, and all its boxes are on one shard. A rank's master weights,
- * moments and gradients are its shards, flat after flat and unit after unit ("owned" arrays): with one shard
- * they are the whole units. For inference the vectors of all units come before their matrices, since the two
- * are held in different dtypes.
+ * Shards are even, unless an optimizer needs whole matrices (optimizer.groups: whole). Then cuts lie between
+ * these, each matrix lives on one shard, and the least loaded rank takes the largest shard of a flat
+ * (program/cuts.h). tp still cuts such a matrix, and all its tp shards are on one shard of dp_shard. A
+ * rank's master weights, moments and gradients are its shards, flat after flat and unit after unit ("owned"
+ * arrays); with one shard they are the full units. For inference the vectors of all units precede the
+ * matrices, since the two have different dtypes.
  *
  * With tied embeddings the gradient of the head is a unit of its own, number `units`, shaped and sharded as
- * the embedding (which has no vectors). Where pipeline ranks part the embedding from the head, the head's
- * rank holds a second copy of the embedding (tied_copy): both add the two gradients in the same order and
- * make the same update, and only the first counts in the norm. */
+ * the embedding (it has no vectors). Where embedding and head are on different pipeline ranks, the head's
+ * rank holds a second copy of the embedding (tied_copy). Both add the two gradients in the same order and
+ * make the same update; only the first counts in the norm. */
 #ifndef WEFT_PROGRAM_PARTITION_H
 #define WEFT_PROGRAM_PARTITION_H
 
@@ -33,124 +33,124 @@ void stages_single(Stages *s, int units); /* one stage with everything */
 void stages_free(Stages *s);
 int stages_of_unit(const Stages *s, int unit);
 
-/* Of a flat of a unit that is held here, or whose gradient is made here; all zero of others. */
+/* A flat of a unit that is held here, or whose gradient is made here; all zero for others. */
 typedef struct FlatShard {
-    AxisSet axes;         /* that share it out: MESH_SHARDS, of experts MESH_EXPERT_SHARDS */
-    int shards, shard;    /* their size, and this rank's place */
-    CommRange *ranges;    /* [shards] what each shard has */
+    AxisSet axes;         /* that shard it: MESH_SHARDS; of experts MESH_EXPERT_SHARDS */
+    int shards, shard;    /* their size, and this rank's index */
+    CommRange *ranges;    /* [shards] */
     int64_t whole;        /* elements of the flat */
-    int64_t first, count; /* of this rank's part: parts[shard] */
-    size_t start;         /* of it, in the owned arrays; valid for units held */
+    int64_t first, count; /* of this rank's shard: ranges[shard] */
+    size_t start;         /* offset of it in the owned arrays; valid for units held */
 } FlatShard;
 
 typedef struct Partition {
-    const ParamTable *table;  /* of the rank's own model: axes_local of the whole */
-    const ModelConfig *whole; /* the model of the mesh */
+    const ParamTable *table;  /* of the rank's local model: axes_local of the model */
+    const ModelConfig *whole; /* the unsharded model */
     Mesh mesh;
     int rank;
     Stages stages;
-    int *place;           /* [units + 1] pipeline rank of each; the last is the tied head's */
+    int *place;           /* [units + 1] pipeline rank of each unit; the last is the tied head's */
     bool tied, tied_copy; /* tied: the last unit reads the embedding too (model_embeds_last) */
-    int pipe;             /* place in the pipeline */
-    int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own place */
+    int pipe;             /* index in the pipeline */
+    int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own index */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */
-    int splits;                           /* of the sums that these share */
+    int splits;                           /* split-K: over these ranks together */
     CpGroup cp;                           /* MESH_CONTEXT: the same, and the exact chunks of tokens */
     FlatShard (*flat_shard)[FLATS];       /* [units + 1]; the last is the tied head's gradient */
-    size_t owned;      /* elements of the owned arrays, the tied head's gradient not among them */
-    size_t vectors;    /* for inference: of these the first, which are those of vectors; else 0 */
+    size_t owned;                         /* elements of the owned arrays, without the tied head's gradient */
+    size_t vectors;    /* for inference: leading elements of these that are vectors; else 0 */
     int64_t *load;     /* [shards] elements that each shard owns of the units held here */
-    int64_t *assigned; /* [shards] of these what all ranks of tp have alike: by it shards are given out */
-    int *owners; /* [parameters] program/owners.h; NULL where tp cuts no matrix that must be seen whole */
+    int64_t *assigned; /* [shards] of these, what all ranks of tp have alike: assigns shards */
+    int *owners;       /* [parameters] program/owners.h; NULL where tp cuts no matrix that must stay whole */
 } Partition;
 
 typedef struct PartitionSpec {
-    const ModelConfig *model;  /* of the mesh */
+    const ModelConfig *model;  /* of the rank's local model: partition_model */
     const ParamTable *table;   /* of the rank's own: partition_model */
-    const ParamGroups *groups; /* which matrices stay whole; NULL: none must */
+    const ParamGroups *groups; /* which matrices stay whole; NULL: none */
     const Mesh *mesh;
     int rank;
     const Stages *stages;
-    int splits;       /* of sums that tp shares; 0: as many as its ranks */
-    int exact_chunks; /* of tokens, that cp shares out: CpGroup */
-    bool keys;        /* the same */
+    int splits;       /* split-K over tp; 0: one a rank */
+    int exact_chunks; /* of tokens, over cp: CpGroup */
+    bool keys;        /* all-gather of KV: CpGroup */
     bool inference;
 } PartitionSpec;
 
-/* Copies what it needs of mesh and stages; model and table must outlive it. */
+/* Copies mesh and stages; model and table must outlive the partition. */
 void partition_build(Partition *p, const PartitionSpec *spec);
 void partition_free(Partition *p);
-/* How tp shares the model out, and this rank's place in that. leaves: as in the spec. */
+/* This rank's group of tp. splits: as in the spec. */
 TpGroup partition_tp_group(const Mesh *mesh, int rank, int splits);
-/* How cp shares tokens out. */
+/* This rank's group of cp. */
 CpGroup partition_cp(const Mesh *mesh, int rank, int exact_chunks, bool keys);
-/* The model whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
+/* The local model, whose passes this rank runs. ERR_CONFIG when the mesh does not fit the model. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int splits, ModelConfig *own,
                           Error *err);
-/* Rows that the gradient of a vector has while passes add to it, one for each of this rank's splits; 1 where
- * it has one, as of parameters that are cut. */
+/* Rows that passes add the gradient of a vector to: one for each split of this rank; 1 for parameters that
+ * are cut. */
 int partition_rows(const Partition *p);
 int partition_param_rows(const Partition *p, const Param *param);
-/* Whether experts' parameters are summed over a group that is neither that of the others nor one rank. */
+/* Whether gradients of experts are summed over another group than the others, of more than one rank. */
 bool partition_splits_shards(const Partition *p);
-/* Exact chunks of tokens that gradients of a microbatch are made of, each by itself, before they are
- * rounded. */
+/* Exact chunks of a microbatch's tokens on this rank. The gradient of each is computed and rounded by
+ * itself. */
 int partition_exact_chunks(const Partition *p);
-/* Gradients of a flat that passes make each by itself: of each exact chunk; of experts, of the exact chunks
- * of each rank of ep, rank after rank. */
+/* Gradients that passes make of a flat, each by itself: one for each exact chunk; of experts, one for each
+ * exact chunk of each rank of ep, by rank. */
 int partition_gradients(const Partition *p, Flat flat);
 
 int partition_pipeline_rank(const Partition *p, int unit);
-bool partition_runs(const Partition *p, int unit); /* forward and backward of the unit are this rank's */
-/* Its parameters are: those that run here, and a tied copy. */
+bool partition_runs(const Partition *p, int unit); /* this rank runs the unit's forward and backward */
+/* This rank holds the unit's parameters: it runs the unit, or has the tied copy. */
 bool partition_holds(const Partition *p, int unit);
-/* It makes a gradient of the unit, which may be the tied head's. */
+/* This rank makes a gradient of the unit, which may be the tied head's. */
 bool partition_makes_gradient(const Partition *p, int unit);
-/* Of the ranks that see the same batches, the one that counts them: the first on every axis along which they
- * are not cut. */
+/* Whether this rank counts its batches: of all ranks that see the same batches, the first. */
 bool partition_counts_batches(const Partition *p);
-/* The world's rank that has this one's place on every axis but pp. */
+/* The world rank with this rank's coordinates on every axis but pp, there that of the unit. */
 int partition_peer(const Partition *p, int unit);
 
-/* The elements of a parameter that this rank owns: of those of its box, row after row, one run, possibly
- * empty. */
+/* The elements of a parameter that this rank owns: a run, possibly empty, of its local shard in row-major
+ * order. */
 typedef struct ParamSegment {
     LocalShard shard;
-    int64_t first, count; /* elements of the box */
-    size_t at;            /* of the first, in the owned arrays */
+    int64_t first, count; /* elements of the local shard */
+    size_t at;            /* offset of the first in the owned arrays */
 } ParamSegment;
 ParamSegment partition_segment(const Partition *p, const Param *param);
-/* Those of a layer's experts that ep leaves here. */
+/* The range of a layer's experts that ep leaves to this rank. */
 ShardRange partition_experts(const Partition *p);
-/* Whether this rank is the one that counts what it owns of the parameter: the first of those that hold a
- * copy, and not a tied copy. */
+/* Whether this rank counts what it owns of the parameter: it is the first of the replicas, and has no tied
+ * copy. */
 bool partition_counts(const Partition *p, const Param *param);
 int64_t partition_counted(
     const Partition *p); /* elements that this rank counts; over all ranks: the model's parameters */
-/* Whether other ranks hold copies of any parameter: somewhere on the mesh, not only of this rank's. */
+/* Whether any parameter has replicas somewhere on the mesh, on this rank or not. */
 bool partition_has_copies(const Partition *p);
 
-/* Where a piece lies in the parameter as model files have it, and as names and seeds number it: a run for
- * each band of columns of each row of a box that is narrower than the matrix, else one for each band of
- * rows. */
+/* Runs of a segment in the parameter as model files store it, which names and seeds number. A local shard
+ * that is narrower than its matrix has one run for each column range of each row, any other one for each row
+ * range. */
 typedef struct SegmentRun {
-    int64_t element, count; /* elements of the whole parameter */
+    int64_t element, count; /* elements of the unsharded parameter */
 } SegmentRun;
-/* The run that begins `at` elements behind the first of the piece; for (at = 0; at < count; at += run.count)
- * sees all. */
+/* The run that begins at element `at` of the segment. for (at = 0; at < count; at += run.count) visits
+ * all. */
 SegmentRun segment_run(const ParamSegment *segment, int64_t at);
-int64_t segment_runs(const ParamSegment *segment); /* how many */
+int64_t segment_runs(const ParamSegment *segment); /* number of runs */
 
 /* Elements of a gathered flat (or of the tied head's gradient). */
 size_t partition_whole(const Partition *p, int unit, Flat flat);
-/* The shard that owns a matrix which stays whole: that of its first element. */
+/* The shard that owns a matrix that stays whole: that of its first element. */
 int partition_owner(const Partition *p, const Param *param);
-/* The rank of this one's pipeline place that holds the most. */
+/* The rank with the most elements among those with this rank's pipeline index. */
 int partition_fullest(const Partition *p);
-/* Who has which matrices that stay whole: a line for each unit, or for several that are alike. Nothing where
- * there are none, or one shard. */
+/* Prints which shard, and which owner rank of tp, has each matrix that must stay whole: a line for each
+ * unit, or for several that are alike. Prints nothing where there are no such matrices, or neither shards
+ * nor owners. */
 void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out);
 
 #endif
