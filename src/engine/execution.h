@@ -42,7 +42,7 @@ typedef struct OwnedState {
 /* Gradients of the step, [units + 1] each; the last is the tied head's. */
 typedef struct StepGradients {
     char *(*sums)[FLATS];   /* as they add up; plan/memory.h gradient_sum_bytes */
-    UnitGradients *owned;   /* this rank's shares, fp32, once they are reduced */
+    UnitGradients *owned;   /* this rank's shards, fp32, once they are reduced */
     char **partials;        /* rows of splits of vectors' gradients, where there are several */
     unsigned char *started; /* flats whose sums have been set in the step under way: 1 << flat */
 } StepGradients;
@@ -75,7 +75,7 @@ typedef struct Statistics {
 /* Messages of one collective: of each CP chunk, or of partial sums and those of adapters. */
 enum { COLLECTIVE_MESSAGES = 2 };
 
-/* Host memory of visits (dispatch.c), where ranks share experts out: [ranks of ep] of each kind. */
+/* Host memory of dispatches (dispatch.c), where experts are sharded over ep: [ranks of ep] of each kind. */
 typedef struct DispatchState {
     int32_t *runs;             /* [ranks, exact chunks, E + 1] rows by expert, of each rank */
     int32_t *own_runs;         /* [exact chunks, ranks, own experts + 1] of these, the experts here */
@@ -179,7 +179,7 @@ void parameters_ready(Execution *x, int unit);
 
 /* Memory of a unit for what an action does to a microbatch of it. */
 UnitPass execution_unit(const Execution *x, Action a);
-/* Passes over several microbatches are interleaved, so each action says anew which of them it is about. */
+/* Passes over several microbatches are interleaved, so each action selects its microbatch again. */
 void execution_enter(Execution *x, int microbatch);
 
 /* Starts what ranks exchange between two parts of a unit; waits for it, and puts it in its place. */
@@ -188,7 +188,7 @@ void collective_wait(Execution *x, Action a);
 /* Records of the tokens of each rank of cp, [ranks, model_records], go to all of them. */
 void collective_gather_scores(Engine *e, LossRecord *all);
 
-/* Runs parts whose rows visit the ranks of their experts. */
+/* Runs ops whose rows are dispatched to the ranks of their experts. */
 void dispatch_run(Execution *x, Action a);
 void dispatch_open(Engine *e);
 void dispatch_close(Engine *e);

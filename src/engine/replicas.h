@@ -1,12 +1,12 @@
-/* Copies that must be equal are compared.
+/* Compares replicas that must be equal.
  *
  * Ranks that differ only on dp_replicate hold the same weights and moments, and so does the tied copy of the
- * embedding beside the head. They make the same updates from the same sums, so they stay equal to the last
- * bit: a difference means that memory, a computation or a program was wrong on one of them. Each rank hashes
- * (XXH3-64) what it owns of every parameter, rank 0 compares, and all ranks learn what it found. What exists
- * once, as with dp_replicate 1, cannot be checked like this.
+ * embedding at the head. They make the same updates from the same sums, so they stay equal to the last bit:
+ * a difference means that memory, a computation or a program was wrong on one of them. Each rank hashes
+ * (XXH3-64) what it owns of every parameter, rank 0 compares, and all ranks get the result. Data that exists
+ * once, as with dp_replicate 1, cannot be checked this way.
  *
- * A state that was compared just before it is saved is one that all copies had. */
+ * If a state was compared just before it is saved, all replicas had it. */
 #ifndef WEFT_ENGINE_REPLICAS_H
 #define WEFT_ENGINE_REPLICAS_H
 

@@ -1,5 +1,6 @@
-/* Who makes the step of which matrix, and where boxes lie meanwhile. All ranks of tp that share matrices find
- * the same, each for itself, since their tables differ in sizes alone. */
+/* Muon needs whole matrices, but TP shards them. This file assigns each matrix an owner rank (greedy, by
+ * FLOPs) and lays out the gather and scatter buffers. All ranks of tp that share matrices compute the same
+ * assignment without communication, since their tables differ only in sizes. */
 #include "program/owners.h"
 
 #include <stdlib.h>
@@ -28,7 +29,8 @@ static int by_work(const void *a, const void *b) {
     return x->param < y->param ? -1 : 1;
 }
 
-/* Who has least so far takes what is most (Graham 1969, as shards are given out). load: [shards, tensors]. */
+/* The rank with the least work so far takes the largest task (Graham 1969, as for shards). load: [shards,
+ * tensors]. */
 static void deal_unit(Partition *p, const ParamGroups *g, int unit, Work *work, double *load) {
     const ParamTable *t = p->table;
     int count = 0;
