@@ -1,5 +1,4 @@
-/* What a configuration says of updates: the optimizer, groups of parameters, and the learning rate over the
- * steps. */
+/* Options of updates: the optimizer, parameter groups, and the learning-rate schedule. */
 #ifndef WEFT_OPTIMIZER_OPTIONS_H
 #define WEFT_OPTIMIZER_OPTIONS_H
 
@@ -19,8 +18,8 @@ typedef enum DecayRule { DECAY_RULES(CHOICE_CONSTANT) } DecayRule;
 /* clang-format on */
 typedef enum ScheduleKind { SCHEDULE_KINDS(CHOICE_CONSTANT) } ScheduleKind;
 
-/* What an optimizer does with a group of parameters. In an item of optimizer.groups a number that was not
- * given is NaN, a choice -1: what the section says holds. */
+/* Settings of an optimizer for a group of parameters. In an item of optimizer.groups a number that was not
+ * given is NaN and a choice is -1: the value of the section applies. */
 #define OPTIMIZER_NAMES(X) X(OPTIMIZER_ADAMW, "adamw") X(OPTIMIZER_SGD, "sgd") X(OPTIMIZER_MUON, "muon")
 typedef enum OptimizerKind { OPTIMIZER_NAMES(CHOICE_CONSTANT) OPTIMIZER_KINDS } OptimizerKind;
 #define MUON_SCALES(X) \
@@ -30,7 +29,7 @@ typedef enum MuonScale { MUON_SCALES(CHOICE_CONSTANT) } MuonScale;
 typedef enum MuonCoefficients { MUON_COEFFICIENTS(CHOICE_CONSTANT) } MuonCoefficients;
 typedef struct OptimizerSettings {
     int kind;   /* OptimizerKind */
-    int states; /* Dtype of what it keeps of each element */
+    int states; /* Dtype of its states */
     double lr, weight_decay, beta1, beta2, eps, momentum;
     int nesterov;          /* 0, 1 */
     int muon_scale;        /* MuonScale */
@@ -38,17 +37,17 @@ typedef struct OptimizerSettings {
 } OptimizerSettings;
 
 typedef struct OptimizerGroup {
-    char *match; /* pattern of names of parameters */
+    char *match; /* pattern that is searched in parameter names */
     OptimizerSettings settings;
-    int whole;  /* 1: each matrix stays on one rank; 0, -1: it may be cut */
+    int whole;  /* 1: each matrix stays on one rank; 0, -1: it may be sharded */
     int frozen; /* 1: not trained; 0, -1: trained */
 } OptimizerGroup;
 
 typedef struct OptimizerOptions {
-    OptimizerSettings settings; /* of what is in no group */
+    OptimizerSettings settings; /* for parameters in no group */
     double clip, clip_norm;
     int decay;         /* DecayRule */
-    int64_t seed;      /* of the rounding of states */
+    int64_t seed;      /* for the stochastic rounding of states */
     double ema;        /* decay of the average of weights; 0: none */
     ObjectList groups; /* OptimizerGroup */
 } OptimizerOptions;
@@ -56,8 +55,8 @@ typedef struct OptimizerOptions {
 typedef struct ScheduleOptions {
     int kind;                          /* ScheduleKind */
     int64_t warmup_steps, total_steps; /* total 0: train.steps */
-    double warmup_from;                /* share of the peak */
-    double decay_ratio;                /* share of the steps that decay; negative: all after the warmup */
+    double warmup_from;                /* fraction of the peak */
+    double decay_ratio;                /* fraction of the steps that decay; negative: all after the warmup */
     double min_factor;
     double exponent, cycle_length, theta; /* Lingua's */
 } ScheduleOptions;
