@@ -1,10 +1,10 @@
-/* Every decision about a cache is made while it is claimed (data/cache_use.h), from what its directory holds
- * at that time: a run that used it and ended meanwhile has left its time of last use.
+/* Every decision about a cache is made while it is claimed (data/cache_use.h), from the directory's current
+ * contents: a run that used it and ended in the meantime has updated its time of last use.
  *
  *     claim --> look: names, sizes, times, headers --> verdict --> remove --> release
  *
- * Files are removed one by one, by the names that weft writes, and relative to the open directory. What else
- * comes into it meanwhile stays, and the directory with it. A removal that is interrupted leaves an
+ * Files are removed one by one, only by names that weft writes, and relative to the open directory. Other
+ * files that appear in the meantime stay, and the directory with them. An interrupted removal leaves an
  * interrupted build. */
 #include "data/cache_prune.h"
 

@@ -1,12 +1,12 @@
-/* Locks on bytes of one file, rather than a file a cache: a source may have thousands of caches, and a
- * process only 1,024 open files.
+/* Locks bytes of one file instead of one file per cache: a source may have thousands of caches, and a process
+ * only 1,024 open files.
  *
- *  U1. Locks are those of an open file description (F_OFD_SETLK): they go with the process however it ends,
- *      hold between two users in one process, and NFS carries them to other hosts (flock there is a lock on
- *      the whole file).
- *  U2. A cache is held before it is looked for, and removed only while its byte is claimed: what was found
- *      good stays.
- *  U3. Two names whose first 60 bits are the same share a byte; then one is kept too long. */
+ *  U1. Locks belong to the open file description (F_OFD_SETLK): they end with the process however it ends,
+ *      work between two users in one process, and NFS passes them to other hosts (flock on NFS locks the
+ *      whole file).
+ *  U2. A cache is held before it is looked for, and removed only while its byte is claimed: a cache that was
+ *      found valid stays.
+ *  U3. Two names with the same first 60 bits share a byte; then one is kept too long. */
 #include "data/cache_use.h"
 
 #include <errno.h>

@@ -1,11 +1,12 @@
-/* From a conversation to ids.
+/* Converts conversations to ids.
  *
  *     a line --> messages, special tokens in them disarmed --> turns: text and the answers in it --> ids
  *
- *  C1. `Turns` is one document: its text as the template makes it, and the runs of it that are answers,
- *      ascending and apart. Ids are made run by run, so borders of answers are borders of tokens.
- *  C2. The bytes of a rendered text are the template's, with TOKENIZER_CUT where a message's text was
- *      disarmed and nowhere else: JSON and templates hold UTF-8 alone. */
+ *  C1. `Turns` is one document: its text as rendered by the template, and the ranges of it that are assistant
+ *      turns, ascending and disjoint. Each range is tokenized on its own, so borders of turns are borders of
+ *      tokens.
+ *  C2. A rendered text is the template's bytes, plus TOKENIZER_CUT exactly where a special token's spelling
+ *      in a message was disarmed: JSON and templates hold only UTF-8, which never contains that byte. */
 #include "data/chat.h"
 
 #include <stdio.h>

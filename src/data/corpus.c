@@ -1,16 +1,15 @@
-/* Documents out of files: text as it is, cut into pieces and documents, or a document a line of JSON.
+/* Reads documents from files: plain text, cut into chunks and documents, or one document per line of JSON.
  *
- * A text file may be larger than memory, and a document as large as its file. So text is handed out in
- * pieces, each decided from a window of the file. Where a window ends is an accident of reading (a short
- * read, another size of buffer, going on after an interruption), and no such accident may show in the
- * tokens: hence C3, and hence the rules below look at a bounded stretch of content and ask for more where
- * it is not enough.
+ * A text file may be larger than memory, and a document as large as its file. So text is returned in chunks,
+ * each determined from a window of the file. Where a window ends is an accident of reading (a short read,
+ * another buffer size, resuming after an interruption) that must not affect tokens: hence C3, and hence the
+ * rules below look at a bounded range of content and ask for more if it is not enough.
  *
- *  C1. buffer[begin, end) holds content bytes not handed out yet; `position` is the place of buffer[begin].
- *  C2. A reader opened at corpus_position() yields exactly the pieces that this reader would have yielded
+ *  C1. buffer[begin, end) holds content bytes not returned yet; `position` is the position of buffer[begin].
+ *  C2. A reader opened at corpus_position() returns exactly the chunks that this reader would have returned
  *      next.
- *  C3. Where pieces end depends on the content after `position` alone, never on how reads happened to fall.
- */
+ *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to fall.
+ * fall. */
 #include "data/corpus.h"
 
 #include <stdio.h>

@@ -1,12 +1,11 @@
-/* The data of a run: each source tokenized into a cache, parts of it set aside for validation, and one
- * order in which windows of all sources are drawn.
+/* The data of a run: each source is tokenized into caches, part of it is held out for validation, and the
+ * sampler draws windows of all sources in one order.
  *
- *  D1. A source's caches are found by keys over everything that decides their ids: tokenizer, BOS and EOS,
- *      format, splitting, chat template and what is learned, and the content (not the names) of their
- *      files. So a cache is never stale, and a renamed file is not tokenized again.
- *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): nothing here has a state that
- *      moves.
- *  D3. Sources for training come first in `sources`, then those that are for validation only.
+ *  D1. A cache's key hashes everything that decides its ids: tokenizer, BOS and EOS, format, splitting, chat
+ *      template and loss mask, and the content (not the names) of its files. So a cache is never stale, and a
+ *      renamed file is not tokenized again.
+ *  D2. Sample k is a function of (fingerprint, seed, mixture, context, k): a dataset has no mutable state.
+ *  D3. Training sources come first in `sources`, then validation-only ones.
  *
  *   data.sources     -> files -> hashes -> keys -> caches -> stream for training   --> sampler: sample k
  *                                                      \--> held out by fraction --+

@@ -1,6 +1,5 @@
-/* The table of formats, in the order in which they are asked: the first that fits is the file's. Magic
- * numbers that are letters alone could begin a text, and are believed only with something behind them that
- * could not. */
+/* The table of formats, in the order in which they are tried: the first match wins. A magic number of letters
+ * alone could start a text, so it counts only if something after it could not be text. */
 #include "data/file_format.h"
 
 #include <string.h>

@@ -1,13 +1,13 @@
-/* SHA-256 of source files, remembered in the cache directory (data/fingerprint_records.h), so that a corpus
- * is read once and not at each start.
+/* SHA-256 of source files, cached in the cache directory (data/fingerprint_records.h), so that a corpus is
+ * read once and not at each start.
  *
- *  F1. The stamp holds the time of the last change of the inode, which nobody can set: a file that is changed
- *      in place and has its modification time put back, as archives and rsync do, is hashed again.
- *  F2. A file that changed less than REST_SECONDS ago is hashed but not remembered: a second write within
- *      the clock's resolution would leave the stamp as it is.
- *  F3. The stamp is taken before the content and compared after it: a file that changes while it is read
- *      is an error. Where the inode's change alone differs, as after chmod or a hard link, the content is
- *      hashed again and decides. */
+ *  F1. The stamp includes the inode's change time, which nobody can set: a file that is changed in place and
+ *      whose modification time is restored, as archives and rsync do, is hashed again.
+ *  F2. The hash of a file that changed less than REST_SECONDS ago is not cached: a second write within the
+ *      clock's resolution would leave the stamp unchanged.
+ *  F3. The stamp is taken before reading and compared afterwards: a file that changes while it is read is an
+ *      error. If only the inode's change time differs, as after chmod or a hard link, the content is hashed
+ *      again and decides. */
 #include "data/fingerprint.h"
 
 #include <errno.h>

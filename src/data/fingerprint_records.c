@@ -1,12 +1,12 @@
-/* One file for all records, since a file each costs two syncs each: minutes for a corpus of many small files.
+/* One file for all records: a file per record would cost two syncs each, minutes for a corpus of many small
+ * files.
  *
- *  R1. Lines are appended, several with one write; none is changed. A torn line is no JSON and is passed
- *      over.
- *  R2. Nothing is synced: a power cut loses records at most, and hashing makes them again.
+ *  R1. Lines are appended, several with one write, and never changed. A torn line is not JSON and is skipped.
+ *  R2. Nothing is synced: a power failure loses at most some records, and hashing restores them.
  *  R3. A path may have several records: hosts that share the directory see files of other states under one
  *      path. Where there are more than PER_PATH to a path, the newest of each path stays.
  *      A file above LIMIT_BYTES, which is not read, is begun anew.
- *  R4. A hash only finds a record; path and stamp are compared as they stand there. */
+ *  R4. The hash table only finds a candidate; path and stamp are compared in full. */
 #include "data/fingerprint_records.h"
 
 #include <errno.h>

@@ -1,12 +1,11 @@
-/* Bytes of a source file, decompressed where it is zstd.
+/* Bytes of a source file, decompressed if it is zstd.
  *
- * Positions count decompressed content, since that is what documents and their ids are made of; stored
- * bytes are for progress only. Going on in the middle of a zstd file reads it from its beginning: frames
- * have no index, and decompressing is far faster than tokenizing, so an index of weft's own is not worth
- * its upkeep.
+ * Positions count decompressed content, which documents and their ids are made of; stored bytes are for
+ * progress only. Resuming in the middle of a zstd file decompresses it from its beginning: frames have no
+ * index, and decompressing is far faster than tokenizing, so a separate index would not pay.
  *
- *  I1. `content` counts the bytes handed out; `stored` the bytes taken from the file. Plain files have
- *      content == stored.
+ *  I1. `content` counts the bytes returned; `stored` the bytes read from the file. For plain files they are
+ *      equal.
  *  I2. For zstd, `pending` is the last result of ZSTD_decompressStream: 0 exactly between frames, the only
  *      place where a file may end. */
 #include "data/input.h"

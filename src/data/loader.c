@@ -1,13 +1,13 @@
-/* A thread that makes batches ahead of the step that needs them.
+/* A thread that prepares batches before the step that needs them.
  *
- * A batch is a function of its number (data/dataset.h), so the thread changes when it is made and nothing
- * else: with any depth the run has the same bits. Depth hides the time of a page fault or of a checksum
- * that is verified for the first time, not a source that is slower than training; that shows in `waited`.
+ * A batch is a function of its number (data/dataset.h), so the thread changes only when it is made: a run has
+ * the same bits with any depth. Depth hides page faults and first-time checksum verification, but not a
+ * source that is slower than training; that shows in `waited`.
  *
  *  L1. Microbatch i lives in slot i mod slots. The thread fills slot `made` only while made < released +
  *      slots.
- *  L2. given - 1 is with the caller and not released until the next loader_next.
- *  L3. Once `code` is set the thread makes no more; batches made before are still given, then the error.
+ *  L2. The caller owns microbatch given - 1, which is released by the next loader_next.
+ *  L3. Once `code` is set, the thread stops. Batches made before are still returned, then the error.
  *
  *       released      given                 made            released + slots
  *   -------+-------------+--------------------+---------------------+-------> number of the microbatch

@@ -1,15 +1,15 @@
-/* Best fit, longest first. Rooms of rows are whole numbers up to the context, so the row with the least room
- * that is enough is found in a tree of bits over rooms, and documents are sorted by counting: N log C for N
- * documents and a context of C, whatever their lengths.
+/* Best fit, longest first. The free space of a row (its room) is an integer up to the context, so a bitmap
+ * tree over rooms finds the row with the least sufficient room, and counting sort orders the documents: N log
+ * C for N documents and a context of C, whatever their lengths.
  *
  *     documents by falling length --> the row with the least room >= length, else a new one
  *
  *     room       0   1   2   3   4   5   6   7
  *     rows       -   -   7   -   -   2,5 -   1     a document of 3 goes into row 5, whose room is then 2
  *
- *  P1. open[r] is the row that was put last among those with room r, next[row] the one before it, NONE ends:
- *      a row is in one such list, or full.
- *  P2. Bit r of level 0 says whether there is any; bit i of level l + 1 whether word i of level l has any.
+ *  P1. open[r] is the row that was last added to those with room r, next[row] the one added before it, NONE
+ *      ends the list. A row is in one such list, or full.
+ *  P2. Bit r of level 0: a row with room r exists. Bit i of level l + 1: word i of level l is not zero.
  *
  * Elsewhere called: sequence packing, best fit. */
 #include "data/packing.h"

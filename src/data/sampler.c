@@ -1,10 +1,10 @@
-/* Which window of which source sample k is, without a table of samples.
+/* Maps sample k to a window of a source without a table of samples.
  *
- *  S1. A group (one source of a mixture, or all sources together) is walked in the order of a keyed
- *      permutation of its windows, a new one each epoch (rng_permute: a Feistel network over the exact
- *      range). So each window comes once an epoch, and any k can be asked for alone.
- *  S2. A mixture deals samples in a cycle of slots, each source's slots spread as evenly as can be: after
- *      any number of samples each source has its share to within one sample.
+ *  S1. A group (one source of a mixture, or all sources together) is read in the order of a keyed permutation
+ *      of its windows, a new one each epoch (rng_permute: a Feistel network over the exact range). So each
+ *      window occurs once per epoch, and any k can be computed on its own.
+ *  S2. A mixture assigns samples in a cycle of slots, each source's slots spread as evenly as possible: after
+ *      any number of samples each source is within one sample of its share.
  *  S3. The cycle is the shortest in which all shares are whole numbers, or CYCLE_LIMIT slots with rounded
  *      shares.
  *

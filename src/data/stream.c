@@ -1,9 +1,9 @@
-/* A source's tokens without what is set aside for validation: segments of the cache read as one sequence.
+/* Splits a source's tokens into training and validation streams: segments of the cache read as one sequence.
  *
- *  T1. Segments are ascending and do not touch; `at` is the place of each in the sequence.
- *  T2. What is held out is cut from several places (STRIPES at most), so that a corpus sorted by subject
- *      or time is held out evenly, and, where it costs little, at ends of documents, so that no document
- *      is in both parts.
+ *  T1. Segments are ascending and not adjacent; `at` is the offset of each in the stream.
+ *  T2. Held-out tokens come from several segments (STRIPES at most), so that a corpus sorted by subject or
+ *      time is held out evenly. Where it costs little, segments end at ends of documents, so that no document
+ *      is on both sides.
  *  T3. Windows overlap by one token: the last target of one is the first input of the next. Every token
  *      but the very first is a target once. */
 #include "data/stream.h"

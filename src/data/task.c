@@ -1,11 +1,11 @@
-/* Reading a task is one pass over its file: a document, its question, the tokens of each pair, and what of
- * them is scored.
+/* Reads a task in one pass over its file: a document, its question, the tokens of each pair, and which of
+ * them are scored.
  *
  *     document 0          document 1             TaskDocument  where its slots begin, which one is right
  *     slot 0   slot 1     slot 2   slot 3 ...    TaskLength    what its sum may be divided by
  *     request  request    request  request ...   TaskRequest   tokens; of a long text several in one slot
  *
- * Sums over requests, slots and documents are taken in the order of the file, whoever scored them. */
+ * Sums over requests, slots and documents are taken in the order of the file, whichever rank scored them. */
 #include "data/task.h"
 
 #include <inttypes.h>

@@ -1,10 +1,10 @@
-/* From a document to what is asked.
+/* Converts documents to questions.
  *
  *     document --templates, members--> contexts, continuations     " " + choice behind the context
  *
- * The words follow lm-evaluation-harness to the letter, odd ones included: HellaSwag's contexts are made of
- * two halves of which the second is capitalised, which makes the rest of it small; a double space becomes one
- * once, so that three become two; WinoGrande asks for the rest of the sentence, not for the word. */
+ * Prompts follow lm-evaluation-harness to the letter, oddities included: HellaSwag's contexts consist of two
+ * parts of which the second is capitalised, which lowers the case of its rest; double spaces are replaced in
+ * one pass, so that three become two; WinoGrande scores the rest of the sentence, not the word. */
 #include "data/task_format.h"
 
 #include <stdio.h>

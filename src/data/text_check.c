@@ -1,5 +1,5 @@
-/* Counted as text is read, judged where it comes in: corpora, tasks and texts for tokenizers alike
- * (data/corpus.c). */
+/* Counts invalid bytes as text is read. data/corpus.c judges the counts, for corpora, tasks and tokenizer
+ * training alike. */
 #include "data/text_check.h"
 
 #include <string.h>

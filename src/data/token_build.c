@@ -1,25 +1,25 @@
 /* Tokenizing a source into its caches: one thread reads and writes, all others tokenize.
  *
- * The reader deals text in jobs of about a megabyte, the writer takes them back in the order of the text,
- * so parts have the same bytes whatever the number of threads. Reading and writing are the same thread
- * because both are cheap and in order; the loop in `pump` reads ahead as far as there are slots, then waits
- * for the oldest job.
+ * The reader hands out text in jobs of about a megabyte, and the writer takes them back in the order of the
+ * text, so shards have the same bytes for any number of threads. One thread both reads and writes, because
+ * both are cheap and sequential. The loop in `pump` reads ahead while there are free slots, then waits for
+ * the oldest job.
  *
- * A part is committed about every 128 MiB of text. It holds where reading goes on behind it, so an
- * interrupted build loses the part it was at and no more. Parts end at jobs, and jobs depend on the content
- * alone.
+ * A shard is committed about every 128 MiB of text. It records the position where the next one starts, so an
+ * interrupted build loses only the unfinished shard. Shards end at job borders, and jobs depend on the
+ * content alone.
  *
- * Caches follow each other without a pause: the first jobs of one are read while the last of the one before
- * are tokenized.
+ * Consecutive caches overlap: the first jobs of one are read while the last jobs of the previous one are
+ * tokenized.
  *
- *  B1. Slots go around: empty -> ready (reader) -> done (a worker) -> empty (writer), always in the order
- *      of job numbers: written <= taken <= read <= written + slots.
- *  B2. A slot belongs to one thread at a time: `state` changes hands under the lock, contents are touched
- *      without it.
- *  B3. A failure, of reading or of tokenizing, travels in its job and is reported when the writer gets
- *      there, so the first failure in the order of the text is the one reported, whatever the threads did.
- *  B4. A cache is locked from before its first job is read until its last part is written. Nobody waits for a
- *      lock while he holds another: two sources may have the same caches in another order. */
+ *  B1. Slots cycle: empty -> ready (reader) -> done (a worker) -> empty (writer), in the order of job
+ *      numbers: written <= taken <= read <= written + slots.
+ *  B2. One thread at a time owns a slot: `state` changes under the lock, the contents are accessed without
+ *      it.
+ *  B3. A reading or tokenizing error is stored in its job and reported when the writer reaches it. So the
+ *      first error in the order of the text is reported, whatever the threads' timing.
+ *  B4. A cache is locked from before its first job is read until its last shard is written. A process never
+ *      waits for a lock while it holds another: two sources may have the same caches in another order. */
 #include "data/token_build.h"
 
 #include <errno.h>

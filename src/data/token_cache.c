@@ -1,4 +1,4 @@
-/* A token cache as its readers see it: the shards of a directory, mapped, as one sequence of tokens.
+/* Reads a token cache: the mapped shards of a directory as one sequence of tokens.
  *
  *   offset   0               TOKEN_HEADER_BYTES    ends_at              sums_at
  *            +---------------+---------------------+--------------------+-------------------+
@@ -8,10 +8,10 @@
  *   guarded by header_checksum   the sums, as read      index_checksum, when the shard is opened
  *
  * Opening reads headers and indices, not ids: a cache of terabytes opens at once, and each block of ids is
- * verified when it is read for the first time.
+ * verified on its first read.
  *
- *  T1. A shard is in `shards` only after its header, size, index and place in the sequence were checked:
- *      everything later is bounded by verified counts.
+ *  T1. A shard is in `shards` only after its header, size, index and offset in the sequence were checked: all
+ *      later accesses are bounded by verified counts.
  *  T2. verified[b] is set only after block b matched its checksum and all its ids were below the
  *      vocabulary. Threads may verify the same block twice; they store the same value. */
 #include "data/token_cache.h"

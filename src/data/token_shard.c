@@ -1,12 +1,13 @@
 /* Writing one shard of a token cache: header, ids, ends of documents, checksums of blocks
  * (data/token_cache.h has the layout).
  *
- *  P1. It is written under a temporary name and renamed when it is whole and on the disk, so that a name
- *      stands for complete content whatever happens to process or machine.
- *  P2. Ids go out block by block as they come, and only ends and checksums are kept in memory: a shard's ids
- *      may be larger than what is free. The header needs both, so its place is left at the front and it is
- *      written last.
- *  P3. A block is hashed as it lies in the file, so that a reader verifies mapped bytes without a copy. */
+ *  P1. A shard is written under a temporary name and renamed when it is complete and on disk, so that its
+ *      name guarantees complete content whatever happens to process or machine.
+ *  P2. Ids are written block by block as they arrive, and only ends and checksums stay in memory: a shard's
+ *      ids may exceed the free memory. The header depends on both, so space is left for it at the front and
+ *      it is written last.
+ *  P3. Checksums cover blocks as stored in the file, so that a reader verifies mapped bytes without a
+ *      copy. */
 #include "data/token_shard.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
-/* Where a cache ends depends on the content of the file that it ends with, as in content-defined chunking: a
- * file that is added or taken away moves the borders near it, and behind the next border of old all caches
- * are found again. Borders at every so many bytes would move all that come after. */
+/* The border of a cache depends on the content of its last file, as in content-defined chunking: adding or
+ * removing a file moves only the nearby borders, and all caches after the next unchanged border are found
+ * again. Borders at fixed byte counts would all move. */
 #include "data/token_units.h"
 
 #include <stdlib.h>

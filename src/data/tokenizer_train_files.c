@@ -1,5 +1,5 @@
-/* Training a tokenizer from files: reads pieces of all sources in order and counts their words. Reading is
- * one thread's work, counting that of all; merges are learned from the counts (tokenizer_train.c). */
+/* Trains a tokenizer from files: reads chunks of all sources in order and counts their words. One thread
+ * reads, all threads count, and merges are learned from the counts (tokenizer_train.c). */
 #include <string.h>
 
 #include "base/file.h"
