@@ -47,8 +47,8 @@ typedef struct RopeScaling {
 #define ROPE_UNSCALED ((RopeScaling)ROPE_NONE)
 static inline bool rope_is_scaled(const RopeScaling *s) { return s->factor > 1 || s->kind == ROPE_LONGROPE; }
 
-/* Layers that have something, told by a pattern that repeats: layer i has it if bit i % period of `layers` is
- * set. Period 0: none. */
+/* A set of layers, as a repeating pattern: layer i is in it if bit i % period of `layers` is set. Period 0:
+ * the empty set. */
 typedef struct LayerSet {
     int64_t period, layers;
 } LayerSet;
@@ -60,8 +60,8 @@ typedef enum Mixer { MIXER_ATTENTION, MIXER_MIN_GRU, MIXER_MIN_LSTM, MIXER_HAWK,
 const char *mixer_name(Mixer mixer);
 bool mixer_find(const char *name, Mixer *out);
 
-/* The mixers of blocks, told by a pattern that repeats: block i has kind[i % period]. Period 0: attention in
- * all, and no kinds. */
+/* The mixers of blocks, as a repeating pattern: block i has kind[i % period]. Period 0: attention in all
+ * blocks; kind is not used. */
 enum { MIXER_PERIOD = 56 }; /* at most */
 typedef struct MixerPattern {
     int64_t period;
@@ -70,7 +70,7 @@ typedef struct MixerPattern {
 Mixer mixer_of(const MixerPattern *p, int64_t layer);
 /* Whether the first `layers` blocks have the same. */
 bool mixers_equal(const MixerPattern *a, const MixerPattern *b, int64_t layers);
-/* The shortest pattern that says `kinds` [layers]; false if none does that is not too long. */
+/* Finds the shortest pattern that gives `kinds` [layers]; false if it is longer than MIXER_PERIOD. */
 bool mixers_find(MixerPattern *p, const uint8_t *kinds, int64_t layers);
 
 /* Of a list in config.json. */
@@ -88,13 +88,13 @@ typedef struct ModelConfig {
     double rms_norm_eps; /* LayerNorm's too */
     double rope_theta;
     RopeScaling rope_scaling;
-    double rope_local_theta;      /* of layers with windows, in families that tell them apart */
-    double partial_rotary_factor; /* share of a head that is turned; 0: all, as 1 */
-    LayerSet no_rope;             /* layers whose heads are not turned */
+    double rope_local_theta;      /* of layers with windows, in families that give them another base */
+    double partial_rotary_factor; /* fraction of a head that is rotated; 0: all, as 1 */
+    LayerSet no_rope;             /* layers without RoPE */
     int64_t sliding_window;       /* keys that a token sees in a layer with a window; 0: no windows */
     LayerSet windows;             /* the layers that have one, or, in some families, are cut into chunks */
-    /* Of layers whose heads are not turned, queries at position p are multiplied by
-     * 1 + attn_scale log(1 + floor((p + 1) / floor_scale)); attn_scale 0: they stay. */
+    /* In layers without RoPE, queries at position p are multiplied by
+     * 1 + attn_scale log(1 + floor((p + 1) / floor_scale)); attn_scale 0: no factor. */
     double attn_scale;
     int64_t floor_scale;
     double query_pre_attn_scalar;             /* scores are divided by its root; 0: by that of head_dim */
@@ -110,45 +110,45 @@ typedef struct ModelConfig {
     int64_t mamba_d_state, mamba_d_head, mamba_n_groups;
     LayerSet dense_layers;         /* of a model with experts: layers that have an MLP instead */
     int64_t first_k_dense_replace; /* and so many of the first */
-    int64_t n_shared_experts;      /* as wide as so many experts is an MLP that all tokens meet besides */
-    int64_t n_group, topk_group;   /* groups of experts, and of how many a token's are; up to 1: no groups */
-    double routed_scaling_factor;  /* weights of a token's experts are multiplied by it; 0: by 1 */
-    /* Latent attention: widths of the latents, 0: queries have none; of a head, what of keys is not turned
-     * and what is, and of values. 0, and those of queries too: it is no latent attention. */
+    int64_t n_shared_experts;      /* width of the shared MLP, which all tokens go through, in experts */
+    int64_t n_group, topk_group; /* groups of experts; groups that a token may choose from. <= 1: no groups */
+    double routed_scaling_factor; /* weights of a token's experts are multiplied by it; 0: by 1 */
+    /* MLA: widths of the latents of queries (0: none) and of keys and values; then of a head: the part of
+     * keys without RoPE, the part with it, and values. All 0: no MLA. */
     int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
     double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
     bool tie_word_embeddings, attention_bias, mlp_bias;
-    bool mtp_module; /* of train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
-    bool mtp_joint;  /* and ranks may share matrices: its own is on all of them. In no config.json */
-    /* Beside an MTP module, of ranks that share the vocabulary: rows that each has place for, of which some
-     * may have fewer; 0: as many as it has. In no config.json. */
+    bool mtp_module; /* train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
+    bool mtp_joint;  /* TP may shard matrices, so ranks replicate the MTP module's own. In no config.json */
+    /* With an MTP module and a TP-sharded vocabulary: rows that each rank reserves, of which it may use
+     * fewer; 0: as many as it has. In no config.json. */
     int64_t vocab_room;
-    /* Experts are chosen by score plus a bias, of which no config.json of the family says anything. */
+    /* Experts are chosen by score plus a bias, which config.json of the family cannot express. */
     bool balance_bias;
-    bool use_qk_norm;    /* of QK_NORM_PLAIN (families/family.h): heads are normed where they are turned */
-    bool norm_topk_prob; /* weights of a token's experts are divided by their sum */
-    bool output_router_logits;          /* what transformers takes to train with the balance loss */
+    bool use_qk_norm;          /* with QK_NORM_PLAIN (families/family.h): heads with RoPE are normed */
+    bool norm_topk_prob;       /* weights of a token's experts are divided by their sum */
+    bool output_router_logits; /* what transformers takes to train with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
-    TokenIds more_eos;                  /* that end a text too, behind eos_token_id */
-    bool has_pad;                       /* of config.json: changes nothing here, and stays there */
+    TokenIds more_eos;                  /* more tokens that end a text, after eos_token_id */
+    bool has_pad;                       /* config.json has pad_token_id: only passed through */
     int64_t pad_token_id;
-    /* Of the adapters that were put to it (model/adapters.h): in no config.json. rank 0: there are none. */
+    /* Adapters (model/adapters.h), in no config.json. adapter_rank 0: none. */
     int64_t adapter_rank;
     double adapter_scale;
-    bool adapter_joint; /* ranks may share the matrices: one side of each is on all of them */
-    /* Of a rank's model: how many ranks share the experts of a layer out, and its place among them, which is
-     * that of its experts. In no config.json either; 0 ranks: all are here. */
+    bool adapter_joint; /* TP may shard the matrices: one side of each adapter is replicated */
+    /* Expert parallelism: size of the EP group, and this rank's index in it, by which its experts are chosen.
+     * In no config.json. 0 ranks: all experts are local. */
     int64_t expert_ranks, expert_place;
-    int64_t mtp_depth; /* of train.mtp_depth: in no config.json; at most MTP_DEPTH_MAX */
+    int64_t mtp_depth; /* train.mtp_depth: in no config.json; at most MTP_DEPTH_MAX */
 } ModelConfig;
 enum { MTP_DEPTH_MAX = 4 };
-/* Tokens that end a text, eos_token_id first; returns how many. */
+/* Tokens that end a text, eos_token_id first; returns their number. */
 int model_ends(const ModelConfig *c, int64_t out[MODEL_ENDS]);
-/* One more; false where it is one already, or none (-1), or there is no place. */
+/* Adds one; false where it is one already, is none (-1), or the list is full. */
 bool model_add_end(ModelConfig *c, int64_t id);
-/* As files have them: a number, or a list of several, or null. */
+/* Writes them as files have them: a number, a list of several, or null. */
 void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w);
-/* Ranks that share experts out, and how many of a layer each has. */
+/* Size of the EP group, and experts of a layer on each of its ranks. */
 static inline int64_t model_expert_ranks(const ModelConfig *c) {
     return c->expert_ranks > 0 ? c->expert_ranks : 1;
 }
@@ -159,37 +159,37 @@ static inline int64_t model_first_expert(const ModelConfig *c) {
     return c->expert_place * model_own_experts(c);
 }
 
-/* Blocks with that of the MTP module, whose number is that behind the last one's. */
+/* Number of blocks, including that of the MTP module, which is numbered after the last one. */
 static inline int64_t model_blocks(const ModelConfig *c) { return c->num_hidden_layers + c->mtp_module; }
-/* The last unit reads the embedding too: it is its head's matrix, or an MTP module looks the next token
- * up. */
+/* Whether the last unit reads the embedding too: as the tied head's matrix, or to look up the next token for
+ * an MTP module. */
 static inline bool model_embeds_last(const ModelConfig *c) { return c->tie_word_embeddings || c->mtp_module; }
 
 bool layer_set_has(LayerSet s, int64_t layer);
-/* The shortest pattern that says `has` [layers]; false if none does that is not too long. */
+/* Finds the shortest pattern that gives `has` [layers]; false if it is longer than LAYER_SET_PERIOD. */
 bool layer_set_find(LayerSet *s, const bool *has, int64_t layers);
 
-/* What tells the blocks of a model apart. */
+/* Everything that may differ between the blocks of a model. */
 typedef struct BlockShape {
     int64_t window; /* 0: none */
-    bool chunked;   /* it is a chunk: a token sees those of its own */
-    int rotation;   /* number of its table of angles; -1: heads are not turned */
+    bool chunked;   /* the window is a chunk: a token sees only tokens of its own chunk */
+    int rotation;   /* index of its RoPE table; -1: no RoPE */
     bool scaled;    /* queries are multiplied by a factor of their position */
     bool experts;   /* in place of the MLP */
     Mixer mixer;
 } BlockShape;
 BlockShape model_block(const ModelConfig *c, int64_t layer);
-/* Tables of angles that the model has: 0, 1, or 2. */
+/* Number of RoPE tables of the model: 0, 1, or 2. */
 int model_rotations(const ModelConfig *c);
-int64_t model_rotary_dim(const ModelConfig *c);  /* elements of a head that are turned */
+int64_t model_rotary_dim(const ModelConfig *c);  /* elements of a head that are rotated */
 bool model_scales_queries(const ModelConfig *c); /* whether any block does */
-/* Whether any block has this mixer, or one that is none of attention. */
+/* Whether any block has this mixer; whether any has a mixer other than attention. */
 bool model_has_mixer(const ModelConfig *c, Mixer mixer);
 bool model_is_recurrent(const ModelConfig *c);
 /* "min_gru, min_gru, attention": the pattern. */
 void model_mixers_text(const ModelConfig *c, Text *out);
 
-/* Widths that shapes of parameters and of activations are told in. */
+/* Widths from which shapes of parameters and activations are made. */
 typedef enum Dim {
     DIM_NONE, /* no such dimension: 0 */
     DIM_ONE,

@@ -1,56 +1,55 @@
-/* Between the files that put units together from layers. */
+/* Internal to the files that build units from layers. */
 #ifndef WEFT_MODEL_INTERNAL_H
 #define WEFT_MODEL_INTERNAL_H
 
 #include "model/unit.h"
 
-/* A part of a unit: of a sublayer's layer, or what the unit itself does around it. */
+/* An op of a unit: an op of a sublayer's layer, or what the unit itself does around the layer. */
 typedef enum StepKind {
-    STEP_ENTER, /* the result of the sublayer before is added to the stream; then the norm before the layer */
-    STEP_LAYER, /* a part of the layer */
+    STEP_ENTER,       /* adds the previous sublayer's result to the stream; then the norm before the layer */
+    STEP_LAYER,       /* an op of the layer */
     STEP_NORM_BEHIND, /* the norm after the layer */
-    STEP_ADD          /* the last result added to the stream: the unit's output */
+    STEP_ADD          /* adds the last result to the stream: the unit's output */
 } StepKind;
 
 typedef struct Step {
     StepKind kind;
     int sublayer;
     const LayerOp *op; /* of STEP_LAYER */
-    bool last;         /* of its layer's parts: makes its result */
+    bool last;         /* the layer's last op, which makes its result */
     Lifetime makes;
 } Step;
 
-/* Returns how many. */
+/* Returns the number of steps. */
 int unit_steps(const ModelConfig *c, int unit, Step steps[UNIT_OPS]);
 Step unit_step(const ModelConfig *c, int unit, int op); /* one of them */
 
-/* The tensors of a sublayer. Of one that stands alone x alone is there, which is n, or nothing. */
+/* The tensors of a sublayer. One that stands alone has only x, which equals n; in the embedding neither. */
 typedef struct SublayerTensors {
     void *x;     /* [T, h] the stream before it */
     float *rstd; /* [T] of the norm before the layer */
     void *n;     /* [T, h] what the layer is applied to: normed, or the stream itself */
-    /* [T, h] gradient of the layer's result, where it is not the stream's: behind a norm, and for wgrad
-     * alone */
+    /* [T, h] gradient of the layer's result, where that is not dx: after a norm, and for a separate wgrad */
     void *dy;
-    void *result; /* [T, h] of the layer, where a norm follows it, or where it begins a stream; else NULL */
+    void *result;    /* [T, h] the layer's, where a norm follows it, or where it begins a stream; else NULL */
     float *out_rstd; /* [T] of that norm */
-    void *inner;     /* [T, r] x A^T of the adapter whose B is joint (product.c) */
+    void *inner;     /* [T, r] x A^T of the adapter whose B is replicated (product.c) */
     void *layer[LAYER_TENSORS];
 } SublayerTensors;
 
 typedef struct UnitTensors {
-    void *dn;      /* [T, h] gradient of a layer's input, and what it makes when that is done again */
-    void *dstream; /* [T, h] gradient of a stream that begins in the unit; NULL: it goes through it */
+    void *dn;      /* [T, h] gradient of a layer's input; during recomputation, the layer's result */
+    void *dstream; /* [T, h] gradient of a stream that begins in the unit; NULL: the stream passes through */
     Shared shared;
     AdapterRoom adapters;
     SublayerTensors sublayers[UNIT_SUBLAYERS];
 } UnitTensors;
 
-/* Where a unit's tensors are in its memory. */
+/* Addresses of a unit's tensors in its memory. */
 void unit_tensors(const Model *m, int unit, char *slab, char *keep, char *scratch, UnitTensors *out);
-/* Whether what has this lifetime is still there when the backward pass comes. */
+/* Whether a tensor of this lifetime is saved until the backward pass. */
 bool lifetime_stays(Lifetime life, Recompute recompute);
-/* Of the stream before the `index`-th sublayer: the first one's is the unit's input. */
+/* Lifetime of the stream before the `index`-th sublayer: before the first, that is the unit's input. */
 Lifetime stream_lifetime(int index);
 
 #endif

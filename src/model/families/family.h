@@ -1,12 +1,11 @@
-/* Families of models, as data. An entry says what tells a family from the others: how its blocks are made,
- * its names in config.json, the keys that it reads there (and writes, in this order) with what they mean when
- * absent, names of weights where they are not Llama's, and sizes that were published. Nothing else knows
- * families apart: a new one is an entry here, in the table of family.c, and a directory of golden values.
+/* Families of models, as data. An entry has all that distinguishes a family: how its blocks are built, its
+ * names in config.json, the keys that it reads there (and writes, in this order) with their defaults, weight
+ * names that are not Llama's, and published sizes. No other code distinguishes families. A new family is an
+ * entry here, in the table of family.c, and a directory of golden values.
  *
- * What transformers would read from a file is what weft reads, or weft refuses it: a key that changes the
- * mathematics and that weft does not implement is an error naming the key, never silently dropped. And what
- * config.json of a family cannot say, a model of it is not: a run that asks for it is refused too, since its
- * checkpoints would be read as another model. */
+ * weft reads a file as transformers would, or refuses it: a key that changes the mathematics and that weft
+ * does not implement is an error that names the key. weft also refuses to train a model that config.json of
+ * its family cannot express, since its checkpoints would be read as another model. */
 #ifndef WEFT_MODEL_FAMILIES_FAMILY_H
 #define WEFT_MODEL_FAMILIES_FAMILY_H
 
