@@ -1,8 +1,8 @@
-/* What templates call: filters, tests, methods of strings and mappings, functions. A builtin is an entry of a
- * table and a function; parameters are bound to arguments, by place or by name, in one place for all.
+/* What templates can call: filters, tests, methods of strings and mappings, functions. A builtin is a table
+ * entry and a function; arguments, positional or named, are bound to parameters in one place for all.
  *
- * Letters whose other case is several characters or depends on neighbours (upper, lower, capitalize, title)
- * are refused: better no answer than another one. */
+ * Letters whose other case has several characters or depends on neighbours (upper, lower, capitalize, title)
+ * are refused: an error is better than a different result. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

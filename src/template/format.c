@@ -1,6 +1,6 @@
-/* Values put into a text, as "%s of %d" % (a, b) and "{} of {n}".format(a, n=b) of Python do.
+/* String formatting, as Python's "%s of %d" % (a, b) and "{} of {n}".format(a, n=b).
  *
- * A conversion with flags, a width or a precision is refused by its text: templates use none. */
+ * A conversion with flags, a width or a precision is refused, and the error quotes it: templates use none. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

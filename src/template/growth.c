@@ -1,19 +1,19 @@
-/* One conversation, rendered message by message.
+/* Renders one conversation message by message.
  *
  * The outermost loop over messages does the same for the first k of them, however many follow, as long as the
- * template does not look at how many there are. So the state before each of its items is saved: text, names,
- * members of namespaces; and a rendering of more messages goes on from the last state that was saved.
+ * template does not look at their number. So the state before each item is saved (text, names, members of
+ * namespaces), and a rendering of more messages resumes from the last saved state.
  *
  *     open values    messages, what is left of them behind the first few, add_generation_prompt, loop.length
  *                    and its like; loop.last and loop.nextitem of the last item
  *     looked at      when an open value is used for anything but an item that is there, [n:], `for`, `set`,
  *                    tests of its kind, default(x), and whether a list that has items has any
  *
- *  G1. A state is saved only while nothing open was looked at: it is the same for any number of messages that
- *      is not less.
- *  G2. An open list is a part of all[]; with more messages it is as many items longer.
- *  G3. What a rendering leaves in the arena stays there while states are gone on from; beyond a bound the
- *      next one begins anew. */
+ *  G1. A state is saved only while no open value was looked at: it is the same for any greater or equal
+ *      number of messages.
+ *  G2. An open list is a slice of all[]; each further message makes it one item longer.
+ *  G3. Memory of a rendering stays in the arena as long as later ones resume from its states; beyond a limit
+ *      the next rendering starts over. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Text, tags, and the tokens in them.
+/* The lexer: text, tags, and the tokens in tags.
  *
  * White space around tags is Jinja's with trim_blocks and lstrip_blocks, as transformers sets them:
  *
@@ -7,7 +7,7 @@
  *     {{ ...      nothing goes                                 ... }}     nothing goes
  *     {%+ ...     nothing goes                                 ... +%}    nothing goes
  *
- *  X1. l->at is behind everything that was handed out; l->line is the line of l->at.
+ *  X1. l->at is after everything that was returned; l->line is the line of l->at.
  *  X2. A tag ends only where no bracket is open in it: {{ {'a': {}} }} is one tag. */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* From pieces and tokens to a tree, by recursive descent.
+/* Parses tokens into a tree, by recursive descent.
  *
  *     body        {text | {{ expression }} | statement}
  *     statement   if | for | set | macro | generation | break | continue
@@ -9,9 +9,9 @@
  *     power       unary {** unary}     unary    [- +] postfix {| filter} {is [not] test}
  *     postfix     primary {.name | [index] | (arguments)}
  *
- *  P1. Who is called is known when the template is parsed: filters, tests, methods and functions are looked
- *      up here, so that what weft does not have is refused with its line before anything is rendered.
- *  P2. Depth is bounded, since it costs stack here and when it runs. */
+ *  P1. Callees are resolved when the template is parsed: filters, tests, methods and functions are looked up
+ *      here, so that an unsupported one is refused with its line before anything is rendered.
+ *  P2. Nesting depth is bounded, since it uses stack here and at run time. */
 #include <stdlib.h>
 #include <string.h>
 

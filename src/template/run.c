@@ -1,11 +1,11 @@
-/* Walks the tree of a template.
+/* Evaluates the tree of a template.
  *
- *  R1. Scopes are as in Jinja: a loop's body has one of its own, each time anew; `if` has none. What is set
- *      within a loop is gone behind it, hence namespaces. A macro sees the template's own names.
- *  R2. What is undefined is false, prints as nothing and has no members: to ask for one is an error.
- *  R3. What is open (growth.c) is looked at when its value is used: evaluate notes it; evaluate_open leaves
- *      that to callers that do not depend on all of the value.
- *  R4. Steps, memory and depth are bounded, so every template ends. */
+ *  R1. Scopes are as in Jinja: each iteration of a loop has a new scope, `if` has none. What is set within a
+ *      loop is lost after it, hence namespaces. A macro sees the template's global names.
+ *  R2. An undefined value is false and prints as nothing; accessing its members is an error.
+ *  R3. Using an open value (growth.c) counts as looking at it: evaluate records that; evaluate_open leaves it
+ *      to callers that depend on only a part of the value.
+ *  R4. Steps, memory and depth are bounded, so every template terminates. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>

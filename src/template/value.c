@@ -1,7 +1,7 @@
-/* Values of a template, as Python has them: truth, equality, and the two ways in which they are written.
+/* Values of a template with Python's semantics: truth, equality, and output as str, repr and JSON.
  *
- * Strings are UTF-8 and count in characters. A byte that is no UTF-8 counts as a character: callers put such
- * bytes between others to find a place again (data/chat.c). */
+ * Strings are UTF-8; lengths count characters. A byte that is not UTF-8 counts as one character: callers
+ * insert such bytes to find a position again (data/chat.c). */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,15 +1,15 @@
-/* Added tokens of a kind, found in text: leftmost first, and of those that start at one place the longest.
+/* Finds added tokens in text: leftmost first, and the longest of those that start together.
  *
- *  A1. Sealed, tokens are sorted by their first byte, then longest first; starts[b] .. starts[b + 1] are
- *      those that begin with byte b. So a place in the text costs one look-up, and the first that fits is
- *      the one to take.
- *  A2. Nothing is looked for where there are no such tokens: added_next then says "none" at once.
+ *  A1. Sealed tokens are sorted by their first byte, then longest first; starts[b] .. starts[b + 1] are those
+ *      that begin with byte b. So each position in the text costs one look-up, and the first match is the
+ *      right one.
+ *  A2. An empty set is never searched: added_next returns false at once.
  *  A3. Flags are applied to a match after it was found, never to the search: a token that is refused for
- *      standing within a word, or passed over for being special, still uses up the text it matched. That is
- *      what the automaton of `tokenizers` does.
- *  A4. White space that a match took along (`rstrip`) is still searched: a token that lies in it is a match
- *      of its own. One with `lstrip` begins behind that white space, though, so nothing is left of it, and
- *      `tokenizers` drops a match without text. */
+ *      being inside a word, or skipped for being special, still consumes the text it matched. The automaton
+ *      of `tokenizers` does the same.
+ *  A4. White space that a match takes (`rstrip`) is still searched: a token inside it is a match of its own.
+ *      A token with `lstrip` starts after that white space, so nothing is left of it, and `tokenizers` drops
+ *      empty matches. */
 #include "tokenizer/added.h"
 
 #include <stdlib.h>

@@ -1,11 +1,11 @@
-/* Byte-pair encoding of one piece of text: its bytes or characters become tokens, then the pair of neighbours
- * whose merge has the lowest rank is joined, the leftmost first, until no pair has a merge (Sennrich et al.,
- * 2016; ranks as in GPT-2). SentencePiece's BPE is the same where a file lists its merges.
+/* Byte-pair encoding of one pre-token: its bytes or characters become tokens, then the adjacent pair whose
+ * merge has the lowest rank is joined, the leftmost first, until no pair has a merge (Sennrich et al., 2016;
+ * ranks as in GPT-2). SentencePiece's BPE is the same for files that list merges.
  *
- *  B1. `slots` is an open-addressing table from pair to rank, at most half full, so that a search ends.
- *  B2. Merges of one rank have one result. tiktoken's files have several pairs for a rank; tokenizer.json
- *      has one.
- *  B3. Both encoders below give the same ids. Which one runs depends on the length of the piece alone.
+ *  B1. `slots` is an open-addressing table from pair to rank, at most half full, so that searches end.
+ *  B2. All merges of one rank have the same result. tiktoken's files have several pairs per rank;
+ *      tokenizer.json has one.
+ *  B3. Both encoders below give the same ids. The length of the pre-token alone decides which one runs.
  *
  *   ids     l   o   w   e   r       ranks (l,o) none, (o,w) 7, (w,e) 3, (e,r) 5
  *           l   o   we  r           3 is lowest; the pairs with w and with e are looked up anew

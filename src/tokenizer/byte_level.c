@@ -1,8 +1,8 @@
-/* GPT-2's mapping of bytes to printable characters. Bytes that are printable in Latin-1 stand for
- * themselves; the other 68 stand, in ascending order, for U+0100 to U+0143. Files write tokens so, since
- * JSON can hold no bytes.
+/* GPT-2's mapping of bytes to printable characters. Bytes that are printable in Latin-1 map to themselves;
+ * the other 68 map, in ascending order, to U+0100 to U+0143. Files write tokens this way because JSON cannot
+ * hold bytes.
  *
- * The mapping is computed: tables of it are where other implementations have their typing errors. */
+ * The mapping is computed, since typed tables invite errors. */
 #include "tokenizer/byte_level.h"
 
 #define FIRST_MOVED 0x100U

@@ -1,13 +1,12 @@
-/* normalizer, pre_tokenizer and decoder of a tokenizer.json.
+/* Reads normalizer, pre_tokenizer and decoder of a tokenizer.json.
  *
- *  L1. Each of the three is one object or a Sequence of them; a Sequence in a Sequence is refused. Every
- *      step is named in errors by its place in the file: "pre_tokenizer.pretokenizers[1]".
- *  L2. The decoder changes no id, but text: it must undo what the other two do to spaces, or what is
- *      generated reads otherwise here than there. So it is checked, not only read.
- *  L3. Spaces come to be U+2581 in the normalizer (Replace, as Llama 2 and Gemma have it) or in the
- *      pre-tokenizer (Metaspace). Either way weft turns it round (tokenizer_internal.h): what is read here
- *      replaces U+2581 by a space. Nothing behind that step may tell the two apart, so only Prepend may
- *      follow it.
+ *  L1. Each of the three is one object or a Sequence of them; nested Sequences are refused. Errors name every
+ *      step by its path in the file: "pre_tokenizer.pretokenizers[1]".
+ *  L2. The decoder changes no ids, but it changes text: it must undo what the other two do to spaces, or
+ *      generated text would differ from that of `tokenizers`. So it is checked, not only read.
+ *  L3. Spaces become U+2581 in the normalizer (Replace, as in Llama 2 and Gemma) or in the pre-tokenizer
+ *      (Metaspace). weft inverts this (tokenizer_internal.h): the step read here replaces U+2581 by a space.
+ *      No later step may distinguish the two, so only Prepend may follow it.
  *
  *   text --normalizer--> text --pre_tokenizer--> pieces --model--> ids --decoder--> text
  *

@@ -1,15 +1,15 @@
-/* tokenizer.json of Hugging Face's `tokenizers` into a Tokenizer: byte-level BPE, and BPE with byte
- * fallback as SentencePiece's models are written there.
+/* Reads tokenizer.json of Hugging Face's `tokenizers`: byte-level BPE, and BPE with byte fallback as
+ * converted from SentencePiece models.
  *
- *  H1. What is not understood is refused by name: a setting that would change ids is either honoured or an
- *      error, never passed over. So is every contradiction that `tokenizers` mends in silence.
+ *  H1. Unknown features are refused by name: a setting that would change ids is either honoured or an error,
+ *      never ignored. So is every contradiction that `tokenizers` silently repairs.
  *  H2. Nothing in the file is trusted: ids, sizes and merges are checked before they are used as an index.
- *  H3. Tokens of byte-level files are bytes in the file's alphabet (tokenizer/byte_level.h). One that is not
- *      written in it can never come out of encoding text, and is kept as an inert token so that its id
- *      decodes. With byte fallback tokens are text with U+2581 for a space, and "<0x0A>" is a byte.
- *  H4. Special tokens never come of text. A merge that leads to one, or starts from one, is left out: the
- *      files made of SentencePiece models may have "<s" + ">". Its text stays text.
- *  H5. The post-processor is not read: what begins and ends a document is the configuration's choice.
+ *  H3. Tokens of byte-level files are bytes in the file's alphabet (tokenizer/byte_level.h). A token that is
+ *      not written in it can never result from encoding text; it is kept as an inert token so that its id
+ *      decodes. With byte fallback, tokens are text with U+2581 for a space, and "<0x0A>" is a byte.
+ *  H4. Text never gives special tokens. A merge whose result or operand is one is dropped, since files
+ *      converted from SentencePiece models may have "<s" + ">". The spelling stays text.
+ *  H5. The post-processor is not read: the configuration decides about BOS and EOS.
  *
  *   member of the file                  read by               into
  *   model.type and settings             read_model_settings   `characters`, `whole_first`

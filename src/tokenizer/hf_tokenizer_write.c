@@ -1,7 +1,7 @@
-/* A Tokenizer as tokenizer.json, for tokenizers that weft trained or that came as a tiktoken file. Those
- * that came as tokenizer.json are written back byte for byte instead (tokenizer_save).
+/* Writes a Tokenizer as tokenizer.json if weft trained it or it came from a tiktoken file. One that came from
+ * a tokenizer.json is copied byte for byte instead (tokenizer_save).
  *
- * Only what readers need is written, in the form that the oldest versions of `tokenizers` take too.
+ * Only required members are written, in the form that the oldest versions of `tokenizers` accept too.
  *
  *   {
  *     "version": "1.0", "truncation": null, "padding": null,
@@ -13,8 +13,8 @@
  *     "model": {"type": "BPE", settings, "vocab": {"spelling": id ...}, "merges": ["a b" ...]}
  *   }
  *
- * The members stand in the order in which `tokenizers` writes them. Text is appended to `out`; nothing here
- * can fail. */
+ * Members have the order in which `tokenizers` writes them. Text is appended to `out`; nothing here can
+ * fail. */
 #include <string.h>
 
 #include "base/json.h"

@@ -1,12 +1,12 @@
-/* Normalizers: Unicode forms and lower case by utf8proc, the rest by hand.
+/* Normalizers: Unicode forms and lower case by utf8proc, the rest implemented here.
  *
  *  N1. Steps run in the order of the file, as `tokenizers` runs them; nothing is reordered or fused, since
  *      NFKC before Replace is not Replace before NFKC.
- *  N2. A step that has nothing to do copies nothing. Most text of most languages is in form C already, and
- *      a look at its bytes can tell.
+ *  N2. A step without effect copies nothing. Most text of most languages is already in form C, and a scan of
+ *      its bytes shows it.
  *  N3. The version of utf8proc's tables is part of a tokenizer's fingerprint: other tables may give other
- *      ids. `tokenizers` has tables of its own, of another version; characters that were assigned between
- *      the two normalize in one and stay in the other (docs/use/tokenizer-files.md).
+ *      ids. `tokenizers` has its own tables, of another Unicode version: characters assigned between the two
+ *      versions normalize in one and stay unchanged in the other (docs/use/tokenizer-files.md).
  *
  *   step           what it does                             when it has nothing to do (N2)
  *   NFC .. NFKD    the form, by utf8proc_map                 no byte from 0xCC on (NFC), or from 0x80 on

@@ -1,14 +1,14 @@
-/* Cutting text into pieces by the regular expressions of the families, run by PCRE2.
+/* Splits text into pre-tokens by the regular expressions of the families, run by PCRE2.
  *
- *  P1. Files name a pattern by its source text. One text a pattern serves for both: sources are compared in
- *      an ASCII spelling (raw characters as \x{...}), and what PCRE2 runs is made of that spelling. Only
- *      white space differs: `tokenizers` and `tiktoken` mean Unicode's White_Space by \s, PCRE2 also takes
- *      U+180E. So \s is spelled out. Equality of ids is tested against both packages.
- *  P2. A whole pattern matches at every place, so pieces follow each other without gaps and none is empty.
- *      Another isolates its matches; between them lie pieces for the next pattern to cut.
- *  P3. Text is valid UTF-8 when it comes here (tokenizer_encode.c sees to it), so PCRE2 need not look again.
- *  P4. Patterns cut within the pieces of those before them, and (?!\S) at the end of such a piece sees the
- *      end of the text. So they cannot be joined to one regular expression. */
+ *  P1. Files identify a pattern by its source text. One spelling per pattern serves two purposes: sources are
+ *      compared in an ASCII spelling (raw characters as \x{...}), and PCRE2's expression is derived from it.
+ *      Only white space differs: \s means Unicode's White_Space in `tokenizers` and `tiktoken`, but includes
+ *      U+180E in PCRE2. So \s is spelled out. Equality of ids is tested against both packages.
+ *  P2. A whole pattern matches at every position, so its pre-tokens are adjacent and not empty. The other
+ *      patterns isolate their matches; the text between matches is passed to the next pattern.
+ *  P3. Text is valid UTF-8 here (tokenizer_encode.c ensures it), so PCRE2 need not check again.
+ *  P4. Each pattern splits the pre-tokens of the previous one, and (?!\S) at the end of a pre-token sees the
+ *      end of the text. So patterns cannot be joined into one regular expression. */
 #include "tokenizer/pretokenize.h"
 
 #include <stdint.h>

@@ -1,14 +1,14 @@
-/* tiktoken's rank files: a line a token, its bytes in base64 and its rank, which is its id. Merges are not in
- * the file; they follow from the ranks: tiktoken joins the neighbours whose bytes together are the token of
- * the lowest rank. So each way to cut a token into two tokens is a merge, all those of one token with one
- * rank (tokenizer/bpe.h allows that).
+/* tiktoken's rank files: one line per token, with its bytes in base64 and its rank, which is its id. The file
+ * has no merges; they follow from the ranks: tiktoken joins the neighbours whose concatenated bytes are the
+ * token with the lowest rank. So each split of a token into two tokens is a merge, and all merges of one
+ * token have the same rank (tokenizer/bpe.h allows that).
  *
  *   IQ== 0          the byte 0x21, "!", has the id 0
  *   Ig== 1          the byte 0x22
  *
- * Pattern and special tokens are not in the file either, and files of one kind look like those of another:
- * the first 100,256 ranks of Llama 3's are those of cl100k_base. So a file is known by its digest alone. Any
- * other is refused, unless the configuration names the kind that it is like. */
+ * Pattern and special tokens are not in the file either, and files of different kinds look alike: the first
+ * 100,256 ranks of Llama 3 are those of cl100k_base. So a file is recognised by its digest alone. Other files
+ * are refused, unless the configuration names their kind. */
 #include "tokenizer/tiktoken.h"
 
 #include <stdio.h>

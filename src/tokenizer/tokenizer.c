@@ -1,17 +1,17 @@
-/* Opening, facts, decoding and saving. Encoding is in tokenizer_encode.c.
+/* Opening, properties, decoding and saving. Encoding is in tokenizer_encode.c.
  *
- *  K1. A reader fills what the file says; what follows from that is worked out once, here, so that all
- *      readers agree on it and nothing is worked out while text is encoded.
- *  K2. The fingerprint is over what decides ids, not over the file: caches of tokens and running trainings
- *      hang on it. Settings that came to be known later are hashed only where they are in use, so that the
- *      fingerprints of the tokenizers before them stay.
+ *  K1. A reader fills in the file's contents. Everything derived is computed once, here, so that all readers
+ *      agree on it and encoding computes none of it.
+ *  K2. The fingerprint covers what decides ids, not the file: token caches and running trainings depend on
+ *      it. Settings that weft learned to read later are hashed only where they are in use, so that older
+ *      tokenizers keep their fingerprints.
  *
  *   "bytes" --------------------------> open_bytes --------+
  *   a directory --> its tokenizer.json                     |
  *   a file ----- { or [ first --------> hf_tokenizer_read -+--> tokenizer_set_bounds --> finish_opening
  *          \---- anything else -------> tiktoken_read -----+
  *
- * From there on it is constant, and shared by all threads. */
+ * It is constant from then on, and shared by all threads. */
 #include "tokenizer/tokenizer.h"
 
 #include <stdlib.h>

@@ -1,14 +1,14 @@
-/* Which token ends a text is in no tokenizer.json. In this order it is said by
+/* No tokenizer.json says which token ends a text. In order of precedence, these decide:
  *
  *     the keys tokenizer.bos, tokenizer.eos and tokenizer.pad of the configuration
  *     tokenizer_config.json beside the tokenizer: bos_token, eos_token, pad_token
  *     names in use, of which a vocabulary may have several; the names of base models come first
  *
- *  B1. A name that the vocabulary lacks is an error: another token would end texts in silence.
- *  B2. A token that both begins and ends texts, as GPT-2 has it, is the end alone: between two texts it
- *      stands once.
- *  B3. A bos_token that transformers does not put before texts is none: add_bos_token says so, or its
- *      name is no usual one (SmolLM2's "<|im_start|>" begins a turn). */
+ *  B1. A name that the vocabulary lacks is an error: otherwise another token would silently end texts.
+ *  B2. A token that both begins and ends texts, as in GPT-2, counts as the end only: it occurs once between
+ *      two texts.
+ *  B3. A bos_token that transformers does not put before texts is ignored: add_bos_token is false, or its
+ *      name is unusual (SmolLM2's "<|im_start|>" begins a turn). */
 #include "tokenizer/tokenizer_config.h"
 
 #include <stdlib.h>

@@ -1,14 +1,14 @@
 /* Encoding.
  *
- * Text goes down a chain, each stage cutting it smaller: runs of valid UTF-8, added tokens, normalized
- * text, added tokens again, pieces, ids. Scratch memory of the chain lives in an EncodeState; a thread
- * borrows an idle one for the length of a call.
+ * Text passes through a chain of stages, each splitting it further: runs of valid UTF-8, added tokens,
+ * normalized text, added tokens again, pre-tokens, ids. The chain's scratch memory is an EncodeState, which a
+ * thread borrows for the length of a call.
  *
- *  E1. The order of the stages is that of `tokenizers`, and each stage sees only its section: what lies
- *      beyond an added token is not there for it.
- *  E2. Bytes that are no UTF-8 are encoded by themselves, so that every text can be encoded. What follows
- *      them is the rest of the text, not a text of its own: nothing is put before it.
- *  E3. A state remembers the ids of short pieces, which repeat; that never changes a result.
+ *  E1. The order of the stages is that of `tokenizers`, and each stage sees only its section: nothing beyond
+ *      an added token exists for it.
+ *  E2. Bytes that are not UTF-8 are encoded on their own, so that every text can be encoded. The text after
+ *      them continues the same text: no space is put before it.
+ *  E3. A state caches the ids of short pre-tokens, which repeat; that never changes a result.
  *
  *   encode_text            runs of valid UTF-8; bytes that are none           --> encode_pre_token
  *     encode_around          added tokens of raw text                         --> their ids

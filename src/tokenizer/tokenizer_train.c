@@ -1,18 +1,18 @@
-/* Learning merges: byte-pair encoding as Sennrich et al. (2016) train it, on words that were counted once.
+/* Learns merges: byte-pair encoding as trained by Sennrich et al. (2016), on words counted once.
  *
- * The most frequent pair of neighbours becomes a token, over and over; among equal counts the pair with the
- * smaller ids, as the trainer of `tokenizers` has it, so that both learn the same merges. Doing that over
- * the text would read it once a merge. Over distinct words, with their counts, a merge touches the words
- * that have the pair, and all counts are kept up to date by differences:
+ * The most frequent adjacent pair becomes a token, repeatedly. On equal counts the pair with the smaller ids
+ * wins, as in the trainer of `tokenizers`, so that both learn the same merges. Working on the text would read
+ * it once per merge. With distinct words and their counts, a merge touches only words that contain the pair,
+ * and all counts are updated by differences:
  *
  *  1. `pairs` holds the exact count of every adjacent pair over all words, and a list of words that is a
  *     superset of those where the pair occurs. A merge changes only the neighbourhoods of its occurrences.
- *  2. The heap holds an entry for each pair that has a count, with a count that is never below the true
- *     one: counts of pairs fall silently, and an entry is brought up to date when it comes to the top.
- *     Where a count rises, an entry is added.
+ *  2. The heap holds an entry for each pair with a count, whose stored count is never below the true one:
+ *     when a count falls, the entry stays and is updated once it reaches the top. When a count rises, an
+ *     entry is added.
  *  3. A merged pair has count 0 for good: tokens grow, so no later merge can put it together again.
  *
- * A word that came 5 times, and the merge of (o, w):
+ * A word that occurred 5 times, and the merge of (o, w):
  *
  *   l o w e r    counts   (l, o) -5   (w, e) -5   (o, w) -> 0
  *   l ow  e r             (l, ow) +5  (ow, e) +5  both new in the heap or raised there */

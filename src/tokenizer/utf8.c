@@ -1,8 +1,8 @@
-/* Runs of valid and of invalid UTF-8, by the decoder that everything here uses (base/text.h).
+/* Runs of valid and of invalid UTF-8, by the common decoder (base/text.h).
  *
- * Every tokenizer works on characters, and corpora hold bytes that are none. Text is cut at those bytes
- * before anything else sees it, so that all that comes after (PCRE2, utf8proc, the tables) may rely on valid
- * UTF-8, and so that no byte is lost or replaced on the way to an id. */
+ * Tokenizers work on characters, but corpora contain invalid bytes. Text is cut at those bytes first, so that
+ * all later stages (PCRE2, utf8proc, the tables) may rely on valid UTF-8, and no byte is lost or replaced on
+ * the way to an id. */
 #include "tokenizer/utf8.h"
 
 #include <stdint.h>

@@ -1,14 +1,14 @@
 /* Tokens by id, and ids by bytes.
  *
- *  V1. Bytes of all tokens lie in one block of memory that is sized before the first is set, so that
- *      pointers into it stay.
- *  V2. An id is set once, and a name once. Sealing checks that ids run from 0 without a gap: a gap would be
- *      a row of the embedding that no text and no file accounts for.
- *  V3. Text tokens are found by their bytes; special ones are not, so that no text turns into a control
- *      token by its spelling. A token that is added as well as in the vocabulary is found: merges lead to
- *      it, wherever else it is cut out first.
- *  V4. Names are kept apart by what they mean. "<0x0A>" of a Llama vocabulary stands for the byte 0x0A, which
- *      the same vocabulary may have as a text token too: two ids, decoded alike. */
+ *  V1. Bytes of all tokens are in one block that is sized before the first is set, so that pointers into it
+ *      stay valid.
+ *  V2. An id is set once, and a name once. Sealing checks that ids run from 0 without a gap: a gap would be a
+ *      row of the embedding for no token.
+ *  V3. Text tokens are found by their bytes; special ones are not, so that no text becomes a control token by
+ *      its spelling. An added token that is also in the vocabulary is found: merges lead to it, even though
+ *      it is cut out earlier elsewhere.
+ *  V4. Names are separated by meaning. "<0x0A>" of a Llama vocabulary is the byte 0x0A, which the same
+ *      vocabulary may also have as a text token: two ids that decode alike. */
 #include "tokenizer/vocabulary.h"
 
 #include <stdlib.h>

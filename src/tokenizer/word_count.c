@@ -1,13 +1,13 @@
-/* Threads take turns at the source: under a lock each copies the next stretch of text into memory of its own,
- * then counts it into a table of its own. The tables are added up at the end. A long document is cut where
- * that changes no piece.
+/* Threads take turns reading the source: under a lock each copies the next stretch of text into its own
+ * memory, then counts it into its own table. The tables are added up at the end. A long document is cut where
+ * that changes no pre-token.
  *
  *   source --lock--> stretch of thread 0 --> table 0 --+
  *                    stretch of thread 1 --> table 1 --+--> words
  *                    stretch of thread 2 --> table 2 --+
  *
- * Which thread gets which stretch is chance, and with it the order of the words; counts are not, and learning
- * depends on counts alone (tokenizer_train.c). */
+ * The assignment of stretches to threads is random, and so is the order of the words. Counts are not, and
+ * training depends on counts alone (tokenizer_train.c). */
 #include "tokenizer/word_count.h"
 
 #include <omp.h>

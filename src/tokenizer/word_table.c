@@ -1,11 +1,9 @@
-/* Distinct words and how often each came: a hash table over copies of their bytes.
+/* Distinct words and their counts: a hash table over copies of their bytes.
  *
- *  W1. `words` keeps the order in which words came first, so that what is built from it does not depend on
- *      hashing.
- *  W2. Hashes are kept with the words: growing the table and adding up tables of threads look no byte at
- *      again.
- *  W3. Bytes lie in blocks that never move, so that words may point into them while the table grows.
- *  W4. Slots hold number + 1 of a word; at most half of them are taken, so that a search ends. */
+ *  W1. `words` is in order of first occurrence, so that results do not depend on hashing.
+ *  W2. Hashes are stored with the words: growing or merging tables does not read the bytes again.
+ *  W3. Bytes are in blocks that never move, so that words may point into them while the table grows.
+ *  W4. Slots hold index + 1 of a word; at most half of them are used, so that searches end. */
 #include "tokenizer/word_table.h"
 
 #include <stdlib.h>
