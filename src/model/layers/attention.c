@@ -3,8 +3,8 @@
  *
  *     q k v   [q|k|v] = x [Wq;Wk;Wv]^T (+ biases)
  *     heads   q and k normed, head by head or all heads of a token at once, where the family does that
- *             q and k turned by their positions, unless the layer does without; then, in Llama 4, q times a
- *             factor of its position
+ *             q and k rotated (RoPE), unless the layer does without; then, in Llama 4, q times a factor of
+ *             its position
  *     attention   a = softmax(cap(scale q k^T)) v, inside documents and windows, or chunks
  *     output      y = a Wo^T
  *
@@ -12,14 +12,13 @@
  *
  * Shapes: T tokens, h hidden, Q = H*D, K = G*D. Generation keeps K keys and K values of each token.
  *
- * There are three layers of one text. Without norms of q and k, turning is done in place at the end of the
- * product's part: undoing it needs angles only. A norm's way back needs what was normed, so where there are
- * norms the product's result stays as it is (raw), and what attention reads is made from it, cheaply enough
- * to be recomputed. Norms without weights come behind the turning (QK_NORM_PLAIN): then what is normed is
- * turned, in place, as the product's result. Where all heads of a token are normed as one row, of which ranks
- * may have some heads each (more than one split), the product's part makes the splits' sums of squares, and
- * the norm adds them; on the way back the norm's part makes the sums, and the product's goes through the
- * norm.
+ * Three layers share this code. Without norms of q and k, the rotation is done in place at the end of the
+ * product's op: its backward pass needs only the angles. The backward pass of a norm needs the norm's input.
+ * So with norms the product's result is saved (raw), and attention's input is made from it, cheaply enough to
+ * be recomputed. Norms without weights follow the rotation (QK_NORM_PLAIN): then raw is rotated in place.
+ * Where all heads of a token are normed as one row and TP may shard the heads (more than one split), the
+ * product's op makes the sums of squares of each split, and the norm's op adds them. In the backward pass the
+ * norm's op makes the sums, and the product's op goes through the norm.
  *
  * Elsewhere called: GQA; around it, Ulysses and all-gather context parallelism (heads.h). There is no
  * ring attention. */

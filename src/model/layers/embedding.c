@@ -2,11 +2,11 @@
  * P in those that learn positions. Its input is the microbatch itself, so nothing is saved; its backward pass
  * adds each token's gradient to its rows, tokens in ascending order.
  *
- * Where ranks share its rows, each has those of some tokens, and some positions, and y is a sum of which all
- * terms but one, or two, are -0 (device.h): the same sum, whatever the order.
+ * With TP, each rank holds a shard of the rows of both tables, and y is summed over ranks. All partial sums
+ * but one, or two with P, are -0 (device.h), so the order of the sum does not matter.
  *
- * Its gradients are always added to, never set: a microbatch reaches few rows, and clearing all of them for
- * each would cost more than the pass. Who owns them clears them once a step.
+ * Its gradients are always accumulated, never overwritten: a microbatch reaches few rows, and clearing all of
+ * them for each microbatch would cost more than the pass. Their owner clears them once per step.
  *
  * Elsewhere called: VocabParallelEmbedding (Megatron). */
 #include <math.h>

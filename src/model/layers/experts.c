@@ -1,49 +1,47 @@
-/* Experts in place of an MLP, of which each token goes to a few (Shazeer et al., "Outrageously large neural
- * networks: the sparsely-gated mixture-of-experts layer", 2017; Fedus, Zoph & Shazeer, "Switch transformers",
- * 2021):
+/* Mixture of experts in place of an MLP: each token goes to k of E experts (Shazeer et al., "Outrageously
+ * large neural networks: the sparsely-gated mixture-of-experts layer", 2017; Fedus, Zoph & Shazeer, "Switch
+ * transformers", 2021):
  *
  *     router       s = softmax(x Wr^T), k experts with the largest s; weights w are their s, divided by their
  *                  sum where the family does that. DeepSeek's and Llama 4's: device.h, route
  *     gate and up  [g|u] = x [Wgate;Wup]^T       of the rows of each expert
  *     down         y = sum over the token's experts of w (f(g) * u) Wdown^T
  *
- * Shared experts (Dai et al., "DeepSeekMoE", 2024) are an MLP beside them, whose result is added:
+ * Shared experts (Dai et al., "DeepSeekMoE", 2024) are an MLP alongside, whose result is added:
  *
  *     shared       y += (f(g) * u) Wdown^T of an MLP of all tokens
  *
- * In gpt-oss all experts have biases, gate and up alternate, and one parameter has the matrices of all
- * experts. Biases of gate and up are with these, those of down with the router, on all ranks that share
- * experts: they are added, and have their gradients, where the tokens are.
+ * In gpt-oss all experts have biases, gate and up are interleaved, and one parameter holds the matrices of
+ * all experts. Biases of gate and up are sharded over ep with the experts. Those of down are on all ranks of
+ * ep, with the router: they are added, and their gradients made, on the rank of the tokens.
  *
- * In Llama 4 a weight multiplies what its expert reads, in place of what that makes: rows are gathered times
- * their weights, results are added up as they are, and the gradient of x is weighed in their place.
+ * In Llama 4 a weight multiplies its expert's input instead of its result: rows are gathered times their
+ * weights, results are added up unweighted, and the gradient of x is weighted instead.
  *
- * No token is dropped: there are k rows for each, in memory that is planned for, wherever they go. Rows lie
- * sorted by expert, tokens ascending, and a token adds its k results in the order of experts, so that nothing
- * hangs on who is done first. One expert may get all tokens, another none: its gradient is then zero, and
- * optimizer states go on.
+ * No token is dropped: the planned memory holds k rows for each token, wherever they go. Rows are sorted by
+ * expert, tokens ascending, and the k results of a token are added in the order of experts, so nothing
+ * depends on which finishes first. An expert may get no tokens: its gradient is then zero, and its optimizer
+ * states are updated as usual.
  *
- * Where tokens go is chosen once: it stays in the slab under every policy, so that what is recomputed goes
- * where it went. Rows of x are gathered again for wgrad, which is a copy, rather than kept.
+ * The routing is chosen once and saved in the slab under every policy, so that recomputation routes alike.
+ * Rows of x are gathered again for wgrad, which is a copy, rather than saved.
  *
- * Where ranks share the experts out, rows visit the ranks of theirs (layer.h: ExpertDispatch), and each
- * rank's are worked on by themselves: the products are those of one rank that has all experts, and so are the
- * bits.
+ * Expert parallelism: rows are dispatched to the ranks of their experts (layer.h: ExpertDispatch), and those
+ * of each source rank are processed by themselves. The products, and so the bits, are those of one rank that
+ * has all experts.
  *
- * Where ranks share the experts' matrices out (tp), each has a slice of every expert's width, and all tokens:
- * all choose alike, from the same bits. What the experts of a token come to, and the gradient of x, are sums
- * of terms over ranks, and so are gradients of weights, before the router's way back; what its logits add to
- * the gradient of x each rank makes for tokens of its own, behind that sum. The router's own gradient is
- * then complete, and the same, on each. Where experts are shared out as well, rows visit ranks with the same
- * slice of others: what comes back are rows of each split here, fp32. Shared experts are cut as one MLP, and
- * what a split of theirs makes is added to what the same split of the others comes to: so there is one sum
- * over ranks of both.
+ * TP: each rank has a slice of every expert's width, and all tokens. All ranks route alike, from the same
+ * bits. The combined results of a token's experts, the gradient of x, and the gradients of routing weights
+ * are partial sums, reduced over ranks; the latter before the router's backward pass. The router then adds
+ * to the gradient of x for local tokens, after that sum, and its own gradient is complete and the same on
+ * each rank. With EP as well, rows are dispatched to ranks with the same slice, and fp32 rows of each local
+ * split come back. Shared experts are sharded as one MLP, and the result of each of their splits is added to
+ * that of the same split of the routed experts: so one sum over ranks covers both.
  *
- * Where cp may share the tokens of a microbatch out, and gradients of each exact chunk are rounded by
- * themselves (unit.h: CpGroup), the rows of each exact chunk are sorted, and worked on, by themselves too: an
- * expert's product hangs on how many rows it has, and those are the exact chunk's, whoever has it. Sequences
- * may then begin on one rank and end on another: how often each chose an expert is added up over cp before
- * the way back.
+ * With exact chunks, whose gradients are rounded by themselves (unit.h: CpGroup), the rows of each exact
+ * chunk are also sorted and processed by themselves: the bits of an expert's product depend on its number of
+ * rows, which is then the exact chunk's on whichever rank. With CP, a sequence may begin on one rank and end
+ * on another: its expert counts are summed over cp before the backward pass.
  *
  * Elsewhere called: MoE layer: router, permute, grouped GEMM, unpermute and combine; auxiliary
  * (load-balancing) loss. */

@@ -8,11 +8,11 @@
  *     output   norm(y silu(g)) Wo^T                      an RMS norm of each group's channels by themselves
  *
  * Shapes: T tokens, W channels in H heads of P; B and C are N numbers for all heads of a group, of which
- * there are G. No MLP follows. State and convolution begin anew with each document. Generation carries S,
- * and what the convolution will see of the last tokens.
+ * there are G. No MLP follows. State and convolution restart with each document. Generation carries S, and
+ * the last tokens that the convolution will still read.
  *
- * The gate and the norm are done again on the way back, as an MLP's activation is; so are states, of which
- * one for every MAMBA_CHUNK tokens is kept. */
+ * The backward pass recomputes the gate and the norm, as it does an MLP's activation. It also recomputes the
+ * states, from one saved for every MAMBA_CHUNK tokens. */
 #include "model/unit.h"
 
 /* ---- rows ---- */

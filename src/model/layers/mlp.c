@@ -3,8 +3,8 @@
  *     gate and up  [g|u] = x [Wgate;Wup]^T              u = x Wup^T
  *     down         y = (f(g) * u) Wdown^T               y = f(u) Wdown^T
  *
- * f is the family's activation. The backward pass makes the activation again in passing, so it is never
- * saved: of all that a block could keep it is the widest, and the cheapest to make.
+ * f is the family's activation. The backward pass recomputes it in passing, so it is never saved: of all the
+ * activations of a block it is the widest, and the cheapest to make.
  *
  * Elsewhere called: SwiGLU, GeGLU; ColumnParallelLinear (gate and up) and RowParallelLinear (down) with
  * sequence parallelism (Megatron). */

@@ -1,21 +1,21 @@
-/* What begins the stream of an MTP module of multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical
- * report", 2024, section 2.2): of each token the state behind the last block, and the embedding of the token
- * that follows.
+/* Begins the stream of an MTP module for multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical
+ * report", 2024, section 2.2): for each token, from the state after the last block and the embedding of the
+ * next token.
  *
  *     embedding and norms   j = [ norm_e(W[ids[t + 1]]) | norm_h(x) ]
  *     joined                y = j Wp^T
  *
- * A block follows in the same unit, and what ends its stream: a norm of the MTP module's own and the model's
- * head, which predicts the token after that one (head.c). A token that none follows in its document takes
- * itself: it has no target here, and nothing looks at it.
+ * A block follows in the same unit, then the end of the stream: a norm of the MTP module and the model's
+ * head, which predicts the token after the next one (head.c). The last token of a document uses its own
+ * embedding: it has no target here, so the result is not used.
  *
- * The embedding is unit 0's. What its gradient gets from here has memory of its own, as that of a tied head
- * has (weights.h): it is cleared with the first microbatch, and rows are added. The module's parameters are
- * those of a block behind the last one. It is there for training alone.
+ * The embedding is unit 0's. Its gradient from here has memory of its own, as that of a tied head does
+ * (weights.h): it is cleared with the first microbatch, and rows are added. The module's parameters are named
+ * as a block after the last one. It runs in training only.
  *
- * Where ranks share matrices (tp), each has some rows of the embedding: what it finds of all tokens' are
- * terms of a sum, and the gradient of that is gathered. All else here is of own tokens: Wp is joint
- * (params.h), so that each rank multiplies with all of it, and its gradient is a sum as a norm's is. */
+ * With TP, each rank holds some rows of the embedding: the lookups of all tokens are partial sums, and their
+ * gradient is all-gathered. All else here is of local tokens: Wp is replicated (params.h: param_is_joint),
+ * and its gradient is summed over tp, as a norm's is. */
 #include "model/unit.h"
 
 enum { EMBED_NORM, EMBED_NORM_BIAS, STATE_NORM, STATE_NORM_BIAS, PROJECTION, PARAMS };

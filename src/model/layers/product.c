@@ -1,10 +1,9 @@
-/* What layers share: products with a matrix of the unit, and norms.
+/* Common to all layers: products with a matrix of the unit, and norms.
  *
  * A matrix is stored [out, in], as Hugging Face's linear layers are, or transposed, [in, out]; its gradient
- * is stored alike. Which of the two it is only turns the flags of the products below, so that no layer knows.
+ * is stored the same way. Only the transpose flags of the products below depend on it: layers need not know.
  *
- *
- * Elsewhere called: linear layer; split-K where ranks may share the sum. No epilogue is fused into a
+ * Elsewhere called: linear layer; split-K where TP may shard the sum. No epilogue is fused into a
  * product: bias and rounding follow the reduce-scatter of a row-parallel one. */
 #include "model/families/family.h"
 #include "model/unit.h"

@@ -13,11 +13,11 @@
  * lambda a number a channel. A convolution has K taps a channel; a model may do without. Hawk's block goes on
  * with an MLP.
  *
- * Shapes: T tokens, W channels. State and convolution begin anew with each document. Generation carries h,
- * and what the convolution will see of the last tokens.
+ * Shapes: T tokens, W channels. State and convolution restart with each document. Generation carries h, and
+ * the last tokens that the convolution will still read.
  *
- * The three are one text: they differ in rows, and in the runs of W that they have. h silu(g) is recomputed
- * on the way back, as an MLP's activation is. */
+ * The three share this code: they differ in their rows, and in which runs of W they have. The backward pass
+ * recomputes h silu(g), as it does an MLP's activation. */
 #include "model/unit.h"
 
 /* ---- rows ---- */
