@@ -210,13 +210,5 @@ int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place) {
     return mesh_rank(mesh, at);
 }
 
-Mesh mesh_without(const Mesh *mesh, AxisSet set) {
-    Mesh left = *mesh;
-    for (int axis = 0; axis < AXES; axis++)
-        if (set >> axis & 1) left.degree[axis] = 1;
-    left.world /= mesh_size(mesh, set);
-    return left;
-}
-
 int mesh_dp_degree(const Mesh *mesh) { return mesh_size(mesh, MESH_DATA); }
 int mesh_dp_rank(const Mesh *mesh, int rank) { return mesh_place(mesh, MESH_DATA, rank); }

@@ -73,8 +73,6 @@ void mesh_lay_copies(Mesh *mesh, int copies);
 /* The degree of an axis as its option gives it: those of dp_shard and cp include their factor of ep, that of
  * tp includes kv. */
 int mesh_degree(const Mesh *mesh, Axis axis);
-/* The mesh with one rank along the axes of the set. */
-Mesh mesh_without(const Mesh *mesh, AxisSet set);
 
 int mesh_rank(const Mesh *mesh, const int at[AXES]);
 void mesh_coordinates(const Mesh *mesh, int rank, int at[AXES]);

@@ -745,14 +745,6 @@ DatasetRepeats dataset_repeats(const Dataset *d) {
     return r;
 }
 
-/* Of all text, also what is kept for validation: it is the measure of how well the tokenizer packs text,
- * which does not depend on the split. */
-uint64_t dataset_text_bytes(const Dataset *d) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < d->count; i++) sum += token_cache_text_bytes(d->sources[i].cache);
-    return sum;
-}
-
 uint64_t dataset_source_windows(const Dataset *d, size_t source) {
     return samples_count(&d->sources[source].train, &d->sources[source], d->context);
 }

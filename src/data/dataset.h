@@ -75,7 +75,6 @@ typedef struct DatasetRepeats {
 DatasetRepeats dataset_repeats(const Dataset *d);
 
 uint64_t dataset_tokens(const Dataset *d);            /* for training, all sources */
-uint64_t dataset_text_bytes(const Dataset *d);        /* before tokenization, validation split included */
 uint64_t dataset_samples_per_epoch(const Dataset *d); /* windows for training, all sources */
 uint64_t dataset_validation_tokens(const Dataset *d);
 uint64_t dataset_validation_samples(const Dataset *d); /* 0: no validation data */

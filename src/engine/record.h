@@ -16,9 +16,8 @@
 #include "program/program.h"
 
 enum {
-    RECORD_STOP = 1,   /* of `any`: some rank was asked to stop */
-    RECORD_FAILED = 2, /* of `any`: some rank cannot go on */
-    RECORD_MEMORY = 4  /* of `any`: less of some rank's device is free than was behind its first step */
+    RECORD_STOP = 1,  /* of `any`: some rank was asked to stop */
+    RECORD_MEMORY = 2 /* of `any`: less of some rank's device is free than was behind its first step */
 };
 enum { RECORD_WRITER = 8 /* bits of `any` and `all` from here on are a WriterWord (checkpoint/async.h) */ };
 

@@ -1,4 +1,4 @@
-/* How a run begins: from its configuration to the state before its next step. begin_run, at the end, has the
+/* How a run begins: from its configuration to the state before its next step. run_begin, at the end, has the
  * order: device, directory, data, plan, memory, the checkpoint to go on from, records. */
 #include "train/run.h"
 
@@ -248,7 +248,7 @@ static ErrorCode agree_on_copies(Trainer *t, Error *err) {
 /* In this order: what can be refused is refused before memory is taken, and memory is taken before
  * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
-    enter(t, PHASE_ALLOCATING);
+    run_enter(t, PHASE_ALLOCATING);
     TOGETHER(t, t->is_rank0 ? check_init(t, err) : OK);
     TOGETHER(t, plan(t, set, err));
     setup_sums(t->c, &t->layout, t->facts.sums, sizeof t->facts.sums);
@@ -268,7 +268,7 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
         t->window.device_taken = engine_bytes(t->engine), t->window.device_memory = t->device.memory;
     t->flops_per_token =
         adapters_flops_per_token(&t->c->model.shape, &t->rank.model.table, t->c->train.context);
-    enter(t, PHASE_MEASURING);
+    run_enter(t, PHASE_MEASURING);
     return measure_peak(t, err);
 }
 
@@ -405,31 +405,31 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
 
 /* The order is that of what can go wrong: cheap refusals before files, files before memory, memory before
  * measuring, and records last, so that a run that cannot begin has written nothing into them. */
-ErrorCode begin_run(Trainer *t, OptionSet *set, Error *err) {
-    enter(t, PHASE_READING);
+ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
+    run_enter(t, PHASE_READING);
     /* What this machine cannot run is said before anything is made. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
     TRY(look_for_directory(t, err));
-    enter(t, PHASE_TOKENIZING);
+    run_enter(t, PHASE_TOKENIZING);
     /* Rank 0 first: what it tokenizes the others find in the cache. */
     TOGETHER(t, t->is_rank0 ? open_data(t, set, err) : OK);
     TOGETHER(t, t->is_rank0 ? OK : open_data(t, set, err));
     TRY(know_data(t, err));
     TRY(open_tasks(t, err));
-    enter(t, PHASE_READING);
+    run_enter(t, PHASE_READING);
     TRY(find_checkpoint(t, err));
     TRY(resolve(t, set, err));
     TRY(open_engine(t, set, err));
-    enter(t, PHASE_LOADING);
+    run_enter(t, PHASE_LOADING);
     TRY(begin_or_resume(t, set, err));
-    enter(t, PHASE_RECORDS);
+    run_enter(t, PHASE_RECORDS);
     TOGETHER(t, t->is_rank0 ? write_config(t, set, err) : OK);
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
     ReadAheadStart from = {t->state.step, t->state.samples};
     TOGETHER(t, read_ahead_open(&t->read_ahead, t->c, &t->layout, dp_rank, t->data, &from, err));
-    TOGETHER(t, open_records(t, err));
+    TOGETHER(t, records_open(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
     replicas_open(&t->replicas, t->engine, t->comm);

@@ -24,7 +24,7 @@
 /* ---- console ---- */
 
 /* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
-void hush(const Trainer *t) {
+void run_hush(const Trainer *t) {
     if (!t->is_rank0 && t->asked > LOG_WARN) log_set_level(LOG_WARN);
 }
 
@@ -44,7 +44,7 @@ static int name_on_console(const Trainer *t) {
 static ErrorCode print_record(Trainer *t, MetricsKind kind, const void *record, Error *err) {
     (void)err;
     if (take_word(t)) console_record(kind, record, name_on_console(t));
-    hush(t);
+    run_hush(t);
     return OK;
 }
 
@@ -103,8 +103,8 @@ static ErrorCode close_board(Trainer *t, Error *err) { return tensorboard_close(
 /* ---- journal ---- */
 
 /* Events of the run are said, and written down, by rank 0. */
-ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts,
-               Error *err) {
+ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char *detail,
+                       const JournalFact *facts, Error *err) {
     return t->is_rank0 ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
@@ -187,7 +187,7 @@ static ErrorCode send_record(Trainer *t, MetricsKind kind, const void *record, E
     return tell_of_listener(t, &message, err);
 }
 
-ErrorCode close_listener(Trainer *t, Error *err) {
+ErrorCode records_close_program(Trainer *t, Error *err) {
     Text message = {0};
     listener_close(&t->listener, t->c->metrics.command_wait_s, &message);
     return tell_of_listener(t, &message, err);
@@ -206,27 +206,27 @@ typedef struct Sink {
 /* Opened and written in this order, and closed in the other: the program's end is told in the journal, and
  * the program gets the line that the log has made. */
 static const Sink sinks[] = {
-    {NULL, print_record, NULL, NULL},                   /* the console */
-    {open_log, write_log, sync_log, close_log},         /* metrics.jsonl */
-    {open_board, write_board, NULL, close_board},       /* tensorboard/ */
-    {open_journal, NULL, NULL, close_journal},          /* journal.jsonl: events (note), no figures */
-    {open_listener, send_record, NULL, close_listener}, /* metrics.command */
+    {NULL, print_record, NULL, NULL},             /* the console */
+    {open_log, write_log, sync_log, close_log},   /* metrics.jsonl */
+    {open_board, write_board, NULL, close_board}, /* tensorboard/ */
+    {open_journal, NULL, NULL, close_journal},    /* journal.jsonl: events (record_event), no figures */
+    {open_listener, send_record, NULL, records_close_program}, /* metrics.command */
 };
 enum { SINKS = sizeof sinks / sizeof *sinks };
 
-ErrorCode open_records(Trainer *t, Error *err) {
+ErrorCode records_open(Trainer *t, Error *err) {
     for (int i = 0; i < SINKS; i++)
         if (sinks[i].open) TRY(sinks[i].open(t, err));
     return OK;
 }
 
-ErrorCode sync_records(Trainer *t, Error *err) {
+ErrorCode records_sync(Trainer *t, Error *err) {
     for (int i = 0; i < SINKS; i++)
         if (sinks[i].sync) TRY(sinks[i].sync(t, err));
     return OK;
 }
 
-void close_records(Trainer *t) {
+void records_close(Trainer *t) {
     for (int i = SINKS; i-- > 0;)
         if (sinks[i].close) sinks[i].close(t, NULL);
 }
@@ -251,7 +251,7 @@ static int64_t sent_over(Comm *c, AxisSet one, AxisSet other) {
 }
 
 /* Deviations are against what came before this step: judge adds it to the windows only after. */
-StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr) {
+StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
     Comm *c = t->comm;
     return (StepMetrics){.step = s->step,
@@ -396,7 +396,7 @@ ErrorCode record_validations(Trainer *t, const Evaluation *all, const Evaluation
     if (code == OK && all->nonfinite && t->is_rank0)
         log_warn("validation after step %lld: the losses of %lld of %lld tokens are not finite",
                  (long long)t->state.step, (long long)all->nonfinite, (long long)all->tokens);
-    if (code == OK) code = note(t, JOURNAL_VALIDATION, t->state.step, message.data, facts, err);
+    if (code == OK) code = record_event(t, JOURNAL_VALIDATION, t->state.step, message.data, facts, err);
     text_free(&message);
     return code;
 }
@@ -418,7 +418,7 @@ ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err) {
 
 /* What became of a save: in the journal, and once, a word on how often to save. `stall` is what the
  * training waited for, `seconds` what the disk took beside it. */
-static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
+static ErrorCode record_save(Trainer *t, const SaveReport *r, Error *err) {
     double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600,
            rate = (double)r->bytes / r->seconds;
     char size[32], speed[32], detail[200], every[16];
@@ -439,13 +439,13 @@ static ErrorCode account_save(Trainer *t, const SaveReport *r, Error *err) {
 }
 
 /* Every rank takes its reports, or they would be told later; rank 0 writes. */
-ErrorCode account_saves(Trainer *t, Error *err) {
+ErrorCode record_saves(Trainer *t, Error *err) {
     for (SaveReport r; saver_report(&t->saver, &r);)
-        if (t->is_rank0) TRY(account_save(t, &r, err));
+        if (t->is_rank0) TRY(record_save(t, &r, err));
     return OK;
 }
 
-ErrorCode tell_of_memory(Trainer *t, Error *err) {
+ErrorCode record_lost_memory(Trainer *t, Error *err) {
     Text message = {0};
     ErrorCode code = gpu_memory_tell(&t->gpu_memory, &message, err);
     const JournalFact facts[] = {{"fell_bytes", (double)t->gpu_memory.gpu.fell}, {NULL, 0}};
@@ -458,12 +458,12 @@ ErrorCode tell_of_memory(Trainer *t, Error *err) {
 }
 
 /* Planned and measured times of the traced steps. */
-ErrorCode report_trace(Trainer *t, Error *err) {
+ErrorCode record_trace(Trainer *t, Error *err) {
     return t->is_rank0 ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
 }
 
 /* The curve in the terminal, from the records of the whole run. */
-void show_curve(const Trainer *t) {
+void records_show_curve(const Trainer *t) {
     MetricsTable table;
     Text out = {0};
     if (metrics_table_read(&table, t->log.path, NULL) != OK) return;
@@ -483,7 +483,7 @@ void show_curve(const Trainer *t) {
     metrics_table_free(&table);
 }
 
-void show_profile(Trainer *t) {
+void records_show_profile(Trainer *t) {
     Text out = {0};
     device_profile_print(&t->device, 0, &out);
     log_lines(out.data);

@@ -24,7 +24,7 @@
 #include "train/tasks.h"
 #include "train/tracing.h"
 
-/* Everything of a run, opened by begin_run and closed in trainer_run, whose closing calls take what was never
+/* Everything of a run, opened by run_begin and closed in trainer_run, whose closing calls take what was never
  * opened. Zero is "not there". */
 typedef struct Trainer {
     Config *c;
@@ -88,30 +88,30 @@ static inline bool due(int64_t every, int64_t step) { return every > 0 && step %
 /* ---- trainer.c ---- */
 
 /* Before what the phase does, by all ranks: the watchdog learns of it, and faults on purpose hit. */
-void enter(Trainer *t, Phase phase);
+void run_enter(Trainer *t, Phase phase);
 
 /* ---- begin.c ---- */
 
 /* From the configuration to a run that can make its next step: device, directory, data, plan, memory, the
  * checkpoint to go on from, records. All ranks; what was opened before a failure is closed by trainer_run. */
-ErrorCode begin_run(Trainer *t, OptionSet *set, Error *err);
+ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err);
 
 /* ---- records.c ---- */
 
 /* Files and programs that get records (sinks[] in records.c). */
-ErrorCode open_records(Trainer *t, Error *err);
+ErrorCode records_open(Trainer *t, Error *err);
 /* To the disk: before a checkpoint says that the run got so far. */
-ErrorCode sync_records(Trainer *t, Error *err);
+ErrorCode records_sync(Trainer *t, Error *err);
 /* Of what was never opened, too. */
-void close_records(Trainer *t);
+void records_close(Trainer *t);
 /* The program of metrics.command alone, so that the journal tells of its end before that of the run. */
-ErrorCode close_listener(Trainer *t, Error *err);
+ErrorCode records_close_program(Trainer *t, Error *err);
 
 /* An event, into the journal, by rank 0. */
-ErrorCode note(Trainer *t, JournalEvent event, int64_t step, const char *detail, const JournalFact *facts,
-               Error *err);
+ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char *detail,
+                       const JournalFact *facts, Error *err);
 /* What a step has found, and bytes that this rank sent in it; rates are filled in by record_step. */
-StepMetrics metrics_of(const Trainer *t, const StepResult *r, double lr);
+StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr);
 /* Of the step that has just ended, where it is to be logged. */
 ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err);
 ErrorCode record_probe(Trainer *t, const StepOptions *options, Error *err);
@@ -121,17 +121,17 @@ ErrorCode record_validations(Trainer *t, const Evaluation *all, const Evaluation
                              Error *err);
 ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err);
 /* Saves that have ended since the last call: what they took, into the journal. */
-ErrorCode account_saves(Trainer *t, Error *err);
+ErrorCode record_saves(Trainer *t, Error *err);
 /* What pools and kernels have taken of GPUs; what has less left than it should. */
 ErrorCode record_gpu_memory(Trainer *t, Error *err);
-ErrorCode tell_of_memory(Trainer *t, Error *err);
+ErrorCode record_lost_memory(Trainer *t, Error *err);
 /* Planned and measured times of the traced steps. */
-ErrorCode report_trace(Trainer *t, Error *err);
+ErrorCode record_trace(Trainer *t, Error *err);
 
 /* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
-void hush(const Trainer *t);
+void run_hush(const Trainer *t);
 /* The curve in the terminal, and where the time went, at the end of a run. */
-void show_curve(const Trainer *t);
-void show_profile(Trainer *t);
+void records_show_curve(const Trainer *t);
+void records_show_profile(Trainer *t);
 
 #endif

@@ -1,6 +1,6 @@
 /* The life of a run, from a configuration to its last checkpoint. All ranks go through it together:
  *
- *       begin_run:  device, directory, data, plan, memory, the checkpoint to go on from, records (begin.c)
+ *       run_begin:  device, directory, data, plan, memory, the checkpoint to go on from, records (begin.c)
  *       loop:       one_step -> compare_replicas -> validate -> save, each when it is due
  *       finish:     curve, journal; what was opened is closed in trainer_run, however it ended
  *
@@ -53,7 +53,7 @@ void trainer_ignore_signals(void) { ending = true; }
 
 /* Faults on purpose hit who enters, once others may wait for it. The phase is entered first, so that the
  * watchdog names it if the fault stops this rank. */
-void enter(Trainer *t, Phase phase) {
+void run_enter(Trainer *t, Phase phase) {
     activity_enter(t->activity, phase, t->state.step);
     FaultPlace place = {.rank = comm_rank(t->comm),
                         .attempt = supervise_attempt(),
@@ -97,13 +97,13 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
         snprintf(detail, sizeof detail, "%lld non-finite gradient elements, first in %s; no update",
                  (long long)r->nonfinite, r->culprit);
         if (t->is_rank0) log_warn("step %lld: %s", (long long)m->step, detail);
-        return note(t, JOURNAL_NONFINITE, m->step, detail, NULL, err);
+        return record_event(t, JOURNAL_NONFINITE, m->step, detail, NULL, err);
     }
     watch_experts(t, r);
     m->spike = spike_detect(&s->losses, r->loss, limit) || spike_detect(&s->norms, r->grad_norm, limit);
     spike_add(&s->losses, r->loss);
     spike_add(&s->norms, r->grad_norm);
-    return m->spike ? note(t, JOURNAL_SPIKE, m->step, NULL, NULL, err) : OK;
+    return m->spike ? record_event(t, JOURNAL_SPIKE, m->step, NULL, NULL, err) : OK;
 }
 
 /* The copy of a save runs beside forward and backward passes; weights may move when it is made. */
@@ -136,7 +136,7 @@ static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) 
         return t->is_rank0 ? record_gpu_memory(t, err) : OK;
     }
     if (looks) gpu_memory_look(&t->gpu_memory);
-    return any & RECORD_MEMORY ? tell_of_memory(t, err) : OK;
+    return any & RECORD_MEMORY ? record_lost_memory(t, err) : OK;
 }
 
 /* A signal may reach any rank, the stop file rank 0: with the record of this step all know, and all stop
@@ -179,12 +179,12 @@ static ErrorCode count_step(Trainer *t, const StepResult *r, Error *err) {
 }
 
 static ErrorCode write_step(Trainer *t, const StepResult *r, const StepOptions *options, Error *err) {
-    StepMetrics m = metrics_of(t, r, t->c->optimizer.settings.lr * options->lr_factor);
+    StepMetrics m = record_of_step(t, r, t->c->optimizer.settings.lr * options->lr_factor);
     TRY(judge(t, r, &m, err));
     TRY(record_step(t, &m, err));
     TRY(record_probe(t, options, err));
     TRY(tracing_step(&t->tracing, t->engine, t->state.step, err));
-    if (tracing_due(&t->tracing)) TRY(report_trace(t, err));
+    if (tracing_due(&t->tracing)) TRY(record_trace(t, err));
     bool looks = due(t->c->metrics.log_freq, m.step) || m.step == m.total_steps || t->stopping;
     return watch_memory(t, r->any, looks, err);
 }
@@ -217,7 +217,7 @@ static void pause_for(Trainer *t, double seconds) {
 /* By all ranks together. The time is taken out of the window: tokens a second are those of training. */
 static ErrorCode validate(Trainer *t, Error *err) {
     Evaluation all, *sets = mem_alloc_array(dataset_validation_sets(t->data), sizeof *sets);
-    enter(t, PHASE_VALIDATION);
+    run_enter(t, PHASE_VALIDATION);
     double start = clock_seconds();
     ErrorCode code = evaluate(t->engine, t->data, t->tokenizer, t->c->validation.samples, &all, sets, err);
     double seconds = clock_seconds() - start;
@@ -255,9 +255,9 @@ static ErrorCode measure_tasks(Trainer *t, Text *message, Error *err) {
 /* By all ranks together, as validation is. */
 static ErrorCode try_tasks(Trainer *t, Error *err) {
     Text message = {0};
-    enter(t, PHASE_VALIDATION);
+    run_enter(t, PHASE_VALIDATION);
     ErrorCode code = measure_tasks(t, &message, err);
-    if (code == OK) code = note(t, JOURNAL_EVALUATION, t->state.step, message.data, NULL, err);
+    if (code == OK) code = record_event(t, JOURNAL_EVALUATION, t->state.step, message.data, NULL, err);
     text_free(&message);
     return code;
 }
@@ -278,17 +278,17 @@ static ErrorCode look_for_best(Trainer *t, Error *err) {
                  (long long)before.step);
     log_info("best checkpoint so far: step %lld, %s", (long long)t->state.step, detail);
     const JournalFact facts[] = {{"value", t->state.best.value}, {NULL, 0}};
-    return note(t, JOURNAL_BEST, t->state.step, detail, facts, err);
+    return record_event(t, JOURNAL_BEST, t->state.step, detail, facts, err);
 }
 
 /* Records first: what a checkpoint holds must be in them (audit.h, A2), and a crash may come right behind
  * the commit. */
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
-    enter(t, PHASE_SAVING);
+    run_enter(t, PHASE_SAVING);
     TRY(check_directory(t, err));
     TRY(record_sources(t, err));
-    TRY(sync_records(t, err));
+    TRY(records_sync(t, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(look_for_best(t, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
@@ -296,14 +296,14 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));
     TRY(comm_barrier(t->comm, err)); /* so that all leave the phase together */
     metrics_window_pause(&t->window, clock_seconds() - start);
-    return account_saves(t, err);
+    return record_saves(t, err);
 }
 
 /* Before a state is saved, too: what is saved is what all copies had. */
 static ErrorCode compare_replicas(Trainer *t, Error *err) {
     bool first = t->replicas.agreed < 0;
     if (!t->replicas.exist || t->c->check.replicas_every == 0) return OK;
-    enter(t, PHASE_COMPARING);
+    run_enter(t, PHASE_COMPARING);
     TRY(replicas_check(&t->replicas, t->state.step, err));
     metrics_window_pause(&t->window, t->replicas.seconds);
     if (first) log_info("copies on several ranks are equal; comparing them took %.3f s", t->replicas.seconds);
@@ -326,9 +326,9 @@ static ErrorCode loop(Trainer *t, Error *err) {
     if (t->state.step == 0) TRY(measure(t, false, err));
     while (t->state.step < c->train.steps && !t->stopping) {
         if (t->activity->phase != PHASE_STEPS) gpu_memory_allow(&t->gpu_memory);
-        enter(t, PHASE_STEPS);
+        run_enter(t, PHASE_STEPS);
         TRY(one_step(t, err));
-        TRY(account_saves(t, err));
+        TRY(record_saves(t, err));
         bool last = t->state.step == c->train.steps;
         bool saves = last || t->stopping || due(c->checkpoint.every, t->state.step);
         if (saves || due(c->check.replicas_every, t->state.step)) TRY(compare_replicas(t, err));
@@ -341,18 +341,18 @@ static ErrorCode loop(Trainer *t, Error *err) {
 /* Everything is saved: what fails here costs a line in a log, but is still a failure. */
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
-    enter(t, PHASE_ENDING);
+    run_enter(t, PHASE_ENDING);
     TRY(tracing_rest(&t->tracing, t->engine, err));
-    TRY(tell_of_memory(t, err));
+    TRY(record_lost_memory(t, err));
     TRY(check_directory(t, err));
-    TRY(report_trace(t, err)); /* the run may end before the last step to be traced */
+    TRY(record_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->is_rank0) {
         console_clear();
-        show_curve(t);
-        if (t->c->metrics.profile) show_profile(t);
+        records_show_curve(t);
+        if (t->c->metrics.profile) records_show_profile(t);
     }
-    TRY(close_listener(t, err));
-    TRY(note(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
+    TRY(records_close_program(t, err));
+    TRY(record_event(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
     if (complete) return OK;
     error_set(err, ERR_STOPPED,
               "stopped after step %lld of %lld, everything saved: the same command goes on from there",
@@ -366,7 +366,7 @@ static bool known_to_all(ErrorCode code) { return code == ERR_REPLICAS || code =
 
 /* What is being saved is of a step that was good. */
 static ErrorCode end_together(Trainer *t, Error *err) {
-    if (saver_wait(&t->saver, NULL) == OK) account_saves(t, NULL);
+    if (saver_wait(&t->saver, NULL) == OK) record_saves(t, NULL);
     comm_report(t->comm, err);
     return err->code;
 }
@@ -374,15 +374,15 @@ static ErrorCode end_together(Trainer *t, Error *err) {
 /* A failure of loop is this rank's alone unless known_to_all says otherwise: the others are in the middle
  * of something, so comm_fail ends them. */
 static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
-    TRY(begin_run(t, set, err));
+    TRY(run_begin(t, set, err));
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
     /* A directory that went away is the cause of whatever could not be written to it. */
     if (code == ERR_CANTCREATE || code == ERR_IO) check_directory(t, err);
     code = err->code;
     console_clear();
-    note(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message, NULL,
-         NULL);
+    record_event(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message,
+                 NULL, NULL);
     if (known_to_all(code)) return end_together(t, err);
     /* The others may be waiting for this rank. */
     if (comm_size(t->comm) > 1) comm_fail(t->comm, err);
@@ -392,7 +392,7 @@ static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
 /* Of what was never opened, too. Devices last: what is closed before may hold memory of them. */
 static void close_run(Trainer *t) {
     read_ahead_close(&t->read_ahead);
-    close_records(t);
+    records_close(t);
     audit_close(&t->audit);
     tracing_close(&t->tracing);
     replicas_close(&t->replicas);
@@ -424,7 +424,7 @@ ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, c
                  .journal = {.fd = -1},
                  .audit = {.fd = -1},
                  .listener = {.fd = -1}};
-    hush(&t);
+    run_hush(&t);
     ErrorCode code = run_training(&t, set, err);
     activity_enter(activity, PHASE_ENDING, t.state.step);
     activity_engine(activity, NULL);
