@@ -220,7 +220,7 @@ right() {
         skip engine "a dry run: test_cuda_engine is a test of its own"
     fi
     step 300 queue env TEST_KIND=cuda "$build/test_queue"
-    mapfile -t golden < <(ls -d tests/golden/*)
+    mapfile -t golden < <(dirname tests/golden/*/config.json)
     [ -z "$brief" ] || golden=(tests/golden/tied-odd)
     step 300 golden env TEST_KIND=cuda "$build/golden" "${golden[@]}"
     for type in fp32 bf16; do

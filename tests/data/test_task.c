@@ -15,7 +15,7 @@ typedef struct Asked {
     const char *context, *continuation; /* of the last pair; the description stands before the context */
 } Asked;
 
-/* Words as lm-evaluation-harness has them; tests/program/test_eval_interop.sh asks the harness itself. */
+/* Words as lm-evaluation-harness has them; tests/interop/test_eval_interop.sh asks the harness itself. */
 static const Asked asked[] = {
     {"hellaswag",
      "{\"activity_label\": \"Cutting [x] grass\", \"ctx_a\": \"A man  [title] mows   it. \", \"ctx_b\": \"HE "

@@ -1,5 +1,5 @@
 /* Reproduces golden values: `golden DIR ...`, where each DIR holds a small model, a batch for each step, and
- * what float64 arithmetic makes of them (tools/make_golden.py says how): losses, gradient norms, the
+ * what float64 arithmetic makes of them (tests/golden/make/make_golden.py): losses, gradient norms, the
  * gradients of step 1 and the final weights. Prints the worst deviations beside their limits; exits 1 when
  * one is exceeded.
  *

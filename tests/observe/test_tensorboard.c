@@ -237,7 +237,7 @@ static void the_real_tensorboard_reads_them(void **state) {
     char command[1024];
     write_part(run, 0, 60);
     write_part(run, 40, 100);
-    snprintf(command, sizeof command, "'%s' '%s/tools/interop_tensorboard.py' '%s/tensorboard'",
+    snprintf(command, sizeof command, "'%s' '%s/tests/interop/interop_tensorboard.py' '%s/tensorboard'",
              python ? python : "python3", WEFT_SOURCE_DIR, run);
     int status = system(command);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# weft watch over plain HTTP: what it tells, to whom, and what it refuses. (tests/program/test_watch_browser.sh looks at the page.)
+# weft watch over plain HTTP: what it tells, to whom, and what it refuses. (tests/interop/test_watch_browser.sh looks at the page.)
 . "$(dirname "$0")/../support/prelude.sh"
 trap '' PIPE # of a server that hangs up on what is too long
 echo x >file

@@ -1,4 +1,4 @@
-/* Made by tools/make_tokenizer_expectations.py with `tokenizers` 0.23.3; not to be edited. */
+/* Made by tests/golden/make/make_tokenizer_expectations.py with `tokenizers` 0.23.3; not to be edited. */
 // clang-format off
 
 static const struct {

@@ -1,5 +1,5 @@
 /* Chat templates: what they render, by Jinja's rules, and what is refused, with its line. Against Jinja
- * itself they are held by tools/chat_interop.py. */
+ * itself they are held by tests/interop/chat_interop.py. */
 #include "support/files.h"
 
 #include "base/json.h"

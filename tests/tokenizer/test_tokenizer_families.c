@@ -1,6 +1,6 @@
 /* The forms of tokenizer.json that model families publish, against ids and text that the `tokenizers` package
- * gave (tokenizer_families.json, made by tools/make_tokenizer_expectations.py). Those that need libutf8proc
- * are left out where the build lacks it. */
+ * gave (tokenizer_families.json, made by tests/golden/make/make_tokenizer_expectations.py). Those that need
+ * libutf8proc are left out where the build lacks it. */
 #include "support/files.h"
 
 #include "tokenizer/tokenizer.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that Hugging Face's packages open what weft writes, and weft what they write.
 
-    tools/interop_checkpoint.py [--weft build/weft] [--logits build/logits] [--require]
+    tests/interop/interop_checkpoint.py [--weft build/weft] [--logits build/logits] [--require]
 
 Trains tiny models with `weft train`, and makes others with transformers. Then
   - reads every safetensors file that weft wrote with the safetensors package, and computes `weft inspect --digest` anew;

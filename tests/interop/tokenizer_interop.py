@@ -2,7 +2,7 @@
 """Compares weft's tokenizers with the Hugging Face `tokenizers` package, id by id.
 
     python3 -m venv .venv && .venv/bin/pip install tokenizers tiktoken
-    .venv/bin/python tools/tokenizer_interop.py build/weft [tokenizer.json ...]
+    .venv/bin/python tests/interop/tokenizer_interop.py build/weft [tokenizer.json ...]
 
 On the King James Bible (bible-kjv), on nasty text and on random text: a tokenizer that weft trains against the package's own
 trainer and encoder, for each pattern; the forms of tokenizer.json that model families publish (tokenizer_families.py), encoded and

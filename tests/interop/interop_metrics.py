@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""tools/metrics_wandb.py and tools/metrics_mlflow.py under a run that is resumed once, with the real packages, offline.
+"""examples/metrics_wandb.py and examples/metrics_mlflow.py under a run that is resumed once, with the real packages, offline.
 
-    tools/interop_metrics.py --weft build/weft
+    tests/interop/interop_metrics.py --weft build/weft
 
 Checks every figure that they kept against RUN/metrics.jsonl. Exits with 77 (a skipped test) and a message when no package is installed, 1
 when something differs."""
@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 SKIPPED = 77
-TOOLS = pathlib.Path(__file__).resolve().parent
+PROGRAMS = pathlib.Path(__file__).resolve().parents[2] / "examples"
 CONFIG = """
 model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}
 data: {sources: [text.txt], cache_dir: cache, tokenizer: bytes, validation: [{path: text.txt, name: one}, {path: text.txt, name: two}]}
@@ -35,7 +35,7 @@ LAMBADA = {"text": "a b c"}
 
 
 def train(weft, run, tool, steps, **environment):
-    command = json.dumps([sys.executable, "-B", str(TOOLS / tool)])
+    command = json.dumps([sys.executable, "-B", str(PROGRAMS / tool)])
     done = subprocess.run(
         [weft, "train", "run.yaml", f"run.dir={run}", f"metrics.command={command}", f"train.steps={steps}"],
         env={**os.environ, **environment},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Golden values of the model families: tiny models of transformers, trained for a few steps in float64.
 
-    tools/make_family_golden.py OUT [NAME ...]     writes OUT/NAME, all of them without names
+    tests/golden/make/make_family_golden.py OUT [NAME ...]     writes OUT/NAME, all of them without names
 
 Needs torch and transformers; the files are in the repository (tests/golden), so that tests do not. A directory is what
 make_golden.py describes, and `golden DIR` reads; config.json is the one that transformers writes.

@@ -3,7 +3,7 @@
 `tokenizers` package gives them; and tests/tokenizer/tokenizer_families.json: the same for the forms of tokenizer_families.py.
 
     python3 -m venv .venv && .venv/bin/pip install tokenizers
-    .venv/bin/python tools/make_tokenizer_expectations.py
+    .venv/bin/python tests/golden/make/make_tokenizer_expectations.py
 """
 import contextlib
 import json
@@ -13,7 +13,8 @@ import sys
 import tokenizers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+TESTS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TESTS, "interop"))
 import tokenizer_families as forms
 from tokenizer_families import LLAMA3, QWEN2
 from tokenizer_texts import NASTY
@@ -21,7 +22,6 @@ from tokenizer_texts import NASTY
 PATTERNS = [("gpt2", None), ("llama3", LLAMA3), ("qwen2", QWEN2)]
 MERGES = 400
 FAMILY_MERGES = 250
-TESTS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests")
 
 
 def train(pattern):
@@ -83,7 +83,7 @@ def family_expectations(form, bases):
 def write_families(file):
     bases = forms.make_bases(NASTY, FAMILY_MERGES)
     families = {name: family_expectations(form, bases) for name, form in forms.FAMILIES.items()}
-    file.write('{"made by": "tools/make_tokenizer_expectations.py with tokenizers %s"' % tokenizers.__version__)
+    file.write('{"made by": "tests/golden/make/make_tokenizer_expectations.py with tokenizers %s"' % tokenizers.__version__)
     for key, members in (("bases", bases), ("families", families)):
         lines = [json.dumps(name) + ":" + json.dumps(value, separators=(",", ":")) for name, value in members.items()]
         file.write(',\n"%s": {\n%s\n}' % (key, ",\n".join(lines)))
@@ -91,7 +91,7 @@ def write_families(file):
 
 
 def write_header():
-    print(f"/* Made by tools/make_tokenizer_expectations.py with `tokenizers` {tokenizers.__version__}; not to be edited. */\n// clang-format off")
+    print(f"/* Made by tests/golden/make/make_tokenizer_expectations.py with `tokenizers` {tokenizers.__version__}; not to be edited. */\n// clang-format off")
     print("\nstatic const struct {\n    const char *bytes;\n    size_t length;\n} nasty_texts[] = {")
     for text in NASTY:
         data = text.encode()
@@ -103,5 +103,5 @@ def write_header():
 
 with open(os.path.join(TESTS, "support", "tokenizer_expectations.h"), "w") as header, contextlib.redirect_stdout(header):
     write_header()
-with open(os.path.join(TESTS, "data", "tokenizer_families.json"), "w") as families:
+with open(os.path.join(TESTS, "tokenizer", "tokenizer_families.json"), "w") as families:
     write_families(families)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that models of every family go both ways between weft and transformers.
 
-    tools/interop_families.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
+    tests/interop/interop_families.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
 
 For each family that `weft models` lists: transformers makes a tiny model with random weights and saves it; weft computes its logits
 at every position, token by token and prefilled, and they are those of transformers. Then weft trains it for ten steps, and the

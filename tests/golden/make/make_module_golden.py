@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Golden values of DeepSeek-V3's module of multi-token prediction, trained for a few steps in float64.
 
-    tools/make_module_golden.py OUT                writes OUT/deepseek_v3_module
+    tests/golden/make/make_module_golden.py OUT                writes OUT/deepseek_v3_module
 
 As make_family_golden.py, whose needs and files these are. transformers has no module: here it is put together, by the formulas of
 the DeepSeek-V3 report (section 2.2), from the block and the norms of transformers' class, and hung behind the model's last layer,

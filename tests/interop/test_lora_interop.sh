@@ -2,4 +2,4 @@
 # Adapters against PEFT and transformers; skipped (77) where these are missing.
 python=${WEFT_PYTHON:-python3}
 command -v "$python" >/dev/null || { echo "skipped: no $python"; exit 77; }
-exec "$python" -B "${WEFT_SOURCE_DIR:?}/tools/interop_lora.py" --weft "${WEFT:?}" --logits "${WEFT_BINARY_DIR:?}/logits"
+exec "$python" -B "${WEFT_SOURCE_DIR:?}/tests/interop/interop_lora.py" --weft "${WEFT:?}" --logits "${WEFT_BINARY_DIR:?}/logits"

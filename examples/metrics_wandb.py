@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records of a run to Weights & Biases, as they are made:
 
-    metrics: {command: [python3, tools/metrics_wandb.py, --project, my-project]}
+    metrics: {command: [python3, examples/metrics_wandb.py, --project, my-project]}
 
 weft starts it and writes a JSON object a line to its standard input (docs/use/metrics.md). Where the run lies comes in WEFT_RUN_DIR; its
 configuration goes along from config.yaml. A run that is resumed goes on under the same id. What wandb itself is told by its environment

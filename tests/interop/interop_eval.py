@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that weft eval --tasks has the figures of EleutherAI's lm-evaluation-harness, document by document.
 
-    tools/interop_eval.py [--weft build/weft] [--require]
+    tests/interop/interop_eval.py [--weft build/weft] [--require]
 
 100 documents of each task are made up, odd ones among them: spaces before and after, brackets, newlines, letters beyond ASCII, texts
 longer than the context. A tiny model that weft trained answers them in weft and, through transformers, in the harness, which runs its own

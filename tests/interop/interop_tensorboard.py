@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads TensorBoard event files that weft wrote with the real tensorboard package.
 
-    tools/interop_tensorboard.py RUN/tensorboard
+    tests/interop/interop_tensorboard.py RUN/tensorboard
 
 Checks every scalar against RUN/metrics.jsonl, to float precision. Exits
 with 77 (a skipped test) and a message when the package is not installed, 1 when something differs."""

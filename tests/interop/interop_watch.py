@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The page of weft watch in a real browser: headless Chromium, spoken to over its debugging pipe.
 
-    tools/interop_watch.py --weft build/weft [--shots DIRECTORY]
+    tests/interop/interop_watch.py --weft build/weft [--shots DIRECTORY]
 
 A run goes on, and the page must follow it without being loaded again; two runs over each other; light and dark, a wide window and a
 phone's; names and texts that are markup; a server that goes away. Nothing may be said on the browser's console. Exits with 77 (a skipped

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records of a run to MLflow, as they are made:
 
-    metrics: {command: [python3, tools/metrics_mlflow.py, --experiment, my-experiment]}
+    metrics: {command: [python3, examples/metrics_mlflow.py, --experiment, my-experiment]}
 
 weft starts it and writes a JSON object a line to its standard input (docs/use/metrics.md). Where the run lies comes in WEFT_RUN_DIR; its
 configuration goes along from config.yaml, as parameters. A run that is resumed goes on under the id in RUN/mlflow-run. MLFLOW_TRACKING_URI

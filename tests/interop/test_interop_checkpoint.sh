@@ -2,4 +2,4 @@
 # Hugging Face's packages on what weft writes, and weft on what they write; skipped (77) where they are not installed.
 python=${WEFT_PYTHON:-python3}
 command -v "$python" >/dev/null || { echo "skipped: no $python"; exit 77; }
-exec "$python" -B "${WEFT_SOURCE_DIR:?}/tools/interop_checkpoint.py" --weft "${WEFT:?}"
+exec "$python" -B "${WEFT_SOURCE_DIR:?}/tests/interop/interop_checkpoint.py" --weft "${WEFT:?}"

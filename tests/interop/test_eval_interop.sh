@@ -2,4 +2,4 @@
 # Figures of tasks against lm-evaluation-harness; skipped (77) where it is not installed.
 python=${WEFT_PYTHON:-python3}
 command -v "$python" >/dev/null || { echo "skipped: no $python"; exit 77; }
-exec "$python" -B "${WEFT_SOURCE_DIR:?}/tools/interop_eval.py" --weft "${WEFT:?}"
+exec "$python" -B "${WEFT_SOURCE_DIR:?}/tests/interop/interop_eval.py" --weft "${WEFT:?}"

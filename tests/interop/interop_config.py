@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Walks over keys of config.json: whatever a file says, weft computes what transformers computes, or refuses it.
 
-    tools/interop_config.py [--weft build/weft] [--logits build/logits] [--require] [--verbose] [--all] [--own] [--pairs N] [FAMILY ...]
+    tests/interop/interop_config.py [--weft build/weft] [--logits build/logits] [--require] [--verbose] [--all] [--own] [--pairs N] [FAMILY ...]
 
 For each family transformers saves tiny models. Then their config.json is changed, one key at a time: keys that the family's class has (left
 out, null, of another value, by their second names), and of the first model keys of any family, and N random pairs of the changes of

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that adapters (LoRA) go both ways between weft and PEFT, for every family.
 
-    tools/interop_lora.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
+    tests/interop/interop_lora.py [--weft build/weft] [--logits build/logits] [--require] [FAMILY ...]
 
 For each family transformers makes a tiny model with random weights, and weft trains adapters on it. PeftModel.from_pretrained opens the
 checkpoint: the tensors that it then has are those of the file, its logits at every position are weft's, and what merge_and_unload makes
