@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "engine/engine.h"
 #include "train/phase.h"
 
 typedef enum FaultKind {
@@ -70,10 +71,18 @@ typedef struct FaultPlace {
 /* The same on entering a phase. */
 const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last);
 
-/* Does what a fault does to the process: kill, stop, slow. Nothing for the others, which are done to tensors.
- */
-void inject_process_fault(const Fault *f);
 /* Which of `bits` bits a bitflip is about; which of so many elements a NaN goes into. bits >= 1. */
 uint64_t inject_place(const Fault *f, uint64_t bits);
+
+/* All that the engine's rank has to suffer before step `step` (1-based) of this attempt, each said in a line
+ * of the log. A NaN is left to the step: options->poison. */
+void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options);
+
+/* All that a rank has to suffer on entering a phase, each said. */
+void inject_phase_faults(const Inject *in, const FaultPlace *place);
+
+/* Turns bit number `place` (modulo how many there are) of the master weights that this rank owns, and says
+ * where it is. */
+void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size);
 
 #endif

@@ -26,7 +26,6 @@
 #include "observe/console.h"
 #include "observe/spike.h"
 #include "train/run.h"
-#include "train/inject_faults.h"
 #include "train/supervise.h"
 
 /* Written by the thread that takes signals (base/signals.h), and the second by the one that trains. */

@@ -14,7 +14,7 @@
 #include "engine/engine.h"
 #include "support/optimizers.h"
 #include "support/tiny_model.h"
-#include "train/inject_faults.h"
+#include "train/inject.h"
 
 enum { CONTEXT = 24, SEQUENCES = 2, TOKENS = CONTEXT * SEQUENCES, MICROBATCHES = 3, VOCAB = 61 };
 
