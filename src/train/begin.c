@@ -429,7 +429,7 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     int dp_rank = mesh_dp_rank(&t->layout.mesh, comm_rank(t->comm));
     ReadAheadStart from = {t->state.step, t->state.samples};
     TOGETHER(t, read_ahead_open(&t->read_ahead, t->c, &t->layout, dp_rank, t->data, &from, err));
-    TOGETHER(t, records_open(t, err));
+    TOGETHER(t, sinks_open(t, err));
     tracing_open(&t->tracing, t->c, &t->layout, t->comm);
     TOGETHER(t, open_audit(t, err));
     replicas_open(&t->replicas, t->engine, t->comm);

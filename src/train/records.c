@@ -187,7 +187,7 @@ static ErrorCode send_record(Trainer *t, MetricsKind kind, const void *record, E
     return tell_of_listener(t, &message, err);
 }
 
-ErrorCode records_close_program(Trainer *t, Error *err) {
+ErrorCode sinks_close_program(Trainer *t, Error *err) {
     Text message = {0};
     listener_close(&t->listener, t->c->metrics.command_wait_s, &message);
     return tell_of_listener(t, &message, err);
@@ -210,23 +210,23 @@ static const Sink sinks[] = {
     {open_log, write_log, sync_log, close_log},   /* metrics.jsonl */
     {open_board, write_board, NULL, close_board}, /* tensorboard/ */
     {open_journal, NULL, NULL, close_journal},    /* journal.jsonl: events (record_event), no figures */
-    {open_listener, send_record, NULL, records_close_program}, /* metrics.command */
+    {open_listener, send_record, NULL, sinks_close_program}, /* metrics.command */
 };
 enum { SINKS = sizeof sinks / sizeof *sinks };
 
-ErrorCode records_open(Trainer *t, Error *err) {
+ErrorCode sinks_open(Trainer *t, Error *err) {
     for (int i = 0; i < SINKS; i++)
         if (sinks[i].open) TRY(sinks[i].open(t, err));
     return OK;
 }
 
-ErrorCode records_sync(Trainer *t, Error *err) {
+ErrorCode sinks_sync(Trainer *t, Error *err) {
     for (int i = 0; i < SINKS; i++)
         if (sinks[i].sync) TRY(sinks[i].sync(t, err));
     return OK;
 }
 
-void records_close(Trainer *t) {
+void sinks_close(Trainer *t) {
     for (int i = SINKS; i-- > 0;)
         if (sinks[i].close) sinks[i].close(t, NULL);
 }
@@ -463,7 +463,7 @@ ErrorCode record_trace(Trainer *t, Error *err) {
 }
 
 /* The curve in the terminal, from the records of the whole run. */
-void records_show_curve(const Trainer *t) {
+void run_show_curve(const Trainer *t) {
     MetricsTable table;
     Text out = {0};
     if (metrics_table_read(&table, t->log.path, NULL) != OK) return;
@@ -483,7 +483,7 @@ void records_show_curve(const Trainer *t) {
     metrics_table_free(&table);
 }
 
-void records_show_profile(Trainer *t) {
+void run_show_profile(Trainer *t) {
     Text out = {0};
     device_profile_print(&t->device, 0, &out);
     log_lines(out.data);

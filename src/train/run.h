@@ -99,13 +99,13 @@ ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err);
 /* ---- records.c ---- */
 
 /* Files and programs that get records (sinks[] in records.c). */
-ErrorCode records_open(Trainer *t, Error *err);
+ErrorCode sinks_open(Trainer *t, Error *err);
 /* To the disk: before a checkpoint says that the run got so far. */
-ErrorCode records_sync(Trainer *t, Error *err);
+ErrorCode sinks_sync(Trainer *t, Error *err);
 /* Of what was never opened, too. */
-void records_close(Trainer *t);
+void sinks_close(Trainer *t);
 /* The program of metrics.command alone, so that the journal tells of its end before that of the run. */
-ErrorCode records_close_program(Trainer *t, Error *err);
+ErrorCode sinks_close_program(Trainer *t, Error *err);
 
 /* An event, into the journal, by rank 0. */
 ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char *detail,
@@ -131,7 +131,7 @@ ErrorCode record_trace(Trainer *t, Error *err);
 /* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
 void run_hush(const Trainer *t);
 /* The curve in the terminal, and where the time went, at the end of a run. */
-void records_show_curve(const Trainer *t);
-void records_show_profile(Trainer *t);
+void run_show_curve(const Trainer *t);
+void run_show_profile(Trainer *t);
 
 #endif

@@ -287,7 +287,7 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     run_enter(t, PHASE_SAVING);
     TRY(check_directory(t, err));
     TRY(record_sources(t, err));
-    TRY(records_sync(t, err));
+    TRY(sinks_sync(t, err));
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(look_for_best(t, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
@@ -347,10 +347,10 @@ static ErrorCode finish(Trainer *t, Error *err) {
     TRY(record_trace(t, err)); /* the run may end before the last step to be traced */
     if (t->is_rank0) {
         console_clear();
-        records_show_curve(t);
-        if (t->c->metrics.profile) records_show_profile(t);
+        run_show_curve(t);
+        if (t->c->metrics.profile) run_show_profile(t);
     }
-    TRY(records_close_program(t, err));
+    TRY(sinks_close_program(t, err));
     TRY(record_event(t, complete ? JOURNAL_FINISHED : JOURNAL_STOPPED, t->state.step, NULL, NULL, err));
     if (complete) return OK;
     error_set(err, ERR_STOPPED,
@@ -391,7 +391,7 @@ static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
 /* Of what was never opened, too. Devices last: what is closed before may hold memory of them. */
 static void close_run(Trainer *t) {
     read_ahead_close(&t->read_ahead);
-    records_close(t);
+    sinks_close(t);
     audit_close(&t->audit);
     tracing_close(&t->tracing);
     replicas_close(&t->replicas);
