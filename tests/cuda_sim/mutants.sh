@@ -47,10 +47,10 @@ attention "a lane that does not come to a product" 's/(multiply_matrices\(sums\.
 has log "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
 has log "it ends before its copies have been waited for"
-# Heads that wgmma multiplies alone, which come last otherwise.
+# Tried on one width of heads that wgmma multiplies (those come last otherwise): 64, or 128 where a second panel is needed.
 group() { mutant "$1" attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
 panels() { mutant "$1" wgmma.cuh@attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
-for head in 16 64 128; do passes env TEST_HEAD=$head $(op test_attention); done
+for head in 64 128; do passes env TEST_HEAD=$head $(op test_attention); done
 group "a barrier less before a step of four warps" '/copies_shown\(\);/{n;d}'
 group "copies that are not shown to products" 's/copies_shown\(\);//'
 has log "a product that may read copies which were not shown to it"
@@ -64,7 +64,7 @@ group "values of another step" 's/v \+ \(step - 1\) % 2/v + step % 2/'
 group "weights by rows in place of columns" 's/group_multiply<true>/group_multiply<false>/'
 group "results that are not shrunk" 's/shrink_results\(o, shrink\);//'
 panels "pieces in their own places" 's/\(i % 8 \^ r % 8\)/i % 8/'
-panels "a second panel that is the first" 's/column \/ PANEL \* m\.rows \* PANEL \+ //'
+panels "a second panel that is the first" 's/column \/ PANEL \* m\.rows \* PANEL \+ //' 128
 mutant "a token's id looked for close by alone" embedding.cu 's/end -= STEP/end = 0/' $(op test_embed)
 mutant "tokens of the next words left out" embedding.cu 's/m\.words &= m\.words - 1/m.words = 0/' $(op test_embed)
 mutant "tokens fetched that are not added" embedding.cu 's/a < AHEAD; a\+\+\)$/a + 1 < AHEAD; a++)/' $(op test_embed)
