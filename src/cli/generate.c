@@ -119,8 +119,9 @@ static ErrorCode check_line(const Request *r, Prompt *p, Error *err) {
 /* Blank lines are passed over. */
 static ErrorCode read_lines(Request *r, Error *err) {
     size_t capacity = 0, number = 0;
+    if (r->text.length == 0) return error_set(err, ERR_DATA, "%s: no prompts in it", r->file);
     const char *end = r->text.data + r->text.length;
-    for (const char *line = r->text.data; line && line < end; number++) {
+    for (const char *line = r->text.data; line < end; number++) {
         const char *newline = memchr(line, '\n', (size_t)(end - line)), *next = newline ? newline + 1 : end;
         size_t length = (size_t)((newline ? newline : end) - line);
         while (length > 0 && strchr(" \t\r", line[length - 1])) length--;

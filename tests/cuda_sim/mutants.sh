@@ -6,6 +6,7 @@
 # mutant NAME FILE SED WORD...: with FILE changed by SED, the test WORD... fails.
 mutant() {
     local name=$1
+    mine || return 0
     build "${@:1:3}" || return
     shift 3
     ! WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1 || fail "$name is not found by $*"
@@ -42,23 +43,23 @@ rows "a last step of queries that is left out" 's/(end = steps_that_see\(.*\));/
 rows "a scale that is forgotten in gradients" 's/dk\.scale\(a\.scale, a\.scale\);//'
 rows "a sink that each lane of a row counts" 's/ \&\& lane_column\(\) == 0 \? 1/ ? 1/'
 attention "rows that do not begin at multiples of 16 bytes" 's/PITCH = D \+ 8/PITCH = D + 4/'
-has log "an access that does not begin at a multiple of its size"
+says "an access that does not begin at a multiple of its size"
 attention "a lane that does not come to a product" 's/(multiply_matrices\(sums\.of\[n\],.*;)/if (lane() < 31) \1/'
-has log "lanes of its warp meet for different things"
+says "lanes of its warp meet for different things"
 attention "copies that nobody waits for" 's/copies_wait\(\); \/\* where.*//'
-has log "it ends before its copies have been waited for"
+says "it ends before its copies have been waited for"
 # Tried on one width of heads that wgmma multiplies (those come last otherwise): 64, or 128 where a second panel is needed.
 group() { mutant "$1" attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
 panels() { mutant "$1" wgmma.cuh@attention_wgmma.cu "$2" env TEST_HEAD=${3:-64} $(op test_attention); }
 for head in 64 128; do passes env TEST_HEAD=$head $(op test_attention); done
 group "a barrier less before a step of four warps" '/copies_shown\(\);/{n;d}'
 group "copies that are not shown to products" 's/copies_shown\(\);//'
-has log "a product that may read copies which were not shown to it"
+says "a product that may read copies which were not shown to it"
 group "scores that are not waited for" 's/wait_for<1>\(s\)/wait_for<2>(s)/'
 group "products that nobody waits for" 's/^    wait_for<0>\((o|dq)\);//'
-has log "it ends before its products have been waited for"
+says "it ends before its products have been waited for"
 group "a product that was not begun" 's/group_begin\(\);//'
-has log "a product that no group_begin() is in front of"
+says "a product that no group_begin() is in front of"
 group "keys fetched over those that are read" 's/k \+ step % 3/k + step % 2/'
 group "values of another step" 's/v \+ \(step - 1\) % 2/v + step % 2/'
 group "weights by rows in place of columns" 's/group_multiply<true>/group_multiply<false>/'
@@ -72,7 +73,7 @@ mutant "a NaN that keeps its bits" optimizers.cu 's/return 0x7fc0;/return (uint1
 mutant "a tail of one less" packs.cuh@elements.cu 's/if \(first \+ i < end\) give/if (first + i + 1 < end) give/' $(op test_elements)
 mutant "a tail whose last element is not read" packs.cuh@elements.cu 's/if \(first \+ i < end\) take/if (first + i + 1 < end) take/' $(op test_elements)
 mutant "a pack taken at once wherever it lies" packs.cuh@elements.cu 's/ \&\& \(uintptr_t\).*== 0;/;/' $(op test_odd_places)
-has log "an access that does not begin at a multiple of its size"
+says "an access that does not begin at a multiple of its size"
 mutant "zeros behind a row that count" norms.cu 's/first \+ i < n \? get\(here, i\) - mean : 0/get(here, i) - mean/' $(op test_norm)
 mutant "a tile of rows that is fetched for another" norms.cu 's/int64_t next = row \+ step/int64_t next = row/' $(op test_norm)
 mutant "sums of rows that end with a tile" norms.cu 's/if \(top \+ step < end\) continue;//' $(op test_norm)
@@ -123,8 +124,8 @@ mutant "pinned memory used again too early" backend.c 's/must\(d, "in an upload"
 mutant "an op whose end has no time" times.c 's/return cudaEventRecord\(p->ended, s\);/return cudaSuccess;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "a stamp that goes on with the series before" times.c 's/\/ 1e3 : 0;/\/ 1e3 : t->at;/' env TEST_KIND=cuda "$tests/test_queue"
 mutant "a grid that is not looked at" backend.c 's/if \(x > MOST_X \|\| y > MOST_Y\)/if (!d)/' env WEFT_SIM_DRY=1 $(op test_grids)
-has log "GPU 0 failed in add(n "
-has log "): invalid configuration argument" # the simulation takes it no more than a driver would
+says "GPU 0 failed in add(n "
+says "): invalid configuration argument" # the simulation takes it no more than a driver would
 
 # Accesses outside of tensors and of shared memory, by the address sanitizer, over the one file that is changed (the build of .ci/run with
 # sanitizers has it over all). sanitized: a test over mutant.so.
@@ -134,6 +135,7 @@ preload=$sanitizer
 sanitized() { LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 WEFT_CUDA=$PWD/mutant.so "$@" >log 2>&1; }
 # outside NAME FILE SED TEST: with FILE changed by SED, it finds an access behind the end of something.
 outside() {
+    mine || return 0
     build "${@:1:3}" -fsanitize=address -g1 || return
     ! sanitized $(op "$4") || fail "$1 is not found by the address sanitizer in $4"
     has log "ERROR: AddressSanitizer: heap-buffer-overflow"
@@ -150,4 +152,4 @@ if [ -e "$sanitizer" ]; then
 else
     echo "the address sanitizer's library is not here: what it finds is not tried"
 fi
-conclude "every mutant is found"
+conclude "every mutant${PART:+ of part $PART} is found"

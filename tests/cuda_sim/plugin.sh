@@ -33,3 +33,9 @@ build() {
     link mutant.so "$unit" mutant.o || { fail "$name: it does not link"; return 1; }
 }
 op() { echo "$tests/test_ops" cuda "$1"; }
+
+# PART=K/N: only every Nth planted fault, from the Kth on (.ci/run plants an eighth of them for each commit). mine: whether the next one is tried.
+planted=0
+mine() { tried=$((${PART:+planted++ % ${PART#*/} - ${PART%/*}} + 0)); [ "$tried" -eq 0 ]; }
+# The one that was tried last said TEXT.
+says() { [ "$tried" -ne 0 ] || has log "$1"; }
