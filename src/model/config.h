@@ -1,4 +1,4 @@
-/* Shape of a model, by the names of Hugging Face's config.json. */
+/* Shape of a model. Fields have the names of Hugging Face's config.json. */
 #ifndef WEFT_MODEL_CONFIG_H
 #define WEFT_MODEL_CONFIG_H
 
@@ -9,39 +9,39 @@
 #include "base/error.h"
 #include "base/json.h"
 
-/* Largest sizes: of config.json and of the option table alike. */
+/* Largest accepted sizes, both in config.json and in the option table. */
 #define MODEL_MAX_VOCAB (1 << 30)
 #define MODEL_MAX_WIDTH (1 << 24)
 #define MODEL_MAX_COUNT (1 << 16) /* of layers, of heads, of a head's elements */
 #define MODEL_MAX_POSITIONS INT32_MAX
 
-/* How RoPE's frequencies are stretched for contexts longer than those of pre-training, by "rope_type" (the
+/* How RoPE's frequencies are scaled for contexts longer than those of pre-training, by "rope_type" (the
  * formulas are in rotation.c):
- *   llama3   long wavelengths divided by the factor, short ones kept
- *   linear   all divided by the factor
+ *   llama3   those of long wavelengths are divided by the factor, those of short ones kept
+ *   linear   all are divided by the factor
  *   dynamic  a larger base, but only beyond max_position_embeddings, where weft does not go
- *   yarn     as llama3 by another ramp, and sines and cosines scaled
- *   longrope each pair divided by a factor of its own, from one list up to the original context and from
- *            another beyond it, and sines and cosines scaled */
+ *   yarn     as llama3 with another ramp; sines and cosines are scaled too
+ *   longrope each pair is divided by a factor of its own, from one list up to the original context and from
+ *            another beyond it; sines and cosines are scaled too */
 #define ROPE_KINDS(X)        \
     X(ROPE_LLAMA3, "llama3") \
     X(ROPE_LINEAR, "linear") X(ROPE_DYNAMIC, "dynamic") X(ROPE_YARN, "yarn") X(ROPE_LONGROPE, "longrope")
 typedef enum RopeKind { ROPE_KINDS(CHOICE_CONSTANT) } RopeKind;
-enum { ROPE_PAIRS = 128 }; /* of a head, at most, that longrope has factors for */
+enum { ROPE_PAIRS = 128 }; /* most pairs of a head that longrope has factors for */
 
-/* Factor 1 means none, of whatever kind but longrope (rope_is_scaled). */
+/* Factor 1 means no scaling, for every kind except longrope (rope_is_scaled). */
 typedef struct RopeScaling {
     double factor, low_freq_factor, high_freq_factor; /* the latter two: llama3 */
     int64_t original_max_position_embeddings;         /* llama3, yarn, longrope */
-    double attention_factor;       /* yarn, longrope: of sines and cosines; 0: by the kind's formula */
-    double beta_fast, beta_slow;   /* yarn: turns within the original context */
-    double mscale, mscale_all_dim; /* yarn; the latter of latent attention whatever the kind. 0: none */
-    double short_factor[ROPE_PAIRS], long_factor[ROPE_PAIRS]; /* longrope: of each pair; behind them zeros */
-    int pairs;                                                /* longrope: so many */
+    double attention_factor;       /* yarn, longrope: factor of sines and cosines; 0: the kind's formula */
+    double beta_fast, beta_slow;   /* yarn: rotations within the original context */
+    double mscale, mscale_all_dim; /* yarn; the latter also for MLA with any kind. 0: none */
+    double short_factor[ROPE_PAIRS], long_factor[ROPE_PAIRS]; /* longrope: factor of each pair, then zeros */
+    int pairs;                                                /* longrope: number of factors */
     int kind;                                                 /* RopeKind */
-    bool truncate; /* yarn: the ramp begins and ends at whole pairs */
+    bool truncate; /* yarn: the ramp begins and ends at integer pairs */
 } RopeScaling;
-/* What stands there when there is none: as an initialiser, and as a value. */
+/* No scaling, as an initialiser and as a value. */
 #define ROPE_NONE \
     { 1.0, 1.0, 4.0, 8192, .beta_fast = 32, .beta_slow = 1, .truncate = true }
 #define ROPE_UNSCALED ((RopeScaling)ROPE_NONE)
@@ -52,7 +52,7 @@ static inline bool rope_is_scaled(const RopeScaling *s) { return s->factor > 1 |
 typedef struct LayerSet {
     int64_t period, layers;
 } LayerSet;
-enum { LAYER_SET_PERIOD = 52 }; /* at most: a mask is a whole number that a double holds */
+enum { LAYER_SET_PERIOD = 52 }; /* at most: a double must hold the mask exactly */
 
 /* What a block does along the sequence: attention, or a recurrence (layers/recurrence.c, layers/mamba.c). */
 typedef enum Mixer { MIXER_ATTENTION, MIXER_MIN_GRU, MIXER_MIN_LSTM, MIXER_HAWK, MIXER_MAMBA2, MIXERS } Mixer;
@@ -65,15 +65,15 @@ bool mixer_find(const char *name, Mixer *out);
 enum { MIXER_PERIOD = 56 }; /* at most */
 typedef struct MixerPattern {
     int64_t period;
-    uint8_t kind[MIXER_PERIOD]; /* Mixer; behind the period zeros */
+    uint8_t kind[MIXER_PERIOD]; /* Mixer; zeros after the period */
 } MixerPattern;
 Mixer mixer_of(const MixerPattern *p, int64_t layer);
-/* Whether the first `layers` blocks have the same. */
+/* Whether the first `layers` blocks have the same mixers. */
 bool mixers_equal(const MixerPattern *a, const MixerPattern *b, int64_t layers);
 /* Finds the shortest pattern that gives `kinds` [layers]; false if it is longer than MIXER_PERIOD. */
 bool mixers_find(MixerPattern *p, const uint8_t *kinds, int64_t layers);
 
-/* Of a list in config.json. */
+/* Token ids of a list in config.json, at most TOKEN_IDS. */
 enum { TOKEN_IDS = 15 };
 typedef struct TokenIds {
     int64_t count, ids[TOKEN_IDS];
@@ -98,36 +98,36 @@ typedef struct ModelConfig {
     double attn_scale;
     int64_t floor_scale;
     double query_pre_attn_scalar;             /* scores are divided by its root; 0: by that of head_dim */
-    double attn_logit_softcapping;            /* scores s become c tanh(s / c); 0: they stay */
-    double final_logit_softcapping;           /* and the logits */
+    double attn_logit_softcapping;            /* scores s become c tanh(s / c); 0: no cap */
+    double final_logit_softcapping;           /* the same for the logits */
     int64_t num_experts, num_experts_per_tok; /* 0: none */
     int64_t moe_intermediate_size;            /* width of an expert; 0: intermediate_size */
     MixerPattern mixers;
     int64_t recurrent_size; /* channels of a recurrence; 0, where there is one: 2 hidden_size, of hawk 4/3 */
     int64_t conv_size;      /* taps of the convolution before its gates; 0: none */
-    /* Of Mamba-2: numbers of a state for each channel, channels of a head, groups of heads with one B and C.
-     * 0, where a block has it: 128, 64, 1 */
+    /* Mamba-2: state size of a channel, channels of a head, groups of heads that share one B and C. 0: 128,
+     * 64 and 1, if any block has this mixer. */
     int64_t mamba_d_state, mamba_d_head, mamba_n_groups;
-    LayerSet dense_layers;         /* of a model with experts: layers that have an MLP instead */
-    int64_t first_k_dense_replace; /* and so many of the first */
+    LayerSet dense_layers;         /* with experts: layers that have an MLP instead */
+    int64_t first_k_dense_replace; /* and this many first layers */
     int64_t n_shared_experts;      /* width of the shared MLP, which all tokens go through, in experts */
     int64_t n_group, topk_group; /* groups of experts; groups that a token may choose from. <= 1: no groups */
-    double routed_scaling_factor; /* weights of a token's experts are multiplied by it; 0: by 1 */
-    /* MLA: widths of the latents of queries (0: none) and of keys and values; then of a head: the part of
-     * keys without RoPE, the part with it, and values. All 0: no MLA. */
+    double routed_scaling_factor; /* factor of a token's expert weights; 0: 1 */
+    /* MLA: widths of the latents of queries (0: none) and of keys and values; then, per head, the part of
+     * keys without RoPE, the part with it, and the values. All 0: no MLA. */
     int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
-    double router_aux_loss_coef; /* of the balance loss, where output_router_logits is set */
+    double router_aux_loss_coef; /* coefficient of the balance loss, if output_router_logits */
     bool tie_word_embeddings, attention_bias, mlp_bias;
     bool mtp_module; /* train.mtp_kind: an MTP module (layers/mtp.c) in place of MTP heads */
-    bool mtp_joint;  /* TP may shard matrices, so ranks replicate the MTP module's own. In no config.json */
+    bool mtp_joint;  /* TP may shard matrices: the MTP module's own is replicated. Not in config.json */
     /* With an MTP module and a TP-sharded vocabulary: rows that each rank reserves, of which it may use
      * fewer; 0: as many as it has. In no config.json. */
     int64_t vocab_room;
-    /* Experts are chosen by score plus a bias, which config.json of the family cannot express. */
+    /* Experts are chosen by score plus a bias, which the family's config.json cannot express. */
     bool balance_bias;
     bool use_qk_norm;          /* with QK_NORM_PLAIN (families/family.h): heads with RoPE are normed */
     bool norm_topk_prob;       /* weights of a token's experts are divided by their sum */
-    bool output_router_logits; /* what transformers takes to train with the balance loss */
+    bool output_router_logits; /* transformers' switch for training with the balance loss */
     int64_t bos_token_id, eos_token_id; /* -1: none */
     TokenIds more_eos;                  /* more tokens that end a text, after eos_token_id */
     bool has_pad;                       /* config.json has pad_token_id: only passed through */
@@ -136,19 +136,19 @@ typedef struct ModelConfig {
     int64_t adapter_rank;
     double adapter_scale;
     bool adapter_joint; /* TP may shard the matrices: one side of each adapter is replicated */
-    /* Expert parallelism: size of the EP group, and this rank's index in it, by which its experts are chosen.
-     * In no config.json. 0 ranks: all experts are local. */
+    /* Expert parallelism: size of the EP group, and this rank's index in it, which selects its experts. Not
+     * in config.json. 0 ranks: all experts are local. */
     int64_t expert_ranks, expert_place;
     int64_t mtp_depth; /* train.mtp_depth: in no config.json; at most MTP_DEPTH_MAX */
 } ModelConfig;
 enum { MTP_DEPTH_MAX = 4 };
 /* Tokens that end a text, eos_token_id first; returns their number. */
 int model_ends(const ModelConfig *c, int64_t out[MODEL_ENDS]);
-/* Adds one; false where it is one already, is none (-1), or the list is full. */
+/* Adds an end token. Returns false if it is one already, is -1 (none), or if the list is full. */
 bool model_add_end(ModelConfig *c, int64_t id);
-/* Writes them as files have them: a number, a list of several, or null. */
+/* Writes the end tokens as config.json has them: a number, a list of several, or null. */
 void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w);
-/* Size of the EP group, and experts of a layer on each of its ranks. */
+/* Size of the EP group, experts of a layer on each of its ranks, and the first of them on this rank. */
 static inline int64_t model_expert_ranks(const ModelConfig *c) {
     return c->expert_ranks > 0 ? c->expert_ranks : 1;
 }
@@ -207,12 +207,12 @@ typedef enum Dim {
     DIM_EXPERTS,        /* E */
     DIM_CHOSEN,         /* k, experts of a token */
     DIM_RUNS,           /* E + 1 */
-    DIM_ALL_RUNS,       /* that of each rank that shares the experts out */
-    DIM_OWN_RUNS,       /* of each of these ranks, experts of this one + 1 */
+    DIM_ALL_RUNS,       /* E + 1 for each rank of ep */
+    DIM_OWN_RUNS,       /* local experts + 1 for each rank of ep */
     DIM_EXPERT,         /* width of an expert */
     DIM_EXPERT_GATE_UP, /* twice that */
     DIM_STATE,          /* W, channels of a recurrence */
-    DIM_STATES_2,       /* twice, three and four times that */
+    DIM_STATES_2,       /* 2W, 3W, 4W */
     DIM_STATES_3,
     DIM_STATES_4,
     DIM_CONV,           /* W where gates go through a convolution, else 0 */
@@ -221,55 +221,55 @@ typedef enum Dim {
     DIM_TAPS_2,         /* twice that */
     DIM_MAMBA_HEADS,    /* W / mamba_d_head */
     DIM_MAMBA_GROUPS,   /* B, or C, of all groups: mamba_n_groups * mamba_d_state */
-    DIM_MAMBA_READ,     /* W and twice that: what its recurrence reads */
-    DIM_MAMBA_IN,       /* all that its first product makes: gate, that, and steps */
+    DIM_MAMBA_READ,     /* W + 2 DIM_MAMBA_GROUPS: x, B and C, which its recurrence reads */
+    DIM_MAMBA_IN,       /* output of its first product: gate, DIM_MAMBA_READ, steps */
     DIM_MAMBA_CONV,     /* DIM_MAMBA_READ where it goes through a convolution, else 0 */
     DIM_MAMBA_TAPS,     /* K times DIM_MAMBA_READ */
     DIM_MAMBA_STATES,   /* of all heads: W * mamba_d_state */
-    DIM_MAMBA_TERMS,    /* of gradients of B and C, which each head has */
+    DIM_MAMBA_TERMS,    /* gradients of B and C, one for each head */
     DIM_ADAPTER,        /* r, the rank of adapters */
     DIM_MTP_HEADS,      /* V for each MTP head */
-    DIM_JOINED,         /* 2h, what an MTP module reads of a token */
+    DIM_JOINED,         /* 2h, an MTP module's input for a token */
     DIM_SHARED,         /* width of the shared experts */
     DIM_SHARED_GATE_UP, /* twice that */
     DIM_LATENT_QUERY,   /* width of the latent of queries */
     DIM_LATENT_KEY,     /* of keys and values */
-    DIM_LATENT_DOWN,    /* that, and the common key */
-    DIM_LATENT_WIDEST,  /* the widest of both latents and the common key */
-    DIM_LATENT_TURNED,  /* R, of the common key */
+    DIM_LATENT_DOWN,    /* latent of keys and values, and the common key */
+    DIM_LATENT_WIDEST,  /* the wider of both latents and the common key */
+    DIM_LATENT_TURNED,  /* R: width of the common key */
     DIM_LATENT_MADE,    /* all of a token that heads are made of: both latents, and the common key */
     DIM_LATENT_ALL,     /* latent of queries, or queries, and that */
-    DIM_LATENT_UP,      /* of all heads, what each has of its own of keys and values */
+    DIM_LATENT_UP,      /* per-head keys (without RoPE) and values, all heads */
     DIM_VALUES          /* values of all heads */
 } Dim;
 int64_t model_dim(const ModelConfig *c, Dim dim);
 
-int64_t model_usual_head_dim(const ModelConfig *c); /* what a head_dim of 0 means */
+int64_t model_usual_head_dim(const ModelConfig *c); /* the value of a head_dim of 0 */
 
-/* Fills what may be left out (num_key_value_heads 0 = heads, head_dim 0 = the usual), brings what can be
- * said in several ways to one (patterns of layers, scaling by 1), and checks every rule: positive sizes,
- * heads divide, head_dim even, products in 63 bits, and nothing that the family's config.json could not say.
- * `where` names the source. */
+/* Fills fields that may be omitted (num_key_value_heads 0 = heads, head_dim 0 = the usual one), brings
+ * equivalent spellings to one form (patterns of layers, scaling by 1), and checks every rule: sizes are
+ * positive, heads divide, head_dim is even, products fit in 63 bits, and the family's config.json can express
+ * the shape. `where` names the source. */
 ErrorCode model_config_complete(ModelConfig *c, const char *where, Error *err);
 
-/* config.json, both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype), by the
- * rules of the family that it names. Refuses other model types, unsupported rope types and activations by
+/* Reads config.json in both dialects (rope_theta + rope_scaling, or rope_parameters; torch_dtype or dtype),
+ * by the rules of the family that it names. Other model types, RoPE types and activations are refused by
  * name. */
 ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err);
 void model_config_write(const ModelConfig *c, const char *torch_dtype /* "bfloat16" */, Text *out);
 
 int64_t model_parameter_count(const ModelConfig *c); /* tied weights once */
-/* Of these, what one token is multiplied by: of experts, as many as it goes to. */
+/* Of these, the parameters that one token meets: of the experts, num_experts_per_tok. */
 int64_t model_active_count_without_embedding(const ModelConfig *c); /* N of 6N */
 int64_t model_active_count(const ModelConfig *c);
-/* Blocks with experts, and what the balance loss of each is multiplied by: coefficient / blocks; 0: none. */
+/* Number of blocks with experts; and the factor of the balance loss of each, coefficient / blocks, or 0. */
 int64_t model_expert_blocks(const ModelConfig *c);
 double model_balance(const ModelConfig *c);
 int64_t model_parameter_count_without_embedding(
     const ModelConfig *c); /* N of 6N: the head counts, the embedding does not */
-/* Training FLOPs of one token: 6 N, with N without the embedding and without the experts that the token does
- * not go to; 12 d p a block with attention, with d = heads * head_dim, and p the keys that a token sees in
- * the mean: half of T, less where a window ends before; 16 W S a block with Mamba-2, with S =
+/* Training FLOPs of one token. The sum of 6 N, where N excludes the embedding and the experts that the token
+ * is not routed to; 12 d p for each block with attention, with d = heads * head_dim and p the average number
+ * of keys that a token sees (T / 2, or less with a window); and 16 W S for each block with Mamba-2, with S =
  * mamba_d_state. */
 double model_flops_per_token(const ModelConfig *c, int64_t context);
 

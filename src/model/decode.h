@@ -1,4 +1,4 @@
-/* Generation: a sequence fed token by token, or a prompt at a time, against a cache of keys and values. */
+/* Generation: a sequence is fed token by token, or prompt by prompt, against a KV cache. */
 #ifndef WEFT_MODEL_DECODE_H
 #define WEFT_MODEL_DECODE_H
 
@@ -8,7 +8,7 @@ typedef struct Decoder {
     Model model; /* shares the table of the model it was opened with */
     Device *device;
     const Weights *weights;
-    int64_t chunk; /* at most so many tokens in one pass */
+    int64_t chunk; /* most tokens of one pass */
     KeyValueCache cache;
     Pool pool;
     Microbatch batch;

@@ -1,4 +1,4 @@
-/* What a configuration says of the model and its adapters, and what of a config.json becomes keys. */
+/* The options of the model and of its adapters, and how a config.json fills them. */
 #ifndef WEFT_MODEL_OPTIONS_H
 #define WEFT_MODEL_OPTIONS_H
 
@@ -12,35 +12,35 @@ typedef struct ModelOptions {
     StringList rope_short_factor, rope_long_factor; /* numbers; shape.rope_scaling follows them */
     char *config;                                   /* a config.json to take the shape from */
     char *init;        /* a Hugging Face directory to start from; empty: random weights */
-    bool keeps_tokens; /* no key: the ids of init's files are of the run's tokenizer too */
+    bool keeps_tokens; /* not a key: token ids in init's files are also those of the run's tokenizer */
     int initialiser;   /* InitKind */
     double init_std;
 } ModelOptions;
 
-/* Adapters beside a base that stays as it is (model/adapters.h). */
+/* LoRA adapters over a frozen base (model/adapters.h). */
 typedef struct LoraOptions {
     int64_t rank; /* 0: none */
     double alpha;
     bool rslora; /* the scale is alpha / sqrt(rank), not alpha / rank */
-    char *match; /* pattern of names of matrices; empty: all of the blocks */
+    char *match; /* pattern of matrix names; empty: all matrices of the blocks */
 } LoraOptions;
 
 extern const Option model_options[], lora_options[];
 
-/* The functions below set fields of *m, a part of the struct that `set` fills. */
+/* The functions below set fields of *m, which is part of the struct that `set` fills. */
 
-/* What the shape has of lists of words that were given: mixers, factors of longrope. */
+/* Sets what the shape has from lists of words: mixers, longrope's factors. */
 ErrorCode model_options_read(ModelOptions *m, const OptionSet *set, Error *err);
-/* The shape of a config.json; keys that were given win. *own is the shape as the file has it. */
+/* Takes the shape of a config.json, except for keys that were given. *own is the shape as in the file. */
 ErrorCode model_options_take(ModelOptions *m, OptionSet *set, const char *path, ModelConfig *own, Error *err);
-/* Where there is no such file: what the family has. */
+/* Takes the family's defaults, where there is no config.json. */
 ErrorCode model_options_default(ModelOptions *m, OptionSet *set, Error *err);
-/* How the family draws its weights, unless a key says it. */
+/* Takes the family's initialiser, unless the key was given. */
 ErrorCode model_options_initialiser(const ModelOptions *m, OptionSet *set, Error *err);
-/* Refuses keys that were given and do not fit weights of that shape, from the directory. */
+/* Refuses given keys that do not fit weights of the shape *own in directory `dir`. */
 ErrorCode model_options_fit(const ModelOptions *m, const OptionSet *set, const ModelConfig *own,
                             const char *dir, Error *err);
-/* Brings to one what may be said in several ways. */
+/* Brings equivalent spellings to one form. */
 ErrorCode model_options_derive(ModelOptions *m, OptionSet *set, Error *err);
 
 #endif

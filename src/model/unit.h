@@ -219,15 +219,17 @@ void model_compute_constants(Model *m, Device *d);
 const float *model_angles(const Model *m, int rotation); /* [positions, R] */
 const float *model_query_factors(const Model *m);        /* [positions], where some block scales queries */
 DeviceNeeds model_device_needs(const Model *m);
-/* Shape of attention outside the CP all-to-all: local tokens, all heads of this rank of tp; and as attention
- * itself runs: with the all-to-all, tokens of all ranks of cp and a share of the heads. */
+/* Shapes of attention. model_attention: outside the CP all-to-all, local tokens and all heads of this rank of
+ * tp. model_heads: as attention itself runs; with the all-to-all, tokens of all ranks of cp and this rank's
+ * heads. */
 AttentionShape model_attention(const Model *m, int64_t layer);
 AttentionShape model_heads(const Model *m, int64_t layer);
 /* Number of equally long runs of queries that attention is run on, one after the other. Gradients of keys and
  * values are sums over all queries. So that these sums do not depend on the CP degree, a run is an exact
  * chunk. Without exact chunks there is one run, or with CP all-gather one for each CP chunk. Runs are added
- * in the canonical tree, in the order first, last, second, last but one, ...: so each rank has a block of the
- * tree. Where several splits share a KV head, the runs of each split are added up first, then the splits. */
+ * in the canonical tree, in the order first, last, second, second to last, ..., so each rank has a block of
+ * the tree. Where several splits share a KV head, the runs of each split are added up first, then the
+ * splits. */
 int model_query_runs(const Model *m);
 int model_query_run(const Model *m, int i); /* the i-th in that order */
 /* Number of partial sums alive at once while the runs are added up. */
