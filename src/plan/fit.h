@@ -1,9 +1,10 @@
-/* The stage split of pipeline.split: auto within pipeline.memory_gib.
+/* Finds the stage split of pipeline.split: auto that fits pipeline.memory_gib.
  *
- * A search that estimates bytes (plan/split.h) names splits, from the fastest to the smallest; which of them
- * fits is read off the memory plans of all pipeline ranks. So what is taken fits by the figures of `weft
- * plan`, and the limit that an error names does. All ranks, and who plans for them, must find the same split:
- * threads are those of the rank that has most, and train.compute is what all ranks agreed on. */
+ * A search over estimated bytes (plan/split.h) proposes splits, from the fastest to the smallest. The memory
+ * plans of all pipeline ranks then decide which of them fits. So the chosen split fits by the figures of
+ * `weft plan`, and a limit that an error message suggests works. All ranks must find the same split, and so
+ * must `weft plan`: the number of threads is therefore that of the rank with the most, and train.compute is
+ * the value that all ranks agreed on. */
 #ifndef WEFT_PLAN_FIT_H
 #define WEFT_PLAN_FIT_H
 
@@ -11,13 +12,13 @@
 #include "plan/layout.h"
 #include "plan/memory.h"
 
-/* Of the layout there must be all but its stages and their costs; `units` are the costs of layout_unit_costs.
- */
+/* The layout must be complete except for its stages and their costs. `units`: from layout_unit_costs. On
+ * success the caller frees `out` with split_free. */
 ErrorCode fit_split(Split *out, const Layout *l, const Config *c, const StageCost *units, Error *err);
 /* pipeline.memory_gib in bytes; 0: no limit. */
 double fit_limit(const Config *c);
-/* Bytes that the fullest rank of a whole layout takes (memory_plan_total), by the plan of every pipeline
- * place. */
+/* Bytes that the fullest rank of a complete layout takes (memory_plan_total), from the memory plan of every
+ * pipeline rank. */
 ErrorCode fit_measure(const Config *c, const Layout *l, double *bytes, Error *err);
 
 #endif

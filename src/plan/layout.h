@@ -1,5 +1,5 @@
-/* How a run is laid out over ranks: mesh, microbatches, pipeline stages and their schedule. From the
- * configuration and the number of ranks alone: no MPI, so that any layout can be planned on any machine. */
+/* The layout of a run over ranks: mesh, microbatches, pipeline stages and their schedule. It follows from the
+ * configuration and the number of ranks alone, without MPI, so any layout can be planned on any machine. */
 #ifndef WEFT_PLAN_LAYOUT_H
 #define WEFT_PLAN_LAYOUT_H
 
@@ -11,27 +11,28 @@
 typedef struct Layout {
     Mesh mesh;
     int64_t sequences; /* of a microbatch */
-    int microbatches;  /* of a step, of each data-parallel rank */
+    int microbatches;  /* of a step, on each data-parallel rank */
     Stages stages;
-    Schedule schedule; /* lowered: with transfers */
-    int smaller_count; /* of steps of the batch warm-up: how many sizes, ... */
-    Schedule *smaller; /* [smaller_count] ... and their schedules, by ascending microbatches */
-    StageCost *costs;  /* [stages] FLOPs of a token, as layout_unit_costs counts them */
+    Schedule schedule; /* lowered: includes transfers */
+    int smaller_count; /* number of smaller step sizes during the batch-size ramp-up */
+    Schedule *smaller; /* [smaller_count] their schedules, by ascending microbatches */
+    StageCost *costs;  /* [stages] FLOPs per token, from layout_unit_costs */
 } Layout;
 
-/* The shape of the model must be complete. One pipeline rank takes its microbatches one after the other,
- * whatever schedule is named for others; a file's order it runs as it stands. */
+/* The shape of the model must be complete. With one pipeline rank, microbatches run one after the other,
+ * whatever named schedule is configured; a schedule from a file runs as written. Call layout_free also after
+ * a failure. */
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err);
-/* A single rank by itself, without costs. */
+/* The layout of one rank on its own, without costs. */
 ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, bool split_backward,
                         Error *err);
 void layout_free(Layout *l);
-bool layout_is_pipeline(const Layout *l); /* of more than one rank */
-/* Samples that a step takes. */
+bool layout_is_pipeline(const Layout *l); /* more than one pipeline rank */
+/* Samples of one step, over all data-parallel ranks. */
 int64_t layout_samples(const Layout *l);
-/* FLOPs of a token in each unit, [layers + 2]: model_unit_costs of this configuration. */
+/* Fills FLOPs per token of each unit, [layers + 2]: model_unit_costs for this configuration. */
 void layout_unit_costs(const Config *c, StageCost *units);
-/* Mesh, stages and balance, in words; nothing where there is one of each. */
+/* Appends mesh, stages and balance as text. Leaves out the mesh of one rank and the split of one stage. */
 void layout_describe(const Layout *l, const Config *c, Text *out);
 
 #endif

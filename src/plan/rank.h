@@ -1,8 +1,8 @@
 /* What one rank holds, does and sends: everything about it that can be known without running.
  *
- * A RankPlan is the model in the form that is trained, the rank's part of it, the programs that it executes,
- * and the memory which they take. It needs no other rank and allocates no tensor memory, so that any rank of
- * any mesh can be planned, printed and compared on any machine. The engine executes one and never changes it
+ * A RankPlan has the model as it is trained, the rank's part of it, the programs that the rank executes, and
+ * the memory that they take. It needs no other rank and allocates no tensor memory, so any rank of any mesh
+ * can be planned, printed and compared on any machine. The engine executes a RankPlan and never changes it
  * (engine/engine.h). */
 #ifndef WEFT_PLAN_RANK_H
 #define WEFT_PLAN_RANK_H
@@ -16,75 +16,78 @@
 #include "program/partition.h"
 #include "program/program.h"
 
-/* What all ranks have in common, beside the layout. */
+/* What all ranks have in common, apart from the layout. */
 typedef struct RankSpec {
     ModelConfig model;
-    AdapterSpec adapters; /* put to it; its texts need not outlive rank_plan */
+    AdapterSpec adapters; /* of the model; its strings need not outlive rank_plan */
     Dtype compute;
     Recompute recompute;
     int64_t tokens;         /* T of a microbatch */
-    int64_t positions;      /* rows of the rotation table: the context */
-    int64_t loss_rows;      /* 0: chosen */
-    double z_loss;          /* coefficient; 0: none */
-    double bias_speed;      /* of train.router_bias_speed */
-    double mtp_loss_weight; /* of the losses of MTP heads */
-    int splits;             /* of the sums that tp shares: numerics.canonical_tp; 0: as many as its ranks */
-    int exact_chunks; /* of tokens, that cp shares: numerics.canonical_cp; 0: as many as its ranks need */
+    int64_t positions;      /* rows of the rotation table: the context length */
+    int64_t loss_rows;      /* tokens whose logits exist at a time; 0: chosen */
+    double z_loss;          /* coefficient of the z-loss; 0: none */
+    double bias_speed;      /* train.router_bias_speed */
+    double mtp_loss_weight; /* weight of the losses of MTP heads */
+    int splits;             /* split-K over tp: numerics.canonical_tp; 0: one a rank */
+    int exact_chunks; /* exact chunks of tokens over cp: numerics.canonical_cp; 0: as many as cp needs */
     CpComm context;
-    double capacity; /* rows of a round of visits over those of its own choices; 0: 1 */
-    bool defer_head; /* the head's weight gradient waits for its W, and makes the logits again */
+    double capacity; /* rows of a dispatch chunk / the rank's local assignments; 0: 1 */
+    bool defer_head; /* the head's wgrad waits for WGRAD, and recomputes the logits */
     bool inference;  /* weights and evaluation only: no gradients, no optimizer */
-    bool exact;      /* gradients in fixed point */
+    bool exact;      /* fixed-point gradients */
     bool probes;     /* steps may be probed */
-    bool noise;      /* of gradients is measured */
-    int sources;     /* of the data, whose losses are told apart; 0: they are not */
+    bool noise;      /* the gradient noise scale is measured */
+    int sources;     /* of the data, with losses reported separately; 0: not separately */
     GradientSync sync;
     Reshard reshard;
-    const OptimizerOptions *optimizer; /* NULL for inference alone */
+    const OptimizerOptions *optimizer; /* NULL for inference */
     HasCollective *has_collective;     /* where passes are cut; NULL: program_has_collective */
-    /* fp32 copies of what it counts, on the host while a checkpoint with the states is written; 0: none */
+    /* fp32 copies of the elements that a rank counts, held on the host while a checkpoint with optimizer
+     * states is written; 0: none */
     int staged;
 } RankSpec;
 
-/* A step of fewer microbatches (train.batch_start): it runs in the memory of a whole one. */
+/* A step of fewer microbatches (train.batch_start). It runs in the memory of a full step. */
 typedef struct StepPlan {
     Program program;
-    MemoryPlan memory; /* places of buffers alone */
+    MemoryPlan memory; /* only the offsets of buffers */
 } StepPlan;
 
-/* Not to be moved or copied: its parts point to each other. */
+/* Must not be moved or copied: its members point to each other. */
 typedef struct RankPlan {
     RankSpec spec;
     int rank;
     Model model;        /* without its constants, which are tensor memory */
     ParamGroups groups; /* none for inference */
     Partition partition;
-    Program program, evaluation; /* of a training step (none for inference); of one microbatch forward */
+    Program program, evaluation; /* a training step (none for inference); one microbatch, forward only */
     MemoryPlan memory, evaluation_memory; /* evaluation runs in the memory of training */
     int smaller_count;
     StepPlan *smaller; /* [smaller_count] */
 } RankPlan;
 
-/* Those of the run. */
+/* The adapters that the configuration asks for. */
 AdapterSpec rank_adapters(const Config *c);
-/* As the configuration says; of the device, only what it multiplies best. */
+/* The spec that the configuration asks for. It depends on the device only for train.compute: auto and the
+ * default of loss_rows. */
 RankSpec rank_spec(const Config *c, const Layout *l, const Device *d);
 
-/* What crosses inside its passes; of a configuration, once its microbatch and compute are settled. */
+/* The volume of the collectives inside passes. rank_comm_volume_of computes it from a configuration whose
+ * microbatch and compute dtype are settled. */
 CommVolumeSpec rank_comm_volume(const RankSpec *spec, const Mesh *mesh);
 CommVolumeSpec rank_comm_volume_of(const Config *c);
 
-/* Layout and optimizer need not outlive the call. Of the device only scratch_bytes is asked: one that
- * device_describe made will do. ERR_CONFIG for a model that cannot be built, and for groups of parameters
- * that do not fit it. Free it also after a failure. */
+/* Layout and optimizer need not outlive the call. `d` may come from device_describe, since nothing runs on
+ * it. ERR_CONFIG for a model that cannot be built and for parameter groups that do not fit it. Call
+ * rank_plan_free also after a failure. */
 ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank, const Device *d,
                     Error *err);
-/* Of the ranks of a pipeline place the one that holds the most. */
+/* Plans the rank with the most elements among those of pipeline rank `place`. */
 ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
                             Error *err);
 void rank_plan_free(RankPlan *p);
 
-const MemoryPlan *rank_memory(const RankPlan *p); /* of what is allocated */
+const MemoryPlan *rank_memory(const RankPlan *p); /* the memory that is allocated */
 ProgramTraffic rank_traffic(const RankPlan *p);   /* bytes that a step sends */
 
 #endif
