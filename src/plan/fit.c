@@ -1,15 +1,15 @@
-/* Two figures of a split's memory: the estimate, which split_auto can search by and which only has to grow
- * with the truth, and the plan of every pipeline rank, which is the truth. The search walks estimates; what
- * it returns, or names in an error, was measured by plans.
+/* The memory of a split has two figures: an estimate, and the exact one from a plan of every pipeline rank.
+ * split_auto can only search by the estimate, which merely has to grow with the exact figure. The search
+ * therefore walks over estimates, and every split that it returns or names in an error was measured by plans.
  *
  *     fastest split --measure--> fits? --yes--> done
  *                                  no
- *     descend: halve the range of estimates, measure each split --> the smallest that was met
+ *     descend: halve the range of estimates, measure each split --> the smallest one found
  *                                  |
- *          does not fit: refuse, naming its bytes        fits: refine towards the fastest
+ *          does not fit: error, naming its bytes        fits: refine towards the fastest
  *
- * Measuring a split takes a plan for each pipeline rank; by plans alone the search would need that for every
- * split that it weighs. */
+ * Measuring a split takes a plan for each pipeline rank. A search by plans alone would need that for every
+ * split that it considers. */
 #include "plan/fit.h"
 
 #include <math.h>
@@ -33,8 +33,8 @@ typedef struct Fit {
     int *live;
 } Fit;
 
-/* The device is described, not opened: a search on a login node is of the machine that will train, as far as
- * kind and threads go. */
+/* The device is described, not opened: a search on a login node must be about the machine that will train, as
+ * far as its kind and threads are known. */
 static void describe_device(const Config *c, Device *d) {
     int64_t threads = c->run.most_threads > 0 ? c->run.most_threads : c->run.threads;
     device_describe(d, device_kind(c->run.device), "", (int)threads);
@@ -42,7 +42,7 @@ static void describe_device(const Config *c, Device *d) {
 
 /* ---- the estimate ---- */
 
-/* By the groups of the optimizer: blocks need not cost the same. */
+/* Bytes of the optimizer states of a unit. They depend on the parameter groups, so blocks may differ. */
 static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
     double sum = 0;
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++)
@@ -50,8 +50,8 @@ static double state_bytes(const ParamTable *t, const ParamGroups *g, int unit) {
     return sum;
 }
 
-/* Bytes that the parameters of a unit, and `states` of theirs, cost the rank that holds it, whatever the
- * number of microbatches; `copies`: what a checkpoint holds of them, too. */
+/* Bytes that the parameters of a unit and their optimizer states (`states` bytes) take on the rank that holds
+ * them, for any number of microbatches. `copies`: with the copy that a checkpoint takes of them. */
 static double fixed_bytes(const Layout *l, const Config *c, double elements, double states, double compute,
                           bool copies) {
     double shards = mesh_size(&l->mesh, MESH_SHARDS), shard = elements / shards;
@@ -66,8 +66,8 @@ static double fixed_bytes(const Layout *l, const Config *c, double elements, dou
     return shard * (4 + saved) + (copies ? 2 : 1) * states / shards + gradients + read;
 }
 
-/* Microbatches whose activations a stage keeps at most, by walking each rank's order: from F to the pass that
- * makes the weights' gradient. */
+/* Most microbatches whose activations a stage keeps at a time, found by walking each rank's order:
+ * activations live from F to the pass that computes the weight gradients. */
 static void count_live(const Schedule *s, int *live) {
     int *now = mem_alloc_array((size_t)s->stages, sizeof *now);
     for (int r = 0; r < s->ranks; r++)
@@ -80,8 +80,7 @@ static void count_live(const Schedule *s, int *live) {
     free(now);
 }
 
-/* Activations and parameters of each unit, as the plan would take them, but without what rounding, arenas and
- * workspaces make of them. */
+/* Activations and parameters of each unit, as in the plan, but without rounding, arenas and workspaces. */
 static ErrorCode estimate(Fit *f, Error *err) {
     Model m;
     const Config *c = f->c;
@@ -107,7 +106,7 @@ static ErrorCode estimate(Fit *f, Error *err) {
 
 /* ---- what a split takes ---- */
 
-/* Bytes of one pipeline rank: those of the rank of the mesh that has most. */
+/* Raises `bytes` to those of a pipeline rank, for its rank of the mesh that needs most. */
 static ErrorCode plan_place(const Config *c, const Layout *l, const Device *d, int place, double *bytes,
                             Error *err) {
     RankPlan p;
@@ -139,14 +138,14 @@ static double estimated(const Fit *f, const Split *s) {
     return split_fullest_rank(s, &f->model, f->l->schedule.rank_of_stage);
 }
 
-/* The fastest split within an estimate; false: there is none. */
+/* Finds the fastest split whose estimate is within `bytes`. False: there is none. */
 static bool find(const Fit *f, double bytes, Split *out) {
     SplitModel m = f->model;
     m.rank_bytes = bytes;
     return split_auto(out, &m, f->l->schedule.stages, f->l->schedule.rank_of_stage, NULL) == OK;
 }
 
-/* The better one takes the other's place, and is no longer the caller's to free. */
+/* Replaces `kept` by the better split, whose memory it takes over from the caller. */
 static void take(Split *kept, double *bytes, Split *better, double better_bytes) {
     split_free(kept);
     *kept = *better;
@@ -154,8 +153,8 @@ static void take(Split *kept, double *bytes, Split *better, double better_bytes)
     *better = (Split){0};
 }
 
-/* Halves the range of estimates below that of `least`, and keeps the smallest of the splits that it meets.
- * Does not depend on the limit: the smallest is always the same. */
+/* Halves the range of estimates below that of `least` and keeps the smallest of the splits that it finds.
+ * This does not depend on the limit, so the smallest is always the same. */
 static ErrorCode descend(const Fit *f, Split *least, double *least_bytes, Error *err) {
     double low = 0, high = estimated(f, least), bytes;
     ErrorCode code = OK;
@@ -174,7 +173,8 @@ static ErrorCode descend(const Fit *f, Split *least, double *least_bytes, Error 
     return code;
 }
 
-/* From one that fits to a faster one that does, if there is one below the estimate `high`. */
+/* Goes from a split that fits to a faster one that also fits, if there is one with an estimate below
+ * `high`. */
 static ErrorCode refine(const Fit *f, Split *fitting, double high, double limit, Error *err) {
     double low = estimated(f, fitting), bytes;
     ErrorCode code = OK;
@@ -196,15 +196,15 @@ static ErrorCode refine(const Fit *f, Split *fitting, double high, double limit,
 
 double fit_limit(const Config *c) { return c->pipeline.memory_gib * GIB; }
 
-/* As a value of pipeline.memory_gib: four digits, rounded up, as what is named must do when typed in. */
+/* Formats bytes as a value of pipeline.memory_gib with four digits. Rounds up, since the suggested value must
+ * work when it is entered. */
 static void write_limit(double bytes, char out[32]) {
     double gib = bytes / GIB, unit = pow(10, floor(log10(gib)) - 3), rounded = ceil(gib / unit) * unit;
     snprintf(out, 32, "%.4g", rounded);
     if (strtod(out, NULL) * GIB < bytes) snprintf(out, 32, "%.4g", rounded + unit);
 }
 
-/* Refused is what no split that was met keeps to: it is not proven that there is none, and the message says
- * so. */
+/* The error says that no split was found, not that there is none: the search is not exhaustive. */
 static ErrorCode search(const Fit *f, Split *out, Error *err) {
     double limit = fit_limit(f->c), bytes;
     char would_do[32];

@@ -1,15 +1,15 @@
 /* From keys of a configuration to mesh, schedule and stages, in this order:
  *
  *     ranks, mesh.* --> mesh --> microbatches of each data-parallel rank --> schedule (a name, or a file)
- *                                                                             | how many stages there are
+ *                                                                             | number of stages
  *     pipeline.split, layers_per_stage, costs of units, memory --------------> stages --> transfers
  *
- * The schedule says how many stages there are, so what else asks for stages (layers_per_stage, split) is held
- * against it, and each refusal names both sides and what would do. A single pipeline rank takes the same way:
- * its schedule is one of one rank.
+ * The schedule determines the number of stages. Other keys that ask for stages (layers_per_stage, split) are
+ * checked against it, and each error names both sides and what would work. A single pipeline rank takes the
+ * same path with a schedule of one rank.
  *
- * All of it is arithmetic on numbers that every rank has, so that every rank comes to the same layout without
- * a word. */
+ * All of it is arithmetic on numbers that every rank has, so every rank computes the same layout without
+ * communication. */
 #include "plan/layout.h"
 
 #include <stdio.h>
@@ -23,12 +23,12 @@
 #include "schedule/simulate.h"
 #include "plan/fit.h"
 
-/* How many blocks embedding and head count as, where layers are dealt out by number and not by cost. */
+/* Number of blocks for which embedding and head count where layers are split by number and not by cost. */
 static SplitWeights weights_of(const Config *c) {
     return (SplitWeights){(int)c->pipeline.first_stage_less, (int)c->pipeline.last_stage_less};
 }
 
-/* A V has two stages a rank by its nature; looped schedules take any number, the others one. */
+/* A V has two stages a rank by definition. Looped schedules take any number, the others one. */
 static StagesPerRank allowed_stages(ScheduleName name) {
     if (schedule_is_v(name)) return (StagesPerRank){2, 2};
     return schedule_default_stages_per_rank(name) == 1 ? (StagesPerRank){1, 1} : (StagesPerRank){1, 0};
@@ -36,7 +36,7 @@ static StagesPerRank allowed_stages(ScheduleName name) {
 
 /* ---- the schedule ---- */
 
-/* Always ERR_CONFIG, with all names: there are few, and a wrong one is mostly misspelt. */
+/* Returns ERR_CONFIG with all names: there are few, and a wrong name is usually a misspelling. */
 static ErrorCode unknown_schedule(const char *asked, Error *err) {
     char shown[80];
     Text names = {0};
@@ -48,7 +48,7 @@ static ErrorCode unknown_schedule(const char *asked, Error *err) {
     return ERR_CONFIG;
 }
 
-/* A file brings its own stages: keys that ask for others contradict it. */
+/* A schedule file determines the stages; keys that ask for others contradict it. */
 static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *err) {
     const PipelineOptions *p = &c->pipeline;
     int effective =
@@ -68,9 +68,8 @@ static ErrorCode check_file_stages(const Schedule *s, const Config *c, Error *er
     return OK;
 }
 
-/* A file is an order for a given number of ranks and microbatches: both must be those of the mesh and the
- * step. What the file says and what the keys say are both in the message, since either may be the one to
- * change. */
+/* A file is a schedule for a fixed number of ranks and microbatches, which must be those of the mesh and the
+ * step. The message shows both the file's numbers and the keys', since either may be the one to change. */
 static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err) {
     const char *asked = c->pipeline.schedule;
     Schedule *s = &l->schedule;
@@ -85,7 +84,7 @@ static ErrorCode read_schedule(Layout *l, const Config *c, int ranks, Error *err
     return check_file_stages(s, c, err);
 }
 
-/* How many stages layers_per_stage and stages_per_rank ask for on each rank. */
+/* The number of stages on each rank that layers_per_stage and stages_per_rank ask for. */
 static ErrorCode stages_per_rank(const Config *c, ScheduleName name, int ranks, int *out, Error *err) {
     int asked = (int)c->pipeline.stages_per_rank, stages;
     *out = asked > 0 ? asked : schedule_default_stages_per_rank(name);
@@ -100,14 +99,13 @@ static ErrorCode stages_per_rank(const Config *c, ScheduleName name, int ranks, 
                      (long long)c->pipeline.layers_per_stage, stages, *out, ranks, asked);
 }
 
-/* There are units for all stages: each has one at least, and a stage without a block would be a rank without
- * work. */
+/* ERR_CONFIG unless there are enough units: each stage needs at least one. */
 static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int each, Error *err) {
     StagesPerRank allowed = allowed_stages(name);
     int blocks = (int)c->model.shape.num_hidden_layers, units = blocks + 2, most = units / ranks;
     int64_t stages = (int64_t)each * ranks;
     if (each <= most) return OK;
-    bool fewer = most >= allowed.least; /* stages on each rank would do */
+    bool fewer = most >= allowed.least; /* fewer stages a rank would work */
     return error_set(err, ERR_CONFIG,
                      "%s with %d stage%s a rank has %lld on %d pipeline ranks, but there are %d units "
                      "(embedding, %d layers, head): set %s to at most %d",
@@ -115,20 +113,20 @@ static ErrorCode check_units(const Config *c, ScheduleName name, int ranks, int 
                      fewer ? "pipeline.stages_per_rank" : "mesh.pp", fewer ? most : units / allowed.least);
 }
 
-/* One pipeline rank: microbatches one after the other, whose backward passes may be split. */
+/* One pipeline rank runs microbatches one after the other; backward passes may be split. */
 static ErrorCode make_single(Schedule *s, int microbatches, bool split_backward, Error *err) {
     return schedule_make(s, split_backward ? PIPE_ZB_H1 : PIPE_1F1B, 1, microbatches, 1, err);
 }
 
-/* What fills a pipeline would cost one rank memory and gain it nothing: keys are left for other meshes, and
- * what no mesh would take is refused all the same. */
+/* On one rank a pipeline schedule would cost memory and gain nothing, so the keys are ignored here: they may
+ * be meant for other meshes. A value that is invalid on every mesh is still an error. */
 static ErrorCode open_single(Layout *l, const Config *c, ScheduleName name, Error *err) {
     int asked = (int)c->pipeline.stages_per_rank;
     if (asked > 0) TRY(schedule_check_stages_per_rank(name, asked, err));
     return make_single(&l->schedule, l->microbatches, c->train.split_backward, err);
 }
 
-/* The schedule, with as many stages as it has or is asked to have. */
+/* Opens the schedule, with the number of stages that it has or is asked to have. */
 static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err) {
     ScheduleName name;
     const char *asked = c->pipeline.schedule;
@@ -145,25 +143,26 @@ static ErrorCode open_schedule(Layout *l, const Config *c, int ranks, Error *err
 
 /* ---- costs ---- */
 
-/* One measure for all: splits, simulations, forecasts and balance count in these FLOPs of a token. */
+/* Splits, simulations, forecasts and balance all count in these FLOPs of a token. */
 void layout_unit_costs(const Config *c, StageCost *units) {
     ModelConfig m = c->model.shape;
-    m.expert_ranks = c->mesh.ep; /* what visits is recomputed, and dgrad and wgrad are one */
-    m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* copies are made by each rank */
+    m.expert_ranks = c->mesh.ep; /* dispatched ops are recomputed, and their dgrad and wgrad are one */
+    m.num_key_value_heads *= axes_copies(&m, (int)c->mesh.tp); /* each rank computes its replicas */
     model_unit_costs(&m, (Recompute)c->train.recompute, c->train.context, units);
 }
 
 /* ---- the split ---- */
 
-/* Whether pipeline.split names the units where stages start. "auto" and "uniform" are ways to split and no
- * units, each only by itself. */
+/* Whether pipeline.split names the units where stages start. "auto" and "uniform" are methods, not units, and
+ * only valid alone. */
 static bool has_points(const Config *c) {
     const StringList *how = &c->pipeline.split;
     return how->count > 1 ||
            (how->count == 1 && strcmp(how->items[0], "auto") != 0 && strcmp(how->items[0], "uniform") != 0);
 }
 
-/* A usual mistake, TorchTitan's key in the wrong place, has words of its own. The caller frees the split. */
+/* layers_per_stage among the points, a common mistake of users of TorchTitan, has its own message. The caller
+ * frees the split. */
 static ErrorCode read_points(const Config *c, Split *split, Error *err) {
     const StringList *how = &c->pipeline.split;
     for (size_t i = 0; i < how->count; i++)
@@ -176,8 +175,8 @@ static ErrorCode read_points(const Config *c, Split *split, Error *err) {
     return code == OK ? OK : error_context(err, "pipeline.split");
 }
 
-/* Names that are wrong are refused also where nothing would read them, as on one pipeline rank: a file of
- * keys means the same on any mesh. */
+/* Wrong names are an error also where nothing reads them, as on one pipeline rank: a configuration must mean
+ * the same on any mesh. */
 static ErrorCode check_points(const Config *c, Error *err) {
     Split split;
     if (!has_points(c)) return OK;
@@ -191,7 +190,7 @@ static ErrorCode check_points(const Config *c, Error *err) {
                      stages, (long long)c->pipeline.layers_per_stage);
 }
 
-/* Points make one stage more than there are points, and the schedule has said how many stages there are. */
+/* n points make n + 1 stages, which must be the number of stages of the schedule. */
 static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split, Error *err) {
     int stages = l->schedule.stages, ranks = l->schedule.ranks;
     ScheduleName name;
@@ -211,8 +210,8 @@ static ErrorCode split_by_points(const Layout *l, const Config *c, Split *split,
         found - 1, found == 2 ? "" : "s", found, wanted, stages - 1);
 }
 
-/* The ways to split, from what says most to what says least: named units, a rule of layers, a limit of
- * memory, and where nothing is asked the best balance of costs. */
+/* The most specific method wins: named units, a number of layers, a limit of memory, and by default the best
+ * balance of costs. */
 static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *units, Split *split,
                              Error *err) {
     const StringList *how = &c->pipeline.split;
@@ -227,7 +226,7 @@ static ErrorCode split_units(const Layout *l, const Config *c, const StageCost *
     return split_auto(split, &model, stages, l->schedule.rank_of_stage, err);
 }
 
-/* The split becomes the layout's: its array of first units is taken over, not copied. */
+/* Takes the split's array of first units over into the layout without copying it. */
 static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     size_t units = (size_t)c->model.shape.num_hidden_layers + 2;
     StageCost *costs = mem_alloc_array(units, sizeof *costs);
@@ -246,17 +245,17 @@ static ErrorCode lay_stages(Layout *l, const Config *c, Error *err) {
     return code;
 }
 
-/* Transfers are added here once for all: what is simulated, planned and run is the same lowered schedule. */
+/* Transfers are added once, so the schedules that are simulated, planned and run are the same. */
 static ErrorCode lay_transfers(Layout *l, const Config *c, Error *err) {
     if (!schedule_has_transfers(&l->schedule)) return schedule_add_transfers(&l->schedule, err);
-    /* A file's own order of transfers may work only where sends end at once; those of large messages do not.
-     */
+    /* The order of transfers in a file may work only where sends complete at once, which sends of large
+     * messages do not. */
     if (simulate_transport(&l->schedule, TRANSPORT_RENDEZVOUS, err) == OK) return OK;
     return error_context(err, "%s: its SEND and RECV cells (without them weft finds an order itself)",
                          c->pipeline.schedule);
 }
 
-/* Microbatches of a smaller step on each data-parallel rank. */
+/* Number of microbatches of a smaller step on each data-parallel rank. */
 static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens, int *out, Error *err) {
     int64_t unit = l->sequences * c->train.context * mesh_dp_degree(&l->mesh);
     *out = (int)(tokens / unit);
@@ -269,7 +268,7 @@ static ErrorCode divide_smaller(const Layout *l, const Config *c, int64_t tokens
         (long long)unit);
 }
 
-/* The same pipeline with fewer microbatches. */
+/* Builds the schedule of the same pipeline with fewer microbatches. */
 static ErrorCode lay_smaller(Layout *l, const Config *c, Schedule *out, int64_t tokens, Error *err) {
     Layout part = {.mesh = l->mesh, .sequences = l->sequences};
     TRY(divide_smaller(l, c, tokens, &part.microbatches, err));
@@ -289,7 +288,7 @@ static ErrorCode lay_warmup(Layout *l, const Config *c, Error *err) {
     return OK;
 }
 
-/* Checks come as early as they can: a mesh that does not fit is told before a schedule is read. */
+/* Checks come as early as they can: a mesh that does not fit is reported before a schedule is read. */
 ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     int64_t microbatches;
     *l = (Layout){0};
@@ -308,7 +307,7 @@ ErrorCode layout_build(Layout *l, const Config *c, int world, Error *err) {
     return lay_stages(l, c, err);
 }
 
-/* For what computes on one rank whatever the configuration says of meshes. No costs: nothing is to be
+/* For computations on one rank, whatever mesh is configured. There are no costs, since nothing has to be
  * balanced. */
 ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, bool split_backward,
                         Error *err) {
@@ -321,7 +320,7 @@ ErrorCode layout_single(Layout *l, const ModelConfig *model, int microbatches, b
 
 bool layout_is_pipeline(const Layout *l) { return l->schedule.ranks > 1; }
 
-/* Also of a layout whose making failed: what was not made is zero. */
+/* Also valid after layout_build failed: everything that it did not build is zero. */
 void layout_free(Layout *l) {
     stages_free(&l->stages);
     schedule_free(&l->schedule);
@@ -331,10 +330,10 @@ void layout_free(Layout *l) {
     *l = (Layout){0};
 }
 
-/* Of all data-parallel ranks; pipeline ranks see the same ones. */
+/* Counts all data-parallel ranks; all pipeline ranks see the same samples. */
 int64_t layout_samples(const Layout *l) { return l->sequences * l->microbatches * mesh_dp_degree(&l->mesh); }
 
-/* Axes of degree 1 are left out: they do nothing. */
+/* Leaves out axes of degree 1. */
 static void describe_mesh(const Mesh *m, Text *out) {
     if (m->world == 1) return;
     text_printf(out, "mesh    %d ranks:", m->world);
@@ -344,7 +343,7 @@ static void describe_mesh(const Mesh *m, Text *out) {
     text_puts(out, "\n");
 }
 
-/* As it was computed: the costs of the split are those that it was balanced by. */
+/* The costs are those by which the split was balanced. */
 static void describe_split(const Layout *l, const Config *c, Text *out) {
     Split split = {
         .blocks = (int)c->model.shape.num_hidden_layers, .stages = l->stages.count, .first = l->stages.first};
@@ -354,7 +353,7 @@ static void describe_split(const Layout *l, const Config *c, Text *out) {
     free(units);
 }
 
-/* Nothing where there is one rank: the lines are about what somebody chose. */
+/* Prints nothing with one rank, where there was nothing to choose. */
 void layout_describe(const Layout *l, const Config *c, Text *out) {
     describe_mesh(&l->mesh, out);
     if (l->stages.count > 1)

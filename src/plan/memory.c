@@ -1,18 +1,18 @@
-/* Buffers are collected by walking the program once, each named by what its actions touch (action_buffers);
- * then placed in their arenas.
+/* Walks the program once to collect the buffers that actions touch (action_buffers), then places them in
+ * their arenas.
  *
  *     action      0    1    2    3    4    5    6          a buffer lives from the first action
  *     slab 1      |---------------------------|            that touches it to the last; two that
- *     slab 2           |-----------------|                 never live together may share bytes
+ *     slab 2           |-----------------|                 are never alive together may share bytes
  *     keep 2                      |-----------|
  *     gathered 1  |---------|          |------|            (two lives, two buffers)
  *
- * An action that touches memory which it does not name would find another buffer there: engine and this file
- * must agree on every action. Tests hold the two against each other by plans with fences and by runs that
- * must use exactly what was planned.
+ * If an action touched memory that it does not name, another buffer could be there, so the engine and this
+ * file must agree on every action. Tests compare the two by plans with fences and by runs that must use
+ * exactly what was planned.
  *
- * First fit in order of first use need not be the smallest packing there is, which is hard to find; it is
- * fast, and the same on every machine. */
+ * First fit in order of first use need not give the smallest packing, which is hard to find. It is fast, and
+ * the same on every machine. */
 #include "plan/memory.h"
 
 #include <limits.h>
@@ -28,14 +28,14 @@ Arena buffer_arena(BufferKind kind) {
     return kind >= BUFFER_FLAT_GRADIENTS ? ARENA_GRADIENTS : ARENA_ACTIVATIONS;
 }
 
-/* A gradient travels down through adjacent units of one rank in one buffer: it is named by the highest of
+/* A gradient travels down through adjacent units of one rank in one buffer, which is named by the highest of
  * them. */
 int gradient_unit(const Program *p, int unit) {
     while (unit + 1 < p->units && partition_runs(p->partition, unit + 1)) unit++;
     return unit;
 }
 
-/* Flats of a gathered unit follow each other, each at the alignment of a pool. */
+/* Flats of a gathered unit follow each other, each at a pool's alignment. */
 size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     size_t at = 0;
     for (int f = 0; f < (int)flat; f++)
@@ -44,12 +44,12 @@ size_t gathered_offset(const Program *p, const Model *m, int unit, Flat flat) {
     return at;
 }
 
-/* As often as this there is a gradient of a flat before it is rounded, or added up. */
+/* Number of gradients of a flat that exist before rounding or adding up. */
 static size_t gradients_of(const Program *p, Flat flat) {
     return (size_t)partition_gradients(p->partition, flat);
 }
 
-/* Of a kind that there is one of for each flat. */
+/* Bytes of a buffer whose kind exists once for each flat. */
 static size_t flat_bytes(const Program *p, BufferKind kind, int unit) {
     bool fixed = kind >= BUFFER_FLAT_FIXED;
     Flat flat = (Flat)(kind - (fixed ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS));
@@ -86,7 +86,7 @@ static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, in
     case BUFFER_GRADIENT: return pool_round(boundary_bytes(m));
     case BUFFER_FLAT_GRADIENTS:
     case BUFFER_FLAT_FIXED:
-    case BUFFER_KINDS: break; /* one of each for every flat */
+    case BUFFER_KINDS: break; /* one for each flat */
     }
     return flat_bytes(p, kind, unit);
 }
@@ -98,12 +98,13 @@ typedef struct Naming {
     const Model *m;
     Buffer *out;
     int count, microbatch;
-    size_t *bytes; /* [BUFFER_KINDS, units + 1] of a buffer, NOT_ASKED until it is named first; or NULL */
+    /* [BUFFER_KINDS, units + 1] bytes of a buffer, NOT_ASKED until it is first named; or NULL */
+    size_t *bytes;
 } Naming;
 
 #define NOT_ASKED SIZE_MAX
 
-/* Buffers of all microbatches are alike. */
+/* Bytes of a buffer: the same for every microbatch, and computed once. */
 static size_t bytes_of(const Naming *n, BufferKind kind, int unit) {
     if (!n->bytes) return buffer_bytes(n->p, n->m, kind, unit);
     size_t *bytes = &n->bytes[(int)kind * (n->p->units + 1) + unit];
@@ -111,7 +112,7 @@ static size_t bytes_of(const Naming *n, BufferKind kind, int unit) {
     return *bytes;
 }
 
-/* What takes no bytes is no buffer: the head of a tied model has no flat of matrices. */
+/* Something of no bytes is no buffer: the head of a tied model has no flat of matrices. */
 static void name(Naming *n, BufferKind kind, int unit) {
     size_t bytes = bytes_of(n, kind, unit);
     if (bytes == 0) return;
@@ -119,8 +120,8 @@ static void name(Naming *n, BufferKind kind, int unit) {
     n->out[n->count++] = (Buffer){.kind = kind, .unit = unit, .microbatch = n->microbatch, .bytes = bytes};
 }
 
-/* Only where a microbatch's gradient has memory of its own; else passes write into the sums, which the engine
- * holds throughout. */
+/* Only where a microbatch's gradient has its own memory; else passes add to the sums, which the engine holds
+ * throughout. */
 static void name_gradients(Naming *n, Action a) {
     const Program *p = n->p;
     PassGradient g;
@@ -131,16 +132,16 @@ static void name_gradients(Naming *n, Action a) {
     }
 }
 
-/* A reduction of a microbatch moves what its pass left: in fixed point where that is what crosses the
- * network. Reductions of a step move sums. */
+/* A reduction of a microbatch sends what its pass left, in fixed point if numerics are exact. A reduction of
+ * a step sends the sums. */
 static void name_reduced(Naming *n, Action a) {
     BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
     for (int f = 0; a.microbatch >= 0 && f < GRADIENT_FLATS; f++)
         name(n, buffer_of_flat(first, (Flat)f), a.unit);
 }
 
-/* A forward pass writes its output into the slab of the unit above. Wgrad alone reads what dgrad kept, and
- * the embedding's reads the gradient that came down to it. */
+/* A forward pass writes its output into the slab of the unit above. A separate wgrad reads what dgrad kept;
+ * that of the embedding reads the gradient that came down to it. */
 static void name_pass(Naming *n, Action a) {
     const Program *p = n->p;
     int u = a.unit;
@@ -157,13 +158,13 @@ static void name_pass(Naming *n, Action a) {
     name_gradients(n, a);
 }
 
-/* What ranks exchange touches what the pass does that it belongs to; so does what is recomputed for one. */
+/* Collectives and recomputation touch what the pass touches to which they belong. */
 static void name_exchange(Naming *n, Action a) {
     a.kind = a.kind == ACT_RECOMPUTE || a.pass == ACT_RECOMPUTE ? a.before : a.pass;
     name_pass(n, a);
 }
 
-/* Splits are the engine's; what they are added up to may be a microbatch's. */
+/* The partial sums are in the engine's memory; their total may be in a microbatch's buffer. */
 static void name_partials(Naming *n, Action a) {
     BufferKind first = n->p->exact ? BUFFER_FLAT_FIXED : BUFFER_FLAT_GRADIENTS;
     if (a.microbatch >= 0) name(n, buffer_of_flat(first, FLAT_VECTORS), a.unit);
@@ -197,7 +198,7 @@ static int name_buffers(Naming n, Action a) {
     case ACT_MATRIX_GATHER:
     case ACT_MATRIX_SCATTER:
     case ACT_UPDATE:
-    case ACT_KINDS: break; /* in memory that the engine holds throughout */
+    case ACT_KINDS: break; /* use memory that the engine holds throughout */
     }
     return n.count;
 }
@@ -211,7 +212,7 @@ static int *slot(const MemoryPlan *plan, BufferKind kind, int unit, int microbat
                         (size_t)microbatch];
 }
 
-/* The first to touch a buffer makes it; later ones make it live longer. */
+/* The first action to touch a buffer creates it; later ones extend its life. */
 static void touch(MemoryPlan *plan, const Buffer *b, int action) {
     int *at = slot(plan, b->kind, b->unit, b->microbatch);
     if (*at == 0) {
@@ -223,10 +224,10 @@ static void touch(MemoryPlan *plan, const Buffer *b, int action) {
     if (action > known->last) known->last = action;
 }
 
-/* What is sent must stay until the send has completed: that is waited for before the next send of the same
- * boundary, or at the end (engine/boundaries.c). So each send's buffer is touched once more there. Without
- * this the next pass would write over what the network still reads, which would show as a wrong number now
- * and then. */
+/* A sent buffer must stay until the send has completed. The engine waits for that before the next send over
+ * the same boundary, or at the end (engine/boundaries.c), so each send's buffer is touched once more there.
+ * Without this the next pass would overwrite what the network still reads, and numbers would be wrong now and
+ * then. */
 static void hold_sends(MemoryPlan *plan, Naming naming) {
     const Program *p = naming.p;
     const Buffer *b = naming.out;
@@ -264,12 +265,13 @@ static void collect(MemoryPlan *plan, const Program *p, const Model *m) {
 
 /* ---- Placing ---- */
 
-/* Buffers alive, ascending by offset; no two overlap. Most of them stay for long, so what is known about them
- * is kept: when the first of them ends, and up to where they leave no gap of `least` bytes or more. */
+/* Buffers that are alive, by ascending offset, without overlap. Most of them live long, so two facts about
+ * them are cached: when the first of them dies, and up to which one they leave no gap of `least` or more
+ * bytes. */
 typedef struct Alive {
     Buffer **items;
-    int count, soonest; /* soonest: the first `last` of them */
-    int packed;         /* between the first so many there is no such gap */
+    int count, soonest; /* soonest: the smallest `last` among them */
+    int packed;         /* between the first `packed` of them there is no such gap */
     size_t least;
 } Alive;
 
@@ -289,7 +291,7 @@ static void drop_dead(Alive *a, int now) {
     a->soonest = soonest;
 }
 
-/* Lowest offset where `b` fits between those alive. */
+/* Places `b` at the lowest offset where it fits among those alive. */
 static void first_fit(Alive *a, Buffer *b) {
     int i = b->bytes >= a->least ? a->packed : 0;
     b->offset = i > 0 ? a->items[i - 1]->offset + a->items[i - 1]->bytes : 0;
@@ -304,8 +306,7 @@ static void first_fit(Alive *a, Buffer *b) {
     a->packed = i + 1;
 }
 
-/* Buffers come in the order of their first use, so that dead ones can be dropped for good as the walk goes
- * on. */
+/* Buffers come in order of first use, so dead ones can be dropped for good during the walk. */
 static void place(MemoryPlan *plan) {
     for (int arena = 0; arena < ARENAS; arena++) {
         Alive alive = {.soonest = INT_MAX, .least = SIZE_MAX};
@@ -331,21 +332,20 @@ size_t gradient_room(const Program *p, int unit, Flat flat) {
                                               part->replica, type, s->ranges));
 }
 
-/* Reduced once a step: until then a rank adds up its own gradients of the whole flat. Reduced more often,
- * only its share has to stay. */
+/* When gradients are reduced once a step, a rank accumulates gradients of the full flat until then. When they
+ * are reduced more often, only its shard has to stay. */
 bool gradient_sums_are_whole(const Program *p) { return p->sync == SYNC_STEP; }
 
 size_t gradient_sum_bytes(const Program *p, int unit, Flat flat) {
     size_t element = p->exact ? sizeof(int64_t) : sizeof(float);
-    size_t each =
-        p->exact ? 1 : gradients_of(p, flat); /* exact chunks are of exact numerics alone, and rounded */
+    size_t each = p->exact ? 1 : gradients_of(p, flat); /* exact numerics round each one by itself */
     if (!partition_makes_gradient(p->partition, unit)) return 0;
     return pool_round(element * (gradient_sums_are_whole(p)
                                      ? each * gradient_room(p, unit, flat)
                                      : (size_t)p->partition->flat_shard[unit][flat].count));
 }
 
-/* fp32 results of fixed-point sums; without them a share is read where it was summed. */
+/* fp32 results of fixed-point sums. In fast numerics the shard is read from the sums themselves. */
 size_t gradient_owned_bytes(const Program *p, int unit, Flat flat) {
     if (!p->exact || !partition_makes_gradient(p->partition, unit)) return 0;
     return pool_round((size_t)p->partition->flat_shard[unit][flat].count * sizeof(float));
@@ -368,8 +368,8 @@ size_t step_statistics_bytes(int parameters, bool noise, int64_t routed, int sou
            (size_t)sources * sizeof(LossSum);
 }
 
-/* One workspace serves all reductions on an axis in turn, so it is as large as the largest of any unit needs.
- * Buckets depend on the largest part, which all ranks know, and not on a rank's own: they must cut alike. */
+/* One workspace serves all reductions on an axis in turn, so it has the size of the largest. Buckets depend
+ * on the largest shard, which all ranks know, and not on the local one: all ranks must cut alike. */
 static size_t reduction_bytes(const Program *p, const FlatShard *s) {
     const Partition *part = p->partition;
     CommType type = p->exact ? COMM_I64 : COMM_F32;
@@ -383,7 +383,8 @@ static size_t reduction_bytes(const Program *p, const FlatShard *s) {
 
 static size_t most_of(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Of the sums between parts, and of those of vectors' gradients: one is under way at a time. */
+/* Workspace of the sums inside passes and of those of vectors' gradients. Only one of these runs at a
+ * time. */
 static size_t exchange_bytes(const Program *p, const Model *m, bool training) {
     int ranks = p->partition->tensors;
     size_t most = program_collective_workspace(p, m);
@@ -411,8 +412,8 @@ static void plan_gradients(MemoryPlan *plan, const Program *p, int unit, Flat fl
     if (reduction > plan->reduction) plan->reduction = reduction;
 }
 
-/* Parameter after parameter, since each may have states of another kind: by its group's optimizer and dtype,
- * for the elements that this rank owns. */
+/* One parameter after the other, since each may have different states: they depend on its group's optimizer
+ * and dtype. */
 static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     plan->states = mem_alloc_array((size_t)p->table->count * PARAM_STATES, sizeof *plan->states);
     for (int i = 0; i < p->table->count; i++) {
@@ -424,7 +425,7 @@ static void plan_states(MemoryPlan *plan, const Partition *p, const ParamGroups 
     }
 }
 
-/* Updates come after all passes, in memory that these have left; what they need is mostly less. */
+/* Updates come after all passes and reuse their scratch, which is mostly larger than what an update needs. */
 static void plan_update(MemoryPlan *plan, const Partition *p, const ParamGroups *g) {
     for (int i = 0; i < p->table->count; i++) {
         const Param *param = &p->table->params[i];
@@ -453,7 +454,7 @@ static void plan_probes(MemoryPlan *plan, const Program *p, const Model *m) {
     plan->statistics += plan->probe.slots + plan->probe.wide;
 }
 
-/* Evaluation has a plan of its own, without gradients and states; it runs in the arenas of training
+/* An evaluation has its own plan, without gradients and states; it runs in the arenas of training
  * (plan/rank.c). */
 void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     const Program *p = spec->program;
@@ -468,8 +469,8 @@ void memory_plan(MemoryPlan *plan, const MemorySpec *spec) {
     plan->keep = pool_round(model_keep_bytes(m));
     plan->masters = !spec->inference || m->compute == DTYPE_F32;
     plan->parameters = pool_round((plan->masters ? owned : vectors) * sizeof(float));
-    /* With shards products read what was gathered, in the compute dtype already; a copy of master weights
-     * would be read by nobody. */
+    /* With shards, products read gathered parameters, which are in the compute dtype already: a copy of the
+     * master weights would be unused. */
     if (m->compute == DTYPE_BF16 && (p->partition->shards == 1 || !plan->masters))
         plan->copy = pool_round((owned - vectors) * sizeof(uint16_t));
     plan->constants = model_constants_bytes(&m->config, spec->positions);
@@ -496,7 +497,7 @@ const Buffer *memory_plan_buffer(const MemoryPlan *plan, BufferKind kind, int un
     return &plan->buffers[at - 1];
 }
 
-/* As the engine has them. */
+/* The pools that the engine allocates. */
 enum { POOLS = 11 };
 static void list_pools(const MemoryPlan *plan, size_t out[POOLS]) {
     const size_t pools[POOLS] = {plan->parameters,
@@ -527,8 +528,8 @@ size_t memory_plan_taken(const MemoryPlan *plan) {
     return sum;
 }
 
-/* COMM_TURNS workspaces for each axis: one operation fills its own while the one before adds up in the other.
- */
+/* COMM_TURNS workspaces for each axis: one operation fills its workspace while the one before adds up in the
+ * other. */
 size_t memory_plan_buckets(const MemoryPlan *plan) {
     return (size_t)plan->reductions * COMM_TURNS * plan->reduction;
 }
@@ -545,7 +546,8 @@ size_t memory_plan_total(const MemoryPlan *plan) {
 
 /* ---- Printing ---- */
 
-/* Of the memory that the pools are in; where that is the device's own, `host` has the column behind it. */
+/* A row of the table. Sizes are in the memory that holds the pools; where that is the device's own, a column
+ * for `host` follows. */
 static void two(const MemoryPlan *plan, Text *out, const char *category, size_t bytes, size_t host,
                 const char *what) {
     char size[32], share[16] = "", other[32];
@@ -572,8 +574,8 @@ static int buffers_of(const MemoryPlan *plan, Arena arena) {
     return n;
 }
 
-/* Categories in the order in which a reader can do something about them; what takes nothing has no row. The
- * last line is what no pool knows of, measured once. */
+/* Categories come in the order in which a reader can act on them; those that take nothing have no row. The
+ * last lines cover what is outside the pools, as measured once. */
 void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m, const ParamGroups *g,
                        Text *out) {
     static const char *const policy[] = {"nothing recomputed", "selective recompute", "full recompute"};
@@ -606,7 +608,7 @@ void memory_plan_print(const MemoryPlan *plan, const Program *p, const Model *m,
     row_of_host(plan, out, "pinned", plan->pinned,
                 "batches on their way to the device, figures of a step on theirs back");
     two(plan, out, "total", memory_plan_total(plan), plan->separate_memory ? memory_plan_host(plan) : 0, "");
-    /* Measured: resident memory less the total, 1 to 8 ranks of 4 to 320 MiB each on one machine.
+    /* Measured as resident memory minus the total, for 1 to 8 ranks of 4 to 320 MiB each on one machine.
      * tests/ranks/test_pipeline_memory.sh allows twice as much. */
     if (plan->separate_memory)
         text_printf(

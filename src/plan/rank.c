@@ -1,18 +1,18 @@
-/* From what all ranks have in common to the plan of one. The order matters, and each step reads only what
- * stands above it:
+/* From what all ranks have in common to the plan of one rank. The order matters: each step reads only what
+ * stands above it.
  *
- *     mesh and model --> the rank's own model (tp) --> table of parameters --> groups of the optimizer
- *                                                         |                       |
- *     schedule, stages ----------------------------> partition: boxes and shares <-+
- *                                                         |
- *                                      programs: of a step, and of an evaluation
- *                                                         |
- *                                      memory: buffers, pools, staging
+ *     mesh and model --> the rank's local model (tp) --> table of parameters --> groups of the optimizer
+ *                                                          |                       |
+ *     schedule, stages ----------------------------> partition: shards <-----------+
+ *                                                          |
+ *                                       programs: of a step, and of an evaluation
+ *                                                          |
+ *                                       memory: buffers, pools, staging
  *
- * Nothing here asks what other ranks do, or which machine this is: `weft plan` makes any of them anywhere,
- * and a run makes its own in the same way.
+ * Nothing here depends on what other ranks do or on the machine: `weft plan` plans any rank anywhere, and a
+ * run plans its own in the same way.
  *
- * Elsewhere called: mixed precision is decided here: fp32 master weights, computation in bf16 or fp32. */
+ * Mixed precision is decided here: fp32 master weights, computation in bf16 or fp32. */
 #include "plan/rank.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 #include "base/memory.h"
 #include "model/families/family.h"
 
-/* auto becomes bf16 where the device multiplies it natively, else fp32: bf16 without such products is no
+/* auto becomes bf16 where the device multiplies it natively, else fp32: without native products bf16 is no
  * faster than fp32, and less exact. */
 static Dtype compute_of(const Config *c, const Device *d) {
     if (c->train.compute == COMPUTE_AUTO) return d->native_bf16 ? DTYPE_BF16 : DTYPE_F32;
@@ -62,7 +62,8 @@ RankSpec rank_spec(const Config *c, const Layout *l, const Device *d) {
                                                                     : 1};
 }
 
-/* Of `width` bytes an element, run by run: those of a box that is narrower than its matrix lie apart. */
+/* Bytes of a segment with `width` bytes an element. Each run is padded by itself, since the runs of a local
+ * shard that is narrower than its matrix are not adjacent. */
 static size_t run_bytes(const ParamSegment *segment, size_t width) {
     size_t sum = 0;
     SegmentRun run;
@@ -73,8 +74,8 @@ static size_t run_bytes(const ParamSegment *segment, size_t width) {
     return sum;
 }
 
-/* What a checkpoint takes of the elements that this rank counts: each tensor by itself, as its copy is laid
- * out (checkpoint_staging_bytes). The base of adapters is in none. */
+/* Bytes that a checkpoint copies of the elements that this rank counts: each tensor by itself, in the layout
+ * of the copy (checkpoint_staging_bytes). The base model of adapters is in no checkpoint. */
 static size_t staging(const RankPlan *p) {
     size_t sum = 0;
     for (int i = 0; i < p->model.table.count; i++) {
@@ -88,8 +89,7 @@ static size_t staging(const RankPlan *p) {
     return sum;
 }
 
-/* The program is checked here, once for every plan that is made: no run, forecast or comparison is of a
- * program that would not run. */
+/* Every plan checks its program here, so no run, forecast or comparison uses a program that would not run. */
 static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSync sync, Program *out,
                               Error *err) {
     const RankSpec *s = &p->spec;
@@ -107,13 +107,13 @@ static ErrorCode plan_program(RankPlan *p, const Schedule *schedule, GradientSyn
     return program_check(out, err);
 }
 
-/* What of the device its memory hangs on. */
+/* The properties of the device on which memory depends. */
 typedef struct Room {
     size_t scratch, granularity, pinned;
     bool separate_memory;
 } Room;
 
-/* What else runs in the memory of training. */
+/* Enlarges the arenas of training for another program that runs in them. */
 static void make_room(RankPlan *p, const MemoryPlan *other) {
     for (int a = 0; a < ARENAS; a++)
         if (other->arena[a] > p->memory.arena[a]) p->memory.arena[a] = other->arena[a];
@@ -121,7 +121,7 @@ static void make_room(RankPlan *p, const MemoryPlan *other) {
 
 static ErrorCode plan_smaller(RankPlan *p, const Schedule *schedule, Room room, Error *err) {
     StepPlan *step = &p->smaller[p->smaller_count++];
-    /* As a whole step has it, whose memory this is. */
+    /* The same synchronisation as in the full step, whose memory this uses. */
     TRY(plan_program(p, schedule, p->program.sync, &step->program, err));
     memory_plan(&step->memory, &(MemorySpec){.program = &step->program,
                                              .model = &p->model,
@@ -154,8 +154,8 @@ static ErrorCode plan_training(RankPlan *p, const Layout *l, Room room, Error *e
     return OK;
 }
 
-/* Which parameters are frozen is said by patterns of their names, so the table comes first; what is frozen
- * has another place in it, and then the groups are made for that. */
+/* Patterns of parameter names decide what is frozen, so the table comes first. Freezing changes the layout of
+ * the table, and the groups are then built again for it. */
 static ErrorCode make_groups(RankPlan *p, Error *err) {
     ParamTable *t = &p->model.table;
     TRY(param_groups_build(&p->groups, p->spec.optimizer, t, err));
@@ -168,7 +168,8 @@ static ErrorCode make_groups(RankPlan *p, Error *err) {
     return param_groups_build(&p->groups, p->spec.optimizer, t, err);
 }
 
-/* A gradient of one microbatch is not whole where its sums are shared. */
+/* The noise scale needs the gradient of one microbatch on one rank, which does not exist where its sum is
+ * split. */
 static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
     if (p->spec.inference) return OK;
     if (p->spec.noise && p->model.dispatch_rows > 0)
@@ -194,7 +195,7 @@ static ErrorCode check_whole(const RankPlan *p, TpGroup tp, Error *err) {
     return OK;
 }
 
-/* What a device's kernels do not do is said here, before anything runs. */
+/* Reports what a device's kernels do not support, before anything runs. */
 static ErrorCode check_device(const ModelConfig *model, const Device *d, Error *err) {
     int64_t widest = d->widest_head;
     if (widest == 0 || model->head_dim <= widest) return OK;
@@ -243,7 +244,7 @@ CommVolumeSpec rank_comm_volume_of(const Config *c) {
                             .partial = sizeof(float)};
 }
 
-/* In fast numerics cp is one of the axes over which gradients are summed as they come. */
+/* In fast numerics cp is one of the axes over which gradients are summed without exact chunks. */
 static CpGroup cp_group_of(const RankSpec *s, const Mesh *mesh, int rank) {
     CommVolumeSpec volume = rank_comm_volume(s, mesh);
     bool keys = comm_volume_method(&volume) == CP_COMM_ALL_GATHER;
@@ -301,7 +302,7 @@ ErrorCode rank_plan(RankPlan *p, const RankSpec *spec, const Layout *l, int rank
     return spec->inference ? OK : plan_training(p, l, room, err);
 }
 
-/* Shares are even unless matrices stay whole, so the second plan is rarely made. */
+/* Shards are even unless matrices stay whole, so a second plan is rarely needed. */
 ErrorCode rank_plan_fullest(RankPlan *p, const RankSpec *spec, const Layout *l, int place, const Device *d,
                             Error *err) {
     int first = place * (l->mesh.world / mesh_size(&l->mesh, MESH_PIPELINE));

@@ -1,13 +1,14 @@
-/* TorchTitan's rule and names are arithmetic. split_auto is a search: stages are taken one after the other,
- * and for each number of blocks given out so far the candidates stay that no other beats in every figure.
+/* TorchTitan's rule and names are arithmetic. split_auto is a search: it adds one stage after the other, and
+ * for each number of blocks assigned so far it keeps the candidates that no other candidate beats in every
+ * figure.
  *
- * What is best: the largest stage as small as can be, since a pipeline is as slow as its slowest rank; among
- * those the smallest sum of squares, which spreads what is left evenly. Where memory is limited, only among
- * splits that keep to it.
+ * The best split has the smallest largest stage, since a pipeline is as slow as its slowest rank, and among
+ * those the smallest sum of squares, which spreads the rest evenly. Where memory is limited, only splits that
+ * fit are considered.
  *
- * Units are numbered as everywhere (0 the embedding, blocks + 1 the head), but blocks from 0 inside the
- * search. The first stage has the embedding and the last one the head; between them a stage has a block at
- * least. */
+ * Units are numbered as everywhere (0 is the embedding, blocks + 1 the head), but inside the search blocks
+ * are numbered from 0. The first stage has the embedding and the last one the head; each stage between them
+ * has at least one block. */
 #include "plan/split.h"
 
 #include <math.h>
@@ -28,8 +29,8 @@ void split_free(Split *s) {
 
 /* ---- TorchTitan's rule ---- */
 
-/* The rule counts embedding and head as so many layers, and gives every stage as many; an end that counts for
- * more than a stage has would take blocks from it that are not there. */
+/* The rule counts embedding and head as layers and gives every stage equally many. An end that counts for
+ * more than a stage has would take blocks from the stage that it does not have. */
 static ErrorCode check_uniform(int blocks, int stages, SplitWeights w, Error *err) {
     int effective = blocks + w.input_weight + w.output_weight;
     int heaviest = w.input_weight > w.output_weight ? w.input_weight : w.output_weight;
@@ -49,7 +50,8 @@ static ErrorCode check_uniform(int blocks, int stages, SplitWeights w, Error *er
     return OK;
 }
 
-/* The first `extra` stages have one layer more. Embedding and head are layers of the first and the last. */
+/* The first `extra` stages have one layer more. The embedding and the head count as layers of the first and
+ * the last stage. */
 ErrorCode split_uniform(Split *s, int blocks, int stages, SplitWeights w, Error *err) {
     CHECK(blocks >= 1 && w.input_weight >= 0 && w.output_weight >= 0);
     *s = (Split){0};
@@ -58,8 +60,8 @@ ErrorCode split_uniform(Split *s, int blocks, int stages, SplitWeights w, Error 
     int effective = blocks + w.input_weight + w.output_weight, base = effective / stages,
         extra = effective % stages;
     for (int stage = 1; stage < stages; stage++) {
-        int before = stage * base +
-                     (stage < extra ? stage : extra); /* layers of the stages before, the embedding's too */
+        /* Layers of the stages before, including the embedding's. */
+        int before = stage * base + (stage < extra ? stage : extra);
         s->first[stage] = 1 + before - w.input_weight;
     }
     return OK;
@@ -80,7 +82,7 @@ static void describe_allowed(StagesPerRank a, char out[64]) {
         snprintf(out, 64, "%d to %d stages a rank", a.least, a.most);
 }
 
-/* The nearest number that is allowed is named. */
+/* The error names the nearest number that is allowed. */
 ErrorCode split_check_stages(int stages, int ranks, StagesPerRank allowed, Error *err) {
     CHECK(ranks >= 1 && allowed.least >= 1);
     if (stages_fit(stages, ranks, allowed)) return OK;
@@ -94,7 +96,7 @@ ErrorCode split_check_stages(int stages, int ranks, StagesPerRank allowed, Error
                      ranks, text, each * ranks);
 }
 
-/* As TorchTitan counts: layers, embedding and head, divided and rounded up. */
+/* Counts as TorchTitan does: layers plus embedding and head, divided and rounded up. */
 ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int per_stage, int ranks,
                                  StagesPerRank allowed, Error *err) {
     int effective = blocks + w.input_weight + w.output_weight;
@@ -124,7 +126,7 @@ ErrorCode split_layers_per_stage(int *stages, int blocks, SplitWeights w, int pe
 
 /* ---- points ---- */
 
-/* "norm" and "lm_head" are one unit. With or without "model.", as names are written elsewhere. */
+/* "norm" and "lm_head" are one unit. A "model." prefix, common elsewhere, is accepted. */
 static bool parse_point(const char *name, int blocks, int *unit) {
     if (strncmp(name, "model.", 6) == 0) name += 6;
     *unit = blocks + 1;
@@ -166,16 +168,17 @@ ErrorCode split_points(Split *s, int blocks, const char *const *names, int count
 /* ---- costs ---- */
 
 /* Dynamic programming over (stages so far, blocks so far). A label is a way to get there that may still be
- * part of the best: its largest stage, its sum of squares, and the bytes taken on ranks that will get another
- * stage. One that is no better in any of these than another is dropped: whatever follows, the other ends no
- * worse.
+ * part of the best split: its largest stage, its sum of squares, and the bytes used on ranks that will get
+ * another stage. A label is dropped if another one is at least as good in all of these: whatever follows, the
+ * other ends no worse.
  *
- * With memory, and ranks of several stages, bytes of many ranks would stand in a label at once. Where all
- * blocks are alike, as in every model of this family, it does not matter which blocks a stage has but only
- * how many: then the stages of one rank are taken one after the other, and labels know of one rank only. */
+ * With a limit of memory and several stages on a rank, a label would have to hold the bytes of many ranks at
+ * once. Where all blocks are alike, as in most models, only the number of blocks of a stage matters, not
+ * which ones. Then the stages of one rank are taken one after the other, and a label holds the bytes of one
+ * rank only. */
 
-/* Of one (stage, block), with memory: beyond that, comparing them takes too long. Without, the square of the
- * blocks bounds them. */
+/* Limit of labels for one (stage, block) when memory is limited: comparing more takes too long. Without a
+ * limit of memory, the square of the number of blocks bounds them. */
 enum { MAX_LABELS = 600 };
 
 typedef struct Label {
@@ -193,10 +196,10 @@ typedef struct Search {
     const SplitModel *m;
     int blocks, stages, ranks;
     const int *rank_of_stage;          /* NULL: rank = stage */
-    int *order;                        /* [stages] in which they are taken */
-    int *last;                         /* [ranks] place in that order of a rank's last stage */
+    int *order;                        /* [stages] in the order in which they are taken */
+    int *last;                         /* [ranks] position in that order of a rank's last stage */
     double limit;                      /* bytes; 0: none */
-    double *cost, *fixed, *activation; /* [blocks + 1] sums over the blocks before one */
+    double *cost, *fixed, *activation; /* [blocks + 1] prefix sums over blocks */
     Front *fronts;                     /* [stages + 1][blocks + 1] */
     double *trial;                     /* [ranks] */
 } Search;
@@ -206,17 +209,17 @@ static Front *front_at(const Search *q, int taken, int blocks) {
     return &q->fronts[taken * (q->blocks + 1) + blocks];
 }
 
-/* Sums in another order differ in their last bits; that makes nothing better. */
+/* Sums taken in another order differ in their last bits; that does not make one better. */
 static bool no_larger(double a, double b) { return a <= b * (1 + 1e-12); }
 
-/* All three parts count alike: over a step each rank does them for every microbatch. */
+/* All three parts count alike: over a step each rank does each of them for every microbatch. */
 static double cost_of(StageCost c) { return c.forward + c.input + c.weight; }
 
-/* Blocks that a stage has at least: the first and the last one hold something else. */
+/* Least number of blocks of a stage: the first and the last one have another unit already. */
 static int least_blocks(const Search *q, int stage) { return stage > 0 && stage < q->stages - 1; }
 
-/* Cost and bytes of a stage with the blocks first <= b < end, numbered from 0, and of what the first and last
- * stage hold. */
+/* Cost of a stage with the blocks first <= b < end, numbered from 0, including the embedding or the head
+ * where the stage has it. stage_bytes does the same for bytes. */
 static double stage_cost(const Search *q, int stage, int first, int end) {
     double cost = q->cost[end] - q->cost[first];
     if (stage == 0) cost += cost_of(q->m->costs[0]);
@@ -224,7 +227,7 @@ static double stage_cost(const Search *q, int stage, int first, int end) {
     return cost;
 }
 
-/* What a unit costs a rank that keeps `live` microbatches of its activations. */
+/* Bytes of a unit on a rank that keeps its activations for `live` microbatches. */
 static double unit_bytes(const SplitModel *m, int unit, int live) {
     double bytes = m->fixed_bytes ? m->fixed_bytes[unit] : 0;
     return m->activation_bytes ? bytes + live * m->activation_bytes[unit] : bytes;
@@ -238,7 +241,7 @@ static double stage_bytes(const Search *q, int stage, int first, int end) {
     return bytes;
 }
 
-/* To the last bit, as they are computed by one formula from equal numbers. */
+/* Compares bits: alike blocks get their figures by one formula from equal numbers. */
 static bool blocks_alike(const SplitModel *m) {
     for (int u = 2; u <= m->blocks; u++)
         if (cost_of(m->costs[u]) != cost_of(m->costs[1]) || unit_bytes(m, u, 0) != unit_bytes(m, 1, 0) ||
@@ -247,7 +250,7 @@ static bool blocks_alike(const SplitModel *m) {
     return true;
 }
 
-/* By rank where that is allowed, else as they follow each other. */
+/* By rank where that is allowed, else in ascending order. */
 static void take_order(Search *q, bool by_rank) {
     int taken = 0;
     for (int r = 0; r < (by_rank ? q->ranks : 1); r++)
@@ -256,7 +259,7 @@ static void take_order(Search *q, bool by_rank) {
     for (int i = 0; i < q->stages; i++) q->last[rank_of(q, q->order[i])] = i;
 }
 
-/* Sums over blocks before each one make the cost of any run of blocks a difference. */
+/* With prefix sums over blocks, the cost of any run of blocks is a difference. */
 static void search_start(Search *q, const SplitModel *m, int stages, const int *rank_of_stage, double limit) {
     *q = (Search){
         .m = m, .blocks = m->blocks, .stages = stages, .rank_of_stage = rank_of_stage, .limit = limit};
@@ -292,7 +295,7 @@ static void search_free(Search *q) {
     free(q->activation);
 }
 
-/* Whether label a can stand for b: whatever is added to both, a ends no worse. */
+/* Whether label a makes b superfluous: whatever is added to both, a ends no worse. */
 static bool covers(const Search *q, const Label *a, const double *used_a, const Label *b,
                    const double *used_b) {
     if (!no_larger(a->largest, b->largest) || !no_larger(a->squares, b->squares)) return false;
@@ -301,8 +304,8 @@ static bool covers(const Search *q, const Label *a, const double *used_a, const 
     return true;
 }
 
-/* Adds a label with q->trial as its use of memory, unless one that is there covers it; those that it covers
- * go. False: there are too many. */
+/* Adds a label with the memory use in q->trial, unless an existing label covers it, and removes those that it
+ * covers. False: there are too many labels. */
 static bool front_add(const Search *q, Front *f, Label added) {
     size_t ranks = (size_t)q->ranks;
     for (int i = 0; i < f->count; i++)
@@ -324,7 +327,7 @@ static bool front_add(const Search *q, Front *f, Label added) {
 }
 
 /* Extends label `index` of (taken, first) by every size of the next stage that leaves `reserved` blocks for
- * those after it. */
+ * the stages after it. False: there are too many labels. */
 static bool extend(Search *q, int taken, int first, int index, int reserved) {
     const Front *from = front_at(q, taken, first);
     Label label = from->labels[index];
@@ -335,7 +338,7 @@ static bool extend(Search *q, int taken, int first, int index, int reserved) {
         if (q->limit > 0) {
             q->trial[rank] += stage_bytes(q, stage, first, end);
             if (!no_larger(q->trial[rank], q->limit)) break;
-            if (q->last[rank] == taken) q->trial[rank] = 0; /* settled: no later stage cares */
+            if (q->last[rank] == taken) q->trial[rank] = 0; /* settled: no later stage is on this rank */
         }
         double cost = stage_cost(q, stage, first, end);
         Label next = {cost > label.largest ? cost : label.largest, label.squares + cost * cost, end - first,
@@ -345,7 +348,7 @@ static bool extend(Search *q, int taken, int first, int index, int reserved) {
     return true;
 }
 
-/* `reserved` blocks are kept for the stages that are still to come, so that none of them ends up without. */
+/* `reserved` blocks are kept for the remaining stages, so that none of them ends up empty. */
 static bool search_run(Search *q) {
     int reserved = 0;
     for (int s = 0; s < q->stages; s++) reserved += least_blocks(q, s);
@@ -361,8 +364,9 @@ static bool search_run(Search *q) {
     return true;
 }
 
-/* The best complete split into s; false when there is none. Found from the end by the labels that each one
- * extends; stages were perhaps taken in another order, so counts come first and places after. */
+/* Writes the best complete split into s; false when there is none. It walks back from the end through the
+ * labels that each label extends. Stages may have been taken in another order, so block counts are filled in
+ * first and turned into first units afterwards. */
 static bool search_best(const Search *q, Split *s) {
     const Front *f = front_at(q, q->stages, q->blocks);
     if (f->count == 0) return false;
@@ -389,7 +393,8 @@ static bool search_best(const Search *q, Split *s) {
 
 typedef enum Found { FOUND, FOUND_NONE, FOUND_TOO_MANY } Found;
 
-/* The best split within `limit` bytes a rank; 0: no limit, and then a search always finds one. */
+/* The best split within `limit` bytes a rank. With limit 0 there is no limit, and the search always finds
+ * one. */
 static Found find(Split *s, const SplitModel *m, const int *rank_of_stage, double limit) {
     Search q;
     search_start(&q, m, s->stages, rank_of_stage, limit);
@@ -398,7 +403,7 @@ static Found find(Split *s, const SplitModel *m, const int *rank_of_stage, doubl
     return found;
 }
 
-/* Within memory. Searched only when the best split of all does not fit. */
+/* The best split within the limit of memory. Called only when the best split of all does not fit. */
 static ErrorCode find_limited(Split *s, const SplitModel *m, const int *rank_of_stage, Error *err) {
     char limit[32];
     Found found = find(s, m, rank_of_stage, m->rank_bytes);
@@ -424,8 +429,8 @@ double split_fullest_rank(const Split *s, const SplitModel *m, const int *rank_o
     return most;
 }
 
-/* The limit is looked at only when the best split of all breaks it: searching with memory takes longer by
- * far. */
+/* The limit is considered only when the best split of all exceeds it: a search with memory takes far
+ * longer. */
 ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_of_stage, Error *err) {
     *s = (Split){0};
     if (stages < 1 || stages > m->blocks + 2)
@@ -443,7 +448,6 @@ ErrorCode split_auto(Split *s, const SplitModel *m, int stages, const int *rank_
 
 /* ---- figures ---- */
 
-/* From units to stages. */
 void split_stage_costs(const Split *s, const StageCost *units, StageCost *stages) {
     for (int stage = 0; stage < s->stages; stage++) {
         StageCost sum = {0, 0, 0};

@@ -1,5 +1,5 @@
-/* Memory is read off the plans of all pipeline places, by the code that pipeline.memory_gib is held against
- * (fit.c): what is taken fits by the figures of `weft plan`. */
+/* Memory comes from the plans of all pipeline ranks, by the code that also checks pipeline.memory_gib
+ * (fit.c). The choice therefore fits by the figures of `weft plan`. */
 #include "plan/sync.h"
 
 #include <math.h>
@@ -11,8 +11,8 @@ const char *sync_name(GradientSync sync) {
     return names[sync];
 }
 
-/* A pipeline's split is made for the candidate, too: where none keeps to pipeline.memory_gib, that is an
- * error of the layout, and of the candidate alone. */
+/* The stage split is computed for the candidate too. Where no split fits pipeline.memory_gib, layout_build
+ * fails, which rules out this candidate only. */
 static ErrorCode measure(const Config *c, int world, GradientSync sync, double *bytes, Error *err) {
     Config candidate = *c;
     Layout l;
@@ -23,8 +23,8 @@ static ErrorCode measure(const Config *c, int world, GradientSync sync, double *
     return code;
 }
 
-/* In the order of bytes; what does not apply to the mesh is left out. Where nothing fits, what takes least:
- * how much too much that is, a plan says. */
+/* Tries settings in the order of bytes sent, without those that do not apply to the mesh. Where nothing fits,
+ * it takes the one with the least memory; the plan then reports by how much it exceeds the limit. */
 static ErrorCode first_that_fits(const Config *c, int world, double limit, bool both_axes, SyncChoice *out,
                                  Error *err) {
     static const SyncChoice order[] = {
