@@ -1,4 +1,4 @@
-/* The values of a choice, said once for C and for configurations: a list of constants and their words,
+/* Defines the values of a choice once for C and for configurations, as a list of constants and their words:
  *
  *     #define ROPE_KINDS(X) X(ROPE_LLAMA3, "llama3") X(ROPE_LINEAR, "linear")
  *     typedef enum RopeKind { ROPE_KINDS(CHOICE_CONSTANT) } RopeKind;

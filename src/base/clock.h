@@ -1,4 +1,3 @@
-/* Time. */
 #ifndef WEFT_BASE_CLOCK_H
 #define WEFT_BASE_CLOCK_H
 

@@ -1,6 +1,6 @@
 /* JSON: cJSON for reading, made strict, and a small streaming writer.
  *
- * json_parse refuses what cJSON lets pass: trailing bytes, duplicate keys, nesting beyond 64, \u0000, invalid
+ * json_parse refuses what cJSON accepts: trailing bytes, duplicate keys, nesting beyond 64, \u0000, invalid
  * UTF-8, numbers that are not JSON or not finite. Errors give line and column. */
 #ifndef WEFT_BASE_JSON_H
 #define WEFT_BASE_JSON_H
@@ -16,27 +16,28 @@
 ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err);
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err);
 
-/* The same for one line of a file, so that errors give the line of the file; and a value, not a key, may hold
- * \u0000. cJSON shows the string before it; json_line_string puts the whole one, with its NULs, in place of
- * what was in `out`. `member` is a string in the object that data[0, length) was parsed to, which loses it:
- * a text may be as large as the line, and is not copied. */
+/* The same for one line of a file, so that errors give the line of the file. Here a value, though not a key,
+ * may contain \u0000. cJSON shows the string before it; json_line_string replaces `out` by the whole string,
+ * with its NULs. `member` is a string in the object that data[0, length) was parsed to; the object loses it,
+ * since a text may be as large as the line and is not copied. */
 ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root,
                           Error *err);
 void json_line_string(const char *data, size_t length, const cJSON *root, cJSON *member, Text *out);
 
 /* The same for a line whose numbers are written out again: `valuestring` of a number is its literal, which
- * may lie beyond doubles and have as many digits as Python reads (4300). */
+ * may be out of the range of doubles and have as many digits as Python reads (4300). */
 ErrorCode json_parse_literals(const char *where, const char *data, size_t length, cJSON **root, Error *err);
-/* The same without a copy of the line, in which numbers are overwritten. */
+/* The same without a copy of the line; numbers in it are overwritten. */
 ErrorCode json_parse_literals_in(const char *where, char *data, size_t length, cJSON **root, Error *err);
 
-/* Of a member that may be a value or a list of them: the first, and the one after `item`; NULL: no more. */
+/* For a member that may be a value or a list of values: the first, and the one after `item`; NULL at the
+ * end. */
 const cJSON *json_first(const cJSON *member);
 const cJSON *json_next(const cJSON *member, const cJSON *item);
 
 /* Typed members of an object; `where` names the object in errors. A missing or null member keeps *out and
- * succeeds when `required` is false. Integers must be whole, within [min, max], and below 2^53 in size: cJSON
- * keeps doubles, and beyond that a double no longer tells neighbours apart. */
+ * succeeds when `required` is false. Integers must be integral, within [min, max], and below 2^53 in
+ * magnitude: cJSON stores doubles, which cannot represent larger integers exactly. */
 ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min,
                        int64_t max, int64_t *out, Error *err);
 ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out,
@@ -46,8 +47,8 @@ ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key,
 ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required,
                           const char **out, Error *err);
 
-/* Writer: appends to a Text; commas are placed for you. indent 0 writes one line. Doubles are written with
- * the fewest digits that read back the same; non-finite ones as null (JSON has no other way). */
+/* Writer: appends to a Text and places the commas. indent 0 writes one line. Doubles are written with the
+ * fewest digits that read back the same; non-finite ones as null, since JSON cannot express them. */
 typedef struct JsonWriter {
     Text *out;
     int indent, depth;

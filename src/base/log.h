@@ -1,8 +1,8 @@
 /* Messages for people, on stderr. Data goes to stdout and never through here.
  *
- * Colour only on a terminal, without NO_COLOR, TERM not "dumb". A live status line (log_status) is redrawn at
- * the bottom of a terminal; log lines print above it. Elsewhere status lines are dropped: nothing but plain
- * lines, no escape bytes. */
+ * Colour is used only on a terminal, if NO_COLOR is unset and TERM is not "dumb". A live status line
+ * (log_status) is redrawn at the bottom of a terminal; log lines print above it. Elsewhere status lines are
+ * dropped, and the output consists of plain lines without escape bytes. */
 #ifndef WEFT_BASE_LOG_H
 #define WEFT_BASE_LOG_H
 
@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 
-/* Variable of the environment by which a process says that what it is told goes on to a terminal of so many
+/* Environment variable for a child process whose output is forwarded to a terminal: the number of its
  * columns. */
 #define LOG_TERMINAL "WEFT_TERMINAL"
 
@@ -19,7 +19,7 @@ typedef enum LogLevel { LOG_QUIET, LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } Lo
 
 void log_set_level(LogLevel level);
 LogLevel log_level(void);
-bool log_is_terminal(void); /* stderr is a terminal that takes escapes */
+bool log_is_terminal(void); /* stderr is a terminal that interprets escapes */
 bool log_has_colour(void);
 int log_width(void); /* columns of the terminal; 80 elsewhere */
 
@@ -27,10 +27,10 @@ void log_error(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_info(const char *format, ...) PRINTF_LIKE(1, 2);
 void log_debug(const char *format, ...) PRINTF_LIKE(1, 2);
-/* The same with colours in the message, which the others escape like all that a terminal acts on. */
+/* The same with colours in the message. The others escape these, like everything else that a terminal
+ * interprets. */
 void log_painted(const char *format, ...) PRINTF_LIKE(1, 2);
-/* A table or a picture at the level of log_info: lines that end with their newlines. Nothing for NULL or "".
- */
+/* A table or a picture at the level of log_info: lines that end with their newlines. No-op for NULL or "". */
 void log_lines(const char *lines);
 
 /* Redraws the status line; an empty text removes it. No-op when stderr is not a terminal. Thread-safe, as are
@@ -45,8 +45,8 @@ void progress_set(Progress *p, double done);
 void progress_add(Progress *p, double more);
 void progress_finish(Progress *p); /* prints one closing line with the rate; frees; NULL is fine */
 
-/* Long work moved on; set and add say so too, NULL or not. How often it was said so far, by all threads: by
- * it others know work that takes long from work that hangs. */
+/* Counts a step of progress in long work; progress_set and progress_add count too, also for NULL. The total
+ * over all threads lets a watchdog tell slow work from a hang. */
 void progress_beat(void);
 uint64_t progress_beats(void);
 

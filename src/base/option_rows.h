@@ -1,4 +1,4 @@
-/* The rows of an option table, a call each:
+/* The rows of an option table, a macro call each:
  *
  *     INT, REAL    (key, field, default, least, most, effect, help ...)
  *     CHOICE       (key, field, default, words, effect, help ...)
@@ -6,21 +6,27 @@
  *     TEXT, TEXTS  (key, field, default, effect, help ...)
  *     LIST         (key, field, struct of an item, its table, effect, help ...)
  *
- * The file of a table defines TARGET, the struct that its fields are of: a field of another type than the
- * row's does not compile. The default is what YAML would say, NULL where a row is OPTIONAL. Behind the help
- * stands what few rows have: LOCAL, REQUIRED, OPTIONAL, FOLLOWS, INSTEAD (base/options.h says what they are).
+ * The file of a table defines TARGET, the struct that contains the fields: a field whose type does not match
+ * the row does not compile. The default is written as in YAML, or NULL if the row is OPTIONAL. After the help
+ * come the properties that few rows have: LOCAL, REQUIRED, OPTIONAL, FOLLOWS, INSTEAD (see base/options.h).
  *
- * An effect is one of OptionEffect without its prefix. How one decides it for a new key: does another value,
- * from here on, give other bits? No, whatever it is: NOTHING. Only through the order in which sums are taken,
- * which is told as a fact (setup_sums): SUMS. Last bits, of the same mathematics: BITS. Other mathematics:
- * CURVE. Weights or states of another shape, so that nothing can go on: RUN. Read once, when a run begins:
- * START. The name of something that is compared by its content: CONTENT. Other figures of the same run:
- * MEASURES. tests/program/test_resume.sh tries every row with another value and holds the program to what the
- * row says.
+ * An effect is one of OptionEffect without its prefix. To choose it for a new key, ask how another value
+ * changes the bits from this step on:
  *
- * Bounds keep values within what the rest computes with: 2^53 (MOST_EXACT) for seeds and masks, which pass
- * through JSON's doubles; 1e12 for steps and tokens, whose products must fit 64 bits; below 1 for what decays
- * geometrically. */
+ *     NOTHING   never
+ *     SUMS      only through the order of sums, which is recorded as a fact (setup_sums)
+ *     BITS      last bits, with the same mathematics
+ *     CURVE     different mathematics
+ *     RUN       weights or states of another shape, so that the run cannot continue
+ *     START     the key is read once, when a run begins
+ *     CONTENT   it names something that is compared by its content
+ *     MEASURES  not the run, only figures about it
+ *
+ * tests/program/test_resume.sh tries every row with another value and checks the effect that the row claims.
+ *
+ * Bounds keep values within the range of later computations: 2^53 (MOST_EXACT) for seeds and masks, which
+ * pass through JSON's doubles; 1e12 for steps and tokens, whose products must fit in 64 bits; below 1 for
+ * geometric decay. */
 #ifndef WEFT_BASE_OPTION_ROWS_H
 #define WEFT_BASE_OPTION_ROWS_H
 

@@ -1,4 +1,4 @@
-/* One table of options makes parsing, --help, documentation, the resolved configuration with the source of
+/* One table of options provides parsing, --help, documentation, the resolved configuration with the source of
  * each value, shell completion, the man page, and "unknown key, did you mean ...".
  *
  * A table is an array of Option, one per dotted key ("optimizer.lr"), each naming a field of one plain struct
@@ -9,7 +9,7 @@
  *     OPT_DOUBLE  double                    OPT_LIST     ObjectList (maps, by an item table)
  *     OPT_CHOICE  int (index into choices)
  *
- * OPT_INT takes "1_000_000", "64k", "2M" (powers of ten: k, M, G) as well as plain numbers. */
+ * OPT_INT accepts "1_000_000", "64k", "2M" (powers of ten: k, M, G) as well as plain numbers. */
 #ifndef WEFT_BASE_OPTIONS_H
 #define WEFT_BASE_OPTIONS_H
 
@@ -36,32 +36,31 @@ typedef struct StringList {
     char **items;
 } StringList;
 
-/* A list of structs described by a table of their own. A bare scalar in place of a map sets the item's first
+/* A list of structs described by an item table. A bare scalar instead of a map sets the item's first
  * option. */
 typedef struct ObjectList {
     size_t count;
     char *items; /* count * item_size bytes */
 } ObjectList;
 
-/* What a run does with another value of a key than it began with: what changing the key changes, in a run
- * that goes on from what it saved. */
+/* The effect of changing a key between the start of a run and its continuation from a checkpoint. */
 typedef enum OptionEffect {
-    EFFECT_UNKNOWN,  /* nobody asks this table */
-    EFFECT_NOTHING,  /* the bits of the run go on */
-    EFFECT_START,    /* the same: the key is read when a run begins, and never again */
-    EFFECT_MEASURES, /* the run goes on, other figures of it are taken: said */
-    EFFECT_SUMS,    /* last bits at most, where it changes in which order sums are taken: said when it does */
-    EFFECT_BITS,    /* last bits: said */
-    EFFECT_CONTENT, /* names what is compared by what it holds */
-    EFFECT_CURVE,   /* another curve from here on: refused, or allowed by name and said */
-    EFFECT_RUN,     /* another run: refused */
+    EFFECT_UNKNOWN,  /* not asked of this table */
+    EFFECT_NOTHING,  /* the bits of the run do not change */
+    EFFECT_START,    /* the same: the key is read only when a run begins */
+    EFFECT_MEASURES, /* the run does not change, but figures about it do: reported */
+    EFFECT_SUMS,     /* at most last bits, if it changes the order of sums: reported when it does */
+    EFFECT_BITS,     /* last bits: reported */
+    EFFECT_CONTENT,  /* the key names something that is compared by content */
+    EFFECT_CURVE,    /* another curve from here on: refused, or allowed by name and reported */
+    EFFECT_RUN,      /* another run: refused */
 } OptionEffect;
 
 typedef struct Option {
     const char *key; /* "section.name"; in an item table just "name" */
     OptionType type;
     OptionEffect effect;
-    bool local;          /* ranks of one run may differ in it */
+    bool local;          /* ranks of one run may have different values */
     const char *follows; /* OPT_INT: 0 means the value of that key */
     size_t offset;
     const char *default_value; /* default, as it would be written in YAML; "" for an empty string or list */
@@ -72,18 +71,18 @@ typedef struct Option {
     bool optional;             /* in an item table: without a value until it is given; option_is_unset */
     const struct Option *item; /* OPT_LIST: table of the items, ended by key == NULL */
     size_t item_size;          /* OPT_LIST */
-    const char *instead;       /* OPT_STRINGS: what to say to who gives a map, or NULL */
+    const char *instead;       /* OPT_STRINGS: hint for a user who gives a map, or NULL */
 } Option;
 
-/* What other programs call a key, or a section: with their section, or the last part alone, whatever stands
- * before it. For hints: a synonym is no key. */
+/* What other programs call a key or a section, with their section or by the last component alone, whatever
+ * precedes it. Used for hints: a synonym is not accepted as a key. */
 typedef struct OptionSynonym {
     const char *name, *key;
 } OptionSynonym;
 
 typedef enum OptionOrigin { ORIGIN_DEFAULT, ORIGIN_GIVEN, ORIGIN_DERIVED } OptionOrigin;
 
-/* An optional OPT_DOUBLE or OPT_CHOICE of an item that nobody gave is NaN or -1. */
+/* Whether an optional OPT_DOUBLE or OPT_CHOICE of an item was not given: it is NaN or -1. */
 bool option_is_unset(const Option *o, const void *field);
 
 /* Where each value came from, parallel to the table. */
@@ -102,52 +101,51 @@ typedef struct OptionSet {
 
 /* Sets every field to its default. target must be zeroed. */
 ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error *err);
-/* Reads a tree of sections over the values that are there. */
+/* Reads a tree of sections over the existing values. */
 ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *root, Error *err);
 ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err);
 /* "section.key=value"; lists in YAML flow form: data.sources=[a.txt, {path: b.txt, weight: 2}]. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err);
-/* A value that follows from others, which `where` names: "derived from ...". What was given gives way. */
+/* Sets a value that follows from others, which `where` names: "derived from ...". Overrides a given value. */
 ErrorCode options_derive(OptionSet *set, const char *key, const char *text, const char *where, Error *err);
-/* Derives every key whose field lies in `part`, a struct inside the target, and has another value in `from`,
- * one like it of `size` bytes. Keys that were given keep their value, unless `given` gives way too. */
+/* Derives every key whose field lies in `part`, a struct inside the target, and differs from `from`, a struct
+ * of the same type with `size` bytes. Keys that were given keep their value, unless `given` is set. */
 ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from, size_t size, bool given,
                               const char *where, Error *err);
-/* Derives the keys that follow others, where they are 0. */
+/* Derives the keys that follow others, if they are 0. */
 ErrorCode options_follow(OptionSet *set, Error *err);
-/* What options_write_yaml wrote, by this version or another: keys that the table does not have are passed
- * over. */
+/* Reads the output of options_write_yaml by any version: keys that are not in the table are skipped. */
 ErrorCode options_apply_written(OptionSet *set, const char *where, const char *yaml, Error *err);
-/* Refuses, as `where`, a key that is none of the table's, with the nearest name. */
+/* ERR_CONFIG, with `where` and the nearest name, for a key that is not in the table. */
 ErrorCode options_check_key(const OptionSet *set, const char *where, const char *key, Error *err);
-/* The key or section of ours that a name is a synonym of, or NULL. */
+/* weft's key or section for a synonym, or NULL. */
 const char *options_synonym(const OptionSynonym *synonyms, const char *name);
 bool options_is_set(const OptionSet *set, const char *key); /* given by a file or the command line */
-/* One value on a line, as options_write_yaml writes it; `key` is one of the table. */
+/* Writes one value on a line, like options_write_yaml; `key` must be in the table. */
 void options_write_value(const OptionSet *set, const char *key, Text *out);
-/* Calls `differs` for every key whose values are not the same: two sets of one table. */
+/* Calls `differs` for every key whose values differ between two sets of one table. */
 void options_compare(const OptionSet *a, const OptionSet *b,
                      void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
                      void *context);
-/* Whether the field of a row has another value in `b`; both are structs that the row is of. */
+/* Whether the row's field differs between two structs of the row's type. */
 bool option_differs(const Option *row, const void *a, const void *b);
-/* What it does that the two sets have other values of a key: the row's effect; but EFFECT_NOTHING where it is
- * a list, and all in which its items differ has that effect. */
+/* The effect of the difference between the two sets' values of a key: the row's effect. For a list it is
+ * EFFECT_NOTHING if all differences between its items have that effect. */
 OptionEffect options_difference(const OptionSet *a, const OptionSet *b, const Option *option);
-/* ERR_CONFIG for a value that is there: "demo.yaml:12: section.key: ...", for what a table cannot say of it.
- */
+/* ERR_CONFIG for an existing value: "demo.yaml:12: section.key: ...", for constraints that a table cannot
+ * express. */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...)
     PRINTF_LIKE(4, 5);
 void options_free(OptionSet *set); /* frees owned fields of target and the sources */
 
-/* The resolved configuration as YAML that reads back to the same values; with_sources adds "# demo.yaml:12"
- * to each line. */
+/* The resolved configuration as YAML that reads back to the same values; with_sources appends "#
+ * demo.yaml:12" to each line. */
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources);
-/* Help: one line an option (key, type or choices, default, help), grouped by section, wrapped at `width`. */
+/* Help: one line per option (key, type or choices, default, help), grouped by section, wrapped at `width`. */
 void options_write_help(const Option *table, Text *out, int width);
-/* The same for one section, or one key by its full name; false, and nothing written, where there is none. */
+/* The same for one section, or one key by its full name; false, and nothing written, if there is none. */
 bool options_write_help_of(const Option *table, const char *name, Text *out, int width);
-/* What another value of the key does, in a few words: "another curve"; NULL where there is nothing to say. */
+/* The effect of changing the key, in a few words: "another curve"; NULL if there is nothing to say. */
 const char *options_effect_name(OptionEffect effect);
 /* SHA-256 (hex) over the values of the rows for which `keep` is true (all when it is NULL). */
 void options_digest(const OptionSet *set, bool (*keep)(const Option *option), char out[65]);

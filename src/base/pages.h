@@ -1,15 +1,15 @@
-/* Large memory: mappings of whole pages, made real when they are taken. */
+/* Large memory: mappings of whole pages that are touched at allocation. */
 #ifndef WEFT_BASE_PAGES_H
 #define WEFT_BASE_PAGES_H
 
 #include <stddef.h>
 
-/* Zeroed memory of `bytes`, every page of it touched, by so many threads; NULL, with errno, when there is not
- * so much. On huge pages, from a whole one on, where the system lends them. */
+/* Zeroed memory of `bytes`, with every page touched by `threads` threads; NULL, with errno, if there is not
+ * enough memory. From one whole huge page on it uses huge pages, if the system has them. */
 void *pages_take(size_t bytes, int threads);
-/* `bytes` as it was asked for. */
+/* `bytes` as passed to pages_take. */
 void pages_give(void *memory, size_t bytes);
-/* Of the mapping: whole pages, one at least; 0 when that is more than can be addressed. */
+/* Length of the mapping: whole pages, at least one; 0 when that is more than can be addressed. */
 size_t pages_length(size_t bytes);
 
 #endif

@@ -1,6 +1,6 @@
-/* Counter-based random numbers: value = f(key, counter), nothing is stored, so any element can be drawn
- * alone, by any rank, in any order. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
- * 3", SC 2011). */
+/* Counter-based random numbers: value = f(key, counter). Nothing is stored, so any rank can draw any element
+ * alone, in any order. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+ * 2011). */
 #ifndef WEFT_BASE_RNG_H
 #define WEFT_BASE_RNG_H
 
@@ -18,34 +18,34 @@ uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter); /* in [0, 1), 53 bits */
 
 /* Standard normal numbers of the elements first <= i < first + n, by inversion of the normal distribution
- * function (Wichura's AS 241): one uniform an element, so that truncation is a rescaling of the uniform.
- * lo and hi bound the results in standard deviations (-INFINITY, INFINITY for none). */
+ * function (Wichura's AS 241). Each element takes one uniform, so that truncation is a rescaling of the
+ * uniform. lo and hi bound the results in standard deviations (-INFINITY, INFINITY for none). */
 void rng_normals(uint64_t key, uint64_t first, int64_t n, double lo, double hi, double *out /* [n] */);
-double rng_normal(uint64_t key, uint64_t index, double lo, double hi); /* of one */
+double rng_normal(uint64_t key, uint64_t index, double lo, double hi); /* a single one */
 
-/* ---- what they are made of, for kernels that make the same bits in vectors (device/cpu/normals.h) ---- */
+/* ---- building blocks, for vectorised kernels that make the same bits (device/cpu/normals.h) ---- */
 
-/* Bounds, also as probabilities. Those in the upper tail are mirrored into the lower, where probabilities
- * keep their digits. */
+/* Bounds, also as probabilities. Bounds in the upper tail are mirrored into the lower one, where
+ * probabilities keep their digits. */
 typedef struct RngRange {
     double sign, lo, hi;
     double below, width; /* probability below lo, and between lo and hi */
 } RngRange;
 RngRange rng_range(double lo, double hi);
 
-/* A quotient of polynomials, from x^0 on. */
+/* A quotient of polynomials, coefficients from x^0 on. */
 typedef struct RngQuotient {
     double above[8], below[8];
 } RngQuotient;
-/* Of q = p - 0.5, as far as RNG_MIDDLE to both sides: the quotient of RNG_MIDDLE^2 - q^2, times q. */
+/* For q = p - 0.5 within RNG_MIDDLE of 0: the quotient at RNG_MIDDLE^2 - q^2, times q. */
 #define RNG_MIDDLE 0.425
 extern const RngQuotient rng_middle;
-/* Of r, the root of minus the logarithm of the nearer tail, up to RNG_TAIL: the quotient of
- * r - RNG_TAIL_FROM. */
+/* For r, the square root of minus the logarithm of the nearer tail, up to RNG_TAIL: the quotient at r -
+ * RNG_TAIL_FROM. */
 #define RNG_TAIL 5
 #define RNG_TAIL_FROM 1.6
 extern const RngQuotient rng_tail;
-double rng_quantile(double p); /* of any p */
+double rng_quantile(double p); /* for any p */
 
 /* A permutation of [0, n): a keyed Feistel network with cycle walking. O(1) memory; a bijection for every key
  * and n >= 1. */

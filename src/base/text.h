@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-/* A byte string that grows. Zero-initialise; data is NUL-terminated once anything was added. */
+/* A growing byte string. Zero-initialise; data is NUL-terminated once anything was added. */
 typedef struct Text {
     char *data;
     size_t length, capacity;
@@ -27,18 +27,18 @@ char *text_double(double value, char out[32]);
 char *text_count(int64_t value, char out[32]);
 /* 1536 -> "1.50 KiB". Returns out. */
 char *text_bytes(double bytes, char out[32]);
-/* Bytes of the well-formed UTF-8 character at the start (1 to 4; 0 when there is none), its code point in
+/* Length of the well-formed UTF-8 character at the start (1 to 4; 0 if there is none); its code point in
  * *code unless NULL. */
 size_t text_utf8(const char *bytes, size_t length, uint32_t *code);
-/* Whether a terminal acts on the character, or shows nothing: C0, DEL, C1, and the marks that reorder or hide
- * text. */
+/* Whether a terminal interprets the character or shows nothing: C0, DEL, C1, and the marks that reorder or
+ * hide text. */
 bool text_is_unprintable(uint32_t code);
-/* What is shown of the character at the start, or of a byte that is none: itself, or \xNN for each byte.
- * Returns how many bytes of the text it stands for. */
+/* The printable form of the character at the start, or of an invalid byte: itself, or \xNN for each byte.
+ * Returns how many bytes of the text it represents. */
 enum { TEXT_SHOWN = 4 * 4 + 1 };
 size_t text_shown(const char *bytes, size_t length, char out[TEXT_SHOWN]);
-/* Appends the text as it is shown; as they are pass, where asked, ends of lines and tabs, and colours (escape
- * sequences that end in m). For all that goes to a terminal. */
+/* Appends the text in printable form, for everything that goes to a terminal. Flags let newlines and tabs, or
+ * colours (escape sequences that end in m), pass unchanged. */
 enum { TEXT_KEEP_LINES = 1, TEXT_KEEP_COLOURS = 2 };
 void text_add_shown(Text *t, const char *bytes, size_t length, int keep);
 /* 0 when equal; Levenshtein distance capped at 99: for "did you mean". */
@@ -50,7 +50,7 @@ void *mem_alloc(size_t bytes);                    /* zeroed */
 void *mem_alloc_array(size_t count, size_t each); /* zeroed; the product is checked */
 void *mem_grow(void *p, size_t bytes);
 char *mem_strdup(const char *s);
-/* Product of sizes, checked: returns 0 and leaves *out alone on overflow, else 1. */
+/* Checked product of sizes: returns 0 and leaves *out unchanged on overflow, else 1. */
 int size_multiply(size_t a, size_t b, size_t *out);
 
 #endif

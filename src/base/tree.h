@@ -1,13 +1,13 @@
-/* The canonical tree of a sum over 0 .. n-1, which are ranks, or the leaves of a sum that ranks may share
- * (device.h): a block is split at the largest power of two below its size, down to single ones. Where the
- * tree depends on n alone, so do the bits.
+/* The canonical tree of a sum over 0 .. n-1, which are ranks, or the partials of a split-K sum (device.h). A
+ * block is split at the largest power of two below its size, down to single elements. If the tree depends on
+ * n alone, so do the bits.
  *
  *     n = 6:  ((0 + 1) + (2 + 3)) + (4 + 5)
  *
- * Who has only a run of them can add up those blocks of the tree that lie in it: 0 .. 2 above gives (0 +
- * 1) and 2. Aligned runs of a power of two are one block: so n leaves on n / 2^i ranks, each with 2^i of
- * them, come to the same bits as on one rank, if ranks add what they have in this tree, and then each
- * other's. */
+ * A rank that holds a contiguous range of elements can add up the blocks of the tree that lie in the range: 0
+ * .. 2 above gives (0 + 1) and 2. An aligned range of a power of two is one block. So n partials on n / 2^i
+ * ranks, 2^i on each, give the same bits as on one rank, if each rank adds its partials in this tree, and the
+ * ranks' sums are then added in this tree. */
 #ifndef WEFT_BASE_TREE_H
 #define WEFT_BASE_TREE_H
 
@@ -17,10 +17,10 @@ int tree_half(int n);
 typedef struct TreeBlock {
     int first, size;
 } TreeBlock;
-enum { TREE_BLOCKS = 64 }; /* more than any run has: two a level */
+enum { TREE_BLOCKS = 64 }; /* more than any range has: two per level */
 
-/* The largest blocks of the tree over `total` ranks that lie in the run, ascending; returns how many. out:
- * room for TREE_BLOCKS, or NULL. */
+/* The largest blocks of the tree over `total` elements that lie in the range, ascending; returns how many.
+ * out: TREE_BLOCKS entries, or NULL. */
 int tree_blocks(int total, TreeBlock run, TreeBlock *out);
 
 #endif

@@ -1,6 +1,6 @@
-/* YAML by libyaml, as a plain tree with positions. The declared type of an option decides what a scalar means
- * (options.h), so scalars stay text here. Refused, with file:line:column: aliases, anchors, tags, duplicate
- * keys, several documents, non-scalar keys, nesting beyond 32. */
+/* YAML by libyaml, as a plain tree with positions. Scalars stay text here: the declared type of an option
+ * decides what they mean (options.h). Refused, with file:line:column: aliases, anchors, tags, duplicate keys,
+ * several documents, non-scalar keys, nesting beyond 32. */
 #ifndef WEFT_BASE_YAML_H
 #define WEFT_BASE_YAML_H
 

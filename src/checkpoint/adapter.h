@@ -32,7 +32,7 @@ void adapter_config_write(const AdapterConfig *c, const ParamTable *table, Text 
 
 /* An open adapter. */
 typedef struct AdapterDir {
-    char *dir, *base; /* base: model directory of the base */
+    char *dir, *base; /* base: model directory of the base model */
     AdapterConfig config;
     ModelFiles files;
     int count;

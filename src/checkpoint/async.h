@@ -1,19 +1,19 @@
-/* Saving beside the training: tensors are copied into memory that was set aside before the first step; a
- * thread writes them. One save is in flight at a time: if the disk is slower than the interval, the next save
- * waits for it.
+/* Saving in the background: tensors are copied into staging memory that is allocated before the first step,
+ * and a thread writes them to disk. One save is in flight at a time: if the disk is slower than the save
+ * interval, the next save waits for the previous one.
  *
- * The copy too may run beside the training: weights and moments rest from one update to the next, so the
- * thread can copy them during the forward and backward passes, and only the next update has to wait for it:
+ * The copy can also overlap with training. Weights and moments do not change between two updates, so the
+ * thread can copy them during the forward and backward passes; only the next update has to wait for it:
  *
  *     checkpoint_writer_begin(w, &save, err);      after an update
  *     ... forward and backward of the next step ...
  *     checkpoint_writer_copied(w);                 before the next update
  *
- * With one rank that is all: the thread goes on to the commit by itself. With more, each rank has a writer,
- * and the writers go through the phases of a save (checkpoint.h) by what the caller carries between them. The
- * writer itself sends nothing. Each rank has a word, which says how far it is; at every step boundary the
- * caller combines the words of all ranks, beside whatever else it combines there, and gives the result to
- * each writer. All ranks get the same answer:
+ * With one rank that is all: the thread commits by itself. With more, each rank has a writer, and the caller
+ * moves the writers through the phases of a save (checkpoint.h) by exchanging data between them. The writer
+ * itself communicates nothing. Each rank has a word that describes its progress. At every step boundary the
+ * caller reduces the words over all ranks, along with whatever else it reduces there, and passes the result
+ * to each writer. All ranks get the same result:
  *
  *     WriterWord word = checkpoint_writer_word(w);
  *     ... word.any: or over all ranks; word.all: and over all ranks ...
@@ -22,8 +22,8 @@
  *         checkpoint_writer_commit(w, blobs);      NULL on the other ranks
  *     }
  *
- * A save begins at the same step on all ranks, when none is in flight, and not between the combining of words
- * and the advance. To wait for one - before the next, at the end of a run - all ranks do
+ * A save begins at the same step on all ranks, when none is in flight, and not between the reduction of words
+ * and the advance. To wait for a save - before the next one, at the end of a run - all ranks do
  *
  *     while (!checkpoint_writer_idle(w)) {
  *         checkpoint_writer_settle(w);
@@ -31,7 +31,8 @@
  *     }
  *
  * which is correct for one rank as well. A save that fails on one rank fails on all, at the same boundary:
- * from then on wait and begin return it, on rank 0 with the cause. Nothing here waits for another rank. */
+ * from then on wait and begin return the failure, on rank 0 with its cause. No function here waits for
+ * another rank. */
 #ifndef WEFT_CHECKPOINT_ASYNC_H
 #define WEFT_CHECKPOINT_ASYNC_H
 
@@ -40,15 +41,15 @@
 
 typedef struct CheckpointWriter CheckpointWriter;
 
-/* Eight bits each, to be carried among others. */
-enum {                       /* of any */
-       WRITER_PREPARED = 1,  /* rank 0: the files are there, the others may write */
-       WRITER_REFUSED = 2,   /* rank 0: they are not, and never will be */
-       WRITER_COMMITTED = 4, /* rank 0: the checkpoint is there */
+/* Eight bits each, so that the caller can pack them into a larger message. */
+enum {                       /* bits of `any` */
+       WRITER_PREPARED = 1,  /* rank 0: the files exist, the other ranks may write */
+       WRITER_REFUSED = 2,   /* rank 0: the files could not be made */
+       WRITER_COMMITTED = 4, /* rank 0: the checkpoint exists */
        WRITER_LOST = 8       /* rank 0: the save as a whole failed */
 };
-enum {                    /* of all */
-       WRITER_WRITTEN = 1 /* this rank's pieces are on the disk, or its blob tells why not */
+enum {                    /* bits of `all` */
+       WRITER_WRITTEN = 1 /* this rank's segments are on disk, or its blob has the failure */
 };
 typedef struct WriterWord {
     unsigned any, all;
@@ -56,69 +57,67 @@ typedef struct WriterWord {
 
 typedef struct SaveReport {
     int64_t step;
-    double waited;  /* seconds the caller waited for the save before (back-pressure) */
+    double waited;  /* seconds the caller waited for the previous save (back-pressure) */
     double copied;  /* seconds the caller waited for the copy */
     double seconds; /* rank 0: from making the files to the commit, in the background; others: of writing */
-    uint64_t bytes; /* rank 0: of the checkpoint; others: 0 */
-    int removed;    /* rank 0: checkpoints that were retired after it */
+    uint64_t bytes; /* rank 0: size of the checkpoint; others: 0 */
+    int removed;    /* rank 0: number of checkpoints pruned after it */
 } SaveReport;
 
-/* A writer without staging memory (WriterSetup.direct) reads the lists themselves: the caller waits until the
- * writer is idle before it changes any tensor.
- *
- * Bytes of staging memory that saves of the pieces in these lists need; all but the model may be NULL. */
+/* Bytes of staging memory that saves of the segments in these lists need; all but the model may be NULL. A
+ * writer without staging memory (WriterSetup.direct) reads the lists themselves: the caller must not change
+ * any tensor until the writer is idle. */
 size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer,
                                 const TensorList *average);
 
 typedef struct WriterSetup {
-    const FileOps *ops;  /* NULL: the system's; must be safe to use from another thread */
+    const FileOps *ops;  /* NULL: the system's; must be thread-safe */
     const char *dir;     /* RUN/checkpoints, the same directory for all ranks */
     CheckpointKeep keep; /* rank 0 prunes by it after each save, with the save's own `best`, */
-    int64_t in_use;      /* sparing this step; -1: none */
+    int64_t in_use;      /* but keeps this step; -1: none */
     int rank, ranks;
     size_t staging_bytes;
     bool direct;    /* no staging memory: staging_bytes is 0 */
-    int threads;    /* that take it, and have nothing else to do meanwhile; 0: one */
-    Device *device; /* of tensor memory that is apart: staging is its pinned memory; else NULL */
+    int threads;    /* threads for allocating staging memory; 0: one */
+    Device *device; /* of tensors in separate memory: staging is its pinned memory; else NULL */
 } WriterSetup;
 ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *setup, Error *err);
 
-/* Starts the copy. One rank: waits for the save before; more: there may be none in flight. The lists, names
- * and files->data must stay as they are until the writer is idle, tensor memory until
- * checkpoint_writer_copied has returned; the state is copied at once. `fetch` is called from the thread. A
- * failure of the save before is returned here, and then nothing was started. */
+/* Starts the copy. With one rank it waits for the previous save; with more, none may be in flight. The lists,
+ * names and files->data must stay unchanged until the writer is idle, tensor memory until
+ * checkpoint_writer_copied has returned; the state is copied at once. `fetch` is called from the thread. If
+ * the previous save failed, its failure is returned here and nothing is started. */
 ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *save, Error *err);
-/* Returns when tensor memory may change. Returns at once when no copy is under way; a failure to copy is one
- * of the save. */
+/* Waits for the copy; afterwards tensor memory may change. Returns at once when no copy is in progress. A
+ * failure to copy is reported as a failure of the save. */
 void checkpoint_writer_copied(CheckpointWriter *w);
-/* Both in one: for a `fetch` that is not safe beside the training. */
+/* Begin and copied in one call: for a `fetch` that must not run concurrently with training. */
 ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save, Error *err);
 
-/* How far this rank is. Never waits. */
+/* This rank's progress. Never waits. */
 WriterWord checkpoint_writer_word(CheckpointWriter *w);
-/* Takes the combined words of a step boundary. True when the blobs are to be gathered: once a save. Never
- * waits. With one rank there is nothing to do for it. */
+/* Takes the reduced words of a step boundary. Returns true when the caller must gather the blobs: once per
+ * save. Never waits. With one rank it has nothing to do. */
 bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined);
-/* Nothing is in flight. With more ranks it is so on all of them, or on none, between two boundaries. */
+/* True when nothing is in flight. Between two boundaries it has the same value on all ranks. */
 bool checkpoint_writer_idle(CheckpointWriter *w);
-/* What rank 0 is to get of this rank, once it is to be gathered. Stays as it is until the next save begins.
- */
+/* This rank's blob for rank 0, once it is to be gathered. Valid until the next save begins. */
 CheckpointBlob checkpoint_writer_blob(CheckpointWriter *w);
-/* Rank 0 lets its thread commit; the blobs [ranks] are copied. On other ranks it does nothing. */
+/* On rank 0: lets its thread commit; the blobs [ranks] are copied. On other ranks: no-op. */
 void checkpoint_writer_commit(CheckpointWriter *w, const CheckpointBlob *blobs);
-/* Waits until the word is another than the last one asked for, or cannot change before the next exchange. */
+/* Waits until the word differs from the last one returned, or cannot change before the next exchange. */
 void checkpoint_writer_settle(CheckpointWriter *w);
 
-/* One rank: waits until nothing is in flight; more: nothing may be. Returns a failure that was not yet
- * returned. */
+/* One rank: waits until nothing is in flight. More ranks: nothing may be in flight. Returns a failure that
+ * was not yet returned. */
 ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err);
-/* Figures of the last finished save, once each; false when there are none. Never waits for a save. */
+/* Figures of the last finished save, each once; false when there are none. Never waits for a save. */
 bool checkpoint_writer_report(CheckpointWriter *w, SaveReport *out);
-/* Stops the thread and frees everything, after the save in flight with one rank; with more it is given up,
- * and what it left is removed by the next prune. NULL is fine. */
+/* Stops the thread and frees everything. With one rank it first completes the save in flight; with more it
+ * abandons it, and the next prune removes its files. NULL is a no-op. */
 ErrorCode checkpoint_writer_stop(CheckpointWriter *w, Error *err);
 
-/* Young's interval between saves, in seconds: sqrt(2 * mttf * stall), and never less than a save takes. */
+/* Young's interval between saves, in seconds: sqrt(2 * mttf * stall), but at least the duration of a save. */
 double checkpoint_interval(double mean_time_to_failure, double stall, double save_seconds);
 
 #endif

@@ -1,5 +1,5 @@
 /* The system calls that saving makes, as a table, so that tests can make each of them fail, be cut short, or
- * be the last thing that a process does. Results and errno are those of the calls of the same names. */
+ * be the last one before the process dies. Results and errno are those of the calls of the same names. */
 #ifndef WEFT_CHECKPOINT_FILEOPS_H
 #define WEFT_CHECKPOINT_FILEOPS_H
 
@@ -12,7 +12,7 @@
 typedef struct FileOps {
     void *ctx;
     int (*create)(void *ctx, const char *path); /* a new file, for writing; fails if the name is taken */
-    int (*open)(void *ctx, const char *path);   /* one that is there, for writing */
+    int (*open)(void *ctx, const char *path);   /* an existing file, for writing */
     ssize_t (*write)(void *ctx, int fd, const void *data, size_t length, uint64_t offset);
     int (*resize)(void *ctx, int fd, uint64_t length);
     int (*sync)(void *ctx, int fd);
@@ -27,23 +27,25 @@ typedef struct FileOps {
 
 extern const FileOps file_ops_system;
 
-/* All of `data` at byte `offset`, however the system cuts it up; `path` names the file in errors. */
+/* Writes all of `data` at byte `offset`, with as many system calls as needed; `path` names the file in
+ * errors. */
 ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length,
                         uint64_t offset, Error *err);
-/* A new file with this content, on the disk when the call returns. */
+/* Makes a new file with this content, which is on disk when the call returns. */
 ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err);
 ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err);
 ErrorCode fileops_open(const FileOps *ops, const char *path, int *fd, Error *err);
 ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t length, Error *err);
-/* Syncs and closes; the descriptor is gone whatever happens. */
+/* Syncs and closes; the descriptor is closed also on failure. */
 ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err);
 
-/* All `length` bytes at `offset`; a file that ends before is ERR_DATA. `where` names it in errors. */
+/* Reads all `length` bytes at `offset`; a file that ends earlier is ERR_DATA. `where` names it in errors. */
 ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err);
-/* Opens `name` inside directory `dir` for reading: a regular file, and not through a link. *size is its
+/* Opens `name` inside directory `dir` for reading: a regular file, never through a link. *size is its
  * length. */
 ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err);
-/* All of such a file, at most `limit` bytes, with a NUL after it (not counted). The caller frees *data. */
+/* The whole content of such a file, at most `limit` bytes, plus a NUL (not counted). The caller frees
+ * *data. */
 ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length,
                           Error *err);
 

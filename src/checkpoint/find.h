@@ -1,22 +1,23 @@
-/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a
- * run. */
+/* Finds a run's checkpoint directory, and the model directory for a path that names a model, a checkpoint or
+ * a run. */
 #ifndef WEFT_CHECKPOINT_FIND_H
 #define WEFT_CHECKPOINT_FIND_H
 
 #include "checkpoint/modelfiles.h"
 
 char *checkpoint_directory(const char *run_dir); /* RUN/checkpoints; the caller frees */
-/* The same, refused where it is a link or a file. The caller frees *dir. */
+/* The same; an error if it is a link or a file. The caller frees *dir. */
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err);
-/* The model directory behind `where`: itself, a checkpoint's, or that of the newest checkpoint of a run. The
- * caller frees *dir. ERR_NOINPUT: it is none of these; ERR_DATA: it is an adapter, which is no model. */
+/* The model directory for `where`: `where` itself, that of a checkpoint, or that of a run's newest
+ * checkpoint. The caller frees *dir. ERR_NOINPUT: it is none of these; ERR_DATA: it is an adapter, not a
+ * model. */
 ErrorCode checkpoint_find_model(const char *where, char **dir, Error *err);
 /* The same, or an adapter (checkpoint/adapter.h). */
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err);
-/* Warns where a checkpoint holds biases of experts that its model files have no place for: who takes the
- * model alone chooses experts without them. */
+/* Warns if a checkpoint holds expert biases that its model files cannot store: a consumer of the model files
+ * alone routes tokens without them. */
 void checkpoint_warn_balance(const char *dir);
-/* Whether the optimizer's file of one does. */
+/* Whether the checkpoint's optimizer file holds such biases. */
 bool checkpoint_keeps_balance(const ModelFiles *optimizer);
 
 #endif

@@ -1,11 +1,11 @@
-/* Between the files of checkpoint/. */
+/* Shared between the files of checkpoint/. */
 #ifndef WEFT_CHECKPOINT_INTERNAL_H
 #define WEFT_CHECKPOINT_INTERNAL_H
 
 #include "checkpoint/checkpoint.h"
 
 ErrorCode checkpoint_remove(const FileOps *ops, const char *dir, int64_t step, Error *err);
-/* "step-00000100", and no other way to write it. */
+/* Parses "step-00000100"; no other spelling of the step is accepted. */
 bool checkpoint_step(const char *name, int64_t *step);
 
 #endif

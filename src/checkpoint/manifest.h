@@ -1,7 +1,7 @@
-/* manifest.json: what a checkpoint consists of, to the byte. Each byte of each file is under exactly one
- * checksum: small files as a whole, safetensors by header and by tensor (so that damage is named), the
- * manifest itself by its last line. A tensor that several ranks wrote has a checksum for each piece, in order
- * of place. */
+/* manifest.json: the complete content of a checkpoint. Each byte of each file is covered by exactly one
+ * checksum: small files as a whole, safetensors by header and by tensor (so that errors name the damaged
+ * tensor), the manifest itself by its last line. A tensor that several ranks wrote has a checksum for each
+ * segment, in order of offset. */
 #ifndef WEFT_CHECKPOINT_MANIFEST_H
 #define WEFT_CHECKPOINT_MANIFEST_H
 
@@ -9,7 +9,7 @@
 
 #define MANIFEST_FILE "manifest.json"
 
-#define MANIFEST_WHOLE UINT64_MAX /* bytes of a piece that is the whole tensor */
+#define MANIFEST_WHOLE UINT64_MAX /* bytes of a segment that is the whole tensor */
 
 typedef struct ManifestSegment {
     uint64_t bytes, sum;
@@ -18,7 +18,7 @@ typedef struct ManifestSegment {
 typedef struct ManifestTensor {
     char *name;
     size_t count;
-    ManifestSegment *segments; /* [count], one after the other */
+    ManifestSegment *segments; /* [count], contiguous */
 } ManifestTensor;
 
 typedef struct ManifestFile {
@@ -32,27 +32,29 @@ typedef struct ManifestFile {
 
 typedef struct Manifest {
     int64_t step;
-    uint64_t seal; /* its own checksum, of one that was read: nothing below it can change without it */
+    uint64_t seal; /* its own checksum, if it was read: it changes whenever anything else in the manifest
+                      does */
     char time[21];
-    bool resumable; /* optimizer and state are there, not the weights alone */
+    bool resumable; /* has optimizer and state, not only the weights */
     size_t file_count;
     ManifestFile *files;
 } Manifest;
 
 void manifest_add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum);
-/* Takes over the tensors (with names and pieces), in any order. */
+/* Takes ownership of the tensors (with names and segments), which may be in any order. */
 void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header,
                               ManifestTensor *tensors, size_t count);
 void manifest_write(const Manifest *m, Text *out);
-/* Reads and verifies the manifest of a directory; the files it lists are not touched. */
+/* Reads and verifies the manifest of a directory; does not open the files it lists. */
 ErrorCode manifest_read(Manifest *m, const char *dir, Error *err);
-/* It lists all that its checkpoint consists of: weights, with `resumable` moments and state, and whatever
- * else of the directory weft would read. So no byte of a verified checkpoint that is read went unverified. */
+/* Checks that it lists everything a checkpoint consists of: weights, with `resumable` also moments and state,
+ * and any other file of the directory that weft would read. Thus every byte that is read from a verified
+ * checkpoint was verified. */
 ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err);
-/* The files are there, regular, and of the right size. */
+/* Checks that the files exist, are regular, and have the right size. */
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err);
-/* Every byte of part `rank` of `ranks` is as it was written. The parts, about the same number of bytes each,
- * are everything. */
+/* Verifies every byte of part `rank` of `ranks`. The parts have about as many bytes each and together cover
+ * everything. */
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err);
 uint64_t manifest_bytes(const Manifest *m);
 void manifest_free(Manifest *m);

@@ -3,11 +3,11 @@
  *     u64 little-endian N | N bytes of JSON | tensor bytes
  *                           {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...}
  *
- * Reading is strict. On top of what the reference reader refuses (any hole, overlap, trailing byte, size
- * that does not match its shape) a file is refused here when two parsers could disagree about it:
- * duplicate names or metadata keys, bytes before the brace, numbers that are not plain whole ones, a NUL in a
- * name, a metadata key or any other string, JSON nested deeper than 64. Names are keys, never paths. Nothing
- * is allocated beyond a small multiple of the header, which is itself bounded by the file. */
+ * Reading is strict. Besides what the reference reader refuses (any hole, overlap, trailing byte, size that
+ * does not match its shape), a file is refused here if two parsers could disagree about it: duplicate names
+ * or metadata keys, bytes before the brace, numbers that are not plain integers, a NUL in a name, a metadata
+ * key or any other string, JSON nested deeper than 64. Names are keys, never paths. Allocations are bounded
+ * by a small multiple of the header, which is itself bounded by the file. */
 #ifndef WEFT_CHECKPOINT_SAFETENSORS_H
 #define WEFT_CHECKPOINT_SAFETENSORS_H
 
@@ -20,7 +20,7 @@
 #include "checkpoint/fileops.h"
 
 #define SAFE_MAX_RANK 16
-#define SAFE_MAX_HEADER 100000000u /* of the reference; decimal */
+#define SAFE_MAX_HEADER 100000000u /* limit of the reference implementation; decimal */
 
 /* In descending order of alignment, as the reference writer sorts them. */
 typedef enum SafeType {
@@ -79,16 +79,16 @@ ErrorCode safe_open(SafeFile *f, const char *path, Error *err);
 ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err);
 void safe_close(SafeFile *f);
 const SafeTensor *safe_find(const SafeFile *f, const char *name); /* NULL if none */
-/* Bytes of a tensor, `offset` from its begin. */
+/* Reads bytes of a tensor, `offset` from its begin. */
 ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes,
                     Error *err);
 
-/* Tensors to write or to fill, all of them or pieces. `memory` is the type of the bytes behind the callbacks,
- * `stored` that of the file; where they differ both must convert through fp32 (convert.h).
+/* Tensors to write or to fill: all elements of them, or segments. `memory` is the type of the bytes behind
+ * the callbacks, `stored` that of the file; if they differ, both must convert through fp32 (convert.h).
  *
- * Every rank describes all tensors of the model, in the same order, and says which pieces of them it holds:
- * elements in row-major order, from anywhere to anywhere. Callbacks are about pieces: they move whole
- * elements, and offsets and bytes count in `memory` from where the piece begins. */
+ * Every rank describes all tensors of the model, in the same order, and lists the segments of them that it
+ * holds: any range of elements in row-major order. Callbacks work on segments: they move whole elements, and
+ * offsets and bytes count in `memory` from the start of the segment. */
 #define TENSOR_MAX_RANK 4
 typedef struct TensorDesc {
     const char *name;
@@ -98,7 +98,7 @@ typedef struct TensorDesc {
 } TensorDesc;
 
 typedef struct TensorSegment {
-    int tensor;           /* position in the list */
+    int tensor;           /* index in the list */
     int64_t first, count; /* elements */
 } TensorSegment;
 
@@ -111,7 +111,7 @@ typedef struct TensorList {
     /* Copies host memory to tensor memory. */
     ErrorCode (*store)(void *ctx, int segment, size_t offset, size_t bytes, const void *host, Error *err);
     int segment_count;
-    const TensorSegment *segments; /* [segment_count]; NULL: all is here, and piece i is tensor i */
+    const TensorSegment *segments; /* [segment_count]; NULL: all is here, and segment i is tensor i */
 } TensorList;
 int64_t tensor_elements(const TensorDesc *t);
 size_t tensor_stored_bytes(const TensorDesc *t);
@@ -119,18 +119,18 @@ int tensor_segments(const TensorList *list);
 TensorSegment tensor_segment(const TensorList *list, int segment); /* checked to lie in its tensor */
 size_t tensor_segment_bytes(const TensorList *list, int segment);  /* in memory */
 
-/* Where the tensors stand in a file that holds list->tensors[order[0 .. count-1]], as the reference writer
- * lays it out: by descending alignment, then name; no gaps; header padded with spaces to 8 bytes. Sorts
- * `order` so, appends the first 8 + N bytes to `header`, sets at[t] to the first byte of tensor t in the file
- * for each t of order. Returns the file's length. */
+/* The layout of a file that holds list->tensors[order[0 .. count-1]], the same as the reference writer's: by
+ * descending alignment, then name; no gaps; header padded with spaces to 8 bytes. Sorts `order` that way,
+ * appends the first 8 + N bytes to `header`, sets at[t] to the first byte of tensor t in the file for each t
+ * of order. Returns the file's length. */
 uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header, uint64_t *at);
 
-/* A new file with this header, of this length, synced and closed; what is to follow the header reads as
+/* Makes a new file with this header, of this length, synced and closed; the bytes after the header read as
  * zeros. */
 ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, uint64_t bytes, Error *err);
-/* Writes pieces[0 .. count-1] of the list to a file that safe_create made, each to its place (at: of
- * safe_layout), syncs and closes it. sums[p] becomes the checksum (XXH3-64) of the bytes of piece p as they
- * are in the file. */
+/* Writes segments[0 .. count-1] of the list to a file that safe_create made, each to its offset (at: of
+ * safe_layout), syncs and closes it. sums[p] becomes the checksum (XXH3-64) of the bytes of segment p in the
+ * file. */
 ErrorCode safe_write_segments(const FileOps *ops, const char *path, const TensorList *list,
                               const int *segments, int count, const uint64_t *at, uint64_t *sums, Error *err);
 

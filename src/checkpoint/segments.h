@@ -1,15 +1,15 @@
-/* What the ranks of a save tell each other: which pieces each of them wrote, with their checksums.
+/* The blobs that ranks of a save send to rank 0: the segments that each of them wrote, with checksums.
  *
- * A blob is made of little-endian 64-bit words:
+ * A blob consists of little-endian 64-bit words:
  *
  *     "weftblob" | kind | step | layout | count | count times (list, tensor, first, count, sum) | checksum
  *
- * or, of a rank that failed,
+ * or, for a rank that failed,
  *
  *     "weftblob" | kind | error code | length of the message | message, padded to words | checksum
  *
- * The checksum is that of all words before it. `layout` is a digest of the headers of all files: two ranks
- * that mean different tensors do not get to the same manifest. */
+ * The checksum covers all words before it. `layout` is a digest of the headers of all files: blobs of ranks
+ * that describe different tensors never end up in one manifest. */
 #ifndef WEFT_CHECKPOINT_SEGMENTS_H
 #define WEFT_CHECKPOINT_SEGMENTS_H
 
@@ -38,10 +38,10 @@ typedef struct SavedSegments {
     SavedSegment *items; /* ascending by list, tensor, first */
 } SavedSegments;
 
-/* Appends the blob of a rank whose pieces were written. sums: [list][piece]. */
+/* Appends the blob of a rank whose segments were written. sums: [list][segment]. */
 void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS]);
-/* Reads the blobs [ranks] and checks that their pieces make up every tensor. The failure that a blob tells of
- * is returned. */
+/* Reads the blobs [ranks] and checks that their segments cover every tensor. If a blob reports a failure,
+ * that failure is returned. */
 ErrorCode segments_collect(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
                            Error *err);
 void segments_free(SavedSegments *all);
