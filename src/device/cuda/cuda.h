@@ -10,7 +10,7 @@
  * libraries, driver, GPU. */
 ErrorCode cuda_open(Device *d, int place, Error *err);
 
-/* A GPU to plan for: see device_describe. */
+/* Describes a GPU to plan for: see device_describe. */
 void cuda_describe(Device *d);
 
 /* The facts that `weft doctor` prints, including the survey; ERR_UNAVAILABLE if there is no plugin, or it

@@ -9,12 +9,13 @@ enum {
     /* Below some 1,000 rows the head's products are bound by memory: its wgrad is read and written once for
      * each group of rows. */
     CUDA_LOSS_ROWS = 2048,
-    CUDA_ALIGNMENT = 256, /* of what cuBLASLt works in: an address is rounded up to it */
-    /* Smaller allocations share such a piece, and it would be unknown what each has taken. */
+    CUDA_ALIGNMENT = 256, /* of cuBLASLt's workspace, whose address is rounded up to it */
+    /* The driver's allocation granularity, in bytes: smaller allocations share such a block, and how much
+     * each takes of the GPU would be unknown. */
     CUDA_GRANULARITY = 2 << 20,
-    /* Heads of so many elements fit into the shared memory of any chip that code is made for. */
+    /* The widest head that fits into the shared memory of any chip that code is compiled for. */
     CUDA_WIDEST_HEAD = 256,
-    /* Pinned memory of a stream that uploads: segments, and the bytes of each. */
+    /* Pinned memory of a stream that uploads: the number of segments, and the bytes of each. */
     CUDA_SEGMENTS = 4,
     CUDA_SEGMENT = 1 << 20
 };

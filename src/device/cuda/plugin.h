@@ -14,8 +14,8 @@ typedef struct CudaDeviceFacts {
     uint64_t memory;  /* bytes */
     int major, minor; /* compute capability */
     /* Of a survey: */
-    uint64_t available; /* free bytes, after CUDA took what it needs */
-    uint32_t reaches;   /* bit i: peer access to the memory of the i-th */
+    uint64_t available; /* free bytes, after CUDA has created its context */
+    uint32_t reaches;   /* bit i: this GPU can access the memory of GPU i */
 } CudaDeviceFacts;
 
 typedef struct CudaFacts {

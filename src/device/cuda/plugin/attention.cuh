@@ -1,5 +1,5 @@
-/* What all kinds of attention's kernels are told: attention.cu has those for all heads, attention_mma.cu and
- * attention_wgmma.cu those by matrix instructions of a warp and of four. */
+/* Shared by the attention kernels: attention.cu has kernels for all heads, attention_mma.cu those by matrix
+ * instructions of one warp, attention_wgmma.cu those of a warpgroup (four warps). */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_CUH
 
@@ -11,19 +11,20 @@ struct Attention {
     AttentionRun r;
 };
 
-/* The first key that a token sees of what begins at one: a document, or a chunk (attention.cu). */
+/* The first key that the token at `position` sees. `first` is the first token of its document, or of its
+ * chunk (attention.cu). */
 INLINE int64_t window_first(AttentionShape s, int64_t position, int64_t first) {
     return s.window > 0 ? larger(first, position - s.window + 1) : first;
 }
-/* Likewise in generation, where there is one document. */
+/* The same for generation, which has one document. */
 INLINE int64_t decode_first(AttentionShape s, int64_t position) {
     return s.chunk > 0 ? position - position % s.chunk : window_first(s, position, 0);
 }
 
-/* What a head's scores begin with: its sink, which has no value, or nothing. */
+/* The initial maximum of a head's softmax: its sink, which has no value; without sinks, -infinity. */
 INLINE float sink_of(Attention a, int64_t head) { return a.s.sinks ? a.s.sinks[head] : -INFINITY; }
 
-/* Of the backward pass; delta is made of out and dout. */
+/* Arguments of the backward pass. delta is the dot product of out and dout. */
 struct Gradients {
     const float *lse, *delta; /* [H, T] */
     const Bf16 *dout;
@@ -31,15 +32,14 @@ struct Gradients {
     void *dkv;
 };
 
-/* Whether heads are of those that matrix instructions take: bf16, a multiple of 16 elements, at most 128. */
+/* Whether a warp's matrix instructions take these heads: bf16, a multiple of 16 elements, at most 128. */
 bool attention_takes_mma(AttentionShape s, Dtype c);
 void attention_mma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                            Bf16 *out, float *lse);
 void attention_mma_backward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                             Gradients g);
 
-/* Of those, heads that instructions of four warps take on this GPU: compute capability 9.0, 64 or 128
- * elements, no cap. */
+/* Whether a warpgroup's take them too: compute capability 9.0, 64 or 128 elements, no cap. */
 bool attention_takes_wgmma(Device *d, AttentionShape s, Dtype c);
 void attention_wgmma_forward(Device *d, Attention a, const Bf16 *q, const Bf16 *kv, const int32_t *first_key,
                              Bf16 *out, float *lse);

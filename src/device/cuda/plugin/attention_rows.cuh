@@ -1,12 +1,14 @@
-/* What attention by matrix instructions keeps in registers, for whichever instructions: a warp has 16 rows
- * (queries, or, for their gradients, keys), and walks over the other side in steps. Lanes hold of a product's
- * operands and sums what mma.cuh says; attention_mma.cu multiplies by a warp, attention_wgmma.cu by four.
+/* What the attention kernels by matrix instructions keep in registers, for one warp or for a warpgroup. A
+ * warp has 16 rows (queries, or keys in the kernel of their gradients) and walks over the other side in
+ * steps. mma.cuh says which elements of operands and sums a lane holds. attention_mma.cu multiplies by one
+ * warp, attention_wgmma.cu by four.
  *
- * Steps of keys begin at multiples of their size, whichever run the queries are of, and are taken in
- * ascending order: a query's sums do not hang on its place among rows. A step of which it sees nothing leaves
- * its sums as they are. Weights are rounded to bf16 before they are multiplied, and added up as they are.
+ * Steps of keys begin at multiples of their size, whatever the range of queries, and are taken in ascending
+ * order. So the sums of a query do not depend on its position among the rows. A step of which a query sees
+ * nothing leaves its sums unchanged. Weights are rounded to bf16 before they are multiplied, but their sum is
+ * that of the unrounded ones.
  *
- * Scores are in units of log 2 times the scale, or the cap. */
+ * Scores, times unit_of(), are to base 2: a weight is 2^(score unit - largest). */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_ROWS_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_ATTENTION_ROWS_CUH
 
@@ -16,9 +18,9 @@
 constexpr int WARP_ROWS = 16;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
-/* Of the block's rows, the first of this warp. */
+/* The first of this warp's rows in the block. */
 INLINE int warp_row(void) { return (int)threadIdx.x / WARP * WARP_ROWS; }
-/* Of sums of 16 x 8 a lane has, in rows lane_row() and 8 further, columns lane_column() and the next. */
+/* A lane holds, of sums [16][8], rows lane_row() and lane_row() + 8, columns lane_column() and the next. */
 INLINE int lane_row(void) { return lane() / 4; }
 INLINE int lane_column(void) { return lane() % 4 * 2; }
 
@@ -26,7 +28,7 @@ INLINE int lane_column(void) { return lane() % 4 * 2; }
 
 template <int D> struct Left {
     uint32_t of[D / 16][4];
-    /* Rows of a tensor, zeros behind `end`. */
+    /* Loads rows of a tensor, `apart` elements from each other; zeros from row `end` on. */
     INLINE void load(const Bf16 *from, int64_t apart, int64_t first, int64_t end) {
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
@@ -39,7 +41,7 @@ template <int D> struct Left {
     }
 };
 
-/* 16 x N sums of a warp. */
+/* A warp's sums [16][N]. */
 template <int N> struct Sums {
     float of[N / 8][4];
     INLINE void clear(void) {
@@ -66,7 +68,7 @@ template <int N> struct Sums {
     INLINE static void put(Bf16 *to, float x, float y) { store_pair(to, pair_of(x, y)); }
 };
 
-/* Rounded to bf16, as a left operand: columns become what is summed over. */
+/* Rounds sums to bf16, as the left operand of a product whose inner dimension is their columns. */
 template <int N> INLINE Left<N> rounded(const Sums<N> &s) {
     Left<N> left;
 #pragma unroll
@@ -79,7 +81,7 @@ template <int N> INLINE Left<N> rounded(const Sums<N> &s) {
 
 /* ---- scores ---- */
 
-/* Sums of products become scores in units of log 2: capped, then times `unit`. */
+/* The factor that turns sums of products, once capped, into scores to base 2. */
 INLINE float unit_of(Attention a) { return a.s.cap > 0 ? LOG2_E * a.s.cap : LOG2_E * a.scale; }
 template <int N> INLINE void cap_scores(Attention a, Sums<N> &s) {
     if (a.s.cap <= 0) return;
@@ -88,15 +90,15 @@ template <int N> INLINE void cap_scores(Attention a, Sums<N> &s) {
         for (int i = 0; i < 4; i++) s.of[n][i] = tanhf(s.of[n][i] * (a.scale / a.s.cap));
 }
 
-/* What some queries of a run see, which take keys in steps, and how far back each of a lane's two sees.
- * Positions are below 2^31, as first keys are. */
+/* What the queries of a block see of the keys, which are taken in steps, and how far back each of the lane's
+ * two queries sees. Positions are below 2^31, as first keys are. */
 struct Seen {
-    int from, end, start; /* tokens of the queries; the first that is seen, rounded down to a step */
-    int whole;            /* what all of them see, up to the first of them */
+    int from, end, start; /* queries from .. end-1; start: the first step of keys that they see */
+    int whole;            /* all of them see keys whole .. from */
     int lowest[2], token[2];
 };
-/* Of `rows` queries from `first`, of which the lane has `own` and 8 further. A row behind the last query sees
- * what that does, and is not written. */
+/* For `rows` queries from `first` on; the lane has queries `own` and `own` + 8 of them. A row past the last
+ * query sees the keys of the last query, and is not written. */
 INLINE Seen seen_by(Attention a, const int32_t *first_key, int64_t first, int rows, int own, int step) {
     Seen v;
     auto lowest = [&](int token) { return (int)window_first(a.s, token, first_key[token]); };
@@ -111,10 +113,10 @@ INLINE Seen seen_by(Attention a, const int32_t *first_key, int64_t first, int ro
     }
     return v;
 }
-/* Whether all queries see all keys of a step. */
+/* Whether all queries see all keys of the step that begins at `key`. */
 INLINE bool sees_all(Seen v, int key, int step) { return key >= v.whole && key + step - 1 <= v.from; }
 
-/* Of a step's keys, those that a lane's two queries see: from first[r] to last[r], numbers in the step. */
+/* Keys of a step that the lane's query r sees: first[r] .. last[r], counted from the start of the step. */
 struct Window {
     int first[2], last[2];
     INLINE bool sees(int r, int column) const { return column >= first[r] && column <= last[r]; }
@@ -123,7 +125,7 @@ INLINE Window window_of(Seen v, int key) {
     return {{v.lowest[0] - key, v.lowest[1] - key}, {v.token[0] - key, v.token[1] - key}};
 }
 
-/* Scores of what queries do not see become minus infinity. */
+/* Sets the scores of keys that a query does not see to minus infinity. */
 template <int N> INLINE void hide_unseen(Seen v, int key, Sums<N> &s) {
     if (sees_all(v, key, N)) return;
     Window w = window_of(v, key);
@@ -134,18 +136,20 @@ template <int N> INLINE void hide_unseen(Seen v, int key, Sums<N> &s) {
             if (!w.sees(i / 2, n * 8 + lane_column() + i % 2)) s.of[n][i] = -INFINITY;
 }
 
-/* Two rows as far as keys have been seen: the largest score, a lane's part of the sum relative to it. */
+/* The online softmax of the lane's two rows: the largest score so far, and the lane's partial sum of weights
+ * relative to it. */
 struct Softmax {
     float most[2], sum[2];
 };
-/* Before any key: the sink alone. */
+/* The softmax before any key: only the sink. */
 INLINE Softmax softmax_of(Attention a, int64_t head) {
     float sink = sink_of(a, head) * LOG2_E;
-    float begun = a.s.sinks && lane_column() == 0 ? 1 : 0; /* one lane of a row has it */
+    float begun = a.s.sinks && lane_column() == 0 ? 1 : 0; /* only one lane of a row counts it */
     return {{sink, sink}, {begun, begun}};
 }
 
-/* Scores become weights, relative to the largest score so far; results so far are to be shrunk. */
+/* Turns scores into weights relative to the largest score so far. Earlier results must be multiplied by
+ * `shrink`. */
 template <int N> INLINE void weigh(Softmax &soft, Sums<N> &s, float unit, float (&shrink)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -153,7 +157,7 @@ template <int N> INLINE void weigh(Softmax &soft, Sums<N> &s, float unit, float 
 #pragma unroll
         for (int n = 0; n < N / 8; n++) top = fmaxf(top, fmaxf(s.of[n][2 * r], s.of[n][2 * r + 1]));
         top = fmaxf(soft.most[r], lanes_max(top, 4) * unit);
-        /* Nothing seen yet: infinity minus infinity is to be avoided. */
+        /* No key was seen yet: avoid infinity minus infinity. */
         float base = top == -INFINITY ? 0 : top;
         shrink[r] = exp2_fast(soft.most[r] - base);
         soft.most[r] = top;
@@ -168,12 +172,12 @@ template <int N> INLINE void weigh(Softmax &soft, Sums<N> &s, float unit, float 
     }
 }
 
-/* Results so far; where no row of the warp has a larger score than before, nothing is to be done. */
+/* Rescales the results so far, unless no row of the warp found a larger score than before. */
 template <int D> INLINE void shrink_results(Sums<D> &o, const float (&shrink)[2]) {
     if (__ballot_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1)) o.scale(shrink[0], shrink[1]);
 }
 
-/* Rows of results, `row` the first of the warp's, and the logarithms of their sums. */
+/* Writes rows of results, and the logarithms of their sums; `row` is the first row of the warp. */
 template <int D>
 INLINE void write_results(Attention a, Softmax soft, Sums<D> &o, int64_t head, int64_t row, Bf16 *out,
                           float *lse) {
@@ -190,7 +194,7 @@ INLINE void write_results(Attention a, Softmax soft, Sums<D> &o, int64_t head, i
 
 /* ---- gradients ---- */
 
-/* Of a lane's two queries. */
+/* lse and delta of the lane's two queries. */
 INLINE void row_facts(Attention a, Seen v, Gradients g, int64_t head, float (&lse)[2], float (&delta)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -200,28 +204,28 @@ INLINE void row_facts(Attention a, Seen v, Gradients g, int64_t head, float (&ls
     }
 }
 
-/* A weight of the softmax. */
+/* The softmax weight of a score. */
 INLINE float weight_of(float unit, float score, float lse) {
     return exp2_fast(FUSED(score, unit, -lse * LOG2_E));
 }
-/* The gradient of its score, but for the scale and the cap. */
+/* The gradient of that score, without the factors of the scale and the cap. */
 INLINE float slope_of(float weight, float grad, float delta) { return weight * (grad - delta); }
 INLINE float slope_of_cap(Attention a, float score) {
     return a.s.cap > 0 && score > -INFINITY ? 1 - score * score : 1;
 }
 
-/* Of a step's N queries. */
+/* lse, delta and first keys of a step's N queries, in shared memory. */
 template <int N> struct Facts {
     float *lse, *delta;
     int32_t *first_key;
-    /* Of a lane's columns 8 n + lane_column() and the next. */
+    /* The values of columns 8 n + lane_column() and the next. */
     INLINE static const float *pair(const float *facts, int n) { return facts + n * 8 + lane_column(); }
     static constexpr int BYTES = 3 * N * 4;
     INLINE static Facts in(char *room) {
         float *f = (float *)room;
         return {f, f + N, (int32_t *)(f + 2 * N)};
     }
-    /* Of queries from `at`, on their way. */
+    /* Begins the copies for queries from `at` on; zeros past the last query. */
     INLINE void fetch(Attention a, const Gradients &g, const int32_t *first, int64_t head, int64_t at) {
         int i = (int)threadIdx.x;
         if (i >= N) return;
@@ -233,8 +237,8 @@ template <int N> struct Facts {
     }
 };
 
-/* Steps of queries low .. high-1 are those whose first one sees a key up to `last`: the first that does not,
- * since later ones see less. */
+/* Returns the first step of queries, from `low` on, whose first query sees no key up to `last`. Later steps
+ * see none either, since first keys never decrease. */
 INLINE int64_t steps_that_see(Attention a, const int32_t *first_key, int64_t low, int64_t last, int step) {
     int64_t high = (a.s.tokens + step - 1) / step;
     while (low < high) {
@@ -247,8 +251,8 @@ INLINE int64_t steps_that_see(Attention a, const int32_t *first_key, int64_t low
     return low;
 }
 
-/* The same of a block's `rows` keys from `first`, of which a lane has `own` and 8 further, with a step's
- * queries from `at` of the run. A query sees keys up to its own from where it begins. */
+/* The same for a block's `rows` keys from `first` on (the lane has keys `own` and `own` + 8) and a step's
+ * queries from `at` of the range on. A query sees its window up to its own key. */
 template <int N>
 INLINE void hide_unseen(Attention a, Facts<N> f, int64_t first, int rows, int own, int64_t at, Sums<N> &s) {
     int64_t token = a.r.first + at, last = token + N - 1;
@@ -268,7 +272,7 @@ INLINE void hide_unseen(Attention a, Facts<N> f, int64_t first, int rows, int ow
         }
 }
 
-/* The step's queries and the group's heads that a block of keys walks over: `begin` to `end`, by steps. */
+/* The walk of a block of keys: for each query head of its group, queries `begin` to `end` by steps. */
 struct Walk {
     int64_t begin, end;
     int64_t head, at;
@@ -278,15 +282,15 @@ struct Walk {
         if (at >= end) at = begin, head++;
     }
 };
-/* Of `rows` keys from `first`. */
+/* For `rows` keys from `first` on. */
 INLINE Walk walk_of(Attention a, const int32_t *first_key, int64_t first, int rows, int64_t kv, int step) {
-    int64_t begin = first > a.r.first ? (first - a.r.first) / step : 0; /* the first that sees it */
+    int64_t begin = first > a.r.first ? (first - a.r.first) / step : 0; /* the first step that sees them */
     int64_t end = steps_that_see(a, first_key, begin, smaller(first + rows, a.r.keys) - 1, step);
     int group = a.s.heads / a.s.kv_heads;
     return {begin * step, end * step, kv * group, begin * step, (int)(group * larger(end - begin, 0))};
 }
 
-/* Gradients of a head of keys and one of values: `row` is the first of the warp's. */
+/* Writes the gradients of one head's keys and values; `row` is the first row of the warp. */
 template <int D>
 INLINE void write_key_gradients(Attention a, Gradients g, Sums<D> &dk, const Sums<D> &dv, int64_t kv,
                                 int64_t row) {

@@ -1,8 +1,8 @@
-/* What the files of the plugin share: the backend behind a Device, and what its kernels are launched with.
+/* Shared by the files of the plugin: the backend behind a Device, and what kernels are launched with.
  *
- * Each file of kernels (*.cu) fills its slots of the op table; a slot checks nothing but what only it knows,
+ * Each file of kernels (*.cu) fills its slots of the op table. A slot checks only what it alone knows,
  * launches on the stream that the calling thread has chosen, and calls cuda_launched. Host code is C, kernels
- * are C++: both include this. */
+ * are C++; both include this. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_BACKEND_H
 #define WEFT_DEVICE_CUDA_PLUGIN_BACKEND_H
 
@@ -22,12 +22,12 @@ cudaStream_t cuda_stream(Device *d);
 void *cuda_scratch(Device *d, size_t bytes);
 /* The GPU's compute capability, times ten. */
 int cuda_chip(const Device *d);
-/* After each launch: a configuration that was refused ends the process with the op's name, and with
- * WEFT_CUDA_CHECK=1 so does a fault inside it. */
+/* Called after each launch. Ends the process with the op's name if the launch was refused, and with
+ * WEFT_CUDA_CHECK=1 also if the kernel failed. */
 void cuda_launched(Device *d, OpId op);
-/* Before each launch: a grid larger than GPUs allow ends the process with the op's name. */
+/* Called before each launch. Ends the process with the op's name if the grid is larger than GPUs allow. */
 void cuda_check_grid(Device *d, OpId op, int64_t x, int64_t y);
-/* A kernel may use more than 48 KiB of dynamic shared memory only after it was allowed to. */
+/* Allows a kernel more than 48 KiB of dynamic shared memory. Ends the process on a GPU without that much. */
 void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes);
 /* Ends the process with the message: for faults of the device, which are sticky. */
 void cuda_fatal(Device *d, const char *format, ...) PRINTF_LIKE(2, 3);
@@ -35,7 +35,7 @@ void cuda_fatal(Device *d, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Sets err and returns the code; for errors before anything has started. */
 ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) PRINTF_LIKE(3, 4);
 
-/* As TRY, which calls the program. */
+/* The same as TRY, which calls the program. */
 #define PASS_ON(call)                  \
     do {                               \
         ErrorCode code_ = (call);      \
@@ -45,16 +45,16 @@ ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) PRINT
 /* For communicators.c. */
 typedef struct Communicators Communicators;
 Communicators **cuda_communicators(Device *d); /* address of the device's pointer; NULL in it: none yet */
-void cuda_choose(Device *d);                   /* this thread's calls of CUDA go to the device's GPU */
+void cuda_choose(Device *d);                   /* directs this thread's CUDA calls to the device's GPU */
 cudaStream_t cuda_stream_of(Device *d, DeviceStream s);
 ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err);
 bool cuda_reached(Device *d, Event e);
 void cuda_identity(Device *d, char out[COMMUNICATOR_IDENTITY]);
 const DeviceCommunicators *communicators_table(void);
-int communicators_version(Error *err); /* of NCCL; 0: there is none, as err says */
+int communicators_version(Error *err); /* of NCCL; 0 with err set if there is none */
 void communicators_close(Device *d);
 
-/* One per file. */
+/* Each file's slots of the op table. */
 void elements_fill(Ops *ops);
 void norms_fill(Ops *ops);
 void embedding_fill(Ops *ops);
@@ -66,7 +66,7 @@ void loss_fill(Ops *ops);
 void optimizers_fill(Ops *ops);
 void gradients_fill(Ops *ops);
 
-/* Most elements of a head on a GPU whose blocks may have this much shared memory. */
+/* The widest head on a GPU whose blocks may have this much shared memory. */
 int attention_widest(size_t shared);
 
 /* split_k.cu: products with splits, to which gemm delegates. */

@@ -1,6 +1,6 @@
-/* Sums of columns over rows: a block has COLUMNS of them, which lie next to each other. A thread sums every
- * 256th row (fp32: 128th) of a pack of columns, and the threads' sums of a column are added in a fixed tree.
- * So the bits of a column depend on its rows and their order alone.
+/* Column sums. A block sums COLUMNS adjacent columns over all rows. A thread sums every 256th row (fp32:
+ * 128th) of a pack of columns; then the threads' sums of each column are added in a fixed tree. So the bits
+ * of a column depend only on its rows and their order.
  *
  *     LAUNCH(d, op, kernel, Grid(..., blocks_of(n, COLUMNS)), block_of_columns<T>(), ...)
  *     SHARED(float, room, COLUMN_ROOM<T>);
@@ -12,19 +12,19 @@
 #include "device/cuda/plugin/packs.cuh"
 
 constexpr int COLUMNS = 32, THREADS = 1024;
-/* Of a block's threads, along the columns and along the rows. */
+/* Threads of a block along the columns and along the rows. */
 template <typename T> constexpr int ACROSS = COLUMNS / AT_ONCE<T>;
 template <typename T> constexpr int DOWN = THREADS / ACROSS<T>;
 template <typename T> constexpr int COLUMN_ROOM = DOWN<T> *COLUMNS;
 template <typename T> dim3 block_of_columns(void) { return dim3(ACROSS<T>, DOWN<T>); }
 
-/* The first of this thread's; those of blocks lie along y. */
+/* The first column of this thread. Blocks are laid out along y. */
 template <typename T> INLINE int64_t first_column(void) {
     return (int64_t)blockIdx.y * COLUMNS + threadIdx.x * AT_ONCE<T>;
 }
 
-/* room[column] becomes the sum of its column of the `rows` rows, a power of two, that threads have put there;
- * number: of the thread in its block, all of whose threads come. */
+/* Adds up `rows` rows (a power of two) of COLUMNS partial sums in `room`, into its first row. `number` is the
+ * thread's index in its block. Every thread of the block must call. */
 INLINE void fold_rows(float *room, int rows, int number) {
     __syncthreads();
     for (int half = rows / 2 * COLUMNS; half >= COLUMNS; half /= 2) {
@@ -33,7 +33,7 @@ INLINE void fold_rows(float *room, int rows, int number) {
     }
 }
 
-/* sums[column] += the sum over the block's threads, for columns below n. */
+/* sums[column] += the sum over the block's threads, for columns below n. All threads must call. */
 template <typename T>
 INLINE void add_to_columns(const float (&sum)[AT_ONCE<T>], int64_t n, float *room, float *sums) {
     constexpr int N = AT_ONCE<T>;

@@ -1,17 +1,17 @@
-/* What kernels share: elements of both dtypes, warps, launches.
+/* Shared by all kernels: elements of both dtypes, warps, launches.
  *
- * Compiled by nvcc for GPUs and by a C++ compiler for tests/cuda_sim, which stands in for cuda_runtime.h.
- * So that both can, three things are written in one way only:
+ * nvcc compiles them for GPUs, and a C++ compiler for tests/cuda_sim, which replaces cuda_runtime.h. So that
+ * both can, three things are always written in one way:
  *
  *   LAUNCH(d, op, kernel, grid, block, shared bytes, arguments...)     for kernel<<<...>>>(...); grid: a Grid
  *   SHARED(type, name, count)                                          an array of the block
  *   FUSED(a, b, c)                                                     a * b + c, rounded once on a GPU
  *
- * Contraction is off (-fmad=false): a product and a sum are two roundings unless FUSED says otherwise, so
- * that ops whose bits are promised have those of the CPU.
+ * Contraction is off (-fmad=false): a product and a sum are rounded separately unless FUSED is used, so that
+ * ops whose bits are promised have the CPU's bits.
  *
- * Grids and blocks follow from shapes alone, never from the number of multiprocessors. No float is ever
- * added atomically. No thread leaves before a barrier that others wait at. */
+ * Grids and blocks depend only on shapes, never on the number of multiprocessors. No float is ever added
+ * atomically. No thread returns before a barrier that others wait at. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_KERNELS_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_KERNELS_CUH
 
@@ -37,11 +37,11 @@
 
 enum { WARP = 32, BLOCK = 256 };
 
-/* Blocks of `each` that cover n; n is at least 1, or nothing is launched. */
+/* The number of blocks of `each` elements that cover n. Grids are launched only with n of at least 1. */
 static inline int64_t blocks_of(int64_t n, int64_t each) { return (n + each - 1) / each; }
 
-/* Blocks of a grid, in 64 bits until it is known that they are few enough. What grows with the number of
- * tokens lies along x, where the limit is 2^31 - 1; along y it is 65,535. */
+/* The blocks of a grid, in 64 bits until they have been checked against the limits. The number of tokens goes
+ * along x, where the limit is 2^31 - 1; along y it is 65,535. */
 struct Grid {
     int64_t x, y;
     Grid(int64_t x_, int64_t y_ = 1) : x(x_), y(y_) {}
@@ -57,7 +57,7 @@ typedef struct Bf16 {
     uint16_t bits;
 } Bf16;
 
-/* As device/cpu/cpu.h has it, bit for bit. */
+/* The same as in device/cpu/cpu.h, bit for bit. */
 INLINE float widen(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
 INLINE uint16_t bf16_of(float f) {
     uint32_t u = __float_as_uint(f);
@@ -82,7 +82,7 @@ INLINE void store(Bf16 *p, int64_t i, float x) { p[i].bits = bf16_of(x); }
         }                       \
     } while (0)
 
-/* Element number of this thread in a grid over elements. */
+/* Index of this thread's element in a grid over elements. */
 INLINE int64_t element(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __host__ INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 __host__ INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -91,7 +91,7 @@ __host__ INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE int lane(void) { return (int)(threadIdx.x % WARP); }
 
-/* Of `lanes` lanes next to each other (a power of two), all of which get the result; a fixed butterfly. */
+/* Reductions over `lanes` adjacent lanes (a power of two), by a fixed butterfly; each gets the result. */
 template <typename T> INLINE T lanes_sum(T x, int lanes) {
     for (int apart = lanes / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(0xffffffffu, x, apart);
     return x;
@@ -101,8 +101,8 @@ INLINE float lanes_max(float x, int lanes) {
     return x;
 }
 
-/* Of a block of BLOCK threads: each gets the result. `room`: shared, BLOCK / WARP of them, free again when
- * this returns. */
+/* Reductions over a block of BLOCK threads; each gets the result. `room` is shared memory for BLOCK / WARP
+ * values, and may be reused when this returns. */
 template <typename T> INLINE T block_sum(T x, T *room) {
     x = lanes_sum(x, WARP);
     if (lane() == 0) room[threadIdx.x / WARP] = x;
@@ -124,9 +124,9 @@ INLINE float block_max(float x, float *room) {
 
 /* ---- the canonical tree ---- */
 
-/* Sums of base/tree.h, of terms that come one after another: like a binary counter, a finished block is added
- * to the one before it as soon as both have one size. Fewer than 2^LEVELS terms. Indices are constants after
- * unrolling, so that all of it stays in registers. */
+/* Sums in the tree of base/tree.h, of terms that come one after another. As in a binary counter, a finished
+ * block is added to the one before it as soon as both have one size. There may be fewer than 2^LEVELS terms.
+ * Indices are constants after unrolling, so that all of it stays in registers. */
 template <typename T, int LEVELS> struct Tree {
     T level[LEVELS];
     int count = 0;
@@ -140,7 +140,7 @@ template <typename T, int LEVELS> struct Tree {
         }
         count++;
     }
-    /* Blocks that are left become smaller from left to right, and are added from the right. */
+    /* The remaining blocks become smaller from left to right, and are added from the right. */
     INLINE T sum(void) const {
         T x = 0;
         bool any = false;

@@ -8,10 +8,10 @@
 
 typedef struct LibraryFunction {
     const char *name;
-    size_t at; /* in the struct of them: offsetof */
+    size_t at; /* offset in the struct of functions */
 } LibraryFunction;
 
-/* Fills the struct `to`. Returns the name of the first that is not there; NULL: all are. */
+/* Fills the struct `to`. Returns the name of the first function that is missing, or NULL. */
 static inline const char *library_find(void *library, const LibraryFunction *functions, size_t count,
                                        void *to) {
     for (size_t i = 0; i < count; i++) {

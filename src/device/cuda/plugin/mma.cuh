@@ -1,21 +1,23 @@
-/* Matrix instructions of a warp, and copies into shared memory that run beside it (sm_80 and newer).
+/* Matrix instructions of a warp (mma.sync), and asynchronous copies into shared memory (sm_80 and newer).
  *
- * All 32 lanes call together what is of a warp. A product is of 16 x 16 bf16 by 16 x 8 bf16, with fp32 sums;
- * lane 4g + t holds, a pair of neighbours in each register:
+ * All 32 lanes of a warp must call its instructions together. A product is of 16 x 16 bf16 by 16 x 8 bf16,
+ * with fp32 sums. Lane 4g + t holds, a pair of neighbours in each register:
  *
  *     left [16][16]   rows g, g + 8 (columns 2t, 2t + 1), then the same rows (columns 2t + 8, 2t + 9)
  *     right [16][8]   of column g the rows 2t, 2t + 1, then 2t + 8, 2t + 9
  *     sums [16][8]    of row g the columns 2t, 2t + 1, then of row g + 8
  *
- * so that sums of two products side by side, rounded, are the left operand of another one.
+ * So the sums of two adjacent products, rounded, are the left operand of another product.
  *
- * load_matrices   four matrices of 8 x 8 in shared memory, whose rows are 16 bytes; lane i names row i % 8 of
- *                 matrix i / 8. Of each, lane 4g + t gets columns 2t, 2t + 1 of row g; transposed: rows 2t,
- *                 2t + 1 of column g
- * copy_async      BYTES (4 or 16, at multiples of them) from global to shared memory, zeros if it is not
- *                 there; only after copies_wait may this thread read them, and only after a barrier others
+ * load_matrices loads four matrices of 8 x 8 from shared memory, whose rows are 16 bytes. Lane i gives the
+ * address of row i % 8 of matrix i / 8. Of each matrix, lane 4g + t gets columns 2t, 2t + 1 of row g;
+ * transposed: rows 2t, 2t + 1 of column g.
  *
- * tests/cuda_sim/cuda_runtime.h has what stands for them on a CPU. */
+ * copy_async copies BYTES (4 or 16, aligned to their size) from global to shared memory, or writes zeros if
+ * `there` is false. This thread may read them only after copies_wait, other threads only after a barrier as
+ * well.
+ *
+ * tests/cuda_sim/cuda_runtime.h has their CPU versions. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_MMA_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_MMA_CUH
 
@@ -60,18 +62,18 @@ template <int BYTES> INLINE void copy_async(void *to, const void *from, bool the
 
 INLINE void copies_wait(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/* Both rounded to bf16, the first in the lower half. */
+/* Rounds both to bf16; the first is the lower half. */
 INLINE uint32_t pair_of(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-/* Two neighbours, at a multiple of 4 bytes. */
+/* Two adjacent elements, aligned to 4 bytes. */
 INLINE uint32_t load_pair(const void *from) { return *(const uint32_t *)from; }
 INLINE void store_pair(void *to, uint32_t pair) { *(uint32_t *)to = pair; }
 
-/* 2^x to two places of the last, in one instruction. */
+/* 2^x to within two units in the last place, in one instruction. */
 INLINE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

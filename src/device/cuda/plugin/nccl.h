@@ -1,6 +1,6 @@
-/* What of NCCL is called, as its published interface has had it since 2.18: the library is opened at run
- * time, so that neither building nor running on one GPU needs it. tests/cuda_sim/static.sh holds this
- * against NVIDIA's nccl.h, where that is. */
+/* The functions of NCCL that are called, as its published interface has had them since 2.18. The library is
+ * opened at run time, so that neither building nor running on one GPU needs it. tests/cuda_sim/static.sh
+ * compares this with NVIDIA's nccl.h where that is installed. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_NCCL_H
 #define WEFT_DEVICE_CUDA_PLUGIN_NCCL_H
 
@@ -35,7 +35,7 @@ typedef struct Nccl {
     const char *(*GetErrorString)(int error);
 } Nccl;
 
-/* Of a plugin that was linked to an NCCL of its own (tests/cuda_sim). */
+/* Set in a plugin that was linked with its own NCCL (tests/cuda_sim). */
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,5 +1,5 @@
-/* What of NVML, the driver's own library, is called, as its published interface has had it since 2012: the
- * library comes with a driver, and is opened at run time. */
+/* The functions of NVML, the driver's management library, that are called, as its published interface has had
+ * them since 2012. The library comes with the driver and is opened at run time. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_NVML_H
 #define WEFT_DEVICE_CUDA_PLUGIN_NVML_H
 
@@ -22,10 +22,10 @@ typedef struct Nvml {
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* Bytes of a GPU that nobody has, without taking any; 0: not known. */
+/* Returns the free bytes of a GPU, without allocating on it; 0 if they are not known. */
 uint64_t nvml_available(const char uuid[16]);
 
-/* Of a plugin that was linked to an NVML of its own (tests/cuda_sim). */
+/* Set in a plugin that was linked with its own NVML (tests/cuda_sim). */
 extern const Nvml nvml_linked __attribute__((weak));
 #ifdef __cplusplus
 }

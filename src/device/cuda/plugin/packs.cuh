@@ -1,13 +1,13 @@
-/* Packs: elements next to each other that a thread takes together, for kernels that mostly wait for memory.
+/* Packs: adjacent elements that a thread handles together, for kernels that are bound by memory.
  *
- *   AT_ONCE<T, U>                     as many as 16 bytes have of the smaller type
+ *   AT_ONCE<T, U>                     the number of elements of the smaller type in 16 bytes
  *   load_pack<N>(p, first, end)       elements first .. first + N - 1 of p; zeros from `end` on, not read
- *   store_pack(p, first, end, x)      the same way back; from `end` on nothing is written
+ *   store_pack(p, first, end, x)      writes them back; nothing is written from `end` on
  *   get(x, i), put(x, i, value)       i is a constant once loops are unrolled: a pack stays in registers
  *
- * A pack goes by accesses of 16 bytes (of 8, if it has no more) where it lies at a multiple of them and all
- * of it is there, else element by element. Which of them shows in no bit: a thread has the same elements
- * either way. So tensors may begin at any element, and rows may have any length. */
+ * A pack that is aligned and ends before `end` is accessed by 16 bytes at a time (by 8, if it has no more),
+ * any other element by element. Both give the same bits, since a thread has the same elements either way. So
+ * tensors may begin at any element, and rows may have any length. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_PACKS_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_PACKS_CUH
 
@@ -18,7 +18,7 @@ constexpr int AT_ONCE = (int)(16 / (sizeof(T) < sizeof(U) ? sizeof(T) : sizeof(U
 
 template <typename T, int N> struct Pack {
     static constexpr int WORDS = (int)(N * sizeof(T) / 4),
-                         ACCESS = WORDS < 4 ? 2 : 4; /* words of an access */
+                         ACCESS = WORDS < 4 ? 2 : 4; /* words in one access */
     static_assert(WORDS % ACCESS == 0, "a pack is of whole accesses");
     uint32_t word[WORDS];
 };
@@ -45,7 +45,7 @@ template <int N> INLINE void put(Pack<int64_t, N> &x, int i, int64_t value) {
     x.word[2 * i + 1] = (uint32_t)((uint64_t)value >> 32);
 }
 
-/* Of one element, as it is. */
+/* Copy one element between memory and a pack, bits unchanged. */
 template <int N> INLINE void take(Pack<float, N> &x, int i, const float *p) { put(x, i, *p); }
 template <int N> INLINE void take(Pack<Bf16, N> &x, int i, const Bf16 *p) { put_bits(x, i, p->bits); }
 template <int N> INLINE void take(Pack<int64_t, N> &x, int i, const int64_t *p) { put(x, i, *p); }
@@ -58,8 +58,8 @@ template <int N> INLINE void give(const Pack<int64_t, N> &x, int i, int64_t *p) 
 /* ---- between memory and packs ---- */
 
 #ifdef __CUDACC__
-/* WORDS (2 or 4) words of a tensor, which begin at a multiple of their bytes; tests/cuda_sim has its own.
- * Written out, since nvcc takes some accesses apart that are wide in C. */
+/* Access WORDS (2 or 4) words of a tensor, aligned to their size. This is assembly because nvcc splits some
+ * accesses that are wide in C. tests/cuda_sim has its own. */
 INLINE uint64_t global_address(const void *p) { return (uint64_t)__cvta_generic_to_global(p); }
 template <int WORDS> INLINE void load_words(uint32_t *to, const void *from) {
     if constexpr (WORDS == 4)
@@ -84,7 +84,7 @@ template <int WORDS> INLINE void store_words(void *to, const uint32_t *from) {
 }
 #endif
 
-/* Whether a pack goes by wide accesses. */
+/* Whether a pack is accessed by 16 (or 8) bytes at a time. */
 template <typename T, int N> INLINE bool is_wide(const T *p, int64_t first, int64_t end) {
     return first + N <= end && (uintptr_t)(p + first) % (4 * Pack<T, N>::ACCESS) == 0;
 }
@@ -116,7 +116,7 @@ template <int N, typename T> INLINE void store_pack(T *p, int64_t first, int64_t
     }
 }
 
-/* Where this thread's pack of N begins in a grid over rows of `width` elements: no pack is of two rows. */
+/* Where this thread's pack of N begins in a grid over rows of `width` elements. No pack spans two rows. */
 struct Place {
     int64_t row, column;
 };
@@ -125,7 +125,7 @@ template <int N> INLINE Place place_of(int64_t width) {
     return {number / packs, number % packs * N};
 }
 
-/* Blocks of such a grid, and of one over n elements. */
+/* The blocks of such a grid, and of one over n elements. */
 template <int N> int64_t blocks_of_packs(int64_t rows, int64_t width) {
     return blocks_of(rows * blocks_of(width, N), BLOCK);
 }

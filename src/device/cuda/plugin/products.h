@@ -17,8 +17,8 @@ typedef struct ProductShape {
 /* NULL with err set if the library does not start. */
 Products *products_open(Error *err);
 void products_close(Products *p); /* NULL is fine */
-/* As gemm of device.h without splits; works in cuda_products_workspace bytes, 256-aligned or not. False with
- * the reason in problem[size]. */
+/* The same as gemm of device.h without splits. The workspace has cuda_products_workspace bytes, at any
+ * alignment. Returns false with the reason in problem[size]. */
 bool products_run(Products *p, const ProductShape *s, const void *a, const void *b, void *c, bool accumulate,
                   void *workspace, cudaStream_t stream, char *problem, size_t size);
 uint64_t products_version(void);

@@ -1,13 +1,13 @@
-/* Times by the GPU's clock: of ops, where a profile is asked for, and of actions, where a trace is.
+/* Times by the GPU's clock: of ops for a profile, of actions for a trace.
  *
- *     times_begin, times_end   the two of a pair of events: nobody waits
- *     times_stamp              one event; its time counts from the first of its series
- *     times_read               the times of what the stream has passed go to where they are to
+ *     times_begin, times_end   record a pair of events; the host does not wait
+ *     times_stamp              records one event; its time counts from the first stamp of its series
+ *     times_read               delivers the times of the pairs and stamps that the stream has passed
  *
- * A stream passes its events in order, so they are a queue, in a ring. It is read when the host has waited
- * for something anyway, and each place is used again after it was read. A ring that is full is read, and
- * doubled if nothing has ended: there come to be as many places as are under way at a time, in the first
- * steps. */
+ * A stream passes its events in order, so they form a queue, kept in a ring. The ring is read when the host
+ * has waited for something anyway, and a slot is reused once it has been read. A full ring is read first, and
+ * doubled if nothing has ended. So during the first steps it grows to as many slots as are ever in flight at
+ * a time. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_TIMES_H
 #define WEFT_DEVICE_CUDA_PLUGIN_TIMES_H
 
@@ -16,24 +16,24 @@
 #include "device/device.h"
 
 typedef struct Timed {
-    cudaEvent_t begun, ended; /* of a stamp the second alone */
-    double *to;               /* where its time goes; of a stamp NULL: it begins a series */
+    cudaEvent_t begun, ended; /* a stamp uses only `ended` */
+    double *to;               /* where its time goes; NULL for a stamp that begins a series */
     bool stamp;
-    bool closed; /* what it has is recorded */
+    bool closed; /* all its events have been recorded */
 } Timed;
 
-/* Of one stream; all zero: nothing has been timed on it. */
+/* Of one stream. All zero: nothing has been timed on it. */
 typedef struct Times {
     Timed *ring;
-    uint64_t room, first, next; /* the oldest that was not read; numbers, a place is a rest by room */
-    cudaEvent_t last;           /* of the last stamp that was read, ... */
-    double at;                  /* ... so many seconds behind the first of its series */
+    uint64_t room, first, next; /* first: the oldest unread one; number n has slot n % room */
+    cudaEvent_t last;           /* the event of the last stamp that was read */
+    double at;                  /* seconds from the first stamp of its series to it */
 } Times;
 
-/* *number: of the pair, for times_end, which adds its time to *to. */
+/* *number identifies the pair for times_end, which adds the pair's time to *to once it is read. */
 cudaError_t times_begin(Times *t, cudaStream_t s, int64_t *number);
 cudaError_t times_end(Times *t, cudaStream_t s, int64_t number, double *to);
-/* *to: seconds since the last stamp without one. */
+/* Sets *to, once it is read, to the seconds since the last stamp whose `to` was NULL. */
 cudaError_t times_stamp(Times *t, cudaStream_t s, double *to);
 cudaError_t times_read(Times *t);
 void times_close(Times *t);

@@ -1,25 +1,26 @@
-/* Matrix instructions of four warps, whose right operand, and the left one if wanted, lies in shared memory.
- * Only sm_90a has them: files that include this are named *_wgmma.cu, and are compiled for that alone. All
- * 128 threads of a group call together.
+/* Matrix instructions of a warpgroup (wgmma). The right operand lies in shared memory, the left one in
+ * registers or in shared memory. Only sm_90a has them: files that include this are named *_wgmma.cu and are
+ * compiled for that chip alone. All 128 threads of the group must call together.
  *
- * A product is of 64 x 16 bf16 by 16 x N bf16, with fp32 sums; warp w of the group has rows 16 w .. 16 w + 15
- * of a left operand in registers, and of sums, and its lanes hold of them what mma.cuh says.
+ * A product is of 64 x 16 bf16 by 16 x N bf16, with fp32 sums. Warp w of the group has rows 16 w .. 16 w + 15
+ * of the sums, and of a left operand in registers; mma.cuh says which elements its lanes hold.
  *
- * Tiles in shared memory lie in panels: [D / 64][rows][64] bf16, a panel at a multiple of 1,024 bytes. Of a
- * row's eight pieces of 16 bytes, piece i lies at i xor row % 8 ("128-byte swizzle"), so that eight rows next
- * to each other, or eight pieces, lie in different banks. A Matrix is a tile, or where one begins inside it:
+ * Tiles in shared memory lie in panels: [D / 64][rows][64] bf16, each panel aligned to 1,024 bytes. Of the
+ * eight 16-byte segments of a row, segment i lies at i xor row % 8 ("128-byte swizzle"), so that eight
+ * adjacent rows, or eight segments, lie in different banks. A Matrix describes a tile, or a position inside
+ * one:
  *
- *     rows_of(m, 16 c)       from column 16 c on: as an operand whose inner dimension is the tile's columns
- *     columns_of(m, 16 r)    from row 16 r on: as a right operand whose inner dimension is the tile's rows
+ *     rows_of(m, 16 c)       from column 16 c on: an operand whose inner dimension is the tile's columns
+ *     columns_of(m, 16 r)    from row 16 r on: a right operand whose inner dimension is the tile's rows
  *
- * Products run beside the program. group_begin() goes before the first of some: registers that were written
- * before are seen; group_end() closes them. After group_wait<K>(), all but the last K closed ones are done;
- * no sums, registers of left operands or shared memory of those under way may be touched, and settle(sums)
- * comes before a look at sums. What copies have written is shown to products by copies_shown(), behind
- * copies_wait() and in front of a barrier.
+ * Products are asynchronous. group_begin() goes before the first product of a group and makes registers
+ * written before visible to it; group_end() commits the group. After group_wait<K>() all but the last K
+ * committed groups are done. Until then their sums, registers of left operands and shared memory must not be
+ * touched. settle(sums) must come before sums are read. copies_shown(), after copies_wait() and before a
+ * barrier, makes what copies wrote visible to products.
  *
- * NVIDIA, "Parallel Thread Execution ISA", 9.7.15: wgmma.mma_async. tests/cuda_sim/cuda_runtime.h has what
- * stands for it on a CPU. */
+ * NVIDIA, "Parallel Thread Execution ISA", 9.7.15: wgmma.mma_async. tests/cuda_sim/cuda_runtime.h has the CPU
+ * versions. */
 #ifndef WEFT_DEVICE_CUDA_PLUGIN_WGMMA_CUH
 #define WEFT_DEVICE_CUDA_PLUGIN_WGMMA_CUH
 
@@ -27,7 +28,7 @@
 
 enum { PANEL = 64, GROUP = 4 * WARP, GROUP_ROWS = 64 };
 
-/* Of a tile of `rows` rows: where piece i of row r begins, in elements. */
+/* Where segment i of row r begins in a tile of `rows` rows, in elements. */
 INLINE int place_in_panels(int rows, int r, int i) {
     return (i / 8 * rows + r) * PANEL + (i % 8 ^ r % 8) * 8;
 }
@@ -37,8 +38,8 @@ INLINE int place_in_panels(int rows, int r, int i) {
 /* Dynamic shared memory for panels. */
 #define PANELS(name) extern __shared__ __align__(1024) char name[]
 
-/* What the instruction is told: the first address, the bytes from a panel to the next and from eight rows to
- * the next, each in sixteenths, and the swizzle. */
+/* The descriptor that the instruction takes: the first address, the bytes from a panel to the next and from
+ * eight rows to the next, each in sixteenths, and the swizzle. */
 struct Matrix {
     uint64_t description;
     int rows;
@@ -58,7 +59,7 @@ template <int LEFT> INLINE void group_wait(void) {
 }
 INLINE void copies_shown(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* The compiler knows nothing of products under way: no register of sums is read before this. */
+/* Must come before sums are read: the compiler does not know that products are in flight. */
 template <int N> INLINE void settle(float (&sums)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -78,13 +79,14 @@ template <int N> INLINE void settle(float (&sums)[N][4]) {
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
     "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* A product whose operands have these names, behind the sums' own; `add` becomes a predicate. */
+/* A product whose operands have these names, which follow those of the sums; `add` becomes a predicate. */
 #define WGMMA(n, operands, add, transposed)                                   \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                          \
     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" NAMES_OF_##n \
         "}, " operands ", p, 1, 1, " transposed ";\n}\n"
 
-/* sums [64][N] = (add ? sums : 0) + left [64][16] * right [16][N]. By columns: see above; else by rows. */
+/* sums [64][N] = (add ? sums : 0) + left [64][16] * right [16][N]. BY_COLUMNS: `right` is from columns_of,
+ * else from rows_of. */
 #define MULTIPLY_BY(n, operands, add_name, transposed)                                                     \
     template <bool BY_COLUMNS>                                                                             \
     INLINE void group_multiply(float(&sums)[n / 8][4], const uint32_t(&left)[4], Matrix right, bool add) { \
@@ -97,7 +99,7 @@ MULTIPLY_BY(64, "{%32, %33, %34, %35}, %36", "%37", "%38")
 MULTIPLY_BY(128, "{%64, %65, %66, %67}, %68", "%69", "%70")
 #undef MULTIPLY_BY
 
-/* The same with a left operand in shared memory; both by rows. */
+/* The same with a left operand in shared memory; both are from rows_of. */
 INLINE void group_multiply(float (&sums)[8][4], Matrix left, Matrix right, bool add) {
     asm volatile(WGMMA(64, "%32, %33", "%34", "0, 0")
                  : SUMS_OF_64(sums)
@@ -108,7 +110,7 @@ INLINE void group_multiply(float (&sums)[8][4], Matrix left, Matrix right, bool 
 
 #define PANELS(name) DYNAMIC_SHARED(name)
 
-/* Products under way keep where sums are: they are to stay there until they have been waited for. */
+/* Products in flight hold the address of their sums, which must not move until they have been waited for. */
 struct Matrix {
     const Bf16 *first;
     int rows;
