@@ -1,11 +1,11 @@
-/* The engine executes a rank's plan: it owns the rank's memory, and runs programs on it: one optimizer step,
+/* The engine executes a rank's plan. It owns the rank's memory and runs programs on it: one optimizer step,
  * or one evaluation.
  *
- * Life: engine_open (every byte of the run), then engine_initialise or weights and state from a checkpoint
- * followed by engine_refresh, then steps. Nothing is allocated inside a step.
+ * Life: engine_open (every byte of the run); then engine_initialise, or weights and state from a checkpoint
+ * followed by engine_refresh; then steps. Nothing is allocated inside a step.
  *
- * A failure of communication inside a step cannot be mended by this rank alone: it ends the run on all ranks
- * (comm_fail). */
+ * One rank alone cannot recover from a communication failure inside a step, so such a failure ends the run on
+ * all ranks (comm_fail). */
 #ifndef WEFT_ENGINE_ENGINE_H
 #define WEFT_ENGINE_ENGINE_H
 
@@ -16,119 +16,122 @@
 
 typedef struct Engine Engine;
 
-/* What some numbers are like. NaN where there are none. */
+/* Statistics of some numbers. NaN where there are none. */
 typedef struct ProbeFigures {
-    int64_t count, nonfinite; /* how many; of these, how many are NaN or infinite, and in no other figure */
-    double rms, max;          /* root of the mean square over `count`; largest absolute value */
+    int64_t count, nonfinite; /* numbers; of these NaN or infinite, which the other figures leave out */
+    double rms, max;          /* rms over `count`; largest absolute value */
 } ProbeFigures;
 
-/* Of a unit in one step, over all microbatches and ranks: what it puts out, the gradient of that (the last
- * unit puts out nothing), its weights after the update, and their gradients before clipping. */
+/* Figures of a unit in one step, over all microbatches and ranks: its output, the gradient of its output (the
+ * last unit has neither), its weights after the update, and their gradients before clipping. */
 typedef struct UnitProbe {
     ProbeFigures output, gradient, weight, weight_gradient;
 } UnitProbe;
 
 /* How the optimizer acts in one step. */
 typedef struct StepOptions {
-    double lr_factor;       /* of the schedule: what the learning rates of all groups are multiplied with */
+    double lr_factor;       /* of the schedule: multiplies the learning rates of all groups */
     double clip, clip_norm; /* clip 0: no clipping; clip_norm: p, or INFINITY */
-    uint64_t any, all;      /* flags of this rank, to be combined by or, and by and; see record.h */
-    bool poison;            /* a fault on purpose: one element of this rank's gradients becomes NaN ... */
-    uint64_t poison_place;  /* ... and says which */
-    const Batch *next; /* the next step's: their valid targets ride on this step's record; NULL: unknown */
-    UnitProbe *probe;  /* [units] to be filled, or NULL; the plan must have probes */
-    const int32_t *sources; /* [microbatches, sequences] of which source of the data a row is; NULL: losses
-                             * are not told apart; else the plan must have sources */
-    bool timed;       /* actions are timed by the device's clock, where that is another than the host's */
-    int microbatches; /* of this step: those of one of the plan's programs; 0: of the largest */
-    int next_microbatches;                /* the same of the next one */
+    uint64_t any, all;      /* flags of this rank, combined by or, and by and (record.h) */
+    bool poison;            /* inject a fault: one element of this rank's gradients becomes NaN, ... */
+    uint64_t poison_place;  /* ... chosen by this number */
+    const Batch *next; /* of the next step: their valid targets go with this step's record; NULL: unknown */
+    UnitProbe *probe;  /* [units] out, or NULL; the plan must have probes */
+    /* [microbatches, sequences] index of each row's data source; the plan must have sources. NULL: losses are
+     * not split by source. */
+    const int32_t *sources;
+    bool timed;            /* time actions by the device's clock, if it has its own */
+    int microbatches;      /* of this step: those of one of the plan's programs; 0: of the largest */
+    int next_microbatches; /* the same for the next step */
     void (*before_update)(void *context); /* called once, when all gradients are done; or NULL */
     void *context;
 } StepOptions;
 
-/* How evenly the tokens of a step went to experts. */
+/* How evenly the tokens of a step were routed to experts. */
 typedef struct ExpertFigures {
-    double
-        imbalance; /* choices of an expert, largest / mean of its layer: the worst layer's; NaN: no experts */
-    int64_t dead;  /* experts that no token went to, of all layers */
+    double imbalance; /* most / mean assignments of an expert, in the worst layer; NaN: no experts */
+    int64_t dead;     /* experts that received no token, over all layers */
 } ExpertFigures;
 
 /* The same on every rank. */
 typedef struct StepResult {
     double loss;               /* sum of cross-entropies / valid targets of the whole step */
-    double z_loss;             /* the same of what train.z_loss adds to it: not part of `loss` */
-    double balance;            /* the same of the balance loss of experts, summed over layers */
-    double mtp[MTP_DEPTH_MAX]; /* the same of each MTP head, not weighted */
+    double z_loss;             /* the same for the z-loss (train.z_loss): not part of `loss` */
+    double balance;            /* the same for the balance loss of experts, summed over layers */
+    double mtp[MTP_DEPTH_MAX]; /* the same for each MTP head, not weighted */
     ExpertFigures experts;
     int64_t valid;
     double grad_norm;        /* before clipping */
-    double clip_coefficient; /* what gradients were multiplied with */
+    double clip_coefficient; /* factor that gradients were multiplied by */
     NoiseEstimate noise;     /* NaN unless the plan measures it */
     int64_t nonfinite; /* gradient elements that are NaN or infinite (exact: or too large for fixed point) */
-    /* First parameter that has one and the rank that holds it, or "the loss"; empty when all is finite. */
+    /* First parameter with such an element and the rank that holds it, or "the loss"; empty if all are
+     * finite. */
     char culprit[128];
     bool skipped;      /* no update was made */
     uint64_t any, all; /* flags of all ranks */
 } StepResult;
 
-/* When an action ran, in seconds since the step began: by the host's clock when the host enqueued it, by that
- * of a device when the device came to it and was done with it. */
+/* When an action ran, in seconds since the step began. On the host's clock: when the host enqueued it. On a
+ * device's clock: when the device began and finished it. */
 typedef struct ActionTime {
     double start, end;
-    double waited; /* of this, for other ranks */
+    double waited; /* time of this spent waiting for other ranks */
 } ActionTime;
 
-/* Of a step, on this rank. */
+/* Times of a step on this rank. */
 typedef struct StepTimes {
     double began;           /* clock_seconds */
     double waited;          /* seconds that the host waited for other ranks */
-    const Program *program; /* that ran */
+    const Program *program; /* the program that ran */
     ActionTime *actions;    /* [actions of the program] */
 } StepTimes;
 
-/* Plan, device and comm must stay as long as the engine. The comm has the plan's mesh (comm_set_mesh); of a
- * plan for one rank, any will do that is alone. ERR_MEMORY. Close it also after a failure. */
+/* Plan, device and comm must outlive the engine. The comm must have the plan's mesh (comm_set_mesh); for a
+ * plan of one rank, any comm with a single rank will do. Fails with ERR_MEMORY. Close the engine also after a
+ * failure. */
 ErrorCode engine_open(Engine **e, const RankPlan *plan, Device *d, Comm *comm, Error *err);
-void engine_close(Engine *e); /* NULL is fine */
+void engine_close(Engine *e); /* NULL is allowed */
 
 void engine_initialise(Engine *e, InitKind kind, double std, uint64_t seed);
-/* Only what adapters begin with: the base has its weights from elsewhere. */
+/* Initialises the adapters only: the weights of the base come from elsewhere. */
 void engine_initialise_adapters(Engine *e, uint64_t seed);
-/* The average of weights, if one is kept, becomes what the weights are. */
+/* Sets the average of weights, if one is kept, to the current weights. */
 void engine_start_average(Engine *e);
-/* After weights were written: makes what products read from master weights anew. */
+/* Call after weights were written: updates the compute copies of the master weights. */
 void engine_refresh(Engine *e);
 
 /* batches: one per microbatch. Collective. */
 void engine_step(Engine *e, const Batch *batches, const StepOptions *options, StepResult *result);
-/* [sources] of the last step, which was told them: losses of the tokens that this rank counts, exact, to be
- * added up over all ranks. */
+/* [sources] of the last step, which must have had StepOptions.sources: losses of the tokens that this rank
+ * counts. The sums are exact; add them up over all ranks. */
 const LossSum *engine_source_losses(const Engine *e);
-/* One microbatch, forward only: its losses are added where the last stage is, those that are not finite to
- * their number. Collective over the pipeline and the shards. */
+/* Runs one microbatch, forward only. Adds its losses on the ranks with the last stage; those that are not
+ * finite are added to their count. Collective over the pipeline and the shards. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses);
 
-/* The same, row by row: of each token the largest logit, that of its target, and the sum of exponentials, in
- * splits of the vocabulary: of one rank of cp after the other, of one chunk of its logits after the other,
- * [splits, rows]. False, and nothing is written, on ranks that do not have the losses. Collective, as above,
- * and over the ranks that share matrices or tokens, all of which get the same. */
+/* The same, token by token: for each, the largest logit, the target's logit and the sum of exponentials, per
+ * split of the vocabulary. The records of the ranks of cp follow each other; those of a rank are [splits,
+ * rows] for each chunk of its logits in turn. Returns false and writes nothing on ranks that do not have the
+ * losses. Collective as above, and over tp and cp, whose ranks all get the same. */
 bool engine_score(Engine *e, const Batch *batch, LossRecord *records /* host [ranks of cp, model_records] */);
 
 const RankPlan *engine_plan(const Engine *e);
 Device *engine_device(const Engine *e);
-/* The model with its constants, and where its passes read: for generation. */
+/* For generation: the model with its constants, and the weights that its passes read. */
 const Model *engine_model(const Engine *e);
 const Weights *engine_weights(const Engine *e);
 
-/* Owned memory of a parameter, fp32: `piece` elements of it. Not for inference. */
+/* Owned fp32 master weights of a parameter: segment.count elements. Not for inference. */
 float *engine_master(const Engine *e, ParamSegment segment);
-/* The same of any engine, and what it is: fp32, but for inference as passes read it. */
+/* The same for any engine, and the dtype: fp32, except for inference, where it is the one that passes read.
+ * NULL for an empty segment. */
 void *engine_weight(const Engine *e, const Param *p, ParamSegment segment);
 Dtype engine_held(const Engine *e, Flat flat);
-/* One of what is kept of parameter number `param` (optimizer/groups.h: param_state): what is owned of it. */
+/* This rank's shard of one state of parameter number `param` (optimizer/groups.h: param_state). */
 void *engine_optimizer_state(const Engine *e, int param, int which);
 float *engine_gradient(const Engine *e, const Param *p, ParamSegment segment); /* after a step */
-/* Optimizer steps made: AdamW's t. */
+/* Optimizer steps made so far: AdamW's t. */
 int64_t engine_updates(const Engine *e);
 void engine_set_updates(Engine *e, int64_t updates);
 
@@ -136,14 +139,14 @@ void engine_set_updates(Engine *e, int64_t updates);
 double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char **culprit);
 
 const StepTimes *engine_times(const Engine *e); /* of the last step, by the host's clock */
-/* Whether the device has a clock of its own: it runs behind the host, and is done with a step while the next
- * one is under way. */
+/* Whether the device has a clock of its own. Such a device runs behind the host: it finishes a step while the
+ * next one is under way. */
 bool engine_is_timed_late(const Engine *e);
-/* By that clock: of the step before the last, or with `wait` of the last, for which the device is waited for.
- * NULL: it was not to be timed (StepOptions.timed). */
+/* Times by that clock: of the step before the last, or with `wait` of the last, after waiting for the device.
+ * NULL: that step was not timed (StepOptions.timed). */
 const StepTimes *engine_timed(Engine *e, bool wait);
-const Action *engine_current(const Engine *e); /* what it is doing, from any thread; NULL: between steps */
-size_t engine_bytes(const Engine *e);          /* of all pools: what the plan said */
-size_t engine_taken(const Engine *e); /* for which the device has taken so much (Device.granularity) */
+const Action *engine_current(const Engine *e); /* action under way, or NULL; any thread may ask */
+size_t engine_bytes(const Engine *e);          /* of all pools, equal to the plan's */
+size_t engine_taken(const Engine *e);          /* allocated for them on the device (Device.granularity) */
 
 #endif

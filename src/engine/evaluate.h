@@ -6,16 +6,17 @@
 #include "engine/engine.h"
 
 typedef struct Evaluation {
-    double loss;    /* nats a token: sum over all valid targets / their number; NaN when one is not finite */
+    double loss;    /* nats per token: sum over all valid targets / their number; NaN if one is not finite */
     int64_t tokens; /* valid targets */
-    int64_t nonfinite;    /* of these, whose loss is not finite: no figure leaves them out */
-    int64_t bytes;        /* of text behind the targets; control tokens have none */
-    double bits_per_byte; /* loss in bits / bytes; does not depend on the tokenizer. NaN without bytes */
+    int64_t nonfinite;    /* targets whose loss is not finite: they are included in the other figures */
+    int64_t bytes;        /* of text that the targets stand for; control tokens have none */
+    double bits_per_byte; /* loss in bits / bytes; independent of the tokenizer. NaN without bytes */
 } Evaluation;
 
-/* Of each validation set its first `samples` samples, all when samples is 0 or more than there are; at least
- * one must exist. These and no others, however many ranks share them. *out: of all sets together; sets: of
- * each (dataset_validation_set), or NULL. All ranks take part, and all get the result. */
+/* Evaluates the first `samples` samples of each validation set, or all if samples is 0 or more than there
+ * are; each set must have at least one. Each sample is evaluated exactly once, whatever the number of ranks.
+ * *out: all sets together; sets: each one (dataset_validation_set), or NULL. All ranks take part, and all get
+ * the result. */
 ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
                    Evaluation *sets /* [dataset_validation_sets] */, Error *err);
 

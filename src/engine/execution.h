@@ -1,14 +1,14 @@
-/* Between the files of the engine: one execution of a program, and what each kind of action does.
+/* What the files of the engine share: one execution of a program, and the functions that run its actions.
  *
  *     engine.c      memory, life, the loop over actions
  *     parameters.c  GATHER, RELEASE
- *     gradients.c   SUM_PARTIALS, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and what passes leave for them
+ *     gradients.c   SUM_PARTIALS, REDUCE_SCATTER, ALL_REDUCE, REDUCED, TIE, and where passes write gradients
  *     boundaries.c  RECV_F, SEND_F, RECV_B, SEND_B
  *     collectives.c COLLECTIVE, WAIT
- *     dispatch.c      DISPATCH
- *     statistics.c  what the ops of a step are told and what they found: the waits of a step
+ *     dispatch.c    DISPATCH
+ *     statistics.c  scalars that the ops of a step read and figures that they compute: the waits of a step
  *     update.c      NORM, UPDATE
- *     matrices.c    MATRIX_GATHER, MATRIX_SCATTER, and of UPDATE what they are for
+ *     matrices.c    MATRIX_GATHER, MATRIX_SCATTER, and their part of UPDATE
  *     probe.c       figures of activations and weights, on steps that are probed */
 #ifndef WEFT_ENGINE_EXECUTION_H
 #define WEFT_ENGINE_EXECUTION_H
@@ -30,100 +30,102 @@ enum {
     POOL_COUNT
 };
 
-/* What is trained, and what outlives a step beside it; master and copy: [partition.owned], but the copy
- * without partition.vectors. */
+/* Weights and states, which outlive a step. master and copy are [partition.owned]; the copy lacks
+ * partition.vectors. */
 typedef struct OwnedState {
-    float *master;   /* without MemoryPlan.masters: of vectors alone */
-    uint16_t *copy;  /* bf16, when it stays */
-    char *states;    /* of the optimizer: engine_state */
+    float *master;   /* without MemoryPlan.masters: vectors only */
+    uint16_t *copy;  /* bf16 copy of the matrices, if it is kept */
+    char *states;    /* of the optimizer: engine_optimizer_state */
     int64_t updates; /* optimizer steps made */
 } OwnedState;
 
 /* Gradients of the step, [units + 1] each; the last is the tied head's. */
 typedef struct StepGradients {
-    char *(*sums)[FLATS];   /* as they add up; plan/memory.h gradient_sum_bytes */
-    UnitGradients *owned;   /* this rank's shards, fp32, once they are reduced */
-    char **partials;        /* rows of splits of vectors' gradients, where there are several */
-    unsigned char *started; /* flats whose sums have been set in the step under way: 1 << flat */
+    char *(*sums)[FLATS];   /* accumulated; plan/memory.h gradient_sum_bytes */
+    UnitGradients *owned;   /* this rank's shards, fp32, after the reduction */
+    char **partials;        /* gradients of vectors, one row per split, where there are several */
+    unsigned char *started; /* bit mask of flats whose sums were set in the current step: 1 << flat */
 } StepGradients;
 
 typedef struct Workspace {
     char *arena[ARENAS], *keep, *scratch;
     char *bucket;      /* of collectives */
-    float *tie_buffer; /* the other rank's share of a tied gradient */
-    char *exchange;    /* of sums inside passes, over tp or cp: one at a time */
+    float *tie_buffer; /* the other rank's contribution to a tied gradient */
+    char *exchange;    /* workspace of sums inside passes, over tp or cp: one at a time */
 } Workspace;
 
-/* Figures of a step that is probed; probe.c. NULL where the plan has no probes. */
+/* Figures of a probed step (probe.c). NULL where the plan has no probes. */
 typedef struct Probe {
     GradStats *slots; /* tensor memory: of passes, then of parameters */
-    float *wide;      /* [own, h] tensor memory: states of bf16 in fp32 */
-    GradStats *host;  /* pinned: what was fetched */
+    float *wide;      /* [own, h] tensor memory: fp32 copy of bf16 states */
+    GradStats *host;  /* pinned: the slots fetched to the host */
 } Probe;
 
-/* Figures of the step under way; statistics.c. */
+/* Figures of the step under way (statistics.c). */
 typedef struct Statistics {
-    StepScalars *scalars;    /* tensor memory, as the next two */
+    StepScalars *scalars;    /* tensor memory, as the next three */
     StepStatistics *figures; /* of all parameters that this rank counts */
     FixedRefusals *refused;  /* [parameters], inside figures */
     GradStats *first;        /* [parameters], inside figures: of the first microbatch; NULL: not measured */
-    StepStatistics *host;    /* pinned: what the last fetch brought */
+    StepStatistics *host;    /* pinned: result of the last fetch */
     Probe probe;
-    int64_t *routed; /* host: choices of experts that all ranks add up, their number first */
+    int64_t *routed; /* host: tokens per expert, of all ranks; [0]: how many counts */
 } Statistics;
 
-/* Messages of one collective: of each CP chunk, or of partial sums and those of adapters. */
+/* Messages of one collective: one for each CP chunk, or one for partial sums and one for those of
+ * adapters. */
 enum { COLLECTIVE_MESSAGES = 2 };
 
-/* Host memory of dispatches (dispatch.c), where experts are sharded over ep: [ranks of ep] of each kind. */
+/* Host memory of DISPATCH (dispatch.c), where ep shards the experts: [ranks of ep] each. */
 typedef struct DispatchState {
-    int32_t *runs;             /* [ranks, exact chunks, E + 1] rows by expert, of each rank */
-    int32_t *own_runs;         /* [exact chunks, ranks, own experts + 1] of these, the experts here */
-    int *dispatch_chunk;       /* [ranks, ranks] in which rows go from the second to the first, */
-    int64_t *first;            /* and where they lie there */
-    CommRange *local, *remote; /* of the exchange under way */
-    CommRange *ranges;         /* of the gathering of runs */
+    int32_t *runs;             /* [ranks, exact chunks, E + 1] where each expert's rows begin */
+    int32_t *own_runs;         /* [exact chunks, ranks, local experts + 1] the same for the local experts */
+    int *dispatch_chunk;       /* [ranks, ranks] chunk in which the first gets the second's rows, ... */
+    int64_t *first;            /* ... and where they lie in its buffer */
+    CommRange *local, *remote; /* of the exchange under way: local rows; dispatch buffer */
+    CommRange *ranges;         /* of the all-gather of runs */
 } DispatchState;
 
-/* Communication that has been started, by what it moves. 0: nothing. */
+/* Communication under way, by what it moves. 0: none. */
 typedef struct Traffic {
     CommRequest (*gathers)[FLATS];    /* [units] */
     CommRequest (*reductions)[FLATS]; /* [units + 1] */
     CommRequest *receives;            /* [2, units, microbatches] forward, backward */
-    CommRequest *sends;               /* [2, units] the last of each boundary */
-    unsigned turn[3];                 /* reductions started, by the group that they are over */
-    CommRequest collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the unit at work */
-    CommRange *ranges;          /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] of these */
-    int most_ranks;             /* of an axis that they are over */
+    CommRequest *sends;               /* [2, units] the last one of each boundary */
+    unsigned turn[3];                 /* reductions started, by their group */
+    CommRequest collectives[UNIT_COLLECTIVES][COLLECTIVE_MESSAGES]; /* by row of the current unit */
+    CommRange *ranges;          /* [UNIT_COLLECTIVES, COLLECTIVE_MESSAGES, most_ranks] their ranges */
+    int most_ranks;             /* of the larger of tp and cp */
     CommRequest matrices;       /* of MATRIX_GATHER, MATRIX_SCATTER */
-    CommRange *matrix_parts[2]; /* [ranks of tp] of each OwnerBuffer */
+    CommRange *matrix_parts[2]; /* [ranks of tp] for each OwnerBuffer */
     DispatchState dispatch;
 } Traffic;
 
 typedef struct Progress {
-    _Atomic(const Action *) current; /* what it is doing; other threads look */
-    int64_t executed;                /* programs: tells messages of one from those of the next */
+    _Atomic(const Action *) current; /* action under way; read by other threads */
+    int64_t executed;                /* programs so far: tells the messages of one from those of the next */
 } Progress;
 
-/* Of a step, by the clock of a device that runs behind the host: `step` is whole once it was settled. */
+/* Times of a step by the clock of a device that runs behind the host. `step` is complete once it is
+ * settled. */
 typedef struct DeviceTimes {
     StepTimes step;
-    /* When all that the step's last wait is for was done, seconds since the step began there, and when the
-     * host heard of it, by its own clock. */
+    /* When everything that the step's last wait waits for was done, in seconds since the step began on the
+     * device; and when the host learned of it, on the host's clock. */
     double done, heard;
 } DeviceTimes;
 
 typedef struct Timed {
     DeviceTimes times[2];
-    DeviceTimes *now, *before; /* of the last step, and of the one before; NULL: not timed */
+    DeviceTimes *now, *before; /* of the last step, and of the one before it; NULL: not timed */
     DeviceTimes *recording;    /* of the step under way */
-    double *waited;            /* of the action under way; NULL: none is timed */
+    double *waited;            /* of the action under way; NULL: no action is timed */
 } Timed;
 
 typedef struct Targets {
-    int64_t all, own; /* valid ones of the next step: of all ranks, -1: unknown; of this one */
-    /* [microbatches, MTP heads, T] host: targets, until they are uploaded; behind those of a microbatch
-     * next ids of an MTP module */
+    int64_t all, own; /* valid targets of the next step: over all ranks, -1: unknown; of this rank */
+    /* [microbatches, MTP heads, T] host: targets, until they are uploaded. With an MTP module, the next ids
+     * of each microbatch follow its targets. */
     int32_t *mtp;
 } Targets;
 
@@ -133,14 +135,14 @@ struct Engine {
     Comm *comm;
     Model model; /* the plan's, with its constants */
     Pool pools[POOL_COUNT];
-    Weights weights;     /* where passes read */
-    Gradients gradients; /* where passes write */
+    Weights weights;     /* that passes read */
+    Gradients gradients; /* that passes write */
     OwnedState state;
     StepGradients step;
     Workspace work;
     Statistics statistics;
     Traffic traffic;
-    StepTimes clock; /* of the step under way; one ActionTime more, for evaluations */
+    StepTimes clock; /* of the step under way; the entry after the last action is for evaluations */
     Timed timed;
     Progress progress;
     Targets targets;
@@ -156,36 +158,36 @@ typedef struct Execution {
     StepResult *result;
     StepRecord record;
     bool training, poisoned;
-    bool scoring; /* an evaluation whose rows are asked for one by one */
-    double limit; /* of one element in fixed point */
+    bool scoring; /* an evaluation whose losses are wanted token by token (engine_score) */
+    double limit; /* largest absolute value that fixed point accepts in one element */
 } Execution;
 
 /* Memory of a buffer. */
 char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microbatch);
-/* None comes back when communication failed. *request becomes 0. */
+/* Waits for the operation and sets *request to 0. Does not return if communication failed. */
 void execution_wait(Engine *e, CommRequest *request);
 void execution_must(Engine *e, ErrorCode code, const Error *err);
-/* comm_combine, waited for. */
+/* Blocking comm_combine. */
 void execution_combine(Engine *e, void *record, size_t bytes, void (*combine)(void *into, const void *from));
 
-/* Of matrices in the copy, from an element of the owned arrays on; and of what is owned of any flat, in the
- * dtype engine_held. */
+/* Address of element `at` of the owned arrays: in the bf16 copy of the matrices; and wherever the flat is
+ * kept, in the dtype engine_held. */
 uint16_t *parameters_copy(const Engine *e, size_t at);
 void *parameters_owned(const Engine *e, Flat flat, size_t at);
 void parameters_gather(Execution *x, Action a);
 void parameters_release(Execution *x, Action a);
-/* Returns when the parameters of a unit are there. */
+/* Returns when the gathered parameters of a unit have arrived. */
 void parameters_ready(Execution *x, int unit);
 
-/* Memory of a unit for what an action does to a microbatch of it. */
+/* Memory of a unit for an action's pass over one microbatch. */
 UnitPass execution_unit(const Execution *x, Action a);
 /* Passes over several microbatches are interleaved, so each action selects its microbatch again. */
 void execution_enter(Execution *x, int microbatch);
 
-/* Starts what ranks exchange between two parts of a unit; waits for it, and puts it in its place. */
+/* Starts the collective between two ops of a unit; waits for it and unpacks its result. */
 void collective_start(Execution *x, Action a);
 void collective_wait(Execution *x, Action a);
-/* Records of the tokens of each rank of cp, [ranks, model_records], go to all of them. */
+/* All-gathers the loss records of all ranks of cp: [ranks, model_records]. */
 void collective_gather_scores(Engine *e, LossRecord *all);
 
 /* Runs ops whose rows are dispatched to the ranks of their experts. */
@@ -193,9 +195,9 @@ void dispatch_run(Execution *x, Action a);
 void dispatch_open(Engine *e);
 void dispatch_close(Engine *e);
 
-/* Points passes to the gradient memory of (unit, microbatch), and prepares it. */
+/* Makes passes write to the gradient memory of (unit, microbatch), and prepares it. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch);
-/* What the pass added is complete: fixed point takes it over. */
+/* The pass has finished this gradient. With exact sums it is converted to fixed point now. */
 void gradients_end(Execution *x, int unit, Flat flat, int microbatch);
 void gradients_sum_partials(Execution *x, Action a);
 void gradients_reduce(Execution *x, Action a);
@@ -205,55 +207,56 @@ void gradients_tie(Execution *x);
 void boundary_receive(Execution *x, Action a);
 void boundary_send(Execution *x, Action a);
 void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch);
-void boundary_finish(Execution *x); /* all sends are done */
+void boundary_finish(Execution *x); /* waits until all sends are done */
 
-/* Valid targets of a step's batches that this rank counts. */
+/* Valid targets that this rank counts in a step's batches. */
 int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches /* 0: of the largest */);
 
-/* Takes the tensor memory of the figures from its pool; called in the dry pass and in the real one. */
+/* Takes the tensor memory of the figures from its pool; called in the dry run and in the real one. */
 void statistics_layout(Engine *e);
 ErrorCode statistics_open(Engine *e, Error *err); /* pinned memory of the host */
 void statistics_close(Engine *e);
-/* The step begins: scalars are set, losses and refusals are none. */
+/* Begins a step: sets the scalars; zeroes losses and refusals. */
 void statistics_begin(Execution *x);
-/* Those of the pass that has made them. */
+/* Adds the losses of the pass that has just computed them. */
 void statistics_add_losses(Execution *x, int microbatch);
-/* The first microbatch of the step has made these gradients, and no other has added to them. */
+/* Adds the figures of gradients that hold the first microbatch's contribution only. */
 void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradients);
-/* Waits: all losses and refusals so far. */
+/* Waits for the device. Reads all losses and refusals so far. */
 void statistics_read_losses(Engine *e, StepRecord *r);
-/* Waits: adds the figures of all gradients for norm p, and all losses and refusals when `whole`. Takes
- * another wait before that, and a reduction over all ranks, for powers that need the largest |g|. */
+/* Waits for the device. Adds the figures of all gradients for norm p, and with `whole` all losses and
+ * refusals. Powers that need the largest |g| take another wait before that, and a reduction over all
+ * ranks. */
 void statistics_read(Engine *e, double p, bool whole, StepRecord *r);
-/* Of the choices of all ranks; after statistics_read. Collective where the model has experts. */
+/* Figures of routing over all ranks; after statistics_read. Collective where the model has experts. */
 ExpertFigures statistics_experts(Engine *e);
-/* Choices of each expert of a layer in the step, on all ranks; after statistics_experts. */
+/* Tokens routed to each expert of a layer in the step, over all ranks; after statistics_experts. */
 const int64_t *statistics_routed(const Engine *e, int layer);
-/* What the optimizer of each group is told of this step. */
+/* Uploads the optimizer scalars of each group for this step. */
 void statistics_set_optimizer(Engine *e, const UpdateStep *step);
 
 void probe_layout(Engine *e); /* as statistics_layout */
 ErrorCode probe_open(Engine *e, Error *err);
 void probe_close(Engine *e);
 void probe_begin(Execution *x);
-/* A forward pass of the unit has made some of `out`, be it by what ranks have summed; a backward pass of
- * `dx`, the gradient of its input. They are looked at when all of it is there. */
+/* A forward pass of the unit has written to `out`, or a sum over ranks has; a backward pass to `dx`, the
+ * gradient of its input. Figures are taken once the tensor is complete. */
 void probe_output(const Execution *x, Action a, const void *out /* [own, h], NULL: none */);
 void probe_gradient(const Execution *x, Action a, Grads grads, const void *dx /* [own, h] */);
-/* Waits: fills options->probe. All ranks. */
+/* Waits for the device and fills options->probe. All ranks. */
 void probe_end(Execution *x);
 
 void update_norm(Execution *x);
 void update_unit(Execution *x, int unit);
-/* What the optimizer of a parameter is told of a run of its piece, `at` elements behind the first. */
+/* Arguments of the optimizer for a run of a parameter's segment, from its element `at` on. */
 UpdateRun update_run(const Engine *e, int param, ParamSegment segment, int64_t at, SegmentRun elements);
-/* The average follows weights that have been updated. */
+/* Moves the average towards weights that have been updated. */
 void update_average(Engine *e, int param, ParamSegment segment, int64_t at, int64_t count);
 const OptimizerStep *update_step(const Engine *e, int param);
 
 void matrices_gather(Execution *x, Action a);
 void matrices_scatter(Execution *x, Action a);
-/* Steps that have come back are taken. */
+/* Waits for the steps that owner ranks send back, and applies them. */
 void matrices_update(Execution *x, int unit);
 
 #endif
