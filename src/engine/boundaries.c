@@ -1,4 +1,4 @@
-/* Activations and their gradients between pipeline ranks.
+/* Sends activations and their gradients between pipeline ranks.
  *
  *     stage s                             stage s + 1
  *     FWD u, SEND_F u      ----->         RECV_F u+1, FWD u+1
@@ -6,16 +6,16 @@
  *
  * Receives are posted early and waited for at use: a message that finds its receive posted needs no copy. A
  * send is waited for before the next one of its boundary, or at the end; until then the plan keeps its
- * memory. A message is known by (kind, unit, microbatch, step), so that one of another boundary, or of the
- * step before, is never taken for it, in whatever order messages come.
+ * memory. The key of a message is (kind, unit, microbatch, step), so messages may come in any order, and one
+ * of another boundary or of the previous step is never mistaken for it.
  *
  * Elsewhere called: pipeline p2p communication (Megatron p2p_communication). */
 #include "engine/execution.h"
 
 static bool is_forward(ActionKind kind) { return kind == ACT_SEND_F || kind == ACT_RECV_F; }
 
-/* A boundary is named by the stage above it, the same on both sides. Numbers run on from step to step: a fast
- * rank may be a step ahead of a slow one. */
+/* The key of a boundary has the stage above it, which is the same on both sides. Numbers continue from step
+ * to step, because a fast rank may be a step ahead of a slow one. */
 static uint64_t key_of(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int64_t each = e->plan->spec.inference ? 1 : e->plan->program.microbatches;
@@ -35,8 +35,8 @@ static void *memory_of(const Execution *x, Action a) {
     return execution_buffer(x, BUFFER_GRADIENT, gradient_unit(x->program, a.unit), a.microbatch);
 }
 
-/* One request for each receive that may be open: a schedule may post those of several microbatches of one
- * boundary. */
+/* One request for each receive that may be open: a schedule may post the receives of several microbatches of
+ * one boundary. */
 static CommRequest *receive_slot(const Execution *x, bool forward, int unit, int microbatch) {
     Engine *e = x->engine;
     size_t row = (size_t)(forward ? 0 : 1) * (size_t)e->plan->partition.table->units + (size_t)unit;
@@ -53,7 +53,7 @@ void boundary_receive(Execution *x, Action a) {
                    &err);
 }
 
-/* Nothing to wait for where the neighbour is on this rank: its request is 0. */
+/* If the neighbouring unit is on this rank, its request is 0 and there is nothing to wait for. */
 void boundary_arrived(Execution *x, ActionKind kind, int unit, int microbatch) {
     execution_wait(x->engine, receive_slot(x, is_forward(kind), unit, microbatch));
 }

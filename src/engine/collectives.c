@@ -1,31 +1,31 @@
-/* What ranks exchange between parts of a unit, as rows of its layers say (model/layers/layer.h: Collective):
- * COLLECTIVE starts it, WAIT ends it. The only file outside of the layers that knows a kind of collective.
+/* Collectives between ops of a unit, as the collective rows of its layers declare them (model/layers/layer.h:
+ * Collective): COLLECTIVE starts one, WAIT ends it. Outside of the layers, only this file distinguishes kinds
+ * of collectives.
  *
- *     ALL_GATHER      own part --copy, or packed--> its place among all ==all-gather==> all
- *     REDUCE_SCATTER  partial sums of all ==reduce-scatter==> own part, fp32     WAIT --round, bias--> result
- *                     and those of adapters, if any, as another one              adapters --> result
- *     ALL_REDUCE      terms ==all-reduce==> their sum, in place
- *     ALL_TO_ALL      packed, a piece for each rank ==all-to-all==> one of each    WAIT --unpacked--> ...
+ *     ALL_GATHER      local shard --copy, or packed--> its place in the full tensor ==all-gather==> all
+ *     REDUCE_SCATTER  partial sums ==reduce-scatter==> local shard, fp32        WAIT --round, bias--> result
+ *                     and those of adapters, if any, in a message of their own        adapters --> result
+ *     ALL_REDUCE      partial sums ==all-reduce==> their sum, in place
+ *     ALL_TO_ALL      packed, a piece for each rank ==all-to-all==> one from each    WAIT --unpacked--> ...
  *
- * Parts of ranks are equal. They lie in the order of ranks, or, of tokens of all ranks of cp (zigzag), where
- * each rank's CP chunks do: then there is a message for each.
+ * All ranks' shards have the same size. They lie in the order of the ranks, except for tokens of all ranks of
+ * cp (zigzag): those lie where each rank's CP chunks do, with one message per chunk.
  *
- * Sums are taken in the canonical tree over the ranks, of which each has added up its own splits: what comes
- * out has the bits of one rank that has all splits, and is rounded once, when it is there. What runs between
- * start and end touches none of these tensors: programs that would are refused (program/check.c).
+ * Sums are taken in the canonical tree over the ranks, after each rank has added up its local splits. The
+ * result has the bits of one rank that has all splits, and is rounded once, when it is complete. Actions
+ * between start and end touch none of these tensors: a program that would is refused (program/check.c).
  *
- * Elsewhere called: Megatron mappings.py: all-gather, reduce-scatter, all-to-all of sequence, tensor
- * and context parallelism. */
+ * Elsewhere called: Megatron mappings.py: all-gather, reduce-scatter, all-to-all of sequence, tensor and
+ * context parallelism. */
 #include "engine/execution.h"
 
-/* A transfer under way. */
+/* A collective under way. */
 typedef struct Sending {
     Engine *e;
     const Program *program;
     Transfer t;
     CommRequest *requests; /* [COLLECTIVE_MESSAGES] */
-    CommRange
-        *ranges; /* [COLLECTIVE_MESSAGES, ranks]; they belong to the operations until these have ended */
+    CommRange *ranges;     /* [COLLECTIVE_MESSAGES, ranks]; must stay valid until the operations have ended */
     int ranks, place;
     CommType type;
 } Sending;
@@ -46,7 +46,7 @@ static Sending sending(const Execution *x, const Transfer *t, int row) {
 
 static int messages(const Sending *s) { return s->t.row->zigzag ? model_cp_chunks(&s->e->model) : 1; }
 
-/* Where what a rank has of the i-th message begins. */
+/* First element of a rank's shard in the i-th message. */
 static int64_t first_of(const Sending *s, int rank, int i) {
     const Model *m = &s->e->model;
     int64_t each = s->t.count / m->tokens;
@@ -71,7 +71,7 @@ static ErrorCode gather(const Sending *s, Error *err) {
     return OK;
 }
 
-/* Of adapters, [own, inner_width] of each rank. */
+/* The partial sums of adapters: [own, inner_width] for each rank. */
 static ErrorCode scatter_inner(const Sending *s, Error *err) {
     Engine *e = s->e;
     int64_t own = model_own_tokens(&e->model) * s->t.inner_width;
@@ -90,7 +90,7 @@ static ErrorCode scatter(const Sending *s, Error *err) {
     return scatter_inner(s, err);
 }
 
-/* Of tokens of all ranks of cp, own chunks. */
+/* With zigzag, only the CP chunks of this rank among the tokens of all ranks of cp. */
 static ErrorCode reduce(const Sending *s, Error *err) {
     for (int i = 0; i < messages(s); i++) {
         int64_t first = s->t.row->zigzag ? first_of(s, s->e->model.cp.place, i) : 0;
@@ -121,7 +121,8 @@ static PassKind pass_kind(Action a) {
     return a.pass == ACT_FWD ? PASS_FORWARD : a.pass == ACT_RECOMPUTE ? PASS_RECOMPUTE : PASS_BACKWARD;
 }
 
-/* A stage whose last unit is the embedding gathers the gradient that another rank sends: it must be there. */
+/* If the stage's last unit is the embedding, it gathers the gradient that another rank sends, so that must
+ * have arrived. */
 void collective_start(Execution *x, Action a) {
     Engine *e = x->engine;
     Error err = {.message = ""};
@@ -137,7 +138,7 @@ void collective_start(Execution *x, Action a) {
     }
 }
 
-/* A bias may be added. */
+/* Unpacking a sum may add a bias, so it needs the unit's parameters. */
 void collective_wait(Execution *x, Action a) {
     Engine *e = x->engine;
     execution_enter(x, a.microbatch);
@@ -151,7 +152,8 @@ void collective_wait(Execution *x, Action a) {
     if (sums) probe_output(x, a, unit.out);
 }
 
-/* Behind an evaluation, and no action of it: most of them ask for sums alone. Nothing else is under way. */
+/* Runs after an evaluation, when nothing else is under way. It is no action of the program because most
+ * evaluations need only sums. */
 void collective_gather_scores(Engine *e, LossRecord *all) {
     const Model *m = &e->model;
     CommRange *ranges = e->traffic.ranges;

@@ -1,14 +1,15 @@
-/* Rows of choices visit the ranks of their experts: DISPATCH (model/layers/layer.h: ExpertDispatch).
+/* Expert parallelism: the rows of (token, expert) assignments go to the ranks of their experts and back.
+ * DISPATCH (model/layers/layer.h: ExpertDispatch).
  *
- *     leave ==> [dispatch chunk: exchange out, work on the rows of one rank after the other, exchange back]
- *     ==> arrive
+ *     permute ==> [dispatch chunk: exchange out, run the experts on the rows of one rank after the other,
+ *     exchange back] ==> unpermute
  *
- * How many rows go from each rank to each is told first: integers, once, with the forward pass; they stay
- * with the slab. All ranks of ep know all of them, and cut the visits into dispatch chunks alike: a rank
- * takes the rows of other ranks in their order, as many ranks at a time as it has room for. What one rank
- * sends another always fits, so no row is ever dropped, nothing is allocated, and what is in memory does not
- * hang on the data. How dispatch chunks are cut changes no bits: the rows of each rank are worked on by
- * themselves. Where tokens have exact chunks, the rows of each exact chunk have dispatch chunks of their own.
+ * The ranks first exchange how many rows each sends to each: integers, once, in the forward pass; they are
+ * saved in the slab. All ranks of ep know all of these counts, so they cut the dispatch into the same chunks.
+ * A rank takes the rows of the other ranks in order, as many ranks at a time as fit its buffer. The rows of
+ * one rank always fit: no row is ever dropped, nothing is allocated, and memory does not depend on the data.
+ * How chunks are cut changes no bits, because the rows of each rank are processed by themselves. Where tokens
+ * have exact chunks, the rows of each exact chunk have dispatch chunks of their own.
  *
  * Elsewhere called: token dispatcher (Megatron, DeepEP): all-to-all dispatch and combine of MoE, expert
  * parallelism, dropless; no capacity factor drops tokens. */
@@ -16,7 +17,8 @@
 
 #include "engine/execution.h"
 
-/* Where the runs of a rank's rows begin, exact chunk after exact chunk, and the last ends. */
+/* Length of a rank's table of runs: for each exact chunk, where each expert's rows begin and where the last
+ * ends. */
 static int64_t runs_of_rank(const Engine *e) {
     return model_exact_chunks(&e->model) * model_dim(&e->model.config, DIM_RUNS);
 }
@@ -46,17 +48,18 @@ void dispatch_close(Engine *e) {
     free(v->ranges);
 }
 
-/* ---- who sends whom how much ---- */
+/* ---- how many rows each rank sends to each ---- */
 
 static int ranks_of(const Engine *e) { return e->plan->partition.experts; }
 
-/* Of the rows of a rank's exact chunk, by expert. */
+/* The table of runs of a rank's exact chunk, by expert. */
 static const int32_t *runs_of(const Engine *e, int rank, int exact_chunk) {
     return e->traffic.dispatch.runs + rank * runs_of_rank(e) +
            exact_chunk * model_dim(&e->model.config, DIM_RUNS);
 }
 
-/* Rows of an exact chunk locally of `rank` that go to rank `to`: sorted by expert, they are one run. */
+/* Rows of an exact chunk on rank `rank` that go to rank `to`. Rows are sorted by expert, so they are one
+ * run. */
 static CommRange leaving(const Engine *e, int exact_chunk, int rank, int to) {
     const int32_t *runs = runs_of(e, rank, exact_chunk);
     int64_t own = model_own_experts(&e->model.config),
@@ -64,7 +67,8 @@ static CommRange leaving(const Engine *e, int exact_chunk, int rank, int to) {
     return (CommRange){before + runs[to * own], runs[(to + 1) * own] - runs[to * own]};
 }
 
-/* Of each rank's rows here, by expert, from the first of them on; returns how many numbers. */
+/* For each rank, where its rows begin for each local expert, relative to the first of them. Returns how many
+ * numbers that is. */
 static int64_t find_own_runs(Engine *e) {
     const ModelConfig *c = &e->model.config;
     int64_t own = model_own_experts(c), n = 0;
@@ -76,7 +80,8 @@ static int64_t find_own_runs(Engine *e) {
     return n;
 }
 
-/* The dispatch chunks of all ranks, which each finds for itself; returns how many. */
+/* Cuts an exact chunk into dispatch chunks; every rank computes this for all ranks. Returns the number of
+ * chunks. */
 static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
     DispatchState *v = &e->traffic.dispatch;
     int ranks = ranks_of(e), most = 0;
@@ -95,7 +100,8 @@ static int cut_dispatch_chunks(Engine *e, int exact_chunk) {
     return most + 1;
 }
 
-/* The host needs to know, since messages have lengths: it waits. */
+/* Exchanges the tables of runs (`tell`: in the forward pass), or reads those that the forward pass saved.
+ * Messages have lengths that the host must know, so it waits for the device. */
 static void learn(Execution *x, const DispatchTensors *t, bool tell) {
     Engine *e = x->engine;
     DispatchState *v = &e->traffic.dispatch;
@@ -118,7 +124,8 @@ static void learn(Execution *x, const DispatchTensors *t, bool tell) {
 
 /* ---- a dispatch chunk ---- */
 
-/* What of the rows locally is away in a dispatch chunk, and where rows of others are here. */
+/* For one dispatch chunk: the ranges of local rows that leave, and where the rows of other ranks lie in the
+ * buffer. */
 static void find_parts(Engine *e, int exact_chunk, int dispatch_chunk) {
     DispatchState *v = &e->traffic.dispatch;
     int ranks = ranks_of(e), own = e->plan->partition.expert;

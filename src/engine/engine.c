@@ -4,13 +4,13 @@
  *          |                                |
  *          +----> checkpoint, engine_refresh+
  *
- * Pools are laid out twice by the same code, dry and for real; what they take is what the plan said, to the
- * byte. An action finds its memory by the plan's buffers alone (execution_buffer): who touches what
- * when is plan/memory.c's, and the engine decides nothing about it.
+ * The same code lays out the pools twice: in a dry run, then for real. They take what the plan said, to the
+ * byte. An action finds its memory only by the plan's buffers (execution_buffer). plan/memory.c decides which
+ * memory each action uses and when; the engine decides nothing about it.
  *
- * A step goes through its actions in order, without looking ahead. What is slow has been started earlier in
- * the list (a gather, a receive, a reduction), and is waited for where its result is read; between actions
- * communication is polled, which is all the progress it makes when there is no thread for it. */
+ * A step runs its actions in order, without looking ahead. Slow operations (a gather, a receive, a reduction)
+ * were started earlier in the list and are waited for where their result is read. Communication is polled
+ * between actions, which is all the progress it makes when it has no thread. */
 #include "engine/engine.h"
 
 #include <math.h>
@@ -44,7 +44,7 @@ static void layout_training(Engine *e) {
     e->work.tie_buffer = pool_take(&e->pools[POOL_COMMUNICATION], e->plan->memory.tie);
 }
 
-/* Takes every region from its pool; run dry first, then for real. */
+/* Takes every region from its pool: first in a dry run, then for real. */
 static void layout(Engine *e) {
     static const int pool_of[ARENAS] = {[ARENA_ACTIVATIONS] = POOL_ACTIVATIONS,
                                         [ARENA_GATHERED] = POOL_GATHERED,
@@ -64,9 +64,9 @@ static void layout(Engine *e) {
     e->device->scratch_size = plan->device_scratch;
 }
 
-/* What is held whole stays where it is: passes read the master weights, or their copy in the compute dtype.
- * With shards the pointers come and go with GATHER and RELEASE (parameters.c), and what is not gathered is
- * NULL: reading it is a crash, not a stale weight. */
+/* Unsharded weights stay where they are: passes read the master weights, or their copy in the compute dtype.
+ * With shards, GATHER and RELEASE set and clear the pointers (parameters.c). A unit that is not gathered has
+ * NULL, so that reading it is a crash and not a stale weight. */
 static void point_weights(Engine *e) {
     const Partition *p = &e->plan->partition;
     for (int u = 0; u < e->model.table.units && p->shards == 1; u++)
@@ -78,9 +78,9 @@ static void point_weights(Engine *e) {
         }
 }
 
-/* Where this rank's share of each gradient will be when it is reduced: inside the sums, which are of the
- * whole flat when gradients are reduced once a step, and of the own share otherwise. Fixed point makes fp32
- * of them elsewhere: then the plan has given memory of its own. */
+/* Where this rank's shard of each gradient lies once it is reduced: inside the sums, which hold the whole
+ * flat if gradients are reduced once a step, and otherwise only this rank's shard. Fixed-point sums become
+ * fp32 elsewhere: then the plan has given the shard memory of its own. */
 static void point_owned(Engine *e) {
     const Partition *p = &e->plan->partition;
     bool whole = gradient_sums_are_whole(&e->plan->program);
@@ -89,15 +89,16 @@ static void point_owned(Engine *e) {
             float **owned = &e->step.owned[u].flats[f], *sums = (float *)(void *)e->step.sums[u][f];
             if (!*owned && sums) *owned = sums + (whole ? p->flat_shard[u][f].first : 0);
         }
-    /* Beside the head, the embedding's gradient is the sum that TIE makes there. */
+    /* The rank with the tied copy takes as the embedding's gradient the sum that TIE makes there. */
     if (p->tied_copy) e->step.owned[0] = e->step.owned[e->model.table.units];
 }
 
-/* Rows of host memory that a microbatch takes on its way, [T] each. */
+/* Rows of host memory, [T] each, that a microbatch needs for MTP targets and next ids until they are
+ * uploaded. */
 static int64_t mtp_rows(const ModelConfig *c) { return c->mtp_depth + c->mtp_module; }
 
-/* Host memory: pointers and requests, a few for each unit. All of it is taken here, since a step allocates
- * nothing. */
+/* Host memory: pointers and requests, a few for each unit. All of it is allocated here, since a step
+ * allocates nothing. */
 static void allocate_tables(Engine *e) {
     size_t units = (size_t)e->model.table.units,
            microbatches = (size_t)(e->plan->spec.inference ? 1 : e->plan->program.microbatches);
@@ -138,8 +139,8 @@ static ErrorCode allocate(Engine *e, Error *err) {
     layout(e);
     for (int i = 0; i < POOL_COUNT; i++) TRY(pool_commit(&e->pools[i], e->device, err));
     layout(e);
-    /* The plan that was printed is the memory that was taken: else one of the two is wrong, and the next
-     * figure that somebody relies on is wrong too. */
+    /* The plan that was printed must be the memory that was taken. Otherwise one of the two is wrong, and so
+     * is the next figure that somebody relies on. */
     CHECK(engine_bytes(e) == memory_plan_pools(rank_memory(e->plan)) &&
           engine_taken(e) == memory_plan_taken(rank_memory(e->plan)));
     point_weights(e);
@@ -169,7 +170,8 @@ size_t engine_taken(const Engine *e) {
 
 void engine_close(Engine *e) {
     if (!e) return;
-    if (e->device->runtime.read_times) e->device->runtime.read_times(e->device); /* what is to come here */
+    /* Pending stamps write to e->timed, whose memory is freed below. */
+    if (e->device->runtime.read_times) e->device->runtime.read_times(e->device);
     statistics_close(e);
     probe_close(e);
     dispatch_close(e);
@@ -192,7 +194,7 @@ void engine_close(Engine *e) {
     free(e);
 }
 
-/* ---- What others see of it ---- */
+/* ---- access for others ---- */
 
 const RankPlan *engine_plan(const Engine *e) { return e->plan; }
 Device *engine_device(const Engine *e) { return e->device; }
@@ -220,13 +222,13 @@ void *engine_optimizer_state(const Engine *e, int param, int which) {
     return e->state.states + e->plan->memory.states[param * PARAM_STATES + which];
 }
 
-/* A piece's place counts in the owned arrays; a flat's gradient begins where its share does. */
+/* segment.at is an offset in the owned arrays; a flat's gradient begins where its shard does. */
 float *engine_gradient(const Engine *e, const Param *p, ParamSegment segment) {
     size_t start = e->plan->partition.flat_shard[p->unit][p->flat].start;
     return e->step.owned[p->unit].flats[p->flat] + (segment.at - start);
 }
 
-/* Vectors are short: the host makes them. */
+/* Vectors are short, so the host computes them. */
 static void initialise_of(Engine *e, double (*of)(double), uint64_t key, SegmentRun run, float *to) {
     float *values = mem_alloc_array((size_t)run.count, sizeof *values);
     for (int64_t i = 0; i < run.count; i++)
@@ -235,8 +237,8 @@ static void initialise_of(Engine *e, double (*of)(double), uint64_t key, Segment
     free(values);
 }
 
-/* Elements are drawn by their numbers in the whole parameter, whoever holds them: the start of a curve does
- * not know the mesh. A box that is narrower than its matrix is filled row by row for that reason. */
+/* Elements are drawn by their index in the unsharded parameter, so the start of a curve does not depend on
+ * the mesh. For that reason a local shard that is narrower than its matrix is filled row by row. */
 static void initialise(Engine *e, const Param *p, InitKind kind, double std, uint64_t seed) {
     ParamSegment segment = partition_segment(&e->plan->partition, p);
     InitRule r = param_init_rule(p, &e->plan->spec.model, kind, std);
@@ -266,8 +268,8 @@ void engine_initialise_adapters(Engine *e, uint64_t seed) {
     engine_refresh(e);
 }
 
-/* Of the matrices only, as vectors are read in fp32. Between flats, and behind them, the copy holds whatever
- * it held: nothing reads it. */
+/* Only matrices: vectors are read in fp32. Between and after the flats the copy holds arbitrary bytes, which
+ * nothing reads. */
 void engine_refresh(Engine *e) {
     bool copied = e->state.copy && rank_memory(e->plan)->masters;
     for (int i = 0; copied && i < e->model.table.count; i++) {
@@ -291,15 +293,15 @@ void engine_start_average(Engine *e) {
 /* ---- Execution ---- */
 
 /* Inside a step a rank cannot give up alone: the others are in the middle of the same list, and would wait
- * for it for ever. comm_fail ends all of them, with this one's reason. */
+ * for it forever. comm_fail ends all of them, with this rank's reason. */
 void execution_must(Engine *e, ErrorCode code, const Error *err) {
     if (code != OK) comm_fail(e->comm, err);
 }
 
-/* Time spent between these two is what `waited` of the trace and of the metrics means: on a device, that its
- * stream stands still. */
+/* The time between begin_wait and end_wait is the `waited` of traces and metrics. On a device it is the time
+ * for which its stream stands still. */
 typedef struct Wait {
-    double host;    /* when it began */
+    double host;    /* return value of begin_time */
     int64_t device; /* begin_time of what is timed */
 } Wait;
 
@@ -333,12 +335,13 @@ char *execution_buffer(const Execution *x, BufferKind kind, int unit, int microb
            memory_plan_buffer(x->memory, kind, unit, microbatch)->offset;
 }
 
-/* The arrays of a microbatch in its buffer, in order, and behind them the records of an evaluation. */
+/* Address of an array of a microbatch in its buffer. The arrays lie in order; the records of an evaluation
+ * follow them. */
 static void *batch_array(const Execution *x, int microbatch, int array) {
     return execution_buffer(x, BUFFER_BATCH, 0, microbatch) + batch_array_offset(&x->engine->model, array);
 }
 
-/* Records of an evaluation, and where this rank's begin. */
+/* Records of an evaluation, and the index of this rank's first. */
 static LossRecord *scores_of(const Execution *x, int m) { return batch_array(x, m, BATCH_ARRAYS); }
 static int64_t own_scores(const Engine *e) { return e->model.cp.place * model_records(&e->model); }
 
@@ -356,8 +359,8 @@ void execution_enter(Execution *x, int m) {
     x->pass.next_ids = program_has_mtp_module(x->program) ? batch_array(x, m, behind) : NULL;
 }
 
-/* An id or a position beyond its table would be read from memory of something else: a crash far from here, or
- * a curve that is wrong in silence. Batches lie on the host for a step before they are read. */
+/* An id or a position outside its table would read memory of something else: a crash far from here, or a
+ * silently wrong curve. Batches lie on the host for a step before they are read. */
 static bool is_within(const Batch *b, const RankPlan *p) {
     bool within = true;
     for (int64_t t = 0; t < b->tokens; t++)
@@ -367,12 +370,13 @@ static bool is_within(const Batch *b, const RankPlan *p) {
     return within;
 }
 
-/* Whether its segment goes on so far behind a token. */
+/* Whether the segment of token t includes token t + on. */
 static bool goes_on(const Batch *b, int64_t t, int64_t on) {
     return t + on < b->tokens && b->first_key[t + on] == b->first_key[t];
 }
 
-/* A token's own target, k + 1 tokens on in its segment, where that is one: wherever it is, as all targets. */
+/* The target of MTP head k for a local token is the target of the token k + 1 further on, if its segment
+ * includes that one; otherwise -1. That token may be on another rank: a batch has the tokens of all. */
 static void load_mtp(Execution *x, int m, int k) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
@@ -386,8 +390,8 @@ static void load_mtp(Execution *x, int m, int k) {
        (size_t)tokens * sizeof *targets);
 }
 
-/* The token that follows each in its segment: not its target, which some tokens have none of. The last one
- * takes itself. */
+/* The id of the token that follows each local token in its segment. This is not its target, which some tokens
+ * lack. The last token of a segment takes its own id. */
 static void load_next(Execution *x, int m) {
     Engine *e = x->engine;
     const Batch *b = &x->batches[m];
@@ -400,8 +404,8 @@ static void load_next(Execution *x, int m) {
     OP(e->device, OP_UPLOAD, upload, (void *)(uintptr_t)x->pass.next_ids, ids, (size_t)tokens * sizeof *ids);
 }
 
-/* This rank's tokens, whose targets are the next token's wherever that is: batches come so. Attention sees
- * all of them, and asks where their documents begin. */
+/* Uploads this rank's tokens. Targets come with the batch, so the next token may be on another rank.
+ * Attention sees the tokens of all ranks, and needs to know where their documents begin. */
 static void load(Execution *x, int m) {
     const Batch *b = &x->batches[m];
     Device *d = x->engine->device;
@@ -422,26 +426,26 @@ static void load(Execution *x, int m) {
     if (program_has_mtp_module(x->program)) load_next(x, m);
 }
 
-/* Where the gradients go that a pass makes (one pass may make those of several flats, and the head's forward
- * pass makes those of its matrix): told before its first action over a unit, ... */
+/* Before the first action of a pass over a unit, sets where its gradients go. One pass may make those of
+ * several flats, and the head's forward pass makes those of its matrix. */
 static void begin_gradients(Execution *x, Action a) {
     PassGradient g;
     for (int i = 0; x->training && program_begins_unit(x->program, a) && i < PASS_GRADIENTS; i++)
         if (program_gradient(x->program, a, i, &g)) gradients_begin(x, g.unit, g.flat, a.microbatch);
 }
 
-/* ... and complete after its last one. */
+/* After the last action of that pass, its gradients are complete. */
 static void end_gradients(Execution *x, Action a) {
     PassGradient g;
     for (int i = 0; x->training && program_ends_unit(x->program, a) && i < PASS_GRADIENTS; i++)
         if (program_gradient(x->program, a, i, &g)) gradients_end(x, g.unit, g.flat, a.microbatch);
 }
 
-/* What a unit's passes read and write beside the slab, by the pass that an action is, or belongs to. A unit's
- * output is the next unit's input, in whose slab it is made; where that is on another rank it has a buffer of
- * its own until it is sent. Wgrad alone reads what dgrad left in `keep`, not the
- * gradient's buffer, which is other units' by then; only the embedding, which has no dgrad to speak
- * of, reads it there. */
+/* The buffers that a pass over a unit reads and writes besides the slab; `a` is the pass, or belongs to it. A
+ * unit's output is the next unit's input and is written to its slab. If that unit is on another rank, the
+ * output has a buffer of its own until it is sent. WGRAD reads what DGRAD left in `keep`, not the gradient's
+ * buffer, which belongs to other units by then. Only the embedding, whose dgrad does nothing, reads that
+ * buffer in WGRAD. */
 UnitPass execution_unit(const Execution *x, Action a) {
     const Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
@@ -467,9 +471,8 @@ UnitPass execution_unit(const Execution *x, Action a) {
     return unit;
 }
 
-/* In the order in which things can be missing: the input from the stage before, the parameters, then memory.
- * The head reads the embedding's matrix where the two are tied, which is another unit's and gathered for
- * itself. */
+/* Waits for what can be missing: the input from the previous stage, then the parameters. A tied head reads
+ * the embedding's matrix, which belongs to another unit and has a gather of its own. */
 static void forward(Execution *x, Action a) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch;
@@ -483,14 +486,13 @@ static void forward(Execution *x, Action a) {
     unit_forward(&unit, a.ops);
     probe_output(x, a, unit.out);
     end_gradients(x, a);
-    /* The head's last part has made the losses; they are added up on the device and read once, at the norm.
-     */
-    bool counts = e->plan->partition.tensor == 0; /* all of tp have the same */
+    /* The head's last op has computed the losses. They are added up on the device and read once, at NORM. */
+    bool counts = e->plan->partition.tensor == 0; /* all ranks of tp have the same losses */
     if (head && counts && program_ends_unit(x->program, a)) statistics_add_losses(x, a.microbatch);
 }
 
-/* Puts a NaN among the gradients that a backward pass has just made: of the unit's first parameter, if they
- * are there. */
+/* Puts a NaN among the gradients that a backward pass has just made: into the unit's first parameter, if its
+ * gradient is among them. */
 static void poison(Execution *x, Action a) {
     const ParamTable *t = &x->engine->model.table;
     const Param *p = &t->params[t->unit_first[a.unit]];
@@ -501,8 +503,7 @@ static void poison(Execution *x, Action a) {
     x->poisoned = true;
 }
 
-/* Parts between which ranks exchange something are recomputed by actions of their own; an MTP module looks
- * its tokens up again. */
+/* Ops between collectives are recomputed by actions of their own. An MTP module looks up its tokens again. */
 static void recompute(Execution *x, Action a) {
     const Engine *e = x->engine;
     bool embeds = a.unit == x->program->units - 1 && e->model.config.mtp_module;
@@ -513,8 +514,8 @@ static void recompute(Execution *x, Action a) {
     unit_recompute(&unit, a.ops);
 }
 
-/* The gradient of the output has come from the unit above, in a buffer that travels down with the passes:
- * each unit turns it into the gradient of its input in place. */
+/* The gradient of the output comes from the unit above, in a buffer that passes down through the units: each
+ * replaces it by the gradient of its input. */
 static void backward(Execution *x, Action a, Grads grads) {
     Engine *e = x->engine;
     int u = a.unit, m = a.microbatch, last = x->program->units - 1;
@@ -524,8 +525,8 @@ static void backward(Execution *x, Action a, Grads grads) {
     parameters_ready(x, u);
     if (u == last && x->program->defer_head && e->plan->partition.tied) parameters_ready(x, 0);
     UnitPass unit = execution_unit(x, a);
-    /* Earlier parts make what later ones read: what was dropped of any is made again before the last one
-     * runs. */
+    /* Later ops read the results of earlier ones, so everything that was dropped is recomputed before the
+     * backward pass begins with the last op. */
     if ((grads & DGRAD) && program_begins_unit(x->program, a) && !program_cuts(x->program, u))
         unit_recompute(&unit, unit_ops(&e->model.config, u));
     unit_backward(&unit, grads, a.ops);
@@ -534,7 +535,7 @@ static void backward(Execution *x, Action a, Grads grads) {
     end_gradients(x, a);
 }
 
-/* No default: a new kind of action is a warning here until somebody says what it does. */
+/* No default: a new kind of action causes a compiler warning here until somebody adds it. */
 static void act(Execution *x, Action a) {
     switch (a.kind) {
     case ACT_LOAD: load(x, a.microbatch); break;
@@ -567,7 +568,7 @@ static void act(Execution *x, Action a) {
 
 /* ---- times by the device's clock ---- */
 
-/* A step's times are there when the next one's first wait has ended: two are kept. */
+/* A step's times are known after the first wait of the next step, so those of two steps are kept. */
 static void begin_times(Engine *e, const Execution *x) {
     Timed *t = &e->timed;
     Device *d = e->device;
@@ -580,15 +581,15 @@ static void begin_times(Engine *e, const Execution *x) {
     d->runtime.stamp(d, NULL);
 }
 
-/* An action is over for the device where the next one begins: there is one stamp between them. */
+/* On the device an action ends where the next one begins, so there is one stamp between them. */
 static void time_action(Engine *e, int i, bool over) {
     DeviceTimes *t = e->timed.recording;
     e->timed.waited = t && !over ? &t->step.actions[i].waited : NULL;
     if (t && over) e->device->runtime.stamp(e->device, &t->step.actions[i].end);
 }
 
-/* What was heard of when the last wait ended had been done a moment before: so the one clock is set by the
- * other, once a step. */
+/* Relates the device's clock to the host's, once a step: the host heard of the end of the last wait a moment
+ * after it happened on the device. */
 static void settle(DeviceTimes *t) {
     StepTimes *s = &t->step;
     s->began = t->heard - t->done;
@@ -615,7 +616,7 @@ static void execute(Execution *x) {
     double begin = clock_seconds();
     e->clock.began = begin;
     for (int i = 0; i < x->program->count; i++) {
-        /* Evaluation is not timed: its actions share the entry behind those of the step. */
+        /* Evaluations are not timed: their actions share the entry after those of the step. */
         ActionTime *time = x->training ? &e->clock.actions[i] : &e->clock.actions[e->plan->program.count];
         e->progress.current = &x->program->actions[i];
         double waited = e->clock.waited;
@@ -625,8 +626,8 @@ static void execute(Execution *x) {
         time_action(e, i, true);
         time->end = clock_seconds() - begin;
         time->waited = e->clock.waited - waited;
-        /* Collectives move on here: without it they would stand still for as long as passes take, and nothing
-         * would be hidden behind computation. */
+        /* Collectives make progress here. Otherwise they would stand still while passes run, and no
+         * communication would be hidden behind computation. */
         execution_must(e, comm_poll(e->comm, &err), &err);
     }
     boundary_finish(x);
@@ -634,8 +635,8 @@ static void execute(Execution *x) {
     e->progress.executed++;
 }
 
-/* What one execution knows beside the engine. `started` forgets the step before: the first addition to each
- * sum sets it. */
+/* State of one execution. Clearing `started` forgets the previous step: the first contribution to each sum
+ * overwrites it. */
 static Execution prepare(Engine *e, const Program *p, const MemoryPlan *memory, const Batch *batches) {
     Execution x = {.engine = e, .memory = memory, .program = p, .batches = batches};
     x.pass =
@@ -650,12 +651,12 @@ int64_t engine_valid(const Engine *e, const Batch *batches, int microbatches) {
     int64_t valid = 0;
     if (microbatches == 0) microbatches = e->plan->program.microbatches;
     for (int m = 0; m < microbatches; m++) valid += batches[m].valid;
-    /* The ranks of a pipeline see the same batches: one of them counts. */
+    /* The ranks of a pipeline see the same batches, so one of them counts. */
     return partition_counts_batches(&e->plan->partition) ? valid : 0;
 }
 
-/* Valid targets of the whole step, over all data-parallel ranks: what the loss is divided by, so it must be
- * known first. The record of the step before brought them, unless this is the first step of a life. */
+/* Valid targets of the whole step over all data-parallel ranks. The loss is divided by it, so it must be
+ * known first. The previous step's record brought it, unless there was none or it did not know. */
 static int64_t count_valid(Engine *e, const Batch *batches, int microbatches) {
     int64_t valid = engine_valid(e, batches, microbatches);
     if (e->targets.all >= 0) {
@@ -666,7 +667,7 @@ static int64_t count_valid(Engine *e, const Batch *batches, int microbatches) {
     return valid;
 }
 
-/* Of the plan, or one of its smaller steps. */
+/* Selects the plan's program with this number of microbatches: the largest step's, or a smaller one. */
 static Execution prepare_step(Engine *e, int microbatches, const Batch *batches) {
     const RankPlan *p = e->plan;
     if (microbatches == 0 || microbatches == p->program.microbatches)
@@ -686,9 +687,9 @@ void engine_step(Engine *e, const Batch *batches, const StepOptions *options, St
     *result = (StepResult){.valid = count_valid(e, batches, options->microbatches)};
     x.training = true, x.options = options, x.result = result;
     x.pass.z_loss = (float)e->plan->spec.z_loss;
-    /* So many terms (of splits and exact chunks, where sums have any) are added up in fixed point that each
-     * must leave room for the others: the limit depends on the step alone, not on who adds what, so that what
-     * is refused is the same on any mesh. */
+    /* Each sum in fixed point has this many terms (counting splits and exact chunks, where sums have any),
+     * and each term must leave headroom for the others. The limit depends on the step alone, not on which
+     * rank adds what, so the same elements are refused on any mesh. */
     x.limit = fixed_limit(contributions);
     x.pass.training = true, x.pass.defer_head = e->plan->program.defer_head;
     begin_times(e, &x);
@@ -707,7 +708,7 @@ static Execution forward_only(Engine *e, const Batch *batch, bool scoring) {
     return x;
 }
 
-/* Sums are exact, so the order in which ranks and batches come does not matter. */
+/* Sums are exact, so the order of ranks and batches does not matter. */
 void engine_evaluate(Engine *e, const Batch *batch, LossSum *losses) {
     Execution x = forward_only(e, batch, false);
     statistics_read_losses(e, &x.record);

@@ -1,11 +1,11 @@
-/* Validation loss over the held-out samples, by all ranks together.
+/* Validation loss over the held-out samples, computed by all ranks together.
  *
- * Rounds are the same on every rank, also where the last samples are fewer than the ranks: those without one
- * evaluate a batch of no valid targets. A rank that stopped earlier would leave the others waiting in the
+ * All ranks run the same number of rounds, even if fewer samples than ranks are left: a rank without a sample
+ * evaluates a batch without valid targets. A rank that stopped earlier would leave the others waiting in the
  * next gather or receive.
  *
- * Sums are exact and counted once (tokens by the first stage of a pipeline, losses by the last, where they
- * are made), so that the figure has the same bits on every mesh. */
+ * Sums are exact and each number is counted once (tokens by the first stage of a pipeline, losses by the
+ * last, where they are made), so the result has the same bits on every mesh. */
 #include "engine/evaluate.h"
 
 #include <math.h>
@@ -15,8 +15,8 @@
 
 enum { PREFETCH = 2 };
 
-/* Bytes of text that the targets stand for, for bits per byte: a figure that models with different tokenizers
- * can be compared by. Marks of begin, end and turns are no text. */
+/* Bytes of text that the targets stand for. Bits per byte can compare models with different tokenizers.
+ * Control tokens (begin, end, turns) are not text. */
 static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
     int64_t sum = 0;
     for (int64_t i = 0; i < b->tokens; i++) {
@@ -29,7 +29,7 @@ static int64_t target_bytes(const Tokenizer *t, const Batch *b) {
     return sum;
 }
 
-/* What the ranks add up. */
+/* Sums over ranks. */
 typedef struct Sums {
     LossSum loss;
     int64_t tokens, bytes;
@@ -60,7 +60,8 @@ static ErrorCode sum_up(Engine *e, Loader *loader, const Tokenizer *t, int64_t r
     return OK;
 }
 
-/* As in training: data-parallel ranks take samples side by side, and all ranks of a pipeline the same. */
+/* Samples are divided as in training: data-parallel ranks take them side by side, and all ranks of a pipeline
+ * take the same. */
 static ErrorCode sum_set(Engine *e, const Dataset *d, const Tokenizer *t, ValidationSet set, Sums *sums,
                          Error *err) {
     const Mesh *mesh = &e->plan->partition.mesh;
@@ -88,7 +89,7 @@ static Evaluation figures_of(const Sums *s) {
                         .bits_per_byte = s->bytes ? sum / log(2) / (double)s->bytes : (double)NAN};
 }
 
-/* What all sets have together is the sum of what they have, which is exact: no token is evaluated twice. */
+/* The sums of all sets together are the exact sums of theirs, so no token is evaluated twice. */
 ErrorCode evaluate(Engine *e, const Dataset *d, const Tokenizer *t, int64_t samples, Evaluation *out,
                    Evaluation *sets, Error *err) {
     Sums all = {.tokens = 0};

@@ -1,46 +1,45 @@
-/* Gradients, from the passes that make them to this rank's shares of the step's: REDUCE_SCATTER, ALL_REDUCE,
- * REDUCED, TIE. They take one of three ways, each flat of a unit by itself (program/program.h:
- * program_has_slots); "own" is this rank's share:
+/* Gradients, from the passes that make them to this rank's shard of the step's gradient: REDUCE_SCATTER,
+ * ALL_REDUCE, REDUCED, TIE. Each flat of a unit takes one of three ways by itself (program/program.h:
+ * program_has_slots). "own" is this rank's shard.
  *
- *   1. Straight into the sums of the step, reduced in place once.
+ *  1. Directly into the sums of the step, which are reduced in place once.
  *
  *      pass --adds--> sums[all shards] ==reduce==> sums[own]
  *
- *   2. By memory of the microbatch (a slot), whose reduced share is added to the sums.
+ *  2. Through memory of the microbatch (a slot); its reduced shard is added to the sums.
  *
  *      pass --sets--> slot[all] ==reduce==> slot[own] --add_shard--> sums[own]
  *
- *   3. Exact: from the slot in fixed point into the sums of the step, or (reduced once a microbatch) by a
- *      copy that is reduced and then added. At the end they become fp32 again.
+ *  3. Exact: from the slot in fixed point into the sums of the step, or (reduced once a microbatch) into a
+ *     copy that is reduced and then added. At the end they become fp32 again.
  *
  *      pass --sets--> slot[all] --fix, adds--> sums[all] ==reduce==> sums[own] --to_float--> owned
  *                       |                                              ^
  *                       +--fix, sets--> fixed[all] ==reduce==> fixed[own]--add_shard
  *
- * Where sums have splits (numerics.canonical_tp), the gradients of vectors have a row for each split of this
- * rank while passes add to them, and SUM_PARTIALS adds these up: over its own rows, and, of parameters that
- * all ranks of tp have, over these. In fixed point each row is added by itself, and SUM_PARTIALS sums over tp
- * alone.
+ * Where sums have splits (numerics.canonical_tp), passes add the gradients of vectors to one row per local
+ * split. SUM_PARTIALS adds up these rows, and then, for parameters that are replicated over tp, the results
+ * of all ranks of tp. In fixed point each row is added by itself, and SUM_PARTIALS sums over tp only.
  *
- *      pass --adds--> leaves --tree--> sums or slot [vectors] ==all-reduce over tp==> the same
+ *      pass --adds--> partials --tree--> sums or slot [vectors] ==all-reduce over tp==> the same
  *
- * Where cp may share the tokens of a microbatch (numerics.canonical_cp), a slot has as many gradients as this
- * rank has exact chunks of them; each is rounded by itself.
+ * Where cp may shard the tokens of a microbatch (numerics.canonical_cp), a slot has one gradient for each
+ * local exact chunk; each is rounded by itself.
  *
- * Where ranks share experts out (mesh.ep), there are gradients of these for the tokens of each rank of ep,
- * one behind the other: rounded each by itself, or added up before they are reduced.
+ * With expert parallelism (mesh.ep), local experts have one gradient for the tokens of each rank of ep, one
+ * after the other: each is rounded by itself, or they are added up before the reduction.
  *
- * In the end `owned` points to this rank's share of each flat. What of a unit's sums has been set in this
- * step is a bit of `started`, since what nobody has written yet must be set, and not added to.
+ * At the end `owned` points to this rank's shard of each flat. A bit of `started` says whether a flat's sums
+ * were written in this step, because the first contribution must overwrite them instead of adding.
  *
  * Elsewhere called: gradient accumulation; DDP all-reduce, FSDP and ZeRO reduce-scatter; main_grad
  * (Megatron). */
 #include "engine/execution.h"
 
-/* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch on its way. */
+/* Memory that holds a flat's gradient: of the step (microbatch -1), or of a microbatch in its slot. */
 typedef struct Region {
-    char *all, *own;        /* the whole flat, or this rank's part alone; that part */
-    const FlatShard *shard; /* how many elements these are */
+    char *all, *own;        /* the whole flat, or only this rank's shard; that shard */
+    const FlatShard *shard; /* sizes of both */
 } Region;
 
 static Region region_of(const Execution *x, int unit, Flat flat, int microbatch) {
@@ -52,14 +51,13 @@ static Region region_of(const Execution *x, int unit, Flat flat, int microbatch)
     r.all = microbatch >= 0 ? execution_buffer(x, buffer_of_flat(kind, flat), unit, microbatch)
                             : x->engine->step.sums[unit][flat];
     size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
-    /* Where only shares are held, this rank's may be empty and its memory nowhere: nothing is added
-     * to that. */
+    /* If only shards are held, this rank's may be empty and have no memory: nothing is added to it. */
     r.own = r.all;
     if (whole) r.own += (size_t)r.shard->first * width;
     return r;
 }
 
-/* Whether nothing has been written to these sums in this step; from now on it has. */
+/* Whether these sums have not been written in this step yet; from now on they have. */
 static bool start_sums(Execution *x, int unit, Flat flat) {
     unsigned char bit = (unsigned char)(1 << flat), *started = &x->engine->step.started[unit];
     bool fresh = !(*started & bit);
@@ -67,9 +65,10 @@ static bool start_sums(Execution *x, int unit, Flat flat) {
     return fresh;
 }
 
-/* ---- While they are made ---- */
+/* ---- while passes make them ---- */
 
-/* Products set what they find on the first time; vectors, and the embedding's rows, are always added to. */
+/* The first product overwrites what it finds. Gradients of vectors and of the embedding's rows are always
+ * added to, so they begin at zero. */
 void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
     size_t elements = partition_whole(&x->engine->plan->partition, unit, flat);
     bool slots = program_has_slots(x->program);
@@ -87,8 +86,9 @@ void gradients_begin(Execution *x, int unit, Flat flat, int microbatch) {
         OP(x->engine->device, OP_ZERO, zero, to, elements * sizeof(float));
 }
 
-/* Parameter by parameter, since what is between them and behind them is never written and may be anything.
- * What fixed point cannot take makes the step a bad one, and is counted for the parameter. */
+/* Goes parameter by parameter, because the memory between and after them is never written and may hold
+ * anything. An element that fixed point cannot hold makes the step invalid, and is counted for its
+ * parameter. */
 static void fix(Execution *x, int unit, Flat flat, int64_t *sum, bool set) {
     const ParamTable *t = &x->engine->model.table;
     const Gradients *g = &x->engine->gradients;
@@ -115,9 +115,9 @@ void gradients_end(Execution *x, int unit, Flat flat, int microbatch) {
     if (r.all) fix(x, unit, flat, (int64_t *)(void *)r.all, !step || start_sums(x, unit, flat));
 }
 
-/* ---- Leaves ---- */
+/* ---- partial sums of vectors ---- */
 
-/* Rows of this rank, in its part of the canonical tree. */
+/* Adds up the rows of this rank: its part of the canonical tree. */
 static void add_rows(Engine *e, int unit, float *to) {
     const ParamTable *t = &e->model.table;
     const float *partials = (const float *)(const void *)e->step.partials[unit], *rows[SPLITS_MAX];
@@ -130,7 +130,7 @@ static void add_rows(Engine *e, int unit, float *to) {
     }
 }
 
-/* Parameters that ranks of tp share out are complete where they are; what lies between sums is not read. */
+/* Parameters that tp shards are complete already. What lies between the runs of sums is not read. */
 static void sum_over_tensor(Execution *x, int unit, char *to) {
     Engine *e = x->engine;
     size_t width = x->program->exact ? sizeof(int64_t) : sizeof(float);
@@ -154,10 +154,10 @@ void gradients_sum_partials(Execution *x, Action a) {
     if (e->plan->partition.tensors > 1) sum_over_tensor(x, a.unit, r.all);
 }
 
-/* ---- Experts ---- */
+/* ---- experts ---- */
 
-/* Gradients of the tokens of each rank of ep are leaves of the sum over all ranks: those that are here become
- * the block of the canonical tree that they are (base/tree.h). */
+/* The gradients for the tokens of each rank of ep are partial sums of the sum over all ranks. The local ones
+ * are added up to the block of the canonical tree that they form (base/tree.h). */
 static void add_dispatched(Execution *x, Region r) {
     const Partition *p = &x->engine->plan->partition;
     const float *ranges[SPLITS_MAX], *all = (const float *)(const void *)r.all;
@@ -166,10 +166,10 @@ static void add_dispatched(Execution *x, Region r) {
        (float *)(void *)r.all);
 }
 
-/* ---- Reductions ---- */
+/* ---- reductions ---- */
 
-/* Each group has workspaces of its own, used in turn: the operations wait for each other, not this rank for
- * them. */
+/* Each group has workspaces of its own, used alternately. So operations wait for each other, and this rank
+ * does not wait for them. */
 typedef enum Place { OVER_SHARDS, OVER_REPLICAS, OVER_EXPERT_SHARDS } Place;
 
 static Place place_of(const Partition *p, ActionKind kind, Flat flat) {
@@ -197,8 +197,8 @@ static void reduce(Execution *x, Action a, Flat flat) {
     if (flat_of_experts(flat) && e->plan->partition.experts > 1 && a.kind == ACT_REDUCE_SCATTER &&
         !x->program->exact)
         add_dispatched(x, r);
-    /* What microbatches left over the shards is added up before it goes over the replicas: these are two
-     * sums. */
+    /* The microbatches' sums over the shards are added up before they are summed over the replicas: these are
+     * two separate sums. */
     bool apart = x->program->sync == SYNC_REPLICA;
     const CommRange *ranges = r.shard->ranges;
     ErrorCode code;
@@ -220,7 +220,7 @@ void gradients_reduce(Execution *x, Action a) {
     if (a.kind == ACT_REDUCE_SCATTER) x->engine->traffic.turn[OVER_EXPERT_SHARDS]++;
 }
 
-/* sums += what was reduced. */
+/* sums += reduced shard; `set`: overwrites instead. */
 static void add_shard(Execution *x, Region to, Region from, bool set) {
     Device *d = x->engine->device;
     const void *ranges[2] = {to.own, from.own};
@@ -249,7 +249,7 @@ void gradients_reduced(Execution *x, Action a) {
     for (int f = 0; f < GRADIENT_FLATS; f++) reduced(x, a, (Flat)f);
 }
 
-/* ---- The tied head ---- */
+/* ---- the tied head ---- */
 
 static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
     Error err = {.message = ""};
@@ -261,14 +261,14 @@ static void exchange(Engine *e, int peer, const float *mine, size_t bytes) {
     execution_wait(e, &send);
 }
 
-/* Both uses of a tied weight are summed after each has been reduced, embedding first, so that the order does
- * not depend on who holds what. */
+/* Adds the gradients of both uses of a tied weight after each has been reduced, embedding first, so that the
+ * order does not depend on which rank holds which. */
 void gradients_tie(Execution *x) {
     Engine *e = x->engine;
     const Partition *p = &e->plan->partition;
     int head = p->table->units - 1;
     int64_t n = p->flat_shard[0][FLAT_MATRICES].count;
-    if (n == 0) return; /* it is frozen */
+    if (n == 0) return; /* the embedding is frozen */
     float *embedding = e->step.owned[0].flats[FLAT_MATRICES];
     const float *ranges[2] = {embedding, e->step.owned[p->table->units].flats[FLAT_MATRICES]};
     bool here[2] = {partition_runs(p, 0), partition_runs(p, head)};

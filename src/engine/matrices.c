@@ -1,12 +1,13 @@
-/* Matrices that an optimizer must see whole, of which tp leaves each rank a box: MATRIX_GATHER,
- * MATRIX_SCATTER, and what of UPDATE takes their steps (program/owners.h).
+/* Matrices that an optimizer must see whole although tp shards them: MATRIX_GATHER, MATRIX_SCATTER, and the
+ * part of UPDATE that applies their steps (program/owners.h).
  *
- *     MATRIX_GATHER    directions of own boxes --> own | ==to owners==> | made
- *     MATRIX_SCATTER   made --> x, whole --> step --> made | ==back==> | own
- *     UPDATE    own --> master weights
+ *     MATRIX_GATHER    directions of local shards --> local | ==to owners==> | owned
+ *     MATRIX_SCATTER   owned --> x, the full matrix --> step --> owned | ==back==> | local
+ *     UPDATE           local --> master weights
  *
- * Of a parameter that stores several matrices its box lies in a buffer matrix after matrix, each row by row,
- * so that a box's part of a matrix is a matrix. Buffers are in the memory of passes, as other updates are. */
+ * If a parameter stores several matrices, a buffer holds its local shard matrix by matrix, each row by row,
+ * so that the shard of each matrix is a matrix as well. The buffers use the memory of passes, as other
+ * updates do. */
 #include <string.h>
 
 #include "engine/execution.h"
@@ -18,7 +19,7 @@ static float *buffer_at(const Engine *e, size_t before) {
 
 typedef struct Rooms {
     float *buffer[OWNER_BUFFERS];
-    char *scratch; /* behind them */
+    char *scratch; /* after the buffers */
 } Rooms;
 
 static Rooms rooms_of(const Engine *e, int unit) {
@@ -28,7 +29,7 @@ static Rooms rooms_of(const Engine *e, int unit) {
     return (Rooms){{buffer_at(e, 0), buffer_at(e, own)}, e->work.scratch + own + made};
 }
 
-/* From buffer to buffer: towards the owners what is counted, back all that there is. */
+/* Exchanges one buffer for the other: only counted shards go to the owners, but all come back. */
 static void start(Execution *x, int unit, OwnerBuffer from) {
     Engine *e = x->engine;
     Error err = {.message = ""};
@@ -49,9 +50,9 @@ static void start(Execution *x, int unit, OwnerBuffer from) {
                    &err);
 }
 
-/* ---- boxes ---- */
+/* ---- local shards ---- */
 
-/* The whole of what this rank has of a parameter. */
+/* This rank's shard of a parameter, as one run. */
 static UpdateRun shard_run(const Engine *e, int i, ParamSegment *segment) {
     const Param *p = &e->model.table.params[i];
     *segment = partition_segment(&e->plan->partition, p);
@@ -59,8 +60,8 @@ static UpdateRun shard_run(const Engine *e, int i, ParamSegment *segment) {
     return update_run(e, i, *segment, 0, (SegmentRun){.count = p->count});
 }
 
-/* Rows of a box lie as far apart in the whole as here, or each is a run of its own: of states in fp32, which
- * are not rounded, nobody asks for numbers. */
+/* The optimizer numbers elements to round states. Rows go together if they are as far apart in the full
+ * matrix as here, or if states are fp32 and need no numbers; otherwise each row goes by itself. */
 static void direct_matrix(Engine *e, int i, const UpdateRun *run, const ParamSegment *segment, ParamMatrix m,
                           int64_t stride, float *to) {
     const ParamGroup *g = param_group(&e->plan->groups, i);
@@ -99,9 +100,10 @@ static void descend_shard(Engine *e, int i, const float *from) {
     update_average(e, i, segment, 0, segment.count);
 }
 
-/* ---- whole matrices ---- */
+/* ---- full matrices ---- */
 
-/* Between a place's part in a buffer and the matrix; returns its elements. */
+/* Copies between a rank's part of a buffer and the full matrix; back: to the buffer. Returns the number of
+ * elements. */
 static int64_t move_part(Device *d, MatrixBlock part, int64_t cols, float *shard, float *x, bool back) {
     float *at = x + part.row * cols + part.col;
     size_t row = (size_t)cols * sizeof(float), own = (size_t)part.cols * sizeof(float);
@@ -110,7 +112,7 @@ static int64_t move_part(Device *d, MatrixBlock part, int64_t cols, float *shard
     return part.rows * part.cols;
 }
 
-/* The step of each matrix takes the place of its direction. Copies have sent none, and get one. */
+/* The step of each matrix replaces its direction. Replicas have sent no direction, but get a step. */
 static void turn_parameter(Engine *e, const OwnerWalk *w, float *made, char *scratch) {
     const Partition *p = w->p;
     const ParamGroup *g = param_group(&e->plan->groups, w->param);
@@ -130,7 +132,7 @@ static void turn_parameter(Engine *e, const OwnerWalk *w, float *made, char *scr
     }
 }
 
-/* ---- actions: of a step that was found to be useless, none ---- */
+/* ---- actions; in a skipped step they do nothing ---- */
 
 void matrices_gather(Execution *x, Action a) {
     Engine *e = x->engine;

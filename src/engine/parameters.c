@@ -1,7 +1,7 @@
-/* Parameters over the axes that cut them: GATHER, RELEASE.
+/* All-gathers parameters over the axes that shard them: GATHER, RELEASE.
  *
- * Gathered parameters live in buffers of the plan, flat after flat; a rank casts its own share into its
- * place, and the all-gather fills the rest. A pass waits for what it reads (parameters_ready).
+ * Gathered parameters are in buffers of the plan, flat after flat. A rank casts its own shard into its place,
+ * and the all-gather fills the rest. A pass waits for what it reads (parameters_ready).
  *
  * Elsewhere called: FSDP all-gather (unshard) and its prefetch; ZeRO-3. */
 #include "engine/execution.h"
@@ -14,7 +14,7 @@ void *parameters_owned(const Engine *e, Flat flat, size_t at) {
     return engine_held(e, flat) == DTYPE_F32 ? (void *)(e->state.master + at) : parameters_copy(e, at);
 }
 
-/* Casts this rank's share into its place and starts filling the others. */
+/* Casts this rank's shard into its place and starts to gather the others. */
 static void gather(Execution *x, int unit, Flat flat, char *all) {
     Engine *e = x->engine;
     Error err = {.message = ""};
@@ -29,8 +29,8 @@ static void gather(Execution *x, int unit, Flat flat, char *all) {
     execution_must(e, comm_all_gather(e->comm, s->axes, s->ranges, width, all, request, &err), &err);
 }
 
-/* The gathers of a unit's flats are under way at the same time; each has its own request, since vectors come
- * long before matrices. */
+/* The gathers of a unit's flats are under way at the same time. Each has its own request, since vectors
+ * arrive long before matrices. */
 void parameters_gather(Execution *x, Action a) {
     Engine *e = x->engine;
     char *buffer = execution_buffer(x, BUFFER_GATHERED, a.unit, a.microbatch);
@@ -46,6 +46,6 @@ void parameters_ready(Execution *x, int unit) {
 }
 
 void parameters_release(Execution *x, Action a) {
-    parameters_ready(x, a.unit); /* prefetched, and then not used */
+    parameters_ready(x, a.unit); /* if it was prefetched, but not used */
     x->engine->weights.units[a.unit] = (UnitWeights){{NULL}};
 }

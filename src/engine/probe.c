@@ -1,16 +1,16 @@
-/* What a step's activations, their gradients, and the weights are like, unit by unit.
+/* Figures of a step's activations, their gradients, and the weights, unit by unit.
  *
- * On a step that is probed, ops take figures of what passes have just made, in tensor memory; nothing is read
- * before the step has ended, and then all at once. On other steps nothing happens.
+ * On a probed step, ops compute figures of what passes have just made, in tensor memory. They are read all at
+ * once after the step has ended. On other steps nothing happens.
  *
- *     forward of u       figures of its output            slot (OUTPUT, u, m): behind its last part, or
- *                                                         behind the sum over ranks that ends it
+ *     forward of u       figures of its output            slot (OUTPUT, u, m): after its last op, or after
+ *                                                         the sum over ranks that ends it
  *     backward of u      of its input's gradient          slot (GRADIENT, u - 1, m): that of u - 1's output
- *     end of the step    of weights and their gradients   slots behind them, one a parameter
+ *     end of the step    of weights and their gradients   slots after those, one per parameter
  *
- * Sums are exact and each element is counted by one rank - of the stream each has its own tokens, where tp or
- * cp share them - so the figures have the same bits on every mesh whose activations and gradients have. In
- * bf16 they are taken of a copy in fp32, which changes no number. */
+ * Sums are exact, and each element is counted by one rank: where tp or cp shard the tokens, each rank counts
+ * its local tokens of the residual stream. So the figures have the same bits on every mesh on which the
+ * activations and gradients do. bf16 tensors are first copied to fp32, which changes no number. */
 #include <math.h>
 
 #include "engine/execution.h"
@@ -50,16 +50,16 @@ static bool probing(const Execution *x) { return x->training && x->options->prob
 void probe_begin(Execution *x) {
     Engine *e = x->engine;
     if (!probing(x)) return;
-    CHECK(e->statistics.probe.slots); /* the plan was told that there are probes */
+    CHECK(e->statistics.probe.slots); /* the plan was made with probes */
     OP(e->device, OP_ZERO, zero, e->statistics.probe.slots, e->plan->memory.probe.slots);
 }
 
-/* norm_unit is 1 until the norm is taken, and squares need none. */
+/* norm_unit is 1 until the norm is taken; squares need no other. */
 static void take(Engine *e, int64_t count, const float *values, GradStats *slot) {
     OP(e->device, OP_GRAD_STATS, grad_stats, count, values, 2, &e->statistics.scalars->norm_unit, slot);
 }
 
-/* Of what a unit puts out in a microbatch, those that are this rank's. */
+/* Elements of a unit's output in a microbatch that are this rank's. */
 static int64_t own_states(const Engine *e) {
     return model_own_tokens(&e->model) * e->model.config.hidden_size;
 }
@@ -76,7 +76,7 @@ static void take_states(const Execution *x, int kind, int unit, int microbatch, 
     take(e, count, wide, pass_slot(e, kind, unit, microbatch));
 }
 
-/* Whether ranks sum the unit's output behind its last part. */
+/* Whether a sum over ranks follows the unit's last op. */
 static bool is_summed(const Program *p, int unit) {
     Anatomy n;
     program_anatomy(p, unit, &n);
@@ -85,7 +85,7 @@ static bool is_summed(const Program *p, int unit) {
     return false;
 }
 
-/* What ranks have partial sums of is there when these have been summed. */
+/* An output of which ranks have partial sums is complete after their sum. */
 static bool makes_output(const Program *p, Action a) {
     if (a.kind == ACT_WAIT) return a.pass == ACT_FWD && a.ops.first == unit_ops(p->model, a.unit).end;
     return program_ends_unit(p, a) && !is_summed(p, a.unit);
@@ -110,7 +110,7 @@ typedef enum ProbeKind {
     PROBE_KINDS
 } ProbeKind;
 
-/* Of a unit, of all ranks. */
+/* Figures of a unit; after combining, over all ranks. */
 typedef struct ProbeRecord {
     struct {
         ExactSum squares;
@@ -156,7 +156,7 @@ static const GradStats *on_host(const Engine *e, const GradStats *slot) {
     return e->statistics.probe.host + (slot - e->statistics.probe.slots);
 }
 
-/* A slot that no op of this rank wrote is zero, and no element of it was counted. */
+/* Slots that no op of this rank wrote are zero, and their elements are not counted. */
 static void add_passes(const Execution *x, int unit, ProbeRecord *r) {
     const Engine *e = x->engine;
     const Partition *p = &e->plan->partition;

@@ -1,6 +1,6 @@
-/* Sums are exact (base/exact.h), the rest are maxima, counts and bits: combining in any order gives the same
- * bytes. That is why every rank may decide by itself from the combined record, with no rank to ask: skip or
- * update, stop or go on, and with which clip coefficient. */
+/* Sums are exact (base/exact.h); the rest are maxima, counts and bits. So combining in any order gives the
+ * same bytes, and every rank can decide by itself from the combined record: skip or update, stop or go on,
+ * and the clip coefficient. */
 #include "engine/record.h"
 
 #include <math.h>
@@ -8,10 +8,10 @@
 
 void record_start(StepRecord *r) { *r = (StepRecord){.culprit = -1, .culprit_rank = -1, .all = UINT64_MAX}; }
 
-/* -1 comes after everything. */
+/* -1 is larger than any other. */
 static bool before(int64_t a, int64_t b) { return a >= 0 && (b < 0 || a < b); }
 
-/* The lowest parameter, and of its ranks the lowest: commutative, as all of a record must be. */
+/* Keeps the lowest parameter, and of its ranks the lowest: commutative, as combining a record must be. */
 static void name_culprit(StepRecord *r, int64_t parameter, int64_t rank) {
     if (before(parameter, r->culprit) || (parameter == r->culprit && before(rank, r->culprit_rank)))
         r->culprit = parameter, r->culprit_rank = rank;
@@ -48,8 +48,8 @@ void record_add_mtp(StepRecord *r, int head, const LossSum *s) {
     r->bad_losses += s->nonfinite;
 }
 
-/* Exact sums are normalised after each addition: digits that carry would overflow otherwise, and unequal
- * digits of equal numbers would make unequal bytes. */
+/* Exact sums are normalised after each addition: otherwise carries would overflow digits, and unequal digits
+ * of equal numbers would make unequal bytes. */
 void record_combine(void *into, const void *from) {
     StepRecord *a = into;
     const StepRecord *b = from;
@@ -81,7 +81,7 @@ void record_combine(void *into, const void *from) {
     a->all &= b->all;
 }
 
-/* |g| and g^2 are exact as they are; other powers would vanish or overflow, the sooner the larger p. */
+/* g| and g^2 are exact; other powers would underflow or overflow, the sooner the larger p. */
 bool record_needs_max(double p) { return p != 1 && p != 2 && !isinf(p); }
 
 double record_unit(double max, double p) { return record_needs_max(p) && max > 0 ? max : 1; }
@@ -90,11 +90,11 @@ double record_norm(const StepRecord *r, double p) {
     if (r->nonfinite) return NAN;
     if (isinf(p)) return r->max;
     double sum = exact_value(&r->norm);
-    /* Other powers were taken of g / max, which is at most 1: the largest term is 1, and the root is safe. */
+    /* Other powers were taken of g / max, so the largest addend is 1, and the root is safe. */
     return p == 1 ? sum : p == 2 ? sqrt(sum) : record_unit(r->max, p) * pow(sum, 1 / p);
 }
 
-/* By valid target. */
+/* Mean per valid target. */
 static double mean_of(const StepRecord *r, const ExactSum *sum) {
     if (r->bad_losses) return NAN;
     return r->valid > 0 ? exact_value(sum) / (double)r->valid : 0;
@@ -105,8 +105,8 @@ double record_z_loss(const StepRecord *r) { return mean_of(r, &r->z_loss); }
 double record_balance(const StepRecord *r) { return mean_of(r, &r->balance); }
 double record_mtp(const StepRecord *r, int head) { return mean_of(r, &r->mtp[head]); }
 
-/* Gradients are scaled by the targets of the whole step: those of the microbatch alone are
- * larger by B / b. */
+/* Gradients are divided by the targets of the whole step. Those of the first microbatch are multiplied by B /
+ * b to make them a mean over its own targets. */
 NoiseEstimate record_noise(const StepRecord *r) {
     double all = (double)r->valid, first = (double)r->first_valid, ratio = all / first;
     double whole = exact_value(&r->noise_all), part = exact_value(&r->noise_first) * ratio * ratio;

@@ -1,15 +1,15 @@
-/* Hashes of what is held go to rank 0, which compares those of equal shares and tells all what it found.
+/* Each rank hashes what it holds; rank 0 compares the hashes of replicas and reports the result to all.
  *
  *     each rank: XXH3 of weights and states, parameter by parameter   (print_all)
  *         | gather
- *     rank 0: of each parameter, ranks with one share number (axes_replica_group) must have one hash
+ *     rank 0: for each parameter, all ranks of a replica group (axes_replica_group) must have the same hash
  *     (replicas_judge)
  *         | broadcast
  *     all ranks: the same verdict
  *
- * 8 bytes an array and rank travel, so the price is one pass over memory. With more than two copies the
- * majority says who is wrong; with two nobody can tell, and both are named. The verdict is broadcast as an
- * error value: ranks return it together, which is what lets a run stop in order. */
+ * 8 bytes per array and rank travel, so a check costs one pass over memory. With more than two replicas the
+ * majority decides which are wrong; with two nobody can tell, and both are named. The verdict is broadcast as
+ * an error value: ranks return it together, so the run can stop in an orderly way. */
 #include "engine/replicas.h"
 
 #include <stdlib.h>
@@ -19,11 +19,11 @@
 #include "base/clock.h"
 #include "engine/execution.h"
 
-enum { PIECE = 1 << 20 }; /* bytes that are brought to the host at a time */
+enum { PIECE = 1 << 20 }; /* bytes that are fetched to the host at a time */
 
 /* ---- what this rank holds ---- */
 
-/* A buffer at a time is brought to the host: tensor memory is not read here. */
+/* Fetches one buffer at a time to the host, which must not read tensor memory directly. */
 static uint64_t print(Replicas *r, const void *tensor, size_t left) {
     Device *d = r->engine->device;
     const char *from = tensor;
@@ -54,10 +54,10 @@ static void print_all(Replicas *r) {
 
 /* ---- comparison ---- */
 
-/* Ranks that hold one share of the parameter at hand, and what each has of it. */
+/* The replicas of a shard of the current parameter, and the hash of each. */
 typedef struct Copies {
     int count;
-    int *rank;      /* [world] of each copy, ascending */
+    int *rank;      /* [world] of each replica, ascending */
     uint64_t *hash; /* [world] */
 } Copies;
 
@@ -65,8 +65,8 @@ typedef struct Comparison {
     const ReplicaScene *scene;
     const ParamPrint *all; /* [world, params] */
     int world;
-    int *group; /* [world] of the parameter at hand: ranks of one number must be equal */
-    int *first; /* [world] of each share, the first rank that holds it; -1 */
+    int *group; /* [world] replica group for the current parameter: ranks of one group must be equal */
+    int *first; /* [world] first rank of each group that holds elements; -1: none */
     Copies copies;
 } Comparison;
 
@@ -74,14 +74,14 @@ static const ParamPrint *print_of(const Comparison *c, int rank, int param) {
     return &c->all[(size_t)rank * (size_t)c->scene->table->count + (size_t)param];
 }
 
-/* By the parameter, since copies lie along other axes for each kind: a norm is the same on all ranks of tp, a
+/* Depends on the parameter, since replicas lie along different axes: a norm is the same on all ranks of tp, a
  * matrix on those of dp_replicate only. */
 static void find_replica_groups(Comparison *c, const Param *p) {
     for (int rank = 0; rank < c->world; rank++)
         c->group[rank] = axes_replica_group(c->scene->model, p, c->scene->mesh, rank);
 }
 
-/* A rank whose copy is not that of the first with its share; -1: all are equal. */
+/* Returns a rank that differs from the first of its replica group; -1: all are equal. */
 static int find_difference(Comparison *c, int param, int array) {
     for (int i = 0; i < c->world; i++) c->first[i] = -1;
     for (int rank = 0; rank < c->world; rank++) {
@@ -94,7 +94,7 @@ static int find_difference(Comparison *c, int param, int array) {
     return -1;
 }
 
-/* All holders of the share in which a difference was found, for the message. */
+/* All holders of the shard in which a difference was found, for the message. */
 static void find_copies(Comparison *c, int param, int array, int group) {
     c->copies.count = 0;
     for (int rank = 0; rank < c->world; rank++) {
@@ -105,8 +105,8 @@ static void find_copies(Comparison *c, int param, int array, int group) {
     }
 }
 
-/* The hash of more than half of them; false when there is none. Counting each against all is enough: copies
- * are as many as replicas. */
+/* The hash of more than half of the replicas; false if there is none. Comparing each with all is fast enough,
+ * as there are few replicas. */
 static bool majority(const Copies *c, uint64_t *hash) {
     for (int i = 0; i < c->count; i++) {
         int same = 0;
@@ -117,7 +117,7 @@ static bool majority(const Copies *c, uint64_t *hash) {
     return false;
 }
 
-/* "rank 3", "ranks 1, 5": those that have `hash`, or (not has) another. */
+/* "rank 3", "ranks 1, 5": the ranks that have `hash`, or, if not `has`, another. */
 static void name_ranks(const Copies *c, uint64_t hash, bool has, Text *out) {
     enum { NAMED = 8 };
     int count = 0, named = 0;
@@ -128,7 +128,7 @@ static void name_ranks(const Copies *c, uint64_t hash, bool has, Text *out) {
     if (count > named) text_printf(out, " and %d others", count - named);
 }
 
-/* "on rank 5 not as on ranks 1, 3, 7", or, without a majority, all of them. */
+/* "on rank 5 not as on ranks 1, 3, 7", or, without a majority, all ranks. */
 static void name_difference(const Copies *c, Text *out) {
     uint64_t right;
     if (majority(c, &right)) {
@@ -144,7 +144,6 @@ static void name_difference(const Copies *c, Text *out) {
     }
 }
 
-/* `what` of parameter p. */
 static ErrorCode refuse(const Copies *c, const Param *p, const char *what, int64_t step, int64_t agreed,
                         Error *err) {
     Text where = {0}, before = {0};
@@ -197,7 +196,7 @@ ErrorCode replicas_judge(const ParamPrint *all, const ReplicaScene *scene, int64
     return code;
 }
 
-/* ---- together ---- */
+/* ---- the check ---- */
 
 void replicas_open(Replicas *r, Engine *e, Comm *comm) {
     *r = (Replicas){
@@ -216,8 +215,8 @@ void replicas_close(Replicas *r) {
     *r = (Replicas){0};
 }
 
-/* Before each checkpoint, and as often as asked: a state that was saved unequal could not be trusted
- * afterwards. */
+/* Called before each checkpoint, and as often as configured: a state saved with unequal replicas could not be
+ * trusted afterwards. */
 ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
     Error verdict = {.code = OK};
     char *all = NULL;
@@ -236,7 +235,7 @@ ErrorCode replicas_check(Replicas *r, int64_t step, Error *err) {
                                        &e->plan->partition.mesh},
                        step, r->agreed, &verdict);
     free(all);
-    /* Also those that are equal learn what was found: a run ends as a whole. */
+    /* Ranks whose replicas are equal also get the verdict, because all ranks of a run end together. */
     TRY(comm_broadcast(r->comm, &verdict, sizeof verdict, 0, err));
     r->seconds = clock_seconds() - start;
     if (verdict.code == OK) {

@@ -1,12 +1,12 @@
-/* Requests are packed into batches in their order, each as soon as it fits no more in the one before:
+/* Packs requests into batches in order; a request that does not fit begins the next batch:
  *
  *     batch   | request 0 | request 1 | request 2 |  free  |      positions restart, first_key is the
  *             0           a           b           c        T      segment's first token
  *
  * A token of the batch predicts the next one of its request; those that are scored have it as their target.
- * Every request is in one batch, and so is scored by the ranks of one data-parallel place. Of those that
- * share matrices or tokens each has what all have found, and the first speaks; the others add zeros, and sums
- * of a number and zeros are exact in any order. So a score is added up token by token, as on one rank. */
+ * Every request is in one batch, so the ranks of one data-parallel index score it. The ranks of tp and cp all
+ * get the same records, and only the first of them counts; the others add zeros, and sums of a number and
+ * zeros are exact in any order. So a score is added up token by token, as on one rank. */
 #include "engine/score.h"
 
 #include <math.h>
@@ -16,23 +16,23 @@
 #include "device/losses.h"
 #include "engine/execution.h"
 
-/* Scores that travel in one record. */
+/* Scores per record of comm_combine. */
 enum { CHUNK = 512 };
 typedef struct ScoreChunk {
     TaskScore items[CHUNK];
 } ScoreChunk;
 
-/* Requests first .. end: those of a batch. */
+/* Requests first .. end - 1 go into one batch. */
 typedef struct Span {
     size_t first, end;
 } Span;
 
-/* A batch and what it is made in. */
+/* A batch, and the memory to make it. */
 typedef struct Packer {
     const Model *model;
     const Task *task;
     Batch batch;
-    LossRecord *partials; /* [ranks of cp, model_records] as engine_score has them */
+    LossRecord *partials; /* [ranks of cp, model_records] out of engine_score */
     LossRecord *records;  /* [T] */
     int32_t *memory;
 } Packer;
@@ -53,7 +53,7 @@ static void packer_close(Packer *p) {
     free(p->memory);
 }
 
-/* Tokens [from, to) are one segment that predicts nothing yet. */
+/* Makes tokens [from, to) segments without targets. */
 static void clear(Batch *b, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) {
         b->inputs[i] = 0;
@@ -63,7 +63,7 @@ static void clear(Batch *b, int64_t from, int64_t to) {
     }
 }
 
-/* The last token of a request goes into no model: it is only predicted. */
+/* The last token of a request is only predicted; the model does not read it. */
 static void place(Packer *p, const TaskRequest *r, int64_t at) {
     const int32_t *ids = p->task->tokens.ids + r->at;
     Batch *b = &p->batch;
@@ -86,7 +86,7 @@ static Span next_span(const Packer *p, size_t first) {
     return s;
 }
 
-/* A span of no requests makes a batch without targets. */
+/* An empty span makes a batch without targets. */
 static void pack(Packer *p, Span s) {
     int64_t at = 0;
     p->batch.valid = 0;
@@ -97,7 +97,8 @@ static void pack(Packer *p, Span s) {
     clear(&p->batch, at, p->batch.tokens);
 }
 
-/* Of a chunk of logits of one rank of cp: what the splits of each row come to, to the token's place. */
+/* Merges the splits of each row, for one chunk of logits of one rank of cp, and stores the result at the
+ * token's index in the batch. */
 static void merge_chunk(Packer *p, int place, int chunk) {
     const Model *m = p->model;
     int64_t first = model_chunk_first(m, chunk), rows = model_chunk_rows(m, chunk),
@@ -116,7 +117,7 @@ static void merge(Packer *p) {
         for (int i = 0; i < model_chunks(p->model); i++) merge_chunk(p, place, i);
 }
 
-/* A row's log-likelihood: target - log sum exp, in double. */
+/* Adds a row's log-likelihood, in double: target - log sum exp. */
 static void take(TaskScore *s, const LossRecord *r) {
     double value = (double)r->target - (double)r->max - log(r->sum);
     s->nonfinite += !isfinite(value);
@@ -134,8 +135,8 @@ static void read_scores(Packer *p, Span s, TaskScore *scores) {
     }
 }
 
-/* Batches go around the data-parallel ranks. All ranks run as many: where shards are gathered nobody can stay
- * away. */
+/* Batches go to the data-parallel ranks in turn. All ranks run the same number, since none can be absent when
+ * shards are gathered. */
 static void run(Engine *e, Packer *p, TaskScore *scores) {
     const Mesh *mesh = &e->plan->partition.mesh;
     int ranks = mesh_dp_degree(mesh), own = mesh_dp_rank(mesh, e->plan->rank);

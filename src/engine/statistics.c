@@ -1,13 +1,13 @@
-/* Figures of a step in tensor memory: scalars that its ops are told, and what they found of losses, refusals
+/* Figures of a step in tensor memory: scalars that its ops read, and what they computed of losses, refusals
  * and gradients.
  *
- *     statistics_begin         scalars go up; losses and refusals are zeroed
- *     forward, backward        ops add losses (statistics_add_losses) and refusals (sharding.c)
- *     statistics_read          ops make the figures of each gradient; the host waits, once, for everything
- *     statistics_set_optimizer what follows from them goes up, for UPDATE
+ *     statistics_begin         uploads scalars; zeroes losses and refusals
+ *     forward, backward        ops add losses (statistics_add_losses) and refusals (gradients.c)
+ *     statistics_read          ops compute the figures of each gradient; the host waits once for everything
+ *     statistics_set_optimizer uploads the resulting scalars, for UPDATE
  *
- * These are the only waits of a step for the device: one, or two where the powers of a norm need the largest
- * |g| of all ranks first; whatever the model, and however many microbatches. */
+ * These are the only waits of a step for the device, whatever the model and the number of microbatches: one,
+ * or two where the powers of a norm need the largest |g| of all ranks first. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static size_t figures_bytes(const Engine *e) {
                                  training ? e->plan->spec.sources : 0);
 }
 
-/* Behind the figures of gradients, in tensor memory as on the host. */
+/* After the figures of gradients, in tensor memory and on the host. */
 static FixedRefusals *refusals_of(const Engine *e, StepStatistics *s) {
     return (FixedRefusals *)(void *)&s->gradients[e->model.table.count];
 }
@@ -31,7 +31,7 @@ static GradStats *first_of(const Engine *e, StepStatistics *s) {
     return (GradStats *)(void *)(refusals_of(e, s) + e->model.table.count);
 }
 
-/* Behind those, or in their place where the noise is not measured. */
+/* After those, or in their place where the noise is not measured. */
 static int64_t *routed_of(const Engine *e, StepStatistics *s) {
     return (int64_t *)(void *)(first_of(e, s) + (e->plan->spec.noise ? e->model.table.count : 0));
 }
@@ -77,12 +77,13 @@ void statistics_begin(Execution *x) {
     x->pass.inverse_token_count = &s->scalars->inverse_token_count;
     x->pass.mtp_inverse_token_count = &s->scalars->mtp_inverse_token_count;
     if (!x->training) return;
-    if (e->plan->partition.tensor > 0) return; /* all of tp route the same tokens */
+    if (e->plan->partition.tensor > 0) return; /* all ranks of tp route the same tokens */
     x->pass.balance = &s->figures->balance;
     if (step_routed(&e->model.config) > 0) x->pass.routed = routed_of(e, s->figures);
 }
 
-/* A microbatch's own tokens, run by run of those that lie in one row, to the source that the row is from. */
+/* Adds the losses of a microbatch's local tokens to the sources of their rows, one run of tokens of a row at
+ * a time. */
 static void add_by_source(Execution *x, int microbatch) {
     Engine *e = x->engine;
     const Model *m = &e->model;
@@ -108,7 +109,7 @@ void statistics_add_losses(Execution *x, int microbatch) {
         OP(e->device, OP_LOSS_SUM, loss_sum, e->model.tokens, x->pass.mtp_losses[k], &s->mtp[k]);
 }
 
-/* A wait of the step under way also tells how late the device is behind the host, where it is timed. */
+/* A wait of a timed step also measures how far the device is behind the host. */
 static void fetch(Engine *e, size_t bytes) {
     DeviceTimes *t = e->timed.recording;
     if (t) e->device->runtime.stamp(e->device, &t->done);
@@ -121,15 +122,15 @@ void statistics_read_losses(Engine *e, StepRecord *r) {
     record_add_losses(r, &e->statistics.host->losses);
 }
 
-/* Elements of a parameter that this rank answers for; what is frozen has no gradient to answer for. */
+/* Elements of a parameter that this rank counts; a frozen one has no gradient. */
 static int64_t counted(const Engine *e, const Param *p) {
     if (p->frozen) return 0;
     return partition_counts(&e->plan->partition, p) ? partition_segment(&e->plan->partition, p).count : 0;
 }
 
-/* Enqueues the figures of every gradient that this rank counts, and waits for them: the only place of a step
- * where the host does. All that was found is in one region, losses and refusals too, and comes by one
- * transfer. */
+/* Enqueues the figures of every gradient that this rank counts, and waits for them: the only place in a step
+ * where the host waits for the device. All figures are in one region, with losses and refusals, and come in
+ * one transfer. */
 static void make_figures(Engine *e, double p) {
     const ParamTable *t = &e->model.table;
     const Statistics *s = &e->statistics;
@@ -151,8 +152,8 @@ static void add_figures(const Engine *e, StepRecord *r) {
             record_add_stats(r, &e->statistics.host->gradients[i], i, e->plan->rank);
 }
 
-/* Gradients that fixed point could not hold count as elements that are not finite: they make the step a bad
- * one, on any mesh alike. */
+/* Gradients that fixed point could not hold count as non-finite elements: they make the step invalid, on
+ * every mesh alike. */
 static void add_refusals(const Engine *e, StepRecord *r) {
     int count = e->model.table.count;
     const FixedRefusals *refused = refusals_of(e, e->statistics.host);
@@ -162,14 +163,15 @@ static void add_refusals(const Engine *e, StepRecord *r) {
 
 /* ---- the noise of gradients ---- */
 
-/* A tied embedding's gradient is two until they are added, once a step: of a single microbatch it is never
- * there. */
+/* A tied embedding has two gradients until they are added, once a step, so the gradient of a single
+ * microbatch never exists. */
 static bool is_tied(const Engine *e, const Param *p) {
     return e->plan->partition.tied && p->unit == 0 && p->flat == FLAT_MATRICES;
 }
 
-/* By the rank that reads the step's first sequences, on any mesh, so that all measure the same. Its gradients
- * are whole here, whatever shares they are summed into; of what it holds like others along tp one counts. */
+/* Done by the ranks that read the step's first sequences, so that every mesh measures the same. Their
+ * gradients are unsharded here, whatever shards they are summed into; of gradients that ranks of tp have
+ * alike, one rank counts. */
 void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradients) {
     Engine *e = x->engine;
     const Partition *partition = &e->plan->partition;
@@ -183,7 +185,7 @@ void statistics_add_first(Execution *x, int unit, Flat flat, const float *gradie
     }
 }
 
-/* Both sums are over the same parameters. */
+/* Adds to both sums for the same parameters. */
 static void add_noise(const Engine *e, StepRecord *r) {
     const ParamTable *t = &e->model.table;
     for (int i = 0; e->statistics.first && i < t->count; i++) {
@@ -195,8 +197,8 @@ static void add_noise(const Engine *e, StepRecord *r) {
 
 /* ---- experts ---- */
 
-/* Of one layer: how many times as many choices as in the mean the most chosen expert has, and those that
- * nobody chose. Layers without experts have no choices. */
+/* For one layer: the most-chosen expert's assignments relative to the mean, and the number of experts that no
+ * token chose. Layers without experts have no counts. */
 static void add_layer(ExpertFigures *f, const int64_t *counts, int64_t experts) {
     int64_t most = 0, sum = 0, dead = 0;
     for (int64_t e = 0; e < experts; e++) {
@@ -218,7 +220,7 @@ const int64_t *statistics_routed(const Engine *e, int layer) {
     return e->statistics.routed + 1 + layer * e->model.config.num_experts;
 }
 
-/* Whole numbers, so the figures are the same on every mesh. The first number says how many follow. */
+/* Integers, so the figures are the same on every mesh. The first number says how many follow. */
 ExpertFigures statistics_experts(Engine *e) {
     const ModelConfig *c = &e->model.config;
     int64_t count = step_routed(c), *counts = e->statistics.routed;
@@ -232,15 +234,15 @@ ExpertFigures statistics_experts(Engine *e) {
     return f;
 }
 
-/* ---- */
+/* ---- gradients and the whole record ---- */
 
 static void take_larger(void *into, const void *from) {
     *(double *)into = fmax(*(double *)into, *(const double *)from);
 }
 
-/* Powers other than 1 and 2 take a second pass over the gradients, and a reduction more: |g|^p of fp32
- * numbers leaves the range of doubles on either side for large p, so g is divided by the largest of all ranks
- * first, which must be known on all of them. */
+/* Powers other than 1 and 2 take a second pass over the gradients and another reduction. For large p, |g|^p
+ * of fp32 numbers leaves the range of doubles at both ends, so g is first divided by the largest |g| of all
+ * ranks, which all of them must know. */
 static void find_unit(Engine *e, double p) {
     StepRecord r;
     if (!record_needs_max(p)) return;

@@ -1,13 +1,13 @@
-/* The end of a step: what all ranks must agree on, and the optimizer.
+/* The end of a step: the record that all ranks must agree on, and the optimizer.
  *
  *     figures of own gradients --(one wait)--> record --(combine over all ranks)--> norm, loss, verdict
  *                                                                                   |
- *     UPDATE, unit after unit <--(scalars go up: learning rate, clip, corrections)--+
+ *     UPDATE, unit after unit <--(upload: learning rate, clip, bias correction)-----+
  *
  * Each element of the model's gradient is counted by exactly one rank (partition_counts), sums are exact, and
- * one small reduction carries them: the norm and all that follows from it have the same bits on every rank
- * and mesh. So every rank comes to the same verdict by itself: a step with a gradient or loss that is not
- * finite is skipped by all, and named.
+ * one small reduction combines them, so the norm and everything derived from it have the same bits on every
+ * rank and mesh. Every rank therefore comes to the same verdict by itself: all of them skip a step whose
+ * gradient or loss is not finite, and report where.
  *
  * Elsewhere called: optimizer step, gradient clipping (clip_grad_norm_). There is no loss scaling (AMP,
  * GradScaler): bf16 needs none. */
@@ -29,7 +29,7 @@ double engine_gradient_norm(Engine *e, double p, int64_t *nonfinite, const char 
     return record_norm(&r, p);
 }
 
-/* Who made the step useless: the parameter, the stage and the rank. */
+/* Writes what made the step invalid: the parameter, with its stage and rank; or the loss. */
 static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) {
     if (r->culprit >= 0) {
         const Param *p = &e->model.table.params[r->culprit];
@@ -45,7 +45,7 @@ static void name_culprit(const Engine *e, const StepRecord *r, StepResult *out) 
     }
 }
 
-/* Targets of the step's first microbatch, counted by who reads it. */
+/* Targets of the step's first microbatch, counted by the rank that reads it. */
 static int64_t first_valid(const Execution *x) {
     const Partition *p = &x->engine->plan->partition;
     bool counts = partition_counts_batches(p) && mesh_dp_rank(&p->mesh, p->rank) == 0;
@@ -89,7 +89,8 @@ const OptimizerStep *update_step(const Engine *e, int i) {
     return &e->statistics.scalars->optimizer[e->plan->groups.of[i]];
 }
 
-/* Rounding of states is drawn by an element's number in the whole parameter, so runs of these are updated. */
+/* The rounding of states is drawn by an element's index in the unsharded parameter, so one run of such
+ * indices is updated at a time. */
 UpdateRun update_run(const Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
     const Param *p = &e->model.table.params[i];
     const ParamGroups *g = &e->plan->groups;
@@ -127,18 +128,19 @@ static void descend_run(Engine *e, int i, ParamSegment segment, int64_t at, Segm
     update_average(e, i, segment, at, elements.count);
 }
 
-/* What the bias of an expert moves by that has `mine` tokens, times the number of experts, of `all`:
- * DeepSeek's by its sign, as published; one that no file has by how far it is from the mean, at most by the
- * speed. So it follows experts that collapse, and rests where they do not, however little logits differ. */
+/* By how much an expert's bias moves. mine: its tokens times the number of experts; all: the tokens of all.
+ * DeepSeek's moves by the sign of the difference, as published. A bias that no model file has moves by its
+ * relative distance from the mean, at most by `speed`: so it counteracts experts that collapse and rests
+ * where they do not, however little logits differ. */
 static float move_of(const Param *p, float speed, int64_t mine, int64_t all) {
     if (!p->row->beside) return mine < all ? speed : mine > all ? -speed : 0;
     return all > 0 ? speed * (float)fmax(1 - (double)mine / (double)all, -1) : 0;
 }
 
-/* The bias of experts where they are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024): up for
- * those with fewer tokens than the mean of the layer, down for those with more. Counts are those of the whole
- * step, so every mesh moves it alike. What to add goes by way of its gradient's memory, which nobody
- * reads. */
+/* Moves the bias with which experts are chosen (Wang et al., "Auxiliary-loss-free load balancing", 2024): up
+ * for experts with fewer tokens than the layer's mean, down for those with more. Counts are of the whole
+ * step, so the moves are the same on every mesh. What is added goes through the memory of the bias's
+ * gradient, which nothing reads. */
 static void move_run(Engine *e, int i, ParamSegment segment, int64_t at, SegmentRun elements) {
     const Param *p = &e->model.table.params[i];
     const int64_t *counts = statistics_routed(e, p->layer);
@@ -166,7 +168,7 @@ static void update_parameter(Engine *e, int i) {
     }
 }
 
-/* A step that was found to be useless changes nothing, not even what the optimizer keeps. */
+/* A skipped step changes nothing, not even the optimizer's states. */
 void update_unit(Execution *x, int unit) {
     const ParamTable *t = &x->engine->model.table;
     if (x->result->skipped) return;
