@@ -1,5 +1,5 @@
-/* Which matrices get an adapter is decided on the names of the table as it is without any; then it is laid
- * out anew. The same on every rank, as the names are. */
+/* Chooses the matrices that get adapters by their names in the table without adapters, and then rebuilds the
+ * table. Names are the same on every rank, so the choice is too. */
 #include "model/adapters.h"
 
 #include <math.h>
@@ -13,7 +13,8 @@ static bool can_have_one(const Param *p, const ModelConfig *c) {
     return p->cols > 0 && param_can_adapt(c, p->unit, p->row);
 }
 
-/* No product of such matrices has a higher rank than the matrix, and one as high would save nothing. */
+/* A product of matrices of rank r has at most rank r. With r as high as the matrix's own, an adapter would
+ * save nothing. */
 static ErrorCode check_rank(const Param *p, const ModelConfig *whole, int64_t rank, Error *err) {
     int64_t shape[PARAM_RANK];
     param_shape(whole, p, shape);
@@ -76,7 +77,7 @@ ErrorCode adapters_put(ParamTable *t, ModelConfig *c, const ModelConfig *whole, 
     return code;
 }
 
-/* Of a rank's A or B the side that is r is whole, and the other one may be cut. */
+/* On one rank, the side of A or B that is r is full; the other may be sharded. */
 int64_t adapters_count(const ParamTable *t, const ModelConfig *whole) {
     int64_t sum = 0;
     for (int i = 0; i < t->count; i++) {

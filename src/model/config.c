@@ -1,16 +1,17 @@
-/* The widths that a shape comes to, what its blocks are, and the rules that every shape keeps, wherever it is
- * from: config.json, the keys of a run, a test. Past model_config_complete nothing checks a shape again.
+/* Computes the widths that follow from a shape, describes its blocks, and checks the rules of every shape,
+ * whatever its source: config.json, the keys of a run, a test. After model_config_complete nothing checks a
+ * shape again.
  *
- * The order of model_config_complete matters: patterns of layers are checked first, since making a shape
- * canonical reads their bits; then what is left out is filled in; then the sizes, by which all later rules
- * divide and multiply; and last the family, which sees a shape that is whole. */
+ * The order in model_config_complete matters. Patterns of layers are checked first, since making a shape
+ * canonical reads their bits. Then omitted fields are filled in. Then sizes are checked, since all later
+ * rules divide and multiply by them. The family comes last and sees a complete shape. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "model/families/family.h"
 
-/* Weights, gradients and two moments in fp32 then stay below 2^63 bytes. */
+/* With this bound, weights, gradients and two moments in fp32 stay below 2^63 bytes. */
 #define MAX_PARAMETERS ((int64_t)1 << 58)
 
 static const Arch *arch_of(const ModelConfig *c) { return &model_family(c)->arch; }
@@ -27,8 +28,8 @@ static int64_t mamba_read(const ModelConfig *c) {
     return c->recurrent_size + 2 * c->mamba_n_groups * c->mamba_d_state;
 }
 
-/* What adapters of heads that are made of latents have between their sides: of keys and values, and of
- * queries where these are made so. */
+/* Intermediate widths (r) of the adapters of heads that are made from latents: of keys and values, and of
+ * queries where these have a latent. */
 static int64_t latent_inner(const ModelConfig *c) {
     return c->adapter_joint ? (c->q_lora_rank > 0 ? 2 : 1) * c->adapter_rank : 0;
 }
@@ -38,10 +39,10 @@ static int64_t widest_latent(const ModelConfig *c) {
     return latent > c->qk_rope_head_dim ? latent : c->qk_rope_head_dim;
 }
 
-/* Needs no care of overflow once check_sizes has passed: heads and a head's elements are at most 2^16
- * each, so that Q + 2K stays below 2^34, and with 2^24 rows or columns beside it below 2^58; stacks of
- * experts, of 2^25 and 2^24 a matrix, below 2^61. A dimension that is not there is 0: by that a vector is
- * told from a matrix of one column. */
+/* Cannot overflow once check_sizes has passed. Heads and a head's elements are at most 2^16 each, so Q + 2K
+ * is below 2^34, and a matrix of that by 2^24 rows or columns is below 2^58. Fused expert weights, at most
+ * 2^25 by 2^24 per matrix, are below 2^61. A dimension that does not exist is 0, which distinguishes a vector
+ * from a matrix of one column. */
 int64_t model_dim(const ModelConfig *c, Dim dim) {
     int64_t query = c->num_attention_heads * c->head_dim, key = c->num_key_value_heads * c->head_dim;
     switch (dim) {
@@ -104,16 +105,15 @@ int64_t model_dim(const ModelConfig *c, Dim dim) {
 
 bool layer_set_has(LayerSet s, int64_t layer) { return s.period > 0 && (s.layers >> layer % s.period & 1); }
 
-/* Whether layers that are `period` apart are alike. */
+/* Whether the set repeats with this period. */
 static bool repeats(const bool *has, int64_t layers, int64_t period) {
     for (int64_t i = period; i < layers; i++)
         if (has[i] != has[i - period]) return false;
     return true;
 }
 
-/* The empty set is period 0 and not a period of zeros, and of all patterns the shortest is taken: so a set
- * is told in one way, whoever found it. Periods are tried from 1 on, which costs at most 52 walks over the
- * layers, once for a file. */
+/* The result is unique for a set: the empty set has period 0, not a period of zeros, and otherwise the
+ * shortest pattern is taken. At most 52 walks over the layers, once per file. */
 bool layer_set_find(LayerSet *s, const bool *has, int64_t layers) {
     bool any = false;
     for (int64_t i = 0; i < layers; i++) any = any || has[i];
@@ -128,9 +128,9 @@ bool layer_set_find(LayerSet *s, const bool *has, int64_t layers) {
     return false;
 }
 
-/* One set has many patterns where a model is no deeper than they are long; of those the shortest stays. A
- * deeper model keeps the pattern that it was given, unless that is empty: what its first 52 layers say may
- * be said by a shorter pattern too, which goes another way further down. */
+/* Where a model is no deeper than its pattern is long, several patterns mean the same set, and the shortest
+ * replaces it. A deeper model keeps its pattern, unless the set is empty: a shorter pattern that agrees on
+ * the first 52 layers might differ in later ones. */
 static void shorten(LayerSet *s, int64_t layers) {
     bool has[LAYER_SET_PERIOD] = {false};
     int64_t seen = layers < LAYER_SET_PERIOD ? layers : LAYER_SET_PERIOD;
@@ -138,10 +138,9 @@ static void shorten(LayerSet *s, int64_t layers) {
     if (layers <= LAYER_SET_PERIOD || s->period == 0 || s->layers == 0) layer_set_find(s, has, seen);
 }
 
-/* Learned positions take the place of rotation in every layer; else a layer does without only where
- * no_rope says so. The second table, of rope_local_theta, is for layers with windows, in the families that
- * tell the two kinds of layers apart: Gemma 3 by another base, OLMo 3 since its scaling is for the others
- * alone. */
+/* With learned positions no layer has RoPE; otherwise only layers of no_rope lack it. The second table, with
+ * rope_local_theta, is for layers with windows, in families that distinguish the two kinds of layers: Gemma 3
+ * has another base there, and OLMo 3 scales only the layers without windows. */
 BlockShape model_block(const ModelConfig *c, int64_t layer) {
     bool window = c->sliding_window > 0 && layer_set_has(c->windows, layer);
     bool turned = !arch_of(c)->learned_positions && !layer_set_has(c->no_rope, layer);
@@ -156,8 +155,8 @@ BlockShape model_block(const ModelConfig *c, int64_t layer) {
                                                                            : 0};
 }
 
-/* As many tables as model_block can ask for: without windows no layer takes the second one, and it would
- * be memory of positions * R floats for nothing. */
+/* The number of tables that model_block can refer to. Without windows no layer uses the second one, and it
+ * would waste positions * R floats. */
 int model_rotations(const ModelConfig *c) {
     if (arch_of(c)->learned_positions || !model_has_mixer(c, MIXER_ATTENTION)) return 0;
     return arch_of(c)->local_rotation && c->sliding_window > 0 ? 2 : 1;
@@ -169,7 +168,7 @@ bool model_scales_queries(const ModelConfig *c) {
     return false;
 }
 
-/* Truncated to a whole number, as transformers does it; that pairs come out is for check_divisions. */
+/* Truncated to an integer, as transformers does. check_divisions requires an even number. */
 int64_t model_rotary_dim(const ModelConfig *c) {
     double share = c->partial_rotary_factor;
     if (arch_of(c)->latent) return c->qk_rope_head_dim;
@@ -178,16 +177,16 @@ int64_t model_rotary_dim(const ModelConfig *c) {
 
 /* ---- rules ---- */
 
-/* At least 1: each size is a factor of some tensor's shape, and no op takes empty tensors. */
+/* At least 1, since each size is a factor of some tensor's shape, and no op accepts empty tensors. */
 static ErrorCode check_size(const char *where, const char *key, int64_t value, int64_t max, Error *err) {
     if (value >= 1 && value <= max) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is %" PRId64 ", expected a number from 1 to %" PRId64, where,
                      key, value, max);
 }
 
-/* By the names of config.json, whatever the family's own are. The limits keep the elements of any one
- * parameter within 63 bits (2^61 at most, of a stack of experts), so that only sums over parameters are
- * watched: counts.c. */
+/* Errors have the names of config.json, whatever the family's own are. The limits keep the elements of any
+ * one parameter within 63 bits (at most 2^61, for fused expert weights), so only sums over parameters need
+ * overflow checks (counts.c). */
 static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err) {
     TRY(check_size(where, "vocab_size", c->vocab_size, MODEL_MAX_VOCAB, err));
     TRY(check_size(where, "hidden_size", c->hidden_size, MODEL_MAX_WIDTH, err));
@@ -199,7 +198,8 @@ static ErrorCode check_sizes(const ModelConfig *c, const char *where, Error *err
     return check_size(where, "max_position_embeddings", c->max_position_embeddings, MODEL_MAX_POSITIONS, err);
 }
 
-/* A group of sigmoids is told by its two largest. */
+/* With a sigmoid router, the score of a group is the sum of its two largest, so a group has at least two
+ * experts. */
 static ErrorCode check_groups(const ModelConfig *c, const char *where, Error *err) {
     int64_t groups = c->n_group, least = arch_of(c)->sigmoid_router ? 2 : 1;
     if (groups <= 1) return OK;
@@ -216,10 +216,10 @@ static ErrorCode check_groups(const ModelConfig *c, const char *where, Error *er
                      where, c->topk_group, c->num_experts / groups, c->num_experts_per_tok);
 }
 
-/* All experts of a model have an entry in tables. */
+/* Every expert of a model has an entry in tables. */
 #define MAX_EXPERTS ((int64_t)1 << 17)
 
-/* A shape without experts has no numbers of them. */
+/* A shape without experts has no sizes of experts to check. */
 static ErrorCode check_experts(const ModelConfig *c, const char *where, Error *err) {
     if (c->num_experts == 0) return OK;
     TRY(check_size(where, "num_experts", c->num_experts, EXPERTS_MAX, err));
@@ -247,7 +247,7 @@ static ErrorCode check_experts(const ModelConfig *c, const char *where, Error *e
                      where, c->num_experts, c->num_hidden_layers, MAX_EXPERTS);
 }
 
-/* Values lie in as many elements as keys have, which no published model has fewer of. */
+/* Values are stored in as many elements as keys have. No published model has wider values. */
 static ErrorCode check_latents(const ModelConfig *c, const char *where, Error *err) {
     if (!arch_of(c)->latent) return OK;
     TRY(check_size(where, "kv_lora_rank", c->kv_lora_rank, MODEL_MAX_WIDTH, err));
@@ -276,7 +276,7 @@ static ErrorCode check_latents(const ModelConfig *c, const char *where, Error *e
                      where, c->num_key_value_heads, c->num_attention_heads);
 }
 
-/* Sizes of recurrences are those of vectors of taps too, which stay within 63 bits. */
+/* The sizes of recurrences also bound vectors of taps, which stay within 63 bits. */
 static ErrorCode check_recurrence(const ModelConfig *c, const char *where, Error *err) {
     if (!model_is_recurrent(c)) return OK;
     TRY(check_size(where, "recurrent_size", c->recurrent_size, MODEL_MAX_WIDTH, err));
@@ -285,7 +285,7 @@ static ErrorCode check_recurrence(const ModelConfig *c, const char *where, Error
                      c->conv_size, CONV_TAPS);
 }
 
-/* Heads divide the channels, and groups the heads. */
+/* Heads must divide the channels, and groups the heads. */
 static ErrorCode check_mamba(const ModelConfig *c, const char *where, Error *err) {
     if (!model_has_mixer(c, MIXER_MAMBA2)) return OK;
     TRY(check_size(where, "mamba_d_state", c->mamba_d_state, MAMBA_STATE, err));
@@ -302,9 +302,9 @@ static ErrorCode check_mamba(const ModelConfig *c, const char *where, Error *err
                      where, c->mamba_n_groups, mamba_heads(c));
 }
 
-/* heads * head_dim need not be hidden_size: it is not in Qwen3 4B, Mistral Nemo, or Gemma 2 9B. That the
- * number of heads divides it is asked only where transformers' class of the family asks it. Each key/value
- * head serves equally many query heads (Ainslie et al., "GQA", 2023). */
+/* heads * head_dim need not be hidden_size: it is not in Qwen3 4B, Mistral Nemo, or Gemma 2 9B. The number of
+ * heads must divide hidden_size only where transformers' class of the family requires it. Each key/value head
+ * serves equally many query heads (Ainslie et al., "GQA", 2023). */
 static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error *err) {
     if (arch_of(c)->heads_divide && c->hidden_size % c->num_attention_heads != 0)
         return error_set(err, ERR_CONFIG,
@@ -328,7 +328,7 @@ static ErrorCode check_divisions(const ModelConfig *c, const char *where, Error 
     return OK;
 }
 
-/* Written so that a NaN, for which no comparison holds, is refused with the rest. */
+/* Written so that a NaN, for which every comparison is false, is refused too. */
 static ErrorCode check_not_negative(const char *where, const char *key, double value, double most,
                                     Error *err) {
     if (value >= 0 && value <= most) return OK;
@@ -336,8 +336,8 @@ static ErrorCode check_not_negative(const char *where, const char *key, double v
                      most);
 }
 
-/* Sets found in a file are in range. A run gives its own as two numbers, period and mask, which may be
- * anything: a mask with bits beyond its period would be layers that nobody meant. */
+/* Sets found in a file are in range. A run gives period and mask as two numbers, which may be anything; a
+ * mask with bits beyond its period would be layers that nobody meant. */
 static ErrorCode check_layer_set(const char *where, const char *key, LayerSet s, Error *err) {
     bool fits = s.period >= 0 && s.period <= LAYER_SET_PERIOD && s.layers >= 0 && s.layers >> s.period == 0;
     if (fits) return OK;
@@ -347,8 +347,8 @@ static ErrorCode check_layer_set(const char *where, const char *key, LayerSet s,
                      where, key, s.layers, s.period, LAYER_SET_PERIOD);
 }
 
-/* Windows, patterns, caps: 0 always is "none". The upper limits say only what cannot be meant; they keep
- * the numbers finite in fp32, in which the kernels take them. */
+/* For windows, patterns and caps, 0 always means none. The upper limits exclude nonsense and keep the numbers
+ * finite in fp32, which the kernels use. */
 static ErrorCode check_attention(const ModelConfig *c, const char *where, Error *err) {
     TRY(check_not_negative(where, "sliding_window", (double)c->sliding_window, MODEL_MAX_POSITIONS, err));
     TRY(check_not_negative(where, "query_pre_attn_scalar", c->query_pre_attn_scalar, 1e9, err));
@@ -360,20 +360,20 @@ static ErrorCode check_attention(const ModelConfig *c, const char *where, Error 
     return check_not_negative(where, "partial_rotary_factor", c->partial_rotary_factor, 1, err);
 }
 
-/* Of a family that scales queries, which is known by then. */
+/* For families that scale queries. The family has been checked by now. */
 static ErrorCode check_query_scale(const ModelConfig *c, const char *where, Error *err) {
     if (c->attn_scale <= 0) return OK;
     return check_size(where, "floor_scale", c->floor_scale, MODEL_MAX_POSITIONS, err);
 }
 
-/* No base counts where positions are learned. */
+/* A base has no effect where positions are learned. */
 static ErrorCode check_base(const ModelConfig *c, const char *where, const char *key, double base,
                             Error *err) {
     if ((base >= 1.0 && isfinite(base)) || arch_of(c)->learned_positions) return OK;
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected a number of at least 1", where, key, base);
 }
 
-/* A token id of -1 is no token; others are compared with the vocabulary, which check_sizes has seen. */
+/* A token id of -1 means none. Others are compared with the vocabulary, which check_sizes has checked. */
 static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *err) {
     if (!(c->rms_norm_eps >= 0.0 && c->rms_norm_eps <= 1.0))
         return error_set(err, ERR_CONFIG, "%s: rms_norm_eps is %g, expected a number from 0 to 1", where,
@@ -396,7 +396,7 @@ static ErrorCode check_numbers(const ModelConfig *c, const char *where, Error *e
     return OK;
 }
 
-/* A factor for each pair that is turned, none of which may be divided by 0. */
+/* There is one factor for each rotated pair, and none is 0, since it is a divisor. */
 static ErrorCode check_longrope(const ModelConfig *c, const char *where, Error *err) {
     const RopeScaling *s = &c->rope_scaling;
     if (s->pairs != model_rotary_dim(c) / 2 || s->pairs > ROPE_PAIRS)
@@ -411,14 +411,14 @@ static ErrorCode check_longrope(const ModelConfig *c, const char *where, Error *
             return error_set(err, ERR_CONFIG,
                              "%s: factors of longrope for pair %d are %g and %g, expected more than 0", where,
                              i, s->short_factor[i], s->long_factor[i]);
-    if (s->original_max_position_embeddings > 1) return OK; /* by whose logarithm the length is divided */
+    if (s->original_max_position_embeddings > 1) return OK; /* a divisor has its logarithm */
     return error_set(err, ERR_CONFIG,
                      "%s: original_max_position_embeddings of longrope is %" PRId64 ", expected 2 or more",
                      where, s->original_max_position_embeddings);
 }
 
-/* Only what the kind reads is checked: members of other kinds hold their defaults, or what a file happened
- * to say. Scaling by less than 1 would shorten the context, which no rope_type means. */
+/* Checks only what the kind reads: members of other kinds hold their defaults, or whatever a file has. A
+ * factor below 1 would shorten the context, which no rope_type means. */
 static ErrorCode check_scaling(const ModelConfig *c, const char *where, Error *err) {
     const RopeScaling *s = &c->rope_scaling;
     if (!(s->factor >= 1.0 && isfinite(s->factor)))
@@ -442,7 +442,7 @@ static ErrorCode check_scaling(const ModelConfig *c, const char *where, Error *e
                       MODEL_MAX_POSITIONS, err);
 }
 
-/* As `shorten`. */
+/* As `shorten`, for mixers. */
 static void shorten_mixers(MixerPattern *p, int64_t layers) {
     uint8_t kinds[MIXER_PERIOD];
     if (layers > MIXER_PERIOD || p->period == 0) return;
@@ -450,7 +450,7 @@ static void shorten_mixers(MixerPattern *p, int64_t layers) {
     mixers_find(p, kinds, layers);
 }
 
-/* As Lingua has them; a size for both kinds is that of the wider one. */
+/* Lingua's widths. With both kinds of recurrences in one model, the wider one. */
 static int64_t usual_recurrence(const ModelConfig *c) {
     enum { MULTIPLE = 256 };
     bool twice = model_has_mixer(c, MIXER_MIN_GRU) || model_has_mixer(c, MIXER_MIN_LSTM) ||
@@ -464,7 +464,7 @@ int64_t model_usual_head_dim(const ModelConfig *c) {
     return c->num_attention_heads > 0 ? c->hidden_size / c->num_attention_heads : 0;
 }
 
-/* Those of the published models (state-spaces/mamba2-2.7b). */
+/* Defaults are those of the published models (state-spaces/mamba2-2.7b). */
 static void make_mamba_canonical(ModelConfig *c) {
     if (!model_has_mixer(c, MIXER_MAMBA2)) {
         c->mamba_d_state = c->mamba_d_head = c->mamba_n_groups = 0;
@@ -475,8 +475,9 @@ static void make_mamba_canonical(ModelConfig *c) {
     if (c->mamba_n_groups == 0) c->mamba_n_groups = 1;
 }
 
-/* What can be said in several ways is said in one, so that equal shapes are equal bytes. No window leaves
- * no layers that have one, and no layers leave no window: hence the set between the two. */
+/* Brings equivalent spellings to one form, so that equal shapes are equal bytes. Without a window no layers
+ * have one, and without such layers there is no window; hence the set is cleared before and the window after
+ * `shorten`. */
 static void make_canonical(ModelConfig *c) {
     if (c->num_key_value_heads == 0) c->num_key_value_heads = c->num_attention_heads;
     if (c->head_dim == 0) c->head_dim = model_usual_head_dim(c);

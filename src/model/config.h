@@ -235,10 +235,10 @@ typedef enum Dim {
     DIM_LATENT_QUERY,   /* width of the latent of queries */
     DIM_LATENT_KEY,     /* of keys and values */
     DIM_LATENT_DOWN,    /* latent of keys and values, and the common key */
-    DIM_LATENT_WIDEST,  /* the wider of both latents and the common key */
+    DIM_LATENT_WIDEST,  /* the widest of the two latents and the common key */
     DIM_LATENT_TURNED,  /* R: width of the common key */
     DIM_LATENT_MADE,    /* all of a token that heads are made of: both latents, and the common key */
-    DIM_LATENT_ALL,     /* latent of queries, or queries, and that */
+    DIM_LATENT_ALL,     /* queries or their latent, and DIM_LATENT_DOWN */
     DIM_LATENT_UP,      /* per-head keys (without RoPE) and values, all heads */
     DIM_VALUES          /* values of all heads */
 } Dim;

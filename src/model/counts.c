@@ -1,10 +1,10 @@
-/* Parameters and FLOPs of a model, added up over the rows and ops of its layers: nothing is counted from
- * formulas of whole models, so that what a layer does and what it is said to cost cannot part.
+/* Parameters and FLOPs of a model, summed over the rows and ops of its layers. Nothing is counted by formulas
+ * for whole models, so the cost cannot diverge from what a layer does.
  *
- * Two counts of FLOPs serve two ends. model_unit_costs counts what is done, recomputation too: the stage
- * split and the simulator want times. model_flops_per_token counts what the mathematics needs: shares of peak
- * are told by it, by the convention of 6 N and attention on top (Chowdhery et al., "PaLM", 2022, appendix B),
- * which does not credit work that is done twice. */
+ * There are two counts of FLOPs. model_unit_costs counts what is executed, recomputation included: the stage
+ * split and the simulator need times. model_flops_per_token counts what the mathematics requires: MFU is
+ * reported by it, by the convention of 6 N plus attention (Chowdhery et al., "PaLM", 2022, appendix B), which
+ * does not credit repeated work. */
 #include "model/families/family.h"
 #include "model/internal.h"
 
@@ -20,7 +20,7 @@ int64_t param_elements(const ModelConfig *c, const ParamRow *row) {
 
 int64_t param_copies(const ModelConfig *c, const ParamRow *row) { return row->expert ? c->num_experts : 1; }
 
-/* All that is true of a model, of what rows ask for. */
+/* The conditions (When) that hold for this model. */
 static unsigned facts_of(const ModelConfig *c) {
     const Arch *a = &model_family(c)->arch;
     return (c->attention_bias || a->qkv_bias ? WHEN_QKV_BIAS : 0) | (c->attention_bias ? WHEN_OUT_BIAS : 0) |
@@ -42,18 +42,18 @@ bool param_present(const ModelConfig *c, const ParamRow *row) {
     return !row->adapts && (row->when & ~facts_of(c)) == 0;
 }
 
-/* What is counted. */
+/* Which parameters are counted. */
 typedef struct Counting {
-    bool tied_too; /* a head that is the embedding */
-    bool active;   /* of experts those that a token goes to */
+    bool tied_too; /* also a head that is tied to the embedding */
+    bool active;   /* of the experts, only those that a token is routed to */
 } Counting;
 
-/* Elements of what a unit has of a row, told for one expert if it is of experts. */
+/* Elements of a row in a unit; for experts, those of one expert. */
 static int64_t elements_of(const ModelConfig *c, const ParamRow *row) {
     return param_elements(c, row) / param_fused_experts(c, row);
 }
 
-/* Of the units first <= u < end; INT64_MAX when there are more than that. */
+/* Counts units first <= u < end; INT64_MAX on overflow. */
 static int64_t count_parameters(const ModelConfig *c, int64_t first, int64_t end, Counting what) {
     int64_t sum = 0;
     for (int64_t u = first; u < end; u++) {
@@ -99,8 +99,8 @@ int64_t model_active_count_without_embedding(const ModelConfig *c) {
     return count_parameters(c, 1, c->num_hidden_layers + 2, (Counting){true, true});
 }
 
-/* A product costs the same in each of its three passes: 2 FLOPs an element of the matrix and token; and of
- * experts, each that the token goes to. A joint matrix has its gradient with dgrad. */
+/* A product costs the same in each of its three passes: 2 FLOPs per element of the matrix and token, for each
+ * expert that the token is routed to. The wgrad of a replicated matrix runs with dgrad. */
 static Cost op_cost(const ModelConfig *c, int unit, const LayerOp *op, int64_t context) {
     Cost cost = {0, 0, 0};
     if (op->product) {
@@ -145,8 +145,8 @@ void model_unit_costs(const ModelConfig *c, Recompute recompute, int64_t context
     for (int u = 0; u < c->num_hidden_layers + 2; u++) units[u] = unit_cost(c, u, recompute, context);
 }
 
-/* By convention every parameter that is not an embedding counts 6, norms and biases too; experts that a token
- * does not go to count nothing. */
+/* By convention every parameter outside the embedding counts 6, norms and biases too; experts that a token is
+ * not routed to count nothing. */
 double model_flops_per_token(const ModelConfig *c, int64_t context) {
     double flops = 6.0 * (double)model_active_count_without_embedding(c);
     for (int u = 0; u < c->num_hidden_layers + 2; u++) {

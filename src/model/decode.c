@@ -1,8 +1,9 @@
-/* The passes of training, forward and one sequence at a time, with keys and values of earlier tokens kept.
- * A prompt goes through in chunks, each attending to the cache that the ones before it have filled.
+/* Generation runs the forward passes of training on one sequence at a time, and keeps the keys and values of
+ * earlier tokens (KV cache). A prompt is fed in chunks, each attending to the cache that the previous ones
+ * have filled.
  *
- * Two slabs of a block serve all of them, since nothing is kept for a way back: the input is what comes
- * first in a slab, and the output of one pass is written where the next one has its input.
+ * All blocks share two slabs, since nothing is saved for a backward pass. The input comes first in a slab,
+ * and the output of one pass is written where the next one has its input.
  *
  *     embedding --> states[1] --> block 1 --> states[0] --> block 2 --> states[1] --> ...
  *                                   |                         |
@@ -10,9 +11,9 @@
  *
  * Only the last token's state goes through the head: one row of logits, whatever the length of a prompt.
  *
- * Angles of longrope depend on the length of the sequence: where that grows beyond the original context, all
- * keys so far were turned by others than those that follow. So the sequence is fed once more from its first
- * token, as transformers does.
+ * longrope's angles depend on the length of the sequence. When it grows beyond the original context, the keys
+ * in the cache have been rotated by other angles than those that follow. The sequence is then fed again from
+ * its first token, as transformers does.
  *
  * Elsewhere called: inference with a KV cache. */
 #include "model/decode.h"
@@ -23,7 +24,7 @@
 #include "base/text.h"
 #include "model/rotation.h"
 
-/* Of one block: what its layers keep of each of `positions` tokens, and what they carry. */
+/* Bytes of one block's cache: KV cache of `positions` tokens, and the recurrent states of its layers. */
 static size_t kept_bytes(const Model *m, int unit, int64_t positions) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int64_t cached = 0, carried = 0, count = unit_sublayers(&m->config, unit, sublayers);
@@ -35,8 +36,8 @@ static size_t kept_bytes(const Model *m, int unit, int64_t positions) {
     return (size_t)(positions * cached) * dtype_bytes(m->compute) + (size_t)carried * sizeof(float);
 }
 
-/* Every block gets the same room, that of the one which keeps most, so that where a block's begins is its
- * number times that. */
+/* Every block gets as much memory as the one that needs most, so a block's offset is its index times that
+ * size. */
 static size_t cached_bytes(const Model *m, int64_t positions) {
     size_t most = 0;
     for (int u = 1; u < m->table.units - 1; u++)
@@ -44,7 +45,7 @@ static size_t cached_bytes(const Model *m, int64_t positions) {
     return most;
 }
 
-/* The largest of a block: layers with experts keep where tokens went. */
+/* The largest slab of a block: layers with experts also save the routing. */
 static size_t slab_bytes(const Model *m) {
     size_t most = 0;
     for (int u = 1; u < m->table.units - 1; u++)
@@ -52,8 +53,8 @@ static size_t slab_bytes(const Model *m) {
     return most;
 }
 
-/* A pass keeps nothing for a backward pass, which is the layout of full recomputation. Called twice,
- * before and after the pool is committed: once to count, once for addresses (device/pool.h). */
+/* A pass saves nothing for a backward pass, which is the layout of full recomputation. Called twice, before
+ * and after the pool is committed: once to count, once for addresses (device/pool.h). */
 static void layout(Decoder *g) {
     const ModelConfig *c = &g->model.config;
     Pool *p = &g->pool;
@@ -75,8 +76,8 @@ static void set_context(Decoder *g, int64_t context) {
     model_compute_constants(&g->model, g->device);
 }
 
-/* A copy of the model with sizes of its own: it shares the parameter table, so the model that was given
- * must stay. Laid out dry. */
+/* A copy of the model with sizes of its own. It shares the parameter table, so the given model must outlive
+ * it. The layout is only counted. */
 static Decoder plan(const Model *m, int64_t positions, int64_t chunk) {
     Decoder g = {.model = *m, .chunk = chunk, .pool = {.name = "generation"}};
     g.model.recompute = RECOMPUTE_FULL;
@@ -91,7 +92,7 @@ size_t decoder_bytes(const Model *m, int64_t positions, int64_t chunk) {
     return plan(m, positions, chunk).pool.planned;
 }
 
-/* Angles are computed again, since they reach as far as the cache and not as the run's context. Fails by
+/* Angles are computed again, since they cover the length of the cache, not the run's context. Fails with
  * ERR_MEMORY, and then holds nothing. */
 ErrorCode decoder_open(Decoder *g, const Model *m, const Weights *weights, Device *d, int64_t positions,
                        int64_t chunk, Error *err) {
@@ -111,7 +112,7 @@ void decoder_close(Decoder *g) {
 }
 
 /* Nothing is cleared: rows of the cache from `start` on are written before they are read, and recurrences see
- * that a sequence begins. */
+ * from the position that a sequence begins. */
 void decoder_restart(Decoder *g) {
     g->cache.start = 0;
     if (g->fed && g->model.context > 1) set_context(g, 1);
@@ -119,8 +120,9 @@ void decoder_restart(Decoder *g) {
 
 int64_t decoder_room(const Decoder *g) { return g->cache.positions - g->cache.start; }
 
-/* Positions are those in the sequence, whatever the chunk, since keys are cached as they were turned. The
- * host's copy may go at once: an upload reads it when it is enqueued (device.h, the contract, 3). */
+/* Positions count from the beginning of the sequence, not of the chunk, since keys are cached after rotation.
+ * The host's copy may be freed at once: an upload reads it when it is enqueued (device.h, the contract,
+ * 3). */
 static void upload(Decoder *g, const int32_t *ids, int64_t count) {
     size_t bytes = (size_t)count * sizeof(int32_t);
     int32_t *positions = mem_alloc(bytes);
@@ -130,7 +132,7 @@ static void upload(Decoder *g, const int32_t *ids, int64_t count) {
     free(positions);
 }
 
-/* One pass up to the last block; returns the states [count, h] after the last one. */
+/* One pass up to the last block. Returns the states [count, h] after it. */
 static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t count) {
     upload(g, ids, count);
     const ModelConfig *c = &g->model.config;
@@ -147,8 +149,8 @@ static char *feed_chunk(Decoder *g, const Pass *p, const int32_t *ids, int64_t c
     return g->states[at];
 }
 
-/* The last chunk is shorter than the others: passes take their length from the model, so they are given a
- * copy of it that says how many tokens there are. The fetch makes the host wait, once for a call. */
+/* The last chunk is shorter than the others. Passes take their length from the model, so they get a copy of
+ * it with that number of tokens. The fetch makes the host wait, once per call. */
 static void feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
     Model m = g->model;
     Pass p = {.model = &m, .device = g->device, .weights = g->weights, .batch = g->batch, .cache = &g->cache};
@@ -162,7 +164,7 @@ static void feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
     }
 }
 
-/* Where the sequence becomes too long for the angles that it was fed with, all of it is fed again. */
+/* When the sequence becomes too long for its angles (longrope), all of it is fed again. */
 void decoder_feed(Decoder *g, const int32_t *ids, int64_t count, float *logits) {
     CHECK(count <= decoder_room(g));
     int64_t before = g->cache.start;

@@ -1,8 +1,9 @@
-/* What parameters start from: a table of initialisers by what a parameter is to them.
+/* Initial values of parameters: a table of initialisers by the role of a parameter.
  *
- * A start is a standard deviation, told by what it scales with, and where the normal distribution is cut.
- * Dividing what is added to the stream by the root of the number of additions keeps the stream's variance
- * from growing with depth (Radford et al., "Language models are unsupervised multitask learners", 2019). */
+ * An entry is a standard deviation, what it scales with, and where the normal distribution is cut. Dividing
+ * what is added to the residual stream by the square root of the number of additions keeps the stream's
+ * variance from growing with depth (Radford et al., "Language models are unsupervised multitask learners",
+ * 2019). */
 #include <math.h>
 
 #include "model/families/family.h"
@@ -29,11 +30,11 @@ typedef struct Start {
     double within; /* cut at plus and minus this: standard deviations, or absolute */
 } Start;
 
-/* A row of the table is an initialiser as its source has it: Hugging Face's initializer_range;
- * TorchTitan's and Lingua's models, whose depth counts from a block's own place and from the whole model;
- * GPT-2's report. Norms and biases are not in it: they start as the identity and as zeros everywhere. */
+/* Each row is an initialiser as its source has it: Hugging Face's initializer_range; TorchTitan's and
+ * Lingua's models, whose depth is the block's index or that of the whole model; GPT-2's report. Norms and
+ * biases are not in the table: they start as the identity and as zeros everywhere. */
 static const Start starts[INIT_KINDS][INIT_ROLES] = {
-    [INIT_NORMAL] = {[ROLE_EMBEDDING] = {.scale = SCALE_GIVEN}}, /* zeros: so are all the others */
+    [INIT_NORMAL] = {[ROLE_EMBEDDING] = {.scale = SCALE_GIVEN}}, /* zeros; all other roles too */
     [INIT_TORCHTITAN] = {[ROLE_EMBEDDING] = {SCALE_FIXED, .fixed = 1},
                          [ROLE_POSITIONS] = {SCALE_FIXED, .fixed = 0.02},
                          [ROLE_HEAD] = {SCALE_HIDDEN, .limit = LIMIT_STD, .within = 3},
@@ -67,8 +68,7 @@ static double base_of(const Start *s, const Param *p, const ModelConfig *c, doub
     return 0;
 }
 
-/* Layers count from 0, so that the first block is divided by sqrt(2): two sublayers have been added after
- * it. */
+/* Layers count from 0, so the first block is divided by sqrt(2): two sublayers have been added after it. */
 static double depth_of(const Start *s, const Param *p, const ModelConfig *c) {
     switch (s->depth) {
     case DEPTH_NONE: return 1;
@@ -79,42 +79,42 @@ static double depth_of(const Start *s, const Param *p, const ModelConfig *c) {
     return 1;
 }
 
-/* The identity, in the form that the family's norm takes its weights. */
+/* The identity, in the form in which the family's norm takes its weights. */
 static double norm_start(const ModelConfig *c) {
     return model_family(c)->arch.norm == NORM_RMS_PLUS_ONE ? 0 : 1;
 }
 
-/* exp(-8 log(1 + exp(lambda))) is then u^4. */
+/* Then exp(-8 log(1 + exp(lambda))) is u^4. */
 static double lambda_of(double uniform) {
     double u = 0.81 + uniform * (0.998 - 0.81);
     return log(expm1(-log(u) / 2));
 }
 
-/* log(1 + exp(dt_bias)) is then 0.001^(1 - u) 0.1^u. */
+/* Then log(1 + exp(dt_bias)) is 0.001^(1 - u) 0.1^u. */
 static double step_of(double uniform) {
     double step = 0.001 * pow(100, uniform);
     return log(expm1(step));
 }
 static double decay_of(double uniform) { return log(1 + 15 * uniform); }
 
-/* init_normal cuts in standard deviations; an absolute limit is brought to them by the parameter's own,
- * after depth has made that smaller: so the deeper layers of torchtitan's are cut further out. */
+/* init_normal cuts in standard deviations. An absolute limit is divided by the parameter's own deviation,
+ * after that was reduced by depth: so torchtitan's deeper layers are cut at more deviations. */
 InitRule param_init_rule(const Param *p, const ModelConfig *c, InitKind kind, double std) {
     InitRole role = p->row->init;
     if (role == ROLE_NORM) return (InitRule){.value = norm_start(c)};
     if (role == ROLE_ZEROS) return (InitRule){.value = 0};
-    /* The variance of PEFT's uniform numbers in +-1 / sqrt(inputs). */
+    /* The variance of PEFT's uniform distribution on +-1 / sqrt(inputs). */
     if (role == ROLE_ADAPTER)
         return (InitRule){.std = 1 / sqrt(3.0 * (double)model_dim(c, p->row->cols)),
                           .lo = -(double)INFINITY,
                           .hi = (double)INFINITY};
-    /* As Lingua has it; one channel has K taps. */
+    /* As in Lingua; a channel has K taps. */
     if (role == ROLE_CONV) return (InitRule){.std = 1 / sqrt((double)c->conv_size), .lo = -3, .hi = 3};
     if (role == ROLE_LAMBDA) return (InitRule){.of = lambda_of};
     if (role == ROLE_STEP) return (InitRule){.of = step_of};
     if (role == ROLE_DECAY) return (InitRule){.of = decay_of};
     if (role == ROLE_SKIP) return (InitRule){.value = 1};
-    /* A tied embedding is the head too, and a head of N(0, 1) would start with a loss of many times log V. */
+    /* A tied embedding is also the head, and a head of N(0, 1) would start with a loss many times log V. */
     if (role == ROLE_EMBEDDING && c->tie_word_embeddings) role = ROLE_HEAD;
     const Start *s = &starts[kind][role];
     InitRule r = {.std = base_of(s, p, c, std) / depth_of(s, p, c)};

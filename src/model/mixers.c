@@ -1,4 +1,4 @@
-/* Which mixer a block has, and how that is told: a pattern of kinds that repeats over the blocks. */
+/* Mixers of blocks: their names, and the pattern of kinds that repeats over the blocks. */
 #include <string.h>
 
 #include "base/text.h"
@@ -47,7 +47,7 @@ bool mixers_find(MixerPattern *p, const uint8_t *kinds, int64_t layers) {
     return false;
 }
 
-/* Of the blocks that there are: a pattern may be longer than the model. */
+/* Only of existing blocks: a pattern may be longer than the model. */
 bool model_has_mixer(const ModelConfig *c, Mixer mixer) {
     for (int64_t i = 0; i < c->num_hidden_layers && i < MIXER_PERIOD; i++)
         if (mixer_of(&c->mixers, i) == mixer) return true;

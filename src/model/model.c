@@ -1,9 +1,9 @@
-/* A model as passes see it: its shape, its parameter table, and the constants that its layers share, which
- * are angles: of each position, for each pair of a head's elements, cosine and sine; and what queries of each
- * position are multiplied by, where some are.
+/* A model as passes see it: its shape, its parameter table, and the constants that its layers share. These
+ * are the RoPE tables, with a cosine and a sine for each position and pair, and the factors of the queries by
+ * position, in models that scale queries.
  *
- * They are computed in double and rounded once. A model may have two tables (layers with windows turn by
- * another base), or none; which one a block takes, model_block says. */
+ * They are computed in double and rounded once. A model may have two tables (layers with windows may have
+ * another base), or none; model_block chooses a block's table. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,8 +13,8 @@
 #include "model/rotation.h"
 #include "model/unit.h"
 
-/* Logits of a chunk: enough rows that a product is efficient and the weight gradient is not passed over too
- * often, few enough that the chunk stays near 64 MiB. */
+/* Rows of a chunk of logits: enough for an efficient product and few passes over the weight gradient, few
+ * enough that the chunk stays near 64 MiB. */
 static int64_t default_loss_rows(const ModelConfig *c, int64_t tokens) {
     int64_t rows = (INT64_C(16) << 20) / c->vocab_size / 64 * 64;
     if (rows < 128) rows = 128;
@@ -27,8 +27,8 @@ int64_t model_loss_rows(const ModelConfig *c, int64_t tokens, int64_t asked) {
     return asked < tokens ? asked : tokens;
 }
 
-/* The configuration is copied, the table owned: model_free gives it back. No chunk of logits has more rows
- * than the microbatch. */
+/* The configuration is copied; the table is owned and released by model_free. No chunk of logits has more
+ * rows than the microbatch. */
 ErrorCode model_build(Model *m, const ModelConfig *c, Dtype compute, Recompute recompute, int64_t tokens,
                       int64_t loss_rows, Error *err) {
     *m = (Model){.config = *c, .compute = compute, .recompute = recompute, .tokens = tokens};
@@ -43,8 +43,8 @@ void model_set_tp(Model *m, TpGroup tp, const ModelConfig *whole) {
     m->tp = tp, m->vocabulary = whole->vocab_size, m->learned = whole->max_position_embeddings;
 }
 
-/* Of no exact chunk there is more than the chunks of its own logits: they are what its gradient is added up
- * from. */
+/* A chunk of logits lies in one exact chunk, so it has at most as many rows: the gradient of an exact chunk
+ * is the sum over the chunks of its logits. */
 void model_set_cp(Model *m, CpGroup cp) {
     int exact_chunks = cp.exact_chunks > 0 ? cp.exact_chunks / cp.ranks : 1;
     CHECK(exact_chunks > 0 && cp.exact_chunks % cp.ranks == 0 &&
@@ -53,19 +53,20 @@ void model_set_cp(Model *m, CpGroup cp) {
     if (m->loss_rows > model_exact_chunk(m, m->tokens)) m->loss_rows = model_exact_chunk(m, m->tokens);
 }
 
-/* ---- leaves ---- */
+/* ---- splits ---- */
 
 KSplit model_one_split(const Model *m, int64_t length) {
     if (!model_is_sliced(m)) return NO_SPLIT;
     return (KSplit){.runs = 1, .run = {{.length = length, .split_size = length}}};
 }
 
-/* All but rows of embeddings are cut into equal splits: of `all` these. */
+/* Size of a split: `all` divided evenly, except that the last split of an embedding's rows may be shorter. */
 static int64_t split_of(const Model *m, int64_t all) { return (all + m->tp.splits - 1) / m->tp.splits; }
 static int64_t vocabulary_split_size(const Model *m) { return split_of(m, m->vocabulary); }
 
-/* Ranks with copies of a head of keys take a piece of it each, so that no term is there twice; where it has
- * several splits on one rank, these do. `left`: elements behind the run before that are others'. */
+/* Ranks with replicas of a KV head take a segment of it each, so that no partial sum occurs twice. If one
+ * rank has several splits of it, these take segments too. `left`: elements after the previous run that belong
+ * to others. */
 static void add_run(const Model *m, KSplit *l, Dim dim, int64_t *left) {
     int64_t all = model_dim(&m->config, dim), copies = dim == DIM_KEY ? m->tp.copies : 1,
             length = all / copies, before = m->tp.rank % copies * length;
@@ -77,8 +78,8 @@ static void add_run(const Model *m, KSplit *l, Dim dim, int64_t *left) {
     *left = all - length - before;
 }
 
-/* Matrices that a product takes as one are runs of its inner dimension: a split has some heads' q, k and v,
- * and gate and up of some elements. Others are one run. */
+/* Matrices that a product takes as one (q, k and v; gate and up) are separate runs of its inner dimension: a
+ * split has some heads' q, k and v, or some elements of gate and up. Other dimensions are one run. */
 KSplit model_k_split(const Model *m, Dim dim) {
     KSplit l = NO_SPLIT;
     Dim outputs[PARAM_MATRICES];
@@ -88,7 +89,7 @@ KSplit model_k_split(const Model *m, Dim dim) {
     return l;
 }
 
-/* What is left of a run behind the split comes before the next one's. */
+/* The rest of a run after the split is skipped before the next run. */
 KSplit model_split(const Model *m, Dim dim, int i) {
     KSplit all = model_k_split(m, dim), one = all;
     int64_t left = 0;
@@ -117,7 +118,7 @@ int model_key_splits(const Model *m) {
     return heads > 0 && own > heads ? own / heads : 1;
 }
 
-/* Where the splits of this rank begin. */
+/* First element of this rank's splits. */
 static int64_t first_of(const Model *m, int64_t all) {
     return m->tp.rank * model_local_splits(m) * split_of(m, all);
 }
@@ -174,7 +175,7 @@ void model_free(Model *m) {
     *m = (Model){0};
 }
 
-/* Elements of a table. */
+/* Elements of one table. */
 static size_t table_elements(const ModelConfig *c, int64_t positions) {
     return (size_t)positions * (size_t)model_rotary_dim(c);
 }
@@ -184,26 +185,26 @@ size_t model_constants_bytes(const ModelConfig *c, int64_t positions) {
     return pool_round(((size_t)model_rotations(c) * table_elements(c, positions) + factors) * sizeof(float));
 }
 
-/* Once dry and once real, as all of a pool: the first time cos_sin is NULL, and only `positions` is meant. */
+/* Called twice, as for all of a pool: the first time only counts, with cos_sin NULL. */
 void model_layout_constants(Model *m, int64_t positions, Pool *constants) {
     m->positions = positions;
     m->cos_sin = pool_take(constants, model_constants_bytes(&m->config, positions));
 }
 
-/* Tables lie one after the other; a block's number of a table is model_block's `rotation`. */
+/* Tables lie one after the other, in the order of model_block's `rotation`. */
 const float *model_angles(const Model *m, int rotation) {
     return m->cos_sin + (size_t)rotation * table_elements(&m->config, m->positions);
 }
 
-/* Behind the tables. */
+/* After the tables. */
 static float *query_factors(const Model *m) {
     return m->cos_sin + (size_t)model_rotations(&m->config) * table_elements(&m->config, m->positions);
 }
 const float *model_query_factors(const Model *m) { return query_factors(m); }
 
-/* Some hundred rows at a time: few uploads, and little memory of the host. Each row is made from its
- * position alone, so a longer table begins with the bits of a shorter one; but longrope's that reaches beyond
- * the original context. */
+/* A few hundred rows at a time need few uploads and little host memory. Each row depends on its position
+ * alone, so a longer table begins with the bits of a shorter one, except with longrope beyond the original
+ * context. */
 static void compute_table(const Model *m, int rotation, Device *d) {
     enum { ROWS = 256 };
     int64_t width = model_rotary_dim(&m->config);
@@ -232,8 +233,8 @@ void model_compute_constants(Model *m, Device *d) {
     if (model_scales_queries(&m->config)) compute_factors(m, d);
 }
 
-/* Zeros stay zeros, by which the device knows the plain kind: scale 0 is 1 / sqrt(D), and only families
- * that give query_pre_attn_scalar have another. */
+/* Zeros stay zeros, by which the device recognises the plain case: scale 0 is 1 / sqrt(D), and only families
+ * with query_pre_attn_scalar have another. */
 AttentionShape model_attention(const Model *m, int64_t layer) {
     const ModelConfig *c = &m->config;
     double scalar = c->query_pre_attn_scalar;
@@ -259,7 +260,7 @@ AttentionShape model_heads(const Model *m, int64_t layer) {
     return s;
 }
 
-/* By heads a rank attends for all tokens, and so by the exact chunks of all. */
+/* With the CP all-to-all a rank attends for all tokens, and so for the exact chunks of all ranks. */
 int model_query_runs(const Model *m) {
     int exact_chunks = m->cp.exact_chunks;
     if (!m->cp.keys) return exact_chunks > 0 ? exact_chunks : 1;
@@ -268,7 +269,7 @@ int model_query_runs(const Model *m) {
 
 int model_query_run(const Model *m, int i) { return i % 2 ? model_query_runs(m) - 1 - i / 2 : i / 2; }
 
-/* The right half of a block is made while the left one waits. */
+/* The right half of a block is computed while the sum of the left half waits. */
 static int depth_of(int runs) {
     if (runs == 1) return 1;
     int half = tree_half(runs), left = depth_of(half), right = 1 + depth_of(runs - half);
@@ -283,7 +284,7 @@ bool model_has_partials(const Model *m) {
     return model_query_runs(m) > 1 || model_key_splits(m) > 1 || m->tp.copies > 1;
 }
 
-/* Of those that are normed, or have a bias: a router's is as wide as there are experts. */
+/* The widest row that is normed or has a bias. A router's bias is as wide as the number of experts. */
 static int64_t widest_row(const ModelConfig *c) {
     int64_t widths[] = {c->num_experts, model_dim(c, DIM_LATENT_WIDEST),
                         model_has_mixer(c, MIXER_MAMBA2) ? c->recurrent_size : 0},
@@ -293,8 +294,8 @@ static int64_t widest_row(const ModelConfig *c) {
     return widest;
 }
 
-/* The first layer stands for all: they differ in windows, which change what attention visits and not what
- * it needs. */
+/* The first layer is representative: layers differ in windows, which change what attention reads but not the
+ * memory it needs. */
 DeviceNeeds model_device_needs(const Model *m) {
     const ModelConfig *c = &m->config;
     return (DeviceNeeds){.compute = m->compute,

@@ -1,4 +1,4 @@
-/* The sections model and lora. */
+/* Options of the sections `model` and `lora`. */
 #include "model/options.h"
 
 #include "base/option_rows.h"
@@ -6,21 +6,21 @@
 
 #define TARGET ModelOptions
 const Option model_options[] = {
-    /* The shape, by the names of Hugging Face's config.json: what is written there reads back here. It
-     * cannot change under weights that have it, hence EFFECT_RUN; constants of the mathematics could,
-     * hence EFFECT_CURVE for them. */
+    /* The shape, by the names of Hugging Face's config.json, so that what is written there can be read back.
+     * It cannot change once weights have it, hence EFFECT_RUN; constants of the mathematics could, hence
+     * EFFECT_CURVE for them. */
     TEXT("model.config", config, "", START,
          "A Hugging Face config.json to take the shape from; keys given here win."),
     CHOICE("model.family", family, "llama", FAMILY_NAMES, RUN,
            "Kind of model, by Hugging Face's model_type (weft models); its defaults hold for keys that "
            "nobody gives."),
-    /* 0 can stand until the tokenizer is open, which is after this table has been read (setup_shape).
-     * Larger than the tokenizer is allowed: rows may be there for padding. */
+    /* 0 remains until the tokenizer is open, which is after this table has been read (setup_shape). A size
+     * above the tokenizer's is allowed: rows may be padding. */
     INT("model.vocab_size", shape.vocab_size, "0", 0, MODEL_MAX_VOCAB, RUN,
         "Rows of the embedding; 0 means the tokenizer's size."),
     INT("model.hidden_size", shape.hidden_size, "256", 1, MODEL_MAX_WIDTH, RUN,
         "Width of the model: elements of a token's hidden state."),
-    /* Not four times the width by rule: gated MLPs have three matrices, and published models choose it
+    /* No fixed multiple of the width: gated MLPs have three matrices, and published models choose it
      * freely. */
     INT("model.intermediate_size", shape.intermediate_size, "768", 1, MODEL_MAX_WIDTH, RUN,
         "Width of the MLP's hidden layer."),
@@ -28,35 +28,33 @@ const Option model_options[] = {
         "Number of transformer blocks."),
     INT("model.num_attention_heads", shape.num_attention_heads, "8", 1, MODEL_MAX_COUNT, RUN,
         "Number of query heads."),
-    /* Fewer than query heads: grouped queries (Ainslie and others, "GQA", 2023), which need less memory
-     * for keys and values when text is generated. */
+    /* Fewer KV heads than query heads (Ainslie et al., "GQA", 2023) need less memory for the KV cache. */
     INT("model.num_key_value_heads", shape.num_key_value_heads, "0", 0, MODEL_MAX_COUNT, RUN,
         "Number of key and value heads (GQA); 0 means as many as query heads."),
-    /* A key of its own, since published models have heads whose sizes do not add up to the width. */
+    /* A key of its own, since in some published models heads * head_dim is not hidden_size. */
     INT("model.head_dim", shape.head_dim, "0", 0, MODEL_MAX_COUNT, RUN,
         "Size of an attention head; 0 means hidden_size / num_attention_heads."),
-    /* Only written into config.json, for those who use the model; positions themselves are computed as
-     * they come. */
+    /* Only written into config.json, for users of the model. Training computes positions as needed. */
     INT("model.max_position_embeddings", shape.max_position_embeddings, "0", 0, MODEL_MAX_POSITIONS, NOTHING,
         "Longest sequence the model is for; 0 means train.context.", FOLLOWS("train.context")),
-    /* Zhang and Sennrich, "Root mean square layer normalization", 2019. 1e-5 is what Llama 2 and 3 have;
-     * another one with the same weights is another function of them. */
+    /* Zhang and Sennrich, "Root mean square layer normalization", 2019. 1e-5 is that of Llama 2 and 3; with
+     * another epsilon the same weights are another function. */
     REAL("model.rms_norm_eps", shape.rms_norm_eps, "1e-5", 0, 1, CURVE,
          "Epsilon of the norms: added to the mean square, or to the variance, before the root."),
-    /* Su and others, "RoFormer", 2021, whose base is 10,000. From here to rope_truncate: all of it only
-     * turns heads, so weights keep their shape. */
+    /* Su et al., "RoFormer", 2021, whose base is 10,000. The keys from here to rope_truncate only change
+     * rotations, so weights keep their shape. */
     REAL("model.rope_theta", shape.rope_theta, "10000", 1, 1e12, CURVE,
          "Base of the rotary frequencies (RoPE)."),
-    /* The type says nothing while the factor is 1, which is the default. So the default may be the
-     * commonest of them, and who gives a factor need not give a type. */
+    /* The type has no effect while the factor is 1, the default. So the most common type can be the default,
+     * and rope_factor can be given without a type. */
     CHOICE("model.rope_type", shape.rope_scaling.kind, "llama3", CHOICE_WORDS(ROPE_KINDS), CURVE,
            "RoPE scaling: how rotary frequencies are stretched for contexts longer than the original one; "
            "counts only with rope_factor above 1, or as longrope."),
     REAL("model.rope_factor", shape.rope_scaling.factor, "1", 1, 1e6, CURVE,
          "RoPE scaling: by how much the context is stretched; 1 means no scaling, of whatever rope_type but "
          "longrope."),
-    /* 1 and 4, with 8,192 positions: what config.json of Llama 3.1 has. Between the two wavelengths the
-     * frequencies go over from the one to the other (model/rotation.c). */
+    /* 1 and 4, with 8,192 positions, are those of Llama 3.1's config.json. Frequencies between the two
+     * wavelengths are interpolated (model/rotation.c). */
     REAL("model.rope_low_freq_factor", shape.rope_scaling.low_freq_factor, "1", 0, 1e6, CURVE,
          "rope_type llama3: wavelengths longer than the original context divided by this are stretched."),
     REAL("model.rope_high_freq_factor", shape.rope_scaling.high_freq_factor, "4", 0, 1e6, CURVE,
@@ -65,8 +63,8 @@ const Option model_options[] = {
         MODEL_MAX_POSITIONS, CURVE,
         "rope_type llama3, yarn, longrope: the context in tokens that the model was trained with before "
         "scaling."),
-    /* Peng and others, "YaRN", 2023; its ramp from 32 turns to 1 is what they found for Llama. 0 stands
-     * for the formula, which never gives a length of 0. */
+    /* Peng et al., "YaRN", 2023; its ramp from 32 rotations to 1 is what they found for Llama. 0 means the
+     * formula, which never gives 0. */
     REAL("model.rope_attention_factor", shape.rope_scaling.attention_factor, "0", 0, 1e6, CURVE,
          "rope_type yarn, longrope: factor of sines and cosines; 0 means by the type's formula."),
     REAL("model.rope_beta_fast", shape.rope_scaling.beta_fast, "32", 0, 1e6, CURVE,
@@ -77,8 +75,8 @@ const Option model_options[] = {
     REAL("model.rope_mscale", shape.rope_scaling.mscale, "0", 0, 1e6, CURVE,
          "rope_type yarn: with rope_mscale_all_dim, coefficient of another formula for the factor of sines "
          "and cosines; 0 means the usual formula."),
-    /* Lists of model files, one number for each pair that is turned. Where a file has the shape they are set
-     * from there. */
+    /* Lists of model files, one number for each rotated pair. With model.config or model.init they are set
+     * from the file. */
     TEXTS("model.rope_short_factor", rope_short_factor, "[]", CURVE,
           "rope_type longrope: divisors of the rotary frequencies in contexts up to the original one, one "
           "for each pair of dimensions."),
@@ -90,29 +88,29 @@ const Option model_options[] = {
          "latent attention, of the scale of scores too; 0 means the usual formula."),
     BOOL("model.rope_truncate", shape.rope_scaling.truncate, "true", CURVE,
          "rope_type yarn: the ramp between kept and stretched dimensions begins and ends at whole pairs."),
-    /* Windows are short, and want another base than what reaches over the whole context. 0: the same as
-     * rope_theta, where the family tells the two apart at all. */
+    /* Windows are short, and suit another base than attention over the whole context. 0: rope_theta, in
+     * families that distinguish the two. */
     REAL("model.rope_local_theta", shape.rope_local_theta, "0", 0, 1e12, CURVE,
          "Base of the rotary frequencies in layers with a sliding window, in families where it differs; 0 "
          "means rope_theta."),
     REAL("model.partial_rotary_factor", shape.partial_rotary_factor, "1", 0, 1, CURVE,
          "Share of each head that rotary embedding turns."),
-    /* A pattern is two numbers, so that it is one fact of any depth of model and fits a key. A period ends
-     * at 52: every mask is then a whole number that a double, and so JSON, holds. */
+    /* A pattern is two numbers, so that it does not depend on the depth of the model and fits a key. A period
+     * is at most 52, so that a double, and so JSON, holds every mask exactly. */
     INT("model.no_rope_period", shape.no_rope.period, "0", 0, LAYER_SET_PERIOD, CURVE,
         "Layers after which the pattern no_rope_layers repeats; 0 means that all layers have rotary "
         "embedding."),
     INT("model.no_rope_layers", shape.no_rope.layers, "0", 0, MOST_EXACT, CURVE,
         "Layers without rotary embedding, as a bit mask: bit i is layer i of each no_rope_period layers."),
-    /* Beltagy and others, "Longformer", 2020. The number alone changes nothing: the pattern below says
-     * which layers have a window. */
+    /* Beltagy et al., "Longformer", 2020. The number alone has no effect: the pattern below selects the
+     * layers with windows. */
     INT("model.sliding_window", shape.sliding_window, "0", 0, MODEL_MAX_POSITIONS, CURVE,
         "Keys that a token sees, itself the last, in layers with a window; 0 means no windows."),
     INT("model.window_period", shape.windows.period, "0", 0, LAYER_SET_PERIOD, CURVE,
         "Layers after which the pattern window_layers repeats; 0 means that no layer has a sliding window."),
     INT("model.window_layers", shape.windows.layers, "0", 0, MOST_EXACT, CURVE,
         "Layers with a sliding window, as a bit mask: bit i is layer i of each window_period layers."),
-    /* Of Llama 4, by its own keys. */
+    /* Keys of Llama 4's config.json. */
     REAL("model.attn_scale", shape.attn_scale, "0", 0, 1e9, CURVE,
          "Queries of layers without rotary embedding are multiplied by 1 + attn_scale log(1 + floor((p + 1) "
          "/ floor_scale)) at position p; 0 means no such factor."),
@@ -120,9 +118,8 @@ const Option model_options[] = {
         "Positions after which the factor of attn_scale grows."),
     BOOL("model.use_qk_norm", shape.use_qk_norm, "false", CURVE,
          "Norm queries and keys of each head, without weights, after rotary embedding."),
-    /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. How many there are and how wide is
-     * the shape of the weights; how many of them a token meets is not, but another number is another
-     * model. */
+    /* Experts in place of MLPs, by the keys of transformers' Qwen 3 MoE. Number and width of experts are the
+     * shape of the weights. The number of experts of a token is not, but changing it changes the model. */
     INT("model.num_experts", shape.num_experts, "0", 0, EXPERTS_MAX, RUN,
         "Number of experts of a layer, in place of the MLP, in families that have them; 0 means none."),
     INT("model.num_experts_per_tok", shape.num_experts_per_tok, "0", 0, EXPERTS_MAX, CURVE,
@@ -136,7 +133,7 @@ const Option model_options[] = {
         "layers."),
     INT("model.first_k_dense_replace", shape.first_k_dense_replace, "0", 0, MODEL_MAX_COUNT, RUN,
         "Number of first layers that have an MLP in place of experts."),
-    /* From here to v_head_dim: the keys of DeepSeek's config.json. */
+    /* The keys from here to v_head_dim are those of DeepSeek's config.json. */
     INT("model.n_shared_experts", shape.n_shared_experts, "0", 0, EXPERTS_MAX, RUN,
         "Shared experts: an MLP as wide as so many experts, which every token goes through besides its own; "
         "0 means none."),
@@ -158,8 +155,8 @@ const Option model_options[] = {
         "share those of keys."),
     INT("model.v_head_dim", shape.v_head_dim, "0", 0, MODEL_MAX_COUNT, RUN,
         "Latent attention (MLA): elements of a head's values."),
-    /* A pattern of names, which is one fact of any depth of model. Where a file has the shape it is set from
-     * there. */
+    /* A pattern of names does not depend on the depth of the model. With model.config or model.init it is set
+     * from the file. */
     TEXTS("model.mixer", mixer, "[]", RUN,
           "What blocks do along the sequence, in the family recurrent: " MIXER_NAMES
           ", or a list of these, which repeats over the blocks."),
@@ -175,8 +172,8 @@ const Option model_options[] = {
         "Tokens that the convolution before a recurrence's gates sees; 0 means there is none."),
     BOOL("model.norm_topk_prob", shape.norm_topk_prob, "false", CURVE,
          "Divide the weights of a token's experts by their sum."),
-    /* Two keys, since transformers has two: it takes the coefficient only where logits of routers are put
-     * out. */
+    /* Two keys, since transformers has two: it applies the coefficient only where router logits are
+     * output. */
     BOOL("model.output_router_logits", shape.output_router_logits, "false", CURVE,
          "Train with the balance loss of experts, times router_aux_loss_coef."),
     REAL("model.router_aux_loss_coef", shape.router_aux_loss_coef, "0", 0, 1e9, CURVE,
@@ -184,30 +181,29 @@ const Option model_options[] = {
          "output_router_logits."),
     REAL("model.query_pre_attn_scalar", shape.query_pre_attn_scalar, "0", 0, 1e9, CURVE,
          "Attention scores are divided by the root of this; 0 means head_dim."),
-    /* Gemma 2 ("Gemma 2: Improving open language models at a practical size", 2024). It bounds scores
-     * before the softmax; its derivative is smooth, which a clamp's is not. */
+    /* Gemma 2 ("Gemma 2: Improving open language models at a practical size", 2024). Bounds scores before the
+     * softmax, with a smooth derivative, which a clamp does not have. */
     REAL("model.attn_logit_softcapping", shape.attn_logit_softcapping, "0", 0, 1e9, CURVE,
          "Soft cap c of attention scores: s becomes c tanh(s / c); 0 means no cap."),
     REAL("model.final_logit_softcapping", shape.final_logit_softcapping, "0", 0, 1e9, CURVE,
          "Soft cap c of the logits: x becomes c tanh(x / c); 0 means no cap."),
-    /* Press and Wolf, "Using the output embedding to improve language models", 2017. One tensor less:
-     * EFFECT_RUN, since a run could neither drop the head nor make one up. */
+    /* Press and Wolf, "Using the output embedding to improve language models", 2017. There is one tensor
+     * less, hence EFFECT_RUN: a run could neither drop the head nor make one up. */
     BOOL("model.tie_word_embeddings", shape.tie_word_embeddings, "false", RUN,
          "The output head uses the embedding's matrix."),
-    /* Biases are tensors of their own: with another value a checkpoint would lack some or have some too
-     * many. */
+    /* Biases are tensors of their own: with another value a checkpoint would lack some or have too many. */
     BOOL("model.attention_bias", shape.attention_bias, "false", RUN,
          "Biases on the projections of attention (q, k, v, o)."),
     BOOL("model.mlp_bias", shape.mlp_bias, "false", RUN,
          "Biases on the projections of the MLP (gate, up, down)."),
-    /* What weights start from: over when a run has begun. */
+    /* The source of initial weights; no effect once a run has begun. */
     TEXT("model.init", init, "", START,
          "A Hugging Face directory of a family of model.family, checkpoint or run to take shape and weights "
          "from; empty means random weights."),
     CHOICE("model.initialiser", initialiser, "torchtitan", CHOICE_WORDS(INIT_NAMES), START,
            "How random weights are drawn: a function of (seed, name, element) alone. Families have defaults "
            "of their own."),
-    /* Of one initialiser only. The others have scales of their own, by role and depth
+    /* For one initialiser only. The others have standard deviations by role and depth
      * (model/initialiser.c). */
     REAL("model.init_std", init_std, "0.02", 0, 100, START,
          "Standard deviation of random weights with model.initialiser normal."),
@@ -216,7 +212,7 @@ const Option model_options[] = {
 #undef TARGET
 #define TARGET LoraOptions
 const Option lora_options[] = {
-    /* Adapters. Which weights there are hangs on rank and match, so another value is another run. */
+    /* Adapters. The set of weights depends on rank and match, so another value is another run. */
     INT("lora.rank", rank, "0", 0, 65536, RUN,
         "Rank of adapters (LoRA) on matrices of model.init, of which nothing else is trained; checkpoints "
         "are PEFT adapters; 0: none."),

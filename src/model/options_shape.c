@@ -1,16 +1,16 @@
-/* The shape of a model as its keys, a config.json and the defaults of its family have it together.
+/* Combines the shape of a model from its keys, a config.json and the defaults of its family.
  *
- * A field of the shape that no key has stays beside the key that it follows: shape.family beside family,
- * shape.mixers beside mixer, shape.rope_scaling's factors beside the lists of them. */
+ * Fields of the shape without a key of their own are derived from another key: shape.family from family,
+ * shape.mixers from mixer, shape.rope_scaling's factors from the lists of them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/families/family.h"
 #include "model/options.h"
 
-/* ---- what follows from words that were given ---- */
+/* ---- from lists of words ---- */
 
-/* Names become a pattern. */
+/* Converts names into a pattern. */
 static ErrorCode read_mixers(ModelOptions *m, const OptionSet *set, Error *err) {
     const StringList *names = &m->mixer;
     MixerPattern *p = &m->shape.mixers;
@@ -29,7 +29,7 @@ static ErrorCode read_mixers(ModelOptions *m, const OptionSet *set, Error *err) 
     return OK;
 }
 
-/* The keys of longrope's factors, and where in the scaling they are. */
+/* longrope's factors: the keys, and the offsets in the scaling. */
 static const struct {
     const char *key;
     size_t list, factors;
@@ -72,9 +72,9 @@ ErrorCode model_options_read(ModelOptions *m, const OptionSet *set, Error *err) 
 
 /* ---- from a config.json ---- */
 
-/* shape.family goes with the key that names it: the index is what is written down and compared, the
- * pointer what the model is built by, and neither may say another family than the other. A family that was
- * asked for and is not the file's is refused, since names and meaning of its tensors may be others. */
+/* shape.family must match the key `family`: the index is recorded and compared, and the model is built by the
+ * pointer. A given family that is not the file's is refused, since names and meanings of its tensors may
+ * differ. */
 static ErrorCode take_family(ModelOptions *m, OptionSet *set, const ModelConfig *own, const char *where,
                              Error *err) {
     const char *name = model_family(own)->model_type;
@@ -86,7 +86,7 @@ static ErrorCode take_family(ModelOptions *m, OptionSet *set, const ModelConfig 
     return OK;
 }
 
-/* A pattern becomes names. */
+/* Converts a pattern into names. */
 static ErrorCode take_mixers(ModelOptions *m, OptionSet *set, const ModelConfig *own, const char *where,
                              Error *err) {
     Text names = {0};
@@ -121,8 +121,8 @@ static ErrorCode take_rope_factors(ModelOptions *m, OptionSet *set, const ModelC
     return OK;
 }
 
-/* Special tokens have no key: they come from the file, later from the tokenizer. The path is escaped: it
- * becomes the `where` of every key, which is printed and written down. */
+/* Special tokens have no key: they come from the file, and later from the tokenizer. The path is escaped,
+ * since it becomes the `where` of every key, which is printed and recorded. */
 ErrorCode model_options_take(ModelOptions *m, OptionSet *set, const char *path, ModelConfig *own,
                              Error *err) {
     ModelConfig *shape = &m->shape;
@@ -140,10 +140,10 @@ ErrorCode model_options_take(ModelOptions *m, OptionSet *set, const char *path, 
     return options_derive_part(set, shape, own, sizeof *own, false, where, err);
 }
 
-/* ---- without one ---- */
+/* ---- without a config.json ---- */
 
-/* Llama's own defaults are those of the table, so for family 0 there is nothing to do. They count as
- * derived, not as given: what a file or the command line says has won before. */
+/* Llama's defaults are those of the table, so family 0 needs nothing. The values count as derived, not as
+ * given: keys from a file or the command line take precedence. */
 ErrorCode model_options_default(ModelOptions *m, OptionSet *set, Error *err) {
     const Family *f = families[m->family];
     ModelConfig defaults = family_defaults(f, &m->shape);
@@ -153,7 +153,7 @@ ErrorCode model_options_default(ModelOptions *m, OptionSet *set, Error *err) {
                                err);
 }
 
-/* It has a key all the same, since config.json does not say it. */
+/* The initialiser has a key since config.json does not have it. */
 ErrorCode model_options_initialiser(const ModelOptions *m, OptionSet *set, Error *err) {
     static const char *const names[] = {INIT_NAMES(CHOICE_NAME)};
     if (m->family == 0 || options_is_set(set, "model.initialiser")) return OK;
@@ -161,16 +161,17 @@ ErrorCode model_options_initialiser(const ModelOptions *m, OptionSet *set, Error
                           "default of model.family", err);
 }
 
-/* ---- keys beside weights that are there ---- */
+/* ---- keys and existing weights ---- */
 
-/* A vocabulary of 0 asks for none. */
+/* A vocabulary of 0 fits any. */
 static bool fits_vocabulary(const ModelConfig *own, const ModelConfig *asked) {
     return asked->vocab_size == 0 || asked->vocab_size == own->vocab_size;
 }
 
 static int64_t head_dim(const ModelConfig *c) { return c->head_dim ? c->head_dim : model_usual_head_dim(c); }
 
-/* Heads are compared by what they take of the weights (number times size), since either may be given. */
+/* Heads are compared by the width that they have in the weights (number times size), since either may be
+ * given. */
 static bool fits_queries(const ModelConfig *own, const ModelConfig *asked) {
     return own->num_attention_heads * head_dim(own) == asked->num_attention_heads * head_dim(asked);
 }
@@ -179,7 +180,7 @@ static bool fits_keys(const ModelConfig *own, const ModelConfig *asked) {
     return own->num_key_value_heads * head_dim(own) == asked->num_key_value_heads * head_dim(asked);
 }
 
-/* Patterns may say the same in two ways. */
+/* Two patterns may mean the same layers. */
 static bool fits_dense_layers(const ModelConfig *own, const ModelConfig *asked) {
     for (int64_t i = 0; i < own->num_hidden_layers; i++)
         if (layer_set_has(own->dense_layers, i) != layer_set_has(asked->dense_layers, i)) return false;
@@ -190,18 +191,18 @@ static bool fits_mixers(const ModelConfig *own, const ModelConfig *asked) {
     return mixers_equal(&own->mixers, &asked->mixers, own->num_hidden_layers);
 }
 
-/* A head of its own can be begun from the embedding. */
+/* A separate head can start from a copy of the embedding. */
 static bool fits_tied(const ModelConfig *own, const ModelConfig *asked) {
     return !own->tie_word_embeddings || asked->tie_word_embeddings;
 }
 
-/* model_options_take has refused another one. */
+/* model_options_take has already refused any other. */
 static bool fits_family(const ModelConfig *own, const ModelConfig *asked) {
     (void)own, (void)asked;
     return true;
 }
 
-/* Keys of the shape that may differ in what is written and fit. */
+/* Keys of the shape that may differ from the file's values and still fit. */
 static const struct {
     const char *key;
     bool (*fits)(const ModelConfig *own, const ModelConfig *asked);
@@ -223,10 +224,10 @@ static bool fits(const Option *row, const ModelOptions *own, const ModelOptions 
     return !option_differs(row, own, asked);
 }
 
-/* What model.init brings has this shape: a key that says another cannot win. A key that says the same is
- * allowed: configurations of checkpoints are complete. Only keys that somebody gave are looked at: the rest
- * have taken the file's value already. Keys of the shape are those that another value of makes another run.
- * The first that does not fit is enough: the cure is the same for all, to leave the shape to the file. */
+/* The weights of model.init have this shape, and a key cannot change it. A key with the same value is
+ * allowed, since configurations of checkpoints are complete. Only given keys are compared: the others have
+ * taken the file's values already. Keys of the shape are those with EFFECT_RUN. Only the first conflict is
+ * reported, since the remedy is the same for all: leave the shape to the file. */
 ErrorCode model_options_fit(const ModelOptions *m, const OptionSet *set, const ModelConfig *own,
                             const char *dir, Error *err) {
     const ModelOptions weights = {.shape = *own};
@@ -239,11 +240,11 @@ ErrorCode model_options_fit(const ModelOptions *m, const OptionSet *set, const M
     return OK;
 }
 
-/* ---- what may be said in several ways ---- */
+/* ---- equivalent spellings ---- */
 
-/* Without scaling its other numbers say nothing, and are always the same. Two configurations that mean no
- * scaling so have the same digest, whatever else they say of it. `given` gives way here too: a value that
- * was given and means nothing must not tell two runs apart. */
+/* Without scaling the other numbers of RoPE scaling have no effect and are reset, so that all configurations
+ * without scaling have the same digest. This also overrides given keys: a value without effect must not
+ * distinguish two runs. */
 ErrorCode model_options_derive(ModelOptions *m, OptionSet *set, Error *err) {
     RopeScaling *rope = &m->shape.rope_scaling, none = ROPE_UNSCALED;
     if (rope_is_scaled(rope) || rope->factor < 1) return OK;

@@ -1,6 +1,6 @@
-/* The parameter table is made by walking the rows of each unit once for each flat; see params.h for the
- * invariants. A family may call a parameter otherwise than its row does, and store matrices transposed: both
- * are settled here, so that who reads the table needs to know neither. */
+/* Builds the parameter table by walking the rows of each unit once for each flat; see params.h for the
+ * invariants. A family may have other names than the rows, and may store matrices transposed. Both are
+ * resolved here, so readers of the table need to know neither. */
 #include "model/params.h"
 
 #include <stdio.h>
@@ -14,8 +14,8 @@
 
 static size_t align_up(size_t n) { return (n + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-/* What is frozen and what has adapters, by the table that was there before (NULL: neither). Each by its list,
- * NULL: as it was there. */
+/* Which parameters are frozen and which have adapters. The lists are indexed by the previous table (NULL:
+ * there is none); a NULL list keeps what the previous table has. */
 typedef struct Treatment {
     const ParamTable *table;
     const bool *frozen, *adapted;
@@ -34,19 +34,19 @@ static bool is_present(const Treatment *f, int unit, const ModelConfig *c, const
     return p && (!f->adapted || f->adapted[p - f->table->params]);
 }
 
-/* Of a row with one parameter, that one. */
+/* For a row without experts: its only parameter. */
 static bool all_frozen(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *row) {
     for (int e = 0; e < param_copies(c, row); e++)
         if (!is_frozen(f, unit, row, e)) return false;
     return true;
 }
 
-/* A group is one matrix for the products, or all that experts have. */
+/* A group is one matrix for products, or all rows of experts. */
 static bool joins(const ParamRow *const *rows, int i) {
     return i > 0 && (rows[i]->continues || (rows[i]->expert && rows[i - 1]->expert));
 }
 
-/* Whether all of the group that rows[i] is in are frozen. */
+/* Whether the whole group of rows[i] is frozen. */
 static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                             int count, int i) {
     while (joins(rows, i)) i--;
@@ -55,8 +55,8 @@ static bool group_is_frozen(const Treatment *f, int unit, const ModelConfig *c, 
     return true;
 }
 
-/* By shape: what has no columns is a norm's weight or a bias, which passes read in fp32, and which are too
- * few for their size to matter, and with them is what is joint; and by whether it is trained. */
+/* A row without columns is a norm's weight or a bias, which passes read in fp32, and too small for its size
+ * to matter. Replicated matrices lie with these. Other rows go by whether they are trained. */
 static Flat flat_of(const Treatment *f, int unit, const ModelConfig *c, const ParamRow *const *rows,
                     int count, int i) {
     bool experts = param_is_of_experts(rows[i]);
@@ -92,7 +92,7 @@ int param_outputs(const ModelConfig *c, Dim width, Dim out[PARAM_MATRICES]) {
     return 2;
 }
 
-/* One below the other, or side by side where inputs are rows. */
+/* The matrices lie one below the other, or side by side in transposed weights. */
 static void find_matrices(Param *p, const ModelConfig *c) {
     Dim outputs[PARAM_MATRICES];
     int64_t at = 0;
@@ -106,7 +106,7 @@ static void find_matrices(Param *p, const ModelConfig *c) {
     }
 }
 
-/* What hangs on how large the model is. */
+/* Sets what depends on the sizes of the model. */
 static void measure(Param *p, const ModelConfig *c) {
     const ParamRow *row = p->row;
     p->rows = p->fused * model_dim(c, p->transposed ? row->cols : row->rows);
@@ -121,7 +121,7 @@ Param param_whole(const ModelConfig *c, const Param *p) {
     return whole;
 }
 
-/* The `*` of an expert's becomes its number. */
+/* In names of experts, `*` becomes the expert's index. */
 static void set_name(Param *p, const Family *f, const char *name) {
     char prefix[32] = "", number[16];
     const char *star = p->row->expert ? strchr(name, '*') : NULL;
@@ -132,7 +132,7 @@ static void set_name(Param *p, const Family *f, const char *name) {
              name, star ? number : "", star ? star + 1 : "");
 }
 
-/* "...q_proj.weight" becomes "...q_proj.lora_A.weight", whatever the family calls the matrix. */
+/* "...q_proj.weight" becomes "...q_proj.lora_A.weight", whatever the family's name of the matrix. */
 static void name_adapter(Param *p) {
     size_t stem = strlen(p->name) - strlen(".weight");
     snprintf(p->name + stem, sizeof p->name - stem, ".lora_%c.weight",
@@ -143,9 +143,9 @@ static int64_t room_of(const Param *p, const ModelConfig *c) {
     return p->row->rows == DIM_VOCAB && c->vocab_room > 0 ? c->vocab_room * p->cols : p->count;
 }
 
-/* Behind the parameter before it in its flat: without a gap where it continues a group, so that the group
- * is one matrix for the products, else at the next cache line. `elements` counts parameters and never the
- * padding. A transposed parameter has as many elements as the row says, so its place is that of any other. */
+/* Appends a parameter to its flat: without a gap where it continues a group, so that the group is one matrix
+ * for products, else at the next cache line. `elements` never counts padding. A transposed parameter has as
+ * many elements as the row, so its offset does not change. */
 static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, Flat flat, bool frozen,
                       const ModelConfig *c) {
     Param *p = &t->params[t->count++];
@@ -153,8 +153,8 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     bool in_block = !row->outside;
     const Family *f = model_family(c);
     const char *name = family_parameter_name(f, row->adapts ? row->adapts : row);
-    /* Only linear layers are transposed: an embedding is read by rows in every family, and adapters are as
-     * PEFT has them. */
+    /* Only linear layers are transposed: every family stores the embedding by rows, and adapters are as in
+     * PEFT. */
     bool transposed =
         row->cols != DIM_NONE && (row->fused || (in_block && f->arch.transposed && !row->adapts));
     int64_t fused = param_fused_experts(c, row), first = model_first_expert(c);
@@ -178,7 +178,7 @@ static void add_param(ParamTable *t, const ParamRow *row, int unit, int expert, 
     if (!remote) *size += (size_t)p->room;
 }
 
-/* Rows first <= i < end of those that belong to this flat, of one expert. */
+/* Adds the rows first <= i < end that belong to this flat, for one expert. */
 static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, const Treatment *f,
                      const ParamRow *const *rows, const Flat *flats, int first, int end, int expert) {
     for (int i = first; i < end; i++)
@@ -186,8 +186,8 @@ static void add_rows(ParamTable *t, int unit, Flat flat, const ModelConfig *c, c
             add_param(t, rows[i], unit, expert, flat, is_frozen(f, unit, rows[i], expert), c);
 }
 
-/* Flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows; those of
- * experts are gone through once for each (invariant 4). */
+/* Adds flat after flat, so that each is one run of the buffer (invariant 1), in the order of the rows. Rows
+ * of experts are walked once for each expert (invariant 4). */
 static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Treatment *f) {
     const ParamRow *rows[UNIT_ROWS];
     Flat flats[UNIT_ROWS];
@@ -205,7 +205,7 @@ static void build_unit(ParamTable *t, int unit, const ModelConfig *c, const Trea
     }
 }
 
-/* Parameters that a unit may have, at most. */
+/* The most parameters that any unit may have. */
 static size_t most_params(const ModelConfig *c) {
     const ParamRow *rows[UNIT_ROWS];
     size_t most = UNIT_ROWS;
@@ -218,9 +218,9 @@ static size_t most_params(const ModelConfig *c) {
     return most;
 }
 
-/* Fails only by ERR_CONFIG, before anything is allocated: memory is taken by the number of layers, so it
- * is looked at here whether or not the shape was checked. Each unit gets room for as many parameters as the
- * one with most may have. */
+/* Fails only with ERR_CONFIG, before anything is allocated. The amount of memory depends on the number of
+ * layers, so that is checked here whether or not the shape was. Each unit gets space for as many parameters
+ * as the largest may have. */
 static ErrorCode build(ParamTable *t, const ModelConfig *c, const Treatment *f, Error *err) {
     if (c->num_hidden_layers > MODEL_MAX_COUNT)
         return error_set(err, ERR_CONFIG, "num_hidden_layers is %lld: at most %d",
@@ -256,7 +256,7 @@ ErrorCode param_table_adapt(ParamTable *t, const ModelConfig *c, const bool *ada
     return rebuild(t, c, NULL, adapted, err);
 }
 
-/* A table of zeros, which was never built, may be given too. */
+/* A zeroed table that was never built is fine. */
 void param_table_free(ParamTable *t) {
     free(t->params);
     free(t->flats);
@@ -286,21 +286,22 @@ size_t param_unit_size(const ParamTable *t, int unit) {
     return sum;
 }
 
-/* By a walk: nobody asks by name within a step. */
+/* A linear search: no step looks up names. */
 const Param *param_find(const ParamTable *t, const char *name) {
     for (int i = 0; i < t->count; i++)
         if (strcmp(t->params[i].name, name) == 0) return &t->params[i];
     return NULL;
 }
 
-/* By the address of its row: there is one row for each kind, and a unit has few. */
+/* Compares the addresses of rows: there is one row for each kind, and a unit has few. */
 const Param *param_of(const ParamTable *t, int unit, const ParamRow *row) {
     for (int i = t->unit_first[unit]; i < t->unit_first[unit + 1]; i++)
         if (t->params[i].row == row) return &t->params[i];
     return NULL;
 }
 
-/* That of the next expert; NULL behind the last one. A few places further on (invariant 4). */
+/* The same parameter of the next expert; NULL after the last. It is a few entries further on (invariant
+ * 4). */
 static const Param *next_expert(const ParamTable *t, const Param *p) {
     const Param *end = &t->params[t->unit_first[p->unit + 1]];
     for (const Param *next = p + 1; p->row->expert && next < end; next++)
@@ -332,8 +333,8 @@ const Param *param_adapter(const ParamTable *t, const Param *matrix, AdapterPart
 
 TpStyle param_tp_style(const ParamRow *row) {
     if (!row->adapts) return row->tp;
-    TpStyle side =
-        row->rows == DIM_ADAPTER ? ROW_PARALLEL : COLUMN_PARALLEL; /* along which A, or B, may be cut */
+    /* the side along which A, or B, may be sharded */
+    TpStyle side = row->rows == DIM_ADAPTER ? ROW_PARALLEL : COLUMN_PARALLEL;
     return row->adapts->tp == side ? side : REPLICATED;
 }
 

@@ -1,11 +1,10 @@
-/* Where the tensors of a unit's passes live. One walk over their rows, the same each time, counts bytes (with
- * no memory given) or hands out addresses. What the recompute policy drops from the slab moves to `keep` if
- * wgrad reads it, else to `scratch`.
+/* Where the tensors of a unit's passes are in memory. One walk over their rows counts bytes (without base
+ * addresses) or assigns addresses. What the recompute policy drops from the slab moves to `keep` if wgrad
+ * reads it, else to `scratch`.
  *
- *  1. A row has one place, whatever asks: the plan counts with the walk that hands out addresses, so the two
- *     cannot differ.
- *  2. No two rows share bytes, even in scratch: a pass may read what any part before it has made. Only units
- *     share, since their passes do not overlap.
+ *  1. The plan counts with the same walk that assigns addresses, so the two cannot differ.
+ *  2. No two rows share bytes, even in scratch: an op may read what any earlier op of the pass has made. Only
+ *     units share memory, since their passes do not overlap.
  *
  * What stays in the slab from the forward pass to the backward pass, by lifetime and policy:
  *
@@ -15,8 +14,8 @@
  *     CHEAP        slab   -           -           all others                    scratch
  *     SCRATCH      -      -           -
  *
- * Operands go to a place of their own since wgrad may come much later than dgrad, when
- * scratch has long been another unit's.
+ * Operands have a region of their own (the wgrad stash), since wgrad may run much later than dgrad, when
+ * another unit uses scratch.
  *
  * Elsewhere called: activation checkpointing (recompute policy), save_for_backward. */
 #include "model/families/family.h"
@@ -29,8 +28,8 @@ typedef struct Cursor {
     size_t used[REGIONS];
 } Cursor;
 
-/* Of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. What a norm after
- * the layer reads is saved: it is the layer's last product, which is not cheap. */
+/* Tensors of each sublayer x + out(f(in(x))); the stream before the first one is the unit's input. The input
+ * of a norm after the layer is saved: it is the result of the layer's last product, which is not cheap. */
 static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED, false, NEED_ALWAYS},
                        n_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_CHEAP, true, NEED_ALWAYS},
                        dy_row = {EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, LIFE_SCRATCH, true, NEED_ALWAYS},
@@ -42,12 +41,13 @@ static const TensorRow rstd_row = {EXTENT_OWN, DIM_ONE, ELEMENT_FP32, LIFE_SAVED
                                        LIFE_SCRATCH,  false,      NEED_ALWAYS},
                        inner_row = {EXTENT_OWN, DIM_ADAPTER, ELEMENT_COMPUTE, LIFE_INPUT, false, NEED_ALWAYS};
 
-/* Without a norm before it, the layer reads the stream: then that is the operand. */
+/* Without a norm before it, the layer reads the stream itself, which is then wgrad's operand. */
 static TensorRow stream_row(const Sublayer *s, int index) {
     return (TensorRow){EXTENT_OWN, DIM_HIDDEN, ELEMENT_COMPUTE, stream_lifetime(index), !s->in, NEED_ALWAYS};
 }
 
-/* By heads there are fewer of them, of more tokens: as many elements as of own tokens with all heads. */
+/* With the CP all-to-all there are fewer heads and more tokens: as many elements as local tokens with all
+ * heads. */
 static int64_t keys_of(const Model *m) { return m->cp.keys ? model_all_tokens(m) : m->tokens; }
 
 static int64_t rows_of(const Model *m, Extent rows) {
@@ -99,8 +99,8 @@ static bool is_needed(const Model *m, Need need) {
     return true;
 }
 
-/* In whole cache lines, so that each tensor begins at one. A narrow tensor is none where the compute dtype
- * is fp32: its layer works in the wide one beside it (head.c). */
+/* Rounded up to cache lines, so that each tensor begins at one. ELEMENT_NARROW takes no memory where the
+ * compute dtype is fp32: the layer then works in the fp32 tensor instead (head.c). */
 static size_t tensor_bytes(const Model *m, const TensorRow *row) {
     bool narrow = row->element == ELEMENT_COMPUTE || row->element == ELEMENT_NARROW;
     size_t element = narrow                          ? dtype_bytes(m->compute)
@@ -123,7 +123,7 @@ int64_t collective_count(const Model *m, const Collective *row, int chunk) {
     return rows_of(m, row->rows) * model_dim(&m->config, row->width);
 }
 
-/* Where rows visit, nothing of them stays beyond their round. */
+/* With dispatch, rows on the remote rank live for one dispatch chunk only. */
 static Region region_of(const Model *m, const TensorRow *row) {
     if (row->rows == EXTENT_WORKED && m->dispatch_rows > 0) return REGION_SCRATCH;
     return lifetime_stays(row->life, m->recompute) ? REGION_SLAB
@@ -131,7 +131,7 @@ static Region region_of(const Model *m, const TensorRow *row) {
                                                    : REGION_SCRATCH;
 }
 
-/* NULL where the region has no memory, in a dry walk as for a unit that needs none there. */
+/* NULL where the region has no memory: when only counting, or for a unit that needs none. */
 static void *take(Cursor *c, const Model *m, const TensorRow *row) {
     Region r = region_of(m, row);
     char *p = c->base[r] ? c->base[r] + c->used[r] : NULL;
@@ -139,7 +139,7 @@ static void *take(Cursor *c, const Model *m, const TensorRow *row) {
     return p;
 }
 
-/* Whether a layer has a product whose adapter keeps x A^T, its B being joint: at most one has. */
+/* Whether a layer has a product whose adapter saves x A^T because its B is replicated; at most one has. */
 static bool keeps_inner(const Model *m, const Layer *l, int unit) {
     for (int i = 0; m->config.adapter_joint && i < l->op_count; i++) {
         const Product *p = l->ops[i].product;
@@ -148,7 +148,7 @@ static bool keeps_inner(const Model *m, const Layer *l, int unit) {
     return false;
 }
 
-/* Without a norm before it the layer's operand n is the stream itself: one tensor under two names. The
+/* Without a norm before it, the layer's operand n is the stream itself: one tensor under two names. The
  * embedding has no stream before it. */
 static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int unit, int index,
                           SublayerTensors *out) {
@@ -166,15 +166,15 @@ static void take_sublayer(Cursor *c, const Model *m, const Sublayer *s, int unit
     for (int i = 0; i < s->layer->tensor_count; i++) out->layer[i] = take(c, m, &s->layer->tensors[i]);
 }
 
-/* What no row says the size of. */
+/* Scratch memory without a row. */
 static void *take_scratch(Cursor *c, size_t bytes) {
     char *p = c->base[REGION_SCRATCH] ? c->base[REGION_SCRATCH] + c->used[REGION_SCRATCH] : NULL;
     c->used[REGION_SCRATCH] += pool_round(bytes);
     return p;
 }
 
-/* In scratch, since they are dead when the pass is over: what ranks exchange is made, or fetched, again for
- * each pass. A block's sublayers take turns. */
+/* Buffers of TP collectives are in scratch, since they are dead after the pass: each pass computes or gathers
+ * their contents again. The sublayers of a block use them one after the other. */
 static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
     if (m->tp.size == 1) return;
     bool head = unit == m->table.units - 1;
@@ -186,7 +186,7 @@ static void take_shared(Cursor *c, const Model *m, int unit, Shared *out) {
     if (head) out->records = take_scratch(c, (size_t)(m->tp.splits * m->loss_rows) * sizeof(LossRecord));
 }
 
-/* As wide as the widest that the unit's adapters make. */
+/* As wide as the widest output of the unit's adapters. */
 static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out) {
     const ParamTable *t = &m->table;
     Dim widest = DIM_NONE;
@@ -210,13 +210,13 @@ static void take_adapters(Cursor *c, const Model *m, int unit, AdapterRoom *out)
             take(c, m, &(TensorRow){EXTENT_OWN, DIM_ADAPTER, ELEMENT_FP32, LIFE_SCRATCH, false, NEED_ALWAYS});
 }
 
-/* Of an MTP module's matrix. */
+/* Elements of an MTP module's matrix. */
 static size_t joint_elements(const Model *m) {
     return (size_t)(model_dim(&m->config, DIM_HIDDEN) * model_dim(&m->config, DIM_JOINED));
 }
 
-/* The only walk. `dn` is a block's, not a sublayer's: the gradient of one layer's input is added to the
- * stream's before the next layer down makes its own. */
+/* The only walk. `dn` belongs to the block, not to a sublayer: the gradient of one layer's input is added to
+ * that of the stream before the next layer down makes its own. */
 static void lay_out(const Model *m, int unit, Cursor *c, UnitTensors *out) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(&m->config, unit, sublayers);
@@ -246,7 +246,7 @@ size_t unit_slab_bytes(const Model *m, int unit) { return region_bytes(m, unit, 
 
 size_t unit_keep_bytes(const Model *m, int unit) { return region_bytes(m, unit, REGION_KEEP); }
 
-/* What units share is as large as the one that needs most. */
+/* Memory that units share is as large as the largest unit's. */
 static size_t most_bytes(const Model *m, Region region) {
     size_t most = 0;
     for (int u = 0; u < m->table.units; u++) {

@@ -1,18 +1,17 @@
-/* The frequencies of rotation, and the ways to stretch them for long contexts. Pair i of a head of R turned
- * elements turns by position * f_i, where without scaling f_i = theta^(-2i/R), and
+/* The frequencies of RoPE, and how they are scaled for long contexts. Pair i of the R rotated elements of a
+ * head rotates by position * f_i. Without scaling f_i = theta^(-2i/R); with it:
  *
  *     llama3   long wavelengths divided by the factor, short ones kept, those between blended ("The Llama 3
  *              herd of models", 2024; the rule is that of the published checkpoints)
  *     linear   f_i / factor (Chen et al., "Extending context window ... via positional interpolation", 2023)
- *     dynamic  theta grows with the sequence once that is longer than max_position_embeddings: here it never
- *              is
- *     yarn     f_i (1 - t + t / factor), with t a ramp over pairs, from those that turn beta_fast times
- *              within the original context to those that turn beta_slow times; and all sines and cosines
+ *     dynamic  theta grows once the sequence is longer than max_position_embeddings, which it never is here
+ *     yarn     f_i (1 - t + t / factor), with t a ramp over pairs, from those that rotate beta_fast times
+ *              within the original context to those that rotate beta_slow times; and all sines and cosines
  *              times 0.1 ln(factor) + 1 (Peng et al., "YaRN", 2023)
  *     longrope f_i / short_i, or f_i / long_i for sequences longer than the original context, and all sines
  *              and cosines times sqrt(1 + ln(factor) / ln(original)) (Ding et al., "LongRoPE", 2024)
  *
- * All in double: a rounding of f_i would grow with the position.
+ * All in double: a rounding error of f_i would grow with the position.
  *
  * Elsewhere called: RoPE, YaRN, long-context scaling. */
 #include "model/rotation.h"
@@ -26,8 +25,9 @@ static double plain_frequency(double theta, int64_t dim, int64_t i) {
     return pow(theta, -2.0 * (double)i / (double)dim);
 }
 
-/* Wavelengths count positions of a whole turn, 2 pi / f. The blend is linear in turns within the original
- * context, original / wavelength, from low_freq_factor (divided) to high_freq_factor (kept). */
+/* A wavelength is the number of positions of one full rotation, 2 pi / f. The blend is linear in rotations
+ * within the original context, original / wavelength, from low_freq_factor (divided) to high_freq_factor
+ * (kept). */
 static double llama3(const RopeScaling *s, double frequency) {
     double wavelength = 2 * PI / frequency, original = (double)s->original_max_position_embeddings;
     if (wavelength < original / s->high_freq_factor) return frequency;
@@ -37,14 +37,14 @@ static double llama3(const RopeScaling *s, double frequency) {
     return (1 - blend) * frequency / s->factor + blend * frequency;
 }
 
-/* The pair, as a number, that turns so often within the original context. */
+/* Fractional index of the pair that rotates this often within the original context. */
 static double yarn_pair(const RopeScaling *s, double theta, int64_t dim, double turns) {
     double original = (double)s->original_max_position_embeddings;
     return (double)dim * log(original / (turns * 2 * PI)) / (2 * log(theta));
 }
 
-/* Pairs below `low` turn fast and are kept, those above `high` are divided. Where both ends fall on one
- * pair the ramp would divide by zero: transformers makes it 0.001 long, and so does this. */
+/* Pairs below `low` rotate fast and are kept; those above `high` are divided. Where both ends fall on one
+ * pair the ramp would divide by zero: transformers makes it 0.001 long, and so does weft. */
 static double yarn(const RopeScaling *s, double theta, int64_t dim, int64_t i) {
     double low = yarn_pair(s, theta, dim, s->beta_fast), high = yarn_pair(s, theta, dim, s->beta_slow);
     if (s->truncate) low = floor(low), high = ceil(high);
@@ -54,7 +54,8 @@ static double yarn(const RopeScaling *s, double theta, int64_t dim, int64_t i) {
     return plain_frequency(theta, dim, i) * (1 - t + t / s->factor);
 }
 
-/* The first table alone: layers with windows see no further than those, however long the context. */
+/* Only the first table is scaled: layers with windows see no further than their windows, however long the
+ * context. */
 static bool is_scaled(const RopeScaling *s, int rotation) { return rotation == 0 && rope_is_scaled(s); }
 
 bool rotation_is_long(const ModelConfig *c, int64_t context) {
@@ -81,7 +82,7 @@ static double frequency_of(const ModelConfig *c, int rotation, int64_t context, 
 /* YaRN's 0.1 ln(factor) + 1, with the weight that DeepSeek's files give it. */
 static double magnitude(double factor, double scale) { return 0.1 * scale * log(factor) + 1; }
 
-/* What sines and cosines are multiplied by, so scores by its square. */
+/* Factor of sines and cosines; scores are scaled by its square. */
 static double length_of(const RopeScaling *s, int rotation) {
     if (!is_scaled(s, rotation) || (s->kind != ROPE_YARN && s->kind != ROPE_LONGROPE)) return 1;
     if (s->attention_factor > 0) return s->attention_factor;

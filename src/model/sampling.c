@@ -1,11 +1,10 @@
-/* Tokens are ranked once, by logit and then id; top-k and top-p keep a front part of the ranking, and one
- * uniform number, a function of (seed, index), picks from it. So a text does not depend on how it was cut
- * into calls.
+/* Tokens are ranked once, by logit and then id. top-k and top-p keep the front of the ranking, and one
+ * uniform number, a function of (seed, index), picks from it. So a text does not depend on how its generation
+ * is split into calls.
  *
- * With l the logits and t the temperature a token has the weight exp((l - max l) / t), in double, which
- * never overflows. top-k: Fan et al., "Hierarchical neural story generation", 2018; top-p, the fewest
- * tokens that hold a share p of the weight: Holtzman et al., "The curious case of neural text
- * degeneration", 2020. */
+ * With logits l and temperature t, a token has weight exp((l - max l) / t), in double, which never overflows.
+ * top-k: Fan et al., "Hierarchical neural story generation", 2018. top-p, the fewest tokens that hold a
+ * fraction p of the weight: Holtzman et al., "The curious case of neural text degeneration", 2020. */
 #include "model/sampling.h"
 
 #include <math.h>
@@ -18,8 +17,8 @@ static int before(const float *logits, int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
 
-/* Restores the heap below `at`, of which only that token may rank after its children. A heap and no
- * sorting: to order all of a vocabulary for the few tokens that are kept would cost more than the draw. */
+/* Restores the heap below `at`, where only that token may rank after its children. A heap instead of sorting:
+ * ordering the whole vocabulary for the few tokens that are kept would cost more than the draw. */
 static void sift_down(const float *logits, int32_t *heap, int64_t count, int64_t at) {
     for (int64_t child; (child = 2 * at + 1) < count; at = child) {
         if (child + 1 < count && before(logits, heap[child + 1], heap[child])) child++;
@@ -29,8 +28,8 @@ static void sift_down(const float *logits, int32_t *heap, int64_t count, int64_t
     }
 }
 
-/* Takes tokens off a heap in order of rank until the rules are met: only as many are ordered as are kept. The
- * kept ones end up at the back of `order`, best last. Returns how many. */
+/* Takes tokens off a heap in order of rank until top_k or top_p is reached, so that only kept tokens are
+ * ordered. They end up at the back of `order`, best last. Returns their number. */
 static int64_t keep_likely(const Sampling *s, const float *logits, int64_t vocab, int32_t *order,
                            double total, double top) {
     int64_t most = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, kept = 0;
@@ -47,7 +46,7 @@ static int64_t keep_likely(const Sampling *s, const float *logits, int64_t vocab
     return kept;
 }
 
-/* Of equals the first, as `before` ranks them: the token that comes first off a heap. */
+/* The first of equals, as `before` ranks them: the token that would come first off a heap. */
 static int32_t most_likely(const float *logits, int64_t vocab) {
     int32_t best = 0;
     for (int32_t i = 1; i < vocab; i++)
@@ -55,9 +54,9 @@ static int32_t most_likely(const float *logits, int64_t vocab) {
     return best;
 }
 
-/* Probability mass that top_p is a share of: that of the k most likely tokens when both rules are given.
- * It takes tokens off a heap for that and leaves `order` another permutation of the ids, of which
- * keep_likely makes its heap again. */
+/* Weight that top_p is a fraction of: that of the k most likely tokens when both rules are given. Takes
+ * tokens off a heap for that, and leaves `order` another permutation of the ids, from which keep_likely
+ * builds its heap. */
 static double mass_of(const Sampling *s, const float *logits, int64_t vocab, int32_t *order, double top) {
     double total = 0;
     if (s->top_k > 0 && s->top_k < vocab && s->top_p < 1) {
@@ -72,8 +71,8 @@ static double mass_of(const Sampling *s, const float *logits, int64_t vocab, int
     return total;
 }
 
-/* Weights are summed in the order of rank both times, so that `at` reaches the very sum that the target is
- * a share of. `order` is the caller's room for V ids; what it holds afterwards means nothing. */
+/* Weights are summed in the order of rank both times, so that `at` reaches exactly the sum that the target is
+ * a fraction of. `order` is scratch for V ids; its contents afterwards are unspecified. */
 int32_t sample_token(const Sampling *s, const float *logits, int64_t vocab, int64_t index, int32_t *order) {
     int32_t best = most_likely(logits, vocab);
     if (s->temperature <= 0) return best;

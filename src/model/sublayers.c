@@ -1,14 +1,14 @@
-/* What units are made of: the layers of each, the norms around them, the steps that they come to, and the
- * parameters that they bring.
+/* The layers of each unit, the norms around them, the resulting steps, and the unit's parameters.
  *
- * Where a family has its norms, and their names:
+ * Where a family has its norms:
  *
  *     before   x + f(in(x))         Llama and most: Xiong et al., "On layer normalization in the transformer
  *                                   architecture", 2020
  *     after    x + out(f(x))        OLMo 2: OLMo team, "2 OLMo 2 furious", 2025
  *     both     x + out(f(in(x)))    Gemma 2
  *
- * `post_attention_layernorm` is before the MLP in the first, and after the attention in the others. */
+ * `post_attention_layernorm` is the norm before the MLP in the first, and the norm after attention in the
+ * others. */
 #include "model/families/family.h"
 #include "model/internal.h"
 
@@ -26,8 +26,8 @@ static const NormRows before[UNIT_SUBLAYERS] = {NORM_OF("input_layernorm"),
                       around_out[UNIT_SUBLAYERS] = {NORM_OF("post_attention_layernorm"),
                                                     NORM_OF("post_feedforward_layernorm")};
 
-/* Addresses of rows are what parameters are found by (param_of): each norm has its own, though two say the
- * same. */
+/* Parameters are found by the addresses of their rows (param_of), so each norm has a row of its own, even if
+ * two are equal. */
 static const ParamRow *norm_before(NormPlace place, int sublayer) {
     switch (place) {
     case NORMS_BEFORE: return before[sublayer];
@@ -37,7 +37,7 @@ static const ParamRow *norm_before(NormPlace place, int sublayer) {
     return NULL;
 }
 
-/* Member by member: a whole one, put together on the stack and copied, took a third of planning. */
+/* Assigned member by member: copying a compound literal took a third of planning's time. */
 static void put_sublayer(const Arch *a, int sublayer, const Layer *layer, Sublayer *out) {
     out->in = norm_before(a->norms, sublayer);
     out->out = a->norms == NORMS_BEFORE ? NULL : around_out[sublayer];
@@ -45,9 +45,8 @@ static void put_sublayer(const Arch *a, int sublayer, const Layer *layer, Sublay
     out->training = false;
 }
 
-/* What a block does along the sequence, and whether an MLP follows: behind Mamba-2, and Lingua's minGRU and
- * minLSTM, none.
- * Which attention is a matter of the family, and of whether heads are turned. */
+/* The layer of each mixer, and whether it stands alone: no MLP follows Mamba-2 and Lingua's minGRU and
+ * minLSTM. The kind of attention depends on the family, and on whether the layer has RoPE. */
 static const struct {
     const Layer *layer; /* NULL: attention */
     bool alone;
@@ -70,7 +69,7 @@ static const Layer *mixer_layer(const ModelConfig *c, const BlockShape *block) {
     return &layer_attention;
 }
 
-/* A mixer and, with most, an MLP or experts. */
+/* A mixer and, in most cases, an MLP or experts. */
 static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]) {
     const Arch *a = &model_family(c)->arch;
     BlockShape block = model_block(c, number);
@@ -81,7 +80,8 @@ static int block_sublayers(const ModelConfig *c, int64_t number, Sublayer out[2]
     return 2;
 }
 
-/* What begins an MTP module's stream, the block behind the last one, and all heads. */
+/* The layer that begins an MTP module's stream, the module's block (numbered after the last one), and all
+ * heads. */
 static int mtp_sublayers(const ModelConfig *c, Sublayer out[UNIT_SUBLAYERS]) {
     int n = 0;
     out[n++] = (Sublayer){.layer = &layer_mtp};
@@ -91,8 +91,8 @@ static int mtp_sublayers(const ModelConfig *c, Sublayer out[UNIT_SUBLAYERS]) {
     return n;
 }
 
-/* The whole anatomy of a model: unit 0 is one layer, and unit L+1, but for an MTP module's block in it; all
- * between are blocks. */
+/* The structure of a model: units 0 and L+1 are one layer each, except that L+1 may hold an MTP module with
+ * its block; all units between are blocks. */
 int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS]) {
     bool embedding = unit == 0, head = unit == c->num_hidden_layers + 1;
     if (head && c->mtp_module) return mtp_sublayers(c, out);
@@ -102,7 +102,7 @@ int unit_sublayers(const ModelConfig *c, int unit, Sublayer out[UNIT_SUBLAYERS])
     return 1;
 }
 
-/* Norms stand before the layers' own rows: the order of files is the order of this list. */
+/* Norms come before the rows of the layers. Files are in the order of this list. */
 int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers), n = 0;
@@ -121,8 +121,8 @@ int param_rows(const ModelConfig *c, int unit, const ParamRow *rows[UNIT_ROWS]) 
 
 Lifetime stream_lifetime(int index) { return index == 0 ? LIFE_INPUT : LIFE_SAVED; }
 
-/* The recompute policy, in one place: regions.c gives memory by it, unit.c makes again by it, and counts.c
- * says what that costs. */
+/* The only definition of the recompute policy: regions.c lays out memory by it, unit.c recomputes by it, and
+ * counts.c counts its cost. */
 bool lifetime_stays(Lifetime life, Recompute recompute) {
     switch (life) {
     case LIFE_INPUT: return true;
@@ -133,24 +133,24 @@ bool lifetime_stays(Lifetime life, Recompute recompute) {
     return false;
 }
 
-/* A block enters its sublayers even where no norm stands there: the stream has to take the result before; so
- * does what ends a stream. */
+/* A sublayer has STEP_ENTER even without a norm, since the stream has to take the previous result. So has the
+ * layer that ends a stream. */
 static bool enters(const Sublayer *s, int index) { return !sublayer_alone(s) || index > 0; }
 
 static int sublayer_steps(const Sublayer *s, int index) {
     return (enters(s, index) ? 1 : 0) + s->layer->op_count + (s->out ? 1 : 0);
 }
 
-/* The ops of the sublayer's layer, of which the last makes its result, and some a term of it. */
+/* The ops of the sublayer's layer. The last one makes its result, and some make a partial sum of it. */
 static Step layer_step(const Layer *layer, int sublayer, Lifetime result, int i) {
     const LayerOp *op = &layer->ops[i];
     bool last = i == layer->op_count - 1;
     return (Step){STEP_LAYER, sublayer, op, last, last || op->partial ? result : op->makes};
 }
 
-/* What a sublayer adds is recomputed exactly if a stream after it is: the next sublayer's; the last one's is
- * on its way to the unit's output, the next unit's input, which nothing makes again. A norm after the layer
- * is done again with its 1 / rms, and needs the layer's result itself: both are saved, or recomputed. */
+/* The result of a sublayer is recomputed exactly if the stream after it is. The last sublayer's result goes
+ * into the unit's output, the next unit's input, which is never recomputed. A norm after the layer is
+ * recomputed with its 1 / rms, and reads the layer's result: both are saved, or both recomputed. */
 static Step sublayer_step(const Sublayer *s, int index, bool ends, int i) {
     Lifetime result = ends ? LIFE_INPUT : stream_lifetime(index + 1);
     int first = enters(s, index) ? 1 : 0;
@@ -162,12 +162,13 @@ static Step sublayer_step(const Sublayer *s, int index, bool ends, int i) {
     return (Step){.kind = STEP_NORM_BEHIND, .sublayer = index, .makes = LIFE_SAVED};
 }
 
-/* Of a block, where norms stand before the layers (e: enter, l: leave), and where after:
+/* Steps of a block with norms before the layers (e: enter, l: norm after the layer), and with norms after:
  *
  *     e  q k v  attention  output     e  gate and up  down     sum
  *     e  q k v  attention  output  l  e  gate and up  down  l  sum
  *
- * Planning asks for single steps, millions of times: so none but these is made. False: there is none. */
+ * Planning asks for single steps, millions of times, so only the requested one is made. False: there is
+ * none. */
 static bool find_step(const ModelConfig *c, int unit, int op, Step *step) {
     Sublayer sublayers[UNIT_SUBLAYERS];
     int count = unit_sublayers(c, unit, sublayers);
@@ -217,7 +218,7 @@ int unit_collectives(const ModelConfig *c, int unit, UnitCollective out[UNIT_COL
     return n;
 }
 
-/* A forward pass comes from below, and dgrad and wgrad from above. */
+/* A forward pass runs ops in ascending order; dgrad and wgrad in descending order. */
 int collective_place(const UnitCollective *c) {
     uint32_t ops = collective_ops(c);
     bool ahead = c->row->passes & (IN_FORWARD | IN_RECOMPUTE);
@@ -259,7 +260,7 @@ bool unit_op_recomputed(const ModelConfig *c, int unit, int op, Recompute policy
     return !lifetime_stays(unit_step(c, unit, op).makes, policy);
 }
 
-/* For people: the listing of a plan names ops by these. */
+/* Names of ops in the listing of a plan. */
 const char *unit_op_name(const ModelConfig *c, int unit, int op) {
     Step step = unit_step(c, unit, op);
     Sublayer sublayers[UNIT_SUBLAYERS];

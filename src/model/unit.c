@@ -1,19 +1,19 @@
-/* Runs the passes of a unit, op by op. A block is the stream x with each sublayer's result added to it:
+/* Runs the passes of a unit, op by op. In a block, each sublayer's result is added to the residual stream x:
  *
- *     forward   enter: x += the result before, n = in(x)   layer: n -> f   leave: result = out(f)
- *               sum: out = result + x
- *     backward  sum: dx is the gradient of the stream      leave: dy = dx through out
+ *     forward   enter: x += previous result, n = in(x)     layer: n -> f   norm after: result = out(f)
+ *               add: out = result + x
+ *     backward  add: dx is the gradient of the stream      norm after: dy = dx through out
  *               layer: dy -> dn                            enter: dx += dn through in
  *
- * Without norm `in`, n is x, and dx += dn; without `out`, the result is f, and dy is dx. A result lives where
- * the unit's output goes until the stream takes it. A layer that stands alone (embedding, head) goes from the
- * unit's input to its output by itself. A stream may begin in a unit, with a layer that stands alone, and end
- * there with another one (an MTP module): then its results are where gradients of layers' inputs will be, and
- * its gradient has a place of its own.
+ * Without norm `in`, n is x, and dx += dn; without `out`, the result is f, and dy is dx. A result is written
+ * where the unit's output goes, until the stream takes it. A layer that stands alone (embedding, head) goes
+ * from the unit's input to its output. A stream may also begin in a unit, with a layer that stands alone, and
+ * end there with another one (MTP module): then its results share the memory of dn, and its gradient has
+ * memory of its own.
  *
- * Everything here is a walk over the steps of sublayers.c in one direction or the other; which of them a
- * pass does is up to who runs it, and between any two of them it may stop. So nothing is carried from step to
- * step but by the tensors. */
+ * Every pass is a walk over the steps of sublayers.c in one direction or the other. The caller chooses which
+ * steps to run and may stop between any two. So nothing is carried from step to step except in the
+ * tensors. */
 #include "model/families/family.h"
 #include "model/internal.h"
 
@@ -23,12 +23,12 @@ typedef struct Run {
     Step steps[UNIT_OPS];
     Sublayer sublayers[UNIT_SUBLAYERS];
     UnitTensors tensors;
-    void *out;     /* where results go: the unit's output is made there, where it has one */
-    void *dstream; /* gradient of the stream: dx, where this goes through the unit */
+    void *out;     /* where results go: the unit's output, if the stream goes through the unit */
+    void *dstream; /* gradient of the stream: dx, if the stream goes through the unit */
 } Run;
 
-/* All that a pass needs to know of its unit, made anew for each: some dozens of additions, so nothing has
- * to be kept or freed. */
+/* Everything that a pass needs to know of its unit. It is derived for each call, which costs some dozens of
+ * additions, so nothing has to be kept or freed. */
 static Run start(const UnitPass *u) {
     const Model *m = u->pass->model;
     Run r = {.u = u};
@@ -54,7 +54,8 @@ static void add_states(const Run *r, const void *a, const void *b, void *out) {
 
 static bool is_shared(const Run *r) { return r->u->pass->model->tp.size > 1; }
 
-/* Whether ranks have partial sums of a layer's result, or of the gradient of its input (UNIT_Y, UNIT_DX). */
+/* Whether ranks have partial sums of a layer's result, or of the gradient of its input (`of`: UNIT_Y,
+ * UNIT_DX). */
 static bool has_partials(const Run *r, int sublayer, int of) {
     const Layer *l = r->sublayers[sublayer].layer;
     for (int i = 0; is_shared(r) && i < l->collective_count; i++)
@@ -62,14 +63,14 @@ static bool has_partials(const Run *r, int sublayer, int of) {
     return false;
 }
 
-/* Where a sublayer's result is, for the stream or the norm behind it. */
+/* Where a sublayer's result is, for the stream or the norm after the layer. */
 static void *result_of(const Run *r, int sublayer, void *result) {
     void *own = r->tensors.sublayers[sublayer].result;
     return own ? own : result;
 }
 
-/* `result`: where the sublayer's, and those of sublayers before it, are. Shared, the layer reads what was
- * gathered and makes terms of a sum, which unit_summed puts there. */
+/* `result`: where the results of this and earlier sublayers are. With TP, the layer reads the all-gathered
+ * input and writes partial sums, which unit_unpack rounds into `result`. */
 static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
@@ -90,8 +91,8 @@ static LayerPass layer_pass(const Run *r, const Step *step, void *result) {
 
 /* ---- forward ---- */
 
-/* The stream is there already where it was saved, in the first sublayer, and behind the layer that begins it:
- * then only the norm is left. */
+/* The stream already exists if it was saved, in the first sublayer, and after the layer that begins it: then
+ * only the norm remains. */
 static void enter(const Run *r, int index, const void *result, bool saved) {
     const Pass *p = r->u->pass;
     const SublayerTensors *t = &r->tensors.sublayers[index];
@@ -104,8 +105,8 @@ static void enter(const Run *r, int index, const void *result, bool saved) {
         add_states(r, t[-1].x, result, t->x);
 }
 
-/* The layer's result stays where it is, since the norm's backward pass reads it; what the stream takes is
- * normed. */
+/* The layer's result stays in its own tensor, since the norm's backward pass reads it. The stream takes the
+ * normed one. */
 static void norm_behind(const Run *r, int index, void *result) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const Pass *p = r->u->pass;
@@ -123,7 +124,7 @@ static void forward_step(const Run *r, const Step *step, void *result, bool save
     }
 }
 
-/* Without training a stream that begins in the unit is not made, and so not taken at its end. */
+/* Without training, a stream that begins in the unit is not computed, and so not read at its end. */
 static bool is_passed_over(const Run *r, const Step *step) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     bool trains = s->training || (step->op && step->op->trains);
@@ -137,7 +138,8 @@ void unit_forward(const UnitPass *u, OpRange ops) {
         if (!is_passed_over(&r, &r.steps[i])) forward_step(&r, &r.steps[i], r.out, false);
 }
 
-/* Results go where gradients of layers' inputs will: the first of those comes after the last result. */
+/* Results go to dn, where gradients of the layers' inputs will be: the first of those is written after the
+ * last result is read. */
 void unit_recompute(const UnitPass *u, OpRange ops) {
     Run r = start(u);
     Recompute policy = u->pass->model->recompute;
@@ -151,8 +153,8 @@ void unit_recompute(const UnitPass *u, OpRange ops) {
 
 /* ---- backward ---- */
 
-/* dx is added to and not set: the stream went past the sublayer as well as through it; but for a layer at its
- * end, which has set it. */
+/* Adds to dx, since the stream went past the sublayer as well as through it. A layer that ends the stream has
+ * set dx. */
 static void backward_enter(const Run *r, int index) {
     const SublayerTensors *t = &r->tensors.sublayers[index];
     const ParamRow *norm = r->sublayers[index].in;
@@ -168,7 +170,7 @@ static void backward_norm_behind(const Run *r, int index) {
                   false);
 }
 
-/* The gradient of a sublayer's result, as wgrad alone will want it: dx goes on changing. */
+/* Saves the gradient of a sublayer's result for a separate wgrad, since dx changes meanwhile. */
 static void keep_gradient(const Run *r, int index) {
     const Pass *p = r->u->pass;
     const Model *m = p->model;
@@ -178,15 +180,16 @@ static void keep_gradient(const Run *r, int index) {
        m->compute);
 }
 
-/* Where the gradient of the layer's result is: in dy if a norm behind the layer put it there, or if wgrad
- * comes alone, when dx has long gone on; else it is dx itself. */
+/* Where the gradient of the layer's result is. It is in dy if a norm after the layer put it there, or if
+ * wgrad runs separately, when dx has changed; else it is dx itself. */
 static const void *result_gradient(const Run *r, int sublayer, Grads grads) {
     const Sublayer *s = &r->sublayers[sublayer];
     bool apart = s->out || (grads == WGRAD && !sublayer_alone(s));
     return apart ? r->tensors.sublayers[sublayer].dy : r->dstream;
 }
 
-/* Shared, the layer reads that gradient as it was gathered, and makes terms of its input's, if these are. */
+/* With TP, the layer reads the all-gathered gradient, and writes partial sums of its input's gradient if that
+ * is reduced over ranks. */
 static void backward_layer(const Run *r, const Step *step, Grads grads) {
     const Sublayer *s = &r->sublayers[step->sublayer];
     const Shared *shared = &r->tensors.shared;
@@ -210,7 +213,7 @@ static void backward_step(const Run *r, const Step *step, Grads grads) {
     case STEP_NORM_BEHIND:
         if (grads & DGRAD) backward_norm_behind(r, step->sublayer);
         break;
-    case STEP_ADD: break; /* a sum hands its gradient on as it is */
+    case STEP_ADD: break; /* the gradient passes through unchanged */
     }
 }
 
@@ -222,7 +225,7 @@ void unit_backward(const UnitPass *u, Grads grads, OpRange ops) {
 
 /* ---- what ranks exchange ---- */
 
-/* A row of the unit, and the step of the op that it is for: which makes what is sent, or reads what comes. */
+/* A collective row of the unit, and the step of the op that makes what is sent or reads what is received. */
 typedef struct Exchange {
     UnitCollective at;
     const Collective *row;
@@ -258,7 +261,7 @@ static void *tensor_of(const Run *r, const Exchange *x, int tensor, PassKind pas
     }
 }
 
-/* Whose adapters' partial sums go along with those of the stream. */
+/* The product whose adapters' partial sums are sent along with those of the stream; NULL: none. */
 static const Product *adapted_by(const Collective *row, const Step *step) {
     bool stream = row->from == PARTIALS && (row->to == UNIT_Y || row->to == UNIT_DX);
     return !stream ? NULL : row->adapted ? row->adapted : step->op->product;
@@ -312,7 +315,7 @@ void unit_pack(const UnitPass *u, int row) {
     x.row->pack(&w, x.row);
 }
 
-/* Only a layer's result gets the bias of the product that has made it; the embedding has no product. */
+/* Only a layer's result gets the bias of the product that made it; the embedding has no product. */
 static void take_sum(const Run *r, const Exchange *x, LayerPass *w, void *to) {
     const Pass *p = r->u->pass;
     int64_t own = state_elements(r);
@@ -337,7 +340,7 @@ void unit_unpack(const UnitPass *u, int row, PassKind pass) {
     if (c->unpack) c->unpack(&w, c);
 }
 
-/* ---- visits ---- */
+/* ---- dispatch ---- */
 
 static const ExpertDispatch *dispatch_at(const Run *r, int op) {
     const ExpertDispatch *v = r->sublayers[r->steps[op].sublayer].layer->dispatch;
@@ -350,7 +353,7 @@ static size_t dispatch_tensor_bytes(const Model *m, const DispatchTensor *c) {
     return (size_t)model_dim(&m->config, c->width) * element;
 }
 
-/* How many times rows of this go: 0 where there are others in their place. */
+/* How many tensors of this kind are sent; 0 where others replace it. */
 static int dispatch_times(const Model *m, const DispatchTensor *c) {
     bool splits = m->tp.splits > 1;
     if (c->when == DISPATCH_ALWAYS) return 1;
@@ -358,7 +361,7 @@ static int dispatch_times(const Model *m, const DispatchTensor *c) {
     return splits ? model_local_splits(m) : 0;
 }
 
-/* Those that do; returns how many kinds of rows these are. */
+/* Lists the tensors that are sent; returns their number. */
 static int list_tensors(const Model *m, const DispatchTensor *list, int count, void *const *tensors,
                         DispatchRows out[DISPATCH_TENSORS]) {
     int n = 0;
@@ -401,14 +404,15 @@ size_t unit_dispatch_bytes(const Model *m, int unit, int op, DispatchPass way) {
     return sum;
 }
 
-/* What the ops read and make locally, as if they ran here; dgrad and wgrad at once. */
+/* Operands as if the ops ran locally; dgrad and wgrad together. */
 static LayerPass dispatch_pass(const Run *r, int op, DispatchPass way) {
     const Step *step = &r->steps[op];
     LayerPass w = layer_pass(r, step, r->u->out ? r->u->out : r->tensors.dn);
     if (way == DISPATCH_FORWARD) return w;
     w.own_dy = result_gradient(r, step->sublayer, BOTH_GRADS);
     w.dy = is_shared(r) ? r->tensors.shared.dwhole : w.own_dy;
-    w.dx = is_shared(r) ? (void *)r->tensors.shared.partials : r->tensors.dn; /* of all experts of a token */
+    /* sums over all experts of a token */
+    w.dx = is_shared(r) ? (void *)r->tensors.shared.partials : r->tensors.dn;
     return w;
 }
 

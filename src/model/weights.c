@@ -1,11 +1,11 @@
-/* Addresses of parameters in the buffers of their units, which come and go: an address is made anew for each
- * use, from where the unit's flat is now and the place that the table gives. */
+/* Addresses of parameters in the buffers of their units, which come and go. So an address is computed for
+ * each use, from the current address of the unit's flat and the parameter's offset. */
 #include "model/weights.h"
 
 Dtype flat_dtype(Flat flat, Dtype compute) { return flat_of_vectors(flat) ? DTYPE_F32 : compute; }
 
-/* Places count elements; what an element takes depends on the flat. NULL where the unit's are not gathered: a
- * wgrad alone asks for some, and reads none. */
+/* Offsets count elements, whose size depends on the flat. NULL where the unit is not gathered: a separate
+ * wgrad asks for some weights, but reads none. */
 static const void *weight(const Weights *w, const Param *p) {
     const char *flat = w->units[p->unit].flats[p->flat];
     return flat ? flat + p->place * dtype_bytes(flat_dtype(p->flat, w->compute)) : NULL;
@@ -14,9 +14,10 @@ static const void *weight(const Weights *w, const Param *p) {
 const float *weights_vector(const Weights *w, const Param *p) { return weight(w, p); }
 const void *weights_matrix(const Weights *w, const Param *p) { return weight(w, p); }
 
-/* Rows of splits make a flat so many times as long, and leave its order. What continues another vector is one
- * with it for the op that adds to both, and has one row, as that has: its place is behind it. An MLP without
- * gate has only what would continue the gate's. */
+/* With several rows (one per split), a vector's gradient is that many times as long, and the order in the
+ * flat stays. A vector that continues another forms one vector with it, which has one row per split, since
+ * the op adds to both at once: so its offset counts within the first row. In an MLP without gate there is no
+ * vector to continue. */
 size_t gradient_place(const Gradients *g, const Param *p) {
     size_t rows = p->flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
     const Param *first = p;
@@ -38,7 +39,7 @@ float *gradient_tied(const Gradients *g, int exact_chunk) {
            (size_t)exact_chunk * gradient_exact_chunk(g, last, FLAT_MATRICES);
 }
 
-/* The tied head's is laid out as the embedding's. */
+/* The gradient of the tied head is laid out as that of the embedding. */
 size_t gradient_exact_chunk(const Gradients *g, int unit, Flat flat) {
     size_t rows = flat == FLAT_VECTORS && g->rows > 1 ? (size_t)g->rows : 1;
     return rows * g->table->flats[unit < g->table->units ? unit : 0][flat];
