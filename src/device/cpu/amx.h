@@ -1,25 +1,25 @@
-/* Tiles of AMX: registers of 16 lines of 64 bytes. Part of kernels_all.h, after pairs.h; empty where there
- * are none.
+/* AMX tiles: registers of 16 rows of 64 bytes. Part of kernels_all.h, after pairs.h; empty if the instruction
+ * set has none.
  *
  *     _tile_dpbf16ps(c, a, b)     c [16][16] fp32 += a [16][32] bf16 x b [16 pairs][16], 16 cycles
  *
- * b has the 32 elements of a column as pairs, one below the other, as everything in pairs.h has. An element
- * of c gets the sum of the products of all first elements of pairs, and that of all second ones, each a chain
- * that begins with 0, added to each other and then to c: whatever its place in the tile. Numbers below 2^-126
- * are zeros. So a sum over more than 32 elements is a chain of groups of 32, the last one filled up with
- * zeros.
+ * b holds the 32 elements of a column as 16 pairs, one below the other (see pairs.h). For each element of c,
+ * the instruction sums the products of the pairs' first elements in one chain that starts at 0, and those of
+ * the second elements in another. It adds the two sums to each other, then to c. This order is the same
+ * everywhere in the tile. Numbers below 2^-126 count as zero. A sum over more than 32 elements is therefore a
+ * chain of groups of 32; the last group is padded with zeros.
  *
- * A thread says amx_begin before it uses tiles and amx_end after it: what a thread that does not use them
- * need not save costs nothing. Names of tiles are constants: 2 * i + j is the (i, j)-th of four sums, 4 and
- * 5 are of a, 6 and 7 of b.
+ * A thread calls amx_begin before it uses tiles and amx_end after, so that the kernel need not save tile
+ * state for threads that do not use it. Tile numbers are constants: tile 2 * i + j holds the (i, j)-th of
+ * four sums, tiles 4 and 5 hold a, tiles 6 and 7 hold b.
  *
- * Compilers do not know what memory an instruction on tiles reads (gcc): who has written it says amx_written.
- */
+ * gcc does not know which memory a tile instruction reads. Code that writes operands must call amx_written
+ * before tiles are loaded from them. */
 #if VEC_AMX
 
 enum { AMX_SIDE = 16, AMX_GROUP = 32, AMX_BYTES = 1024, AMX_WORDS = AMX_BYTES / 4 };
 
-/* Of elements, the last one filled up. */
+/* Groups that hold so many elements; the last one may be padded. */
 INLINE int64_t amx_groups(int64_t elements) { return (elements + AMX_GROUP - 1) / AMX_GROUP; }
 
 typedef struct AmxConfig {
@@ -37,8 +37,8 @@ INLINE void amx_begin(void) {
 INLINE void amx_end(void) { _tile_release(); }
 INLINE void amx_written(void) { __asm__ volatile("" ::: "memory"); }
 
-/* Sums of `down` x `across` tiles (one or two each way), the second ones 16 lines below, 16 numbers to the
- * right; `row` numbers from one line to the next. */
+/* Zero, load or store the sums of `down` x `across` tiles (1 or 2 each). The second tile in each direction
+ * lies 16 rows below or 16 columns to the right. `row`: floats between rows. */
 INLINE void amx_zero(void) {
     _tile_zero(0);
     _tile_zero(1);
@@ -58,15 +58,16 @@ INLINE void amx_store(float *c, int64_t row, const int down, const int across) {
     if (down > 1 && across > 1) _tile_stored(3, c + AMX_SIDE * row + AMX_SIDE, row * 4);
 }
 
-/* Lines of memory that will be wanted: with each group `lines` of them, `row` bytes apart; those of the next
- * group lie `step` bytes further on. */
+/* Memory to prefetch: `lines` cache lines with each group, `row` bytes apart. Those of the next group lie
+ * `step` bytes further on. */
 typedef struct AmxAhead {
     const char *at;
     int64_t lines, row, step;
 } AmxAhead;
 static const AmxAhead amx_nothing = {.at = ""};
 
-/* Where tiles of A lie, in bytes: lines, groups, and a tile below another one. */
+/* Where the tiles of A lie. Strides in bytes: from row to row, from group to group, and from a tile to the
+ * one below it. */
 typedef struct AmxTiles {
     const char *at;
     int64_t line, group, below;
@@ -80,9 +81,10 @@ typedef struct AmxTiles {
             _tile_loadd(tile, b, (row)*4);        \
     } while (0)
 
-/* To those sums, of `groups` groups. Lines of b lie b_row words apart, 16 to a group, its tiles beside each
- * other. passing: b is not read again soon, and leaves the first-level cache to a. Each product comes as soon
- * as its operands do: the registers of one group are those of the next. */
+/* Adds the product of `groups` groups to the sums in tiles 0-3. b has 16 rows per group, b_row words apart;
+ * its two tiles lie side by side. passing: b is not read again soon, so load it without displacing a from the
+ * L1 cache. Each product is issued as soon as its operands are loaded, because the next group reuses the same
+ * registers. */
 INLINE void amx_chain(AmxTiles a, const float *b, int64_t b_row, int64_t groups, const AmxAhead *next,
                       const int down, const int across, const bool passing) {
     const char *ahead = next->at;
@@ -104,11 +106,11 @@ INLINE void amx_chain(AmxTiles a, const float *b, int64_t b_row, int64_t groups,
 }
 #undef amx_load_b
 
-/* Of 32 elements, those that are there: at least one is. */
+/* Mask of the elements that exist among the next 32, of which `left` >= 1 remain. */
 INLINE __mmask32 amx_mask(int64_t left) { return left >= AMX_GROUP ? 0xffffffff : (1u << left) - 1; }
 
-/* Pairs of two rows of at most 32 elements. Unpacking leaves four neighbours in 16 bytes: 0, 8, 16 and 24 and
- * those behind them first, then 4, 12, 20 and 28. */
+/* Pairs of two rows of at most 32 elements. Unpacking works on 4 elements in each 16 bytes, so `to` gets the
+ * pairs of elements 0-3, 8-11, 16-19 and 24-27 first, then those of 4-7, 12-15, 20-23 and 28-31. */
 INLINE void amx_pairs(const uint16_t *from, int64_t row, int64_t rows, __mmask32 here, float *to) {
     __m512i one = _mm512_maskz_loadu_epi16(rows > 0 ? here : 0, from);
     __m512i next = _mm512_maskz_loadu_epi16(rows > 1 ? here : 0, from + row);
@@ -116,8 +118,8 @@ INLINE void amx_pairs(const uint16_t *from, int64_t row, int64_t rows, __mmask32
     _mm512_storeu_si512(to + VLEN, _mm512_unpackhi_epi16(one, next));
 }
 
-/* One or two tiles of A, of lines that lie across the rows as stored: pairs of two rows, 16 of them, turned.
- * From group to group and from tile to tile are words. Lines that are not there, or parts of them, are
+/* Packs one or two tiles of A when its rows are columns in memory: pairs of two memory rows, transposed.
+ * `group` and `tile` are strides in words between groups and between tiles. Missing rows and elements become
  * zeros. */
 static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t lines, int64_t depth, float *to,
                              int64_t group, int64_t tile) {
@@ -135,9 +137,10 @@ static void amx_tiles_across(const uint16_t *from, int64_t row, int64_t lines, i
     }
 }
 
-/* C [m][n] = (add ? C : 0) + A B, n whole tiles; what the last tiles make of lines from m on is left out.
- * A may be the sum of `parts` matrices, which lie `part` bytes apart. An element is one chain over the groups
- * of the first part, then of the next one, begun with C or zero, whatever its place and the shape. */
+/* C [m][n] = (add ? C : 0) + A B. n is a multiple of a tile's width; rows from m on that the last tiles
+ * compute are dropped. A may be the sum of `parts` matrices, `part` bytes apart. Each element is one chain,
+ * starting from C or zero, over the groups of the first part, then of the next; the order depends on neither
+ * its position nor the shape. */
 typedef struct TileProduct {
     int64_t m, n, groups;
     AmxTiles a;
@@ -160,7 +163,7 @@ INLINE void amx_copy(const float *from, int64_t from_row, int64_t rows, int64_t 
             vec_store(to + r * to_row + i, vec_load(from + r * from_row + i));
 }
 
-/* Rows that are not whole tiles go through memory of this thread. */
+/* Partial tiles of rows go through a buffer on the stack. */
 INLINE void amx_product_at(const TileProduct *p, int64_t i, int64_t j, const int down, const int across) {
     float some[AMX_FOUR * AMX_FOUR], *c = p->c + i * p->c_row + j, *to = c;
     int64_t rows = min_i64(down * AMX_SIDE, p->m - i), to_row = p->c_row;
@@ -200,8 +203,8 @@ static void amx_product(TileProduct p) {
         }
 }
 
-/* What a core could do at most, as product_limit. Of numbers that differ: with zeros, which take less power,
- * it is more than any product could have. */
+/* Upper bound of a core, as product_limit. The operands are varied numbers: zeros take less power, and the
+ * bound would be higher than any real product can reach. */
 static double amx_limit(int64_t rounds, float *sums) {
     uint16_t x[AMX_BYTES / 2];
     for (int i = 0; i < AMX_BYTES / 2; i++) x[i] = (uint16_t)(0x3c00 + i * 7919 % 0x300);

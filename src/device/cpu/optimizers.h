@@ -1,13 +1,13 @@
-/* AdamW, SGD and what Muon does beside products, with states in fp32 or in bf16 with stochastic rounding.
- * Part of kernels_all.h.
+/* AdamW, SGD and the parts of Muon that are not matrix products, with states in fp32 or in bf16 with
+ * stochastic rounding. Part of kernels_all.h.
  *
- * Random words are made for a chunk of STATE_CHUNK elements at a time, STATE_BLOCKS Philox blocks side by
- * side in the lanes of vectors; the layout of words over elements (device.h, StateStore) is such that no lane
- * has to move, whatever VLEN is.
+ * Random words are made for one chunk of STATE_CHUNK elements at a time. Its STATE_BLOCKS Philox blocks are
+ * computed in parallel, one per vector lane. device.h (StateStore) lays the words out over elements such that
+ * no lane has to move, for any VLEN.
  *
  * Elsewhere called: fused optimizer, fused AdamW. */
 
-/* The words of elements chunk * STATE_CHUNK and on. */
+/* The words of the elements from chunk * STATE_CHUNK on. */
 INLINE void make_words(const StateStore *s, uint64_t step, uint64_t chunk, uint32_t *words) {
     static const uint32_t lanes[STATE_BLOCKS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const VecBits zero = {0};
@@ -30,7 +30,8 @@ INLINE VecHalf round_by(Vec v, VecBits bits) {
     return __builtin_convertvector(rounded, VecHalf);
 }
 
-/* State `which` of elements i and on; words: of element 0 and on, unused with fp32. */
+/* Stores v as state `which` (0 or 1: lower or upper half of a word) of elements i and up. words[0] belongs to
+ * element 0; unused with fp32. */
 INLINE void put_state(void *state, int64_t i, int64_t left, Dtype t, Vec v, const uint32_t *words,
                       int which) {
     if (t == DTYPE_F32) {
@@ -43,8 +44,9 @@ INLINE void put_state(void *state, int64_t i, int64_t left, Dtype t, Vec v, cons
     memcpy((uint16_t *)state + i, &h, left >= VLEN ? sizeof h : (size_t)left * sizeof(uint16_t));
 }
 
-/* Makes the words of the chunk that element i of n lies in, and says where its own is; returns how many
- * elements from i on they serve. A vector may read words past the chunk's end, and does not use them. */
+/* Makes the words of the chunk that contains element i of n, and points *words at the word of element i.
+ * Returns how many elements from i on this chunk serves. A vector may read words past the chunk's end, but
+ * does not use them. */
 INLINE int64_t words_from(const StateStore *s, uint64_t step, int64_t i, int64_t n,
                           uint32_t chunk[STATE_CHUNK + VLEN], const uint32_t **words) {
     int64_t at = (s->first + i) % STATE_CHUNK;
@@ -53,8 +55,9 @@ INLINE int64_t words_from(const StateStore *s, uint64_t step, int64_t i, int64_t
     return min_i64(STATE_CHUNK - at, n - i);
 }
 
-/* v + x share. Never a sum of two products as it stands: which of them is rounded the compiler would choose,
- * and may otherwise where a row ends than within it, so that an element's bits would hang on who has it. */
+/* v + x share, as a fused multiply-add. Do not write it as a plain sum of two products: the compiler would
+ * then choose which product is rounded, possibly differently at the end of a row than inside it, and an
+ * element's bits would depend on how it is sharded. */
 INLINE Vec with_share(Vec v, Vec x, float share) { return vec_multiply_add(v, x, vec_set(share)); }
 
 INLINE void adamw_run(int64_t n, AdamW a, const OptimizerStep *step, float *param, const float *grad, void *m,

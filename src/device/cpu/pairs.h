@@ -1,17 +1,18 @@
-/* Pairs of bf16 as terms of sums of products: two elements that follow each other in the sum, in a word of 32
- * bits. Part of kernels_all.h, after tile.h; empty where there are no dot products of pairs.
+/* Pairs of bf16 as terms of dot products: two consecutive elements of the sum in one 32-bit word. Part of
+ * kernels_all.h, after tile.h; empty if the instruction set has no dot products of pairs.
  *
- * Words are moved as numbers of fp32 are, but never calculated with. An element without a successor has a
- * zero beside it. */
+ * The words are moved as if they were fp32 numbers, but no arithmetic is done on them. If the number of
+ * elements is odd, the last pair has a zero as its second element. */
 #if VEC_PAIRS
 
-/* Elements that lie `step` apart, the second if it is there. */
+/* Stores the pair of from[0] and from[step], or of from[0] and zero if there is no second element. */
 INLINE void put_pair(const uint16_t *from, int64_t step, bool second, float *to) {
     uint32_t pair = from[0] | (second ? (uint32_t)from[step] << 16 : 0);
     memcpy(to, &pair, sizeof pair);
 }
 
-/* Neighbours along rows: to[(cols + 1) / 2][to_row], of which the first `rows` are written. */
+/* Pairs of neighbours within a row, transposed: to[(cols + 1) / 2][to_row], of which the first `rows` columns
+ * are written. */
 INLINE void turn_pairs(const uint16_t *from, int64_t row, int64_t rows, int64_t cols, float *to,
                        int64_t to_row) {
     enum { QUADS = 8, LINE = 32 }; /* elements in 16 bytes, and in a line of the cache */
@@ -24,8 +25,8 @@ INLINE void turn_pairs(const uint16_t *from, int64_t row, int64_t rows, int64_t 
             put_pair(from + r * row + i, 1, i + 1 < cols, to + i / 2 * to_row + r);
 }
 
-/* Neighbours across: VLEN elements of a row, of which `left` exist, with those of the next row, if that is
- * there. */
+/* Pairs of neighbours in a column: VLEN elements of a row, of which `left` exist, each with the element below
+ * it if `second`, else with zero. */
 INLINE Vec pairs_of_rows(const uint16_t *from, int64_t row, int64_t left, bool second) {
     __mmask16 here = (__mmask16)(left >= VLEN ? 0xffff : left > 0 ? (1u << left) - 1 : 0);
     __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(here, from));
@@ -33,7 +34,8 @@ INLINE Vec pairs_of_rows(const uint16_t *from, int64_t row, int64_t left, bool s
     return (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-/* Two vectors of fp32, rounded to bf16 by the processor: numbers below 2^-126 become zeros. */
+/* Pairs of the lanes of two fp32 vectors. The processor rounds them to bf16 and flushes numbers below 2^-126
+ * to zero. */
 INLINE Vec pairs_across(Vec one, Vec next) {
     const __m512i turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);

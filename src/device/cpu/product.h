@@ -1,30 +1,30 @@
-/* Products of one tile, with fp32 sums: what gemm.c makes all products of but those of oneDNN's primitives.
- * Part of kernels_all.h, after tile.h.
+/* Matrix products of one tile, with fp32 sums. gemm.c builds all products from these, except those that
+ * oneDNN's primitives compute. Part of kernels_all.h, after tile.h.
  *
- * Why not a library's sgemm: it picks among its kernels by the shape of a call and by how far apart rows are,
- * and they add in different orders. Then a rank that has half the rows of a weight gets other bits for them
- * than a rank that has all. Here an element of C is one and the same sum, whatever m, n, the row lengths and
- * its place in the tile:
+ * Why not a library's sgemm: it selects a kernel by the shape of a call and by the row lengths, and its
+ * kernels sum in different orders. A rank that has half the rows of a weight would then get other bits for
+ * them than a rank that has all. Here every element of C is the same sum, whatever m, n, the row lengths and
+ * its position in the tile:
  *
  *     block sum = fma(a_n, b_n, ... fma(a_1, b_1, a_0 b_0)),   at most PRODUCT_BLOCK terms (block_of)
  *     C = (add ? C : 0) + block sum + block sum + ...              in ascending order
  *     C = wait[n] + ... (wait[0] + C)                              the sums of splits further left, if any
  *
- * (a product and a sum where the instruction set has no fma). Short blocks that start from zero lose fewer
+ * (a product, then a sum, if the instruction set has no fma). Short blocks that start from zero lose fewer
  * digits than one long chain, and k need not fit into a cache.
  *
- * Operands in bf16 are widened, or, where there are dot products of bf16 pairs (vdpbf16ps), a term is such a
- * pair: a_1 b_1 + a_2 b_2, in the order and with the roundings of the instruction, which takes numbers below
- * 2^-126 for zeros. A pair takes the room of an fp32 number, so that all of what follows is the same for
- * both; where a line has an odd number of elements, its last pair is filled up with a zero.
+ * Operands in bf16 are widened to fp32. With dot products of bf16 pairs (vdpbf16ps), a term is such a pair
+ * instead: a_1 b_1 + a_2 b_2, in the order and with the roundings of the instruction, which treats numbers
+ * below 2^-126 as zero. A pair takes the space of an fp32 number, so all code below is the same for both. If
+ * a line has an odd number of elements, its last pair is padded with a zero.
  *
- * B is packed into panels of STRIP_COLS columns, [k][columns], so that the inner loop reads it in order. A is
- * read where it is if its rows are rows in memory; of A transposed, panels of STRIP_ROWS rows are packed in
- * the same way. STRIP_ROWS rows of A stay in the first-level cache while panels of B stream by from the
- * second, 16 bytes a cycle. The sums of a strip fill the registers: with VLEN 8, 4 rows x 3 vectors, 3
- * vectors of B and a scalar of A are the 16 that there are; with VLEN 16, 8 x 3 + 3 + 1 of 32.
+ * B is packed into panels of STRIP_COLS columns, [k][columns], so that the inner loop reads it sequentially.
+ * A is read in place if its rows are rows in memory; if A is transposed, panels of STRIP_ROWS rows are packed
+ * in the same way. STRIP_ROWS rows of A stay in the L1 cache while panels of B stream from L2, 16 bytes a
+ * cycle. The sums of a strip fill the registers: with VLEN 8, 4 rows x 3 vectors of sums, 3 vectors of B and
+ * a scalar of A are all 16; with VLEN 16, 8 x 3 + 3 + 1 of 32.
  *
- * Elsewhere called: GEMM, micro-kernel; it has no epilogue but rounding. */
+ * Elsewhere called: GEMM, micro-kernel; its only epilogue is rounding. */
 
 enum { STRIP_ROWS = VLEN == 16 ? 8 : 4, STRIP_VECTORS = 3, STRIP_COLS = STRIP_VECTORS * VLEN };
 
@@ -34,8 +34,9 @@ INLINE int64_t terms_of(int64_t elements, Dtype t) { return (elements + term_of(
 
 /* ---- packing ---- */
 
-/* `width` lines of `depth` elements, each contiguous, `row` apart: panels of [depth][panel], the last one
- * filled up with zeros. A vector of lines at a time, each to its end: a processor follows so many alone. */
+/* Packs `width` lines of `depth` elements, each contiguous, `row` apart, into panels of [depth][panel]; the
+ * last panel is padded with zeros. A vector of lines is read at a time, each to its end: the hardware
+ * prefetcher can follow that many streams. */
 INLINE void pack_along(const void *from, int64_t row, int64_t width, int64_t depth, float *to,
                        const int64_t panel, Dtype t) {
     const int64_t group = min_i64(panel, VLEN);
@@ -50,13 +51,14 @@ INLINE void pack_along(const void *from, int64_t row, int64_t width, int64_t dep
         memset(to + p * panel + rest, 0, (size_t)(panel - rest) * sizeof *to);
 }
 
-/* `left` elements (at least 1) to a line of a panel, whose other elements become 0. */
+/* Packs `left` elements (at least 1) into one line of a panel, padded with zeros. */
 INLINE void pack_line(const void *from, int64_t left, float *to, const int64_t panel, Dtype t) {
     for (int64_t v = 0; v < panel; v += VLEN)
         put(to, v, panel - v, DTYPE_F32, left > v ? get(from, v, left - v, t) : (Vec){0});
 }
 
-/* Two panels of half a vector: two lines of two rows, each row `row` long, become two lines of each panel. */
+/* For panels of half a vector: packs a vector of each of two consecutive rows into two lines of each of two
+ * panels. */
 INLINE void pack_halves(const void *from, int64_t row, float *to, int64_t next, Dtype t) {
     Vec x = get(from, 0, VLEN, t), y = get(from, row, VLEN, t);
 #if VLEN == 16
@@ -73,8 +75,8 @@ INLINE void pack_halves(const void *from, int64_t row, float *to, int64_t next, 
     vec_store(to + next, right);
 }
 
-/* Every line of the cache that elements i .. end-1 of `rows` rows lie in, from `ahead` rows after this one
- * on: what lies across is read in short pieces far apart, which a processor does not foresee. */
+/* Prefetches the cache lines of elements i .. end-1 of `rows` rows, starting `ahead` rows after this one.
+ * Strided operands are read in short pieces far apart, which the hardware prefetcher does not predict. */
 INLINE void fetch_ahead(const void *from, int64_t row, const int ahead, const int rows, int64_t i,
                         int64_t end, Dtype t) {
     const int64_t line = 64 / (int64_t)dtype_bytes(t);
@@ -82,8 +84,8 @@ INLINE void fetch_ahead(const void *from, int64_t row, const int ahead, const in
         for (int64_t j = i; j < end; j += line) __builtin_prefetch(tensor_at(from, r * row + j, t));
 }
 
-/* The same of lines that lie across: element p of line i is from[p * row + i]. What is read of a row at once
- * are a few panels, whole lines of the cache. */
+/* The same for strided lines: element p of line i is from[p * row + i]. A few panels are packed at a time, so
+ * that whole cache lines of a row are read. */
 INLINE void pack_across(const void *from, int64_t row, int64_t width, int64_t depth, float *to,
                         const int64_t panel, Dtype t) {
     enum { AHEAD = 8 };
@@ -116,8 +118,8 @@ INLINE void pack_pairs_along(const uint16_t *from, int64_t row, int64_t width, i
                    to + i / panel * panel * terms + i % panel, panel);
 }
 
-/* A vector of pairs: a piece of a panel's line, or the same line of two panels of half its width, of which
- * the second may not be there. */
+/* Stores a vector of pairs: either a piece of one panel's line, or, if panels are half a vector wide, the
+ * same line of two panels, of which the second may not exist. */
 INLINE void put_line(Vec pairs, float *line, const int64_t panel, int64_t next, bool both) {
     if (panel >= VLEN) {
         vec_store(line, pairs);
@@ -127,13 +129,13 @@ INLINE void put_line(Vec pairs, float *line, const int64_t panel, int64_t next, 
     if (both) _mm256_storeu_ps(line + next, _mm512_extractf32x8_ps((__m512)pairs, 1));
 }
 
-/* Lines of two panels of half a vector, as pack_halves: this line and the next of each, a whole vector. */
+/* As pack_halves: this line and the next of two half-vector panels, one whole vector for each. */
 INLINE void put_halves(Vec pairs, Vec next, float *to, int64_t apart) {
     vec_store(to, (Vec)_mm512_shuffle_f32x4((__m512)pairs, (__m512)next, 0x44));
     vec_store(to + apart, (Vec)_mm512_shuffle_f32x4((__m512)pairs, (__m512)next, 0xee));
 }
 
-/* As pack_across, VLEN lines at once, and zeros up to the end of a panel. */
+/* As pack_across, VLEN lines at a time, padded with zeros to the end of a panel. */
 INLINE void pack_pairs_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to,
                               const int64_t panel) {
     enum { AHEAD = 16 };
@@ -186,14 +188,16 @@ static void pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t fir
     BY_DTYPE(r->type, pack_typed, &r->b, line, width, first, depth, to, STRIP_COLS);
 }
 
-/* Rows of A as strips read them: panels of [terms][STRIP_ROWS] (row = 0), or rows `row` bytes apart. */
+/* Rows of A in the form that strips read: panels of [terms][STRIP_ROWS] (row = 0), or rows `row` bytes
+ * apart. */
 enum { TERM_BYTES = 4 };
 typedef struct Rows {
     const char *at;
     int64_t row, terms;
 } Rows;
 
-/* A row of bf16 as terms: widened, or of an odd number of elements, to which a zero is added. */
+/* A row of bf16 as terms: with pairs, copied and padded with a zero (the number of elements is odd); else
+ * widened. */
 static void terms_of_row(const uint16_t *from, int64_t depth, float *to) {
     if (VEC_PAIRS) {
         to[depth / 2] = 0;
@@ -203,7 +207,7 @@ static void terms_of_row(const uint16_t *from, int64_t depth, float *to) {
     EACH_VECTOR(p, left, depth) put(to, p, left, DTYPE_F32, get(from, p, left, DTYPE_BF16));
 }
 
-/* What lies along is read where it is, if it is terms: a row is read in order. */
+/* Contiguous rows that are terms already are read in place; all others are packed into `to`. */
 static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t first, int64_t depth,
                       float *to) {
     const ProductOperand *o = &r->a;
@@ -221,15 +225,16 @@ static Rows rows_of_a(const ProductRun *r, int64_t line, int64_t width, int64_t 
 
 /* ---- strips ---- */
 
-/* Where sums of some rows of A and a panel of B go: C from (i, j) on. After the last block, what waits to the
- * left of them in a tree is added, nearest first, while they are still in registers. */
+/* Destination of the sums of some rows of A and a panel of B: C from (i, j) on. After the last block, the
+ * sums of the splits further left in the tree (run->wait) are added, nearest first, while these sums are
+ * still in registers. */
 typedef struct Strip {
     const ProductRun *run;
     int64_t i, j, cols;
     bool add, last;
 } Strip;
 
-/* Sums are registers only if all their indices are known early: else a compiler gives them memory too. */
+/* The compiler keeps sums in registers only if all their indices are constants, hence full unrolling. */
 #define UNROLL _Pragma("GCC unroll 16")
 
 INLINE void add_rows(Vec sum[STRIP_ROWS][STRIP_VECTORS], const float *c, int64_t c_row, int64_t cols,
@@ -249,8 +254,8 @@ INLINE void fetch_rows(const float *c, int64_t c_row, const int rows, const int 
         __builtin_prefetch(c + r * c_row + v * VLEN, 1);
 }
 
-/* Sums of `rows` rows. B is fetched AHEAD terms early: it streams from the second-level cache. Distances of
- * A in bytes. */
+/* Sums of `rows` rows. B is prefetched AHEAD terms early, since it streams from the L2 cache. Strides of A
+ * are in bytes. */
 INLINE void strip(const Strip *s, const char *a, int64_t a_row, const int64_t a_step, int64_t terms,
                   const float *b, const int rows, const int vectors, const int64_t cols, const bool pairs) {
     enum { AHEAD = 6 };
@@ -259,7 +264,7 @@ INLINE void strip(const Strip *s, const char *a, int64_t a_row, const int64_t a_
     float *c = run->c + s->i * run->c_row + s->j;
     int64_t wait_at = s->i * run->wait_row + s->j, waiting = s->last ? run->waiting : 0;
     if (s->add || !s->last || !run->rounded)
-        fetch_rows(c, run->c_row, rows, vectors); /* wanted when the sums are there */
+        fetch_rows(c, run->c_row, rows, vectors); /* needed when the sums are complete */
     for (int64_t w = 0; w < waiting; w++) fetch_rows(run->wait[w] + wait_at, run->wait_row, rows, vectors);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (Vec){0};
     for (int64_t p = 0; p < terms; p++, a += a_step, b += STRIP_COLS) {
@@ -282,7 +287,7 @@ INLINE void strip(const Strip *s, const char *a, int64_t a_row, const int64_t a_
         put_rows(sum, c, run->c_row, cols, rows, vectors, DTYPE_F32);
 }
 
-/* As many rows at once as registers hold sums of; those left over one by one. */
+/* STRIP_ROWS rows at once, which is as many as there are registers for; fewer rows one by one. */
 INLINE void strips_of(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows, const int vectors,
                       const int64_t cols, const bool pairs) {
     enum { PANEL = STRIP_ROWS * TERM_BYTES };
@@ -308,7 +313,7 @@ INLINE void strips_typed(Strip s, const Rows *a, int64_t i, const float *b, int6
         strips_of(s, a, i, b, rows, 1, s.cols, pairs);
 }
 
-/* At most STRIP_ROWS rows of A, from its i-th on, by one panel of B. */
+/* Multiplies at most STRIP_ROWS rows of A, from its i-th on, by one panel of B. */
 static void strips(Strip s, const Rows *a, int64_t i, const float *b, int64_t rows) {
     if (term_of(s.run->type) == 2)
         strips_typed(s, a, i, b, rows, true);
@@ -318,8 +323,8 @@ static void strips(Strip s, const Rows *a, int64_t i, const float *b, int64_t ro
 
 /* ---- runs ---- */
 
-/* Blocks of nearly equal length: a short one at the end would cost as much as a long one. They follow from k
- * alone, which is the same for a split wherever it is summed. */
+/* Blocks have nearly equal lengths, because a short last block would cost as much as a long one. The lengths
+ * depend on k alone, which is the same for a split on whichever rank it is summed. */
 static int64_t block_of(int64_t k, Dtype t) {
     int64_t terms = terms_of(k, t), blocks = (terms + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
     return (terms + blocks - 1) / blocks * term_of(t);
@@ -334,8 +339,8 @@ static Strip strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t first) 
                    .last = first + block_of(r->k, r->type) >= r->k};
 }
 
-/* Block by block: B is packed once for all rows of A. A group of its rows meets SWEEP columns of B at a time:
- * those stay in the second-level cache while all rows of the group pass. */
+/* Block by block, B is packed once for all rows of A. SWEEP columns of B at a time stay in the L2 cache while
+ * all rows of a group of A pass over them. */
 static void run_blocks(const ProductRun *r, float *room) {
     enum { SWEEP = 384 };
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
@@ -355,12 +360,12 @@ static void run_blocks(const ProductRun *r, float *room) {
     }
 }
 
-/* Few rows (a token that is generated): time is what reading B takes. So it is read in order, a panel's whole
- * lines one after the other, and what is packed of it stays in the first-level cache. */
+/* For few rows (generation of single tokens), reading B takes all the time. So B is read sequentially, panel
+ * by panel, and each packed piece stays in the L1 cache. */
 static void run_few(const ProductRun *r, float *room) {
     float *a = room + PRODUCT_BLOCK * PRODUCT_COLS;
     int64_t block = block_of(r->k, r->type),
-            span = PACK_ROWS / FEW_ROWS; /* of A there is room for so many blocks */
+            span = PACK_ROWS / FEW_ROWS; /* blocks of A that fit into its buffer */
     for (int64_t start = 0; start < r->k; start += span * block) {
         Rows rows[PACK_ROWS / FEW_ROWS];
         int64_t count = 0;
@@ -386,7 +391,7 @@ static void product_run(const ProductRun *r, float *room) {
 
 /* ---- the limit ---- */
 
-/* Sums of a strip that stay in registers, and so do what is added to them: what a core could do at most. */
+/* A strip with all operands in registers: the upper bound of one core. */
 static double fma_limit(int64_t rounds, float *sums) {
     Vec sum[STRIP_ROWS][STRIP_VECTORS], x = vec_load(sums), y = vec_load(sums + VLEN);
     UNROLL for (int r = 0; r < STRIP_ROWS; r++) UNROLL for (int v = 0; v < STRIP_VECTORS; v++) sum[r][v] =

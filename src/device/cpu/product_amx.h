@@ -1,24 +1,25 @@
-/* Products of bf16 by AMX. Part of kernels_all.h, after product.h and amx.h; empty where there is none.
+/* Products of bf16 with AMX. Part of kernels_all.h, after product.h and amx.h; empty if the instruction set
+ * has no AMX.
  *
- * An element of C is one chain over groups of 32 elements (amx.h), begun with C where the product is added to
- * it, in ascending order; then what waits of splits further left, as in product.h. So it is the same whatever
- * m, n, the row lengths, its place and how k is cut here.
+ * Each element of C is one chain, in ascending order, over groups of 32 elements (amx.h), starting from C if
+ * the product accumulates; then the sums of splits further left are added, as in product.h. So it depends on
+ * neither m, n, the row lengths, its position, nor how k is cut into blocks here.
  *
- * Both operands are packed: B in panels of 32 columns, [16 pairs of each group][32], which stay in a
- * second-level cache; A in strips of 32 rows, [groups][2 tiles], each of which meets all of those panels.
- * Four tiles of sums take two of each: four loads for four dot products, at half the time of these, if A
- * comes from the first-level cache. So a block of k is as long as a strip may be to stay there, and panels
- * pass it by (amx_chain). Sums go to C between blocks; a strip's blocks follow each other, as far as there is
- * room for B, so that C is still near. What waits for memory is asked for early: each step of a chain wants
- * some lines of the next strip, each strip the next piece of C. Results in bf16 are whole lines that nothing
- * reads before they would have left the caches: these go to memory at once, without being read before.
- */
+ * Both operands are packed. B becomes panels of 32 columns, [16 pairs of each group][32], which stay in the
+ * L2 cache. A becomes strips of 32 rows, [groups][2 tiles], each of which is multiplied by all those panels.
+ * Four tiles of sums need two tiles of each operand: four loads for four dot products, and the loads take
+ * half the time of the dot products if A comes from the L1 cache. So a block of k is as long as a strip may
+ * be to stay in L1, and panels bypass L1 (amx_chain). Sums are stored to C between blocks. The blocks of one
+ * strip follow each other, as far as B's buffer reaches, so that C is still in cache. Memory is prefetched:
+ * each step of a chain requests some lines of the next strip, each strip the next piece of C. Results in bf16
+ * that fill whole cache lines are written with non-temporal stores, since nothing reads them before they
+ * would have been evicted. */
 #if VEC_AMX
 
 enum {
     AMX_PANEL = AMX_FOUR,                       /* rows of a strip, columns of a panel */
     AMX_BLOCK = 16,                             /* groups */
-    AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* of B that are packed at a time */
+    AMX_B_WORDS = PRODUCT_BLOCK * PRODUCT_COLS, /* capacity for packed B */
     AMX_A_WORDS = PRODUCT_BLOCK * PACK_ROWS,
 };
 _Static_assert(2 * (int)AMX_BLOCK * (int)AMX_WORDS <= (int)AMX_A_WORDS, "a strip fits into a product's room");
@@ -28,12 +29,12 @@ INLINE int64_t amx_padded(int64_t width) { return (width + AMX_PANEL - 1) / AMX_
 
 /* ---- packing ---- */
 
-/* Lines that are not there, or parts of them, are zeros. */
+/* Zeros the padding of a packed operand. */
 INLINE void amx_zero_words(float *to, int64_t row, int64_t lines, int64_t words) {
     for (int64_t i = 0; i < lines; i++) memset(to + i * row, 0, (size_t)words * sizeof *to);
 }
 
-/* Of B transposed: columns are contiguous, as pairs along them. */
+/* Packs B if it is transposed: its columns are contiguous, and pairs lie along them. */
 static void amx_panels_along(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to) {
     const int64_t lines = amx_groups(depth) * AMX_SIDE, terms = terms_of(depth, DTYPE_BF16);
     for (int64_t i = 0; i < width; i += AMX_SIDE) {
@@ -47,7 +48,8 @@ static void amx_panels_along(const uint16_t *from, int64_t row, int64_t width, i
         amx_zero_words(to + width / AMX_PANEL * AMX_PANEL * lines + AMX_SIDE, AMX_PANEL, lines, AMX_SIDE);
 }
 
-/* Of B as it is: pairs of two rows, some panels' at once, since a row is read in order. */
+/* Packs B if it is not transposed: pairs are made of two rows. Several panels are packed at a time, so that
+ * rows are read sequentially. */
 static void amx_panels_across(const uint16_t *from, int64_t row, int64_t width, int64_t depth, float *to) {
     enum { TOGETHER = 4 * AMX_PANEL, AHEAD = 8 };
     const int64_t lines = amx_groups(depth) * AMX_SIDE, padded = amx_padded(width);
@@ -65,7 +67,7 @@ static void amx_panels_across(const uint16_t *from, int64_t row, int64_t width, 
         }
 }
 
-/* Tiles of A lie `step` words apart from group to group. Of A as it is: rows are contiguous. */
+/* Packs tiles of A if it is not transposed. Groups are `step` words apart. */
 static void amx_tiles_along(const uint16_t *from, int64_t row, int64_t rows, int64_t depth, float *to,
                             int64_t step) {
     for (int64_t g = 0; g < amx_groups(depth); g++, from += AMX_GROUP, to += step)
@@ -85,7 +87,7 @@ static void amx_pack_b(const ProductRun *r, int64_t line, int64_t width, int64_t
         amx_panels_across(from + first * o->row + line, o->row, width, depth, to);
 }
 
-/* A strip: two tiles beside each other in each group; one where only that has rows. */
+/* Packs a strip of A: two tiles side by side in each group, or one if there are no rows for the second. */
 static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t first, int64_t depth,
                        float *to) {
     const ProductOperand *o = &r->a;
@@ -102,7 +104,7 @@ static void amx_pack_a(const ProductRun *r, int64_t line, int64_t rows, int64_t 
 
 /* ---- strips ---- */
 
-/* Sums of a strip that are not simply C's: they go through memory of this thread. */
+/* Buffer for sums of a strip that cannot go straight to C. */
 typedef float AmxSums[AMX_PANEL * AMX_PANEL];
 
 static void amx_begin_sums(const Strip *s, int64_t rows, AmxSums sums) {
@@ -112,20 +114,21 @@ static void amx_begin_sums(const Strip *s, int64_t rows, AmxSums sums) {
         memcpy(sums + i * AMX_PANEL, r->c + (s->i + i) * r->c_row + s->j, (size_t)s->cols * sizeof(float));
 }
 
-/* Whether the results of a strip are lines of the cache, of many rows (a few are read at once). */
+/* Whether the results of a strip are whole cache lines of a product with many rows (if there are few, they
+ * are read soon). */
 INLINE bool amx_makes_lines(const Strip *s) {
     const ProductRun *r = s->run;
     return s->last && r->rounded && r->m > FEW_ROWS && s->cols == AMX_PANEL &&
            ((uintptr_t)(r->rounded + s->j) | (uintptr_t)r->rounded_row * 2) % 64 == 0;
 }
 
-/* Past the caches. */
+/* Non-temporal store. */
 INLINE void amx_put_line(uint16_t *to, Vec left, Vec right) {
     __m512i line = _mm512_castsi256_si512((__m256i)vec_round(left));
     _mm512_stream_si512((void *)to, _mm512_inserti64x4(line, (__m256i)vec_round(right), 1));
 }
 
-/* A vector of sums in row i, with what waits for them. */
+/* A vector of sums in row i, plus those of the splits that it completes. */
 INLINE Vec amx_whole_sum(const Strip *s, int64_t i, int64_t v, int64_t left, const float *sums) {
     const ProductRun *r = s->run;
     Vec sum = vec_load(sums + v);
@@ -177,7 +180,7 @@ INLINE void amx_strip_of(const Strip *s, const float *a, const float *b, int64_t
     }
 }
 
-/* At most AMX_PANEL rows by one panel. */
+/* Multiplies at most AMX_PANEL rows by one panel. */
 static void amx_strip(const Strip *s, const float *a, const float *b, int64_t groups, int64_t rows,
                       const AmxAhead *next) {
     if (rows > AMX_SIDE && s->cols > AMX_SIDE)
@@ -192,7 +195,7 @@ static void amx_strip(const Strip *s, const float *a, const float *b, int64_t gr
 
 /* ---- runs ---- */
 
-/* Elements of a block: of nearly equal ones, whole groups. */
+/* Elements in a block: whole groups, in blocks of nearly equal length. */
 static int64_t amx_block_of(int64_t k) {
     int64_t groups = amx_groups(k), blocks = (groups + AMX_BLOCK - 1) / AMX_BLOCK;
     return (groups + blocks - 1) / blocks * AMX_GROUP;
@@ -202,8 +205,8 @@ static Strip amx_strip_at(const ProductRun *r, int64_t i, int64_t j, int64_t fir
     return (Strip){r, i, j, min_i64(AMX_PANEL, r->n - j), r->add || first > 0, first + depth == r->k};
 }
 
-/* What panel `panel` of `panels` asks for: its part of the strip that begins at row i, a line of which are 32
- * elements of a row or, of A transposed, of a column. */
+/* The part of the next strip (from row i on) that panel `panel` of `panels` prefetches. A line holds 32
+ * elements of a row, or, if A is transposed, of a column. */
 static AmxAhead amx_next_of_a(const ProductRun *r, int64_t i, int64_t first, int64_t panel, int64_t panels) {
     const ProductOperand *o = &r->a;
     int64_t each = (AMX_PANEL + panels - 1) / panels, line = panel * each;
@@ -216,7 +219,7 @@ static AmxAhead amx_next_of_a(const ProductRun *r, int64_t i, int64_t first, int
     return next;
 }
 
-/* Where a strip's sums will go, or come from. */
+/* Prefetches the destination of a strip's sums. */
 static void amx_fetch_c(const Strip *s, int64_t rows) {
     const ProductRun *r = s->run;
     bool rounded = s->last && r->rounded;
@@ -227,7 +230,7 @@ static void amx_fetch_c(const Strip *s, int64_t rows) {
         for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + i * row + b, 1);
 }
 
-/* One strip by the panels of B. */
+/* Multiplies one strip by all panels of B. */
 static void amx_sweep(const ProductRun *r, int64_t i, int64_t first, int64_t depth, const float *b,
                       const float *a) {
     const int64_t groups = amx_groups(depth), panels = amx_padded(r->n) / AMX_PANEL;
@@ -241,7 +244,7 @@ static void amx_sweep(const ProductRun *r, int64_t i, int64_t first, int64_t dep
     }
 }
 
-/* Of B as many blocks at a time as there is room for, each of `words`. */
+/* Packs as many blocks of B at a time as fit into its buffer, `words` each. */
 static void amx_run_blocks(const ProductRun *r, float *room) {
     float *a = room + AMX_B_WORDS;
     const int64_t block = amx_block_of(r->k), words = block / 2 * amx_padded(r->n);
@@ -263,9 +266,9 @@ static void amx_run_blocks(const ProductRun *r, float *room) {
     }
 }
 
-/* As run_few: B is read in order, and a panel of it stays in the first-level cache. */
+/* As run_few: B is read sequentially, and one packed panel stays in the L1 cache. */
 static void amx_run_few(const ProductRun *r, float *room) {
-    enum { SPAN = AMX_A_WORDS / (AMX_BLOCK * AMX_WORDS) }; /* blocks of A that there is room for */
+    enum { SPAN = AMX_A_WORDS / (AMX_BLOCK * AMX_WORDS) }; /* blocks of A that fit into its buffer */
     float *a = room + AMX_B_WORDS;
     int64_t block = amx_block_of(r->k);
     for (int64_t start = 0; start < r->k; start += SPAN * block) {
@@ -296,7 +299,7 @@ static void amx_product_run(const ProductRun *r, float *room) {
     else
         amx_run_blocks(r, room);
     amx_end();
-    _mm_sfence(); /* lines that went past the caches are there before a thread says that it is done */
+    _mm_sfence(); /* non-temporal stores must be visible before the thread reports that it is done */
 }
 
 #endif

@@ -1,13 +1,13 @@
-/* Products of small matrices that lie in cache, and transposes: what attention is made of. Part of
+/* Products of small matrices in cache, and transposes: the building blocks of attention. Part of
  * kernels_all.h. */
 
 enum { TILE_ROWS = 6, TILE_VECTORS = VLEN == 16 ? 4 : 2 }; /* sums of a tile fill most of the registers */
 
-/* ---- lines ahead ---- */
+/* ---- prefetching ---- */
 
-/* Rows of tensors that will be wanted: far apart in memory, which no processor foresees, and too many to be
- * asked for at once. So they wait here, and products ask for some with every tile: arithmetic goes on while
- * they come. What has not come when it is wanted comes then. */
+/* Rows of tensors to prefetch. They lie too far apart for the hardware prefetcher, and are too many to
+ * request at once. So they are queued here, and products prefetch a few rows with every tile, which overlaps
+ * the loads with arithmetic. A row that has not arrived in time is loaded when it is read. */
 typedef struct AheadRows {
     const char *at;
     int64_t row, bytes, rows;
@@ -40,9 +40,9 @@ typedef enum TileMode {
     TILE_RESCALE
 } TileMode; /* C = AB, C + AB, C * factor[column] + AB */
 
-/* A product of m x k scalars and k x n numbers, n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step],
- * where one of the two is 1. An element is one chain of sums, whatever its place and the shape. Of bf16 both
- * are pairs along k, in words of 32 bits, and k counts these. */
+/* A product of a [m, k] and b [k, n], n a multiple of VLEN. A[i][p] is a[i * a_row + p * a_step], where one
+ * of the two strides is 1. Each element is one chain of sums, whose order depends on neither its position nor
+ * the shape. With `pairs`, both operands are bf16 pairs along k, in words of 32 bits, and k counts pairs. */
 typedef struct Product {
     bool pairs;
     int64_t m, n, k;
@@ -107,7 +107,7 @@ INLINE void tile_columns(const Product *p, const bool across, const bool pairs) 
     for (; j < p->n; j += VLEN) tile_column(p, j, 1, across, pairs);
 }
 
-/* Functions of their own: where they were part of a larger one, sums of a tile did not stay in registers. */
+/* Not inlined: as parts of a larger function, the compiler did not keep a tile's sums in registers. */
 static __attribute__((noinline)) void product_along(Product p) { tile_columns(&p, false, false); }
 static __attribute__((noinline)) void product_across(Product p) { tile_columns(&p, true, false); }
 #if VEC_PAIRS
@@ -131,9 +131,9 @@ static void product(Product p) {
 
 /* ---- transposes ---- */
 
-/* Blocks of 4 x 4 words of 32 bits. A vector holds one row of each of its blocks, which lie below each other
- * in the matrix: shuffles that stay within 16 bytes turn all of them at once, and a column of all is one
- * vector. Of bf16 a word is two columns, which are told apart after that. */
+/* Transposes in blocks of 4 x 4 words of 32 bits. A vector holds one row of each of its blocks, which lie
+ * below each other in the matrix. Shuffles within 16 bytes then transpose all blocks at once, and one result
+ * vector is one column of all blocks. For bf16 a word is two columns, which are separated afterwards. */
 typedef float Quad __attribute__((vector_size(16)));
 
 INLINE Quad quad_get(const void *p) {
@@ -142,7 +142,8 @@ INLINE Quad quad_get(const void *p) {
     return q;
 }
 
-/* `wide`: what is made of two vectors, in four ways; low and high halves of each 16 bytes, interleaved. */
+/* Shuffles of two vectors: within each 16 bytes, interleave the low (or high) two words, or concatenate the
+ * first (or last) two. */
 #define LOW_4 0, 4, 1, 5
 #define HIGH_4 2, 6, 3, 7
 #define FRONT_4 0, 1, 4, 5
@@ -156,7 +157,8 @@ INLINE Quad quad_get(const void *p) {
 #define FRONT_16 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
 #define BACK_16 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
 
-/* Defines turn_N: N rows of 16 bytes, `row` bytes apart, to N numbers of each column, to_row apart. */
+/* Defines turn_N, which transposes N rows of 16 bytes, `row` bytes apart, into columns of N numbers, to_row
+ * apart. */
 #define TURN(N, Vector, words, get)                                                                          \
     INLINE void turn_##N(const char *from, int64_t row, float *to, int64_t to_row, float factor, Dtype t) {  \
         Vector a = get(from, 4 * row), b = get(from + row, 4 * row);                                         \
@@ -200,8 +202,8 @@ INLINE Vec hex_get(const char *p, int64_t far) {
 TURN(16, Vec, VecBits, hex_get)
 #endif
 
-/* Columns of 64 bytes, a line of the cache, of as many rows at once as there are: what is read of a line is
- * read while it is there, although lines a power of two apart share few places. */
+/* Transposes up to one cache line (64 bytes) of columns, all rows. Whole lines are consumed at once, before
+ * they are evicted: rows a power of two apart compete for the same few cache sets. */
 INLINE void turn_lines(const char *from, int64_t row, int64_t rows, int64_t words, float *to, int64_t to_row,
                        float factor, Dtype t) {
     const int64_t step = 16 / (int64_t)dtype_bytes(t) * to_row;
