@@ -1,5 +1,5 @@
-/* Kernels that treat each element by itself: add, cast, bias, activations, caps; and sums over rows of a kind
- * as simple. Part of kernels_all.h. */
+/* Elementwise kernels (add, cast, bias, activations, caps) and simple sums over rows. Part of
+ * kernels_all.h. */
 
 INLINE void add_typed(int64_t n, const void *a, const void *b, void *out, Dtype c) {
     EACH_VECTOR(i, left, n) put(out, i, left, c, get(a, i, left, c) + get(b, i, left, c));
@@ -72,7 +72,7 @@ static void softcap(int64_t n, float cap, void *x, Dtype c) { BY_DTYPE(c, softca
 
 INLINE Vec sigmoid(Vec x) { return vec_reciprocal(1.0f + vec_exp(-x)); }
 
-/* f(z), and its slope where that is wanted. */
+/* f(z), and its derivative if needed. */
 typedef struct Activated {
     Vec value, slope;
 } Activated;
@@ -123,7 +123,7 @@ INLINE void activation_backward_typed(int64_t rows, int64_t inter, const void *x
     }
 }
 
-/* Gates and ups that alternate, of which a vector of each is taken apart at a time. */
+/* A vector of gates and one of ups, deinterleaved. */
 typedef struct Pairs {
     Vec gate, up;
 } Pairs;
@@ -146,7 +146,7 @@ INLINE void put_pairs(void *x, int64_t i, int64_t left, Pairs p, Dtype c) {
     }
 }
 
-/* Of a pair: what it makes, and what the gradient is multiplied by for either. */
+/* For a pair: the activation, and the derivatives with respect to gate and up. */
 typedef struct Clamped {
     Vec value;
     Pairs slope;
@@ -176,7 +176,7 @@ INLINE void clamped_backward_typed(int64_t n, const void *x, const void *dact, v
     }
 }
 
-/* Calls body(..., f, gated, dtype) with constants: each kind gets code of its own. */
+/* Calls body(..., f, gated, dtype) with constants, so that each combination gets code of its own. */
 #define BY_ACTIVATION(f, gated, type, body, ...)                     \
     do {                                                             \
         if ((f) == ACT_SILU && (gated))                              \

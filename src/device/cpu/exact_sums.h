@@ -2,33 +2,33 @@
 
 typedef float VecNarrow __attribute__((vector_size(2 * VLEN)));
 typedef double VecDouble __attribute__((vector_size(4 * VLEN)));
-enum { HALF_VLEN = VLEN / 2 }; /* lanes of these */
+enum { HALF_VLEN = VLEN / 2 }; /* lanes of VecNarrow */
 
-/* The exact sum of a piece of gradients' powers v = |g|^p, p 1 or 2, with doubles alone.
+/* The exact sum of the powers v = |g|^p of a piece of gradients, p 1 or 2, in doubles alone.
  *
- * Adding v to a large number s in [2^k, 2^(k+1)) rounds it to a multiple of u = 2^(k-52), the unit of s. What
- * was added, (s + v) - s, and what was lost, v minus that, are both exact, and what was lost is at most u /
- * 2: it goes to the next, finer level. (Rump, Ogita & Oishi, "Accurate floating-point summation", 2008;
- * Ahrens, Demmel & Nguyen, "Algorithms for efficient reproducible floating point summation", 2020.) A sum
- * starts at 1.5 * 2^k and stays in its binade because the n = 2^12 elements of a piece together come to no
- * more than n times the bound of one, 2^(k - 2):
+ * Adding v to a large number s in [2^k, 2^(k+1)) rounds it to a multiple of u = 2^(k-52), the unit of s. Both
+ * the part that was added, (s + v) - s, and the part that was lost, v minus that, are exact. The lost part is
+ * at most u / 2 and goes to the next, finer level. (Rump, Ogita & Oishi, "Accurate floating-point summation",
+ * 2008; Ahrens, Demmel & Nguyen, "Algorithms for efficient reproducible floating point summation", 2020.) A
+ * sum starts at 1.5 * 2^k. It stays in its binade because the n = 2^12 elements of a piece together are at
+ * most n times the bound of one, 2^(k - 2):
  *
  *     level   bound of v              k               u
  *     0       2^b                     b + 14          2^(b - 38)
  *     1       2^(b - 39)              b - 25          2^(b - 77)
  *     2       2^(b - 78)              b - 64          2^(b - 116)
  *
- * By the same bound the lanes of a level, and low and high halves, can be added to each other without
- * rounding. Nothing is left after the last level if v is a multiple of its unit: with |g| < 2^e, b = p e,
- * every |g| from 2^(e - 35) on is a multiple of 2^(e - 58), and its square of 2^(2 e - 116). Smaller elements
- * wait for a pass of their own, with a smaller b. */
+ * By the same bound, the lanes of a level and its low and high halves can be added to each other without
+ * rounding. Nothing is left after the last level if v is a multiple of its unit. With |g| < 2^e and b = p e,
+ * every |g| >= 2^(e - 35) is a multiple of 2^(e - 58), and its square one of 2^(2 e - 116). Smaller elements
+ * are left to another pass with a smaller b. */
 enum { LEVELS = 3, LEVEL_STEP = 39, LEVEL_ROOM = STATS_PIECE_LOG2 + 2, LEVEL_REACH = 35 };
 
 typedef struct Levels {
     VecDouble start[LEVELS], low[LEVELS], high[LEVELS];
 } Levels;
 
-/* Values will be below 2^bound. */
+/* All values must be below 2^bound. */
 INLINE Levels levels_start(int bound) {
     Levels s;
     for (int l = 0; l < LEVELS; l++)
@@ -36,7 +36,7 @@ INLINE Levels levels_start(int bound) {
     return s;
 }
 
-/* Adds v to a half of every level. */
+/* Adds v to one half (low or high) of the levels. */
 INLINE void levels_add(VecDouble *half, VecDouble v) {
     for (int l = 0; l < LEVELS; l++) {
         VecDouble before = half[l];
@@ -54,15 +54,15 @@ INLINE void levels_finish(const Levels *s, ExactSum *sum) {
     }
 }
 
-/* Adds the powers of a piece's elements from `top`, the largest still to be added, down to 2^-LEVEL_REACH of
- * it; returns the largest that is left, 0 if none is. */
+/* Adds the powers of a piece's elements from `top`, the largest that has not been added yet, down to
+ * 2^-LEVEL_REACH of it. Returns the largest element that is left, 0 if none. */
 INLINE double sum_powers(int64_t n, const float *g, bool square, double top, ExactSum *sum) {
     int exponent;
     (void)frexp(top, &exponent); /* top < 2^exponent */
     Levels s = levels_start(square ? 2 * exponent : exponent);
     Vec next = {0}, lowest = vec_set((float)ldexp(1, exponent - LEVEL_REACH)), highest = vec_set((float)top);
     EACH_VECTOR(i, left, n) {
-        __builtin_prefetch(g + i + STATS_PIECE); /* the next piece comes while this one is computed */
+        __builtin_prefetch(g + i + STATS_PIECE); /* prefetch the next piece */
         Vec x = vec_abs(get(g, i, left, DTYPE_F32));
         VecInt here = (VecInt)(x >= lowest) & (VecInt)(x <= highest), below = (VecInt)(x < lowest);
         next = vec_max((Vec)(below & (VecInt)x), next);
@@ -84,12 +84,12 @@ static double piece_top(int64_t n, const float *g) {
     EACH_VECTOR(i, left, n) {
         Vec x = vec_abs(get(g, i, left, DTYPE_F32));
         top = vec_max(x, top); /* skips NaN */
-        zero += x - x;         /* NaN for ever after NaN and infinity */
+        zero += x - x;         /* NaN once an element was NaN or infinite */
     }
     return (double)(vec_top(top) + vec_sum(zero));
 }
 
-/* Element by element: any power, any bits. */
+/* Element by element: for any power, and for pieces with non-finite elements. */
 static void grad_stats_slowly(int64_t first, int64_t count, const float *g, double p, double unit,
                               GradStats *all) {
     for (int64_t i = first; i < first + count; i++) {

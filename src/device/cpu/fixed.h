@@ -3,7 +3,7 @@
 typedef int64_t VecLong __attribute__((vector_size(4 * VLEN)));
 typedef uint64_t VecLongBits __attribute__((vector_size(4 * VLEN)));
 
-/* As get and put, half as many elements at a time; left may be below 1. */
+/* As get and put, for half a vector; left may be below 1. */
 INLINE VecLong get_long(const int64_t *p, int64_t i, int64_t left) {
     VecLong v = {0};
     if (left >= HALF_VLEN)
@@ -20,8 +20,8 @@ INLINE void put_long(int64_t *p, int64_t i, int64_t left, VecLong v) {
         memcpy(p + i, &v, (size_t)left * sizeof *p);
 }
 
-/* x, at most 2^62 in size and with the 24 digits of a float, rounded to a whole number: its part above 2^32
- * and the rest, each rounded by what adding 1.5 * 2^52 does, which leaves a whole number in the low bits. */
+/* Rounds x, at most 2^62 in size and with the 24 digits of a float, to a whole number: its part above 2^32
+ * and the rest separately. Adding 1.5 * 2^52 rounds each and leaves a whole number in the low bits. */
 INLINE VecLongBits round_to_long(VecDouble x) {
     const double shift = 0x1.8p52;
     VecDouble zero = {0}, high = x * 0x1p-32 + shift, low = (x - (high - shift) * 0x1p32) + shift;
@@ -29,7 +29,7 @@ INLINE VecLongBits round_to_long(VecDouble x) {
     return (((VecLongBits)high - base) << 32) + ((VecLongBits)low - base);
 }
 
-/* Largest float that is no larger than the limit: floats can be compared with it instead. */
+/* Largest float <= limit: comparing floats with it gives the same result as comparing with limit. */
 static float float_below(double limit) {
     float f = (float)limit;
     return (double)f > limit ? nextafterf(f, -HUGE_VALF) : f;
@@ -66,7 +66,7 @@ static void fixed_add(int64_t first, int64_t count, const float *g, int64_t *acc
         if (!(fabsf(g[i]) <= most) && refused->count++ == 0) refused->first = i;
 }
 
-/* A whole number to the nearest float at once: by way of double it might be rounded twice. */
+/* Converts directly to the nearest float: a conversion by way of double might round twice. */
 static void fixed_to_float(int64_t n, const int64_t *acc, float *out) {
     EACH_VECTOR(i, left, n) {
         VecNarrow half[2] = {

@@ -1,14 +1,14 @@
-/* Mamba-2 (device.h: MambaShape), a row of a head's state at a time: the N numbers of a row lie in lanes, and
- * tokens come one after another. A row is a chain of its own from token to token, in registers and the
- * first-level cache; on a CPU that costs as many operations as products of chunks would, and gives a
- * sequence in pieces the bits of the whole.
+/* Mamba-2 (device.h: MambaShape), one row of a head's state at a time: the N numbers of a row lie in lanes,
+ * and tokens follow one after another. Each row is an independent chain from token to token, held in
+ * registers and the L1 cache. On a CPU this costs as many operations as products of chunks would, and a
+ * sequence that is processed in pieces gets the same bits as in one call.
  *
- * What a state is multiplied by is 0 at the first token of a document: no other place knows where these
- * begin. Part of kernels_all.h. */
+ * At the first token of a document the state's factor `keep` is 0; nothing else here depends on where
+ * documents begin. Part of kernels_all.h. */
 
 /* ---- steps ---- */
 
-/* log(1 + x) where x is from 0 to 1: 2 artanh(s) by its series, with s = x / (2 + x) of at most 1/3. */
+/* log(1 + x) for x in [0, 1]: the series of 2 artanh(s), with s = x / (2 + x) <= 1/3. */
 INLINE Vec vec_log1p(Vec x) {
     Vec s = x / (2.0f + x), square = s * s, series = vec_set(1.0f / 15);
     for (int k = 13; k > 0; k -= 2) series = series * square + 1.0f / (float)k;
@@ -17,7 +17,7 @@ INLINE Vec vec_log1p(Vec x) {
 
 INLINE Vec softplus(Vec x) { return vec_max(x, vec_set(0)) + vec_log1p(vec_exp(-vec_abs(x))); }
 
-/* Of a head at the tokens of a stride: its steps, and what its state is multiplied by. */
+/* For one head and the tokens of a chunk: the steps, and the factors of the state. */
 typedef struct MambaSteps {
     float step[MAMBA_CHUNK], keep[MAMBA_CHUNK];
     float rate; /* -exp(A_log) */
@@ -42,13 +42,13 @@ INLINE void mamba_steps(const MambaRun *r, int64_t head, int64_t first, int64_t 
 
 typedef float MambaRow[MAMBA_STATE];
 
-/* S_t of S_{t-1} and step x; they may be the same memory. */
+/* S_t from S_{t-1}, step x and B; S_t may overwrite S_{t-1}. */
 INLINE Vec mamba_next(const float *before, float keep, float x, const void *B, int64_t i, int64_t left,
                       Dtype c) {
     return vec_multiply_add(keep * vec_load(before + i), vec_set(x), get(B, i, left, c));
 }
 
-/* A token further; returns S_t C_t. */
+/* Advances the state by one token; returns S_t C_t. */
 INLINE float mamba_advance(float *now, float keep, float x, const void *B, const void *C, int64_t n,
                            Dtype c) {
     Vec sum = {0};
@@ -60,7 +60,7 @@ INLINE float mamba_advance(float *now, float keep, float x, const void *B, const
     return vec_sum(sum);
 }
 
-/* Where the states go that a stride ends with; NULL: nobody wants them. */
+/* Where the state after a chunk is stored; NULL: it is not needed. */
 INLINE float *mamba_end(const MambaRun *r, int64_t end) {
     return end < r->s.tokens ? mamba_start(r, end) : r->state;
 }
@@ -91,13 +91,14 @@ static void mamba_forward(const MambaRun *r, int64_t head, int64_t first, int64_
 
 /* ---- backward ---- */
 
-/* What the rows of a head add up, of a stride. */
+/* Gradients that are summed over the rows of a head's state, for the tokens of a chunk. */
 typedef struct MambaSums {
     float step[MAMBA_CHUNK], keep[MAMBA_CHUNK];
     double skip;
 } MambaSums;
 
-/* A token back: G_t of what the token behind it handed on; adds to dB and dC. */
+/* Goes back by one token: computes G_t from the gradient that the next token passed on, replaces that by the
+ * one for the previous token, and adds to dB and dC. */
 typedef struct MambaDots {
     float along, kept; /* G_t B_t, and G_t with S_{t-1} */
 } MambaDots;
@@ -117,7 +118,7 @@ INLINE MambaDots mamba_retreat(float *later, const float *before, const float *n
     return (MambaDots){vec_sum(along), vec_sum(kept)};
 }
 
-/* The row's states again: states[t] is that before the stride's token t. */
+/* Recomputes the row's states: states[t] is the one before the chunk's token t. */
 INLINE void mamba_states(const MambaRun *r, const MambaSteps *m, int64_t head, int64_t p, int64_t first,
                          int64_t count, MambaRow *states, Dtype c) {
     const MambaShape *s = &r->s;
@@ -154,8 +155,8 @@ INLINE void mamba_row_backward(const MambaRun *r, const MambaSteps *m, int64_t h
     memcpy(carry, later, bytes);
 }
 
-/* From the steps to what they are made of: d log keep = rate d step, and the slope of log(1 + e^z) is
- * 1 - exp(-step). */
+/* From gradients of steps and factors to those of dt, dt_bias, A_log and D: d log keep = rate d step, and the
+ * derivative of log(1 + e^z) is 1 - exp(-step). */
 INLINE void mamba_steps_backward(const MambaRun *r, const MambaSteps *m, int64_t head, int64_t first,
                                  int64_t count, const MambaSums *sums, Dtype c) {
     float slopes[MAMBA_CHUNK];
@@ -187,7 +188,7 @@ static void mamba_backward(const MambaRun *r, int64_t head, int64_t first, int64
     BY_DTYPE(r->c, mamba_backward_typed, r, head, first, count);
 }
 
-/* dB and dC of a group: the terms of its heads, in their order. */
+/* dB and dC of a group: the sums over its heads, in order. */
 INLINE void mamba_sum_typed(const MambaRun *r, int64_t first, int64_t t, Dtype c) {
     const MambaShape *s = &r->s;
     int64_t heads = s->heads / s->groups;
@@ -209,7 +210,7 @@ static void mamba_sum(const MambaRun *r, int64_t first, int64_t i) {
     BY_DTYPE(r->c, mamba_sum_typed, r, first, i);
 }
 
-/* ---- the gate and its norm ---- */
+/* ---- gated norm ---- */
 
 INLINE Vec gated(const void *x, const void *gate, int64_t i, int64_t left, Dtype c) {
     Vec z = get(gate, i, left, c);
@@ -242,7 +243,7 @@ static void gated_norm_forward(GatedNorm s, const void *x, const void *gate, con
     BY_DTYPE(c, gated_norm_forward_typed, s, x, gate, w, y);
 }
 
-/* Of one run; as rms_backward_typed, and then through the gate. */
+/* Backward of one run, as in rms_backward_typed, then through the gate. */
 INLINE void gated_run_backward(const GatedNorm *s, const void *x, const void *gate, const float *w,
                                const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
     float scale = gated_rstd(s, x, gate, c);

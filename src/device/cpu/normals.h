@@ -1,8 +1,8 @@
-/* Normal numbers in lanes, with the bits of rng_normals. Part of kernels_all.h, after fixed.h.
+/* Normal numbers in vectors, with the bits of rng_normals. Part of kernels_all.h, after fixed.h.
  *
- * Invariant: each operation on doubles is one of IEEE 754, in the order of base/rng.c, so that no instruction
- * set shows. Logarithms are the C library's, one by one: 15 numbers of 100 lie in the tails, where they take
- * one. */
+ * Invariant: every operation on doubles is one IEEE 754 operation, in the order of base/rng.c, so results do
+ * not depend on the instruction set. Logarithms are computed one by one with the C library: only numbers in
+ * the tails, 15 of 100, need one. */
 
 enum { NORMALS = 64 }; /* made at a time; a multiple of VLEN */
 
@@ -36,7 +36,8 @@ INLINE VecDouble double_sqrt(VecDouble v) {
 #endif
 }
 
-/* A product, rounded: kernels are compiled such that a sum behind it would become one instruction with it. */
+/* A product that is rounded. Kernels are compiled with contraction, which would otherwise fuse it with a sum
+ * that follows. */
 INLINE VecDouble double_product(VecDouble a, VecDouble b) {
     VecDouble product = a * b;
 #if defined(__FMA__)
@@ -51,7 +52,7 @@ INLINE VecDouble double_polynomial(const double c[8], VecDouble x) {
     return sum;
 }
 
-/* Probabilities of the numbers from `first` on. */
+/* Probabilities (uniform in the range) of the numbers from `first` on. */
 INLINE void normal_probabilities(uint64_t key, uint64_t first, const RngRange *r, double p[NORMALS]) {
     static const uint32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < NORMALS; i += VLEN, first += VLEN) {
@@ -59,7 +60,7 @@ INLINE void normal_probabilities(uint64_t key, uint64_t first, const RngRange *r
         VecNarrowBits words[4];
         memcpy(&lane, lanes, sizeof lane);
         c[0] = lane + (uint32_t)first;
-        c[1] = (uint32_t)(first >> 32) - (VecBits)(c[0] < lane); /* what carries is -1 */
+        c[1] = (uint32_t)(first >> 32) - (VecBits)(c[0] < lane); /* a carry reads as -1 */
         vec_philox(key, c);
         memcpy(words, c, sizeof words);
         for (int half = 0; half < 2; half++) {
@@ -73,7 +74,8 @@ INLINE void normal_probabilities(uint64_t key, uint64_t first, const RngRange *r
     }
 }
 
-/* Where they lie is gathered first, for loops without branches. 1 - p is exact in the upper half. */
+/* Replaces the numbers in the tails. Their indices are gathered first, so that the loops have no branches. 1
+ * - p is exact in the upper half. */
 INLINE void normal_tails(const double p[NORMALS], double out[NORMALS]) {
     int where[NORMALS], tails = 0;
     double r[NORMALS + HALF_VLEN], x[NORMALS + HALF_VLEN];
@@ -85,7 +87,7 @@ INLINE void normal_tails(const double p[NORMALS], double out[NORMALS]) {
         double at = p[where[t]];
         r[t] = -log(at > 0.5 ? 1 - at : at);
     }
-    for (int t = tails; t < tails + HALF_VLEN; t++) r[t] = 0; /* lanes that fill up a vector */
+    for (int t = tails; t < tails + HALF_VLEN; t++) r[t] = 0; /* padding lanes */
     for (int t = 0; t < tails; t += HALF_VLEN) {
         VecDouble root = double_sqrt(double_load(r + t)), from = root - RNG_TAIL_FROM;
         VecDouble value = double_polynomial(rng_tail.above, from) / double_polynomial(rng_tail.below, from);

@@ -3,7 +3,7 @@
 
 /* ---- norms ---- */
 
-/* What a normed number is multiplied by: a constant wherever a kernel is made. */
+/* The factor of a normed number; a compile-time constant of each kernel. */
 typedef enum Multiplier { BY_WEIGHT, BY_WEIGHT_PLUS_ONE, BY_ONE } Multiplier;
 INLINE Vec norm_weight(const float *w, int64_t i, int64_t left, const Multiplier by) {
     if (by == BY_ONE) return vec_set(1);
@@ -22,7 +22,7 @@ INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const voi
             if (x2) v += get(x2, i, left, c);
             if (kept) {
                 put(kept, i, left, c, v);
-                v = get(kept, i, left, c); /* as rounded: backward sees that */
+                v = get(kept, i, left, c); /* as rounded, because backward reads that */
             }
             squares += v * v;
         }
@@ -35,7 +35,7 @@ INLINE void rms_forward_typed(int64_t rows, int64_t hidden, float eps, const voi
     }
 }
 
-/* sum x dy w, over one row. */
+/* Sum of x dy w over one row. */
 INLINE float rms_products(int64_t n, const void *x, const float *w, const void *dy, const Multiplier by,
                           Dtype c) {
     Vec dot = {0};
@@ -44,9 +44,9 @@ INLINE float rms_products(int64_t n, const void *x, const float *w, const void *
     return vec_sum(dot);
 }
 
-/* Of one row, with the mean of g n. Which product is rounded is not left to contraction: that goes by the
- * branches around an expression, so that the last vector of a row could have other bits than those before it,
- * and the parts of a row that ranks have end elsewhere. */
+/* Backward of one row, given the mean of g n. Multiply-adds are explicit here, not left to contraction: that
+ * depends on the branches around an expression, so the last vector of a row could get other bits than those
+ * before it, and the shards of a row end at different elements. */
 INLINE void rms_backward_row(int64_t n, const void *x, const float *w, float scale, float mean,
                              const void *dy, void *dx, bool add_to, float *dw, const Multiplier by, Dtype c) {
     EACH_VECTOR(i, left, n) {
@@ -69,7 +69,7 @@ INLINE void rms_backward_typed(int64_t rows, int64_t hidden, const void *x, cons
     }
 }
 
-/* The lanes of a row that exist, and `none` in the others. */
+/* v, with `none` in the lanes past the end of the row. */
 INLINE Vec lanes_or(Vec v, int64_t left, float none) {
     for (int64_t lane = left < VLEN ? left : VLEN; lane < VLEN; lane++) v[lane] = none;
     return v;
@@ -81,7 +81,7 @@ INLINE float row_mean(const void *x, int64_t n, Dtype c) {
     return vec_sum(sum) / (float)n;
 }
 
-/* Two passes for mean and variance: the mean of squares less the square of the mean would cancel. */
+/* Mean and variance in two passes: the mean of squares minus the square of the mean would cancel. */
 INLINE void layer_forward_typed(int64_t rows, int64_t hidden, float eps, const void *a, const void *b,
                                 const float *w, const float *bias, void *sum, void *y, float *rstd, Dtype c) {
     for (int64_t r = 0; r < rows; r++) {
@@ -120,7 +120,7 @@ INLINE void layer_backward_typed(int64_t rows, int64_t hidden, const void *x, co
         Vec dot = {0}, total = {0};
         EACH_VECTOR(i, left, hidden) {
             Vec g = get(dyr, i, left, c) * get(w, i, left, DTYPE_F32);
-            dot += g * (get(xr, i, left, c) - mean); /* g is 0 where there is no lane */
+            dot += g * (get(xr, i, left, c) - mean); /* g is 0 in lanes past the end */
             total += g;
         }
         float along = vec_sum(dot) * scale / (float)hidden, middle = vec_sum(total) / (float)hidden;
@@ -168,13 +168,14 @@ INLINE float squares_of(const void *x, int64_t n, Dtype c) {
     return vec_sum(squares);
 }
 
-/* Rounded once, since its error is one for all of the row, and what follows are differences of scores. */
+/* Computed in double and rounded once: its error scales the whole row, and what follows depends on
+ * differences of scores. */
 INLINE float qk_rstd(double squares, int64_t n, float eps) {
     return (float)(1 / __builtin_sqrt(squares / (double)n + (double)eps));
 }
 
-/* The rows of queries, or of keys, of a token: `groups` of n numbers, one after the other. Their 1 / rms is
- * made again on the way back: it is cheaper than its memory. */
+/* The rows of a token's queries, or of its keys: `groups` of n numbers, one after the other. Backward
+ * recomputes their 1 / rms, which is cheaper than storing it. */
 typedef struct QkToken {
     const QkRows *rows;
     int64_t token, groups, n;
@@ -216,7 +217,7 @@ INLINE void qk_norm_forward_typed(AttentionShape s, QkRows rows, float eps, cons
     }
 }
 
-/* Of flat rows the splits' sums have the weights in them. */
+/* For flat rows with splits, the weights are already in the splits' sums (qk_norm_sums). */
 INLINE float row_mean_product(const QkToken *t, const void *x, const float *w, const void *dy, float rstd,
                               const Multiplier by, Dtype c) {
     if (t->rows->splits == 0) return rms_products(t->n, x, w, dy, by, c) * rstd / (float)t->n;
@@ -248,7 +249,8 @@ INLINE void qk_norm_backward_typed(AttentionShape s, QkRows rows, float eps, con
     }
 }
 
-/* Of a token's queries, or keys: where its splits begin in the token, and among their weights. */
+/* Sums over each split of a token's queries, or of its keys. `at`: where the splits begin in the token;
+ * `first`: where they begin in the weights. */
 INLINE void qk_sums_typed(AttentionShape s, KSplit splits, bool keys, const void *raw, const float *w,
                           const void *dqkv, float *sums, int64_t step, const Multiplier by, Dtype c) {
     int64_t q = (int64_t)s.heads * s.head_dim, row = q + 2 * (int64_t)s.kv_heads * s.head_dim,
@@ -322,11 +324,11 @@ static void rope(AttentionShape s, void *qkv, const int32_t *positions, const fl
 
 /* ---- cross-entropy ---- */
 
-/* A row is taken in parts that stay in the first-level cache: the part's maximum, then its sum of
- * exponentials. So the row comes from memory once. */
+/* A row is processed in parts that stay in the L1 cache: first the part's maximum, then its sum of
+ * exponentials. So the row is read from memory once. */
 enum { PART = 4096 };
 
-/* In chains that do not wait for each other. */
+/* In independent chains, to hide latency. */
 INLINE float part_max(const void *x, int64_t first, int64_t n, Dtype t) {
     enum { CHAINS = 4 };
     Vec top[CHAINS];
@@ -380,7 +382,8 @@ INLINE void loss_gradient_typed(int64_t n, const void *x, int64_t target, RowSum
         row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_F32);
     else
         row_gradient(x, n, t, of.max, factor, cap, dx, DTYPE_BF16);
-    /* Anew, and not by subtraction from what was stored: that may be rounded. */
+    /* The target's gradient is recomputed, not corrected by subtraction from the stored value, which may be
+     * rounded. */
     if (!here) return;
     double part = cap > 0 ? (double)logit / (double)cap : 0;
     double gradient =

@@ -1,5 +1,6 @@
-/* Convolutions and recurrences along the tokens, SCAN_CHANNELS channels at a time: tokens one after another,
- * channels in lanes, what goes from token to token in rows on the stack. Part of kernels_all.h. */
+/* Convolutions and recurrences along the tokens, SCAN_CHANNELS channels at a time. Channels lie in lanes,
+ * tokens follow one after another, and rows on the stack carry state from token to token. Part of
+ * kernels_all.h. */
 
 typedef float ScanRow[SCAN_CHANNELS];
 
@@ -7,14 +8,14 @@ INLINE void clear_row(float *row) { memset(row, 0, sizeof(ScanRow)); }
 
 /* ---- convolutions ---- */
 
-/* The row of token t, of those before the first: the tail's, fp32. */
+/* The input row of token t; for t < 0 it comes from the tail, in fp32. */
 INLINE Vec conv_input(const ConvShape *s, const void *x, const float *tail, int64_t t, int64_t at,
                       int64_t left, Dtype c) {
     return t < 0 ? get(tail + (t + s->taps - 1) * s->width, at, left, DTYPE_F32)
                  : get(tensor_at(x, t * s->row, c), at, left, c);
 }
 
-/* The first token that t sees. */
+/* The first token that token t sees. */
 INLINE int64_t conv_reach(const ConvShape *s, const int32_t *first_key, int64_t t) {
     return max_i64(first_key ? first_key[t] : t - s->taps + 1, t - s->taps + 1);
 }
@@ -23,7 +24,7 @@ INLINE Vec conv_tap(const ConvShape *s, const float *w, int64_t back, int64_t at
     return get(w + (s->taps - 1 - back) * s->width, at, left, DTYPE_F32);
 }
 
-/* Oldest token first. */
+/* Summed oldest token first. */
 INLINE Vec conv_sum(const ConvShape *s, const void *x, const float *w, const float *tail, int64_t reach,
                     int64_t t, int64_t at, int64_t left, Dtype c) {
     Vec sum = {0};
@@ -32,7 +33,7 @@ INLINE Vec conv_sum(const ConvShape *s, const void *x, const float *w, const flo
     return sum;
 }
 
-/* Oldest first, so that each row is read before it is written. */
+/* Moves oldest tokens first, so that each row is read before it is overwritten. */
 INLINE void conv_move_tail(const ConvShape *s, int64_t first, int64_t count, const void *x, float *tail,
                            Dtype c) {
     for (int64_t k = 0; k < s->taps - 1; k++) EACH_VECTOR(i, left, count)
@@ -57,8 +58,8 @@ static void conv_forward(ConvShape s, int64_t first, int64_t count, const void *
     BY_DTYPE(c, conv_forward_typed, &s, first, count, x, w, first_key, tail, y);
 }
 
-/* What a channel's backward pass takes along: gradients of the last K tokens' inputs, token t in row t % K,
- * and sums of the taps' gradients, of a block of tokens and of the blocks before it. */
+/* State of a channel's backward pass: gradients of the last K tokens' inputs (token t in row t % K), and sums
+ * of the taps' gradients, over the current block of tokens and over the blocks before it. */
 typedef struct ConvSums {
     ScanRow inputs[CONV_TAPS], block[CONV_TAPS], taps[CONV_TAPS];
 } ConvSums;
@@ -71,7 +72,7 @@ INLINE void conv_add_block(const ConvShape *s, ConvSums *sums) {
     }
 }
 
-/* Of token t: added to the inputs that it sees, and to the taps. */
+/* Adds token t's contributions to the gradients of the inputs that it sees, and of the taps. */
 INLINE void conv_backward_token(const ConvShape *s, int64_t first, int64_t count, const void *x,
                                 const float *w, int64_t reach, int64_t t, const void *dy, ConvSums *sums,
                                 Dtype c) {
@@ -94,7 +95,7 @@ INLINE void conv_put_input(const ConvShape *s, int64_t first, int64_t count, int
     put(tensor_to(dx, t * s->row, c), first + i, left, c, vec_load(&sums->inputs[t % s->taps][i]));
 }
 
-/* No later token sees t - K + 1, so after t its gradient is whole. */
+/* No token after t sees t - K + 1, so the gradient of that input is complete after token t. */
 INLINE void conv_backward_typed(const ConvShape *s, int64_t first, int64_t count, const void *x,
                                 const float *w, const int32_t *first_key, const void *dy, void *dx, float *dw,
                                 Dtype c) {
@@ -121,8 +122,7 @@ static void conv_backward(ConvShape s, int64_t first, int64_t count, const void 
 
 /* ---- recurrences ---- */
 
-/* Of some channels of a token: what a and b are made of, or the gradients of it. decay: what HAWK multiplies
- * s(r) by. */
+/* For some channels of a token: the inputs of a and b, or their gradients. decay: HAWK's factor of s(r). */
 typedef struct ScanElements {
     Vec gates[SCAN_GATES], values, decay;
 } ScanElements;
@@ -131,7 +131,7 @@ typedef struct ScanCoefficients {
     Vec a, b;
 } ScanCoefficients;
 
-/* -8 log(1 + exp(lambda)) of some channels, once for all tokens. */
+/* -8 log(1 + exp(lambda)) of some channels, computed once for all tokens. */
 INLINE void scan_decays(const float *lambda, int64_t first, int64_t count, float *decays) {
     clear_row(decays);
     for (int64_t i = 0; lambda && i < count; i++)
@@ -147,7 +147,7 @@ INLINE ScanElements scan_get(const ScanShape *s, const ScanInputs *in, int64_t t
     return e;
 }
 
-/* 1 - e^x where x is not above 0: near it by its series, as the difference has no digits there. */
+/* 1 - e^x for x <= 0. Near 0 by its series, because the difference would cancel. */
 INLINE Vec one_minus_exp(Vec x) {
     Vec series = 1.0f + x * (1.0f / 8);
     for (int k = 7; k > 1; k--) series = 1.0f + x * series * (1.0f / (float)k);
@@ -162,7 +162,7 @@ INLINE ScanCoefficients scan_coefficients(const ScanElements *e, const ScanKind 
     return (ScanCoefficients){vec_exp(log_a), vec_sqrt(one_minus_exp(2.0f * log_a)) * y * e->values};
 }
 
-/* Of HAWK, from da and db. */
+/* HAWK's gradients from da and db. */
 INLINE ScanElements hawk_slopes(const ScanElements *e, Vec da, Vec db) {
     Vec x = sigmoid(e->gates[0]), y = sigmoid(e->gates[1]), log_a = e->decay * x, a = vec_exp(log_a),
         square = one_minus_exp(2.0f * log_a), root = vec_sqrt(square), along = db * y,
@@ -171,7 +171,7 @@ INLINE ScanElements hawk_slopes(const ScanElements *e, Vec da, Vec db) {
         {dlog * e->decay * x * (1.0f - x), along * root * e->values * (1.0f - y)}, along * root, dlog * x};
 }
 
-/* From da and db; reference_scans.c has the formulas in words of their own. */
+/* Gradients from da and db; reference_scans.c computes the same with formulas of its own. */
 INLINE ScanElements scan_slopes(const ScanElements *e, Vec da, Vec db, const ScanKind kind) {
     if (kind == SCAN_HAWK) return hawk_slopes(e, da, db);
     Vec x = sigmoid(e->gates[0]), dbv = db * e->values, none = {0};
@@ -225,7 +225,7 @@ INLINE void scan_add_block(float *block, float *sums) {
 INLINE void scan_backward_typed(const ScanShape *s, int64_t first, int64_t count, const ScanInputs *in,
                                 const int32_t *first_key, const float *h, const void *dout,
                                 const ScanGradients *out, const ScanKind kind, Dtype c) {
-    ScanRow later, decays, block, sums; /* later: what the next token hands on */
+    ScanRow later, decays, block, sums; /* later: the gradient that the next token passes on */
     clear_row(later), clear_row(block), clear_row(sums);
     scan_decays(in->lambda, first, count, decays);
     for (int64_t t = s->tokens - 1; t >= 0; t--) {

@@ -1,6 +1,7 @@
-/* Vectors of VLEN floats, by the compilers' vector extensions, for the instruction set that the including
- * file is compiled for. Tensors of either dtype are read and written as fp32 vectors; the dtype is a constant
- * where it matters, since everything here is inlined into kernels that are instantiated for each dtype. */
+/* Vectors of VLEN floats, with the compiler's vector extensions, for the instruction set that the including
+ * file is compiled for. Tensors of either dtype are read and written as fp32 vectors. Where it matters, the
+ * dtype is a compile-time constant, since everything here is inlined into kernels that are instantiated for
+ * each dtype. */
 #ifndef WEFT_DEVICE_CPU_VECTOR_H
 #define WEFT_DEVICE_CPU_VECTOR_H
 
@@ -18,14 +19,14 @@
 #define VLEN 4
 #endif
 
-/* Dot products of pairs of bf16, a pair to a lane of 32 bits. */
+/* Dot products of bf16 pairs, one pair in each 32-bit lane. */
 #if defined(__AVX512BF16__)
 #define VEC_PAIRS 1
 #else
 #define VEC_PAIRS 0
 #endif
 
-/* Tiles of bf16, and AMX's instructions on them. */
+/* bf16 tiles, and AMX's instructions on them. */
 #if defined(__AMX_BF16__)
 #define VEC_AMX 1
 #else
@@ -58,7 +59,7 @@ INLINE VecInt vec_load_int(const int32_t *p) {
 /* mask (all bits of a lane, or none) ? a : b */
 INLINE Vec vec_select(VecInt mask, Vec a, Vec b) { return (Vec)((mask & (VecInt)a) | (~mask & (VecInt)b)); }
 
-/* The larger; b where either is NaN. */
+/* The larger; b if either is NaN. */
 INLINE Vec vec_max(Vec a, Vec b) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -69,7 +70,7 @@ INLINE Vec vec_max(Vec a, Vec b) {
 #endif
 }
 
-/* The smaller; b where either is NaN. */
+/* The smaller; b if either is NaN. */
 INLINE Vec vec_min(Vec a, Vec b) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
@@ -80,8 +81,8 @@ INLINE Vec vec_min(Vec a, Vec b) {
 #endif
 }
 
-/* sum + a * b with one rounding, where the instruction set has that: not left to contraction, which a
- * compiler that checks memory between the two (a sanitizer) cannot do everywhere alike. */
+/* sum + a * b, rounded once if the instruction set has fma. An intrinsic, not left to contraction: a compiler
+ * that checks memory accesses between the two operations (a sanitizer) cannot contract them everywhere. */
 INLINE Vec vec_multiply_add(Vec sum, Vec a, Vec b) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -92,7 +93,7 @@ INLINE Vec vec_multiply_add(Vec sum, Vec a, Vec b) {
 #endif
 }
 
-/* Terms of a sum of products: numbers in fp32, or pairs of bf16 in their place. */
+/* Terms of a sum of products: fp32 numbers, or bf16 pairs in their place. */
 INLINE Vec vec_term(const void *p, const bool pairs) { /* in all lanes */
     float x;
     memcpy(&x, p, sizeof x);
@@ -125,8 +126,8 @@ INLINE Vec vec_sqrt(Vec v) {
 
 INLINE Vec vec_abs(Vec v) { return (Vec)((VecBits)v & 0x7fffffff); }
 
-/* Products of the lower halves of 64-bit lanes. Compilers make more of it than the one instruction that it
- * is. */
+/* Products of the lower halves of 64-bit lanes. An intrinsic, because compilers turn the plain expression
+ * into more than this one instruction. */
 INLINE VecWide vec_multiply_wide(VecWide a, VecWide b) {
 #if defined(__AVX512F__)
     return (VecWide)_mm512_mul_epu32((__m512i)a, (__m512i)b);
@@ -139,8 +140,8 @@ INLINE VecWide vec_multiply_wide(VecWide a, VecWide b) {
 #endif
 }
 
-/* The product of each lane with a constant, in two halves of 32 bits. Even lanes and odd ones are multiplied
- * apart, in lanes of 64 bits. */
+/* The product of each lane with a constant, as two halves of 32 bits. Even and odd lanes are multiplied
+ * separately, in 64-bit lanes. */
 INLINE void vec_multiply(uint32_t by, VecBits x, VecBits *high, VecBits *low) {
     const uint64_t lower = 0xffffffff;
     const VecWide factor = (VecWide){0} + by;
@@ -162,7 +163,7 @@ INLINE void vec_philox(uint64_t key, VecBits c[4]) {
     }
 }
 
-/* Lanes are added in halves: a fixed order. */
+/* Horizontal sum, by halves: a fixed order. */
 INLINE float vec_sum(Vec v) {
 #if VLEN == 16
     v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -184,7 +185,8 @@ INLINE float vec_top(Vec v) {
     return lane[0];
 }
 
-/* A bf16 is the upper half of an fp32: with AVX-512 one instruction moves all of them there and back. */
+/* A bf16 is the upper half of an fp32. With AVX-512 one instruction converts all lanes in either
+ * direction. */
 INLINE Vec vec_widen(VecHalf h) {
 #if defined(__AVX512BW__)
     const __m512i from = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6,
@@ -195,8 +197,8 @@ INLINE Vec vec_widen(VecHalf h) {
 #endif
 }
 
-/* To nearest, ties to even, which is to add half a unit, less one bit where the last bit kept is 0; a NaN
- * stays one. */
+/* Rounds to nearest, ties to even: adds half a unit, less one bit if the last bit kept is 0. NaN stays
+ * NaN. */
 INLINE VecHalf vec_round(Vec v) {
 #if defined(__AVX512BW__)
     const __m512i upper = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 31, 29,
@@ -216,8 +218,8 @@ INLINE VecHalf vec_round(Vec v) {
 #endif
 }
 
-/* 1 / x within two units in the last place, of what is 0 or more; 0 of infinity. One step of Newton's from an
- * estimate of 14 bits. */
+/* 1 / x within two units in the last place, for x >= 0; 0 for infinity. One Newton step from a 14-bit
+ * estimate. */
 INLINE Vec vec_reciprocal(Vec x) {
 #if defined(__AVX512F__)
     __m512 r = _mm512_rcp14_ps((__m512)x), one = _mm512_set1_ps(1);
@@ -228,8 +230,8 @@ INLINE Vec vec_reciprocal(Vec x) {
 #endif
 }
 
-/* Of a vector that ends a row: `left` lanes exist, not VLEN. Masks spare the call that copies them, and
- * with it the constants that loops keep in registers. */
+/* The last vector of a row, of which only `left` < VLEN lanes exist. Masks avoid a call to memcpy, across
+ * which a loop's constants could not stay in registers. */
 INLINE Vec get_some(const void *p, int64_t i, int64_t left, Dtype t) {
 #if defined(__AVX512F__)
     __mmask16 here = (__mmask16)((1u << left) - 1);
@@ -263,8 +265,8 @@ INLINE void put_some(void *p, int64_t i, int64_t left, Dtype t, Vec v) {
 #endif
 }
 
-/* Elements i .. i+VLEN-1 of a tensor; of the last ones only `left` exist: the other lanes read as 0 and are
- * not written. */
+/* Elements i .. i+VLEN-1 of a tensor. At the end of a row only `left` of them exist: the other lanes read as
+ * 0 and are not written. */
 INLINE Vec get(const void *p, int64_t i, int64_t left, Dtype t) {
     if (__builtin_expect(left < VLEN, 0)) return get_some(p, i, left, t);
     if (t == DTYPE_F32) return vec_load((const float *)p + i);
@@ -286,7 +288,7 @@ INLINE void put(void *p, int64_t i, int64_t left, Dtype t, Vec v) {
     memcpy((uint16_t *)p + i, &h, sizeof h);
 }
 
-/* p * 2^n for a whole n that keeps p in range, 0 where x < least. moved: n + 1.5 * 2^23. */
+/* p * 2^n for a whole n that keeps p in range; 0 where x < least. moved: n + 1.5 * 2^23. */
 INLINE Vec vec_scale(Vec p, Vec n, Vec moved, Vec x, float least) {
 #if defined(__AVX512F__)
     (void)moved;
@@ -299,10 +301,10 @@ INLINE Vec vec_scale(Vec p, Vec n, Vec moved, Vec x, float least) {
 #endif
 }
 
-/* 2^x; 0 below -126, 2^127.49 and not infinity above; NaN stays NaN. Relative error below 2e-7: x is split
+/* 2^x; 0 below -126, 2^127.49 instead of infinity above; NaN stays NaN. Relative error below 2e-7. x is split
  * into a whole number, which goes into the exponent, and a rest in [-0.5, 0.5], for which a polynomial was
  * fitted (minimax, 1.9e-9). */
-INLINE Vec vec_exp2_bounded(Vec x) { /* of what is not above 127.49 */
+INLINE Vec vec_exp2_bounded(Vec x) { /* x <= 127.49 */
     const float shift =
         12582912; /* 1.5 * 2^23: adding it rounds to a whole number, which is left in the low bits */
     Vec moved = x + shift, n = moved - shift, f = x - n;
@@ -317,9 +319,9 @@ INLINE Vec vec_exp2_bounded(Vec x) { /* of what is not above 127.49 */
 }
 INLINE Vec vec_exp2(Vec x) { return vec_exp2_bounded(vec_min(vec_set(127.49f), x)); }
 
-/* e^x, likewise, but infinity above 88.37 (AVX-512: 88.72). The rest is taken against ln 2 in two parts, so
- * that large x keeps its accuracy. */
-INLINE Vec vec_exp_bounded(Vec x) { /* of what is not above 88.37 */
+/* e^x, likewise, but infinity above 88.37 (AVX-512: 88.72). ln 2 is subtracted in two parts, so that the rest
+ * of a large x keeps its accuracy. */
+INLINE Vec vec_exp_bounded(Vec x) { /* x <= 88.37 */
     const float shift = 12582912, log2e = 1.44269504f;
     Vec moved = x * log2e + shift, n = moved - shift;
     Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -334,14 +336,15 @@ INLINE Vec vec_exp_bounded(Vec x) { /* of what is not above 88.37 */
 }
 INLINE Vec vec_exp(Vec x) {
 #if defined(__AVX512F__)
-    return vec_exp_bounded(vec_min(vec_set(89.5f), x)); /* infinity comes by itself there */
+    return vec_exp_bounded(vec_min(vec_set(89.5f), x)); /* scalef overflows to infinity there */
 #else
     return vec_select((VecInt)(x > 88.37f), vec_set(__builtin_inff()), vec_exp_bounded(x));
 #endif
 }
 
-/* tanh x: a quotient of polynomials where |x| < 7.9, of 4 units in the last place, and 1 beyond, which it is
- * there in fp32. It starts from x, so small x keep their accuracy. The coefficients are those of Eigen. */
+/* tanh x: a quotient of polynomials within 4 units in the last place for |x| < 7.9; 1 beyond, which is exact
+ * in fp32. The quotient is x times a polynomial in x^2 over another, so small x keep their accuracy. The
+ * coefficients are Eigen's. */
 INLINE Vec vec_tanh(Vec x) {
     const float limit = 7.90531110763549805f;
     x = vec_select((VecInt)(x > limit), vec_set(limit), x);
