@@ -1,6 +1,6 @@
-/* Bytes are those of the arguments' shapes (device.h): what a kernel reads a second time, or finds in a
- * cache, is not known here. Small arguments, such as weights of norms, ids and records, are left out where
- * activations stand beside them. */
+/* Bytes follow from the shapes of the arguments (device.h); a second read by a kernel and hits in a cache are
+ * not modelled. Small arguments, such as norm weights, ids and records, are left out if the op also has
+ * activations. */
 #include "device/counting.h"
 
 /* Most ops look at few of their arguments. */
@@ -11,7 +11,7 @@ static void tell_work(Device *d, OpWork work) {
     c->heard(c->context, &work);
 }
 
-/* Elements that go through memory, each read or written once. */
+/* Work of a memory-bound op; each element is read or written once. */
 static void tell(Device *d, OpId op, double elements, double bytes) {
     tell_work(d, (OpWork){.op = op, .bytes = elements * bytes});
 }
@@ -46,7 +46,7 @@ static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, co
 
 /* ---- attention ---- */
 
-/* Keys that the first `queries` tokens of a sequence see: by convention half of a square. */
+/* Query-key pairs of the first `queries` tokens of a sequence; by convention causality halves a square. */
 static double seen(int64_t queries, AttentionShape s) {
     int64_t window = s.window, left = s.chunk > 0 ? queries % s.chunk : 0;
     if (s.chunk > 0) return 0.5 * (by(queries - left, s.chunk) + by(left, left));
@@ -285,7 +285,7 @@ static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *log
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                           const int32_t *targets, VocabSplit splits, const float *factor, float cap, float z,
                           float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
-    double again = !dlogits ? 0 : of(grad_type) + (splits.records ? 0 : of(logits_type)); /* a second time */
+    double again = !dlogits ? 0 : of(grad_type) + (splits.records ? 0 : of(logits_type)); /* a second pass */
     tell(d, OP_CROSS_ENTROPY, by(rows, vocab), of(logits_type) + again);
 }
 static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {

@@ -2,18 +2,17 @@
  *
  *     op --> queue of its stream --(device_finish: until the event is reached)--> the CPU's own op
  *
- * Each stream is a queue of calls, run in order. Which stream goes next is drawn from the seed, among those
- * whose next call does not wait for an event of another; what nobody waits for may stay where it is. So a
- * program that reads too early, forgets an event, or counts on the order of two streams, gets other results.
+ * Each stream is a queue of calls that run in order. The next stream is drawn at random (from the seed) among
+ * those whose next call does not wait for an event of another. A call that nobody waits for may never run. So
+ * a program that reads too early, forgets an event, or relies on the order of two streams gets other results.
  *
- *  1. Arguments, memory given to `upload` and lists of parts are copied when a call is queued.
- *  2. Host memory given to `download` is filled with NaN when the call is queued.
- *  3. Memory is given back when every call has run: some may still want it.
- *  4. An event is number * DEVICE_STREAMS + stream: reached when so many calls of that stream have run.
- *  5. One mutex guards it all, also while a call runs: several threads may queue and wait.
+ * 1. Arguments, memory given to `upload` and lists of parts are copied when a call is queued. 2. Host memory
+ * given to `download` is filled with NaN when the call is queued. 3. Memory is given back only after every
+ * queued call has run, since some may still use it. 4. An event is number * DEVICE_STREAMS + stream. It is
+ * reached when that many calls of that stream have run. 5. One mutex guards everything, also while a call
+ * runs: several threads may queue and wait.
  *
- * It stands in for a GPU, whose queues run ahead and behind of the host as they like, on machines that
- * have none. */
+ * It substitutes for a GPU, whose queues may run far behind the host, on machines that have none. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,16 +25,16 @@
 
 typedef void Run(Device *d, const void *arguments);
 
-/* In a queue: this, then the arguments. */
+/* Header of a call in a queue, followed by the arguments. */
 typedef struct Call {
-    size_t bytes; /* of both */
-    Run *run;     /* NULL: nothing to run, but an event to wait for */
+    size_t bytes; /* of header and arguments */
+    Run *run;     /* NULL: nothing to run; the call only waits for an event */
     Event after;
 } Call;
 
 typedef struct Queue {
     char *calls;
-    size_t first, end, room; /* bytes; calls that have run are in front of first */
+    size_t first, end, room; /* bytes; calls before `first` have run */
     uint64_t queued, run;    /* numbers of calls */
 } Queue;
 
@@ -49,9 +48,9 @@ struct Deferred {
 
 /* ---- queueing ---- */
 
-/* One stretch of memory a queue, that grows to the longest wait of a run and then stays. It starts again
- * at its beginning whenever it has run empty. Arguments are rounded up in length, so that the call behind
- * them is aligned. The address that is returned is good until the next call is added. */
+/* A queue is one block of memory, which grows to the longest backlog of a run and then stays. It restarts at
+ * its beginning whenever it is empty. Argument sizes are rounded up so that the next call is aligned. The
+ * returned address is valid until the next call is added. */
 static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
     size_t whole = sizeof(Call) + (bytes + 15) / 16 * 16;
     if (q->first == q->end) q->first = q->end = 0;
@@ -66,8 +65,8 @@ static void *add_call(Queue *q, Run *run, Event after, size_t bytes) {
     return call + 1;
 }
 
-/* Arguments, and what they point to on the host, right behind them: `bytes` is a struct's size, so `a + 1`
- * finds the rest when the call runs. The stream is the calling thread's. */
+/* Queues a call on the calling thread's stream. Host data that the arguments point to is copied right behind
+ * them: `bytes` is the size of the argument struct, so `a + 1` finds the data when the call runs. */
 static void queue_call(Device *d, Run *run, const void *arguments, size_t bytes, const void *more,
                        size_t more_bytes) {
     Deferred *w = d->deferred;
@@ -80,8 +79,8 @@ static void queue_call(Device *d, Run *run, const void *arguments, size_t bytes,
 
 /* ---- running ---- */
 
-/* Calls that have run are counted, never their addresses: an event outlives its call. 0 is of no stream's
- * call and always reached. */
+/* Compares counts of calls that have run, never addresses, because an event outlives its call. Event 0 has
+ * always been reached. */
 static bool reached(const Deferred *w, Event e) {
     return w->queues[e % DEVICE_STREAMS].run >= e / DEVICE_STREAMS;
 }
@@ -90,8 +89,8 @@ static const Call *next_call(const Queue *q) {
     return q->first < q->end ? (const Call *)(const void *)(q->calls + q->first) : NULL;
 }
 
-/* One call of a stream that can go on, drawn among those. The mutex is held all the time, so the queue's
- * memory does not move under the arguments. */
+/* Runs one call of a random stream among those that can continue. The mutex is held throughout, so the
+ * queue's memory does not move while a call uses its arguments. */
 static void run_one(Device *d) {
     Deferred *w = d->deferred;
     Queue *ready[DEVICE_STREAMS];
@@ -100,7 +99,7 @@ static void run_one(Device *d) {
         const Call *call = next_call(&w->queues[s]);
         if (call && reached(w, call->after)) ready[count++] = &w->queues[s];
     }
-    CHECK(count > 0); /* else streams wait for each other, or for an event of another device */
+    CHECK(count > 0); /* otherwise streams wait for each other, or for an event of another device */
     Queue *q = ready[rng_u64(w->seed, w->draws++) % count];
     const Call *call = next_call(q);
     if (call->run) call->run(d, call + 1);
@@ -108,8 +107,8 @@ static void run_one(Device *d) {
     q->run++;
 }
 
-/* Runs only until the event is reached: what else is queued stays, so that a host that reads too early finds
- * NaN. The guard is opened here, since ops run here and not where they were called. */
+/* Runs only until the event is reached. Everything else stays queued, so that a host that reads too early
+ * finds NaN. The guard is opened here, since ops run here, not where they were called. */
 static void finish(Device *d, Event e) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
@@ -119,7 +118,7 @@ static void finish(Device *d, Event e) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Of the last call that is queued now; nothing has to be queued for it. */
+/* The event of the last call queued so far; queues nothing itself. */
 static Event mark(Device *d, DeviceStream s) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
@@ -128,7 +127,7 @@ static Event mark(Device *d, DeviceStream s) {
     return e;
 }
 
-/* A call without an op: it holds up its stream, no other. */
+/* Queues a call without an op, which blocks only its own stream. */
 static void follow(Device *d, DeviceStream s, Event e) {
     Deferred *w = d->deferred;
     pthread_mutex_lock(&w->mutex);
@@ -138,7 +137,7 @@ static void follow(Device *d, DeviceStream s, Event e) {
 
 /* ---- memory ---- */
 
-/* Stream after stream: finishing one may run calls of others, and what has run stays so. */
+/* Stream by stream: finishing one may also run calls of others. */
 static void finish_all(Device *d) {
     for (int s = 0; s < DEVICE_STREAMS; s++) finish(d, mark(d, (DeviceStream)s));
 }
@@ -153,9 +152,9 @@ static void host_give(Device *d, void *host) {
     d->deferred->runtime.host_give(d, host);
 }
 
-/* ---- ops whose arguments are all there is to copy ---- */
+/* ---- ops whose arguments are all that must be copied ---- */
 
-/* The op as it is called, the op as it runs, and what lies in the queue between them. */
+/* Defines the op that is called, which queues its arguments, and the op that runs later. */
 #define DEFERRED(slot, ...)                                                                                \
     static void run_##slot(Device *d, const void *arguments) {                                             \
         const slot##_arguments *a = arguments;                                                             \
@@ -195,8 +194,8 @@ static void run_download(Device *d, const void *arguments) {
     d->deferred->ops.download(d, a->host, a->tensor, a->bytes);
 }
 
-/* All bits set are NaN in fp32 and bf16, and -1 in whole numbers: what is read too early cannot be taken
- * for a result. */
+/* All bits set are NaN in fp32 and bf16, and -1 in integers, so memory that is read too early cannot be
+ * mistaken for a result. */
 static void defer_download(Device *d, void *host, const void *tensor, size_t bytes) {
     if (bytes) memset(host, 0xff, bytes);
     queue_call(d, run_download, &(Download){host, tensor, bytes}, sizeof(Download), NULL, 0);
@@ -230,8 +229,9 @@ static void defer_sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *
 
 /* ---- opening ---- */
 
-/* Ops and runtime that were there are kept, and called from the queues. Taking memory is not deferred: no
- * call that is queued can know of memory that is not given out yet. Nor is scratch_bytes, which is no op. */
+/* The original ops and runtime are kept, and are called from the queues. Taking memory is not deferred, since
+ * no queued call can refer to memory that has not been handed out. scratch_bytes is not deferred either,
+ * because it is no op. */
 void device_defer(Device *d, uint64_t seed) {
     CHECK(!d->deferred);
     Deferred *w = d->deferred = mem_alloc(sizeof *w);
@@ -253,7 +253,7 @@ void device_defer(Device *d, uint64_t seed) {
     d->runtime.host_give = host_give;
 }
 
-/* What nobody has waited for is dropped with its queue: it was never needed. */
+/* Calls that nobody has waited for are dropped with their queues. */
 void deferred_close(Device *d) {
     Deferred *w = d->deferred;
     if (!w) return;

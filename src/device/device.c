@@ -1,10 +1,10 @@
-/* Opening and closing of devices, and what is around every op: guard and profile.
+/* Opens and closes devices, and wraps every op: guard and profile.
  *
  *     OP(d, ...) --> device_op_enter --> the op's slot --> device_op_leave
  *                    guard open, clock                     clock, guard shut
  *
- * A slot is the reference's, an optimised one over it, or a deferred one over both: whoever calls an op
- * does not see which. Nothing here knows a model. */
+ * A slot holds the reference, an optimised op that replaces it, or a deferred op that wraps either: a caller
+ * cannot tell which. Nothing here knows a model. */
 #include "device/device.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@
 
 const char *dtype_name(Dtype t) { return t == DTYPE_F32 ? "fp32" : "bf16"; }
 
-/* By the list that the numbers are made of, so that neither can be out of step. */
+/* Made from the list that defines the op numbers, so that the two cannot differ. */
 const char *op_name(OpId op) {
 #define OP_NAME(id, name) #name,
     static const char *const names[OP_COUNT] = {DEVICE_OPS(OP_NAME)};
@@ -38,12 +38,12 @@ const char *op_name(OpId op) {
     return (unsigned)op < OP_COUNT ? names[op] : "unknown";
 }
 
-/* Of this process, not of the machine: launchers bind ranks to some of them, and more threads than cores make
- * every op wait for the slowest. */
+/* Cores of this process, not of the machine: launchers bind each rank to some of them, and with more threads
+ * than cores every op waits for the slowest. */
 int device_cpu_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    /* More processors than a cpu_set_t holds. */
+    /* More processors than fit into a cpu_set_t. */
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;
 }
@@ -52,8 +52,8 @@ int device_cpu_cores(void) {
 
 static const char CUDA[] = "cuda";
 
-/* From the best to the plainest. The operating system must save the registers too: __builtin_cpu_supports
- * asks that. */
+/* From the best to the plainest. The operating system must also save the registers; __builtin_cpu_supports
+ * checks that. */
 #if defined(__x86_64__)
 static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static bool runs_avx512(void) {
@@ -62,7 +62,7 @@ static bool runs_avx512(void) {
 }
 static bool runs_avx512_bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
-/* Linux gives tiles, whose contents are 8 KiB of each thread, to a process that asks for them. */
+/* Linux enables tiles, whose contents are 8 KiB in each thread, only for a process that asks for them. */
 static bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, AMX_BF16 = 22, AMX_TILE = 24 };
     unsigned eax, ebx, ecx, edx;
@@ -72,9 +72,9 @@ static bool runs_amx(void) {
 
 static bool runs_onednn(void) { return runs_avx512() && gemm_native_possible(); }
 
-/* Intel's processors since Golden Cove, which avx512_fp16 tells, start a dot product of bf16 in every second
- * cycle: half the FLOPs of fp32 ones. Theirs are AMX's, which a virtual machine may not show; without it
- * operands are widened. */
+/* Intel's processors since Golden Cove, recognised by avx512_fp16, start a bf16 dot product only every second
+ * cycle, so they get half the FLOPs of fp32 that way. Fast bf16 there is AMX, which a virtual machine may
+ * hide; without it, operands are widened. */
 static bool gains_by_bf16(void) {
     unsigned eax, ebx, ecx, edx;
     bool halved =
@@ -88,13 +88,13 @@ static bool runs_always(void) { return true; }
 typedef struct Kind {
     const char *name;
     bool (*runs)(void);
-    bool (*gains)(void);    /* whether "auto" takes it; NULL: wherever it runs */
+    bool (*gains)(void);    /* whether "auto" selects it; NULL: whenever it runs */
     bool native_bf16;       /* bf16 products are faster than fp32 ones ... */
     bool primitives;        /* ... and oneDNN's */
     const Kernels *kernels; /* NULL: the reference */
 } Kind;
 
-/* In the order of CPU_KERNELS; every build knows every name. */
+/* In the order of CPU_KERNELS. Every build knows every name. */
 static const Kind kinds[] = {
 #if defined(__x86_64__)
     {"amx", runs_amx, NULL, true, false, &kernels_amx},
@@ -114,21 +114,21 @@ static const Kind kinds[] = {
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-/* Number 0 is "auto", which is no kind but a choice among them. */
+/* Index 0 is "auto", which is not a kind but a choice among them. */
 const char *device_cpu_kind(int index) {
     CHECK(index >= 0 && index <= KINDS);
     return index == 0 ? "auto" : kinds[index - 1].name;
 }
 
-/* Devices first, then kernels of the one that has several. */
+/* First the devices, then the kernels of the CPU. */
 const char *device_kind(int index) {
     static const char *const devices[] = {"auto", "cpu", CUDA};
     enum { DEVICES = sizeof devices / sizeof *devices };
     return index < DEVICES ? devices[index] : device_cpu_kind(index - DEVICES + 1);
 }
 
-/* A kind that was asked for by name and does not run here is an error, not a reason to take another one: its
- * bits may differ. Only "auto" goes on to the next. */
+/* A kind requested by name that does not run here is an error; no other kind replaces it, because its bits
+ * may differ. Only "auto" tries the next. */
 static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
     const char *from = "";
     if (!name || strcmp(name, "auto") == 0) {
@@ -150,7 +150,7 @@ static ErrorCode find_kind(const char *name, const Kind **kind, Error *err) {
                      error_escape(shown, sizeof shown, name, strlen(name)));
 }
 
-/* Ops have ended when they return: every event has been reached. */
+/* Ops have ended when they return, so every event has already been reached. */
 static Event mark_nothing(Device *d, DeviceStream s) {
     (void)d, (void)s;
     return 0;
@@ -168,7 +168,7 @@ static const DeviceRuntime cpu_runtime = {.mark = mark_nothing,
                                           .host_give = cpu_host_give,
                                           .close = optimised_close};
 
-/* For people only (doctor, the plan's head): whatever goes wrong, there is a name. */
+/* Only shown to people (doctor, the header of a plan): if anything fails, a placeholder remains. */
 static void read_processor_name(char *out, size_t size) {
     snprintf(out, size, "unknown processor");
     FILE *f = fopen("/proc/cpuinfo", "r");
@@ -184,7 +184,7 @@ static void read_processor_name(char *out, size_t size) {
     fclose(f);
 }
 
-/* By the environment, so that any program and test can be run on a deferred device without knowing of it. */
+/* Read from the environment, so that any program or test can run on a deferred device without changes. */
 static ErrorCode defer_if_asked(Device *d, Error *err) {
     const char *seed = getenv("WEFT_DEFER");
     char *end, shown[64];
@@ -197,7 +197,7 @@ static ErrorCode defer_if_asked(Device *d, Error *err) {
     return OK;
 }
 
-/* The reference first, then what is faster over it: a slot that an implementation does not fill works. */
+/* Fills the slots with the reference, then overrides those that have a faster implementation. */
 ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) {
     *d = (Device){0};
     const Kind *kind = NULL;
@@ -215,7 +215,7 @@ ErrorCode device_open_cpu(Device *d, const char *name, int threads, Error *err) 
     return code;
 }
 
-/* "auto" is the CPU: a GPU's bits are others, so who wants them says so. */
+/* "auto" is always the CPU: a GPU rounds differently, so it must be requested explicitly. */
 ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error *err) {
     if (strcmp(kind, CUDA) == 0) {
         TRY(cuda_open(d, place, err));
@@ -225,8 +225,8 @@ ErrorCode device_open(Device *d, const char *kind, int place, int threads, Error
     return device_open_cpu(d, strcmp(kind, "cpu") == 0 ? NULL : kind, threads, err);
 }
 
-/* For plans of machines that are not here. The reference takes no scratch, so the optimised ops tell the
- * most. */
+/* For plans of machines other than this one. The reference takes no scratch, so the optimised ops' needs are
+ * the upper bound. */
 void device_describe(Device *d, const char *kind, const char *processor, int threads) {
     *d = (Device){.threads = threads > 0 ? threads : device_cpu_cores()};
     d->ops.scratch_bytes = optimised_scratch_bytes; /* the reference takes none */
@@ -234,7 +234,7 @@ void device_describe(Device *d, const char *kind, const char *processor, int thr
     snprintf(d->processor, sizeof d->processor, "%s", processor);
 }
 
-/* In reverse of opening, and of a device that was opened only half way, too. */
+/* In reverse order of opening; also works on a device that was opened only half way. */
 void device_close(Device *d) {
     deferred_close(d);
     if (d->runtime.close) d->runtime.close(d);
@@ -243,10 +243,11 @@ void device_close(Device *d) {
 
 /* ---- streams ---- */
 
-/* A thread's own: the one that communicates enqueues beside the one that trains, each on its stream. */
+/* Per thread: the thread that communicates enqueues at the same time as the one that trains, each on its own
+ * stream. */
 static _Thread_local DeviceStream current = ON_COMPUTE;
 
-/* Returns what was before, so that a caller can put it back and calls may nest. */
+/* Returns the previous stream, so that a caller can restore it and calls may nest. */
 DeviceStream device_on(DeviceStream s) {
     DeviceStream before = current;
     current = s;
@@ -260,8 +261,8 @@ void device_follow(Device *d, DeviceStream s, Event e) { d->runtime.follow(d, s,
 
 static long long now(void) { return (long long)(clock_seconds() * 1e9); }
 
-/* Counted by reason, since tests hold a step to one or two of them. Of several threads that wait, the last
- * one to end says that nobody does; the others begin the time anew. */
+/* Waits are counted by reason, because tests limit a step to one or two. If several threads wait, the last to
+ * end clears waits_since; the others restart the time. */
 void device_finish(Device *d, Event e, DeviceWait why) {
     atomic_fetch_add_explicit(&d->waits[why], 1, memory_order_relaxed);
     if (!d->communicators) {
@@ -273,7 +274,7 @@ void device_finish(Device *d, Event e, DeviceWait why) {
     atomic_store(&d->waits_since, atomic_fetch_sub(&d->waiting, 1) == 1 ? 0 : now());
 }
 
-/* Without OP: other threads than the one that trains may ask, and the profile is that one's. */
+/* Without OP: threads other than the training thread may call this, and the profile belongs to that one. */
 void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
     pool_unlock_all();
     d->ops.download(d, host, tensor, bytes);
@@ -283,8 +284,8 @@ void device_fetch(Device *d, void *host, const void *tensor, size_t bytes) {
 
 /* ---- around an op ---- */
 
-/* The clock is read only when profiling: ops of small models take less than a microsecond. On a deferred
- * device the profile times the queueing, not the op; a GPU takes times itself, by events. */
+/* The clock is read only when profiling, because ops of small models take less than a microsecond. On a
+ * deferred device the profile times the queueing, not the op. A GPU times ops itself, with events. */
 int64_t device_op_enter(Device *d) {
     pool_unlock_all();
     if (!d->profiling) return 0;
@@ -304,12 +305,12 @@ void device_op_leave(Device *d, OpId op, int64_t begun) {
 
 /* ---- peak ---- */
 
-/* What a measurement may still take. */
+/* Remaining budget of a measurement. */
 typedef struct {
     double end, flops; /* on the clock of clock_seconds */
 } PeakLimit;
 
-/* What is done over and over: `run` enqueues the i-th of it, each of so much work. */
+/* Work that is repeated: `run` enqueues the i-th repetition; each has the same work. */
 typedef struct Repeated {
     void (*run)(Device *d, const struct Repeated *what, int i);
     double work;
@@ -320,9 +321,9 @@ typedef struct Repeated {
 
 static double product_flops(int64_t n) { return 2.0 * (double)n * (double)n * (double)n; }
 
-/* Work per second. The best and not the mean: what disturbs a measurement only ever makes it slower. Two at
- * least, since the first prepares its kernel. The host waits once for as many as take some milliseconds: a
- * GPU ends a product while the host is still coming back from a wait. */
+/* Work per second. The best, not the mean, since disturbances only ever slow a measurement down. At least two
+ * repetitions, because the first prepares its kernel. The host waits once for several repetitions that
+ * together take some milliseconds: a GPU finishes a single product before the host returns from a wait. */
 static double best_rate(Device *d, const Repeated *what, double seconds, PeakLimit *limit) {
     enum { MOST = 256 };
     const double worth_a_wait = 2e-3;
@@ -340,7 +341,7 @@ static double best_rate(Device *d, const Repeated *what, double seconds, PeakLim
     return best;
 }
 
-/* In turn both ways that the forward pass and its input gradients take. */
+/* Alternates between the layouts of the forward pass and of dgrad. */
 static void run_product(Device *d, const Repeated *p, int i) {
     OP(d, OP_GEMM, gemm, false, i % 2 == 0, p->n, p->n, p->n, p->a, p->b, p->type, p->c, p->type, p->n, false,
        NO_SPLIT);
@@ -351,13 +352,13 @@ static void run_copy(Device *d, const Repeated *p, int i) {
     OP(d, OP_COPY, copy, p->b, p->a, (size_t)p->n);
 }
 
-/* 16 MiB a matrix in fp32: beyond most caches, as matrices of a model are. A GPU whose memory is its own has
- * caches of 50 MB, and is not filled by less than the last. */
+/* 16 MiB per matrix in fp32: beyond most caches, as the matrices of a model are. A discrete GPU has caches of
+ * 50 MB, and only the largest size fills it. */
 enum { PEAK_LARGEST = 2048, PEAK_LARGEST_OWN = 8192 };
 
-/* Operands and scratch of the products, one after the other. The needs are the least that there are: no
- * other op will run, and what a product without splits takes hangs on its dtype alone. Called dry, then
- * real, as a pool wants it. */
+/* Operands and scratch of the products, in this order. The needs are minimal: no other op will run, and the
+ * scratch of a product without splits depends on its dtype alone. Called twice, dry and real, as a pool
+ * requires. */
 static char *take_operands(Pool *p, Device *d, Dtype type, size_t matrix) {
     DeviceNeeds needs = {.compute = type,
                          .tokens = 1,
@@ -372,8 +373,8 @@ static char *take_operands(Pool *p, Device *d, Dtype type, size_t matrix) {
     return operands;
 }
 
-/* Not zeros, nor rows that are all the same, on which a processor may be faster: numbers of both signs, each
- * row from another place of one that repeats itself. */
+/* Operands are neither zeros nor equal rows, for which a processor may be faster: they are numbers of both
+ * signs, and each row starts at another offset of a periodic sequence. */
 static void fill_operands(Device *d, char *operands, Dtype type, int64_t n) {
     enum { PERIOD = 251, STRIDE = 37 };
     float row[PEAK_LARGEST_OWN + PERIOD];
@@ -386,8 +387,8 @@ static void fill_operands(Device *d, char *operands, Dtype type, int64_t n) {
     }
 }
 
-/* With memory of its own, so that the peak can be taken before anything is planned. 0 where it cannot be
- * had. */
+/* Takes its own memory, so that the peak can be measured before anything is planned. Returns 0 if there is
+ * not enough. */
 static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, PeakLimit *limit) {
     size_t matrix = (size_t)n * (size_t)n * dtype_bytes(type);
     double best = 0;
@@ -403,8 +404,9 @@ static double rate_of_size(Device *d, Dtype type, int64_t n, double seconds, Pea
     return best;
 }
 
-/* From small products to large ones, as far as the limits let: a slow device, or a short run, does not wait
- * for a product of seconds. Scratch and profile are put back as they were: a run in progress may ask. */
+/* From small products to large ones, as far as the limits allow, so that a slow device or a short run does
+ * not wait seconds for one product. Scratch and profiling are restored, because this may be called during a
+ * run. */
 double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
     static const int64_t sizes[] = {128, 512, 1024, 1536, PEAK_LARGEST, 4096, PEAK_LARGEST_OWN};
     const int64_t largest = d->separate_memory ? PEAK_LARGEST_OWN : PEAK_LARGEST;
@@ -430,7 +432,7 @@ double device_matmul_peak(Device *d, Dtype type, double seconds, double flops) {
 
 enum { ROUNDED = 128 }; /* rows and columns */
 
-/* Tensor memory of it, one after the other. Called dry, then real. */
+/* Tensor memory of the rounding test, in this order. Called twice, dry and real. */
 typedef struct Rounded {
     char *a, *b, *product, *moments;
     OptimizerStep *step;
@@ -448,7 +450,7 @@ static uint64_t hash_rounded(Device *d, const char *tensor, float *host) {
     return hash64(host, (size_t)ROUNDED * ROUNDED * sizeof *host);
 }
 
-/* Numbers of no meaning, none of which a rounding would leave as it is. */
+/* Arbitrary numbers, chosen such that every rounding changes something. */
 static void update_rounded(Device *d, const Rounded *r) {
     const OptimizerStep step = {0.01f, 0.1f, 0.05f, 0.7f, 0, 1};
     const AdamW adamw = {0.9f, 0.95f, 1e-8f, 0.1f};
@@ -463,7 +465,7 @@ static void update_rounded(Device *d, const Rounded *r) {
     OP(d, OP_SGD, sgd, n, sgd, store, r->step, param, grad, m, NULL);
 }
 
-/* Scratch and profile are put back as they were. */
+/* Scratch and profiling are restored afterwards. */
 ErrorCode device_rounding(Device *d, bool products, uint64_t *out, Error *err) {
     Pool p = {.name = "rounding"};
     size_t size = d->scratch_size;
@@ -499,14 +501,14 @@ static double copy_rate_of(Device *d, size_t bytes, double seconds) {
         char *from = pool_take(&p, 2 * bytes);
         Repeated copy = {.run = run_copy, .work = 2.0 * (double)bytes, .n = (int64_t)bytes, .a = from};
         copy.b = from + bytes;
-        OP(d, OP_ZERO, zero, from, 2 * bytes); /* a page that nobody has written costs nothing to read */
+        OP(d, OP_ZERO, zero, from, 2 * bytes); /* reading pages that were never written costs nothing */
         rate = best_rate(d, &copy, seconds, &limit);
     }
     pool_free(&p);
     return rate;
 }
 
-/* The largest that there is time for: smaller ones stay in caches. */
+/* The largest size that there is time for, since smaller copies stay in caches. */
 double device_copy_rate(Device *d, double seconds, size_t room) {
     static const int megabytes[] = {4, 16, 256};
     bool profiling = d->profiling;
@@ -529,7 +531,7 @@ double device_register_limit(const Device *d, Dtype type, double seconds) {
     return 0;
 }
 
-/* Ops that never ran are left out. What is missing from the whole to the ops' sum is host work and
+/* Ops that never ran are left out. The difference between `seconds` and the sum over ops is host work and
  * waiting. */
 void device_profile_print(Device *d, double seconds, Text *out) {
     if (d->runtime.read_times) d->runtime.read_times(d);

@@ -1,5 +1,6 @@
-/* Name and runtime of the library that native bf16 products come from. Its threads matter: weft calls it from
- * inside parallel regions of OpenMP, where only a library that is built on OpenMP too keeps to one thread. */
+/* Name and threading runtime of oneDNN, which computes native bf16 products. The runtime matters: weft calls
+ * oneDNN from inside OpenMP parallel regions, where it stays on one thread only if it is built with OpenMP
+ * too. */
 #include "device/facts.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -14,12 +15,12 @@ static const char *runtime_name(unsigned runtime) {
     }
 }
 
-/* Of the library that is loaded, which may be another than the one whose header was compiled against. */
+/* Describes the library that is loaded, which may differ from the header that was compiled against. */
 char *device_library_name(char out[64]) {
     const dnnl_version_t *v = dnnl_version();
     snprintf(out, 64, "oneDNN %d.%d.%d (%s)", v->major, v->minor, v->patch, runtime_name(v->cpu_runtime));
     return out;
 }
 
-/* Where it is false doctor advises another build of the library. */
+/* If false, doctor advises another build of the library. */
 bool device_library_has_openmp(void) { return dnnl_version()->cpu_runtime == DNNL_RUNTIME_OMP; }

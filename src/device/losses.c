@@ -4,7 +4,7 @@
 
 #include "base/tree.h"
 
-/* Relative to the largest logit of all. */
+/* Sum of exponentials relative to `max`, the largest logit of all splits. */
 static double sum_of_splits(const LossRecord *splits, int64_t step, int count, float max) {
     if (count == 1) return splits->sum * exp((double)splits->max - (double)max);
     int half = tree_half(count);

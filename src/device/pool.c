@@ -1,18 +1,18 @@
-/* Invariant: a pool is dry (base NULL, requests only counted) or committed (base taken from the device,
- * used <= planned).
+/* Invariant: a pool is either dry (base is NULL, requests are only counted) or committed (base was taken from
+ * the device, used <= planned).
  *
- * A pool is one piece of memory, given back whole: there is no freeing within it, and so nothing to
- * fragment or to leak. The order and sizes of requests are all that an address depends on.
+ * A pool is one block of memory that is given back as a whole. Nothing inside it is freed, so it cannot
+ * fragment or leak, and an address depends only on the order and sizes of requests.
  *
  * Elsewhere called: allocator; there is no caching allocator, since nothing is allocated in a step. */
 #include "device/pool.h"
 
 #include "base/text.h"
 
-/* Laid out twice by the same code: dry, which counts, then committed, which gives addresses. So the plan
- * cannot say another number than is used; that is the only reason for the two phases. */
+/* The same layout code runs twice: dry, which counts, then committed, which returns addresses. So the plan
+ * always equals what is used; that is the only reason for the two phases. */
 void *pool_take(Pool *p, size_t bytes) {
-    /* A plan too large to count sticks at the top, where pool_commit refuses it. */
+    /* A plan too large to count saturates, and pool_commit refuses it. */
     size_t rounded = bytes > SIZE_MAX - (POOL_ALIGN - 1) ? SIZE_MAX : pool_round(bytes);
     if (!p->base) {
         if (__builtin_add_overflow(p->planned, rounded, &p->planned)) p->planned = SIZE_MAX;
@@ -24,7 +24,7 @@ void *pool_take(Pool *p, size_t bytes) {
     return memory;
 }
 
-/* Asked before it is taken: a system that promises more than it has would end the process half way. */
+/* Checked before memory is taken: a system that overcommits would kill the process half way. */
 static ErrorCode check_available(const Pool *p, const Device *d, Error *err) {
     char size[32], available[32];
     size_t there = d->runtime.available(d);
@@ -38,7 +38,7 @@ static ErrorCode check_available(const Pool *p, const Device *d, Error *err) {
                      p->name, text_bytes((double)p->planned, size), text_bytes((double)there, available));
 }
 
-/* Whichever way it fails, the pool stays dry and holds nothing. */
+/* On any failure the pool stays dry and holds nothing. */
 ErrorCode pool_commit(Pool *p, Device *d, Error *err) {
     char size[32];
     CHECK(p->base == NULL);
@@ -52,7 +52,7 @@ ErrorCode pool_commit(Pool *p, Device *d, Error *err) {
     return OK;
 }
 
-/* Of a dry pool, too. It may be laid out anew afterwards. */
+/* Also frees a dry pool. The pool may be laid out again afterwards. */
 void pool_free(Pool *p) {
     if (p->base) p->device->runtime.give(p->device, p->base, p->planned);
     p->device = NULL;

@@ -1,19 +1,19 @@
-/* What the implementations of a CPU share of routing: choices and their order, which are whole numbers, and
- * what a token's scores and weights are, in double: rows are short, and this is no place to save time. */
+/* Routing code that all CPU implementations share: the selection and order of assignments, which are
+ * integers, and a token's scores and weights, in double. Rows are short, so their speed does not matter. */
 #include <math.h>
 
 #include "base/tree.h"
 #include "device/cpu/cpu.h"
 
-/* Whether expert e has been chosen among the first `count`. */
+/* Whether expert e is among the first `count` chosen. */
 static bool is_chosen(const int32_t *chosen, int count, int e) {
     for (int i = 0; i < count; i++)
         if (chosen[i] == e) return true;
     return false;
 }
 
-/* The largest key that is left, of equal ones the first. No NaN is larger than anything: where only NaNs
- * are left, the first of them. */
+/* The index of the largest key not chosen yet; of equal ones, the first. NaN compares as smallest: if only
+ * NaNs are left, the first of them. */
 static int best_left(const float *keys, int n, const int32_t *chosen, int count) {
     int best = -1, any = -1;
     for (int e = 0; e < n; e++) {
@@ -33,7 +33,7 @@ static void sort_ascending(int32_t *x, int count) {
         }
 }
 
-/* The `count` largest, ascending by their places. */
+/* The indices of the `count` largest keys, ascending. */
 static void choose(int n, const float *keys, int count, int32_t *chosen) {
     for (int i = 0; i < count; i++) chosen[i] = (int32_t)best_left(keys, n, chosen, i);
     sort_ascending(chosen, count);
@@ -52,7 +52,7 @@ void route_score(RouteShape s, float *scores) {
     for (int e = 0; s.sigmoid && e < s.experts; e++) scores[e] = (float)(1 / (1 + exp(-(double)scores[e])));
 }
 
-/* Of a group: its largest key, or the sum of its two largest. NaN counts as none. */
+/* A group's key: its largest, or the sum of its two largest. NaN is ignored. */
 static float group_key(int count, const float *keys, bool two) {
     float first = -INFINITY, second = -INFINITY;
     for (int i = 0; i < count; i++)
@@ -63,7 +63,7 @@ static float group_key(int count, const float *keys, bool two) {
     return two ? first + second : first;
 }
 
-/* The keys of the groups that are chosen, side by side; `of` says whose they are. */
+/* Compacts the keys of the chosen groups; of[i] is the expert of key i. Returns their number. */
 static int open_keys(RouteShape s, float *keys, int32_t *of) {
     int size = s.experts / s.groups, n = 0;
     float best[EXPERTS_MAX];
@@ -83,8 +83,8 @@ static void choose_of_groups(RouteShape s, float *keys, int32_t *chosen) {
     for (int i = 0; i < s.chosen; i++) chosen[i] = of[chosen[i]];
 }
 
-/* Scores keep the order of logits, and are more than is needed to choose: they may be equal where logits are
- * not. But what is added to them, within groups or by a bias, is to be theirs. */
+/* Scores have the same order as logits, but may be equal where logits differ, so experts are chosen by logit.
+ * With sigmoid and a bias or groups, however, sums of scores decide, so scores are computed first. */
 void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights) {
     float keys[EXPERTS_MAX];
     bool first = s.sigmoid && (s.bias || s.groups > 1);
@@ -99,7 +99,7 @@ void route_token(RouteShape s, float *scores, int32_t *chosen, float *weights) {
     route_weigh(s, scores, chosen, weights);
 }
 
-/* Sigmoids may all be nothing. */
+/* 1e-20, since all sigmoids may be zero. */
 double route_divisor(RouteShape s, const float *scores, const int32_t *chosen) {
     double sum = s.sigmoid ? 1e-20 : 0;
     for (int i = 0; i < s.chosen; i++) sum += (double)scores[chosen[i]];
@@ -127,7 +127,7 @@ void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts
         counts[(s.before + i / s.chosen) / s.sequence * s.experts + chosen[i]]++;
 }
 
-/* A sequence has as many tokens as choices of them all make: the last may be shorter. */
+/* A sequence's number of tokens is its number of assignments divided by k; the last one may be shorter. */
 void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes) {
     bool balanced = s.balance > 0;
     int64_t assignments = 0;
@@ -139,7 +139,7 @@ void route_slopes(RouteShape s, const int64_t *counts, int64_t t, double *slopes
                       : (double)s.balance * s.experts * (double)counts[e] / (double)(assignments / s.chosen);
 }
 
-/* A stable sort by counting: rows of an expert are in the order of their tokens. */
+/* A stable counting sort: rows of an expert are in the order of their tokens. */
 void route_order(RouteShape s, Routes r, int64_t *counts) {
     int32_t next[EXPERTS_MAX];
     CHECK(s.experts <= EXPERTS_MAX && s.chosen <= s.experts);

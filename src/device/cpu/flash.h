@@ -1,49 +1,51 @@
 /* Attention in blocks of FLASH_BLOCK queries and keys, with online softmax (Dao, "FlashAttention-2", 2023).
  * Part of kernels_all.h.
  *
- * Scores are kept so that what is needed along them is a vector (see tile.h for the products): forward holds
- * a column of scores for each query (lanes are queries, so maxima and sums over keys need nothing across
- * lanes), backward a row (lanes are keys, so that the transposed copies of K and V are made once for a key
- * block and serve all its queries). Scores are in units of log 2.
+ * Scores are laid out so that vectors run along the dimension that needs no reduction (tile.h has the
+ * products). Forward holds a column of scores for each query: lanes are queries, so maxima and sums over keys
+ * need no operation across lanes. Backward holds a row for each query: lanes are keys, so the transposed
+ * copies of K and V are made once for a key block and serve all its queries. Scores are in units of log 2.
  *
- * Key blocks that are wholly after the queries, or wholly before their first keys, are not visited; the mask
- * is applied only in blocks that a limit cuts. Where causality cuts a block, products go by strips of STRIP
- * lanes, each with the keys that one of its queries sees: what they leave out are zeros. Key blocks begin at
- * multiples of FLASH_BLOCK wherever queries do, so that a query's sums are the same whichever others are in
- * its block.
+ * Key blocks that lie wholly after the queries, or wholly before their first keys, are skipped; the mask is
+ * applied only in blocks that a limit cuts. In a block that causality cuts, products are computed by strips
+ * of STRIP lanes, each over the keys that one of its queries sees; the rest is zero. Key blocks begin at
+ * multiples of FLASH_BLOCK, wherever the queries begin, so that a query's sums do not depend on which other
+ * queries are in its block.
  *
- * Of bf16, where there are dot products of its pairs, operands are such (pairs.h): probabilities and the
- * gradients of scores are rounded to bf16 before they are multiplied; scores, maxima, sums and what is added
- * up are fp32. Where an odd number of keys or queries is summed over, the last pair's other half is a
- * probability of zero. Two things keep the roundings from adding up in what all keys have in common (a bias):
- * a row is divided by the sum of its rounded probabilities; and since the gradients of a row's scores come to
- * zero, and rounded ones to a little more or less, dQ has what rounding left of a row in a block of keys,
- * times the first of these, if the row sees that one.
+ * With dot products of bf16 pairs, the operands in bf16 are such pairs (pairs.h). Probabilities and the
+ * gradients of scores are rounded to bf16 before they are multiplied; scores, maxima and sums are fp32. In a
+ * sum over an odd number of keys or queries, the second half of the last pair is a zero probability. Two
+ * measures keep the roundings from accumulating along what all keys have in common (a bias). First, a row is
+ * divided by the sum of its rounded probabilities. Second, the gradients of a row's scores sum to zero, but
+ * rounded ones do not quite; so for each row and key block, dQ includes the rounding residual times the
+ * block's first key, if the row sees that key.
  *
- * With AMX, products of bf16 are made by tiles (amx.h), where a head is whole tiles wide; other heads go by
- * pairs. What is a product's first operand lies in rows (K; q, dout and the gradients of scores), or in tiles
- * that are packed across for several blocks (V; q^T and dout^T, so that dK and dV are sums [D][keys], of the
- * same pairs of queries that lanes of keys make); the second one is pairs, as ever. Groups of 32 are filled
- * up with zeros. dQ takes the gradients of scores as two numbers of bf16, the rounded one and what that left,
- * rounded: 16 bits, so that what a row comes to stays near zero. Strips are two tiles.
+ * With AMX, heads whose width is a whole number of tiles use tiles for bf16 products (amx.h); other heads use
+ * pairs. A product's first operand lies in rows (K; q, dout and the gradients of scores), or in tiles that
+ * are packed across rows once for several blocks (V; also q^T and dout^T, so that dK and dV are sums
+ * [D][keys] over the same pairs of queries that lanes of keys make). The second operand is pairs, as always.
+ * Groups of 32 are padded with zeros. dQ takes each gradient of a score as two bf16 numbers: the rounded
+ * value, and its rounded residual. That is 16 bits, so the sum over a row stays near zero. Strips are two
+ * tiles.
  *
- * A thread takes a few blocks at once, its units: forward, of queries that go over the same keys; backward,
- * of keys that the same queries go over. What units share is packed once. */
+ * A thread processes a few blocks at once, called units: in forward, blocks of queries that go over the same
+ * keys; in backward, blocks of keys that the same queries go over. Operands that units share are packed
+ * once. */
 
 enum { B = FLASH_BLOCK, STRIP = FLASH_STRIP };
 _Static_assert(STRIP % VLEN == 0 && B % STRIP == 0, "strips are whole vectors");
 
 /* ---- operands ---- */
 
-/* The next panel of a thread's scratch. */
+/* Takes the next panel from a thread's scratch. */
 INLINE float *next_panel(float **room, int64_t floats) {
     float *panel = *room;
     *room += flash_panel(floats);
     return panel;
 }
 
-/* Rows as fp32, padded with zeros: to[rows][padded]. Rows of fp32 are copied too: a head's lie as far apart
- * as all heads are wide, where a cache has room for few of them. */
+/* Rows as fp32, padded with zeros: to[rows][padded]. fp32 rows are copied too: in memory they are all heads
+ * apart, and at such strides few of them fit into a cache. */
 INLINE void widen_typed(const void *from, int64_t row, int64_t rows, int64_t dim, int64_t padded, float *to,
                         Dtype c) {
     int64_t whole = dim / VLEN * VLEN;
@@ -54,16 +56,16 @@ INLINE void widen_typed(const void *from, int64_t row, int64_t rows, int64_t dim
     }
 }
 
-/* Elements in a term of a sum. */
+/* Whether terms of sums are bf16 pairs. */
 INLINE bool flash_pairs(const Flash *f) { return VEC_PAIRS && f->c == DTYPE_BF16; }
-/* Products by tiles: of heads that are whole ones. */
+/* Whether products use tiles: the head's width must be whole tiles. */
 INLINE bool flash_tiles(const Flash *f) { return VEC_AMX && flash_pairs(f) && f->s.head_dim % 16 == 0; }
 INLINE int64_t flash_term(const Flash *f) { return flash_pairs(f) ? 2 : 1; }
 INLINE int64_t flash_terms(const Flash *f, int64_t elements) {
     return (elements + flash_term(f) - 1) / flash_term(f);
 }
 
-/* Terms of a row that is summed over its elements, zeros at its end included. */
+/* Terms of a row that is summed over its elements, including its padding. */
 INLINE int64_t flash_along(const Flash *f) {
 #if VEC_AMX
     if (flash_tiles(f)) return amx_groups(f->s.head_dim) * AMX_SIDE;
@@ -71,7 +73,7 @@ INLINE int64_t flash_along(const Flash *f) {
     return flash_padded(f->s.head_dim) / flash_term(f);
 }
 
-/* Rows of a tensor for sums over their elements: to[rows][flash_along]. */
+/* Packs rows for sums over their elements: to[rows][flash_along]. */
 static void terms_along(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
     const int64_t dim = f->s.head_dim, along = flash_along(f);
     if (!flash_pairs(f)) {
@@ -84,7 +86,7 @@ static void terms_along(const Flash *f, const void *from, int64_t row, int64_t r
     }
 }
 
-/* For sums over rows: to[rows / term][padded]. */
+/* Packs rows for sums over rows: to[rows / term][padded]. */
 static void terms_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
 #if VEC_PAIRS
     const int64_t dim = f->s.head_dim, padded = flash_padded(dim);
@@ -98,7 +100,8 @@ static void terms_across(const Flash *f, const void *from, int64_t row, int64_t 
 }
 
 #if VEC_AMX
-/* Their sums as rows of a product, in tiles of 16 elements by 32 rows: to[dim / 16][2]. */
+/* Packs rows for sums over rows, as the first operand of a product, in tiles of 16 elements by 32 rows:
+ * to[dim / 16][2]. */
 static void tiles_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
     for (int64_t i = 0; i < f->s.head_dim; i += AMX_GROUP)
         amx_tiles_across((const uint16_t *)from + i, row, min_i64(AMX_GROUP, f->s.head_dim - i), rows,
@@ -107,7 +110,7 @@ static void tiles_across(const Flash *f, const void *from, int64_t row, int64_t 
 INLINE AmxTiles tiles_of_across(const float *tiles) {
     return (AmxTiles){(const char *)tiles, 64, AMX_BYTES, 2 * AMX_BYTES};
 }
-/* Of rows that lie as terms_along has them, from one on. */
+/* The tiles of rows packed by terms_along, from row `first` on. */
 INLINE AmxTiles tiles_of_along(const Flash *f, const float *rows, int64_t first) {
     int64_t line = flash_along(f) * (int64_t)sizeof *rows;
     return (AmxTiles){(const char *)rows + first * line, line, 64, AMX_SIDE * line};
@@ -115,7 +118,7 @@ INLINE AmxTiles tiles_of_along(const Flash *f, const float *rows, int64_t first)
 INLINE int64_t whole_tiles(int64_t rows) { return (rows + AMX_SIDE - 1) / AMX_SIDE * AMX_SIDE; }
 #endif
 
-/* For sums over rows, in the form that the product which makes them wants. */
+/* Packs rows for sums over rows, in the form that the product reads. */
 static void rows_across(const Flash *f, const void *from, int64_t row, int64_t rows, float *to) {
 #if VEC_AMX
     if (flash_tiles(f)) {
@@ -126,8 +129,9 @@ static void rows_across(const Flash *f, const void *from, int64_t row, int64_t r
     terms_across(f, from, row, rows, to);
 }
 
-/* Transposed, for sums over the elements of rows that are lanes: to[dim / term][B], or [flash_along][B] for
- * tiles; lanes from `rows` on are zero. Numbers in fp32 are multiplied by the factor, pairs are not. */
+/* Packs rows transposed, so that rows are lanes, for sums over their elements: to[dim / term][B], or
+ * [flash_along][B] for tiles. Lanes from `rows` on are zero. fp32 numbers are multiplied by the factor, pairs
+ * are not. */
 static void turn(const Flash *f, const void *from, int64_t row, int64_t rows, float factor, float *to,
                  Dtype c) {
     const int64_t dim = f->s.head_dim;
@@ -160,23 +164,22 @@ static const void *query_at(const Flash *f, const void *tensor, int64_t head, in
 static const void *keys_at(const Flash *f, const void *tensor, int64_t kv_head, int64_t key) {
     return tensor_at(tensor, key * f->kv_row + kv_head * f->s.head_dim, f->c);
 }
-/* A block of keys before `end`, and their values. */
+/* Prefetches a block of keys before `end`, and their values. */
 static void ahead_keys(Ahead *a, const Flash *f, int64_t kv_head, int64_t key, int64_t end) {
     int64_t rows = min_i64(B, end - key);
     ahead_add(a, keys_at(f, f->k, kv_head, key), f->kv_row, rows, f->s.head_dim, f->c);
     ahead_add(a, keys_at(f, f->v, kv_head, key), f->kv_row, rows, f->s.head_dim, f->c);
 }
 
-/* Scores to units of log 2. */
+/* The factor that scales scores, to units of log 2. */
 INLINE float score_factor(const Flash *f) {
     return f->s.scale > 0 ? 1.44269504f * f->s.scale : 1.44269504f / __builtin_sqrtf((float)f->s.head_dim);
 }
-/* What is left to multiply scores by. */
+/* The factor that scores still need: pairs were not multiplied when packed. */
 INLINE float score_left(const Flash *f) { return flash_pairs(f) ? score_factor(f) : 1; }
 INLINE float cap_factor(const Flash *f) { return 1.44269504f * f->s.cap; }
 
-/* Where the maximum and the sum of a row begin. Without a sink the first is finite, so that -inf minus it is
- * -inf and not NaN. */
+/* Initial maximum of a row. Without a sink it is finite, so that -inf minus it is -inf, not NaN. */
 INLINE float sink_score(const Flash *f, int64_t head) {
     return f->s.sinks ? 1.44269504f * f->s.sinks[head] : -1e30f;
 }
@@ -184,21 +187,21 @@ INLINE float sink_total(const Flash *f) { return f->s.sinks ? 1 : 0; }
 
 /* ---- forward ---- */
 
-/* Queries of one block and head: lanes are queries. */
+/* The queries of one block and head; lanes are queries. */
 typedef struct ForwardUnit {
     const Flash *f;
     int64_t first, count, head;
-    int64_t key, end;      /* the blocks of keys that it sees begin there, its keys end here */
-    float *queries, *sums; /* as turn makes them, with its factor; [D][B], not yet divided */
+    int64_t key, end;      /* first key of the first key block that it sees; end of its keys */
+    float *queries, *sums; /* packed by `turn`, with the factor; [D][B], before the division */
     float top[B], total[B];
     int32_t last_key[B], first_key[B];
 } ForwardUnit;
 
-/* A block of keys, and what a unit makes of it. */
+/* A block of keys, and a unit's results for it. */
 typedef struct ForwardKeys {
     int64_t first, count;
-    float *k, *v;  /* [B][flash_along]; [B / term][D padded], or tiles_across */
-    float *scores; /* [B keys][B]; probabilities [B keys / term][B] */
+    float *k, *v;  /* [B][flash_along]; [B / term][D padded], or packed by tiles_across */
+    float *scores; /* [B keys][B]; then probabilities [B keys / term][B] */
     float factor[B];
     Ahead ahead;
 } ForwardKeys;
@@ -208,7 +211,7 @@ static void *unit_out(const ForwardUnit *u) {
     return tensor_to(f->out, (u->first * f->s.heads + u->head) * f->s.head_dim, f->c);
 }
 
-/* Unit `number`: the group's heads of a block of queries follow each other. */
+/* Starts unit `number`. Units are numbered by block of queries, then by head within the group. */
 static void forward_start(ForwardUnit *u, const Flash *f, int64_t kv_head, int64_t number, float **room) {
     int64_t group = f->s.heads / f->s.kv_heads;
     u->f = f;
@@ -233,8 +236,8 @@ static void forward_queries(const ForwardUnit *u) {
     turn(f, query_at(f, f->q, u->head, u->first), f->q_row, u->count, score_factor(f), u->queries, f->c);
 }
 
-/* Lanes of a block that go through all its products together, and of how many each of these is. By tiles they
- * are half a block: what one product makes and the next one takes is then still in the first-level cache. */
+/* Lanes from .. end-1 of a block, which go through all products together, and the lanes in one product. With
+ * tiles these are half a block, so that the results of one product are still in the L1 cache for the next. */
 typedef struct Lanes {
     int64_t from, end, strip;
 } Lanes;
@@ -244,7 +247,7 @@ INLINE Lanes lanes_from(const Flash *f, int64_t from, bool cut) {
     return (Lanes){from, from + all, cut && !flash_tiles(f) ? STRIP : all};
 }
 
-/* Keys of the block that some query of lanes below `lanes` sees. */
+/* Number of keys of the block that some query among the first `lanes` sees. */
 INLINE int64_t keys_seen(const ForwardUnit *u, const ForwardKeys *b, int64_t lanes) {
     return max_i64(0, min_i64(b->count, u->last_key[lanes - 1] + 1 - b->first));
 }
@@ -270,7 +273,7 @@ static void forward_cap(const ForwardUnit *u, const ForwardKeys *b, Lanes l) {
         }
 }
 
-/* The largest of a column of vectors, in chains that do not wait for each other. */
+/* The largest of a column of vectors, in independent chains to hide latency. */
 INLINE Vec column_max(const float *column, int64_t rows, Vec top) {
     enum { CHAINS = 4 };
     Vec chain[CHAINS] = {top, top, top, top};
@@ -281,7 +284,7 @@ INLINE Vec column_max(const float *column, int64_t rows, Vec top) {
     return vec_max(vec_max(chain[0], chain[1]), vec_max(chain[2], chain[3]));
 }
 
-/* A column of scores, of which `keys` are seen, to probabilities; returns their sum. */
+/* Turns a column of scores, of which the first `keys` are seen, into probabilities; returns their sum. */
 INLINE Vec column_softmax(float *column, int64_t keys, int64_t count, Vec top) {
     Vec total = {0};
     for (int64_t k = 0; k < keys; k++) {
@@ -294,9 +297,9 @@ INLINE Vec column_softmax(float *column, int64_t keys, int64_t count, Vec top) {
 }
 
 #if VEC_PAIRS
-/* 2^x where products leave little time for it: 0 below -126, since numbers below 2^-126 take an instruction
- * 200 cycles; NaN stays NaN. One instruction leaves what is above a whole number, for which a polynomial was
- * fitted (minimax, error 1.4e-7, exactly 1 at 0), another one takes that number for the exponent. */
+/* 2^x in few instructions: 0 below -126, because a number below 2^-126 costs an instruction 200 cycles; NaN
+ * stays NaN. One instruction extracts the fractional part, for which a polynomial was fitted (minimax, error
+ * 1.4e-7, exactly 1 at 0); another applies the whole part as the exponent. */
 INLINE Vec pair_exp2(Vec x) {
     enum { DOWN = 1 };
     Vec f = (Vec)_mm512_reduce_ps((__m512)x, DOWN), p = vec_set(1.86713005e-3f);
@@ -309,8 +312,8 @@ INLINE Vec pair_exp2(Vec x) {
     return (Vec)_mm512_maskz_scalef_ps(here, (__m512)p, (__m512)x);
 }
 
-/* To pairs of probabilities, which take the first half of the column. The sum is that of what is multiplied,
- * so that a row's weights come to 1. */
+/* Turns scores into pairs of probabilities, which overwrite the first half of the column. Returns the sum of
+ * the rounded probabilities, so that a row's weights sum to 1. */
 INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, float left, Vec top) {
     Vec total = {0}, factor = vec_set(left);
     int64_t k = 0;
@@ -327,7 +330,8 @@ INLINE Vec column_softmax_pairs(float *column, int64_t keys, int64_t count, floa
 }
 #endif
 
-/* Scores become probabilities against the new maximum; factor is what older sums must be multiplied by. */
+/* Turns scores into probabilities relative to the new maximum. b->factor is what earlier sums must be
+ * multiplied by. */
 INLINE void forward_softmax_of(ForwardUnit *u, ForwardKeys *b, Lanes l, const bool tiles) {
     (void)tiles;
     for (int64_t i = l.from; i < l.end; i += VLEN) {
@@ -338,7 +342,7 @@ INLINE void forward_softmax_of(ForwardUnit *u, ForwardKeys *b, Lanes l, const bo
         if (flash_pairs(u->f)) {
             float left = u->f->s.cap > 0 ? 1 : score_left(u->f);
             top = vec_max(column_max(column, keys, vec_set(-HUGE_VALF)) * left, old);
-            int64_t count = tiles ? (b->count + 31) / 32 * 32 : b->count; /* tiles' products: whole groups */
+            int64_t count = tiles ? (b->count + 31) / 32 * 32 : b->count; /* tiles multiply whole groups */
             total = column_softmax_pairs(column, keys, count, left, top);
         } else
 #endif
@@ -359,7 +363,7 @@ static void forward_softmax(ForwardUnit *u, ForwardKeys *b, Lanes l) {
         forward_softmax_of(u, b, l, false);
 }
 
-/* Lanes are taken in strips where some see fewer keys than others, each with the keys that it sees. */
+/* If a limit cuts the block, lanes are processed in strips, each over the keys that it sees. */
 static void forward_scores_terms(const ForwardUnit *u, ForwardKeys *b, Lanes l) {
     for (int64_t i = l.from; i < l.end; i += l.strip)
         product((Product){.pairs = flash_pairs(u->f),
@@ -409,7 +413,8 @@ static void forward_scores_tiles(const ForwardUnit *u, ForwardKeys *b, Lanes l) 
                                   .ahead = &b->ahead});
 }
 
-/* Tiles are added to what they find: where maxima did not grow, sums are as they should be. */
+/* Tile products only add to existing sums, so these are rescaled here. Lanes whose maximum did not grow need
+ * no rescaling. */
 static void forward_rescale(const ForwardUnit *u, const ForwardKeys *b, Lanes l) {
     for (int64_t i = l.from; i < l.end; i += VLEN) {
         Vec factor = vec_load(b->factor + i);
@@ -489,7 +494,7 @@ static void forward_finish(const ForwardUnit *u, float *room) {
     }
 }
 
-/* A unit on the block of keys, where it sees one of them. */
+/* Applies the block of keys to a unit that sees one of them. */
 static void forward_unit(ForwardUnit *u, ForwardKeys *b) {
     const Flash *f = u->f;
     int64_t dim = f->s.head_dim, left = u->end - b->first;
@@ -500,7 +505,7 @@ static void forward_unit(ForwardUnit *u, ForwardKeys *b) {
     if (left <= B) forward_finish(u, b->scores);
 }
 
-/* Around all that a call does. */
+/* These two enclose all work of a call. */
 INLINE void flash_begin(const Flash *f) {
 #if VEC_AMX
     if (flash_tiles(f)) amx_begin();
@@ -548,27 +553,27 @@ static void flash_delta(const Flash *f, int64_t head, int64_t block) {
     }
 }
 
-/* A block of keys: lanes are keys. */
+/* A block of keys; lanes are keys. */
 typedef struct BackwardUnit {
     int64_t first, count, block;
-    float *keys, *values; /* as turn makes them */
-    float *k;       /* [B][D padded]; for tiles [B / 2][D] pairs of keys; else behind one of the first */
-    float *dk, *dv; /* [B][D padded]; by tiles [D][B] */
-    bool seen;      /* by queries already: they are made then */
+    float *keys, *values; /* packed by `turn` */
+    float *k;             /* [B][D padded]; tiles: [B / 2][D] pairs of keys; pairs: after key 0 twice */
+    float *dk, *dv;       /* [B][D padded]; tiles: [D][B] */
+    bool seen;            /* a query has seen the block, so its operands are packed */
 } BackwardUnit;
 
-/* Where pairs of a row of ds begin, in their panel. */
+/* Offset of the pairs of a row of ds in its panel. */
 enum { DS_PAIRS = 16 };
 
-/* Queries of one block and head, and what a unit makes of them. */
+/* The queries of one block and head, and a unit's results for them. */
 typedef struct BackwardQueries {
     const Flash *f;
     int64_t kv_head, padded;
     int64_t head, first, count, block;
     float *q, *dout;           /* [B][flash_along] */
-    float *q_rows, *dout_rows; /* [B / term][D padded], or tiles_across; of fp32 the same */
-    float *p, *ds;             /* [B queries][B], then p [B queries / term][B]; ds of pairs see put_ds */
-    float *ds_across;          /* [B queries / term][B]; of fp32 the same as ds */
+    float *q_rows, *dout_rows; /* [B / term][D padded], or packed by tiles_across; fp32: as q, dout */
+    float *p, *ds;             /* [B queries][B], then p [B queries / term][B]; ds of pairs: see put_ds */
+    float *ds_across;          /* [B queries / term][B]; fp32: the same as ds */
     Ahead ahead;
 } BackwardQueries;
 
@@ -591,16 +596,16 @@ static void backward_keys(const BackwardUnit *u, const Flash *f, int64_t kv_head
     turn(f, keys_at(f, f->v, kv_head, u->first), f->kv_row, u->count, 1, u->values, f->c);
 }
 
-/* The first query of the block that sees a key from `lane` on. */
+/* The first query of the block that sees a key at or after `lane`. */
 INLINE int64_t first_query(const BackwardQueries *b, const BackwardUnit *u, int64_t lane) {
     return max_i64(0, min_i64(b->count, u->first + lane - b->f->offset - b->first));
 }
-/* Keys that queries before `row` see. */
+/* Number of keys that queries before `row` see. */
 INLINE int64_t keys_before(const BackwardQueries *b, const BackwardUnit *u, int64_t row) {
     return max_i64(0, min_i64(u->count, b->f->offset + b->first + min_i64(row, b->count) - u->first));
 }
 
-/* Scores to probabilities, and the products dout v to the gradients of scores, for one query. */
+/* For one query: turns scores into probabilities, and the products dout v into gradients of scores. */
 INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_t r, float lse, float delta,
                          const bool masked, const bool capped) {
     int32_t index[VLEN], last = (int32_t)(b->f->offset + b->first + r),
@@ -608,7 +613,7 @@ INLINE void backward_row(const BackwardQueries *b, const BackwardUnit *u, int64_
     float cap = cap_factor(b->f), left = score_left(b->f), *row_p = b->p + r * B, *row_ds = b->ds + r * B;
     for (int lane = 0; lane < VLEN; lane++) index[lane] = lane;
     for (int64_t i = 0; i < B; i += VLEN) {
-        if (masked && u->first + i > last) { /* no score was made here */
+        if (masked && u->first + i > last) { /* no score was computed here */
             vec_store(row_p + i, (Vec){0});
             vec_store(row_ds + i, (Vec){0});
             continue;
@@ -640,7 +645,8 @@ static void backward_softmax_rows(const BackwardQueries *b, const BackwardUnit *
 }
 
 #if VEC_PAIRS
-/* Of a row, in the two halves of 32 elements, their numbers rounded and what that left, rounded. */
+/* Half of a vector of bf16 numbers, as fp32. put_in_two stores 32 elements of a row as bf16, followed by
+ * their rounding residuals as bf16. */
 INLINE Vec half_widened(__m512i pairs, const int half) {
     const __m512i from = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6,
                                           6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
@@ -654,7 +660,7 @@ INLINE void put_in_two(Vec one, Vec next, float *to) {
     _mm512_storeu_si512(to + VLEN, (__m512i)_mm512_cvtne2ps_pbh((__m512)next_rest, (__m512)rest));
 }
 
-/* A row of p and ds, as it is made two at a time: as backward_row does, and to pairs. */
+/* Inputs of a row of p and ds. Rows are processed two at a time, as in backward_row, and stored as pairs. */
 typedef struct SoftmaxRow {
     const float *p, *ds;
     float lse, delta;
@@ -674,7 +680,7 @@ INLINE SoftmaxRow softmax_row(const BackwardQueries *b, int64_t r, const bool ma
 INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, const SoftmaxRow *row, int64_t i,
                            Vec *p, Vec *ds, const bool masked, const bool capped) {
     *p = *ds = (Vec){0};
-    if (masked && u->first + i > row->last) return; /* no score was made here */
+    if (masked && u->first + i > row->last) return; /* no score was computed here */
     float left = score_left(b->f), cap = cap_factor(b->f);
     Vec score = vec_load(row->p + i), part = score;
     if (capped) part = vec_tanh(score * left / cap), score = part, left = cap;
@@ -688,8 +694,8 @@ INLINE void softmax_vector(const BackwardQueries *b, const BackwardUnit *u, cons
     if (capped) *ds *= 1.0f - part * part;
 }
 
-/* 32 keys of a row of ds as factors of dQ: for tiles rounded, then what that left of them; else pairs of keys
- * from DS_PAIRS on, with the sums of what is rounded, and of what it became. */
+/* Stores 32 keys of a row of ds as operands of dQ. Tiles: the rounded values, then their residuals. Otherwise
+ * pairs of keys from DS_PAIRS on; the sums before and after rounding are accumulated. */
 INLINE void put_ds(float *row, int64_t i, const Vec ds[2], Vec *sum, Vec *rounded, const bool tiles) {
     if (tiles) {
         put_in_two(ds[0], ds[1], row + i);
@@ -702,7 +708,8 @@ INLINE void put_ds(float *row, int64_t i, const Vec ds[2], Vec *sum, Vec *rounde
     *rounded = vec_add_terms(*rounded, pairs, ones, true);
 }
 
-/* What rounding left of two rows, as a pair before their others: rounded, and what that left of it. */
+/* Stores the rounding residuals of two rows, each as a pair in front of the row's others: rounded, and the
+ * residual of that. */
 INLINE void put_rests(float *rows, float one, float next) {
     Vec rest = {one, next}, high = (Vec)((VecBits)pairs_across(rest, rest) << 16);
     Vec pairs = pairs_across(high, rest - high);
@@ -758,12 +765,12 @@ static void backward_softmax_pairs(const BackwardQueries *b, const BackwardUnit 
 #if VEC_AMX
 static void backward_softmax_tiles(const BackwardQueries *b, const BackwardUnit *u, bool masked) {
     int64_t r = softmax_pairs(b, u, masked, true);
-    size_t rest = (size_t)((B - r) / 2 * B) * sizeof(float); /* up to whole groups, at least */
+    size_t rest = (size_t)((B - r) / 2 * B) * sizeof(float); /* pads at least to whole groups */
     memset(b->p + r / 2 * B, 0, rest);
     memset(b->ds_across + r / 2 * B, 0, rest);
 }
 
-/* As below, by tiles. */
+/* As backward_scores, with tiles. */
 static void backward_scores_tiles(BackwardQueries *b, const BackwardUnit *u, const float *rows,
                                   const float *lanes, float *to, int64_t strip) {
     for (int64_t j = 0; j < B; j += strip) {
@@ -817,7 +824,7 @@ static void backward_softmax(const BackwardQueries *b, const BackwardUnit *u, bo
     backward_softmax_rows(b, u, masked);
 }
 
-/* [queries][keys] = rows x lanes^T; strips of keys leave out the queries that see none of them. */
+/* [queries][keys] = rows x lanes^T. Strips of keys leave out the queries that see none of them. */
 static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const float *rows, const float *lanes,
                             float *to, int64_t strip) {
 #if VEC_AMX
@@ -845,7 +852,7 @@ static void backward_scores(BackwardQueries *b, const BackwardUnit *u, const flo
     }
 }
 
-/* [keys][D] += weights^T x rows, likewise. */
+/* [keys][D] += weights^T x rows, with the same strips. */
 static void backward_sums(BackwardQueries *b, const BackwardUnit *u, const float *weights, const float *rows,
                           float *to, int64_t strip) {
 #if VEC_AMX
@@ -876,10 +883,10 @@ INLINE float *query_sums(const BackwardQueries *b) {
     return b->f->dq_sum + (b->head * b->f->s.tokens + b->first) * b->padded;
 }
 
-/* Of the keys that the queries see. */
+/* The last block of keys that the queries see. */
 INLINE int64_t last_block(const BackwardQueries *b) { return (b->f->offset + b->first + b->count - 1) / B; }
 
-/* [queries][D] += ds k; of pairs one term before the others is what their rounding left. */
+/* [queries][D] += ds k. With pairs, a first term adds the rounding residual. */
 static void query_product(BackwardQueries *b, const BackwardUnit *u, int64_t strip, bool set) {
     const bool pairs = flash_pairs(b->f);
     for (int64_t i = 0; i < b->count; i += strip)
@@ -898,7 +905,7 @@ static void query_product(BackwardQueries *b, const BackwardUnit *u, int64_t str
                           .ahead = &b->ahead});
 }
 #if VEC_AMX
-/* ds is its two parts. */
+/* ds consists of two parts: rounded values and residuals. */
 static void query_product_tiles(BackwardQueries *b, const BackwardUnit *u, int64_t strip, bool set) {
     for (int64_t i = 0; i < b->count; i += strip)
         amx_product((TileProduct){.m = min_i64(strip, b->count - i),
@@ -916,8 +923,9 @@ static void query_product_tiles(BackwardQueries *b, const BackwardUnit *u, int64
 }
 #endif
 
-/* dq += ds k, after the key blocks before this one, so that the order of the sum is fixed. They were started
- * earlier, on threads that run: the wait ends. The last one that a query sees rounds the sum. */
+/* dq += ds k, after all earlier key blocks, so that the order of the sum is fixed. Those blocks were started
+ * earlier, on threads that are running, so the wait ends. The last key block that a query sees also rounds
+ * the sum and writes dq. */
 static void backward_query(BackwardQueries *b, const BackwardUnit *u, int64_t strip) {
     const Flash *f = b->f;
     int64_t blocks = (f->s.tokens + B - 1) / B, dim = f->s.head_dim;
@@ -979,7 +987,7 @@ static void ahead_queries(BackwardQueries *b, int64_t head, int64_t block) {
 }
 
 #if VEC_AMX
-/* Rows of sums that lie across. */
+/* Writes sums that are stored transposed. */
 static void write_turned(const BackwardUnit *u, const float *from, int64_t dim, float factor, float *room,
                          void *to, int64_t row, Dtype c) {
     for (int64_t j = 0; j < u->count; j += STRIP) {
@@ -990,7 +998,7 @@ static void write_turned(const BackwardUnit *u, const float *from, int64_t dim, 
 }
 #endif
 
-/* room: [STRIP][D]. */
+/* room: [STRIP][D], of tiles only. */
 static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_head, int64_t padded,
                             float *room) {
     int64_t dim = f->s.head_dim, at = u->first * f->dkv_row + kv_head * dim, row = f->dkv_row;
@@ -1012,7 +1020,8 @@ static void backward_finish(const BackwardUnit *u, const Flash *f, int64_t kv_he
     write_rows(u->dv, padded, u->count, dim, 1, dv, row, type);
 }
 
-/* Blocks of queries that see a key of the unit: an interval, which moves on from one unit to the next. */
+/* Query blocks that see a key of the unit form an interval, which never moves back from one unit to the
+ * next. */
 INLINE int64_t first_block(const Flash *f, const BackwardUnit *u) {
     return u->first > f->offset ? (u->first - f->offset) / B : 0;
 }
@@ -1026,7 +1035,7 @@ static void ahead_results(Ahead *a, const Flash *f, const BackwardUnit *u, int64
     ahead_add(a, tensor_at(f->dv, at, f->dkv_type), f->dkv_row, u->count, f->s.head_dim, f->dkv_type);
 }
 
-/* A block of queries of all heads of the group with all units. */
+/* Processes one block of queries, for all heads of the group, with all units. */
 static void backward_block(BackwardQueries *b, BackwardUnit *unit, int64_t count, int64_t block) {
     const Flash *f = b->f;
     int64_t group = f->s.heads / f->s.kv_heads, head = b->kv_head * group, end = head + group;
@@ -1049,7 +1058,7 @@ static void backward_block(BackwardQueries *b, BackwardUnit *unit, int64_t count
 
 static void flash_backward(const Flash *f, int64_t kv_head, int64_t block, int64_t count, float *scratch) {
     int64_t dim = f->s.head_dim, padded = flash_padded(dim), along = flash_along(f),
-            across = flash_pairs(f) ? padded / 2 : 0; /* of fp32 the same rows */
+            across = flash_pairs(f) ? padded / 2 : 0; /* fp32 needs no second packing */
     BackwardQueries b = {.f = f,
                          .kv_head = kv_head,
                          .padded = padded,
@@ -1090,7 +1099,7 @@ INLINE float dot_rows(const void *a, const void *b, int64_t dim, Dtype c) {
     return vec_sum(sum);
 }
 
-/* Online softmax over parts of B keys. */
+/* Online softmax over B keys at a time. */
 INLINE void decode_typed(const Flash *f, int64_t head, int64_t query, Dtype c) {
     int64_t dim = f->s.head_dim, keys = f->offset + query + 1, kv = head / (f->s.heads / f->s.kv_heads) * dim;
     const void *q = tensor_at(f->q, query * f->q_row + head * dim, c);

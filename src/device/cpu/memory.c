@@ -1,12 +1,12 @@
 /* Memory of a CPU device: whole pages (base/pages.h), and the guard around them.
  *
- * Invariant of the guard build: every mapping is registered, and readable exactly while pool_unlock_all calls
- * outnumber pool_lock_all calls.
+ * Invariant of the guard build: every mapping is registered, and is accessible exactly while there have been
+ * more pool_unlock_all calls than pool_lock_all calls.
  *
  *     cpu_take: pages, made real --> guarded (guard build)
  *
- * The guard finds code that reads tensor memory without an op: it stops there with a fault, at the address
- * that it used. It is the process's, not a thread's: while one thread runs an op the others may read too. */
+ * The guard finds code that reads tensor memory outside an op: it faults at the address that it used. The
+ * guard is per process, not per thread: while one thread runs an op, others may read too. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -27,14 +27,13 @@ static Region *regions;
 static size_t region_count;
 static int unlock_depth;
 
-/* Also of a region that is taken while an op runs: it is open until that ends. */
+/* A region that is taken while an op runs is open until the op ends. */
 static void protect(const Region *r) {
     int access = unlock_depth > 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
     CHECK(mprotect(r->base, r->bytes, access) == 0);
 }
 
-/* Registered under the mutex together with its protection: else a step in between would leave it as it
- * was. */
+/* Registers and protects under one mutex: otherwise a guard_step in between would miss the new region. */
 static void guard_add(char *base, size_t bytes) {
     pthread_mutex_lock(&guard_mutex);
     regions = mem_grow(regions, (region_count + 1) * sizeof *regions);
@@ -43,8 +42,8 @@ static void guard_add(char *base, size_t bytes) {
     pthread_mutex_unlock(&guard_mutex);
 }
 
-/* Regions are few (a pool each), so a list that is walked will do; and since threads take and give memory
- * while others run ops, all of it is under the mutex. */
+/* Regions are few (one per pool), so a linear list suffices. Threads take and give memory while others run
+ * ops, so every access is under the mutex. */
 static void guard_remove(const char *base) {
     pthread_mutex_lock(&guard_mutex);
     for (size_t i = 0; i < region_count; i++)
@@ -59,8 +58,8 @@ static void guard_remove(const char *base) {
     pthread_mutex_unlock(&guard_mutex);
 }
 
-/* Only the outermost call changes anything: calls nest in a thread, and those of several threads overlap.
- * That is a system call for every region around every op, which only this build pays. */
+/* Only the outermost call changes the protection: calls nest within a thread, and those of several threads
+ * overlap. Each change is a system call per region around every op, a cost that only this build has. */
 static void guard_step(int change) {
     pthread_mutex_lock(&guard_mutex);
     bool was_open = unlock_depth > 0;
@@ -80,28 +79,28 @@ void pool_unlock_all(void) {}
 void pool_lock_all(void) {}
 #endif
 
-/* Made real at once: memory that is only promised can end the process in the middle of a step, when it is
- * touched, and what was planned would not be what is used. Zeroed, since the kernel gives no other pages. */
+/* Pages are made real at once. Otherwise an overcommitted page could kill the process in the middle of a
+ * step, and memory use would differ from the plan. The kernel returns zeroed pages. */
 void *cpu_take(Device *d, size_t bytes) {
     void *base = pages_take(bytes, d->threads);
     if (base) guard_add(base, pages_length(bytes));
     return base;
 }
 
-/* `bytes` as it was asked for, from which the mapping's length follows again. */
+/* `bytes` as requested; the length of the mapping follows from it. */
 void cpu_give(Device *d, void *memory, size_t bytes) {
     (void)d;
     guard_remove(memory);
     pages_give(memory, bytes);
 }
 
-/* Of this process: within the limit of its container, if it has one. */
+/* Available to this process, within the limit of its container if there is one. */
 size_t cpu_available(const Device *d) {
     (void)d;
     return (size_t)memory_use().available;
 }
 
-/* Nothing to pin: the CPU's tensor memory is host memory, and a transfer is a copy. */
+/* No pinning needed: the CPU's tensor memory is host memory, and a transfer is a copy. */
 void *cpu_host_take(Device *d, size_t bytes) {
     (void)d;
     return mem_alloc(bytes);

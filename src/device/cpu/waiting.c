@@ -1,20 +1,20 @@
 /* How OpenMP's threads wait for each other when other programs use the same cores.
  *
  * libgomp's threads spin for milliseconds at the end of a parallel region. On a quiet machine that is
- * fastest: a small model has a region every few microseconds. Where another program needs the core, the
- * spinning thread holds it while the thread that it waits for stands in the queue, and a step takes 8 to 37
- * times as long. So threads spin as they like until the kernel reports that the main thread stands in that
- * queue; from then on they sleep.
+ * fastest, because a small model has a region every few microseconds. If another program needs the core, the
+ * spinning thread occupies it while the thread that it waits for is in the run queue, and a step takes 8 to
+ * 37 times as long. So threads may spin until the kernel reports that the main thread waits in the run queue;
+ * from then on they sleep.
  *
- * libgomp reads its settings once, before main, but documents one rule that it applies at every wait: while a
- * process has more OpenMP threads than cores, a thread spins 100 times, not 300,000. A second team, all
- * asleep, makes it so for as long as it exists.
+ * libgomp reads its settings once, before main. But it documents one rule that it applies at every wait:
+ * while a process has more OpenMP threads than cores, a thread spins 100 times instead of 300,000. A second
+ * team of sleeping threads triggers this rule for as long as it exists.
  *
  *     quiet --- a sample of 15% and more ---> busy (crowd_keep)
  *       ^                                       |
  *       +--- samples below 5% for `patience` ---+
  *
- * patience doubles when threads that spin again find the machine busy at once. */
+ * patience doubles if the machine turns busy again soon after threads were allowed to spin. */
 #include "device/cpu/waiting.h"
 
 #include <fcntl.h>
@@ -74,7 +74,7 @@ typedef struct Keep {
     void *arg;
 } Keep;
 
-/* The others of the team wait at the end of the region: that is where they sleep. */
+/* The team's other threads sleep at the end of the region. */
 static void *keep(void *arg) {
     Keep *k = arg;
     omp_set_dynamic(0);
@@ -84,7 +84,7 @@ static void *keep(void *arg) {
     return NULL;
 }
 
-/* On a thread of its own: libgomp ends a team's threads when the thread that began it ends. */
+/* Runs on a separate thread, because libgomp ends a team's threads when the thread that started it ends. */
 void crowd_keep(int threads, bool (*done)(void *arg), void *arg) {
     Keep k = {threads, done, arg};
     pthread_t thread;
@@ -96,17 +96,17 @@ void crowd_keep(int threads, bool (*done)(void *arg), void *arg) {
 
 /* ---- the watch ---- */
 
-#ifndef __clang__ /* its library has a setting that may change later on */
+#ifndef __clang__ /* its runtime has a setting that can be changed later */
 static const double PERIOD = 0.05;
 
 typedef struct Watch {
     Crowd crowd;
-    int file, crowding; /* schedstat of the main thread; threads that make more than there are cores */
-    double at, queued;  /* of the last sample, in seconds */
+    int file, crowding; /* schedstat of the main thread; number of threads that exceeds the cores */
+    double at, queued;  /* time and queued time of the last sample, in seconds */
 } Watch;
 
-/* Seconds that the main thread has been ready to run without a core; negative where the kernel does not say.
- */
+/* Seconds that the main thread was ready to run but had no core; negative if the kernel does not report
+ * it. */
 static double queued_seconds(int file) {
     char text[96];
     unsigned long long ran, queued;
@@ -138,7 +138,8 @@ static void *watch_queues(void *arg) {
     return NULL;
 }
 
-/* No signal may come to the watch or its teams (base/signals.h). Without a thread nothing is watched. */
+/* The watch and its teams must not receive signals (base/signals.h). If its thread cannot be created, nothing
+ * is watched. */
 static void start(Watch *w) {
     sigset_t all, before;
     pthread_t thread;
@@ -156,8 +157,8 @@ static void watch_queue(Watch *w) {
 }
 #endif
 
-/* A process with a quarter of the cores' threads and fewer has other cores to go to; and of such processes
- * there may be many. */
+/* A process with at most a quarter as many threads as cores can move to other cores; and there may be many
+ * such processes. */
 void waiting_watch(int threads) {
     static bool watched;
     int cores = omp_get_num_procs();
