@@ -4,11 +4,10 @@
  *             \                                                   /
  *              +--> Schedule: for each rank a list of cells <----+
  *              |
- *     schedule_check.c    is it one?          schedule_lower.c   adds transfers, or UNSHARD and the rest
- *     simulate.c          when does what run  lower.c            makes it a program of actions
+ *     schedule_check.c    is it valid?            schedule_lower.c   adds transfers, or UNSHARD and the rest
+ *     simulate.c          when does what run      lower.c            makes it a program of actions
  *
- * A cell is about a stage as a whole; what that means for units, parameters and gradients is not known here.
- */
+ * A cell is about a full stage. What it means for units, parameters and gradients is not known here. */
 #include "schedule/schedule.h"
 
 #include <stdarg.h>
@@ -24,8 +23,7 @@ typedef struct NameFacts {
     bool v;
 } NameFacts;
 
-/* What is known of a schedule without making one; a new schedule has a row here and an order in
- * schedule_make.c. */
+/* Facts about the named schedules. A new schedule needs a row here and an order in schedule_make.c. */
 static const NameFacts facts[PIPE_NAMES] = {
     [PIPE_GPIPE] = {"gpipe", 1, false},
     [PIPE_1F1B] = {"1f1b", 1, false},
@@ -38,7 +36,7 @@ static const NameFacts facts[PIPE_NAMES] = {
     [PIPE_DUALPIPEV] = {"dualpipev", 2, true},
 };
 
-/* The names of configuration and messages: pipeline.schedule takes them as they stand. */
+/* The names used in configurations (pipeline.schedule) and messages. */
 const char *schedule_name(ScheduleName name) { return facts[name].name; }
 
 bool schedule_find(const char *text, ScheduleName *out) {
@@ -50,7 +48,7 @@ bool schedule_find(const char *text, ScheduleName *out) {
     return false;
 }
 
-/* A name with a slash or .csv is meant as a file even where none is: the error is then about the file. */
+/* A name with a slash or .csv means a file even if there is none, so the error is about the file. */
 bool schedule_names_file(const char *text) {
     size_t length = strlen(text);
     return (length > 4 && strcmp(text + length - 4, ".csv") == 0) || strchr(text, '/');
@@ -60,22 +58,22 @@ bool schedule_is_v(ScheduleName name) { return facts[name].v; }
 
 int schedule_default_stages_per_rank(ScheduleName name) { return facts[name].default_stages; }
 
-/* Zeroed: no stage, no microbatch, orders without a cell. A name that is too long is cut, as it only serves
- * messages. */
+/* Starts from zero: no stage, no microbatch, empty orders. A name that is too long is cut, since it only
+ * serves messages. */
 void schedule_start(Schedule *s, const char *name, int ranks) {
     *s = (Schedule){.ranks = ranks};
     snprintf(s->name, sizeof s->name, "%s", name);
     s->orders = mem_alloc_array((size_t)ranks, sizeof *s->orders);
 }
 
-/* -1: not yet on any rank; schedule_check finds what stays there. */
+/* -1 means not on any rank yet; schedule_check finds stages that stay so. */
 void schedule_place(Schedule *s, int stages) {
     s->stages = stages;
     s->rank_of_stage = mem_alloc_array((size_t)stages, sizeof *s->rank_of_stage);
     for (int i = 0; i < stages; i++) s->rank_of_stage[i] = -1;
 }
 
-/* Also of a schedule that is zero, or was only started. */
+/* Also valid for a zeroed or merely started schedule. */
 void schedule_free(Schedule *s) {
     for (int r = 0; r < s->ranks; r++) free(s->orders[r].cells);
     free(s->orders);
@@ -83,8 +81,7 @@ void schedule_free(Schedule *s) {
     *s = (Schedule){0};
 }
 
-/* Whether weight gradients are added up as one rank would, microbatch 0 first: then the bits are those of one
- * rank. A stage lives on one rank, so its order is that rank's. */
+/* A stage lives on one rank, so the order of its wgrads is that rank's. */
 bool schedule_adds_in_order(const Schedule *s) {
     int *last = mem_alloc_array((size_t)s->stages, sizeof *last);
     bool ascending = true;
@@ -99,7 +96,7 @@ bool schedule_adds_in_order(const Schedule *s) {
     return ascending;
 }
 
-/* Cell by cell: orders own their memory. */
+/* Copies cell by cell, since orders own their memory. */
 void schedule_copy(Schedule *to, const Schedule *from) {
     schedule_start(to, from->name, from->ranks);
     schedule_place(to, from->stages);
@@ -110,7 +107,7 @@ void schedule_copy(Schedule *to, const Schedule *from) {
         for (int i = 0; i < from->orders[r].count; i++) order_add(&to->orders[r], from->orders[r].cells[i]);
 }
 
-/* By doubling, so that orders of a million cells cost no more than their cells. */
+/* Grows by doubling: orders may have a million cells. */
 void order_add(Order *o, Cell cell) {
     if (o->count == o->capacity) {
         o->capacity = o->capacity ? 2 * o->capacity : 16;
@@ -119,7 +116,7 @@ void order_add(Order *o, Cell cell) {
     o->cells[o->count++] = cell;
 }
 
-/* A walk over all cells: asked a few times for a schedule, and never inside a step. */
+/* Walks over all cells, which is fine: it is called a few times for each schedule and never inside a step. */
 static bool has_kind(const Schedule *s, bool (*is)(CellKind kind)) {
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->orders[r].count; i++)
@@ -131,8 +128,8 @@ bool schedule_has_transfers(const Schedule *s) { return has_kind(s, cell_is_tran
 
 bool schedule_has_parameters(const Schedule *s) { return has_kind(s, cell_is_parameter); }
 
-/* When parameters are gathered and gradients reduced is what keys ask for, on every mesh: cells that say it
- * too would be one thing said twice. */
+/* Keys decide when parameters are gathered and gradients reduced, on every mesh. Cells that decide it too
+ * would be a second source. */
 ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error *err) {
     int rank = 0, at = 0;
     if (!schedule_has_parameters(s)) return OK;
@@ -149,29 +146,29 @@ ErrorCode schedule_refuse_parameters(const Schedule *s, const char *path, Error 
     return ERR_CONFIG;
 }
 
-/* As PyTorch's CSV files write them; an idle cell is an empty one. */
+/* As in PyTorch's CSV files; an idle cell is empty. */
 const char *cell_kind_name(CellKind kind) {
     static const char *const names[CELL_KINDS] = {
         "", "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
     return names[kind];
 }
 
-/* The brackets of a composite are for whoever sees both of its cells (schedule_write_csv). */
+/* schedule_write_csv adds the brackets of a composite, since it sees both of its cells. */
 void schedule_write_cell(const Cell *cell, Text *out) {
     if (cell->kind == CELL_IDLE) return;
     text_printf(out, "%d%s", cell->stage, cell_kind_name(cell->kind));
     if (cell_has_microbatch(cell->kind)) text_printf(out, "%d", cell->microbatch);
 }
 
-/* The two cells of a composite stand in one column of the file, and count as one in messages. */
+/* The two cells of a composite are in one column of the file and count as one in messages. */
 int schedule_column(const Order *o, int index) {
     int column = 1;
     for (int i = 0; i < index; i++) column += !o->cells[i].overlap;
     return column;
 }
 
-/* With the place as the writer of a file sees it. Always ERR_DATA, so that a caller may return what it
- * returns. */
+/* Gives the position as the author of a file sees it. Always returns ERR_DATA, so callers can return its
+ * result. */
 ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...) {
     char what[512];
     va_list args;

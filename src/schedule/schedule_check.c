@@ -1,18 +1,18 @@
-/* Whether a schedule is one.
+/* Whether a schedule is valid.
  *
  * A stage lives on one rank, so all rules but one are about the order within a rank, and each rank is read
- * once. The last, that no ranks wait for each other in a circle, is found by running the schedule
- * (simulate.c). Memory is in proportion to the cells: the number of forwards must be stages times
- * microbatches before anything is allocated by that product.
+ * once. The last rule is that ranks never wait for each other in a cycle; running the schedule finds that
+ * (simulate.c). Memory is proportional to the number of cells: arrays of stages times microbatches are only
+ * allocated after it is known that there are as many forwards.
  *
- * In this order, each relying on the one before (schedule_check_ranks, then schedule_check):
+ * The checks come in this order, each relying on the one before (schedule_check_ranks, then schedule_check):
  *
- *     placement    every stage on a rank that there is
- *     numbers      every cell: a known kind, a stage of this rank, a microbatch that there is
- *     counts       forwards of every stage: as many as microbatches     from here on [stages, microbatches]
+ *     placement    every stage is on an existing rank
+ *     numbers      every cell: a known kind, a stage of this rank, an existing microbatch
+ *     counts       every stage has as many forwards as microbatches     from here on [stages, microbatches]
  *     order        every cell: what it needs came before it, once       may be allocated
  *     missing      every (stage, microbatch): nothing is left to do
- *     circles      run with sends that end at once */
+ *     cycles       the schedule runs to its end with sends that complete at once */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +27,15 @@ enum { DID_F = 1, DID_I = 2, DID_W = 4, DID_SEND_F = 8, DID_RECV_F = 16, DID_SEN
 typedef struct Check {
     const Schedule *s;
     Error *err;
-    bool transfers, unshards, parameters; /* what the schedule has */
+    bool transfers, unshards, parameters; /* present in the schedule */
     unsigned char *done;                  /* [stages, microbatches] */
     bool *resident, *reduced;             /* [stages] */
-    int *weights;                         /* [stages] weight gradients added */
-    int rank, index;                      /* the cell looked at */
+    int *weights;                         /* [stages] wgrads added so far */
+    int rank, index;                      /* the current cell */
     char wrong[256];
 } Check;
 
-/* Says what is wrong with the cell looked at. */
+/* Fails with the current cell's position. */
 static ErrorCode PRINTF_LIKE(2, 3) fail(Check *c, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -44,26 +44,26 @@ static ErrorCode PRINTF_LIKE(2, 3) fail(Check *c, const char *format, ...) {
     return schedule_fail(c->s, c->rank, c->index, c->err, "%s", c->wrong);
 }
 
-/* By stage and microbatch of the cell, whatever its kind. */
+/* The marks of the cell's (stage, microbatch), whatever its kind. */
 static unsigned char *done(const Check *c, Cell cell) {
     return &c->done[schedule_pair(c->s, cell.stage, cell.microbatch)];
 }
 
-/* What has been done once must not be done again: a second time would add a gradient twice, or wait for a
- * message that never comes. */
+/* Nothing may be done twice: a gradient would be added twice, or a rank would wait for a message that never
+ * comes. */
 static ErrorCode mark(Check *c, Cell cell, int bits) {
     if (*done(c, cell) & bits) return fail(c, "comes twice");
     *done(c, cell) |= (unsigned char)bits;
     return OK;
 }
 
-/* The cell that is missing is named as the file would have it. */
+/* Names the missing cell as it would be written in the file. */
 static ErrorCode need(Check *c, Cell cell, int bit, CellKind kind) {
     if (*done(c, cell) & bit) return OK;
     return fail(c, "comes before %d%s%d", cell.stage, cell_kind_name(kind), cell.microbatch);
 }
 
-/* What a composite's second part needs must come before the composite. */
+/* Whatever the second part of a composite needs must come before the composite. */
 static ErrorCode need_before_composite(Check *c, Cell cell) {
     if (c->index == 0) return OK;
     Cell before = c->s->orders[c->rank].cells[c->index - 1];
@@ -72,14 +72,14 @@ static ErrorCode need_before_composite(Check *c, Cell cell) {
     return OK;
 }
 
-/* Data of another rank must have been received by name where the schedule has transfers; else it comes by
- * itself. */
+/* If the schedule has transfers, data of another rank must have been received explicitly; otherwise it
+ * arrives implicitly. */
 static ErrorCode check_forward(Check *c, Cell cell) {
     if (c->transfers && schedule_is_remote(c->s, cell.stage, -1)) TRY(need(c, cell, DID_RECV_F, CELL_RECV_F));
     return mark(c, cell, DID_F);
 }
 
-/* B is I and W at once: `bits` says which. */
+/* B is I and W at once: `bits` tells B from I. */
 static ErrorCode check_input(Check *c, Cell cell, int bits) {
     TRY(need(c, cell, DID_F, CELL_F));
     TRY(need_before_composite(c, cell));
@@ -97,7 +97,7 @@ static ErrorCode check_weight(Check *c, Cell cell) {
     return mark(c, cell, DID_W);
 }
 
-/* With UNSHARD and RESHARD in it, a schedule says when parameters are there, and is held to it. */
+/* If a schedule has UNSHARD or RESHARD, parameters must be there when they are used. */
 static ErrorCode check_compute(Check *c, Cell cell) {
     if (c->unshards && !c->resident[cell.stage])
         return fail(c, "the parameters of stage %d are not there: UNSHARD", cell.stage);
@@ -108,8 +108,8 @@ static ErrorCode check_compute(Check *c, Cell cell) {
     return OK;
 }
 
-/* The side that sends must have made it; the side that receives only must not do so twice. That both sides
- * agree is found by running the schedule. */
+/* Data must be made before it is sent, and received once. Running the schedule shows whether both sides
+ * agree. */
 static ErrorCode check_transfer(Check *c, Cell cell) {
     bool forward = cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_F;
     bool up = cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_B;
@@ -125,7 +125,7 @@ static ErrorCode check_transfer(Check *c, Cell cell) {
     return mark(c, cell, DID_SEND_B);
 }
 
-/* REDUCE_GRAD is for what all microbatches have added to; UNSHARD and RESHARD take turns. */
+/* REDUCE_GRAD comes after the wgrads of all microbatches; UNSHARD and RESHARD alternate. */
 static ErrorCode check_parameter(Check *c, Cell cell) {
     bool *resident = &c->resident[cell.stage], *reduced = &c->reduced[cell.stage];
     if (cell.kind == CELL_REDUCE_GRAD) {
@@ -143,8 +143,8 @@ static ErrorCode check_parameter(Check *c, Cell cell) {
     return OK;
 }
 
-/* A forward and a backward that run as one: the second part stands right behind the first, marked by the
- * first. */
+/* A composite is a forward and a backward that run as one: two adjacent cells, of which the first is
+ * marked. */
 static ErrorCode check_composite(Check *c, Cell cell) {
     const Order *o = &c->s->orders[c->rank];
     if (!cell.overlap) return OK;
@@ -154,7 +154,7 @@ static ErrorCode check_composite(Check *c, Cell cell) {
     return fail(c, "OVERLAP_F_B takes a forward and then a B or I");
 }
 
-/* Idle cells hold a column open, and do nothing. */
+/* Idle cells only keep a column free. */
 static ErrorCode check_cell(Check *c, Cell cell) {
     TRY(check_composite(c, cell));
     if (cell.kind == CELL_IDLE) return OK;
@@ -162,7 +162,7 @@ static ErrorCode check_cell(Check *c, Cell cell) {
     return cell_is_transfer(cell.kind) ? check_transfer(c, cell) : check_parameter(c, cell);
 }
 
-/* Before anything is indexed by them: a file may say any number. */
+/* Comes before anything is indexed by these numbers: a file may contain any number. */
 static ErrorCode check_numbers(Check *c, Cell cell) {
     const Schedule *s = c->s;
     if (cell.kind == CELL_IDLE) return OK;
@@ -175,7 +175,7 @@ static ErrorCode check_numbers(Check *c, Cell cell) {
     return OK;
 }
 
-/* What a (stage, microbatch) must have done at the end. */
+/* The marks that a (stage, microbatch) must have at the end. */
 static int complete(const Check *c, int stage) {
     int bits = DID_F | DID_I | DID_W;
     if (!c->transfers) return bits;
@@ -184,7 +184,8 @@ static int complete(const Check *c, int stage) {
     return bits;
 }
 
-/* The first of `missing` in the order in which they would come: what lacks a forward lacks all else too. */
+/* Reports the first of `missing` in the natural order: where the forward is missing, everything else is
+ * too. */
 static ErrorCode fail_missing(const Check *c, int stage, int microbatch, int missing) {
     static const struct {
         int bit;
@@ -198,7 +199,7 @@ static ErrorCode fail_missing(const Check *c, int stage, int microbatch, int mis
                      cell_kind_name(kinds[i].kind), microbatch, kinds[i].bit == DID_I ? " (or I and W)" : "");
 }
 
-/* Orders have been followed; what is left is what never came. */
+/* The order is valid so far; finds cells that never came. */
 static ErrorCode check_missing(Check *c) {
     const Schedule *s = c->s;
     for (int stage = 0; stage < s->stages; stage++) {
@@ -213,7 +214,7 @@ static ErrorCode check_missing(Check *c) {
     return OK;
 }
 
-/* ExpertDispatch every cell with `look`, in the order of ranks. */
+/* Calls `look` for every cell, rank by rank. */
 static ErrorCode for_each_cell(Check *c, ErrorCode (*look)(Check *c, Cell cell)) {
     for (c->rank = 0; c->rank < c->s->ranks; c->rank++)
         for (c->index = 0; c->index < c->s->orders[c->rank].count; c->index++)
@@ -221,7 +222,7 @@ static ErrorCode for_each_cell(Check *c, ErrorCode (*look)(Check *c, Cell cell))
     return OK;
 }
 
-/* The only part whose memory is the product of stages and microbatches. */
+/* The only check whose memory is stages times microbatches. */
 static ErrorCode check_order(Check *c) {
     const Schedule *s = c->s;
     c->done = mem_alloc_array((size_t)s->stages * (size_t)s->microbatches, sizeof *c->done);
@@ -237,8 +238,8 @@ static ErrorCode check_order(Check *c) {
     return code;
 }
 
-/* `weights` counts forwards here, and only later weight gradients: the arrays by (stage, microbatch) are not
- * yet allowed for. */
+/* `weights` counts forwards here, and wgrads only later: the arrays by (stage, microbatch) must not be
+ * allocated yet. */
 static ErrorCode look_at_kind(Check *c, Cell cell) {
     c->transfers |= cell_is_transfer(cell.kind);
     c->parameters |= cell_is_parameter(cell.kind);
@@ -247,8 +248,7 @@ static ErrorCode look_at_kind(Check *c, Cell cell) {
     return OK;
 }
 
-/* A stage whose forwards are not as many as the microbatches: one comes twice, or one of the first is
- * missing. */
+/* Reports a stage with the wrong number of forwards: one comes twice, or one of the first is missing. */
 static ErrorCode fail_count(Check *c, int stage, int count) {
     const Schedule *s = c->s;
     const Order *o = &s->orders[c->rank = s->rank_of_stage[stage]];
@@ -268,7 +268,7 @@ static ErrorCode fail_count(Check *c, int stage, int count) {
                      stage, missing, s->microbatches - 1);
 }
 
-/* Every stage has as many forwards as there are microbatches, whichever they are. */
+/* Every stage has as many forwards as there are microbatches; which ones is checked later. */
 static ErrorCode check_counts(Check *c) {
     const Schedule *s = c->s;
     ErrorCode code = OK;
@@ -280,7 +280,7 @@ static ErrorCode check_counts(Check *c) {
     return code;
 }
 
-/* A stage that no line names is on no rank. */
+/* A stage that appears in no line is on no rank. */
 static ErrorCode check_placement(const Schedule *s, Error *err) {
     if (s->ranks < 1 || s->stages < 1 || s->microbatches < 1)
         return error_set(err, ERR_DATA,
@@ -292,7 +292,7 @@ static ErrorCode check_placement(const Schedule *s, Error *err) {
     return OK;
 }
 
-/* From what is cheap to what needs memory; each step relies on the one before. */
+/* Cheap checks come before those that need memory; each relies on the one before. */
 ErrorCode schedule_check_ranks(const Schedule *s, Error *err) {
     Check c = {.s = s, .err = err};
     TRY(check_placement(s, err));
@@ -301,8 +301,8 @@ ErrorCode schedule_check_ranks(const Schedule *s, Error *err) {
     return check_order(&c);
 }
 
-/* Rank by rank first (simulate_transport does that), then by running it with sends that end at once: what
- * hangs even so hangs always. */
+/* simulate_transport first checks rank by rank, then runs the schedule with sends that complete at once: a
+ * schedule that hangs even so always hangs. */
 ErrorCode schedule_check(const Schedule *s, Error *err) {
     return simulate_transport(s, TRANSPORT_EAGER, err);
 }

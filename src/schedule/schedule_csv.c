@@ -1,11 +1,11 @@
-/* Schedules as CSV: a line a rank, a column a cell.
+/* Schedules as CSV: a line for each rank, a column for each cell.
  *
  *     cell      = "" | action | composite          blanks around it are ignored
  *     action    = STAGE KIND [MICROBATCH]          decimal, no sign, no leading zeros
  *     composite = "(" action ";" action ")OVERLAP_F_B"
  *
- * A cell must match as a whole. What the numbers may be is not known until all lines are read: counts and
- * placement come from the largest numbers and from where each stage stands, and are held against the number
+ * A cell must match in full. The valid range of the numbers is not known until all lines are read: counts and
+ * placement come from the largest numbers and from the line of each stage. They are compared with the number
  * of cells before they size anything. */
 #include <stdlib.h>
 #include <string.h>
@@ -14,23 +14,24 @@
 #include "schedule/schedule.h"
 #include "schedule/schedule_internal.h"
 
-/* 64 MiB are some ten million cells: more than any schedule has, and little enough to read at once. */
+/* 64 MiB are some ten million cells: more than any schedule has, and small enough to read at once. */
 #define MAX_BYTES ((size_t)64 << 20)
 #define MAX_NUMBER 9999999 /* of a stage or a microbatch: seven digits */
 #define COMPOSITE_END ")OVERLAP_F_B"
 
-/* What a message needs to name the place stands beside what is being read. */
+/* State of reading, with what a message needs to name the position. */
 typedef struct Reader {
     const char *where;
     Error *err;
     Schedule *s;
-    int rank, column; /* of the cell being read; column from 1 */
-    const char *cell; /* it, without blanks */
+    int rank, column; /* of the current cell; column from 1 */
+    const char *cell; /* the current cell, without blanks */
     size_t cell_length;
     const char *at, *end; /* what is left of it */
 } Reader;
 
-/* With rank, line, column and the cell itself: files of schedules are wide, and no editor shows columns. */
+/* Reports rank, line, column and the cell itself: schedule files are wide, and editors do not show CSV
+ * columns. */
 static ErrorCode fail(const Reader *r, const char *what) {
     char shown[64];
     error_escape(shown, sizeof shown, r->cell, r->cell_length);
@@ -40,8 +41,8 @@ static ErrorCode fail(const Reader *r, const char *what) {
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* A number, or -1 where there is none that is allowed. Stops growing beyond the largest, so that a long row
- * of digits cannot overflow. */
+/* Returns a number, or -1 where there is no valid one. Stops growing beyond MAX_NUMBER, so a long run of
+ * digits cannot overflow. */
 static int read_number(Reader *r) {
     const char *first = r->at;
     int value = 0;
@@ -51,7 +52,7 @@ static int read_number(Reader *r) {
     return r->at == first || leading_zero || value > MAX_NUMBER ? -1 : value;
 }
 
-/* The longest run of capitals and underscores is the kind. */
+/* The kind is the longest run of capitals and underscores. */
 static CellKind read_kind(Reader *r) {
     const char *first = r->at;
     while (r->at < r->end && ((*r->at >= 'A' && *r->at <= 'Z') || *r->at == '_')) r->at++;
@@ -63,8 +64,8 @@ static CellKind read_kind(Reader *r) {
     return CELL_IDLE;
 }
 
-/* Each way to be wrong has its own words: a file of ten thousand cells is written by a program, whose author
- * needs to know which rule was broken. */
+/* Each kind of mistake has its own message: large files are written by programs, whose author must know which
+ * rule was broken. */
 static ErrorCode read_action(Reader *r, Cell *out) {
     *out = (Cell){CELL_IDLE, -1, -1, false};
     out->stage = read_number(r);
@@ -85,7 +86,7 @@ static ErrorCode read_action(Reader *r, Cell *out) {
     return OK;
 }
 
-/* The two actions become two cells, the first marked `overlap`. */
+/* Becomes two cells, the first marked `overlap`. */
 static ErrorCode read_composite(Reader *r, Order *o) {
     size_t length = strlen(COMPOSITE_END);
     Cell first, second;
@@ -103,7 +104,7 @@ static ErrorCode read_composite(Reader *r, Order *o) {
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-/* Blanks around a cell are ignored; nothing in it is a cell too, of no action: columns stay columns. */
+/* Ignores blanks around a cell. An empty cell is idle, so that columns stay columns. */
 static ErrorCode read_cell(Reader *r, const char *first, const char *last) {
     Order *o = &r->s->orders[r->rank];
     while (first < last && is_blank(*first)) first++;
@@ -123,7 +124,7 @@ static ErrorCode read_cell(Reader *r, const char *first, const char *last) {
     return OK;
 }
 
-/* A line is a rank, to its last cell; one that does nothing is an empty line that somebody forgot. */
+/* A line is a rank. A line without any action is an error: it is usually an empty line left by mistake. */
 static ErrorCode read_line(Reader *r, const char *first, const char *last) {
     for (r->column = 1;; r->column++) {
         const char *comma = memchr(first, ',', (size_t)(last - first));
@@ -137,14 +138,14 @@ static ErrorCode read_line(Reader *r, const char *first, const char *last) {
     return error_set(r->err, ERR_DATA, "%s: rank %d (line %d) does nothing", r->where, r->rank, r->rank + 1);
 }
 
-/* The last line may do without its end. */
+/* The last line may lack its newline. */
 static int count_lines(const char *text, size_t length) {
     int lines = 0;
     for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
     return lines + (length > 0 && text[length - 1] != '\n');
 }
 
-/* The k-th line is rank k's. */
+/* Line k is rank k. */
 static ErrorCode read_lines(Reader *r, const char *text, size_t length) {
     const char *end = text + length;
     for (; text < end; r->rank++) {
@@ -161,7 +162,7 @@ typedef struct Extent {
     int64_t forwards, cells;
 } Extent;
 
-/* Whether backward passes are split is read off the cells, as a file has no header. */
+/* A file has no header, so its cells tell whether backward passes are split. */
 static Extent measure(Schedule *s) {
     Extent e = {-1, -1, 0, 0};
     for (int r = 0; r < s->ranks; r++)
@@ -176,7 +177,7 @@ static Extent measure(Schedule *s) {
     return e;
 }
 
-/* Each stage lives where it is first met; schedule_check refuses the others. */
+/* Puts each stage on the rank where it first appears; schedule_check refuses others. */
 static void place_stages(Schedule *s) {
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->orders[r].count; i++) {
@@ -185,8 +186,8 @@ static void place_stages(Schedule *s) {
         }
 }
 
-/* Before arrays are sized by a stage number, it must be smaller than the number of actions: else seven digits
- * in a file of ten bytes would take gigabytes. */
+/* Before a stage number sizes arrays, it must be smaller than the number of actions: otherwise seven digits
+ * in a file of ten bytes would allocate gigabytes. */
 static ErrorCode settle(Schedule *s, Error *err) {
     Extent e = measure(s);
     if (e.forwards == 0) return error_set(err, ERR_DATA, "no forward (0F0) in it");
@@ -200,13 +201,13 @@ static ErrorCode settle(Schedule *s, Error *err) {
     return schedule_check(s, err);
 }
 
-/* The last part of the path, with nothing in it that a terminal would obey. */
+/* The last component of the path, escaped for terminals. */
 static void set_name(Schedule *s, const char *where) {
     const char *slash = strrchr(where, '/'), *name = slash ? slash + 1 : where;
     error_escape(s->name, sizeof s->name, name, strlen(name));
 }
 
-/* Nothing to free after a failure. */
+/* On failure there is nothing to free. */
 ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, size_t length, Error *err) {
     *s = (Schedule){0};
     if (length == 0)
@@ -222,7 +223,7 @@ ErrorCode schedule_parse_csv(Schedule *s, const char *where, const char *text, s
     return code;
 }
 
-/* The path serves as `where`; the text is not needed once it is cells. */
+/* The path serves as `where`. */
 ErrorCode schedule_read_csv(Schedule *s, const char *path, Error *err) {
     char *text;
     size_t length;
@@ -233,8 +234,8 @@ ErrorCode schedule_read_csv(Schedule *s, const char *path, Error *err) {
     return code;
 }
 
-/* Returns the index of its second cell. A first part always has a second behind it: `overlap` is set with
- * both (read_composite), or by a schedule that pairs them. */
+/* Returns the index of the second cell. A cell with `overlap` always has a successor: read_composite sets
+ * both, and so do schedules that pair cells. */
 static int write_composite(const Order *o, int first, Text *out) {
     text_puts(out, "(");
     schedule_write_cell(&o->cells[first], out);
@@ -244,7 +245,6 @@ static int write_composite(const Order *o, int first, Text *out) {
     return first + 1;
 }
 
-/* What is written reads back as the same schedule. */
 void schedule_write_csv(const Schedule *s, Text *out) {
     for (int r = 0; r < s->ranks; r++) {
         const Order *o = &s->orders[r];

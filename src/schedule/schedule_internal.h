@@ -1,10 +1,11 @@
-/* What the files of the pipeline schedules share: schedule*.c and simulate.c. */
+/* Shared by the files of pipeline schedules: schedule*.c and simulate.c. */
 #ifndef WEFT_SCHEDULE_SCHEDULE_INTERNAL_H
 #define WEFT_SCHEDULE_SCHEDULE_INTERNAL_H
 
 #include "schedule/schedule.h"
 
-/* Empty orders, no stage on any rank (-1). The stages may be 0 until schedule_place. */
+/* schedule_start makes empty orders. schedule_place makes the stages, none of them on any rank (-1); until
+ * then there may be 0. */
 void schedule_start(Schedule *s, const char *name, int ranks);
 void schedule_place(Schedule *s, int stages);
 void order_add(Order *o, Cell cell);
@@ -29,14 +30,15 @@ static inline bool schedule_is_remote(const Schedule *s, int stage, int step) {
     return other >= 0 && other < s->stages && s->rank_of_stage[other] != s->rank_of_stage[stage];
 }
 
-/* The column of a cell in its line, from 1: a composite is one. */
+/* The column of a cell in its line, from 1. A composite is one column. */
 int schedule_column(const Order *o, int index);
-/* "rank 1, cell 5 (1B9): ..." as ERR_DATA. */
+/* Fails with ERR_DATA: "rank 1, cell 5 (1B9): ...". */
 ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, const char *format, ...)
     PRINTF_LIKE(5, 6);
 
-/* All of schedule_check that needs no other rank: counts, placement, order within a rank, nothing missing.
- * What passes can be indexed without further looks; whether it ends is found by running it. */
+/* The part of schedule_check that needs no other rank: counts, placement, order within a rank, nothing
+ * missing. After it passes may index by the schedule's numbers. Whether the schedule ends is only found by
+ * running it. */
 ErrorCode schedule_check_ranks(const Schedule *s, Error *err);
 
 #endif

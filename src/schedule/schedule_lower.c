@@ -1,14 +1,14 @@
-/* The passes that turn a compute order into a program. Both are deterministic, and leave alone what has been
- * lowered.
+/* The passes that turn a compute order into a program. Both are deterministic, and leave a lowered schedule
+ * unchanged.
  *
- *     parameters   a window of the next stages to be used slides over a rank's cells: UNSHARD what enters it,
- *                  RESHARD what leaves it, REDUCE_GRAD behind the last weight gradient of a stage
- *     transfers    all ranks take turns, one cell at a time where it is ready; behind each cell that makes
- *                  something for another rank stand its SEND here and its RECV there
+ *     parameters   a window of the next stages to be used slides over a rank's cells: UNSHARD for stages that
+ *                  enter it, RESHARD for those that leave it, REDUCE_GRAD after the last wgrad of a stage
+ *     transfers    ranks are visited in turn, and each advances by one cell if that is ready; after each cell
+ *                  with output for another rank come a SEND here and a RECV there
  *
- * Transfers of all ranks come from one sequence in time, so that both sides of each meet in the
- * same order: no circle can arise. The first pass is for schedules that are shown
- * and exported; a run places its own gathers (lower.c). */
+ * Transfers of all ranks come from one sequence in time, so both sides of all transfers meet in the same
+ * order, and no cycle can arise. The pass for parameters is for schedules that are shown and exported; a run
+ * places its own gathers (lower.c). */
 #include <stdlib.h>
 
 #include "schedule/schedule.h"
@@ -18,16 +18,16 @@ static void add(Order *o, CellKind kind, int stage, int microbatch) {
     order_add(o, (Cell){kind, stage, microbatch, false});
 }
 
-/* Parameters of one rank's stages. next[s] is where stage s is used next: the index of a compute cell, or
+/* The parameters of one rank's stages. next[s] is the index of the compute cell that uses stage s next, or
  * `count`. */
 typedef struct Window {
     const Order *from;
-    int stages, count, wanted; /* count: cells; wanted: stages to keep at hand */
+    int stages, count, wanted; /* count: cells; wanted: stages to keep gathered */
     const int *owned;          /* [stages] ascending */
-    int *next, *following;     /* [all stages], [cells]: of the same stage */
-    int *weights;              /* [all stages] weight gradients to come */
+    int *next, *following;     /* [all stages]; [cells]: next use of the same stage */
+    int *weights;              /* [all stages] wgrads still to come */
     bool *resident, *inside;   /* [all stages] */
-    int *window;               /* [stages] in the order of use */
+    int *window;               /* [stages] in order of use */
 } Window;
 
 static void find_uses(Window *w) {
@@ -41,7 +41,7 @@ static void find_uses(Window *w) {
     }
 }
 
-/* The stage used first of those not in the window; -1 when no other is used again. */
+/* The stage outside the window that is used first; -1 when no other is used again. */
 static int first_outside(const Window *w) {
     int best = -1;
     for (int k = 0; k < w->stages; k++) {
@@ -51,7 +51,8 @@ static int first_outside(const Window *w) {
     return best;
 }
 
-/* The next `wanted` stages; one more where a composite at the end brings two. Returns how many. */
+/* Fills the window with the next `wanted` stages, and one more if the last one is in a composite with
+ * another. Returns their number. */
 static int look_ahead(Window *w) {
     int n = 0;
     for (int k = 0; k < w->stages; k++) w->inside[w->owned[k]] = false;
@@ -65,7 +66,7 @@ static int look_ahead(Window *w) {
     return n;
 }
 
-/* What leaves goes before what enters comes: never more than the window is held. */
+/* RESHARD comes before UNSHARD, so that no more parameters are held than the window has. */
 static void move_window(Window *w, Order *to) {
     int n = look_ahead(w);
     for (int k = 0; k < w->stages; k++) {
@@ -81,7 +82,7 @@ static void move_window(Window *w, Order *to) {
     }
 }
 
-/* Adds a cell; says whether it is the last weight gradient of its stage. */
+/* Adds a cell. Returns whether it is the last wgrad of its stage. */
 static bool take(Window *w, int index, Order *to) {
     Cell cell = w->from->cells[index];
     order_add(to, cell);
@@ -111,7 +112,7 @@ static int find_owned(const Schedule *s, int rank, int *owned) {
     return n;
 }
 
-/* The order is rewritten; its old cells are the window's to read until then. */
+/* Rewrites the order; the window reads the old cells until that is done. */
 static void lower_rank(Schedule *s, int rank, int active) {
     Order from = s->orders[rank];
     size_t stages = (size_t)s->stages;
@@ -142,8 +143,8 @@ void schedule_add_parameters(Schedule *s, int active) {
     for (int r = 0; r < s->ranks; r++) lower_rank(s, r, active);
 }
 
-/* The sequential construction of transfers. forward and backward say what has been computed, per (stage,
- * microbatch). */
+/* The sequential construction of transfers. forward and backward mark the computed (stage, microbatch)
+ * pairs. */
 typedef struct Sweep {
     const Schedule *s;
     int *at;    /* [ranks] next cell */
@@ -167,12 +168,13 @@ static bool is_ready(const Sweep *w, Cell cell) {
     case CELL_UNSHARD:
     case CELL_RESHARD:
     case CELL_REDUCE_GRAD:
-    case CELL_KINDS: break; /* needs nothing of another stage */
+    case CELL_KINDS: break; /* need nothing from another stage */
     }
     return true;
 }
 
-/* The send of what a cell made, and at once the receive on the other side: one global order of transfers. */
+/* Adds the send of a cell's output together with the receive on the other side: that makes one global order
+ * of transfers. */
 static void add_transfer(Sweep *w, int rank, Cell cell) {
     bool forward = cell.kind == CELL_F;
     if (!forward && cell.kind != CELL_I && cell.kind != CELL_B) return;
@@ -183,7 +185,7 @@ static void add_transfer(Sweep *w, int rank, Cell cell) {
     add(&w->out[w->s->rank_of_stage[other]], forward ? CELL_RECV_F : CELL_RECV_B, other, cell.microbatch);
 }
 
-/* A rank's turn: its next cell, or composite, if it is ready. */
+/* Advances a rank by its next cell, or composite, if it is ready. */
 static bool take_turn(Sweep *w, int rank) {
     const Order *o = &w->s->orders[rank];
     int first = w->at[rank];
@@ -197,8 +199,8 @@ static bool take_turn(Sweep *w, int rank) {
     return true;
 }
 
-/* Round after round over the ranks, until nobody moves. Every cell has then had its turn, since the schedule
- * has been run to its end before. */
+/* Visits the ranks repeatedly until none advances. Every cell is then done, since the schedule was run to its
+ * end before. */
 static void sweep_all(Sweep *w) {
     for (bool moved = true; moved;) {
         moved = false;
@@ -207,7 +209,7 @@ static void sweep_all(Sweep *w) {
     for (int r = 0; r < w->s->ranks; r++) CHECK(w->at[r] == w->s->orders[r].count);
 }
 
-/* A schedule that passes its check has been run to the end, so the sweeps come to the end too. */
+/* A schedule that passes schedule_check can be run to its end, so the sweep ends too. */
 ErrorCode schedule_add_transfers(Schedule *s, Error *err) {
     TRY(schedule_check(s, err));
     if (schedule_has_transfers(s)) return OK;

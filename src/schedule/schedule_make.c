@@ -1,17 +1,16 @@
 /* The compute orders of the named schedules.
  *
- * Each rank's order is made on its own: a Maker counts, for every (chunk, kind), which microbatch comes next,
- * so that a rule is "two forwards of the low stage, then ...". Chunk c of a rank is its c-th stage from
- * below; `w` is the length of the warm-up. The papers are named in schedule.h.
+ * Each rank's order is made by itself. A Maker counts, for every (chunk, kind), which microbatch comes next,
+ * so rules can be written as "two forwards of the low stage, then ...". Chunk c of a rank is its c-th stage
+ * from below; `w` is the length of the warm-up. The papers are listed in schedule.h.
  *
  *     stages of 3 ranks     one each: 0 1 2     looped: 0 1 2 / 3 4 5     V: 0 1 2 / 5 4 3
  *
  *     1F1B, rank 0 of 3     F0 F1 F2 B0 F3 B1 F4 B2 ...     as many forwards ahead as there are ranks behind
  *     ZB-H1                 B becomes I and W: I keeps the others going, W fills what would be idle
  *
- * Closed forms and phases are written down as their papers have them, and cells of microbatches that do not
- * exist are left out where they run over; tests hold every order against the check and the
- * simulator. */
+ * Closed forms and phases follow the papers; cells of microbatches that do not exist are left out. Tests
+ * verify every order with schedule_check and the simulator. */
 #include "schedule/schedule.h"
 
 #include <stdio.h>
@@ -27,14 +26,14 @@ typedef struct Maker {
     int ranks, rank, microbatches, chunks; /* P, r, m, v */
     bool v;
     int next[2][CELL_B + 1];     /* of the V schedules: next microbatch of (chunk, kind) */
-    Cell *queue;                 /* wgrads put off */
+    Cell *queue;                 /* delayed wgrads */
     int queue_first, queue_last; /* [first, last) */
 } Maker;
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 static int max_int(int a, int b) { return a > b ? a : b; }
 
-/* In a V every second lap goes back: the last rank has two stages that follow each other. */
+/* In a V every second lap runs backwards: the last rank has two consecutive stages. */
 static int rank_of(bool v, int ranks, int stage) {
     int lap = stage / ranks, place = stage % ranks;
     return v && lap % 2 ? ranks - 1 - place : place;
@@ -44,19 +43,19 @@ static int stage_of(const Maker *k, int chunk) {
     return chunk * k->ranks + (k->v && chunk % 2 ? k->ranks - 1 - k->rank : k->rank);
 }
 
-/* Cells whose microbatch does not exist are left out: that is how the closed forms and ZBV end. */
+/* Leaves out cells of microbatches that do not exist: the closed forms and ZBV rely on this at their ends. */
 static void emit(Maker *k, CellKind kind, int chunk, int microbatch) {
     if (microbatch < 0 || microbatch >= k->microbatches) return;
     order_add(k->order, (Cell){kind, stage_of(k, chunk), microbatch, false});
 }
 
-/* GPipe is LoopedBFS of one stage a rank, except that its backwards ascend. */
+/* GPipe is LoopedBFS with one stage a rank, except that its backwards ascend. */
 static void make_gpipe(Maker *k) {
     for (int i = 0; i < k->microbatches; i++) emit(k, CELL_F, 0, i);
     for (int i = 0; i < k->microbatches; i++) emit(k, CELL_B, 0, i);
 }
 
-/* Rank r is P - 1 - r forwards ahead of its backwards, which is when the first gradient can be there. */
+/* Rank r runs P - 1 - r forwards ahead of its backwards: that is when the first gradient can arrive. */
 static void make_1f1b(Maker *k) {
     int w = min_int(k->microbatches, k->ranks - 1 - k->rank);
     for (int i = 0; i < w; i++) emit(k, CELL_F, 0, i);
@@ -66,8 +65,8 @@ static void make_1f1b(Maker *k) {
     }
 }
 
-/* All forwards of a chunk, then of the next; backwards the other way, microbatches too: what was made last is
- * taken up first. */
+/* All forwards of a chunk, then those of the next. Backwards go the other way, microbatches too: the last
+ * output is consumed first. */
 static void make_looped_bfs(Maker *k) {
     for (int c = 0; c < k->chunks; c++)
         for (int i = 0; i < k->microbatches; i++) emit(k, CELL_F, c, i);
@@ -75,14 +74,14 @@ static void make_looped_bfs(Maker *k) {
         for (int i = k->microbatches - 1; i >= 0; i--) emit(k, CELL_B, c, i);
 }
 
-/* Microbatches of a round of the interleaved schedules; 0 where the rounds would not be equal. */
+/* Microbatches in a round of the interleaved schedules; 0 where rounds would not be equal. */
 static int round_size(int ranks, int microbatches) {
     int rounds = max_int(1, microbatches / ranks);
     return microbatches % rounds ? 0 : microbatches / rounds;
 }
 
-/* The n-th forward or backward of a rank: rounds of R microbatches through all chunks, those of the backward
- * descending. */
+/* The n-th forward or backward of a rank: rounds of R microbatches go through all chunks, for backwards in
+ * descending order. */
 static void emit_interleaved(Maker *k, CellKind kind, int n) {
     int size = round_size(k->ranks, k->microbatches);
     if (n < 0 || n >= k->chunks * k->microbatches) return;
@@ -90,8 +89,8 @@ static void emit_interleaved(Maker *k, CellKind kind, int n) {
     emit(k, kind, kind == CELL_F ? chunk : k->chunks - 1 - chunk, n / (size * k->chunks) * size + n % size);
 }
 
-/* Warm-up: a round for each chunk but the last, and two forwards for each rank behind, one for the way up and
- * one for the way back. */
+/* The warm-up is a round for each chunk but the last, and two forwards for each rank behind: one for the way
+ * up and one for the way back. */
 static void make_interleaved_1f1b(Maker *k) {
     int all = k->chunks * k->microbatches, size = round_size(k->ranks, k->microbatches);
     int w = min_int(all, (k->chunks - 1) * size + 2 * (k->ranks - 1 - k->rank));
@@ -102,7 +101,7 @@ static void make_interleaved_1f1b(Maker *k) {
     }
 }
 
-/* Half the warm-up, and wgrads r backwards late. */
+/* Half the warm-up, with wgrads delayed by r backwards. */
 static void make_interleaved_zero_bubble(Maker *k) {
     int all = k->chunks * k->microbatches, size = round_size(k->ranks, k->microbatches);
     int w = min_int(all, (k->chunks - 1) * size + k->ranks - 1 - k->rank);
@@ -114,9 +113,9 @@ static void make_interleaved_zero_bubble(Maker *k) {
     }
 }
 
-/* ZB-H1 with pace 1, ZB-H2 with pace 2: dgrad of x comes pace (P-1-r) forwards late, its wgrad
- * pace (P-1). So all ranks make their wgrads at one time, where the others would be idle; pace 2 keeps
- * about twice as many activations, and closes that gap too. */
+/* ZB-H1 with pace 1, ZB-H2 with pace 2: dgrad of x is delayed by pace (P-1-r) forwards, its wgrad by pace
+ * (P-1). So all ranks compute wgrads when they would otherwise be idle. Pace 2 keeps about twice as many
+ * activations and closes that gap too. */
 static void make_zb(Maker *k, int pace) {
     int last = k->microbatches + pace * (k->ranks - 1);
     for (int x = 0; x < last; x++) {
@@ -135,7 +134,7 @@ static void emit_split(Maker *k, int chunk) {
     emit_next(k, CELL_W, chunk);
 }
 
-/* ZBV from its third phase to where no forward is left; n microbatches of which some may not exist. */
+/* ZBV from its third phase until no forward is left, for n microbatches of which some may not exist. */
 static void make_zbv_middle(Maker *k, int n) {
     for (int i = 0; i < k->ranks - k->rank; i++) {
         emit_next(k, CELL_F, HIGH);
@@ -149,9 +148,9 @@ static void make_zbv_middle(Maker *k, int n) {
     }
 }
 
-/* Two stages a rank, down and up again: who is first on the way down is last on the way up, so that
- * activations of all ranks live equally long. `n` runs over more microbatches than there are where there are
- * too few to fill the V. */
+/* Two stages a rank, down and up again: the first rank on the way down is the last on the way up, so
+ * activations live equally long on all ranks. With too few microbatches to fill the V, `n` is larger than
+ * their number. */
 static void make_zbv(Maker *k) {
     int n = max_int(k->microbatches, 2 * k->ranks - 1);
     for (int i = 0; i < 2 * (k->ranks - k->rank) - 1; i++) emit_next(k, CELL_F, LOW);
@@ -169,10 +168,10 @@ static void make_zbv(Maker *k) {
     while (k->next[LOW][CELL_W] < n) emit_next(k, CELL_W, LOW);
 }
 
-/* DualPipeV counts whole backwards and dgrads together. */
+/* DualPipeV counts full backwards and dgrads together. */
 static void emit_backward(Maker *k, int chunk) { emit(k, CELL_B, chunk, k->next[chunk][CELL_B]++); }
 
-/* Its wgrad is put off: it stands in the queue until a gap comes. */
+/* Delays the wgrad: it stays in the queue until there is a gap. */
 static void emit_input(Maker *k, int chunk) {
     int microbatch = k->next[chunk][CELL_B]++;
     emit(k, CELL_I, chunk, microbatch);
@@ -190,7 +189,7 @@ static void emit_overlapped(Maker *k, int forward, int backward) {
     emit_backward(k, backward);
 }
 
-/* Phases 1 to 3: fill the V. */
+/* Phases 1 to 3 fill the V. */
 static void make_dualpipev_start(Maker *k) {
     int after = k->ranks - 1 - k->rank;
     for (int i = 0; i < 2 * after; i++) emit_next(k, CELL_F, LOW);
@@ -205,7 +204,7 @@ static void make_dualpipev_start(Maker *k) {
     }
 }
 
-/* Phases 4 and 5: pairs. At the bottom of the V the two stages of the first pair wait for each other. */
+/* Phases 4 and 5 are pairs. At the bottom of the V the two stages of the first pair depend on each other. */
 static void make_dualpipev_pairs(Maker *k) {
     int after = k->ranks - 1 - k->rank;
     for (int i = 0; i < k->microbatches - 2 * k->ranks + k->rank + 1; i++) {
@@ -223,7 +222,7 @@ static void make_dualpipev_pairs(Maker *k) {
     }
 }
 
-/* Phases 6 to 8: drain it; from the middle of the sixth on wgrads fill the gaps. */
+/* Phases 6 to 8 drain the V; from the middle of phase 6 on, wgrads fill the gaps. */
 static void make_dualpipev_end(Maker *k) {
     int whole = 2 * ((k->rank + 1) / 2) + (k->rank % 2 ? 0 : 1);
     for (int half = 0; half < 2 * (k->rank + 1); half++)
@@ -244,7 +243,7 @@ static void make_dualpipev(Maker *k) {
     free(k->queue);
 }
 
-/* No default: a new name is a warning here until it has an order. */
+/* No default case: the compiler then warns about a new name without an order. */
 static void make_rank(Maker *k, ScheduleName name) {
     switch (name) {
     case PIPE_GPIPE: make_gpipe(k); break;
@@ -260,7 +259,7 @@ static void make_rank(Maker *k, ScheduleName name) {
     }
 }
 
-/* Only looped schedules have chunks to choose. */
+/* Only looped schedules have a choice of chunks. */
 ErrorCode schedule_check_stages_per_rank(ScheduleName name, int chunks, Error *err) {
     bool any =
         name == PIPE_LOOPED_BFS || name == PIPE_INTERLEAVED_1F1B || name == PIPE_INTERLEAVED_ZERO_BUBBLE;
@@ -272,7 +271,7 @@ ErrorCode schedule_check_stages_per_rank(ScheduleName name, int chunks, Error *e
                      schedule_name(name), wanted, wanted == 1 ? "" : "s", chunks);
 }
 
-/* The interleaved schedules need rounds of one size. */
+/* The interleaved schedules need rounds of equal size. */
 static ErrorCode check_rounds(ScheduleName name, int ranks, int microbatches, Error *err) {
     if (round_size(ranks, microbatches)) return OK;
     int below = microbatches, above = microbatches;
@@ -285,7 +284,7 @@ static ErrorCode check_rounds(ScheduleName name, int ranks, int microbatches, Er
                      above);
 }
 
-/* Products are bounded before they are formed. */
+/* Each product is bounded before it is computed. */
 static ErrorCode check_numbers(ScheduleName name, int ranks, int microbatches, int chunks, Error *err) {
     if (ranks < 1 || microbatches < 1 || chunks < 1)
         return error_set(

@@ -1,20 +1,20 @@
-/* Running a schedule without a model.
+/* Runs a schedule without a model.
  *
- * Each rank goes through its cells until one must wait; what happens on one rank puts those that may have
- * waited for it back into a queue, so a run takes time in proportion to its cells, and the result does not
- * depend on the order of the queue: every time is a function of times that are final. If the queue runs dry
- * before all orders end, ranks wait for each other in a circle, and the error follows it.
+ * Each rank goes through its cells until one must wait. An event on one rank puts the ranks that may have
+ * waited for it back into a queue, so the running time is proportional to the number of cells. The result
+ * does not depend on the order of the queue, since every time is a function of final times. If the queue runs
+ * empty before all orders end, ranks wait for each other in a cycle, and the error reports it.
  *
  *     rank 0   |F0|F1|F2|        |B0|F3|B1|         a cell starts when its rank is free (clock)
  *                 \               /                 and its data is there (made, sent and posted)
  *     rank 1       |F0|B0|F1|B1|
  *
- * Receives are posted where they stand and waited for where their data is used, as the engine does. Transfers
- * are found by the (stage, microbatch) of the receiving side.
+ * Receives are posted where they stand in the order and waited for where their data is used, as in the
+ * engine. Transfers are indexed by the (stage, microbatch) of the receiving side.
  *
- * Three transports are told apart. EAGER: sends end at once, data comes a latency later. RENDEZVOUS: nothing
- * moves before both sides are there, as with large messages. BLOCKING: receives stop their rank too. A
- * schedule that runs to its end under the second is one that real links cannot hang. */
+ * There are three transports. EAGER: sends complete at once, and data arrives after the latency. RENDEZVOUS:
+ * nothing moves before both sides are there, as with large messages. BLOCKING: receives stop their rank too.
+ * A schedule that runs to its end under RENDEZVOUS cannot hang on real transports. */
 #include "schedule/simulate.h"
 
 #include <math.h>
@@ -26,33 +26,33 @@
 
 enum { FORWARD, BACKWARD, DIRECTIONS };
 
-/* A pair is a (stage, microbatch), by schedule_pair. Arrays of transfers stay empty where the schedule has
- * none: data is then there a latency after it was made. */
+/* A pair is a (stage, microbatch), see schedule_pair. The arrays of transfers are empty where the schedule
+ * has none; then data arrives a latency after it was made. */
 typedef struct Run {
     const Schedule *s;
     Transport transport;
     const SimulateCosts *costs;
     Simulation *out;
-    bool transfers; /* the schedule has them: data comes with them alone */
+    bool transfers; /* the schedule has transfers: data arrives only by them */
     int *at;        /* [ranks] next cell */
     double *clock;  /* [ranks] when the rank is free */
     int *live_input, *live_weight;
     double *made[DIRECTIONS];   /* [pairs] end of F, end of I or B */
-    double *sent[DIRECTIONS];   /* [pairs] of the receiving stage: when the sender came to it */
-    double *posted[DIRECTIONS]; /* [pairs] when the receiver did */
-    int *queue;                 /* ring of ranks that may be able to go on */
+    double *sent[DIRECTIONS];   /* [pairs] of the receiving stage: when the sender reached it */
+    double *posted[DIRECTIONS]; /* [pairs] when the receiver reached it */
+    int *queue;                 /* ring of ranks that may be able to advance */
     bool *queued;
     int queue_first, queue_count;
 } Run;
 
-/* NOT_YET is below every time, so "has it happened" is one comparison. */
+/* NOT_YET is below every time, so a test for "has happened" is one comparison. */
 static double *new_times(size_t count) {
     double *times = mem_alloc_array(count, sizeof *times);
     for (size_t i = 0; i < count; i++) times[i] = NOT_YET;
     return times;
 }
 
-/* A rank is in the queue once at most: the ring never holds more than there are ranks. */
+/* A rank is in the queue at most once, so the ring needs only one entry a rank. */
 static void wake(Run *run, int rank) {
     if (run->queued[rank]) return;
     run->queued[rank] = true;
@@ -67,7 +67,7 @@ static int pop(Run *run) {
     return rank;
 }
 
-/* The stage that a cell's data comes from (compute cells) or goes to and comes from (transfers). */
+/* For compute cells the stage that the data comes from, for transfers the stage on the other side. */
 static int other_stage(Cell cell) {
     return cell.stage +
            (cell.kind == CELL_SEND_F || cell.kind == CELL_RECV_B || cell.kind == CELL_I || cell.kind == CELL_B
@@ -75,13 +75,13 @@ static int other_stage(Cell cell) {
                 : -1);
 }
 
-/* Activations go forward, gradients backward, each with a table of its own: a pair may have both under
- * way. */
+/* Activations go forward and gradients backward. Each has its own table, since a pair may have both in
+ * flight. */
 static int direction_of(CellKind kind) {
     return kind == CELL_F || kind == CELL_SEND_F || kind == CELL_RECV_F ? FORWARD : BACKWARD;
 }
 
-/* When the data of a transfer is there, in place for `stage`. */
+/* Time at which the data of a transfer is in place at the receiver, or NOT_YET. */
 static double arrival(const Run *run, int direction, size_t pair) {
     if (run->sent[direction][pair] < 0 || run->posted[direction][pair] < 0) return NOT_YET;
     double begin = run->sent[direction][pair];
@@ -89,8 +89,8 @@ static double arrival(const Run *run, int direction, size_t pair) {
     return begin + run->costs->latency;
 }
 
-/* When a compute cell has what it needs from other stages. What it needs of its own stage came before it on
- * the same rank. */
+/* Time at which a compute cell has its data from other stages, or NOT_YET. Its own stage's data was computed
+ * earlier on the same rank. */
 static double ready_at(const Run *run, Cell cell) {
     const Schedule *s = run->s;
     int other = other_stage(cell), direction = direction_of(cell.kind);
@@ -102,13 +102,15 @@ static double ready_at(const Run *run, Cell cell) {
     return end >= 0 && remote ? end + run->costs->latency : end;
 }
 
-/* A whole backward pass may cost other than its two halves: what was measured as a whole counts as it was. */
+/* A full backward pass may cost something other than dgrad plus wgrad, so a measured cost of it takes
+ * precedence. */
 static double cost_of(const SimulateCosts *costs, Cell cell) {
     const StageCost *c = costs->stages ? &costs->stages[cell.stage] : &costs->uniform;
     return cell.kind == CELL_B && costs->backward ? costs->backward[cell.stage] : stage_cost_of(c, cell.kind);
 }
 
-/* Activations of (stage, microbatch) alive: from F to I, and from F to W, whose operands live longer. */
+/* Counts live activations of (stage, microbatch): from F to I, and from F to W, whose operands live
+ * longer. */
 static void count_live(Run *run, int rank, CellKind kind) {
     RankTimes *t = &run->out->rank[rank];
     bool frees_input = kind == CELL_I || kind == CELL_B, frees_weight = kind == CELL_W || kind == CELL_B;
@@ -118,8 +120,8 @@ static void count_live(Run *run, int rank, CellKind kind) {
     if (run->live_weight[rank] > t->peak_weight) t->peak_weight = run->live_weight[rank];
 }
 
-/* A cell has ended: its result, and the rank that may wait for it. Wgrad makes nothing for others.
- * With transfers in the schedule they carry the news. */
+/* Records the end of a cell and wakes the rank that may wait for its result. Wgrad has no result for others.
+ * If the schedule has transfers, they do the waking. */
 static void finish(Run *run, int rank, int index, CellTime time) {
     const Schedule *s = run->s;
     Cell cell = s->orders[rank].cells[index];
@@ -131,7 +133,7 @@ static void finish(Run *run, int rank, int index, CellTime time) {
     if (user >= 0 && user < s->stages && !run->transfers) wake(run, s->rank_of_stage[user]);
 }
 
-/* A compute cell, or the two of a composite as one. */
+/* Runs a compute cell, or the two of a composite as one. False: it must wait. */
 static bool step_compute(Run *run, int rank, int first) {
     const Order *o = &run->s->orders[rank];
     RankTimes *t = &run->out->rank[rank];
@@ -145,7 +147,7 @@ static bool step_compute(Run *run, int rank, int first) {
     }
     CellTime time = {start, start + cost};
     for (int i = first; i <= last; i++) finish(run, rank, i, time);
-    /* Idle time before the first and behind the last cell is told apart from that between them. */
+    /* Kept so that idle time before the first and after the last cell can be told from that between cells. */
     if (t->start < 0) t->start = time.start;
     t->end = time.end;
     t->busy += cost;
@@ -154,7 +156,7 @@ static bool step_compute(Run *run, int rank, int first) {
     return true;
 }
 
-/* Either side of a transfer. Coming to it is news for the other side. */
+/* Runs either side of a transfer. Reaching it wakes the other side. False: it must wait. */
 static bool step_transfer(Run *run, int rank, int index) {
     const Schedule *s = run->s;
     Cell cell = s->orders[rank].cells[index];
@@ -176,7 +178,7 @@ static bool step_transfer(Run *run, int rank, int index) {
     return true;
 }
 
-/* Whether the rank got on. UNSHARD, RESHARD and REDUCE_GRAD take no time here: collectives are drawn as
+/* Whether the rank advanced. UNSHARD, RESHARD and REDUCE_GRAD take no time here; collectives are drawn as
  * windows instead (draw_program.c). */
 static bool step(Run *run, int rank) {
     int index = run->at[rank];
@@ -189,8 +191,7 @@ static bool step(Run *run, int rank) {
     return true;
 }
 
-/* What the rank waits for at the cell where it stands; it must stand. Of a composite, the part that is not
- * ready. */
+/* The cell that a blocked rank waits for. For a composite, that of the part that is not ready. */
 static Cell awaited(const Run *run, int rank) {
     const Schedule *s = run->s;
     Cell cell = s->orders[rank].cells[run->at[rank]];
@@ -209,8 +210,9 @@ static Cell awaited(const Run *run, int rank) {
     return (Cell){kind, other, cell.microbatch, false};
 }
 
-/* Follows who waits for whom into the circle, then once around it. Every rank that stands waits for one
- * other, so after as many steps as there are ranks the walk is inside; six of it are enough to see why. */
+/* Follows the waiting ranks into the cycle, then once around it. Every blocked rank waits for one other, so
+ * after as many steps as there are ranks the walk is inside the cycle. Six ranks of it are enough to see
+ * why. */
 static ErrorCode fail_circle(const Run *run, Error *err) {
     const Schedule *s = run->s;
     int rank = 0, most = 6;
@@ -232,7 +234,7 @@ static ErrorCode fail_circle(const Run *run, Error *err) {
     return ERR_DATA;
 }
 
-/* Everybody may be able to go on at first. */
+/* At first every rank may be able to advance. */
 static void start_run(Run *run) {
     const Schedule *s = run->s;
     size_t ranks = (size_t)s->ranks, pairs = (size_t)s->stages * (size_t)s->microbatches;
@@ -258,7 +260,7 @@ static void start_run(Run *run) {
     }
 }
 
-/* What is the caller's, the cells' times, stays in run->out. */
+/* Leaves the cells' times, which belong to the caller, in run->out. */
 static void end_run(Run *run) {
     free(run->at);
     free(run->clock);
@@ -273,7 +275,7 @@ static void end_run(Run *run) {
     }
 }
 
-/* A transfer is shown until its data is there, though nobody may wait for it. */
+/* A transfer ends when its data arrives, even if no rank waits for it. */
 static void end_transfers(Run *run) {
     const Schedule *s = run->s;
     for (int r = 0; r < s->ranks; r++)
@@ -287,9 +289,9 @@ static void end_transfers(Run *run) {
         }
 }
 
-/* Bubble: idle time of the rank that has most, until the last rank ends, as a share; span: the same without
- * what lies before a rank's first and behind its last cell, which the next step could use if there were no
- * barrier. */
+/* Bubble: the idle time of the rank with the most, until the last rank ends, relative to the makespan. Span:
+ * the same without the time before a rank's first and after its last cell, which the next step could use if
+ * there were no barrier. */
 static void sum_up(Simulation *out) {
     for (int r = 0; r < out->ranks; r++) {
         if (out->rank[r].start < 0) out->rank[r].start = 0;
@@ -305,7 +307,8 @@ static void sum_up(Simulation *out) {
     out->bubble = out->makespan > 0 ? worst / out->makespan : 0;
 }
 
-/* Once awake, a rank goes as far as it can: fewer turns of the queue, and the same times. */
+/* A rank, once awake, goes as far as it can: that takes fewer rounds of the queue and gives the same
+ * times. */
 static ErrorCode run_all(Run *run, Error *err) {
     const Schedule *s = run->s;
     start_run(run);
@@ -323,7 +326,7 @@ static ErrorCode run_all(Run *run, Error *err) {
     return code;
 }
 
-/* NaN would make every comparison false, and a run that never ends look like one that waits. */
+/* With NaN every comparison would be false, and a run that never ends would look like one that waits. */
 static ErrorCode check_costs(const Schedule *s, const SimulateCosts *costs, Error *err) {
     for (int i = 0; i < (costs->stages ? s->stages : 1); i++) {
         const StageCost *c = costs->stages ? &costs->stages[i] : &costs->uniform;
@@ -341,8 +344,7 @@ static ErrorCode check_costs(const Schedule *s, const SimulateCosts *costs, Erro
     return error_set(err, ERR_CONFIG, "latency %g: must be 0 or more", costs->latency);
 }
 
-/* The ranks and numbers of the schedule are checked first: what follows indexes by them without asking
- * again. */
+/* Checks ranks and numbers of the schedule first, since the rest indexes by them. */
 ErrorCode simulate(Simulation *out, const Schedule *s, const SimulateCosts *costs, Error *err) {
     *out = (Simulation){0};
     TRY(schedule_check_ranks(s, err));
@@ -357,7 +359,7 @@ void simulation_free(Simulation *s) {
     *s = (Simulation){0};
 }
 
-/* Costs of nothing: whether it ends is all that is asked. */
+/* Costs are zero: the only question is whether the program ends. */
 ErrorCode simulate_transport(const Schedule *s, Transport transport, Error *err) {
     SimulateCosts nothing = {0};
     Simulation out = {0};

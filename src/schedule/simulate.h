@@ -1,5 +1,5 @@
-/* Timed simulation of a schedule: each rank executes its cells in order; a cell starts when the rank is free
- * and what it needs has arrived. No model, no memory, no MPI. Times are in the caller's unit. */
+/* Timed simulation of a schedule. Each rank executes its cells in order; a cell starts when the rank is free
+ * and its inputs have arrived. No model, no memory, no MPI. Times are in the caller's unit. */
 #ifndef WEFT_SCHEDULE_SIMULATE_H
 #define WEFT_SCHEDULE_SIMULATE_H
 
@@ -8,7 +8,7 @@
 
 typedef Cost StageCost; /* of the units of a stage, in any unit; B costs input + weight */
 
-/* Of a compute cell. */
+/* Cost of a compute cell. */
 static inline double stage_cost_of(const StageCost *c, CellKind kind) {
     if (kind == CELL_F) return c->forward;
     if (kind == CELL_I) return c->input;
@@ -18,10 +18,10 @@ static inline double stage_cost_of(const StageCost *c, CellKind kind) {
 typedef struct SimulateCosts {
     const StageCost *stages; /* [stages], or NULL: `uniform` for each */
     StageCost uniform;
-    const double *backward; /* [stages] cost of B where it is known by itself; or NULL: input + weight */
+    const double *backward; /* [stages] cost of B where it is known; or NULL: input + weight */
     double latency;         /* of a transfer between ranks, from the end of the sender's cell */
     bool overlap_is_max;    /* a composite costs the larger of its parts instead of their sum */
-    bool receive_blocks;    /* a rank waits at a receive, not where its data is used (lowered programs) */
+    bool receive_blocks;    /* a rank waits at the receive, not at the use of the data (lowered programs) */
 } SimulateCosts;
 
 typedef struct CellTime {
@@ -31,29 +31,30 @@ typedef struct CellTime {
 typedef struct RankTimes {
     double start, end; /* of its first and last compute cell */
     double busy, idle; /* idle: makespan - busy */
-    /* Live (stage, microbatch) activations, freed at the end of I or B, or of W or B. */
+    /* Most live activations of (stage, microbatch): until the end of I or B, and until the end of W or B. */
     int peak_input, peak_weight;
-    CellTime *cells; /* [cells of the order]; both cells of a composite have its times */
+    CellTime *cells; /* [cells of the order]; both cells of a composite have the times of the composite */
 } RankTimes;
 
 typedef struct Simulation {
     double makespan; /* last end of all ranks */
     double bubble;   /* worst idle / makespan */
-    /* Largest (end - start - busy) of a rank: the bubble of the zero-bubble papers, without a barrier. */
+    /* Largest (end - start - busy) of a rank: the bubble as the zero-bubble papers count it, without a
+     * barrier. */
     double span;
     int ranks;
     RankTimes *rank; /* [ranks] */
 } Simulation;
 
-/* Compute orders and lowered programs alike. A transfer takes `latency` and no time of its ranks; parameter
- * actions take nothing. What schedule_check refuses is refused here too (ERR_DATA): ranks that wait for each
- * other are named with the cells at which they stand. Costs must be finite and not negative (ERR_CONFIG). On
- * failure there is nothing to free. */
+/* Simulates compute orders and lowered programs. A transfer takes `latency`, but no time of its ranks;
+ * parameter actions take no time. ERR_DATA for everything that schedule_check refuses; where ranks wait for
+ * each other, the message names the cells. ERR_CONFIG unless costs are finite and not negative. On failure
+ * there is nothing to free. */
 ErrorCode simulate(Simulation *out, const Schedule *s, const SimulateCosts *costs, Error *err);
 void simulation_free(Simulation *s);
 
-/* Whether a lowered program ends when a send completes at once, when it waits for the posted receive, and
- * when both sides block until they meet. */
+/* Whether a lowered program ends under a transport. EAGER: a send completes at once. RENDEZVOUS: a send waits
+ * for the posted receive. BLOCKING: both sides block until they meet. */
 typedef enum Transport { TRANSPORT_EAGER, TRANSPORT_RENDEZVOUS, TRANSPORT_BLOCKING } Transport;
 ErrorCode simulate_transport(const Schedule *s, Transport transport, Error *err);
 
