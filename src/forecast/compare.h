@@ -1,7 +1,7 @@
-/* All pipeline schedules and several numbers of microbatches for one model, number of ranks and step, beside
- * each other: predicted time of a step, each with messages of its own size, and memory of the fullest rank.
- * Where there are a limit of memory and speeds of links, degrees of tp and cp too, with the schedule that is
- * configured; and in the end what it would take, and why. */
+/* Compares all pipeline schedules and several numbers of microbatches for one model, number of ranks and
+ * step: predicted time of a step, where each candidate has messages of its own size, and memory of the
+ * fullest rank. With a limit of memory and speeds of links it also compares degrees of tp and cp under the
+ * configured schedule, and ends with the best choice and why. */
 #ifndef WEFT_FORECAST_COMPARE_H
 #define WEFT_FORECAST_COMPARE_H
 
@@ -12,12 +12,12 @@ typedef struct CompareRequest {
     int world;
     double memory; /* bytes of a rank; 0: no limit */
     ForecastSpeed speed;
-    bool whole; /* all rows, else the best */
+    bool whole; /* print all rows; else the best */
 } CompareRequest;
 
-/* A table. The tokens of a step stay those of the configuration; its sequences are cut into powers of two,
- * and into as many microbatches as configured. What is impossible is left out, with the reason. The shape of
- * the model must be complete. */
+/* Appends a table. A step keeps the tokens of the configuration; its sequences are split into powers of two,
+ * and into the configured number of microbatches. Impossible candidates are left out, with the reason. The
+ * shape of the model must be complete. ERR_CONFIG only where there is no step to compare. */
 ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *q, Text *out, Error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* A run in words, before it starts. */
+/* Describes a run as text before it starts. */
 #ifndef WEFT_FORECAST_DESCRIBE_H
 #define WEFT_FORECAST_DESCRIBE_H
 
@@ -6,7 +6,7 @@
 
 /* Model, step, device, mesh and stages. */
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out);
-/* The same, then the memory of this rank by category. */
+/* The same, followed by the memory of this rank by category. */
 void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out);
 
 #endif

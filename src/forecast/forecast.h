@@ -1,9 +1,9 @@
-/* What every rank of a mesh would do, hold and send, planned without starting any of them; with --hardware,
- * in which time (forecast/steptime.h).
+/* Forecasts what every rank of a mesh would do, hold and send, without starting any of them; with --hardware
+ * also how long it takes (forecast/steptime.h).
  *
- * The ranks of one pipeline place hold equal shares of the same units (the last share is padded) and run
- * programs of the same form, so one of them stands for all: there is one RankForecast for each pipeline rank.
- */
+ * The ranks with one pipeline index hold shards of the same units and run programs of the same form, so one
+ * of them, the fullest, stands for all: there is one RankForecast for each pipeline rank. `place` is a
+ * pipeline index. */
 #ifndef WEFT_FORECAST_FORECAST_H
 #define WEFT_FORECAST_FORECAST_H
 
@@ -12,35 +12,34 @@
 #include "forecast/steptime.h"
 
 typedef struct RankForecast {
-    RankPlan plan;    /* of the first rank of the place */
-    int first, count; /* world's ranks of this pipeline place: first, first + 1, ... */
+    RankPlan plan;    /* of the fullest rank of this place */
+    int first, count; /* world ranks with this pipeline index: first, first + 1, ... */
     ProgramTraffic traffic;
-    double flops; /* of a step, recomputation among them */
-    OpCosts ops;  /* of a step, where hardware is known */
+    double flops; /* of a step, including recomputation */
+    OpCosts ops;  /* of a step, if hardware is given */
 } RankForecast;
 
-/* How fast the ranks are thought to be. */
+/* Assumed speed of the ranks. */
 typedef struct ForecastSpeed {
-    double tflops; /* TFLOP/s of a rank; 0: time is counted in TFLOP */
-    double link;   /* GB/s of a message between stages, where tflops is known; 0: messages take no time */
-    double delay;  /* seconds that a message takes beside its bytes, with a link */
-    const Hardware *hardware; /* or NULL; then those above are not looked at */
+    double tflops; /* TFLOP/s of a rank; 0: times are in TFLOP */
+    double link;   /* GB/s of a message between stages; requires tflops; 0: messages take no time */
+    double delay;  /* latency of a message in seconds; requires link */
+    const Hardware *hardware; /* or NULL; otherwise the fields above are ignored */
 } ForecastSpeed;
 
-/* A link's speed in words: "25 GB/s", "0.125 GB/s and 5 ms". */
+/* The speed of a link as text: "25 GB/s", "0.125 GB/s and 5 ms". */
 const char *forecast_link(const ForecastSpeed *speed, char out[48]);
 
-/* Of a rank, in seconds of a step, where hardware is known. */
+/* Seconds of a step on one rank, if hardware is given. */
 typedef struct ForecastTime {
-    double products, attention, memory, tensor, context,
-        experts;            /* passes, of the rank that has most of them */
-    int busiest;            /* the place of that rank */
-    double waiting;         /* in the pipeline */
-    double exposed, update; /* gathers and reductions that passes do not hide; of the rank that has most */
+    double products, attention, memory, tensor, context, experts; /* passes, on the busiest rank */
+    int busiest;            /* place of the rank with the most of these */
+    double waiting;         /* for other pipeline ranks */
+    double exposed, update; /* gathers and reductions that passes do not hide; of the slowest rank */
     double step;
 } ForecastTime;
 
-/* Not to be moved or copied: programs point into it. */
+/* Must not be moved or copied: programs point into it. */
 typedef struct Forecast {
     const Config *config;
     ForecastSpeed speed;
@@ -49,16 +48,16 @@ typedef struct Forecast {
     RankForecast *ranks; /* [places] by pipeline rank */
     int fullest;         /* place with the most memory */
     CommVolumeSpec volume;
-    Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the measure of `timing` */
-    UnitTime *unit_time; /* [layers + 2] where hardware is known */
-    /* Of a step, in FLOPs, where a message takes as long as what a rank computes meanwhile; with hardware in
-     * seconds. Ranks are pipeline ranks. */
+    Cost *units;         /* [layers + 2] passes over a microbatch on a rank, in the unit of `timing` */
+    UnitTime *unit_time; /* [layers + 2] if hardware is given */
+    /* Of a step, over pipeline ranks. In seconds if hardware is given, else in FLOPs: a message takes as long
+     * as a rank needs for so many FLOPs. */
     Simulation timing;
     ForecastTime time;
 } Forecast;
 
-/* The shape of the model must be complete; the configuration must outlive the forecast. Nothing to free on
- * failure. */
+/* The shape of the model must be complete; the configuration must outlive the forecast. On failure there is
+ * nothing to free. */
 ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
                          Error *err);
 void forecast_free(Forecast *f);
@@ -66,26 +65,27 @@ void forecast_free(Forecast *f);
 size_t forecast_memory(const Forecast *f, int place); /* bytes of a rank: memory_plan_total */
 uint64_t forecast_sent(const Forecast *f, int place); /* bytes of a step, over all axes */
 double forecast_time(const Forecast *f,
-                     double measure);         /* of `timing`, as it is printed: seconds, or TFLOP */
-double forecast_step(const Forecast *f);      /* the whole step, as far as it is known */
+                     double measure);         /* a time of `timing` as it is printed: seconds, or TFLOP */
+double forecast_step(const Forecast *f);      /* the full step, as far as it is known */
 const char *forecast_unit(const Forecast *f); /* "s" or "TFLOP" */
 
 /* Tables: what the ranks hold, by category; what they do and send in a step; the memory of one place in full;
- * and what exact numerics cost it. `limit`: bytes of a rank, 0 for none. */
+ * and what exact numerics cost that place. `limit`: bytes of a rank, 0 for none. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out);
 void forecast_print_work(const Forecast *f, Text *out);
 void forecast_print_place(const Forecast *f, int place, Text *out);
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err);
-/* What other values of train.gradient_sync would cost that place, and `why` this one was taken, or NULL. */
+/* What other values of train.gradient_sync would cost that place. `why`: the reason for the present one, or
+ * NULL. */
 ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
                               Error *err);
-/* Step time, tokens/s and MFU on the hardware, and what they are made of. Nothing without hardware. */
+/* Step time, tokens/s and MFU on the hardware, and their parts. Prints nothing without hardware. */
 void forecast_print_time(const Forecast *f, Text *out);
-/* How the ranks of cp share attention; nothing where there is one. */
+/* How the ranks of cp compute attention; nothing with one rank of cp. */
 void forecast_print_context(const Forecast *f, Text *out);
 
-/* What the ranks of a pipeline do over time, with the windows of gathers and reductions, and the bytes of
- * their activations. Only where layout_is_pipeline. */
+/* What the pipeline ranks do over time, with the windows of gathers and reductions, and the bytes of their
+ * activations. Requires layout_is_pipeline. */
 typedef struct ForecastTimeline {
     Timeline timeline;
     char title[192];
@@ -93,7 +93,7 @@ typedef struct ForecastTimeline {
 } ForecastTimeline;
 void forecast_timeline(const Forecast *f, ForecastTimeline *t);
 void forecast_timeline_free(ForecastTimeline *t);
-/* The average rank's work as a share of the busiest one's. */
+/* The work of the average rank relative to the busiest one's. */
 double forecast_balance(const Forecast *f);
 
 #endif

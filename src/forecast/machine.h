@@ -1,5 +1,5 @@
-/* How long steps should take on the device that is here: its rates are measured, the ops of a rank's step
- * counted (forecast/opcosts.h). What ranks send each other, and wait for, is not in it. */
+/* Estimates how long steps should take on this machine's device. Its rates are measured; the ops of a rank's
+ * step are counted (forecast/opcosts.h). Communication between ranks and waiting are not included. */
 #ifndef WEFT_FORECAST_MACHINE_H
 #define WEFT_FORECAST_MACHINE_H
 
@@ -7,14 +7,14 @@
 
 typedef struct MachineTime {
     double peak; /* of matrix products in the compute dtype, FLOP/s */
-    double step; /* seconds of a whole step; NaN where nothing could be measured */
+    double step; /* seconds of a full step; NaN where nothing could be measured */
 } MachineTime;
 
-/* Of one rank; `peak`: device_matmul_peak. Measures for some hundredths of a second how fast memory is
- * copied, in MACHINE_ROOM bytes at most. */
+/* The estimate for one rank; `peak` comes from device_matmul_peak. Takes some hundredths of a second to
+ * measure the speed of copying memory, in at most MACHINE_ROOM bytes. */
 enum { MACHINE_ROOM = 48 << 20 };
 MachineTime machine_time(const RankPlan *p, Device *d, double peak);
-/* In one line, of the steps behind `done`; nothing where the time is not known. */
+/* Appends one line about the steps after `done`; nothing where the time is not known. */
 void machine_describe(const MachineTime *t, const Config *c, const Layout *l, int64_t done, Text *out);
 
 #endif

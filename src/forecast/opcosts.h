@@ -1,9 +1,10 @@
-/* What a rank's step takes on given hardware, op by op: the passes of its program are run on a device that
- * does nothing and counts (device/counting.h). Each op takes as long as its FLOPs, or its bytes, at the rates
- * that the hardware is said to reach: a roofline (Williams, Waterman & Patterson, "Roofline", 2009), with
- * nothing measured in it.
+/* The time of a rank's step on given hardware, op by op. The passes of its program run on a device that only
+ * counts (device/counting.h). Each op takes the longer of the times for its FLOPs and for its bytes, at the
+ * rates that the hardware is assumed to reach: a roofline (Williams, Waterman & Patterson, "Roofline", 2009)
+ * without any measurement.
  *
- * Left out are launches, what is read twice, and collectives' own sums, which run beside passes. */
+ * Kernel launches, repeated reads, and the sums inside collectives, which run concurrently with passes, are
+ * left out. */
 #ifndef WEFT_FORECAST_OPCOSTS_H
 #define WEFT_FORECAST_OPCOSTS_H
 
@@ -11,28 +12,28 @@
 #include "forecast/hardware.h"
 #include "plan/rank.h"
 
-/* Of a unit's passes over a microbatch, in seconds. */
+/* Seconds of a unit's passes over a microbatch. */
 typedef struct UnitTime {
     Cost products, attention, memory, tensor, context, experts;
 } UnitTime;
 
 typedef struct OpCost {
-    char name[40]; /* the op's; of a product of passes, its op's */
+    char name[40]; /* of the kernel; for a product in a pass, of its op */
     double calls, flops, bytes, seconds;
-    double by_memory; /* of the seconds, those that bytes decide about */
+    double by_memory; /* part of the seconds that is bound by bytes */
 } OpCost;
 
 enum { OP_COSTS = 128 };
 typedef struct OpCosts {
     int count;
     OpCost rows[OP_COSTS]; /* of a step */
-    bool splits;           /* products among them are made split by split, or by experts */
-    double update;         /* seconds behind the passes: sums of gradients, figures of them, the optimizer */
+    bool splits;           /* some products are split-K or grouped by experts */
+    double update;         /* seconds after the passes: sums and statistics of gradients, optimizer */
 } OpCosts;
 
-/* Products, attention and memory of the units that run on this rank are added to `units`, [layers + 2]. */
+/* Adds products, attention and memory of the units that run on this rank to `units`, [layers + 2]. */
 void opcosts_count(OpCosts *out, const Hardware *h, const RankPlan *p, UnitTime *units);
-/* A table, those that take longest first. */
+/* Appends a table, slowest ops first. */
 void opcosts_print(const OpCosts *costs, Text *out);
 
 #endif

@@ -1,26 +1,27 @@
-/* Steps as they ran, beside what the simulator makes of their costs.
+/* Measured steps, compared with what the simulator predicts from their costs.
  *
- * A rank is busy or it waits for others: its time from one cell's end to the next one's, less what it waited,
- * belongs to that next cell, so that loading, posting messages and moving communication on count with the
- * passes they serve; so does waiting for what crosses over tp and cp inside a pass. Hence the spans of a
- * measured timeline are what a rank was busy, what lies between them is waiting, and mean spans are the costs
- * with which simulate() must come to the measured step, but for waiting that a schedule does not explain:
- * noise, and communication that computing did not hide.
+ * A rank is either busy or waits for others. The time from the end of one cell to the end of the next, minus
+ * the waiting, belongs to the later cell. So loading, posting messages and progressing communication count
+ * with the passes that they serve, and so does waiting for tp and cp collectives inside a pass. The spans of
+ * a measured timeline are therefore busy time, and the gaps between them are waiting. Mean spans are the
+ * costs with which simulate() should arrive at the measured step, except for waiting that the schedule does
+ * not explain: noise, and communication that computation did not hide.
  *
- * Ranks are those of the mesh, pipeline outermost: rank = pipeline rank * pipelines + pipeline. A `pipeline`
- * is the ranks that work on the same microbatches; one pipeline rank is a pipeline too. */
+ * Ranks are those of the mesh, with the pipeline outermost: rank = pipeline rank * pipelines + pipeline. A
+ * `pipeline` is the set of ranks that work on the same microbatches; a single pipeline rank is a pipeline
+ * too. */
 #ifndef WEFT_FORECAST_TIMING_H
 #define WEFT_FORECAST_TIMING_H
 
 #include "forecast/draw.h"
 #include "program/program.h"
 
-/* Plain data: ranks send it to each other. */
+/* Plain data, since ranks send it to each other. */
 typedef struct TimedAction {
     Action action;
     int stage;         /* of its unit; -1 where there is none */
     double start, end; /* seconds since the step began, on the first rank to begin it */
-    double waited;     /* of these, for other ranks; a pass waits before it computes */
+    double waited;     /* seconds of this spent waiting for other ranks; a pass waits before it computes */
 } TimedAction;
 
 typedef struct TimedRank {
@@ -36,39 +37,38 @@ typedef struct TimedStep {
 } TimedStep;
 
 typedef struct Timing {
-    int ranks, pipeline, stages; /* pipeline: ranks of one; a divisor of ranks */
+    int ranks, pipeline, stages; /* pipeline: ranks of one pipeline; divides ranks */
     int count, capacity;
     TimedStep *steps;
 } Timing;
 
 void timing_start(Timing *t, int ranks, int pipeline, int stages);
-/* A step more, its ranks without actions. */
+/* Adds a step without actions. The pointer is valid until the next step is added. */
 TimedStep *timing_add(Timing *t, int64_t step, double began);
-/* Takes the actions over, which must be in order of time. */
+/* Takes over `actions`, which must be in order of time. */
 void timing_set(TimedStep *s, int rank, TimedAction *actions, int count);
 void timing_free(Timing *t);
 static inline int timing_pipelines(const Timing *t) { return t->ranks / t->pipeline; }
 
-/* A step of one pipeline: its cells, and the end of the step (what comes after the last cell, before and
- * after the ranks agree on the norm) as optimizer. In milliseconds. */
+/* Makes the timeline of a step of one pipeline, in milliseconds. The time after the last cell, before and
+ * after the ranks agree on the norm, counts as optimizer. */
 void timing_measured(const Timing *t, int step, int pipeline, Timeline *out);
 
-/* What the steps should have taken: each pipeline's order of cells, simulated with the mean costs of its own
- * stages and the typical latency of a message; then the end of the step. */
+/* What the steps should have taken: each pipeline's order of cells, simulated with the mean costs of its
+ * stages and the median latency of a message, followed by the end of the step. */
 typedef struct Prediction {
     int pipelines;
     Timeline *planned; /* [pipelines], in milliseconds */
-    double
-        latency; /* seconds from the end of a pass to the begin of one that waits for its message; median */
-    double seconds;   /* of a step */
-    double bubble;    /* share of it that the idlest rank idles */
-    StageCost *costs; /* [pipelines, stages] seconds; where only whole backwards ran, they are `input` */
+    double latency;    /* seconds from a pass's end to the start of one that waits for its message: median */
+    double seconds;    /* of a step */
+    double bubble;     /* idle share of the step on the rank with the most */
+    StageCost *costs;  /* [pipelines, stages] seconds; where dgrad and wgrad ran together, `input` has both */
 } Prediction;
-/* ERR_DATA where the actions are no steps of a pipeline. Free it in either case. */
+/* ERR_DATA where the actions are not steps of a pipeline. Call prediction_free in either case. */
 ErrorCode timing_predict(Prediction *p, const Timing *t, Error *err);
 void prediction_free(Prediction *p);
 
-/* As the prediction has them, of a measured step over all pipelines. */
+/* The same figures of a measured step, over all pipelines. */
 typedef struct StepFigures {
     double seconds, bubble;
 } StepFigures;
