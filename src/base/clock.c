@@ -1,4 +1,4 @@
-/* Time: monotonic for durations, wall for stamps. */
+/* Time: monotonic for durations, wall-clock for time stamps. */
 #include "base/clock.h"
 
 #include <math.h>
@@ -6,17 +6,17 @@
 #include <string.h>
 #include <time.h>
 
-/* As a double: 53 bits of seconds since 1970 still tell 0.3 microseconds apart. */
+/* As a double: 53 bits of seconds since 1970 resolve 0.3 microseconds. */
 static double read_clock(clockid_t id) {
     struct timespec t;
     clock_gettime(id, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Never set back: differences are durations. It says nothing about another machine. */
+/* Never set back, so differences are durations. Not comparable between machines. */
 double clock_seconds(void) { return read_clock(CLOCK_MONOTONIC); }
 
-/* For people and files: it may jump when the machine's clock is set. */
+/* For people and files. It may jump when the machine's clock is set. */
 double clock_wall(void) { return read_clock(CLOCK_REALTIME); }
 
 /* In UTC. The remainders change no date; they show the compiler that the fields fit. */
@@ -32,7 +32,7 @@ char *clock_iso8601(double wall, char out[21]) {
     return out;
 }
 
-/* Two units at most, rounded to the smaller: what a person plans by. */
+/* At most two units, rounded to the smaller one. */
 char *clock_duration(double seconds, char out[16]) {
     if (!(seconds >= 0)) return strcpy(out, "?");
     /* 59.95 would print as "60.0s". */

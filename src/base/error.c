@@ -1,13 +1,13 @@
 /* Errors as values: see error.h.
  *
- * A message is formatted into a buffer of its own before it is stored, so that an old message may be an
- * argument of the new one. Messages are cut between characters, never inside one, and end in "..." where they
- * were cut. They are escaped when they are stored, whatever they were made of: a path or a name from a file
- * cannot act on the terminal that shows it, and an error is one line.
+ * A message is formatted into a separate buffer before it is stored, so that an old message may be an
+ * argument of the new one. Messages are cut between characters, never inside one, and a cut message ends in
+ * "...". Every message is escaped when it is stored: a path or a name from a file cannot act on the terminal
+ * that shows it, and an error is one line.
  *
- * The trail of places belongs to a thread, not to an Error: it is kept for one failure at a time, the last
- * that was weft's own fault, and a new one starts it over. So it costs nothing where all is well, and an
- * Error stays a plain value that ranks can send to each other. */
+ * The trail of locations belongs to a thread, not to an Error. It is kept for one failure at a time, the last
+ * internal error, and a new one starts it over. So it costs nothing without failures, and an Error stays a
+ * plain value that ranks can send to each other. */
 #include "base/error.h"
 
 #include <errno.h>
@@ -18,11 +18,11 @@
 
 #include "base/text.h"
 
-/* Room for some fifteen places: a call chain of weft from a verb down to an op is shorter. Fixed, since
+/* Enough for some fifteen locations: a call chain of weft from a verb down to an op is shorter. Fixed, since
  * failing must not need memory. */
 static _Thread_local char trail[480];
 
-/* Sources are named from the root of the tree, however the compiler was told of them. */
+/* Sources are named from the root of the tree, whatever path the compiler was given. */
 static const char *place_of(const char *file) {
     const char *inside = strstr(file, "src/");
     return inside ? inside : file;
@@ -33,7 +33,7 @@ static void add_place(const char *file, int line) {
     size_t used = strlen(trail);
     int length = snprintf(place, sizeof place, "%s%s:%d", used ? " < " : "", place_of(file), line);
     if (length >= (int)sizeof place || used + (size_t)length + sizeof " < ..." > sizeof trail) {
-        /* Full: said once, at the end. */
+        /* Full: "..." is appended once. */
         if (used >= 3 && strcmp(trail + used - 3, "...") != 0)
             memcpy(trail + used, " < ...", sizeof " < ...");
         return;
@@ -46,14 +46,14 @@ const char *error_trail(void) { return trail; }
 void error_passed(const char *file, int line) { add_place(file, line); }
 
 /* Moves a cut back to a character boundary and marks it. Continuation bytes of UTF-8 are 10xxxxxx: a cut
- * before one would leave half a character. */
+ * before one would split a character. */
 static void mark_cut(char *message, size_t size) {
     size_t end = size - 4;
     while (end > 0 && ((unsigned char)message[end] & 0xc0) == 0x80) end--;
     memcpy(message + end, "...", 4);
 }
 
-/* `err` may be what `args` point into, so nothing of it changes before the message is made. */
+/* `args` may point into `err`, so it must not change before the message is formatted. */
 static void store(Error *err, ErrorCode code, const char *format, va_list args) {
     char message[sizeof err->message];
     int length = vsnprintf(message, sizeof message, format, args);
@@ -64,7 +64,7 @@ static void store(Error *err, ErrorCode code, const char *format, va_list args) 
     error_escape(err->message, sizeof err->message, message, strlen(message));
 }
 
-/* An internal error begins a trail, since nobody expects it; others are the user's to read, and have none. */
+/* Only an internal error starts a trail; the message of any other error is enough for the user. */
 ErrorCode error_set_at(Error *err, ErrorCode code, const char *file, int line, const char *format, ...) {
     if (code == ERR_INTERNAL) {
         trail[0] = '\0';
@@ -90,8 +90,8 @@ ErrorCode error_errno(Error *err, ErrorCode code, const char *format, ...) {
     return error_set(err, code, "%s: %s", err->message, text);
 }
 
-/* In front of what stands there: the outermost caller's words come first. Where both do not fit the tail
- * is cut, that is the cause; contexts are therefore kept short. */
+/* The outermost context comes first. If both do not fit, the tail, which is the cause, is cut; contexts are
+ * therefore kept short. */
 ErrorCode error_context(Error *err, const char *format, ...) {
     if (!err) return ERR_INTERNAL;
     Error context;
@@ -106,7 +106,7 @@ ErrorCode error_context(Error *err, const char *format, ...) {
     return err->code;
 }
 
-/* Exit statuses are sysexits.h's where it has one; the table is in README.md. */
+/* Exit statuses follow sysexits.h where it defines one; README.md has the table. */
 const char *error_name(ErrorCode code) {
     switch (code) {
     case OK: return "success";
@@ -129,8 +129,8 @@ const char *error_name(ErrorCode code) {
                                                : "unknown error"; /* 128 + its number */
 }
 
-/* What comes in brackets behind every last line: the code in words, the status, and of our own faults the
- * trail. */
+/* The text in brackets after every last line: the code in words, the status, and the trail of an internal
+ * error. */
 const char *error_end(char *out, unsigned long out_size, ErrorCode code) {
     bool ours = code == ERR_INTERNAL && trail[0];
     snprintf(out, out_size, "%s, exit status %d%s%s", error_name(code), (int)code, ours ? "; trail: " : "",
@@ -141,7 +141,7 @@ const char *error_end(char *out, unsigned long out_size, ErrorCode code) {
 char *error_escape(char *out, unsigned long out_size, const char *text, unsigned long length) {
     if (out_size == 0) return out;
     const char *dots = out_size > 3 ? "..." : "";
-    size_t used = 0, room_for_dots = 0; /* the latest length after which the dots still fit */
+    size_t used = 0, room_for_dots = 0; /* the last length after which the dots still fit */
     for (size_t at = 0; at < length;) {
         char piece[TEXT_SHOWN];
         size_t bytes = text_shown(text + at, length - at, piece), piece_length = strlen(piece);
@@ -152,15 +152,14 @@ char *error_escape(char *out, unsigned long out_size, const char *text, unsigned
         memcpy(out + used, piece, piece_length);
         used += piece_length;
         at += bytes;
-        /* The last place where "..." and the NUL fit is kept as we go: what is cut is cut between
-         * characters. */
+        /* Remember the last position where "..." and the NUL fit, so that the cut is between characters. */
         if (used + 3 < out_size) room_for_dots = used;
     }
     out[used] = 0;
     return out;
 }
 
-/* To stderr by hand: the log may be what is broken. */
+/* Writes to stderr directly, since the log may be broken. */
 void check_failed(const char *file, int line, const char *expression) {
     fprintf(stderr, "weft: internal error: %s:%d: expected %s\n", file, line, expression);
     abort();

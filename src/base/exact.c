@@ -1,13 +1,12 @@
-/* Exact sums: a number wide enough for every double, in limbs of 32 bits that are kept in 64.
+/* Exact sums: a number wide enough for every double, in limbs of 32 bits that are stored in 64.
  *
  *     limb      0              1              ...   TOP - 1        TOP
  *     unit      2^-1088        2^-1056        ...                  the sign's
  *
- * A term touches three limbs and carries nothing; the upper half of each limb takes what would be carries,
- * until PENDING_MAX of them might have filled it, and then exact_normalise moves them up (Kulisch's long
- * accumulator; the delayed carries are Neal's, "Fast exact summation using small and large
- * superaccumulators", 2015). Right shifts of negative numbers keep the sign, as every compiler that builds
- * this does. */
+ * A term touches three limbs and carries nothing. The upper half of each limb collects the carries until
+ * PENDING_MAX additions might have filled it; then exact_normalise moves them up (Kulisch's long accumulator;
+ * the delayed carries are from Neal, "Fast exact summation using small and large superaccumulators", 2015).
+ * Right shifts of negative numbers keep the sign in every compiler that builds this. */
 #include "base/exact.h"
 
 #include <math.h>
@@ -20,13 +19,14 @@ enum {
     TOP = EXACT_LIMBS - 1 /* the limb of the sign */
 };
 
-/* Two sums with that many pending additions can be merged, and one more be added to, before a limb leaves its
- * 64 bits. */
+/* Two sums with that many pending additions can be merged, and one more term be added, before a limb
+ * overflows 64 bits. */
 static const int64_t PENDING_MAX = 1 << 29;
 
 void exact_zero(ExactSum *s) { *s = (ExactSum){0}; }
 
-/* Carries upwards: all limbs but the sign's are then in [0, 2^32), so that equal sums have equal limbs. */
+/* Carries upwards: afterwards all limbs but the sign's are in [0, 2^32), so that equal sums have equal
+ * limbs. */
 void exact_normalise(ExactSum *s) {
     for (int i = 0; i < TOP; i++) {
         s->limb[i + 1] += s->limb[i] >> 32;
@@ -35,7 +35,7 @@ void exact_normalise(ExactSum *s) {
     s->pending = 0;
 }
 
-/* Infinities and NaNs are not sums of anything: whoever adds counts them apart. */
+/* Infinities and NaNs are ignored: the caller counts them separately. */
 void exact_add(ExactSum *s, double x) {
     uint64_t bits, digits;
     memcpy(&bits, &x, sizeof bits);
@@ -46,7 +46,7 @@ void exact_add(ExactSum *s, double x) {
         digits |= UINT64_C(1) << 52;
     else
         exponent = 1;
-    /* The double is digits * 2^(exponent - 1075). Its 53 digits, moved to their place, cover three limbs. */
+    /* The double is digits * 2^(exponent - 1075). Its 53 digits, shifted into position, cover three limbs. */
     int place = exponent - 1075 - LOWEST, shift = place & 31;
     uint64_t low = (digits & 0xffffffff) << shift, high = (digits >> 32 << shift) + (low >> 32);
     int64_t part[3] = {(int64_t)(low & 0xffffffff), (int64_t)(high & 0xffffffff), (int64_t)(high >> 32)};
@@ -61,7 +61,7 @@ void exact_merge(ExactSum *into, const ExactSum *from) {
     if (into->pending >= PENDING_MAX) exact_normalise(into);
 }
 
-/* Makes s its absolute value, normalised; true if it was negative. */
+/* Replaces s by its absolute value, normalised; returns true if it was negative. */
 static bool make_positive(ExactSum *s) {
     exact_normalise(s);
     if (s->limb[TOP] >= 0) return false;
@@ -72,9 +72,9 @@ static bool make_positive(ExactSum *s) {
 
 static uint64_t digit(const ExactSum *s, int i) { return i >= 0 ? (uint64_t)s->limb[i] : 0; }
 
-/* Of a positive sum below 2^1024 whose highest limb that is not zero is `first`: its upper 64 binary digits,
- * the last of which is also set if anything follows. Rounding 64 digits to 53 does then what rounding all of
- * them would. */
+/* For a positive sum below 2^1024 whose highest non-zero limb is `first`: its upper 64 binary digits, the
+ * last of which is also set if anything follows (a sticky bit). Rounding 64 digits to 53 then gives the same
+ * result as rounding all of them. */
 static double round_digits(const ExactSum *s, int first) {
     int lead = 0;
     while (!(digit(s, first) >> (31 - lead) & 1)) lead++;
@@ -82,8 +82,7 @@ static double round_digits(const ExactSum *s, int first) {
     uint64_t digits = upper << lead | next >> 32;
     bool more = (next & 0xffffffff) != 0;
     for (int i = first - 3; i >= 0 && !more; i--) more = s->limb[i] != 0;
-    /* Where the result is subnormal nothing is rounded at all: every term is a multiple of the smallest
-     * double. */
+    /* A subnormal result is exact: every term is a multiple of the smallest double. */
     return ldexp((double)(digits | (more ? 1 : 0)), LOWEST + 32 * (first - 1) - lead);
 }
 

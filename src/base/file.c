@@ -1,15 +1,14 @@
 /* Files: bounded reading, atomic writing.
  *
- * A write goes to a temporary sibling, which is synced before it takes the name, and the directory is synced
- * after: at every moment the name holds the whole old content or the whole new one.
+ * A write goes to a temporary file in the same directory, which is synced before it is renamed, and the
+ * directory is synced afterwards: at every moment the name holds the whole old content or the whole new one.
  *
- * Two kinds of paths are told apart throughout. A user's may be links; weft's own, inside its run
- * directory, never are (O_NOFOLLOW): a link there would have weft write, or delete, somewhere else. Every
- * function says which kind it takes by its name: file_read, file_make_dirs follow, *_own and file_map do
- * not.
+ * There are two kinds of paths. A user's path may be a link; weft's own, inside its run directory, never is
+ * (O_NOFOLLOW): through a link there weft would write, or delete, somewhere else. The name of each function
+ * tells the kind: file_read and file_make_dirs follow links, *_own and file_map do not.
  *
- * Every path in a message goes through shown(): names of files are bytes of somebody else, and terminals
- * obey escapes. */
+ * Every path in a message goes through shown(): names of files are untrusted bytes, and terminals interpret
+ * escapes. */
 #include "base/file.h"
 
 #include <errno.h>
@@ -27,7 +26,7 @@
 
 #include "base/text.h"
 
-/* Paths as they may be printed. */
+/* Escapes paths for printing. */
 static const char *shown(const char *path, char out[512]) {
     return error_escape(out, 512, path, strlen(path));
 }
@@ -36,7 +35,7 @@ static const char *kind_of(mode_t mode) {
     return S_ISDIR(mode) ? "directory" : S_ISLNK(mode) ? "link" : "device, pipe or socket";
 }
 
-/* The same words wherever weft looks into a directory of its own: what stands there must be what it wrote. */
+/* One message for all of weft's own directories: everything in them must be what weft wrote. */
 static ErrorCode refuse_link(const char *path, ErrorCode code, Error *err) {
     char name[512];
     return error_set(
@@ -66,8 +65,8 @@ ErrorCode file_refuse(const char *path, Error *err) {
     return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(path, name));
 }
 
-/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. O_NONBLOCK lets
- * open return from a pipe without a writer, to be refused here; regular files ignore it. */
+/* Opens a regular file; anything else (a directory, a pipe that would block) is refused. O_NONBLOCK makes
+ * open return from a pipe without a writer, so that it can be refused here; regular files ignore it. */
 static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat *info, Error *err) {
     char name[512];
     RETRY(*fd, open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | extra));
@@ -85,10 +84,10 @@ static ErrorCode open_regular(const char *path, int extra, int *fd, struct stat 
                      kind_of(info->st_mode));
 }
 
-/* Reads until the end, whatever size was promised: files in /proc promise none, others may be growing. */
+/* Reads until the end, regardless of the expected size: files in /proc report 0, others may be growing. */
 static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit, Text *out, Error *err) {
     char name[512];
-    /* One byte more than expected, so that a file of that size ends with a read of 0 and no growing. */
+    /* One byte more than expected, so that a file of that size ends with a read of 0 and no reallocation. */
     size_t room = (expect < limit ? expect : limit) + 1;
     for (;;) {
         if (out->length == out->capacity || !out->data) {
@@ -108,7 +107,7 @@ static ErrorCode read_all(const char *path, int fd, size_t expect, size_t limit,
     }
 }
 
-/* *data is set on success only and ends in a NUL, which *length does not count. */
+/* *data is set only on success; it ends in a NUL, which *length does not count. */
 static ErrorCode read_file(const char *path, int extra, size_t limit, char **data, size_t *length,
                            Error *err) {
     struct stat info;
@@ -129,14 +128,14 @@ static ErrorCode read_file(const char *path, int extra, size_t limit, char **dat
         text_free(&content);
         return code;
     }
-    /* The NUL behind the content, which every text reader relies on. */
+    /* Appends the NUL after the content, which every text reader relies on. */
     text_add(&content, "", 0);
     *data = content.data;
     *length = content.length;
     return OK;
 }
 
-/* A link is followed: the path is the user's own word. */
+/* Follows links: the path is the user's. */
 ErrorCode file_read(const char *path, size_t limit, char **data, size_t *length, Error *err) {
     return read_file(path, 0, limit, data, length, err);
 }
@@ -150,13 +149,13 @@ ErrorCode file_read_text(const char *path, size_t limit, Text *out, Error *err) 
     return OK;
 }
 
-/* A name that weft itself gave is no link, unless somebody else put one there. */
+/* weft never makes a link under an own name; if there is one, somebody else made it. */
 ErrorCode file_read_own(const char *path, size_t limit, char **data, size_t *length, Error *err) {
     return read_file(path, O_NOFOLLOW, limit, data, length, err);
 }
 
-/* A file without bytes is NULL with length 0, since a map of nothing is refused. The map needs no
- * descriptor once it is made. */
+/* An empty file gives NULL and length 0, since an empty mapping is an error. The map needs no descriptor once
+ * it is made. */
 ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     struct stat info;
     int fd;
@@ -165,8 +164,8 @@ ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     TRY(open_regular(path, O_NOFOLLOW, &fd, &info, err));
     ErrorCode code = OK;
     if (info.st_size > 0) {
-        /* A private map of a file that somebody truncates meanwhile ends the process by SIGBUS; the files
-         * mapped here are weft's own: they only grow, or are replaced by rename. */
+        /* If somebody truncates a file while it is mapped, the process ends by SIGBUS. The files mapped here
+         * are weft's own, which only grow or are replaced by rename. */
         void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (data == MAP_FAILED)
             code = error_errno(err, ERR_IO, "%s: cannot map into memory", shown(path, name));
@@ -177,7 +176,7 @@ ErrorCode file_map(FileMap *map, const char *path, Error *err) {
     return code;
 }
 
-/* Of an empty map, too, and twice. */
+/* Also for an empty map; may be called twice. */
 void file_unmap(FileMap *map) {
     if (map->data) munmap((void *)(uintptr_t)map->data, map->length);
     *map = (FileMap){0};
@@ -190,13 +189,13 @@ ErrorCode file_sync(int fd, const char *path, Error *err) {
     return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot sync to the disk", shown(path, name));
 }
 
-/* Returns with the bytes on the disk: the rename that follows must not overtake them, or a power cut would
- * leave the name on an empty file. */
+/* Returns when the bytes are on disk: otherwise the rename could reach the disk first, and a power cut would
+ * leave an empty file under the name. */
 static ErrorCode write_all(const char *path, int fd, const char *data, size_t length, Error *err) {
     char name[512];
     for (size_t done = 0; done < length;) {
         ssize_t wrote = write(fd, data + done, length - done);
-        /* A signal before anything was written; a short write goes round again by itself. */
+        /* A signal before anything was written. After a short write the loop continues anyway. */
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0)
             return error_errno(err, ERR_IO, "%s: writing failed at byte %zu", shown(path, name), done);
@@ -205,8 +204,8 @@ static ErrorCode write_all(const char *path, int fd, const char *data, size_t le
     return file_sync(fd, path, err);
 }
 
-/* Of a temporary sibling: "<name>.<process>.<number>.tmp" (file_remove_temporaries knows it by that). A
- * sibling that did not exist before, with the permissions an ordinary new file has. */
+/* Opens a new temporary file next to `path`, "<name>.<process>.<number>.tmp" (file_remove_temporaries
+ * recognises that), with the permissions of an ordinary new file. */
 static ErrorCode open_sibling(const char *path, Text *temporary, int *fd, Error *err) {
     static atomic_uint serial;
     char name[512];
@@ -215,14 +214,14 @@ static ErrorCode open_sibling(const char *path, Text *temporary, int *fd, Error 
         text_printf(temporary, "%s.%ld.%u.tmp", path, (long)getpid(), atomic_fetch_add(&serial, 1));
         RETRY(*fd, open(temporary->data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
         if (*fd >= 0) return OK;
-        /* Left by a killed process whose number this one has got; the next serial is free. */
+        /* Left by a killed process with the same process id; the next serial is free. */
         if (errno != EEXIST) break;
     }
     return error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
 }
 
-/* Syncs the directory that holds `path`. A name is on the disk when its directory is, not when its file
- * is. */
+/* Syncs the directory that holds `path`. A name is on disk once its directory is synced; syncing the file is
+ * not enough. */
 static ErrorCode sync_parent(const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
     if (!slash) return file_sync_dir(".", err);
@@ -233,8 +232,8 @@ static ErrorCode sync_parent(const char *path, Error *err) {
     return code;
 }
 
-/* Asked before hours of work, of which this file is to hold the result. It makes and removes a sibling:
- * permissions can be read in advance, a full or read-only file system only tried. */
+/* Called before hours of work whose result goes into this file. It makes and removes a temporary file:
+ * permissions could be read in advance, but a full or read-only file system shows only when writing. */
 ErrorCode file_check_write(const char *path, Error *err) {
     char name[512];
     Text temporary = {0};
@@ -250,9 +249,9 @@ ErrorCode file_check_write(const char *path, Error *err) {
     return code;
 }
 
-/* A signal that ends the process between creating the sibling and renaming it would leave the sibling
- * behind. SIGKILL does, and so does what ends a run at once from the thread that takes its signals (a second
- * SIGINT); file_remove_temporaries finds those. */
+/* A signal that ends the process between creating the temporary file and renaming it would leave that file
+ * behind. SIGKILL still does, and so does the thread that takes a run's signals when it ends the run at once
+ * (a second SIGINT); file_remove_temporaries finds those files. */
 static void hold_signals(sigset_t *before) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t held;
@@ -261,12 +260,12 @@ static void hold_signals(sigset_t *before) {
     pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
-/* What the two names hold after each call, and what a power cut right then may leave:
+/* The content of the two names after each call, and what NAME may hold after a power cut at that moment:
  *
- *                      NAME          NAME.pid.n.tmp       after a power cut NAME is
+ *                      NAME          NAME.pid.n.tmp       NAME after a power cut
  *     open_sibling     old           empty                old
- *     write_all        old           new, on the disk     old
- *     rename           new           gone                 old or new, each whole
+ *     write_all        old           new, on disk         old
+ *     rename           new           gone                 old or new, each complete
  *     sync_parent      new           gone                 new */
 ErrorCode file_write_atomic(const char *path, const void *data, size_t length, Error *err) {
     char name[512];
@@ -277,14 +276,14 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
     ErrorCode code = open_sibling(path, &temporary, &fd, err);
     if (code == OK) {
         code = write_all(path, fd, data, length, err);
-        /* Network file systems report a failed write as late as here. */
+        /* Network file systems may report a failed write only here. */
         if (close(fd) != 0 && code == OK)
             code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
         int renamed = 0;
         if (code == OK) RETRY(renamed, rename(temporary.data, path));
         if (renamed != 0) code = error_errno(err, ERR_CANTCREATE, "%s: cannot replace", shown(path, name));
-        /* Renamed, but not known to be on the disk: nothing to undo, and the caller is told. Otherwise the
-         * name still has its old content. */
+        /* After a rename that is not known to be on disk there is nothing to undo; the error is returned.
+         * Otherwise the name still has its old content. */
         if (code != OK)
             unlink(temporary.data);
         else
@@ -295,8 +294,8 @@ ErrorCode file_write_atomic(const char *path, const void *data, size_t length, E
     return code;
 }
 
-/* One directory of the chain; one that is there already is fine. Its own name is on the disk when it
- * returns. Two ranks may make the same one at once: EEXIST is judged by what is there, not by who made it. */
+/* Makes one directory of the chain; an existing one is fine. Its name is on disk when this returns. Two ranks
+ * may make the same one at once: on EEXIST only the kind of what exists matters. */
 static ErrorCode make_dir(const char *path, bool follow, Error *err) {
     char name[512];
     int result;
@@ -310,7 +309,7 @@ static ErrorCode make_dir(const char *path, bool follow, Error *err) {
                      "%s: cannot create the directory: a file of that name is in the way", shown(path, name));
 }
 
-/* One level only: what it lies in has been made before, and is weft's own too. */
+/* One level only: its parent has been made before, and is weft's own too. */
 ErrorCode file_make_own_dir(const char *path, Error *err) { return make_dir(path, false, err); }
 
 ErrorCode file_check_own_dir(const char *path, Error *err) {
@@ -328,15 +327,15 @@ ErrorCode file_check_own_dir(const char *path, Error *err) {
         shown(path, name), S_ISREG(info.st_mode) ? "file" : kind_of(info.st_mode));
 }
 
-/* True of an empty file, and of one that cannot be read: then there is nothing to repair. */
+/* Also true for an empty file, and for one that cannot be read: then there is nothing to repair. */
 static bool ends_in_newline(int fd) {
     char last;
     off_t end = lseek(fd, 0, SEEK_END);
     return end <= 0 || (pread(fd, &last, 1, end - 1) == 1 && last == '\n');
 }
 
-/* What is open is a file that only this name leads to. A file with two names is changed under both: cp -l
- * of a run directory would share its records with the original. */
+/* Requires that the open file has no other name. A file with two names changes under both: after cp -l of a
+ * run directory, the copy would share its records with the original. */
 static ErrorCode check_own(int fd, const char *path, Error *err) {
     char name[512];
     struct stat info;
@@ -364,8 +363,8 @@ ErrorCode file_open_own(const char *path, int flags, int *fd, Error *err) {
     return code;
 }
 
-/* A crash may have torn the last line; the newline ends it, so that the next record starts on a line of
- * its own and the torn one is passed over by readers. */
+/* A crash may have torn the last line. The newline ends it, so that the next record starts on a new line and
+ * readers skip the torn one. */
 ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
     TRY(file_open_own(path, O_RDWR | O_APPEND | O_CREAT, fd, err));
     ErrorCode code = ends_in_newline(*fd) ? OK : file_add_line(*fd, path, "\n", 1, err);
@@ -376,8 +375,8 @@ ErrorCode file_open_lines(const char *path, int *fd, Error *err) {
     return code;
 }
 
-/* One write: in append mode the system does not mix it with another process's line, and a kill tears it at
- * most. */
+/* One write: in append mode the system does not interleave it with another process's line, and a kill at most
+ * tears it. */
 ErrorCode file_add_line(int fd, const char *path, const char *line, size_t length, Error *err) {
     char name[512];
     ssize_t written;
@@ -390,7 +389,7 @@ ErrorCode file_add_line(int fd, const char *path, const char *line, size_t lengt
 ErrorCode file_make_dirs(const char *path, Error *err) {
     char *prefix = mem_strdup(path);
     ErrorCode code = OK;
-    /* From the top: each directory is cut off at its slash, made, and the slash put back. */
+    /* From the top: cut the path at each slash, make the directory, restore the slash. */
     for (char *p = prefix; *p && code == OK; p++) {
         if (*p != '/' || p == prefix) continue;
         *p = 0;
@@ -402,7 +401,7 @@ ErrorCode file_make_dirs(const char *path, Error *err) {
     return code;
 }
 
-/* Follows links; a link to nothing does not exist. */
+/* Follows links; a dangling link does not exist. */
 bool file_exists(const char *path) {
     struct stat info;
     return stat(path, &info) == 0;
@@ -420,7 +419,7 @@ bool file_is_dir(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* By name, following links: for inputs of the user, before they are opened. */
+/* By name, following links: for the user's inputs, before they are opened. */
 ErrorCode file_size(const char *path, uint64_t *bytes, Error *err) {
     char name[512];
     struct stat info;
@@ -435,7 +434,7 @@ ErrorCode file_sync_dir(const char *path, Error *err) {
     char name[512];
     int fd, result;
     RETRY(fd, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    /* Where the directory may be entered but not read (x without r), nobody can sync it. */
+    /* A directory that may be entered but not read (x without r) cannot be synced. */
     if (fd < 0 && errno == EACCES) return OK;
     if (fd < 0) return error_errno(err, ERR_IO, "%s: cannot open the directory", shown(path, name));
     /* Some file systems cannot sync a directory; there is nothing more to do for durability there. */
@@ -451,10 +450,11 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* *paths and each path are the caller's, freed by file_glob_free; nothing is left to free after an error. */
+/* The caller owns *paths and each path, and frees them by file_glob_free. After an error there is nothing to
+ * free. */
 ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *err) {
     char name[512];
-    /* A file whose name happens to hold brackets or stars is still that file. */
+    /* An existing file whose name contains brackets or stars is that file, not a pattern. */
     if (file_exists(pattern)) {
         *paths = mem_alloc_array(1, sizeof **paths);
         (*paths)[0] = mem_strdup(pattern);
@@ -474,7 +474,7 @@ ErrorCode file_glob(const char *pattern, char ***paths, size_t *count, Error *er
     *paths = mem_alloc_array(*count, sizeof **paths);
     for (size_t i = 0; i < *count; i++) (*paths)[i] = mem_strdup(found.gl_pathv[i]);
     globfree(&found);
-    /* By bytes: glob's own order follows the locale, and the order of files is the order of the data. */
+    /* By bytes: glob's own order depends on the locale, and the order of files is the order of the data. */
     qsort(*paths, *count, sizeof **paths, compare_paths);
     return OK;
 }
@@ -484,7 +484,7 @@ void file_glob_free(char **paths, size_t count) {
     free(paths);
 }
 
-/* An absolute name stands for itself, whatever the directory. */
+/* An absolute name is used alone. */
 char *path_join(const char *dir, const char *name) {
     if (!dir || !*dir || name[0] == '/') return mem_strdup(name);
     Text path = {0};

@@ -1,9 +1,9 @@
-/* Removing: a tree, files that match, what interrupted writers left.
+/* Removing trees, files that match a pattern, and leftovers of interrupted writers.
  *
- * Nothing is ever removed by a path of several components below the first one: each directory is opened in
- * the one above it by openat with O_NOFOLLOW, and what is in it is removed by unlinkat relative to that
- * descriptor. A link is removed, never entered, also where somebody puts it into the place of a directory
- * while this runs. */
+ * Below the first component nothing is ever removed by a path of several components. Each directory is opened
+ * in its parent by openat with O_NOFOLLOW, and its entries are removed by unlinkat relative to that
+ * descriptor. A link is removed, never entered, even if somebody replaces a directory by a link while this
+ * runs. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,10 +19,10 @@ typedef struct Removal {
     FileUnlink *unlink;
     void *ctx;
     Error *err;
-    ErrorCode code; /* of the first that could not be removed */
+    ErrorCode code; /* of the first failure */
 } Removal;
 
-/* The first failure is told, but removing goes on: what can go does. */
+/* Keeps the first failure; removing continues with the rest. */
 static void failed(Removal *r, const char *where) {
     char name[512];
     if (r->code == OK)
@@ -34,7 +34,7 @@ static void remove_entry(Removal *r, int dir, const char *name, const char *wher
 
 static bool is_dots(const char *name) { return strcmp(name, ".") == 0 || strcmp(name, "..") == 0; }
 
-/* Everything in the directory; takes over fd. */
+/* Removes everything in the directory; takes ownership of fd. */
 static void empty_directory(Removal *r, int fd, const char *where) {
     DIR *open = fdopendir(fd);
     if (!open) {
@@ -51,8 +51,8 @@ static void empty_directory(Removal *r, int fd, const char *where) {
     closedir(open);
 }
 
-/* Whatever has the name; `where` is for errors. Opened first and judged by that: between a look at what a
- * name stands for and its use it may have come to stand for something else. */
+/* Removes the entry, of any kind; `where` is for errors. It is opened first and judged by the open
+ * descriptor, since between a check of a name and its use the entry may be replaced. */
 static void remove_entry(Removal *r, int dir, const char *name, const char *where) {
     int fd, result;
     RETRY(fd, openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -60,19 +60,19 @@ static void remove_entry(Removal *r, int dir, const char *name, const char *wher
     bool is_directory = fd >= 0;
     if (is_directory) empty_directory(r, fd, where);
     RETRY(result, r->unlink(r->ctx, dir, name, is_directory ? AT_REMOVEDIR : 0));
-    /* One that may not be read cannot be opened, but goes if it is empty. */
+    /* A directory that may not be read cannot be opened, but can be removed if it is empty. */
     if (result != 0 && errno == EISDIR) RETRY(result, r->unlink(r->ctx, dir, name, AT_REMOVEDIR));
     if (result != 0 && errno != ENOENT) failed(r, where);
 }
 
-/* A tree that is not there is removed already: no error. */
+/* A missing tree is no error. */
 ErrorCode file_remove_tree_by(FileUnlink *remove, void *ctx, const char *path, Error *err) {
     Removal r = {.unlink = remove, .ctx = ctx, .err = err};
     remove_entry(&r, AT_FDCWD, path, path);
     return r.code;
 }
 
-/* The system's, in the place of which tests put one that fails or records (FileUnlink). */
+/* The system's unlinkat; tests replace it by one that fails or records (FileUnlink). */
 static int system_unlink(void *ctx, int dir, const char *name, int flags) {
     (void)ctx;
     return unlinkat(dir, name, flags);
@@ -84,7 +84,7 @@ ErrorCode file_remove_tree(const char *path, Error *err) {
 
 /* ---- some files of one directory ---- */
 
-/* unlinkat by the open directory, as above. A directory of that name is not removed: unlinkat refuses it. */
+/* Uses unlinkat relative to the open directory, as above. It refuses to remove a directory of that name. */
 static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, const char *name),
                               const void *ctx, Error *err) {
     char name[512];
@@ -94,7 +94,7 @@ static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, c
     if (!open)
         return error_errno(err, ERR_IO, "%s: cannot read the directory",
                            error_escape(name, 512, dir, strlen(dir)));
-    /* Here the first failure ends it: these are files that a run is about to write again. */
+    /* The first failure ends the loop: a run is about to write these files again. */
     for (struct dirent *entry; code == OK && (entry = readdir(open));) {
         int result = 0;
         if (!wanted(ctx, entry->d_name)) continue;
@@ -109,19 +109,19 @@ static ErrorCode remove_where(const char *dir, bool (*wanted)(const void *ctx, c
 
 static bool matches(const void *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
 
-/* The pattern is one of the shell's, on names and not on paths. */
+/* The pattern is a shell pattern for names, not paths. */
 ErrorCode file_remove_matching(const char *dir, const char *pattern, Error *err) {
     return remove_where(dir, matches, pattern, err);
 }
 
-/* Of files that are written by file_write_atomic; only their temporaries are left-overs. */
+/* Names of files that file_write_atomic writes; only their temporary files are leftovers. */
 typedef struct Names {
     const char *const *patterns;
     size_t count;
 } Names;
 
-/* Takes ".<digits>" off the end of a name of so many bytes; 0 when there is none. end > 1: a name of
- * nothing but ".<digits>" is no sibling of a file. */
+/* Strips ".<digits>" from the end of a name of that length; 0 if there is none. end > 1: a name of nothing
+ * but ".<digits>" is no temporary file. */
 static size_t without_number(const char *name, size_t length) {
     size_t end = length;
     while (end > 0 && name[end - 1] >= '0' && name[end - 1] <= '9') end--;

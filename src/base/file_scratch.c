@@ -1,9 +1,10 @@
-/* Directories that live as long as a process uses them.
+/* Temporary directories that a process uses and removes.
  *
- *  S1. Who uses one holds a lock on it (flock), which ends with the process, however that ends. One that can
- *      be locked is used by nobody: whoever takes a directory removes those first.
- *  S2. Between making and locking its own, a process may lose it to another that cleans up. So after it has
- *      the lock it looks whether the name still stands for what it locked, and makes another if not. */
+ *  S1. The user of a directory holds a lock on it (flock), which ends with the process, however that ends. A
+ *      directory that can be locked is unused: scratch_take removes such directories first.
+ *  S2. Between making and locking its directory, a process may lose it to another one that cleans up. So
+ *      after locking it checks that the name still refers to the locked directory, and makes another if
+ *      not. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -16,13 +17,14 @@
 #include "base/file.h"
 #include "base/text.h"
 
-/* As mktemp and most programs have it. */
+/* The same choice as mktemp and most programs. */
 static const char *temporary_directory(void) {
     const char *named = getenv("TMPDIR");
     return named && *named ? named : "/tmp";
 }
 
-/* The directory of this name, locked; -1 where somebody has the lock, and for what is none of this user's. */
+/* Opens and locks the directory of this name; -1 if somebody else has the lock, or if it is not this
+ * user's. */
 static int lock_own(int parent, const char *name) {
     struct stat held, there;
     int fd, result;
@@ -36,7 +38,7 @@ static int lock_own(int parent, const char *name) {
     return -1;
 }
 
-/* What processes that were killed have left. What cannot be removed stays: it is in nobody's way. */
+/* Removes the directories of killed processes. One that cannot be removed stays; it does no harm. */
 static void sweep(const char *parent, const char *prefix) {
     DIR *open = opendir(parent);
     for (struct dirent *entry; open && (entry = readdir(open));) {
@@ -51,7 +53,7 @@ static void sweep(const char *parent, const char *prefix) {
     if (open) closedir(open);
 }
 
-/* mkdtemp makes a directory that only this user may enter. s->path is set on success only. */
+/* mkdtemp makes a directory that only this user may enter. s->path is set only on success. */
 ErrorCode scratch_take(ScratchDir *s, const char *prefix, Error *err) {
     const char *parent = temporary_directory();
     Text path = {0};
@@ -70,7 +72,7 @@ ErrorCode scratch_take(ScratchDir *s, const char *prefix, Error *err) {
     return OK;
 }
 
-/* Removed while it is still locked: nobody else starts to remove it meanwhile. */
+/* Removed while still locked, so that nobody else starts to remove it meanwhile. */
 void scratch_give(ScratchDir *s) {
     if (!s->path) return;
     file_remove_tree(s->path, NULL);

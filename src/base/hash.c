@@ -1,8 +1,8 @@
-/* Hashes: libcrypto and xxhash do the work; CRC-32C is a table of sixteen entries, enough for TensorBoard's
- * small records.
+/* Hashes: libcrypto and xxhash do the work. CRC-32C uses a table of sixteen entries, which is fast enough for
+ * TensorBoard's small records.
  *
- * CHECK on libcrypto's results: with a digest that the library always has, and small memory that never
- * fails (base/text.h), an error there is a bug, not an event. */
+ * libcrypto's results are CHECKed: the digest always exists in the library, and small allocations never fail
+ * (base/text.h), so an error there is a bug. */
 #include "base/hash.h"
 
 #include <openssl/evp.h>
@@ -17,7 +17,7 @@ struct Sha256 {
     EVP_MD_CTX *context;
 };
 
-/* Freed by sha256_finish, which must follow. */
+/* Must be followed by sha256_finish, which frees it. */
 Sha256 *sha256_start(void) {
     Sha256 *h = mem_alloc(sizeof *h);
     h->context = EVP_MD_CTX_new();
@@ -26,7 +26,8 @@ Sha256 *sha256_start(void) {
     return h;
 }
 
-/* Only the bytes count, not how they were cut: who adds strings adds their lengths, too. */
+/* The digest depends on the bytes only, not on how they are divided into calls: to hash several strings, add
+ * their lengths too. */
 void sha256_add(Sha256 *h, const void *data, size_t length) {
     CHECK(EVP_DigestUpdate(h->context, data, length) == 1);
 }
@@ -45,17 +46,17 @@ void sha256_finish(Sha256 *h, uint8_t out[32]) {
     free(h);
 }
 
-/* Small letters, as sha256sum prints them: a user can compare the two. */
+/* Lower case, as sha256sum prints it: a user can compare the two. */
 void sha256_hex(const uint8_t digest[32], char out[65]) {
     for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
 }
 
-/* XXH3, 64 bits: checksums of pieces on the way, fingerprints, seeds from names. Not against anybody: what
- * must withstand an adversary is a SHA-256. */
+/* XXH3, 64 bits: checksums of data in transit, fingerprints, seeds from names. Not collision-resistant: use
+ * SHA-256 against adversaries. */
 uint64_t hash64(const void *data, size_t length) { return XXH3_64bits(data, length); }
 
-/* The Castagnoli polynomial, which the records of TensorBoard are framed with. A byte is two nibbles, the
- * lower one first, since the register is reflected. */
+/* The Castagnoli polynomial, used in the framing of TensorBoard records. A byte is processed as two nibbles,
+ * the lower one first, since the register is reflected. */
 uint32_t crc32c(const void *data, size_t length) {
     /* Remainders of the sixteen nibbles for the reflected polynomial 0x82f63b78. */
     static const uint32_t nibble[16] = {

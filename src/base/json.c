@@ -1,9 +1,9 @@
-/* Reading JSON strictly.
+/* Strict reading of JSON.
  *
- * A scan of our own checks the grammar, with positions; cJSON then builds the tree from text that is known to
- * be well formed; last, keys are compared as decoded. Invariant: whatever cJSON sees fits its limits
- * (nesting, digits), and its C strings are whole but for values of lines, whose text is then taken from the
- * source.
+ * weft's own scanner checks the grammar, with positions; cJSON then builds the tree from text that is known
+ * to be well-formed; finally, keys are compared as decoded. Invariant: everything that cJSON sees fits its
+ * limits (nesting, digits), and its C strings are complete, except for values of lines, whose text is then
+ * taken from the source.
  *
  *     bytes -> scan_document (grammar, UTF-8, depth, digits) -> cJSON -> find_duplicate -> tree
  *                                                                          |
@@ -17,20 +17,20 @@
 
 #include "base/file.h"
 
-/* cJSON itself stops at 1000 levels by default; the scan and find_duplicate recurse as deep as a document,
- * so the bound is set here, where the position is known. */
+/* cJSON itself stops at 1000 levels by default. The scan and find_duplicate recurse as deep as the document,
+ * so the bound is checked here, where the position is known. */
 #define MAX_DEPTH 64
 #define MAX_NUMBER 63    /* cJSON copies a number into 64 bytes */
-#define MAX_LITERAL 4300 /* Python's limit for the digits of a whole number */
+#define MAX_LITERAL 4300 /* Python's limit for the digits of an integer */
 
 typedef struct Scan {
     const char *where, *data;
     size_t length, at;
     size_t line;           /* number of the first one */
-    bool nul_in_values;    /* may be there, as \u0000 */
+    bool nul_in_values;    /* \u0000 is allowed in values */
     size_t keys, stop_key; /* keys seen; the ordinal at which to report a duplicate */
-    char *without_numbers; /* the data, to make each number "0" and blanks; NULL: numbers are cJSON's */
-    Text literals;         /* of those numbers, each with a NUL behind it */
+    char *without_numbers; /* the data, in which each number becomes "0" and blanks; NULL: unchanged */
+    Text literals;         /* of those numbers, each followed by a NUL */
     Error *err;
 } Scan;
 
@@ -59,16 +59,16 @@ static ErrorCode expected(const Scan *s, const char *what) {
     return fail(s, s->at, message);
 }
 
-/* -1 at the end compares unlike every byte, so that no caller asks for the end first. */
+/* -1 at the end: it differs from every byte, so callers need not check for the end first. */
 static int peek(const Scan *s) { return s->at < s->length ? (unsigned char)s->data[s->at] : -1; }
 
-/* JSON's four, not isspace's six: a reader that takes a form feed disagrees with those that do not. */
+/* JSON's four, not isspace's six: accepting a form feed would make this reader disagree with others. */
 static void skip_space(Scan *s) {
     int c;
     while ((c = peek(s)) == ' ' || c == '\t' || c == '\n' || c == '\r') s->at++;
 }
 
-/* Four hexadecimal digits after "\u"; -1 when they are not. */
+/* Four hexadecimal digits after "\u"; -1 if there are not four. */
 static int hex4(const Scan *s, size_t at) {
     int value = 0;
     if (s->length - at < 4) return -1;
@@ -83,7 +83,7 @@ static int hex4(const Scan *s, size_t at) {
     return value;
 }
 
-/* Surrogates must come in pairs: a lone one is no character, and readers disagree on what to make of it. */
+/* Surrogates must come in pairs: a lone one is no character, and readers interpret it differently. */
 static ErrorCode scan_escape(Scan *s, bool may_be_nul) {
     size_t start = s->at++;
     int c = peek(s);
@@ -104,7 +104,7 @@ static ErrorCode scan_escape(Scan *s, bool may_be_nul) {
     return OK;
 }
 
-/* Bytes beyond ASCII must be UTF-8, since every later stage takes strings as such. */
+/* Bytes beyond ASCII must be UTF-8, since all later stages expect it. */
 static ErrorCode scan_string(Scan *s, bool may_hold_nul) {
     size_t start = s->at++;
     for (;;) {
@@ -124,14 +124,14 @@ static ErrorCode scan_string(Scan *s, bool may_hold_nul) {
     return OK;
 }
 
-/* How many there were. */
+/* Returns the number of digits. */
 static size_t skip_digits(Scan *s) {
     size_t start = s->at;
     while (peek(s) >= '0' && peek(s) <= '9') s->at++;
     return s->at - start;
 }
 
-/* cJSON, which would round it, is shown a zero. */
+/* Keeps the literal and replaces it by a zero, since cJSON would round it. */
 static ErrorCode take_literal(Scan *s, size_t start) {
     size_t length = s->at - start;
     if (length > MAX_LITERAL) return fail(s, start, "this number has too many digits");
@@ -142,11 +142,11 @@ static ErrorCode take_literal(Scan *s, size_t start) {
     return OK;
 }
 
-/* As RFC 8259 has numbers. Those that overflow a double are refused: they would come back as infinity. */
+/* Numbers as in RFC 8259. Those that overflow a double are refused: they would be read as infinity. */
 static ErrorCode scan_number(Scan *s) {
     size_t start = s->at;
     if (peek(s) == '-') s->at++;
-    /* "01" is octal to some readers and 1 to others. */
+    /* Some readers take "01" as octal, others as 1. */
     size_t whole = s->at;
     if (!skip_digits(s)) return expected(s, "a digit");
     if (s->data[whole] == '0' && s->at - whole > 1) return fail(s, start, "a number must not start with 0");
@@ -161,14 +161,14 @@ static ErrorCode scan_number(Scan *s) {
     }
     if (s->without_numbers) return take_literal(s, start);
     if (s->at - start > MAX_NUMBER) return fail(s, start, "this number has too many digits");
-    /* strtod wants a string that ends; the text is bytes with a length, and may end here. */
+    /* strtod needs a NUL-terminated string; the text has a length instead, and may end here. */
     char copy[MAX_NUMBER + 1] = {0};
     memcpy(copy, s->data + start, s->at - start);
     if (!isfinite(strtod(copy, NULL))) return fail(s, start, "this number is out of range");
     return OK;
 }
 
-/* A word that only begins like one ("trueish") is caught by what must follow a value: a comma, a bracket,
+/* A longer word with this prefix ("trueish") fails at the next token, which must be a comma, a bracket, or
  * the end. */
 static ErrorCode scan_word(Scan *s, const char *word) {
     size_t length = strlen(word);
@@ -180,8 +180,8 @@ static ErrorCode scan_word(Scan *s, const char *word) {
 
 static ErrorCode scan_value(Scan *s, int depth);
 
-/* Keys are numbered in the order of the document, as find_duplicate counts them in the tree; stop_key is
- * SIZE_MAX in the first scan. */
+/* Keys are numbered in document order, as find_duplicate counts them in the tree. stop_key is SIZE_MAX in the
+ * first scan. */
 static ErrorCode scan_key(Scan *s) {
     if (peek(s) != '"') return expected(s, "a key in double quotes");
     if (s->keys++ == s->stop_key) return fail(s, s->at, "duplicate key");
@@ -192,8 +192,8 @@ static ErrorCode scan_key(Scan *s) {
     return OK;
 }
 
-/* The members of an object or the elements of an array, brackets included. After a comma a value must
- * follow: a trailing comma fails in scan_value or scan_key. */
+/* The members of an object or the elements of an array, including brackets. A comma must be followed by a
+ * value: scan_value or scan_key fails on a trailing comma. */
 static ErrorCode scan_items(Scan *s, int depth, bool object) {
     const char close = object ? '}' : ']';
     if (depth > MAX_DEPTH) return fail(s, s->at, "nested more than 64 deep");
@@ -216,7 +216,7 @@ static ErrorCode scan_items(Scan *s, int depth, bool object) {
     return OK;
 }
 
-/* By its first byte, which in JSON decides. */
+/* Chosen by its first byte, which determines the type in JSON. */
 static ErrorCode scan_value(Scan *s, int depth) {
     skip_space(s);
     const int c = peek(s);
@@ -231,7 +231,7 @@ static ErrorCode scan_value(Scan *s, int depth) {
     }
 }
 
-/* From the beginning each time: the second scan must number keys as the first did. */
+/* Starts at the beginning each time: the second scan must number keys as the first did. */
 static ErrorCode scan_document(Scan *s) {
     s->at = 0;
     s->keys = 0;
@@ -247,15 +247,15 @@ typedef struct KeyPlace {
     size_t ordinal;
 } KeyPlace;
 
-/* By number among equals, so that the duplicate is the later one. */
+/* Sorted by ordinal among equals, so that the duplicate is the later one. */
 static int compare_keys(const void *a, const void *b) {
     const KeyPlace *x = a, *y = b;
     int order = strcmp(x->key, y->key);
     return order ? order : (x->ordinal > y->ordinal) - (x->ordinal < y->ordinal);
 }
 
-/* Ordinal, in document order, of a key that its object has already; SIZE_MAX when there is none. n log n in
- * the keys of an object, where cJSON's own look-ups would make it n * n. */
+/* Ordinal, in document order, of a key that repeats an earlier key of its object; SIZE_MAX if there is none.
+ * n log n in the keys of an object; cJSON's own look-ups would make it n * n. */
 static size_t find_duplicate(const cJSON *node, size_t *keys) {
     size_t count = 0, found = SIZE_MAX;
     for (const cJSON *child = node->child; child; child = child->next) count++;
@@ -280,7 +280,7 @@ static void skip_mark(const char **data, size_t *length) {
     if (*length >= 3 && memcmp(*data, "\xef\xbb\xbf", 3) == 0) *data += 3, *length -= 3;
 }
 
-/* Literals go to the numbers of the tree in the order of the document, in which the scan met them. */
+/* Assigns the literals to the numbers of the tree in document order, which is the order of the scan. */
 static void give_literals(cJSON *node, const char **literal) {
     if (cJSON_IsNumber(node)) {
         node->valuestring = mem_strdup(*literal);
@@ -290,7 +290,7 @@ static void give_literals(cJSON *node, const char **literal) {
     for (cJSON *child = node->child; child; child = child->next) give_literals(child, literal);
 }
 
-/* The scan says what and where the source is. */
+/* The scan holds the source and its name. */
 static ErrorCode parse(Scan *s, cJSON **root) {
     char name[512];
     *root = NULL;
@@ -299,8 +299,8 @@ static ErrorCode parse(Scan *s, cJSON **root) {
     skip_mark(&s->data, &s->length);
     TRY(scan_document(s));
     cJSON *tree = cJSON_ParseWithLength(s->data, s->length);
-    /* Cannot happen while the scan is stricter than cJSON; said all the same, not checked, since it hangs
-     * on input. */
+    /* Impossible while the scan is stricter than cJSON. Returned as an error instead of a CHECK, since it
+     * depends on input. */
     if (!tree) return error_set(s->err, ERR_DATA, "%s: cJSON could not parse this", name);
     size_t keys = 0, duplicate = find_duplicate(tree, &keys);
     if (duplicate != SIZE_MAX) {
@@ -312,13 +312,14 @@ static ErrorCode parse(Scan *s, cJSON **root) {
     return OK;
 }
 
-/* *root is the caller's on success (cJSON_Delete) and NULL after a failure. */
+/* On success the caller owns *root (cJSON_Delete); after a failure it is NULL. */
 ErrorCode json_parse(const char *where, const char *data, size_t length, cJSON **root, Error *err) {
     Scan scan = {.where = where, .data = data, .length = length, .line = 1, .err = err};
     return parse(&scan, root);
 }
 
-/* Of a corpus: its texts are somebody's data, NULs and all, and errors name the line of the file. */
+/* For a line of a corpus: its texts are arbitrary data, including NULs, and errors name the line of the
+ * file. */
 ErrorCode json_parse_line(const char *where, size_t line, const char *data, size_t length, cJSON **root,
                           Error *err) {
     Scan scan = {
@@ -346,7 +347,7 @@ ErrorCode json_parse_literals(const char *where, const char *data, size_t length
     return code;
 }
 
-/* What a string between quotes says, by cJSON; there is no \u0000 in it. */
+/* Decodes a string without \u0000 by cJSON; bytes are those between the quotes. */
 static void add_decoded(const char *bytes, size_t length, Text *quoted, Text *out) {
     text_clear(quoted);
     text_puts(quoted, "\"");
@@ -358,8 +359,8 @@ static void add_decoded(const char *bytes, size_t length, Text *quoted, Text *ou
     cJSON_Delete(string);
 }
 
-/* The string that begins at bytes[0], behind its quote, and was scanned before: what is between its NULs, and
- * they. */
+/* Appends the decoded string, including its NULs. It begins at bytes[0], after its quote, and was scanned
+ * before. */
 static void add_parts(const char *bytes, Text *out) {
     Text quoted = {0};
     const char *at = bytes;
@@ -377,7 +378,7 @@ static void add_parts(const char *bytes, Text *out) {
     text_free(&quoted);
 }
 
-/* Moves to the value of the member with that ordinal, of an object that was scanned before. */
+/* Moves to the value of the member with that ordinal, in an object that was scanned before. */
 static void find_value(Scan *s, size_t ordinal) {
     skip_space(s);
     for (;; ordinal--) {
@@ -391,8 +392,8 @@ static void find_value(Scan *s, size_t ordinal) {
     }
 }
 
-/* Most lines have no such escape, and then cJSON's string is whole. Else the value is found again in the
- * source: cJSON would have cut it at the NUL. */
+/* Most lines contain no such escape, and then cJSON's string is complete. Otherwise the value is located
+ * again in the source, since cJSON cut it at the NUL. */
 void json_line_string(const char *data, size_t length, const cJSON *root, cJSON *member, Text *out) {
     text_free(out);
     if (!memmem(data, length, "\\u0000", 6)) {
@@ -409,7 +410,7 @@ void json_line_string(const char *data, size_t length, const cJSON *root, cJSON 
     add_parts(s.data + s.at + 1, out);
 }
 
-/* `limit` bounds the memory: the tree of a text takes several times its bytes. */
+/* `limit` bounds the memory: a tree takes several times the bytes of its text. */
 ErrorCode json_read(const char *path, size_t limit, cJSON **root, Error *err) {
     char *data;
     size_t length;
@@ -426,7 +427,7 @@ const cJSON *json_next(const cJSON *member, const cJSON *item) {
     return cJSON_IsArray(member) ? item->next : NULL;
 }
 
-/* cJSON_IsRaw and invalid nodes do not come out of a parser. */
+/* A parser never produces cJSON_IsRaw or invalid nodes. */
 static const char *kind_of(const cJSON *node) {
     if (!node) return "nothing";
     if (cJSON_IsObject(node)) return "an object";
@@ -437,8 +438,8 @@ static const char *kind_of(const cJSON *node) {
     return "null";
 }
 
-/* *member is NULL when the key is missing or null and need not be there. Keys compare with their case,
- * unlike cJSON's default: {"Vocab_Size"} is another key. */
+/* *member is NULL if the key is missing or null and not required. Keys are case-sensitive, unlike cJSON's
+ * default: {"Vocab_Size"} is another key. */
 static ErrorCode find_member(const cJSON *object, const char *where, const char *key, bool required,
                              const cJSON **member, Error *err) {
     *member = NULL;
@@ -450,14 +451,14 @@ static ErrorCode find_member(const cJSON *object, const char *where, const char 
     return OK;
 }
 
-/* Where, which key, what was wanted, what is there: all that a user needs to mend the file. */
+/* The message has what a user needs to fix the file: where, which key, what was expected and found. */
 static ErrorCode wrong_kind(const cJSON *member, const char *where, const char *key, const char *wanted,
                             Error *err) {
     return error_set(err, ERR_DATA, "%s: \"%s\": expected %s, found %s", where, key, wanted, kind_of(member));
 }
 
-/* 2^53 is where doubles, as which cJSON holds numbers, stop being able to tell neighbours apart. Beyond it
- * a number in the file could have been another one. */
+/* cJSON stores doubles, which represent integers exactly only up to 2^53. Beyond it, the file may have held
+ * another number. */
 ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, bool required, int64_t min,
                        int64_t max, int64_t *out, Error *err) {
     const cJSON *member = NULL;
@@ -474,8 +475,8 @@ ErrorCode json_get_int(const cJSON *object, const char *where, const char *key, 
     return OK;
 }
 
-/* As all of these: a key that is missing or null and need not be there leaves *out alone, so that the
- * caller's default stands. */
+/* Like the others: a key that is missing or null and not required leaves *out unchanged, so that the caller's
+ * default stays. */
 ErrorCode json_get_double(const cJSON *object, const char *where, const char *key, bool required, double *out,
                           Error *err) {
     const cJSON *member = NULL;
@@ -496,7 +497,7 @@ ErrorCode json_get_bool(const cJSON *object, const char *where, const char *key,
     return OK;
 }
 
-/* The text belongs to the tree. */
+/* The tree owns the text. */
 ErrorCode json_get_string(const cJSON *object, const char *where, const char *key, bool required,
                           const char **out, Error *err) {
     const cJSON *member = NULL;

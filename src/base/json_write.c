@@ -1,9 +1,9 @@
-/* Writing JSON as it comes.
+/* Streaming JSON writer.
  *
- * `first` says that nothing stands in the innermost container yet; `after_key` that the next value belongs to
- * a key on the same line. Both are settled by begin_item, which every value and key passes.
+ * `first`: the innermost container is still empty. `after_key`: the next value follows a key on the same
+ * line. begin_item, which every value and key calls, updates both.
  *
- * With indent 0 all stands on one line, separated by ", ", as Python's json.dumps writes it.
+ * With indent 0 everything is on one line, separated by ", ", like Python's json.dumps.
  *
  *     call                       first, after_key      text, with indent 2
  *     json_begin_object          true                  {
@@ -15,12 +15,12 @@
 
 #include "base/json.h"
 
-/* The text belongs to the caller and may hold something before. */
+/* The caller owns the text, which may already have content. */
 void json_start(JsonWriter *w, Text *out, int indent) {
     *w = (JsonWriter){.out = out, .indent = indent, .first = true};
 }
 
-/* Only with an indent; on one line nothing breaks. */
+/* Only with an indent: otherwise everything is on one line. */
 static void new_line(JsonWriter *w) {
     if (w->indent == 0) return;
     text_puts(w->out, "\n");
@@ -39,7 +39,7 @@ static void begin_item(JsonWriter *w) {
     new_line(w);
 }
 
-/* Names of the C library's calls, but static: nothing here opens or closes a file. */
+/* Named like C library calls, but static: nothing here opens or closes a file. */
 static void open(JsonWriter *w, const char *bracket) {
     begin_item(w);
     text_puts(w->out, bracket);
@@ -61,8 +61,8 @@ void json_end_object(JsonWriter *w) { close(w, "}"); }
 void json_begin_array(JsonWriter *w) { open(w, "["); }
 void json_end_array(JsonWriter *w) { close(w, "]"); }
 
-/* What is no UTF-8 becomes U+FFFD: a file that no reader takes would be worse than a replaced byte. What a
- * terminal would act on is escaped: JSON is printed too. */
+/* Invalid UTF-8 becomes U+FFFD: a file that no reader accepts would be worse than a replaced byte. Characters
+ * that a terminal interprets are escaped, since JSON is also printed. */
 static void write_quoted(Text *out, const char *value, size_t length) {
     static const char letters[] = "btnvfr"; /* of bytes 8 to 13; JSON has no \v */
     text_puts(out, "\"");
@@ -85,7 +85,7 @@ static void write_quoted(Text *out, const char *value, size_t length) {
     text_puts(out, "\"");
 }
 
-/* Keys are not checked for repetition: they are this program's own. */
+/* Keys are not checked for duplicates, since the program chooses them. */
 void json_key(JsonWriter *w, const char *key) {
     begin_item(w);
     write_quoted(w->out, key, strlen(key));
@@ -93,13 +93,13 @@ void json_key(JsonWriter *w, const char *key) {
     w->after_key = true;
 }
 
-/* All 64 bits; readers that hold numbers as doubles lose some beyond 2^53. */
+/* All 64 bits; readers that store numbers as doubles lose some beyond 2^53. */
 void json_int(JsonWriter *w, int64_t value) {
     begin_item(w);
     text_printf(w->out, "%lld", (long long)value);
 }
 
-/* JSON has no NaN and no infinities: null is what readers of metrics take for "not finite". */
+/* JSON has no NaN and no infinities: readers of metrics take null as "not finite". */
 void json_double(JsonWriter *w, double value) {
     char number[32];
     begin_item(w);
@@ -116,7 +116,7 @@ void json_null(JsonWriter *w) {
     text_puts(w->out, "null");
 }
 
-/* For text that ends in a NUL; json_bytes for what may hold one. */
+/* For NUL-terminated text; json_bytes for text that may contain NULs. */
 void json_string(JsonWriter *w, const char *value) { json_bytes(w, value, strlen(value)); }
 
 void json_bytes(JsonWriter *w, const char *value, size_t length) {

@@ -1,7 +1,7 @@
 /* Messages on stderr, and the live status line.
  *
- * One mutex guards the level and the status line, and every message leaves in one write: lines of several
- * threads never mix, and the status line is always the last thing on the terminal. */
+ * One mutex guards the level and the status line, and every message is one write: lines of several threads
+ * never mix, and the status line is always the last thing on the terminal. */
 #include "base/log.h"
 
 #include <errno.h>
@@ -17,14 +17,14 @@
 
 #define CLEAR_LINE "\r\033[K"
 
-/* Guards all below. Nothing else of weft is locked while it is held, so any code may log, whatever it
+/* Guards everything below. No other lock of weft is taken while it is held, so any code may log, whatever it
  * holds. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-/* Quiet shows nothing, not even errors: the exit status says it. */
+/* LOG_QUIET shows nothing, not even errors: the exit status reports them. */
 static LogLevel threshold = LOG_INFO;
 static Text status; /* what the status line shows; empty when there is none */
 
-/* Messages above it are not even made. */
+/* Messages above this level are not even formatted. */
 void log_set_level(LogLevel level) {
     pthread_mutex_lock(&mutex);
     threshold = level;
@@ -38,14 +38,14 @@ LogLevel log_level(void) {
     return level;
 }
 
-/* Columns of the terminal behind a launcher that passes messages on (comm/launch.c); 0: there is none.
- * That process has the terminal, this one a pipe. */
+/* Columns of the terminal to which a launcher forwards messages (comm/launch.c); 0: none. The launcher has
+ * the terminal, this process has a pipe. */
 static int columns_behind(void) {
     const char *columns = getenv(LOG_TERMINAL);
     return columns ? atoi(columns) : 0;
 }
 
-/* Not decided once: a test, or a launcher in between, may change what stderr is. */
+/* Not cached: a test, or a launcher in between, may change what stderr is. */
 bool log_is_terminal(void) {
     const char *term = getenv("TERM");
     return (isatty(STDERR_FILENO) || columns_behind() > 0) && term && *term && strcmp(term, "dumb") != 0;
@@ -57,7 +57,7 @@ bool log_has_colour(void) {
     return log_is_terminal() && !(no_colour && *no_colour);
 }
 
-/* 80 is what everybody assumes where nothing is known. */
+/* 80 is the usual assumption if nothing is known. */
 int log_width(void) {
     struct winsize size;
     if (columns_behind() > 0) return columns_behind();
@@ -65,7 +65,7 @@ int log_width(void) {
     return size.ws_col;
 }
 
-/* Messages are a courtesy: a closed stderr must not stop the work. */
+/* A closed stderr must not stop the work, so failures to write are ignored. */
 static void write_out(const Text *t) {
     for (size_t done = 0; done < t->length;) {
         ssize_t wrote = write(STDERR_FILENO, t->data + done, t->length - done);
@@ -75,8 +75,8 @@ static void write_out(const Text *t) {
     }
 }
 
-/* Measured first, then written: messages have no limit of length. Escaped, since names and paths in them are
- * somebody else's bytes. keep: of text_add_shown. */
+/* Measured first, then written: messages have no maximum length. Escaped, since names and paths in them are
+ * untrusted bytes. keep: flags of text_add_shown. */
 static void append(Text *t, int keep, const char *format, va_list args) {
     va_list again;
     va_copy(again, args);
@@ -114,7 +114,7 @@ static void print(LogLevel level, const char *label, const char *colour, int kee
         print(level, label, colour, keep, format, args); \
         va_end(args);                                    \
     }
-/* The label is said in words, colour only adds. */
+/* The label is in words; colour is only an addition. */
 DEFINE_LOG(log_error, LOG_ERROR, "error: ", "\033[1;31m", 0)
 DEFINE_LOG(log_warn, LOG_WARN, "warning: ", "\033[1;33m", 0)
 DEFINE_LOG(log_info, LOG_INFO, "", "", 0)
@@ -122,7 +122,7 @@ DEFINE_LOG(log_painted, LOG_INFO, "", "", TEXT_KEEP_COLOURS)
 static DEFINE_LOG(log_text, LOG_INFO, "", "", TEXT_KEEP_LINES)
     DEFINE_LOG(log_debug, LOG_DEBUG, "debug: ", "\033[2m", 0)
 
-    /* As one message: lines of other threads do not come between. */
+    /* As one message, so that lines of other threads do not come between. */
     void log_lines(const char *lines) {
     size_t length = lines ? strlen(lines) : 0;
     if (length > 0) log_text("%.*s", (int)(length - (lines[length - 1] == '\n')), lines);
@@ -146,10 +146,10 @@ static size_t visible_prefix(const Text *t, int columns) {
     return at;
 }
 
-/* Leaves a clean line to the shell, however the process ends. */
+/* Leaves a clean line to the shell, however the process exits. */
 static void remove_status_at_exit(void) { log_status("%s", ""); }
 
-/* Only on a terminal: in a file each state would stay. An empty text takes the line away. */
+/* Only on a terminal: in a file each state would stay. An empty text removes the line. */
 void log_status(const char *format, ...) {
     static bool registered;
     if (!log_is_terminal()) return;
@@ -158,15 +158,15 @@ void log_status(const char *format, ...) {
     va_start(args, format);
     append(&line, TEXT_KEEP_COLOURS, format, args);
     va_end(args);
-    /* A line as wide as the terminal would wrap, and its first half could not be cleared again. One column
-     * stays free, since some terminals wrap after the last. */
+    /* If the line were as wide as the terminal, it would wrap, and its first half could not be cleared. One
+     * column stays free, since some terminals wrap after the last. */
     size_t kept = visible_prefix(&line, log_width() - 1);
     pthread_mutex_lock(&mutex);
     bool was_shown = status.length > 0;
     text_clear(&status);
     if (threshold >= LOG_INFO && kept) {
         text_add(&status, line.data, kept);
-        /* What was cut off may have held the end of a colour. */
+        /* The cut may have removed the end of a colour sequence. */
         if (kept < line.length && log_has_colour()) text_puts(&status, "\033[0m");
     }
     if (status.length || was_shown) {
@@ -178,7 +178,7 @@ void log_status(const char *format, ...) {
     bool must_register = status.length && !registered;
     if (must_register) registered = true;
     pthread_mutex_unlock(&mutex);
-    /* Behind the lock: atexit takes a lock of the library's own, which exit holds while it calls us. */
+    /* After the unlock: atexit takes a lock of the C library, which exit holds while it calls this file. */
     if (must_register) atexit(remove_status_at_exit);
     text_free(&line);
 }

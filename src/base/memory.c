@@ -1,7 +1,7 @@
 /* The process's memory figures, from /proc and the container's files.
  *
- * Nothing here fails: a figure that cannot be read is 0, and whoever shows it leaves it out. Machines
- * without /proc, or with a control group that hides its files, still train. */
+ * Nothing here fails: a figure that cannot be read is 0, and callers leave it out. Training also works on
+ * machines without /proc, or with a control group that hides its files. */
 #include "base/memory.h"
 
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A small system file into a buffer of the caller's: these figures are read inside steps, where nothing is
+/* Reads a small system file into the caller's buffer: these figures are read inside steps, where nothing is
  * allocated. */
 static bool read_small(const char *path, char *out, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -24,8 +24,8 @@ static bool read_small(const char *path, char *out, size_t size) {
     return length > 0;
 }
 
-/* The number after `label` at the start of a line, times `unit`; 0 when absent. Labels only at the start
- * of a line, since "VmRSS:" could be part of another name. */
+/* The number after `label` at the start of a line, times `unit`; 0 when absent. Only at the start of a line,
+ * since "VmRSS:" could be part of another name. */
 static uint64_t field(const char *text, const char *label, uint64_t unit) {
     for (const char *line = text; line; line = strchr(line, '\n')) {
         if (*line == '\n') line++;
@@ -36,9 +36,9 @@ static uint64_t field(const char *text, const char *label, uint64_t unit) {
 
 /* ---- control groups ----
  *
- * /proc/self/cgroup says in which groups the process is: "0::/a/b" in version 2, "4:memory:/a/b" in version
- * 1. Each group above it limits it too. In a container that path may be the host's, of which there is nothing
- * to be seen here; then the group that is seen is the container's, at the top. */
+ * /proc/self/cgroup names the groups of the process: "0::/a/b" in version 2, "4:memory:/a/b" in version 1.
+ * Each group above it limits it too. In a container that path may be the host's, which is not visible inside;
+ * then the visible group is the container's, at the top. */
 
 typedef struct GroupFiles {
     const char *line, *directory; /* in /proc/self/cgroup; below the mount point */
@@ -56,9 +56,10 @@ static uint64_t group_number(const char *top, const char *group, const char *nam
     return read_small(path, text, sizeof text) ? strtoull(text, NULL, 10) : 0; /* "max" reads as 0 */
 }
 
-/* One group's limit and what it has in use; file cache that can go does not count. */
+/* Applies one group's limit and usage; reclaimable file cache does not count. */
 static void apply_group(MemoryUse *use, const GroupFiles *f, const char *top, const char *group) {
-    /* Version 1 says "no limit" by a huge number, version 2 by "max": both are no less than the machine. */
+    /* Version 1 expresses "no limit" by a huge number, version 2 by "max": both are at least the machine's
+     * memory. */
     uint64_t limit = group_number(top, group, f->limit);
     if (limit == 0 || limit >= use->physical) return;
     char path[4352], text[8192];
@@ -70,7 +71,7 @@ static void apply_group(MemoryUse *use, const GroupFiles *f, const char *top, co
     if (left < use->available) use->available = left;
 }
 
-/* The path behind `line` in the text of /proc/self/cgroup; "" when there is none. Cut to fit. */
+/* The path after `line` in the text of /proc/self/cgroup; "" if there is none. Truncated to fit. */
 static void group_path(const char *text, const char *line, char *out, size_t size) {
     *out = 0;
     for (const char *at = strstr(text, line); at; at = strstr(at + 1, line)) {
@@ -90,7 +91,7 @@ static void apply_groups(MemoryUse *use, const char *proc, const char *control_g
         const GroupFiles *f = &group_versions[i];
         snprintf(top, sizeof top, "%s%s", control_groups, f->directory);
         group_path(text, f->line, group, sizeof group);
-        /* The group, then each above it up to the top: the least of their limits holds. */
+        /* The group, then each above it up to the top: the smallest of their limits applies. */
         for (;;) {
             apply_group(use, f, top, group);
             char *slash = strrchr(group, '/');

@@ -1,13 +1,13 @@
 /* Values of options by type.
  *
- * A value is made whole before it replaces the old one, so that a failure leaves the field as it was. Strings
- * in a field are owned by it and never NULL once it has its default.
+ * A value is complete before it replaces the old one, so that a failure leaves the field as it was. A field
+ * owns its strings, which are never NULL once it has its default.
  *
- * A struct is told from a list of fields by the table alone; fields are reached as `char **`, `int *` and
- * so on at their offset, by the type that the row declares. That cast is the price of one table, and stays
- * in this file, options.c and options_write.c.
+ * Only the table gives a struct its meaning as a list of fields: they are accessed as `char **`, `int *` and
+ * so on at their offset, by the type that the row declares. That cast is the price of having one table, and
+ * is confined to this file, options.c and options_write.c.
  *
- * What a value may look like, by type; everything else is refused with what was expected:
+ * The accepted forms by type; everything else is refused with what was expected:
  *
  *     OPT_BOOL      true, false
  *     OPT_INT       digits, single underscores between them, k, M or G (powers of ten) at the end
@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The one form of all complaints about values: WHERE[:LINE:COLUMN]: KEY: what. Formatted apart first,
+/* The common form of all errors about values: WHERE[:LINE:COLUMN]: KEY: what. Formatted separately first,
  * since an argument may point into origin->err. */
 ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char *key, const char *format,
                      ...) {
@@ -40,7 +40,7 @@ ErrorCode value_fail(const ValueOrigin *origin, int line, int column, const char
     return error_set(origin->err, ERR_CONFIG, "%s:%d:%d: %s: %s", origin->where, line, column, name, message);
 }
 
-/* What was found, for messages: a text is shown escaped and cut, since it may be anything. */
+/* What was found, for messages: text is escaped and cut, since it may be anything. */
 const char *value_describe(const YamlNode *node, char out[128]) {
     char text[80];
     if (node->kind == YAML_NODE_MAP) return strcpy(out, "a map");
@@ -50,11 +50,10 @@ const char *value_describe(const YamlNode *node, char out[128]) {
     return out;
 }
 
-/* Both zero is "none given": no option has only 0 as its value. */
+/* Both zero means that there are none: no option accepts only 0. */
 static bool has_bounds(const Option *o) { return o->min != 0 || o->max != 0; }
 
-/* "a number between 0 and 10": what the option takes, for "expected ...". Bounds are shown where there are
- * any; infinite ones are not. */
+/* "a number between 0 and 10": what the option accepts, for "expected ...". Shows finite bounds only. */
 static void describe_type(const Option *o, Text *out) {
     char low[32], high[32];
     switch (o->type) {
@@ -80,13 +79,12 @@ static void describe_type(const Option *o, Text *out) {
         text_printf(out, " between %s and %s", low, high);
 }
 
-/* "expected X, found Y", with advice after it. */
+/* "expected X, found Y", followed by advice. */
 static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node, const char *advice,
                           const ValueOrigin *origin) {
     Text wanted = {0};
     char found[128];
-    /* Quoted numbers are the mistake of those who think in JSON or shells; "expected a number, found 5"
-     * would not help them. */
+    /* Users coming from JSON or shells quote numbers; "expected a number, found 5" would not help them. */
     bool unquote = node->kind == YAML_NODE_SCALAR && node->quoted && o->type != OPT_CHOICE;
     describe_type(o, &wanted);
     ErrorCode code =
@@ -96,11 +94,11 @@ static ErrorCode mismatch(const Option *o, const char *key, const YamlNode *node
     return code;
 }
 
-/* Not isdigit: that asks the locale. */
+/* Not isdigit, which depends on the locale. */
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* Digits, single underscores between them, one of k, M, G at the end. Powers of ten, since tokens and
- * steps are counted so; bytes are never configured. */
+/* Digits, single underscores between them, one of k, M, G at the end. Powers of ten, since they count tokens
+ * and steps; no option is in bytes. */
 static bool parse_int(const char *text, int64_t *out) {
     bool negative = *text == '-';
     if (*text == '-' || *text == '+') text++;
@@ -110,7 +108,7 @@ static bool parse_int(const char *text, int64_t *out) {
         if (*text == '_') continue;
         int digit = *text - '0';
         if (__builtin_mul_overflow(value, 10, &value)) return false;
-        /* Built up with its sign, since the least int64 has no positive counterpart. */
+        /* Accumulated with its sign, since the least int64 has no positive counterpart. */
         if (__builtin_add_overflow(value, negative ? -digit : digit, &value)) return false;
     }
     if (*text == 'k') scale = 1000;
@@ -120,8 +118,8 @@ static bool parse_int(const char *text, int64_t *out) {
     return *text == 0 && !__builtin_mul_overflow(value, scale, out);
 }
 
-/* Decimal notation or an infinity; strtod alone would also take hexadecimal, "nan" and leading blanks. An
- * overflow to infinity is no number that anybody wrote; ".inf" is. */
+/* Decimal notation or an infinity; strtod alone would also accept hexadecimal, "nan" and leading blanks. A
+ * number that overflows to infinity is refused; ".inf" is accepted. */
 static bool parse_double(const char *text, double *out) {
     const char *p = text;
     bool negative = *p == '-';
@@ -130,7 +128,7 @@ static bool parse_double(const char *text, double *out) {
         *out = negative ? -(double)INFINITY : (double)INFINITY;
         return true;
     }
-    /* ".5" and "5." are numbers, "." is none. */
+    /* ".5" and "5." are numbers, "." is not. */
     size_t digits = 0;
     for (; is_digit(*p); p++) digits++;
     if (*p == '.') p++;
@@ -146,16 +144,16 @@ static bool parse_double(const char *text, double *out) {
     return *p == 0 && isfinite(*out);
 }
 
-/* Bounds beyond 64 bits bound nothing. The others are compared as integers: doubles cannot tell 2^53 + 1
- * from 2^53. ceil and floor, since a bound may be 0.5. */
+/* Bounds beyond 64 bits have no effect. The others are compared as integers, since doubles cannot distinguish
+ * 2^53 + 1 from 2^53. ceil and floor, since a bound may be 0.5. */
 static bool int_in_bounds(const Option *o, int64_t value) {
     if (!has_bounds(o)) return true;
     if (o->min > -0x1p63 && value < (int64_t)ceil(o->min)) return false;
     return !(o->max < 0x1p63 && value > (int64_t)floor(o->max));
 }
 
-/* YAML 1.1 has eleven ways to say yes, and readers differ in which they take: one is accepted, and the
- * others are told so. Quoted "true" is refused as well: it is text to every reader. */
+/* YAML 1.1 has eleven spellings of true, and readers differ in which they accept. Only one is accepted here;
+ * for the others the error names it. Quoted "true" is refused as well: every reader takes it as text. */
 static ErrorCode set_bool(const Option *o, bool *field, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     static const char *const like_true[] = {"yes", "Yes", "YES", "on", "On", "ON", "True", "TRUE", "1", "y"};
@@ -174,10 +172,10 @@ static ErrorCode set_bool(const Option *o, bool *field, const char *key, const Y
     return mismatch(o, key, node, advice, origin);
 }
 
-/* Stored as an index: code compares enums, files and messages have the names. */
+/* Stored as an index: code compares enums, files and messages use the names. */
 static ErrorCode set_choice(const Option *o, int *field, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
-    /* Two slips at most, and fewer than the name has letters: every two-letter name is near to every
+    /* At most two edits, and fewer than the name has letters: otherwise all two-letter names would match each
      * other. */
     char name[64], nearest[64] = "", advice[96] = "";
     int best = 3;
@@ -196,8 +194,7 @@ static ErrorCode set_choice(const Option *o, int *field, const char *key, const 
     return mismatch(o, key, node, advice, origin);
 }
 
-/* `!(a && b)` instead of comparisons the other way around: a NaN, if one came here, would be out of
- * bounds. */
+/* `!(a && b)` instead of inverted comparisons: a NaN would then be out of bounds. */
 static ErrorCode set_number(const Option *o, void *field, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
     if (o->type == OPT_INT) {
@@ -215,7 +212,7 @@ static ErrorCode set_number(const Option *o, void *field, const char *key, const
     return OK;
 }
 
-/* "key:" with nothing behind it. Quoted empty text is something. */
+/* "key:" with nothing after it. A quoted empty text is not nothing. */
 static bool is_nothing(const YamlNode *node) {
     return node->kind == YAML_NODE_SCALAR && !node->quoted && !*node->text;
 }
@@ -227,8 +224,8 @@ static void free_strings(StringList *list) {
     *list = (StringList){0};
 }
 
-/* Nothing is an empty list, and one bare text a list of one. The new list is whole before the old one
- * goes. */
+/* Nothing is an empty list, and one bare text a list of one. The new list is complete before the old one is
+ * freed. */
 static ErrorCode set_strings(const Option *o, StringList *field, const char *key, const YamlNode *node,
                              const ValueOrigin *origin) {
     char advice[160] = "";
@@ -250,20 +247,19 @@ static ErrorCode set_strings(const Option *o, StringList *field, const char *key
     return OK;
 }
 
-/* Item tables are a handful of rows, without sections. */
+/* Item tables have a few rows and no sections. */
 static const Option *find_item_option(const Option *table, const char *name) {
     for (const Option *o = table; o->key; o++)
         if (strcmp(o->key, name) == 0) return o;
     return NULL;
 }
 
-/* The nearest name where one is near, else all there are. */
+/* Suggests the nearest name if one is near, else lists all. */
 static ErrorCode unknown_item_key(const Option *table, const char *path, const YamlNode *map, size_t i,
                                   const ValueOrigin *origin) {
     Text names = {0};
     const char *nearest = NULL;
     int best = 3;
-    /* Defaults come anew for each item: an item says nothing about the next. */
     for (const Option *o = table; o->key; o++) {
         int distance = text_distance(map->keys[i], o->key);
         if (distance < best) best = distance, nearest = o->key;
@@ -277,8 +273,8 @@ static ErrorCode unknown_item_key(const Option *table, const char *path, const Y
     return code;
 }
 
-/* After all keys of an item, since they come in any order. Only texts are ever required: a number has a
- * default. */
+/* Checked after all keys of an item, since they come in any order. Only texts can be required: every number
+ * has a default. */
 static ErrorCode check_item(const Option *table, const char *item, const char *key, const YamlNode *node,
                             const ValueOrigin *origin) {
     for (const Option *o = table; o->key; o++)
@@ -293,8 +289,8 @@ bool option_is_unset(const Option *o, const void *field) {
     return o->type == OPT_DOUBLE ? isnan(*(const double *)field) : *(const int *)field < 0;
 }
 
-/* What no value of the type can be: NaN cannot be parsed (parse_double), choices count from 0. So an
- * item's field can say "not given", and what it then takes is decided where its section is known. */
+/* Values that parsing never yields: NaN (see parse_double), and -1 for choices, which count from 0. They mark
+ * an item's field as "not given"; the code that knows the section decides what it then means. */
 static void unset(const Option *o, void *field) {
     if (o->type == OPT_DOUBLE)
         *(double *)field = (double)NAN;
@@ -302,8 +298,8 @@ static void unset(const Option *o, void *field) {
         *(int *)field = -1;
 }
 
-/* One item: defaults first, then what the node gives. A map gives keys in any order and any number; what
- * it leaves out stays the default, or "not given". */
+/* One item: defaults first, then the node's keys, in any order. Keys that a map omits keep the default, or
+ * are "not given". */
 static ErrorCode set_item(const Option *table, char *item, const char *key, const YamlNode *node,
                           const ValueOrigin *origin) {
     const ValueOrigin defaults = {.where = "default", .err = origin->err};
@@ -327,8 +323,7 @@ static ErrorCode set_item(const Option *table, char *item, const char *key, cons
     return code == OK ? check_item(table, item, key, node, origin) : code;
 }
 
-/* Also of a list that is half made: mem_alloc_array has zeroed what was not reached, and value_free takes
- * NULL. */
+/* Also for a partially built list: mem_alloc_array has zeroed the rest, and value_free accepts NULL. */
 static void free_list(const Option *o, ObjectList *list) {
     for (size_t i = 0; i < list->count; i++)
         for (const Option *part = o->item; part->key; part++)
@@ -362,7 +357,7 @@ static ErrorCode set_list(const Option *o, ObjectList *field, const char *key, c
     return OK;
 }
 
-/* Lists first: they take every kind of node. All else wants a scalar. */
+/* Lists first: they accept every kind of node. All other types need a scalar. */
 ErrorCode value_set(const Option *option, void *field, const char *key, const YamlNode *node,
                     const ValueOrigin *origin) {
     if (option->type == OPT_STRINGS) return set_strings(option, field, key, node, origin);
@@ -371,7 +366,7 @@ ErrorCode value_set(const Option *option, void *field, const char *key, const Ya
     if (option->type == OPT_BOOL) return set_bool(option, field, key, node, origin);
     if (option->type == OPT_CHOICE) return set_choice(option, field, key, node, origin);
     if (option->type != OPT_STRING) return set_number(option, field, key, node, origin);
-    /* An empty default of what must be given stands until it is. */
+    /* A required option may be empty only as the default, until it is given. */
     if (option->required && !*node->text && *(char **)field) return mismatch(option, key, node, "", origin);
     char *text = mem_strdup(node->text);
     free(*(char **)field);
@@ -379,7 +374,7 @@ ErrorCode value_set(const Option *option, void *field, const char *key, const Ya
     return OK;
 }
 
-/* Text of the command line is YAML where it is quoted or a list, and else itself: nobody should need to
+/* Text of the command line is YAML if it is quoted or a list, and literal otherwise: nobody should need to
  * quote a path for weft after quoting it for the shell. */
 ErrorCode value_set_text(const Option *option, void *field, const char *key, const char *text,
                          const ValueOrigin *origin) {
@@ -401,7 +396,7 @@ ErrorCode value_set_text(const Option *option, void *field, const char *key, con
     return code;
 }
 
-/* Types that own nothing need nothing. */
+/* Other types own nothing. */
 void value_free(const Option *option, void *field) {
     if (option->type == OPT_STRINGS) free_strings(field);
     if (option->type == OPT_LIST) free_list(option, field);
@@ -410,9 +405,8 @@ void value_free(const Option *option, void *field) {
     *(char **)field = NULL;
 }
 
-/* Plain only where no YAML reader could take it for anything but this text: letters, digits and a few
- * marks, beginning with a letter or a slash, and none of the words that some version of YAML reads as a
- * boolean or null. */
+/* Unquoted only if every YAML reader takes it as this text: letters, digits and a few marks, beginning with a
+ * letter or a slash, and none of the words that some version of YAML reads as a boolean or null. */
 static bool is_plain(const char *text) {
     static const char *const words[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
     const bool letter = (*text >= 'a' && *text <= 'z') || (*text >= 'A' && *text <= 'Z') || *text == '/';
@@ -424,13 +418,13 @@ static bool is_plain(const char *text) {
     return letter;
 }
 
-/* Characters that YAML takes as they are inside double quotes, and that no terminal acts on. */
+/* Characters that YAML accepts unescaped inside double quotes, and that no terminal interprets. */
 static bool is_literal(uint32_t code) {
     if (text_is_unprintable(code) || code == '"' || code == '\\') return false;
     return code < 0xfffe || code >= 0x10000;
 }
 
-/* Always UTF-8 that reads back the same bytes: these lines become config.yaml of a run, and are hashed. */
+/* Always UTF-8 that reads back as the same bytes: these lines become config.yaml of a run, and are hashed. */
 static void write_string(const char *text, Text *out) {
     if (is_plain(text)) {
         text_puts(out, text);
@@ -455,7 +449,7 @@ static void write_string(const char *text, Text *out) {
     text_puts(out, "\"");
 }
 
-/* Shortest digits that read back the same; infinities as YAML writes them. */
+/* Shortest digits that read back the same; infinities in YAML's spelling. */
 static void write_double(double value, Text *out) {
     char number[32];
     text_puts(out, isinf(value) ? (value > 0 ? ".inf" : "-.inf") : text_double(value, number));

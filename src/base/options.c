@@ -3,13 +3,14 @@
  * Invariant of an OptionSet after options_init: every field holds a valid value of its type, and every source
  * is set.
  *
- * Each way in ends in value_set of option_value.c, which makes a whole value or leaves the old one, and
- * then in set_source. What differs is who speaks, and with it what an error can point at:
+ * Every input path ends in value_set of option_value.c, which either sets a complete value or leaves the old
+ * one, and then in set_source. The paths differ in the origin of the value, and thus in the location that an
+ * error can name:
  *
  *     way in                      origin     where
  *     options_init                default    "default"
  *     options_apply_yaml, _file   given      FILE:LINE, and the column in errors
- *     options_apply_written       given      the name of what was written; unknown keys are passed over
+ *     options_apply_written       given      the name of the written configuration; unknown keys are skipped
  *     options_apply_override      given      "command line"
  *     options_derive, _follow     derived    what it follows from, in words */
 #include "base/options.h"
@@ -22,7 +23,7 @@
 #include "base/file.h"
 #include "base/option_value.h"
 
-/* The only places that turn a row of the table into memory are this and its const twin in options_write.c. */
+/* Only this function and its const twin in options_write.c convert a row of the table into an address. */
 static void *field_of(const OptionSet *set, size_t i) { return (char *)set->target + set->table[i].offset; }
 
 /* Copied before the old one is freed: `where` may be the old one. */
@@ -32,14 +33,14 @@ static void set_source(OptionSet *set, size_t i, OptionOrigin origin, const char
     set->sources[i] = (OptionSource){origin, copy};
 }
 
-/* A default goes through the same parser as a user's value, so that the table cannot hold what a file
- * could not say. One that does not parse is a bug of the table, found by whichever program starts first. */
+/* A default goes through the same parser as a user's value, so the table can only hold what a file could say.
+ * A default that does not parse is a bug of the table; any program that starts finds it. */
 ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error *err) {
     const ValueOrigin origin = {.where = "default", .err = err};
     *set = (OptionSet){.table = table, .target = target};
     while (table[set->count].key) set->count++;
     set->sources = mem_alloc_array(set->count, sizeof *set->sources);
-    /* All sources before the first value: options_free, which the next loop may call, walks them all. */
+    /* All sources before the first value: options_free, which the next loop may call, visits them all. */
     for (size_t i = 0; i < set->count; i++) set_source(set, i, ORIGIN_DEFAULT, "default");
     for (size_t i = 0; i < set->count; i++) {
         if (value_set_text(&table[i], field_of(set, i), table[i].key, table[i].default_value, &origin) == OK)
@@ -52,8 +53,7 @@ ErrorCode options_init(OptionSet *set, const Option *table, void *target, Error 
     return OK;
 }
 
-/* Also of a set whose initialisation failed: fields that have no value yet are zero, which value_free
- * takes. */
+/* Also for a set whose initialisation failed: fields without a value are zero, which value_free accepts. */
 void options_free(OptionSet *set) {
     for (size_t i = 0; i < set->count; i++) {
         value_free(&set->table[i], field_of(set, i));
@@ -63,14 +63,14 @@ void options_free(OptionSet *set) {
     *set = (OptionSet){0};
 }
 
-/* Linear: a table has some 120 rows, and each is looked for a few times in the life of a process. */
+/* Linear: a table has some 120 rows, and each is looked up a few times in the life of a process. */
 static size_t find_option(const OptionSet *set, const char *key) {
     for (size_t i = 0; i < set->count; i++)
         if (strcmp(set->table[i].key, key) == 0) return i;
     return SIZE_MAX;
 }
 
-/* Said by the user, in a file or on the command line; what was derived from something else does not count. */
+/* Whether the user set it in a file or on the command line; derived values do not count. */
 bool options_is_set(const OptionSet *set, const char *key) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);
@@ -85,7 +85,7 @@ void options_write_value(const OptionSet *set, const char *key, Text *out) {
 
 /* ---- values that follow from others ---- */
 
-/* The source changes only after the value did: a refused value leaves both. */
+/* The source changes only after the value did: a refused value changes neither. */
 static ErrorCode derive(OptionSet *set, size_t i, const char *text, const char *where, Error *err) {
     const ValueOrigin origin = {.where = where, .err = err};
     TRY(value_set_text(&set->table[i], field_of(set, i), set->table[i].key, text, &origin));
@@ -99,9 +99,9 @@ ErrorCode options_derive(OptionSet *set, const char *key, const char *text, cons
     return derive(set, i, text, where, err);
 }
 
-/* Fields are compared as they would be written, not by their bytes: a struct has padding, and two texts
- * that are equal lie at different addresses. Only what differs is derived anew, so that a key keeps its
- * source where it had the value already. */
+/* Fields are compared in their written form, not by their bytes: a struct has padding, and equal texts have
+ * different addresses. Only differing values are derived, so that a key keeps its source if it already had
+ * the value. */
 ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from, size_t size, bool given,
                               const char *where, Error *err) {
     ErrorCode code = OK;
@@ -109,7 +109,7 @@ ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from
     const size_t first = (size_t)((const char *)part - (const char *)set->target);
     for (size_t i = 0; i < set->count && code == OK; i++) {
         const Option *o = &set->table[i];
-        /* The rows of a part are known by where their fields lie: inside `part`. */
+        /* The rows of the part are those whose fields lie inside it. */
         if (o->offset < first || o->offset >= first + size) continue;
         if (!given && set->sources[i].origin == ORIGIN_GIVEN) continue;
         text_clear(&has);
@@ -123,8 +123,8 @@ ErrorCode options_derive_part(OptionSet *set, const void *part, const void *from
     return code;
 }
 
-/* Only whole numbers follow, and 0 stands for "not said". The table is walked once, in its order, so a
- * leader that itself follows another must stand above its follower. */
+/* Only integers follow, and 0 means "not given". The table is processed once, in order, so a leader that
+ * itself follows another key must come before its follower. */
 ErrorCode options_follow(OptionSet *set, Error *err) {
     ErrorCode code = OK;
     Text value = {0}, where = {0};
@@ -142,9 +142,9 @@ ErrorCode options_follow(OptionSet *set, Error *err) {
     return code;
 }
 
-/* ---- two sets beside each other ---- */
+/* ---- two sets compared ---- */
 
-/* In the order of the table, as a person reads it; the texts live until `differs` returns. */
+/* In the order of the table; the texts are valid until `differs` returns. */
 void options_compare(const OptionSet *a, const OptionSet *b,
                      void (*differs)(void *context, const Option *option, const char *in_a, const char *in_b),
                      void *context) {
@@ -171,8 +171,8 @@ bool option_differs(const Option *row, const void *a, const void *b) {
     return differs;
 }
 
-/* Items are compared place by place: with another order or number of them the first that counts may be
- * another. */
+/* Items are compared by index: with another order or number of items, a different one may be the first that
+ * matters. */
 static bool items_act_alike(const Option *list, const ObjectList *a, const ObjectList *b) {
     if (a->count != b->count) return false;
     for (size_t i = 0; i < a->count * list->item_size; i += list->item_size)
@@ -188,8 +188,8 @@ OptionEffect options_difference(const OptionSet *a, const OptionSet *b, const Op
                                                                                      : o->effect;
 }
 
-/* For cross-checks, which speak of a key long after it was read: the complaint still points at the line
- * that gave it. `where` of a given key already ends in its line. */
+/* For cross-checks, which refer to a key long after it was read: the error still names the line that set it.
+ * `where` of a given key already ends in its line. */
 ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const char *format, ...) {
     size_t i = find_option(set, key);
     CHECK(i != SIZE_MAX);
@@ -202,7 +202,7 @@ ErrorCode options_fail(const OptionSet *set, const char *key, Error *err, const 
     return value_fail(&origin, 0, 0, key, "%s", reason.message);
 }
 
-/* A section exists because a key lies in it: there is no list of sections to forget one in. */
+/* A section exists if a key lies in it, so no separate list of sections is needed. */
 static bool is_section(const OptionSet *set, const char *path) {
     size_t length = strlen(path);
     for (size_t i = 0; i < set->count; i++)
@@ -224,21 +224,20 @@ const char *options_synonym(const OptionSynonym *synonyms, const char *name) {
     return NULL;
 }
 
-/* The nearest key, or section, to one that is not there: by spelling, or the same last part in another
- * section. NULL when nothing is near. The text lives in `out`. */
+/* The nearest key or section for an unknown one: by spelling, or the same last component in another section.
+ * NULL if nothing is near. The text lives in `out`. */
 static const char *nearest_key(const OptionSet *set, const char *path, Text *out) {
     const char *last = last_part(path);
-    /* One more slip is forgiven for each four letters; beyond that "did you mean" would be a guess. */
+    /* One more edit is allowed per four letters; beyond that "did you mean" would be a guess. */
     int best = 2 + (int)(strlen(last) / 4);
     bool found = false;
     for (size_t i = 0; i < set->count; i++) {
         const char *key = set->table[i].key, *dot = strrchr(key, '.');
-        /* The right name in the wrong section costs 1, so that it loses against the same key misspelt by
-         * nothing. */
+        /* The right name in the wrong section costs 1, so that an exact match of the whole key wins. */
         int whole = text_distance(path, key), part = 1 + text_distance(last, last_part(key));
         int distance = whole < part ? whole : part;
         size_t length = strlen(key);
-        /* A bare word may also be meant as a section: "optimiser" for "optimizer". */
+        /* A bare word may also be a misspelt section: "optimiser" for "optimizer". */
         if (dot && !strchr(path, '.')) {
             Text section = {0};
             text_add(&section, key, (size_t)(dot - key));
@@ -255,7 +254,7 @@ static const char *nearest_key(const OptionSet *set, const char *path, Text *out
     return found ? out->data : NULL;
 }
 
-/* An unknown key always fails: one that were passed over would train another model than its author thinks. */
+/* An unknown key always fails: if it were ignored, another model than intended would be trained. */
 static ErrorCode unknown_key(const OptionSet *set, const char *path, int line, int column,
                              const ValueOrigin *origin) {
     Text nearest = {0};
@@ -281,14 +280,14 @@ static bool is_last_part(const OptionSet *set, const char *name) {
     return false;
 }
 
-/* Is there more to say of a key in a section that is not ours than of the section? It is known by another
- * name, or is one of ours, and the section is known by another name. */
+/* Whether a key in an unknown section deserves a message of its own: the key is a synonym, or it is one of
+ * weft's keys and its section is a synonym. */
 static bool is_known(const OptionSet *set, const char *section, const char *path) {
     return options_synonym(set->synonyms, path) ||
            (options_synonym(set->synonyms, section) && is_last_part(set, last_part(path)));
 }
 
-/* The error of the first such key, at any depth, or OK where there is none. */
+/* Returns the error for the first such key at any depth, or OK if there is none. */
 static ErrorCode unknown_inside(const OptionSet *set, const char *section, const YamlNode *map,
                                 const ValueOrigin *origin) {
     ErrorCode code = OK;
@@ -306,15 +305,15 @@ static ErrorCode unknown_inside(const OptionSet *set, const char *section, const
 static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNode *map,
                                const ValueOrigin *origin);
 
-/* One key of a section: an option, a section of its own, or a mistake. */
+/* One key of a section: an option, a nested section, or an error. */
 static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *map, size_t i,
                              const ValueOrigin *origin) {
     const int line = map->key_lines[i], column = map->key_columns[i];
     const YamlNode *value = map->items[i];
     char found[128];
     size_t option = find_option(set, path);
-    /* `a.b: 1` as one key of a file would be found too, and then a section `a` could say something else
-     * beside it. */
+    /* `a.b: 1` as a single key in a file would work too, but then a section `a` could give another value for
+     * it. */
     if (option != SIZE_MAX && strchr(map->keys[i], '.'))
         return value_fail(origin, line, column, path,
                           "keys with dots are for the command line; write a section with a key in it");
@@ -326,7 +325,7 @@ static ErrorCode apply_entry(OptionSet *set, const char *path, const YamlNode *m
         text_free(&where);
         return OK;
     }
-    /* What another version of weft wrote may have keys that this one no longer knows. */
+    /* Another version of weft may have written keys that this one does not know. */
     if (!is_section(set, path)) {
         if (origin->written) return OK;
         TRY(unknown_inside(set, path, value, origin));
@@ -352,8 +351,8 @@ static ErrorCode apply_section(OptionSet *set, const char *section, const YamlNo
     return code;
 }
 
-/* Sections may come in several files and calls: the later value wins, key by key. A failure leaves those
- * that came before it applied; callers give up then. */
+/* Sections may come in several files and calls: the later value wins, key by key. After a failure the earlier
+ * values stay applied; callers give up then. */
 ErrorCode options_apply_yaml(OptionSet *set, const char *where, const YamlNode *root, Error *err) {
     char name[512], found[128];
     const ValueOrigin origin = {
@@ -377,7 +376,7 @@ ErrorCode options_apply_written(OptionSet *set, const char *where, const char *y
     return code;
 }
 
-/* A word that sets a key of the table, or one that is not there of one of its sections. */
+/* Whether the word sets a key of the table, or an unknown key in one of its sections. */
 static bool is_assignment(const OptionSet *set, const char *word) {
     Text key = {0};
     size_t length = strcspn(word, "=");
@@ -390,7 +389,8 @@ static bool is_assignment(const OptionSet *set, const char *word) {
     return is;
 }
 
-/* Who left the file out should not hear of a file that is called like an assignment. */
+/* If the configuration file was omitted, the message must not complain about a file named like an
+ * assignment. */
 ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err) {
     YamlNode *root;
     if (is_assignment(set, path) && !file_exists(path)) {
@@ -407,7 +407,7 @@ ErrorCode options_apply_file(OptionSet *set, const char *path, Error *err) {
     return code;
 }
 
-/* Arguments are bytes; values are text. */
+/* Arguments are bytes; values must be text. */
 static ErrorCode check_argument(const char *assignment, Error *err) {
     char shown[128];
     size_t length = strlen(assignment);
@@ -421,7 +421,7 @@ static ErrorCode check_argument(const char *assignment, Error *err) {
     return OK;
 }
 
-/* The key ends at the first '=': values may hold more of them, as patterns and paths do. */
+/* The key ends at the first '=': values may contain more, as patterns and paths do. */
 ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *err) {
     const ValueOrigin origin = {.where = "command line", .err = err};
     TRY(check_argument(assignment, err));
@@ -443,7 +443,8 @@ ErrorCode options_apply_override(OptionSet *set, const char *assignment, Error *
     return code;
 }
 
-/* Choices are one text, "a|b|c", as help shows them; "" behind the last, which ends the loops over them. */
+/* Choices are one text, "a|b|c", as help shows them. Returns "" after the last, which ends the callers'
+ * loops. */
 const char *options_choice_name(const Option *option, int index, char out[64]) {
     const char *name = option->choices;
     for (; index > 0 && name; index--) {

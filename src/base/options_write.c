@@ -1,8 +1,8 @@
 /* Option tables written out: the resolved configuration, its digest, help.
  *
- * What is written here is read again by options_apply_written, and two ranks compare its digest: the order
- * is that of the table, or of the keys where it must outlive an edit of the table, and a value has one
- * spelling (value_write). */
+ * options_apply_written reads this output, and ranks compare its digest. Hence the order is that of the
+ * table, or of the keys where it must survive an edit of the table, and each value has exactly one spelling
+ * (value_write). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "base/option_value.h"
 #include "base/options.h"
 
-/* The option's value in the structure that the set fills. */
+/* The option's value in the struct that the set fills. */
 static const void *field_of(const OptionSet *set, size_t i) {
     return (const char *)set->target + set->table[i].offset;
 }
@@ -30,8 +30,7 @@ static void end_line(const OptionSet *set, size_t i, Text *out, bool with_source
     text_puts(out, "\n");
 }
 
-/* A list of items takes a line for each: one on a single line could not be read by a person, nor compared
- * by diff. */
+/* A list of items takes a line per item: on a single line it would be hard to read and to diff. */
 static void write_option(const OptionSet *set, size_t i, const char *name, size_t indent, Text *out,
                          bool with_sources) {
     const Option *o = &set->table[i];
@@ -53,17 +52,17 @@ static void write_option(const OptionSet *set, size_t i, const char *name, size_
     }
 }
 
-/* Whether an earlier option opened the section that key starts with up to `length`. Section and dot, so
- * that "data." does not take "database.x" for its own. */
+/* Whether an earlier option opened the section that key starts with up to `length`. Section and dot, so that
+ * "data." does not match "database.x". */
 static bool is_section_seen(const OptionSet *set, size_t i, size_t length) {
     for (size_t j = 0; j < i; j++)
         if (strncmp(set->table[j].key, set->table[i].key, length) == 0) return true;
     return false;
 }
 
-/* Everything below the first `length` bytes of a key ("section."), sections once each even where the table
- * interleaves them. "a.b.c" makes nested sections. A section is written where its first key stands, with
- * all its keys. Sections nest as deep as keys have dots. */
+/* Everything below the first `length` bytes of a key ("section."). Each section is written once, where its
+ * first key is, with all its keys, even if the table interleaves sections. Sections nest as deep as keys have
+ * dots. */
 static void write_section(const OptionSet *set, const char *section, size_t length, size_t indent, Text *out,
                           bool with_sources) {
     for (size_t i = 0; i < set->count; i++) {
@@ -83,7 +82,7 @@ static void write_section(const OptionSet *set, const char *section, size_t leng
     }
 }
 
-/* What options_apply_written reads back gives the same values; `with_sources` adds only comments. */
+/* options_apply_written reads back the same values; `with_sources` adds only comments. */
 void options_write_yaml(const OptionSet *set, Text *out, bool with_sources) {
     /* An empty table writes "", not NULL. */
     text_add(out, "", 0);
@@ -95,10 +94,10 @@ static int compare_options(const void *a, const void *b) {
     return strcmp((*(const Option *const *)a)->key, (*(const Option *const *)b)->key);
 }
 
-/* `keep` chooses the options, NULL all of them. */
+/* `keep` selects the options; NULL selects all of them. */
 void options_digest(const OptionSet *set, bool (*keep)(const Option *option), char out[65]) {
-    /* By key, so that moving a line of the table does not change the digest; NULs separate what could run
-     * together. */
+    /* Sorted by key, so that moving a line of the table does not change the digest. NULs separate the
+     * strings. */
     const Option **kept = mem_alloc_array(set->count, sizeof *kept);
     size_t count = 0;
     for (size_t i = 0; i < set->count; i++)
@@ -119,7 +118,7 @@ void options_digest(const OptionSet *set, bool (*keep)(const Option *option), ch
     free(kept);
 }
 
-/* As shells show arguments: what the user has to replace is in capitals. */
+/* As in shell usage texts: capitals mark what the user has to replace. */
 static const char *type_name(const Option *o) {
     switch (o->type) {
     case OPT_BOOL: return "true|false";
@@ -133,7 +132,7 @@ static const char *type_name(const Option *o) {
     return "";
 }
 
-/* Words, each line from column `indent` on; the first line starts where the text is now, at `column`. */
+/* Wraps words, each line from column `indent` on; the first line starts at the current `column`. */
 static void wrap(Text *out, const char *words, size_t indent, size_t column, size_t width) {
     bool at_start = true;
     while (*words) {
@@ -156,7 +155,7 @@ static void wrap(Text *out, const char *words, size_t indent, size_t column, siz
     text_puts(out, "\n");
 }
 
-/* NULL says nothing to the user: either nobody asked, or the bits go on and there is nothing to warn of. */
+/* NULL: nothing to tell the user, since the effect is unknown or the bits do not change. */
 const char *options_effect_name(OptionEffect effect) {
     switch (effect) {
     case EFFECT_UNKNOWN:
@@ -172,8 +171,8 @@ const char *options_effect_name(OptionEffect effect) {
     return NULL;
 }
 
-/* "(0 to 10; default 0.0003; on resume: another curve)" after the help sentence. Nothing at all where
- * there is nothing to say. */
+/* "(0 to 10; default 0.0003; on resume: another curve)" after the help sentence. Nothing at all if there are
+ * no facts. */
 static void add_facts(const Option *o, Text *out) {
     char low[32], high[32];
     const bool bounded = (o->type == OPT_INT || o->type == OPT_DOUBLE) && (o->min != 0 || o->max != 0);
@@ -197,11 +196,11 @@ static void add_facts(const Option *o, Text *out) {
     text_puts(out, ")");
 }
 
-/* Longer keys get a line of their own, and the help begins below: they must not push everybody's help to
+/* Longer keys get a line of their own, and the help begins below: they must not move all other help texts to
  * the right. */
 enum { MAX_LEFT = 34 };
 
-/* What follows "key=", from column `at` on: choices that fill more than a line are broken behind one. */
+/* What follows "key=", from column `at` on: choices that exceed a line are broken after one. */
 static void add_type(const Option *o, size_t at, size_t indent, size_t width, Text *out) {
     const char *name = type_name(o);
     while (o->type == OPT_CHOICE && at + strlen(name) > width) {
@@ -217,7 +216,7 @@ static void add_type(const Option *o, size_t at, size_t indent, size_t width, Te
     text_puts(out, name);
 }
 
-/* key=TYPE, as one would write it on the command line. */
+/* key=TYPE, as on the command line. */
 static void write_help_line(const Option *o, size_t indent, size_t column, size_t width, Text *out) {
     Text help = {0};
     text_puts(&help, o->help ? o->help : "");
@@ -254,7 +253,7 @@ static bool is_section_listed(const Option *table, const Option *o) {
     return false;
 }
 
-/* The column is that of the longest key that is not too long. */
+/* The column of the longest key that is not too long. */
 static size_t help_column(const Option *table) {
     size_t column = 0;
     for (const Option *o = table; o->key; o++) {
@@ -264,10 +263,10 @@ static size_t help_column(const Option *table) {
     return column ? column : MAX_LEFT;
 }
 
-/* Narrower than 60 the help column would be a word wide. */
+/* Below 60 columns the help column would be one word wide. */
 static size_t help_columns(int width) { return width < 60 ? 60 : (size_t)width; }
 
-/* The section of `first`, which is the first row of it. */
+/* The section whose first row is `first`. */
 static void write_help_section(const Option *table, const Option *first, Text *out, int width) {
     size_t length = section_length(first->key);
     text_add(out, first->key, length);

@@ -1,5 +1,5 @@
-/* Pages are touched by several threads, since the kernel clears each as it makes it real, which takes as long
- * as writing it does: gigabytes of them are most of a start. */
+/* Pages are touched by several threads: the kernel clears each page at its first access, which takes as long
+ * as writing it, and for gigabytes this is most of the start-up time. */
 #include "base/pages.h"
 
 #include <errno.h>
@@ -12,19 +12,19 @@
 #include "base/log.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
-/* Some milliseconds of clearing: work for all threads in a pool of some hundred MiB, and a beat for
- * watchdogs. */
+/* Some milliseconds of clearing: a pool of some hundred MiB gives work to all threads, and each part counts
+ * as progress for watchdogs. */
 #define TOUCH_PART ((size_t)32 << 20)
 
 size_t pages_length(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    /* With what aligning it takes. */
+    /* Including what alignment needs. */
     if (bytes > (size_t)PTRDIFF_MAX - page - HUGE_PAGE) return 0;
     bytes = (bytes + page - 1) / page * page;
     return bytes ? bytes : page;
 }
 
-/* Touching from the kernel reports exhaustion as an error; where it cannot, a store a page does the same
+/* Populating by madvise reports exhaustion as an error; where it is missing, one store per page does the same
  * work. */
 static ErrorCode touch(char *base, size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
@@ -36,7 +36,7 @@ static ErrorCode touch(char *base, size_t bytes) {
     return OK;
 }
 
-/* A thread that found no more memory touches no further. */
+/* After a thread runs out of memory, it stops touching. */
 static ErrorCode touch_all(char *base, size_t bytes, int threads) {
     bool failed = false;
     if (bytes <= TOUCH_PART || threads < 1) threads = 1;
@@ -49,9 +49,9 @@ static ErrorCode touch_all(char *base, size_t bytes, int threads) {
     return failed ? ERR_MEMORY : OK;
 }
 
-/* A mapping that starts on a huge page where it is large enough to use one: too much is mapped, and what
- * lies before and behind is given back at once. Huge pages are only wished for: without them products miss
- * the processor's table of pages more often, and are slower. */
+/* A mapping that is large enough for a huge page starts at a huge page's boundary: it maps too much, and
+ * unmaps the excess before and after at once. Huge pages are only advised: without them matrix products have
+ * more TLB misses and are slower. */
 static char *map_aligned(size_t bytes) {
     size_t extra = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
     char *raw = mmap(NULL, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,4 +1,4 @@
-/* A thin cover of PCRE2: compiled once, tried on every name. */
+/* A thin wrapper of PCRE2: compiled once, matched against every name. */
 #include "base/pattern.h"
 
 #include <stdlib.h>

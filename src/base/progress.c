@@ -1,7 +1,7 @@
 /* Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
  *
- * A bar may be advanced by any thread: all fields but those set by progress_start change under the mutex.
- * Whoever advances it also draws, at most ten times a second, so there is no thread of its own. */
+ * Any thread may advance a bar: all fields but those set by progress_start change under the mutex. The thread
+ * that advances it also draws, at most ten times a second, so no extra thread is needed. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,19 +12,19 @@
 #include "base/log.h"
 #include "base/text.h"
 
-/* As fast as an eye can use, and as rarely as a log file should grow. */
+/* A faster redraw would not be visible; plain lines are rare, so that a log file stays small. */
 #define REDRAW_SECONDS 0.1
 #define PLAIN_SECONDS 10.0
 
-/* A total of 0 is not known: then there is no share, no bar and no time left. */
+/* A total of 0 is unknown: then there is no percentage, no bar and no remaining time. */
 struct Progress {
     pthread_mutex_t mutex;
     char *label, *unit;
     double total, done;
-    double started, shown; /* seconds on the monotonic clock; the last time something was shown */
+    double started, shown; /* seconds on the monotonic clock; the last time anything was shown */
 };
 
-/* A terminal is drawn on at once; a log gets its first line only when the work turns out to be long. */
+/* A terminal shows the bar at once; a log gets its first line only if the work takes long. */
 Progress *progress_start(const char *label, double total, const char *unit) {
     Progress *p = mem_alloc(sizeof *p);
     pthread_mutex_init(&p->mutex, NULL);
@@ -38,9 +38,9 @@ Progress *progress_start(const char *label, double total, const char *unit) {
     return p;
 }
 
-/* Whole numbers with separators from a thousand on, one decimal below. */
+/* Integers with separators from a thousand on, one decimal below. */
 static const char *amount(double value, char out[32]) {
-    /* Beyond 2^53 there are no whole numbers to separate; NaN too goes here. */
+    /* Beyond 2^53, and for NaN, there is no integer to separate. */
     if (!(fabs(value) < 9e15)) return text_double(value, out);
     if (fabs(value) >= 1000 || value == floor(value)) return text_count((int64_t)llround(value), out);
     Text t = {0};
@@ -50,7 +50,7 @@ static const char *amount(double value, char out[32]) {
     return out;
 }
 
-/* "label [=====>    ]  43%  12.3 / 28.6 MB  4.1 MB/s  3.9s left"; without the bar off a terminal. */
+/* "label [=====>    ]  43%  12.3 / 28.6 MB  4.1 MB/s  3.9s left"; without the bar if not on a terminal. */
 static void describe(const Progress *p, double now, bool bar, Text *out) {
     char done[32], total[32], rate[32], left[16];
     double seconds = now - p->started, speed = seconds > 0 ? p->done / seconds : 0;
@@ -75,7 +75,7 @@ static void describe(const Progress *p, double now, bool bar, Text *out) {
         text_printf(out, "  %s left", clock_duration((p->total - p->done) / speed, left));
 }
 
-/* The mutex is held. */
+/* The caller holds the mutex. */
 static void show(Progress *p) {
     double now = clock_seconds();
     bool terminal = log_is_terminal();
@@ -90,14 +90,14 @@ static void show(Progress *p) {
     text_free(&line);
 }
 
-/* The watchdog of many ranks reads it (comm/failure.c): a rank that moves on, however slowly, does not
- * hang. Relaxed, since nothing else is told by it. */
+/* The watchdog of multi-rank runs reads it (comm/failure.c): a rank that progresses, however slowly, does not
+ * hang. Relaxed, since it orders no other data. */
 static atomic_ullong beats;
 
 void progress_beat(void) { atomic_fetch_add_explicit(&beats, 1, memory_order_relaxed); }
 uint64_t progress_beats(void) { return atomic_load_explicit(&beats, memory_order_relaxed); }
 
-/* Without a bar (NULL) it is still a beat: the watchdog needs it whether or not somebody looks. */
+/* Counts progress also without a bar (NULL), for the watchdog. */
 void progress_set(Progress *p, double done) {
     progress_beat();
     if (!p) return;
@@ -116,7 +116,7 @@ void progress_add(Progress *p, double more) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* What it came to is said in any case: logs keep it. */
+/* The closing line is always printed, so that logs have it. */
 void progress_finish(Progress *p) {
     if (!p) return;
     char done[32], rate[32], took[16];

@@ -1,8 +1,8 @@
-/* Counter-based random numbers: Philox4x32-10, and what is drawn from it.
+/* Counter-based random numbers: Philox4x32-10 and distributions built on it.
  *
  * The 64-bit key fills both key words; the 64-bit counter fills the low two counter words, the others are
- * zero. Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: any number of a
- * stream can be had without those before it, on any rank.
+ * zero. Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: any rank can
+ * compute any number of a stream without the earlier ones.
  *
  * These bits define every run's initial weights and sample order: they never change. */
 #include "base/rng.h"
@@ -46,15 +46,15 @@ void rng_block(uint64_t key, uint64_t counter, uint32_t out[4]) {
     rng_philox(key_words, counter_words, out);
 }
 
-/* Two of the four words; the others are not used, so that number i is block i. */
+/* Uses two of the four words, so that number i is block i. */
 uint64_t rng_u64(uint64_t key, uint64_t counter) {
     uint32_t words[4];
     rng_block(key, counter, words);
     return (uint64_t)words[1] << 32 | words[0];
 }
 
-/* A stream for each name: parameters and sources draw from streams of their own, so that a new one moves
- * none of the others. */
+/* One stream per name: each parameter and source draws from its own stream, so that a new one does not change
+ * the others. */
 uint64_t rng_key(uint64_t seed, const char *name) { return rng_u64(seed, hash64(name, strlen(name))); }
 
 /* 53 bits, in [0, 1). */
@@ -69,8 +69,8 @@ static double polynomial(const double c[8], double x) {
 }
 
 /* Inverse of the normal distribution function: Wichura's rational approximations (algorithm AS 241, PPND16,
- * Applied Statistics 37, 1988), good to 1e-16. Of these the middle one serves 85 of 100 numbers and needs
- * neither logarithm nor branch, so that a loop over it becomes vector instructions. */
+ * Applied Statistics 37, 1988), accurate to 1e-16. The middle one covers 85 of 100 numbers and needs neither
+ * logarithm nor branch, so that a loop over it can be vectorised. */
 const RngQuotient rng_middle = {
     {3.3871328727963666080e0, 1.3314166789178437745e+2, 1.9715909503065514427e+3, 1.3731693765509461125e+4,
      4.5921953931549871457e+4, 6.7265770927008700853e+4, 3.3430575583588128105e+4, 2.5090809287301226727e+3},
@@ -98,8 +98,8 @@ static double quantile_middle(double p) {
     return q * polynomial(rng_middle.above, r) / polynomial(rng_middle.below, r);
 }
 
-/* By symmetry the nearer tail: 1 - p is exact in the upper half. Two approximations, which meet at p =
- * e^-25. */
+/* Computed from the nearer tail by symmetry: 1 - p is exact in the upper half. Two approximations, which meet
+ * at p = e^-25. */
 static double quantile_tail(double p) {
     bool upper = p > 0.5;
     double r = sqrt(-log(upper ? 1 - p : p));
@@ -139,7 +139,7 @@ static void draw_normals(uint64_t key, uint64_t first, int count, const RngRange
 }
 
 /* One uniform and the inverse distribution function, instead of a pair (Box and Muller) or a loop
- * (rejection): element i is a function of (key, i) alone, and bounds cost nothing. */
+ * (rejection): element i depends on (key, i) alone, and bounds cost nothing. */
 void rng_normals(uint64_t key, uint64_t first, int64_t n, double lo, double hi, double *out) {
     RngRange r = rng_range(lo, hi);
     for (int64_t i = 0; i < n; i += NORMALS) {
@@ -154,7 +154,8 @@ double rng_normal(uint64_t key, uint64_t index, double lo, double hi) {
     return x;
 }
 
-/* A 64-bit finaliser (shift and multiply by odd constants), keyed: the Feistel network's round function. */
+/* A keyed 64-bit finaliser (shifts, and multiplications by odd constants): the Feistel network's round
+ * function. */
 static uint64_t mix(uint64_t x, uint64_t key) {
     x += key;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -162,11 +163,11 @@ static uint64_t mix(uint64_t x, uint64_t key) {
     return x ^ x >> 31;
 }
 
-/* The network permutes `bits`-bit numbers, less than twice n of them except for tiny n; a result that is not
- * below n is put through again, and since this walks a cycle that began below n, it comes back. Halves may
- * differ by a bit: they change places in every round, and an even number of rounds puts them back. */
+/* The network permutes `bits`-bit numbers, fewer than twice n except for tiny n. A result that is not below n
+ * is put through again; this walks a cycle that began below n, so it returns there. The halves may differ by
+ * a bit: they swap in every round, and an even number of rounds restores them. */
 uint64_t rng_permute(uint64_t key, uint64_t n, uint64_t index) {
-    enum { ROUNDS = 8, LEAST_BITS = 6 }; /* networks on a few bits are poor shuffles */
+    enum { ROUNDS = 8, LEAST_BITS = 6 }; /* networks on a few bits shuffle poorly */
     CHECK(index < n);
     int bits = LEAST_BITS;
     while (bits < 64 && (n - 1) >> bits) bits++;

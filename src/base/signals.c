@@ -1,5 +1,5 @@
-/* Which signals end a run well, and the thread that takes them: see signals.h. The set is asked for by the
- * trainer, which waits for them, and by the supervisor, which passes them on. */
+/* The signals that end a run in an orderly way, and the thread that takes them: see signals.h. The trainer
+ * waits for this set; the supervisor passes it on. */
 #include "base/signals.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Looked at before any library's constructor runs, where not even a sanitizer's runtime has begun: hence the
- * bare call, of whose answer the handler is the first word. */
+/* Runs before any library's constructor, where not even a sanitizer's runtime has started. Hence the raw
+ * system call; the first word of its result is the handler. */
 static unsigned long left_by_parent[8];
 __attribute__((no_sanitize("address", "thread", "undefined"))) static void look(void) {
     syscall(SYS_rt_sigaction, SIGHUP, NULL, left_by_parent, sizeof(long));
@@ -33,7 +33,7 @@ void signals_to_stop(sigset_t *set) {
     if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(set, SIGHUP);
 }
 
-/* Written before the thread begins, and by nobody later. */
+/* Written before the thread starts, and never after. */
 static sigset_t awaited;
 static void (*take)(int number);
 
@@ -50,7 +50,7 @@ ErrorCode signals_take(void (*taken)(int number), Error *err) {
     pthread_t thread;
     take = taken;
     signals_to_stop(&awaited);
-    /* Not among the signals to stop: only the launcher sends it, for the user's second SIGINT. */
+    /* Not among the signals that stop a run: only the launcher sends it, for the user's second SIGINT. */
     sigaddset(&awaited, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &awaited, NULL);
     errno = pthread_create(&thread, NULL, wait_for_signals, NULL);

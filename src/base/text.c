@@ -2,8 +2,8 @@
  *
  * Invariant of Text: data is NULL with capacity 0, or length < capacity and data[length] is NUL.
  *
- * Memory here is small memory: texts, names, tables. Tensor memory comes from pools (device/pool.h), and
- * running out of that is an error with advice. */
+ * Memory here is small: texts, names, tables. Tensor memory comes from pools (device/pool.h), where running
+ * out is an error with advice. */
 #include "base/text.h"
 
 #include <float.h>
@@ -19,7 +19,7 @@ static _Noreturn void out_of_memory(size_t bytes) {
     exit(ERR_MEMORY);
 }
 
-/* Sizes that come from files are multiplied here, and nowhere without looking. */
+/* Use it for all products of sizes that come from files. */
 int size_multiply(size_t a, size_t b, size_t *out) {
     size_t product;
     if (__builtin_mul_overflow(a, b, &product)) return 0;
@@ -27,22 +27,21 @@ int size_multiply(size_t a, size_t b, size_t *out) {
     return 1;
 }
 
-/* Zeroed. Running out of small memory is not a case that anyone could handle better than by ending. */
+/* Zeroed. If small memory is exhausted, ending the process is the only sensible reaction. */
 void *mem_alloc(size_t bytes) {
     void *p = calloc(1, bytes ? bytes : 1);
     if (!p) out_of_memory(bytes);
     return p;
 }
 
-/* The way for every count that came from outside: an overflow ends as want of memory, not as a short
- * array. */
+/* Use it for every count that comes from outside: an overflow ends as out of memory, not as a short array. */
 void *mem_alloc_array(size_t count, size_t each) {
     size_t bytes;
     if (!size_multiply(count, each, &bytes)) out_of_memory(SIZE_MAX);
     return mem_alloc(bytes);
 }
 
-/* What is new is not zeroed, unlike mem_alloc's. */
+/* The new part is not zeroed, unlike mem_alloc's. */
 void *mem_grow(void *p, size_t bytes) {
     void *grown = realloc(p, bytes ? bytes : 1);
     if (!grown) out_of_memory(bytes);
@@ -54,7 +53,7 @@ char *mem_strdup(const char *s) {
     return memcpy(mem_alloc(bytes), s, bytes);
 }
 
-/* Room for `more` bytes and the NUL. Doubling, so that n bytes added one by one cost n, not n * n. At
+/* Capacity for `more` bytes and the NUL. Doubles, so that adding n bytes one by one costs n, not n * n. At
  * least 64: most texts are lines. */
 static void reserve(Text *t, size_t more) {
     if (more >= SIZE_MAX / 2 - t->length) out_of_memory(SIZE_MAX);
@@ -74,12 +73,12 @@ void text_add(Text *t, const char *bytes, size_t length) {
 
 void text_puts(Text *t, const char *string) { text_add(t, string, strlen(string)); }
 
-/* CHECK: a negative length means a bad format, which the compiler has seen (PRINTF_LIKE). */
+/* CHECK: a negative length means an invalid format, which the compiler already checks (PRINTF_LIKE). */
 void text_printf(Text *t, const char *format, ...) {
     va_list args, again;
     va_start(args, format);
     va_copy(again, args);
-    /* Once for the length, once for the bytes; `args` is used up by the first. */
+    /* Formatted twice, for the length and for the bytes; the first pass consumes `args`. */
     int length = vsnprintf(NULL, 0, format, args);
     va_end(args);
     CHECK(length >= 0);
@@ -89,7 +88,7 @@ void text_printf(Text *t, const char *format, ...) {
     t->length += (size_t)length;
 }
 
-/* The memory is kept: a text that is used again and again settles at its largest. */
+/* Keeps the memory: a text that is reused does not allocate again once it has its largest size. */
 void text_clear(Text *t) {
     t->length = 0;
     if (t->data) t->data[0] = 0;
@@ -105,7 +104,7 @@ char *text_double(double value, char out[32]) {
     if (isnan(value)) return strcpy(out, "NaN");
     if (isinf(value)) return strcpy(out, value > 0 ? "Infinity" : "-Infinity");
     /* Up to 15 digits always survive a round trip, and %g drops their trailing zeros; subnormals have fewer
-     * to give. */
+     * significant digits. */
     int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
     for (; digits <= 17; digits++) {
         snprintf(out, 32, "%.*g", digits, value);
@@ -144,7 +143,8 @@ size_t text_utf8(const char *bytes, size_t length, uint32_t *code) {
     uint32_t value;
     size_t count;
     if (length == 0) return 0;
-    /* 0xc0 and 0xc1 could only begin overlong forms of ASCII, 0xf5 and on something beyond U+10FFFF. */
+    /* 0xc0 and 0xc1 could only begin overlong forms of ASCII, 0xf5 and above only code points beyond
+     * U+10FFFF. */
     if (b[0] < 0x80)
         count = 1, value = b[0];
     else if (b[0] >= 0xc2 && b[0] <= 0xdf)
@@ -184,7 +184,7 @@ size_t text_shown(const char *bytes, size_t length, char out[TEXT_SHOWN]) {
     return count;
 }
 
-/* Bytes of a sequence like "\033[1;31m" at the start; 0: there is none. */
+/* Length of a sequence like "\033[1;31m" at the start; 0 if there is none. */
 static size_t colour_sequence(const char *bytes, size_t length) {
     size_t at = 2;
     if (length < 3 || bytes[0] != '\033' || bytes[1] != '[') return 0;
@@ -203,8 +203,8 @@ void text_add_shown(Text *t, const char *bytes, size_t length, int keep) {
     }
 }
 
-/* Levenshtein's distance by one row of the matrix: row[j] is that between a's first i letters and b's
- * first j, `diagonal` what row[j - 1] was before. Names longer than CAP are equal or far. */
+/* Levenshtein distance with one row of the matrix: row[j] is the distance between a's first i letters and b's
+ * first j; `diagonal` is the previous row[j - 1]. For names longer than CAP the result is 0 or CAP. */
 int text_distance(const char *a, const char *b) {
     enum { CAP = 99 };
     size_t na = strlen(a), nb = strlen(b);

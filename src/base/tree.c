@@ -5,21 +5,21 @@
  *                   |2  |2  |1|1|
  *                   |1|1|1|1|
  *
- * A run of leaves is not always a block of it: the leaves 1 to 5 are the blocks 1, 2-3 and 4-5, in this
- * order, and sums over these three are what a rank with that run can know by itself. */
+ * A range of leaves is not always one block: the leaves 1 to 5 are the blocks 1, 2-3 and 4-5, in this order.
+ * A rank that holds this range can compute the sums of these three blocks alone. */
 #include "base/tree.h"
 
 #include <stddef.h>
 
-/* 1 for a single leaf, which nobody splits. */
+/* 1 for a single leaf, which is never split. */
 int tree_half(int n) {
     int half = 1;
     while (2 * half < n) half *= 2;
     return half;
 }
 
-/* The largest blocks of the tree that lie within the run, from left to right: those outside are left out,
- * those within are taken, those across are split. `out` NULL counts them only. */
+/* The largest blocks of the tree that lie within the range, from left to right: blocks outside are skipped,
+ * blocks within are taken, blocks across its ends are split. `out` NULL only counts them. */
 static int add_blocks(TreeBlock block, TreeBlock run, TreeBlock *out, int count) {
     int end = block.first + block.size, run_end = run.first + run.size;
     if (end <= run.first || block.first >= run_end) return count;
@@ -32,7 +32,8 @@ static int add_blocks(TreeBlock block, TreeBlock run, TreeBlock *out, int count)
     return add_blocks((TreeBlock){block.first + half, block.size - half}, run, out, count);
 }
 
-/* At each level at most two blocks are split, those across the ends of the run, so TREE_BLOCKS are enough. */
+/* At each level at most two blocks are split, those across the ends of the range, so TREE_BLOCKS are
+ * enough. */
 int tree_blocks(int total, TreeBlock run, TreeBlock *out) {
     return add_blocks((TreeBlock){0, total}, run, out, 0);
 }

@@ -1,12 +1,12 @@
 /* YAML into a plain tree.
  *
- * libyaml gives events; the tree is built by recursive descent over them, at most 32 levels deep. What would
- * let one place of a file change another (anchors, aliases, tags, repeated keys, further documents) is
- * refused where it stands.
+ * libyaml produces events; recursive descent over them, at most 32 levels deep, builds the tree. Features by
+ * which one place of a file changes another (anchors, aliases, tags, repeated keys, further documents) are
+ * refused with their position.
  *
- * Ownership: a node owns its text, keys and children, and whoever gets the root frees all by
- * yaml_tree_free. While a tree is built each node hangs on its parent as soon as it is whole; one that
- * fails is freed by build, which made it, so that an error leaves nothing behind.
+ * Ownership: a node owns its text, keys and children, and yaml_tree_free of the root frees everything. While
+ * a tree is built, each complete node is attached to its parent at once; build frees the node that fails, so
+ * an error leaks nothing.
  *
  *     a: [1, 2]    MAPPING-START  SCALAR a   SEQUENCE-START  SCALAR 1  SCALAR 2  SEQUENCE-END  MAPPING-END
  *                  build_map      take_text  build_list      build     build     it returns    it returns */
@@ -20,8 +20,8 @@
 #include "base/file.h"
 #include "base/text.h"
 
-/* Depth bounds the recursion, and so the stack, whatever a file says. A configuration is a page or two; at
- * a megabyte somebody has named the wrong file. */
+/* The depth bounds the recursion, and so the stack, for any file. A configuration is a page or two; a file of
+ * a megabyte is the wrong file. */
 #define MAX_DEPTH 32
 #define MAX_BYTES ((size_t)1 << 20)
 
@@ -33,18 +33,18 @@ typedef struct Reader {
     Error *err;
 } Reader;
 
-/* Where the user has to look: FILE:LINE:COLUMN, as compilers say it. */
+/* The position in the file: FILE:LINE:COLUMN, as compilers print it. */
 static ErrorCode fail_at(const Reader *r, yaml_mark_t mark, const char *what) {
     return error_set(r->err, ERR_CONFIG, "%s:%zu:%zu: %s", r->where, mark.line + 1, mark.column + 1, what);
 }
 
-/* At the event that is current, which is what the reader has just met. */
+/* At the current event, the one that was just read. */
 static ErrorCode fail_here(const Reader *r, const char *what) {
     return fail_at(r, r->event.start_mark, what);
 }
 
-/* libyaml's own complaint. The reader knows only a byte offset, and no line. libyaml's words are kept:
- * they name what it expected. */
+/* libyaml's own error. The reader knows only a byte offset, no line. libyaml's wording is kept, since it
+ * names what was expected. */
 static ErrorCode fail_parser(const Reader *r) {
     const yaml_parser_t *p = &r->parser;
     const char *problem = p->problem ? p->problem : "not YAML";
@@ -58,7 +58,7 @@ static ErrorCode fail_parser(const Reader *r) {
     return fail_at(r, p->problem_mark, problem);
 }
 
-/* The one place that replaces the current event: after a failure there is none, and nothing to delete. */
+/* The only place that replaces the current event: after a failure there is none, and nothing to delete. */
 static ErrorCode next_event(Reader *r) {
     if (r->has_event) yaml_event_delete(&r->event);
     r->has_event = yaml_parser_parse(&r->parser, &r->event) == 1;
@@ -74,22 +74,22 @@ static YamlNode *new_node(const Reader *r, YamlKind kind) {
     return node;
 }
 
-/* Anchors alone would be harmless, but they exist for aliases, and those make a tree a graph: a few lines
- * could stand for gigabytes ("billion laughs"). */
+/* Anchors alone would be harmless, but they exist for aliases, which make a tree a graph: a few lines could
+ * expand to gigabytes ("billion laughs"). */
 static ErrorCode refuse_properties(const Reader *r, const yaml_char_t *anchor, const yaml_char_t *tag) {
     if (anchor) return fail_here(r, "anchors (&name) are not supported");
     if (tag) return fail_here(r, "tags (!name) are not supported; the option's declared type decides");
     return OK;
 }
 
-/* The text of the current scalar event, in fresh memory. */
+/* The text of the current scalar event, in new memory. */
 static ErrorCode take_text(const Reader *r, char **text) {
     const char *value = (const char *)r->event.data.scalar.value;
     const bool plain = r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     TRY(refuse_properties(r, r->event.data.scalar.anchor, r->event.data.scalar.tag));
     /* A lone "!" is a tag without a name, which libyaml reports only by this flag. */
     if (plain && !r->event.data.scalar.plain_implicit) return fail_here(r, "tags (!) are not supported");
-    /* "\0" in double quotes is YAML; behind it a C string would hide the rest. */
+    /* "\0" in double quotes is valid YAML, but would end a C string early. */
     if (strlen(value) != r->event.data.scalar.length) return fail_here(r, "a scalar must not hold NUL");
     *text = mem_strdup(value);
     return OK;
@@ -97,7 +97,7 @@ static ErrorCode take_text(const Reader *r, char **text) {
 
 static ErrorCode build(Reader *r, int depth, YamlNode **out);
 
-/* Room for one more item; capacities are the powers of two. The arrays of a map grow together: their
+/* Makes space for one more item; capacities are powers of two. The arrays of a map grow together: their
  * common length is `count`. */
 static void grow(YamlNode *node) {
     if (node->count & (node->count - 1)) return;
@@ -133,8 +133,8 @@ static int compare_keys(const void *a, const void *b) {
     return order ? order : (x->index > y->index) - (x->index < y->index);
 }
 
-/* Sorted, so that a map of many keys is no quadratic work; by place among equals, so that the error is at
- * the second one and names the line of the first. */
+/* Sorted, so that a map of many keys does not take quadratic time; by position among equals, so that the
+ * error is at the second one and names the line of the first. */
 static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
     KeyPlace *places = mem_alloc_array(map->count, sizeof *places);
     for (size_t i = 0; i < map->count; i++) places[i] = (KeyPlace){map->keys[i], i};
@@ -153,7 +153,7 @@ static ErrorCode refuse_duplicates(const Reader *r, const YamlNode *map) {
     return code;
 }
 
-/* A key is owned by this call until it is in the map. */
+/* This call owns a key until the key is in the map. */
 static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
     TRY(refuse_properties(r, r->event.data.mapping_start.anchor, r->event.data.mapping_start.tag));
     for (;;) {
@@ -164,7 +164,7 @@ static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
             return fail_here(r, "expected a plain key, found a map or a list");
         char *key;
         TRY(take_text(r, &key));
-        /* Taken now: the value's events will have replaced this one when the map grows. */
+        /* Taken now: the value's events replace this one before the map grows. */
         int line = (int)r->event.start_mark.line + 1, column = (int)r->event.start_mark.column + 1;
         YamlNode *value;
         ErrorCode code = next_event(r);
@@ -181,7 +181,7 @@ static ErrorCode build_map(Reader *r, int depth, YamlNode *map) {
     }
 }
 
-/* The node that starts with the current event; ends on its last event. */
+/* Builds the node that starts with the current event; ends on its last event. */
 static ErrorCode build(Reader *r, int depth, YamlNode **out) {
     if (depth >= MAX_DEPTH) return fail_here(r, "nested more than 32 deep");
     YamlNode *node = NULL;
@@ -218,7 +218,7 @@ static ErrorCode build(Reader *r, int depth, YamlNode **out) {
     return OK;
 }
 
-/* An empty file, or one of comments only, is an empty map: a configuration of defaults. */
+/* An empty file, or one of comments only, is an empty map: all defaults. */
 static ErrorCode read_document(Reader *r, YamlNode **root) {
     TRY(next_event(r)); /* stream start */
     TRY(next_event(r));
@@ -236,7 +236,7 @@ static ErrorCode read_document(Reader *r, YamlNode **root) {
     return OK;
 }
 
-/* The parser reads from memory and never from a file: sizes were checked by whoever read it. */
+/* The parser reads from memory only: the caller has read the file and checked its size. */
 ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, YamlNode **root, Error *err) {
     char name[512];
     Reader r = {.where = error_escape(name, sizeof name, where, strlen(where)), .err = err};
@@ -247,7 +247,7 @@ ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, Ya
     if (length >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) data += 3, length -= 3;
     if (!yaml_parser_initialize(&r.parser))
         return error_set(err, ERR_MEMORY, "%s: the system gave no memory", name);
-    /* Said, so that libyaml does not guess UTF-16 from the first bytes. */
+    /* Set explicitly, so that libyaml does not guess UTF-16 from the first bytes. */
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)data, length);
     ErrorCode code = read_document(&r, root);
@@ -260,7 +260,7 @@ ErrorCode yaml_tree_parse(const char *where, const char *data, size_t length, Ya
     return code;
 }
 
-/* *root is the caller's on success and NULL after a failure. */
+/* The caller owns *root on success; after a failure it is NULL. */
 ErrorCode yaml_tree_read(const char *path, YamlNode **root, Error *err) {
     char *data;
     size_t length;
