@@ -1,26 +1,27 @@
 /* Attention in tiles of TILE queries and TILE keys, for every even head dimension up to WIDEST and both
- * dtypes: plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas. Heads
- * that matrix instructions take go to attention_mma.cu, or, where the GPU has those of four warps, to
- * attention_wgmma.cu.
+ * dtypes, in plain fp32 arithmetic from shared memory. device/cpu/reference_attention.c has the formulas.
+ * Heads that a warp's matrix instructions take go to attention_mma.cu, or to attention_wgmma.cu on a GPU with
+ * warpgroup instructions.
  *
- * Tiles of keys lie at multiples of TILE whichever run the queries are of, and are taken in ascending order,
- * so that a query's sums do not hang on which tile it is in. first_key never decreases: a tile's first query
- * sees furthest back. A block has 16 x 16 threads; thread (x, y) has the scores of queries y, y + 16 with
- * keys x, x + 16, and of a tile of results rows y, y + 16, columns x, x + 16, ... Sixteen neighbouring lanes
- * have a row, and share its maximum and sum.
+ * Tiles of keys begin at multiples of TILE, whatever the range of queries, and are taken in ascending order,
+ * so that the sums of a query do not depend on the tile it is in. first_key never decreases, so the first
+ * query of a tile sees furthest back. A block has 16 x 16 threads. Thread (x, y) has the scores of queries y,
+ * y + 16 with keys x, x + 16, and rows y, y + 16, columns x, x + 16, ... of a tile of results. Sixteen
+ * adjacent lanes have a row, and share its maximum and sum.
  *
- * The backward pass has no atomics: one kernel has a tile of keys to itself, and walks over all heads of its
- * group and their queries; the other has a tile of queries. Both make the scores again. */
+ * The backward pass has no atomics. One kernel gives each block a tile of keys, for which it walks over
+ * all heads of the group and their queries; the other gives each block a tile of queries. Both
+ * recompute the scores. */
 #include "device/cuda/plugin/attention.cuh"
 
 namespace {
 
 constexpr int TILE = 32, SIDE = 16, WEIGHTS = TILE * (TILE + 1), WIDEST = 256;
 
-/* Rows of tiles are a float longer than heads, so that columns are spread over banks. */
+/* Rows of tiles are one float longer than heads, to avoid bank conflicts between the rows of a column. */
 INLINE int pitch_of(Attention a) { return a.s.head_dim + 1; }
 
-/* Rows at .. at+TILE-1, `apart` elements from each other; zeros behind `end`. */
+/* Loads rows at .. at+TILE-1, which are `apart` elements from each other; zeros from row `end` on. */
 template <typename T>
 INLINE void load_tile(Attention a, const T *from, int64_t apart, int64_t at, int64_t end, float *to) {
     int dim = a.s.head_dim, pitch = pitch_of(a);
@@ -40,13 +41,13 @@ INLINE float capped(Attention a, float score) {
     return a.s.cap > 0 ? a.s.cap * tanhf(score / a.s.cap) : score;
 }
 
-/* Where this thread stands. */
+/* This thread's position in its block. */
 struct Place {
     int x, y;
 };
 INLINE Place place(void) { return {(int)threadIdx.x % SIDE, (int)threadIdx.x / SIDE}; }
 
-/* Columns x, x + 16, ... of rows y and y + 16. */
+/* A thread's sums: columns x, x + 16, ... of rows y and y + 16. */
 template <int COLUMNS> struct Sums {
     float of[2][COLUMNS];
     INLINE void clear(void) {
@@ -54,7 +55,7 @@ template <int COLUMNS> struct Sums {
         for (int r = 0; r < 2; r++)
             for (int c = 0; c < COLUMNS; c++) of[r][c] = 0;
     }
-    /* += weight[r] * the row of a tile */
+    /* += weight[r] * a row of a tile */
     INLINE void add(Attention a, Place at, const float weight[2], const float *row) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
@@ -81,7 +82,7 @@ template <int COLUMNS> struct Sums {
 
 /* ---- forward ---- */
 
-/* The softmax of two rows as far as keys have been seen: the largest score, the sum relative to it. */
+/* The online softmax of two rows: the largest score so far, and the sum of weights relative to it. */
 struct Softmax {
     float most[2], sum[2];
 };
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(BLOCK)
     DYNAMIC_SHARED(room);
     int pitch = pitch_of(a), dim = a.s.head_dim;
     float *q = (float *)room, *k = q + TILE * pitch, *v = k + TILE * pitch, *weights = v + TILE * pitch;
-    /* The longest rows first. */
+    /* Blocks of the longest rows start first. */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y;
     int64_t kv = head / (a.s.heads / a.s.kv_heads);
     Place at = place();
@@ -125,7 +126,8 @@ __global__ void __launch_bounds__(BLOCK)
                 score[c] = seen ? capped(a, x) : -INFINITY;
             }
             float most = fmaxf(soft.most[r], lanes_max(fmaxf(score[0], score[1]), SIDE));
-            /* Nothing seen yet: nothing to scale, and infinity minus infinity is to be avoided. */
+            /* No key was seen yet: there is nothing to rescale, and infinity minus infinity must be
+             * avoided. */
             float shrink = most == -INFINITY ? 1 : expf(soft.most[r] - most), sum = 0;
             for (int c = 0; c < 2; c++) {
                 float p = score[c] == -INFINITY ? 0 : expf(score[c] - most);
@@ -164,7 +166,8 @@ template <typename T> __global__ void delta_kernel(Attention a, const T *out, co
     if (lane() == 0) delta[pair % heads * a.s.tokens + pair / heads] = sum;
 }
 
-/* A block has a head: of its sink's gradient each thread sums some tokens, and of these some elements. */
+/* A block has a head. Of its sink's gradient each warp sums some tokens, and each lane some
+ * elements of these. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     sinks_backward_kernel(AttentionShape s, const T *out, const float *lse, const T *dout, float *dsinks) {
@@ -192,7 +195,7 @@ INLINE Tiles tiles_of(Attention a, char *room) {
     return {q, q + size, q + 2 * size, q + 3 * size, q + 4 * size, q + 4 * size + WEIGHTS};
 }
 
-/* p and ds of a tile of queries and one of keys, [query][key]. */
+/* Writes p and ds of a tile of queries and a tile of keys, [query][key]. */
 INLINE void write_weights(Attention a, Place at, Tiles tiles, int64_t queries, int64_t keys,
                           const int32_t *first_key, const float *lse, const float *delta) {
     int pitch = pitch_of(a);
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(BLOCK)
     int64_t tokens = a.s.tokens, first = (int64_t)blockIdx.x * TILE, kv = blockIdx.y, end = a.r.keys,
             last = smaller(first + TILE, end) - 1, width = (int64_t)a.s.kv_heads * dim;
     int64_t start =
-        first > a.r.first ? (first - a.r.first) / TILE * TILE : 0; /* the first tile that sees it */
+        first > a.r.first ? (first - a.r.first) / TILE * TILE : 0; /* the first tile that sees them */
     Place at = place();
     Sums<COLUMNS> dk, dv;
     dk.clear();
@@ -269,7 +272,7 @@ __global__ void __launch_bounds__(BLOCK)
         for (int64_t tile = start; tile < tokens; tile += TILE) {
             int64_t token = a.r.first + tile;
             if (window_first(a.s, token, first_key[token]) > last)
-                break; /* nor does any later one see them */
+                break; /* later tiles do not see them either */
             load_tile(a, queries + head * dim, a.r.q_row, tile, tokens, tiles.q);
             load_tile(a, dout + head * dim, (int64_t)a.s.heads * dim, tile, tokens, tiles.dout);
             __syncthreads();
@@ -298,7 +301,8 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* ---- one query at a time, over a cache ---- */
 
-/* A block has a query of a head. A chunk of keys is a thread each; then a column of the result is. */
+/* A block has one query of one head. It takes BLOCK keys at a time: first each thread has a key, then each
+ * thread has an element of the result. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, int64_t start, const T *qkv,
                                                                  const T *k_cache, const T *v_cache, T *out) {
@@ -319,7 +323,7 @@ __global__ void __launch_bounds__(BLOCK) attention_decode_kernel(Attention a, in
         float top = fmaxf(most, block_max(score, sums)), shrink = expf(most - top);
         float p = key < end ? expf(score - top) : 0;
         weights[i] = p;
-        sum = sum * shrink + block_sum(p, sums); /* the weights are there after it */
+        sum = sum * shrink + block_sum(p, sums); /* its barriers make `weights` visible */
         most = top;
         o *= shrink;
         int count = (int)smaller(BLOCK, end - chunk);
@@ -343,7 +347,7 @@ size_t tile_bytes(AttentionShape s, int tiles, int weights) {
     return (size_t)(tiles * TILE * (s.head_dim + 1) + weights * WEIGHTS) * sizeof(float);
 }
 
-/* Runs the statement with COLUMNS the sixteenths of the narrowest width that heads fit in. */
+/* Runs the statement with COLUMNS a sixteenth of the narrowest width (64, 128, 256) that heads fit in. */
 #define BY_WIDTH(dim, ...)              \
     do {                                \
         if ((dim) <= 64) {              \
@@ -358,13 +362,14 @@ size_t tile_bytes(AttentionShape s, int tiles, int weights) {
         }                               \
     } while (0)
 
-/* What kernels know of chunks: they begin as documents do. */
+/* firsts[t] = the first token of token t's chunk. Kernels use it in place of first_key. */
 __global__ void chunk_firsts_kernel(int64_t keys, int64_t chunk, const int32_t *first_key, int32_t *firsts) {
     int64_t t = element();
     if (t < keys) firsts[t] = (int32_t)(t - (t - first_key[t]) % chunk);
 }
 
-/* Those of chunks go through scratch, behind so many bytes of it. */
+/* Returns first_key, or with chunks their first tokens, which lie in scratch after its first `behind`
+ * bytes. */
 const int32_t *firsts_of(Device *d, OpId op, AttentionShape s, AttentionRun r, const int32_t *first_key,
                          size_t behind) {
     if (s.chunk == 0) return first_key;
@@ -375,7 +380,7 @@ const int32_t *firsts_of(Device *d, OpId op, AttentionShape s, AttentionRun r, c
     return firsts;
 }
 
-/* Matrix instructions have their operands copied by 16 bytes: rows begin at multiples of that. */
+/* Operands of matrix instructions are copied by 16 bytes, so rows must be aligned to that. */
 void check_rows(Device *d, Attention a, const void *q, const void *kv, const void *other) {
     uintptr_t bits = (uintptr_t)q | (uintptr_t)kv | (uintptr_t)other | (uintptr_t)(a.r.q_row * 2) |
                      (uintptr_t)(a.r.kv_row * 2);
@@ -402,7 +407,7 @@ void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *
 
 size_t delta_bytes(AttentionShape s) { return (size_t)(s.tokens * s.heads) * sizeof(float); }
 
-/* delta [H, T], which goes through scratch. */
+/* Returns delta [H, T], in scratch. */
 template <typename T> float *make_delta(Device *d, Attention a, const T *out, const T *dout) {
     int64_t pairs = a.s.tokens * a.s.heads;
     float *delta = (float *)cuda_scratch(d, delta_bytes(a.s));
@@ -465,7 +470,7 @@ void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qk
 
 } // namespace
 
-/* The backward pass has the most tiles. */
+/* The backward pass needs the most tiles. */
 extern "C" int attention_widest(size_t shared) {
     AttentionShape s = {};
     s.head_dim = WIDEST;

@@ -2,15 +2,16 @@
  * "FlashAttention-2", 2023. device/cpu/reference_attention.c has the formulas, attention_rows.cuh what a warp
  * does with its rows.
  *
- * A block has four warps and 64 rows: queries, or, for their gradients, keys. Each warp keeps the sums of 16
- * of them in registers, and walks over the other side in steps, for which shared memory has room twice: while
- * one is multiplied, the next is copied. A thread waits for its copies; then a barrier says that those of all
- * are there, and that the step before is no longer read, so that the next one may be fetched over it.
+ * A block has four warps and 64 rows: queries, or keys in the kernel of their gradients. Each warp keeps the
+ * sums of 16 rows in registers, and walks over the other side in steps. Shared memory holds two steps
+ * (double buffering): while one is multiplied, the next is copied. A thread waits for its copies; the
+ * barrier behind it means that all threads' copies are there, and that the step before is no longer read and
+ * may be overwritten.
  *
- * The backward pass has no atomics: two kernels, each of which makes the scores again. That of keys has them
- * transposed, keys by queries, so that weights are left operands as they come.
+ * The backward pass has no atomics: two kernels, each of which recomputes the scores. The kernel of keys'
+ * gradients has them transposed, keys by queries, so that weights need no rearranging to be left operands.
  *
- * Rows in shared memory are 16 bytes longer than heads: eight rows next to each other, which an instruction
+ * Rows in shared memory are 16 bytes longer than heads, so that eight adjacent rows, which an instruction
  * reads at once, lie in different banks. */
 #include "device/cuda/plugin/attention_rows.cuh"
 
@@ -24,7 +25,8 @@ template <int D> constexpr int PITCH = D + 8;
 
 /* ---- tiles ---- */
 
-/* Rows at .. at+N-1, `apart` elements from each other, on their way; zeros behind `end`. */
+/* Begins the copies of rows at .. at+N-1, which are `apart` elements from each other; zeros
+ * from row `end` on. */
 template <int D, int N>
 INLINE void fetch_tile(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
     constexpr int PIECE = 8, PIECES = D / PIECE;
@@ -35,7 +37,7 @@ INLINE void fetch_tile(const Bf16 *from, int64_t apart, int64_t at, int64_t end,
     }
 }
 
-/* 16 x 16 at (row, column) of a tile, as a left operand. */
+/* Reads 16 x 16 elements at (row, column) of a tile as a left operand. */
 template <int D> INLINE void read_left(uint32_t (&to)[4], const Bf16 *tile, int row, int column) {
     load_matrices(to, tile + (row + lane() % 16) * PITCH<D> + column + lane() / 16 * 8);
 }
@@ -43,20 +45,20 @@ template <int D> INLINE void read_left(uint32_t (&to)[4], const Bf16 *tile, int 
 template <int D> INLINE void read_rows(uint32_t (&to)[4], const Bf16 *tile, int row, int column) {
     load_matrices(to, tile + (row + lane() / 16 * 8 + lane() % 8) * PITCH<D> + column + lane() / 8 % 2 * 8);
 }
-/* The same, as two right operands whose columns are the tile's. */
+/* The same, as two right operands whose columns are the tile's columns. */
 template <int D> INLINE void read_columns(uint32_t (&to)[4], const Bf16 *tile, int row, int column) {
     load_matrices_transposed(to, tile + (row + lane() % 16) * PITCH<D> + column + lane() / 16 * 8);
 }
 
 /* ---- products ---- */
 
-/* Two columns of eight, += left * right. */
+/* Adds left * right to sixteen columns of sums. */
 template <int N>
 INLINE void add_product(Sums<N> &sums, int n, const uint32_t (&left)[4], const uint32_t (&right)[4]) {
     multiply_matrices(sums.of[n], left, right[0], right[1]);
     multiply_matrices(sums.of[n + 1], left, right[2], right[3]);
 }
-/* += columns column .. column+15 of rows of D, times those of a tile of N rows. */
+/* sums += columns column .. column+15 of rows of D, times those columns of a tile of N rows. */
 template <int D, int N>
 INLINE void add_dots(Sums<N> &sums, const uint32_t (&left)[4], const Bf16 *tile, int column) {
 #pragma unroll
@@ -66,7 +68,7 @@ INLINE void add_dots(Sums<N> &sums, const uint32_t (&left)[4], const Bf16 *tile,
         add_product(sums, n / 8, left, right);
     }
 }
-/* += weights of M rows of a tile * these rows. */
+/* sums += weights * M rows of a tile. */
 template <int M, int D> INLINE void add_weighted(Sums<D> &sums, const Left<M> &weights, const Bf16 *tile) {
 #pragma unroll
     for (int m = 0; m < M / 16; m++)
@@ -86,8 +88,8 @@ __global__ void __launch_bounds__(THREADS)
                        Bf16 *out, float *lse) {
     DYNAMIC_SHARED(room);
     constexpr int TILE = STEP * PITCH<D>;
-    Bf16 *tiles = (Bf16 *)room; /* keys and values of even steps, of odd ones */
-    /* The longest rows first. */
+    Bf16 *tiles = (Bf16 *)room; /* keys and values of even steps, then of odd ones */
+    /* Blocks of the longest rows start first. */
     int64_t first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
     auto fetch = [&](int64_t key, Bf16 *to) {
@@ -173,14 +175,15 @@ __global__ void __launch_bounds__(THREADS)
     dq.write(g.dq + head * D, a.r.q_row, first + warp_row(), tokens);
 }
 
-/* All heads of a group, for each the steps of queries. Behind the last query are zeros: it adds nothing. */
+/* A block walks over all heads of its group, and for each over the steps of queries. Past the last query
+ * there are zeros, which add nothing. */
 template <int D>
 __global__ void __launch_bounds__(THREADS)
     mma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
                             Gradients g) {
     DYNAMIC_SHARED(room);
     constexpr int TILE = SHORT_STEP * PITCH<D>, OWN = ROWS * PITCH<D>;
-    constexpr int TURN = /* queries, gradients of results, facts */
+    constexpr int TURN = /* bytes of a step's queries, dout and facts */
         2 * TILE * (int)sizeof(Bf16) + Facts<SHORT_STEP>::BYTES;
     Bf16 *k = (Bf16 *)room, *v = k + OWN;
     char *turns = room + 2 * OWN * sizeof(Bf16);
@@ -234,13 +237,13 @@ __global__ void __launch_bounds__(THREADS)
         add_weighted(dv, rounded(s), dout);
         add_weighted(dk, rounded(ds), q);
     }
-    copies_wait(); /* where no query looked */
+    copies_wait(); /* where no query sees these keys, nothing has waited for their copies */
     write_key_gradients(a, g, dk, dv, kv, first + warp_row());
 }
 
 /* ---- launches ---- */
 
-/* Runs the statement with D the size of heads. */
+/* Runs the statement with D the head dimension. */
 #define BY_HEAD(dim, ...)          \
     switch (dim) {                 \
         HEADS_OF(16, __VA_ARGS__)  \
@@ -259,14 +262,15 @@ __global__ void __launch_bounds__(THREADS)
         break;                 \
     }
 
-/* Rows in shared memory. */
+/* Bytes of rows in shared memory. */
 constexpr size_t rows_bytes(int dim, int rows) { return (size_t)rows * (size_t)(dim + 8) * sizeof(Bf16); }
 constexpr size_t forward_bytes(int dim) { return rows_bytes(dim, 4 * STEP); }
 constexpr size_t query_gradient_bytes(int dim) { return rows_bytes(dim, 4 * SHORT_STEP); }
 constexpr size_t key_gradient_bytes(int dim) {
     return rows_bytes(dim, 2 * ROWS + 4 * SHORT_STEP) + 2 * Facts<SHORT_STEP>::BYTES;
 }
-/* Of 164 KiB that a multiprocessor of sm_80 has, each block takes one more. */
+/* Half of the 164 KiB of shared memory of an sm_80 multiprocessor, less 1 KiB that each block
+ * takes in addition. */
 constexpr size_t HALF = (82 - 1) << 10;
 static_assert(forward_bytes(128) <= HALF && key_gradient_bytes(128) <= HALF, "two blocks fit");
 

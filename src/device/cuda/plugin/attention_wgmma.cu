@@ -1,19 +1,20 @@
-/* Attention by matrix instructions of four warps, for bf16 heads of 64 or 128 elements without a cap, on
- * Hopper alone (sm_90a): Shah et al., "FlashAttention-3", 2024. device/cpu/reference_attention.c has the
+/* Attention by warpgroup matrix instructions (wgmma), for bf16 heads of 64 or 128 elements without a cap,
+ * only on Hopper (sm_90a): Shah et al., "FlashAttention-3", 2024. device/cpu/reference_attention.c has the
  * formulas, attention_rows.cuh what a warp does with its rows, wgmma.cuh the instructions.
  *
- * A block is four warps and has 64 rows: queries, or, for their gradients, keys. It walks over the other side
- * in steps of 64, which lie in shared memory in some slots: while one is multiplied, the next is copied. A
- * thread waits for its copies and shows them to the products; then a barrier says that those of all are
- * there, and that what the step before read is free.
+ * A block is one warpgroup and has 64 rows: queries, or keys in the kernel of their gradients. It walks over
+ * the other side in steps of 64, for which shared memory has several slots: while one is multiplied, the next
+ * is copied. A thread waits for its copies and makes them visible to the products; the barrier behind it
+ * means that all threads' copies are there, and that the slots the step before read are free.
  *
- * Products run beside the program. Those of a step's weights are begun a step later, behind the next step's
- * scores: while they run, the next weights are made of these. Gradients of keys have no registers and no
- * shared memory left for that. What a block leaves idle is for the others of its multiprocessor, of which
- * each kernel makes room for two at least (measured: better than larger blocks that wait for each other).
+ * Products are asynchronous. Those of a step's weights are begun one step later, after the next step's
+ * scores: while they run, the next weights are computed from these scores. The kernel of keys' gradients has
+ * no registers and no shared memory left for that. Whatever a block leaves idle is for the other blocks of
+ * its multiprocessor, of which each kernel leaves room for at least two (measured to be better than larger
+ * blocks that wait for each other).
  *
- * The backward pass has no atomics: two kernels, each of which makes the scores again. That of keys has them
- * transposed, keys by queries, so that weights are left operands as they come. */
+ * The backward pass has no atomics: two kernels, each of which recomputes the scores. The kernel of keys'
+ * gradients has them transposed, keys by queries, so that weights need no rearranging to be left operands. */
 #include "device/cuda/plugin/attention_rows.cuh"
 #include "device/cuda/plugin/wgmma.cuh"
 
@@ -24,8 +25,8 @@ template <int D> constexpr int TILE = STEP *D;
 
 /* ---- tiles and products ---- */
 
-/* Rows at .. at+STEP-1, `apart` elements from each other, on their way; zeros behind `end`. A thread has one
- * column of pieces. */
+/* Begins the copies of rows at .. at+STEP-1, which are `apart` elements from each other; zeros from row `end`
+ * on. A thread copies one column of 16-byte segments. */
 template <int D>
 INLINE void fetch_panels(const Bf16 *from, int64_t apart, int64_t at, int64_t end, Bf16 *to) {
     constexpr int PIECES = D / 8, AT_ONCE = THREADS / PIECES;
@@ -39,7 +40,8 @@ INLINE void fetch_panels(const Bf16 *from, int64_t apart, int64_t at, int64_t en
         copy_async<16>(to + e * PANEL, row, e < there);
 }
 
-/* This thread's copies are there, and products may read them; so are all threads', behind this. */
+/* Waits for this thread's copies and makes them visible to products; after its barrier that holds
+ * for all threads. */
 INLINE void step_is_there(void) {
     copies_wait();
     copies_shown();
@@ -48,14 +50,14 @@ INLINE void step_is_there(void) {
 
 INLINE Matrix tile_of(const Bf16 *tile) { return matrix_of(tile, STEP); }
 
-/* Begins s = rows of D * a tile of rows. */
+/* Begins s = rows of D * the rows of a tile. */
 template <int D> INLINE void begin_dots(Sums<STEP> &s, const Left<D> &rows, Matrix tile) {
     group_begin();
 #pragma unroll
     for (int i = 0; i < D / 16; i++) group_multiply<false>(s.of, rows.of[i], rows_of(tile, i * 16), i > 0);
     group_end();
 }
-/* The same, of rows in shared memory. */
+/* The same with the left rows in shared memory. */
 template <int D> INLINE void begin_dots(Sums<STEP> &s, Matrix rows, Matrix tile) {
     group_begin();
 #pragma unroll
@@ -63,14 +65,14 @@ template <int D> INLINE void begin_dots(Sums<STEP> &s, Matrix rows, Matrix tile)
         group_multiply(s.of, rows_of(rows, i * 16), rows_of(tile, i * 16), i > 0);
     group_end();
 }
-/* Begins sums += weights of a tile's rows * these; group_end() is the caller's. */
+/* Begins sums += weights * a tile's rows. The caller must call group_end(). */
 template <int D> INLINE void begin_weighted(Sums<D> &sums, const Left<STEP> &weights, Matrix tile) {
     group_begin();
 #pragma unroll
     for (int m = 0; m < STEP / 16; m++)
         group_multiply<true>(sums.of, weights.of[m], columns_of(tile, m * 16), true);
 }
-/* All but the last LEFT are done, these sums among them. */
+/* Waits until all but the last LEFT groups are done, among them the one of these sums. */
 template <int LEFT, int N> INLINE void wait_for(Sums<N> &sums) {
     group_wait<LEFT>();
     settle(sums.of);
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
                          Bf16 *out, float *lse) {
     PANELS(room);
     Bf16 *k = (Bf16 *)room, *v = k + 2 * TILE<D>; /* two slots of each */
-    /* The longest rows first. */
+    /* Blocks of the longest rows start first. */
     int64_t first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
     Seen seen = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     wgmma_query_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
                                 Gradients g) {
     PANELS(room);
-    Bf16 *k = (Bf16 *)room, *v = k + 3 * TILE<D>; /* three slots and two */
+    Bf16 *k = (Bf16 *)room, *v = k + 3 * TILE<D>; /* three slots of keys, two of values */
     int64_t tokens = a.s.tokens, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y;
     const Bf16 *k_head = keys + head / (a.s.heads / a.s.kv_heads) * D, *v_head = k_head + a.s.kv_heads * D;
     Seen seen = seen_by(a, first_key, first, ROWS, warp_row() + lane_row(), STEP);
@@ -185,11 +187,12 @@ __global__ void __launch_bounds__(THREADS, 2)
     dq.write(g.dq + head * D, a.r.q_row, first + warp_row(), tokens);
 }
 
-/* Bytes of a slot of queries: they, gradients of results, facts. */
+/* Bytes of a slot: queries, dout and facts. */
 template <int D> constexpr int TURN = 2 * TILE<D> *(int)sizeof(Bf16) + 1024;
 static_assert(Facts<STEP>::BYTES <= 1024, "facts lie behind panels, and panels behind them");
 
-/* All heads of a group, for each the steps of queries. Behind the last query are zeros: it adds nothing. */
+/* A block walks over all heads of its group, and for each over the steps of queries. Past the last query
+ * there are zeros, which add nothing. */
 template <int D>
 __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
     wgmma_key_gradient_kernel(Attention a, const Bf16 *queries, const Bf16 *keys, const int32_t *first_key,
@@ -243,13 +246,13 @@ __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)
         wait_for<0>(dk);
         settle(dv.of);
     }
-    copies_wait(); /* where no query looked */
+    copies_wait(); /* where no query sees these keys, nothing has waited for their copies */
     write_key_gradients(a, g, dk, dv, kv, first + warp_row());
 }
 
 /* ---- launches ---- */
 
-/* Runs the statement with D the size of heads. */
+/* Runs the statement with D the head dimension. */
 #define BY_HEAD(dim, ...)          \
     do {                           \
         if ((dim) == 64) {         \

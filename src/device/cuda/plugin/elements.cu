@@ -1,7 +1,7 @@
-/* Ops on elements by themselves: a pack of neighbours a thread (packs.cuh), or an element.
+/* Elementwise ops: a thread has a pack of adjacent elements (packs.cuh), or one element.
  *
- * What may be in place (add, scale, softcap, activation_backward's act) reads a pack before it writes it,
- * in one thread. */
+ * Ops that may work in place (add, scale, softcap, activation_backward's act) read a pack before they write
+ * it, in one thread. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
@@ -69,7 +69,7 @@ template <typename T> __global__ void bias_kernel(int64_t rows, int64_t width, T
 
 constexpr float SQRT_2_PI = 0.797884560802865f, GELU_CUBE = 0.044715f;
 
-/* The value and the slope at z: device.h has the formulas. */
+/* The value and the derivative at z; device.h has the formulas. */
 INLINE void activation(Activation f, float z, float *value, float *slope) {
     if (f == ACT_SILU) {
         float sigmoid = 1 / (1 + expf(-z));
@@ -78,12 +78,12 @@ INLINE void activation(Activation f, float z, float *value, float *slope) {
     } else {
         float t = tanhf(SQRT_2_PI * (z + GELU_CUBE * z * z * z)), rest = 1 - t * t;
         *value = z * (1 + t) / 2;
-        /* Where tanh is flat z^2 may be infinite. */
+        /* Where tanh is flat, z^2 may be infinite. */
         *slope = (1 + t) / 2 + (rest > 0 ? z * rest * (SQRT_2_PI * (1 + 3 * GELU_CUBE * z * z)) / 2 : 0);
     }
 }
 
-/* x of a row: the gate, or all of it; behind it, if it is gated, up. */
+/* A row of x is the gate, followed by up if `gated`. */
 template <typename T>
 __global__ void activation_forward_kernel(Activation f, bool gated, int64_t tokens, int64_t inter, const T *x,
                                           T *act) {
@@ -126,7 +126,7 @@ __global__ void activation_backward_kernel(Activation f, bool gated, int64_t tok
     store_pack(act + own, at.column, inter, out);
 }
 
-/* Of a gate and its up: the value, and the slopes along both. */
+/* For a gate and its up: the value, and its derivatives with respect to both. */
 struct Clamped {
     float value, gate, up;
 };
@@ -138,7 +138,7 @@ INLINE Clamped clamped(float gate, float up) {
     return {u * along, gate > CLAMPED_LIMIT ? 0 : u * (s + CLAMPED_SLOPE * along * (1 - s)), out ? 0 : along};
 }
 
-/* x has a gate and its up next to each other: a pack of act is of two of x. */
+/* In x each gate is next to its up, so a pack of act corresponds to two packs of x. */
 template <typename T> __global__ void clamped_forward_kernel(int64_t n, const T *x, T *act) {
     constexpr int N = AT_ONCE<T>;
     int64_t first = element() * N;
@@ -169,7 +169,7 @@ __global__ void clamped_backward_kernel(int64_t n, const T *x, const T *dact, T 
 
 /* ---- rotation ---- */
 
-/* Two that turn together. */
+/* Two elements that are rotated together. */
 struct Pair {
     float first, second;
 };
@@ -178,8 +178,8 @@ INLINE Pair turn(float a, float b, float cosine, float sine, bool inverse) {
     return {a * cosine - b * sine, b * cosine + a * sine};
 }
 
-/* Head `row` of all tokens' queries and keys, and its token's angles, `width` a position; NULL behind the
- * last. */
+/* Head `row`, counted over the queries' and keys' heads of all tokens, and the angles of its token (`width`
+ * floats for each position). NULLs past the last head. */
 template <typename T> struct Turning {
     T *x;
     const float *angles;
@@ -193,7 +193,8 @@ INLINE Turning<T> turning_at(AttentionShape s, int width, int64_t row, T *qkv, c
             cos_sin + (int64_t)positions[t] * width};
 }
 
-/* A row is a head's first 2 half elements: of its pairs (i, half + i), a pack of each. */
+/* A row is the first 2 * half elements of a head, with pairs (i, half + i). A thread has a pack of each
+ * side. */
 template <typename T>
 __global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *positions,
                             const float *cos_sin, bool inverse) {
@@ -214,7 +215,7 @@ __global__ void rope_kernel(AttentionShape s, int half, T *qkv, const int32_t *p
     store_pack(x + half, at.column, half, v);
 }
 
-/* Likewise where what turns together are neighbours: a pack is whole pairs. */
+/* The same where pairs are adjacent elements: a pack holds pairs. */
 template <typename T>
 __global__ void rope_neighbours_kernel(AttentionShape s, int turned, T *qkv, const int32_t *positions,
                                        const float *cos_sin, bool inverse) {
@@ -251,14 +252,14 @@ __global__ void queries_scale_kernel(AttentionShape s, T *qkv, const int32_t *po
 
 /* ---- heads of latent attention ---- */
 
-/* Element i of those that turn, with the first of them at x. */
+/* Element i of the rotated part of a head, which begins at x. */
 template <typename T> INLINE float turned(const float *angles, int width, bool inverse, const T *x, int i) {
     int pair = i / 2;
     Pair to = turn(load(x, 2 * pair), load(x, 2 * pair + 1), angles[pair], angles[width / 2 + pair], inverse);
     return i % 2 == 0 ? to.first : to.second;
 }
 
-/* A row is a head's q, k or v of a token. What turns goes pair by pair. */
+/* A row is a head's q, k or v of a token. The rotated part is read pair by pair. */
 template <typename T>
 __global__ void latent_forward_kernel(LatentShape s, const T *q, const T *own, const T *key,
                                       const int32_t *positions, const float *cos_sin, T *qkv) {
@@ -284,7 +285,7 @@ __global__ void latent_forward_kernel(LatentShape s, const T *q, const T *own, c
 constexpr int LEVELS = 7; /* 2^6 splits */
 static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-/* Element i of those of the common key's gradient that the heads' keys at `from` come to. */
+/* Element i of the gradient of the shared key: a sum over the heads' keys at `from`. */
 template <typename T> INLINE float common_sum(LatentShape s, const float *angles, const T *from, int i) {
     int dim = s.plain + s.turned, splits = s.splits > 1 ? s.splits : 1, heads = s.heads / splits;
     Tree<float, LEVELS> tree;
@@ -299,8 +300,8 @@ template <typename T> INLINE float common_sum(LatentShape s, const float *angles
     return tree.sum();
 }
 
-/* What threads of a token have: packs of q's gradient, head by head, then of that of what each head has of
- * its own, and then elements of that of the common key, for which they go through the heads. */
+/* The work of a token's threads: packs of the gradient of q, head by head; then packs of the gradient of each
+ * head's `own` elements; then elements of the gradient of the shared key, each summed over all heads. */
 struct LatentParts {
     int64_t queries, own, all;
 };

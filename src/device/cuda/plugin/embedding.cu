@@ -1,9 +1,9 @@
-/* Rows of the embedding, both ways. */
+/* Forward and backward passes of the embedding. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
-/* The row of a token, of those that are here; -1: it is not. */
+/* The local row of a token's id; -1 if the row is not local. */
 INLINE int64_t row_here(EmbedRows rows, int32_t id) {
     int64_t row = id - rows.first;
     return row >= 0 && row < rows.count ? row : -1;
@@ -27,33 +27,33 @@ __global__ void embed_forward_kernel(int64_t tokens, int64_t hidden, const int32
     store_pack(out + at.row * hidden, at.column, hidden, x);
 }
 
-/* Ids that a block looks at together: a bit of a word for each, as many words as a warp has lanes. */
+/* A block examines STEP ids at a time: one bit for each, in as many words as a warp has lanes. */
 enum { EACH = WARP * WARP / BLOCK, STEP = EACH * BLOCK, AHEAD = 4 };
 static_assert(STEP == WARP * WARP, "a step is a word for each lane");
 
-/* Whether a token before `end` has the id; the same answer to all threads. From the last one back, since
- * text repeats what it has just said: most tokens are told by the first step. */
+/* Whether a token before `end` has the id; all threads get the same answer. The search goes backward from
+ * `end`, since text repeats recent words: for most tokens the first step decides. */
 INLINE bool occurs(const int32_t *ids, int64_t end, int32_t id) {
     for (; end > 0; end -= STEP) {
         bool found = false;
 #pragma unroll
-        for (int j = 0; j < EACH; j++) /* the first token may be looked at twice */
+        for (int j = 0; j < EACH; j++) /* the first token may be examined twice */
             found |= ids[larger(end - 1 - j * BLOCK - (int)threadIdx.x, 0)] == id;
         if (__syncthreads_or(found)) return true;
     }
     return false;
 }
 
-/* Tokens of a step that have an id. */
+/* The tokens of a step that have an id. */
 struct Matches {
     const uint32_t *votes; /* [WARP], shared */
-    uint32_t words;        /* which of them are to come, and not zero */
-    int word;              /* the one that is being read, */
-    uint32_t left;         /* and its bits to come */
+    uint32_t words;        /* bit w: votes[w] has not been read and is not zero */
+    int word;              /* the word that is being read, */
+    uint32_t left;         /* and its remaining bits */
 };
 
-/* Those among start .. start + STEP - 1; `votes` is written. All ids are read before the first vote, which
- * would wait for its own. */
+/* The matches among start .. start + STEP - 1; writes `votes`. All ids are loaded before the first ballot, so
+ * that no ballot waits for a load of its own. */
 INLINE Matches matches_of(const int32_t *ids, int64_t start, int64_t end, int32_t id, uint32_t *votes) {
     bool has[EACH];
 #pragma unroll
@@ -70,7 +70,7 @@ INLINE Matches matches_of(const int32_t *ids, int64_t start, int64_t end, int32_
     return {votes, __ballot_sync(0xffffffffu, votes[lane()] != 0), 0, 0};
 }
 
-/* The next one, counted from the step's start; -1: there is none. */
+/* The next match, counted from the start of the step; -1: there is none. */
 INLINE int next_of(Matches &m) {
     if (m.left == 0) {
         if (m.words == 0) return -1;
@@ -83,14 +83,14 @@ INLINE int next_of(Matches &m) {
     return m.word * WARP + bit;
 }
 
-/* A block for each token and slice of columns, of which those work that are the first with their id: they
- * add all tokens with it, in ascending order, so that a row has the bits of the CPU's sum.
+/* There is a block for each token and slice of columns. Only blocks of tokens that are the first with their
+ * id work: they add all tokens with that id, in ascending order, so that a row has the bits of the CPU's sum.
  *
- * A thread has a pack of columns, whose sums stay in registers until the last token. A frequent id's tokens
- * come one after another, so AHEAD of them are fetched before the first is added. Slices are as wide as a
- * block can have them: each looks through all ids itself, and with many tokens of many ids that is most of
- * the work; narrower ones would only shorten the longest row, which other blocks run beside. Votes lie in two
- * places by turns, so that a step needs one barrier. */
+ * A thread has a pack of columns, whose sums stay in registers until the last token. The tokens of a frequent
+ * id are a long chain of additions, so AHEAD of them are loaded before the first is added. Slices are as wide
+ * as a block allows: each block scans all ids itself, and with many tokens and many ids this scan is most of
+ * the work. Narrower slices would only shorten the longest row, which other blocks run alongside anyway.
+ * Votes alternate between two buffers, so that a step needs only one barrier. */
 template <typename T>
 __global__ void embed_backward_kernel(int64_t tokens, int64_t hidden, const int32_t *ids, const T *dout,
                                       EmbedRows rows, float scale, float *dtable) {

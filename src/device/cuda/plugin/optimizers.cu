@@ -1,6 +1,7 @@
-/* AdamW, SGD, what Muon does beside products, and averages of weights: in fp32, in the order of the CPU's
- * reference, with no product and sum fused, and its random words (Philox, device.h: StateStore): the same
- * bits. A thread has a pack (packs.cuh) of four of each tensor: 16 bytes in fp32, 8 in bf16. */
+/* AdamW, SGD, the parts of Muon that are not matrix products, and averages of weights. All are fp32, in the
+ * order of the CPU's reference, with no product and sum fused, and with its random words (Philox, device.h:
+ * StateStore), so that they give the same bits. A thread has a pack (packs.cuh) of four elements of each
+ * tensor: 16 bytes in fp32, 8 in bf16. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
@@ -29,7 +30,8 @@ INLINE uint32_t state_word(StateStore s, uint64_t step, int64_t i) {
     return word == 0 ? c[0] : word == 1 ? c[1] : word == 2 ? c[2] : c[3];
 }
 
-/* bf16_round_by of device/cpu/cpu.h: the largest finite number stays, and every NaN becomes one. */
+/* The same as bf16_round_by of device/cpu/cpu.h: the largest finite number stays finite, and every NaN
+ * becomes one NaN. */
 INLINE uint16_t bf16_by(float f, uint32_t bits) {
     uint32_t u = __float_as_uint(f);
     if ((u & 0x7fffffff) > 0x7f800000) return 0x7fc0;
@@ -103,8 +105,7 @@ __global__ void sgd_kernel(int64_t n, Sgd o, StateStore s, const OptimizerStep *
 
 /* ---- Muon ---- */
 
-/* A matrix is part of a parameter: its rows lie shape.row elements apart there, and one behind the other in
- * x. */
+/* A matrix is part of a parameter: its rows lie shape.row elements apart there, and are contiguous in x. */
 template <typename T>
 __global__ void muon_momentum_kernel(MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
                                      const float *grad, T *momentum, float *x) {
@@ -123,8 +124,8 @@ __global__ void muon_momentum_kernel(MatrixShape shape, Muon o, StateStore s, co
     store_pack(x + at.row * n, first, n, grads);
 }
 
-/* exact_value of base/exact.c, of a sum that is normalised, not negative, and below 2^1024: its upper 64
- * binary digits, the last of which is also set if anything follows, are rounded once. */
+/* The same as exact_value of base/exact.c, for a sum that is normalised, not negative, and below 2^1024. It
+ * takes the upper 64 bits, sets the last of them if any lower bit is set, and rounds once. */
 INLINE uint64_t digit(const ExactSum *s, int i) { return i >= 0 ? (uint64_t)s->limb[i] : 0; }
 INLINE double value_of(const ExactSum *s) {
     int first = EXACT_LIMBS - 1, lead = 0;
@@ -138,7 +139,7 @@ INLINE double value_of(const ExactSum *s) {
     return ldexp(__ull2double_rn(digits | (more ? 1 : 0)), -1088 + 32 * (first - 1) - lead);
 }
 
-/* muon_factor of device/cpu/cpu.h, by one thread for all. */
+/* The same as muon_factor of device/cpu/cpu.h. One thread computes it for all. */
 __global__ void muon_factor_kernel(const GradStats *squares, float slack, float *factor) {
     *factor = (float)(1 / ((double)slack * sqrt(value_of(&squares->sum)) + 1e-7));
 }
@@ -219,7 +220,7 @@ void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const Opt
                     BLOCK, 0, shape, o, s, step, grad, (T *)momentum, x));
 }
 
-/* The factor goes through scratch. */
+/* The factor lies in scratch. */
 void muon_normalise(Device *d, int64_t n, const GradStats *squares, float slack, float *x) {
     if (n == 0) return;
     float *factor = (float *)cuda_scratch(d, sizeof *factor);

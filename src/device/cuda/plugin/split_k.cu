@@ -1,10 +1,11 @@
-/* Products with splits: those whose sums ranks may share, bit for bit. An element of C is, for each split,
- * one chain of fused multiplications and additions along the inner dimension in ascending order, and then the
- * canonical tree over splits: whatever tile it lies in, and whoever has the split.
+/* Products with splits (KSplit), whose sums ranks may share without changing a bit. An element of C is,
+ * for each split, one chain of fused multiply-adds along the inner dimension in ascending order, and
+ * then the canonical tree over splits. Neither depends on the tile that the element lies in, nor on
+ * which rank has the split.
  *
- * A block makes a tile of TILE x TILE elements of C, four a thread, from tiles of both operands in shared
- * memory: blockIdx.x of its rows, which may be many, blockIdx.y of its columns. Terms behind the end of a
- * split are zeros, which change no sum. */
+ * A block computes a tile of TILE x TILE elements of C, four per thread, from tiles of both operands in
+ * shared memory. blockIdx.x is the tile of rows, which may be many, blockIdx.y the tile of columns. Terms
+ * past the end of a split are zeros, which change no sum. */
 #include "device/cuda/plugin/kernels.cuh"
 
 namespace {
@@ -17,12 +18,13 @@ struct Product {
     int64_t m, n, k;
 };
 
-/* Terms at .. at+count-1 of TILE rows of op(A), and of TILE columns of op(B): [term][row], [term][column]. */
+/* Loads terms at .. at+count-1 (indices of the inner dimension) of TILE rows of op(A) and of TILE columns of
+ * op(B): [term][row], [term][column]. */
 template <typename T>
 INLINE void load_tiles(Product g, const T *a, const T *b, int64_t at, int64_t count, float *left,
                        float *right) {
     for (int e = (int)threadIdx.x; e < TILE * TILE; e += BLOCK) {
-        /* Neighbouring threads read neighbouring elements, whichever way the operand lies. */
+        /* Adjacent threads read adjacent elements, whether the operand is transposed or not. */
         int fast = e % TILE, slow = e / TILE;
         int row = g.trans_a ? fast : slow, term = g.trans_a ? slow : fast;
         int64_t i = (int64_t)blockIdx.x * TILE + row, p = at + term;
