@@ -1,9 +1,8 @@
-/* The best checkpoint of a run, by a figure that the run measures: checkpoint.keep_best.
+/* Tracks the best checkpoint of a run by a metric that the run measures: checkpoint.keep_best.
  *
- * A figure is called as TensorBoard calls it: "validation/loss", of a set "validation/NAME/loss", of a task
- * "task/NAME/acc".
- * Losses, perplexities and bits are better when lower, accuracies when higher; the earlier of equals stays. A
- * checkpoint is looked at if the figure was measured at its step, and is finite. */
+ * A metric has the name that TensorBoard shows: "validation/loss", for one set "validation/NAME/loss", for a
+ * task "task/NAME/acc". Losses, perplexities and bits are better when lower, accuracies when higher; of equal
+ * ones the earlier stays. A checkpoint counts if the metric was measured at its step and is finite. */
 #ifndef WEFT_TRAIN_BEST_H
 #define WEFT_TRAIN_BEST_H
 
@@ -12,25 +11,26 @@
 #include "train/saved.h"
 #include "train/tasks.h"
 
-/* What was measured last. */
+/* The last measurement. */
 typedef struct Best {
-    const char *figure; /* of the configuration; "": none is looked for */
+    const char *figure; /* name of the metric, as configured; "": none */
     int64_t step;       /* -1: never */
     double value;
 } Best;
 
-/* What the configuration alone shows, which opens no data: ERR_CONFIG where nothing of such a figure's kind
- * is measured. best_open sees the rest. */
+/* Checks what the configuration alone shows, without opening data: ERR_CONFIG if the run measures no metric
+ * of this kind. best_open checks the rest. */
 ErrorCode best_check(const Config *c, Error *err);
-/* ERR_CONFIG where nothing of this name will be measured, naming what will. The text is kept, not copied. */
+/* ERR_CONFIG if no metric of this name will be measured; the message names those that will. Keeps the text,
+ * without a copy. */
 ErrorCode best_open(Best *b, const char *figure, const Dataset *d, const Tasks *t, Error *err);
-/* Says where the figure will not be there for checkpoints. */
+/* Warns if the metric will not have been measured when checkpoints are saved. */
 void best_remark(const Best *b, const Config *c);
-/* Each record that is made; they need not be what is looked for. */
+/* Called with every record; ignores those of other metrics. */
 void best_validation(Best *b, const ValidationMetrics *v);
 void best_task(Best *b, const TaskMetrics *m);
-/* The checkpoint of this step is about to be made: true when it is better than the one in `best`, which then
- * is this one. */
+/* Call before the checkpoint of this step is saved. Returns true if it is better than the one in `best`,
+ * which it then replaces. */
 bool best_take(const Best *b, int64_t step, BestCheckpoint *best);
 
 #endif

@@ -1,21 +1,21 @@
-/* Faults that a run is given on purpose, to see what it makes of them.
+/* Faults injected into a run, to test how it handles them.
  *
  *     kill:rank=1,step=7          the rank kills itself (SIGKILL)
- *     stop:rank=2,step=5          it stops (SIGSTOP) and answers nobody
+ *     stop:rank=2,step=5          it stops (SIGSTOP) and no longer answers
  *     nan:rank=0,step=3           a NaN among its gradients
- *     bitflip:rank=1,step=4       one bit of its master weights flips; seed=S says which
+ *     bitflip:rank=1,step=4       one bit of its master weights flips; seed=S selects which
  *     slow:rank=1,step=2,ms=500   it sleeps
- *     stop:rank=1,phase=saving    kills, stops and sleeps also on entering a phase (phase.h): the first
- *                                 time, or with step=N that after step N
- *     random:seed=7,count=3,kinds=kill|stop    so many faults, each in a step and on a rank drawn from it
+ *     stop:rank=1,phase=saving    kills, stops and sleeps can also happen on entering a phase (phase.h): the
+ *                                 first time, or with step=N the time after step N
+ *     random:seed=7,count=3,kinds=kill|stop    so many faults, each in a random step and on a random rank
  *
- * Several stand one after the other, parted by semicolons or blanks. Steps count from 1, as in the metrics.
+ * Several faults are separated by semicolons or blanks. Steps count from 1, as in the metrics.
  *
- * A fault belongs to one attempt at the run (0 unless attempt=N is said): it happens once however often
- * the run is restarted, so a restarted run gets past it. Attempts are counted by whoever restarts
- * (supervise.h). Random faults are in different steps, as long as there are steps enough, and each belongs
- * to the attempt that gets there: to one more after each kill or stop. (A NaN or a flipped bit may end an
- * attempt too, as the run is configured: then say attempts by hand.) */
+ * A fault belongs to one attempt at the run (0, or attempt=N). It happens once, however often the run is
+ * restarted, so a restarted run gets past it. The supervisor counts attempts (supervise.h). Random faults are
+ * in different steps, as long as there are enough steps. Each belongs to the attempt that gets there: the
+ * attempt increases by one after each kill or stop. (A NaN or a flipped bit may also end an attempt,
+ * depending on the configuration: in that case give the attempts explicitly.) */
 #ifndef WEFT_TRAIN_INJECT_H
 #define WEFT_TRAIN_INJECT_H
 
@@ -41,48 +41,48 @@ typedef struct Fault {
     FaultKind kind;
     int rank, attempt;
     Phase phase;  /* PHASE_STEPS: before a step */
-    int64_t step; /* 1-based; of another phase 0: when it is first entered */
-    int64_t ms;   /* slow */
+    int64_t step; /* 1-based; in another phase, 0: when it is first entered */
+    int64_t ms;   /* duration of slow */
     uint64_t seed;
 } Fault;
 
 typedef struct Inject {
     size_t count;
-    Fault *faults; /* as they were written; random ones by step */
+    Fault *faults; /* in the order of the text; random ones by step */
 } Inject;
 
-/* ERR_USAGE names the part that is wrong: an unknown kind or key, a rank or step that the run does not have.
- * NULL is no fault, "" an error. Free with inject_free, also after an error. */
+/* ERR_USAGE names what is wrong: an unknown kind or key, or a rank or step that the run does not have. NULL
+ * means no faults; "" is an error. Free with inject_free, also after an error. */
 ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err);
 void inject_free(Inject *in);
 
-/* The next fault, after `last` (NULL: the first), that this rank has in this step of this attempt; NULL when
+/* Returns the next fault after `last` (NULL: the first) for this rank in this step of this attempt; NULL if
  * there is none:
  *     for (const Fault *f = NULL; (f = inject_at(&in, rank, step, attempt, f));) ... */
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last);
 
-/* Where a rank is when it enters a phase. */
+/* State of a rank when it enters a phase. */
 typedef struct FaultPlace {
     int rank, attempt;
     Phase phase;
-    int64_t step; /* steps that are done */
-    bool first;   /* the attempt's first time in it */
+    int64_t step; /* steps done */
+    bool first;   /* first time in this attempt */
 } FaultPlace;
-/* The same on entering a phase. */
+/* The same for faults on entering a phase. */
 const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last);
 
-/* Which of `bits` bits a bitflip is about; which of so many elements a NaN goes into. bits >= 1. */
+/* Which of `bits` bits a bitflip changes; which of so many elements becomes a NaN. bits >= 1. */
 uint64_t inject_place(const Fault *f, uint64_t bits);
 
-/* All that the engine's rank has to suffer before step `step` (1-based) of this attempt, each said in a line
- * of the log. A NaN is left to the step: options->poison. */
+/* Injects all faults of the engine's rank before step `step` (1-based) of this attempt, with a line of the
+ * log for each. A NaN is injected inside the step: options->poison. */
 void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options);
 
-/* All that a rank has to suffer on entering a phase, each said. */
+/* Injects all faults of a rank on entering a phase, with a line of the log for each. */
 void inject_phase_faults(const Inject *in, const FaultPlace *place);
 
-/* Turns bit number `place` (modulo how many there are) of the master weights that this rank owns, and says
- * where it is. */
+/* Flips bit number `place` (modulo their number) of the master weights that this rank owns, and writes its
+ * location to `where`. */
 void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size);
 
 #endif

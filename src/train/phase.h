@@ -1,12 +1,13 @@
-/* What a rank is doing, for those who wait for it in vain. One for a process, from before the ranks join
- * until they have parted: the program says which phase it enters, the watchdog's thread reads it.
+/* The phase that a rank is in, for messages about ranks that keep others waiting. There is one Activity per
+ * process, from before the ranks join until they have parted: the program sets the phase, and the watchdog's
+ * thread reads it.
  *
  *     MPI start -> reading -> tokenizing -> allocating -> measuring -> loading -> records -> steps -> ending
  *                                                                                        |  ^
  *                                                           comparing, validation, saving <-'
  *
- * All ranks enter and leave a phase together: each ends with something that all take part in. So the phase of
- * a rank that waits is that of the rank that it waits for. */
+ * All ranks enter and leave a phase together, since each phase ends with something collective. So a rank that
+ * waits is in the same phase as the rank that it waits for. */
 #ifndef WEFT_TRAIN_PHASE_H
 #define WEFT_TRAIN_PHASE_H
 
@@ -36,15 +37,15 @@ const char *phase_name(Phase phase); /* "MPI start", "tokenizing" */
 typedef struct Activity {
     pthread_mutex_t mutex;
     Phase phase;
-    int64_t step;                /* steps that are done */
-    const struct Engine *engine; /* of which the action is told; NULL: there is none (yet, or any more) */
+    int64_t step;                /* steps done */
+    const struct Engine *engine; /* its current action is reported; NULL: no engine (yet, or any more) */
 } Activity;
 
 void activity_start(Activity *d);
 void activity_enter(Activity *d, Phase phase, int64_t step);
 void activity_engine(Activity *d, const struct Engine *engine);
-/* "tokenizing"; "step 12, FWD of unit 3, microbatch 1"; "saving after step 20". From any thread; doing: an
- * Activity. */
+/* Writes "tokenizing"; "step 12, FWD of unit 3, microbatch 1"; "saving after step 20". May be called from any
+ * thread; activity: an Activity. */
 void activity_describe(void *activity, char *out, size_t size);
 
 #endif

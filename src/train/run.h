@@ -1,5 +1,4 @@
-/* What the files of a run share (trainer.c, begin.c, records.c): its state, and what they call of each
- * other. */
+/* State of a run and functions that its files share (trainer.c, begin.c, records.c). */
 #ifndef WEFT_TRAIN_RUN_H
 #define WEFT_TRAIN_RUN_H
 
@@ -24,113 +23,114 @@
 #include "train/tasks.h"
 #include "train/tracing.h"
 
-/* Everything of a run, opened by run_begin and closed in trainer_run, whose closing calls take what was never
- * opened. Zero is "not there". */
+/* Everything that a run opens: opened by run_begin, closed in trainer_run. The close functions accept what
+ * was never opened, for which zero stands. */
 typedef struct Trainer {
     Config *c;
-    const char *file; /* that it was read from */
+    const char *file; /* the configuration's file */
     Comm *comm;
-    bool is_rank0;       /* rank 0: it has the lock, writes the records, and speaks */
-    LogLevel asked;      /* of messages, by the command line */
-    bool sees_directory; /* the run directory is rank 0's, for all that this rank can see */
-    RunLock lock;        /* rank 0's */
+    bool is_rank0;       /* it holds the lock, writes the records, and prints */
+    LogLevel asked;      /* level of messages asked for on the command line */
+    bool sees_directory; /* this rank's run directory appears to be rank 0's */
+    RunLock lock;        /* held by rank 0 */
     Device device;
-    GpuMemoryUse gpu_memory; /* memory of GPUs */
+    GpuMemoryUse gpu_memory;
     const Inject *inject;
     Activity *activity; /* the phase and step that the watchdog reads */
     bool entered[PHASES];
 
-    /* what is trained, on what, and how it is laid out */
+    /* model, data, and their layout */
     Tokenizer *tokenizer;
     Dataset *data;
     Tasks tasks;
     Layout layout;
     RankPlan rank;
-    RunFacts facts; /* what a resumed run must have as it was */
-    char init[65];  /* the sample of weights that were read from model.init; "": none were */
+    RunFacts facts; /* facts that a resumed run is compared by */
+    char init[65];  /* sample of the weights that were read from model.init; "": none were */
     Engine *engine;
     ReadAhead read_ahead;
     Replicas replicas;
-    double flops_per_token, peak_flops; /* peak: of all ranks together; 0: not known */
+    double flops_per_token, peak_flops; /* peak: over all ranks; 0: not known */
 
-    /* where the run stands, and what it is saved by */
-    ResumePoint found; /* what the run goes on from */
-    Text changes;      /* what is other from here on than in that, in words */
+    /* progress of the run, and how it is saved */
+    ResumePoint found; /* checkpoint that the run resumes from */
+    Text changes;      /* changes from then on, in words */
     RunState state;
     Best best;
     Saver saver;
     bool interval_suggested;
-    int64_t bad_in_row; /* steps that were skipped, up to now */
-    int unbalanced;     /* steps in turn whose experts were */
+    int64_t bad_in_row; /* steps skipped in a row, up to now */
+    int unbalanced;     /* steps in a row with unbalanced experts */
     bool warned_experts;
-    bool stopping; /* all ranks agreed to */
+    bool stopping; /* all ranks have agreed to stop */
 
-    /* what is written of it (records.c) */
+    /* records (records.c) */
     MetricsLog log;
     MetricsWindow window; /* since the last logged step */
     TensorBoard *board;
     Journal journal;
-    Listener listener; /* rank 0's: metrics.command */
+    Listener listener; /* rank 0's: program of metrics.command */
     AuditLog audit;
     Tracing tracing;
     Sources sources;
-    int64_t reported_sources; /* the last step of which sources were recorded */
-    UnitProbe *probe;         /* [units] of a step that is probed; NULL without metrics.probe */
+    int64_t reported_sources; /* last step whose sources were recorded */
+    UnitProbe *probe;         /* [units] for a probed step; NULL without metrics.probe */
 } Trainer;
 
-/* What each rank has done by itself, and all must have: a failure of one is returned by all, and said once.
- */
+/* For what each rank does by itself and all must have done: if one fails, all return its failure, and it is
+ * printed once. */
 #define TOGETHER(t, call) TRY(comm_agree((t)->comm, (call), err))
 
-/* 0 is never. */
+/* every 0: never. */
 static inline bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 /* ---- trainer.c ---- */
 
-/* Before what the phase does, by all ranks: the watchdog learns of it, and faults on purpose hit. */
+/* Enters a phase, on all ranks, before its work begins: the watchdog learns of it, and injected faults
+ * happen. */
 void run_enter(Trainer *t, Phase phase);
 
 /* ---- begin.c ---- */
 
-/* From the configuration to a run that can make its next step: device, directory, data, plan, memory, the
- * checkpoint to go on from, records. All ranks; what was opened before a failure is closed by trainer_run. */
+/* From the configuration to a run that is ready for its next step: device, directory, data, plan, memory,
+ * checkpoint to resume from, records. All ranks. trainer_run closes what was opened before a failure. */
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err);
 
 /* ---- records.c ---- */
 
-/* Files and programs that get records (sinks[] in records.c). */
+/* Files and programs that receive records (sinks[] in records.c). */
 ErrorCode sinks_open(Trainer *t, Error *err);
-/* To the disk: before a checkpoint says that the run got so far. */
+/* Writes records to the disk, before a checkpoint says that the run got so far. */
 ErrorCode sinks_sync(Trainer *t, Error *err);
-/* Of what was never opened, too. */
+/* Accepts sinks that were never opened. */
 void sinks_close(Trainer *t);
-/* The program of metrics.command alone, so that the journal tells of its end before that of the run. */
+/* Closes only the program of metrics.command, so that the journal records its end before that of the run. */
 ErrorCode sinks_close_program(Trainer *t, Error *err);
 
-/* An event, into the journal, by rank 0. */
+/* Adds an event to the journal, on rank 0. */
 ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char *detail,
                        const JournalFact *facts, Error *err);
-/* What a step has found, and bytes that this rank sent in it; rates are filled in by record_step. */
+/* Metrics of a step, with the bytes that this rank sent in it; record_step fills in the rates. */
 StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr);
-/* Of the step that has just ended, where it is to be logged. */
+/* Records the step that has just ended, if it is to be logged. */
 ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err);
 ErrorCode record_probe(Trainer *t, const StepOptions *options, Error *err);
 ErrorCode record_sources(Trainer *t, Error *err);
-/* Of each named set, `sets` in the order of the data, and of all together. */
+/* Records the validation of each named set (`sets`, in the order of the data) and of all sets together. */
 ErrorCode record_validations(Trainer *t, const Evaluation *all, const Evaluation *sets, double seconds,
                              Error *err);
 ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err);
-/* Saves that have ended since the last call: what they took, into the journal. */
+/* Adds to the journal what it cost to save, for saves that have ended since the last call. */
 ErrorCode record_saves(Trainer *t, Error *err);
-/* What pools and kernels have taken of GPUs; what has less left than it should. */
+/* Records the GPU memory that pools and kernels take; and GPUs with less free memory than expected. */
 ErrorCode record_gpu_memory(Trainer *t, Error *err);
 ErrorCode record_lost_memory(Trainer *t, Error *err);
-/* Planned and measured times of the traced steps. */
+/* Records planned and measured times of the traced steps. */
 ErrorCode record_trace(Trainer *t, Error *err);
 
-/* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
+/* Ranks other than 0 print warnings only, except for the lines that metrics.log_ranks asks of them. */
 void run_hush(const Trainer *t);
-/* The curve in the terminal, and where the time went, at the end of a run. */
+/* Print the loss curve, and the profile of where the time went, at the end of a run. */
 void run_show_curve(const Trainer *t);
 void run_show_profile(Trainer *t);
 

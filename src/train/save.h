@@ -1,6 +1,6 @@
-/* Saving a run: state, weights and optimizer, written by a thread beside the training from a copy in memory
- * set aside before the first step. The stall that training sees is the copy, and the wait for the save before
- * if the disk is slower than the interval. */
+/* Saves a run: state, weights and optimizer. A thread writes them alongside training, from a copy in memory
+ * that was set aside before the first step. Training stalls only for the copy, and for the previous save if
+ * the disk is slower than the checkpoint interval. */
 #ifndef WEFT_TRAIN_SAVE_H
 #define WEFT_TRAIN_SAVE_H
 
@@ -15,33 +15,33 @@ typedef struct Saver {
     const RunFacts *facts;
     Engine *engine;
     Comm *comm;
-    double waited; /* seconds for the save before */
+    double waited; /* seconds spent waiting for the previous save */
     bool has_earlier;
-    SaveReport earlier;                   /* of that one, when nobody has asked for it yet */
+    SaveReport earlier;                   /* report of the previous save, if nobody has asked for it yet */
     Tensors *model, *optimizer, *average; /* average: NULL without optimizer.ema */
-    Tensors *kept; /* of a checkpoint of weights only, in place of optimizer; or NULL */
+    Tensors *kept; /* of a checkpoint with weights only, in place of optimizer; or NULL */
     CheckpointWriter *writer;
     Text config, generation, tokenizer, tokenizer_config, chat_template;
     CheckpointFile files[6];
     int file_count;
 } Saver;
 
-/* Configuration, set and facts are kept, not copied. in_use: step of the checkpoint that the run goes on
- * from, -1 for none; it is never removed. Close it also after a failure. */
+/* Keeps pointers to configuration, set and facts. in_use: step of the checkpoint that the run resumes from,
+ * -1 for none; it is never removed. Close the saver also after a failure. */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
                      Comm *comm, const Tokenizer *t, int64_t in_use, Error *err);
-/* Starts a save of the weights as they are now, after the one before. A failure of that is returned here. All
+/* Starts to save the weights as they are now, after the previous save; returns its failure, if it failed. All
  * ranks. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err);
-/* Returns when weights and moments may change: before every update. */
+/* Returns when weights and moments may change. Call before every update. */
 void saver_copied(Saver *s);
-/* With many ranks a save goes on at step boundaries: what each rank has to say of it travels with the step's
+/* With several ranks a save advances at step boundaries: each rank's status travels with the step's
  * record. */
 void saver_flags(Saver *s, uint64_t *any, uint64_t *all);
 ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err);
-/* Waits until what was saved is committed. All ranks. */
+/* Waits until the save is committed. All ranks. */
 ErrorCode saver_wait(Saver *s, Error *err);
-/* Figures of a save that has been committed since the last call; false when none was. */
+/* Report of a save that was committed since the last call; returns false if there was none. */
 bool saver_report(Saver *s, SaveReport *out);
 ErrorCode saver_close(Saver *s, Error *err);
 

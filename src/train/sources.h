@@ -1,8 +1,8 @@
-/* Losses, tokens and epochs by source of the data, where a run has several (config_reported_sources).
+/* Losses, tokens and epochs per data source, for runs with several (config_reported_sources).
  *
- * Each rank adds up what it counts, step by step: exact sums, so that the figures have the same bits on
- * every mesh. Ranks meet when the figures are taken, at logged steps and before a checkpoint; a run that goes
- * on from one so begins with nothing, as the run that went through did. */
+ * Each rank adds up what it counts, step by step. The sums are exact, so the figures have the same bits on
+ * every mesh. They are combined over ranks when they are taken: at logged steps and before a checkpoint. So a
+ * resumed run begins with empty sums, as the uninterrupted run did at that point. */
 #ifndef WEFT_TRAIN_SOURCES_H
 #define WEFT_TRAIN_SOURCES_H
 
@@ -23,21 +23,21 @@ typedef struct SourceSums {
 } SourceSums;
 
 typedef struct Sources {
-    size_t count; /* 0: losses are not told apart */
+    size_t count; /* 0: losses are not split by source */
     const Dataset *data;
     bool counts;      /* this rank counts the rows of its batches */
-    int32_t *rows;    /* [microbatches, sequences] of which source they are, in the step under way */
-    SourceSums *sums; /* of this rank, since they were taken */
+    int32_t *rows;    /* [microbatches, sequences] index of each row's source, in the current step */
+    SourceSums *sums; /* of this rank, since they were last taken */
 } Sources;
 
 void sources_open(Sources *s, const RankPlan *p, const Dataset *d, const Layout *l);
-void sources_close(Sources *s); /* a zeroed one is fine */
-/* What the engine is told of a step; NULL where nothing is told apart. */
+void sources_close(Sources *s); /* a zeroed one is allowed */
+/* StepOptions.sources of a step; NULL if losses are not split by source. */
 const int32_t *sources_rows(Sources *s, const ReadAheadStep *step, int64_t sequences);
-/* Adds what the engine's step has found. */
+/* Adds the source losses of the engine's last step. */
 void sources_add(Sources *s, const ReadAheadStep *step, int64_t sequences, const Engine *e);
-/* Of all ranks together: out[count], with the epochs of the first `samples` samples. Begins anew. All ranks.
- */
+/* Combines the sums of all ranks: out[count], with the epochs of the first `samples` samples. Then begins
+ * again with empty sums. All ranks. */
 ErrorCode sources_take(Sources *s, Comm *comm, int64_t step, int64_t samples, SourceMetrics *out, Error *err);
 
 #endif

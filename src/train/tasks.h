@@ -1,4 +1,4 @@
-/* The tasks of a run, or of weft eval: opened once, and the same on all ranks. */
+/* The tasks of a run, or of weft eval. They are opened once, and are the same on all ranks. */
 #ifndef WEFT_TRAIN_TASKS_H
 #define WEFT_TRAIN_TASKS_H
 
@@ -12,20 +12,20 @@ typedef struct Tasks {
     Task **items; /* [count] */
 } Tasks;
 
-/* `context` as in task_open. ERR_CONFIG for names that are no names, or that two tasks have. Close it also
+/* `context` as in task_open. ERR_CONFIG for invalid names, or if two tasks have the same name. Close it also
  * after a failure. */
 ErrorCode tasks_open(Tasks *t, const EvaluationOptions *o, const Tokenizer *tokenizer, int64_t context,
                      Error *err);
-void tasks_close(Tasks *t); /* a zeroed one is fine */
+void tasks_close(Tasks *t); /* a zeroed one is allowed */
 
-/* Asks the model: what it makes of each choice or text, and what that comes to. All ranks. */
+/* Evaluates a task: a score for each choice or text, and the metrics computed from them. All ranks. */
 ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots /* [t->slots] or NULL */, TaskFigures *out,
                         Error *err);
 
-/* ERR_DATA unless all ranks ask the same. All ranks. */
+/* ERR_DATA unless all ranks have the same requests. All ranks. */
 ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err);
-/* What was opened, a line a task; what does not fit the context is said. */
+/* Describes the opened tasks, one line each, with the number of requests that were cut to the context. */
 void tasks_describe(const Tasks *t, int64_t context, Text *out);
-void tasks_warn(const Tasks *t); /* of files that are not as they should be; for one rank */
+void tasks_warn(const Tasks *t); /* about files with invalid UTF-8; for one rank */
 
 #endif

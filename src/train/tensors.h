@@ -1,12 +1,12 @@
-/* Tensors of an engine as the checkpoint layer sees them: a description each, and callbacks that move bytes.
- */
+/* Tensors of an engine as checkpoint/ sees them: a description of each, and callbacks that move bytes. */
 #ifndef WEFT_TRAIN_TENSORS_H
 #define WEFT_TRAIN_TENSORS_H
 
 #include "checkpoint/modelfiles.h"
 #include "engine/engine.h"
 
-/* To save, each element is in the list of exactly one rank; to load, in those of all ranks that own it. */
+/* When saving, each element is in the list of exactly one rank; when loading, in those of all ranks that own
+ * it. */
 typedef enum TensorsUse { TENSORS_TO_LOAD, TENSORS_TO_SAVE } TensorsUse;
 
 typedef struct Tensors {
@@ -15,22 +15,22 @@ typedef struct Tensors {
     TensorList list;
     TensorDesc *descriptions;
     TensorSegment *segments;
-    void **memory; /* of each piece */
+    void **memory; /* [segments] address of each */
 } Tensors;
 
-/* What a checkpoint has as its model, stored in files as `stored` (SAFE_F32 or SAFE_BF16): the master
- * weights; where there are adapters these alone, by the names that PEFT has for them. */
+/* The tensors of a checkpoint's model files, stored as `stored` (SAFE_F32 or SAFE_BF16): the master weights,
+ * or with adapters only these, under PEFT's names. */
 Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored);
-/* The weights of a model directory, adapters not among them. */
+/* The weights of a model directory, without adapters. */
 Tensors *tensors_of_base(const Engine *e, TensorsUse use);
-/* What the optimizer keeps, as STATE.NAME (exp_avg.NAME) in the dtype that it is kept in; with `master` the
- * fp32 weights too, as master.NAME: for checkpoints whose model file is rounded. `from`: the file to load, in
- * which what only some checkpoints have is looked for; NULL: to save. */
+/* The optimizer's states as STATE.NAME (exp_avg.NAME), in the dtype that they have in memory. With `master`
+ * also the fp32 weights as master.NAME, for checkpoints whose model file is rounded. from: the file to load,
+ * because some tensors exist in some checkpoints only; NULL: to save. */
 Tensors *tensors_of_optimizer(const Engine *e, const ModelFiles *from, bool master);
-/* Of these, to save, what no model file has a place for: biases of experts. NULL where there is none. */
+/* For saving: those of them that model files cannot hold, the biases of experts. NULL if there are none. */
 Tensors *tensors_of_kept(const Engine *e);
-/* The average of the weights, by the names of the weights, in fp32. NULL where none is kept. */
+/* The average of the weights, under the names of the weights, in fp32. NULL if none is kept. */
 Tensors *tensors_of_average(const Engine *e, TensorsUse use);
-void tensors_free(Tensors *t); /* NULL is fine */
+void tensors_free(Tensors *t); /* NULL is allowed */
 
 #endif
