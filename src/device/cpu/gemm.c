@@ -1,24 +1,25 @@
 /* Matrix products.
  *
- * The result is cut into tiles, each given to whichever thread is free; the inner dimension is never split
- * between threads. There are three ways to make them:
+ * The result is cut into tiles, each computed by whichever thread is free; the inner dimension is never split
+ * between threads. There are three ways to compute a tile:
  *
- *     packed     our own kernels (product.h): an element's bits do not depend on the tile it is in, so that
- *                what ranks make of slices are slices of the whole, and tiles may be cut as threads need it.
- *     native     bf16 products that no rank shares, by oneDNN's matmul primitives, where the processor has
- *                AMX, or who runs it says so: one for each tile shape, made on the first use of a shape,
- *                run with scratchpads and memory objects of each thread, since a primitive may run on several
- *                threads at once only if nothing is shared. The order of their sums hangs on the shape of a
- *                tile, so tiles are cut by the product's shape alone.
- *     library    fp32 products of a few rows (a token that is generated) that no rank shares, by dnnl_sgemm:
- *                the time is that of reading B, and packing it would double that.
+ *     packed     our own kernels (product.h). An element's bits do not depend on the tile it is in. So the
+ *                product of a rank's slice is the slice of the product, and tiles may be cut to suit the
+ *                threads.
+ *     native     bf16 products without splits, by oneDNN's matmul primitives, if gemm_open was told to use
+ *                them. There is one primitive for each tile shape, created on the first use of the shape.
+ *                Scratchpads and memory objects are per thread, since a primitive may run on several threads
+ *                at once only if nothing is shared. The order of its sums depends on the shape of a tile, so
+ *                tiles are cut by the product's shape alone.
+ *     library    fp32 products of a few rows (generation of single tokens) without splits, by dnnl_sgemm: the
+ *                time is that of reading B, and packing it would double that.
  *
- * oneDNN runs what is called inside a parallel region on the calling thread alone.
+ * oneDNN runs a call inside a parallel region on the calling thread alone.
  *
- * Where the inner dimension is cut into several splits, the fp32 sums of a tile's splits are added in the
- * canonical tree, in memory of the thread; where C is bf16, it is rounded once, after that.
+ * If the inner dimension has several splits, the fp32 partials of a tile are added in the canonical tree, in
+ * the thread's scratch. If C is bf16, it is rounded once, after that.
  *
- * After the first use of a shape nothing is allocated here; dnnl_sgemm may take memory within a call. */
+ * After the first use of a shape nothing is allocated here, but dnnl_sgemm may allocate within a call. */
 #include "device/cpu/gemm.h"
 
 #include <oneapi/dnnl/dnnl.h>
@@ -68,13 +69,13 @@ typedef struct Grid {
 
 static int64_t pieces_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-/* Length of pieces of n near `size`, of nearly equal length, a multiple of `step`. */
+/* Length of pieces of n: near `size`, nearly equal, a multiple of `step`. */
 static int64_t piece_length(int64_t n, int64_t size, int64_t step) {
     int64_t count = max_i64(1, (n + size / 2) / size), each = (n + count - 1) / count;
     return (each + step - 1) / step * step;
 }
 
-/* Element (i, j) of C and what it is made of, from term k on. */
+/* The product that computes C from element (i, j) on, over terms from k on. */
 static Product moved(const Product *p, int64_t i, int64_t j, int64_t k) {
     Product t = *p;
     t.a = tensor_at(p->a, p->trans_a ? k * p->lda + i : i * p->lda + k, p->ab_type);
@@ -83,7 +84,7 @@ static Product moved(const Product *p, int64_t i, int64_t j, int64_t k) {
     return t;
 }
 
-/* Tiles are numbered down the columns: neighbours share the columns of B. */
+/* Tiles are numbered down the columns, so that neighbours share columns of B. */
 static Product tile_of(const Product *p, const Grid *g, int64_t number) {
     int64_t i = number % g->down * g->rows, j = number / g->down * g->cols;
     Product t = moved(p, i, j, 0);
@@ -92,17 +93,17 @@ static Product tile_of(const Product *p, const Grid *g, int64_t number) {
     return t;
 }
 
-/* ---- leaves ---- */
+/* ---- splits ---- */
 
-/* Runs have the same number of pieces, so the first tells it. */
+/* All runs have the same number of splits, so the first run determines it. */
 static int64_t split_count(const KSplit *l) {
     return l->runs ? pieces_of(l->run[0].length, l->run[0].split_size) : 1;
 }
 
-/* A tile at work. The sums of its splits are made in ascending order and added like the digits of a binary
- * counter: `level[l]` holds the sum of 2^l leaves that waits for its right half. So the canonical tree is
- * walked with a tile for each of its levels, and a sum goes to memory once. */
-enum { LEVELS = 7 }; /* SPLITS_MAX leaves and fewer */
+/* A tile in progress. The partials of its splits are computed in ascending order and added like the digits of
+ * a binary counter: level[l] holds the sum of 2^l splits until its right half is complete. So the canonical
+ * tree needs one tile for each of its levels, and each sum is stored once. */
+enum { LEVELS = 7 }; /* enough for SPLITS_MAX splits */
 typedef struct SplitWork {
     const Kernels *kernels;
     Product tile;
@@ -110,8 +111,8 @@ typedef struct SplitWork {
     float *level[LEVELS]; /* [m, n] each */
 } SplitWork;
 
-/* op(A)'s lines are rows of C: they lie along the rows of A as stored unless it is transposed; op(B)'s
- * lines are columns of C, and lie along if B is transposed. whole: the sums are C's, which is bf16. */
+/* Lines of op(A) are rows of C; they are contiguous unless A is transposed. Lines of op(B) are columns of C;
+ * they are contiguous if B is transposed. whole: the result is rounded straight into C, which is bf16. */
 static void run_piece(const SplitWork *w, const Product *p, const float *const *wait, int waiting,
                       bool whole) {
     w->kernels->product_run(&(ProductRun){.m = p->m,
@@ -131,7 +132,7 @@ static void run_piece(const SplitWork *w, const Product *p, const float *const *
                             w->room);
 }
 
-/* Piece `split` of every run, chained in the order of the runs; then what waits for it. */
+/* Sums segment `split` of every run, chained in the order of the runs; then adds the waiting sums. */
 static void split_sum(const SplitWork *w, int64_t split, bool add, float *to, int64_t row,
                       const float *const *wait, int waiting, bool whole) {
     const KSplit *l = &w->tile.splits;
@@ -151,9 +152,9 @@ static void split_sum(const SplitWork *w, int64_t split, bool add, float *to, in
     }
 }
 
-/* Split i completes the levels that are the ones at the end of i: with what waits there it becomes the sum
- * of the level above. The last split completes all that wait: every one in i. Of six splits, which the
- * canonical tree splits into four and two:
+/* Split i completes the levels of the trailing 1 bits of i: with their sums added, it becomes the sum of the
+ * level above. The last split adds all waiting sums: one for every 1 bit of i. Example with six splits, which
+ * the canonical tree divides into four and two:
  *
  *     split             0     1     2     3        4     5 (the last)
  *     added to it      -     0     -     2, 0+1   -     4, 0+1+2+3
@@ -175,21 +176,21 @@ static void add_rows(const SplitWork *w, float *to, int64_t row, const float *wh
         w->kernels->add(w->tile.n, what + i * w->tile.n, to + i * row, to + i * row, DTYPE_F32);
 }
 
-/* Levels of the tree below its root: none of one split. */
+/* Levels of the tree below its root; 0 for one split. */
 static int levels_of(int64_t splits) {
     int levels = 0;
     while (INT64_C(1) << levels < splits) levels++;
     return levels;
 }
 
-/* Tiles of fp32 that a thread needs beside C: where C is bf16, one for its sums; where it is to be added to a
- * tree, one for the tree; and the levels of that. */
+/* fp32 tiles that a thread needs in addition to C: one for the sums if C is bf16; one for the tree if C is
+ * added to it; and one for each level of the tree. */
 static int tiles_beside(const Product *p) {
     int64_t splits = split_count(&p->splits);
     return (p->c_type != DTYPE_F32) + (p->accumulate && splits > 1) + levels_of(splits);
 }
 
-/* Between C and the fp32 sums of a tile: what is rounded is a whole sum, once. */
+/* Converts between C and the fp32 sums of a tile. Only complete sums are rounded, once. */
 static void cast_rows(const SplitWork *w, void *c, float *sum, bool load) {
     const Product *t = &w->tile;
     for (int64_t i = 0; i < t->m; i++) {
@@ -201,8 +202,8 @@ static void cast_rows(const SplitWork *w, void *c, float *sum, bool load) {
     }
 }
 
-/* One split: its blocks are added to C, or to C as fp32. Several: the tree of them, then C. `beside` has room
- * for tiles_beside, and ends at `end`. */
+/* With one split, its blocks are added to C, or to C widened to fp32. With several, C is added to their tree.
+ * `beside` has space for tiles_beside tiles, and ends at `end`. */
 static void sum_tile(SplitWork *w, float *beside, const float *end) {
     const Product *t = &w->tile;
     int64_t splits = split_count(&t->splits), tile = t->m * t->n;
@@ -227,25 +228,25 @@ static void sum_tile(SplitWork *w, float *beside, const float *end) {
 /* ---- packed ---- */
 
 enum {
-    TILE_ROWS = 384, /* of a tile that has others beside it and all its columns */
+    TILE_ROWS = 384, /* of a tile with all its columns, if it needs tiles_beside */
     TALL = 4 * TILE_ROWS,
     TILE_FLOATS = TILE_ROWS * PRODUCT_COLS,
-    /* Packing an element takes about as long as so many terms in fp32: of B, of A, of what is read in rows
-     * of A. */
+    /* Packing an element takes about as long as this many fp32 terms: of B, of A transposed, of A read in
+     * rows. */
     COST_B = 24,
     COST_A = 16,
     COST_ROWS = 4,
 };
 
-/* Pieces of nearly equal length, multiples of `step`: of whole panels of any kernels. */
+/* Pieces of nearly equal length, multiples of `step`: of the panels of all kernels. */
 enum { STEP_ROWS = 8, STEP_COLS = 48 };
 static int64_t equal_length(int64_t n, int64_t most, int64_t step) {
     int64_t each = pieces_of(n, pieces_of(n, most));
     return n <= step ? n : min_i64(most, (each + step - 1) / step * step);
 }
 
-/* The grid whose slowest thread has least to do: a tile costs its terms and what it packs, and threads take
- * tiles in rounds. `most`: the elements that a tile may have. */
+/* The grid with the shortest time for its slowest thread. A tile costs its terms and its packing, and threads
+ * take tiles in rounds. `most`: largest number of elements of a tile. */
 static Grid grid_of(const Product *p, int threads, int64_t most, int bf16_pace) {
     Grid best = {.rows = 0};
     const int64_t pace = p->ab_type == DTYPE_BF16 ? bf16_pace : 1;
@@ -263,7 +264,8 @@ static Grid grid_of(const Product *p, int threads, int64_t most, int bf16_pace) 
     return best;
 }
 
-/* A narrow product, as of one token through a small model, ends before another thread would have woken. */
+/* A small product, such as that of one token in a small model, ends before another thread would have woken
+ * up. */
 static int threads_for(const Device *d, const Product *p, const Grid *grid) {
     enum { NARROW = 1 << 15 };
     return grid->down * grid->across > 1 && p->m * p->n * p->k > NARROW ? d->threads : 1;
@@ -272,8 +274,8 @@ static int threads_for(const Device *d, const Product *p, const Grid *grid) {
 /* Scratch of one thread: packed panels, then tiles. */
 static size_t thread_floats(int tiles) { return PRODUCT_ROOM + (size_t)tiles * TILE_FLOATS; }
 
-/* Each tile with its splits. A thread's room is its number times `each`, and holds packed panels, then the
- * tiles of tiles_beside; where there are none C itself takes its sums. */
+/* Computes each tile with its splits. A thread's scratch starts at its number times `each`; it holds packed
+ * panels, then the tiles of tiles_beside. If there are none, sums go straight to C. */
 static void packed(Gemm *g, Device *d, const Product *p) {
     Grid grid =
         grid_of(p, d->threads, tiles_beside(p) ? TILE_FLOATS : TALL * PRODUCT_COLS, g->kernels->bf16_pace);
@@ -288,9 +290,9 @@ static void packed(Gemm *g, Device *d, const Product *p) {
     }
 }
 
-/* ---- native: bf16 by primitives ---- */
+/* ---- native: bf16 with primitives ---- */
 
-/* oneDNN knows no flag for transposing: an operand's strides say how it is stored. */
+/* oneDNN has no flag for transposition: the strides describe how an operand is stored. */
 static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols, Dtype type, bool trans,
                               int64_t ld) {
     dnnl_dims_t dims = {rows, cols}, strides = {trans ? 1 : ld, trans ? ld : 1};
@@ -309,7 +311,7 @@ static dnnl_status_t describe(dnnl_memory_desc_t *md, int64_t rows, int64_t cols
 #define MD_ARG(md) (&(md))
 #endif
 
-/* Versions 2 and 3 of oneDNN differ in calls alone; the NULL is a bias, which is an op of its own here. */
+/* Versions 2 and 3 of oneDNN differ only in the calls. The NULL is the bias, which is a separate op here. */
 static dnnl_status_t primitive_desc(const Gemm *g, const dnnl_memory_desc_t md[3], dnnl_primitive_attr_t attr,
                                     dnnl_primitive_desc_t *pd) {
 #if DNNL_VERSION_MAJOR >= 3
@@ -321,7 +323,7 @@ static dnnl_status_t primitive_desc(const Gemm *g, const dnnl_memory_desc_t md[3
 #endif
 }
 
-/* Accumulation is a post-op, which adds C in fp32 before the one rounding to C's dtype. */
+/* Accumulation is a post-op: C is added in fp32, before the one rounding to C's dtype. */
 static dnnl_primitive_attr_t attributes_of(const Product *p) {
     dnnl_primitive_attr_t attr;
     CHECK(dnnl_primitive_attr_create(&attr) == dnnl_success);
@@ -340,9 +342,9 @@ static dnnl_primitive_attr_t attributes_of(const Product *p) {
     return attr;
 }
 
-/* One scratchpad a thread serves all primitives, since a thread runs one at a time: as large as the
- * largest asks. It is oneDNN's own workspace and no tensor, so it is not in the device's scratch, whose
- * size has to be known before there are primitives. */
+/* One scratchpad per thread, of the largest size requested, serves all primitives, since a thread runs one at
+ * a time. It is oneDNN's workspace, not a tensor, and is not part of the device's scratch, whose size must be
+ * known before any primitive exists. */
 static void grow_pads(Gemm *g, size_t bytes) {
     if (bytes <= g->pad_bytes) return;
     free(g->pads);
@@ -353,8 +355,8 @@ static void grow_pads(Gemm *g, size_t bytes) {
     CHECK(g->pads != NULL);
 }
 
-/* For each thread its own, since a memory object holds the address that a call works on. Made without
- * memory: addresses come with each tile. */
+/* Each thread has its own memory objects, since such an object holds the address that a call works on. They
+ * are created without memory; addresses are set for each tile. */
 static void make_memories(Gemm *g, Primitive *entry, const dnnl_memory_desc_t md[3],
                           dnnl_primitive_desc_t pd) {
     entry->memory = mem_alloc_array((size_t)g->threads * 4, sizeof *entry->memory);
@@ -372,7 +374,7 @@ static void make_memories(Gemm *g, Primitive *entry, const dnnl_memory_desc_t md
     }
 }
 
-/* Made with one OpenMP thread, for a plan that one thread carries out whole. */
+/* Created with one OpenMP thread, so that a single thread executes it entirely. */
 static void make_primitive(Gemm *g, Primitive *entry, const Product *p) {
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
@@ -394,14 +396,14 @@ static void make_primitive(Gemm *g, Primitive *entry, const Product *p) {
     omp_set_num_threads(threads);
 }
 
-/* All that a primitive was made for: row lengths too, since they are part of its descriptors. */
+/* Everything that a primitive was created for, including row lengths, which are part of its descriptors. */
 static bool same_shape(const Product *a, const Product *b) {
     return a->trans_a == b->trans_a && a->trans_b == b->trans_b && a->accumulate == b->accumulate &&
            a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldb == b->ldb &&
            a->ldc == b->ldc && a->ab_type == b->ab_type && a->c_type == b->c_type;
 }
 
-/* A list that is walked: a model has some dozens of shapes, and a tile takes a thousand times as long. */
+/* A linear search: a model has a few dozen shapes, and a tile takes a thousand times as long. */
 static int find_primitive(Gemm *g, const Product *p) {
     for (int i = 0; i < g->cached; i++)
         if (same_shape(&g->cache[i].shape, p)) return i;
@@ -413,7 +415,7 @@ static int find_primitive(Gemm *g, const Product *p) {
     return g->cached++;
 }
 
-/* Memory objects are the thread's own, and are pointed to the tile just before they are used. */
+/* Memory objects belong to the thread, and are pointed at the tile just before use. */
 static void run_primitive(const Gemm *g, const Primitive *entry, const Product *p) {
     int thread = omp_get_thread_num();
     dnnl_memory_t *of = entry->memory + thread * 4;
@@ -428,9 +430,9 @@ static void run_primitive(const Gemm *g, const Primitive *entry, const Product *
     CHECK(dnnl_primitive_execute(entry->primitive, g->streams[thread], 4, args) == dnnl_success);
 }
 
-/* Tiles have at most four sizes: most are whole, those of the last row and of the last column may be cut,
- * and the last one both ways. So the corners have them all. Made before threads start: the cache grows on
- * one thread alone. */
+/* Tiles have at most four shapes: full ones, the last row's, the last column's, and the last tile's. The four
+ * corners of the grid have them all. Primitives are created before threads start, since the cache may grow on
+ * one thread only. */
 static void prepare(Gemm *g, const Product *p, const Grid *grid) {
     int64_t last = grid->down * grid->across - 1;
     const int64_t corners[] = {0, grid->down - 1, last - grid->down + 1, last};
@@ -440,12 +442,12 @@ static void prepare(Gemm *g, const Product *p, const Grid *grid) {
     }
 }
 
-/* Each tile by `make`, on one thread. */
+/* Calls `make` for each tile, each on one thread. */
 static void each_tile(Gemm *g, int threads, const Product *p, const Grid *grid,
                       void (*make)(Gemm *g, const Product *tile)) {
 #pragma omp parallel num_threads(threads)
     {
-        omp_set_num_threads(1); /* a team of one is no parallel region in oneDNN's eyes */
+        omp_set_num_threads(1); /* oneDNN does not count a team of one as a parallel region */
 #pragma omp for schedule(dynamic, 1)
         for (int64_t t = 0; t < grid->down * grid->across; t++) {
             Product tile = tile_of(p, grid, t);
@@ -458,7 +460,7 @@ static void make_by_primitive(Gemm *g, const Product *tile) {
     run_primitive(g, &g->cache[find_primitive(g, tile)], tile);
 }
 
-/* C as it is, accumulated in fp32 inside a primitive. */
+/* Works on C directly; primitives accumulate in fp32. */
 static void native(Gemm *g, Device *d, const Product *p) {
     Grid grid = {piece_length(p->m, 1024, 64), piece_length(p->n, 384, 64), 0, 0};
     grid.down = pieces_of(p->m, grid.rows), grid.across = pieces_of(p->n, grid.cols);
@@ -470,7 +472,7 @@ static void native(Gemm *g, Device *d, const Product *p) {
 
 enum { LIBRARY_ROWS = 4 };
 
-/* Row-major, as dnnl_sgemm is. It refuses nothing but sizes and row lengths that gemm_run never makes. */
+/* Row-major, like dnnl_sgemm, which fails only for sizes and row lengths that gemm_run never passes. */
 static void make_by_library(Gemm *g, const Product *p) {
     (void)g;
     dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1,
@@ -486,8 +488,8 @@ static void library(Gemm *g, Device *d, const Product *p) {
 
 /* ---- */
 
-/* What ranks may share has splits, one of all its terms or several: what oneDNN made of it on one rank
- * it would make of other shapes on two, with other bits. */
+/* Products that ranks may share have splits (at least one). oneDNN must not compute these: on two ranks they
+ * have other shapes than on one, so it would return other bits. */
 static void run(Gemm *g, Device *d, const Product *p) {
     bool wide = p->ab_type == DTYPE_F32;
     if (p->splits.runs == 0 && !wide && g->native)
@@ -525,8 +527,8 @@ void gemm_run(Gemm *g, Device *d, bool trans_a, bool trans_b, int64_t m, int64_t
 
 /* ---- products of experts ---- */
 
-/* How many of the rows that are left a call gets. An expert's number of rows is another one in every step,
- * and there is a primitive for every shape: powers of two are few, so that making and keeping them ends. */
+/* Number of rows, of those left, for one call. An expert has a different number of rows in each step, and
+ * each shape needs a primitive: powers of two keep the number of primitives small. */
 static int64_t rows_at_once(const Gemm *g, Dtype type, int64_t left) {
     int64_t rows = 256;
     if (type == DTYPE_F32 || !g->native) return left;
@@ -534,7 +536,7 @@ static int64_t rows_at_once(const Gemm *g, Dtype type, int64_t left) {
     return rows;
 }
 
-/* The first and the last of an expert's rows; false: it has none. */
+/* The first row of an expert, and the end of its rows; returns false if it has none. */
 static bool expert_rows(const ExpertRows *e, int i, int64_t *first, int64_t *end) {
     *first = e->first[i], *end = e->first[i + 1];
     CHECK(0 <= *first && *first <= *end && *end <= e->rows);
@@ -545,7 +547,7 @@ static void count_flops(Device *d, OpId op, int64_t rows, int64_t n, int64_t k) 
     if (d->profiling) d->profile[op].flops += 2.0 * (double)rows * (double)n * (double)k;
 }
 
-/* One expert after the other, each by all threads. */
+/* One expert after another, each on all threads. */
 void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, const void *a,
                       const void *b, Dtype ab_type, void *c, Dtype c_type, KSplit splits) {
     Product p = {.trans_b = trans_b, .n = n, .k = k, .lda = k, .ldb = trans_b ? k : n, .ldc = n};
@@ -563,7 +565,7 @@ void gemm_run_grouped(Gemm *g, Device *d, ExpertRows e, bool trans_b, int64_t n,
     }
 }
 
-/* Pieces of an expert's rows add up in fp32, in ascending order. */
+/* Pieces of an expert's rows are accumulated in fp32, in ascending order. */
 void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t n, const void *a,
                             const void *b, Dtype ab_type, float *c, bool accumulate, bool sliced) {
     Product p = {.trans_a = true, .m = m, .n = n, .lda = m, .ldb = n, .ldc = n};
@@ -584,14 +586,14 @@ void gemm_run_grouped_wgrad(Gemm *g, Device *d, ExpertRows e, int64_t m, int64_t
 
 /* ---- */
 
-/* The most that any of the ways above takes, for a plan: what a tile needs beside C grows with the levels of
- * its splits. */
+/* The most scratch that any of the ways above needs, for a plan. The tiles needed in addition to C grow with
+ * the levels of the tree. */
 size_t gemm_scratch_bytes(int threads, Dtype compute, int splits) {
     int sums = compute != DTYPE_F32;
     return (size_t)threads * thread_floats(sums + (splits > 1) + levels_of(splits)) * sizeof(float);
 }
 
-/* The best of many short turns, since others may use the cores. */
+/* The best of many short measurements, since other programs may use the cores. */
 double gemm_register_limit(const Kernels *kernels, int threads, Dtype type, double seconds) {
     enum { ROUNDS = 1 << 17 };
     double best = 0, end = clock_seconds() + seconds;
@@ -618,12 +620,12 @@ static ErrorCode open_streams(Gemm *g, Error *err) {
     return OK;
 }
 
-/* What oneDNN itself would use, which an environment variable of its own may have lowered. */
+/* Asks for the instruction set that oneDNN would use, which its own environment variable may restrict. */
 bool gemm_native_possible(void) {
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
-/* Primitives are made later, when shapes are known. */
+/* Primitives are created later, when shapes are known. */
 ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native, int threads, Error *err) {
     if (native && !gemm_native_possible())
         return error_set(err, ERR_UNAVAILABLE,
@@ -640,7 +642,7 @@ ErrorCode gemm_open(Gemm **out, const Kernels *kernels, bool native, int threads
     return code;
 }
 
-/* Of what gemm_open made half, too: what is not there is NULL, and nothing is cached. */
+/* Also frees what a failed gemm_open leaves: missing objects are NULL, and nothing is cached. */
 void gemm_close(Gemm *g) {
     if (!g) return;
     for (int i = 0; i < g->cached; i++) {

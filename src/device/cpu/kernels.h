@@ -52,8 +52,8 @@ enum { PRODUCT_ROOM = PRODUCT_BLOCK * (PRODUCT_COLS + PACK_ROWS) }; /* floats */
 enum { LIMIT_SUMS = 384 };
 
 /* Arguments of attention. Rows of q (and of its gradient) are q_row elements apart, those of k and v kv_row,
- * of their gradients dkv_row. The keys of query t begin at flash_first and end at offset + t. first_key is
- * indexed by query; NULL means 0. */
+ * and those of their gradients dkv_row. The keys of query t begin at flash_first and end at offset + t.
+ * first_key is indexed by query; NULL means 0. */
 typedef struct Flash {
     AttentionShape s;
     Dtype c;
@@ -161,7 +161,9 @@ typedef struct Kernels {
                         float *out);
 
     void (*product_run)(const ProductRun *r, float *room /* [PRODUCT_ROOM] */);
-    int bf16_pace; /* terms of a product of bf16 in the time of one of fp32, about: packing is as fast */
+    /* About how many bf16 terms a product computes in the time of an fp32 term. Packing an element takes the
+     * same time for both. */
+    int bf16_pace;
     /* Multiply-adds in registers: fp32 ones, or dot products of bf16. Returns their FLOPs, some multiple of
      * rounds; 0: there is no such instruction. Adds to sums [LIMIT_SUMS], of which some are multiplied. */
     double (*product_limit)(int64_t rounds, Dtype t, float *sums);

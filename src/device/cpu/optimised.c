@@ -1,10 +1,9 @@
-/* The ops of a CPU on threads: each cuts its work into pieces and hands them to the kernels of an
- * instruction set.
+/* CPU ops on threads: each op cuts its work into pieces for the kernels of an instruction set.
  *
- *  1. Pieces never depend on the number of threads, and no two write the same element.
- *  2. Sums over tokens are taken in blocks of constant length from the start of a split on, then over blocks
- *     in ascending order (TokenBlocks): a slice that starts at a split has the bits of the whole.
- *  3. Exact sums, maxima and counts may be merged in any order: threads do so as they finish. */
+ * 1. Pieces never depend on the number of threads, and no two pieces write the same element. 2. Sums over
+ * tokens are taken in blocks of constant length, counted from the start of a split, and then over blocks in
+ * ascending order (TokenBlocks). So a slice that starts at a split has the same bits as in the full tensor.
+ * 3. Exact sums, maxima and counts may be merged in any order, so threads merge them as they finish. */
 #include "device/cpu/optimised.h"
 
 #include <math.h>
@@ -17,7 +16,7 @@
 
 enum {
     TOKEN_BLOCK = 32, /* tokens of a sum over tokens that are added in one chain */
-    PARTS = 64,       /* sums of such blocks that wait to be added, at most */
+    PARTS = 64,       /* most sums of such blocks that are stored before they are added */
 };
 
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
@@ -27,7 +26,7 @@ static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, in
              splits);
 }
 
-/* A copy: memory's speed is all there is to gain, and threads have more of it than one. */
+/* A copy, limited by memory bandwidth, of which several threads get more than one. */
 static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *table,
                           EmbedRows rows, float scale, bool add, void *out, Dtype c) {
     int64_t step = rows_for(hidden);
@@ -52,7 +51,7 @@ static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to
     }
 }
 
-/* Pieces are columns: each row of the table is added to in the order of the tokens. */
+/* Pieces are columns, so each row of the table is accumulated in the order of the tokens. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
                            EmbedRows rows, float scale, float *dtable, Dtype c) {
     enum { COLUMNS = 128 };
@@ -61,7 +60,7 @@ static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int3
                                   scale, dtable, c);
 }
 
-/* Each row's sums are one kernel call's, so rows may be cut anywhere. */
+/* A row's sums are computed in one kernel call, so rows may be cut anywhere. */
 static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, float eps, const void *a,
                          const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
                          Dtype c) {
@@ -77,23 +76,23 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
 
 /* ---- sums over tokens ---- */
 
-/* Tokens in blocks of TOKEN_BLOCK from the start of each split on, whatever the number of tokens. A block
- * is summed from zero, then added to the split's row, blocks in ascending order. A constant, since the
- * length of a block decides the bits: 32 rows are enough for the pass over the sums not to show beside
- * them, and few enough for threads to share a microbatch. */
+/* Tokens in blocks of TOKEN_BLOCK from the start of each split on, whatever the number of tokens. A block is
+ * summed from zero, then added to the split's row, in ascending order of blocks. The block length is a
+ * constant, because it determines the bits: 32 rows are enough to make the pass over the sums negligible, and
+ * few enough for threads to share a microbatch. */
 typedef struct TokenBlocks {
     int64_t tokens, split_size;
-    int64_t each, count; /* blocks of a split, of all */
+    int64_t each, count; /* blocks in a split, in total */
 } TokenBlocks;
 
-/* Whole splits first; what is left of the tokens is one more, with fewer blocks. */
+/* Full splits first; the remaining tokens are one more, with fewer blocks. */
 static TokenBlocks token_blocks(int64_t tokens, int64_t split_size) {
     int64_t each = splits_of(split_size, TOKEN_BLOCK);
     return (TokenBlocks){tokens, split_size, each,
                          tokens / split_size * each + splits_of(tokens % split_size, TOKEN_BLOCK)};
 }
 
-/* Splits have `each` blocks, of which the last may be short; so may the last split. */
+/* Splits have `each` blocks, of which the last may be short; the last split may be short, too. */
 static int64_t block_start(const TokenBlocks *b, int64_t block) {
     return block / b->each * b->split_size + block % b->each * TOKEN_BLOCK;
 }
@@ -102,9 +101,9 @@ static int64_t block_rows(const TokenBlocks *b, int64_t block) {
     return min_i64(TOKEN_BLOCK, end - block_start(b, block));
 }
 
-/* Sums of `count` blocks from `first` on: n columns of [count][row], added to the rows of their splits
- * [splits][n] in ascending order. Threads share columns, not blocks: an element of the sum belongs to one
- * of them. */
+/* Adds the sums of `count` blocks from `first` on ([count][row], n columns) to the rows of their splits
+ * [splits][n], in ascending order. Threads divide the columns, not the blocks, so each element of a sum
+ * belongs to one thread. */
 static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t count, int64_t row, int64_t n,
                        const float *partial, float *sum) {
     enum { COLUMNS = 256 };
@@ -116,14 +115,15 @@ static void add_blocks(Device *d, const TokenBlocks *b, int64_t first, int64_t c
     }
 }
 
-/* Room for the sums of as many blocks as are taken at a time. */
+/* Scratch for the sums of PARTS blocks. */
 static float *block_room(Device *d, int64_t n) {
     CHECK(d->scratch_size >= (size_t)(PARTS * n) * sizeof(float));
     return (float *)(void *)d->scratch;
 }
 
-/* PARTS blocks at a time, 2048 tokens: their sums wait in scratch, whose size so does not hang on the
- * microbatch, and are added before the next ones come. Without dw there is no room and there are no sums. */
+/* PARTS blocks at a time, i.e. 2048 tokens: their sums are stored in scratch, whose size therefore does not
+ * depend on the microbatch, and are added before the next ones are computed. Without dw there are neither
+ * sums nor scratch. */
 static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, const void *x,
                           const float *w, const float *rstd, const void *dy, void *dx, bool add, float *dw,
                           int64_t split_size, Dtype c) {
@@ -157,7 +157,7 @@ static void gated_norm_forward(Device *d, GatedNorm s, const void *x, const void
         tensor_at(gate, first * s.gate_row, c), w, tensor_to(y, first * s.width, c), c);
 }
 
-/* As norm_backward: all tokens are one split. */
+/* As norm_backward, with all tokens in one split. */
 static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const void *gate, const float *w,
                                 const void *dy, void *dx, void *dgate, float *dw, Dtype c) {
     TokenBlocks b = token_blocks(s.tokens, s.tokens);
@@ -179,13 +179,13 @@ static void gated_norm_backward(Device *d, GatedNorm s, const void *x, const voi
 /* Elements of a token in qkv: queries, keys, values. */
 static int64_t qkv_row(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
 
-/* The same heads on fewer tokens: a piece of an op on heads. */
+/* The same heads for fewer tokens: a piece of an op on heads. */
 static AttentionShape of_tokens(AttentionShape s, int64_t tokens) {
     s.tokens = tokens;
     return s;
 }
 
-/* From token `first` on. */
+/* The rows from token `first` on. */
 static QkRows rows_from(QkRows rows, int64_t first) {
     if (rows.squares) rows.squares += 2 * first;
     if (rows.products) rows.products += 2 * first;
@@ -201,7 +201,7 @@ static void qk_norm_forward(Device *d, AttentionShape s, QkRows rows, NormKind k
                                    tensor_to(out, first * row, c), c);
 }
 
-/* Without weights nothing is summed: rows are by themselves. */
+/* Without weights nothing is summed: rows are independent. */
 static void qk_norm_plain_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                                    const void *raw, void *dqkv, Dtype c) {
     int64_t row = qkv_row(s), step = rows_for(row);
@@ -211,7 +211,7 @@ static void qk_norm_plain_backward(Device *d, AttentionShape s, QkRows rows, Nor
                                     tensor_to(dqkv, first * row, c), NULL, NULL, 1, c);
 }
 
-/* The sums of a block for both weights lie side by side, of all splits of the one, then of the other. */
+/* A block's sums for both weights are stored together: those of wq in all splits, then those of wk. */
 static void qk_norm_backward(Device *d, AttentionShape s, QkRows rows, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk, int splits, Dtype c) {
@@ -247,7 +247,7 @@ static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind ki
                                 dqkv ? tensor_at(dqkv, first * row, c) : NULL, sums + 2 * first, s.tokens, c);
 }
 
-/* The sums alone: a bias hands its gradient on as it is. */
+/* Only the sums: a bias passes its gradient through unchanged. */
 static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
                           Dtype c) {
     TokenBlocks b = token_blocks(tokens, split_size);
@@ -282,7 +282,7 @@ static void rope_neighbours(Device *d, AttentionShape s, void *qkv, const int32_
         }
 }
 
-/* Tokens are independent, and so are heads: any slice of either has the bits of the whole. */
+/* Tokens are independent, and so are heads: a slice of either has the same bits as in the full tensor. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     int64_t row = qkv_row(s), step = rows_for(row);
@@ -313,7 +313,7 @@ static void activation_forward(Device *d, Activation f, bool gated, int64_t toke
                                       tensor_at(x, first * wide, c), tensor_to(act, first * inter, c), c);
 }
 
-/* act may be dact's memory here too: a kernel reads an element before it writes it. */
+/* act may be the memory of dact here too: kernels read an element before they write it. */
 static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
                                 const void *x, const void *dact, void *dx, void *act, Dtype c) {
     int64_t step = rows_for(inter), wide = gated ? 2 * inter : inter;
@@ -346,12 +346,10 @@ static void add(Device *d, int64_t n, const void *a, const void *b, void *out, D
 
 /* ---- sums of parts ---- */
 
-enum {
-    PARTS_PIECE = 2048
-}; /* elements of the sums that wait on the way up the tree, one block for each level */
+enum { PARTS_PIECE = 2048 }; /* elements of a sum; the tree keeps one such block for each level */
 
-/* The sum of a block of parts at elements first .. first+n-1: where it stands already, or in `room`, which
- * holds a block for this level and each below. */
+/* The sum of a range of parts at elements first .. first+n-1. Returns an address in the part itself, or in
+ * `room`, which has a block for this level and each below. */
 static const float *tree_sum(const Device *d, int64_t first, int64_t n, int parts, const float *const *in,
                              float *room) {
     if (parts == 1) return in[0] + first;
@@ -362,9 +360,9 @@ static const float *tree_sum(const Device *d, int64_t first, int64_t n, int part
     return room;
 }
 
-/* Piece by piece, so that the sums that wait at each level of the tree stay in the first-level cache: each
- * part is read from memory once, whatever the number of parts. The last sum goes straight to out, which
- * may be a part: its piece has been read by then. */
+/* Piece by piece, so that the sums stored at each level of the tree stay in the L1 cache, and each part is
+ * read from memory once, whatever the number of parts. The last sum goes straight to out, which may be a
+ * part, because that part's piece has been read by then. */
 static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
     EACH_PIECE(d, first, n, PARTS_PIECE) {
         float room[32 * PARTS_PIECE]; /* as many levels as an int has bits */
@@ -380,7 +378,7 @@ static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, f
     }
 }
 
-/* Whole numbers add in any order, so there is no tree to keep: one chain, wrapping around. */
+/* Integers add in any order, so this is one chain instead of a tree, wrapping around. */
 static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
     EACH_PIECE(d, first, n, PARTS_PIECE) {
         uint64_t sum[PARTS_PIECE];
@@ -394,8 +392,8 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 
 /* ---- loss ---- */
 
-/* Of the split that begins at logit `first` of those that are here; the target counts from the same place,
- * and is outside of [0, length) where another split has it. */
+/* The record of the split that begins at local logit `first`. The target is relative to local logit 0; it
+ * lies outside of [0, length) if another split has it. */
 static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dtype type, int64_t target,
                             const VocabSplit *l, int64_t first) {
     int64_t split_size = l->split_size ? l->split_size : vocab;
@@ -403,7 +401,7 @@ static LossRecord record_of(const Device *d, int64_t vocab, const void *row, Dty
                                       target - l->first - first);
 }
 
-/* A row a piece: a vocabulary is mostly longer than a grain. */
+/* One row per piece, since a vocabulary is usually longer than a grain. */
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                          const int32_t *targets, VocabSplit splits, LossRecord *records) {
     int64_t split_size = splits.split_size ? splits.split_size : vocab;
@@ -414,7 +412,8 @@ static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *log
     }
 }
 
-/* Where all logits are here, a row's records are made just before its gradient: it comes from memory once. */
+/* If all logits are local, a row's records are computed just before its gradient, so the row is read from
+ * memory once. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                           const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
                           float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
@@ -448,15 +447,15 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
 
 /* ---- updates and sums of gradients ---- */
 
-/* A piece is told where in the parameter it starts: random bits of rounded states are those of the element,
- * not of the piece. */
+/* The state store of a piece: random bits depend on the element's index in the parameter, so each piece must
+ * know where it starts. */
 static StateStore from_element(StateStore s, int64_t i) {
     s.first += i;
     return s;
 }
 
-/* An element's update reads nothing of another's, so pieces are whatever suits threads; the step's numbers
- * lie in tensor memory and are read when the op runs. */
+/* Elements are independent, so pieces are cut to suit threads. The step's numbers lie in tensor memory and
+ * are read when the op runs. */
 static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
                   const float *grad, void *m, void *v, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
@@ -464,7 +463,7 @@ static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerSt
                          tensor_to(m, i, s.type), tensor_to(v, i, s.type), copy ? copy + i : NULL);
 }
 
-/* Without momentum there is no state, and its address is NULL for every piece. */
+/* Without momentum there is no state, and its address stays NULL for every piece. */
 static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
                 const float *grad, void *momentum, uint16_t *copy) {
     EACH_PIECE(d, i, n, GRAIN)
@@ -472,7 +471,7 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
                        momentum ? tensor_to(momentum, i, s.type) : NULL, copy ? copy + i : NULL);
 }
 
-/* Rows of a matrix that is part of a larger one are runs of their own. */
+/* Rows of a matrix inside a larger one are separate runs. */
 static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
                           const float *grad, void *momentum, float *x) {
     int64_t rows = rows_for(shape.cols);
@@ -490,7 +489,7 @@ static void muon_normalise(Device *d, int64_t n, const GradStats *squares, float
     kernels_of(d)->muon_normalise(min_i64(GRAIN, n - i), factor, x + i);
 }
 
-/* The diagonal is added to when its row is done, by the thread that has the row. */
+/* The thread that computes a row also adds to its diagonal element, afterwards. */
 static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const float *gram, float *square) {
     int64_t rows = rows_for(m);
     EACH_PIECE(d, first, m, rows) {
@@ -517,7 +516,7 @@ static void average(Device *d, int64_t n, const OptimizerStep *step, const float
     kernels_of(d)->average(min_i64(GRAIN, n - i), step->average, param + i, mean + i);
 }
 
-/* Exact, so threads may merge what they have in any order. */
+/* Exact, so threads may merge their statistics in any order. */
 static void merge_stats(GradStats *into, const GradStats *from) {
     exact_merge(&into->sum, &from->sum);
     if (from->max > into->max) into->max = from->max;
@@ -526,8 +525,8 @@ static void merge_stats(GradStats *into, const GradStats *from) {
     into->nonfinite += from->nonfinite;
 }
 
-/* Each thread has figures of its own, merged as it ends: the sums are exact, so the order in which threads
- * come to the lock cannot show. */
+/* Each thread has its own statistics and merges them when it ends. The sums are exact, so the order in which
+ * threads take the lock does not matter. */
 static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     GradStats all = {.first_nonfinite = -1};
 #pragma omp parallel num_threads(d->threads) if (n > STATS_PIECE)
@@ -543,7 +542,7 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
     *out = all;
 }
 
-/* Which element was refused first is the smallest index over all pieces, whoever meets one first. */
+/* The first refused element is the smallest index over all pieces, whichever thread finds one first. */
 static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused) {
     CHECK(limit <= fixed_limit(1));
@@ -563,7 +562,7 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
     refused->count += all.count;
 }
 
-/* Each element rounds by itself, so nothing is to be merged. */
+/* Each element rounds by itself, so there is nothing to merge. */
 static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
     EACH_PIECE(d, i, n, GRAIN)
     kernels_of(d)->fixed_to_float(min_i64(GRAIN, n - i), acc + i, out + i);
@@ -575,15 +574,15 @@ static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out,
                         tensor_to(out, i, out_type), out_type);
 }
 
-/* By bytes, in pieces of 256 KiB: a store costs less than any arithmetic, so a piece has to be longer to
- * be worth handing over. */
+/* By bytes, in pieces of 256 KiB: storing is cheaper than arithmetic, so a piece must be longer to be worth a
+ * thread. */
 static void zero(Device *d, void *p, size_t bytes) {
     enum { STEP = 1 << 18 };
     EACH_PIECE(d, i, (int64_t)bytes, STEP)
     memset((char *)p + i, 0, (size_t)min_i64(STEP, (int64_t)bytes - i));
 }
 
-/* An element's number is of its index, so pieces cannot show. */
+/* A number depends only on its element's index, so pieces may be cut anywhere. */
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
     RngRange range = rng_range(lo, hi);
@@ -597,9 +596,9 @@ static void fill(Device *d, int64_t n, float value, float *out) {
     }
 }
 
-/* The most that any one op takes: ops of ON_COMPUTE run one after another and share it. Sums over tokens
- * need PARTS rows of the widest tensor whose bias or norm has a gradient; products and attention tell
- * their own. */
+/* The largest scratch that any one op needs: ops on ON_COMPUTE run one after another and share it. Sums over
+ * tokens need PARTS rows of the widest tensor whose bias or norm has a gradient; products and attention
+ * report their own needs. */
 size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     AttentionShape s = needs->attention;
     int64_t qkv = max_i64(needs->qkv, (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim);
@@ -611,8 +610,8 @@ size_t optimised_scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     return attention > largest ? attention : largest;
 }
 
-/* What is not overridden stays the reference's: loss_sum, whose few numbers need no threads, and the
- * copies between host and tensor memory. Fails as gemm_open does; the device is then to be closed. */
+/* Slots that are not overridden remain the reference's: loss_sum, whose few numbers need no threads, and the
+ * copies between host and tensor memory. Fails as gemm_open does; the caller then closes the device. */
 ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Error *err) {
     Optimised *o = mem_alloc(sizeof *o);
     o->kernels = kernels;
@@ -663,7 +662,7 @@ ErrorCode optimised_open(Device *d, const Kernels *kernels, bool primitives, Err
     return gemm_open(&o->gemm, kernels, primitives, d->threads, err);
 }
 
-/* Called for a device that was opened only half way, too, and for the reference, which has nothing to
+/* Also called for a device that was opened only half way, and for the reference, which has nothing to
  * close. */
 void optimised_close(Device *d) {
     if (!d->impl) return;

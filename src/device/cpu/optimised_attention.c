@@ -1,5 +1,4 @@
-/* Attention: blocks of queries (forward) or keys (backward) handed to threads, a few at a time, longest
- * first. */
+/* Attention on threads: blocks of queries (forward) or keys (backward), a few at a time, longest first. */
 #include <math.h>
 #include <omp.h>
 
@@ -7,11 +6,11 @@
 #include "device/cpu/cpu.h"
 #include "device/cpu/optimised.h"
 
-/* Blocks of 64: a block's scores (64 x 64 floats, 16 KiB) then stay in a first-level cache from one product
- * through the softmax to the next, and 64 queries are whole vectors of any length that there is. */
+/* Blocks of 64. A block's scores (64 x 64 floats, 16 KiB) then stay in the L1 cache from one product through
+ * the softmax to the next, and 64 queries are whole vectors of any vector length. */
 static int64_t blocks_of(int64_t tokens) { return (tokens + FLASH_BLOCK - 1) / FLASH_BLOCK; }
 
-/* Heads are places in rows: the kernels find them. */
+/* Rows include all heads; the kernels find a head by its offset. */
 static Flash flash_of(AttentionShape s, AttentionRun r, const void *q, const void *kv,
                       const int32_t *first_key, Dtype c) {
     CHECK(s.head_dim <= HEAD_DIM_MAX);
@@ -27,7 +26,7 @@ static Flash flash_of(AttentionShape s, AttentionRun r, const void *q, const voi
                    .first_key = first_key + r.first};
 }
 
-/* Query-key pairs of the strips that are visited, all heads, for the profile. */
+/* Query-key pairs in the strips that are computed, over all heads, for the profile. */
 static double visited_pairs(const Flash *f) {
     int64_t pairs = 0;
     for (int64_t first = 0; first < f->s.tokens; first += FLASH_STRIP) {
@@ -41,7 +40,7 @@ static void count_flops(Device *d, OpId op, const Flash *f, double products) {
     if (d->profiling) d->profile[op].flops += products * 2.0 * visited_pairs(f) * f->s.head_dim;
 }
 
-/* ---- scratch: one area a thread, then what all share ---- */
+/* ---- scratch: one area per thread, then shared areas ---- */
 
 typedef struct Areas {
     size_t thread;                  /* floats of one thread */
@@ -49,12 +48,12 @@ typedef struct Areas {
     size_t bytes;
 } Areas;
 
-/* To whole lines of the cache: what two threads write is never in one of them. */
+/* Rounds up to whole cache lines, so that no two threads write to the same one. */
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* From shapes and the number of threads alone, so that a plan can ask for another machine's. dq_sum is in
- * fp32, padded to whole vectors: key blocks add to it one after the other, and rounding it to bf16 between
- * them would make dq worse with every block. */
+/* Depends on shapes and the number of threads alone, so that a plan can ask for another machine's. dq_sum is
+ * fp32, padded to whole vectors: key blocks add to it one after another, and rounding to bf16 in between
+ * would make dq worse with every block. */
 static Areas areas_of(const Device *d, AttentionShape s) {
     Areas a = {.thread = aligned((size_t)flash_scratch(s.head_dim) * sizeof(float)) / sizeof(float)};
     size_t rows = (size_t)s.tokens * (size_t)s.heads;
@@ -67,22 +66,21 @@ static Areas areas_of(const Device *d, AttentionShape s) {
 
 size_t optimised_attention_scratch(const Device *d, AttentionShape s) { return areas_of(d, s).bytes; }
 
-/* By the thread's number within its team, of which there are never more than d->threads. */
+/* By the thread's number in its team, which has at most d->threads. */
 static float *thread_area(const Device *d, const Areas *a) {
     return (float *)(void *)d->scratch + (size_t)omp_get_thread_num() * a->thread;
 }
 
 /* ---- forward ---- */
 
-/* As many as flash_units says, but threads come first: each wants some tasks, since they are not of one
- * length. */
+/* As many as flash_units allows, but each thread should have a few tasks, because they differ in length. */
 static int64_t blocks_together(const Device *d, const Flash *f, int64_t blocks) {
     int64_t share = blocks / (4 * d->threads);
     return max_i64(1, min_i64(share, flash_units(f->s.head_dim)));
 }
 
-/* The last blocks of queries see the most keys: they go first, so that threads end together. Blocks vary
- * fastest: a head's keys and values then stay in a second-level cache. */
+/* The last blocks of queries see the most keys, so they start first, and threads end at about the same time.
+ * Blocks vary fastest, so a head's keys and values stay in the L2 cache. */
 static void run_forward(Device *d, const Flash *f) {
     const Kernels *kernels = optimised_of(d)->kernels;
     Areas areas = areas_of(d, f->s);
@@ -97,7 +95,7 @@ static void run_forward(Device *d, const Flash *f) {
     }
 }
 
-/* FLOPs of two products, q k and p v; the way back has five: q k again, do v, and those of dq, dk and dv. */
+/* FLOPs of two products, q k and p v. Backward has five: q k again, do v, and those of dq, dk and dv. */
 static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
                               const int32_t *first_key, void *out, float *lse, Dtype c) {
     Flash f = flash_of(s, r, q, kv, first_key, c);
@@ -107,11 +105,11 @@ static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const
     run_forward(d, &f);
 }
 
-/* A prompt goes as in training, by blocks of queries; a few tokens query by query, and on one thread while
- * the cache is so short that waking others would take longer. */
+/* A prompt is processed as in training, by blocks of queries. A few tokens are processed query by query, on
+ * one thread as long as the cache is so short that waking others would take longer. */
 static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
                              const void *v_cache, void *out, Dtype c) {
-    enum { FEW = 8 }; /* queries that do not fill the lanes of a block */
+    enum { FEW = 8 }; /* queries; too few to fill the lanes of a block */
     CHECK(s.head_dim <= HEAD_DIM_MAX);
     Flash f = {.s = s,
                .c = c,
@@ -136,8 +134,8 @@ static void attention_decode(Device *d, AttentionShape s, int64_t start, const v
 
 /* ---- backward ---- */
 
-/* delta needs only out and dout, and every key block wants it: made once. A query block starts its
- * progress at the first key block that it sees at all, since those before will not come. */
+/* delta depends only on out and dout, and every key block needs it, so it is computed once. The progress of a
+ * query block starts at the first key block that it sees, since earlier ones never add to it. */
 static void prepare_backward(Device *d, Flash *f, const Areas *a) {
     const Kernels *kernels = optimised_of(d)->kernels;
     f->delta = (float *)(void *)(d->scratch + a->delta);
@@ -152,8 +150,8 @@ static void prepare_backward(Device *d, Flash *f, const Areas *a) {
     }
 }
 
-/* Tasks are taken in ascending order, key blocks by key blocks: one waits only for tasks that were taken
- * before it. */
+/* Tasks are taken in ascending order of key blocks, so a task waits only for tasks that were taken before
+ * it. */
 static void run_backward(Device *d, const Flash *f, const Areas *areas) {
     const Kernels *kernels = optimised_of(d)->kernels;
     int64_t kv_heads = f->s.kv_heads, blocks = blocks_of(f->keys);
@@ -188,7 +186,8 @@ static void attention_backward(Device *d, AttentionShape s, AttentionRun r, cons
 
 /* ---- sinks ---- */
 
-/* A head is one thread's, so that its sum has one order; a pass over two tensors, no product. */
+/* A head is summed by one thread, so that its sum has one order. A pass over two tensors, without
+ * products. */
 static double sink_gradient(AttentionShape s, int64_t head, const void *out, const float *lse,
                             const void *dout, Dtype c) {
     double sum = 0;

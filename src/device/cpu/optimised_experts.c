@@ -1,6 +1,6 @@
-/* Experts on threads. Products are gemm.c's, one expert after the other. What is left is a pass over rows, at
- * the speed of memory, in plain C: rows and tokens know nothing of each other, so pieces of them cannot show.
- * Choosing takes E k comparisons a token; sorting the choices, which is one thread's, some nanoseconds
+/* Expert ops on threads. Products are computed by gemm.c, one expert after another. The other ops are passes
+ * over rows at memory speed, in plain C. Rows and tokens are independent, so pieces do not affect results.
+ * The selection takes E k comparisons a token; sorting the assignments, on one thread, takes some nanoseconds
  * each. */
 #include "device/cpu/optimised.h"
 
@@ -15,7 +15,7 @@ static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     route_order(s, r, counts);
 }
 
-/* slopes: what the sequence's balance loss has for each expert. */
+/* slopes: derivative of the sequence's balance loss for each expert. */
 static void token_backward(RouteShape s, Routes r, int64_t t, const float *dweights, const double *slopes,
                            double scale, float *balance, void *dlogits, Dtype c) {
     double ds[EXPERTS_MAX], mean = 0, along = 0, value = 0;
@@ -75,7 +75,7 @@ static void add_row(int64_t n, const void *row, float weight, float *sum, Dtype 
         for (int64_t i = 0; i < n; i++) sum[i] += weight * bf16_widen(((const uint16_t *)row)[i]);
 }
 
-/* Columns first .. first+n-1 of token t. A weight of 1 changes nothing. */
+/* Columns first .. first+n-1 of token t. Without `weighed` the weight is 1, which changes nothing. */
 static void combine_columns(const Device *d, RouteShape s, const Routes *r, int64_t hidden, const void *rows,
                             bool weighed, bool add, void *y, Dtype c, int64_t t, int64_t first, int64_t n) {
     float sum[COLUMNS];
@@ -100,7 +100,7 @@ static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const voi
     }
 }
 
-/* The sum of products of COLUMNS at most, which are then multiplied by the weight. Lanes are added in
+/* The dot product of at most COLUMNS elements, which are then multiplied by the weight. Lanes are added in
  * order. */
 static double weigh_columns(int64_t n, float *x, float *dx, float weight) {
     enum { LANES = 16 };
@@ -112,8 +112,8 @@ static double weigh_columns(int64_t n, float *x, float *dx, float weight) {
     return sum;
 }
 
-/* The sum of products, COLUMNS at a time. x and dx by the weight go to `to` and `dto`, which may be the same
- * memory, or to nowhere: NULL. */
+/* The dot product, COLUMNS elements at a time. x and dx times the weight are written to `to` and `dto`, which
+ * may be the same memory as x and dx, or NULL: not written. */
 static double weigh(const Device *d, int64_t n, const void *x, const void *dx, float weight, void *to,
                     void *dto, Dtype c) {
     double sum = 0;
@@ -199,8 +199,8 @@ static void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, co
     }
 }
 
-/* Columns first .. first+count-1 of expert e: one thread's, in double, so that neither the number of rows nor
- * that of threads shows. */
+/* Columns first .. first+count-1 of expert e: summed by one thread, in double, so that the result depends
+ * neither on how rows are cut nor on the number of threads. */
 static void bias_columns(RouteShape s, Routes r, int e, int64_t n, int64_t first, int64_t count,
                          const void *dy, bool weighed, float *dbias, Dtype c) {
     double sum[COLUMNS] = {0};

@@ -1,10 +1,10 @@
-/* Heads of latent attention on threads: a pass over rows of tokens, at the speed of memory. */
+/* Heads of latent attention on threads: a pass over rows of tokens, at memory speed. */
 #include "base/tree.h"
 #include "device/cpu/optimised.h"
 
-enum { TURNED = 256 }; /* elements of a head that turn at a time, in fp32 on the stack */
+enum { TURNED = 256 }; /* elements of a head that are rotated at a time, in fp32 on the stack */
 
-/* In place; sign -1 turns back. */
+/* Rotates in place; sign -1 rotates back. */
 static void turn_pairs(const float *cosine, const float *sine, int64_t n, float *x, float sign) {
     for (int64_t i = 0; i < n / 2; i++) {
         float u = x[2 * i], v = x[2 * i + 1], sn = sign * sine[i];
@@ -29,8 +29,8 @@ static void turn(const Device *d, LatentShape s, const float *angles, const void
     turn_neighbours(d, s.turned, angles, from, to, sign, c);
 }
 
-/* n elements, from the first on, of what stands in heads: those of a split in their order, turned back; and
- * the tree of these. */
+/* n elements, from `first` on, of the shared gradient: for each split, the sum over its heads in order,
+ * rotated back; then the tree of the splits. */
 static void common_sum(const Device *d, LatentShape s, const float *angles, int64_t first, int64_t n,
                        const void *heads, int splits, float *sum, Dtype c) {
     int64_t dim = latent_head(s), each = s.heads / latent_splits(s);
@@ -80,7 +80,7 @@ static void latent_heads(const Device *d, LatentShape s, const float *angles, co
     }
 }
 
-/* The turned key is the same in all heads: it is turned once. */
+/* The rotated key is the same in all heads, so it is rotated once. */
 static void latent_forward(Device *d, LatentShape s, const void *q, const void *own, const void *key,
                            const int32_t *positions, const float *cos_sin, void *qkv, Dtype c) {
     int64_t row = 3 * s.heads * latent_head(s), own_row = s.heads * (int64_t)(s.plain + s.value),

@@ -1,6 +1,6 @@
-/* Convolutions and recurrences on threads. A channel knows nothing of another, and goes through its tokens in
- * one order: pieces are channels, and which thread has which cannot show. What is no chain over tokens is cut
- * by rows. */
+/* Convolutions and recurrences on threads. Channels are independent, and each goes through its tokens in one
+ * order. So pieces are channels, and the assignment to threads does not affect results. Ops without a chain
+ * over tokens are cut by rows. */
 #include "device/cpu/optimised.h"
 
 static void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const int32_t *first_key,
@@ -43,7 +43,7 @@ static void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *
 
 /* ---- Mamba-2 ---- */
 
-/* A head knows nothing of another: forward it is a piece, through all tokens. */
+/* Heads are independent: in forward, a piece is one head, through all tokens. */
 static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key, float *state,
                           float *starts, void *y, Dtype c) {
     MambaRun r = {.s = s, .in = in, .first_key = first_key, .c = c, .starts = starts, .state = state, .y = y};
@@ -60,8 +60,8 @@ static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t
     mamba_profile(d, OP_MAMBA_FORWARD, &s);
 }
 
-/* Heads of a group have terms of the same sums, which are added when a stride's are there, in the order of
- * the heads. */
+/* Heads of a group contribute to the same sums, dB and dC. Their partial sums are added, in the order of the
+ * heads, when those of a chunk are complete. */
 static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *first_key,
                            const float *starts, const void *dy, float *carry, float *room, MambaGradients out,
                            Dtype c) {

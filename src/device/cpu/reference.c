@@ -1,16 +1,16 @@
-/* The textbook: every op in plain C, on one thread, with sums in double. Faster implementations are tested
- * against it, and it serves where they have nothing better.
+/* The reference: every op in plain C, on one thread, with sums in double. Faster implementations are tested
+ * against it, and it fills the slots that they do not override.
  *
- * Sums, and functions such as exp, are taken in double from operands as they are stored, and a result is
- * rounded once, when it is stored: what is left of rounding is that of the tensors themselves. In fp32 is
- * what the op defines so, since others are held to it: trees of splits and of parts, updates, rows of an
- * embedding's gradient; and what is one sum or product an element. Nothing here is made to be fast. */
+ * Sums, and functions such as exp, are computed in double from operands as they are stored, and a result is
+ * rounded once, when it is stored: the only rounding left is that of the tensors themselves. fp32 is used
+ * where the op prescribes it for all implementations (trees of splits and of parts, updates, rows of an
+ * embedding's gradient), and for a single sum or product per element. Nothing here is optimised. */
 #include <math.h>
 
 #include "base/rng.h"
 #include "device/cpu/cpu.h"
 
-/* Operands of a product as the op gets them. */
+/* Operands of a product, as the op gets them. */
 typedef struct Terms {
     bool trans_a, trans_b;
     int64_t m, n, k;
@@ -18,7 +18,7 @@ typedef struct Terms {
     Dtype type;
 } Terms;
 
-/* Terms first .. first+count-1 of element (i, j), after `sum`. */
+/* Adds terms first .. first+count-1 of element (i, j) to `sum`. */
 static double dot(const Terms *t, int64_t i, int64_t j, int64_t first, int64_t count, double sum) {
     for (int64_t p = first; p < first + count; p++) {
         double x = (double)tensor_get(t->a, t->trans_a ? p * t->m + i : i * t->k + p, t->type);
@@ -27,8 +27,8 @@ static double dot(const Terms *t, int64_t i, int64_t j, int64_t first, int64_t c
     return sum;
 }
 
-/* Piece `split` of every run, one chain over all of them, after `sum`: a rank that has some heads has their
- * q, their k and their v, and its sum is to be this one. */
+/* Adds segment `split` of every run, in one chain over all runs, to `sum`. A rank that has some heads has
+ * their q, k and v, and must get this same sum. */
 static double split_dot(const Terms *t, const KSplit *l, int64_t split, int64_t i, int64_t j, double sum) {
     int64_t start = 0;
     if (l->runs == 0) return dot(t, i, j, 0, t->k, sum);
@@ -40,8 +40,8 @@ static double split_dot(const Terms *t, const KSplit *l, int64_t split, int64_t 
     return sum;
 }
 
-/* In fp32 between splits, as ranks would send them to each other: that a split is rounded before it is
- * added must not depend on where it was made. */
+/* The tree over splits, in fp32, as ranks would send partials to each other: a partial is rounded before it
+ * is added, on whichever rank it was computed. */
 static float tree_of_partials(const Terms *t, const KSplit *l, int first, int count, int64_t i, int64_t j) {
     if (count == 1) return (float)split_dot(t, l, first, i, j, 0);
     int half = tree_half(count);
@@ -49,8 +49,8 @@ static float tree_of_partials(const Terms *t, const KSplit *l, int first, int co
            tree_of_partials(t, l, first + half, count - half, i, j);
 }
 
-/* Of one split what was in C is the first term of the chain; of several it is added to their finished tree,
- * whose parts ranks may have. */
+/* With one split, the previous C is the first term of the chain. With several, it is added to their finished
+ * tree, parts of which other ranks may hold. */
 static void gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
                  const void *b, Dtype ab_type, void *c, Dtype c_type, int64_t ldc, bool accumulate,
                  KSplit splits) {
@@ -83,8 +83,8 @@ static void embed_forward(Device *d, int64_t tokens, int64_t hidden, const int32
         }
 }
 
-/* Tokens in ascending order, in fp32: a row's sum has the same order wherever the columns are cut, so faster
- * implementations are held to these very bits. */
+/* Tokens in ascending order, in fp32. A row's sum has this order however columns are cut, so faster
+ * implementations must produce the same bits. */
 static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int32_t *ids, const void *dout,
                            EmbedRows rows, float scale, float *dtable, Dtype c) {
     (void)d;
@@ -97,9 +97,9 @@ static void embed_backward(Device *d, int64_t tokens, int64_t hidden, const int3
 
 /* ---- norms ---- */
 
-/* Rows of n numbers: `groups` of them one after the other in each token, tokens `stride` elements apart. Of a
- * row, with n = (x - mean) r and g = dy w', where w' is what n is multiplied by, and the mean that of
- * LayerNorm, else 0:
+/* Rows of n numbers: `groups` of them one after the other in each token, tokens `stride` elements apart. For
+ * each row, with n = (x - mean) r and g = dy w', where w' is the factor of n, and mean is 0 except for
+ * LayerNorm:
  *
  *     y = n w' + bias      dx = r (g - [LayerNorm: mean(g)] - n mean(g n))      dw = sum dy n */
 typedef struct NormRows {
@@ -108,16 +108,16 @@ typedef struct NormRows {
     const void *x;
     const float *w;
     Dtype c;
-    const QkRows *shared; /* NULL, or whose heads ranks may share: their sums are those of splits */
+    const QkRows *shared; /* of flat rows that are shared over TP, with sums by splits; else NULL */
     bool keys;
 } NormRows;
 
-/* Heads are rows within tokens, and do not fill them: behind those of q come k and v. */
+/* Heads are rows within a token but do not fill it: after those of q come k and v. */
 static int64_t row_at(const NormRows *r, int64_t row) {
     return row / r->groups * r->stride + row % r->groups * r->n;
 }
 
-/* 0 for the RMS norms, so that one formula serves all three. */
+/* 0 for the RMS norms, so that one formula serves all three kinds. */
 static double row_mean(const NormRows *r, int64_t row) {
     double sum = 0;
     if (r->kind != NORM_LAYER) return 0;
@@ -125,8 +125,7 @@ static double row_mean(const NormRows *r, int64_t row) {
     return sum / (double)r->n;
 }
 
-/* Squares of what is left after the mean, not mean(x^2) - mean(x)^2, which would lose all digits where the
- * mean is large. */
+/* From squares of x - mean: mean(x^2) - mean(x)^2 would lose all digits if the mean is large. */
 static double row_rstd(const NormRows *r, int64_t row, float eps) {
     if (r->shared)
         return 1 / sqrt(qk_row_sum(r->shared, r->shared->squares, row, r->keys) /
@@ -144,7 +143,7 @@ static double row_weight(const NormRows *r, int64_t i) {
     return r->w ? (double)r->w[i] + (r->kind == NORM_RMS_PLUS_ONE ? 1 : 0) : 1;
 }
 
-/* A norm without bias has NULL there; what is written is rounded once, bias and all. */
+/* bias is NULL for a norm without one. The result is rounded once, including the bias. */
 static void norm_row(const NormRows *r, int64_t row, double rstd, const float *bias, void *y) {
     double mean = row_mean(r, row);
     for (int64_t i = 0; i < r->n; i++) {
@@ -153,7 +152,7 @@ static void norm_row(const NormRows *r, int64_t row, double rstd, const float *b
     }
 }
 
-/* Means over a row of g n, and of g. */
+/* Means of g n (along) and of g (middle) over a row. */
 typedef struct RowMeans {
     double along, middle;
 } RowMeans;
@@ -175,8 +174,8 @@ static RowMeans row_means(const NormRows *r, int64_t row, double rstd, const voi
     return m;
 }
 
-/* dx may be dy, but then not be added to: sums over the row have been taken, and each element is read before
- * it is written. */
+/* dx may be dy, but only without `add`: the sums over the row have been taken, and each element is read
+ * before it is written. */
 static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, RowMeans m, const void *dy,
                               void *dx, bool add) {
     double mean = row_mean(r, row);
@@ -188,8 +187,8 @@ static void norm_row_gradient(const NormRows *r, int64_t row, double rstd, RowMe
     }
 }
 
-/* Of the tokens of one split. Columns at a time, so that sums in double need no memory; rstd
- * NULL: made again. */
+/* Adds the weight gradient of one split of tokens. Columns are processed in groups, so that sums in double
+ * fit on the stack. If rstd is NULL it is recomputed. */
 static void norm_split_gradient(const NormRows *r, int64_t token, int64_t tokens, const float *rstd,
                                 float eps, const void *dy, float *dw) {
     enum { COLUMNS = 256 };
@@ -208,7 +207,8 @@ static void norm_split_gradient(const NormRows *r, int64_t token, int64_t tokens
     }
 }
 
-/* dw [splits, n]: a row for each split of tokens, which ranks may hold apart and add in the tree. */
+/* dw [splits, n]: one row for each split of tokens. Ranks may hold different rows and add them in the
+ * tree. */
 static void norm_weight_gradient(const NormRows *r, int64_t split_size, const float *rstd, float eps,
                                  const void *dy, float *dw) {
     for (int64_t token = 0; token < r->tokens; token += split_size)
@@ -220,8 +220,8 @@ static void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidde
                          const void *b, const float *w, const float *bias, void *sum, void *y, float *rstd,
                          Dtype c) {
     (void)d;
-    /* Where the input is a sum, it is rounded to c first and normed as rounded: that is what the backward
-     * pass reads, and a norm of something else would not be its derivative. */
+    /* If the input is a sum, it is rounded to c first and normed as rounded, because the backward pass reads
+     * the rounded sum, and a norm of anything else would not match its derivative. */
     NormRows rows = {kind, tokens, 1, hidden, hidden, sum ? sum : a, w, c, NULL, false};
     for (int64_t i = 0; sum && i < tokens * hidden; i++)
         tensor_set(sum, i, c, tensor_get(a, i, c) + (b ? tensor_get(b, i, c) : 0));
@@ -241,7 +241,7 @@ static void norm_backward(Device *d, NormKind kind, int64_t tokens, int64_t hidd
         norm_row_gradient(&rows, t, (double)rstd[t], row_means(&rows, t, (double)rstd[t], dy), dy, dx, add);
 }
 
-/* The rows of queries, or of keys; and where in qkv the first one is. */
+/* The rows of queries, or of keys; *at is the offset of the first one in qkv. */
 static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, bool keys, const void *raw,
                           const float *w, int64_t *at, Dtype c) {
     int64_t heads = keys ? s.kv_heads : s.heads, wide = (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim;
@@ -258,7 +258,7 @@ static NormRows head_rows(AttentionShape s, const QkRows *qk, NormKind kind, boo
                       .keys = keys};
 }
 
-/* Values go over as they are. 1 / rms is not kept for the way back: a head is short, and it is made again. */
+/* Values are copied. 1 / rms is not stored: recomputing it for a short head is cheap. */
 static void qk_norm_forward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps, const void *raw,
                             const float *wq, const float *wk, void *out, Dtype c) {
     (void)d;
@@ -275,7 +275,7 @@ static void qk_norm_forward(Device *d, AttentionShape s, QkRows qk, NormKind kin
     }
 }
 
-/* Weights first, since the rows' gradients take the place of those that the weights' are made of. */
+/* Weight gradients first, since the rows' gradients overwrite dqkv, from which both are computed. */
 static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind kind, float eps,
                              const void *raw, const float *wq, const float *wk, void *dqkv, float *dwq,
                              float *dwk, int splits, Dtype c) {
@@ -300,7 +300,7 @@ static void qk_norm_backward(Device *d, AttentionShape s, QkRows qk, NormKind ki
     }
 }
 
-/* Of one split of a row. */
+/* The sum of one split of a row. */
 static double split_sum(const NormRows *r, int64_t token, int64_t first, int64_t n, const void *dy) {
     double sum = 0;
     for (int64_t i = first; i < first + n; i++) {
@@ -327,8 +327,8 @@ static void qk_norm_sums(Device *d, AttentionShape s, KSplit splits, NormKind ki
     }
 }
 
-/* Pair i of a head is elements i and i + D/2, as most of Hugging Face's checkpoints have it; in the papers'
- * form neighbours are pairs. v heads are not rotated: they come last and are left alone. */
+/* Pair i of a head is elements i and i + D/2, as in most of Hugging Face's checkpoints; in the papers' form
+ * (s.neighbours) it is 2i and 2i + 1. Values come last and are not rotated. */
 static void rope(Device *d, AttentionShape s, void *qkv, const int32_t *positions, const float *cos_sin,
                  bool inverse, Dtype c) {
     (void)d;
@@ -358,14 +358,14 @@ static void queries_scale(Device *d, AttentionShape s, void *qkv, const int32_t 
             tensor_set(qkv, i, c, factors[positions[t]] * tensor_get(qkv, i, c));
 }
 
-/* A pass over the product's result, which has been rounded to c by then. */
+/* A separate pass over the product's result, which has been rounded to c before. */
 static void bias_forward(Device *d, int64_t tokens, int64_t n, void *y, const float *bias, Dtype c) {
     (void)d;
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < n; i++) tensor_set(y, t * n + i, c, tensor_get(y, t * n + i, c) + bias[i]);
 }
 
-/* As the norm's dw: a row for each split of tokens, which is rounded when the split has been summed. */
+/* One row for each split of tokens, as in norm_backward; it is rounded once the split has been summed. */
 static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *db, int64_t split_size,
                           Dtype c) {
     (void)d;
@@ -380,15 +380,15 @@ static void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, 
 
 /* ---- activations ---- */
 
-/* acos(-1) is pi: C11 has no name for it. */
+/* acos(-1) is pi, for which C11 has no name. */
 static double gelu_inner(double z) { return sqrt(2 / acos(-1.0)) * (z + 0.044715 * z * z * z); }
 
-/* The formulas of device.h, word for word. */
+/* The formulas of device.h. */
 static double activation(Activation f, double z) {
     return f == ACT_SILU ? z / (1 + exp(-z)) : z * (1 + tanh(gelu_inner(z))) / 2;
 }
 
-/* With s the sigmoid of z, and a what gelu_inner makes of it:
+/* With s the sigmoid of z, and a = gelu_inner(z):
  *
  *     silu'(z) = s + z s (1 - s)      gelu'(z) = (1 + tanh a) / 2 + z (1 - tanh^2 a) a' / 2 */
 static double activation_slope(Activation f, double z) {
@@ -400,7 +400,7 @@ static double activation_slope(Activation f, double z) {
     return (1 + t) / 2 + z * (1 - t * t) * inner / 2;
 }
 
-/* A pair of gate and up by the last formula, and what its gradient is multiplied by for either. */
+/* ACT_CLAMPED of a pair: its value, and its derivatives with respect to gate and up. */
 typedef struct Clamped {
     double value, gate, up;
 } Clamped;
@@ -431,7 +431,7 @@ static void clamped_backward(int64_t n, const void *x, const void *dact, void *d
     }
 }
 
-/* A token's row is its gate, then its up, as the product of both leaves them. */
+/* A token's row is its gate, then its up, as the fused product writes them. */
 static void activation_forward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
                                const void *x, void *act, Dtype c) {
     (void)d;
@@ -449,7 +449,7 @@ static void activation_forward(Device *d, Activation f, bool gated, int64_t toke
     }
 }
 
-/* act may be dact's memory, so an element of dact is read before act's is written. */
+/* act may be the memory of dact, so each element of dact is read before that of act is written. */
 static void activation_backward(Device *d, Activation f, bool gated, int64_t tokens, int64_t inter,
                                 const void *x, const void *dact, void *dx, void *act, Dtype c) {
     (void)d;
@@ -483,7 +483,7 @@ static void scale(Device *d, int64_t rows, int64_t n, float factor, const void *
             tensor_set(out, r * n + i, c, factor * tensor_get(in, r * ldi + i, c));
 }
 
-/* In place, which the cross-entropy counts on: it has the capped logit and needs no other for the slope. */
+/* In place; cross_entropy relies on that, since it computes the derivative from the capped logit alone. */
 static void softcap(Device *d, int64_t n, float cap, void *x, Dtype c) {
     (void)d;
     for (int64_t i = 0; i < n; i++)
@@ -496,21 +496,21 @@ float tree_of_steps(const float *sums, int64_t step, int count) {
     return tree_of_steps(sums, step, half) + tree_of_steps(sums + half * step, step, count - half);
 }
 
-/* The canonical tree of base/tree.h, which ranks build from parts of it: so the bits do not tell how many
- * there were. */
+/* The canonical tree of base/tree.h, which ranks build from parts of it, so that the bits do not depend on
+ * their number. */
 static float tree_sum(int parts, const float *const *in, int64_t i) {
     if (parts == 1) return in[0][i];
     int half = tree_half(parts);
     return tree_sum(half, in, i) + tree_sum(parts - half, in + half, i);
 }
 
-/* out may be one of the parts: an element is read from all before it is written. */
+/* out may be one of the parts: an element is read from all parts before it is written. */
 static void sum_parts(Device *d, int64_t n, int parts, const float *const *in, float *out) {
     (void)d;
     for (int64_t i = 0; i < n; i++) out[i] = tree_sum(parts, in, i);
 }
 
-/* Unsigned, since whole numbers wrap around here and signed overflow is undefined in C. */
+/* Unsigned, because these sums wrap around, and signed overflow is undefined in C. */
 static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const *in, int64_t *out) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
@@ -522,7 +522,7 @@ static void sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *const 
 
 /* ---- loss ---- */
 
-/* The target's logit is chosen, never added to zeros of other splits: no rounding, and no -0 that turns to
+/* The target's logit is selected, not added to zeros of other splits: no rounding, and -0 does not become
  * +0. */
 static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
     LossRecord r = {.max = -HUGE_VALF};
@@ -532,7 +532,8 @@ static LossRecord record_of(const void *x, int64_t n, Dtype t, int64_t target) {
     return r;
 }
 
-/* Split by split, rows within: what ranks have lies one after the other in the order of the vocabulary. */
+/* Records are ordered by split, then by row: local splits follow each other in the order of the
+ * vocabulary. */
 static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                          const int32_t *targets, VocabSplit splits, LossRecord *records) {
     (void)d;
@@ -544,7 +545,7 @@ static void loss_records(Device *d, int64_t rows, int64_t vocab, const void *log
                           min_i64(split_size, vocab - first), logits_type, targets[r] - splits.first - first);
 }
 
-/* Of the splits of one row, `rows` records apart, relative to `max`. */
+/* The tree over the splits of one row, `rows` records apart, relative to `max`. */
 static double tree_of_sums(const LossRecord *records, int64_t rows, int count, float max) {
     if (count == 1) return records->sum * exp((double)records->max - (double)max);
     int half = tree_half(count);
@@ -552,9 +553,9 @@ static double tree_of_sums(const LossRecord *records, int64_t rows, int count, f
            tree_of_sums(records + half * rows, rows, count - half, max);
 }
 
-/* The row's loss and all that the gradient needs of the row come before the gradient, which may take the
- * logits' place; an element of it reads its own logit alone. The target counts in the whole vocabulary, so
- * a rank that does not hold it has no onehot, but has the target's logit from the records. */
+/* A row's loss, and all that its gradient needs, is computed before the gradient, which may overwrite the
+ * logits; an element of the gradient reads its own logit alone. Targets index the full vocabulary: a rank
+ * that does not hold a target has no onehot, but gets the target's logit from the records. */
 static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *logits, Dtype logits_type,
                           const int32_t *targets, VocabSplit splits, const float *scale, float cap, float z,
                           float *loss, float *z_loss, void *dlogits, Dtype grad_type) {
@@ -588,7 +589,7 @@ static void cross_entropy(Device *d, int64_t rows, int64_t vocab, const void *lo
     }
 }
 
-/* A loss that is not finite has no place in an exact sum: it is counted instead. */
+/* Non-finite losses cannot be part of an exact sum, so they are counted instead. */
 static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
     (void)d;
     for (int64_t i = 0; i < n; i++) {
@@ -597,9 +598,8 @@ static void loss_sum(Device *d, int64_t n, const float *losses, LossSum *into) {
     }
 }
 
-/* State `which` (0 or 1) of element i: the first takes the lower half of the element's random word, the
- * second the upper (device.h, StateStore), so one word serves both, and they round independently of each
- * other. */
+/* Sets state `which` (0 or 1) of element i. The first state uses the lower half of the element's random word,
+ * the second the upper (device.h, StateStore). So one word serves both, and they round independently. */
 static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i, int which, float value) {
     if (s->type == DTYPE_F32)
         ((float *)state)[i] = value;
@@ -607,8 +607,8 @@ static void set_state(const StateStore *s, uint64_t step, void *state, int64_t i
         ((uint16_t *)state)[i] = bf16_round_by(value, state_word(s, step, i) >> 16 * which & 0xffff);
 }
 
-/* In fp32 and in the order of the formulas: the states are part of a checkpoint, and the reference shows what
- * other implementations may round differently. */
+/* In fp32 and in the order of the formulas. The states are part of a checkpoint; other implementations may
+ * round differently from this. */
 static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerStep *step, float *param,
                   const float *grad, void *m, void *v, uint16_t *copy) {
     (void)d;
@@ -624,7 +624,7 @@ static void adamw(Device *d, int64_t n, AdamW a, StateStore s, const OptimizerSt
     }
 }
 
-/* In the order of PyTorch: decay goes into the gradient, so momentum takes it up. */
+/* In PyTorch's order: weight decay is added to the gradient, so it enters the momentum. */
 static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *step, float *param,
                 const float *grad, void *momentum, uint16_t *copy) {
     (void)d;
@@ -640,8 +640,8 @@ static void sgd(Device *d, int64_t n, Sgd o, StateStore s, const OptimizerStep *
     }
 }
 
-/* Momentum as SGD's. What is made of it is scaled to length 1 next, so that neither a factor of 1 - momentum
- * nor the clip coefficient of a single step decides how far it goes. */
+/* Momentum as in SGD. The result is normalised to length 1 next, so neither a factor 1 - momentum nor the
+ * clip coefficient of a single step would change the step's length. */
 static void muon_momentum(Device *d, MatrixShape shape, Muon o, StateStore s, const OptimizerStep *step,
                           const float *grad, void *momentum, float *x) {
     (void)d;
@@ -666,7 +666,7 @@ static void newton_schulz(Device *d, int64_t m, float a, float b, float c, const
             square[i] = (i == r * m + r ? a : 0) + (b * gram[i] + c * square[i]);
 }
 
-/* Decay by the plain learning rate: the scale is of the step alone. */
+/* Weight decay uses the plain learning rate; the scale applies to the step alone. */
 static void muon_apply(Device *d, MatrixShape shape, Muon o, const OptimizerStep *step, const float *x,
                        float *param, uint16_t *copy) {
     (void)d;
@@ -684,8 +684,8 @@ static void average(Device *d, int64_t n, const OptimizerStep *step, const float
 
 /* ---- gradients ---- */
 
-/* Powers of p other than 1 and 2 are taken of |g| / unit: |g|^8 of a gradient of 1e5 is beyond float, and
- * with the largest as the unit every power is at most 1. */
+/* Powers other than 1 and 2 are taken of |g| / unit: |g|^8 of a gradient of 1e5 overflows a float, and with
+ * the largest |g| as the unit every power is at most 1. */
 static void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     (void)d;
     *out = (GradStats){.first_nonfinite = -1};
@@ -701,9 +701,8 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
     exact_normalise(&out->sum);
 }
 
-/* ldexp is exact, since a double has room for a float's digits at any power of two; so llrint makes the
- * only rounding, to nearest even. A NaN is within no limit. Where it is refused, `set` still clears what
- * stood there. */
+/* ldexp is exact, since a double has space for a float's digits at any power of two. So llrint does the only
+ * rounding, to nearest even. NaN exceeds every limit. A refused element still clears acc if `set`. */
 static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool set, double limit,
                       FixedRefusals *refused) {
     (void)d;
@@ -715,7 +714,7 @@ static void fixed_add(Device *d, int64_t n, const float *g, int64_t *acc, bool s
     }
 }
 
-/* (float)acc rounds once; the power of two after it is exact, since no result is below 2^-50. */
+/* (float)acc rounds once. The power of two after it is exact, since no result is below 2^-50. */
 static void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
     (void)d;
     for (int64_t i = 0; i < n; i++) out[i] = ldexpf((float)acc[i], -FIXED_SHIFT);
@@ -727,13 +726,13 @@ static void cast(Device *d, int64_t n, const void *in, Dtype in_type, void *out,
     for (int64_t i = 0; i < n; i++) tensor_set(out, i, out_type, tensor_get(in, i, in_type));
 }
 
-/* No bytes may come with no address, which memset and memcpy must not be given. */
+/* With 0 bytes the address may be NULL, which memset and memcpy do not allow. */
 static void zero(Device *d, void *p, size_t bytes) {
     (void)d;
     if (bytes) memset(p, 0, bytes);
 }
 
-/* By the element's number alone: whoever makes some of a tensor makes the same numbers for them. */
+/* A number depends only on its element's index, so a shard gets the same numbers as the tensor. */
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
     (void)d;
@@ -758,7 +757,7 @@ static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to
         memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
 }
 
-/* Tensor memory of a CPU is host memory: both transfers are copies, and have ended when they return. */
+/* Tensor memory of a CPU is host memory: both transfers are copies that end before the call returns. */
 static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
     (void)d;
     if (bytes) memcpy(tensor, host, bytes);
@@ -769,14 +768,14 @@ static void download(Device *d, void *host, const void *tensor, size_t bytes) {
     if (bytes) memcpy(host, tensor, bytes);
 }
 
-/* Everything is summed in registers, so the plan of this kind needs no scratch. */
+/* All sums are in registers, so the reference needs no scratch. */
 static size_t scratch_bytes(const Device *d, const DeviceNeeds *needs) {
     (void)d;
     (void)needs;
     return 0;
 }
 
-/* Every slot: what an implementation does not override is a call of these. */
+/* Fills every slot; implementations override some of them. */
 void reference_fill_ops(Ops *ops) {
     *ops = (Ops){.gemm = gemm,
                  .embed_forward = embed_forward,

@@ -1,24 +1,24 @@
-/* Attention as the formulas have it, one query or key at a time, with sums in double. For query q of head x
- * with the keys j = first_key[q] .. q of its group:
+/* Attention by its formulas, one query or key at a time, with sums in double. For query q of head x, and the
+ * keys j = first_key[q] .. q of its group:
  *
  *     s_j = cap(scale q . k_j)      p_j = exp(s_j - lse)      o = sum_j p_j v_j
  *     ds_j = p_j (do . v_j - do . o) cap'
  *     dq = scale sum_j ds_j k_j      dk_j = scale sum_q ds_j q      dv_j = sum_q p_j do
  *
  * with cap(s) = c tanh(s / c) and cap' = 1 - (s_j / c)^2; without a cap they are s and 1. Keys before the
- * window are as those before first_key[q].
+ * window are treated like those before first_key[q].
  *
- * A sink is one more score, which adds to the sum of exponentials and to nothing else.
+ * A sink is one more score, which contributes to the sum of exponentials alone.
  *
- * Heads of queries share keys and values in groups of H / G. Queries are those of a run of tokens: q below
- * is the token's number among all, and its rows are found by its number in the run. */
+ * Query heads share keys and values in groups of H / G. Queries are those of a run of tokens: below, q is the
+ * token's index among all tokens, and its rows are found by its index in the run. */
 #include <math.h>
 
 #include "base/error.h"
 #include "device/cpu/cpu.h"
 
-/* Operands are read in their own dtype and multiplied in double, so that what is left of rounding is that of
- * the tensors themselves. */
+/* Operands are read in their own dtype and multiplied in double, so the only rounding is that of the tensors
+ * themselves. */
 static double dot(const void *a, const void *b, int64_t n, Dtype c) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += (double)tensor_get(a, i, c) * (double)tensor_get(b, i, c);
@@ -31,9 +31,9 @@ static double score(AttentionShape s, const void *q, const void *k, Dtype c) {
     return cap > 0 ? cap * tanh(plain / cap) : plain;
 }
 
-/* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. Scores are made
- * twice, once for their maximum: kept, they would need memory of the sequence's length. `k` and `v` begin
- * at the first key that is seen, so nothing is masked; there is one at least, the query's own. */
+/* One query over `keys` keys whose rows are `stride` elements apart; returns log sum exp. Scores are computed
+ * twice, first for their maximum, since storing them would need memory of the sequence's length. `k` and `v`
+ * begin at the first key that is seen, so nothing is masked; there is at least one key, the query's own. */
 static double attend(AttentionShape s, int64_t head, const void *q, const void *k, const void *v,
                      int64_t stride, int64_t keys, void *out, Dtype c) {
     double max = s.sinks ? (double)s.sinks[head] : -HUGE_VAL, sum = 0, o[HEAD_DIM_MAX] = {0};
@@ -66,8 +66,8 @@ static void attention_forward(Device *d, AttentionShape s, AttentionRun r, const
     }
 }
 
-/* As forward, with keys and values in the cache's own rows of G*D, where those of the new tokens are
- * already. No lse: nothing goes back from here. */
+/* As forward, but keys and values are in the cache's rows of G*D, which already include the new tokens. No
+ * lse, because there is no backward pass. */
 static void attention_decode(Device *d, AttentionShape s, int64_t start, const void *qkv, const void *k_cache,
                              const void *v_cache, void *out, Dtype c) {
     (void)d;
@@ -84,7 +84,7 @@ static void attention_decode(Device *d, AttentionShape s, int64_t start, const v
     }
 }
 
-/* The two factors that every gradient is made of, for query t of a head and key j. */
+/* The two factors in every gradient, for query t of a head and key j. */
 typedef struct Pair {
     double p, ds;
 } Pair;
@@ -98,7 +98,7 @@ typedef struct Backward {
     Dtype c;
 } Backward;
 
-/* Rows of token t, which is a query of the run; of the key j that its head looks at. */
+/* Rows of token t, which is a query of the run, and of key j that its head sees. */
 static const void *query_of(const Backward *b, int64_t head, int64_t t) {
     return tensor_at(b->q, (t - b->r.first) * b->r.q_row + head * b->s.head_dim, b->c);
 }
@@ -109,8 +109,8 @@ static int64_t result_of(const Backward *b, int64_t head, int64_t t) {
     return ((t - b->r.first) * b->s.heads + head) * b->s.head_dim;
 }
 
-/* The probability comes from the kept lse, without another sum over keys. The scale is in ds, so both
- * gradients that are made of it have it. */
+/* The probability follows from the saved lse, without another sum over keys. ds includes the scale, so both
+ * gradients computed from it do. */
 static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, double delta) {
     int64_t dim = b->s.head_dim;
     const void *q = query_of(b, head, t), *k = key_of(b, head, j);
@@ -122,7 +122,7 @@ static Pair pair_of(const Backward *b, int64_t head, int64_t t, int64_t j, doubl
     return (Pair){p, p * (dot(grad, v, dim, b->c) - delta) * slope * scale};
 }
 
-/* do . o, which is sum_j p_j (do . v_j): the part of the softmax's gradient that all keys share (Dao,
+/* do . o, which equals sum_j p_j (do . v_j): the part of the softmax's gradient that all keys share (Dao,
  * "FlashAttention-2", 2023). */
 static double delta_of(const Backward *b, int64_t head, int64_t t) {
     int64_t at = result_of(b, head, t);
@@ -140,8 +140,8 @@ static void query_gradient(const Backward *b, int64_t head, int64_t t, int64_t f
     for (int64_t i = 0; i < dim; i++) tensor_set(dq, i, b->c, (float)sum[i]);
 }
 
-/* Of all queries that see key j: first keys never decrease, so the first query that does not see it any
- * more ends the walk. All heads of the group add to their one key. */
+/* Sums over all queries that see key j. First keys never decrease, so the loop ends at the first query that
+ * no longer sees it. All heads of the group contribute to their shared key. */
 static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, void *dk, void *dv, Dtype type) {
     int64_t dim = b->s.head_dim, group = b->s.heads / b->s.kv_heads, end = b->r.first + b->s.tokens,
             start = j > b->r.first ? j : b->r.first;
@@ -160,8 +160,8 @@ static void key_gradient(const Backward *b, int64_t kv_head, int64_t j, void *dk
     for (int64_t i = 0; i < dim; i++) tensor_set(dv, i, type, (float)dv_sum[i]);
 }
 
-/* Every element of dq and dkv is one sum that is stored once, so probabilities are made anew for each walk:
- * more work, and no order of additions to care for. */
+/* Each element of dq and dkv is one sum that is stored once. So probabilities are recomputed in both passes:
+ * more work, but no order of additions to define. */
 static void attention_backward(Device *d, AttentionShape s, AttentionRun r, const void *q, const void *kv,
                                const int32_t *first_key, const void *out, const float *lse, const void *dout,
                                void *dq, void *dkv, Dtype c) {
@@ -181,8 +181,8 @@ static void attention_backward(Device *d, AttentionShape s, AttentionRun r, cons
         }
 }
 
-/* The weight of the sink is exp(sink - lse); it has no value, so its score's gradient is what the softmax
- * takes from all of them alike. */
+/* The weight of the sink is exp(sink - lse). It has no value, so the gradient of its score is only the term
+ * that the softmax subtracts from all scores alike. */
 static void sinks_backward(Device *d, AttentionShape s, const void *out, const float *lse, const void *dout,
                            float *dsinks, Dtype c) {
     (void)d;

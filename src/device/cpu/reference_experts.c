@@ -1,4 +1,4 @@
-/* The textbook of experts: as reference.c, sums and exponentials in double, one rounding. */
+/* Reference ops of experts. As in reference.c, sums and exponentials are in double and rounded once. */
 #include "device/cpu/cpu.h"
 
 /* ---- routing ---- */
@@ -10,8 +10,8 @@ static void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     route_order(s, r, counts);
 }
 
-/* The gradient of the scores of one token: of those that are chosen, and of all by the balance loss, whose
- * value is returned. */
+/* Gradients of one token's scores: of the chosen ones by their weights, and of all by the balance loss.
+ * Returns the balance loss's value. */
 static double score_gradients(RouteShape s, const float *scores, const int32_t *chosen, const float *weights,
                               const float *dweights, const double *slopes, double scale, double *ds) {
     double along = 0, value = 0, sum = route_divisor(s, scores, chosen), factor = route_factor(s);
@@ -51,7 +51,7 @@ static void route_backward(Device *d, RouteShape s, Routes r, const int64_t *cou
 
 /* ---- products ---- */
 
-/* Whether a term is one of the split's. */
+/* Whether the split includes this term. */
 static bool is_taken(const KSplit *split, int64_t term) {
     int64_t first = 0;
     if (split->runs == 0) return true;
@@ -94,7 +94,7 @@ static void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, co
 
 /* ---- rows ---- */
 
-/* In fp32, choice after choice, as the op says. */
+/* In fp32, in the order of the token's assignments, as the op prescribes. */
 static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows, bool weighed,
                     bool add, void *y, Dtype c) {
     (void)d;
@@ -109,7 +109,7 @@ static void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const voi
         }
 }
 
-/* n elements from the i-th on. */
+/* Multiplies n elements from the i-th on by the weight; returns their dot product. */
 static float weigh_split(int64_t n, int64_t i, void *act, void *dact, float weight, Dtype c) {
     double sum = 0;
     for (int64_t end = i + n; i < end; i++) {

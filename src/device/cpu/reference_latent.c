@@ -1,8 +1,8 @@
-/* The textbook of latent attention's heads: sums in double, of each split, one rounding. */
+/* Reference ops of latent attention's heads. Sums are in double, over each split, rounded once. */
 #include "base/tree.h"
 #include "device/cpu/cpu.h"
 
-/* Element i of R that turn, with u and v the pair that it is in. */
+/* Element i of the rotated R, where u and v are its pair. */
 static double turned(const float *angles, int64_t turned, bool inverse, double u, double v, int64_t i) {
     double cosine = (double)angles[i / 2], sine = (double)angles[turned / 2 + i / 2];
     if (inverse) sine = -sine;
@@ -39,7 +39,8 @@ static void latent_forward(Device *d, LatentShape s, const void *q, const void *
         }
 }
 
-/* Heads turn alike, so their sum is turned back: of `splits` from that of the head at `at` on. */
+/* All heads rotate alike, so each split's sum over heads is rotated back, not each head. The tree of `splits`
+ * splits, whose first head is at `at`. */
 static float common_sum(LatentShape s, const float *angles, const void *dqkv, int64_t at, int splits,
                         int64_t i, Dtype c) {
     int64_t dim = latent_head(s), heads = s.heads / latent_splits(s);

@@ -1,14 +1,14 @@
-/* Mamba-2 as its formulas stand in device.h, one number of a state after the other, in double.
+/* Mamba-2 by the formulas in device.h, one element of a state at a time, in double.
  *
- * States, and the terms of B's and C's gradients, are kept in fp32, as they are stored: who takes a
- * sequence in two calls finds the same numbers as who takes it in one. */
+ * States, and the partial sums of the gradients of B and C, are kept in fp32, as they are stored. So a
+ * sequence that is processed in two calls gets the same numbers as in one. */
 #include <math.h>
 
 #include "device/cpu/cpu.h"
 
 /* ---- the recurrence ---- */
 
-/* Of a head at a token; what its state is multiplied by is 0 where a document begins. */
+/* One head at one token. keep, the factor of the state, is 0 where a document begins. */
 typedef struct Step {
     double raw, step, keep;
 } Step;
@@ -29,7 +29,7 @@ static double shared_of(const MambaRun *r, const void *tensor, int64_t head, int
     return (double)tensor_get(tensor, mamba_group_at(&r->s, t, head) + n, r->c);
 }
 
-/* From the row's state before token t to that after it. */
+/* From the row's state before token t to the one after it. */
 static void advance(const MambaRun *r, int64_t head, int64_t p, int64_t t, const float *before, float *now) {
     Step k = step_at(r, head, t);
     double x = k.step * x_of(r, head, p, t);
@@ -60,12 +60,12 @@ static void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t
     mamba_profile(d, OP_MAMBA_FORWARD, &s);
 }
 
-/* What the rows of a head add up, of a stride: gradients of steps, and of what they multiply states by. */
+/* Sums over the rows of a head, for a chunk: gradients of steps, and of the state's factors. */
 typedef struct Sums {
     double step[MAMBA_CHUNK], keep[MAMBA_CHUNK], skip;
 } Sums;
 
-/* Back through token t, the stride's i-th: `later` is what the token behind it hands on. */
+/* Goes back through token t, the chunk's i-th; `later` is the gradient that the next token passed on. */
 static void retreat(const MambaRun *r, int64_t head, int64_t p, int64_t t, int64_t i, const float *before,
                     const float *now, double *later, Sums *sums) {
     Step k = step_at(r, head, t);
@@ -116,7 +116,7 @@ static void head_backward(const MambaRun *r, int64_t head, int64_t first, int64_
     r->out.D[head] += (float)sums.skip;
 }
 
-/* Of a group's heads, at the stride's i-th token. */
+/* Sums over a group's heads, at the chunk's i-th token. */
 static void add_terms(const MambaRun *r, int64_t first, int64_t i, int64_t head) {
     for (int64_t n = 0; n < r->s.state; n++) {
         double dB = 0, dC = 0;
@@ -153,11 +153,11 @@ static void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_
     mamba_profile(d, OP_MAMBA_BACKWARD, &s);
 }
 
-/* ---- the gate and its norm ---- */
+/* ---- gated norm ---- */
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
-/* A run of a token: x, its gate, and 1 / rms of what both make. */
+/* A run of a token: offsets of x and of its gate, and 1 / rms of the gated elements. */
 typedef struct GatedRun {
     int64_t at, gate_at;
     double rstd;

@@ -1,7 +1,7 @@
-/* Convolutions and recurrences as their formulas stand in device.h, one channel after the other, in double.
+/* Convolutions and recurrences by the formulas in device.h, one channel at a time, in double.
  *
- * A state is kept in fp32, as h is stored: who takes a sequence in two calls finds the same numbers as who
- * takes it in one. */
+ * A state is kept in fp32, as h is stored. So a sequence that is processed in two calls gets the same numbers
+ * as in one. */
 #include <math.h>
 
 #include "device/cpu/cpu.h"
@@ -12,7 +12,7 @@ static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x
 
 /* ---- convolutions ---- */
 
-/* The first token that t sees: in generation those of the tail too, at negative places. */
+/* The first token that t sees; in generation also those in the tail, at negative indices. */
 static int64_t reach(ConvShape s, const int32_t *first_key, int64_t t) {
     return max_i64(first_key ? first_key[t] : t - s.taps + 1, t - s.taps + 1);
 }
@@ -34,7 +34,7 @@ static double convolve(ConvShape s, const void *x, const float *w, const int32_t
     return sum;
 }
 
-/* Oldest first, so that each row is read before it is written. */
+/* Moves oldest tokens first, so that each row is read before it is overwritten. */
 static void move_tail(ConvShape s, const void *x, float *tail, Dtype c) {
     for (int64_t k = 0; k < s.taps - 1; k++)
         for (int64_t i = 0; i < s.width; i++)
@@ -50,7 +50,7 @@ static void conv_forward(Device *d, ConvShape s, const void *x, const float *w, 
     if (tail) move_tail(s, x, tail, c);
 }
 
-/* Gradient of p_t. */
+/* Gradient of p_t, the input of silu. */
 static double before_silu(ConvShape s, const void *x, const float *w, const int32_t *first_key,
                           const void *dy, int64_t t, int64_t channel, Dtype c) {
     double p = convolve(s, x, w, first_key, NULL, t, channel, c);
@@ -78,8 +78,7 @@ static void conv_backward(Device *d, ConvShape s, const void *x, const float *w,
 
 /* ---- recurrences ---- */
 
-/* Of one token and channel what a and b are made of, or the gradients of it. decay: what HAWK multiplies s(r)
- * by. */
+/* For one token and channel: the inputs of a and b, or their gradients. decay: HAWK's factor of s(r). */
 typedef struct Element {
     double gate[SCAN_GATES], value, decay;
 } Element;
@@ -105,7 +104,7 @@ static Coefficients coefficients(ScanKind kind, Element e) {
     return (Coefficients){0, 0};
 }
 
-/* Of HAWK, from da and db. */
+/* HAWK's gradients from da and db. */
 static Element hawk_slopes(Element e, double da, double db) {
     double x = sigmoid(e.gate[0]), y = sigmoid(e.gate[1]), a = exp(e.decay * x),
            square = -expm1(2 * e.decay * x), root = sqrt(square);
@@ -114,13 +113,13 @@ static Element hawk_slopes(Element e, double da, double db) {
         {dlog * e.decay * x * (1 - x), db * root * e.value * y * (1 - y)}, db * root * y, dlog * x};
 }
 
-/* From da and db. */
+/* Gradients from da and db. */
 static Element slopes(ScanKind kind, Element e, double da, double db) {
     double x = sigmoid(e.gate[0]), y = sigmoid(e.gate[1]), n = 1 / (x + y + 1e-4);
     switch (kind) {
     case SCAN_MIN_GRU: return (Element){{(db * e.value - da) * x * (1 - x), 0}, db * x, 0};
     case SCAN_MIN_LSTM: {
-        double along = da * x + db * e.value * y; /* n times it is what both gates divide */
+        double along = da * x + db * e.value * y; /* n times it is what both gates' gradients subtract */
         return (Element){{n * (da - n * along) * x * (1 - x), n * (db * e.value - n * along) * y * (1 - y)},
                          db * y * n,
                          0};
@@ -153,7 +152,7 @@ static void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, 
         }
 }
 
-/* Backwards through one channel; `later` is what the next token hands on. */
+/* Backward through one channel; `later` is the gradient that the next token passes on. */
 static void scan_channel_backward(ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
                                   const void *dout, ScanGradients out, int64_t i, Dtype c) {
     double later = 0, decay = 0;
