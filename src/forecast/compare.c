@@ -1,10 +1,10 @@
-/* Candidates are forecast one after the other (each frees its forecast, so that memory does not grow with
- * their number), then sorted and printed. What cannot be is left out, and named once with the reason.
+/* Candidates are forecast one after the other (each frees its forecast, so memory does not grow with their
+ * number), then sorted and printed. Impossible ones are left out and named once with the reason.
  *
- * A candidate is the configuration with another schedule and another cut of the same step into microbatches:
- * powers of two that divide it, and the configured number; or with other degrees of tp and cp, at the cost of
- * dp_shard, and of ep, which is a part of it. All train the same curve up to sums; they differ in time,
- * bubble, memory and bytes sent. */
+ * A candidate is the configuration with another schedule and another split of the same step into
+ * microbatches: powers of two that divide it, and the configured number. Or it has other degrees of tp and
+ * cp, taken from dp_shard, and of ep, which is a part of dp_shard. All candidates train the same curve up to
+ * the order of sums; they differ in time, bubble, memory and bytes sent. */
 #include "forecast/compare.h"
 
 #include <math.h>
@@ -15,16 +15,16 @@
 #include "forecast/forecast.h"
 #include "plan/sync.h"
 
-/* MACHINE: ranks of one where no hardware says; tp does not leave it. */
+/* MACHINE: ranks of one machine without --hardware; tp does not go beyond it. */
 enum { MACHINE = 8, MOST_CONTEXTS = 64, SHOWN = 24, MOST_CELLS = 1 << 20 };
 
 typedef struct Candidate {
     const char *schedule;
     int64_t sequences; /* of a microbatch */
     int microbatches, stages_per_rank, tp, cp, ep, dp;
-    double time, bubble; /* time as it is printed */
+    double time, bubble; /* time as printed */
     size_t memory;       /* of the fullest rank */
-    uint64_t sent;       /* most of a rank */
+    uint64_t sent;       /* by the rank that sends most */
     bool fits, configured;
 } Candidate;
 
@@ -32,8 +32,8 @@ typedef struct Compare {
     const Config *c;
     const Device *d;
     const CompareRequest *q;
-    int64_t step; /* sequences, of all ranks */
-    /* Of the degrees that are tried now: sequences of a step, of each data-parallel rank. */
+    int64_t step; /* sequences of a step, over all ranks */
+    /* For the degrees that are being tried: sequences of a step on each data-parallel rank. */
     int64_t total;
     MeshOptions mesh;
     int tp, cp, ep, dp;
@@ -45,7 +45,7 @@ typedef struct Compare {
 
 /* ---- candidates ---- */
 
-/* A schedule that fixes its stages has those; others have what is configured. */
+/* The number of stages of a rank that a schedule fixes, else the configured one. */
 static int stages_of(const Compare *p, const char *schedule) {
     ScheduleName name;
     if (!schedule_find(schedule, &name)) return (int)p->c->pipeline.stages_per_rank;
@@ -53,8 +53,8 @@ static int stages_of(const Compare *p, const char *schedule) {
     return usual > 1 && !schedule_is_v(name) && asked > 0 ? asked : usual;
 }
 
-/* The configuration with another schedule and another cut of the same step. Shares the original's strings.
- * tokens_per_step is said in full, so that the step stays the same whatever the microbatch. */
+/* The configuration with another schedule and another split of the same step. Shares the strings of the
+ * original. Sets tokens_per_step explicitly, so the step does not depend on the microbatch. */
 static Config variant(const Compare *p, const char *schedule, int microbatches) {
     Config c = *p->c;
     c.mesh = p->mesh;
@@ -67,7 +67,8 @@ static Config variant(const Compare *p, const char *schedule, int microbatches) 
     return c;
 }
 
-/* Memory of the fullest rank, bytes of the one that sends most: a layout is as good as its worst rank. */
+/* Memory is that of the fullest rank, and bytes are those of the rank that sends most: a layout is as good as
+ * its worst rank. */
 static void add(Compare *p, const Forecast *f, const char *schedule) {
     if (p->count == p->capacity) {
         p->capacity = p->capacity ? 2 * p->capacity : 64;
@@ -93,7 +94,7 @@ static void add(Compare *p, const Forecast *f, const char *schedule) {
                     (p->pp == 1 || strcmp(schedule, p->c->pipeline.schedule) == 0);
 }
 
-/* Where train.gradient_sync is open, another one is weighed only for what does not fit as it is. */
+/* With train.gradient_sync: auto, another setting is tried only if the default one does not fit. */
 static ErrorCode forecast_within(Compare *p, Forecast *f, Config *c, Error *err) {
     SyncChoice choice;
     bool open = c->train.gradient_sync == SYNC_AUTO && p->q->memory > 0;
@@ -105,7 +106,7 @@ static ErrorCode forecast_within(Compare *p, Forecast *f, Config *c, Error *err)
     return forecast_build(f, c, p->d, p->q->world, p->q->speed, err);
 }
 
-/* Refused beforehand is what would take minutes to simulate. */
+/* ERR_CONFIG for candidates that would take minutes to simulate. */
 static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Error *err) {
     Forecast f;
     int64_t cells = (int64_t)p->pp * microbatches * (stages_of(p, schedule) > 0 ? stages_of(p, schedule) : 1);
@@ -124,15 +125,15 @@ static ErrorCode try_one(Compare *p, const char *schedule, int microbatches, Err
     return code;
 }
 
-/* The number to try after m: the next power of two, or the configured one where that comes before. */
+/* The number to try after m: the next power of two, or the configured number if that comes first. */
 static int64_t next_count(const Compare *p, int64_t m) {
     int64_t power = 1;
     while (power <= m) power *= 2;
     return m < p->configured && p->configured < power ? p->configured : power;
 }
 
-/* One schedule with every number of microbatches; those that fail are told in one line, with the reason of
- * the first. */
+/* Tries a schedule with every number of microbatches. Those that fail share one line, with the reason of the
+ * first. */
 static void try_schedule(Compare *p, const char *schedule) {
     Error why = {.code = OK}, first = {.code = OK};
     Text failed = {0};
@@ -147,8 +148,8 @@ static void try_schedule(Compare *p, const char *schedule) {
     text_free(&failed);
 }
 
-/* One pipeline rank has no schedules to compare, but microbatches. A schedule of a file is tried as it
- * stands. */
+/* With one pipeline rank there are no schedules to compare, only microbatches. A schedule from a file is
+ * tried as written. */
 static void try_all(Compare *p) {
     ScheduleName ignored;
     if (p->pp == 1) {
@@ -161,12 +162,14 @@ static void try_all(Compare *p) {
 
 /* ---- degrees of tp, cp and ep ---- */
 
-/* Without a limit of memory nothing speaks for them, and without speeds of links nothing against. */
+/* Without a limit of memory there is no reason for other degrees, and without speeds of links their cost is
+ * unknown. */
 static bool tries_degrees(const Compare *p) {
     return p->q->memory > 0 && (p->q->speed.hardware || p->q->speed.link > 0);
 }
 
-/* Whether the ranks, the model and the tokens of a step can be dealt out so; from then on they are. */
+/* Sets degrees for the following candidates. False, without a change, if the ranks, the model or the tokens
+ * of a step cannot be split so. */
 static bool take_degrees(Compare *p, int tp, int cp, int ep) {
     MeshOptions o = p->c->mesh;
     Mesh mesh;
@@ -200,7 +203,8 @@ static void try_degrees(Compare *p) {
 
 static int three_way(double a, double b) { return (a > b) - (a < b); }
 
-/* Those that fit first, then by time; the same time to five digits counts as equal, and less memory wins. */
+/* Fitting candidates come first, then shorter times. Times that agree to five digits count as equal; then
+ * less memory wins. */
 static int better(const void *a, const void *b) {
     const Candidate *x = a, *y = b;
     if (x->fits != y->fits) return x->fits ? -1 : 1;
@@ -213,7 +217,7 @@ static int better(const void *a, const void *b) {
                                                  : x->microbatches - y->microbatches;
 }
 
-/* What is configured is marked, and shown even where it would not be among the first. */
+/* The configured candidate is marked, and shown even if it is not among the first. */
 static void put_row(const Compare *p, const Candidate *a, Text *out) {
     char memory[32], sent[32];
     text_printf(out, "%c ", a->configured ? '*' : ' ');
@@ -229,7 +233,7 @@ static void put_row(const Compare *p, const Candidate *a, Text *out) {
                                   : "  no");
 }
 
-/* What the time is made of. */
+/* Explains what the time includes. */
 static void put_chain(ForecastSpeed speed, bool degrees, Text *out) {
     const char *unit = speed.tflops > 0 ? "seconds" : "TFLOP";
     char link[48];
@@ -248,7 +252,7 @@ static void put_chain(ForecastSpeed speed, bool degrees, Text *out) {
                     unit);
 }
 
-/* The first that keeps to it: candidates are sorted. NULL: none. */
+/* The first match of the sorted candidates; NULL: none. */
 static const Candidate *first_of(const Compare *p, bool (*keeps)(const Compare *p, const Candidate *a)) {
     for (int i = 0; i < p->count; i++)
         if (keeps(p, &p->found[i])) return &p->found[i];
@@ -264,7 +268,7 @@ static bool is_configured(const Compare *p, const Candidate *a) {
     return a->configured;
 }
 
-/* "; without tp and cp 12% longer": what speaks for the one that is taken, against another. */
+/* "; without tp and cp 12% longer": the advantage of the chosen candidate over another. */
 static void put_reason(const Candidate *taken, const Candidate *other, const char *name, Text *out) {
     char memory[32];
     if (!other || other == taken) return;
@@ -274,14 +278,14 @@ static void put_reason(const Candidate *taken, const Candidate *other, const cha
         text_printf(out, "; %s %s are needed", name, text_bytes((double)other->memory, memory));
 }
 
-/* ", ep 4", of models that have experts. */
+/* ", ep 4" for models with experts. */
 static const char *name_experts(const Compare *p, const Candidate *a, char out[32]) {
     *out = 0;
     if (has_experts(p)) snprintf(out, 32, ", ep %d", a->ep);
     return out;
 }
 
-/* What is taken, and what it is better than. */
+/* Prints the choice, and what it is better than. */
 static void put_taken(const Compare *p, Text *out) {
     const Candidate *a = p->found;
     char memory[32], experts[32];
@@ -331,8 +335,7 @@ static void put_table(Compare *p, Text *out) {
     put_taken(p, out);
 }
 
-/* What all candidates have in common: the mesh, and the sequences that each data-parallel rank takes in a
- * step. */
+/* What all candidates have in common: the mesh, and the sequences of a step on each data-parallel rank. */
 static ErrorCode read_step(Compare *p, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
@@ -348,7 +351,7 @@ static ErrorCode read_step(Compare *p, Error *err) {
     return OK;
 }
 
-/* Fails only where there is no step to compare; a candidate that fails is a line of the text. */
+/* Fails only where there is no step to compare; for a candidate that fails there is a line in the text. */
 ErrorCode compare_print(const Config *c, const Device *d, const CompareRequest *q, Text *out, Error *err) {
     Compare p = {.c = c, .d = d, .q = q};
     char tokens[32];

@@ -1,9 +1,9 @@
-/* The lines that a run says of itself before its first step, and `weft plan` without ranks: model, step,
- * device, layout, optimizer, then memory. They are the same lines in both, so that a plan can be held beside
- * a log.
+/* The lines that a run prints about itself before its first step, and that `weft plan` prints without ranks:
+ * model, step, device, layout, optimizer, then memory. They are the same lines, so a plan can be compared
+ * with a log.
  *
- * Nothing here decides anything: what a line says was settled by the layout and the rank's plan, which a run
- * and `weft plan` build in the same way. */
+ * Nothing here decides anything: the layout and the rank's plan, which a run and `weft plan` build in the
+ * same way, have the facts. */
 #include "forecast/describe.h"
 
 #include "base/memory.h"
@@ -27,7 +27,7 @@ static void describe_mixers(const ModelConfig *m, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Nothing where there are none. */
+/* Prints nothing without adapters. */
 static void describe_adapters(const RankPlan *p, Text *out) {
     const ParamTable *t = &p->model.table;
     char elements[32];
@@ -39,8 +39,8 @@ static void describe_adapters(const RankPlan *p, Text *out) {
                 (long long)p->model.config.adapter_rank, matrices / 2, p->model.config.adapter_scale);
 }
 
-/* FLOPs are those of the model as it is trained, forward and backward, without recomputation. Tokens are
- * those of the whole step, over all data-parallel ranks; microbatches are counted on each of them. */
+/* FLOPs are those of the model in training, forward and backward, without recomputation. Tokens are those of
+ * the full step, over all data-parallel ranks; microbatches are those of one such rank. */
 void describe_work(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
     const ModelConfig *m = &c->model.shape;
     char parameters[32], tokens[32];
@@ -86,9 +86,9 @@ static void put_share(const char *whose, uint64_t there, size_t taken, Text *out
                     share > 95 ? ": it will not fit" : "");
 }
 
-/* Of one rank, the one that speaks. Whether it will fit is said against the machine's memory, where other
- * ranks may be too: it is a hint, and allocation itself the test. Above 95% it is said that it will not fit:
- * the program itself, the libraries and the system need the rest. */
+/* For the calling rank. The comparison with the machine's memory, which other ranks may use too, is a hint;
+ * only the allocation itself is a test. Above 95% the line warns that it will not fit, since the program, the
+ * libraries and the system need the rest. */
 void describe_run(const Config *c, const Layout *l, const RankPlan *p, const Device *d, Text *out) {
     MemoryUse machine = memory_use();
     const MemoryPlan *plan = rank_memory(p);

@@ -4,13 +4,12 @@
  *                                       |             |               |
  *                              timeline_figures  draw_terminal   draw_svg (draw_svg.c)
  *
- * A timeline knows nothing of where it came from, so that planned and measured steps are drawn, and their
- * figures taken, by the same code.
+ * A timeline does not know its origin, so the same code draws and measures planned and measured steps.
  *
- * In a terminal a rank is a row, and a column belongs to the span that covers its middle. Times become
- * columns by one scale for all rows, in whole columns for the shortest computation where there is room: equal
- * times then look equal. Where there is not, boxes would be lost between columns, and the drawing says so, or
- * is left out. */
+ * In a terminal a rank is a row, and a column belongs to the span that covers its middle. All rows share one
+ * scale. Where there is space, the shortest computation has a whole number of columns, so that equal times
+ * look equal. Where there is not, boxes would be lost between columns; the drawing then reports it, or is
+ * left out. */
 #include "forecast/draw.h"
 
 #include <math.h>
@@ -20,7 +19,7 @@
 
 /* ---- timelines ---- */
 
-/* Titles and units are the caller's, and must stay as long as the timeline. */
+/* Titles and units belong to the caller and must outlive the timeline. */
 void timeline_start(Timeline *t, const char *title, const char *unit, int ranks, int stages,
                     const int *rank_of_stage) {
     *t = (Timeline){.title = title, .unit = unit, .ranks = ranks, .stages = stages};
@@ -37,7 +36,7 @@ void timeline_add(Timeline *t, Span span) {
     t->spans[t->count++] = span;
 }
 
-/* SPAN_KINDS for an idle cell. */
+/* SPAN_KINDS for cells without a span. */
 static SpanKind span_of_cell(CellKind kind) {
     switch (kind) {
     case CELL_F: return SPAN_F;
@@ -57,7 +56,7 @@ static SpanKind span_of_cell(CellKind kind) {
     return SPAN_KINDS;
 }
 
-/* Cells that take no time (transfers that nobody waits for, parameters) leave no span. */
+/* Cells that take no time (transfers that no rank waits for, parameter actions) leave no span. */
 void timeline_from_simulation(Timeline *t, const char *title, const Schedule *s, const Simulation *timing) {
     timeline_start(t, title, "", s->ranks, s->stages, s->rank_of_stage);
     for (int r = 0; r < s->ranks; r++) {
@@ -77,7 +76,7 @@ void timeline_free(Timeline *t) {
     *t = (Timeline){0};
 }
 
-/* The how-manieth of its rank's stages: what shades and small letters tell apart. */
+/* The index decides the shade of a box or its lower case. */
 int timeline_chunk(const Timeline *t, int stage) {
     int chunk = 0;
     for (int s = 0; s < stage; s++) chunk += t->rank_of_stage[s] == t->rank_of_stage[stage];
@@ -86,17 +85,17 @@ int timeline_chunk(const Timeline *t, int stage) {
 
 /* ---- figures ---- */
 
-/* Ties are broken by what is in the span, never by where it stood: a sort is not stable. */
+/* Ties are broken by contents, never by position, since the sort is not stable. */
 static int by_rank_and_time(const void *a, const void *b) {
     const Span *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
     if (x->start != y->start) return x->start < y->start ? -1 : 1;
     if (x->end != y->end) return x->end < y->end ? -1 : 1;
-    return (x->kind > y->kind) - (x->kind < y->kind); /* F before B: a pair that overlaps holds both */
+    return (x->kind > y->kind) - (x->kind < y->kind); /* F before B: an overlapping pair keeps both alive */
 }
 
-/* One computing span more of a rank, in order of time. Overlapping spans count once for the time that both
- * take. `live` counts activations: until I, until W. */
+/* Adds the next computing span of a rank. Time in which spans overlap counts once. `live` counts activations:
+ * until I, and until W. */
 static void account(RankTimes *r, const Span *span, int live[2]) {
     bool first = r->busy == 0 && r->end == 0;
     if (first) r->start = span->start;
@@ -110,7 +109,7 @@ static void account(RankTimes *r, const Span *span, int live[2]) {
     live[1] -= span->kind == SPAN_W || span->kind == SPAN_B;
 }
 
-/* As the simulator counts them (schedule/simulate.h), for any timeline. */
+/* Counts as the simulator does (schedule/simulate.h), for any timeline. */
 void timeline_figures(const Timeline *t, Simulation *out) {
     *out = (Simulation){.ranks = t->ranks, .rank = mem_alloc_array((size_t)t->ranks, sizeof *out->rank)};
     Span *sorted = mem_alloc_array((size_t)t->count, sizeof *sorted);
@@ -143,33 +142,33 @@ typedef struct Raster {
     const Timeline *t;
     TerminalStyle style;
     int columns, label;
-    double scale; /* columns for a unit of time */
-    int chunks;   /* stages of the rank that has most */
+    double scale; /* columns per unit of time */
+    int chunks;   /* most stages on one rank */
     bool numbers; /* a box with a number has been drawn */
     const Span **at;
 } Raster;
 
-/* In the order of SpanKind: capitals compute, small letters move something. */
+/* In the order of SpanKind: capitals compute, lower case transfers. */
 static const char span_letter[SPAN_KINDS + 1] = "FBIWUgrsv";
 
-/* 256-colour codes nearest to Okabe and Ito's; the second is for the later stages of a rank. */
+/* 256-colour codes closest to Okabe and Ito's; the second one is for the later stages of a rank. */
 static const unsigned char span_code[SPAN_KINDS][2] = {
     [SPAN_F] = {25, 74},        [SPAN_B] = {166, 215},      [SPAN_I] = {29, 79},
     [SPAN_W] = {178, 228},      [SPAN_UPDATE] = {244, 244}, [SPAN_GATHER] = {175, 175},
     [SPAN_REDUCE] = {175, 175}, [SPAN_SEND] = {250, 250},   [SPAN_RECV] = {250, 250}};
 
-/* Of the codes above, those on which white reads better. */
+/* The codes above on which white is easier to read. */
 static bool is_dark(int code) { return code == 25 || code == 29 || code == 166; }
 
 static int code_of(const Raster *r, const Span *s) {
     return span_code[s->kind][timeline_chunk(r->t, s->stage) > 0];
 }
 
-/* The first column whose middle is not before `time`; a hair of slack, since times are sums. */
+/* The first column whose middle is not before `time`. A little slack is allowed, since times are sums. */
 static int column_at(const Raster *r, double time) { return (int)ceil(time * r->scale - 0.5 - 1e-6); }
 
-/* A forward and a backward that run as one have the same times and follow each other in the list: 1 for the
- * first, -1 for the second, which are drawn one after the other. */
+/* A forward and a backward that run as one have the same times and are adjacent in the list. Returns 1 for
+ * the first, -1 for the second, 0 for others; the two are drawn side by side. */
 static int pair_of(const Timeline *t, int index) {
     for (int step = -1; step <= 1; step += 2) {
         int near = index + step;
@@ -194,18 +193,18 @@ static double shortest_box(const Timeline *t) {
     return shortest;
 }
 
-/* Columns for a unit of time: as wide as it goes, in whole columns for the shortest computation where that is
- * possible, so that equal times look equal. */
+/* Columns per unit of time: as wide as possible, with a whole number of columns for the shortest computation
+ * if that fits. */
 static double scale_of(const Timeline *t, double makespan, int columns) {
     double shortest = shortest_box(t), scale = makespan > 0 ? columns / makespan : 1;
     double whole = floor(shortest * scale + 1e-9);
     return isfinite(shortest) && whole >= 1 ? whole / shortest : scale;
 }
 
-/* Later spans of a pass over earlier ones: computation is never hidden. */
+/* Later spans are drawn over earlier ones, and computation over transfers, so that it is never hidden. */
 static void raster_rank(Raster *r, int rank) {
     for (int c = 0; c < r->columns; c++) r->at[c] = NULL;
-    for (int pass = 0; pass < 2; pass++) { /* computation over transfers */
+    for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < r->t->count; i++) {
             const Span *s = &r->t->spans[i];
             if (s->rank != rank || (s->kind < SPAN_COMPUTES) != (pass == 1)) continue;
@@ -217,8 +216,8 @@ static void raster_rank(Raster *r, int rank) {
     }
 }
 
-/* What stands in a box of `width` columns: as much of "F12" or "12" as says something true. Where ranks have
- * more stages than capital and small letters tell apart, the stage has a letter of its own: "fc12". */
+/* The text of a box of `width` columns: as much of "F12" or "12" as fits without being wrong. Where ranks
+ * have more stages than upper and lower case distinguish, a letter names the stage: "fc12". */
 static void box_text(Raster *r, const Span *s, int width, char *out, size_t size) {
     char number[16] = "", stage[2] = "", letter[2] = {span_letter[s->kind], 0};
     int chunk = timeline_chunk(r->t, s->stage);
@@ -232,7 +231,7 @@ static void box_text(Raster *r, const Span *s, int width, char *out, size_t size
     snprintf(out, size, "%s%s%s", letter, stage, number);
 }
 
-/* A box is filled to its width by lines, so that it reads as one even without colours. */
+/* Lines fill a box to its width, so that it is visible without colours. */
 static void draw_box(Raster *r, const Span *s, int width, Text *out) {
     char text[24];
     box_text(r, s, width, text, sizeof text);
@@ -250,7 +249,7 @@ static void draw_idle(const Raster *r, int width, Text *out) {
     for (int c = 0; c < width; c++) text_puts(out, r->style.colour ? " " : r->style.utf8 ? "·" : ".");
 }
 
-/* Columns of one span are one box. */
+/* Adjacent columns of one span are one box. */
 static void draw_row(Raster *r, int rank, Text *out) {
     raster_rank(r, rank);
     text_printf(out, "rank %-*d ", r->label - 6, rank);
@@ -266,7 +265,7 @@ static void draw_row(Raster *r, int rank, Text *out) {
     text_puts(out, r->style.colour ? "\x1b[0m\n" : "\n");
 }
 
-/* 0 at the left, the makespan at the right edge of the last column. */
+/* 0 is at the left edge, the makespan at the right edge of the last column. */
 static void draw_axis(const Raster *r, double makespan, const char *unit, Text *out) {
     char end[48];
     int length = snprintf(end, sizeof end, "%.6g%s%s", makespan, *unit ? " " : "", unit);
@@ -278,7 +277,7 @@ static const char *const span_words[SPAN_KINDS] = {
     [SPAN_W] = "backward: weights", [SPAN_UPDATE] = "optimizer", [SPAN_GATHER] = "gather",
     [SPAN_REDUCE] = "reduce",       [SPAN_SEND] = "send",        [SPAN_RECV] = "receive"};
 
-/* What numbers, letters and lightness say, as far as they are there. */
+/* Explains numbers, letters and lightness, as far as they occur. */
 static void draw_notation(const Raster *r, Text *out) {
     const char *later =
         r->chunks < 2     ? ""
@@ -290,14 +289,14 @@ static void draw_notation(const Raster *r, Text *out) {
                 r->numbers && *later ? "; " : "", later);
 }
 
-/* Columns, with the label, in which every box has one; 0: more than anybody has. */
+/* Terminal width, with the label, at which every box has a column; 0: more than any terminal has. */
 static int width_for_all(const Timeline *t, double makespan, int label) {
     double columns = ceil(makespan / shortest_box(t) - 1e-6) + label;
     return columns <= MOST_COLUMNS ? (int)columns : 0;
 }
 
-/* Where boxes are narrower than a column, only some of them are in the drawing, and their order seems to be
- * another. */
+/* Where boxes are narrower than a column, only some are visible, and their order may look wrong: reports
+ * this. */
 static void draw_notice(const Raster *r, double makespan, Text *out) {
     if (!(shortest_box(r->t) * r->scale < 1 - 1e-6)) return;
     int width = width_for_all(r->t, makespan, r->label);
@@ -306,7 +305,7 @@ static void draw_notice(const Raster *r, double makespan, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Only what is in the drawing. */
+/* Only kinds that occur. */
 static void draw_legend(const Raster *r, Text *out) {
     bool used[SPAN_KINDS] = {false};
     for (int i = 0; i < r->t->count; i++) used[r->t->spans[i].kind] = true;
@@ -333,8 +332,8 @@ static void draw_stages(const Timeline *t, int rank, Text *out) {
     }
 }
 
-/* Ranks that are shown: half of `rows` from each end. Writes what stands for those between at the first of
- * them. */
+/* Whether a rank is shown: `rows` / 2 from each end are. Prints a line for those left out when it reaches the
+ * first of them. */
 static bool is_shown(const Timeline *t, int rank, int rows, Text *out) {
     int head = (rows + 1) / 2, tail = t->ranks - rows / 2;
     if (rows <= 0 || t->ranks <= rows || rank < head || rank >= tail) return true;
@@ -342,8 +341,8 @@ static bool is_shown(const Timeline *t, int rank, int rows, Text *out) {
     return false;
 }
 
-/* Peaks are in activations of (stage, microbatch), as schedules are compared by; bytes stand beside them
- * where a plan knows them. */
+/* Peaks count activations of (stage, microbatch), by which schedules are compared; with a plan there are
+ * bytes too. */
 static void draw_figures(const Timeline *t, const Simulation *f, int rows, Text *out) {
     char bytes[32];
     text_printf(out, "\nmakespan %.6g%s%s, bubble %.1f %% (%.1f %% without a barrier between steps)\n\n",
@@ -364,7 +363,7 @@ static void draw_figures(const Timeline *t, const Simulation *f, int rows, Text 
                    "or of W (or B)\n");
 }
 
-/* Computing spans of the rank that has most of them. */
+/* Number of computing spans on the rank with the most. */
 static int most_boxes(const Timeline *t) {
     int *count = mem_alloc_array((size_t)t->ranks, sizeof *count), most = 0;
     for (int i = 0; i < t->count; i++) {
@@ -385,7 +384,7 @@ static int most_stages(const Timeline *t) {
     return most;
 }
 
-/* Many ranks on few columns: only the figures. */
+/* Replaces a drawing of many boxes on few columns: only the figures follow. */
 static void leave_out(const Raster *r, double makespan, int boxes, Text *out) {
     int width = width_for_all(r->t, makespan, r->label);
     text_printf(out, "not drawn: %d passes of a rank on %d columns", boxes, r->columns);
@@ -393,7 +392,7 @@ static void leave_out(const Raster *r, double makespan, int boxes, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Fewer columns than there are where that makes boxes equal; below 40 nothing can be read. */
+/* Uses fewer columns than available where that makes boxes equal. Below 40 columns nothing is readable. */
 void draw_terminal(const Timeline *t, TerminalStyle style, Text *out) {
     Simulation figures;
     timeline_figures(t, &figures);

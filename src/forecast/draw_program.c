@@ -1,8 +1,8 @@
-/* Collectives of a program, laid over the times of the schedule that it was made from.
+/* Places the collectives of a program on the times of the schedule from which it was lowered.
  *
- * A gather or a reduction has no time of its own here: its span is the window that the program gives it, from
- * where it is started to where it is waited for. What takes no longer than its window costs nothing; a window
- * without length leaves no span, and its collective is waited for in full. */
+ * A gather or a reduction has no duration here. Its span is the window that the program gives it, from its
+ * start to where it is waited for. A collective that takes no longer than its window costs nothing. An empty
+ * window leaves no span, and its collective is waited for in full. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ typedef struct Walk {
     const CellTime *times; /* [cells of the order] */
     const StageCost *units;
     int place, cell, done; /* done: passes of that cell so far */
-    double spent, now;     /* costs of those passes; end of the last pass */
+    double spent, now;     /* cost of those passes; end of the last pass */
     double *gather, *sum;  /* [units + 1] when it was started, or CLOSED */
 } Walk;
 
@@ -31,7 +31,7 @@ static double cell_cost(const Walk *w, const Cell *cell) {
     return sum;
 }
 
-/* The times of the next pass: its part of its cell. */
+/* The times of the next pass, which has a part of its cell. */
 static CellTime pass_time(Walk *w, int unit) {
     const int *first = w->p->partition->stages.first;
     while (!cell_is_compute(w->order->cells[w->cell].kind)) w->cell++;
@@ -45,17 +45,18 @@ static CellTime pass_time(Walk *w, int unit) {
     return time;
 }
 
-/* The tied head's gradient has no stage: it is drawn with the head. */
+/* The tied head's gradient has no stage and is drawn with the head. */
 static void close_window(Walk *w, SpanKind kind, int unit, int microbatch, double *open, double end) {
     int last = w->p->units - 1, stage = stages_of_unit(&w->p->partition->stages, unit > last ? last : unit);
     if (*open >= 0 && end > *open) timeline_add(w->t, (Span){w->place, kind, stage, microbatch, *open, end});
     *open = CLOSED;
 }
 
-/* Windows open where an action starts something, and close where a pass reads it or REDUCED waits. */
+/* A window opens where an action starts a collective, and closes where a pass reads the result or REDUCED
+ * waits. */
 static void step(Walk *w, Action a) {
     if (action_is_pass(a.kind)) {
-        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the whole pass */
+        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the full pass */
         CellTime time = pass_time(w, a.unit);
         close_window(w, SPAN_GATHER, a.unit, -1, &w->gather[a.unit], time.start);
         if (w->p->partition->tied && a.unit == w->p->units - 1)

@@ -1,6 +1,6 @@
-/* Timelines as SVG: one path for all boxes of a colour on a rank, numbers where they fit, colours by CSS
- * classes so that a dark page can change those of the paper. Coordinates are written with one decimal;
- * nothing depends on the machine, so that a picture of the same step is the same file.
+/* Timelines as SVG. All boxes of one colour on a rank are one path; numbers are written where they fit;
+ * colours are CSS classes, so that a dark page can change the background. Coordinates have one decimal and
+ * nothing depends on the machine, so the same step always gives the same file.
  *
  *     title, makespan, bubble                                             HEAD
  *     rank 0 |#####|#####|     |#####|        idle 20 %, peak 3           BAND: computation
@@ -9,8 +9,8 @@
  *            0       10        20                                         AXIS
  *     legend: swatches and words                                          LEGEND
  *
- * A page may hold many such pictures, of thousands of boxes each: one element for each box would make it slow
- * to open. */
+ * A page may have many such pictures with thousands of boxes each; one element for each box would make it
+ * slow to open. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 enum {
     LEFT = 58,
-    RIGHT = 128, /* room for the figures of a rank */
+    RIGHT = 128, /* for the figures of a rank */
     HEAD = 50,   /* title and figures */
     BAND = 26,   /* computation */
     STRIP = 6,   /* transfers, below the band */
@@ -34,12 +34,12 @@ enum {
 typedef struct Svg {
     const Timeline *t;
     Text *out;
-    double scale; /* pixels for a unit of time */
+    double scale; /* pixels per unit of time */
     int width;
     bool strip; /* there are transfers */
 } Svg;
 
-/* Okabe and Ito; W is their orange, and B, which does the work of I and W, their vermillion. */
+/* Okabe and Ito's colours. W has their orange; B, which does the work of I and W, has their vermillion. */
 static const struct {
     const char *class, *word;
     unsigned colour;
@@ -51,7 +51,7 @@ static const struct {
     [SPAN_RECV] = {"v", "receive", 0x9a9a9a},
 };
 
-/* Later stages of a rank go towards white. */
+/* Later stages of a rank are lighter. */
 static unsigned shade(unsigned colour, int chunk) {
     static const double to_white[CHUNKS] = {0, 0.38, 0.58, 0.72};
     unsigned out = 0;
@@ -62,7 +62,8 @@ static unsigned shade(unsigned colour, int chunk) {
     return out;
 }
 
-/* Whether white letters read better than black ones: relative luminance of sRGB, halfway in contrast. */
+/* Whether white text is easier to read than black: relative luminance of sRGB, with the limit at equal
+ * contrast. */
 static bool is_dark(unsigned colour) {
     static const double weight[3] = {0.2126, 0.7152, 0.0722};
     double sum = 0;
@@ -79,7 +80,7 @@ static int chunk_of(const Timeline *t, const Span *s) {
     return chunk < CHUNKS ? chunk : CHUNKS - 1;
 }
 
-/* Titles hold names of files and schedules, which may hold anything. */
+/* Titles contain names of files and schedules, which may contain any character. */
 static void puts_escaped(Text *out, const char *text) {
     for (; *text; text++) {
         unsigned char c = (unsigned char)*text;
@@ -90,8 +91,8 @@ static void puts_escaped(Text *out, const char *text) {
     }
 }
 
-/* A coordinate: one decimal, none where it is zero. A tenth of a pixel is finer than anybody sees, and keeps
- * the file small and the same on every machine. */
+/* Writes a coordinate with one decimal, or none where that is zero. A tenth of a pixel is invisible, keeps
+ * the file small and is the same on every machine. */
 static void put_number(Text *out, double value) {
     double tenths = round(value * 10);
     if (fmod(tenths, 10) == 0)
@@ -100,7 +101,7 @@ static void put_number(Text *out, double value) {
         text_printf(out, "%.1f", tenths / 10);
 }
 
-/* Relative moves, which are shorter than corners. */
+/* Uses relative moves, which are shorter than corners. */
 static void put_box(Text *out, double x, double y, double w, double h) {
     text_puts(out, "M");
     put_number(out, x);
@@ -117,13 +118,12 @@ static void put_box(Text *out, double x, double y, double w, double h) {
 
 /* ---- one rank ---- */
 
-/* Where in its row a span stands: halves of the band where computations overlap, the strip for transfers. */
+/* Rectangle of a span: half of the band where computations overlap, the strip for transfers. */
 typedef struct Place {
     double x, y, w, h;
 } Place;
 
-/* Which half: 0 whole band, 1 upper, 2 lower. Spans of a rank are few enough to compare with their neighbours
- * in the list. */
+/* 0: full band, 1: upper half, 2: lower half. Compares a span only with its neighbours in the list. */
 static int half_of(const Timeline *t, int index) {
     const Span *s = &t->spans[index];
     for (int step = -1; step <= 1; step += 2) {
@@ -136,7 +136,7 @@ static int half_of(const Timeline *t, int index) {
     return 0;
 }
 
-/* Boxes that share a time share the band: the first above, the second below. */
+/* Boxes that overlap in time share the band: the first above, the second below. */
 static Place place_of(const Svg *g, int index, double y) {
     const Span *s = &g->t->spans[index];
     Place p = {LEFT + s->start * g->scale, y, (s->end - s->start) * g->scale, BAND};
@@ -151,8 +151,8 @@ static Place place_of(const Svg *g, int index, double y) {
     return p;
 }
 
-/* Class by class, so that a colour is one path of the rank; the list is walked once for each, and is short.
- */
+/* Goes class by class, so that a colour is one path of the rank. The list is walked once for each class, but
+ * it is short. */
 static void put_paths(const Svg *g, int rank, double y) {
     for (int class = 0; class < SPAN_KINDS * CHUNKS; class ++) {
         bool open = false;
@@ -169,8 +169,8 @@ static void put_paths(const Svg *g, int rank, double y) {
     }
 }
 
-/* Numbers in the boxes, where there is room for them at about 5.5 pixels a digit; those on dark colours and
- * those on light ones apart, as groups share a style. */
+/* Numbers of the boxes that are wide enough, at about 5.5 pixels a digit. Those on dark and on light colours
+ * are separate groups, since a group has one style. */
 static void put_numbers(const Svg *g, int rank, double y) {
     for (int dark = 0; dark < 2; dark++) {
         bool open = false;
@@ -194,7 +194,7 @@ static void put_numbers(const Svg *g, int rank, double y) {
     }
 }
 
-/* The idle band lies below everything: what nothing covers is idle. */
+/* The idle band is drawn first: whatever nothing covers is idle. */
 static void put_row(const Svg *g, const Simulation *f, int rank, double y) {
     const RankTimes *k = &f->rank[rank];
     text_printf(g->out, "<text class=\"label\" x=\"%d\" y=\"", LEFT - 8);
@@ -214,7 +214,7 @@ static void put_row(const Svg *g, const Simulation *f, int rank, double y) {
 
 /* ---- axis, legend, page ---- */
 
-/* 1, 2 or 5 times a power of ten, at least `least`. */
+/* The smallest 1, 2 or 5 times a power of ten that is at least `least`. */
 static double round_step(double least) {
     double power = pow(10, floor(log10(least)));
     for (int i = 0; i < 3; i++) {
@@ -224,7 +224,7 @@ static double round_step(double least) {
     return 10 * power;
 }
 
-/* Ticks at round numbers, at least 70 pixels apart. */
+/* Ticks are at round numbers, at least 70 pixels apart. */
 static void put_axis(const Svg *g, double makespan, double y) {
     double step = round_step(70 / g->scale);
     for (int i = 0; i * step <= makespan * (1 + 1e-9); i++) {
@@ -245,7 +245,7 @@ static void put_axis(const Svg *g, double makespan, double y) {
 static int row_height(const Svg *g) { return BAND + (g->strip ? STRIP : 0) + ROW_GAP; }
 static int line_height(const Svg *g) { return HEAD + g->t->ranks * row_height(g) + AXIS; }
 
-/* A timeline with its head and its axis. */
+/* Draws a timeline with its head and axis. */
 static void put_line(const Svg *g, const Simulation *f, double y) {
     text_puts(g->out, "<text class=\"title\" x=\"14\" y=\"");
     put_number(g->out, y + 22);
@@ -264,7 +264,7 @@ static void put_line(const Svg *g, const Simulation *f, double y) {
     put_axis(g, f->makespan, y);
 }
 
-/* chunk -1: whichever. */
+/* Whether spans of a kind and chunk occur; chunk -1: any. */
 static bool uses(const Timeline *lines, int count, int kind, int chunk) {
     for (int l = 0; l < count; l++)
         for (int i = 0; i < lines[l].count; i++) {
@@ -275,7 +275,7 @@ static bool uses(const Timeline *lines, int count, int kind, int chunk) {
     return false;
 }
 
-/* A kind is a row of swatches, one for each stage of a rank, and its word. */
+/* Each kind has a row of swatches, one for each stage of a rank, and a word. */
 static void put_legend(const Timeline *lines, int count, double y, Text *out) {
     double x = LEFT;
     for (int k = 0; k < SPAN_KINDS; k++) {
@@ -306,8 +306,7 @@ static void put_legend(const Timeline *lines, int count, double y, Text *out) {
     text_printf(out, "\">idle%s</text>\n", later ? " &#160; &#160; lighter: the later stages of a rank" : "");
 }
 
-/* Every rule is for what is inside this picture, since the style of a picture in a page is one of the page.
- */
+/* Every rule is limited to this picture, since a style in an HTML page applies to the full page. */
 static void put_style(bool fine, Text *out) {
     text_puts(
         out,
@@ -328,14 +327,14 @@ static void put_style(bool fine, Text *out) {
                    ".timeline path{stroke:#16181c}}</style>\n");
 }
 
-/* Of all spans, transfers too: the axis must reach to the last of them. */
+/* End of all spans, including transfers: the axis must reach the last one. */
 static double makespan_of(const Timeline *t) {
     double end = 0;
     for (int i = 0; i < t->count; i++) end = fmax(end, t->spans[i].end);
     return end;
 }
 
-/* The longest of the timelines that share this one's unit fills the width. */
+/* The longest timeline with this one's unit fills the width. */
 static double scale_of(const Timeline *lines, int count, int index, int width) {
     double longest = 0;
     for (int l = 0; l < count; l++)
@@ -343,14 +342,14 @@ static double scale_of(const Timeline *lines, int count, int index, int width) {
     return longest > 0 ? (width - LEFT - RIGHT) / longest : 1;
 }
 
-/* The strip takes room only where something stands in it. */
+/* The strip only has height where it has spans. */
 static Svg svg_of(const Timeline *lines, int count, int index, int width, Text *out) {
     Svg g = {.t = &lines[index], .out = out, .width = width, .scale = scale_of(lines, count, index, width)};
     for (int k = SPAN_COMPUTES; k < SPAN_KINDS; k++) g.strip |= uses(g.t, 1, k, -1);
     return g;
 }
 
-/* Whether boxes are so narrow that the gaps between them would eat them up: then gaps are narrower too. */
+/* Whether boxes are so narrow that the gaps between them would hide them; gaps are then narrower too. */
 static bool is_fine(const Timeline *lines, int count, int width) {
     double narrowest = INFINITY;
     for (int l = 0; l < count; l++)
@@ -362,8 +361,8 @@ static bool is_fine(const Timeline *lines, int count, int width) {
     return narrowest < 5;
 }
 
-/* Heights first, since the picture says its own before anything else; then the lines, one below the other, on
- * scales that make lines of one unit comparable. */
+/* Computes heights first, since the picture starts with its size. Timelines then follow one below the other;
+ * those with one unit share a scale. */
 static void draw(const Timeline *lines, int count, int width, const char *name_space, Text *out) {
     CHECK(count >= 1);
     if (width < 480) width = 480;
@@ -393,7 +392,7 @@ static void draw(const Timeline *lines, int count, int width, const char *name_s
     text_puts(out, "</svg>\n");
 }
 
-/* A file of its own needs to say what language it is in; part of a page must not. */
+/* A file of its own must declare the namespace; a part of a page must not. */
 void draw_svg(const Timeline *lines, int count, int width, Text *out) {
     draw(lines, count, width, " xmlns=\"http://www.w3.org/2000/svg\"", out);
 }

@@ -1,5 +1,5 @@
-/* Of the first microbatch, which all others are like: inside the passes of a unit nothing of another one
- * runs. */
+/* Walks the first microbatch only: all others are alike, and no other unit's work runs inside the passes of a
+ * unit. */
 #include "forecast/exposed.h"
 
 #include <math.h>
@@ -11,13 +11,13 @@ typedef struct Walk {
     const Program *p;
     const Model *m;
     double now;
-    double free[NETWORKS];          /* when an axis has sent what it was given */
-    double there[UNIT_COLLECTIVES]; /* when what a row of the unit at work has started is there */
+    double free[NETWORKS];          /* time at which an axis has sent everything so far */
+    double there[UNIT_COLLECTIVES]; /* arrival time of each row that the current unit has started */
 } Walk;
 
 static bool is_pass(ActionKind kind) { return action_is_pass(kind) || kind == ACT_RECOMPUTE; }
 
-/* The logits of a chunk are a third of what the head does with it. */
+/* Logits are a third of the head's work on a chunk. */
 static double share_of_slice(const Walk *w, Action a) {
     return a.slice == 0 ? 1 : (a.slice % 2 ? 1.0 / 3 : 2.0 / 3) / w->p->chunks;
 }

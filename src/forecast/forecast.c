@@ -1,12 +1,12 @@
-/* Plans of one rank a pipeline place, the simulated step, and their tables.
+/* Plans one rank for each pipeline place, simulates the step, and prints tables.
  *
- * Ranks of a place that differ only on data-parallel axes hold, do and send the same (the fullest of them
- * stands for all where shares are unequal), so a mesh of thousands takes as many plans as it has pipeline
- * places. Neighbouring places with equal figures share a row.
+ * Ranks of a place that differ only on data-parallel axes hold, do and send the same (where shards are
+ * unequal, the fullest stands for all). So a mesh of thousands needs as many plans as it has pipeline places.
+ * Neighbouring places with equal figures share a row.
  *
- * FLOPs are those of layout_unit_costs everywhere, so that shares and times of all tables are of one measure.
- * Without --tflops times are counted in TFLOP of the rank that computes: a schedule can be judged before
- * anybody has measured a machine. */
+ * FLOPs always come from layout_unit_costs, so the shares and times of all tables are comparable. Without
+ * --tflops, times are in TFLOP of the computing rank: a schedule can be judged before any machine has been
+ * measured. */
 #include "forecast/forecast.h"
 
 #include <math.h>
@@ -20,13 +20,12 @@
 
 /* ---- planning ---- */
 
-/* Ranks that do a microbatch together. */
+/* Number of ranks that share the tokens and widths of a microbatch: tp x cp. */
 static double token_ranks(const Forecast *f) {
     return mesh_size(&f->layout.mesh, MESH_TENSOR | MESH_CONTEXT);
 }
 
-/* Of a step: what the stages of a place do, for all of its microbatches. Recomputation counts, as it is work.
- */
+/* FLOPs of a step: those of the stages of a place for all of its microbatches, including recomputation. */
 static double flops_of(const Forecast *f, int place) {
     const Config *c = f->config;
     const Partition *p = &f->ranks[place].plan.partition;
@@ -43,7 +42,7 @@ static double over_steps(Cost c, const Layout *l) {
     return (c.forward + c.input + c.weight) * l->microbatches;
 }
 
-/* `fullest` is kept on the way: it is asked for by limits, by --compare and by what is shown in full. */
+/* Also keeps `fullest`, which limits, --compare and the full table use. */
 static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err) {
     RankForecast *r = &f->ranks[place];
     r->count = f->layout.mesh.world / f->places;
@@ -53,7 +52,7 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
     f->volume.split_backward = f->layout.schedule.split_backward;
     if (f->speed.hardware && f->speed.hardware->links.narrow_sums)
         f->volume.partial = dtype_bytes(spec.compute);
-    f->volume.model = &f->config->model.shape; /* the specification's own is gone when this returns */
+    f->volume.model = &f->config->model.shape; /* the spec's own model ends with this function */
     TRY(rank_plan_fullest(&r->plan, &spec, &f->layout, place, d, err));
     r->traffic = rank_traffic(&r->plan);
     r->flops = flops_of(f, place);
@@ -64,7 +63,7 @@ static ErrorCode plan_place(Forecast *f, const Device *d, int place, Error *err)
 /* All boundaries of a pipeline are alike: one [T, h] tensor of the compute dtype. */
 static size_t message_bytes(const Forecast *f) { return boundary_bytes(&f->ranks[0].plan.model); }
 
-/* Seconds of a message between stages; 0: they are free, and the table says so. */
+/* Seconds of a message between stages. 0: free, which the table mentions. */
 static double message_seconds(const Forecast *f) {
     double bytes = (double)message_bytes(f);
     if (f->speed.hardware) return hardware_message(f->speed.hardware, f->ranks[0].count, bytes);
@@ -77,11 +76,11 @@ const char *forecast_link(const ForecastSpeed *speed, char out[48]) {
     return out;
 }
 
-/* Of a second, in the measure of the simulation: FLOPs that a rank does in it, unless it counts seconds. */
+/* One second in the simulation's unit: the FLOPs of a rank in it, or 1 if the simulation counts seconds. */
 static double measure_of_second(const Forecast *f) { return f->speed.hardware ? 1 : f->speed.tflops * 1e12; }
 
-/* What crosses inside the passes of units and no work hides, when a byte takes so many FLOPs, and a crossing
- * so many besides: by the programs of ranks. */
+/* Adds the collectives inside passes that no work hides, by the programs of ranks. `byte` and `delay` are in
+ * FLOPs. */
 static void count_exposed(const Forecast *f, double tokens, double byte, double delay, Cost *units) {
     const ModelConfig *model = &f->config->model.shape;
     ExposedSpec spec = {model, f->config->train.context, tokens, byte, delay};
@@ -90,7 +89,7 @@ static void count_exposed(const Forecast *f, double tokens, double byte, double 
         exposed_comm(&spec, &f->ranks[i].plan.program, &f->ranks[i].plan.model, units);
 }
 
-/* Rows of tokens visit experts, and nothing hides them. */
+/* Dispatch and combine of tokens to experts; no work hides them. */
 static Cost count_dispatches(const Forecast *f, int unit, double byte, double delay) {
     Cost bytes = comm_volume_ep(&f->volume, unit);
     double sum = bytes.forward + bytes.input + bytes.weight;
@@ -98,7 +97,7 @@ static Cost count_dispatches(const Forecast *f, int unit, double byte, double de
     return cost_scaled(bytes, byte + delay * comm_volume_operations(&f->volume, unit, MESH_EXPERTS) / sum);
 }
 
-/* FLOPs of a microbatch, and what crosses inside its passes at the speed of --link. */
+/* FLOPs of a microbatch, and its exposed collectives at the speed of --link. */
 static void count_units(Forecast *f, Cost *units) {
     size_t n = (size_t)f->config->model.shape.num_hidden_layers + 2;
     Cost *flops = mem_alloc_array(n, sizeof *flops);
@@ -140,7 +139,7 @@ static ErrorCode time_passes(Forecast *f, Error *err) {
     return code;
 }
 
-/* What the passes of a place are made of. */
+/* Sums the parts of the passes of a place. */
 static ForecastTime passes_of(const Forecast *f, int place) {
     const Partition *p = &f->ranks[place].plan.partition;
     ForecastTime t = {.step = 0};
@@ -157,7 +156,8 @@ static ForecastTime passes_of(const Forecast *f, int place) {
     return t;
 }
 
-/* All ranks meet at the norm: the slowest counts, of what hides nothing behind another one's waiting. */
+/* All ranks meet at the norm, so the slowest rank counts. For gathers, reductions and updates, which no
+ * pipeline bubble hides, that is the maximum over ranks. */
 static void time_step(Forecast *f) {
     int busiest = 0;
     double exposed = 0, update = 0;
@@ -175,8 +175,7 @@ static void time_step(Forecast *f) {
     f->time.step = f->timing.makespan + exposed + update;
 }
 
-/* Layout, then a plan for each pipeline place, then the step in time: each fails by its own message, and the
- * first is what the user sees. */
+/* Layout, then a plan for each pipeline place, then the simulated step. The user sees the first error. */
 static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     TRY(layout_build(&f->layout, f->config, world, err));
     f->places = mesh_size(&f->layout.mesh, MESH_PIPELINE);
@@ -188,7 +187,6 @@ static ErrorCode build(Forecast *f, const Device *d, int world, Error *err) {
     return OK;
 }
 
-/* Nothing to free after a failure. */
 ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int world, ForecastSpeed speed,
                          Error *err) {
     *f = (Forecast){.config = c, .speed = speed};
@@ -197,7 +195,7 @@ ErrorCode forecast_build(Forecast *f, const Config *c, const Device *d, int worl
     return code;
 }
 
-/* Also of one that was not finished. */
+/* Also valid for an unfinished forecast. */
 void forecast_free(Forecast *f) {
     for (int i = 0; f->ranks && i < f->places; i++) rank_plan_free(&f->ranks[i].plan);
     free(f->ranks);
@@ -208,7 +206,7 @@ void forecast_free(Forecast *f) {
     *f = (Forecast){0};
 }
 
-/* What the rank will take, but for the libraries' own. */
+/* Everything that a rank takes, except for the libraries. */
 size_t forecast_memory(const Forecast *f, int place) {
     return memory_plan_total(rank_memory(&f->ranks[place].plan));
 }
@@ -220,7 +218,7 @@ static uint64_t sum_traffic(const ProgramTraffic *t) {
 
 uint64_t forecast_sent(const Forecast *f, int place) { return sum_traffic(&f->ranks[place].traffic); }
 
-/* Seconds where a speed was given, TFLOP else (forecast_unit). */
+/* Seconds if a speed is given, else TFLOP (forecast_unit). */
 double forecast_time(const Forecast *f, double measure) {
     if (f->speed.hardware) return measure;
     return measure / 1e12 / (f->speed.tflops > 0 ? f->speed.tflops : 1);
@@ -236,9 +234,9 @@ double forecast_step(const Forecast *f) {
 
 /* ---- tables: a row for neighbouring places with the same figures ---- */
 
-enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one of the host's, where it is apart */
+enum { COLUMNS = 9, MEMORY_COLUMNS = 7 }; /* and one for the host, if its memory is separate */
 
-/* Writes all COLUMNS figures of a place: rows are compared by their bytes, so none may be left as it was. */
+/* Must write all COLUMNS figures of a place, since rows are compared by their bytes. */
 typedef void Fill(const Forecast *f, int place, double *value);
 
 typedef struct Row {
@@ -246,8 +244,7 @@ typedef struct Row {
     double value[COLUMNS];
 } Row;
 
-/* Blocks and stages that a place runs, and its first stage. Unit 0 is the embedding, the last one norm and
- * head; blocks lie between them. */
+/* Number of blocks that a place runs: units between the embedding (0) and the norm with the head (last). */
 static int count_blocks(const Forecast *f, int place) {
     const Partition *p = &f->ranks[place].plan.partition;
     int n = 0;
@@ -255,7 +252,7 @@ static int count_blocks(const Forecast *f, int place) {
     return n;
 }
 
-/* Looped and V schedules give a place several, which need not be neighbours. */
+/* Number of stages of a place. Looped and V schedules have several, which need not be adjacent. */
 static int count_stages(const Forecast *f, int place) {
     const Stages *s = &f->layout.stages;
     int n = 0;
@@ -263,15 +260,15 @@ static int count_stages(const Forecast *f, int place) {
     return n;
 }
 
-/* A place without stages does not exist: every pipeline rank has one at least. */
+/* Every pipeline rank has at least one stage. */
 static int first_stage(const Forecast *f, int place) {
     int i = 0;
     while (i + 1 < f->layout.stages.count && f->layout.stages.rank[i] != place) i++;
     return i;
 }
 
-/* Places of one stage each that follow each other make a run of units; those of several are told one by one
- * where units are named. */
+/* Adjacent places of one stage each form a run of units. Where units are named, places of several stages have
+ * rows of their own. */
 static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_units) {
     if (memcmp(a->value, b->value, sizeof a->value) != 0) return false;
     if (!names_units) return true;
@@ -279,7 +276,7 @@ static bool same_row(const Forecast *f, const Row *a, const Row *b, bool names_u
     return count_blocks(f, a->last) == count_blocks(f, b->first);
 }
 
-/* Figures are compared as they are, not as they are printed: places that differ by a byte differ. */
+/* Compares exact figures, not printed ones: places that differ by a byte have different rows. */
 static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows) {
     int n = 0;
     for (int place = 0; place < f->places; place++) {
@@ -293,7 +290,8 @@ static int make_rows(const Forecast *f, Fill *fill, bool names_units, Row *rows)
     return n;
 }
 
-/* Ranks of a place follow each other, since pp is the outermost axis, and so do neighbouring places. */
+/* The ranks of a place are consecutive, since pp is the outermost axis, and so are those of neighbouring
+ * places. */
 static void put_ranks(const Forecast *f, const Row *row, Text *out) {
     char name[32];
     int first = f->ranks[row->first].first, last = f->ranks[row->last].first + f->ranks[row->last].count - 1;
@@ -304,13 +302,13 @@ static void put_ranks(const Forecast *f, const Row *row, Text *out) {
     text_printf(out, "  %-11s", name);
 }
 
-/* A bare 0 for nothing, so that it stands out among sizes. */
+/* Nothing is a bare 0, which stands out among sizes. */
 static void put_bytes(double bytes, Text *out) {
     char text[32];
     text_printf(out, " %11s", bytes > 0 ? text_bytes(bytes, text) : "0");
 }
 
-/* "embedding, layers 0-3; layers 28-31, norm and head". Ends the line. */
+/* Prints "embedding, layers 0-3; layers 28-31, norm and head" and ends the line. */
 static void put_units(const Forecast *f, const Row *row, Text *out) {
     const Stages *s = &f->layout.stages;
     int blocks = (int)f->config->model.shape.num_hidden_layers;
@@ -332,7 +330,7 @@ static void put_units(const Forecast *f, const Row *row, Text *out) {
 
 /* ---- memory ---- */
 
-/* Column 5 is all that has no column: workspace, communication, constants, statistics, staging. */
+/* Column 5 is everything else: workspace, communication, constants, statistics, staging. */
 static void fill_memory(const Forecast *f, int place, double *value) {
     const MemoryPlan *m = rank_memory(&f->ranks[place].plan);
     value[0] = (double)(m->parameters + m->copy);
@@ -346,7 +344,7 @@ static void fill_memory(const Forecast *f, int place, double *value) {
     value[5] = value[6] - value[0] - value[1] - value[2] - value[3] - value[4];
 }
 
-/* What the fullest shard of a pipeline place has more than the average one. */
+/* Excess of the fullest shard of a pipeline place over the average one. */
 static double excess(const Partition *p) {
     double sum = 0, most = 0;
     for (int i = 0; i < p->shards; i++) {
@@ -356,7 +354,7 @@ static double excess(const Partition *p) {
     return sum > 0 ? most * p->shards / sum - 1 : 0;
 }
 
-/* What a reader of the table cannot see: who holds the same, and what is held twice. */
+/* Explains what the table does not show: which ranks hold the same, and what is held twice. */
 static void put_shares(const Forecast *f, Text *out) {
     const Partition *p = &f->ranks[0].plan.partition;
     double most = 0;
@@ -374,7 +372,7 @@ static void put_shares(const Forecast *f, Text *out) {
                         i);
 }
 
-/* Of the fullest rank: a job is as large as that. */
+/* For the fullest rank, since that is what a job needs. */
 static void put_limit(const Forecast *f, double limit, Text *out) {
     char most[32], allowed[32];
     double bytes = (double)forecast_memory(f, f->fullest);
@@ -384,7 +382,7 @@ static void put_limit(const Forecast *f, double limit, Text *out) {
     if (bytes > limit) text_printf(out, "  %s more are needed\n", text_bytes(bytes - limit, most));
 }
 
-/* One row where all ranks are alike, as on a mesh without pipelines. */
+/* Prints one row where all ranks are alike, as on a mesh without pipelines. */
 void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
     int n = make_rows(f, fill_memory, true, rows);
@@ -404,7 +402,7 @@ void forecast_print_memory(const Forecast *f, double limit, Text *out) {
     put_limit(f, limit, out);
 }
 
-/* The plan in full, of one rank; which matrices it has, where they stay whole. */
+/* Prints the full plan of one rank, and the matrices that it has where these stay whole. */
 void forecast_print_place(const Forecast *f, int place, Text *out) {
     const RankForecast *r = &f->ranks[place];
     text_printf(out, "memory of rank %d", r->first);
@@ -416,7 +414,8 @@ void forecast_print_place(const Forecast *f, int place, Text *out) {
 
 /* ---- work and traffic ---- */
 
-/* By axis, as links will be: bytes over dp_shard may stay inside a machine while those over pp leave it. */
+/* By axis, since links differ: traffic over dp_shard may stay inside a machine while that over pp leaves
+ * it. */
 static void fill_work(const Forecast *f, int place, double *value) {
     const RankForecast *r = &f->ranks[place];
     value[0] = r->flops / 1e12;
@@ -430,7 +429,7 @@ static void fill_work(const Forecast *f, int place, double *value) {
     value[8] = (double)forecast_sent(f, place);
 }
 
-/* What the figures hang on that the table does not show. */
+/* Explains what determines the figures but is not in the table. */
 static void put_why(const Forecast *f, Text *out) {
     static const char *const sync[] = {"once a step", "once a microbatch",
                                        "over dp_shard once a microbatch, over dp_replicate once a step"};
@@ -456,7 +455,7 @@ static void put_why(const Forecast *f, Text *out) {
                     f->config->train.expert_capacity);
 }
 
-/* FLOPs and bytes of one step; that all ranks of a place do the same makes one row of them. */
+/* FLOPs and bytes of one step. All ranks of a place do the same, so they share a row. */
 void forecast_print_work(const Forecast *f, Text *out) {
     char tokens[32];
     Row *rows = mem_alloc_array((size_t)f->places, sizeof *rows);
@@ -486,7 +485,7 @@ void forecast_print_work(const Forecast *f, Text *out) {
 
 /* ---- what other keys would cost ---- */
 
-/* The same rank and layout: nothing but what the specification says otherwise makes the difference. */
+/* Figures of the same rank and layout under another spec. */
 typedef struct Other {
     double memory;
     uint64_t sent;
@@ -504,7 +503,7 @@ static ErrorCode plan_other(const Forecast *f, const Device *d, int place, const
     return code;
 }
 
-/* The price of exactness, by planning the same rank without it. Nothing is printed where numerics are not
+/* The cost of exact numerics: plans the same rank without them. Prints nothing where numerics are not
  * exact. */
 ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Text *out, Error *err) {
     const RankForecast *r = &f->ranks[place];
@@ -526,7 +525,7 @@ ErrorCode forecast_print_exact(const Forecast *f, const Device *d, int place, Te
     return OK;
 }
 
-/* Those that are another way on this mesh, each with its price. */
+/* Prices every other setting that differs from the present one on this mesh. */
 ErrorCode forecast_print_sync(const Forecast *f, const Device *d, int place, const char *why, Text *out,
                               Error *err) {
     static const GradientSync all[] = {SYNC_STEP, SYNC_REPLICA, SYNC_MICROBATCH};
@@ -575,7 +574,7 @@ static void put_parts(const ForecastTime *t, Text *out) {
     text_puts(out, "\n");
 }
 
-/* MFU by the convention of model_flops_per_token: nothing is credited that is done twice. */
+/* MFU as in model_flops_per_token: recomputation does not count. */
 void forecast_print_time(const Forecast *f, Text *out) {
     const Hardware *h = f->speed.hardware;
     const Mesh *mesh = &f->layout.mesh;
@@ -612,8 +611,8 @@ void forecast_print_context(const Forecast *f, Text *out) {
 
 /* ---- pipelines ---- */
 
-/* What stands for a receive is how long it stood open; a send that takes no time leaves nothing. Neither
- * would tell a reader anything here, where the windows of collectives follow. */
+/* The span of a receive is the time it was posted, and a send that takes no time has no span. Neither is of
+ * use here, where windows of collectives follow. */
 static void drop_receives(Timeline *t) {
     int kept = 0;
     for (int i = 0; i < t->count; i++)
@@ -621,7 +620,7 @@ static void drop_receives(Timeline *t) {
     t->count = kept;
 }
 
-/* From the simulator's FLOPs to what the drawing counts in. */
+/* From FLOPs of the simulator to the unit of the drawing. */
 static void scale_spans(Timeline *t, double factor) {
     for (int i = 0; i < t->count; i++) {
         t->spans[i].start *= factor;
@@ -629,8 +628,8 @@ static void scale_spans(Timeline *t, double factor) {
     }
 }
 
-/* What a drawing must say of itself once it stands alone. Cut to `size`, as it is a title: the name of a
- * schedule is what may be long. */
+/* The title describes the drawing completely, in case it is shown alone. It is cut to `size`: the name of a
+ * schedule may be long. */
 static void put_title(const Forecast *f, char *out, size_t size) {
     const Schedule *s = &f->layout.schedule;
     char bytes[32], link[48], messages[96] = "messages free";
@@ -644,9 +643,9 @@ static void put_title(const Forecast *f, char *out, size_t size) {
              s->microbatches, s->stages, messages);
 }
 
-/* The simulation first, in FLOPs; then the collectives of each place's program over it; then all of it in
- * seconds, where those are known. Nothing fails here: all that it needs was built by forecast_build.
- * forecast_timeline_free frees it; the title lies in *t itself, so *t must not move. */
+/* First come the simulated cells, then the collectives of each place's program, then the conversion to
+ * seconds if a speed is known. Cannot fail, since forecast_build has built everything. The title is inside
+ * *t, so *t must not be moved. Free with forecast_timeline_free. */
 void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
     const Layout *l = &f->layout;
     t->bytes = mem_alloc_array((size_t)f->places, sizeof *t->bytes);
@@ -658,7 +657,7 @@ void forecast_timeline(const Forecast *f, ForecastTimeline *t) {
                                  f->units);
         t->bytes[i] = (double)rank_memory(p)->arena[ARENA_ACTIVATIONS];
     }
-    /* Windows were laid over the simulation's own times: both are scaled together. */
+    /* The windows use the simulation's times, so both are scaled together. */
     scale_spans(&t->timeline, forecast_time(f, 1));
     t->timeline.unit = forecast_unit(f);
     t->timeline.bytes = t->bytes;
@@ -671,7 +670,7 @@ void forecast_timeline_free(ForecastTimeline *t) {
     t->bytes = NULL;
 }
 
-/* 1 when all places do the same work; a pipeline is as slow as the one that does most. */
+/* 1 when all places do the same work. A pipeline is as slow as its busiest place. */
 double forecast_balance(const Forecast *f) {
     double most = 0, all = 0;
     for (int i = 0; i < f->places; i++) {

@@ -1,6 +1,6 @@
-/* A table of options, so that a file of figures is read, checked and refused as a configuration is; a name is
- * a list of values that differ from the table's. Times are linear: a latency for each operation, and bytes by
- * a speed. */
+/* The figures are a table of options, so a file of them is read, checked and refused like a configuration; a
+ * name is a list of values that differ from the table's defaults. Times are linear: latency for each
+ * operation, plus bytes divided by speed. */
 #include "forecast/hardware.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
         .min = least, .max = most, .help = text                                                              \
     }
 
-/* Defaults are h100's. */
+/* The defaults describe h100. */
 const Option hardware_options[] = {
     FIGURE("compute.bf16_tflops", compute.bf16_tflops, "989", 1e-6, 1e9,
            "Peak of products in bf16, TFLOP/s."),
@@ -86,7 +86,7 @@ static ErrorCode apply(OptionSet *set, const char *asked, Error *err) {
     return options_apply_file(set, asked, err);
 }
 
-/* A word without a dot or a slash that is no file is a name that is not known. */
+/* A word without a dot or a slash that is not a file is taken for an unknown name. */
 static ErrorCode check_name(const char *asked, Error *err) {
     char shown[80];
     for (int i = 0; i < KNOWN; i++)
@@ -126,7 +126,7 @@ double hardware_attention(const Hardware *h, Dtype compute) {
 
 double hardware_bandwidth(const Hardware *h) { return 1e9 * h->memory.share * h->memory.gb_per_s; }
 
-/* Of the others in a group, those of the own machine: ranks of one machine are neighbours in number. */
+/* Number of other ranks of a group on the same machine. Ranks of one machine have consecutive numbers. */
 static double inside(const Hardware *h, int ranks, int stride) {
     double here = floor((double)h->links.ranks / stride);
     return fmin(fmax(here, 1), ranks) - 1;

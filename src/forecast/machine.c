@@ -1,5 +1,5 @@
-/* A roofline with measured rates: the shares below are what products and attention of a model reach of the
- * peak of large square products, on CPUs. docs/use/planning.md has how far that is right. */
+/* A roofline with measured rates. The shares below are what a model's products and attention reach of the
+ * peak of large square products on CPUs; docs/use/planning.md reports how accurate this is. */
 #include "forecast/machine.h"
 
 #include <math.h>

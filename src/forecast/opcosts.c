@@ -1,6 +1,6 @@
-/* Microbatches are alike: the passes of the first are run, and count as often as there are. Ops are run one
- * by one, so that a product can be told by its op, and the halves of a backward pass one after the other,
- * as they do the same either way (layers/layer.h, 2). Tensor memory is an address that nobody looks at. */
+/* Microbatches are alike: the passes of the first one are run and counted for all of them. Ops run one by
+ * one, so that a product can be attributed to its op, and dgrad and wgrad run one after the other, which is
+ * the same work either way (layers/layer.h, 2). Tensor memory is an address that is never read or written. */
 #include "forecast/opcosts.h"
 
 #include <math.h>
@@ -16,11 +16,11 @@ typedef struct Counter {
     const Hardware *h;
     const RankPlan *p;
     OpCosts *out;
-    UnitTime *unit; /* NULL behind the passes */
+    UnitTime *unit; /* NULL after the passes */
     const char *op;
     bool head;
-    double times;  /* that what is counted is done */
-    size_t offset; /* in a Cost: where the seconds go */
+    double times;  /* how often the counted work is done */
+    size_t offset; /* in a Cost: where seconds are added */
     Model model;
     Pass pass;
 } Counter;
@@ -75,7 +75,7 @@ static void hear(void *context, const OpWork *w) {
 
 /* ---- passes ---- */
 
-/* Far from anything that is mapped, and from NULL. */
+/* An address far from NULL and from any mapped memory. */
 static void *somewhere(void) { return (void *)((uintptr_t)1 << 40); }
 
 static void begin_grads(Counter *c, Grads grads) {
@@ -134,7 +134,7 @@ static void backward(Counter *c, const UnitPass *u, Action a) {
     }
 }
 
-/* Where tokens go evenly to all ranks. */
+/* Assumes that tokens go evenly to all ranks. */
 static void dispatch(Counter *c, const UnitPass *u, Action a) {
     DispatchPass way = a.pass == ACT_FWD || a.pass == ACT_RECOMPUTE ? DISPATCH_FORWARD : DISPATCH_BACKWARD;
     int ranks = (int)model_expert_ranks(&c->model.config), exact_chunks = model_exact_chunks(&c->model);
@@ -147,7 +147,7 @@ static void dispatch(Counter *c, const UnitPass *u, Action a) {
     unit_unpermute(u, a.ops.first, way);
 }
 
-/* What the rank itself does where ranks exchange something. */
+/* The rank's own work for a collective: packing, unpacking, remote tokens' experts. */
 static void exchange(Counter *c, const UnitPass *u, Action a) {
     PassKind pass = a.pass == ACT_FWD         ? PASS_FORWARD
                     : a.pass == ACT_RECOMPUTE ? PASS_RECOMPUTE
@@ -164,7 +164,7 @@ static void exchange(Counter *c, const UnitPass *u, Action a) {
             unit_unpack(u, row, pass);
 }
 
-/* Of a microbatch's gradients, what the engine does to them beside the passes. */
+/* The engine's work on the gradients of a microbatch after a pass. */
 static void end_gradients(Counter *c, Action a) {
     const Partition *op = &c->p->partition;
     Device *d = &c->counting.device;
@@ -227,7 +227,7 @@ static void update_parameter(Counter *c, int i) {
     if (groups->ema > 0) OP(d, OP_AVERAGE, average, n, somewhere(), all.param, somewhere());
 }
 
-/* What was reduced comes to the sums, or becomes fp32 again. */
+/* The result of a reduction is added to the sums, or converted to fp32. */
 static void end_reduction(Counter *c, Action a) {
     Device *d = &c->counting.device;
     for (int f = 0; f < GRADIENT_FLATS; f++) {

@@ -1,5 +1,6 @@
-/* Exposed collectives are found by walking the program with two clocks of network beside the rank's own: what
- * an action starts begins when its axis is free, and a pass that reads it waits for its end. */
+/* Exposed collectives are found by walking the program with the rank's clock and one clock for each of two
+ * networks. A collective begins when it is started and its axis is free; a pass that reads its result waits
+ * for its end. */
 #include "forecast/steptime.h"
 
 #include <math.h>
@@ -45,19 +46,19 @@ typedef struct Walk {
     const Mesh *mesh;
     const Cost *units;
     const Model *model;
-    double now, busy;          /* the rank's own clock; of that, in passes */
-    double free[NETWORKS];     /* when an axis has sent what it was given */
-    double *gathered, *summed; /* [units + 1] when it is there */
+    double now, busy;          /* the rank's clock; the part of it spent in passes */
+    double free[NETWORKS];     /* time at which an axis has sent everything so far */
+    double *gathered, *summed; /* [units + 1] time at which the result is there */
 } Walk;
 
-/* Distance of neighbours in a group: what varies faster lies between them. */
+/* Distance of neighbours in a group: axes that vary faster lie between them. */
 static int stride_of(const Mesh *mesh, Network network) {
     int tp = mesh_size(mesh, MESH_TENSOR);
     return network == OVER_SHARDS ? tp : tp * mesh_size(mesh, MESH_SHARDS);
 }
 
-/* Over replicas the stated hardware sums in a ring, in which every rank sends as much; the tree of weft's own
- * sums is uneven. */
+/* Over replicas the assumed hardware sums in a ring, in which every rank sends the same amount. In weft's own
+ * tree ranks send different amounts. */
 static double bytes_of(const Walk *w, Action a, Flat flat) {
     const Partition *op = w->p->partition;
     if (a.kind != ACT_ALL_REDUCE) return (double)program_flat_bytes(w->p, w->model, a, flat);
@@ -66,7 +67,7 @@ static double bytes_of(const Walk *w, Action a, Flat flat) {
     return 2 * (1 - 1.0 / op->replicas) * (double)op->flat_shard[a.unit][flat].count * element;
 }
 
-/* When what is started now will be there. */
+/* Starts a collective now; returns the time of its end. */
 static double start(Walk *w, Action a) {
     Network network = a.kind == ACT_ALL_REDUCE ? OVER_REPLICAS : OVER_SHARDS;
     const Partition *op = w->p->partition;
@@ -93,7 +94,7 @@ static double pass_seconds(const Walk *w, Action a) {
 
 static void step(Walk *w, Action a) {
     if (action_is_pass(a.kind)) {
-        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the whole pass */
+        if (!program_begins_unit(w->p, a)) return; /* its first action has the time of the full pass */
         double seconds = pass_seconds(w, a);
         bool tied_head = w->p->partition->tied && a.unit == w->p->units - 1;
         if (tied_head) w->now = fmax(w->now, w->gathered[0]);

@@ -1,5 +1,5 @@
-/* Measured steps become timelines, and their mean costs a simulation: what is compared are two drawings of
- * the same cells.
+/* Turns measured steps into timelines, and their mean costs into a simulation, so that two drawings of the
+ * same cells can be compared.
  *
  *     traced actions of all ranks --> passes of one (kind, stage, microbatch) = a span   (timing_measured)
  *         |                               |
@@ -8,9 +8,9 @@
  *                                                                   v
  *     planned timeline, seconds, bubble <-- simulate, and the ends before and after the norm (timing_predict)
  *
- * Time that a rank waited for others is no cost of its own: it is cut off the front of each span, and comes
- * back in the simulation, where waiting is what is to be explained. If the prediction is off, then what the
- * simulator does not know of is what the step spends its time on. */
+ * Time that a rank waited for others is not a cost: it is cut off the front of each span. The simulation
+ * brings it back, since waiting is what is to be explained. If the prediction is off, the step spends time on
+ * something that the simulator does not model. */
 #include "forecast/timing.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@
 #define MS 1000.0 /* timelines are in milliseconds */
 
 enum { FORWARD, BACKWARD, DIRECTIONS };
-enum { BEFORE_NORM, AFTER_NORM, ENDS }; /* what follows the last cell, up to the norm and from there */
+enum { BEFORE_NORM, AFTER_NORM, ENDS }; /* time after the last cell: up to the norm, and after it */
 
 /* ---- the record ---- */
 
@@ -30,7 +30,7 @@ void timing_start(Timing *t, int ranks, int pipeline, int stages) {
     *t = (Timing){.ranks = ranks, .pipeline = pipeline, .stages = stages};
 }
 
-/* The pointer holds until the next step is added, which may move them. */
+/* Adding the next step may move all steps, which invalidates the pointer. */
 TimedStep *timing_add(Timing *t, int64_t step, double began) {
     if (t->count == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 4;
@@ -42,8 +42,8 @@ TimedStep *timing_add(Timing *t, int64_t step, double began) {
     return s;
 }
 
-/* A step is as long as its last action on any rank: actions are in order of time, so the last one ends
- * last. */
+/* A step lasts until the last action on any rank ends. Actions are in order of time, so only the last one
+ * matters. */
 void timing_set(TimedStep *s, int rank, TimedAction *actions, int count) {
     s->ranks[rank] = (TimedRank){count, actions};
     if (count > 0) s->seconds = fmax(s->seconds, actions[count - 1].end);
@@ -60,54 +60,53 @@ void timing_free(Timing *t) {
 
 static int rank_at(const Timing *t, int pipeline, int row) { return row * timing_pipelines(t) + pipeline; }
 
-/* Ranks of a pipeline are a mesh's apart: rows are places of the pipeline, and pipelines are what stands
- * between them in the numbers of ranks. */
+/* Rows are pipeline ranks. The ranks of one pipeline are `pipelines` apart in the mesh. */
 static const TimedRank *rank_of(const Timing *t, int step, int pipeline, int row) {
     return &t->steps[step].ranks[rank_at(t, pipeline, row)];
 }
 
 /* ---- measured ---- */
 
-/* The next pass from `i` on, or count. */
+/* Index of the next pass from `i` on, or count. */
 static int next_pass(const TimedRank *r, int i) {
     while (i < r->count && !action_is_pass(r->actions[i].action.kind)) i++;
     return i;
 }
 
-/* Without the unit: a cell is a stage's, and its units are passed one after the other. */
+/* Ignores the unit: a cell belongs to a stage, whose units are run one after the other. */
 static bool same_cell(const TimedAction *a, const TimedAction *b) {
     return a->action.kind == b->action.kind && a->stage == b->stage &&
            a->action.microbatch == b->action.microbatch;
 }
 
-/* Of a pass. B where a backward pass ran whole, I and W where it was split. */
+/* B where dgrad and wgrad ran together, I and W where they were split. */
 static SpanKind span_of(ActionKind kind) {
     if (kind == ACT_FWD) return SPAN_F;
     if (kind == ACT_BWD) return SPAN_B;
     return kind == ACT_DGRAD ? SPAN_I : SPAN_W;
 }
 
-/* For other stages. Who waits for what crosses between the parts of a unit is not held up by the schedule:
- * that is of the pass, as planned times have it too. */
+/* Time spent waiting for other stages. Waiting for a collective inside a unit is not caused by the schedule;
+ * it belongs to the pass, as in planned times. */
 static double waited_for_others(const TimedAction *a) { return a->action.kind == ACT_WAIT ? 0 : a->waited; }
 
-/* What a rank has done since `mark`, without what it waited, ends where it ended: waiting comes first, as the
- * data that a pass needs is waited for before it. */
+/* Adds a span from `mark` to the span's end. Waiting is cut off at the front, since a pass waits for its data
+ * before it computes. */
 static void close_span(Timeline *out, Span span, double mark, double waited) {
     span.start = MS * fmin(span.end, mark + waited);
     span.end *= MS;
     timeline_add(out, span);
 }
 
-/* Behind the last cell: up to the norm, and from there. Two spans, of which either may be empty. They are
- * apart because all ranks meet in between. */
+/* Adds the two spans after the last cell, up to the norm and after it; either may be empty. They are separate
+ * because all ranks meet in between. */
 static void add_end(const TimedRank *r, int from, int row, double mark, Timeline *out) {
     double waited = 0, end = mark;
     for (int op = BEFORE_NORM; op < ENDS; op++) {
         for (; from < r->count; from++) {
             const TimedAction *a = &r->actions[from];
             bool norm = a->action.kind == ACT_NORM;
-            /* The norm ends with waiting for all: what came before stands before that. */
+            /* The norm ends with waiting for all ranks; its own work comes before that. */
             waited += norm ? 0 : a->waited;
             end = norm ? a->end - a->waited : a->end;
             if (norm) break;
@@ -119,8 +118,8 @@ static void add_end(const TimedRank *r, int from, int row, double mark, Timeline
     }
 }
 
-/* Passes over the units of a stage are actions of their own, and a cell here; what lies between two passes
- * counts with the later one. */
+/* Adds the cells of a rank. The passes of the units of a stage are separate actions but one cell; time
+ * between two passes belongs to the later one. */
 static void add_rank(const TimedRank *r, int row, Timeline *out) {
     double mark = r->count ? r->actions[0].start : 0, waited = 0;
     int from = 0;
@@ -138,8 +137,7 @@ static void add_rank(const TimedRank *r, int row, Timeline *out) {
     add_end(r, from, row, mark, out);
 }
 
-/* -1 for a stage that nobody works on. From the first step alone: where a stage lives does not change within
- * a run. */
+/* -1 for a stage without work. Reads only the first step, since a stage stays on its rank during a run. */
 static void find_ranks_of_stages(const Timing *t, int pipeline, int *rank_of_stage) {
     for (int s = 0; s < t->stages; s++) rank_of_stage[s] = -1;
     for (int row = 0; t->count > 0 && row < t->pipeline; row++) {
@@ -149,7 +147,7 @@ static void find_ranks_of_stages(const Timing *t, int pipeline, int *rank_of_sta
     }
 }
 
-/* The caller frees the timeline. */
+/* The caller frees the timeline with timeline_free. */
 void timing_measured(const Timing *t, int step, int pipeline, Timeline *out) {
     int *rank_of_stage = mem_alloc_array((size_t)t->stages, sizeof *rank_of_stage);
     find_ranks_of_stages(t, pipeline, rank_of_stage);
@@ -158,7 +156,7 @@ void timing_measured(const Timing *t, int step, int pipeline, Timeline *out) {
     free(rank_of_stage);
 }
 
-/* Of the worst rank, as the simulator's bubble is. */
+/* For the worst rank, as the simulator's bubble. */
 StepFigures timing_figures(const Timing *t, int step) {
     StepFigures out = {.seconds = t->steps[step].seconds};
     for (int p = 0; p < timing_pipelines(t); p++) {
@@ -176,7 +174,7 @@ StepFigures timing_figures(const Timing *t, int step) {
 
 /* ---- mean costs ---- */
 
-/* A sum and its terms, so that steps can be added one by one. */
+/* A running mean. */
 typedef struct Mean {
     double sum;
     int count;
@@ -188,14 +186,14 @@ static void mean_add(Mean *m, double value) {
 }
 static double mean_of(Mean m) { return m.count ? m.sum / m.count : 0; }
 
-/* Of one pipeline. Kinds of cells come first in SpanKind, so SPAN_UPDATE is how many there are. */
+/* Costs of one pipeline. Kinds of cells come first in SpanKind, so SPAN_UPDATE is their number. */
 typedef struct Costs {
     Mean (*cells)[SPAN_UPDATE]; /* [stages] of each kind of cell */
     Mean (*ends)[ENDS];         /* [rows] */
 } Costs;
 
-/* Seconds of one pipeline, over all steps. Each row has its two ends behind its cells (add_end), in order;
- * `end` tells which of them is met. */
+/* Adds the seconds of one pipeline over all steps. In each row the two ends follow its cells (add_end); `end`
+ * is the index of the next one. */
 static void add_costs(const Timing *t, int pipeline, Costs *c) {
     for (int step = 0; step < t->count; step++) {
         Timeline line;
@@ -213,8 +211,8 @@ static void add_costs(const Timing *t, int pipeline, Costs *c) {
     }
 }
 
-/* Where backward passes run whole there is no I to measure: B stands for it, and the simulator takes B's own
- * figure. */
+/* Where dgrad and wgrad ran together, I was not measured: `input` gets the cost of B, and the simulator uses
+ * B's own cost. */
 static void set_costs(const Costs *c, int stages, StageCost *costs, double *backward) {
     for (int s = 0; s < stages; s++) {
         const Mean *m = c->cells[s];
@@ -226,16 +224,16 @@ static void set_costs(const Costs *c, int stages, StageCost *costs, double *back
 
 /* ---- the order of cells ---- */
 
-/* Of a pass. */
+/* The kind of a computing span's cell. */
 static CellKind cell_of(SpanKind kind) {
     if (kind == SPAN_F) return CELL_F;
     if (kind == SPAN_B) return CELL_B;
     return kind == SPAN_I ? CELL_I : CELL_W;
 }
 
-/* Composites run one part after the other, and messages are what stages on different ranks need. The order in
- * which ranks really worked in the first traced step, so that a prediction is of the run as it was, even if
- * its schedule came from a file. */
+/* Makes a schedule from the order in which ranks really worked in the first traced step. The prediction is
+ * then about the run as it was, even if its schedule came from a file. Composites become one cell after the
+ * other; messages follow from stages on different ranks. */
 static void make_schedule(const Timing *t, int pipeline, Schedule *s) {
     Timeline line;
     timing_measured(t, 0, pipeline, &line);
@@ -254,7 +252,7 @@ static void make_schedule(const Timing *t, int pipeline, Schedule *s) {
 
 /* ---- latency ---- */
 
-/* Latencies in seconds, from all steps and pipelines. */
+/* Samples in seconds, from all steps and pipelines. */
 typedef struct Samples {
     int count, capacity;
     double *values;
@@ -273,34 +271,34 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Not the mean: a rank that was not scheduled for a while makes single messages look slow. */
+/* The median and not the mean: a rank that the system did not schedule for a while makes single messages look
+ * slow. */
 static double median(Samples *s) {
     if (s->count == 0) return 0;
     qsort(s->values, (size_t)s->count, sizeof *s->values, ascending);
     return s->values[s->count / 2];
 }
 
-/* Where in `made` the end of a pass is; -1 for passes that make nothing for others, and what is not of this
- * schedule. */
+/* Index in `made` of the end of a pass; -1 for (stage, microbatch) pairs outside the schedule. */
 static int64_t made_at(const Schedule *s, int direction, int stage, int microbatch) {
     if (stage < 0 || stage >= s->stages || microbatch < 0 || microbatch >= s->microbatches) return -1;
     return (int64_t)direction * s->stages * s->microbatches + (int64_t)schedule_pair(s, stage, microbatch);
 }
 
-/* A cell is several passes, one a unit, and its result is there when the last of them ends: later passes of
- * the same cell overwrite the time of earlier ones. */
+/* A cell is several passes, one for each unit, and its result exists when the last of them ends. Later passes
+ * of a cell overwrite the time of earlier ones. */
 static void mark_made(const Schedule *s, const TimedRank *r, double *made) {
     for (int i = next_pass(r, 0); i < r->count; i = next_pass(r, i + 1)) {
         const TimedAction *a = &r->actions[i];
         int64_t at =
             made_at(s, a->action.kind == ACT_FWD ? FORWARD : BACKWARD, a->stage, a->action.microbatch);
-        if (at >= 0 && a->action.kind != ACT_WGRAD) made[at] = a->end; /* the last unit's stays */
+        if (at >= 0 && a->action.kind != ACT_WGRAD) made[at] = a->end; /* the last unit's time stays */
     }
 }
 
-/* From those messages that somebody waited for already when they were made: only these show how long a
- * message takes, all others were hidden behind work. Only the first pass of a cell waits for a message, and
- * only from another rank: within a rank nothing is sent. */
+/* Samples the messages for which a rank was already waiting when they were made: only these show how long a
+ * message takes, others were hidden by work. Only the first pass of a cell waits for a message, and only from
+ * another rank. */
 static void sample_latencies(const Schedule *s, const TimedRank *r, int row, const double *made,
                              Samples *out) {
     const TimedAction *before = NULL;
@@ -315,8 +313,8 @@ static void sample_latencies(const Schedule *s, const TimedRank *r, int row, con
     }
 }
 
-/* All rows mark before any row samples: messages go both ways. `made` is not cleared between steps: every
- * pass that is waited for is made anew in each of them. */
+/* All rows mark before any row samples, since messages go both ways. `made` is not cleared between steps:
+ * every step overwrites all entries that are read. */
 static void latencies_of(const Timing *t, int pipeline, const Schedule *s, Samples *out) {
     double *made = mem_alloc_array(DIRECTIONS * (size_t)s->stages * (size_t)s->microbatches, sizeof *made);
     for (int step = 0; step < t->count; step++) {
@@ -329,7 +327,7 @@ static void latencies_of(const Timing *t, int pipeline, const Schedule *s, Sampl
 
 /* ---- prediction ---- */
 
-/* All that one prediction is made of, until it stands. */
+/* State of a prediction in progress. */
 typedef struct Predicting {
     const Timing *t;
     Prediction *p;
@@ -338,7 +336,7 @@ typedef struct Predicting {
     double (*ends)[ENDS]; /* [ranks] by rank_at */
 } Predicting;
 
-/* Ends are kept by rank and not by stage: they hang on how many parameters a rank updates. */
+/* Ends belong to ranks, not to stages: they depend on the number of parameters that a rank updates. */
 static void measure_costs(Predicting *w, int pipeline) {
     const Timing *t = w->t;
     size_t stages = (size_t)t->stages, first = (size_t)pipeline * stages;
@@ -352,7 +350,7 @@ static void measure_costs(Predicting *w, int pipeline) {
     free(c.ends);
 }
 
-/* In seconds in, in milliseconds out, as timelines are. */
+/* Costs are in seconds, timelines in milliseconds. */
 static ErrorCode simulate_pipeline(Predicting *w, int pipeline, Error *err) {
     Simulation sim;
     Timeline *line = &w->p->planned[pipeline];
@@ -367,7 +365,7 @@ static ErrorCode simulate_pipeline(Predicting *w, int pipeline, Error *err) {
     return OK;
 }
 
-/* When a row's last cell ends; 0 for a row without any. */
+/* End of the last cell of a row; 0 without cells. */
 static double end_of_row(const Timeline *line, int row) {
     double end = 0;
     for (int i = 0; i < line->count; i++)
@@ -375,9 +373,9 @@ static double end_of_row(const Timeline *line, int row) {
     return end;
 }
 
-/* All ranks of all pipelines agree on the norm before any of them goes on. BEFORE_NORM begins where a row's
- * own cells end, AFTER_NORM when the last row of all has come to the norm: that wait is what the two parts
- * are told apart for. */
+/* All ranks of all pipelines agree on the norm before any of them continues. BEFORE_NORM starts at the end of
+ * a row's own cells, AFTER_NORM when the last row of all reaches the norm. The two parts are separate because
+ * of this wait. */
 static void add_ends(Predicting *w) {
     double agreed = 0;
     for (int op = BEFORE_NORM; op < ENDS; op++) {
@@ -395,8 +393,7 @@ static void add_ends(Predicting *w) {
     w->p->seconds = agreed / MS;
 }
 
-/* By the step's whole length, ends included, as timing_figures has it of the measured step: the two can be
- * compared. */
+/* Relative to the length of the full step with its ends, as in timing_figures, so the two can be compared. */
 static void set_bubble(Prediction *p) {
     for (int i = 0; i < p->pipelines; i++) {
         Simulation f;
@@ -407,7 +404,7 @@ static void set_bubble(Prediction *p) {
     }
 }
 
-/* One latency for all pipelines, since they share the links. */
+/* All pipelines share one latency, since they share the links. */
 static ErrorCode predict(Predicting *w, Error *err) {
     Samples latencies = {0};
     ErrorCode code = OK;
@@ -426,8 +423,8 @@ static ErrorCode predict(Predicting *w, Error *err) {
     return OK;
 }
 
-/* A trace that is no pipeline (a cell twice, a stage on two ranks) is found by schedule_check, before
- * anything is simulated. */
+/* schedule_check finds traces that are not a pipeline (a cell twice, a stage on two ranks) before anything is
+ * simulated. */
 ErrorCode timing_predict(Prediction *p, const Timing *t, Error *err) {
     size_t pipelines = (size_t)timing_pipelines(t), stages = pipelines * (size_t)t->stages;
     *p = (Prediction){.pipelines = (int)pipelines};
@@ -452,7 +449,7 @@ void prediction_free(Prediction *p) {
     *p = (Prediction){0};
 }
 
-/* Both figures and their difference in one line, for the log and the report. */
+/* Appends both figures and their difference as one line, for the log and the report. */
 void timing_sentence(const Prediction *p, const StepFigures *measured, Text *out) {
     text_printf(
         out, "predicted %.4g s, measured %.4g s (%+.1f %%), bubble predicted %.1f %%, measured %.1f %%",
