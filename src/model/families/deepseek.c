@@ -1,13 +1,12 @@
-/* DeepSeek-V3 and V2: latent attention, whose rotation turns neighbours (layers/latent.c), and experts, of
- * which some are shared and the first layers have none (DeepSeek-AI, "DeepSeek-V2" and "DeepSeek-V3 technical
- * report", 2024).
+/* DeepSeek-V3 and V2: MLA with interleaved RoPE (layers/latent.c), and experts, with shared ones and without
+ * any in the first layers (DeepSeek-AI, "DeepSeek-V2" and "DeepSeek-V3 technical report", 2024).
  *
- *     deepseek_v3   sigmoids, and a bias where experts are chosen; groups by the sum of their two best;
+ *     deepseek_v3   sigmoid scores, with a bias where experts are chosen; groups by the sum of their two best;
  *                   weights divided by their sum if norm_topk_prob
- *     deepseek_v2   a softmax; groups by their best, if topk_method says so; weights as they are
+ *     deepseek_v2   softmax scores; groups by their best, if topk_method says so; weights not normalised
  *
- * and both times routed_scaling_factor. Moonlight is a deepseek_v3 whose queries have no latent. transformers
- * adds no balance loss in either family, whatever aux_loss_alpha says, and neither does weft. */
+ * Both multiply weights by routed_scaling_factor. Moonlight is a deepseek_v3 whose queries have no latent.
+ * transformers adds no balance loss in either family, whatever aux_loss_alpha is, and neither does weft. */
 #include "model/families/keys.h"
 
 /* clang-format off */
@@ -27,7 +26,7 @@
     {"routed_scaling_factor", KEY_NUMBER, AT(routed_scaling_factor), false}, \
     {"n_group", KEY_COUNT, AT(n_group), false},                             \
     {"topk_group", KEY_SIZE, AT(topk_group), false}
-/* head_dim is what turns in transformers' own files, and no size of its own. */
+/* In transformers' own files head_dim is the rotated part of a head, not a size of its own. */
 #define KEYS_SHAPE                                                          \
     {"vocab_size", KEY_SIZE, AT(vocab_size), true},                         \
     {"hidden_size", KEY_SIZE, AT(hidden_size), true},                       \

@@ -1,11 +1,11 @@
-/* Families with experts in place of the MLP: Mixtral is Mistral with 8 of them, Qwen 3 MoE Qwen 3, OLMoE
- * Llama with norms of all heads of q and of k at once, as OLMo 2 has them.
+/* Families with experts in place of the MLP: Mixtral is Mistral with 8 experts; Qwen 3 MoE is Qwen 3 with
+ * experts; OLMoE is Llama with experts, and with q and k normed over all heads at once, as in OLMo 2.
  *
- * All choose by a softmax over all experts. Mixtral divides the weights of a token by their sum, the others
- * if norm_topk_prob says so: published Qwens do, OLMoE does not. Experts of Mixtral and OLMoE are
- * intermediate_size wide; Qwen has a key for them, and layers with an MLP of intermediate_size where its keys
- * say so. Jiang et al., "Mixtral of experts", 2024; "Qwen3 technical report", 2025; Muennighoff et al.,
- * "OLMoE: open mixture-of-experts language models", 2024. */
+ * All choose by a softmax over all experts. Mixtral divides the weights of a token by their sum; the others
+ * do so if norm_topk_prob is set, as in published Qwens, but not in OLMoE. Experts of Mixtral and OLMoE are
+ * intermediate_size wide. Qwen has a key for their width, and keys for layers that have an MLP of
+ * intermediate_size instead. Jiang et al., "Mixtral of experts", 2024; "Qwen3 technical report", 2025;
+ * Muennighoff et al., "OLMoE: open mixture-of-experts language models", 2024. */
 #include "model/families/keys.h"
 
 static const KeyRule mixtral_keys[] = {

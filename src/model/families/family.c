@@ -1,5 +1,5 @@
-/* The table of families, and what is looked up in an entry. The first is what a file without model_type, and
- * a run that does not say, is of. */
+/* The table of families, and look-ups in an entry. The first family is the default, for a file without
+ * model_type and for a run that names none. */
 #include "model/families/family.h"
 
 #include <inttypes.h>
@@ -10,14 +10,14 @@ const Family *const families[] = {FAMILIES(FAMILY_PLACE) NULL};
 
 const Family *model_family(const ModelConfig *c) { return c->family ? c->family : families[0]; }
 
-/* Rows without a rule keep Llama's name, so most families have no rules at all. */
+/* Rows without a rule keep Llama's name, so most families have no rules. */
 const char *family_parameter_name(const Family *f, const ParamRow *row) {
     for (const NameRule *n = f->names; n && n->row; n++)
         if (strcmp(n->row, row->name) == 0) return n->name;
     return row->name;
 }
 
-/* What makes a size: not bases, windows or token ids, by which models of one size differ. */
+/* Compares sizes, not bases, windows or token ids, in which models of one size may differ. */
 static bool same_shape(const PublishedSize *s, const ModelConfig *c) {
     return s->vocab_size == c->vocab_size && s->hidden_size == c->hidden_size &&
            s->intermediate_size == c->intermediate_size && s->num_hidden_layers == c->num_hidden_layers &&
@@ -46,7 +46,7 @@ const PublishedSize *family_published(const ModelConfig *c) {
     return NULL;
 }
 
-/* Sizes have no defaults that anybody wants: those of transformers' classes are of one model. */
+/* Sizes have no useful defaults: those of transformers' classes are of one model. */
 ModelConfig family_defaults(const Family *f, const ModelConfig *c) {
     ModelConfig d = f->defaults;
     d.family = f;
@@ -66,9 +66,9 @@ ModelConfig family_defaults(const Family *f, const ModelConfig *c) {
     return d;
 }
 
-/* ---- what a family can say ---- */
+/* ---- what a family can express ---- */
 
-/* Offset 0 is that of rules which are not about a field. */
+/* Offset 0 belongs to rules that are not about a field. */
 static bool reads_field(const Family *f, size_t offset) {
     for (const KeyRule *k = f->keys; k->name; k++)
         if (k->offset == offset && offset > 0) return true;
@@ -91,13 +91,13 @@ static ErrorCode refuse_field(const Family *f, const char *where, const char *fi
         where, f->model_type, field);
 }
 
-/* Exactly: what a run or a file sets to the family's own number is that number. */
+/* Exact: a run or a file that sets the family's number has that very number. */
 static bool equal(double a, double b) { return a >= b && a <= b; }
 
-/* Each field that some family has no key for, and whether c says there what every model of the family is.
- * A checkpoint writes the family's config.json and no more: what has no key in it would be lost on the
- * way, and the file read as another model. Called on a complete shape, so zeros that mean "as usual" are
- * filled in. */
+/* Checks each field for which some family has no key: there c must have the value that every model of the
+ * family has. A checkpoint writes only the family's config.json, so a field without a key would be lost, and
+ * the file read as another model. Called on a complete shape, so zeros that mean "the usual" are filled
+ * in. */
 static ErrorCode check_fields(const ModelConfig *c, const char *where, Error *err) {
     const Family *f = model_family(c);
     const ModelConfig *d = &f->defaults;

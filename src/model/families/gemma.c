@@ -1,6 +1,6 @@
-/* Gemma 2: four norms a block, weights of norms counted from 1, an embedding scaled by the root of its width,
- * GELU gates, caps on scores and logits, windows on every other layer. Gemma 3 (text): no caps, norms of q
- * and k instead, windows on five layers of six, which turn by a base of their own. Gemma team, "Gemma 2",
+/* Gemma 2: four norms per block, norm weights stored minus 1, an embedding scaled by the square root of its
+ * width, GELU gates, caps on scores and logits, windows on every other layer. Gemma 3 (text): no caps, norms
+ * of q and k instead, windows on five layers of six, with a RoPE base of their own. Gemma team, "Gemma 2",
  * 2024; "Gemma 3 technical report", 2025. */
 #include "model/families/keys.h"
 
@@ -21,7 +21,7 @@ static const KeyRule keys2[] = {
 static const KeyRule keys3[] = {
     KEYS_SIZES,
     KEYS_GEMMA,
-    {"attn_logit_softcapping", KEY_NONE, 0, false}, /* transformers passes it over */
+    {"attn_logit_softcapping", KEY_NONE, 0, false}, /* ignored by transformers */
     KEYS_END_UNPADDED,
 };
 
@@ -40,7 +40,7 @@ static const PublishedSize sizes3[] = {
     {.name = NULL},
 };
 
-/* Weights of norms count from 1 (x r (1 + w)), so that they start from 0. */
+/* Norm weights are stored minus 1 (x r (1 + w)), so they start as 0. */
 #define ARCH \
     .norms = NORMS_AROUND, .norm = NORM_RMS_PLUS_ONE, .activation = ACT_GELU_TANH, .scale_embedding = true
 #define DEFAULTS                                                                                    \
@@ -58,8 +58,8 @@ const Family family_gemma2 = {.model_type = "gemma2",
                               .window_keys = WINDOWS_SOME,
                               .sizes = sizes2};
 
-/* Five with windows, then one without: pattern {6, 31}, bits 0 to 4. A base of 1e6 for the latter, whose
- * scaling is for them alone, and of 1e4 for the others. */
+/* Five layers with windows, then one without: pattern {6, 31}, bits 0 to 4. RoPE has base 1e6 in the latter,
+ * where scaling applies, and 1e4 in the others. */
 const Family family_gemma3_text = {.model_type = "gemma3_text",
                                    .architecture = "Gemma3ForCausalLM",
                                    .arch = {ARCH, .qk_norm = QK_NORM_HEAD, .window_pattern = true,

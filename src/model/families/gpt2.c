@@ -1,9 +1,9 @@
 /* GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): LayerNorm, learned
  * positions, an MLP without gate, biases everywhere; matrices stored [inputs, outputs], q, k, v as one. Files
- * of the hub leave out the prefix of the names, and carry masks, which are not read.
+ * on the hub omit the prefix of the names, and contain attention masks, which are not read.
  *
- * Dropout of published files (0.1) is not trained with, which a warning says; other keys that change the
- * mathematics are read as what weft computes, or refused. */
+ * Training does not apply the dropout of published files (0.1), and warns about it. Other keys that change
+ * the mathematics must have the value that weft computes, or are refused. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {
@@ -34,8 +34,8 @@ static const KeyAlias aliases[] = {
     {.name = NULL},
 };
 
-/* c_attn holds q, k, v side by side and c_fc is the MLP's up: the rows are Llama's, only the names are
- * not. Names in blocks follow "transformer.h.N.". */
+/* c_attn holds q, k, v side by side, and c_fc is the MLP's up. The rows are Llama's; only the names differ.
+ * Names in blocks follow "transformer.h.N.". */
 static const NameRule names[] = {
     {"model.embed_tokens.weight", "transformer.wte.weight"},
     {"model.embed_positions.weight", "transformer.wpe.weight"},

@@ -1,9 +1,10 @@
-/* gpt-oss: experts in every layer, whose gates are clamped, with biases throughout; windows on every other
- * layer; heads that may attend to nothing, by a sink; yarn from the start (OpenAI, "gpt-oss-120b and
- * gpt-oss-20b model card", 2025).
+/* gpt-oss: experts in every layer, with clamped gates; biases throughout; windows on every other layer;
+ * attention sinks, so heads may attend to nothing; yarn from the start (OpenAI, "gpt-oss-120b and gpt-oss-20b
+ * model card", 2025).
  *
- * A token's weights are a softmax over the logits of the experts that it chose, which is that over all,
- * divided by their sum. Published experts are MXFP4, which is read (checkpoint/packed.h) and not written. */
+ * The weights of a token are a softmax over the logits of its chosen experts. That equals a softmax over all
+ * experts, divided by the sum of the chosen ones. Published experts are MXFP4, which weft reads
+ * (checkpoint/packed.h) but does not write. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {

@@ -1,9 +1,9 @@
-/* Llama 1 to 3, and what is published in its form: SmolLM, TinyLlama, Yi, DeepSeek-LLM. The keys are those of
- * transformers' LlamaConfig, the defaults too.
+/* Llama 1 to 3, and models published in its form: SmolLM, TinyLlama, Yi, DeepSeek-LLM. Keys and defaults are
+ * those of transformers' LlamaConfig.
  *
- * Norms before attention and MLP, no biases unless a key says so, a gate by SiLU: what all zeros of Arch
- * mean. Touvron et al., "LLaMA: open and efficient foundation language models", 2023; "The Llama 3 herd of
- * models", 2024. */
+ * Norms before attention and MLP, no biases unless a key asks for them, a SiLU gate: the meaning of an
+ * all-zero Arch. Touvron et al., "LLaMA: open and efficient foundation language models", 2023; "The Llama 3
+ * herd of models", 2024. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {
@@ -11,8 +11,8 @@ static const KeyRule keys[] = {
     KEY_NO_DROPOUT, KEYS_END,
 };
 
-/* Vocabulary, h, I, L, H, G, D, tied, parameters. Llama 3.1 and later are scaled by llama3, which is no
- * part of a shape's name. */
+/* Vocabulary, h, I, L, H, G, D, tied, parameters. RoPE of Llama 3.1 and later is scaled by llama3, which is
+ * not part of a shape's name. */
 static const PublishedSize sizes[] = {
     {"Llama 2 7B", 32000, 4096, 11008, 32, 32, 32, 128, false, 6738415616},
     {"Llama 2 13B", 32000, 5120, 13824, 40, 40, 40, 128, false, 13015864320},
@@ -28,7 +28,7 @@ static const PublishedSize sizes[] = {
     {.name = NULL},
 };
 
-/* First in the table of families, so a file without model_type is read by this entry. */
+/* First in the table of families, so this entry reads a file without model_type. */
 const Family family_llama = {
     .model_type = "llama",
     .architecture = "LlamaForCausalLM",

@@ -1,15 +1,16 @@
-/* Llama 4, its text: experts whose weights multiply what they read, beside a shared one, in all layers or in
- * every other; attention in chunks where heads are turned, neighbours together, and normed behind that, and
- * over all of a document in every fourth layer, whose queries grow with their position instead (Meta, "The
- * Llama 4 herd", 2025).
+/* Llama 4, its text model (Meta, "The Llama 4 herd", 2025). Experts whose weights multiply their input,
+ * alongside a shared expert, in all layers or in every other one. Layers with RoPE (interleaved) attend
+ * within chunks, and norm q and k after the rotation. Every fourth layer has no RoPE, attends over the whole
+ * document, and scales its queries with their position.
  *
- * intermediate_size is the width of an expert, routed or shared, intermediate_size_mlp that of the MLP of
- * layers without experts: weft's moe_intermediate_size and intermediate_size. transformers adds no balance
- * loss, whatever output_router_logits and router_aux_loss_coef say, and neither does weft. The multimodal
- * models (llama4), as which it is published, hold this one as text_config. */
+ * intermediate_size is the width of an expert, routed or shared; intermediate_size_mlp is that of the MLP in
+ * layers without experts. In weft these are moe_intermediate_size and intermediate_size. transformers adds no
+ * balance loss, whatever output_router_logits and router_aux_loss_coef are, and neither does weft. The
+ * published models are multimodal (llama4) and hold this one as text_config. */
 #include "model/families/keys.h"
 
-/* no_rope_layers comes before the chunks, whose layers are taken from it, and the scale before its switch. */
+/* no_rope_layers comes before the chunks, whose layers are derived from it, and the scale before its
+ * switch. */
 static const KeyRule keys[] = {
     {"vocab_size", KEY_SIZE, AT(vocab_size), true},
     {"hidden_size", KEY_SIZE, AT(hidden_size), true},

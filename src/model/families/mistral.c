@@ -1,7 +1,7 @@
 /* Mistral: Llama with a window on all layers, or on none (7B from v0.2 on, Nemo).
  *
- * A file that leaves sliding_window out has 4096, as transformers' class does; only null says that there
- * is none. Jiang et al., "Mistral 7B", 2023. */
+ * A file without sliding_window has 4096, as in transformers' class; only null means no window. Jiang et al.,
+ * "Mistral 7B", 2023. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {KEYS_SIZES, KEY_SILU, KEYS_STREAM, KEY_SLIDING, KEY_NO_DROPOUT, KEYS_END};

@@ -1,8 +1,8 @@
-/* OLMo 2: norms after attention and MLP, and of all heads of q and of k at once. OLMo 3: the same with
- * windows on three layers of four; scaling of the rotation is for the fourth alone.
+/* OLMo 2: norms after attention and MLP, and of q and k over all heads at once. OLMo 3: the same with windows
+ * on three layers of four; RoPE is scaled only in the fourth.
  *
- * OLMo team, "2 OLMo 2 furious", 2025. The norm of all heads at once has a mean over H*D (G*D) elements,
- * and weights of that length. */
+ * OLMo team, "2 OLMo 2 furious", 2025. The norm over all heads has a mean over H*D (G*D) elements, and
+ * weights of that length. */
 #include "model/families/keys.h"
 
 static const KeyRule keys2[] = {KEYS_SIZES,         KEY_SILU,       KEYS_STREAM,
@@ -22,7 +22,7 @@ static const PublishedSize sizes3[] = {
     {.name = NULL},
 };
 
-/* rope_local_theta is not among them: OLMo 3 has one base, and its second table only does without scaling. */
+/* Without rope_local_theta: OLMo 3 has one base, and its second table differs only in having no scaling. */
 #define DEFAULTS                                                                                          \
     .max_position_embeddings = 2048, .rms_norm_eps = 1e-5, .rope_scaling = ROPE_NONE, .bos_token_id = -1, \
     .eos_token_id = 50279

@@ -1,9 +1,9 @@
-/* Phi-3 and Phi-4: Llama with q, k, v stored as one matrix, and gate and up as another. Scaling of the
- * rotation is longrope there: of Phi-4 mini, and of Phi-3's models for 128 k tokens.
+/* Phi-3 and Phi-4: Llama with q, k, v stored as one matrix, and gate and up as another. RoPE scaling is
+ * longrope, in Phi-4 mini and in Phi-3's models for 128 k tokens.
  *
- * Fused matrices are the bytes that weft keeps side by side anyway (model/params.h, invariant 2), so a
- * file's one parameter and Llama's three are read by the same products. partial_rotary_factor is Phi-4
- * mini's, which turns three quarters of a head. Abdin et al., "Phi-3 technical report", 2024. */
+ * A fused matrix has the bytes that weft keeps side by side anyway (model/params.h, invariant 2), so the same
+ * products read a file's one parameter and Llama's three. Phi-4 mini has partial_rotary_factor, and rotates
+ * three quarters of a head. Abdin et al., "Phi-3 technical report", 2024. */
 #include "model/families/keys.h"
 
 static const KeyRule keys[] = {

@@ -1,9 +1,9 @@
-/* Qwen 2 and 2.5: Llama with biases on q, k and v. Qwen 3: without them, each head of q and k normed. Layers
+/* Qwen 2 and 2.5: Llama with biases on q, k and v. Qwen 3: no biases, but each head of q and k normed. Layers
  * from max_window_layers on may have windows; published models have none.
  *
- * Qwen 2 has no key for its biases, and none on the output; Qwen 3's attention_bias is for q, k, v and
- * output together. head_dim of Qwen 3 is 128 where a file does not say, whatever hidden_size is. Yang et
- * al., "Qwen2 technical report", 2024; "Qwen3 technical report", 2025. */
+ * Qwen 2 has no key for its biases, and none on the output. Qwen 3's attention_bias is for q, k, v and output
+ * together. Qwen 3's head_dim defaults to 128, whatever hidden_size is. Yang et al., "Qwen2 technical
+ * report", 2024; "Qwen3 technical report", 2025. */
 #include "model/families/keys.h"
 
 static const KeyRule keys2[] = {KEYS_SIZES, KEY_SILU, KEYS_STREAM, KEY_SLIDING, KEY_NO_DROPOUT, KEYS_END};

@@ -1,10 +1,11 @@
-/* Reading config.json by the rules of its family: one rule a key, in the order of the entry, since some keys
- * mean what they do by others before them (the number of layers comes before lists of them).
+/* Reads config.json by the rules of its family: one rule per key, in the order of the entry, since the
+ * meaning of some keys depends on earlier ones (the number of layers comes before lists with an item per
+ * layer).
  *
- * Everything is read into a copy that starts as the family's defaults, and the caller's shape is set only
- * when all has been read and checked: a file that is refused leaves no half of a model. Keys that no rule
- * names are passed over, as in transformers: files carry many that do not touch the mathematics, and those
- * that would have a rule that refuses them. */
+ * Everything is read into a copy that starts as the family's defaults. The caller's shape is set only after
+ * everything was read and checked, so a refused file leaves no half-filled shape. Keys without a rule are
+ * ignored, as in transformers: files have many that do not affect the mathematics, and those that would have
+ * a rule that refuses them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,13 +15,13 @@
 
 #define CONFIG_FILE_LIMIT ((size_t)1 << 20)
 
-/* null counts as absent: transformers writes it for what was never set. */
+/* null counts as absent: transformers writes it for values that were never set. */
 const cJSON *family_member(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return item != NULL && !cJSON_IsNull(item) ? item : NULL;
 }
 
-/* The word found is a stranger's, from a file: it is escaped and cut before it is shown. */
+/* `found` comes from an untrusted file: it is escaped and truncated before it is shown. */
 ErrorCode family_refuse(const char *where, const char *key, const char *found, const char *supported,
                         Error *err) {
     char shown[80];
@@ -28,8 +29,8 @@ ErrorCode family_refuse(const char *where, const char *key, const char *found, c
                      error_escape(shown, sizeof shown, found, strlen(found)), supported);
 }
 
-/* A family's model_type is also that of classes which are no language models (classifiers, for one), whose
- * head would be missing. */
+/* A family's model_type is shared by classes that are not language models (classifiers, for example), whose
+ * files lack the head. */
 static ErrorCode check_architecture(const Family *f, const cJSON *root, const char *where, Error *err) {
     const cJSON *list = family_member(root, "architectures"), *item;
     if (list == NULL) return OK;
@@ -43,8 +44,7 @@ static ErrorCode check_architecture(const Family *f, const cJSON *root, const ch
     return OK;
 }
 
-/* Which dtype it is does not matter: tensors say their own. But two that differ are a file that somebody
- * should look at. */
+/* The dtype itself does not matter, since tensors have their own. Two that differ suggest a damaged file. */
 static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
     const char *old = NULL, *new = NULL;
     TRY(json_get_string(root, where, "torch_dtype", false, &old, err));
@@ -55,7 +55,7 @@ static ErrorCode check_dtype(const cJSON *root, const char *where, Error *err) {
     return OK;
 }
 
-/* Weights that are not floats of their own: but for MXFP4, in families whose experts are published so
+/* Refuses quantized weights, except MXFP4 in families whose experts are published in it
  * (checkpoint/packed.h). */
 static ErrorCode check_plain(const Family *f, const cJSON *root, const char *where, Error *err) {
     const cJSON *quantized = family_member(root, "quantization_config");
@@ -68,7 +68,7 @@ static ErrorCode check_plain(const Family *f, const cJSON *root, const char *whe
                          "weights as bf16 or fp32: convert them, and leave the key out", err);
 }
 
-/* null is false to transformers here. */
+/* transformers treats null as false here. */
 static ErrorCode check_causal(const cJSON *root, const char *where, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "is_causal");
     if (item == NULL || cJSON_IsTrue(item)) return OK;
@@ -77,7 +77,7 @@ static ErrorCode check_causal(const cJSON *root, const char *where, Error *err) 
                      where);
 }
 
-/* transformers takes the value of the second name: it may only say what the key says. */
+/* transformers takes the value of the second name, so it must equal that of the first. */
 static ErrorCode check_aliases(const Family *f, const cJSON *root, const char *where, Error *err) {
     for (const KeyAlias *a = f->aliases; a && a->name; a++) {
         const cJSON *item = family_member(root, a->name), *key = family_member(root, a->key);
@@ -90,7 +90,7 @@ static ErrorCode check_aliases(const Family *f, const cJSON *root, const char *w
     return OK;
 }
 
-/* Keys of any family that select another model than the one weft computes. */
+/* Checks keys of any family that select another model than the one weft computes. */
 static ErrorCode check_root(const Family *f, const cJSON *root, const char *where, Error *err) {
     TRY(check_architecture(f, root, where, err));
     TRY(check_causal(root, where, err));
@@ -99,7 +99,7 @@ static ErrorCode check_root(const Family *f, const cJSON *root, const char *wher
     return check_dtype(root, where, err);
 }
 
-/* A token id: absent keeps the default, null is none, a list gives its first. */
+/* Reads a token id: absent keeps the default, null is none, a list gives its first. */
 static ErrorCode read_token(const cJSON *root, const char *where, const char *key, int64_t *out, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     if (item == NULL) return OK;
@@ -134,7 +134,7 @@ static ErrorCode read_ends(ModelConfig *c, const cJSON *root, const char *where,
     return OK;
 }
 
-/* Files of old say -1 for none, and some name a row that the embedding lacks; neither is a token. */
+/* Old files have -1 for none, and some name a row that the embedding lacks. Neither is a token. */
 static void read_pad(ModelConfig *c, const cJSON *root, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
@@ -142,17 +142,17 @@ static void read_pad(ModelConfig *c, const cJSON *root, const char *key) {
     c->pad_token_id = c->has_pad ? (int64_t)id : 0;
 }
 
-/* The defaults name tokens of the family's own vocabulary, which a tiny one may not have. */
+/* Default ids are tokens of the family's own vocabulary, which a tiny model may not have. */
 static void drop_token(const cJSON *root, const char *key, int64_t vocab, int64_t *id) {
     if (family_member(root, key) == NULL && *id >= vocab) *id = -1;
 }
 
-/* Names that mean the same. `gelu` is none of them: it is exact, by erf. */
+/* Synonyms. `gelu` is not among them: it is the exact function, with erf. */
 static const char *const silu[] = {"silu", "swish", NULL};
 static const char *const gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", NULL};
 
-/* Any of the names that mean the family's activation; an exact GELU or another family's is refused by
- * name, since it would train another model. */
+/* Accepts any synonym of the family's activation. The exact GELU and other families' activations are refused
+ * by name, since they would be another model. */
 static ErrorCode read_activation(const Family *f, const cJSON *root, const char *where, const char *key,
                                  Error *err) {
     const char *name = family_activation(f);
@@ -163,7 +163,7 @@ static ErrorCode read_activation(const Family *f, const cJSON *root, const char 
     return family_refuse(where, key, name, family_activation(f), err);
 }
 
-/* What is on by a number and off at 0. */
+/* A number for which 0 means off, the only supported value. */
 static ErrorCode read_zero(const cJSON *root, const char *where, const char *key, Error *err) {
     double value = 0;
     TRY(json_get_double(root, where, key, false, &value, err));
@@ -173,8 +173,8 @@ static ErrorCode read_zero(const cJSON *root, const char *where, const char *key
                      where, key, value);
 }
 
-/* GPT-2's published files say 0.1: refusing them would refuse the family, so training goes on without, and
- * says so. */
+/* GPT-2's published files have 0.1. Refusing them would refuse the family, so training continues without
+ * dropout, with a warning. */
 static ErrorCode read_dropout(const cJSON *root, const char *where, const char *key, Error *err) {
     double value = 0;
     TRY(json_get_double(root, where, key, false, &value, err));
@@ -184,7 +184,7 @@ static ErrorCode read_dropout(const cJSON *root, const char *where, const char *
     return OK;
 }
 
-/* A number of which weft does this one. */
+/* A number with only one supported value. */
 static ErrorCode read_number_only(const cJSON *root, const char *where, const KeyRule *k, Error *err) {
     double only = (double)k->offset / 1000, value = only;
     TRY(json_get_double(root, where, k->name, false, &value, err));
@@ -192,7 +192,7 @@ static ErrorCode read_number_only(const cJSON *root, const char *where, const Ke
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected %g", where, k->name, value, only);
 }
 
-/* As read_optional, of whole numbers. */
+/* As read_optional, for integers. */
 static ErrorCode read_or_null(const cJSON *root, const char *where, const char *key, int64_t *to,
                               Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
@@ -200,7 +200,7 @@ static ErrorCode read_or_null(const cJSON *root, const char *where, const char *
     return json_get_int(root, where, key, false, 0, MODEL_MAX_POSITIONS, to, err);
 }
 
-/* A word of which weft does this one. */
+/* A word with only one supported value. */
 static ErrorCode read_word(const cJSON *root, const char *where, const KeyRule *k, Error *err) {
     const char *word = family_word(k);
     TRY(json_get_string(root, where, k->name, false, &word, err));
@@ -208,7 +208,7 @@ static ErrorCode read_word(const cJSON *root, const char *where, const KeyRule *
     return family_refuse(where, k->name, word, family_word(k), err);
 }
 
-/* Comes behind the groups, which mean nothing where it does not say so. */
+/* Comes after the groups, which have no effect with "greedy". */
 static ErrorCode read_greedy(ModelConfig *c, const cJSON *root, const char *where, const char *key,
                              Error *err) {
     const char *word = "greedy";
@@ -220,7 +220,7 @@ static ErrorCode read_greedy(ModelConfig *c, const cJSON *root, const char *wher
     return OK;
 }
 
-/* As transformers does with such layers, but not without a word. */
+/* MTP layers are ignored, as in transformers, but with a warning. */
 static ErrorCode read_mtp(const cJSON *root, const char *where, const char *key, Error *err) {
     int64_t layers = 0;
     TRY(json_get_int(root, where, key, false, 0, MODEL_MAX_COUNT, &layers, err));
@@ -231,14 +231,14 @@ static ErrorCode read_mtp(const cJSON *root, const char *where, const char *key,
     return OK;
 }
 
-/* null is false to transformers: it stands for absent only where that is false too. */
+/* transformers treats null as false. So null is accepted as absent only if the default is false. */
 static ErrorCode read_switch(const cJSON *root, const char *where, const KeyRule *k, bool *to, Error *err) {
     if (*to && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, k->name)))
         return error_set(err, ERR_CONFIG, "%s: %s is null, expected true or false", where, k->name);
     return json_get_bool(root, where, k->name, k->required, to, err);
 }
 
-/* A switch that only this value of is implemented. */
+/* A switch with only one supported value. */
 static ErrorCode read_only(const cJSON *root, const char *where, const KeyRule *k, bool only, Error *err) {
     bool value = only;
     TRY(read_switch(root, where, k, &value, err));
@@ -246,7 +246,7 @@ static ErrorCode read_only(const cJSON *root, const char *where, const KeyRule *
     return family_refuse(where, k->name, value ? "true" : "false", only ? "true" : "false", err);
 }
 
-/* A switch, which files of old give as a number. Off is what a scale of 0 does. */
+/* A switch, which old files have as a number. A scale of 0 is the same as off. */
 static ErrorCode read_tuning(ModelConfig *c, const cJSON *root, const char *where, const char *key,
                              Error *err) {
     const cJSON *item = family_member(root, key);
@@ -263,8 +263,8 @@ static ErrorCode read_none(const cJSON *root, const char *where, const char *key
     return error_set(err, ERR_CONFIG, "%s: %s is not supported in this family, expected null", where, key);
 }
 
-/* null switches off what the family's default may have on, and only null: transformers divides by a 0. Absent
- * leaves the default. */
+/* Only null switches off what the family's default may switch on: transformers would divide by a 0. Absent
+ * keeps the default. */
 static ErrorCode read_optional(const cJSON *root, const char *where, const char *key, double *to,
                                Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
@@ -274,14 +274,15 @@ static ErrorCode read_optional(const cJSON *root, const char *where, const char 
     return error_set(err, ERR_CONFIG, "%s: %s is %g, expected more than 0, or null", where, key, *to);
 }
 
-/* hidden_size is read before it, and not checked yet: one too large is refused later, and not multiplied. */
+/* hidden_size has been read, but not checked: one that is too large is refused later, and not multiplied
+ * here. */
 static ErrorCode read_inner(ModelConfig *c, const cJSON *root, const char *where, const KeyRule *k,
                             int64_t *to, Error *err) {
     if (c->hidden_size <= MODEL_MAX_WIDTH) *to = 4 * c->hidden_size;
     return json_get_int(root, where, k->name, false, 1, MODEL_MAX_POSITIONS, to, err);
 }
 
-/* transformers takes either name in every family with experts, and writes now the one, now the other. */
+/* transformers accepts either name in every family with experts, and writes either. */
 static ErrorCode read_experts(const cJSON *root, const char *where, int64_t *to, Error *err) {
     int64_t local = 0;
     TRY(json_get_int(root, where, "num_experts", false, 1, MODEL_MAX_POSITIONS, to, err));
@@ -353,7 +354,7 @@ static ErrorCode refuse_family(const char *type, const char *where, Error *err) 
     return code;
 }
 
-/* The text of a model of images and text: its keys are an object of their own, but for those that say how all
+/* Selects the text model of a multimodal file. Its keys are an object of their own, except those on how all
  * weights are stored. */
 static ErrorCode take_text(const Family *f, const cJSON **root, const char *where, Error *err) {
     const cJSON *text = family_member(*root, "text_config");
@@ -371,8 +372,7 @@ static ErrorCode take_text(const Family *f, const cJSON **root, const char *wher
     return OK;
 }
 
-/* The family that a file says it is of; files of old say nothing, and are Llama. *root: where its keys
- * are. */
+/* Finds the family of a file; old files name none, and are Llama. *root becomes the object with its keys. */
 static ErrorCode find_family(const cJSON **root, const char *where, const Family **out, Error *err) {
     const char *type = families[0]->model_type;
     if (!cJSON_IsObject(*root)) return error_set(err, ERR_CONFIG, "%s: expected a JSON object", where);
@@ -386,8 +386,8 @@ static ErrorCode find_family(const cJSON **root, const char *where, const Family
     return refuse_family(type, where, err);
 }
 
-/* Fails by what json_read says of the file, else with the file and the key. 1 MiB is far beyond any
- * config.json: a file that is larger is not one. */
+/* Fails as json_read does for the file, else with the file and the key. No real config.json is near 1 MiB: a
+ * larger file is something else. */
 ErrorCode model_config_read(ModelConfig *c, const char *path, Error *err) {
     cJSON *root = NULL;
     const Family *f = NULL;

@@ -1,8 +1,8 @@
-/* Recurrences in place of attention, or beside it: minGRU, minLSTM, Hawk and Mamba-2; where a block has
- * attention it is Llama's.
+/* Recurrences in place of attention, or mixed with it: minGRU, minLSTM, Hawk and Mamba-2. Blocks with
+ * attention are as in Llama.
  *
- * The family is weft's own: no class of transformers is of it, and its names and keys are nobody else's. In
- * config.json layer_types is a list of one mixer for each layer. */
+ * The family is weft's own: transformers has no class for it, and no other program uses its names and keys.
+ * In config.json layer_types is a list of one mixer for each layer. */
 #include <stdlib.h>
 
 #include "base/memory.h"

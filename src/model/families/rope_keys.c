@@ -1,34 +1,33 @@
-/* Rotary positions in config.json: rope_theta and rope_scaling of transformers 4, one rope_parameters of
- * transformers 5, or both where they agree. In families whose layers with windows have a base of their own,
- * rope_parameters holds two such objects, by the kind of layer, and version 4 has rope_local_base_freq.
- * Written in the first form, which transformers 5 reads too.
+/* RoPE in config.json: rope_theta and rope_scaling of transformers 4, one rope_parameters of transformers 5,
+ * or both where they agree. In families where layers with windows have a base of their own, rope_parameters
+ * holds two such objects, by the kind of layer, and version 4 has rope_local_base_freq. weft writes the first
+ * form, which transformers 5 reads too.
  *
  *     transformers 4   "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, ...}
  *     transformers 5   "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, ...}
  *     by kind          "rope_parameters": {"full_attention": {...}, "sliding_attention": {...}}
  *
- * Both forms are read, each with what the root says (rope_theta, partial_rotary_factor,
- * original_max_position_embeddings), and held against each other: where a file says a number twice and the
- * two differ, no reader could tell which was trained with. transformers takes the one or the other without a
- * word. */
+ * Both forms are read, each with the keys of the root (rope_theta, partial_rotary_factor,
+ * original_max_position_embeddings), and compared. If a file has a number twice with different values, no
+ * reader can know which was used in training. transformers silently takes one of them. */
 #include <string.h>
 
 #include "model/families/family.h"
 
 static const char *const kinds[] = {ROPE_KINDS(CHOICE_NAME)};
 
-/* What one form says. */
+/* The content of one form. */
 typedef struct Rotary {
-    double theta, share; /* share of a head that is turned */
+    double theta, share; /* fraction of a head that is rotated */
     RopeScaling scaling;
 } Rotary;
 
-/* Of an object that need not be there. */
+/* Member of an object that may be NULL. */
 static const cJSON *member_of(const cJSON *object, const char *key) {
     return object != NULL ? family_member(object, key) : NULL;
 }
 
-/* Exactly: files that say a number twice say it with the same digits. */
+/* Exact: files with a number in two places write it with the same digits. */
 static bool same_number(double a, double b) { return a >= b && a <= b; }
 
 static ErrorCode refuse_twice(const char *where, const char *key, double one, double other, Error *err) {
@@ -37,7 +36,7 @@ static ErrorCode refuse_twice(const char *where, const char *key, double one, do
                      key, one, other);
 }
 
-/* A number of the root, of the object, or of both where they agree. */
+/* Reads a number of the root, of the object, or of both if they agree. */
 static ErrorCode read_twice(const cJSON *root, const cJSON *object, const char *where, const char *key,
                             double *out, Error *err) {
     const cJSON *in_root = member_of(root, key), *in_object = member_of(object, key);
@@ -60,8 +59,8 @@ static ErrorCode read_rope_type(const cJSON *rope, const char *where, const char
     return OK;
 }
 
-/* Of llama3, yarn and longrope. transformers takes the root's before the object's; Phi-3 knows the root's
- * alone, where the object's is a number that nobody reads. By kind of layer it is the other way round. */
+/* For llama3, yarn and longrope. transformers prefers the root's value to the object's; Phi-3 reads only the
+ * root's, so the object's has no effect there. With objects by kind of layer it is the other way round. */
 static ErrorCode read_original(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                                int64_t *out, Error *err) {
     const char *key = "original_max_position_embeddings";
@@ -75,7 +74,7 @@ static ErrorCode read_original(const Family *f, const cJSON *root, const cJSON *
     return said && inner != *out ? refuse_twice(where, key, (double)inner, (double)*out, err) : OK;
 }
 
-/* All required: a default for any of them would be one model's. */
+/* All are required, since any default would be that of one model. */
 static ErrorCode read_llama3(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                              RopeScaling *out, Error *err) {
     TRY(json_get_double(rope, where, "low_freq_factor", true, &out->low_freq_factor, err));
@@ -86,7 +85,7 @@ static ErrorCode read_llama3(const Family *f, const cJSON *root, const cJSON *ro
     return error_set(err, ERR_CONFIG, "%s: missing key \"original_max_position_embeddings\"", where);
 }
 
-/* null is the kind's formula, and the only way to say it: transformers multiplies by a 0. */
+/* Only null means the kind's formula: transformers multiplies by a 0. */
 static ErrorCode read_attention_factor(const cJSON *rope, const char *where, RopeScaling *out, Error *err) {
     const char *key = "attention_factor";
     TRY(json_get_double(rope, where, key, false, &out->attention_factor, err));
@@ -95,8 +94,8 @@ static ErrorCode read_attention_factor(const cJSON *rope, const char *where, Rop
                      out->attention_factor);
 }
 
-/* The original context is the model's own where the file does not say. By kind of layer transformers looks
- * for `truncate` beside the objects and not in them, so that one in an object changes nothing there. */
+/* The original context defaults to the model's own. With objects by kind of layer, transformers looks for
+ * `truncate` next to the objects, not in them, so one in an object has no effect there. */
 static ErrorCode read_yarn(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                            int64_t positions, RopeScaling *out, Error *err) {
     out->original_max_position_embeddings = positions;
@@ -110,7 +109,8 @@ static ErrorCode read_yarn(const Family *f, const cJSON *root, const cJSON *rope
     TRY(json_get_double(rope, where, "beta_slow", false, &out->beta_slow, err));
     TRY(json_get_double(rope, where, "mscale", false, &out->mscale, err));
     TRY(json_get_double(rope, where, "mscale_all_dim", false, &out->mscale_all_dim, err));
-    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate"))) /* false to transformers */
+    /* transformers treats null as false */
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate")))
         return error_set(err, ERR_CONFIG, "%s: truncate is null, expected true or false", where);
     return json_get_bool(rope, where, "truncate", false, &out->truncate, err);
 }
@@ -130,8 +130,8 @@ static ErrorCode read_factors(const cJSON *rope, const char *where, const char *
     return OK;
 }
 
-/* Its factor is for the length of sines and cosines alone, and need not be said: it is how much longer the
- * context is than the original one. */
+/* longrope's factor only scales sines and cosines, and defaults to the ratio of the context to the original
+ * one. */
 static ErrorCode read_longrope(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                                int64_t positions, RopeScaling *out, Error *err) {
     int longer = 0;
@@ -146,7 +146,7 @@ static ErrorCode read_longrope(const Family *f, const cJSON *root, const cJSON *
                          out->pairs, longer);
     out->factor = (double)positions / (double)out->original_max_position_embeddings;
     TRY(json_get_double(rope, where, "factor", false, &out->factor, err));
-    if (out->factor < 1) out->factor = 1; /* the length is 1 there too */
+    if (out->factor < 1) out->factor = 1; /* the scale is 1 there too */
     return OK;
 }
 
@@ -157,7 +157,7 @@ static const char *supported(const Family *f) {
 
 static ErrorCode find_kind(const Family *f, const char *where, const char *type, int *kind, Error *err) {
     bool known = false;
-    /* The names that longrope had before. Nothing else is there in this family, and no other yarn. */
+    /* Earlier names of longrope. This family has no other kind, and no real yarn. */
     if (f->arch.longrope && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0)) type = "longrope";
     for (*kind = f->arch.longrope ? ROPE_LONGROPE : 0; !known && *kind <= ROPE_LONGROPE; ++*kind)
         known = strcmp(type, kinds[*kind]) == 0;
@@ -165,8 +165,7 @@ static ErrorCode find_kind(const Family *f, const char *where, const char *type,
     return known ? OK : family_refuse(where, "RoPE type", type, supported(f), err);
 }
 
-/* Starts from no scaling, so that members of an older object do not shine through. `type` "default" has no
- * members worth reading. */
+/* Starts from no scaling, so that no member of an older object remains. Type "default" has no members. */
 static ErrorCode read_scaling(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                               int64_t positions, RopeScaling *out, Error *err) {
     const char *type = NULL;
@@ -180,7 +179,7 @@ static ErrorCode read_scaling(const Family *f, const cJSON *root, const cJSON *r
     TRY(json_get_double(rope, where, "factor", true, &out->factor, err));
     if (kind == ROPE_LLAMA3) TRY(read_llama3(f, root, rope, where, out, err));
     if (kind == ROPE_YARN) return read_yarn(f, root, rope, where, positions, out, err);
-    if (f->arch.latent) /* scores, and not angles: whatever the kind */
+    if (f->arch.latent) /* scales scores, not angles, whatever the kind */
         return json_get_double(rope, where, "mscale_all_dim", false, &out->mscale_all_dim, err);
     return OK;
 }
@@ -203,7 +202,8 @@ static bool same_scaling(const RopeScaling *a, const RopeScaling *b) {
            same_number(a->mscale_all_dim, b->mscale_all_dim) && same_factors(a, b);
 }
 
-/* The share of a head that is turned. Families without that key may say 1, which is what they do. */
+/* Reads the fraction of a head that is rotated. Families without that key may have 1, which is what they
+ * do. */
 static ErrorCode read_share(const Family *f, const cJSON *root, const cJSON *rope, const char *where,
                             double *share, Error *err) {
     TRY(read_twice(root, rope, where, "partial_rotary_factor", share, err));
@@ -211,7 +211,7 @@ static ErrorCode read_share(const Family *f, const cJSON *root, const cJSON *rop
     return error_set(err, ERR_CONFIG, "%s: partial_rotary_factor is %g, expected 1", where, *share);
 }
 
-/* One form: `rope` is its object, or NULL, with the keys of the root. */
+/* Reads one form: `rope` is its object, or NULL, with the keys of the root. */
 static ErrorCode read_form(const Family *f, const ModelConfig *c, const cJSON *root, const cJSON *rope,
                            const char *where, Rotary *out, Error *err) {
     *out =
@@ -227,9 +227,9 @@ static bool same_rotary(const Rotary *a, const Rotary *b) {
            same_scaling(&a->scaling, &b->scaling);
 }
 
-/* Layers with windows turn unscaled: a type other than "default" there would be a third kind of table. Their
- * base, where neither object nor rope_local_base_freq gives it, is what the family has for it; a family that
- * has none (OLMo 3) has one base, and there transformers takes its default whatever rope_theta is. */
+/* Layers with windows are not scaled: a type other than "default" there would need a third kind of table. If
+ * neither the object nor rope_local_base_freq gives their base, it is the family's. A family without one
+ * (OLMo 3) has one base, and transformers uses its default there whatever rope_theta is. */
 static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *root, const cJSON *local,
                             const char *where, Error *err) {
     const char *type = "default";
@@ -252,8 +252,8 @@ static ErrorCode read_local(const Family *f, ModelConfig *c, const cJSON *root, 
     return OK;
 }
 
-/* Which objects of a file are read. In families without two kinds of layers, transformers fails on objects by
- * kind; in the others it passes over one that is for all. */
+/* Checks which objects a file has. In families without two kinds of layers, transformers fails on objects by
+ * kind; in the others it ignores one object for all layers. */
 static ErrorCode check_forms(const Family *f, const cJSON *old, const cJSON *new, const cJSON *full,
                              const cJSON *local, const char *where, Error *err) {
     bool kinds_of_layers = full != NULL || local != NULL;
@@ -280,8 +280,8 @@ static ErrorCode check_forms(const Family *f, const cJSON *old, const cJSON *new
                : OK;
 }
 
-/* Comes behind max_position_embeddings in every entry (keys.h): yarn's original context defaults to it. An
- * empty object says nothing, as null. */
+/* Comes after max_position_embeddings in every entry (keys.h), since yarn's original context defaults to it.
+ * An empty object counts as null. */
 ErrorCode rope_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *old = family_member(root, "rope_scaling"), *new = family_member(root, "rope_parameters"),
                 *full = member_of(new, "full_attention"), *local = member_of(new, "sliding_attention");
@@ -317,8 +317,8 @@ static void write_factors(JsonWriter *w, const char *key, const double *factors,
     json_end_array(w);
 }
 
-/* A factor that follows from the contexts is left out, and the key of the kind has its older name in Phi-3:
- * transformers 4 demands three members there, and these. */
+/* Omits a factor that follows from the contexts. In Phi-3 the type has its older key: transformers 4 requires
+ * exactly these three members there. */
 static void write_longrope(JsonWriter *w, const ModelConfig *c) {
     const RopeScaling *s = &c->rope_scaling;
     bool phi = model_family(c)->arch.longrope;
@@ -331,7 +331,7 @@ static void write_longrope(JsonWriter *w, const ModelConfig *c) {
     write_factors(w, "long_factor", s->long_factor, s->pairs);
 }
 
-/* Only what the kind reads. What is 0 for "by its formula" is left out. */
+/* Writes only what the kind reads, and omits a 0 that means the kind's formula. */
 static void write_members(JsonWriter *w, const ModelConfig *c) {
     const RopeScaling *s = &c->rope_scaling;
     if (s->kind == ROPE_LONGROPE) {
@@ -356,8 +356,8 @@ static void write_members(JsonWriter *w, const ModelConfig *c) {
     if (!s->truncate) json_put_bool(w, "truncate", false);
 }
 
-/* null where there is none: "factor": 1 would be a kind that does nothing. Families that scale where a file
- * says nothing are told so. */
+/* null without scaling: "factor": 1 would be a kind without effect. Families that scale by default get type
+ * "default" instead. */
 static void write_scaling(JsonWriter *w, const ModelConfig *c) {
     json_key(w, "rope_scaling");
     if (!rope_is_scaled(&c->rope_scaling) && !rope_is_scaled(&model_family(c)->defaults.rope_scaling)) {
@@ -383,7 +383,7 @@ static void write_kind_of_layer(JsonWriter *w, const char *layers, double theta,
     json_end_object(w);
 }
 
-/* Both forms: transformers 4 has no key for some families' local base, and transformers 5 does not take
+/* Writes both forms: transformers 4 has no key for some families' local base, and transformers 5 does not use
  * rope_theta for it. */
 static void write_local(const ModelConfig *c, JsonWriter *w) {
     family_write_double(w, "rope_local_base_freq", c->rope_local_theta);

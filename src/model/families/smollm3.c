@@ -1,11 +1,11 @@
-/* SmolLM3: Llama whose every fourth layer does without rotation (Kazemnejad et al., "The impact of positional
- * encoding on length generalization in transformers", 2023).
+/* SmolLM3: Llama without RoPE in every fourth layer (Kazemnejad et al., "The impact of positional encoding on
+ * length generalization in transformers", 2023).
  *
- * Both patterns are {4, 8}: bit 3 of every four layers. Layers that are not turned are also those that
- * have windows, should a file ask for windows (window_keys.c); without use_sliding_window none has one. */
+ * Both patterns are {4, 8}: bit 3 of every four layers. Layers without RoPE are also those with windows, if a
+ * file asks for windows (window_keys.c); without use_sliding_window no layer has one. */
 #include "model/families/keys.h"
 
-/* no_rope_layers comes before sliding_window, whose layers are taken from it. */
+/* no_rope_layers comes before sliding_window, whose layers are derived from it. */
 static const KeyRule keys[] = {
     KEYS_SIZES,
     KEY_SILU,

@@ -1,14 +1,13 @@
-/* Which layers have windows, which are not turned, and which have no experts, in config.json. transformers
- * has found many keys for the first: one list, layer_types, which wins over all others where it stands, and
- * beside it
+/* Which layers have windows, no RoPE, or no experts, in config.json. For windows transformers has many keys.
+ * The list layer_types takes precedence over all others; otherwise
  *
  *     Mistral, Phi-3    sliding_window: all layers, or none if null
  *     Qwen 2 and 3      use_sliding_window; the layers from max_window_layers on
  *     Qwen 3 MoE        use_sliding_window; all layers
  *     Gemma, OLMo 3     a pattern of the family; sliding_window_pattern
- *     Llama 4           attention_chunk_size; the layers that are turned
+ *     Llama 4           attention_chunk_size; the layers with RoPE
  *
- * weft writes the list, and the family's own keys so that they say the same. */
+ * weft writes the list, and the family's own keys with the same meaning. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +17,14 @@
 
 enum { BEHIND = 28, NO_ROPE_EVERY = 4 }; /* max_window_layers and no_rope_layer_interval when absent */
 
-/* A mask of so many bits is a whole number that a double holds, as it goes through JSON. */
+/* A longer pattern does not fit: the mask must be exact as a double, since it goes through JSON. */
 static ErrorCode refuse_pattern(const char *where, const char *key, Error *err) {
     return error_set(err, ERR_CONFIG,
                      "%s: the layers of %s follow no pattern of at most %d layers, which weft could hold",
                      where, key, LAYER_SET_PERIOD);
 }
 
-/* `list`, an array of one item for each layer; has[i] is what `reads` makes of it. */
+/* Reads an array of one item for each layer. has[i] is what `reads` returns for item i. */
 static ErrorCode read_list(const cJSON *list, const char *where, const char *key, int64_t layers,
                            ErrorCode (*reads)(const cJSON *, const char *, bool *, Error *), LayerSet *out,
                            Error *err) {
@@ -44,7 +43,7 @@ static ErrorCode read_list(const cJSON *list, const char *where, const char *key
 
 static const char SLIDING[] = "sliding_attention", CHUNKED[] = "chunked_attention";
 
-/* Whether a layer has the window: as layer_types call that, or "full_attention". */
+/* Whether a layer has the window, which layer_types calls `windowed`; the alternative is "full_attention". */
 static ErrorCode read_type(const cJSON *item, const char *where, const char *windowed, bool *has,
                            Error *err) {
     const char *type = cJSON_IsString(item) ? item->valuestring : "(not a string)";
@@ -63,7 +62,7 @@ static ErrorCode read_chunk_type(const cJSON *item, const char *where, bool *chu
     return read_type(item, where, CHUNKED, chunk, err);
 }
 
-/* 1 says that the layer is turned, whatever the key's name. */
+/* Despite the key's name, 1 means that the layer has RoPE. */
 static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *unturned, Error *err) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (value < 0 || value > 1 || (value > 0 && value < 1))
@@ -73,16 +72,16 @@ static ErrorCode read_no_rope_layer(const cJSON *item, const char *where, bool *
     return OK;
 }
 
-/* Layers i for which (i + 1) % every is 0, or those for which it is not. */
+/* Layers i for which (i + 1) % every is 0, or with `others` those for which it is not. */
 static LayerSet every_layer(int64_t every, bool others) {
     int64_t last = INT64_C(1) << (every - 1);
     return (LayerSet){every, others ? last - 1 : last};
 }
 
-/* Of so many, those that are not in `s`. */
+/* The layers, of the first `layers`, that are not in `s`. */
 static ErrorCode other_layers(LayerSet s, int64_t layers, const char *where, LayerSet *out, Error *err) {
     *out = (LayerSet){0, 0};
-    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    if (layers > MODEL_MAX_COUNT) return OK; /* the depth is refused later; do not allocate by it */
     bool *has = mem_alloc_array((size_t)layers, sizeof *has);
     for (int64_t i = 0; i < layers; i++) has[i] = !layer_set_has(s, i);
     bool found = layer_set_find(out, has, layers);
@@ -93,7 +92,7 @@ static ErrorCode other_layers(LayerSet s, int64_t layers, const char *where, Lay
 /* Layers from `first` on. */
 static ErrorCode from_layer(int64_t first, int64_t layers, const char *where, LayerSet *out, Error *err) {
     *out = (LayerSet){0, 0};
-    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    if (layers > MODEL_MAX_COUNT) return OK; /* the depth is refused later; do not allocate by it */
     bool *has = mem_alloc_array((size_t)layers, sizeof *has);
     for (int64_t i = first; i < layers; i++) has[i] = true;
     bool found = layer_set_find(out, has, layers);
@@ -107,7 +106,7 @@ static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root
     if (c->sliding_window == 0) return OK;
     if (f->window_keys == WINDOWS_CHUNKS)
         return other_layers(c->no_rope, c->num_hidden_layers, where, &c->windows, err);
-    if (family_reads(f, KEY_NO_ROPE)) { /* SmolLM3: the layers that see all positions alike see few */
+    if (family_reads(f, KEY_NO_ROPE)) { /* SmolLM3: layers without RoPE have windows */
         c->windows = c->no_rope;
         return OK;
     }
@@ -116,7 +115,7 @@ static ErrorCode read_pattern(const Family *f, ModelConfig *c, const cJSON *root
         TRY(json_get_int(root, where, "max_window_layers", false, 0, MODEL_MAX_COUNT, &first, err));
         return from_layer(first, c->num_hidden_layers, where, &c->windows, err);
     }
-    if (!f->arch.window_pattern) return OK; /* transformers passes the key over */
+    if (!f->arch.window_pattern) return OK; /* transformers ignores the key */
     TRY(json_get_int(root, where, "sliding_window_pattern", false, 1, LAYER_SET_PERIOD, &every, err));
     if (every > 0) c->windows = every_layer(every, true);
     return OK;
@@ -126,7 +125,7 @@ static const char *width_key(const Family *f) {
     return f->window_keys == WINDOWS_CHUNKS ? "attention_chunk_size" : "sliding_window";
 }
 
-/* null is no window, absent the family's default. */
+/* null means no window; absent is the family's default. */
 static ErrorCode read_width(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
                             Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, width_key(f));
@@ -134,8 +133,8 @@ static ErrorCode read_width(const Family *f, ModelConfig *c, const cJSON *root, 
     return json_get_int(root, where, width_key(f), false, 1, MODEL_MAX_POSITIONS, &c->sliding_window, err);
 }
 
-/* A list that has windows where no width is used: transformers fails on it, or has the window or not by the
- * kernel that attention takes. Chunks may be of any length. */
+/* Refuses a list with windows where the width is not used: transformers fails on it, or has the window or not
+ * depending on the attention kernel. Chunks may have any length. */
 static ErrorCode check_used(const ModelConfig *c, bool used, const char *where, Error *err) {
     if (c->windows.period == 0 || c->sliding_window > 0) return OK;
     return error_set(err, ERR_CONFIG,
@@ -144,8 +143,8 @@ static ErrorCode check_used(const ModelConfig *c, bool used, const char *where, 
                      where, used ? "sliding_window is null" : "use_sliding_window is false");
 }
 
-/* The list wins over the family's keys, as in transformers. A window that is not used is read all the same
- * and then dropped: model_config_complete drops its layers. */
+/* The list takes precedence over the family's keys, as in transformers. The width of an unused window is read
+ * all the same and then dropped; model_config_complete drops its layers. */
 ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, const char *where,
                            Error *err) {
     const cJSON *types = family_member(root, "layer_types");
@@ -161,7 +160,7 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
     else
         TRY(read_pattern(f, c, root, where, err));
     if (types != NULL && !all && !chunks) TRY(check_used(c, used, where, err));
-    /* transformers passes the list over in these families. */
+    /* transformers ignores the list in these families. */
     if (all && types != NULL && c->sliding_window > 0 && (c->windows.period != 1 || c->windows.layers != 1))
         return error_set(err, ERR_CONFIG,
                          "%s: layer_types are not those of the family %s, whose layers all have the window",
@@ -169,7 +168,7 @@ ErrorCode window_keys_read(const Family *f, ModelConfig *c, const cJSON *root, c
     return OK;
 }
 
-/* A list, else every fourth layer or as the interval says. Published files of Llama 4 have an empty list. */
+/* A list, else every fourth layer, or the interval's. Published files of Llama 4 have an empty list. */
 ErrorCode no_rope_read(ModelConfig *c, const cJSON *root, const char *where, Error *err) {
     const cJSON *list = family_member(root, "no_rope_layers");
     bool none = model_family(c)->window_keys == WINDOWS_CHUNKS && cJSON_IsArray(list) && !list->child;
@@ -198,11 +197,11 @@ static ErrorCode read_numbers(const cJSON *list, const char *where, const char *
     return OK;
 }
 
-/* Layer i has experts if (i + 1) % the key `step` is 0; but those listed have none (KEY_DENSE), or are
- * all that have some (KEY_SPARSE). */
+/* Layer i has experts if (i + 1) % `step` is 0. The listed layers have none (KEY_DENSE), or are the only ones
+ * with experts (KEY_SPARSE). */
 typedef struct DenseKeys {
     const char *step, *list;
-    bool listed; /* those listed are dense */
+    bool listed; /* the listed layers are dense */
 } DenseKeys;
 static DenseKeys dense_keys(KeyKind kind) {
     return kind == KEY_DENSE ? (DenseKeys){"decoder_sparse_step", "mlp_only_layers", true}
@@ -215,7 +214,7 @@ ErrorCode dense_layers_read(KeyKind kind, ModelConfig *c, const cJSON *root, con
     int64_t step = 1, layers = c->num_hidden_layers;
     bool others = list != NULL && !keys.listed;
     TRY(json_get_int(root, where, keys.step, false, 1, MODEL_MAX_COUNT, &step, err));
-    if (layers > MODEL_MAX_COUNT) return OK; /* refused for its depth, later; not to be allocated by */
+    if (layers > MODEL_MAX_COUNT) return OK; /* the depth is refused later; do not allocate by it */
     bool *dense = mem_alloc_array((size_t)layers, sizeof *dense);
     for (int64_t i = 0; i < layers; i++) dense[i] = others || (i + 1) % step != 0;
     ErrorCode code = read_numbers(list, where, keys.list, layers, keys.listed, dense, err);
@@ -236,7 +235,7 @@ static void write_layer_types(const ModelConfig *c, JsonWriter *w) {
     json_end_array(w);
 }
 
-/* max_window_layers, as Qwen means it: the layers before it see all. All layers where none has a window. */
+/* Qwen's max_window_layers: the layers before it have no window. All layers if none has a window. */
 static int64_t first_window(const ModelConfig *c) {
     int64_t i = 0;
     while (i < c->num_hidden_layers && !layer_set_has(c->windows, i)) i++;

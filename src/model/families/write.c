@@ -1,15 +1,15 @@
-/* Writing config.json by the rules of a family: the dialect of transformers 4, which transformers 5 reads
+/* Writes config.json by the rules of a family, in the dialect of transformers 4, which transformers 5 reads
  * too.
  *
- * Each rule's kind has one way out and one way in (read.c): what is written here is read there as the same
- * shape. Kinds that only refuse are not written, except those that transformers would otherwise fill with
- * a default of its own: dropout as 0, the padding token as null. */
+ * Each kind of rule has one writer and one reader (read.c): what is written here is read back as the same
+ * shape. Kinds that only refuse are not written, except where transformers would fill in a default of its
+ * own: dropout is written as 0, the padding token as null. */
 #include <math.h>
 #include <string.h>
 
 #include "model/families/family.h"
 
-/* What json_double has written may have neither point nor exponent: then ".0" is added. */
+/* json_double may write a number without point or exponent; then ".0" is added. */
 void family_write_double(JsonWriter *w, const char *key, double value) {
     json_key(w, key);
     size_t start = w->out->length;
@@ -17,7 +17,7 @@ void family_write_double(JsonWriter *w, const char *key, double value) {
     if (strpbrk(w->out->data + start, ".en") == NULL) text_puts(w->out, ".0");
 }
 
-/* -1 is weft's own way to say none; files say null. */
+/* -1 is weft's own value for none; files have null. */
 static void write_token(JsonWriter *w, const char *key, int64_t id) {
     if (id < 0)
         json_put_null(w, key);
@@ -27,7 +27,7 @@ static void write_token(JsonWriter *w, const char *key, int64_t id) {
 
 const char *family_activation(const Family *f) {
     if (f->arch.activation != ACT_GELU_TANH) return "silu";
-    return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh"; /* one function, by the name of its time */
+    return f->arch.no_gate ? "gelu_new" : "gelu_pytorch_tanh"; /* one function, with the name of its era */
 }
 
 const char *family_word(const KeyRule *k) {
@@ -50,7 +50,7 @@ static void write_or_null(JsonWriter *w, const char *key, int64_t value) {
         json_put_null(w, key);
 }
 
-/* Some classes of transformers take whole numbers only where others would take 9.0. */
+/* Some classes of transformers accept only integers, where others accept 9.0. */
 static void write_whole(JsonWriter *w, const char *key, double value) {
     if (value <= (double)MODEL_MAX_POSITIONS && floor(value) >= value)
         json_put_int(w, key, (int64_t)value);
@@ -58,7 +58,7 @@ static void write_whole(JsonWriter *w, const char *key, double value) {
         family_write_double(w, key, value);
 }
 
-/* One id as a number, as most files have it. */
+/* Writes one id as a number, as most files have it. */
 void model_write_ends(const ModelConfig *c, const char *key, JsonWriter *w) {
     int64_t ends[MODEL_ENDS];
     int count = model_ends(c, ends);
@@ -113,7 +113,7 @@ static void write_key(JsonWriter *w, const ModelConfig *c, const KeyRule *k) {
     }
 }
 
-/* Appends to *out; the shape is complete. `use_cache` is for generation and changes no weight. */
+/* Appends to *out. The shape must be complete. `use_cache` is for generation and affects no weight. */
 void model_config_write(const ModelConfig *c, const char *torch_dtype, Text *out) {
     const Family *f = model_family(c);
     JsonWriter w;
