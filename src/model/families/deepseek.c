@@ -1,7 +1,7 @@
 /* DeepSeek-V3 and V2: MLA with interleaved RoPE (layers/latent.c), and experts, with shared ones and without
  * any in the first layers (DeepSeek-AI, "DeepSeek-V2" and "DeepSeek-V3 technical report", 2024).
  *
- *     deepseek_v3   sigmoid scores, with a bias where experts are chosen; groups by the sum of their two best;
+ *     deepseek_v3   sigmoid scores, plus a bias where experts are chosen; groups by the sum of their top two;
  *                   weights divided by their sum if norm_topk_prob
  *     deepseek_v2   softmax scores; groups by their best, if topk_method says so; weights not normalised
  *

@@ -46,7 +46,7 @@ enum {
     MATRICES
 };
 enum { Q_A = MATRICES, Q_B, K_A, K_B, V_A, V_B, QKV_WEIGHT_A, QKV_WEIGHT_B, O_A, O_B, PARAMS };
-enum { QKV_ROWS = 4 }; /* of which the product's matrix is made: three, or one */
+enum { QKV_ROWS = 4 }; /* rows that make up the product's matrix: three, or one */
 static const ParamRow params[PARAMS] = {
     [Q_BIAS] = {"self_attn.q_proj.bias", DIM_QUERY, .when = WHEN_QKV_BIAS | WHEN_QKV_SEPARATE,
                 .tp = COLUMN_PARALLEL, .init = ROLE_ZEROS},
@@ -84,11 +84,11 @@ static const ParamRow params[PARAMS] = {
 enum { PLAIN_TENSORS = ATTENTION_TENSORS, RAW = PLAIN_TENSORS, NORMED_TENSORS };
 enum { SQUARES = NORMED_TENSORS, PRODUCTS, ROW_NORMED_TENSORS };
 static const TensorRow plain_tensors[PLAIN_TENSORS] = {
-    [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* turned */
+    [QKV] = {.width = DIM_QKV, .life = LIFE_SAVED}, /* rotated */
     [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true},
     SHARED_TENSORS,
 };
-/* QKV is normed and turned, from RAW. */
+/* QKV is RAW after norm and rotation. */
 #define NORMED_ROWS                                                     \
     [QKV] = {.width = DIM_QKV, .life = LIFE_CHEAP},                     \
     [DQKV] = {.width = DIM_QKV, .life = LIFE_SCRATCH, .operand = true}, \
@@ -103,14 +103,14 @@ static const TensorRow row_normed_tensors[ROW_NORMED_TENSORS] = {
 static const Product qkv = {&params[Q], &params[Q_BIAS], QKV_ROWS, DIM_QKV, DIM_HIDDEN};
 static const Product output = {&params[O], &params[O_BIAS], 1, DIM_HIDDEN, DIM_QUERY};
 
-/* Unit 0 is the embedding: block u is layer u - 1. */
+/* Unit 0 is the embedding, so block u is layer u - 1. */
 static AttentionShape shape_of(const LayerPass *w) { return model_attention(w->pass->model, w->unit - 1); }
 
 static const Param *sinks_of(const LayerPass *w) {
     return param_of(&w->pass->model->table, w->unit, &params[SINKS]);
 }
 
-/* Of what attention itself is about. */
+/* Shape in which attention itself runs: with the CP all-to-all, this rank's heads. */
 static AttentionShape heads_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     AttentionShape s = model_heads(m, w->unit - 1);
@@ -120,18 +120,18 @@ static AttentionShape heads_of(const LayerPass *w) {
     return s;
 }
 
-/* A tensor, or what stands for it where tokens are changed for heads. */
+/* A tensor, or with the CP all-to-all the one that replaces it. */
 static void *either(const LayerPass *w, int tensor, int swapped) {
     return w->tensors[model_cp_all_to_all(w->pass->model) ? swapped : tensor];
 }
 
 void *attend_made(const LayerPass *w) { return either(w, QKV, TURNED); }
 
-/* Elements of a token's keys and values. */
+/* Width of a token's keys and values. */
 static int64_t key_width(AttentionShape s) { return 2 * (int64_t)s.kv_heads * s.head_dim; }
 
-/* Of `rows` tokens from `first` of the terms' sums on: gradients of keys and values are rounded, and put
- * behind those of queries in the row `at` of dqkv and those below. */
+/* Rounds the summed gradients of keys and values of `rows` tokens, from token `first` on, and writes them
+ * after those of the queries into dqkv, from row `at` on. */
 static void take_partials(const LayerPass *w, int64_t first, int64_t rows, char *dqkv, int64_t at) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -145,7 +145,7 @@ static void take_partials(const LayerPass *w, int64_t first, int64_t rows, char 
        model_at(m, dqkv, at * row + (int64_t)s.heads * s.head_dim), (size_t)row * e, w->tensors[KEYS], bytes);
 }
 
-/* Whether terms are summed over ranks, behind attention's own part. */
+/* Whether partial sums of gradients of keys and values are reduced over ranks, after attention's own op. */
 static bool sums_dkv_over_ranks(const Model *m) { return m->cp.keys || m->tp.copies > 1; }
 
 void attend_take_sums(const LayerPass *w) {
@@ -155,8 +155,9 @@ void attend_take_sums(const LayerPass *w) {
         take_partials(w, model_cp_chunk_first(m, m->cp.place, i), rows, w->tensors[DQKV], i * rows);
 }
 
-/* A rotation is orthogonal but for yarn's factor, which is in the angles: the gradient is turned back by the
- * same tables. Where nothing turns, queries may be multiplied by a factor, and so are their gradients. */
+/* Apart from yarn's factor, which is in the tables, a rotation is orthogonal: gradients are rotated back by
+ * the same tables. In layers without RoPE, queries may be multiplied by a factor, and so are their
+ * gradients. */
 static void rotate(const LayerPass *w, void *heads, bool inverse) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -169,9 +170,9 @@ static void rotate(const LayerPass *w, void *heads, bool inverse) {
            model_query_factors(m), m->compute);
 }
 
-/* ---- what ranks of cp exchange ---- */
+/* ---- CP all-to-all ---- */
 
-/* A p-th of queries, keys and values for each rank. */
+/* Moves one share of the heads of queries, keys and values per rank. */
 static void move_heads(const LayerPass *w, const Collective *c, bool split) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -195,8 +196,8 @@ static void move_heads(const LayerPass *w, const Collective *c, bool split) {
 void heads_split(const LayerPass *w, const Collective *c) { move_heads(w, c, true); }
 void heads_join(const LayerPass *w, const Collective *c) { move_heads(w, c, false); }
 
-/* Of each rank's tokens, exact chunk by exact chunk, the heads of this rank side by side: from the runs that
- * it attends by, which are exact chunks, or all tokens. */
+/* Packs, for each rank, the LSE of its tokens for the heads of this rank, exact chunk by exact chunk. The
+ * source is by runs of queries, which are exact chunks or all tokens. */
 void lse_split(const LayerPass *w, const Collective *c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -210,8 +211,7 @@ void lse_split(const LayerPass *w, const Collective *c) {
            (size_t)run * sizeof *to);
 }
 
-/* Exact chunk by exact chunk all heads, of which each rank had some: in OWN_LSE, from where they were
- * sent. */
+/* Collects the heads of all ranks, exact chunk by exact chunk, in OWN_LSE, which was also the send buffer. */
 void lse_join(const LayerPass *w, const Collective *c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -237,10 +237,10 @@ void keys_place(const LayerPass *w, const Collective *c) {
            own + (size_t)(i * rows) * row, row);
 }
 
-/* ---- the product, and turning where nothing comes between ---- */
+/* ---- the product, and RoPE if no norm comes in between ---- */
 
-/* One product for the three: their matrices lie one after the other (params.h, invariant 2), and a wide
- * product is faster than three. */
+/* One product for q, k and v: their matrices are contiguous (params.h, invariant 2), and one wide product is
+ * faster than three. */
 static void qkv_forward(const LayerPass *w) {
     void *turned = attend_made(w);
     product_forward(w, &qkv, w->x, turned);
@@ -252,7 +252,7 @@ static void qkv_gradients(const LayerPass *w, Grads grads) {
     if (grads & DGRAD) product_input(w, &qkv, w->tensors[DQKV], w->dx);
 }
 
-/* Turned back in dgrad alone. Wgrad comes after it, and finds the gradient turned. */
+/* Only dgrad rotates back. Wgrad runs after it, and finds the gradient already rotated. */
 static void qkv_backward(const LayerPass *w, Grads grads) {
     if (grads & DGRAD) attend_take_sums(w), rotate(w, w->tensors[DQKV], true);
     qkv_gradients(w, grads);
@@ -262,7 +262,7 @@ static void qkv_backward(const LayerPass *w, Grads grads) {
 
 static bool is_flat(const Model *m) { return model_family(&m->config)->arch.qk_norm == QK_NORM_FLAT; }
 
-/* Whether a row's sums are made split by split, apart from its norm. */
+/* Whether a row's sums are computed per split, separately from its norm. */
 static bool sums_rows(const Model *m) { return is_flat(m) && m->tp.splits > 1; }
 
 /* NULL: it has no weights. */
@@ -277,12 +277,12 @@ static const float *weights_of(const LayerPass *w, bool keys) {
     return norm ? weights_vector(w->pass->weights, norm) : NULL;
 }
 
-/* Whether heads are turned before they are normed. */
+/* Whether RoPE comes before the norms. */
 static bool turns_first(const LayerPass *w) {
     return model_family(&w->pass->model->config)->arch.qk_norm == QK_NORM_PLAIN;
 }
 
-/* From the given token of this rank's on. Of heads of keys that ranks have copies of, each counts once. */
+/* Rows from token `first` of this rank on. Replicated KV heads count once. */
 static QkRows rows_of(const LayerPass *w, int64_t first) {
     const Model *m = w->pass->model;
     const TpGroup *tp = &m->tp;
@@ -296,7 +296,7 @@ static QkRows rows_of(const LayerPass *w, int64_t first) {
     return rows;
 }
 
-/* Of the splits that are here, where they are among those of all. */
+/* Computes the sums of the local splits, and writes them at their index among all splits. */
 static void sum_rows(const LayerPass *w, const void *dqkv, int tensor) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -322,8 +322,9 @@ static void heads_forward(const LayerPass *w) {
     if (!turns_first(w)) rotate(w, turned, false);
 }
 
-/* What heads of keys add to the gradient of their norm's weight is the same on all ranks with copies of them:
- * it is the first one's. The weight of a row is cut as its heads are, and has copies where these have. */
+/* All ranks with replicas of a KV head compute the same contribution to the gradient of the norm's weight, so
+ * all but the first drop theirs. With QK_NORM_FLAT the weight is sharded as the heads are, and replicated
+ * where they are. */
 static void drop_copies(const LayerPass *w, float *gradient /* [splits, D] */) {
     const Model *m = w->pass->model;
     if (is_flat(m) || m->tp.rank % m->tp.copies == 0) return;
@@ -331,8 +332,8 @@ static void drop_copies(const LayerPass *w, float *gradient /* [splits, D] */) {
        (size_t)(model_local_splits(m) * m->config.head_dim) * sizeof *gradient);
 }
 
-/* DQKV becomes the gradient of RAW; weights of norms are vectors, and get theirs in this half. A row's
- * weights are of one rank each, with all tokens: their gradients have no splits. */
+/* DQKV becomes the gradient of RAW. Weights of norms are vectors, whose gradients belong to dgrad. With
+ * QK_NORM_FLAT each weight is on one rank with all tokens, so its gradient has no splits. */
 static void norms_backward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -352,8 +353,9 @@ static void norms_backward(const LayerPass *w) {
         drop_copies(w, gradient_of_exact_chunk(&p->gradients, k, r));
 }
 
-/* In reverse: turned back, then through the norms, in place, which the product's own part takes. Where a
- * row's sums are made apart, that part goes through the norms first: ranks gather them in between. */
+/* In reverse: rotates back, then goes through the norms in place, for the product's op. Where a row's sums
+ * are computed separately, the product's op goes through the norms first, since ranks gather the sums in
+ * between. */
 static void heads_backward(const LayerPass *w, Grads grads) {
     if (!(grads & DGRAD)) return;
     attend_take_sums(w);
@@ -372,8 +374,7 @@ static void raw_backward(const LayerPass *w, Grads grads) {
 
 /* ---- attention ---- */
 
-/* Puts the new keys and values where the cache wants them: those of a block's tokens one after the other,
- * keys before values. */
+/* Appends the new keys and values to the block's cache: all keys, token by token, then all values. */
 static void extend_cache(const LayerPass *w, const void *heads, char **keys, char **values) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -390,7 +391,7 @@ static void extend_cache(const LayerPass *w, const void *heads, char **keys, cha
     }
 }
 
-/* Values are not turned, and the cache holds keys as they were turned. */
+/* The cache holds keys after rotation. */
 void attend_to_cache(const LayerPass *w, AttentionShape s, const void *heads, void *out) {
     const Pass *p = w->pass;
     char *keys, *values;
@@ -399,7 +400,7 @@ void attend_to_cache(const LayerPass *w, AttentionShape s, const void *heads, vo
        p->model->compute);
 }
 
-/* A run of queries; `at`: its first row in tensors that have one for each query. */
+/* A run of queries. `at`: index of its first query in tensors with a row per query. */
 typedef struct Queries {
     AttentionShape s;
     AttentionRun r;
@@ -426,11 +427,11 @@ static const void *keys_of(const LayerPass *w, const Queries *q) {
     const Model *m = w->pass->model;
     return m->cp.keys ? w->tensors[KEYS] : model_at(m, w->tensors[QKV], (int64_t)q->s.heads * q->s.head_dim);
 }
-/* Of a tensor [queries, H*D]. */
+/* Its rows of a tensor [queries, H*D]. */
 static void *results_at(const LayerPass *w, const Queries *q, const void *tensor) {
     return model_at(w->pass->model, tensor, q->at * q->s.heads * q->s.head_dim);
 }
-/* [H, queries of the run] each. */
+/* LSE of the run, [H, queries of the run]. */
 static float *sums_at(const LayerPass *w, const Queries *q) {
     return (float *)w->tensors[LSE] + q->at * q->s.heads;
 }
@@ -443,8 +444,8 @@ static void attend_run(const LayerPass *w, int run) {
        p->model->compute);
 }
 
-/* Training attends within the microbatch, by first_key; generation to the cache, which has one sequence
- * and so needs none. */
+/* Training attends within the microbatch, by first_key. Generation attends to the cache, which has one
+ * sequence and so needs no first_key. */
 void attend_forward(const LayerPass *w) {
     if (w->pass->cache)
         attend_to_cache(w, heads_of(w), w->tensors[QKV], w->tensors[ATTENDED]);
@@ -452,7 +453,7 @@ void attend_forward(const LayerPass *w) {
         for (int i = 0; i < model_query_runs(w->pass->model); i++) attend_run(w, i);
 }
 
-/* Each split its copy of the heads that it shares with others: those of one head lie side by side. */
+/* Gives each split its copy of the KV heads that it shares with others. Copies of one head are adjacent. */
 static void spread_keys(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -465,8 +466,8 @@ static void spread_keys(const LayerPass *w) {
            model_at(m, keys_of(w, &q), (int64_t)(i / splits) * q.s.head_dim), (size_t)q.r.kv_row * e);
 }
 
-/* From each split's heads of KV_PARTIALS, side by side, to split by split; these in the canonical tree, to
- * KV_PARTIALS. */
+/* Reorders KV_PARTIALS, where each split's heads are side by side, split by split, and sums the splits in the
+ * canonical tree into KV_PARTIALS. */
 static void sum_partials(const LayerPass *w) {
     const Pass *p = w->pass;
     Queries q = queries_of(w, 0);
@@ -495,7 +496,8 @@ static void run_backward(const LayerPass *w, int run, void *dkv) {
        model_at(m, either(w, DQKV, HANDED), q.at * q.r.q_row), dkv, m->compute);
 }
 
-/* The terms of `count` runs, added up as the canonical tree has them, in `to` and in what is behind it. */
+/* Sums the partial sums of `count` runs in the order of the canonical tree into `to`; the memory after it is
+ * scratch. */
 static void add_partials(const LayerPass *w, int first, int count, float *to) {
     const Model *m = w->pass->model;
     if (count == 1) {
@@ -511,8 +513,7 @@ static void add_partials(const LayerPass *w, int first, int count, float *to) {
     OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
 }
 
-/* Of own tokens with all heads, whichever of them ranks attend by: a run is an exact chunk, or a part of
- * one. */
+/* For local tokens and all heads, also with the CP all-to-all. A run is an exact chunk, or lies in one. */
 static void sinks_backward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -546,8 +547,9 @@ void attend_backward(const LayerPass *w, Grads grads) {
     if (!sums_dkv_over_ranks(m)) take_partials(w, 0, q.r.keys, dqkv, 0);
 }
 
-/* Keys that a token sees, in the mean over a sequence: half of it; with a window of W, as the W-th token and
- * all after it see W of them, W - W^2 / (2 T); in chunks of W half of one, or of what is left behind them. */
+/* Averages over a sequence of T tokens. Without a window a token sees T / 2 keys. With a window W it sees W -
+ * W^2 / (2 T), since all tokens from the W-th on see W. With chunks of W it sees half a chunk, or half of the
+ * shorter last one. */
 double keys_seen(const ModelConfig *c, int64_t layer, int64_t context) {
     BlockShape block = model_block(c, layer);
     double all = (double)context, window = (double)block.window;
@@ -557,7 +559,7 @@ double keys_seen(const ModelConfig *c, int64_t layer, int64_t context) {
                          : window - window * window / (2 * all);
 }
 
-/* Scores and values: 2 FLOPs each a pair and element of a head, and twice that on the way back. */
+/* Scores and values: 2 FLOPs each per pair and element of a head, and twice that in the backward pass. */
 static Cost attend_cost(const ModelConfig *c, int unit, int64_t context) {
     double pairs = (double)model_dim(c, DIM_QUERY) * keys_seen(c, unit - 1, context);
     return (Cost){4 * pairs, 8 * pairs, 0};

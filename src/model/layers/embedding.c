@@ -22,8 +22,8 @@ static const ParamRow params[PARAMS] = {
                    .tp = COLUMN_PARALLEL, .init = ROLE_POSITIONS, .decays = true, .outside = true},
 };
 
-/* Not of the head that is tied to it. In fp32 as the root is: transformers rounds it to bf16 with the rest.
- * */
+/* The tied head is not scaled. In fp32, as is the square root; transformers rounds it to bf16 with the
+ * rest. */
 static float scale_of(const Model *m) {
     return model_family(&m->config)->arch.scale_embedding ? sqrtf((float)m->config.hidden_size) : 1;
 }
@@ -51,7 +51,7 @@ static void forward(const LayerPass *w) {
     embedding_forward(w, p->batch.ids, scale_of(p->model), learned ? p->batch.positions : NULL, w->y);
 }
 
-/* No gradient of an input: ids have none. So there is only a wgrad. */
+/* Ids have no gradient, so there is only a wgrad. */
 static void backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     const Model *m = p->model;

@@ -75,7 +75,7 @@ enum {
     SHARED_DOWN_B,
     PARAMS
 };
-enum { GATE_UP_ROWS = 3, DOWN_ROWS = 2 }; /* of which products take those that are there */
+enum { GATE_UP_ROWS = 3, DOWN_ROWS = 2 }; /* rows of which a product takes those that the model has */
 static const ParamRow params[PARAMS] = {
     [ROUTER_BIAS] = {"mlp.gate.bias", DIM_EXPERTS, .when = WHEN_EXPERT_BIAS, .init = ROLE_ZEROS,
                      .router = true},
@@ -145,8 +145,8 @@ enum {
     SHARED_TENSORS
 };
 static const TensorRow tensors[SHARED_TENSORS] = {
-    /* Routes: device.h; rows, and tokens of them, by number in their exact chunk. Wgrad reads them too,
-     * weights and rows where it weighs x, but they stay anyway. */
+    /* Routes (device.h). Rows, and tokens of rows, count within their exact chunk. wgrad reads weights and
+     * rows too where weights multiply the input, but the slab keeps them anyway. */
     [SCORES] = {.width = DIM_EXPERTS, .element = ELEMENT_FP32, .life = LIFE_INPUT},
     [CHOSEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT},
     [WEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_INPUT, .operand = true},
@@ -154,12 +154,14 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [TOKEN] = {.width = DIM_CHOSEN, .element = ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [FIRST] = {EXTENT_EXACT_CHUNKS, DIM_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT, .operand = true},
     [GATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_CHEAP},
-    [ROWS] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of the result, of gradients */
-    [ACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true}, /* there times the weight */
+    [ROWS] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* of x, of results, and of gradients */
+    /* for wgrad, times the weight */
+    [ACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH, .operand = true},
     [DACT] = {EXTENT_WORKED, DIM_EXPERT, .life = LIFE_SCRATCH},
     [DGATE_UP] = {EXTENT_WORKED, DIM_EXPERT_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
     [DWEIGHTS] = {.width = DIM_CHOSEN, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
-    /* What biases of down add to these, apart: it is no term of a sum that ranks share. */
+    /* Contribution of the biases of down to DWEIGHTS. Kept separate, since it is not a partial sum over
+     * ranks. */
     [BIAS_WEIGHTS] = {.width = DIM_CHOSEN,
                       .element = ELEMENT_FP32,
                       .life = LIFE_SCRATCH,
@@ -167,18 +169,19 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [DLOGITS] = {.width = DIM_EXPERTS, .life = LIFE_SCRATCH, .operand = true},
     [BALANCE] = {.width = DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_SCRATCH},
     [COUNTS] = {EXTENT_SEQUENCES, DIM_EXPERTS, ELEMENT_COUNT, .life = LIFE_INPUT, .need = NEED_BALANCE},
-    /* FIRST of all ranks; of their rows here, from each one's first on. */
+    /* FIRST of all ranks; and of their rows here, from each rank's first on. */
     [ALL_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_ALL_RUNS, ELEMENT_INDEX, .life = LIFE_INPUT,
                    .need = NEED_DISPATCH},
     [OWN_FIRST] = {EXTENT_EXACT_CHUNKS, DIM_OWN_RUNS, ELEMENT_INDEX, .life = LIFE_SCRATCH,
                    .need = NEED_DISPATCH},
     [LOCAL_DY] = {EXTENT_ASSIGNMENTS, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
     [ROW_WEIGHTS] = {EXTENT_ASSIGNMENTS, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
-    [REMOTE_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH}, /* as ROWS */
+    /* the remote ROWS */
+    [REMOTE_X] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
     [REMOTE_DY] = {EXTENT_WORKED, DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
     [REMOTE_WEIGHTS] = {EXTENT_WORKED, DIM_ONE, ELEMENT_FP32, .life = LIFE_SCRATCH, .need = NEED_DISPATCH},
-    /* What a split makes of each row, one split at a time, but for those that come back; and what that comes
-     * to for each token. */
+    /* Result of one split for each row, one split at a time, or with dispatch for all splits; and the sums of
+     * splits for each token. */
     [PARTIAL_ROWS] = {EXTENT_SPLIT_ASSIGNMENTS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
                       .need = NEED_SPLITS},
     [PARTIAL_SUMS] = {EXTENT_SPLIT_PARTIALS, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
@@ -186,9 +189,9 @@ static const TensorRow tensors[SHARED_TENSORS] = {
     [REMOTE_PARTIALS] = {EXTENT_SPLIT_WORKED, DIM_HIDDEN, ELEMENT_FP32, .life = LIFE_SCRATCH,
                          .need = NEED_DISPATCH_SPLITS},
     [SHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_CHEAP},
-    [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as layers/mlp.c has it */
+    [SHARED_ACT] = {.width = DIM_SHARED, .life = LIFE_SCRATCH, .operand = true}, /* as in layers/mlp.c */
     [DSHARED_GATE_UP] = {.width = DIM_SHARED_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
-    /* Their result, then the gradient of x. */
+    /* The result of shared experts, then the gradient of x. */
     [SHARED_ROWS] = {.width = DIM_HIDDEN, .life = LIFE_SCRATCH, .need = NEED_NO_SPLITS},
 };
 
@@ -200,12 +203,12 @@ static const Product shared_down = {&params[SHARED_DOWN], NULL, 1, DIM_HIDDEN, D
 
 static int exact_chunks(const LayerPass *w) { return model_exact_chunks(w->pass->model); }
 
-/* Whether weights multiply what experts read. */
+/* Whether a weight multiplies its expert's input. */
 static bool weighs_input(const LayerPass *w) {
     return model_family(&w->pass->model->config)->arch.weighs_input;
 }
 
-/* Of an exact chunk of tokens. */
+/* Shape of the routing of one exact chunk. */
 static RouteShape shape_of(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
@@ -224,7 +227,7 @@ static RouteShape shape_of(const LayerPass *w) {
                         .bias = bias ? weights_vector(w->pass->weights, bias) : NULL};
 }
 
-/* Where those of a token begin; runs of rows are an exact chunk's. */
+/* Routes from `token` on. Runs of rows are those of the first exact chunk. */
 static Routes routes_at(const LayerPass *w, int64_t token) {
     const ModelConfig *c = &w->pass->model->config;
     void *const *t = w->tensors;
@@ -244,7 +247,7 @@ static Routes routes_of(const LayerPass *w, int exact_chunk) {
     return r;
 }
 
-/* Of experts that are parameters by themselves, that of the first one that is here. */
+/* The parameter of the first local expert, where each expert has its own parameters; else the fused one. */
 static const Param *matrix_of(const LayerPass *w, const Product *p) {
     const Param *first = product_matrix(w, p);
     if (!first->row->expert) return first;
@@ -252,12 +255,12 @@ static const Param *matrix_of(const LayerPass *w, const Product *p) {
     return param_of_expert(&m->table, w->unit, first->row, (int)model_first_expert(&m->config));
 }
 
-/* Of an exact chunk. */
+/* (token, expert) assignments of an exact chunk. */
 static int64_t assignments(const LayerPass *w) {
     return model_exact_chunk(w->pass->model, model_assignments(w->pass->model));
 }
 
-/* Of [T, h], from an exact chunk's first token on. */
+/* Address in a tensor [T, h] of the first token of an exact chunk. */
 static void *tokens_of(const LayerPass *w, int exact_chunk, const void *tokens) {
     const Model *m = w->pass->model;
     return model_at(m, tokens, exact_chunk * model_exact_chunk(m, m->tokens) * m->config.hidden_size);
@@ -268,15 +271,15 @@ static void *row_at(const LayerPass *w, int tensor, Dim width, int64_t row) {
     return model_at(m, w->tensors[tensor], row * model_dim(&m->config, width));
 }
 
-/* ---- products of experts: [rows, in] to [rows, out], and back ---- */
+/* ---- products of experts: [rows, in] to [rows, out], and their gradients ---- */
 
-/* Rows that experts here work on at once, sorted by expert: the choices of an exact chunk of this rank's
- * tokens, or of another rank's, which visit. */
+/* Rows that local experts process at once, sorted by expert: the assignments of one exact chunk of local
+ * tokens, or of dispatched ones of another rank. */
 typedef struct Rows {
     int64_t count;
     const int32_t *first;
-    int experts;  /* whose they are */
-    int gradient; /* which of those that weights have: of each rank's exact chunks */
+    int experts;  /* number of local experts that rows are sorted by */
+    int gradient; /* index among the gradients of a weight, which has one for each exact chunk of each rank */
     void *x, *gate_up, *act, *dact, *dgate_up; /* [count, ...] */
     const void *dy;
 } Rows;
@@ -301,10 +304,10 @@ static ExpertRows rows_of(const LayerPass *w, const Rows *r, const Param *first)
 
 static bool is_dispatched(const LayerPass *w) { return w->pass->model->dispatch_rows > 0; }
 
-/* Whether sums over an expert's width are cut into splits. */
+/* Whether sums over an expert's width are split. */
 static bool has_splits(const LayerPass *w) { return w->pass->model->tp.splits > 1; }
 
-/* Stacks are stored [inputs, outputs], matrices of single experts the other way round. */
+/* Fused expert weights are stored [inputs, outputs], matrices of single experts [outputs, inputs]. */
 static void multiply(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x, void *y,
                      Dtype y_type, KSplit splits) {
     const Model *m = w->pass->model;
@@ -315,7 +318,7 @@ static void multiply(const LayerPass *w, const Product *p, const Rows *r, bool b
        splits);
 }
 
-/* One whose sum no rank shares. */
+/* A product whose sum is not split over ranks. */
 static void expert_product(const LayerPass *w, const Product *p, const Rows *r, bool back, const void *x,
                            void *y) {
     const Model *m = w->pass->model;
@@ -335,7 +338,7 @@ static void expert_weight(const LayerPass *w, const Product *p, const Rows *r, c
        gradient_of_exact_chunk(&w->pass->gradients, first, r->gradient), !w->pass->first, has_splits(w));
 }
 
-/* ---- their biases ---- */
+/* ---- biases of experts ---- */
 
 static const Param *bias_of(const LayerPass *w, int row) {
     return param_of(&w->pass->model->table, w->unit, &params[row]);
@@ -349,7 +352,7 @@ static void add_bias(const LayerPass *w, int row, Dim width, const Rows *r, void
            model_dim(&w->pass->model->config, width), y, weights_vector(w->pass->weights, bias), type);
 }
 
-/* Made where rows are worked on. */
+/* Computed where the rows are processed. */
 static void gate_up_bias(const LayerPass *w, const Rows *r) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, GATE_UP_BIAS);
@@ -361,7 +364,7 @@ static void gate_up_bias(const LayerPass *w, const Rows *r) {
            gradient_of_exact_chunk(&w->pass->gradients, bias, r->gradient), NULL, m->compute);
 }
 
-/* Made locally, where dy was gathered: `dy`. */
+/* Computed locally, where dy was gathered into tensor `dy`. */
 static void down_bias(const LayerPass *w, int exact_chunk, int dy) {
     const Model *m = w->pass->model;
     const Param *bias = bias_of(w, DOWN_BIAS);
@@ -374,7 +377,7 @@ static void down_bias(const LayerPass *w, int exact_chunk, int dy) {
        gradient_of_exact_chunk(&w->pass->gradients, bias, exact_chunk), dweights, m->compute);
 }
 
-/* When what ranks share of the gradients of weights has been summed. */
+/* Adds the biases' contribution after DWEIGHTS was reduced over ranks. */
 static void add_bias_weights(const LayerPass *w) {
     const Model *m = w->pass->model;
     float *dweights = w->tensors[DWEIGHTS];
@@ -383,7 +386,7 @@ static void add_bias_weights(const LayerPass *w) {
            DTYPE_F32);
 }
 
-/* Of each row's token: rows are looked up as an embedding's are. */
+/* Gathers each row's token. Rows are looked up as in an embedding. */
 static void gather(const LayerPass *w, int exact_chunk, const void *x /* [T, h] c */,
                    int to /* [T k, h] c */) {
     const Model *m = w->pass->model;
@@ -392,7 +395,7 @@ static void gather(const LayerPass *w, int exact_chunk, const void *x /* [T, h] 
        row_at(w, to, DIM_HIDDEN, exact_chunk * assignments(w)), m->compute);
 }
 
-/* What experts read of x. */
+/* Gathers the input of the experts, times the weights where these multiply it. */
 static void gather_x(const LayerPass *w, int exact_chunk) {
     const Model *m = w->pass->model;
     if (!weighs_input(w))
@@ -414,22 +417,23 @@ static void combine_all(const LayerPass *w, bool weighed, void *y /* [T, h] c */
     for (int s = 0; s < exact_chunks(w); s++) combine(w, s, weighed, y);
 }
 
-/* ---- sums that ranks share: over an expert's width, then over a token's experts ---- */
+/* ---- sums over an expert's width, split over ranks, then over a token's experts ---- */
 
 static bool has_shared(const LayerPass *w) { return w->pass->model->config.n_shared_experts > 0; }
 
-/* Of down y, of gate and up the gradient of x. What ranks have terms of is what all experts of a token come
- * to, of which there is less than of rows: so each split makes its rows, and adds up those of each token, and
- * to them what it has of shared experts; and then leaves are added, in fp32. */
+/* The two sums over an expert's width: the result y of down, and the gradient of x of gate and up. Ranks
+ * reduce sums per token, over all its experts, since there are fewer of them than rows. Each split computes
+ * its rows, adds up those of each token, and adds its part of the shared experts. The splits are then summed
+ * in fp32. */
 typedef struct Sum {
     const Product *product, *shared;
-    int of_shared; /* the tensor that the latter reads */
-    bool back;     /* of what gate and up have; else of what is activated, and weighed */
+    int of_shared; /* the tensor that `shared` reads */
+    bool back;     /* the gradient through gate and up; else down's product */
 } Sum;
 static const Sum sum_of_down = {&down, &shared_down, SHARED_ACT, false},
                  sum_of_gate_up = {&gate_up, &shared_gate_up, DSHARED_GATE_UP, true};
 
-/* to [T, h] += a split of shared experts */
+/* to [T, h] += one split of the shared experts */
 static void add_shared_split(const LayerPass *w, const Sum *sum, int split, float *to) {
     const Model *m = w->pass->model;
     Dim inner = sum->back ? sum->shared->out : sum->shared->in;
@@ -448,13 +452,13 @@ static void split_rows(const LayerPass *w, const Sum *sum, const Rows *r, int sp
              model_split(w->pass->model, sum->back ? p->out : p->in, split));
 }
 
-/* Where no rank shares it: all of it, in place of x. */
+/* Not split: the whole product, written over x. */
 static void whole_rows(const LayerPass *w, const Sum *sum, const Rows *r) {
     expert_product(w, sum->product, r, sum->back, terms_of(sum, r), r->x);
 }
 
-/* Of rows that visit, from the first of these on. Of sums that have splits, each split's are made; they come
- * back one behind the other. */
+/* Results of dispatched rows, from row `first` on. With splits there is one result for each split; they
+ * return one tensor after the other. */
 static void permute_rows(const LayerPass *w, const Sum *sum, const Rows *r, int64_t first) {
     const Model *m = w->pass->model;
     int64_t hidden = m->config.hidden_size;
@@ -484,7 +488,7 @@ static void split_sum(const LayerPass *w, const Sum *sum, int split, float *to /
     if (has_shared(w)) add_shared_split(w, sum, split, to);
 }
 
-/* The tree of `count` leaves, in `to`; room: for those of its right halves. */
+/* Sums `count` splits in the canonical tree, into `to`. room: scratch for the right halves. */
 static void sum_partials(const LayerPass *w, const Sum *sum, int first, int count, float *to, float *room) {
     const Model *m = w->pass->model;
     int64_t elements = m->tokens * m->config.hidden_size;
@@ -499,7 +503,7 @@ static void sum_partials(const LayerPass *w, const Sum *sum, int first, int coun
     OP(w->pass->device, OP_SUM_PARTS, sum_parts, elements, 2, ops, to);
 }
 
-/* y: terms where several ranks have some; else rounded. */
+/* y: fp32 partial sums if tp.size > 1; else rounded. */
 static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
     const Model *m = w->pass->model;
     int64_t elements = m->tokens * m->config.hidden_size;
@@ -512,7 +516,7 @@ static void add_up(const LayerPass *w, const Sum *sum, void *y /* [T, h] */) {
     OP(w->pass->device, OP_CAST, cast, elements, partials, DTYPE_F32, y, m->compute);
 }
 
-/* ---- shared experts, and what all of them come to ---- */
+/* ---- shared experts, and the sum of all experts ---- */
 
 static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
     const Model *m = w->pass->model;
@@ -520,7 +524,7 @@ static void add_rows(const LayerPass *w, void *to /* [T, h] c */) {
        m->compute);
 }
 
-/* Split by split; what adapters of shared experts add comes behind the sum, be it over ranks. */
+/* With splits. Adapters of shared experts are added after the sum, which may be over ranks. */
 static void add_up_results(const LayerPass *w) {
     add_up(w, &sum_of_down, w->y);
     if (has_shared(w) && w->pass->model->tp.size == 1) product_adapters_output(w, &shared_down, w->y);
@@ -535,7 +539,7 @@ static void shared_up_forward(const LayerPass *w) {
     product_forward(w, &shared_gate_up, w->x, w->tensors[SHARED_GATE_UP]);
 }
 
-/* The gradient of x is added to that of the experts, or, split by split, both are made here. */
+/* Adds to the gradient of x of the routed experts. With splits, both are computed here, split by split. */
 static void shared_up_backward(const LayerPass *w, Grads grads) {
     if (grads & WGRAD) product_weight(w, &shared_gate_up, w->tensors[DSHARED_GATE_UP], w->x);
     if (!(grads & DGRAD)) return;
@@ -573,7 +577,7 @@ static void shared_down_backward(const LayerPass *w, Grads grads) {
 
 /* ---- router ---- */
 
-/* Of tokens that are next to each other in a sequence, wherever it began. */
+/* Shape of a run of tokens that are adjacent in a sequence, which may have begun on another rank. */
 static RouteShape shape_of_run(const LayerPass *w, int run) {
     const Model *m = w->pass->model;
     RouteShape s = shape_of(w);
@@ -593,8 +597,8 @@ static void count_sequences(const LayerPass *w) {
     }
 }
 
-/* Logits in fp32 whatever the compute dtype, since choices hang on their differences. They are counted here
- * and nowhere else: this part is never done again. */
+/* Logits are fp32 whatever the compute dtype, since choices depend on their differences. Routed tokens are
+ * counted here only: this op is never recomputed. */
 static void router_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -634,7 +638,7 @@ static void route_back(const LayerPass *w, int run) {
        m->compute);
 }
 
-/* Of so many tokens from `first` on, added to dx [tokens, h]. */
+/* Adds the router's part of the gradient of x for `tokens` tokens, from `first` on, to dx [tokens, h]. */
 static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -645,8 +649,8 @@ static void add_router(const LayerPass *w, int64_t first, int64_t tokens) {
        model_one_split(m, experts));
 }
 
-/* The gradient of the weights has come from the experts; that of x is added to theirs, where ranks have terms
- * of that when these have been summed. */
+/* The gradient of the routing weights comes from the experts. The router's part of the gradient of x is added
+ * to theirs; with TP, after that sum was reduced (router_summed). */
 static void router_input(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -685,7 +689,7 @@ static void gate_up_forward(const LayerPass *w) {
     }
 }
 
-/* ROWS are x for the one half, then the gradient of that. */
+/* ROWS hold x for wgrad, then its gradient in dgrad. */
 static void gate_up_back(const LayerPass *w, int exact_chunk, Grads grads) {
     Rows r = local_rows(w, exact_chunk);
     if (grads & WGRAD) {
@@ -700,7 +704,7 @@ static void gate_up_back(const LayerPass *w, int exact_chunk, Grads grads) {
     }
 }
 
-/* Of visitors with dgrad, away. */
+/* With dispatch, experts_backward does this on the remote rank, together with dgrad. */
 static void gate_up_backward(const LayerPass *w, Grads grads) {
     if (is_dispatched(w)) return;
     for (int s = 0; s < exact_chunks(w); s++) gate_up_back(w, s, grads);
@@ -736,8 +740,7 @@ static void activate_backward(const LayerPass *w, const Rows *r, void *act) {
        r->gate_up, r->dact, r->dgate_up, act, m->compute);
 }
 
-/* With x' = w x, which the expert reads, and y = W x': the gradient of w is that of x' along x, so that of y
- * along y / w. */
+/* With x' = w x, the expert's input, and y = W x', the gradient of w is dx' . x, and so dy . y / w. */
 static void input_weights(const LayerPass *w, const Rows *r, RouteShape s, Routes routes, float *dweights) {
     const Model *m = w->pass->model;
     enum { RUNS = 2 }; /* gate, up */
@@ -745,9 +748,9 @@ static void input_weights(const LayerPass *w, const Rows *r, RouteShape s, Route
        RUNS, model_local_splits(m), r->gate_up, r->dgate_up, dweights, m->compute);
 }
 
-/* With a = f(g) * u and da = Wdown^T dy: dw = a . da, which spares keeping the results; then w da is the
- * gradient of a, and (w a) dy^T that of Wdown. The activation that comes with its gradient is not wanted, and
- * takes the place of that. */
+/* With a = f(g) * u and da = Wdown^T dy: dw = a . da, so results need not be saved. Then w da is the gradient
+ * of a, and (w a) dy^T that of Wdown. activate_backward also returns the activation, which is not needed and
+ * overwrites da. */
 static void down_input(const LayerPass *w, const Rows *r, RouteShape s, Routes routes, float *dweights) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -779,7 +782,7 @@ static void down_backward(const LayerPass *w, Grads grads) {
     for (int s = 0; !is_dispatched(w) && s < exact_chunks(w); s++) down_back(w, s, grads);
 }
 
-/* ---- visits ---- */
+/* ---- dispatch ---- */
 
 static Rows remote_rows(const LayerPass *w, const RemoteRows *v) {
     const ModelConfig *c = &w->pass->model->config;
@@ -820,7 +823,8 @@ static void unpermute_forward(const LayerPass *w) {
     finish(w);
 }
 
-/* Weights go with their rows, and their gradients come back so; locally these lie choice by choice. */
+/* Weights are sent with their rows, and their gradients come back the same way. Locally, weights are stored
+ * by assignment, not by row. */
 static void permute_backward(const LayerPass *w) {
     Device *d = w->pass->device;
     float *weights = w->tensors[ROW_WEIGHTS];
@@ -836,7 +840,7 @@ static void permute_backward(const LayerPass *w) {
     }
 }
 
-/* A rank without visitors sets its gradients too. */
+/* A rank that received no rows also writes its gradients. */
 static void experts_backward(const LayerPass *w, const RemoteRows *v) {
     Rows r = remote_rows(w, v);
     float *weights = (float *)w->tensors[REMOTE_WEIGHTS] + v->first;
@@ -852,7 +856,8 @@ static void experts_backward(const LayerPass *w, const RemoteRows *v) {
     permute_rows(w, &sum_of_gate_up, &r, v->first);
 }
 
-/* Where sums are cut into splits, those of the gradient of x wait for the shared experts', who are below. */
+/* With splits, the gradient of x waits for that of the shared experts, whose op comes later in the backward
+ * pass. */
 static void unpermute_backward(const LayerPass *w) {
     const float *weights = w->tensors[ROW_WEIGHTS];
     float *dweights = w->tensors[DWEIGHTS];
@@ -902,8 +907,8 @@ static const ExpertDispatch expert_dispatch = {
         "down of experts", LIFE_SAVED, down_forward, down_backward, .product = &down                  \
     }
 static const LayerOp ops[] = {ROUTER_OP, EXPERT_OPS};
-/* What shared experts add is of no use but to the layer's result, which as a block's last is never
- * recomputed; as that of an MTP module's it is (mtp.c). */
+/* The results of shared experts are only needed for the layer's result. A block's last result is never
+ * recomputed; that of an MTP module's block is (mtp.c). */
 static const LayerOp shared_ops[] = {ROUTER_OP,
                                      {"gate and up of the shared", LIFE_CHEAP, shared_up_forward,
                                       shared_up_backward, .product = &shared_gate_up},
@@ -911,7 +916,7 @@ static const LayerOp shared_ops[] = {ROUTER_OP,
                                       shared_down_backward, .product = &shared_down, .partial = true},
                                      EXPERT_OPS};
 
-/* Of experts from op `up` on; ops that read x, and those that read dy. */
+/* The experts' ops begin with op `up`. read_x, read_dy: masks of the ops that read x and dy. */
 #define COLLECTIVES(up, read_x, read_dy, up_adapters, down_adapters)                                         \
     {ALL_GATHER_X(read_x)}, {REDUCE_SCATTER_DX(read_x), .unpack = router_summed, .adapted = up_adapters},    \
         {REDUCE_SCATTER_Y(OPS((up) + 1)), .adapted = down_adapters}, {ALL_GATHER_DY(read_dy)},               \

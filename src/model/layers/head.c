@@ -3,32 +3,32 @@
  *     norm           n = norm(x)
  *     head and loss  logits = cap(n W^T), loss of each token
  *
- * The head runs over chunks of tokens, and for each chunk does everything that needs its logits - loss, their
- * gradient, and dgrad and wgrad of the head's backward pass - before the next chunk overwrites them: logits
- * never exist whole. So its forward pass makes both gradients of the product, and its backward pass is the
- * norm's. Where wgrad is deferred, it makes the logits again. With tied embeddings W is the embedding's,
- * and its gradient from here goes to memory of its own, laid out as all of unit 0: what of it is not the
- * embedding's stays zero.
+ * The head runs over chunks of tokens. For each chunk it does everything that needs its logits - the loss,
+ * their gradient, and the head's dgrad and wgrad - before the next chunk overwrites them: the full logits
+ * never exist. So the forward pass makes both gradients of the product, and the backward pass is only that of
+ * the norm. A deferred wgrad recomputes the logits. With tied embeddings W is the embedding's, and its
+ * gradient from here has memory of its own, laid out as all of unit 0; elements outside the embedding stay
+ * zero.
  *
- * Where ranks share the vocabulary each makes its own logits of a chunk; then they exchange records of 16
- * bytes a token and split, from which all make the same loss, and each the gradient of its own logits. So a
- * chunk has two halves there, UnitPass.slice: what makes logits and records, and what uses them.
+ * With a TP-sharded vocabulary each rank makes its own logits of a chunk. Then ranks exchange records, 16
+ * bytes per token and split, from which all compute the same loss, and each the gradient of its own logits.
+ * So a chunk has two slices there (UnitPass.slice): the first makes logits and records, the second uses them.
  *
- * Logits are capped, c tanh(l / c), where the family does that (Gemma team, "Gemma 2", 2024).
+ * Logits are capped, c tanh(l / c), in families that do so (Gemma team, "Gemma 2", 2024).
  *
- * MTP heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024)
- * have matrices of their own on the same normed states, the k-th for the k-th token behind the next one. They
- * are there for training alone: each does with a chunk what the head has done, before the next chunk comes,
- * and adds its gradient to that of the states. Where there are any, the head is not tied (config.c). What the
- * states' gradient is a sum of then is heads, and of each leaves of the vocabulary, which ranks may share:
- * each split is added up over the heads first, and splits then in the tree, on one rank as on several, so
- * that ranks sum once for all heads.
+ * MTP heads (Gloeckle et al., "Better & faster large language models via multi-token prediction", 2024) have
+ * matrices of their own on the same normed states. The k-th one predicts the k-th token after the next one.
+ * They exist only in training: each processes a chunk after the head, before the next chunk comes, and adds
+ * its gradient to that of the states. With MTP heads, the head is not tied (config.c). The gradient of the
+ * states is then a sum over heads and, for each, over the vocabulary, which TP may shard. Each split is
+ * summed over the heads first, then the splits in the canonical tree, on one rank as on several, so ranks
+ * reduce once for all heads.
  *
- * An MTP module (mtp.c) uses the head's own matrix once more, on the end of its stream behind a norm of its
- * own. Its block has matrices beside this one, of which gradients are made on the way back: so there the
- * head's are too, whose wgrad is deferred with all others. The module's comes first, and sets. Logits
- * that are recomputed need records of all ranks again: those of both heads are kept from the forward pass,
- * and none cross twice.
+ * An MTP module (mtp.c) uses the head's matrix a second time, on the end of its stream after a norm of its
+ * own. Its block's matrices are in the same unit, and their gradients are made in the backward pass. So the
+ * head's are too: its wgrad is deferred like all others. The module's wgrad runs first and overwrites the
+ * gradient. Recomputed logits need the records of all ranks again: those of both heads are saved in the
+ * forward pass, so none are exchanged twice.
  *
  * Elsewhere called: lm_head, fused linear cross-entropy, vocab-parallel cross-entropy (Megatron). */
 #include "model/unit.h"
@@ -61,8 +61,7 @@ enum {
     MTP_KEPT,
     ALL_TENSORS
 };
-/* DNORMED is made by the forward pass, and used up by the backward pass. In fp32 DLOGITS are in the logits'
- * place. */
+/* The forward pass writes DNORMED, the backward pass consumes it. In fp32, DLOGITS overwrite the logits. */
 #define SHARED_ROWS                                                                 \
     [DNORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_INPUT},                       \
     [RSTD] = {EXTENT_OWN, DIM_ONE, .element = ELEMENT_FP32, .life = LIFE_INPUT},    \
@@ -88,7 +87,7 @@ static const TensorRow mtp_tensors[ALL_TENSORS] = {
 
 static const Product head = {&params[HEAD], NULL, 1, DIM_VOCAB, DIM_HIDDEN};
 
-/* A tied model has no head of its own: its matrix is the embedding's, [V, h] like a head. */
+/* A tied model has no head matrix: it uses the embedding's, which is [V, h] like a head. */
 static const Param *matrix(const Model *m) {
     const Param *own = param_of(&m->table, m->table.units - 1, &params[HEAD]);
     return own ? own : param_of(&m->table, 0, &layer_embedding.params[0]);
@@ -96,8 +95,8 @@ static const Param *matrix(const Model *m) {
 
 static bool is_tied(const Model *m) { return matrix(m)->unit == 0; }
 
-/* Tied: the unit behind the last, which begins with the embedding as unit 0 does. The two gradients of the
- * one matrix meet once a step, whatever the schedule (weights.h). */
+/* With tied embeddings, the gradient unit after the last, which begins with the embedding, as unit 0 does.
+ * The two gradients of the one matrix are added once per step, whatever the schedule (weights.h). */
 static float *matrix_gradient(const Pass *p, int exact_chunk) {
     const Gradients *g = &p->gradients;
     return is_tied(p->model) ? gradient_tied(g, exact_chunk)
@@ -106,7 +105,7 @@ static float *matrix_gradient(const Pass *p, int exact_chunk) {
 
 static bool is_trained(const Model *m) { return matrix(m)->flat != FLAT_FROZEN; }
 
-/* What stands behind the embedding in unit 0; all that stands there, if that is frozen. */
+/* Clears what follows the embedding in the tied gradient, or all of it if the embedding is frozen. */
 static void clear_rest(const Pass *p) {
     size_t all = p->model->table.flats[0][FLAT_MATRICES],
            own = is_trained(p->model) ? (size_t)matrix(p->model)->count : 0;
@@ -114,8 +113,8 @@ static void clear_rest(const Pass *p) {
         OP(p->device, OP_ZERO, zero, gradient_tied(&p->gradients, r) + own, (all - own) * sizeof(float));
 }
 
-/* In fp32 whatever the compute dtype: the loss is a difference of them, which eight bits of bf16 would
- * spoil. */
+/* In fp32 whatever the compute dtype: the loss is a difference of logits, for which the 8 bits of bf16 would
+ * not suffice. */
 static void logits_of(const Pass *p, const void *weight, int64_t rows, const void *normed, float *logits) {
     const Model *m = p->model;
     OP(p->device, OP_GEMM, gemm, false, true, rows, m->config.vocab_size, m->config.hidden_size, normed,
@@ -126,32 +125,31 @@ static void logits_of(const Pass *p, const void *weight, int64_t rows, const voi
            (float)m->config.final_logit_softcapping, logits, DTYPE_F32);
 }
 
-/* One chunk: which of the products to do is up to the caller. */
+/* One chunk of tokens, and which of the products (dgrad, wgrad) to do. */
 typedef struct Chunk {
     int64_t first, rows;
     int exact_chunk;
-    bool begins; /* it */
+    bool begins; /* it is the first chunk of its exact chunk */
     bool input, weight;
 } Chunk;
 
-/* One of the heads: its matrix and the gradient of it (NULL: it has none, or another pass makes it), of all
- * tokens what they are to say and the losses of that, and what the gradient is multiplied with. */
+/* One of the heads. Arrays are of all tokens. */
 typedef struct Head {
-    const void *normed; /* own states that it reads */
-    LossRecord *kept;   /* of all tokens and ranks, for wgrad; NULL: that needs none */
+    const void *normed; /* local states that it reads */
+    LossRecord *kept;   /* records of all tokens and ranks, for a deferred wgrad; NULL: not needed */
     const void *weight;
     float *gradient;
     const int32_t *targets;
-    float *losses, *z_losses; /* z_losses: NULL: not wanted */
+    float *losses, *z_losses; /* z_losses NULL: not wanted */
     float z;
     const float *scale;
-    void *dnormed; /* gradient of the states that it reads */
-    bool adds;     /* to what is there */
-    bool last;     /* nobody else does */
-    bool later;    /* another head has set the gradient of its matrix in this pass */
+    void *dnormed; /* gradient of `normed` */
+    bool adds;     /* adds to dnormed; else overwrites it */
+    bool last;     /* the last head that adds to dnormed */
+    bool later;    /* another head has already written the gradient of its matrix in this pass */
 } Head;
 
-/* An evaluation asks the head alone. */
+/* Evaluation needs only the main head. */
 static int heads_at_work(const LayerPass *w) {
     const ModelConfig *c = &w->pass->model->config;
     return w->pass->training && !c->mtp_module ? 1 + (int)c->mtp_depth : 1;
@@ -174,7 +172,7 @@ static Head first_head(const LayerPass *w, Chunk c) {
                   .later = m->config.mtp_module};
 }
 
-/* The same matrix; what is told of the first MTP head is of the MTP module. */
+/* The same matrix. The fields of the first MTP head in Pass are those of the MTP module. */
 static Head mtp_head(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     Head own = first_head(w, c);
@@ -202,7 +200,7 @@ static Head further_mtp_head(const LayerPass *w, Chunk c, int k) {
                   .last = k + 2 == heads_at_work(w)};
 }
 
-/* Normed states of the chunk's tokens: of all of them, where ranks have some each. */
+/* Normed states of the chunk's tokens; with TP, the all-gathered ones. */
 static const void *normed_of(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = w->pass->model;
     const char *all = m->tp.size > 1 ? w->shared->whole : own->normed;
@@ -214,10 +212,10 @@ static LossRecord *own_records(const LayerPass *w, int64_t rows) {
     return w->shared->records + m->tp.rank * model_local_splits(m) * rows;
 }
 
-/* A wgrad that comes by itself. */
+/* Whether this is a deferred wgrad, which recomputes logits. */
 static bool is_recompute(Chunk c) { return c.weight && !c.input; }
 
-/* Of a chunk, where ranks have exchanged them, or kept from when they did. */
+/* Records of a chunk from all ranks: just exchanged, or saved from the forward pass. */
 static const LossRecord *records_of(const LayerPass *w, Chunk c, const Head *own) {
     const Model *m = w->pass->model;
     if (m->tp.size == 1) return NULL;
@@ -230,7 +228,7 @@ static void copy_records(const LayerPass *w, Chunk c, LossRecord *all) {
        (size_t)(c.rows * m->tp.splits) * sizeof *all);
 }
 
-/* Records of this rank's splits lie where they will be among those of all. */
+/* Records of the local splits are written at their offset among those of all splits. */
 static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -241,7 +239,7 @@ static void make_logits(const LayerPass *w, Chunk c, const Head *own) {
            own_records(w, c.rows));
 }
 
-/* Splits in the tree: terms of all tokens, or the gradient of the states. */
+/* Sums the splits in the canonical tree: into partial sums over ranks, or into the gradient of the states. */
 static void sum_partials(const LayerPass *w, const Chunk *c, const Head *own, const float *const *splits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -254,8 +252,8 @@ static void sum_partials(const LayerPass *w, const Chunk *c, const Head *own, co
     if (rounds) OP(p->device, OP_CAST, cast, n, to, DTYPE_F32, model_at(m, own->dnormed, at), m->compute);
 }
 
-/* Of several heads: what each split comes to is added up by itself. A rank that has one of them adds to its
- * terms at once. */
+/* With several heads, each split is summed over the heads by itself. A rank with one split adds directly to
+ * its partial sums. */
 static void make_partials(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -272,7 +270,7 @@ static void make_partials(const LayerPass *w, const Chunk *c, const Head *own, c
     if (own->last && count > 1) sum_partials(w, c, own, splits);
 }
 
-/* The gradient of the normed states: of all tokens, and partial sums over ranks where these share it. */
+/* The gradient of the normed states; with TP, partial sums over ranks. */
 static void make_input(const LayerPass *w, const Chunk *c, const Head *own, const void *dlogits) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -285,7 +283,7 @@ static void make_input(const LayerPass *w, const Chunk *c, const Head *own, cons
        m->compute, to, type, h, own->adds, model_k_split(m, DIM_VOCAB));
 }
 
-/* For whoever asks for them, of all splits: as the loss is made of them. */
+/* Saves the records of all splits that the caller wants, as the loss uses them. */
 static void keep_records(const LayerPass *w, Chunk c) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -297,9 +295,9 @@ static void keep_records(const LayerPass *w, Chunk c) {
            p->records + c.first * m->tp.splits);
 }
 
-/* Logits are there, and their gradient takes their place: in fp32 the same memory, else a narrow tensor,
- * since products want both operands of one dtype. Of the weight's gradient the first chunk of the first
- * microbatch sets, or of each exact chunk of it; all others add. */
+/* The gradient of the logits replaces them: in fp32 in the same memory, else in a narrow tensor, since
+ * products need both operands in one dtype. The weight's gradient is overwritten by the first chunk of each
+ * exact chunk of the first microbatch; all others add. */
 static void use_logits(const LayerPass *w, Chunk c, const Head *own) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -323,13 +321,13 @@ static Chunk chunk_of(const Model *m, int i, bool input, bool weight) {
     return (Chunk){model_chunk_first(m, i), model_chunk_rows(m, i), exact_chunk, begins, input, weight};
 }
 
-/* The slice that is asked for, or all of a chunk, for the i-th time that a head takes one. */
+/* Runs the requested slice, or all of a chunk, for the i-th chunk of all heads. */
 static void run_chunk(const LayerPass *w, Chunk c, Head own, int i) {
     if (!w->slice || w->slice == 2 * i + 1) make_logits(w, c, &own);
     if (!w->slice || w->slice == 2 * i + 2) use_logits(w, c, &own);
 }
 
-/* All heads take a chunk, one after the other. */
+/* For each chunk, all heads in turn. */
 static void all_heads(const LayerPass *w, bool input, bool weight) {
     const Model *m = w->pass->model;
     int heads = heads_at_work(w);
@@ -359,14 +357,14 @@ static void final_norm_backward(const LayerPass *w, Grads grads) {
                       false);
 }
 
-/* Without a backward pass to come, losses only. */
+/* Without a backward pass, only losses. */
 static void head_forward(const LayerPass *w) {
     bool training = w->pass->training;
     all_heads(w, training, training && !w->pass->defer_head);
 }
 
-/* Deferred, wgrad finds no logits, and without an MTP module no normed states either: scratch was
- * others' in between. */
+/* A deferred wgrad finds no logits, and without an MTP module no normed states, since scratch has been
+ * reused. */
 static void head_backward(const LayerPass *w, Grads grads) {
     if (!(grads & WGRAD) || !w->pass->defer_head) return;
     if (!w->pass->model->config.mtp_module) final_norm(w);
@@ -397,21 +395,21 @@ static double product_flops(const ModelConfig *c) {
     return 2 * (double)c->vocab_size * (double)c->hidden_size;
 }
 
-/* MTP heads do what the head does. */
+/* MTP heads cost the same as the head. */
 static Cost mtp_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)unit, (void)context;
     return (Cost){3 * (double)c->mtp_depth * product_flops(c), 0, 0};
 }
 
-/* Of either head with an MTP module: logits and the gradient of the states forward; on the way back logits
- * again, and the gradient of the matrix. */
+/* Either head with an MTP module. Forward: logits, and the gradient of the states. Backward: logits again,
+ * and the gradient of the matrix. */
 static Cost deferred_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)unit, (void)context;
     double product = product_flops(c);
     return (Cost){2 * product, 0, 2 * product};
 }
 
-/* A matrix counts once among the parameters, ... */
+/* A matrix counts once among the parameters ... */
 static Cost no_cost(const ModelConfig *c, int unit, int64_t context) {
     (void)c, (void)unit, (void)context;
     return (Cost){0, 0, 0};
@@ -449,8 +447,8 @@ static const LayerOp mtp_ops[] = {
      .more = deferred_cost, .needed = second_cost},
 };
 
-/* Of a head that is op `op`: it reads own states, which its wgrad may want again, and its forward pass makes
- * their gradient. */
+/* Collectives of a head that is op `op`. It reads all-gathered states, which its wgrad may need again, and
+ * its forward pass makes their gradient. */
 #define HEAD_COLLECTIVES(op, recompute, normed, dnormed)                                                    \
     {COLLECTIVE(IN_FORWARD | (recompute), BEFORE(OPS(op)), ALL_GATHER, TENSOR, normed, FULL_X, OWN, HIDDEN, \
                 COMPUTE)},                                                                                  \
@@ -468,7 +466,7 @@ static const Collective mtp_collectives[] = {
     HEAD_COLLECTIVES(HEAD_OP, IN_WGRAD, NORMED, DNORMED),
     HEAD_COLLECTIVES(MTP_HEAD_OP, IN_WGRAD, MTP_NORMED, MTP_DNORMED)};
 
-/* What only an MTP module has stands first, what only MTP heads have last. */
+/* Rows that only an MTP module has come first; those that only MTP heads have come last. */
 const Layer layer_head = {.name = "head",
                           .params = &params[NORM],
                           LAYER_ROWS(tensor, tensors),

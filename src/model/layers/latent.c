@@ -1,38 +1,39 @@
-/* Latent attention (DeepSeek-AI, "DeepSeek-V2", 2024): keys and values of all heads are made from a few
- * numbers of each token, and so are queries, where they have a latent; what is turned of a key is one for all
- * heads.
+/* Multi-head latent attention, MLA (DeepSeek-AI, "DeepSeek-V2", 2024). Keys and values of all heads are made
+ * from a small latent vector per token, and so are queries, if they have a latent. The rotated part of a key
+ * is common to all heads.
  *
  *     down    [cq | ckv | kr] = x [Wqa;Wkva]^T         or [q | ckv | kr] = x [Wq;Wkva]^T
  *     norms   cq and ckv, each by itself
- *     queries q = cq Wqb^T                             of each head N elements that stay and R that turn
- *     keys and values   [k | v] = ckv Wkvb^T           of each head N and V; then heads of N + R, which turn
- *     attention         as of any heads: values have zeros behind them
- *     output  y = a Wo^T                               without these
+ *     queries q = cq Wqb^T                             per head, N elements without RoPE and R with it
+ *     keys and values   [k | v] = ckv Wkvb^T           per head, N and V; heads of N + R after RoPE
+ *     attention         as for any heads; values are padded with zeros
+ *     output  y = a Wo^T                               without the padding
  *
- * That values are as wide as keys costs (N + R - V) / (N + R + V) of attention's time, a fifth with the
- * published 128, 64 and 128, and spares a kernel of its own; costs count it, FLOPs of the model do not.
- * Generation keeps keys and values of all heads, not the latents: N + R elements of each, and head.
+ * Padding values to the width of keys costs (N + R - V) / (N + R + V) of attention's time, a fifth with the
+ * published 128, 64 and 128, but avoids a separate kernel. Costs include it; FLOPs of the model do not.
+ * Generation caches keys and values of all heads, not the latents: N + R elements each per head.
  *
- * Latents lie side by side in what the first product makes, and norms want rows of their own: they are
- * copied out, in both passes, rather than kept twice.
+ * The latents are side by side in the result of the first product, but norms need contiguous rows: they are
+ * copied out in both passes, rather than saved twice.
  *
- * Where ranks share heads (tp), each has some rows of Wqb, or Wq, and Wkvb, and columns of Wo. Wqa, Wkva and
- * the norms of latents are whole on each, which makes the latents of all tokens from what it has gathered:
- * they are few, and nothing but x crosses forward. On the way back each has terms of their gradients, from
- * its own heads, which are summed on all ranks (LATENTS), and with them terms of what adapters of Wqb and
- * Wkvb have between their sides; what follows is then that of one rank, and gradients of Wqa, Wkva, the norms
- * and these adapters' A are complete, and the same, on each. Only the gradient of x is made of own tokens:
- * added, where Wq makes terms of it, behind the sum of these.
+ * With TP, each rank has some rows of Wqb, or Wq, and of Wkvb, and some columns of Wo. Wqa, Wkva and the
+ * norms of latents are replicated, and each rank makes the latents of all tokens from the all-gathered x:
+ * they are small, and the forward pass exchanges nothing else. In the backward pass each rank has partial
+ * sums of their gradients from its own heads. These are all-reduced (LATENTS), together with the partial sums
+ * of x A^T and s dy B of adapters of Wqb and Wkvb. From there on, every rank computes what a single rank
+ * would: gradients of Wqa, Wkva, the norms and these adapters' A are complete and equal on all ranks. Only
+ * the gradient of x is made for local tokens; where Wq has partial sums of it, it is added after their
+ * reduction.
  *
  * Elsewhere called: MLA, multi-head latent attention (DeepSeek). */
 #include "model/families/family.h"
 #include "model/layers/heads.h"
 #include "model/unit.h"
 
-/* Whatever rms_norm_eps says: transformers' classes have it so. */
+/* transformers' classes use this value, whatever rms_norm_eps is. */
 #define LATENT_EPS 1e-6f
 
-/* DOWN_Q or PLAIN_Q, whichever is there, begins its flat, and DOWN_KV is behind it. */
+/* DOWN_Q or PLAIN_Q, whichever the model has, is the first in its flat, and DOWN_KV follows it. */
 enum { QUERY_NORM, KEY_NORM, DOWN_Q, PLAIN_Q, DOWN_KV, UP_Q, UP_KV, O, MATRICES };
 enum {
     DOWN_Q_A = MATRICES,
@@ -49,7 +50,7 @@ enum {
     O_B,
     PARAMS
 };
-enum { DOWN_ROWS = 3 }; /* of which the first product takes two */
+enum { DOWN_ROWS = 3 }; /* rows, of which the first product takes two */
 static const ParamRow params[PARAMS] = {
     [QUERY_NORM] = {"self_attn.q_a_layernorm.weight", DIM_LATENT_QUERY, .when = WHEN_LATENT_QUERIES,
                     .init = ROLE_NORM, .latent = true},
@@ -74,24 +75,24 @@ static const ParamRow params[PARAMS] = {
     ADAPTER_ROWS(O, DIM_HIDDEN, DIM_VALUES),
 };
 
-/* ATTENDED has zeros behind each head's values. */
+/* ATTENDED is padded with zeros after each head's values. */
 enum {
     DOWN = ATTENTION_TENSORS,
     KEY_LATENT, /* normed */
     KEY_RSTD,
-    UP,     /* then the gradient of it */
-    VALUES, /* ATTENDED without zeros; then the gradient of it */
+    UP,     /* then its gradient */
+    VALUES, /* ATTENDED without padding; then its gradient */
     RAW,    /* a latent before its norm */
     DRAW,
     DKEY_LATENT,
     DDOWN,
-    /* of gradients of the latent of keys, the common key, and the latent of queries; and of what adapters of
-     * heads have between their sides */
+    /* Partial sums of the gradients of the latent of keys, of the common key, and of the latent of queries;
+     * and of the adapters' intermediates. */
     MADE_PARTIALS,
     KEYS_TENSORS,
     QUERY_LATENT = KEYS_TENSORS,
     QUERY_RSTD,
-    QUERIES, /* then the gradient of them */
+    QUERIES, /* then their gradient */
     DQUERY_LATENT,
     TENSORS
 };
@@ -127,18 +128,18 @@ static const Product output = {&params[O], NULL, 1, DIM_HIDDEN, DIM_VALUES};
 static int64_t dim_of(const LayerPass *w, Dim dim) { return model_dim(&w->pass->model->config, dim); }
 static bool has_latent_queries(const LayerPass *w) { return dim_of(w, DIM_LATENT_QUERY) > 0; }
 
-/* Column of DOWN where the latent of keys and values begins: behind that of queries, or these. */
+/* Column of DOWN where the latent of keys and values begins: after that of queries, or after the queries. */
 static int64_t first_of_keys(const LayerPass *w) {
     return dim_of(w, DIM_LATENT_ALL) - dim_of(w, DIM_LATENT_DOWN);
 }
 
-/* The common key is the last of DOWN, or of its gradient. */
+/* The common key is the last part of DOWN, or of its gradient. */
 static void *common_key(const LayerPass *w, int tensor) {
     return model_at(w->pass->model, w->tensors[tensor],
                     dim_of(w, DIM_LATENT_ALL) - w->pass->model->config.qk_rope_head_dim);
 }
 
-/* Columns of a matrix to those of another. */
+/* Copies columns of one matrix into another. */
 static void copy_columns(const LayerPass *w, int64_t rows, int64_t columns, const void *from,
                          int64_t from_row, void *to, int64_t to_row) {
     size_t e = dtype_bytes(w->pass->model->compute);
@@ -150,7 +151,8 @@ static void copy_columns(const LayerPass *w, int64_t rows, int64_t columns, cons
 
 static void down_forward(const LayerPass *w) { product_forward(w, &down, w->x, w->tensors[DOWN]); }
 
-/* dx [tokens, h] from that of `splits` of what the first product makes, of so many tokens from `first` on. */
+/* dx [tokens, h] from the given columns (`splits`) of the gradient of the first product's result, for
+ * `tokens` tokens from `first` on. */
 static void down_input(const LayerPass *w, int64_t first, int64_t tokens, KSplit splits, Dtype type,
                        bool add) {
     const Pass *p = w->pass;
@@ -175,7 +177,7 @@ static void down_backward(const LayerPass *w, Grads grads) {
     product_whole_input(w, &down, own, model_at(m, w->tensors[DDOWN], first * all), w->dx);
 }
 
-/* Without a latent of queries: of what makes that of keys, added to what comes of queries. */
+/* Without a latent of queries: adds the gradient through the latent of keys to that through the queries. */
 static void add_keys_down(const LayerPass *w, int64_t first, int64_t tokens) {
     const Model *m = w->pass->model;
     int64_t keys = dim_of(w, DIM_LATENT_DOWN);
@@ -185,7 +187,7 @@ static void add_keys_down(const LayerPass *w, int64_t first, int64_t tokens) {
                         model_at(m, w->tensors[DDOWN], first * dim_of(w, DIM_LATENT_ALL)), w->dx);
 }
 
-/* Ranks may share the queries. */
+/* TP may shard the queries. */
 static void keys_down_backward(const LayerPass *w, Grads grads) {
     const Model *m = w->pass->model;
     if (grads & WGRAD) product_weight(w, &keys_down, w->tensors[DDOWN], w->x);
@@ -209,7 +211,7 @@ static void keys_down_summed(const LayerPass *w, const Collective *c) {
 /* ---- norms of the latents ---- */
 
 typedef struct Latent {
-    int norm, normed, rstd, gradient; /* row of parameters, and tensors */
+    int norm, normed, rstd, gradient; /* row of the parameter, and tensors */
     Dim width;
     int64_t first; /* its column in DOWN */
 } Latent;
@@ -245,7 +247,7 @@ static void norms_forward(const LayerPass *w) {
     normalise(w, key_latent(w));
 }
 
-/* Where the terms of the gradients are of what ranks sum: first of the latent of keys. */
+/* Offsets in MADE_PARTIALS. The latent of keys comes first. */
 static float *common_key_partials(const LayerPass *w) {
     return (float *)w->tensors[MADE_PARTIALS] + w->pass->model->tokens * dim_of(w, DIM_LATENT_KEY);
 }
@@ -261,8 +263,8 @@ static float *key_inner(const LayerPass *w) {
     return query_inner(w) + w->pass->model->tokens * width;
 }
 
-/* The gradient of a latent, from heads: [T, latent] c to dx, or terms with those of adapters, zeros where
- * there are none. */
+/* The gradient of a latent from the heads: [T, latent] c to dx; with TP, partial sums, and those of adapters
+ * to `inner`, zeros where there are none. */
 static void input_of_latent(const LayerPass *w, const Product *p, const void *dy, int latent, void *dx,
                             float *inner) {
     const Model *m = w->pass->model;
@@ -280,7 +282,7 @@ static void round_sums(const LayerPass *w, Dim width, const float *sums, void *t
     OP(w->pass->device, OP_CAST, cast, m->tokens * dim_of(w, width), sums, DTYPE_F32, to, m->compute);
 }
 
-/* What they have come to goes where one rank has its gradients. */
+/* Rounds the reduced sums into the tensors where a single rank has its gradients. */
 static void take_sums(const LayerPass *w) {
     int64_t turned = dim_of(w, DIM_LATENT_TURNED);
     void *const *t = w->tensors;
@@ -294,7 +296,7 @@ static void take_sums(const LayerPass *w) {
     product_latents_summed(w, &keys_values, key_inner(w), t[KEY_LATENT], t[DKEY_LATENT]);
 }
 
-/* Weights' gradients are of all tokens, and have no splits. */
+/* Gradients of the weights are sums over all tokens, and have no splits. */
 static void normalise_backward(const LayerPass *w, Latent l) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -383,7 +385,7 @@ static void keys_backward(const LayerPass *w, Grads grads) {
 
 /* ---- attention ---- */
 
-/* Per pair: `keys` and `values` elements of all heads, 2 FLOPs each, and twice that on the way back. */
+/* Per pair: `keys` and `values` elements of all heads, 2 FLOPs each, and twice that in the backward pass. */
 static Cost pairs_cost(const ModelConfig *c, int unit, int64_t context, Dim keys, Dim values) {
     double pairs = (double)(model_dim(c, keys) + model_dim(c, values)) * keys_seen(c, unit - 1, context);
     return (Cost){2 * pairs, 4 * pairs, 0};
@@ -397,14 +399,14 @@ static Cost attend_needed(const ModelConfig *c, int unit, int64_t context) {
 
 /* ---- output ---- */
 
-/* Rows are a token's heads. */
+/* Copies values without padding; each head of a token is a row. */
 static void narrow(const LayerPass *w) {
     const ModelConfig *c = &w->pass->model->config;
     copy_columns(w, w->pass->model->tokens * c->num_attention_heads, c->v_head_dim, w->tensors[ATTENDED],
                  c->head_dim, w->tensors[VALUES], c->v_head_dim);
 }
 
-/* Zeros behind values: what is there must be finite. */
+/* Pads with zeros, since the padding must be finite. */
 static void widen(const LayerPass *w) {
     const Model *m = w->pass->model;
     const ModelConfig *c = &m->config;
@@ -448,7 +450,7 @@ static const LayerOp ops[] = {{"down", LIFE_SAVED, down_forward, down_backward, 
 static const LayerOp keys_ops[] = {
     {"down", LIFE_SAVED, down_forward, keys_down_backward, .product = &keys_down}, NORMS_OP, LAST_OPS};
 
-/* `attends`: the op that does. */
+/* `attends`: index of the attention op. */
 #define COLLECTIVES(attends)                                                                            \
     {ALL_GATHER_X(OPS(0))},                                                                             \
         {COLLECTIVE(IN_DGRAD, BEFORE(OPS(1)), ALL_REDUCE, TENSOR, MADE_PARTIALS, MADE_PARTIALS, TOKENS, \

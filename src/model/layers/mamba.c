@@ -1,15 +1,15 @@
-/* Mamba-2 (Dao & Gu, "Transformers are SSMs", 2024), whose state is a matrix of each head, however long the
- * sequence:
+/* Mamba-2 (Dao & Gu, "Transformers are SSMs", 2024). Its state is a matrix per head, of a size that does not
+ * depend on the length of the sequence:
  *
  *     product  [g|x|B|C|dt] = u [Wg;Wx;WB;WC;Wdt]^T
- *     conv     [x|B|C] = silu(conv([x|B|C]))             K taps a channel; a model may do without
+ *     conv     [x|B|C] = silu(conv([x|B|C]))             K taps per channel; optional
  *     scan     S_t = exp(-s_t exp(A_log)) S_{t-1} + s_t x_t B_t^T      s = log(1 + exp(dt + dt_bias))
  *              y_t = S_t C_t + D x_t
- *     output   norm(y silu(g)) Wo^T                      an RMS norm of each group's channels by themselves
+ *     output   norm(y silu(g)) Wo^T                      an RMS norm over each group's channels
  *
- * Shapes: T tokens, W channels in H heads of P; B and C are N numbers for all heads of a group, of which
- * there are G. No MLP follows. State and convolution restart with each document. Generation carries S, and
- * the last tokens that the convolution will still read.
+ * Shapes: T tokens, W channels in H heads of P. B and C have N elements for each of G groups of heads. No MLP
+ * follows. State and convolution restart with each document. Generation carries S, and the last tokens that
+ * the convolution still reads.
  *
  * The backward pass recomputes the gate and the norm, as it does an MLP's activation. It also recomputes the
  * states, from one saved for every MAMBA_CHUNK tokens. */
@@ -34,7 +34,7 @@ enum {
     PARAMS
 };
 
-/* Taps are a vector, as those of other recurrences (recurrence.c). B and C are what keys and queries are to
+/* Taps are a vector, as in other recurrences (recurrence.c). B and C correspond to the keys and queries of
  * attention. */
 static const ParamRow params[PARAMS] = {
     [TAPS] = {"mixer.conv.weight", DIM_MAMBA_TAPS, .when = WHEN_CONV, .init = ROLE_CONV},
@@ -60,8 +60,8 @@ static const ParamRow params[PARAMS] = {
     ADAPTER_ROWS(OUTPUT, DIM_HIDDEN, DIM_STATE),
 };
 
-/* RAW is what the first product makes, CONVOLVED what the convolution makes of its x, B and C, Y what the
- * scan makes; CARRY and TERMS are the room of its way back. */
+/* RAW is the result of the first product, CONVOLVED that of the convolution of its x, B and C, Y that of the
+ * scan. CARRY and TERMS are workspace of the scan's backward pass. */
 enum { RAW, CONVOLVED, STARTS, Y, OUT, DOUT, DY, DRAW, DCONVOLVED, CARRY, TERMS, TENSORS };
 static const TensorRow tensors[TENSORS] = {
     [RAW] = {.width = DIM_MAMBA_IN, .life = LIFE_SAVED},
@@ -95,12 +95,12 @@ static float *gradient_at(const LayerPass *w, int row) {
     return gradient_of(&w->pass->gradients, param_at(w, row));
 }
 
-/* What lies behind the gate in RAW or DRAW. */
+/* What follows the gate in RAW or DRAW. */
 static void *behind_gate(const LayerPass *w, int raw) {
     return model_at(w->pass->model, w->tensors[raw], dim(w, DIM_STATE));
 }
 
-/* x, then B, then C: as the convolution made them, or straight from the product. */
+/* x, B and C, after the convolution or straight from the product. */
 static void *read_by_scan(const LayerPass *w, int raw, int convolved) {
     return param_at(w, TAPS) ? w->tensors[convolved] : behind_gate(w, raw);
 }
@@ -160,14 +160,14 @@ static GatedNorm norm_of(const LayerPass *w) {
                        .eps = (float)c->rms_norm_eps};
 }
 
-/* ---- what generation carries: S, then the tail of the convolution ---- */
+/* ---- state of generation: S, then the tail of the convolution ---- */
 
 static int64_t carried(const ModelConfig *c) {
     int64_t tail = c->conv_size > 1 ? (c->conv_size - 1) * model_dim(c, DIM_MAMBA_READ) : 0;
     return model_dim(c, DIM_MAMBA_STATES) + tail;
 }
 
-/* ---- parts ---- */
+/* ---- ops ---- */
 
 static void in_forward(const LayerPass *w) {
     begin_sequence(w, carried(&w->pass->model->config));
@@ -210,8 +210,8 @@ static void scan_backward(const LayerPass *w, Grads grads) {
            t[STARTS], t[DY], t[CARRY], t[TERMS], gradients_of(w), p->model->compute);
 }
 
-/* By the operations of device.h (MambaShape) on an element of the state: five forward; eleven on the way
- * back, where the state is recomputed with three. */
+/* The operations of device.h (MambaShape) per element of the state: five forward; eleven backward, three of
+ * which recompute the state. */
 static Cost scan_cost(const ModelConfig *c, int unit, int64_t context) {
     double elements = (double)model_dim(c, DIM_MAMBA_STATES);
     (void)unit, (void)context;

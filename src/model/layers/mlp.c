@@ -3,8 +3,8 @@
  *     gate and up  [g|u] = x [Wgate;Wup]^T              u = x Wup^T
  *     down         y = (f(g) * u) Wdown^T               y = f(u) Wdown^T
  *
- * f is the family's activation. The backward pass recomputes it in passing, so it is never saved: of all the
- * activations of a block it is the widest, and the cheapest to make.
+ * f is the family's activation. The backward pass recomputes it on the way, so it is never saved: it is the
+ * widest activation of a block, and the cheapest to compute.
  *
  * Elsewhere called: SwiGLU, GeGLU; ColumnParallelLinear (gate and up) and RowParallelLinear (down) with
  * sequence parallelism (Megatron). */
@@ -13,7 +13,7 @@
 
 enum { GATE_BIAS, UP_BIAS, GATE_UP_BIAS, DOWN_BIAS, GATE, UP, GATE_UP_WEIGHT, DOWN, MATRICES };
 enum { GATE_A = MATRICES, GATE_B, UP_A, UP_B, GATE_UP_WEIGHT_A, GATE_UP_WEIGHT_B, DOWN_A, DOWN_B, PARAMS };
-enum { GATE_UP_ROWS = 3 }; /* of which the first product's matrix is made: gate and up, up alone, or one */
+enum { GATE_UP_ROWS = 3 }; /* rows that make up the first product's matrix: gate and up, up alone, or one */
 static const ParamRow params[PARAMS] = {
     [GATE_BIAS] = {"mlp.gate_proj.bias", DIM_INTER,
                    .when = WHEN_MLP_BIAS | WHEN_GATED | WHEN_GATE_UP_SEPARATE, .tp = COLUMN_PARALLEL,
@@ -42,7 +42,7 @@ static const TensorRow tensors[TENSORS] = {
     [GATE_UP] = {.width = DIM_GATE_UP, .life = LIFE_CHEAP},
     [ACT] = {.width = DIM_INTER,
              .life = LIFE_SCRATCH,
-             .operand = true}, /* on the way back its gradient first */
+             .operand = true}, /* in the backward pass, first its gradient */
     [DGATE_UP] = {.width = DIM_GATE_UP, .life = LIFE_SCRATCH, .operand = true},
 };
 
@@ -51,14 +51,14 @@ static const Product down = {&params[DOWN], &params[DOWN_BIAS], 1, DIM_HIDDEN, D
 
 static void gate_up_forward(const LayerPass *w) { product_forward(w, &gate_up, w->x, w->tensors[GATE_UP]); }
 
-/* Either half reads DGATE_UP alone, so their order is free. */
+/* dgrad and wgrad both read DGATE_UP only, so their order does not matter. */
 static void gate_up_backward(const LayerPass *w, Grads grads) {
     if (grads & WGRAD) product_weight(w, &gate_up, w->tensors[DGATE_UP], w->x);
     if (grads & DGRAD) product_input(w, &gate_up, w->tensors[DGATE_UP], w->dx);
 }
 
-/* The activation belongs to this part, not to the one before: between the two, ranks that share the MLP
- * have nothing to exchange, and a recomputation of gate and up need not make it. */
+/* The activation belongs to this op, not to the one before: with TP nothing is exchanged between the two, and
+ * recomputation of gate and up need not compute it. */
 static void down_forward(const LayerPass *w) {
     const Pass *p = w->pass;
     const Model *m = p->model;
@@ -68,7 +68,7 @@ static void down_forward(const LayerPass *w) {
     product_forward(w, &down, w->tensors[ACT], w->y);
 }
 
-/* The activation's gradient is made where the activation will stand: the op leaves the latter there, for
+/* The activation's gradient is computed where the activation will be: the op leaves the activation there, for
  * wgrad. */
 static void down_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;

@@ -36,14 +36,14 @@ static const TensorRow tensors[TENSORS] = {
     [JOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_CHEAP, .operand = true},
     [DJOINED] = {EXTENT_OWN, DIM_JOINED, .life = LIFE_SCRATCH},
     [DEMBEDDED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH, .operand = true},
-    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* a half of j, or its gradient */
+    [NORMED] = {EXTENT_OWN, DIM_HIDDEN, .life = LIFE_SCRATCH}, /* one half of j, or its gradient */
 };
 
 static const Product projection = {&params[PROJECTION], NULL, 1, DIM_HIDDEN, DIM_JOINED};
 
 static const Param *embedding(const Model *m) { return param_of(&m->table, 0, &layer_embedding.params[0]); }
 
-/* Columns of j lie between those of the other half: norms read and write rows of their own. */
+/* The two halves of j alternate in its rows, but norms read and write contiguous rows. */
 typedef enum JoinedHalf { HALF_EMBEDDING, HALF_STATE } JoinedHalf;
 static void copy_half(const LayerPass *w, void *joined, JoinedHalf half, bool out) {
     const Model *m = w->pass->model;
@@ -68,7 +68,7 @@ static void norms_forward(const LayerPass *w) {
     copy_half(w, t[JOINED], HALF_STATE, false);
 }
 
-/* The state's gradient is added to what the head has left there. */
+/* The state's gradient is added to the one that the head has written there. */
 static void norms_backward(const LayerPass *w, Grads half) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;

@@ -8,8 +8,8 @@
 #include "model/families/family.h"
 #include "model/unit.h"
 
-/* The parameter that begins the matrix: of rows that exclude each other, those that the model has lie side by
- * side. NULL: it has none of them. */
+/* The parameter that begins the matrix. Of alternative rows, the model has some, which are adjacent. NULL: it
+ * has none. */
 static const Param *first_of(const LayerPass *w, const ParamRow *rows, int count) {
     const Param *p = NULL;
     for (int i = 0; rows && i < count && !p; i++) p = param_of(&w->pass->model->table, w->unit, &rows[i]);
@@ -19,9 +19,9 @@ static const Param *first_of(const LayerPass *w, const ParamRow *rows, int count
 const Param *product_matrix(const LayerPass *w, const Product *p) { return first_of(w, p->weight, p->rows); }
 const Param *product_bias(const LayerPass *w, const Product *p) { return first_of(w, p->bias, p->rows); }
 
-/* By rows of its matrix (outputs) a product is shared without a sum forward, by columns (inputs) without one
- * backward; the other way each rank makes terms of a sum. Rows of k, v and up are cut as those of q and gate
- * before them. */
+/* A column-parallel product needs no reduction in the forward pass, a row-parallel one none in dgrad; in the
+ * other direction each rank makes partial sums. Rows of k, v and up are sharded as those of q and gate before
+ * them. */
 static bool product_reads_all(const Model *m, const Product *p) {
     return m->tp.size > 1 && p->weight->tp == COLUMN_PARALLEL;
 }
@@ -29,7 +29,7 @@ static bool product_makes_partials(const Model *m, const Product *p) {
     return m->tp.size > 1 && p->weight->tp == ROW_PARALLEL;
 }
 
-/* A sum over a dimension that tp cuts has the splits of that; over another one it is whole on every rank. */
+/* A sum over a TP-sharded dimension has its splits; one over another dimension is complete on every rank. */
 static KSplit splits_over(const Model *m, const Product *p, TpStyle cut, Dim dim) {
     return p->weight->tp == cut ? model_k_split(m, dim) : model_one_split(m, model_dim(&m->config, dim));
 }
@@ -38,7 +38,7 @@ static bool is_joint(const LayerPass *w, const Param *p) {
     return param_is_joint(&w->pass->model->config, p->row);
 }
 
-/* A matrix, or a side of an adapter, as products read it. */
+/* A matrix, or a side of an adapter, in the dtype that products read. */
 static const void *matrix_of(const LayerPass *w, const Param *p) {
     Dtype compute = w->pass->model->compute;
     if (!is_joint(w, p)) return weights_matrix(w->pass->weights, p);
@@ -50,36 +50,36 @@ static const void *matrix_of(const LayerPass *w, const Param *p) {
 
 /* ---- adapters ----
  *
- * Where no rank may share matrices both sides are matrices like others. Where ranks may, the side that is cut
- * with its matrix is one still, and the other is joint (params.h: param_is_joint):
+ * Where TP may not shard matrices, both sides of an adapter are ordinary matrices. Where it may, one side is
+ * sharded with its matrix and still ordinary, and the other is replicated (params.h: param_is_joint):
  *
- *               of q k v, gate and up              of output, down
- *     joint     A                                  B
- *     forward   y += s (x A^T) B^T                 x A^T is a sum over ranks, and kept: y += s (it) B^T
- *     backward  s dy B is a sum: dx += (it) A      dx += (s dy B) A
- *     joint's   dA += (it)^T x                     dB += (s dy)^T (x A^T)
- *     other's   dB += (s dy)^T (x A^T)             dA += (s dy B)^T x
+ *               q k v, gate and up                 output, down
+ *     replicated   A                               B
+ *     forward      y += s (x A^T) B^T              x A^T is reduced over ranks, and saved: y += s (it) B^T
+ *     backward     s dy B is reduced: dx += (it) A dx += (s dy B) A
+ *     replicated's dA += (it)^T x                  dB += (s dy)^T (x A^T)
+ *     other's      dB += (s dy)^T (x A^T)          dA += (s dy B)^T x
  *
- * Terms of both sums cross beside those of the product. What comes of them is of own tokens, and so are
- * gradients of joint sides, which belong to dgrad. Where heads are made of latents, it is of all
- * tokens on each rank, as these are (product_latents_summed). What makes latents is whole, and its adapters
- * are matrices like others. */
+ * Partial sums of both are reduced together with those of the product. What is computed from the results is
+ * for local tokens, and so are the gradients of replicated sides, which belong to dgrad. Adapters of heads
+ * that are made from latents work on all tokens on each rank, as the latents do (product_latents_summed).
+ * Matrices that make latents are unsharded, and their adapters are ordinary matrices. */
 
-/* Of one of the matrices that a product takes as one. */
+/* The adapter of one of the matrices that a product takes as one. */
 typedef struct Adapter {
     const Param *a, *b;
     Dim outputs;
     int64_t out, in, rank;
-    int64_t first, width; /* its outputs are so many behind the first of `width`, those of the product */
-    int64_t at;           /* and its r numbers of a token behind those of adapters before it */
+    int64_t first, width; /* offset of its outputs among the product's `width` outputs */
+    int64_t at;           /* offset of its r columns among those of all adapters of the product */
 } Adapter;
 
-/* Whether a sum over ranks is between its sides: of what makes latents none is. */
+/* Whether its intermediate is reduced over ranks; never for matrices that make latents. */
 static bool has_partials(const Model *m, const Param *a, const Param *b) {
     return param_is_joint(&m->config, a->row) || param_is_joint(&m->config, b->row);
 }
 
-/* The next one that there is, from row *next on; false: no more. */
+/* The next adapter, from row *next on; false: there are no more. */
 static bool next_adapter(const Model *m, int unit, const Product *p, int *next, Adapter *out) {
     const ParamTable *t = &m->table;
     int64_t first = 0, at = 0;
@@ -110,8 +110,8 @@ int product_adapters(const Model *m, int unit, const Product *p) {
     return count;
 }
 
-/* Of the whole sum [tokens, r], to `inner`; or this rank's partial sums of it, beside those of the
- * product. */
+/* The sum [tokens, r] to `inner`; or this rank's partial sums of it, to those that are reduced with the
+ * product's. */
 static void inner_product(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens, bool back,
                           const void *from, bool is_partial, KSplit splits, void *inner) {
     const Model *m = w->pass->model;
@@ -122,7 +122,7 @@ static void inner_product(const LayerPass *w, const Product *p, const Adapter *a
        is_partial ? DTYPE_F32 : m->compute, width, false, splits);
 }
 
-/* x A^T; true: a term, which others' are added to. */
+/* x A^T; returns true if these are partial sums over ranks. */
 static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a, const void *x,
                           void *inner) {
     const Model *m = w->pass->model;
@@ -132,14 +132,14 @@ static bool adapter_inner(const LayerPass *w, const Product *p, const Adapter *a
     return is_partial;
 }
 
-/* outer [tokens, out] = s dy, of this matrix's outputs */
+/* outer [tokens, out] = s dy, for the outputs of this matrix */
 static void adapter_outer(const LayerPass *w, const Adapter *a, int64_t tokens, const void *dy) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_SCALE, scale, tokens, a->out, (float)m->config.adapter_scale,
        model_at(m, dy, a->first), a->width, w->adapters->outer, m->compute);
 }
 
-/* inner = outer B; true: a term. */
+/* inner = outer B; returns true if these are partial sums over ranks. */
 static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adapter *a, int64_t tokens) {
     const Model *m = w->pass->model;
     bool joint = is_joint(w, a->a), is_partial = joint && product_reads_all(m, p);
@@ -148,7 +148,7 @@ static bool adapter_outer_inner(const LayerPass *w, const Product *p, const Adap
     return is_partial;
 }
 
-/* What ranks' terms of own tokens come to. */
+/* Takes the reduced sums of local tokens. */
 static void inner_summed(const LayerPass *w, const Product *p, const Adapter *a, void *inner) {
     const Model *m = w->pass->model;
     int64_t own = model_own_tokens(m), width = product_adapters(m, w->unit, p) * a->rank;
@@ -158,7 +158,7 @@ static void inner_summed(const LayerPass *w, const Product *p, const Adapter *a,
     OP(w->pass->device, OP_CAST, cast, own * a->rank, w->adapters->apart, DTYPE_F32, inner, m->compute);
 }
 
-/* y += s inner B^T: the scale goes to the narrow side. */
+/* y += s inner B^T. The scale is applied to the narrow operand. */
 static void add_to_output(const LayerPass *w, const Adapter *a, int64_t tokens, const void *inner, void *y) {
     const Model *m = w->pass->model;
     OP(w->pass->device, OP_SCALE, scale, tokens, a->rank, (float)m->config.adapter_scale, inner, a->rank,
@@ -175,7 +175,7 @@ static void add_to_input(const LayerPass *w, const Adapter *a, int64_t tokens, v
        matrix_of(w, a->a), m->compute, dx, m->compute, a->in, true, model_one_split(m, a->rank));
 }
 
-/* dW [out, in] += left [T, out]^T right [T, in], exact chunk by exact chunk; the first microbatch sets. */
+/* dW [out, in] += left [T, out]^T right [T, in], per exact chunk. The first microbatch overwrites. */
 static void adapter_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
     int64_t tokens = model_exact_chunk(m, m->tokens);
@@ -186,7 +186,8 @@ static void adapter_gradient(const LayerPass *w, const Param *p, const void *lef
            model_one_split(m, tokens));
 }
 
-/* The same of own tokens, split by split, as of a norm: always added to. Of what sees all, of all tokens. */
+/* The same over local tokens, split by split, as for a norm, and always added. If param_sees_all, over all
+ * tokens. */
 static void joint_gradient(const LayerPass *w, const Param *p, const void *left, const void *right) {
     const Model *m = w->pass->model;
     bool all = param_sees_all(p->row);
@@ -227,7 +228,7 @@ void product_adapters_summed(const LayerPass *w, const Product *p, void *y) {
     }
 }
 
-/* dx += (s dy B) A, and the gradient of a joint side. */
+/* dx += (s dy B) A, and the gradient of a replicated side. */
 static void adapter_input(const LayerPass *w, const Product *p, const Adapter *a, const void *dy, void *dx) {
     const Model *m = w->pass->model;
     adapter_outer(w, a, m->tokens, dy);
@@ -286,7 +287,7 @@ void product_input_summed(const LayerPass *w, const Product *p, void *dx) {
     }
 }
 
-/* dA += (s dy B)^T x, dB += (s dy)^T (x A^T), of sides that are not joint. */
+/* dA += (s dy B)^T x, dB += (s dy)^T (x A^T), for sides that are not replicated. */
 static void adapters_weight(const LayerPass *w, const Product *p, const void *dy, const void *x) {
     Adapter a;
     for (int next = 0; adapter_of(w, p, &next, &a);) {
@@ -311,14 +312,14 @@ static void add_bias(const LayerPass *w, const Product *p, int64_t tokens, void 
            weights_vector(w->pass->weights, bias), m->compute);
 }
 
-/* A joint matrix is multiplied with on each rank, for own tokens. */
+/* A replicated matrix is multiplied by local tokens only. */
 static int64_t tokens_of(const LayerPass *w, const Param *matrix) {
     const Model *m = w->pass->model;
     return is_joint(w, matrix) ? model_own_tokens(m) : m->tokens;
 }
 
-/* Y [T, out] = X W^T: the flag says whether W is stored as the product wants it. The bias is a pass of its
- * own over y; what is a sum over ranks gets it when it is one. */
+/* Y [T, out] = X W^T; the flag is set if W is stored as [out, in]. The bias is added in a separate pass over
+ * y; partial sums get it after their reduction. */
 void product_forward(const LayerPass *w, const Product *p, const void *x, void *y) {
     const Model *m = w->pass->model;
     const Param *matrix = product_matrix(w, p);
@@ -340,8 +341,8 @@ void product_summed(const LayerPass *w, const Product *p, const float *partials,
     product_adapters_summed(w, p, y);
 }
 
-/* The gradient of a bias that is cut is a sum over all tokens on each rank, one of a bias that is whole over
- * those that are its own: by splits of them, as that of a norm. */
+/* With a column-parallel product, the bias is sharded, and its gradient is a sum over all tokens. Otherwise
+ * the bias is replicated, and its gradient is a sum over local tokens, by splits as for a norm. */
 static void bias_gradient(const LayerPass *w, const Product *p, const void *dy) {
     const Model *m = w->pass->model;
     const Param *bias = product_bias(w, p);
@@ -363,10 +364,10 @@ void product_input(const LayerPass *w, const Product *p, const void *dy, void *d
        matrix_of(w, matrix), m->compute, dx, product_reads_all(m, p) ? DTYPE_F32 : m->compute, in, false,
        splits_over(m, p, COLUMN_PARALLEL, p->out));
     adapters_input(w, p, dy, dx);
-    bias_gradient(w, p, dy); /* a vector's gradient belongs to this half */
+    bias_gradient(w, p, dy); /* gradients of vectors belong to dgrad */
 }
 
-/* The first microbatch sets, later ones add. */
+/* The first microbatch overwrites, later ones add. */
 static void weight_of_exact_chunk(const LayerPass *w, const Product *p, const Param *matrix, int exact_chunk,
                                   const void *dy, const void *x) {
     const Model *m = w->pass->model;
@@ -410,9 +411,8 @@ void norm_forward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], int64
        bias ? weights_vector(p->weights, bias) : NULL, sum, y, rstd, m->compute);
 }
 
-/* A norm's bias has the gradient of any bias. Both of the norm's gradients are of vectors, so they are
- * added to in dgrad, for all microbatches alike; by splits of the tokens, of which ranks may each
- * have some. */
+/* The gradient of a norm's bias is that of any bias. Both gradients are of vectors, so they are added to in
+ * dgrad, also in the first microbatch; by splits of the tokens, which may be on several ranks. */
 void norm_backward(const Pass *p, int unit, const ParamRow rows[NORM_ROWS], const void *x, const float *rstd,
                    const void *dy, void *dx, bool add) {
     const Model *m = p->model;

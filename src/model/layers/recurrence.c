@@ -1,6 +1,6 @@
-/* Recurrences in place of attention, whose state is a number a channel, however long the sequence: minGRU and
- * minLSTM (Feng et al., "Were RNNs all we needed?", 2024), and Hawk's RG-LRU (De et al., "Griffin", 2024), as
- * Lingua has them (Videau et al., 2024):
+/* Recurrences in place of attention, with one number of state per channel, however long the sequence: minGRU
+ * and minLSTM (Feng et al., "Were RNNs all we needed?", 2024), and Hawk's RG-LRU (De et al., "Griffin",
+ * 2024), as in Lingua (Videau et al., 2024):
  *
  *              minGRU                       minLSTM                    Hawk
  *     product  [g|z|v] = x [Wg;Wz;Wv]^T     [g|f|i|v] likewise         [g|v] likewise
@@ -9,15 +9,14 @@
  *     scan     h_t = (1 - s(z)) h + s(z) v  h_t = n (s(f) h + s(i) v)  h_t = a h + sqrt(1 - a^2) s(i) v
  *     output   y = (h * silu(g)) Wo^T       the same                   the same
  *
- * with s the logistic function, n = 1 / (s(f) + s(i) + 1e-4), log a = -8 s(r) log(1 + exp(lambda)), and
- * lambda a number a channel. A convolution has K taps a channel; a model may do without. Hawk's block goes on
- * with an MLP.
+ * with s the logistic function, n = 1 / (s(f) + s(i) + 1e-4), log a = -8 s(r) log(1 + exp(lambda)), and one
+ * lambda per channel. The convolution has K taps per channel, and is optional. An MLP follows Hawk only.
  *
  * Shapes: T tokens, W channels. State and convolution restart with each document. Generation carries h, and
- * the last tokens that the convolution will still read.
+ * the last tokens that the convolution still reads.
  *
- * The three share this code: they differ in their rows, and in which runs of W they have. The backward pass
- * recomputes h silu(g), as it does an MLP's activation. */
+ * The three share this code: they differ in their rows, and in which runs of W channels they have. The
+ * backward pass recomputes h silu(g), as it does an MLP's activation. */
 #include "model/unit.h"
 
 /* ---- rows ---- */
@@ -64,7 +63,7 @@ enum {
     HAWK_PARAMS
 };
 
-/* Taps are a vector, [K, W] tap by tap: they are read in fp32, and no optimizer of matrices is for them. */
+/* Taps are a vector, [K, W] tap by tap: they are read in fp32, and are not for optimizers of matrices. */
 #define TAPS(elements) \
     { "mixer.conv.weight", elements, .when = WHEN_CONV, .init = ROLE_CONV }
 #define READS(name, ...) \
@@ -72,7 +71,7 @@ enum {
 #define WRITES \
     { "mixer.out.weight", DIM_HIDDEN, DIM_STATE, .init = ROLE_DOWN, .decays = true }
 
-#define params gru_params /* of whose rows ADAPTER_ROWS speaks */
+#define params gru_params /* ADAPTER_ROWS refers to params */
 static const ParamRow params[GRU_PARAMS] = {
     [GRU_TAPS] = TAPS(DIM_TAPS),
     [GRU_GATE] = READS("gate"),
@@ -118,8 +117,8 @@ static const ParamRow params[HAWK_PARAMS] = {
 };
 #undef params
 
-/* RAW is what the first product makes, CONVOLVED what the convolution makes of some of it, and GATES what
- * Hawk makes of that; D... are gradients. Of Hawk's v there are two, DVALUES through the scan alone. */
+/* RAW is the result of the first product, CONVOLVED that of the convolution of some of it, and GATES Hawk's
+ * gates of that. D... are gradients. Hawk's v has two: DVALUES is the one through the scan alone. */
 enum { RAW, CONVOLVED, STATES, OUT, DOUT, DRAW, DCONVOLVED, TENSORS };
 enum { GATES = TENSORS, DGATES, DVALUES, HAWK_TENSORS };
 #define TENSOR_ROWS(raw, convolved, read)                                                 \
@@ -139,7 +138,7 @@ static const TensorRow hawk_tensors[HAWK_TENSORS] = {
     [DVALUES] = {.width = DIM_STATE, .life = LIFE_SCRATCH},
 };
 
-enum { GRU_ROWS = 3, LSTM_ROWS = 4, HAWK_ROWS = 2 }; /* of which a product's matrix is made */
+enum { GRU_ROWS = 3, LSTM_ROWS = 4, HAWK_ROWS = 2 }; /* rows that make up a product's matrix */
 static const Product gru_in = {&gru_params[GRU_GATE], NULL, GRU_ROWS, DIM_STATES_3, DIM_HIDDEN};
 static const Product gru_out = {&gru_params[GRU_OUT], NULL, 1, DIM_HIDDEN, DIM_STATE};
 static const Product lstm_in = {&lstm_params[LSTM_GATE], NULL, LSTM_ROWS, DIM_STATES_4, DIM_HIDDEN};
@@ -148,13 +147,13 @@ static const Product hawk_in = {&hawk_params[HAWK_GATE], NULL, HAWK_ROWS, DIM_ST
 static const Product hawk_gates = {&hawk_params[HAWK_R], NULL, HAWK_ROWS, DIM_STATES_2, DIM_STATE};
 static const Product hawk_out = {&hawk_params[HAWK_OUT], NULL, 1, DIM_HIDDEN, DIM_STATE};
 
-/* ---- which of the three ---- */
+/* ---- which of the three recurrences ---- */
 
 typedef struct Kind {
     ScanKind scan;
-    int raw, convolved; /* runs of W; those that are convolved stand behind g */
+    int raw, convolved; /* runs of W channels; the convolved ones follow g */
     const ParamRow *taps, *lambda;
-    const Product *in, *gates, *out; /* gates NULL: they are convolved themselves */
+    const Product *in, *gates, *out; /* gates NULL: the convolution makes the gates */
 } Kind;
 static const Kind kinds[] = {
     [MIXER_MIN_GRU] = {SCAN_MIN_GRU, 3, 1, &gru_params[GRU_TAPS], NULL, &gru_in, NULL, &gru_out},
@@ -185,19 +184,19 @@ static ConvShape conv_of(const LayerPass *w) {
                        .taps = (int)m->config.conv_size};
 }
 
-/* A run of W of RAW, or of DRAW. */
+/* A run of W channels of RAW, or of DRAW. */
 static void *run_of(const LayerPass *w, int tensor, int64_t run) {
     return model_at(w->pass->model, w->tensors[tensor], run * width_of(w));
 }
 
-/* What the scan reads, or the gradients of it: where they are, and how far apart their tokens. */
+/* What the scan reads, or its gradients: addresses, and strides from token to token. */
 typedef struct Operands {
     void *gates, *values, *gate;
     ScanShape shape;
 } Operands;
 
-/* Hawk's gates and values are tensors of their own. Of the others values are in RAW, and so are gates without
- * a convolution. */
+/* Hawk's gates and values are tensors of their own. For the others, values are in RAW, and so are gates
+ * without a convolution. */
 static Operands operands(const LayerPass *w, int raw, int convolved, int gates, int values) {
     const Kind *k = kind_of(w);
     int64_t width = width_of(w), row = k->raw * width;
@@ -221,7 +220,7 @@ static ScanInputs inputs_of(const LayerPass *w, const Operands *o) {
                         lambda ? weights_vector(w->pass->weights, lambda) : NULL};
 }
 
-/* ---- what generation carries: h, then the tail of the convolution ---- */
+/* ---- state of generation: h, then the tail of the convolution ---- */
 
 static int64_t carried(const ModelConfig *c, Mixer mixer) {
     int64_t tail = c->conv_size > 1 ? (c->conv_size - 1) * kinds[mixer].convolved : 0;
@@ -244,7 +243,7 @@ void begin_sequence(const LayerPass *w, int64_t elements) {
 
 const int32_t *documents_of(const LayerPass *w) { return w->pass->cache ? NULL : w->pass->batch.first_key; }
 
-/* ---- parts ---- */
+/* ---- ops ---- */
 
 static void in_forward(const LayerPass *w) {
     const ModelConfig *c = &w->pass->model->config;
@@ -257,7 +256,8 @@ static void in_backward(const LayerPass *w, Grads grads) {
     if (grads & DGRAD) product_input(w, kind_of(w)->in, w->tensors[DRAW], w->dx);
 }
 
-/* Without a convolution, of what Hawk's gates are made: one run, which their product reads as a matrix. */
+/* Without a convolution, copies the input of Hawk's gates, which their product reads as a matrix of one
+ * run. */
 static void copy_run(const LayerPass *w, void *to, int64_t to_runs, const void *from, int64_t from_runs) {
     const Model *m = w->pass->model;
     size_t bytes = (size_t)width_of(w) * dtype_bytes(m->compute);
@@ -295,7 +295,7 @@ static void gates_forward(const LayerPass *w) {
     product_forward(w, &hawk_gates, w->tensors[CONVOLVED], w->tensors[GATES]);
 }
 
-/* v went to the gates and to the scan. */
+/* The gradients of v from the gates and from the scan are added. */
 static void gates_backward(const LayerPass *w, Grads grads) {
     const Pass *p = w->pass;
     void *const *t = w->tensors;
