@@ -1,10 +1,11 @@
-/* Speed of attention alone, bf16, at the shapes that are published of cuDNN: TFLOP/s, where a causal half
- * counts once and the backward pass 2.5 times the forward pass, and the share of cuDNN's.
+/* Speed of attention alone, in bf16, at the shapes for which cuDNN's speed is published. Reports TFLOP/s,
+ * counting the causal half once and the backward pass as 2.5 forward passes, and the fraction of cuDNN's
+ * speed.
  *
- *     bench_attention [KIND [LONGEST [HEADS]]]     the longest sequence, 32768; heads of queries, 64
+ *     bench_attention [KIND [LONGEST [HEADS]]]     the longest sequence, 32768; query heads, 64
  *
- * cuDNN 9.19 on an H200, 64 heads that share 8 of keys: NVIDIA's benchmark in cudnn-frontend. Its backward
- * pass there is not deterministic; this one is. */
+ * cuDNN 9.19 on an H200, 64 query heads that share 8 key heads: NVIDIA's benchmark in cudnn-frontend. Its
+ * backward pass there is not deterministic; this one is. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -54,7 +55,7 @@ static void layout(Bench *b, int64_t tokens, int heads, int dim) {
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
 
-/* A block of random numbers over and over: on zeros a GPU is faster than it is. */
+/* Repeats a block of random numbers: with zeros a GPU would be faster than in practice. */
 static void fill_random(Device *d, char *to, size_t bytes, float *block) {
     size_t part;
     OP(d, OP_INIT_NORMAL, init_normal, BLOCK, 1, 0, 0, 1, -3, 3, block);
@@ -82,7 +83,8 @@ static double seconds_of(Bench *b, void (*run)(Bench *), int calls) {
     device_finish(&b->d, device_mark(&b->d, device_stream()), WAIT_RESULT);
     return (clock_seconds() - begun) / calls;
 }
-/* The best of five, each as many calls as take some 20 ms, so that the host's part is small. */
+/* The best of five measurements, each of as many calls as take about 20 ms, so that the host's share is
+ * small. */
 static double best_of(Bench *b, void (*run)(Bench *)) {
     double best = seconds_of(b, run, 1), first = seconds_of(b, run, 1);
     int calls = first > 0.02 ? 1 : (int)(0.02 / first) + 1;
@@ -93,7 +95,7 @@ static double best_of(Bench *b, void (*run)(Bench *)) {
     return best;
 }
 
-/* Pairs of queries and keys that see each other, all heads. */
+/* Query-key pairs that are not masked, over all heads. */
 static double pairs_of(AttentionShape s) {
     double t = (double)s.tokens, w = s.window > 0 && s.window < s.tokens ? (double)s.window : t;
     return s.heads * (w * (w + 1) / 2 + (t - w) * w);
@@ -135,7 +137,7 @@ int main(int argc, char **argv) {
     }
     b.pool.name = "bench";
     float *block = NULL;
-    for (int pass = 0; pass < 2; pass++) { /* sizes, then memory */
+    for (int pass = 0; pass < 2; pass++) { /* dry, then real */
         block = pool_take(&b.pool, (size_t)BLOCK * sizeof *block);
         layout(&b, longest, heads, cases[0].head_dim);
         if (pass == 0 && pool_commit(&b.pool, &b.d, &err) != OK) {

@@ -1,7 +1,7 @@
-/* What a save costs, as one JSON line: all of it (save_seconds), and what training waits for when a thread
- * writes - with a copy that blocks (blocking_stall), and with one beside matrix products on all cores from
- * one update to the next (beside_stall), as in training; each also as a share of the whole. Best of a few
- * rounds.
+/* Cost of a save, as one JSON line: the total (save_seconds), and the time that training waits if a thread
+ * writes: with a copy that blocks (blocking_stall), and with a copy that runs during matrix products on all
+ * cores from one update to the next (beside_stall), as in training. Both are also given as fractions of the
+ * total. Best of a few rounds.
  *
  *     bench_checkpoint [MILLIONS OF PARAMETERS [DIRECTORY [SECONDS BETWEEN UPDATES]]] */
 #include <math.h>
@@ -18,7 +18,7 @@
 #define ROUNDS 5
 #define PIECE ((size_t)1 << 20)
 
-/* Weights and two moments, in plain memory: the copy of a device on this machine costs the same. */
+/* Weights and two moments, in plain memory: copying from a CPU device costs the same. */
 typedef struct Model {
     TensorDesc tensors[3 * TENSORS];
     char names[3 * TENSORS][24];
@@ -60,7 +60,7 @@ typedef struct Bench {
     CheckpointSave save;
     const char *dir;
     Device device;
-    double between; /* seconds of products from one update to the next */
+    double between; /* seconds of products between two updates */
     SaveFigures whole;
     double verify, blocking, beside;
 } Bench;
@@ -80,7 +80,7 @@ static ErrorCode measure_whole(Bench *b, Error *err) {
     return code;
 }
 
-/* The wait for the copy at the next update, which comes after `between` seconds of products. */
+/* Measures the wait for the copy at the next update, after `between` seconds of products. */
 static ErrorCode measure_stall(Bench *b, CheckpointWriter *w, double between, double *stall, Error *err) {
     SaveReport report;
     *stall = 1e30;

@@ -1,9 +1,9 @@
-/* Bandwidth of the collectives beside those of the MPI library itself, best of several rounds:
+/* Bandwidth of the collectives compared with those of the MPI library, best of several rounds:
  *     mpirun -n 2 --bind-to none build/bench_comm [rounds]
- * Bytes are those of the whole tensor; GB/s is what each rank sends, (n-1)/n of them (twice that in an
- * all-reduce), per second. First the record of a step, combined in a tree (comm_combine), beside an
- * all-gather of all ranks' records by MPI, after which each rank combines them. A table goes to stderr, and
- * one JSON object a line of it to stdout. */
+ * Bytes are those of the full tensor; GB/s is what each rank sends, (n-1)/n of them (twice that in an
+ * all-reduce), per second. The first row is the record of a step: combined in a tree (comm_combine), compared
+ * with an MPI all-gather of all ranks' records, after which each rank combines them. A table goes to stderr,
+ * and one JSON object per line of it to stdout. */
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 typedef struct Bench {
     Comm *comm;
     int rounds, ranks, rank;
-    size_t bytes; /* of the whole tensor */
+    size_t bytes; /* of the full tensor */
     float *a, *b;
     void *work;
     CommRange *parts;            /* [ranks] */
@@ -32,7 +32,7 @@ static void check(ErrorCode code, const Error *err) {
     exit((int)code);
 }
 
-/* ---- what is measured ---- */
+/* ---- measured collectives ---- */
 
 static void ours_gather(Bench *b) {
     Error err;

@@ -1,9 +1,11 @@
-/* Speed of each op at the shapes of a model: GFLOP/s of what multiplies, GB/s of what passes over memory, and
- * the share of the matrix-product peak and of what registers can do, or of the copy speed, of the same run.
+/* Speed of each op at the shapes of a model: GFLOP/s of ops with products, as a fraction of the
+ * matrix-product peak and of the register limit, and GB/s of memory-bound ops, as a fraction of the copy
+ * speed, measured in the same run.
  *
  *     bench_ops [KIND [THREADS [fp32|bf16 [TOKENS [SHRINK]]]]]
  *
- * KIND: cuda, or of the CPU. SHRINK: widths of 125M over 1, 2 or 4, and each op twice: that it ends. */
+ * KIND: cuda, or a CPU kind. SHRINK divides the widths of 125M by 1, 2 or 4; above 1 each op runs only twice,
+ * to check that it works. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +16,7 @@
 
 enum { DIM = 64, SPLITS = 8 };
 
-/* What ops are told and what they find, in tensor memory. */
+/* Small arguments and results of ops, in tensor memory. */
 typedef struct Figures {
     OptimizerStep step;
     double unit;
@@ -28,11 +30,11 @@ typedef struct Bench {
     Dtype c;
     int64_t t, hidden, inter, vocab, rows;
     int heads;
-    double seconds; /* for each op */
+    double seconds; /* of measuring, for each op */
     Pool pool;
-    char *x, *y, *z;      /* activations, the widest */
+    char *x, *y, *z;      /* activations, of the widest size */
     float *w, *g, *m, *v; /* fp32 parameters, gradients, moments */
-    Dtype states;         /* of the moments */
+    Dtype states;         /* dtype of the moments */
     int64_t *fixed;       /* gradients in fixed point */
     float *logits, *loss, *lse, *angles;
     int32_t *ids, *positions, *first;
@@ -77,7 +79,7 @@ static void layout(Bench *b) {
     b->d.scratch = pool_take(&b->pool, b->d.scratch_size);
 }
 
-/* A table of normals, another for each seed. */
+/* A table of normal numbers, which depend on the seed. */
 static void fill_normal(Bench *b, float *table, uint64_t seed) {
     Device *d = &b->d;
     OP(d, OP_INIT_NORMAL, init_normal, b->vocab * b->hidden, seed, 0, 0, 0.5, -3, 3, table);
@@ -114,7 +116,7 @@ static void fill_tensors(Bench *b) {
     free(angles);
 }
 
-/* ---- measured pieces ---- */
+/* ---- measured ops ---- */
 
 static void product(Bench *b, bool ta, bool tb, int64_t m, int64_t n, int64_t k, bool weight) {
     Device *d = &b->d;
@@ -140,7 +142,7 @@ static void head(Bench *b) {
 static void head_dx(Bench *b) { product(b, false, false, b->rows, b->hidden, b->vocab, false); }
 static void head_dw(Bench *b) { product(b, true, false, b->vocab, b->hidden, b->rows, true); }
 
-/* What leaves cost on one rank: sums over the inner dimension as eight ranks would share them. */
+/* The cost of splits on one rank: sums over the inner dimension as eight ranks would share them. */
 static void split_product(Bench *b, bool tb, int64_t n, KSplit l) {
     Device *d = &b->d;
     int64_t k = l.run[0].length + l.run[1].length + l.run[2].length;
@@ -157,7 +159,7 @@ static void gate_up_dx_splits(Bench *b) {
                   (KSplit){2, {{b->inter, b->inter / SPLITS, 0}, {b->inter, b->inter / SPLITS, 0}}});
 }
 
-/* Behind the queries of a row. */
+/* The keys of a row follow its queries. */
 static void *keys_of(const Bench *b, void *qkv) {
     AttentionShape s = shape(b);
     return (char *)qkv + (size_t)(s.heads * s.head_dim) * dtype_bytes(b->c);
@@ -243,7 +245,8 @@ static void norm(Bench *b) {
     Device *d = &b->d;
     OP(d, OP_GRAD_STATS, grad_stats, b->vocab * b->hidden, b->g, 2, &b->figures->unit, &b->figures->stats);
 }
-/* One element in four thousand is far below the others: the way of sums that no piece can take. */
+/* Makes one element in four thousand far smaller than the others, so that every piece of the sum needs a
+ * second pass. */
 static void widen(Bench *b) {
     Device *d = &b->d;
     for (int64_t i = 0; i < b->vocab * b->hidden; i += 4096) OP(d, OP_FILL, fill, 1, 1e-30f, b->g + i);
@@ -287,8 +290,8 @@ static double time_of(Bench *b, void (*run)(Bench *), int calls) {
     return (clock_seconds() - start) / calls;
 }
 
-/* Best time of a call, over about a third of a second. For a GPU the host waits once for as many as take some
- * milliseconds: it ends an op before the host is back from a wait. */
+/* Best time of a call, within about a third of a second. On a GPU the host waits once for several calls that
+ * together take some milliseconds, because an op ends before the host returns from a wait. */
 static double best_time(Bench *b, void (*run)(Bench *)) {
     double best = HUGE_VAL, end;
     int calls = 1;
@@ -357,7 +360,7 @@ static void passes(Bench *b) {
     bytes(b, "adamw", update, table * (28 + (b->c == DTYPE_BF16 ? 2 : 0)));
     bytes(b, "adamw, bf16 moments", update_half, table * (20 + (b->c == DTYPE_BF16 ? 2 : 0)));
     bytes(b, "sgd with momentum", update_sgd, table * (20 + (b->c == DTYPE_BF16 ? 2 : 0)));
-    fill_normal(b, b->g, 1); /* what the embedding's gradient has added up does not fit fixed point */
+    fill_normal(b, b->g, 1); /* the embedding's accumulated gradient exceeds fixed point */
     bytes(b, "gradient norm", norm, table * 4);
     bytes(b, "add fixed-point", add_fixed, table * 20);
     bytes(b, "from fixed-point", from_fixed, table * 12);
@@ -369,7 +372,7 @@ static void passes(Bench *b) {
     bytes(b, "cast to bf16", round_weights, table * 6);
 }
 
-/* 125M's. Of rows of logits as many as a run makes at a time. */
+/* Sizes of 125M. As many rows of logits as a training run computes at a time. */
 static void choose_sizes(Bench *b, int shrink) {
     b->hidden = 768 / shrink, b->heads = 12 / shrink, b->inter = 2048 / shrink;
     b->vocab = 32000 / (shrink * shrink);

@@ -1,13 +1,13 @@
-/* Training speed on a mesh of ranks: whole steps on random tokens, laid out as a configuration says.
+/* Training speed on a mesh of ranks: full steps on random tokens, with the layout of a configuration.
  *
  *     [mpirun -n 2 --bind-to none] bench_ranks [--size 125M] [--layers N] [--steps N] [--name TEXT]
  *                                              [--profile] [--cold] [section.key=value ...]
  *
- * Any key of `weft train` may be given; train.tokens_per_step is 16384 and train.context 1024 unless told
- * otherwise. --layers N takes so many of the size's. A forward pass warms up, unless --cold; of the steps the
- * fastest counts, and loss and norm of the gradient are the last one's. Rank 0 prints one JSON
- * object on stdout and a readable line on stderr, with --profile also what took its time. The peak is the sum
- * of what all ranks reach in matrix products at the same time. */
+ * Every key of `weft train` is accepted; train.tokens_per_step defaults to 16384 and train.context to 1024.
+ * --layers N overrides the number of layers of the size. A forward pass warms up, unless --cold. Times are
+ * those of the fastest step; loss and gradient norm are those of the last. Rank 0 prints one JSON object on
+ * stdout and a readable line on stderr; with --profile also the time by action and op. The peak is the sum of
+ * the matrix-product speeds of all ranks at the same time. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,24 +26,25 @@ enum { WORDS_MAX = 64 };
 typedef struct Options {
     const Size *size;
     const char *name;
-    int layers; /* 0: those of the size */
+    int layers; /* 0: as many as the size has */
     int steps;
     bool profile, cold;
     int word_count;
     const char *words[WORDS_MAX];
 } Options;
 
-/* Figures of a step. Combined over ranks: those of the slowest, and sums of what is shared out. */
+/* Measurements of a step. Combined over ranks: the maximum of times, the sum of quantities that are divided
+ * among ranks. */
 typedef struct Figures {
     double seconds;             /* the slowest rank's */
-    double waited, most_waited; /* for other ranks: sum, and the most */
-    double moved;               /* between actions, where messages are moved on: sum */
-    double norm, stats;         /* NORM without its waits; its pass over the gradients: the slowest rank's */
-    double sent[AXES];          /* bytes, sum */
-    double planned[AXES];       /* what program_traffic says, sum */
-    double memory, most_memory; /* planned bytes: sum, and the most */
+    double waited, most_waited; /* for other ranks: sum, and maximum */
+    double moved;               /* between actions, spent on progressing messages: sum */
+    double norm, stats;         /* NORM without its waits; its pass over the gradients: maximum */
+    double sent[AXES];          /* bytes: sum */
+    double planned[AXES];       /* as program_traffic predicts: sum */
+    double memory, most_memory; /* planned bytes: sum, and maximum */
     double resident;            /* peak resident bytes: sum */
-    double peak;                /* FLOP/s of all ranks */
+    double peak;                /* FLOP/s: sum */
 } Figures;
 
 typedef struct Bench {
@@ -188,7 +189,7 @@ static Figures step(Bench *b) {
     return f;
 }
 
-/* What took the time on this rank, by kind of action and by op. */
+/* This rank's time by kind of action and by op. */
 static void describe_step(Bench *b, double seconds, Text *out) {
     const Program *p = &b->plan.program;
     const StepTimes *times = engine_times(b->engine);

@@ -1,12 +1,12 @@
-/* Training speed: a few steps of 16,384 random tokens each, with accumulation, clipping and AdamW, beside the
- * matrix-product peak measured in the same process, before and after. Prints one JSON object on stdout and a
- * readable line on stderr.
+/* Training speed: a few steps of 16,384 random tokens each, with accumulation, clipping and AdamW, compared
+ * with the matrix-product peak measured in the same process, before and after. Prints one JSON object on
+ * stdout and a readable line on stderr.
  *
  *     bench_train --size 125M --context 1024 [--compute fp32|bf16|best] [--microbatch SEQUENCES]
  *                 [--step-tokens N] [--loss-rows N] [--steps N] [--device KIND] [--threads N] [--profile]
  *
- * Without --microbatch the fastest of a few that fit is taken, as the benchmark of PyTorch does. On a GPU
- * that `weft plan --hardware` knows, the share of its data sheet's peak is told, too. */
+ * Without --microbatch it uses the fastest of a few sizes that fit, as the PyTorch benchmark does. On a GPU
+ * that `weft plan --hardware` knows, it also reports the fraction of the data sheet's peak. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ typedef struct Result {
     int64_t microbatch;
     double seconds; /* of a step */
     double loss;
-    size_t planned, free_first, free_last; /* of the device's memory, behind the first step and the last */
+    size_t planned, free_first, free_last; /* of the device; free after the first and the last step */
 } Result;
 
 static void print_profile(Device *d, double seconds) {
@@ -44,8 +44,8 @@ static void print_profile(Device *d, double seconds) {
     text_free(&out);
 }
 
-/* The best of `steps` steps of `microbatches` microbatches, after one microbatch to warm up; where memory is
- * short, one that takes for ever. */
+/* The best of `steps` steps of `microbatches` microbatches, after one microbatch of warm-up. If memory is
+ * short, the result has infinite seconds. */
 static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequences, int microbatches,
                       int steps) {
     Layout layout;
@@ -100,14 +100,14 @@ static Result measure(Device *d, const Options *o, Dtype compute, int64_t sequen
     return result;
 }
 
-/* Tries what is left open, one microbatch each, and keeps the fastest per token. */
+/* Tries the options that were not given, with one microbatch each, and keeps the fastest per token. */
 static Result choose(Device *d, const Options *o) {
     Result best = {.seconds = INFINITY};
     double best_rate = 0;
     for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
         const char *name = dtype_name((Dtype)type);
         if (strcmp(o->compute, "best") != 0 && strcmp(o->compute, name) != 0) continue;
-        /* A GPU is not filled by what fits in caches of a CPU. */
+        /* What fits in a CPU's caches does not fill a GPU. */
         int64_t least = d->separate_memory ? 4096 : 1024, most = (d->separate_memory ? 8 : 4) * least;
         if (least > o->step_tokens) least = o->step_tokens;
         for (int64_t tokens = least; tokens <= most && tokens <= o->step_tokens; tokens *= 2) {
@@ -124,7 +124,7 @@ static Result choose(Device *d, const Options *o) {
     return best;
 }
 
-/* The measurement is a process of its own, so that its peak memory is its own. */
+/* The measurement runs in its own process, so that its peak memory excludes the search. */
 static void start_again(Result chosen, int argc, char **argv) {
     char microbatch[32];
     char **args = mem_alloc_array((size_t)argc + 5, sizeof *args);
@@ -139,7 +139,7 @@ static void start_again(Result chosen, int argc, char **argv) {
     exit(ERR_INTERNAL);
 }
 
-/* FLOP/s of the data sheet; 0: it is none of those GPUs. */
+/* FLOP/s according to the data sheet; 0 if it is none of these GPUs. */
 static double datasheet_peak(const Device *d, Dtype compute) {
     static const char *const names[][2] = {{"H100", "h100"}, {"H200", "h200"}, {"B200", "b200"}};
     Hardware h;

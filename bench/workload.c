@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 
-/* tiny: that a benchmark ends. 1B: Llama 3.2's. */
+/* tiny only checks that a benchmark runs. 1B: Llama 3.2's. */
 static const Size sizes[] = {{"tiny", 64, 2, 4, 2, 96, 256, false},
                              {"5M", 256, 6, 4, 2, 704, 4096, false},
                              {"15M", 384, 6, 6, 6, 1280, 4096, false},

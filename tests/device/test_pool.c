@@ -1,4 +1,4 @@
-/* Memory pools: the dry pass and the real one, what is refused, and the guard. */
+/* Memory pools: the dry and the real pass, refusals, and the guard. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -70,7 +70,7 @@ static void test_pool_too_large(void **state) {
     }
 }
 
-/* Whether the child that runs `act` dies of a signal, or of a sanitizer's answer to one. */
+/* Whether a child that runs `act` is killed by a signal, or by a sanitizer that catches it. */
 static bool dies(void (*act)(Pool *), Pool *p) {
     fflush(NULL);
     pid_t child = fork();

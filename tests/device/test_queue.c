@@ -1,7 +1,7 @@
-/* The contract of the queue, on a deferred CPU, which shows when it is broken; and on one that is not, where
- * nothing can be. With TEST_KIND=cuda on the plugin for GPUs in place of a deferred CPU; with TEST_REAL=1
- * that is a GPU, whose orders nobody draws: there what is right must come out, and what is wrong need not
- * show. */
+/* The contract of the queue, on a deferred CPU, which exposes violations, and on one that is not deferred,
+ * where none can show. With TEST_KIND=cuda, the GPU plugin takes the place of the deferred CPU. TEST_REAL=1
+ * says that it is a real GPU, whose orders are not drawn at random: correct results are then required, but
+ * mistakes need not show. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -15,7 +15,7 @@
 
 #include "device/pool.h"
 
-enum { N = 8, SEEDS = 20, OPS = 600 /* more than are timed at a time at first */ };
+enum { N = 8, SEEDS = 20, OPS = 600 /* more than are timed at once at first */ };
 
 typedef struct Bench {
     Device d;
@@ -83,7 +83,7 @@ static void test_order(void **state) {
     }
 }
 
-/* Host memory of an upload, and a list of parts, are read at once. */
+/* Host memory of an upload, and a list of parts, are read when the op is enqueued. */
 static void test_arguments(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 3; seed++) {
@@ -102,7 +102,7 @@ static void test_arguments(void **state) {
     }
 }
 
-/* Also where there is more of it than a device can have on its way. */
+/* An upload larger than what a device can have in flight. */
 static void test_long_upload(void **state) {
     enum { LONG = 5 << 19 }; /* 10 MiB */
     (void)state;
@@ -128,7 +128,7 @@ static void test_long_upload(void **state) {
     free(back);
 }
 
-/* Who looks before it is finished sees NaN, not what will be there, or was. */
+/* Host code that reads before the download has finished sees NaN, neither the new nor the old contents. */
 static void test_download(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 2; seed++) {
@@ -167,8 +167,8 @@ static void cube(Bench *t) {
     OP(&t->d, OP_GRAD_STATS, grad_stats, N, t->a, 3, (const double *)(const void *)t->b, t->stats);
 }
 
-/* Times of ops are there behind a wait, and nothing waits for them. One of the ops waits itself: they are
- * read while it is under way. */
+/* Times of ops are available after a wait, and nothing waits for them. One of the ops waits itself, so times
+ * are read while it is under way. */
 static void test_times(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 4; seed++) {
@@ -186,16 +186,16 @@ static void test_times(void **state) {
         cube(&t);
         device_finish(&t.d, device_mark(&t.d, ON_COMPUTE), WAIT_RESULT);
         assert_true(is(host[0], 4));
-        assert_int_equal(t.d.waits[WAIT_RESULT], later ? 2 : 1); /* a GPU's powers are made on the host */
+        assert_int_equal(t.d.waits[WAIT_RESULT], later ? 2 : 1); /* a GPU computes powers on the host */
         assert_int_equal(add->calls, OPS);
-        /* Simulated, a kernel takes a microsecond; of so many the sum of floats is not exact. */
+        /* A simulated kernel takes a microsecond; the sum of so many floats is not exact. */
         if (later && shows_mistakes()) assert_true(fabs(add->seconds - OPS * 1e-6) < 1e-9);
         if (later) assert_true(add->seconds > 0 && t.d.profile[OP_GRAD_STATS].seconds > 0);
         device_on(ON_COPY);
         OP(&t.d, OP_COPY, copy, t.b, t.a, N * sizeof(float));
         device_on(ON_COMPUTE);
         Text table = {0};
-        device_profile_print(&t.d, 0, &table); /* which waits for the copy */
+        device_profile_print(&t.d, 0, &table); /* waits for the copy */
         assert_non_null(strstr(table.data, "grad_stats"));
         if (later) assert_true(t.d.profile[OP_COPY].seconds > 0);
         text_free(&table);
@@ -204,8 +204,8 @@ static void test_times(void **state) {
     }
 }
 
-/* Stamps count from the first of their series, may be read while another series is under way, and stand
- * beside times of ops; what they tell is not there before a wait. */
+/* Stamps count from the first of their series, may be read while another series is under way, and can be
+ * combined with times of ops. They are not available before a wait. */
 static void test_stamps(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed < 4 && getenv("TEST_KIND"); seed++) {
@@ -230,7 +230,7 @@ static void test_stamps(void **state) {
         r->read_times(&t.d);
         assert_int_equal(t.d.waits[WAIT_RESULT], 1);
         for (int i = 0; i < 2 * OPS; i++) assert_true(at[i] >= (i % OPS ? at[i - 1] : 0));
-        /* Simulated, a kernel takes a microsecond. */
+        /* A simulated kernel takes a microsecond. */
         for (int i = 0; i < 2 * OPS && shows_mistakes(); i++)
             assert_true(fabs(at[i] - (i % OPS + 1) * 1e-6) < 1e-9);
         if (shows_mistakes()) assert_true(fabs(inside - 2 * OPS * 1e-6) < 1e-9);
@@ -240,7 +240,7 @@ static void test_stamps(void **state) {
 
 /* ---- two streams ---- */
 
-/* One stream fills, the other copies what it finds; an event between them, or none. */
+/* One stream fills, the other copies what it finds, with or without an event between them. */
 static float copied(uint64_t seed, bool event) {
     Bench t;
     open_bench(&t, seed);
@@ -258,7 +258,7 @@ static float copied(uint64_t seed, bool event) {
     return found;
 }
 
-/* Without an event both orders come about, and with one only the right one. */
+/* Without an event both orders occur; with one, only the correct order. */
 static void test_streams(void **state) {
     int early = 0, late = 0;
     (void)state;
@@ -272,7 +272,7 @@ static void test_streams(void **state) {
     assert_true(is(copied(0, false), 2));
 }
 
-/* What nobody waits for is not run, unless its turn comes by the way. */
+/* An op that nobody waits for does not run, unless it is drawn while something else is waited for. */
 static void test_event(void **state) {
     Bench t;
     (void)state;
@@ -290,7 +290,7 @@ static void test_event(void **state) {
     close_bench(&t);
 }
 
-/* Memory is given back when all has run that may want it: the last op writes what the pool had. */
+/* Memory is given back after everything that may use it has run: the last op writes to the pool's memory. */
 static void test_memory(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed < 4; seed++) {
@@ -315,7 +315,7 @@ static void *fetch_often(void *context) {
     return NULL;
 }
 
-/* One thread reads what stays, another goes on. */
+/* One thread reads constant data while another continues. */
 static void test_threads(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 3; seed++) {

@@ -1,9 +1,9 @@
-/* What an op makes of a slice is the slice of what it makes of the whole, bit for bit, on every backend
- * that runs here: the ground under tensor, sequence, context and loss parallelism. "Ranks" here are calls
- * on slices that were copied out of the whole tensors, as a rank would hold them. Odd sizes and tails
- * everywhere; each kind of slice also moved a little, which must be noticed.
+/* The result of an op on a slice is the slice of its result on the full tensor, bit for bit, on every backend
+ * that runs here. Tensor, sequence, context and loss parallelism depend on this. "Ranks" here are calls on
+ * slices that were copied out of the full tensors, as a rank would hold them. Sizes are odd and have tails.
+ * Each kind of slice is also shifted a little, which the comparison must notice.
  *
- *     test_slices [BACKEND [TEST]]     on one of them: avx2, portable, reference, deferred, cuda, ... */
+ *     test_slices [BACKEND [TEST]]     on one backend: avx2, portable, reference, deferred, cuda, ... */
 #include <math.h>
 #include <stdio.h>
 
@@ -12,7 +12,7 @@
 static const int degrees[] = {1, 2, 4, 8};
 enum { DEGREES = 4, SPLITS = 8 };
 
-/* [rows, cols] at (i, j) of a tensor whose rows are `row` long, as a tensor of its own. */
+/* Copies [rows, cols] at (i, j) out of a tensor whose rows are `row` long. */
 static void *box_of(const void *from, int64_t row, int64_t i, int64_t j, int64_t rows, int64_t cols,
                     Dtype t) {
     char *p = tensor(rows * cols, t);
@@ -44,7 +44,7 @@ static void keep_scratch(Device *d, Dtype c, int64_t tokens, int64_t hidden, Att
     needs.splits = SPLITS;
     set_scratch(d, &needs);
 }
-/* The reference keeps the contract too. */
+/* The reference must keep the contract too. */
 static void check_all(void (*check)(Device *d, Dtype c)) {
     on_all(check);
     on_one("reference", check);
@@ -56,7 +56,7 @@ static void keep_product_scratch(Device *d, Dtype c) {
 
 /* ---- products: rows and columns ---- */
 
-/* The three of a linear layer. */
+/* The three products of a linear layer. */
 typedef struct Form {
     const char *name;
     bool trans_a, trans_b;
@@ -67,7 +67,7 @@ static const Form forms[] = {
 typedef struct Operands {
     const Form *form;
     int64_t m, n, k;
-    void *a, *b, *c; /* c: what is there before */
+    void *a, *b, *c; /* c: previous contents */
     Dtype type, c_type;
 } Operands;
 
@@ -84,7 +84,7 @@ static Operands operands(const Form *form, const int64_t shape[3], Dtype type, D
                       c_type};
 }
 
-/* Rows i .. i+rows-1 of op(A), columns j .. of op(B). */
+/* The product of rows i .. i+rows-1 of op(A) and columns j .. j+cols-1 of op(B). */
 static void *product_box(Device *d, const Operands *o, int64_t i, int64_t j, int64_t rows, int64_t cols,
                          bool accumulate) {
     const Form *f = o->form;
@@ -112,7 +112,7 @@ static void check_boxes(Device *d, const Operands *o, bool accumulate) {
             assert_box(d, o->form->name, whole, o->n, 0, cols[i],
                        product_box(d, o, 0, cols[i], o->m, wide, accumulate), o->m, wide, o->c_type);
     }
-    int64_t half = o->m / 2; /* moved by a row */
+    int64_t half = o->m / 2; /* shifted by a row */
     if (half > 1)
         assert_false(same_box(whole, o->n, half, 0,
                               product_box(d, o, half - 1, 0, o->m - half, o->n, accumulate), o->m - half,
@@ -134,9 +134,9 @@ static void check_products(Device *d, Dtype c) {
 }
 static void test_products(void **state) { (void)state, check_all(check_products); }
 
-/* ---- products: leaves of the inner dimension ---- */
+/* ---- products: splits of the inner dimension ---- */
 
-/* Splits first .. first+count-1 of runs of `length` terms in pieces of `split`. */
+/* An inner dimension: runs of `length` terms, in splits of split_size. */
 typedef struct Inner {
     int runs;
     int64_t length[SPLIT_RUNS], split_size[SPLIT_RUNS];
@@ -155,7 +155,7 @@ static KSplit splits_here(const Inner *in) {
     return l;
 }
 
-/* What of it a rank has that holds `count` leaves from `first` on. */
+/* The inner dimension of a rank that holds `count` splits from `first` on. */
 static Inner part_of_inner(const Inner *in, int first, int count) {
     Inner part = *in;
     for (int r = 0; r < in->runs; r++)
@@ -164,7 +164,7 @@ static Inner part_of_inner(const Inner *in, int first, int count) {
     return part;
 }
 
-/* Those terms of every line of an operand: lines along (rows are lines) or across. */
+/* Copies those terms of every line of an operand. `along`: lines are rows. */
 static void *terms_of(const void *from, int64_t lines, bool along, const Inner *in, int first,
                       const Inner *part, Dtype t) {
     int64_t whole = inner_of(in), here = inner_of(part), from_run = 0, to_run = 0;
@@ -190,7 +190,7 @@ static float *partial_product(Device *d, const Operands *o, const Inner *in, int
     return c;
 }
 
-/* The same from all terms, of which those of other ranks are left out. */
+/* The same with all terms as input, where those of other ranks are skipped. */
 static void check_skipped(Device *d, const Operands *o, const Inner *in, int first, int count) {
     Inner part = part_of_inner(in, first, count);
     KSplit l = splits_here(&part);
@@ -207,7 +207,7 @@ static void check_skipped(Device *d, const Operands *o, const Inner *in, int fir
                DTYPE_F32);
 }
 
-/* As ranks would: each its splits, then the tree over ranks, then rounded. */
+/* As on several ranks: each sums its splits, then the tree over ranks, then rounding. */
 static void *product_on_ranks(Device *d, const Operands *o, const Inner *in, int ranks) {
     const float *parts[SPLITS];
     for (int r = 0; r < ranks; r++)
@@ -230,7 +230,7 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
                    o.n, c_type);
     check_skipped(d, &o, in, 2, 4);
     check_skipped(d, &o, in, SPLITS - 1, 1);
-    if (c_type == DTYPE_F32) { /* C + the tree; and leaves of other lengths */
+    if (c_type == DTYPE_F32) { /* C + the tree; and splits of another length */
         float *c = tensor(o.m * o.n, DTYPE_F32), *want = tensor(o.m * o.n, DTYPE_F32);
         RUN(d, add, o.m * o.n, o.c, whole, want, DTYPE_F32);
         memcpy(c, o.c, (size_t)(o.m * o.n) * sizeof *c);
@@ -247,7 +247,7 @@ static void check_inner(Device *d, const Form *form, const Inner *in, Dtype type
 }
 
 static void check_splits(Device *d, Dtype c) {
-    /* One run; gate and up; q, k and v; a vocabulary whose last split is short; leaves of more than a
+    /* One run; gate and up; q, k and v; a vocabulary whose last split is short; splits longer than a
      * block. */
     static const Inner inners[] = {{1, {320}, {40}},
                                    {2, {136, 136}, {17, 17}},
@@ -268,7 +268,7 @@ static void test_splits(void **state) { (void)state, check_all(check_splits); }
 enum { EXPERTS = 4, EXPERT_ROWS = 108 };
 static const int32_t first_rows[EXPERTS + 1] = {0, 0, 37, 38, EXPERT_ROWS};
 
-/* With matrices [n, k], or [k, n] without `across`. */
+/* Matrices are [n, k], or [k, n] without `across`. */
 typedef struct ExpertOperands {
     bool across;
     int64_t n, k;
@@ -281,7 +281,7 @@ static ExpertRows rows_of_experts(int64_t step) {
     return (ExpertRows){.rows = EXPERT_ROWS, .experts = EXPERTS, .first = first, .step = step};
 }
 
-/* A box of each of the matrices [rows, cols], one after the other. */
+/* Copies the same part of each of the matrices [rows, cols], one after another. */
 static void *boxes_of(const void *from, int64_t rows, int64_t cols, int64_t i, int64_t j, int64_t high,
                       int64_t wide, Dtype t) {
     void *to = tensor(EXPERTS * high * wide, t);
@@ -303,7 +303,7 @@ static float *expert_outputs(Device *d, const ExpertOperands *o, int64_t first, 
     return c;
 }
 
-/* A split, from all terms, and as who has no others. */
+/* One split, with all terms as input. split_alone has only its terms. */
 static float *split_among_others(Device *d, const ExpertOperands *o, const Inner *in, int split) {
     KSplit l = {.runs = in->runs};
     int64_t left = 0;
@@ -334,7 +334,7 @@ static float *split_alone(Device *d, const ExpertOperands *o, const Inner *in, i
     return c;
 }
 
-/* Rows m0 .. and columns n0 .. of the gradients of matrices [n, k]. */
+/* Rows from m0 and columns from n0 on of the gradients of matrices [n, k]. */
 static float *expert_gradients(Device *d, const ExpertOperands *o, const void *dy, int64_t m0, int64_t m,
                                int64_t n0, int64_t n) {
     void *left = box_of(dy, o->n, 0, m0, EXPERT_ROWS, m, o->type),
@@ -386,8 +386,8 @@ static void check_expert_products(Device *d, Dtype c) {
 }
 static void test_expert_products(void **state) { (void)state, check_all(check_expert_products); }
 
-/* Splits of an expert's width first .. first+count-1: the gradient of each choice's weight; act is then
- * weighed. */
+/* For splits first .. first+count-1 of an expert's width: returns the gradient of each assignment's weight,
+ * and in *left act times the weight. */
 static float *weighed(Device *d, const void *act, const void *dact, const float *weights, int64_t split_size,
                       int first, int count, Dtype c, void **left) {
     int64_t inter = SPLITS * split_size, own = count * split_size;
@@ -425,7 +425,7 @@ static void check_weights_of_experts(Device *d, Dtype c) {
         drop_all();
     }
 }
-/* Of columns: what is added, and gradients. */
+/* By columns: the biased output, and the biases' gradients. */
 static void check_biases_of_experts(Device *d, Dtype c) {
     enum { WIDTH = 168 };
     ExpertRows e = rows_of_experts(0);
@@ -454,7 +454,8 @@ static void test_biases_of_experts(void **state) { (void)state, check_all(check_
 
 static void test_weights_of_experts(void **state) { (void)state, check_all(check_weights_of_experts); }
 
-/* The same of weights of what experts read, by two runs of numbers that are made of it, each cut alike. */
+/* The same for models that weight the input of an expert: gradients from y, two runs (gate and up) that are
+ * split alike. */
 static float *input_weights(Device *d, const void *y, const void *dy, const float *weights,
                             int64_t split_size, int first, int count, Dtype c) {
     int64_t run = SPLITS * split_size, own = count * split_size;
@@ -509,7 +510,7 @@ typedef struct Norm {
     float *w;
 } Norm;
 
-/* Gradients of tokens first .. first+count-1 into dx (their own), dw and db (a row for each split). */
+/* Gradients of tokens first .. first+count-1: returns dx, and adds to dw and db, one row for each split. */
 static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, float *dw, float *db) {
     int64_t h = n->h;
     void *x = box_of(n->x, h, first, 0, count, h, n->c),
@@ -522,7 +523,7 @@ static void *norm_box(Device *d, const Norm *n, int64_t first, int64_t count, fl
     RUN(d, bias_backward, count, h, dy, db, SPLIT_SIZE, n->c);
     RUN(d, bias_forward, count, h, y, n->w, n->c);
     RUN(d, add, count * h, y, dx, dx, n->c);
-    return dx; /* of both directions */
+    return dx; /* forward plus backward */
 }
 
 static void check_norm(Device *d, Dtype c) {
@@ -564,13 +565,13 @@ static void test_norm(void **state) { (void)state, check_all(check_norm); }
 
 /* ---- heads, and columns of the MLP ---- */
 
-/* The columns of heads first .. first+count-1 of `groups` groups of `dim` columns, one after another. */
+/* The columns of some heads in up to three groups (q, k, v). */
 typedef struct Columns {
     int groups;
-    int64_t start[3], count[3]; /* columns in the whole */
+    int64_t start[3], count[3]; /* columns in the full tensor */
 } Columns;
 
-/* Between a whole tensor and those columns of it: copies them out, or says whether they are the same. */
+/* Copies those columns out of a full tensor. */
 static void *columns_of(const void *whole, int64_t rows, int64_t row, const Columns *k, Dtype t) {
     int64_t here = k->count[0] + k->count[1] + k->count[2];
     char *to = tensor(rows * here, t);
@@ -612,7 +613,7 @@ static Attended attend(Device *d, AttentionShape s, void *qkv, const void *dout,
     return a;
 }
 
-/* Heads of rank r of n: its query heads, and their key and value heads. */
+/* The heads of rank r of n: its query heads, and their key and value heads. */
 static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void *qkv, const void *dout,
                            const Attended *whole, const int32_t *first, const int32_t *positions,
                            const float *angles, Dtype c) {
@@ -630,8 +631,8 @@ static void check_heads_of(Device *d, AttentionShape s, int n, int r, const void
     assert_box(d, "lse of heads", whole->lse, t, r * part.heads, 0, got.lse, part.heads, t, DTYPE_F32);
 }
 
-/* Runs of queries, whose keys lie elsewhere: what they make is a slice of the whole, wherever they begin; the
- * terms of all queries at once are what the whole has, before it is rounded. */
+/* Runs of queries, whose keys lie elsewhere. Their result is a slice of the full one, wherever they begin.
+ * Partial sums over all queries at once equal the full gradients before rounding. */
 static void check_runs(Device *d, AttentionShape s, const void *qkv, const void *dout, const int32_t *first,
                        Dtype c) {
     int64_t dim = s.head_dim, query = s.heads * dim, width = 2 * (int64_t)s.kv_heads * dim, t = s.tokens;
@@ -661,11 +662,12 @@ static void check_runs(Device *d, AttentionShape s, const void *qkv, const void 
         RUN(d, cast, t * width, terms, DTYPE_F32, rounded, c);
         assert_columns(d, "terms of all queries", dqkv, t, all.q_row, &(Columns){1, {query}, {width}},
                        rounded, c);
-        from = -1, n = 1; /* then shorter ones */
+        from = -1, n = 1; /* then shorter runs */
     }
 }
 
-/* Norms of heads: a row of the weight's gradient for each run of heads, wherever the others are. */
+/* Norms of single heads: the weights' gradients have a row for each run of heads, which does not depend on
+ * the other heads. */
 static void check_normed_heads(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
     int splits = (int)s.kv_heads;
@@ -691,8 +693,8 @@ static void check_normed_heads(Device *d, AttentionShape s, const void *raw, con
     }
 }
 
-/* Of rank r of n, which together have `splits` of a row of queries, and of one of keys: of fewer heads of
- * keys ranks have copies, and a piece each. */
+/* The splits of rank r of n, if all ranks together have `splits` of a row of queries and of a row of keys.
+ * With fewer key heads than ranks, a head is replicated, and each replica sums a part of it. */
 static KSplit row_splits(AttentionShape s, int splits, int n, int r) {
     int copies = n > s.kv_heads ? n / s.kv_heads : 1;
     int64_t dim = s.head_dim, query = s.heads * dim / n, key = s.kv_heads * dim / n;
@@ -727,9 +729,9 @@ static void check_rows_of(Device *d, AttentionShape s, int n, int r, QkRows rows
     assert_bits("dw of a rank's keys", d, dk, dw[1] + key, kv, DTYPE_F32);
 }
 
-/* Norms of all heads of a token, of which ranks have some each: sums of splits are what they are beside the
- * others, and with the sums of all a rank norms its heads as they are normed beside the others; so are some
- * of the tokens. */
+/* Norms over all heads of a token, which are sharded over ranks. Sums of a rank's splits equal those computed
+ * with all heads, and given the sums of all ranks, a rank norms its heads as if it had all. The same holds
+ * for some of the tokens. */
 static void check_normed_rows(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
     enum { FROM = 21 };
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens,
@@ -760,7 +762,8 @@ static void check_normed_rows(Device *d, AttentionShape s, const void *raw, cons
     assert_box(d, "gradient of some tokens' rows", grad, wide, FROM, 0, grad2, t - FROM, wide, c);
 }
 
-/* Splits that share heads of keys: those of a head have the row of the first of them, and no other. */
+/* With more splits than key heads, a head's gradient is in the row of its first split; its other rows stay
+ * zero. */
 static void check_fewer_heads(Device *d, AttentionShape s, const void *raw, const void *dout, Dtype c) {
     int64_t dim = s.head_dim, wide = (s.heads + 2 * (int64_t)s.kv_heads) * dim, t = s.tokens;
     int each = s.heads / s.kv_heads;
@@ -780,8 +783,8 @@ static void check_fewer_heads(Device *d, AttentionShape s, const void *raw, cons
             for (int k = 0; k < dim; k++) assert_true(dk[1][i * dim + k] == 0);
 }
 
-/* Queries of one head of keys on several ranks, each of which has that head: what one makes is what it makes
- * beside the others, if each has a copy of the head there. */
+/* Query heads that share a key head, on several ranks that each have a replica of it: a rank's result equals
+ * its slice of one call in which each query head has its own copy of the key head. */
 static void check_shared_keys(Device *d, AttentionShape s, const void *qkv, const void *dout,
                               const int32_t *first, Dtype c) {
     int64_t dim = s.head_dim, query = s.heads * dim, t = s.tokens;
@@ -848,7 +851,7 @@ static void check_heads(Device *d, Dtype c) {
 static void test_heads(void **state) { (void)state, check_all(check_heads); }
 
 typedef struct LatentGradients {
-    void *q, *own, *key; /* key: fp32 terms */
+    void *q, *own, *key; /* key: fp32 partial sums */
 } LatentGradients;
 
 static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dqkv, const int32_t *positions,
@@ -860,8 +863,8 @@ static LatentGradients latent_gradients(Device *d, LatentShape s, const void *dq
     return g;
 }
 
-/* What ranks that have the heads of some splits each make, and what their terms of the common key come to;
- * which is rounded what one rank makes that has all. */
+/* Ranks that have the heads of some splits each: their slices, and the sum of their partial gradients of the
+ * shared key, which after rounding equals the result of one rank with all heads. */
 static void check_latent_heads(Device *d, Dtype c) {
     LatentShape all = {.tokens = 37, .heads = SPLITS, .plain = 5, .turned = 6, .value = 7, .splits = SPLITS};
     int64_t t = all.tokens, dim = latent_head(all), width = all.heads * dim, own = all.plain + all.value;
@@ -898,7 +901,7 @@ static void check_latent_heads(Device *d, Dtype c) {
 }
 static void test_latent_heads(void **state) { (void)state, check_all(check_latent_heads); }
 
-/* All gates before all ups, or each next to its own (ACT_CLAMPED). */
+/* All gates before all ups, or interleaved (ACT_CLAMPED). */
 static void check_gated(Device *d, Activation f, Dtype c) {
     enum { T = 37, INTER = 168 };
     bool clamped = f == ACT_CLAMPED;
@@ -925,11 +928,11 @@ static void check_gated(Device *d, Activation f, Dtype c) {
 static void check_mlp(Device *d, Dtype c) { check_gated(d, ACT_SILU, c), check_gated(d, ACT_CLAMPED, c); }
 static void test_mlp(void **state) { (void)state, check_all(check_mlp); }
 
-/* ---- recurrences: channels, and documents, by themselves ---- */
+/* ---- recurrences: slices of channels, and single documents ---- */
 
-enum { SCAN_T = 150, SCAN_W = 168, SCAN_LAST = 97 }; /* tokens, channels, the last document's first token */
+enum { SCAN_T = 150, SCAN_W = 168, SCAN_LAST = 97 }; /* tokens, channels, first token of the last document */
 
-/* What is read, or comes out, of a box of tokens and channels. Two gates of a token are two rows of W. */
+/* Inputs or outputs of a slice of tokens and channels. With two gates, a token has two rows of W of them. */
 typedef struct Scan {
     int64_t t, first, tokens, width;
     void *gates, *values, *gate, *dout;
@@ -937,7 +940,7 @@ typedef struct Scan {
     void *conv;
 } Scan;
 
-/* Tokens from t on, the last document beginning with `last`. */
+/* first_key of tokens from t on; the last document begins at `last`. */
 static int32_t *scan_documents(int64_t last, int64_t t, int64_t tokens) {
     int32_t *first = tensor(tokens, DTYPE_F32);
     for (int64_t u = t; u < t + tokens; u++)
@@ -971,7 +974,7 @@ static Scan scan_box(const Scan *of, int64_t gates, int64_t t, int64_t first, Dt
                   .w = box_of(of->w, SCAN_W, 0, first, CONV_TAPS, width, DTYPE_F32)};
 }
 
-/* Forward and back; values go through a convolution, too. */
+/* Forward and backward; values also go through a convolution. */
 static Scan scan_of(Device *d, ScanKind kind, int64_t gates, const Scan *in, Dtype c) {
     int64_t n = in->tokens * in->width;
     ScanShape s = {in->tokens, in->width, gates * in->width, in->width, in->width, kind};
@@ -1004,7 +1007,7 @@ static void check_scan_box(Device *d, ScanKind kind, int64_t gates, const Scan *
     assert_box(d, "gate", whole->gate, SCAN_W, t, first, box.gate, tokens, width, c);
     assert_box(d, "convolved", whole->conv, SCAN_W, t, first, box.conv, tokens, width, c);
     assert_box(d, "convolution's dx", whole->dout, SCAN_W, t, first, box.dout, tokens, width, c);
-    if (t > 0) return; /* sums over tokens */
+    if (t > 0) return; /* the rest are sums over tokens */
     assert_box(d, "lambda", whole->lambda, SCAN_W, 0, first, box.lambda, 1, width, DTYPE_F32);
     assert_box(d, "taps", whole->w, SCAN_W, 0, first, box.w, CONV_TAPS, width, DTYPE_F32);
 }
@@ -1022,12 +1025,13 @@ static void check_recurrences(Device *d, Dtype c) {
 }
 static void test_recurrences(void **state) { (void)state, check_all(check_recurrences); }
 
-/* Of two groups the second; of documents the last, which begins with a stride, so that sums over tokens are
- * cut where they are by itself. x, B, C and dt lie where they do in the whole's rows. */
+/* Slices are the second of two groups, and the last document, which begins with a chunk, so that its sums
+ * over tokens are cut the same way without the others. x, B, C and dt keep their positions in the full
+ * rows. */
 enum { MAMBA_HEADS = 4, MAMBA_P = 5, MAMBA_N = 40, MAMBA_X = MAMBA_HEADS * MAMBA_P };
 enum { MAMBA_ROW = MAMBA_X + 4 * MAMBA_N };
 typedef struct Mamba {
-    void *read, *dt, *y; /* y: or its gradient */
+    void *read, *dt, *y; /* y: output, or its gradient */
     float *heads;
 } Mamba;
 
@@ -1044,7 +1048,7 @@ static MambaGradients mamba_part(Mamba m, int64_t t, int64_t head, Dtype c) {
                             heads + 2 * MAMBA_HEADS};
 }
 
-/* Tokens from t on of heads from `head` on. */
+/* Tokens from t on, heads from `head` on. */
 static Mamba mamba_of(Device *d, Mamba from, int64_t t, int64_t head, Dtype c) {
     int64_t tokens = SCAN_T - t, heads = MAMBA_HEADS - head, width = heads * MAMBA_P;
     MambaShape s = {tokens, heads, heads / 2, MAMBA_P, MAMBA_N, MAMBA_ROW, MAMBA_HEADS};
@@ -1092,7 +1096,7 @@ static void check_mamba(Device *d, Dtype c) {
     check_mamba_part(d, from, whole, MAMBA_CHUNK, MAMBA_HEADS / 2, c);
     drop_all();
 }
-/* What a gated norm reads, or the gradients of it; dy: or what comes out. */
+/* Inputs of a gated norm, or their gradients; dy: gradient of the output, or the output. */
 typedef struct Gated {
     void *x, *gate, *dy;
     float *w;
@@ -1130,7 +1134,7 @@ static void test_mamba(void **state) { (void)state, check_all(check_mamba), chec
 
 enum { ROWS = 9, VOCAB = 1003, VOCAB_SPLIT_SIZE = 126 }; /* the last split has 121 */
 
-/* Rows of an embedding: what is elsewhere is -0, and -0 + x is x, also where x is -0. */
+/* Slices of an embedding's rows: rows that are not local give -0, and -0 + x is x, also if x is -0. */
 static void check_embedding(Device *d, Dtype c) {
     enum { T = 70, H = 21, WORDS = 29, FIRST = 13 };
     int32_t *ids = random_ints(T, WORDS);
@@ -1171,7 +1175,7 @@ typedef struct Loss {
     void *grad;
 } Loss;
 
-/* Records of all splits, made by `ranks` of them. */
+/* Records of all splits, made on `ranks` ranks. */
 static LossRecord *all_records(Device *d, const Loss *l, int ranks, int64_t split_size) {
     int64_t each = SPLITS / ranks;
     LossRecord *records = tensor(SPLITS * ROWS * (int64_t)sizeof *records / 4, DTYPE_F32);
@@ -1216,7 +1220,7 @@ static void check_loss_types(Device *d, Dtype type, Dtype grad_type) {
     RUN(d, cross_entropy, ROWS, VOCAB, l.logits, type, l.targets,
         (VocabSplit){.split_size = VOCAB_SPLIT_SIZE}, scale, 0, 0.25f, l.loss, l.z_loss, l.grad, grad_type);
     for (int i = 0; i < DEGREES; i++) check_loss_on(d, &l, degrees[i]);
-    /* Splits of another length are other sums. */
+    /* With splits of another length the sums differ. */
     LossRecord *records = all_records(d, &l, 1, VOCAB_SPLIT_SIZE),
                *moved = all_records(d, &l, 1, VOCAB_SPLIT_SIZE + 1);
     assert_memory_not_equal(records, moved, sizeof *records * ROWS);

@@ -1,4 +1,4 @@
-/* Threads that wait beside other programs: when they sleep, and that they do. */
+/* How threads wait alongside other programs: when they should sleep, and that they do. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ enum { REGIONS = 200 };
 
 static const char *const names[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
 
-/* Samples of a tenth of a second. */
+/* Samples every tenth of a second. */
 static bool after(Crowd *c, double share, double seconds) {
     for (double s = 0; s < seconds - 0.05; s += 0.1) crowd_sample(c, share, 0.1);
     return c->busy;
@@ -30,31 +30,31 @@ static bool after(Crowd *c, double share, double seconds) {
 static void test_decision(void **state) {
     Crowd c = {0};
     (void)state;
-    assert_false(after(&c, 0.10, 10)); /* what a loader's thread takes */
+    assert_false(after(&c, 0.10, 10)); /* the load of a data loader's thread */
     assert_true(after(&c, 0.50, 0.1));
     assert_true(after(&c, 0.01, 0.9));
-    assert_true(after(&c, 0.10, 5)); /* neither: the second begins again */
+    assert_true(after(&c, 0.10, 5)); /* neither busy nor quiet: the second of quiet restarts */
     assert_true(after(&c, 0.01, 0.9));
     assert_false(after(&c, 0.01, 0.2));
-    /* Busy again at once: each time twice as long, a minute at most. */
+    /* Busy again at once: each time it waits twice as long, at most a minute. */
     for (double patience = 2; patience < 200; patience *= 2) {
         double expected = patience < 60 ? patience : 60;
         assert_true(after(&c, 0.50, 0.1));
         assert_true(after(&c, 0, expected - 0.5));
         assert_false(after(&c, 0, 1));
     }
-    /* Quiet for longer than that: as at first. */
+    /* Quiet for longer than that: back to the initial patience. */
     assert_false(after(&c, 0, 100));
     assert_true(after(&c, 0.50, 0.1));
     assert_false(after(&c, 0, 1.2));
 }
 
-#ifndef __clang__ /* libomp has a setting instead */
+#ifndef __clang__ /* libomp has a setting for this */
 typedef struct Team {
     atomic_bool there, ended;
 } Team;
 
-/* It is asked by the team's first thread, so that the others exist from the first call on. */
+/* Called by the team's first thread, so the others exist from the first call on. */
 static bool has_ended(void *team) {
     Team *t = team;
     atomic_store(&t->there, true);
@@ -71,7 +71,7 @@ static void work_for(double seconds) {
     for (double begun = clock_seconds(); clock_seconds() - begun < seconds;) continue;
 }
 
-/* How often the second thread of a team has gone to sleep while the first worked. */
+/* How often the second thread of a team went to sleep while the first worked. */
 static long sleeps(void) {
     struct rusage first = {0}, last = {0};
     for (int i = 0; i < REGIONS; i++) {
@@ -84,8 +84,8 @@ static long sleeps(void) {
     return last.ru_nvcsw - first.ru_nvcsw;
 }
 
-/* Threads of a process that has a second team sleep at the end of each region, if they get there before the
- * one that works: on a loaded machine some do not. */
+/* Threads of a process with a second team sleep at the end of each region, provided that they get there
+ * before the one that works; on a loaded machine some do not. */
 static void test_second_team(void **state) {
     Team team = {false, false};
     pthread_t thread;
@@ -110,7 +110,8 @@ static void test_environment(void **state) {
     }
 }
 
-/* The library reads its environment before main; ctest sets what would make all threads sleep. */
+/* The OpenMP library reads its environment before main, and ctest sets what makes all threads sleep. So main
+ * clears it and restarts itself. */
 int main(int argc, char **argv) {
     (void)argc;
     if (waiting_is_set()) {

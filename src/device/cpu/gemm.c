@@ -101,8 +101,8 @@ static int64_t split_count(const KSplit *l) {
 }
 
 /* A tile in progress. The partials of its splits are computed in ascending order and added like the digits of
- * a binary counter: level[l] holds the sum of 2^l splits until its right half is complete. So the canonical
- * tree needs one tile for each of its levels, and each sum is stored once. */
+ * a binary counter: level[l] holds the sum of 2^l splits until that of the next 2^l is complete. So the
+ * canonical tree needs one tile for each of its levels, and each sum is stored once. */
 enum { LEVELS = 7 }; /* enough for SPLITS_MAX splits */
 typedef struct SplitWork {
     const Kernels *kernels;
