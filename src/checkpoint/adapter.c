@@ -1,5 +1,5 @@
-/* Which matrices have an adapter is told by the tensors, not by target_modules: that is a list of ends of
- * names, or a pattern, and says the same in another way. */
+/* The set of adapted matrices is read from the tensors' names, not from target_modules: that is a list of
+ * name endings, or a pattern, and carries the same information. */
 #include "checkpoint/adapter.h"
 
 #include <math.h>
@@ -28,8 +28,8 @@ static bool is_empty(const cJSON *item) {
     return item == NULL || cJSON_IsNull(item) || cJSON_IsFalse(item) || (list && item->child == NULL);
 }
 
-/* Keys that make another function of the same tensors, or of others. Dropout is of training, and another seed
- * of it was another run. */
+/* Keys that change the function of the same tensors, or need other tensors. Dropout only matters for
+ * training, where another seed of it gives another run anyway. */
 static ErrorCode check_kind(const cJSON *root, const char *path, Error *err) {
     static const char *const unset[] = {
         "use_dora",         "modules_to_save",   "rank_pattern", "alpha_pattern",
@@ -40,7 +40,8 @@ static ErrorCode check_kind(const cJSON *root, const char *path, Error *err) {
     if (strcmp(kind, "LORA") != 0) return refuse(path, "peft_type", "LORA", err);
     TRY(json_get_string(root, path, "bias", false, &bias, err));
     if (strcmp(bias, "none") != 0) return refuse(path, "bias", "none", err);
-    /* Others (PiSSA, OLoRA, LoftQ) change the base when they begin, and so would have to here. */
+    /* Others (PiSSA, OLoRA, LoftQ) modify the base at initialisation, which would have to be done here,
+     * too. */
     const cJSON *begins = cJSON_GetObjectItemCaseSensitive(root, "init_lora_weights");
     if (cJSON_IsString(begins) && strcmp(begins->valuestring, "gaussian") != 0)
         return refuse(path, "init_lora_weights", "true, false or gaussian", err);
@@ -73,7 +74,8 @@ ErrorCode adapter_config_read(AdapterConfig *c, const char *path, Error *err) {
 
 /* ---- writing ---- */
 
-/* "...self_attn.q_proj.weight" up to the end of what PEFT calls the module; its last name begins at *last. */
+/* Length of "...self_attn.q_proj.weight" up to the end of what PEFT calls the module; its last component
+ * begins at *last. */
 static size_t module_length(const char *name, size_t *last) {
     size_t length = strlen(name) - (sizeof weight - 1), at = length;
     while (at > 0 && name[at - 1] != '.') at--;
@@ -90,7 +92,7 @@ static bool has_adapter(const ParamTable *t, const Param *p) {
     return p->cols > 0 && !p->row->adapts && param_adapter(t, p, ADAPTER_A) != NULL;
 }
 
-/* Whether every matrix that is called in the end like one with an adapter has one. */
+/* Whether every matrix whose last name component is that of an adapted matrix has an adapter. */
 static bool last_names_tell(const ParamTable *t) {
     for (int i = 0; i < t->count; i++)
         for (int k = 0; k < t->count && has_adapter(t, &t->params[i]); k++) {
@@ -116,7 +118,7 @@ static void write_targets(JsonWriter *w, const ParamTable *t) {
     json_end_array(w);
 }
 
-/* A whole number as one: PEFT calls it an integer. */
+/* Writes an integral value as an integer, which is PEFT's type for it. */
 static void write_alpha(JsonWriter *w, double alpha) {
     if (alpha < 1e9 && alpha >= floor(alpha) && alpha <= floor(alpha))
         json_put_int(w, "lora_alpha", (int64_t)alpha);
@@ -151,7 +153,7 @@ void adapter_config_write(const AdapterConfig *c, const ParamTable *table, Text 
 
 bool adapter_is(const char *dir) { return file_holds(dir, ADAPTER_CONFIG); }
 
-/* Its own directory may be moved with all that is in it, the base is a path on some machine. */
+/* The adapter's directory may be moved with its content; the base is a path on some machine. */
 static ErrorCode find_base(AdapterDir *a, const char *base, Error *err) {
     char shown[300];
     const char *where = base ? base : a->config.base;
@@ -170,9 +172,9 @@ static bool ends_with(const char *name, const char *end) {
     return n > m && strcmp(name + n - m, end) == 0;
 }
 
-/* Those of A, in the order of names; B is looked for with all the rest. */
+/* The A matrices, in the order of names; check_tensors looks for the B matrices. */
 static ErrorCode name_matrices(AdapterDir *a, Error *err) {
-    size_t prefix = sizeof ADAPTER_PREFIX; /* with its point */
+    size_t prefix = sizeof ADAPTER_PREFIX; /* with its dot */
     char shown[160];
     a->names = mem_alloc_array(a->files.count + 1, sizeof *a->names);
     for (size_t i = 0; i < a->files.count; i++) {
@@ -193,7 +195,7 @@ static ErrorCode name_matrices(AdapterDir *a, Error *err) {
     return error_set(err, ERR_DATA, "%s: holds no adapter", a->files.where);
 }
 
-/* Names and shapes, by the table that the base has with these adapters: both ways round. */
+/* Checks names and shapes in both directions against the table of the base with these adapters. */
 static ErrorCode check_tensors(const AdapterDir *a, const ParamTable *t, Error *err) {
     TensorDesc *tensors = mem_alloc_array((size_t)t->count, sizeof *tensors);
     Text *names = mem_alloc_array((size_t)t->count, sizeof *names);

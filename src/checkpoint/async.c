@@ -1,26 +1,26 @@
 /* The background writer.
  *
- *  1. The staging memory belongs to the caller's thread in SAVE_IDLE and to the worker otherwise; phase
- *     and job change under the lock only.
- *  2. The worker takes one job after the other and never waits for another rank within one: between them
- *     the save rests until the caller brings word of the others.
- *  3. A failure of a part goes into the blob and through the commit; that of a save is kept until it has
- *     been returned once.
+ *  1. The staging memory belongs to the caller's thread in SAVE_IDLE and to the worker otherwise; phase and
+ *     job change only under the lock.
+ *  2. The worker takes one job after the other and never waits for another rank within one: between jobs the
+ *     save waits until the caller passes in the reduced words of all ranks.
+ *  3. A rank's failure goes into its blob and through the commit; a save's failure is kept until it has been
+ *     returned once.
  *  4. The worker writes from host memory: staged tensors. A direct writer's goes through the lists' fetch.
  *
- * The phases of a save, and what moves a rank from one to the next. "Heard" is what
- * checkpoint_writer_advance is told of the words of all ranks; all other moves are the worker's:
+ * The phases of a save, and their transitions on each rank. "X heard" means that X is among the words that
+ * checkpoint_writer_advance receives; the worker makes all other transitions:
  *
- *   rank 0   IDLE --begin--> BUSY --files made--> PREPARED --pieces written--> WRITTEN --commit--> COMMITTED
+ *   rank 0   IDLE --begin--> BUSY --files made--> PREPARED --data written---> WRITTEN --commit--> COMMITTED
  *              ^               |                     |                            |                    |
  *              |               +------ a failure ----+----> FAILED ----commit-----+---> LOST           |
  *              +-------------------------- its own word heard ----------------------------+-----------+
  *
- *   others   IDLE --begin--> BUSY --PREPARED heard, pieces written--> WRITTEN --COMMITTED, LOST heard--> IDLE
+ *   others   IDLE --begin--> BUSY --PREPARED heard, data written----> WRITTEN --COMMITTED, LOST heard--> IDLE
  *                              +--a failure, or REFUSED heard-------> FAILED  --LOST heard-------------> IDLE
  *
- * The commit starts when every rank is in WRITTEN or FAILED. One rank goes through the same phases with
- * nobody to hear: the worker runs the commit behind the write and ends in IDLE. */
+ * The commit starts when every rank is in WRITTEN or FAILED. A single rank goes through the same phases
+ * without hearing anything: the worker commits right after the write and ends in IDLE. */
 #include "checkpoint/async.h"
 
 #include <errno.h>
@@ -34,19 +34,19 @@
 #include "base/pages.h"
 #include "device/pool.h"
 
-/* A list whose pieces lie in staging memory, one after the other. */
+/* A list whose segments are contiguous in staging memory. */
 typedef struct StagedList {
     TensorList list;
-    char **at; /* [pieces of list] */
+    char **at; /* [segments of list] */
 } StagedList;
 
-/* In order; rank 0 alone comes to PREPARED, COMMITTED and LOST. */
+/* In order; only rank 0 reaches PREPARED, COMMITTED and LOST. */
 typedef enum SavePhase {
     SAVE_IDLE,
     SAVE_BUSY,
     SAVE_PREPARED,
     SAVE_WRITTEN,
-    SAVE_FAILED, /* in place of WRITTEN */
+    SAVE_FAILED, /* instead of WRITTEN */
     SAVE_COMMITTED,
     SAVE_LOST
 } SavePhase;
@@ -60,16 +60,16 @@ struct CheckpointWriter {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    Job job; /* to be taken by the worker */
+    Job job; /* the worker's next job */
     bool running, copying, quit, has_report;
-    SavePhase phase, told;  /* told: that of the last word */
-    bool prepared, refused; /* rank 0 has made the files, or could not */
-    bool gathered;          /* the blobs were asked for */
+    SavePhase phase, told;  /* told: the phase in the last word returned */
+    bool prepared, refused; /* rank 0 has made the files, or failed to */
+    bool gathered;          /* the blobs have been requested */
     Error outcome;          /* of the commit */
     Error failure;          /* code OK: none */
     SaveReport report;
 
-    CheckpointSave save; /* of the caller's lists, once copied of the staged ones */
+    CheckpointSave save; /* of the caller's lists, after the copy of the staged ones */
     StagedList model, optimizer, average;
     char *state;
     double start;
@@ -84,20 +84,20 @@ static size_t list_bytes(const TensorList *list) {
     return bytes;
 }
 
-/* Each piece at a multiple of the pools' alignment, so that copies are as fast as they can be. */
+/* Each segment starts at a multiple of the pools' alignment, for fast copies. */
 size_t checkpoint_staging_bytes(const TensorList *model, const TensorList *optimizer,
                                 const TensorList *average) {
     return list_bytes(model) + list_bytes(optimizer) + list_bytes(average);
 }
 
-/* Young, "A first order approximation to the optimum checkpoint interval", 1974: sqrt(2 * M * C), with C
- * only what the training waits for, and never faster than the disk takes one. */
+/* Young, "A first order approximation to the optimum checkpoint interval", 1974: sqrt(2 * M * C), where C is
+ * only the time that training waits; at least the time of a save. */
 double checkpoint_interval(double mean_time_to_failure, double stall, double save_seconds) {
     return fmax(sqrt(2.0 * mean_time_to_failure * stall), save_seconds);
 }
 
-/* In place of the caller's fetch: from here on the lists lead to staging memory, and checkpoint_write
- * cannot tell the difference. Copying memory cannot fail. */
+/* Replaces the caller's fetch: the lists now read staging memory, and checkpoint_write does not notice the
+ * difference. Copying memory cannot fail. */
 static ErrorCode fetch_staged(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     const StagedList *s = ctx;
     (void)err;
@@ -105,8 +105,8 @@ static ErrorCode fetch_staged(void *ctx, int segment, size_t offset, size_t byte
     return OK;
 }
 
-/* Copies a list to *next and moves it on. `at` is kept from save to save; the descriptions stay the
- * caller's. */
+/* Copies a list to *next and advances *next. `at` is reused between saves; the caller owns the
+ * descriptions. */
 static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error *err) {
     s->at = mem_grow(s->at, (size_t)tensor_segments(list) * sizeof *s->at);
     s->list = *list;
@@ -121,8 +121,8 @@ static ErrorCode stage(StagedList *s, const TensorList *list, char **next, Error
     return OK;
 }
 
-/* Turns w->save from the caller's lists to staged ones. All are staged before any is switched, so that
- * a failure leaves the caller's lists whole. */
+/* Replaces the caller's lists in w->save by staged ones. All are staged before any is replaced, so that a
+ * failure leaves the caller's lists intact. */
 static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     char *next = w->staging;
     const TensorList *model = w->save.model, *optimizer = w->save.optimizer, *average = w->save.average;
@@ -135,8 +135,7 @@ static ErrorCode stage_all(CheckpointWriter *w, Error *err) {
     return OK;
 }
 
-/* `prepared` outlives the phase: rank 0 must go on saying that the files are there when it has come
- * further. */
+/* `prepared` outlives the phase: rank 0 keeps reporting in later phases that the files exist. */
 static void set_phase(CheckpointWriter *w, SavePhase phase) {
     pthread_mutex_lock(&w->lock);
     w->phase = phase;
@@ -145,7 +144,7 @@ static void set_phase(CheckpointWriter *w, SavePhase phase) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Said before anything is written: from now on the caller may update the weights. */
+/* Called before anything is written: from now on the caller may update the weights. */
 static void end_copy(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
     w->copying = false;
@@ -153,8 +152,8 @@ static void end_copy(CheckpointWriter *w) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A blob that tells of a failure takes the place of one that lists pieces; the commit, which reads all of
- * them, fails with it and names the rank. */
+/* A failure blob replaces the list of segments. The commit, which reads all blobs, fails with it and names
+ * the rank. */
 static void fail_part(CheckpointWriter *w, const Error *failure) {
     checkpoint_blob_failure(failure, &w->blob);
     set_phase(w, SAVE_FAILED);
@@ -166,7 +165,7 @@ static void write_part(CheckpointWriter *w) {
     set_phase(w, code == OK ? SAVE_WRITTEN : SAVE_FAILED);
 }
 
-/* On ranks other than 0 it ends with the copy: they stay BUSY until they hear that the files are there. */
+/* On ranks other than 0 it ends after the copy: they stay BUSY until they hear that the files exist. */
 static void run_stage(CheckpointWriter *w) {
     Error err = {.message = ""};
     ErrorCode code = w->setup.direct ? OK : stage_all(w, &err);
@@ -181,7 +180,7 @@ static void run_stage(CheckpointWriter *w) {
     }
 }
 
-/* On ranks other than 0. The copy may have failed meanwhile. Then its blob tells of that already. */
+/* On ranks other than 0. If the copy failed meanwhile, the blob already reports that. */
 static void run_write(CheckpointWriter *w) {
     Error err;
     if (w->phase == SAVE_FAILED) return;
@@ -194,8 +193,8 @@ static void run_write(CheckpointWriter *w) {
     }
 }
 
-/* The end of a save on this rank; under the lock. The failure of another rank is told by rank 0, which has
- * the cause; here it is marked as told, so that it is not said a second time. */
+/* The end of a save on this rank; the caller holds the lock. Rank 0, which has the cause, prints another
+ * rank's failure; here it is marked as reported, so that it is not printed twice. */
 static void release(CheckpointWriter *w, bool committed) {
     w->phase = SAVE_IDLE;
     w->has_report = committed;
@@ -207,9 +206,9 @@ static void release(CheckpointWriter *w, bool committed) {
     w->failure.reported = true;
 }
 
-/* Pruning comes after the commit and counts as part of the save: what could not be removed is reported as
- * a failure, though the checkpoint is there. The fields of the report change under the lock, since the
- * caller may ask for it at any time. */
+/* Pruning comes after the commit and counts as part of the save: a file that cannot be removed is reported as
+ * a failure, although the checkpoint exists. The fields of the report change under the lock, since the caller
+ * may read it at any time. */
 static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
     const WriterSetup *s = &w->setup;
     Error err = {.message = ""};
@@ -232,18 +231,17 @@ static void run_commit(CheckpointWriter *w, const CheckpointBlob *blobs) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Everything slow happens outside the lock. */
+/* Everything slow runs without the lock. */
 static void run(CheckpointWriter *w, Job job) {
     if (job == JOB_STAGE) run_stage(w);
     if (job == JOB_WRITE) run_write(w);
     if (job == JOB_COMMIT) run_commit(w, w->blobs);
-    /* One rank has nobody to hear from. */
+    /* A single rank does not wait for others. */
     if (job == JOB_STAGE && w->setup.ranks == 1)
         run_commit(w, &(CheckpointBlob){w->blob.data, w->blob.length});
 }
 
-/* `running` is false exactly while the worker waits here, which is what checkpoint_writer_settle waits
- * for. */
+/* `running` is false exactly while the worker waits here; checkpoint_writer_settle waits for that. */
 static Job next_job(CheckpointWriter *w) {
     pthread_mutex_lock(&w->lock);
     w->running = false;
@@ -262,15 +260,16 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Under the lock. There is room for one job: none is given before the one before it was taken, since
- * phases follow each other. */
+/* The caller holds the lock. One slot is enough: phases follow each other, so the previous job has been
+ * taken. */
 static void give_job(CheckpointWriter *w, Job job) {
     w->job = job;
     pthread_cond_broadcast(&w->changed);
 }
 
-/* Taken and touched now, so that the first save does not pay for it. A device that is apart copies to pinned
- * memory by itself; to other memory it makes the thread wait, piece by piece, in its driver. */
+/* Allocated and touched now, so that the first save does not pay for it. A device with separate memory copies
+ * to pinned memory asynchronously; copies to other memory block the thread in the driver, segment by
+ * segment. */
 static ErrorCode take_staging(CheckpointWriter *w, Error *err) {
     size_t bytes = w->setup.staging_bytes;
     Device *d = w->setup.device;
@@ -315,7 +314,7 @@ static void writer_free(CheckpointWriter *w) {
     free(w);
 }
 
-/* No thread, no memory and NULL in *writer after a failure. */
+/* After a failure there is no thread and no memory, and *writer is NULL. */
 ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *setup, Error *err) {
     CHECK(setup->rank >= 0 && setup->rank < setup->ranks);
     CheckpointWriter *w = mem_alloc(sizeof *w);
@@ -331,15 +330,15 @@ ErrorCode checkpoint_writer_start(CheckpointWriter **writer, const WriterSetup *
     return code;
 }
 
-/* Several ranks cannot wait here: what ends their save is word of the others, which only the caller
- * brings. */
+/* Several ranks cannot wait here: their save ends with the words of the others, which only the caller passes
+ * in. */
 ErrorCode checkpoint_writer_wait(CheckpointWriter *w, Error *err) {
     pthread_mutex_lock(&w->lock);
     CHECK(w->setup.ranks == 1 || w->phase == SAVE_IDLE);
     while (w->phase != SAVE_IDLE) pthread_cond_wait(&w->changed, &w->lock);
     ErrorCode code = w->failure.code;
     if (code != OK && err != NULL) *err = w->failure;
-    /* Returned once: a save that failed does not fail the next. */
+    /* Returned once: a failed save does not fail the next one. */
     w->failure.code = OK;
     pthread_mutex_unlock(&w->lock);
     return code;
@@ -349,12 +348,12 @@ ErrorCode checkpoint_writer_begin(CheckpointWriter *w, const CheckpointSave *sav
     double start = clock_seconds();
     CHECK(w->setup.direct ||
           checkpoint_staging_bytes(save->model, save->optimizer, save->average) <= w->setup.staging_bytes);
-    /* With one rank a save may be in flight still: this is the back-pressure that the report counts as
+    /* With one rank a save may still be in flight: this wait is the back-pressure that the report counts as
      * `waited`. */
     TRY(checkpoint_writer_wait(w, err));
     free(w->state);
     w->state = save->state != NULL ? mem_strdup(save->state) : NULL;
-    /* The worker rests in SAVE_IDLE, so all this may change without the lock until the job is given. */
+    /* The worker waits in SAVE_IDLE, so these fields may change without the lock until the job is given. */
     w->save = *save;
     w->save.state = w->state;
     text_clear(&w->blob);
@@ -384,7 +383,7 @@ ErrorCode checkpoint_writer_save(CheckpointWriter *w, const CheckpointSave *save
     return OK;
 }
 
-/* A pure reading, but for `told`: settle returns when the phase is no longer what the others were told. */
+/* Changes only `told`: settle returns when the phase differs from the last word that was sent. */
 WriterWord checkpoint_writer_word(CheckpointWriter *w) {
     WriterWord word = {0, 0};
     pthread_mutex_lock(&w->lock);
@@ -397,8 +396,8 @@ WriterWord checkpoint_writer_word(CheckpointWriter *w) {
     return word;
 }
 
-/* Rank 0 has come to where the others may write, or must not. The job is given in both cases: refused, it
- * ends as a blob that says so, and the save goes the same way on all ranks. Under the lock. */
+/* Rank 0 has made the files, or failed to. The job is given in both cases: if refused, it ends with a failure
+ * blob, so that the save proceeds the same way on all ranks. The caller holds the lock. */
 static void hear(CheckpointWriter *w, unsigned any) {
     if (w->setup.rank == 0 || w->prepared || w->refused) return;
     w->prepared = (any & WRITER_PREPARED) != 0;
@@ -410,7 +409,7 @@ bool checkpoint_writer_advance(CheckpointWriter *w, WriterWord combined) {
     bool gather = false;
     pthread_mutex_lock(&w->lock);
     if (w->setup.ranks > 1 && w->phase != SAVE_IDLE) {
-        /* Once a save, and on all ranks at the same boundary, since all are told the same. */
+        /* Once per save, and on all ranks at the same boundary, since all receive the same word. */
         gather = !w->gathered && (combined.all & WRITER_WRITTEN);
         w->gathered = w->gathered || gather;
         hear(w, combined.any);
@@ -428,12 +427,12 @@ bool checkpoint_writer_idle(CheckpointWriter *w) {
     return idle;
 }
 
-/* Not under the lock: it is asked for after WRITTEN, when the worker has nothing more to write into it. */
+/* Without the lock: it is called after WRITTEN, when the worker no longer writes to the blob. */
 CheckpointBlob checkpoint_writer_blob(CheckpointWriter *w) {
     return (CheckpointBlob){w->blob.data, w->blob.length};
 }
 
-/* The caller's buffers are used again before the worker has read them. */
+/* Copied, since the caller reuses its buffers before the worker has read them. */
 static CheckpointBlob copy_blob(const CheckpointBlob *blob) {
     char *data = mem_alloc(blob->length);
     if (blob->length > 0) memcpy(data, blob->data, blob->length);
@@ -473,8 +472,8 @@ ErrorCode checkpoint_writer_stop(CheckpointWriter *w, Error *err) {
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     pthread_join(w->thread, NULL);
-    /* With several ranks one may be stopped in the middle of a save, at the end of a run that failed; then
-     * its temporary directory stays, and the next start removes it (checkpoint_clean). */
+    /* With several ranks the writer may be stopped in the middle of a save, at the end of a failed run. Its
+     * temporary directory then stays, and the next start removes it (checkpoint_clean). */
     if (w->phase == SAVE_IDLE && code == OK) code = checkpoint_writer_wait(w, err);
     writer_free(w);
     return code;

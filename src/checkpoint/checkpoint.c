@@ -2,17 +2,17 @@
  *
  *  1. A save writes only inside a directory whose name starts with a dot (.tmp-step-N). Nothing that starts
  *     with a dot is ever read as a checkpoint.
- *  2. Every file is complete and synced before the manifest is written: rank 0 makes the files with their
- *     headers and their full lengths and syncs them, then each rank writes its pieces between and syncs what
- *     it wrote. A rank gives away its blob after that, and rank 0 writes the manifest when it has the blobs
- *     of all ranks and they cover every byte once. The manifest holds the size of each file and a checksum of
- *     each header and piece, made from the bytes as they were written.
- *  3. The manifest is written last, synced, and then the directory is synced: whoever sees the directory sees
- *     all of it.
- *  4. One rename gives the directory its name, step-N. Where that name is taken, the two directories change
- *     places in one step; the old one, now under the dot name, is removed after. Where the file system cannot
- *     exchange, the old one is first renamed to a dot name: then, and only then, step N is missing for a
- *     moment, and the step before it stands in.
+ *  2. Every file is complete and synced before the manifest is written. Rank 0 makes the files with their
+ *     headers and full lengths and syncs them; then each rank writes its segments into them and syncs what it
+ *     wrote. A rank hands over its blob after that. Rank 0 writes the manifest once it has the blobs of all
+ *     ranks and they cover every byte exactly once. The manifest holds the size of each file and a checksum
+ *     of each header and segment, computed from the bytes as they were written.
+ *  3. The manifest is written last and synced, and then the directory is synced: whoever sees the directory
+ *     sees all of it.
+ *  4. One rename gives the directory its name, step-N. If that name is taken, the two directories are
+ *     exchanged atomically, and the old one, now under the dot name, is removed afterwards. On file systems
+ *     without exchange, the old one is first renamed to a dot name: then, and only then, step N is missing
+ *     for a moment, in which the previous step is the newest.
  *  5. The parent is synced after the rename and before anything older is removed.
  *  6. `latest` is a symbolic link, replaced by rename, after 5. It is for people: nothing here reads it, and
  *     a failure to write it is a warning.
@@ -21,12 +21,12 @@
  *  8. A failure before 4 removes the temporary directory and leaves everything else as it was.
  *  9. A checkpoint exists if and only if it is under its name and its manifest verifies. Loading verifies
  *     every byte first.
- * 10. Ranks other than 0 only write into files that are there, inside the temporary directory: they make no
- *     names and remove none. What they do to a directory that rank 0 has given up is lost with it.
- * 11. The directory of checkpoints is made in a run's directory that is there, and its name is on the disk
- *     before anything is in it. Neither it nor what is in it is ever entered through a link: a link with one
- *     of these names is refused where something would be read or written through it, and removed, as a link,
- *     where what has the name would be. Leftovers are what has exactly the names above. */
+ * 10. Ranks other than 0 only write into existing files inside the temporary directory: they neither create
+ *     nor remove names. Whatever they write into a directory that rank 0 has abandoned is removed with it.
+ * 11. The directory of checkpoints is made only in an existing run directory, and its name is on disk before
+ *     anything is in it. Neither it nor its entries are ever entered through a link. A link with one of these
+ *     names is an error for reading and writing; where the name is to be removed, the link itself is removed.
+ *     Leftovers are entries with exactly the names above. */
 #include "checkpoint/checkpoint.h"
 
 #include <dirent.h>
@@ -46,15 +46,14 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/segments.h"
 
-/* Eight digits, so that names sort as steps do, up to a hundred million of them; more digits where there
- * are more. */
+/* Eight digits, so that names sort by step, up to a hundred million steps; more digits beyond. */
 static char *step_path(const char *dir, const char *prefix, int64_t step) {
     char name[64];
     snprintf(name, sizeof name, "%sstep-%08" PRId64, prefix, step);
     return path_join(dir, name);
 }
 
-/* Whatever cannot be removed stays for the next try. */
+/* Whatever cannot be removed stays until the next attempt. */
 static void remove_tree(const FileOps *ops, const char *path) {
     file_remove_tree_by(ops->unlink, ops->ctx, path, NULL);
 }
@@ -73,8 +72,8 @@ typedef struct Saving {
     SaveLayout layout;
 } Saving;
 
-/* The layout is made anew by each call, not kept between them: it is a function of the lists alone, the
- * same on every rank, and a Saving so needs no owner that lives as long as a save. */
+/* Each call makes the layout again instead of keeping it: it depends only on the lists, the same on every
+ * rank, and so a Saving needs no owner that lives as long as a save. */
 static Saving saving_make(const FileOps *ops, const char *dir, const CheckpointSave *save) {
     Saving s = {.ops = ops ? ops : &file_ops_system, .save = save, .dir = dir};
     s.temporary = step_path(dir, ".tmp-", save->step);
@@ -94,17 +93,17 @@ static ErrorCode put_small(const Saving *s, const char *name, const void *data, 
     return code;
 }
 
-/* Invariant 2, what rank 0 makes for all. */
+/* Invariant 2: the files that rank 0 makes for all ranks. */
 static ErrorCode make_temporary(const Saving *s, Error *err) {
     const CheckpointSave *save = s->save;
     int result;
-    /* What a killed save of this step has left. Nobody writes there: the run's lock is held, and the ranks
-     * of an earlier attempt have ended with it. */
+    /* Leftovers of a killed save of this step. Nobody writes there: this process holds the run's lock, and
+     * the ranks of an earlier attempt have ended with it. */
     remove_tree(s->ops, s->temporary);
     RETRY(result, s->ops->mkdir(s->ops->ctx, s->temporary));
     if (result != 0) return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", s->temporary);
     for (int i = 0; i < save->file_count; i++) {
-        /* The caller's own names, so a bad one is a bug. */
+        /* The program chooses these names, so a bad one is a bug. */
         CHECK(modelfiles_name_is_safe(save->files[i].name));
         TRY(put_small(s, save->files[i].name, save->files[i].data, save->files[i].length, err));
     }
@@ -113,14 +112,14 @@ static ErrorCode make_temporary(const Saving *s, Error *err) {
     return save->state == NULL ? OK : put_small(s, CHECKPOINT_STATE, save->state, strlen(save->state), err);
 }
 
-/* Invariant 11: the directory of checkpoints, in a run's that is there. */
+/* Invariant 11: makes the directory of checkpoints in an existing run directory. */
 static ErrorCode make_home(const Saving *s, Error *err) {
     int result;
     RETRY(result, s->ops->mkdir(s->ops->ctx, s->dir));
     if (result != 0 && errno != EEXIST)
         return error_errno(err, ERR_CANTCREATE, "%s: cannot create the directory", s->dir);
     TRY(file_check_own_dir(s->dir, err));
-    /* Also one that is there: who made it may have been killed before this. */
+    /* Also if the directory already exists: its creator may have been killed before this sync. */
     char *parent = path_join(s->dir, "..");
     ErrorCode code = sync_dir(s->ops, parent, err);
     free(parent);
@@ -140,8 +139,8 @@ ErrorCode checkpoint_begin(const FileOps *ops, const char *dir, const Checkpoint
     return code;
 }
 
-/* A failure of this rank is in its blob, for rank 0 to find, and in the result, for this rank to log. The
- * blob is good in both cases. */
+/* A failure of this rank is in its blob, for rank 0, and in the result, for this rank's log. The blob is
+ * valid in both cases. */
 ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const CheckpointSave *save, Text *blob,
                            Error *err) {
     Saving s = saving_make(ops, dir, save);
@@ -161,7 +160,7 @@ ErrorCode checkpoint_write(const FileOps *ops, const char *dir, const Checkpoint
     return failure.code;
 }
 
-/* The pieces of one tensor, which are next in order; *next is moved behind them. */
+/* The segments of one tensor, which are the next ones in order; advances *next past them. */
 static ManifestTensor list_tensor(const SavedSegments *all, size_t *next, int list, int tensor,
                                   const TensorDesc *t) {
     ManifestTensor out = {.name = mem_strdup(t->name)};
@@ -175,13 +174,13 @@ static ManifestTensor list_tensor(const SavedSegments *all, size_t *next, int li
         out.segments[i] =
             (ManifestSegment){(uint64_t)p->count * (uint64_t)safe_type_bits(t->stored) / 8, p->sum};
     }
-    /* A tensor without elements has no piece, but an entry: every tensor of the file is listed. */
+    /* A tensor without elements has no segment, but has an entry: every tensor of the file is listed. */
     if (out.count == 0) out.segments[0].sum = hash64("", 0);
     if (out.count <= 1) out.count = 1, out.segments[0].bytes = MANIFEST_WHOLE;
     return out;
 }
 
-/* By header and by tensor, as they lie in this file. */
+/* The header and the tensors of this file. */
 static void list_file(Manifest *m, const ModelLayout *l, int file, const ManifestTensor *tensors) {
     const LayoutFile *f = &l->files[file];
     ManifestTensor *here = mem_alloc_array((size_t)l->list->count, sizeof *here);
@@ -191,7 +190,7 @@ static void list_file(Manifest *m, const ModelLayout *l, int file, const Manifes
     manifest_add_safetensors(m, f->name, f->bytes, hash64(f->header.data, f->header.length), here, count);
 }
 
-/* Pieces are in order of list, tensor and place (segments_collect), so one cursor walks through them all. */
+/* Segments are sorted by list, tensor and offset (segments_collect), so a single cursor visits them all. */
 static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedSegments *all) {
     size_t next = 0;
     for (int i = 0; i < layout->count; i++) {
@@ -206,8 +205,8 @@ static void list_tensors(Manifest *m, const SaveLayout *layout, const SavedSegme
     }
 }
 
-/* Small files are listed from the bytes in memory, which is what was written: reading them back would only
- * tell what the page cache holds. */
+/* The checksums of small files are computed from the bytes in memory, which were written: reading them back
+ * would only test the page cache. */
 static void make_manifest(Manifest *m, const Saving *s, const SavedSegments *all) {
     const CheckpointSave *save = s->save;
     *m = (Manifest){.step = save->step, .resumable = save->optimizer != NULL && save->state != NULL};
@@ -229,13 +228,13 @@ static ErrorCode seal(const Saving *s, const Manifest *m, Error *err) {
     return code == OK ? sync_dir(s->ops, s->temporary, err) : code;
 }
 
-/* What kernels and file systems answer that have no RENAME_EXCHANGE; EPERM is that of some network and
- * stacked ones. */
+/* Error codes of kernels and file systems without RENAME_EXCHANGE; EPERM comes from some network and stacked
+ * file systems. */
 static bool cannot_exchange(int error) {
     return error == ENOSYS || error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP || error == EPERM;
 }
 
-/* Invariant 4, where the name is taken. */
+/* Invariant 4, if the name is taken. */
 static int replace(const FileOps *ops, const char *dir, const char *temporary, const char *final,
                    int64_t step) {
     int result;
@@ -249,7 +248,7 @@ static int replace(const FileOps *ops, const char *dir, const char *temporary, c
     return result;
 }
 
-/* Invariants 4 and 5. *placed tells whether the new one has the name, also when the sync then failed. */
+/* Invariants 4 and 5. *placed: whether the new checkpoint has the name, also if the sync then failed. */
 static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     char *final = step_path(s->dir, "", s->save->step);
     struct stat there;
@@ -265,7 +264,7 @@ static ErrorCode place(const Saving *s, bool *placed, Error *err) {
     return code == OK ? sync_dir(s->ops, s->dir, err) : code;
 }
 
-/* Invariant 6. A link cannot be replaced, only renamed over: it is made under a dot name first. */
+/* Invariant 6. A link cannot be replaced in place, only renamed over: it is first made under a dot name. */
 static void point_latest(const FileOps *ops, const char *dir, int64_t step) {
     char target[64];
     int result;
@@ -300,8 +299,8 @@ ErrorCode checkpoint_commit(const FileOps *ops, const char *dir, const Checkpoin
     ErrorCode code = list_and_seal(&s, blobs, ranks, bytes, err);
     if (code == OK) code = place(&s, &placed, err);
     if (code == OK) point_latest(s.ops, dir, save->step);
-    /* Invariant 8; after an exchange this is the old one, whose successor must be on the disk first
-     * (invariant 5). */
+    /* Invariant 8. After an exchange the temporary directory is the old checkpoint, whose successor must be
+     * on disk first (invariant 5). */
     if (code == OK || !placed) remove_tree(s.ops, s.temporary);
     saving_free(&s);
     return code;
@@ -337,7 +336,7 @@ ErrorCode checkpoint_remove(const FileOps *ops, const char *dir, int64_t step, E
     return code;
 }
 
-/* The names of this protocol and no others: ".tmp-step-00000100", ".trash-step-00000100", ".tmp-latest". */
+/* Only the names of this protocol: ".tmp-step-00000100", ".trash-step-00000100", ".tmp-latest". */
 static bool is_leftover(const char *name) {
     int64_t step;
     if (strncmp(name, ".tmp-", 5) == 0)

@@ -1,10 +1,10 @@
-/* Small files beside the weights, so that transformers needs nothing else.
+/* Small files next to the weights, which make the directory complete for transformers.
  *
- * Both are texts that the caller hands to a save as CheckpointFile. generation_config.json says where to
- * stop, tokenizer_config.json which class reads tokenizer.json. Where the run has such a file already, from
- * the model that it tunes or from beside its tokenizer, that one goes along byte for byte: it holds what
- * weft does not read, sampling and padding among it. It is written anew only where a token in it is to be
- * another. */
+ * The caller passes both texts to a save as CheckpointFile. generation_config.json holds the tokens at which
+ * to stop, tokenizer_config.json the class that reads tokenizer.json. If the run already has such a file,
+ * from the model that it fine-tunes or from the directory of its tokenizer, that file is copied byte for
+ * byte: it holds settings that weft does not read, such as sampling and padding. It is written again only to
+ * change a token. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 
 #define FILE_LIMIT ((size_t)1 << 24)
 
-/* ---- files that are there ---- */
+/* ---- existing files ---- */
 
 static void put_member(cJSON *root, const char *key, cJSON *value) {
     if (cJSON_HasObjectItem(root, key))
@@ -32,7 +32,7 @@ static void print_json(const cJSON *root, Text *out) {
 
 /* ---- generation_config.json ---- */
 
-/* A token that the tokenizer does not have is left out, not written as null. */
+/* A token that the tokenizer lacks is omitted, not written as null. */
 static void write_id(JsonWriter *w, const char *key, int64_t id) {
     if (id < 0) return;
     json_key(w, key);
@@ -67,7 +67,7 @@ static bool holds_id(const cJSON *ends, int64_t id) {
     return false;
 }
 
-/* An end more, behind those of the file. */
+/* Appends one more end token to those of the file. */
 static void add_end(cJSON *root, int64_t id) {
     const cJSON *ends = cJSON_GetObjectItemCaseSensitive(root, "eos_token_id");
     cJSON *list = cJSON_CreateArray();
@@ -77,7 +77,7 @@ static void add_end(cJSON *root, int64_t id) {
     put_member(root, "eos_token_id", list);
 }
 
-/* Whether anything changed. */
+/* Returns whether anything changed. */
 static bool change_ids(cJSON *root, const ModelConfig *c, const TokenChanges *changes) {
     bool adds = changes->answer_end >= 0 &&
                 !holds_id(cJSON_GetObjectItemCaseSensitive(root, "eos_token_id"), changes->answer_end);
@@ -113,7 +113,7 @@ ErrorCode checkpoint_generation_config(const ModelConfig *c, const char *base, c
 
 /* ---- tokenizer_config.json ---- */
 
-/* null is what a reader takes for none: unlike an id, the key may stay. */
+/* Readers take null as none, so unlike for an id, the key may stay. */
 static void write_token(JsonWriter *w, const char *key, const char *token) {
     json_key(w, key);
     if (token == NULL)
@@ -132,8 +132,8 @@ static void make_tokenizer_config(const TokenNames *names, bool bos_given, int64
     write_token(&w, "eos_token", names->eos);
     if (names->pad) write_token(&w, "pad_token", names->pad);
     json_put_int(&w, "model_max_length", context);
-    /* Else decoding would change the text ("do n't" to "don't"), and a byte-level tokenizer gives back
-     * what it took. */
+    /* Otherwise decoding would change the text ("do n't" to "don't"); a byte-level tokenizer must return its
+     * input. */
     json_put_bool(&w, "clean_up_tokenization_spaces", false);
     json_end_object(&w);
     text_puts(out, "\n");
@@ -143,7 +143,7 @@ static void put_name(cJSON *root, const char *key, const char *name) {
     put_member(root, key, name ? cJSON_CreateString(name) : cJSON_CreateNull());
 }
 
-/* Whether anything changed. A token that a key names is put before texts, whatever its name is
+/* Returns whether anything changed. A token that a key names is prepended to texts, whatever its name is
  * (tokenizer/tokenizer_config.c). */
 static bool change_names(cJSON *root, const TokenNames *names, const TokenChanges *changes, int64_t context) {
     if (changes->bos) {

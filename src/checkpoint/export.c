@@ -1,11 +1,12 @@
-/* A model directory made of others: tensors pass through in parts, never as a whole, so a model of any size
- * is exported in a few MiB.
+/* Makes a model directory from others. Tensors are streamed in chunks, never loaded as a whole, so a model of
+ * any size is exported in a few MiB of memory.
  *
- *  E1. The directory gets its name when it is whole, and on the disk: until then it has another, beside it.
- *  E2. All sources have the same tensors with the same shapes, which is known before anything is written.
+ *  E1. The directory gets its name only when it is complete and on disk; until then it has a temporary name
+ *      next to it.
+ *  E2. All sources have the same tensors with the same shapes, which is checked before anything is written.
  *
  *     sources --> describe: one list of tensors --> DIR.PID.partial, filled and synced --> rename --> DIR
- *                 fetch, a part at a time: each source's part, their mean, fp32 --> the file's dtype */
+ *                 fetch, a chunk at a time: each source's chunk, their mean, fp32 --> the file's dtype */
 #include "checkpoint/export.h"
 
 #include <stdio.h>
@@ -23,12 +24,13 @@
 #define EXACT "master." /* prefix of exact weights in the optimizer's file */
 
 typedef struct Source {
-    ModelFiles model, exact; /* exact: empty where there is no optimizer's file */
+    ModelFiles model, exact; /* exact: empty if there is no optimizer's file */
 } Source;
 
-/* What an adapter adds to a matrix as it is stored, s left right, of the tensor that is being written. */
+/* The adapter's update of a matrix in its stored orientation, s left right, for the tensor that is being
+ * written. */
 typedef struct Factors {
-    int segment;  /* of this tensor; -1: of none yet */
+    int segment;  /* index of this tensor; -1: none yet */
     bool adapted; /* it has an adapter */
     int64_t cols; /* of the matrix */
     float *left;  /* [rows, r] */
@@ -36,17 +38,17 @@ typedef struct Factors {
 } Factors;
 
 typedef struct Export {
-    const AdapterDir *adapter; /* merged into the one source; NULL: none */
+    const AdapterDir *adapter; /* merged into the only source; NULL: none */
     Factors factors;
     Source *sources; /* [count] */
     size_t count;
-    TensorDesc *tensors; /* as the first source has them */
+    TensorDesc *tensors; /* as in the first source */
     TensorList list;
 } Export;
 
-/* ---- what is read ---- */
+/* ---- reading ---- */
 
-/* Exact as it is. */
+/* The average is already exact. */
 static ErrorCode open_average(Source *s, const char *dir, Error *err) {
     char *path = path_join(dir, CHECKPOINT_AVERAGE);
     ErrorCode code =
@@ -60,8 +62,8 @@ static ErrorCode open_average(Source *s, const char *dir, Error *err) {
     return code;
 }
 
-/* Only a checkpoint has the second file, and only one whose model file is rounded has weights in it. The base
- * of an adapter is what its run started from: the model file. */
+/* Only a checkpoint has an optimizer's file, which holds weights only if the model file is rounded. For the
+ * base of an adapter the model file is used, since its run started from that. */
 static ErrorCode open_source(Source *s, const char *dir, bool average, bool base, Error *err) {
     if (adapter_is(dir))
         return error_set(err, ERR_DATA,
@@ -77,7 +79,8 @@ static ErrorCode open_source(Source *s, const char *dir, bool average, bool base
 
 /* ---- adapters ---- */
 
-/* A part of an adapter, fp32, [rows, cols] or transposed; the caller's. `matrix` is the base's name of it. */
+/* One factor of an adapter, fp32, [rows, cols] or transposed; the caller frees it. `matrix` is its name in
+ * the base. */
 static ErrorCode read_part_of(const AdapterDir *a, const char *matrix, char which, bool transpose,
                               float **out, Error *err) {
     Text name = {0};
@@ -85,7 +88,7 @@ static ErrorCode read_part_of(const AdapterDir *a, const char *matrix, char whic
     text_printf(&name, "%s.%.*s.lora_%c.weight", ADAPTER_PREFIX, (int)stem, matrix, which);
     const ModelTensor *t = modelfiles_find(&a->files, name.data);
     text_free(&name);
-    CHECK(t != NULL); /* adapter_open has looked */
+    CHECK(t != NULL); /* adapter_open has checked this */
     size_t rows = (size_t)t->tensor->shape[0], cols = (size_t)t->tensor->shape[1], n = rows * cols;
     size_t bytes = n * (size_t)safe_type_bits(t->tensor->type) / 8;
     void *raw = mem_alloc(bytes + 1);
@@ -102,11 +105,11 @@ static ErrorCode read_part_of(const AdapterDir *a, const char *matrix, char whic
     return OK;
 }
 
-/* What files of GPT-2 leave out of their names (modelvalues.c). */
+/* Prefix that GPT-2's files omit from their names (modelvalues.c). */
 static const char inner[] = "transformer.";
 enum { INNER = sizeof inner - 1 };
 
-/* The name by which the adapter knows the tensor of a file; NULL: it has none for it. */
+/* The adapter's name of a file's tensor; NULL if it is not adapted. */
 static const char *adapted_name(const AdapterDir *a, const char *tensor) {
     for (int i = 0; i < a->count; i++) {
         const char *name = a->names[i];
@@ -122,7 +125,7 @@ static void drop_factors(Factors *f) {
     *f = (Factors){.segment = -1};
 }
 
-/* Of the tensor that is written now: one at a time. */
+/* For the tensor that is being written: one at a time. */
 static ErrorCode take_factors(Export *e, int segment, Error *err) {
     const AdapterDir *a = e->adapter;
     Factors *f = &e->factors;
@@ -139,7 +142,7 @@ static ErrorCode take_factors(Export *e, int segment, Error *err) {
     return OK;
 }
 
-/* Row by row: elements first .. first+count-1 of the matrix are in `sum`. */
+/* Row by row: `sum` holds elements first .. first+count-1 of the matrix. */
 static void add_factors(const Export *e, size_t first, size_t count, double *sum) {
     const Factors *f = &e->factors;
     size_t cols = (size_t)f->cols, rank = (size_t)e->adapter->config.rank;
@@ -158,7 +161,7 @@ static void add_factors(const Export *e, size_t first, size_t count, double *sum
 
 /* ---- values ---- */
 
-/* A tensor that is called like exact weights and has another shape is not them. */
+/* A tensor that is named like exact weights but has another shape is ignored. */
 static bool same_shape(const SafeTensor *t, const TensorDesc *d) {
     if (t->rank != d->rank || !convert_is_float(t->type)) return false;
     for (int i = 0; i < d->rank; i++)
@@ -166,7 +169,7 @@ static bool same_shape(const SafeTensor *t, const TensorDesc *d) {
     return true;
 }
 
-/* The exact weights of a tensor where they are there. */
+/* The exact weights of a tensor, if they exist. */
 static const ModelFiles *find_tensor(const Source *s, const TensorDesc *d, const ModelTensor **out) {
     char name[512];
     int length = snprintf(name, sizeof name, EXACT "%s", d->name);
@@ -176,7 +179,7 @@ static const ModelFiles *find_tensor(const Source *s, const TensorDesc *d, const
     return &s->model;
 }
 
-/* A part of a tensor of one source, as fp32; `raw` has room for it in any type. */
+/* A chunk of a tensor of one source, as fp32; `raw` is large enough for it in any type. */
 static ErrorCode read_part(const Source *s, const TensorDesc *d, size_t first, size_t count, void *raw,
                            float *out, Error *err) {
     const ModelTensor *t;
@@ -187,9 +190,9 @@ static ErrorCode read_part(const Source *s, const TensorDesc *d, size_t first, s
     return OK;
 }
 
-/* The sum is in double, so that the mean of many sources is rounded where it becomes fp32 and hardly
- * before. The writer asks for a bounded number of elements at a time (safetensors_write.c), which is what
- * keeps an export small. */
+/* The sum is in double, so that the mean of many sources is effectively rounded only when it becomes fp32.
+ * The writer asks for a bounded number of elements at a time (safetensors_write.c), which bounds the memory
+ * of an export. */
 static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     Export *e = ctx;
     size_t count = bytes / sizeof(float), first = offset / sizeof(float);
@@ -210,8 +213,7 @@ static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void
     return code;
 }
 
-/* Names are those of the first source and stay its own. All sources are checked against its list, the first
- * one too (E2). */
+/* The first source owns the names. All sources are checked against its list, including the first one (E2). */
 static ErrorCode describe(Export *e, SafeType stored, Error *err) {
     const ModelFiles *m = &e->sources[0].model;
     e->tensors = mem_alloc_array(m->count + 1, sizeof *e->tensors);
@@ -232,9 +234,9 @@ static ErrorCode describe(Export *e, SafeType stored, Error *err) {
     return OK;
 }
 
-/* ---- what is written ---- */
+/* ---- writing ---- */
 
-/* One process writes everything, so no blobs are needed: the checksums are made and thrown away. */
+/* One process writes everything, so no blobs are needed: the checksums are discarded. */
 static ErrorCode write_weights(const Export *e, const char *dir, uint64_t *bytes, Error *err) {
     ModelLayout layout;
     uint64_t *sums = mem_alloc_array((size_t)e->list.count + 1, sizeof *sums);
@@ -248,7 +250,7 @@ static ErrorCode write_weights(const Export *e, const char *dir, uint64_t *bytes
     return code;
 }
 
-/* On the disk when it returns. */
+/* The file is on disk when it returns. */
 static ErrorCode put(const char *dir, const char *name, const void *data, size_t length, Error *err) {
     char *path = path_join(dir, name);
     ErrorCode code = fileops_put(&file_ops_system, path, data, length, err);
@@ -256,7 +258,7 @@ static ErrorCode put(const char *dir, const char *name, const void *data, size_t
     return code;
 }
 
-/* That of the source, but for the type that it names. */
+/* The source's config.json with another dtype. */
 static ErrorCode write_config(const char *source, SafeType stored, const char *dir, Error *err) {
     ModelConfig config;
     Text text = {0};
@@ -270,7 +272,7 @@ static ErrorCode write_config(const char *source, SafeType stored, const char *d
     return code;
 }
 
-/* What lies beside the weights goes along as it is; that of an adapter before that of its base. */
+/* Copies the files that accompany the weights; the adapter's take precedence over its base's. */
 static ErrorCode copy_companions(const Export *e, const char *source, const char *dir, Error *err) {
     static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja"};
@@ -301,7 +303,7 @@ static ErrorCode fill(const Export *e, const char *source, SafeType stored, cons
     return file_sync_dir(dir, err);
 }
 
-/* The new name is a change of the directory above: without this a power cut could take it back. */
+/* The new name is a change of the parent directory: without this sync a power cut could undo it. */
 static ErrorCode sync_parent(const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
     char *parent = mem_strdup(slash ? path : ".");
@@ -311,8 +313,8 @@ static ErrorCode sync_parent(const char *path, Error *err) {
     return code;
 }
 
-/* E1. The number of the process keeps two exports to one name apart; rename refuses the second, since a
- * directory with files in it is not replaced. */
+/* E1. The process id separates two concurrent exports to one name; the second rename fails, since a directory
+ *     with files in it is not replaced. */
 static ErrorCode write_directory(const Export *e, const char *source, SafeType stored, const char *dir,
                                  uint64_t *bytes, Error *err) {
     Text partial = {0};
@@ -331,8 +333,8 @@ static ErrorCode write_directory(const Export *e, const char *source, SafeType s
     return code;
 }
 
-/* A name that is taken is refused before anything is read. Sources that were not opened are empty, and
- * closing them does nothing. */
+/* An existing name is refused before anything is read. Sources that were not opened are empty, and closing
+ * them is a no-op. */
 static ErrorCode export_from(const char *const *sources, size_t count, bool average,
                              const AdapterDir *adapter, SafeType stored, const char *dir, uint64_t *bytes,
                              Error *err) {

@@ -1,15 +1,15 @@
-/* System calls of saving, and loops over those that may do less than they were asked to.
+/* System calls of saving, with loops around those that may do only part of the work.
  *
- * Everything that a save does to a disk goes through the table, and nothing else does: tests so make each
- * call fail, cut it short, end the process behind it, or record it and replay what a power cut would leave
- * (tests/checkpoint/). Reading has no table: it changes nothing.
+ * Every change that a save makes to a disk goes through the table, and nothing else does. Tests can thus make
+ * each call fail, cut it short, end the process after it, or record it and replay what a power cut would
+ * leave (tests/checkpoint/). Reading has no table, since it changes nothing.
  *
  *     create, open, resize, write   files of a directory that is not yet a checkpoint
- *     sync, close                   a file's content is on the disk (fileops_finish)
- *     sync_dir                      and so is its name
- *     rename, exchange              what was made becomes what is found
- *     symlink                       `latest`, for people: weft itself does not go by it
- *     unlink                        left-overs, and checkpoints that are pruned */
+ *     sync, close                   makes a file's content durable (fileops_finish)
+ *     sync_dir                      makes its name durable
+ *     rename, exchange              publishes the checkpoint under its name
+ *     symlink                       `latest`, for people: weft itself does not read it
+ *     unlink                        leftovers, and checkpoints that are pruned */
 #include "checkpoint/fileops.h"
 
 #include <errno.h>
@@ -25,23 +25,23 @@
 #include "base/log.h"
 #include "base/text.h"
 
-/* Linux writes at most this much in one call. 2 GiB less a page, in fact; half of it keeps offsets round. */
+/* Linux writes at most 2 GiB less a page in one call; half of that keeps offsets round. */
 #define MAX_WRITE ((size_t)1 << 30)
 
-/* O_EXCL: a name that is taken in a directory that was just made means that somebody else writes there. */
+/* O_EXCL: if a name is taken in a directory that was just made, somebody else writes there. */
 static int system_create(void *ctx, const char *path) {
     (void)ctx;
     return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
 }
 
-/* For writing only: a client of a network file system that cannot have read a page sends the bytes written to
- * it and no others, so that two of them may write beside each other in one page. */
+/* Write-only: a client of a network file system that cannot have read a page sends only the bytes written to
+ * it, so two clients may write to one page concurrently. */
 static int system_open(void *ctx, const char *path) {
     (void)ctx;
     return open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/* With the offset in the call: ranks write into one file, each at its own places. */
+/* pwrite: ranks write into one file, each at its own offsets. */
 static ssize_t system_write(void *ctx, int fd, const void *data, size_t length, uint64_t offset) {
     (void)ctx;
     return pwrite(fd, data, length, (off_t)offset);
@@ -52,7 +52,7 @@ static int system_resize(void *ctx, int fd, uint64_t length) {
     return ftruncate(fd, (off_t)length);
 }
 
-/* The content, and what the file system keeps about the file. */
+/* The content and the file's metadata. */
 static int system_sync(void *ctx, int fd) {
     (void)ctx;
     return fsync(fd);
@@ -68,13 +68,13 @@ static int system_mkdir(void *ctx, const char *path) {
     return mkdir(path, 0777);
 }
 
-/* errno is the caller's result, and close may change it. */
+/* The caller reads errno, which close may change. */
 static int system_sync_dir(void *ctx, const char *path) {
     (void)ctx;
     int fd, result;
     RETRY(fd, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (fd < 0) return -1;
-    /* File systems that cannot sync a directory say EINVAL; nothing better is to be had there. */
+    /* File systems that cannot sync a directory return EINVAL; there is no better alternative. */
     RETRY(result, fsync(fd));
     if (result != 0 && errno == EINVAL) result = 0;
     int saved = errno;
@@ -88,7 +88,7 @@ static int system_rename(void *ctx, const char *from, const char *to) {
     return rename(from, to);
 }
 
-/* Where headers do not know it, checkpoint.c takes its other way (invariant 4). */
+/* If the headers lack it, checkpoint.c falls back (invariant 4). */
 static int system_exchange(void *ctx, const char *a, const char *b) {
     (void)ctx;
 #ifdef RENAME_EXCHANGE
@@ -127,7 +127,7 @@ static const char *shown(const char *path, char out[512]) {
     return error_escape(out, 512, path, strlen(path));
 }
 
-/* A beat for each call: the watchdog sees that a slow disk moves on. */
+/* Counts progress at each call: the watchdog sees that a slow disk still works. */
 ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void *data, size_t length,
                         uint64_t offset, Error *err) {
     const char *bytes = data;
@@ -137,7 +137,7 @@ ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void
         ssize_t wrote = ops->write(ops->ctx, fd, bytes + done, want, offset + done);
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return error_errno(err, ERR_IO, "%s: writing failed", shown(path, name));
-        /* A device that takes nothing and reports nothing would keep us here for ever. */
+        /* A device that writes nothing and reports no error would loop forever. */
         if (wrote == 0)
             return error_set(err, ERR_IO, "%s: writing failed: the device takes no more bytes",
                              shown(path, name));
@@ -147,21 +147,21 @@ ErrorCode fileops_write(const FileOps *ops, int fd, const char *path, const void
     return OK;
 }
 
-/* *fd is the caller's to finish. */
+/* The caller finishes *fd. */
 ErrorCode fileops_create(const FileOps *ops, const char *path, int *fd, Error *err) {
     char name[512];
     RETRY(*fd, ops->create(ops->ctx, path));
     return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot create", shown(path, name));
 }
 
-/* Of a file that rank 0 has made: one that is not there is an error, not to be made here. */
+/* Opens a file that rank 0 has made: a missing one is an error, it is not made here. */
 ErrorCode fileops_open(const FileOps *ops, const char *path, int *fd, Error *err) {
     char name[512];
     RETRY(*fd, ops->open(ops->ctx, path));
     return *fd >= 0 ? OK : error_errno(err, ERR_CANTCREATE, "%s: cannot open for writing", shown(path, name));
 }
 
-/* Longer by a hole, which reads as zeros until it is written. */
+/* Extends it by a hole, which reads as zeros until it is written. */
 ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t length, Error *err) {
     char name[512];
     int result;
@@ -171,24 +171,23 @@ ErrorCode fileops_resize(const FileOps *ops, int fd, const char *path, uint64_t 
                        (unsigned long long)length);
 }
 
-/* The descriptor is gone either way. */
+/* Closes the descriptor in any case. */
 ErrorCode fileops_finish(const FileOps *ops, int fd, const char *path, Error *err) {
     char name[512];
     ErrorCode code = OK;
     int result;
-    /* Only an interruption may be tried again: after any other failure the kernel may have dropped the dirty
+    /* Only an interruption may be retried: after any other failure the kernel may have dropped the dirty
      * pages. */
     RETRY(result, ops->sync(ops->ctx, fd));
     if (result != 0) code = error_errno(err, ERR_IO, "%s: cannot sync", shown(path, name));
-    /* Closing is not tried again on EINTR: on Linux the descriptor is gone already, and the data was synced
+    /* Close is not retried on EINTR: on Linux the descriptor is already closed, and the data was synced
      * above. */
     if (ops->close(ops->ctx, fd) != 0 && errno != EINTR && code == OK)
         code = error_errno(err, ERR_IO, "%s: cannot close", shown(path, name));
     return code;
 }
 
-/* After a failed write the file is closed without a word: it lies in a directory that is about to be
- * removed. */
+/* After a failed write the file is closed without syncing: its directory is about to be removed. */
 ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, size_t length, Error *err) {
     int fd;
     TRY(fileops_create(ops, path, &fd, err));
@@ -198,8 +197,8 @@ ErrorCode fileops_put(const FileOps *ops, const char *path, const void *data, si
     return code;
 }
 
-/* The end of the file before `length` bytes is an error of the data: sizes were checked when it was
- * opened, so it was cut off since. */
+/* A file that ends before `length` bytes is ERR_DATA: sizes were checked when it was opened, so it was
+ * truncated since. */
 ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data, size_t length, Error *err) {
     char *bytes = data, name[512];
     for (size_t done = 0; done < length;) {
@@ -215,8 +214,8 @@ ErrorCode fileops_read_at(int fd, const char *where, uint64_t offset, void *data
     return OK;
 }
 
-/* `fd` must be a regular file. A directory or a pipe of that name was opened without harm, and is closed
- * again by the caller. */
+/* `fd` must be a regular file. Opening a directory or a pipe of that name did no harm; the caller closes
+ * it. */
 static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error *err) {
     struct stat info;
     char name[512];
@@ -227,7 +226,7 @@ static ErrorCode check_regular(int fd, const char *where, uint64_t *size, Error 
     return OK;
 }
 
-/* By descriptor and without following: between checking a path and opening it somebody could put a link
+/* By descriptor and without following links: between checking a path and opening it somebody could put a link
  * there. */
 static ErrorCode open_below(int dir_fd, const char *where, const char *name, int *fd, Error *err) {
     char shown_where[512];
@@ -240,7 +239,7 @@ static ErrorCode open_below(int dir_fd, const char *where, const char *name, int
     return error_errno(err, ERR_NOINPUT, "%s: cannot open", shown(where, shown_where));
 }
 
-/* *fd and *size on success; nothing is open after a failure. */
+/* Sets *fd and *size on success; nothing is open after a failure. */
 ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *size, Error *err) {
     char where[1024], shown_dir[512];
     snprintf(where, sizeof where, "%s/%s", dir, name);
@@ -256,7 +255,7 @@ ErrorCode fileops_open_in(const char *dir, const char *name, int *fd, uint64_t *
     return code;
 }
 
-/* The size was told by the descriptor, so a file that grows meanwhile is read as it was. */
+/* The size comes from the descriptor, so if the file grows meanwhile, only the old part is read. */
 static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t limit, char **data, Error *err) {
     char name[512];
     if (size > limit)
@@ -271,7 +270,7 @@ static ErrorCode read_whole(int fd, const char *where, uint64_t size, size_t lim
     return code;
 }
 
-/* *data is the caller's on success and NULL after a failure. */
+/* The caller owns *data on success; it is NULL after a failure. */
 ErrorCode fileops_read_in(const char *dir, const char *name, size_t limit, char **data, size_t *length,
                           Error *err) {
     char where[1024];

@@ -1,10 +1,10 @@
-/* Where a run keeps its checkpoints, and which directory a user means who names a model, a checkpoint or a
- * run.
+/* Finds a run's checkpoint directory, and the model directory for a path that names a model, a checkpoint or
+ * a run.
  *
- *     named               known by          what is meant
+ *     path to             recognised by     result
  *     a model             config.json       itself; a checkpoint is a model directory, too
- *     an adapter          adapter_config.json   itself, where one may be meant
- *     a run               checkpoints/      the newest good checkpoint in there
+ *     an adapter          adapter_config.json   itself, if adapters are accepted
+ *     a run               checkpoints/      its newest good checkpoint
  *     its checkpoints     their names       the same */
 #include "checkpoint/find.h"
 
@@ -17,10 +17,10 @@
 #include "checkpoint/adapter.h"
 #include "checkpoint/checkpoint.h"
 
-/* The caller's, to free. */
+/* The caller frees the result. */
 char *checkpoint_directory(const char *run_dir) { return path_join(run_dir, "checkpoints"); }
 
-/* Before anything is removed or written there: a link in its place is refused. *dir is the caller's on
+/* Called before anything is removed or written there: refuses a link in its place. The caller frees *dir on
  * success. */
 ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) {
     *dir = checkpoint_directory(run_dir);
@@ -29,8 +29,8 @@ ErrorCode checkpoint_own_directory(const char *run_dir, char **dir, Error *err) 
     return code;
 }
 
-/* In this order: a model directory, a run, a directory of checkpoints. Of the latter two the newest good
- * checkpoint is meant; weights are enough. *dir is the caller's on success. */
+/* Tried in this order: a model directory, a run, a directory of checkpoints. For the latter two the result is
+ * the newest good checkpoint; weights are enough. The caller frees *dir on success. */
 ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
     Checkpoint ckpt;
     CheckpointSet there = {0};
@@ -45,8 +45,8 @@ ErrorCode checkpoint_find_weights(const char *where, char **dir, Error *err) {
         TRY(checkpoint_own_directory(where, &inside, err));
     else
         inside = mem_strdup(where);
-    /* Asked first for the sake of the message: "no checkpoint is good" would be beside the point for a
-     * directory that is something else altogether. */
+    /* Checked first for the sake of the message: "no checkpoint is good" would be misleading for an unrelated
+     * directory. */
     bool empty = checkpoint_candidates(&there, inside, NULL) == OK && there.count == 0;
     checkpoint_set_free(&there);
     if (empty) {

@@ -1,7 +1,7 @@
-/* The manifest's own checksum stands in its last line, which has a fixed form: it is compared as text after
- * hashing what comes before, so no byte of the file is free to change.
+/* The manifest's own checksum is its last line, in a fixed form. It is compared as text after hashing
+ * everything before it, so every byte of the file is covered.
  *
- * The file, in the form that manifest_write gives it and json_parse reads:
+ * The file, as manifest_write formats it and json_parse reads it:
  *
  *     { "format": "weft-checkpoint", "version": 2, "step": 200, "time": "2026-01-31T12:34:56Z",
  *       "resumable": true,
@@ -11,7 +11,8 @@
  *                               "model.norm.weight": [{"bytes": 512, "checksum": "..."}, ...]}} ],
  *       "checksum": "..." }
  *
- * Checksums are XXH3, 64 bits, as 16 hexadecimal digits: against disks and networks, not against people. */
+ * Checksums are XXH3, 64 bits, as 16 hexadecimal digits: they detect errors of disks and networks, not
+ * manipulation. */
 #include "checkpoint/manifest.h"
 
 #include <inttypes.h>
@@ -29,15 +30,15 @@
 #include "checkpoint/checkpoint.h"
 
 #define FORMAT "weft-checkpoint"
-#define VERSION 2 /* 1: without pieces */
+#define VERSION 2 /* 1: without segments */
 #define MANIFEST_LIMIT ((size_t)SAFE_MAX_HEADER)
-/* What is read at a time to be checked: some milliseconds of a disk. */
+/* Read size for checking: some milliseconds of a disk. */
 #define BUFFER ((size_t)4 << 20)
 /* The last line: ` "checksum": "0123456789abcdef"` and the closing brace. */
 #define SEAL_FORMAT "  \"checksum\": \"%016" PRIx64 "\"\n}\n"
 #define SEAL_LENGTH ((size_t)35)
 
-/* The result is good until the next file is added. */
+/* The result is valid until the next file is added. */
 static ManifestFile *add_file(Manifest *m, const char *name, uint64_t bytes, uint64_t sum) {
     m->files = mem_grow(m->files, (m->file_count + 1) * sizeof *m->files);
     m->files[m->file_count] = (ManifestFile){.name = mem_strdup(name), .bytes = bytes, .sum = sum};
@@ -52,7 +53,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const ManifestTensor *)a)->name, ((const ManifestTensor *)b)->name);
 }
 
-/* By name, as safetensors.c has its tensors: check_tensors walks both in step. */
+/* Sorted by name, like the tensors of safetensors.c: check_tensors walks both in parallel. */
 void manifest_add_safetensors(Manifest *m, const char *name, uint64_t bytes, uint64_t header,
                               ManifestTensor *tensors, size_t count) {
     ManifestFile *f = add_file(m, name, bytes, header);
@@ -77,14 +78,14 @@ void manifest_free(Manifest *m) {
     *m = (Manifest){0};
 }
 
-/* Without the manifest itself. */
+/* Excluding the manifest itself. */
 uint64_t manifest_bytes(const Manifest *m) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < m->file_count; i++) bytes += m->files[i].bytes;
     return bytes;
 }
 
-/* As text: JSON's numbers are doubles to many readers, and 64 bits do not fit. */
+/* As text: many readers store JSON's numbers as doubles, which cannot represent 64 bits. */
 static void write_sum(JsonWriter *w, const char *key, uint64_t sum) {
     char hex[17];
     snprintf(hex, sizeof hex, "%016" PRIx64, sum);
@@ -92,7 +93,7 @@ static void write_sum(JsonWriter *w, const char *key, uint64_t sum) {
     json_string(w, hex);
 }
 
-/* A checksum, or a list of pieces. */
+/* A checksum, or a list of segments. */
 static void write_tensor(JsonWriter *w, const ManifestTensor *t) {
     if (t->count == 1 && t->segments[0].bytes == MANIFEST_WHOLE) {
         write_sum(w, t->name, t->segments[0].sum);
@@ -110,8 +111,8 @@ static void write_tensor(JsonWriter *w, const ManifestTensor *t) {
     json_end_array(w);
 }
 
-/* "header" is the checksum of the first 8 + N bytes of a safetensors file, whose data the tensors' own
- * cover. */
+/* "header" is the checksum of the first 8 + N bytes of a safetensors file; the tensors' checksums cover its
+ * data. */
 static void write_file(JsonWriter *w, const ManifestFile *f) {
     json_begin_object(w);
     json_key(w, "name");
@@ -128,7 +129,7 @@ static void write_file(JsonWriter *w, const ManifestFile *f) {
     json_end_object(w);
 }
 
-/* Indented by two: a person can read it, and diff shows what changed. */
+/* Indented by two, for people and diff. */
 void manifest_write(const Manifest *m, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
@@ -147,18 +148,18 @@ void manifest_write(const Manifest *m, Text *out) {
     json_begin_array(&w);
     for (size_t i = 0; i < m->file_count; i++) write_file(&w, &m->files[i]);
     json_end_array(&w);
-    /* The seal is written by hand: it covers every byte before it, so it must stand behind them, in a form
-     * that does not depend on the writer's indentation. */
+    /* The seal is not written by the JSON writer: it covers every byte before it, so it must be last, in a
+     * form that does not depend on the writer's indentation. */
     text_puts(out, ",\n");
     text_printf(out, SEAL_FORMAT, hash64(out->data, out->length));
 }
 
-/* Before the text is parsed: what is not sealed is not looked at. */
+/* Checked before the text is parsed: nothing unverified is interpreted. */
 static ErrorCode check_seal(const char *where, const char *text, size_t length, uint64_t *sum, Error *err) {
     char seal[64];
     if (length <= SEAL_LENGTH) return error_set(err, ERR_DATA, "%s: not a manifest: too short", where);
-    /* The seal of what the file holds is made anew and compared with its last bytes: nothing of it is
-     * parsed. */
+    /* The seal is computed again from the content and compared with the last bytes as text, without parsing
+     * them. */
     size_t body = length - SEAL_LENGTH;
     *sum = hash64(text, body);
     int n = snprintf(seal, sizeof seal, SEAL_FORMAT, *sum);
@@ -167,7 +168,7 @@ static ErrorCode check_seal(const char *where, const char *text, size_t length, 
     return error_set(err, ERR_DATA, "%s: damaged: its checksum does not match its content", where);
 }
 
-/* Small letters and all 16 digits: a checksum has one spelling. */
+/* Lower case and all 16 digits: a checksum has one spelling. */
 static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, Error *err) {
     const char *text = cJSON_IsString(item) ? item->valuestring : "";
     if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
@@ -176,7 +177,7 @@ static ErrorCode parse_sum(const cJSON *item, const char *where, uint64_t *sum, 
     return OK;
 }
 
-/* At least a byte: a piece of none could be repeated without end. 2^52 bytes are beyond any file, and
+/* At least one byte: an empty segment could be repeated without end. 2^52 bytes are beyond any file, and
  * exact in JSON's doubles. */
 static ErrorCode parse_segment(ManifestSegment *p, const cJSON *item, const char *where, Error *err) {
     int64_t bytes = 0;
@@ -187,7 +188,7 @@ static ErrorCode parse_segment(ManifestSegment *p, const cJSON *item, const char
     return parse_sum(cJSON_GetObjectItemCaseSensitive(item, "checksum"), where, &p->sum, err);
 }
 
-/* One checksum is the whole tensor; version 1 knew only that. */
+/* A single checksum covers the whole tensor; version 1 had only that. */
 static ErrorCode parse_tensor(ManifestTensor *t, const cJSON *item, const char *where, Error *err) {
     const cJSON *segment;
     bool whole = !cJSON_IsArray(item);
@@ -216,24 +217,24 @@ static ErrorCode parse_tensors(ManifestFile *f, const cJSON *tensors, const char
     return OK;
 }
 
-/* "header" where there are tensors, "checksum" where the file is one piece. */
+/* "header" if there are tensors, "checksum" if the file is checked as a whole. */
 static ErrorCode parse_file(Manifest *m, const cJSON *item, const char *where, Error *err) {
     const char *name = NULL;
     int64_t bytes = 0;
     TRY(json_get_string(item, where, "name", true, &name, err));
     TRY(json_get_int(item, where, "bytes", true, 0, (int64_t)1 << 52, &bytes, err));
-    /* A manifest is a file like any other: a name with a slash would lead out of the directory. */
+    /* The manifest is untrusted like any file: a name with a slash would lead out of the directory. */
     if (!modelfiles_name_is_safe(name))
         return error_set(err, ERR_DATA, "%s: a file name is not a plain one", where);
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(item, "tensors");
-    /* Added first, so that manifest_free finds it whatever fails after. */
+    /* Added first, so that manifest_free frees it whatever fails afterwards. */
     ManifestFile *f = add_file(m, name, (uint64_t)bytes, 0);
     TRY(parse_sum(cJSON_GetObjectItemCaseSensitive(item, tensors ? "header" : "checksum"), where, &f->sum,
                   err));
     return tensors ? parse_tensors(f, tensors, where, err) : OK;
 }
 
-/* The version before what depends on it: of a newer manifest nothing else is judged. */
+/* The version is checked before everything that depends on it: nothing else of a newer manifest is judged. */
 static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error *err) {
     const char *format = "", *time = "";
     int64_t version = 0;
@@ -251,7 +252,7 @@ static ErrorCode parse(Manifest *m, const cJSON *root, const char *where, Error 
     TRY(json_get_bool(root, where, "resumable", true, &m->resumable, err));
     if (strlen(time) >= sizeof m->time || strspn(time, "0123456789-:TZ") != strlen(time))
         return error_set(err, ERR_DATA, "%s: time is not of the form 2026-01-31T12:34:56Z", where);
-    /* Shown to people by `weft checkpoint list`, hence the check of its letters. */
+    /* `weft checkpoint list` prints it, hence the check of its characters. */
     memcpy(m->time, time, strlen(time) + 1);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(root, "files");
     if (!cJSON_IsArray(files)) return error_set(err, ERR_DATA, "%s: files is not a list", where);
@@ -277,8 +278,8 @@ ErrorCode manifest_read(Manifest *m, const char *dir, Error *err) {
     return code;
 }
 
-/* The length is compared before anything is read: the cheap half of the check, and all of it for
- * CHECK_MANIFEST. */
+/* The length is compared before anything is read: the cheap part of the check, and for CHECK_MANIFEST all of
+ * it. */
 static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Error *err) {
     uint64_t size = 0;
     TRY(fileops_open_in(dir, f->name, fd, &size, err));
@@ -288,7 +289,7 @@ static ErrorCode open_listed(const ManifestFile *f, const char *dir, int *fd, Er
                      size, f->bytes);
 }
 
-/* A checkpoint has a handful of files, or some hundred shards. */
+/* Linear: a checkpoint has a handful of files, or some hundred shards. */
 static bool lists(const Manifest *m, const char *name) {
     for (size_t i = 0; i < m->file_count; i++)
         if (strcmp(m->files[i].name, name) == 0) return true;
@@ -299,7 +300,7 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Two entries of one name could have different checksums, and the file would pass by one of them. */
+/* Two entries of one name could have different checksums, and the file might match only one of them. */
 static ErrorCode check_once(const Manifest *m, const char *dir, Error *err) {
     const char **names = mem_alloc_array(m->file_count + 1, sizeof *names);
     ErrorCode code = OK;
@@ -312,7 +313,7 @@ static ErrorCode check_once(const Manifest *m, const char *dir, Error *err) {
     return code;
 }
 
-/* Also a dangling link is there: what reads the directory would trip over it. */
+/* A dangling link counts as existing: code that reads the directory would fail on it. */
 static bool is_there(const char *dir, const char *name) {
     struct stat info;
     char *path = path_join(dir, name);
@@ -321,10 +322,10 @@ static bool is_there(const char *dir, const char *name) {
     return there;
 }
 
-/* Shards are named by the index: check_shards. */
+/* check_shards checks the shards, which the index names. */
 ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err) {
-    /* `resuming`: must be there in a checkpoint that can be resumed. The others must be listed if they are
-     * there: a file that weft reads and no checksum covers could be anybody's. */
+    /* `resuming`: required in a checkpoint that can be resumed. The others must be listed if they exist: a
+     * file that weft reads without a checksum could have been replaced by anybody. */
     static const struct {
         const char *name;
         bool resuming;
@@ -347,7 +348,7 @@ ErrorCode manifest_check_complete(const Manifest *m, const char *dir, Error *err
     return OK;
 }
 
-/* Opened, not only asked for: a link or a pipe of that name is no file of a checkpoint. */
+/* Opened, not only looked up: a link or a pipe of that name is no file of a checkpoint. */
 ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
         int fd;
@@ -357,7 +358,7 @@ ErrorCode manifest_check_sizes(const Manifest *m, const char *dir, Error *err) {
     return OK;
 }
 
-/* Checksum of `bytes` bytes at `offset`. In blocks, so that a tensor of any size takes BUFFER bytes. */
+/* Checksum of `bytes` bytes at `offset`. In blocks, so that a tensor of any size needs BUFFER bytes. */
 static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t bytes, char *buffer,
                            uint64_t *sum, Error *err) {
     XXH3_state_t *hash = XXH3_createState();
@@ -376,7 +377,7 @@ static ErrorCode sum_range(int fd, const char *where, uint64_t offset, uint64_t 
     return code;
 }
 
-/* The error names file and tensor, for the user to see whether it is one shard or the disk. */
+/* The error names file and tensor, so that the user can tell whether one shard or the disk is damaged. */
 static ErrorCode check_range(int fd, const char *where, const char *part, uint64_t offset, uint64_t bytes,
                              uint64_t expect, char *buffer, Error *err) {
     uint64_t sum = 0;
@@ -387,23 +388,22 @@ static ErrorCode check_range(int fd, const char *where, const char *part, uint64
                      error_escape(shown, sizeof shown, part, strlen(part)), sum, expect);
 }
 
-/* What is read to be checked: ranges of the files, in order. A range belongs to the part in which it begins.
- */
+/* The ranges of the files to check, in order. A range belongs to the rank's part in which it begins. */
 typedef struct Checking {
     char *buffer;
     int rank, ranks;
-    uint64_t share; /* bytes of a part */
+    uint64_t share; /* bytes per rank */
     uint64_t start; /* bytes of the files before this one */
 } Checking;
 
-/* Equal shares of all bytes, not of files: one shard may be most of a checkpoint. The last part takes what
- * rounding leaves. */
+/* All bytes are divided equally, not files: one shard may be most of a checkpoint. The last part takes the
+ * remainder. */
 static bool is_mine(const Checking *c, uint64_t offset) {
     uint64_t part = (c->start + offset) / c->share, last = (uint64_t)c->ranks - 1;
     return (part < last ? part : last) == (uint64_t)c->rank;
 }
 
-/* The pieces must end where the tensor does; one that reaches beyond it ends the loop before it is read. */
+/* The segments must end where the tensor ends; one that extends beyond it ends the loop before it is read. */
 static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, const SafeFile *s,
                               const SafeTensor *t, Error *err) {
     uint64_t at = s->data_start + t->begin, end = s->data_start + t->end;
@@ -420,7 +420,7 @@ static ErrorCode check_tensor(const Checking *c, const ManifestTensor *listed, c
                      error_escape(shown, sizeof shown, t->name, strlen(t->name)));
 }
 
-/* As many tensors as listed, with the same names: one that was added by hand is damage. */
+/* The file must have exactly the listed tensors: one that was added by hand is damage. */
 static ErrorCode check_tensors(const Checking *c, const ManifestFile *f, const SafeFile *s, Error *err) {
     if (s->count != f->count)
         return error_set(err, ERR_DATA, "%s: %zu tensors, the manifest lists %zu", s->where, s->count,
@@ -434,7 +434,7 @@ static ErrorCode check_tensors(const Checking *c, const ManifestFile *f, const S
     return OK;
 }
 
-/* Takes over fd. The header is of every part: without it nobody knows where the tensors are. */
+/* Takes ownership of fd. Every rank checks the header, which locates the tensors. */
 static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, const char *where, int fd,
                                    Error *err) {
     SafeFile s;
@@ -442,8 +442,8 @@ static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, con
     uint64_t header = 0;
     ErrorCode code = f->bytes < 8 ? error_set(err, ERR_DATA, "%s: too short", where)
                                   : fileops_read_at(fd, where, 0, field, 8, err);
-    /* The length of the header, little-endian: it is under the header's checksum itself, but must be known
-     * to compute that. */
+    /* The length of the header, little-endian. The header's checksum covers it, but computing that checksum
+     * needs it. */
     for (int i = 7; i >= 0 && code == OK; i--) header = header << 8 | field[i];
     if (code == OK && header > f->bytes - 8)
         code = error_set(err, ERR_DATA, "%s: header is damaged: its size", where);
@@ -452,7 +452,7 @@ static ErrorCode check_safetensors(const Checking *c, const ManifestFile *f, con
         close(fd);
         return code;
     }
-    /* Only a header whose checksum was right is parsed, and it is parsed as strictly as any. */
+    /* Only a header with the right checksum is parsed, as strictly as any. */
     TRY(safe_open_fd(&s, where, fd, f->bytes, err));
     code = check_tensors(c, f, &s, err);
     safe_close(&s);
@@ -475,7 +475,7 @@ static ErrorCode check_file(const Checking *c, const ManifestFile *f, const char
     return code;
 }
 
-/* Weights are read from the files that the index names: each must be one that was checked. */
+/* Weights are read from the files that the index names: each of them must have been checked. */
 static ErrorCode check_shards(const Manifest *m, const char *dir, Error *err) {
     ModelFiles files;
     ErrorCode code = OK;
@@ -491,10 +491,10 @@ static ErrorCode check_shards(const Manifest *m, const char *dir, Error *err) {
     return code;
 }
 
-/* `rank` of `ranks` reads its share of the bytes. One buffer for all files. */
+/* Rank `rank` of `ranks` reads its part of the bytes. One buffer for all files. */
 ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, int ranks, Error *err) {
     CHECK(rank >= 0 && rank < ranks);
-    /* Plus one, so that a share is never 0 and the parts cover everything. */
+    /* Plus one, so that a part is never empty and the parts cover everything. */
     Checking c = {mem_alloc(BUFFER), rank, ranks, manifest_bytes(m) / (uint64_t)ranks + 1, 0};
     ErrorCode code = OK;
     for (size_t i = 0; i < m->file_count && code == OK; i++) {
@@ -502,6 +502,6 @@ ErrorCode manifest_check_contents(const Manifest *m, const char *dir, int rank, 
         c.start += m->files[i].bytes;
     }
     free(c.buffer);
-    /* Every part checks this: it reads an index, not the weights. */
+    /* Every rank checks this: it reads an index, not the weights. */
     return code == OK ? check_shards(m, dir, err) : code;
 }

@@ -1,11 +1,11 @@
-/* Opening a model directory; the rules for the index are in the header.
+/* Opens a model directory; the header file has the rules for the index.
  *
  *     DIR/model.safetensors             one file: all its tensors
  *     DIR/model.safetensors.index.json  shards: the tensors that the index lists, each in the shard it names
  *     DIR/adapter_model.safetensors     of an adapter: there are no others
  *     FILE.safetensors                  one file, by its own name (the optimizer's; `weft inspect`)
  *
- * Where both of the first two are there, the single file counts, as for transformers. */
+ * If both of the first two exist, the single file is used, as in transformers. */
 #include "checkpoint/modelfiles.h"
 
 #include <fcntl.h>
@@ -25,15 +25,15 @@
 /* Names come from files and go to terminals, so they are escaped. */
 static char *shown(char out[128], const char *name) { return error_escape(out, 128, name, strlen(name)); }
 
-/* No slash, so no way out of the directory, and no leading dot, so neither ".." nor a name of the commit
- * protocol. */
+/* No slash, so that it cannot leave the directory, and no leading dot, so that it is neither ".." nor a name
+ * of the commit protocol. */
 bool modelfiles_name_is_safe(const char *name) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     size_t length = strlen(name);
     return length > 0 && length <= 255 && name[0] != '.' && strspn(name, allowed) == length;
 }
 
-/* Another ending is no shard, whatever the index says. */
+/* A name with another ending is no shard, whatever the index says. */
 static bool is_shard_name(const char *name) {
     static const char suffix[] = ".safetensors";
     size_t length = strlen(name);
@@ -41,7 +41,7 @@ static bool is_shard_name(const char *name) {
            strcmp(name + length - (sizeof suffix - 1), suffix) == 0;
 }
 
-/* f is safe to close after a failure too. */
+/* f may be closed after a failure, too. */
 static ErrorCode open_shard(SafeFile *f, const char *dir, const char *name, Error *err) {
     int fd;
     uint64_t size;
@@ -53,7 +53,7 @@ static ErrorCode open_shard(SafeFile *f, const char *dir, const char *name, Erro
     return code;
 }
 
-/* The tensor of one line of the index. */
+/* One entry of the index. */
 typedef struct Listed {
     const char *name, *file;
 } Listed;
@@ -69,7 +69,7 @@ static int by_tensor_name(const void *a, const void *b) {
     return strcmp(((const ModelTensor *)a)->name, ((const ModelTensor *)b)->name);
 }
 
-/* Sorted by shard, so that each is opened once and its tensors are a run of the list. */
+/* Sorted by shard, so that each shard is opened once and its tensors are contiguous in the list. */
 static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Error *err) {
     const cJSON *item;
     char name[128], file[128];
@@ -91,14 +91,14 @@ static ErrorCode collect(const cJSON *map, const char *where, Listed *listed, Er
 }
 
 /* Opens the shard that listed[0] names and adds the tensors of listed[0 .. n-1], all of that shard. Its
- * tensors are looked up, not taken as they come: the index decides what is read. */
+ * tensors are looked up by name, since the index determines what is read. */
 static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed, size_t n, Error *err) {
     char name[128];
     if (m->file_count == MAX_SHARDS)
         return error_set(err, ERR_DATA, "%s: more than %d shards", m->where, MAX_SHARDS);
     SafeFile *f = &m->files[m->file_count];
     TRY(open_shard(f, dir, listed[0].file, err));
-    /* Counted as soon as it is open: modelfiles_close then closes it whatever comes. */
+    /* Counted as soon as it is open, so that modelfiles_close closes it after any later failure. */
     m->file_count++;
     for (size_t i = 0; i < n; i++) {
         const SafeTensor *t = safe_find(f, listed[i].name);
@@ -112,8 +112,8 @@ static ErrorCode add_shard(ModelFiles *m, const char *dir, const Listed *listed,
     return OK;
 }
 
-/* A tensor that is in two shards would be read differently by different programs. Only tensors that a
- * shard has and the index does not place there can be such, so without any there is nothing to look for. */
+/* A tensor in two shards would be read differently by different programs. Only tensors that a shard has but
+ * the index does not assign to it can be duplicates, so if there are none, nothing needs to be searched. */
 static ErrorCode check_once(const ModelFiles *m, Error *err) {
     char name[128];
     for (int f = 0; f < m->file_count && m->unlisted > 0; f++)
@@ -126,7 +126,7 @@ static ErrorCode check_once(const ModelFiles *m, Error *err) {
     return OK;
 }
 
-/* Only a warning: total_size is written by many programs and right in few, and nothing here depends on it. */
+/* Only a warning: many programs write total_size and few write it right, and nothing here depends on it. */
 static void check_total(const ModelFiles *m, const cJSON *root) {
     const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(root, "metadata");
     const cJSON *total = cJSON_GetObjectItemCaseSensitive(metadata, "total_size");
@@ -154,8 +154,8 @@ static ErrorCode open_listed(ModelFiles *m, const char *dir, const Listed *liste
     return check_once(m, err);
 }
 
-/* The index is a map from tensor to file. JSON forbids a tensor twice (base/json.h). `listed` points into
- * the tree of the index, which must stay until the shards are open. */
+/* The index is a map from tensor to file. base/json.h refuses duplicate keys, so a tensor occurs once.
+ * `listed` points into the tree of the index, which must exist until the shards are open. */
 static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, const cJSON *root,
                             Error *err) {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
@@ -170,7 +170,7 @@ static ErrorCode open_index(ModelFiles *m, const char *dir, const char *where, c
     return code;
 }
 
-/* Text and tree of the index end with this call: names and places that are kept are the shards' own. */
+/* Frees the text and the tree of the index: the shards own all names and offsets that are kept. */
 static ErrorCode read_index(ModelFiles *m, const char *dir, Error *err) {
     cJSON *root = NULL;
     char *text = NULL;
@@ -185,7 +185,7 @@ static ErrorCode read_index(ModelFiles *m, const char *dir, Error *err) {
     return code;
 }
 
-/* All tensors of files[0]. In order of names, which safe_open has made. */
+/* All tensors of files[0], in order of names, as safe_open has sorted them. */
 static void take_all(ModelFiles *m) {
     m->file_count = 1;
     m->count = m->files[0].count;
@@ -194,7 +194,7 @@ static void take_all(ModelFiles *m) {
         m->tensors[i] = (ModelTensor){m->files[0].tensors[i].name, &m->files[0].tensors[i], 0};
 }
 
-/* A link counts as there and is then refused by name, instead of "found neither". */
+/* A link counts as existing, so that the error names it, instead of "found neither". */
 static bool has_file(const char *dir, const char *name) {
     char *path = path_join(dir, name);
     bool there = faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
@@ -202,7 +202,7 @@ static bool has_file(const char *dir, const char *name) {
     return there;
 }
 
-/* A path that is neither directory nor file fails in safe_open, by its name. */
+/* A path that is neither directory nor file fails in safe_open, with its name. */
 static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
     bool indexed = !has_file(path, MODEL_FILE) && has_file(path, MODEL_INDEX);
     const char *name = has_file(path, MODEL_FILE) ? MODEL_FILE : ADAPTER_FILE;
@@ -219,8 +219,8 @@ static ErrorCode open_any(ModelFiles *m, const char *path, Error *err) {
 
 static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
 
-/* Names by which transformers' classes of images and text know the parts of a model: its text, and what makes
- * images words of it. Other tensors stay, and are then found to be nothing that was asked for. */
+/* Prefixes of transformers' models of images and text: the text model, the vision tower, and the projector of
+ * images into the text model. Tensors with other names stay, and are later refused as unknown. */
 static ErrorCode keep_text(ModelFiles *m, Error *err) {
     static const char text[] = "language_model.", images[] = "vision_model.",
                       join[] = "multi_modal_projector.";
@@ -242,7 +242,7 @@ static ErrorCode keep_text(ModelFiles *m, Error *err) {
     return OK;
 }
 
-/* m is empty after a failure, and closing it again does nothing. */
+/* m is empty after a failure, and closing it again is a no-op. */
 ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err) {
     char where[512];
     *m = (ModelFiles){.where = mem_strdup(error_escape(where, sizeof where, path, strlen(path)))};
@@ -252,7 +252,7 @@ ErrorCode modelfiles_open(ModelFiles *m, const char *path, Error *err) {
     return code;
 }
 
-/* Of what was opened in part, too: only shards that are open are counted. */
+/* Also after a partial open: only open shards are counted. */
 void modelfiles_close(ModelFiles *m) {
     for (int i = 0; i < m->file_count; i++) safe_close(&m->files[i]);
     free(m->files);
@@ -261,7 +261,7 @@ void modelfiles_close(ModelFiles *m) {
     *m = (ModelFiles){0};
 }
 
-/* By bisection: tensors are sorted by name, whichever shard they lie in. */
+/* By bisection: tensors are sorted by name over all shards. */
 const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
     for (size_t low = 0, high = m->count; low < high;) {
         size_t middle = low + (high - low) / 2;
@@ -275,7 +275,7 @@ const ModelTensor *modelfiles_find(const ModelFiles *m, const char *name) {
     return NULL;
 }
 
-/* The caller keeps within the tensor; safe_read checks it. */
+/* The caller stays within the tensor; safe_read checks it. */
 ErrorCode modelfiles_read(const ModelFiles *m, const ModelTensor *t, uint64_t offset, void *host,
                           size_t bytes, Error *err) {
     return safe_read(&m->files[t->file], t->tensor, offset, host, bytes, err);

@@ -1,13 +1,13 @@
-/* Passing over the values of model files: loading, digest, figures. Each reads chunk by chunk through one
+/* Passes over the values of model files: loading, digest, figures. Each reads chunk by chunk through one
  * small buffer.
  *
- *     modelfiles_load      the pieces that a rank holds, converted where dtypes differ
+ *     modelfiles_load      the segments that a rank holds, converted where dtypes differ
  *     modelfiles_digest    every value: the same for the same model, however it is stored
- *     modelfiles_sample    front, middle and end of each tensor as they lie: tells files apart in little time
- *     modelfiles_figures   norm, largest value and what is not finite of one tensor
+ *     modelfiles_sample    first, middle and last bytes of each tensor: distinguishes files quickly
+ *     modelfiles_figures   norm, largest value and number of non-finite values of one tensor
  *
- * The digest is over names, shapes and values as fp32, in order of names. So it does not depend on how a
- * model is cut into shards, nor on a dtype that holds the same values: fp32 and bf16 files of bf16 weights
+ * The digest covers names, shapes and values as fp32, in order of names. So it depends neither on how a model
+ * is divided into shards, nor on the dtype if the values are the same: fp32 and bf16 files of bf16 weights
  * have one digest. `weft inspect` prints it, and tests compare runs by it. */
 #include <inttypes.h>
 #include <math.h>
@@ -23,14 +23,14 @@
 
 #define CHUNK ((uint64_t)1 << 20) /* elements */
 
-/* Fixed, so that a model of any size is read in the same few megabytes. */
+/* Fixed sizes, so that a model of any size is read with the same few megabytes. */
 typedef struct Buffers {
     char *raw;    /* CHUNK elements of up to 8 bytes */
     float *wide;  /* CHUNK */
     void *narrow; /* CHUNK */
 } Buffers;
 
-/* Sixteen MiB, whatever the model. */
+/* Sixteen MiB, for any model. */
 static Buffers buffers_make(void) {
     return (Buffers){mem_alloc(CHUNK * 8), mem_alloc(CHUNK * 4), mem_alloc(CHUNK * 4)};
 }
@@ -41,22 +41,23 @@ static void buffers_free(Buffers *b) {
     free(b->narrow);
 }
 
-/* GPT-2's published files are those of the model without its head, whose names lack this. */
+/* GPT-2's published files are those of the model without its head, whose names lack this prefix. */
 static const char inner[] = "transformer.";
 enum { INNER = sizeof inner - 1 };
 
 static const char head_name[] = "lm_head.weight";
 static const char mtp_name[] = "lm_heads.weight";
 
-/* By its name, or by what is left of it without the prefix. */
+/* By its name, or by its name without the prefix. */
 static const ModelTensor *find_tensor(const ModelFiles *m, const char *name) {
     const ModelTensor *t = modelfiles_find(m, name);
     return t == NULL && strncmp(name, inner, INNER) == 0 ? modelfiles_find(m, name + INNER) : t;
 }
 
-/* A wrong shape most often means a config.json of another size; both shapes are shown. */
+/* A wrong shape most often means a config.json of another size; the message shows both shapes. */
 static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const SafeTensor *t, Error *err) {
-    /* Whole numbers stay what they are; floats may become each other, and F64 may be rounded down to one. */
+    /* Integers must have the same type; floats may be converted to each other, and F64 may be rounded
+     * down. */
     bool same = t->rank == want->rank;
     for (int i = 0; i < want->rank && same; i++) same = t->shape[i] == (uint64_t)want->shape[i];
     if (!same) {
@@ -79,7 +80,7 @@ static ErrorCode check_match(const ModelFiles *m, const TensorDesc *want, const 
                      want->name, safe_type_name(t->type), safe_type_name(want->memory));
 }
 
-/* Both ways round: all that is wanted is there (here), and nothing else is (check_nothing_else). */
+/* The check has two directions: all wanted tensors exist (here), and no others do (check_nothing_else). */
 static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Error *err) {
     for (int i = 0; i < list->count; i++) {
         const TensorDesc *want = &list->tensors[i];
@@ -95,7 +96,7 @@ static ErrorCode check_tensors(const ModelFiles *m, const TensorList *list, Erro
     return OK;
 }
 
-/* Of a tensor that is not there by its name, but packed. */
+/* For a tensor that does not exist by its name, but in packed form. */
 static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int segment, Buffers *b,
                              Error *err) {
     TensorSegment p = tensor_segment(list, segment);
@@ -115,8 +116,8 @@ static ErrorCode load_packed(const ModelFiles *m, const TensorList *list, int se
     return code;
 }
 
-/* The tensor is there and matches (modelfiles_check). Values that need no conversion go through without
- * it, so that a resumed run has the bits that were saved. */
+/* The tensor exists and matches (modelfiles_check). Values that need no conversion are copied, so that a
+ * resumed run has exactly the saved bits. */
 static ErrorCode load_segment(const ModelFiles *m, const TensorList *list, int segment, Buffers *b,
                               Error *err) {
     TensorSegment p = tensor_segment(list, segment);
@@ -140,10 +141,10 @@ static ErrorCode load_segment(const ModelFiles *m, const TensorList *list, int s
     return OK;
 }
 
-/* What files of a family repeat without changing the model: the head of a tied one, which is the embedding,
- * frequencies of the rotary embedding, which follow from config.json, and the masks of GPT-2; and MTP heads,
- * which only a run with train.mtp_depth has. Where there are such, or an untied head, they are in the list
- * and never come here. */
+/* Tensors that files of a family repeat without changing the model: the head of a tied model, which is the
+ * embedding; frequencies of the rotary embedding, which follow from config.json; GPT-2's masks; and MTP
+ * heads, which only a run with train.mtp_depth uses. If the model has such parameters, or an untied head,
+ * they are in the list and never get here. */
 static bool is_harmless(const char *name) {
     static const char *const ends[] = {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
     size_t length = strlen(name);
@@ -159,7 +160,8 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* By its name, or by that with what files may leave out; a part of a packed one by that of the whole. */
+/* By its name, with or without the prefix that files may omit; a part of a packed tensor by the name of the
+ * whole. */
 static bool is_wanted(const char **names, int count, const char *name) {
     char whole[128], *stem = packed_stem(name);
     snprintf(whole, sizeof whole, "%s%s", inner, name);
@@ -171,8 +173,9 @@ static bool is_wanted(const char **names, int count, const char *name) {
     return found;
 }
 
-/* Tensors of an MTP module (model/layers/mtp.c), whose block is the one with eh_proj: where a model has none,
- * all of it; where it has one, only the copies of embedding and head that published files have. */
+/* Tensors of an MTP module (model/layers/mtp.c), whose block is the one with eh_proj. If the model has no
+ * module, all of its tensors are ignored; otherwise only the copies of embedding and head in published
+ * files. */
 static bool is_of_mtp(const ModelFiles *m, const char **names, int count, const char *name) {
     static const char *const copies[] = {"embed_tokens.weight", "shared_head.head.weight"};
     char joins[64];
@@ -185,7 +188,7 @@ static bool is_of_mtp(const ModelFiles *m, const char **names, int count, const 
     return strcmp(name + end, copies[0]) == 0 || strcmp(name + end, copies[1]) == 0;
 }
 
-/* A tensor nobody asked for belongs to a model that computes something else. */
+/* A tensor that is not in the list belongs to a model that computes something else. */
 static ErrorCode check_nothing_else(const ModelFiles *m, const TensorList *list, Error *err) {
     const char **names = mem_alloc_array((size_t)list->count, sizeof *names);
     const char *unknown = NULL;
@@ -212,8 +215,8 @@ ErrorCode modelfiles_check(const ModelFiles *m, const TensorList *list, Error *e
     return check_tensors(m, list, err);
 }
 
-/* As fp32, from which any float in the file can become it: only names and shapes are of interest; and those
- * that files have a place for. */
+/* As fp32, since any float of the file can be converted to it: only names and shapes matter; and only
+ * parameters that files can store. */
 static ErrorCode check_table(const ModelFiles *m, const ModelConfig *c, const ParamTable *table, Error *err) {
     TensorDesc *tensors = mem_alloc_array((size_t)table->count, sizeof *tensors);
     int count = 0;
@@ -230,13 +233,13 @@ static ErrorCode check_table(const ModelFiles *m, const ModelConfig *c, const Pa
     return code;
 }
 
-/* A table of a million layers, from a config.json that says so, would take memory; the number of tensors
+/* config.json could ask for a table of a million layers, which would take memory; the number of tensors
  * bounds it first. */
 ErrorCode modelfiles_check_shape(const char *dir, const ModelConfig *c, Error *err) {
     ModelFiles m;
     ParamTable table;
     TRY(modelfiles_open(&m, dir, err));
-    /* A table is as long as the model is deep; every block has tensors of its own. */
+    /* The table's length is proportional to the number of layers, and every block has its own tensors. */
     ErrorCode code = OK;
     if ((uint64_t)c->num_hidden_layers > m.count)
         code = error_set(err, ERR_DATA,
@@ -273,7 +276,8 @@ static ErrorCode compare_values(const ModelFiles *m, const ModelTensor *head, co
     return OK;
 }
 
-/* A head that nobody asked for, though it has other values than the embedding, would be lost in silence. */
+/* If a tied model's files have a head whose values differ from the embedding, ignoring it would lose it
+ * silently. */
 static ErrorCode check_tied_head(const ModelFiles *m, const TensorList *list, Buffers *b, Error *err) {
     static const char *const embeddings[] = {"model.embed_tokens.weight", "transformer.wte.weight"};
     const ModelTensor *head = modelfiles_find(m, head_name), *embedding = NULL;
@@ -291,7 +295,7 @@ static ErrorCode check_tied_head(const ModelFiles *m, const TensorList *list, Bu
                      m->where, head_name, embedding->name);
 }
 
-/* Checked as a whole before the first piece is stored: no rank is left with half a model. */
+/* Everything is checked before the first segment is stored: no rank ends up with half a model. */
 ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *err) {
     TRY(modelfiles_check(m, list, err));
     Buffers b = buffers_make();
@@ -301,18 +305,18 @@ ErrorCode modelfiles_load(const ModelFiles *m, const TensorList *list, Error *er
     return code;
 }
 
-/* Its length first, so that no two lists of names run together to the same bytes. */
+/* Hashes the length first, so that two different lists of names never yield the same bytes. */
 static void digest_string(Sha256 *h, const char *s) {
     sha256_add_u64(h, strlen(s));
     sha256_add(h, s, strlen(s));
 }
 
-/* Elements that make a whole number of bytes are read at a time, whatever the type. */
+/* Only for numbers of elements that take an integral number of bytes. */
 static uint64_t bytes_of(SafeType type, uint64_t elements) {
     return elements * (uint64_t)safe_type_bits(type) / 8;
 }
 
-/* Values that are no floats are hashed as they lie. */
+/* Values that are not floats are hashed as stored. */
 static ErrorCode digest_values(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Buffers *b, Error *err) {
     SafeType type = t->tensor->type;
     for (uint64_t done = 0, n; done < t->tensor->elements; done += n) {
@@ -336,7 +340,7 @@ static ErrorCode digest_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor
     return digest_values(h, m, t, b, err);
 }
 
-/* Tensors are in order of names already (modelfiles_open). */
+/* Tensors are already in order of names (modelfiles_open). */
 ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
     Buffers b = buffers_make();
     Sha256 *h = sha256_start();
@@ -350,8 +354,8 @@ ErrorCode modelfiles_digest(const ModelFiles *m, char out[65], Error *err) {
     return code;
 }
 
-/* A small tensor is taken whole. Bytes are not converted: the same values in another dtype are another
- * sample, which is right for ranks that must have read the same files. */
+/* A small tensor is taken whole. Bytes are not converted: the same values in another dtype give another
+ * sample, which is right for checking that ranks have read the same files. */
 static ErrorCode sample_tensor(Sha256 *h, const ModelFiles *m, const ModelTensor *t, Error *err) {
     uint64_t bytes = t->tensor->end - t->tensor->begin,
              apart = bytes > SAMPLE_BYTES ? (bytes - SAMPLE_BYTES) / 2 : 0;
@@ -379,7 +383,7 @@ ErrorCode modelfiles_sample(const ModelFiles *m, char out[65], Error *err) {
     return code;
 }
 
-/* Values that are not finite are counted and left out, or the norm would say nothing of the rest. */
+/* Non-finite values are counted and skipped; otherwise they would dominate the norm. */
 static void add_figures(TensorFigures *f, double *squares, double value) {
     double size = fabs(value);
     if (!isfinite(value)) {
@@ -390,7 +394,7 @@ static void add_figures(TensorFigures *f, double *squares, double value) {
     if (size > f->max) f->max = size;
 }
 
-/* Norm and largest value in double; types below a byte or of integers have none. */
+/* Norm and largest value in double; types below a byte, and integers, have none. */
 ErrorCode modelfiles_figures(const ModelFiles *m, const ModelTensor *t, TensorFigures *out, Error *err) {
     SafeType type = t->tensor->type;
     double squares = 0.0;

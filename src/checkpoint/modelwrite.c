@@ -1,12 +1,12 @@
-/* Writing the weights of a model directory, cut into shards where they are large.
+/* Writes the weights of a model directory, divided into shards if they are large.
  *
- * Everything here is a function of the list's descriptions and the limit: each rank makes the same layout
- * for itself, and none has to be told where its pieces go.
+ * Everything here depends only on the list's descriptions and the limit: each rank computes the same layout
+ * itself, and knows the offsets of its segments without communication.
  *
  *     list        t0  t1  t2  t3  t4      in the order of the model
  *     file[i]      0   0   1   1   2      its shard: cut
  *     at[i]        first byte of its data in that shard: lay_out, from the sorted header
- *     index       tensor --> shard, where there is more than one: make_index */
+ *     index       tensor --> shard, if there are several: make_index */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 #include "base/json.h"
 #include "checkpoint/modelfiles.h"
 
-/* In list order; a shard is closed when the next tensor would take it over the limit. A larger tensor has
- * one to itself. The list is in the order of the model, so neighbours land in one shard. */
+/* In list order; a shard is closed when the next tensor would exceed the limit. A larger tensor gets a shard
+ * of its own. The list is in the order of the model, so neighbours end up in one shard. */
 static void cut(ModelLayout *l, uint64_t limit) {
     uint64_t used = 0;
     l->file_count = 1;
@@ -31,7 +31,7 @@ static void cut(ModelLayout *l, uint64_t limit) {
     }
 }
 
-/* "model-00001-of-00003.safetensors", as transformers has them: it looks for no other form. */
+/* "model-00001-of-00003.safetensors": the only form that transformers recognises. */
 static void lay_out(ModelLayout *l, const char *stem, int file) {
     LayoutFile *f = &l->files[file];
     int *order = mem_alloc_array((size_t)l->list->count, sizeof *order), n = 0;
@@ -45,7 +45,7 @@ static void lay_out(ModelLayout *l, const char *stem, int file) {
     free(order);
 }
 
-/* In list order; total_size is of the tensors, without headers. */
+/* In list order; total_size counts the tensors, without headers. */
 static void make_index(ModelLayout *l, const char *stem) {
     JsonWriter w;
     int64_t total = 0;
@@ -69,7 +69,7 @@ static void make_index(ModelLayout *l, const char *stem) {
     text_puts(&l->index, "\n");
 }
 
-/* The list must outlive the layout, which points to it. One shard has no index, as transformers has it. */
+/* The list must outlive the layout, which points to it. A single shard has no index, as in transformers. */
 void modellayout_make(ModelLayout *l, const TensorList *list, const char *stem, uint64_t shard_bytes) {
     *l = (ModelLayout){.list = list};
     l->file = mem_alloc_array((size_t)list->count, sizeof *l->file);
@@ -89,8 +89,8 @@ void modellayout_free(ModelLayout *l) {
     *l = (ModelLayout){0};
 }
 
-/* Synced one by one; a failure leaves files in a directory that the caller removes. By one rank, before any
- * writes: headers, the full length of each file, the index. */
+/* One rank makes headers, the full length of each file, and the index, before any rank writes data. Files are
+ * synced one by one; after a failure the caller removes the directory. */
 ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayout *l, Error *err) {
     ErrorCode code = OK;
     for (int i = 0; i < l->file_count && code == OK; i++) {
@@ -105,22 +105,22 @@ ErrorCode modelfiles_create(const FileOps *ops, const char *dir, const ModelLayo
     return code;
 }
 
-/* Where a piece begins, for writing each file from front to back. Pieces come in list order, a file has
- * its own: sorted by place a rank writes without seeking back, which disks and network file systems like
- * better. */
+/* Start of a segment, for writing each file from front to back. Segments are in list order, the tensors of a
+ * file in another. Sorted by offset, a rank writes without seeking back, which is faster on disks and network
+ * file systems. */
 typedef struct Start {
     int file, segment;
     uint64_t at;
 } Start;
 
-/* No two pieces with elements begin at one place, so the order is total. */
+/* No two segments with elements begin at one offset, so the order is total. */
 static int by_place(const void *a, const void *b) {
     const Start *x = a, *y = b;
     if (x->file != y->file) return x->file < y->file ? -1 : 1;
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* Pieces without elements are left out. Returns how many there are. */
+/* Skips empty segments; returns the number of the others. */
 static int sort_segments(const ModelLayout *l, Start *starts) {
     int n = 0;
     for (int i = 0; i < tensor_segments(l->list); i++) {
@@ -133,7 +133,7 @@ static int sort_segments(const ModelLayout *l, Start *starts) {
     return n;
 }
 
-/* sums[p] is the checksum of piece p of the list, as the blob needs them; pieces without elements keep 0. */
+/* sums[p] is the checksum of segment p of the list, as the blob needs it; empty segments keep 0. */
 ErrorCode modelfiles_write(const FileOps *ops, const char *dir, const ModelLayout *l, uint64_t *sums,
                            Error *err) {
     Start *starts = mem_alloc_array((size_t)tensor_segments(l->list), sizeof *starts);

@@ -1,5 +1,5 @@
-/* A group of 32 values lies along the inputs of an output, elements of a stack along its outputs: so an
- * expert is read as a whole, which is some MiB, and looked into value by value. */
+/* A group of 32 values runs along the inputs of one output, while elements of a stack are contiguous along
+ * its outputs. Therefore a whole expert, some MiB, is read and then accessed value by value. */
 #include "checkpoint/packed.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ ErrorCode packed_check(const ModelFiles *m, const TensorDesc *want, Packed p, Er
         m->where, want->name, blocks_end, want->name, scales_end);
 }
 
-/* Of one expert, at most; the shapes have been checked. */
+/* At most one expert is cached; the shapes have been checked. */
 static ErrorCode read_expert(PackedReader *r, const ModelFiles *m, const TensorDesc *want, Packed p,
                              uint64_t expert, Error *err) {
     size_t groups = (size_t)want->shape[2] * (size_t)want->shape[1] / GROUP;

@@ -1,12 +1,12 @@
-/* Finding, verifying, opening and retiring checkpoints (invariants 7 and 9 of checkpoint.c).
+/* Finds, verifies, opens and removes checkpoints (invariants 7 and 9 of checkpoint.c).
  *
  *     checkpoint_open         a checkpoint, or the newest good one of a directory of them
- *     checkpoint_candidates   names only: for ranks that share out the reading
+ *     checkpoint_candidates   names only: for ranks that share the reading
  *     checkpoint_list         all of them, good or not, for people
  *     checkpoint_prune        removes what is old and good; never what it cannot read
  *
- * A checkpoint is verified as a whole before anything of it is opened; between the two nobody may write
- * there, which the run's lock sees to.
+ * A checkpoint is verified as a whole before any of it is opened. Nobody may write to it between the two,
+ * which the run's lock ensures.
  *
  * Elsewhere called: resharding of distributed checkpoints (DCP). */
 #include <dirent.h>
@@ -22,11 +22,11 @@
 #include "checkpoint/internal.h"
 #include "checkpoint/manifest.h"
 
-/* State is a page of JSON and a few windows of losses; the rest is room. */
+/* The state is a page of JSON and a few windows of losses; the limit is far above that. */
 #define STATE_LIMIT ((size_t)64 << 20)
 
-/* The name must be the one that step_path would give: "step-1" and "step-00000001" cannot both be there.
- * 15 digits stay within an int64. */
+/* The name must be exactly the one that step_path makes: "step-1" and "step-00000001" cannot both exist. 15
+ * digits fit in an int64. */
 bool checkpoint_step(const char *name, int64_t *step) {
     char canonical[64];
     if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) ||
@@ -37,8 +37,8 @@ bool checkpoint_step(const char *name, int64_t *step) {
     return strcmp(name, canonical) == 0;
 }
 
-/* A directory that is called like a checkpoint holds the one of that step, and not a copy of another. A
- * copy under another step would be taken for the newest, and the run would go on from elsewhere. */
+/* The step in the directory's name must be that of its manifest. A copy under another step could be taken for
+ * the newest checkpoint, and the run would continue from the wrong step. */
 static ErrorCode check_name(const char *path, const Manifest *m, Error *err) {
     int64_t step;
     size_t end = strlen(path);
@@ -56,7 +56,7 @@ static ErrorCode check_name(const char *path, const Manifest *m, Error *err) {
                      path, m->step);
 }
 
-/* The manifest, and that it is the one of a whole checkpoint with this name. */
+/* Reads the manifest and checks that it is that of a complete checkpoint with this name. */
 static ErrorCode read_manifest(Manifest *m, const char *path, Error *err) {
     TRY(manifest_read(m, path, err));
     ErrorCode code = check_name(path, m, err);
@@ -65,7 +65,7 @@ static ErrorCode read_manifest(Manifest *m, const char *path, Error *err) {
     return code;
 }
 
-/* On success the manifest is the caller's. */
+/* On success the caller owns the manifest. */
 static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *err) {
     TRY(read_manifest(m, path, err));
     ErrorCode code = level == CHECK_CONTENTS ? manifest_check_contents(m, path, 0, 1, err)
@@ -74,7 +74,7 @@ static ErrorCode check(Manifest *m, const char *path, CheckLevel level, Error *e
     return code;
 }
 
-/* Ranks that each check their part have read every byte together, once; the manifest is read by all. */
+/* Together the ranks read every byte once; every rank reads the manifest. */
 ErrorCode checkpoint_check_part(const char *path, int rank, int ranks, Error *err) {
     Manifest m;
     TRY(read_manifest(&m, path, err));
@@ -91,8 +91,8 @@ static int by_step(const void *a, const void *b) {
     return (x->step > y->step) - (x->step < y->step);
 }
 
-/* A name of a checkpoint that stands for something else has its problem said. It is listed all the same: a
- * link in the place of a checkpoint should be seen, not passed over in silence. */
+/* If something else has the name of a checkpoint, `problem` describes it. It is listed anyway: a link in the
+ * place of a checkpoint should be visible, not silently skipped. */
 static CheckpointInfo named(const char *dir, const char *name, int64_t step) {
     CheckpointInfo info = {.step = step, .path = path_join(dir, name)};
     Error problem = {.message = ""};
@@ -101,7 +101,7 @@ static CheckpointInfo named(const char *dir, const char *name, int64_t step) {
     return info;
 }
 
-/* Names only. A directory that is not there holds none. */
+/* Names only. A missing directory has no checkpoints. */
 static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
     *set = (CheckpointSet){0};
     DIR *handle = opendir(dir);
@@ -118,7 +118,7 @@ static ErrorCode scan(CheckpointSet *set, const char *dir, Error *err) {
     return OK;
 }
 
-/* A checkpoint that is not good is no error here: it is what the list is asked for. */
+/* A damaged checkpoint is not an error here, since the list reports it. */
 static void examine(CheckpointInfo *info, CheckLevel level) {
     Manifest m;
     Error problem = {.message = ""};
@@ -135,7 +135,7 @@ static void examine(CheckpointInfo *info, CheckLevel level) {
     if (code == OK) manifest_free(&m);
 }
 
-/* In ascending steps; the set is the caller's, to be freed. */
+/* In ascending steps; the caller frees the set. */
 ErrorCode checkpoint_list(CheckpointSet *set, const char *dir, CheckLevel level, Error *err) {
     TRY(scan(set, dir, err));
     for (size_t i = 0; i < set->count; i++) examine(&set->items[i], level);
@@ -148,8 +148,8 @@ void checkpoint_set_free(CheckpointSet *set) {
     *set = (CheckpointSet){0};
 }
 
-/* The state, where it names a step, says the same as the manifest: neither is of another checkpoint. What
- * else is in it, and must be, is the caller's. Older versions of the state name no step. */
+/* If the state names a step, it must be the manifest's: neither comes from another checkpoint. The caller
+ * checks everything else in it. Older versions of the state name no step. */
 static ErrorCode check_state(const Checkpoint *c, Error *err) {
     cJSON *root;
     int64_t step = c->step;
@@ -161,7 +161,7 @@ static ErrorCode check_state(const Checkpoint *c, Error *err) {
                      CHECKPOINT_STATE, step, c->step);
 }
 
-/* Where it is there: the manifest would not have passed if it did not list it. */
+/* Opened if it exists: if the manifest did not list it, the check would have failed. */
 static ErrorCode open_average(Checkpoint *c, Error *err) {
     char *path = path_join(c->path, CHECKPOINT_AVERAGE);
     ErrorCode code = file_exists(path) ? modelfiles_open(&c->average, path, err) : OK;
@@ -169,7 +169,7 @@ static ErrorCode open_average(Checkpoint *c, Error *err) {
     return code;
 }
 
-/* The files are opened by what the manifest says of them, which read_manifest has checked to be complete. */
+/* The manifest determines which files are opened; read_manifest has checked that it is complete. */
 static ErrorCode open_parts(Checkpoint *c, Error *err) {
     size_t length = 0;
     TRY(modelfiles_open(&c->model, c->path, err));
@@ -182,8 +182,8 @@ static ErrorCode open_parts(Checkpoint *c, Error *err) {
     return code == OK ? check_state(c, err) : code;
 }
 
-/* `resumable` asks for optimizer and state, not for weights alone. Contents are not read again: who calls
- * has checked them. *c is empty after a failure. */
+/* `resumable` requires optimizer and state, not only weights. Contents are not read again: the caller has
+ * checked them. *c is empty after a failure. */
 ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumable, Error *err) {
     Manifest m;
     *c = (Checkpoint){0};
@@ -201,7 +201,7 @@ ErrorCode checkpoint_open_verified(Checkpoint *c, const char *path, bool resumab
     return code;
 }
 
-/* What has a manifest is a checkpoint, a good one or not; anything else is a directory of them. */
+/* A directory with a manifest is a checkpoint, good or not; any other is a directory of checkpoints. */
 static bool is_one(const char *path) {
     char *manifest = path_join(path, MANIFEST_FILE);
     bool there = file_exists(manifest);
@@ -209,7 +209,7 @@ static bool is_one(const char *path) {
     return there;
 }
 
-/* Said once, here: the caller tries the rest without a word about these. */
+/* Warns about them once, here: the caller then tries the rest without mentioning them. */
 static void drop_strangers(CheckpointSet *set) {
     size_t kept = 0;
     for (size_t i = 0; i < set->count; i++) {
@@ -224,7 +224,7 @@ static void drop_strangers(CheckpointSet *set) {
     set->count = kept;
 }
 
-/* A path to one checkpoint is a set of one, whatever it is called. */
+/* A path to one checkpoint is a set of one, whatever its name. */
 ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err) {
     if (!is_one(path)) {
         TRY(scan(set, path, err));
@@ -236,16 +236,16 @@ ErrorCode checkpoint_candidates(CheckpointSet *set, const char *path, Error *err
     return OK;
 }
 
-/* Every byte is read twice: all are verified before one is used. */
+/* Every byte is read twice: all are verified before any is used. */
 static ErrorCode open_one(Checkpoint *c, const char *path, bool resumable, Error *err) {
     *c = (Checkpoint){0};
     TRY(checkpoint_verify(path, err));
     return checkpoint_open_verified(c, path, resumable, err);
 }
 
-/* The newest that is good. From the newest back. A run so goes on after a damaged disk or an interrupted
- * copy, at the price of some steps, and says so. An error of reading counts as damage: another checkpoint
- * may lie on a part of the disk that still reads. */
+/* The newest good checkpoint, searched backwards. A run thus continues after disk damage or an interrupted
+ * copy, loses some steps, and reports it. A read error counts as damage: another checkpoint may be on a
+ * readable part of the disk. */
 static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resumable, Error *err) {
     for (size_t i = set->count; i-- > 0;) {
         Error problem = {.message = ""};
@@ -260,8 +260,7 @@ static ErrorCode open_newest(Checkpoint *c, const CheckpointSet *set, bool resum
                      "no checkpoint is good: \"weft checkpoint verify\" names what is damaged");
 }
 
-/* A checkpoint that was named is opened or refused; only in a directory of them is there another to go back
- * to. */
+/* A checkpoint named explicitly is opened or refused; only a directory of checkpoints has an alternative. */
 ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error *err) {
     CheckpointSet set;
     *c = (Checkpoint){0};
@@ -272,7 +271,7 @@ ErrorCode checkpoint_open(Checkpoint *c, const char *path, bool resumable, Error
     return code == OK ? OK : error_context(err, "%s", path);
 }
 
-/* Of one that was opened in part, too. */
+/* Also for a partially opened one. */
 void checkpoint_close(Checkpoint *c) {
     modelfiles_close(&c->model);
     modelfiles_close(&c->optimizer);
@@ -282,8 +281,8 @@ void checkpoint_close(Checkpoint *c) {
     *c = (Checkpoint){0};
 }
 
-/* Two at least are kept: were the newest found damaged later, there is one before it. Only good ones count
- * among the newest, so that damaged ones never push a good one out; they stay for a person to look at. */
+/* At least two are kept: if the newest is found damaged later, there is one before it. Only good ones count
+ * among the newest, so that damaged ones never displace a good one; they stay for inspection. */
 ErrorCode checkpoint_prune(const FileOps *ops, const char *dir, CheckpointKeep keep, int64_t in_use,
                            CheckLevel level, int *removed, Error *err) {
     CheckpointSet set;

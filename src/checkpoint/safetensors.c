@@ -1,13 +1,12 @@
 /* Reading safetensors.
  *
- * Order of the checks, each relying on those before: the size field against the file; the text as strict JSON
- * (json_parse: grammar, UTF-8, duplicates, nesting); numbers as they are written (cJSON would turn 2.0, 2e0
- * and -0 into plain numbers); each entry by itself (type, shape, size); all entries together (offsets cover
+ * Order of the checks, each relying on the previous ones: the size field against the file; the text as strict
+ * JSON (json_parse: grammar, UTF-8, duplicates, nesting); numbers as they are written (cJSON would turn 2.0,
+ * 2e0 and -0 into plain numbers); each entry alone (type, shape, size); all entries together (offsets cover
  * the data exactly once).
  *
- * All sizes of a file are numbers that somebody else wrote. Each is bounded before it is multiplied, and
- * each product is checked before it is used; memory is taken for a header, never for what a header
- * promises.
+ * All sizes in a file are untrusted. Each is bounded before it is multiplied, and each product is checked
+ * before it is used. Memory is allocated for a header, never for sizes that a header claims.
  *
  *     0            8                8 + N                                    end of the file
  *     | N, 8 bytes | N bytes of JSON | data of tensors, no byte left over    |
@@ -28,10 +27,10 @@
 
 #include "base/json.h"
 
-/* Whole numbers up to here are exact in the doubles of cJSON; no offset of a real file comes near. */
+/* Integers up to here are exact in the doubles of cJSON; no offset of a real file comes near. */
 #define MAX_WHOLE 9007199254740992.0
 
-/* In the order of the format's own list, which is that of falling alignment: writers sort by it. */
+/* In the order of the format's own list, by descending alignment: writers sort by it. */
 static const struct {
     const char *name;
     int bits;
@@ -63,15 +62,15 @@ static const struct {
 const char *safe_type_name(SafeType type) { return types[type].name; }
 int safe_type_bits(SafeType type) { return types[type].bits; }
 
-/* An error about one tensor. A name comes from the file, so it is escaped. */
+/* An error about one tensor. Its name comes from the file, so it is escaped. */
 static ErrorCode bad(const SafeFile *f, const char *name, const char *what, Error *err) {
     char shown[128];
     return error_set(err, ERR_DATA, "%s: tensor \"%s\": %s", f->where,
                      error_escape(shown, sizeof shown, name, strlen(name)), what);
 }
 
-/* Outside strings every number must be digits alone: no sign, fraction or exponent. The text is well-formed
- * JSON. */
+/* Outside strings every number must consist of digits alone: no sign, fraction or exponent. The text is
+ * well-formed JSON. */
 static ErrorCode check_plain_numbers(const SafeFile *f, const char *text, size_t length, Error *err) {
     bool in_string = false;
     for (size_t i = 0; i < length; i++) {
@@ -91,14 +90,14 @@ static ErrorCode check_plain_numbers(const SafeFile *f, const char *text, size_t
     return OK;
 }
 
-/* Not negative and at most 2^53; that it is whole was seen in the text (check_plain_numbers). */
+/* Not negative and at most 2^53; check_plain_numbers has ensured that it is an integer. */
 static bool read_whole(const cJSON *item, uint64_t *out) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0.0 && item->valuedouble <= MAX_WHOLE)) return false;
     *out = (uint64_t)item->valuedouble;
     return true;
 }
 
-/* An unknown type is an error, not a tensor to be skipped: its size could not be checked. */
+/* An unknown type is an error, and the tensor is not skipped, since its size could not be checked. */
 static ErrorCode read_type(const SafeFile *f, SafeTensor *t, const cJSON *item, Error *err) {
     if (!cJSON_IsString(item)) return bad(f, t->name, "dtype is missing or not a string", err);
     for (int i = 0; i < SAFE_TYPES; i++) {
@@ -108,8 +107,8 @@ static ErrorCode read_type(const SafeFile *f, SafeTensor *t, const cJSON *item, 
     return bad(f, t->name, "unknown dtype", err);
 }
 
-/* A scalar has no dimensions and one element. A dimension of 0 is allowed, and what follows may then be
- * anything without an overflow. */
+/* A scalar has no dimensions and one element. A dimension of 0 is allowed; the dimensions after it cannot
+ * overflow the product then. */
 static ErrorCode read_shape(const SafeFile *f, SafeTensor *t, const cJSON *item, Error *err) {
     const cJSON *dim;
     if (!cJSON_IsArray(item)) return bad(f, t->name, "shape is missing or not a list", err);
@@ -125,7 +124,7 @@ static ErrorCode read_shape(const SafeFile *f, SafeTensor *t, const cJSON *item,
     return OK;
 }
 
-/* Against the file's own size: nothing beyond its end is ever read. */
+/* Checked against the file's size: nothing beyond its end is ever read. */
 static ErrorCode read_offsets(const SafeFile *f, SafeTensor *t, const cJSON *item, Error *err) {
     if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2)
         return bad(f, t->name, "data_offsets is missing or not a list of two", err);
@@ -136,8 +135,7 @@ static ErrorCode read_offsets(const SafeFile *f, SafeTensor *t, const cJSON *ite
     return OK;
 }
 
-/* Types below a byte (F4, F6) count in bits, hence bits here and bytes only once it is known that they are
- * whole. */
+/* Types below a byte (F4, F6) count in bits, so sizes are in bits until they are known to be whole bytes. */
 static ErrorCode check_extent(const SafeFile *f, const SafeTensor *t, Error *err) {
     uint64_t bits;
     if (__builtin_mul_overflow(t->elements, (uint64_t)types[t->type].bits, &bits))
@@ -148,8 +146,8 @@ static ErrorCode check_extent(const SafeFile *f, const SafeTensor *t, Error *err
     return OK;
 }
 
-/* Unknown fields are counted and passed over, as the reference reader does: later versions of the format
- * may add some. */
+/* Unknown fields are counted and ignored, like in the reference reader: later versions of the format may add
+ * some. */
 static ErrorCode read_entry(SafeFile *f, SafeTensor *t, const cJSON *entry, Error *err) {
     const cJSON *field, *type = NULL, *shape = NULL, *offsets = NULL;
     t->name = mem_strdup(entry->string);
@@ -170,7 +168,7 @@ static ErrorCode read_entry(SafeFile *f, SafeTensor *t, const cJSON *entry, Erro
     return check_extent(f, t, err);
 }
 
-/* Kept for who asks; weft itself reads nothing from it. */
+/* Kept for callers; weft itself reads nothing from it. */
 static ErrorCode read_metadata(SafeFile *f, const cJSON *object, Error *err) {
     const cJSON *item;
     if (!cJSON_IsObject(object))
@@ -185,7 +183,7 @@ static ErrorCode read_metadata(SafeFile *f, const cJSON *object, Error *err) {
     return OK;
 }
 
-/* __metadata__ is the one name that is no tensor. */
+/* __metadata__ is the only name that is not a tensor. */
 static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
     const cJSON *entry;
     if (!cJSON_IsObject(root))
@@ -200,8 +198,7 @@ static ErrorCode read_entries(SafeFile *f, const cJSON *root, Error *err) {
     return OK;
 }
 
-/* By end among those that begin at the same byte, so that empty tensors come before the one that has bytes
- * there. */
+/* By end among those that begin at the same byte, so that empty tensors come before a non-empty one there. */
 static int by_place(const void *a, const void *b) {
     const SafeTensor *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -212,14 +209,14 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
 }
 
-/* Each byte of the data belongs to one tensor. Empty tensors may stand where another begins. So sorted by
- * place:
+/* Each byte of the data belongs to exactly one tensor. Empty tensors may be where another begins. So, sorted
+ * by offset:
  *
- *     0 .. a | a .. b | b .. b (empty) | b .. c |        each begins where the one before ends, the last ends
- *                                                        where the file does */
+ *     0 .. a | a .. b | b .. b (empty) | b .. c |        each begins where the previous one ends, the
+ *                                                        last ends where the file does */
 static ErrorCode check_coverage(SafeFile *f, Error *err) {
     uint64_t covered = 0;
-    /* First by place, for the check, then by name for good: safe_find searches. */
+    /* Sorted first by offset, for the check, then permanently by name, for safe_find. */
     if (f->count > 0) qsort(f->tensors, f->count, sizeof *f->tensors, by_place);
     for (size_t i = 0; i < f->count; i++) {
         const SafeTensor *t = &f->tensors[i];
@@ -249,13 +246,14 @@ static ErrorCode parse_header(SafeFile *f, const char *header, size_t length, Er
     return code == OK ? check_coverage(f, err) : code;
 }
 
-/* Escaped once, here, since it goes into every message about this file. */
+/* Escaped once, here, since it is part of every message about this file. */
 static char *shown_path(const char *path) {
     char shown[512];
     return mem_strdup(error_escape(shown, sizeof shown, path, strlen(path)));
 }
 
-/* Apart from any file: a header in memory is judged as one that was read. *f is closed after a failure. */
+/* Independent of a file: a header in memory is checked like one that was read. *f is closed after a
+ * failure. */
 ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, size_t length,
                             uint64_t data_bytes, Error *err) {
     *f = (SafeFile){
@@ -265,14 +263,14 @@ ErrorCode safe_parse_header(SafeFile *f, const char *where, const char *header, 
     return code;
 }
 
-/* Byte by byte: the file says which byte is which, not this machine. */
+/* Byte by byte, independent of this machine's byte order. */
 static uint64_t little_endian(const uint8_t bytes[8]) {
     uint64_t value = 0;
     for (int i = 7; i >= 0; i--) value = value << 8 | bytes[i];
     return value;
 }
 
-/* Eight bytes of text, as a length, are beyond any file: some 10^18. */
+/* Eight bytes of text, read as a length, give some 10^18, beyond any file. */
 static bool is_text(const uint8_t bytes[8]) {
     for (int i = 0; i < 8; i++) {
         bool printable =
@@ -282,8 +280,8 @@ static bool is_text(const uint8_t bytes[8]) {
     return true;
 }
 
-/* N, checked against the file. A wrong kind of file is by far the likeliest mistake (a pointer of Git LFS,
- * a page of HTML, an index), and is called by its name. */
+/* N, checked against the file. A wrong kind of file is by far the most likely mistake (a Git LFS pointer, an
+ * HTML page, an index), and the error names it. */
 static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes, size_t *size, Error *err) {
     uint8_t field[8];
     char shown[512];
@@ -310,7 +308,7 @@ static ErrorCode read_header_size(int fd, const char *where, uint64_t file_bytes
     return OK;
 }
 
-/* The header alone is read, at most SAFE_MAX_HEADER bytes; data is read when it is asked for. */
+/* Only the header is read, at most SAFE_MAX_HEADER bytes; data is read on request. */
 static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err) {
     size_t size;
     TRY(read_header_size(fd, where, file_bytes, &size, err));
@@ -321,7 +319,7 @@ static ErrorCode open_fd(SafeFile *f, const char *where, int fd, uint64_t file_b
     return code;
 }
 
-/* Takes fd over, also when it fails. */
+/* Takes ownership of fd, also on failure. */
 ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_bytes, Error *err) {
     *f = (SafeFile){.fd = -1};
     ErrorCode code = open_fd(f, where, fd, file_bytes, err);
@@ -332,7 +330,7 @@ ErrorCode safe_open_fd(SafeFile *f, const char *where, int fd, uint64_t file_byt
     return code;
 }
 
-/* O_NONBLOCK, so that a pipe of that name does not hang the program before it is refused. */
+/* O_NONBLOCK, so that a pipe of that name is refused instead of blocking. */
 ErrorCode safe_open(SafeFile *f, const char *path, Error *err) {
     struct stat info;
     char shown[512];
@@ -346,7 +344,7 @@ ErrorCode safe_open(SafeFile *f, const char *path, Error *err) {
     return error_set(err, ERR_NOINPUT, "%s: expected a regular file", shown);
 }
 
-/* Any number of times. */
+/* May be called any number of times. */
 void safe_close(SafeFile *f) {
     for (size_t i = 0; i < f->count; i++) free(f->tensors[i].name);
     for (size_t i = 0; i < 2 * f->metadata_count; i++) free(f->metadata[i]);
@@ -357,7 +355,7 @@ void safe_close(SafeFile *f) {
     *f = (SafeFile){.fd = -1};
 }
 
-/* By bisection, which check_coverage's last sort allows. */
+/* By bisection: check_coverage has sorted the tensors by name. */
 const SafeTensor *safe_find(const SafeFile *f, const char *name) {
     if (f->count == 0) return NULL;
     for (size_t low = 0, high = f->count; low < high;) {
@@ -374,7 +372,7 @@ const SafeTensor *safe_find(const SafeFile *f, const char *name) {
 
 ErrorCode safe_read(const SafeFile *f, const SafeTensor *t, uint64_t offset, void *host, size_t bytes,
                     Error *err) {
-    /* A caller that reads beyond a tensor would read its neighbour, in silence. */
+    /* A read beyond a tensor would silently return its neighbour. */
     CHECK(offset <= t->end - t->begin && bytes <= t->end - t->begin - offset);
     return fileops_read_at(f->fd, f->where, f->data_start + t->begin + offset, host, bytes, err);
 }

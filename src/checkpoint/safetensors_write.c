@@ -1,14 +1,14 @@
-/* Writing safetensors: the header first, then pieces of tensors through one staging buffer, with checksums on
- * the way.
+/* Writes safetensors: the header first, then segments of tensors through one staging buffer, computing
+ * checksums on the way.
  *
- * A file as it is laid out, and who writes what. Rank 0 makes the header and the full length; the data is
- * a hole until the ranks, each for itself, have written their pieces into it:
+ * The layout of a file, and who writes which part. Rank 0 makes the header and the full length. The data is a
+ * hole until each rank has written its segments into it:
  *
  *     8 bytes N | N bytes of header, blanks up to a multiple of 8 | tensor, tensor, ...
  *     `-------------------- safe_create -----------------------'    safe_write_segments
  *
- * Tensors lie in falling alignment of their types and, among equals, in order of names: every tensor so
- * begins at a multiple of its element, without padding, and the order depends on nothing but the
+ * Tensors are sorted by descending alignment of their types and, among equals, by name. So every tensor
+ * begins at a multiple of its element size, without padding, and the order depends only on the
  * descriptions. */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/safetensors.h"
 
-/* Elements that are moved at a time: large enough for full write rate, small beside any model. */
+/* Elements moved at a time: large enough for the full write rate, small compared to any model. */
 #define CHUNK ((size_t)1 << 20)
 
 typedef struct Writer {
@@ -30,7 +30,7 @@ typedef struct Writer {
     void *fetched, *converted; /* CHUNK elements of up to 8 bytes */
 } Writer;
 
-/* CHECK: these shapes are weft's own, made from a configuration that was bounded when it was read. */
+/* CHECK: weft made these shapes, from a configuration that was bounded when it was read. */
 int64_t tensor_elements(const TensorDesc *t) {
     int64_t count = 1;
     for (int i = 0; i < t->rank; i++) CHECK(!__builtin_mul_overflow(count, t->shape[i], &count));
@@ -45,17 +45,17 @@ static size_t bytes_of(int64_t elements, SafeType type) {
     return bytes;
 }
 
-/* In the file, not in memory: with rounded weights the two differ. */
+/* In the file, not in memory: the two differ if weights are rounded. */
 size_t tensor_stored_bytes(const TensorDesc *t) { return bytes_of(tensor_elements(t), t->stored); }
 
-/* No list of pieces: each tensor is one. */
+/* Without a list of segments each tensor is one. */
 int tensor_segments(const TensorList *list) {
     return list->segments != NULL ? list->segment_count : list->count;
 }
 
 TensorSegment tensor_segment(const TensorList *list, int segment) {
     if (list->segments == NULL) return (TensorSegment){segment, 0, tensor_elements(&list->tensors[segment])};
-    /* A piece that reaches out of its tensor would be written over the next one. */
+    /* A segment that extends beyond its tensor would overwrite the next one. */
     TensorSegment p = list->segments[segment];
     CHECK(p.tensor >= 0 && p.tensor < list->count && p.first >= 0 && p.count >= 0);
     int64_t elements = tensor_elements(&list->tensors[p.tensor]);
@@ -68,7 +68,7 @@ size_t tensor_segment_bytes(const TensorList *list, int segment) {
     return bytes_of(p.count, list->tensors[p.tensor].memory);
 }
 
-/* Position in the list: what is sorted for the file. */
+/* A tensor with its index in the list, for sorting. */
 typedef struct Slot {
     const TensorDesc *tensor;
     int index;
@@ -80,7 +80,7 @@ static int by_alignment_then_name(const void *a, const void *b) {
     return strcmp(x->tensor->name, y->tensor->name);
 }
 
-/* qsort hands no context to a comparison, hence slots that carry what is compared. */
+/* qsort passes no context to the comparison, hence slots that carry what is compared. */
 static void sort_order(const TensorList *list, int *order, int count) {
     Slot *slots = mem_alloc_array((size_t)count, sizeof *slots);
     for (int i = 0; i < count; i++) slots[i] = (Slot){&list->tensors[order[i]], order[i]};
@@ -114,7 +114,7 @@ static void write_entries(Text *out, const TensorList *list, const int *order, i
     json_key(&w, "__metadata__");
     json_begin_object(&w);
     json_key(&w, "format");
-    json_string(&w, "pt"); /* transformers insists on it */
+    json_string(&w, "pt"); /* transformers requires it */
     json_end_object(&w);
     for (int i = 0; i < count; i++) {
         const TensorDesc *t = &list->tensors[order[i]];
@@ -125,8 +125,8 @@ static void write_entries(Text *out, const TensorList *list, const int *order, i
     json_end_object(&w);
 }
 
-/* N is not known before the JSON is there: its place is left, and filled in at the end. Returns the bytes
- * of the whole file. */
+/* N is known only after the JSON is written: its bytes are reserved, and filled in at the end. Returns the
+ * size of the whole file. */
 uint64_t safe_layout(const TensorList *list, int *order, int count, Text *header, uint64_t *at) {
     size_t start = header->length;
     uint64_t bytes = 0;
@@ -153,16 +153,16 @@ ErrorCode safe_create(const FileOps *ops, const char *path, const Text *header, 
         return error_set(err, ERR_CANTCREATE, "%s: the header would be larger than the format allows", path);
     TRY(fileops_create(ops, path, &fd, err));
     ErrorCode code = fileops_write(ops, fd, path, header->data, header->length, 0, err);
-    /* The whole length at once, for disks that are full to say so now. It may make a sparse file; then
-     * they say so when pieces are written. */
+    /* The full length at once, so that a full disk fails now. It may make a sparse file; then a full disk
+     * fails when segments are written. */
     if (code == OK) code = fileops_resize(ops, fd, path, bytes, err);
     if (code == OK) return fileops_finish(ops, fd, path, err);
     ops->close(ops->ctx, fd);
     return code;
 }
 
-/* The bytes of the file for n elements from `offset` in memory on. Only fp32 is converted on the way
- * (weights to bf16); moments and states are stored as they are. */
+/* The file's bytes for n elements from `offset` in memory on. Only fp32 is converted (weights to bf16);
+ * moments and states are stored as they are. */
 static ErrorCode take(Writer *w, const TensorDesc *t, int segment, size_t offset, size_t n, const void **data,
                       Error *err) {
     TRY(w->list->fetch(w->list->ctx, segment, offset, bytes_of((int64_t)n, t->memory), w->fetched, err));
@@ -174,8 +174,8 @@ static ErrorCode take(Writer *w, const TensorDesc *t, int segment, size_t offset
     return OK;
 }
 
-/* `at`: first byte of the tensor in the file. The checksum is made from the bytes that go to the file, in
- * the same loop: what was converted or copied wrongly before is not caught by it, what changes after is. */
+/* `at`: first byte of the tensor in the file. The checksum is computed from the bytes that go to the file, in
+ * the same loop: it does not detect wrong conversions or copies before, but any change after. */
 static ErrorCode write_segment(Writer *w, int segment, uint64_t at, uint64_t *sum, Error *err) {
     TensorSegment p = tensor_segment(w->list, segment);
     const TensorDesc *t = &w->list->tensors[p.tensor];
@@ -194,7 +194,7 @@ static ErrorCode write_segment(Writer *w, int segment, uint64_t at, uint64_t *su
     return OK;
 }
 
-/* The tensor is named by whoever walks the list; below only the file is known. */
+/* The error gets the tensor's name here; the functions below know only the file. */
 static ErrorCode write_all(Writer *w, const int *segments, int count, const uint64_t *at, uint64_t *sums,
                            Error *err) {
     for (int i = 0; i < count; i++) {
@@ -205,7 +205,7 @@ static ErrorCode write_all(Writer *w, const int *segments, int count, const uint
     return OK;
 }
 
-/* The descriptor is this call's own: several ranks have the file open at once, each for its own ranges. */
+/* This call has its own descriptor: several ranks have the file open at once, each for its own ranges. */
 ErrorCode safe_write_segments(const FileOps *ops, const char *path, const TensorList *list,
                               const int *segments, int count, const uint64_t *at, uint64_t *sums,
                               Error *err) {

@@ -1,14 +1,14 @@
-/* The blobs that ranks hand to rank 0 when a save is written, and the check that they cover every element
- * of every tensor exactly once. What comes in is checked like a file: another rank may run another build.
+/* The blobs that ranks pass to rank 0 when a save is written, and the check that they cover every element of
+ * every tensor exactly once. Blobs are checked like files: another rank may run another build.
  *
- * Order: blobs are read rank by rank, then all pieces are sorted by place, then each tensor is walked from
- * its first element to its last. What is missing or doubled shows as the first place where the walk does
- * not meet a piece; the error says which elements, and by whom. It is ERR_INTERNAL: who writes what was
- * decided by weft alone (program/partition.c).
+ * Order: blobs are read rank by rank, then all segments are sorted by offset, then each tensor is walked from
+ * its first element to its last. A missing or doubled element shows as the first offset that the walk does
+ * not find; the error names the elements and the ranks. It is ERR_INTERNAL, since weft alone decides who
+ * writes what (program/partition.c).
  *
  * A blob, in words of 8 bytes, little-endian; the last word is hash64 of all before it:
  *
- *     pieces    MAGIC | 1 | step | digest of the layout | n | n times: list, tensor, first, count, checksum |
+ *     segments  MAGIC | 1 | step | digest of the layout | n | n times: list, tensor, first, count, checksum |
  *     failure   MAGIC | 2 | code | bytes of the message | message, NULs up to a whole word | */
 #include "checkpoint/segments.h"
 
@@ -24,7 +24,7 @@ enum { KIND_SEGMENTS = 1, KIND_FAILURE = 2, WORD = 8, SEGMENT_WORDS = 5, HEAD_WO
 
 /* Layout. */
 
-/* Headers hold names, shapes, types and offsets: equal headers mean equal files, but for the values. */
+/* Headers hold names, shapes, types and offsets: equal headers mean equal files, except for the values. */
 static uint64_t digest_of(const SaveLayout *l) {
     Text all = {0};
     for (int i = 0; i < l->count; i++)
@@ -40,8 +40,8 @@ static uint64_t digest_of(const SaveLayout *l) {
 
 void savelayout_make(SaveLayout *l, const CheckpointSave *save) {
     *l = (SaveLayout){.step = save->step};
-    /* Only weights are cut into shards: other programs read them. The optimizer's file is weft's alone, and
-     * an average's shards would have an index of another name; PEFT knows none of an adapter. */
+    /* Only model files are sharded, since other programs read them. Only weft reads the optimizer's file; an
+     * average's shards would need another index name; and PEFT knows no shards of an adapter. */
     uint64_t shard = save->adapter ? UINT64_MAX : save->shard_bytes ? save->shard_bytes : SHARD_BYTES;
     modellayout_make(&l->lists[l->count++], save->model, save->adapter ? "adapter_model" : "model", shard);
     if (save->optimizer) modellayout_make(&l->lists[l->count++], save->optimizer, "optimizer", UINT64_MAX);
@@ -56,7 +56,7 @@ void savelayout_free(SaveLayout *l) {
 
 /* Writing blobs. */
 
-/* Byte by byte, so that no machine writes it in its own order. */
+/* Byte by byte, independent of this machine's byte order. */
 static void put(Text *blob, uint64_t value) {
     char bytes[WORD];
     for (int i = 0; i < WORD; i++) bytes[i] = (char)(uint8_t)(value >> (8 * i));
@@ -67,7 +67,7 @@ static void put_checksum(Text *blob, size_t start) {
     put(blob, hash64(blob->data + start, blob->length - start));
 }
 
-/* Empty pieces are left out on both sides; a rank may hold nothing of a tensor. */
+/* Empty segments are skipped on both sides; a rank may hold nothing of a tensor. */
 static uint64_t count_segments(const SaveLayout *l) {
     uint64_t count = 0;
     for (int i = 0; i < l->count; i++)
@@ -76,7 +76,7 @@ static uint64_t count_segments(const SaveLayout *l) {
     return count;
 }
 
-/* Appended to what the text holds; the checksum is of this blob only. */
+/* Appends to the text; the checksum covers this blob only. */
 void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS]) {
     size_t start = blob->length;
     put(blob, MAGIC);
@@ -97,7 +97,7 @@ void blob_write(Text *blob, const SaveLayout *l, uint64_t *const sums[SAVE_LISTS
     put_checksum(blob, start);
 }
 
-/* A message is padded with NULs to whole words; a word of its own tells its length. */
+/* A message is padded with NULs to whole words; a separate word holds its length. */
 void checkpoint_blob_failure(const Error *failure, Text *blob) {
     size_t start = blob->length, length = strlen(failure->message);
     put(blob, MAGIC);
@@ -121,8 +121,8 @@ static ErrorCode bad_blob(int rank, const char *what, Error *err) {
     return error_set(err, ERR_DATA, "what rank %d tells of its part %s", rank, what);
 }
 
-/* The checksum is right and the length a whole number of words; returns how many there are without the
- * checksum, 0 when it is no blob. */
+/* Checks the checksum and that the length is an integral number of words. Returns the number of words without
+ * the checksum, 0 for an invalid blob. */
 static size_t words_of(const CheckpointBlob *blob) {
     size_t words = blob->length / WORD;
     if (blob->length % WORD != 0 || words < HEAD_WORDS) return 0;
@@ -130,7 +130,7 @@ static size_t words_of(const CheckpointBlob *blob) {
     return words - 1;
 }
 
-/* The rank's own words and code, which become those of the save. */
+/* The rank's message and code become those of the save. */
 static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, int ranks, Error *err) {
     uint64_t code = word(blob, 2), length = word(blob, 3);
     char shown[sizeof err->message];
@@ -141,7 +141,7 @@ static ErrorCode failure_of(const CheckpointBlob *blob, size_t words, int rank, 
     return error_set(err, (ErrorCode)code, "rank %d: %s", rank, shown);
 }
 
-/* The piece whose words begin at `at`. Checked as unsigned, before any of it becomes an index; `count >
+/* The segment whose words begin at `at`. Checked as unsigned, before any of it becomes an index; `count >
  * elements - first` cannot overflow. */
 static ErrorCode read_segment(SavedSegment *p, const SaveLayout *l, const CheckpointBlob *blob, size_t at,
                               int rank, Error *err) {
@@ -160,8 +160,8 @@ static ErrorCode read_segments(SavedSegments *all, const SaveLayout *l, const Ch
                                size_t words, int rank, Error *err) {
     if (word(blob, 2) != (uint64_t)l->step) return bad_blob(rank, "is of another step", err);
     if (word(blob, 3) != l->digest) return bad_blob(rank, "is of other tensors", err);
-    /* The count must be told twice, by its word and by the length: a blob cut off at a piece would else
-     * pass its own check. */
+    /* The count word and the length must agree: otherwise a blob truncated at a segment could pass its own
+     * check. */
     size_t count = (words - HEAD_WORDS) / SEGMENT_WORDS;
     if (words != HEAD_WORDS + count * SEGMENT_WORDS || word(blob, 4) != count)
         return bad_blob(rank, "is malformed", err);
@@ -171,7 +171,7 @@ static ErrorCode read_segments(SavedSegments *all, const SaveLayout *l, const Ch
     return OK;
 }
 
-/* The checksum comes first: no word of a blob that is damaged is believed. */
+/* The checksum comes first: no word of a damaged blob is trusted. */
 static ErrorCode read_blob(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blob, int rank,
                            int ranks, Error *err) {
     size_t words = words_of(blob);
@@ -190,14 +190,14 @@ static int by_place(const void *a, const void *b) {
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Elements count from 0, and `end` is the first that is not meant. */
+/* Elements count from 0, and `end` is exclusive. */
 static ErrorCode not_once(const TensorDesc *t, int64_t first, int64_t end, const char *what, Error *err) {
     return error_set(err, ERR_INTERNAL, "tensor %s: elements %" PRId64 " to %" PRId64 " were written by %s",
                      t->name, first, end - 1, what);
 }
 
-/* From *next on come the pieces of this tensor, which end where the next begin; *next is moved behind them.
- */
+/* The segments of this tensor start at *next, and end where the next tensor's begin; advances *next past
+ * them. */
 static ErrorCode check_tensor(const SavedSegments *all, size_t *next, int list, int tensor,
                               const TensorDesc *t, Error *err) {
     int64_t covered = 0, elements = tensor_elements(t);
@@ -223,8 +223,8 @@ static ErrorCode check_coverage(const SavedSegments *all, const SaveLayout *l, E
     return OK;
 }
 
-/* On success the pieces are the caller's, sorted by place; after a failure there are none. The first rank
- * with a failure is the one that is told of. */
+/* On success the caller owns the segments, sorted by offset; after a failure there are none. The failure of
+ * the first failed rank is reported. */
 ErrorCode segments_collect(SavedSegments *all, const SaveLayout *l, const CheckpointBlob *blobs, int ranks,
                            Error *err) {
     ErrorCode code = OK;
