@@ -1,12 +1,13 @@
-/* Remembers what was called, and what of it a wait has shown to have ended.
+/* Remembers which ops were called, and which of them a wait has shown to have ended.
  *
  *     op ------> an entry, numbered ------> the plugin's op
  *     mark ----> event: entries of its stream that are older than ...
  *     finish --> ... have ended
  *
- * Entries hold arguments as they were given (arguments.h), which become words when somebody asks: when the
- * GPU has failed. Old ones are overwritten; so are marks, whose waits then show nothing. One mutex guards
- * all: the thread that saves calls ops beside the one that trains. */
+ * Entries hold arguments as they were given (arguments.h). They become text only when somebody asks, which is
+ * when the GPU has failed. Old entries are overwritten, and so are old marks; waiting for an overwritten mark
+ * shows nothing. One mutex guards all of it, since the thread that saves calls ops at the same time as the
+ * one that trains. */
 #include "device/cuda/calls.h"
 
 #include <pthread.h>
@@ -32,13 +33,13 @@ typedef struct Mark {
     uint64_t before; /* number of an entry */
 } Mark;
 
-static Ops ops; /* that are called */
+static Ops ops; /* the plugin's, which the wrappers call */
 static DeviceRuntime runtime;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static Entry entries[ENTRIES];
 static Mark marks[MARKS];
-static uint64_t called, marked;        /* numbers of the next ones */
-static uint64_t ended[DEVICE_STREAMS]; /* entries of the stream that are older have */
+static uint64_t called, marked;        /* sequence numbers of the next entry and the next mark */
+static uint64_t ended[DEVICE_STREAMS]; /* entries of the stream older than this have ended */
 static _Thread_local Entry current;
 
 /* ---- words ---- */
@@ -109,7 +110,7 @@ static void say_split(Text *out, const char *name, const void *at) {
     const KSplit *l = at;
     if (l->runs) say_number(out, name, l->run[0].split_size);
 }
-/* Addresses, and numbers that are no shape. */
+/* For addresses, and for numbers that are not shapes. */
 static void say_nothing(Text *out, const char *name, const void *at) { (void)out, (void)name, (void)at; }
 
 /* clang-format off */
@@ -139,7 +140,7 @@ static void remember(OpId op, Say *say, const void *arguments, size_t bytes) {
     pthread_mutex_unlock(&mutex);
 }
 
-/* Numbers of ops by the names of their slots. */
+/* Ids of ops by the names of their slots. */
 #define ID_OF(id, name) ID_##name = OP_##id,
 enum { DEVICE_OPS(ID_OF) };
 #undef ID_OF
@@ -191,7 +192,7 @@ static void call_sum_parts_i64(Device *d, int64_t n, int parts, const int64_t *c
     ops.sum_parts_i64(d, n, parts, in, out);
 }
 
-/* What is called meanwhile by other threads counts as later. */
+/* Ops that other threads call meanwhile count as later than the mark. */
 static Event mark(Device *d, DeviceStream s) {
     pthread_mutex_lock(&mutex);
     uint64_t before = called;
@@ -242,8 +243,8 @@ const char *calls_current(OpId op) {
     return words.data;
 }
 
-/* Calls that read alike are told once, with their number. Each is looked for among those before: it is done
- * once in the life of a process. */
+/* Calls with equal text are reported once, with their count. The search for equal ones is quadratic, but runs
+ * only once in the life of a process. */
 const char *calls_unfinished(void) {
     static Text words, told[ENTRIES];
     int count[ENTRIES], kinds = 0, there = 0;

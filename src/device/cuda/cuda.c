@@ -1,8 +1,8 @@
-/* Finds and opens the plugin, and makes on the host the numbers whose bits only the CPU's library has:
- * initial weights (logarithms and error functions in double), and powers of gradients other than 1, 2 and
- * infinity.
+/* Finds and opens the plugin. It also computes on the host those values whose bits depend on the CPU's math
+ * library: initial weights (logarithms and error functions in double), and powers of gradients other than
+ * 1, 2 and infinity.
  *
- * The plugin is opened once and stays: what it has registered with the driver cannot be taken back. */
+ * The plugin is opened once and never closed, since what it registers with the driver cannot be undone. */
 #include "device/cuda/cuda.h"
 
 #include <dlfcn.h>
@@ -25,9 +25,9 @@ static const char FILE_NAME[] = "weft-cuda.so";
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static const CudaPlugin *plugin;
-static Ops plugin_ops; /* of an open device: what the slots below hand on to */
+static Ops plugin_ops; /* of an open device, called by the slots below */
 
-/* Not log_error and back: nothing that comes after a fault of the device can be trusted. */
+/* Exits at once: after a fault of the device nothing can be trusted. */
 static void end_process(ErrorCode code, const char *message) {
     log_error("%s", message);
     _exit((int)code);
@@ -36,7 +36,7 @@ static void end_process(ErrorCode code, const char *message) {
 static const CudaHost host = {
     .fatal = end_process, .stream = device_stream, .call = calls_current, .unfinished = calls_unfinished};
 
-/* The directory of the program; the caller's. */
+/* Returns the directory of the program, which the caller frees. */
 static char *program_directory(void) {
     char path[4096];
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
@@ -46,7 +46,7 @@ static char *program_directory(void) {
     return mem_strdup(slash ? path : ".");
 }
 
-/* The first place where there is such a file; the caller's. */
+/* Finds the first directory that has the plugin. The caller frees *path. */
 static ErrorCode find_plugin(char **path, Error *err) {
     const char *asked = getenv("WEFT_CUDA");
     if (asked && *asked) {
@@ -82,7 +82,7 @@ static ErrorCode check_plugin(const CudaPlugin *p, const char *path, Error *err)
                      path);
 }
 
-/* The loader's own words say which library is missing. */
+/* The loader's message names the missing library. */
 static ErrorCode load_file(const char *path, Error *err) {
     void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!file) return error_set(err, ERR_UNAVAILABLE, "the plugin for GPUs does not load: %s", dlerror());
@@ -110,7 +110,8 @@ static ErrorCode load_plugin(Error *err) {
 
 enum { BLOCK = 1 << 14, SLICE = 1 << 10 };
 
-/* As the CPU's op makes them, a block at a time; an upload has read its memory when it returns. */
+/* The same values as the CPU's op, a block at a time. `block` may be reused since an upload has read its
+ * memory when it returns. */
 static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, double mean, double std,
                         double lo, double hi, float *out) {
     float block[BLOCK];
@@ -127,7 +128,7 @@ static void init_normal(Device *d, int64_t n, uint64_t key, uint64_t first, doub
     }
 }
 
-/* Inside an op. */
+/* For use inside an op. */
 static void fetch(Device *d, void *to, const void *from, size_t bytes) {
     d->ops.download(d, to, from, bytes);
     device_finish(d, device_mark(d, device_stream()), WAIT_RESULT);
@@ -141,7 +142,8 @@ static void merge_stats(GradStats *all, const GradStats *part, int64_t first) {
     all->nonfinite += part->nonfinite;
 }
 
-/* The reference's, of a block at a time: pow() of the GPU has other last bits. Each block is a wait. */
+/* The reference's statistics, a block at a time, since the GPU's pow() has other last bits. Each
+ * block costs a wait. */
 static void stats_on_host(Device *d, int64_t n, const float *g, double p, const double *unit,
                           GradStats *out) {
     Ops reference;
@@ -151,7 +153,7 @@ static void stats_on_host(Device *d, int64_t n, const float *g, double p, const 
     reference_fill_ops(&reference);
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t count = min_i64(BLOCK, n - at);
-        if (at == 0) d->ops.download(d, &one, unit, sizeof one); /* is there with the block */
+        if (at == 0) d->ops.download(d, &one, unit, sizeof one); /* arrives with the block */
         fetch(d, block, g + at, (size_t)count * sizeof *block);
         reference.grad_stats(d, count, block, p, &one, &part);
         merge_stats(&all, &part, at);
@@ -169,7 +171,7 @@ static void grad_stats(Device *d, int64_t n, const float *g, double p, const dou
 
 /* ---- opening ---- */
 
-/* What holds of every GPU, whether it is there or only planned for. */
+/* The properties of every GPU, whether it is present or only planned for. */
 static void describe_any(Device *d) {
     d->separate_memory = d->native_bf16 = true;
     d->granularity = CUDA_GRANULARITY;

@@ -1,17 +1,17 @@
-/* The backend behind a Device: streams, events, memory, transfers; errors of the device.
+/* The backend behind a Device: streams, events, memory, transfers, errors of the device.
  *
- *     device_mark(s)     records an event of a ring of the stream; its number is the ticket
- *     device_follow      a stream waits for the event of a ticket
- *     device_finish      the host does
+ *     device_mark(s)     records the next event of the stream's ring; its number is the ticket
+ *     device_follow      makes a stream wait for the event of a ticket
+ *     device_finish      makes the host wait for it
  *
- * Tickets that are older than the ring stand for the event that has taken their place: it is of the same
- * stream and later, so waiting for it waits long enough; and since it has been enqueued already, nothing that
- * it waits for can be waiting for the caller.
+ * A ticket older than the ring stands for the event that has taken its slot. That event is later on the same
+ * stream, so waiting for it waits long enough. And since it has already been enqueued, nothing that it waits
+ * for can be waiting for the caller.
  *
- * Host memory of an upload may be used again at once (device.h, 3): it goes through pinned memory of the
- * stream, SEGMENTS of SEGMENT bytes that are used in turn, each again when what was copied out of it has run.
+ * Host memory of an upload may be reused at once (device.h, 3), so uploads go through pinned memory of the
+ * stream: SEGMENTS of SEGMENT bytes, used in turn. A segment is reused once the copies out of it have run.
  *
- * One mutex guards tickets, segments and times of ops: several threads mark, upload and wait. */
+ * One mutex guards tickets, segments and times of ops, since several threads mark, upload and wait. */
 #include "device/cuda/plugin/backend.h"
 
 #include <pthread.h>
@@ -32,7 +32,7 @@ typedef struct Pinned {
     char *memory; /* pinned; SEGMENTS * SEGMENT */
     cudaEvent_t free[SEGMENTS];
     int current;
-    size_t used; /* of the current segment */
+    size_t used; /* bytes used of the current segment */
 } Pinned;
 
 typedef struct Backend {
@@ -46,9 +46,9 @@ typedef struct Backend {
     Products *products;
     Communicators *communicators;
     int ordinal, chip;
-    char identity[16];  /* no other GPU has it */
-    uint64_t untouched; /* DeviceMemory */
-    bool check;         /* WEFT_CUDA_CHECK: wait after each op */
+    char identity[16];  /* its UUID */
+    uint64_t untouched; /* see DeviceMemory */
+    bool check;         /* WEFT_CUDA_CHECK=1: wait after each op */
 } Backend;
 
 static Backend *backend_of(const Device *d) { return d->impl; }
@@ -76,24 +76,25 @@ ErrorCode cuda_refuse(Error *err, ErrorCode code, const char *format, ...) {
     return code;
 }
 
-/* The driver says of a fault neither when it was nor whose. */
+/* For a fault of the device: the driver reports neither when it happened nor which op caused it. */
 static void failed_before(Device *d, const char *when, const char *call, cudaError_t e) {
     const Backend *b = backend_of(d);
     cuda_fatal(d, "GPU %d failed (found %s%s): %s; %s%s", b->ordinal, when, call, cudaGetErrorString(e),
                b->host->unfinished(), b->check ? "" : "; WEFT_CUDA_CHECK=1 in the environment names the one");
 }
 
-/* Of calls that fail only where the device has failed. */
+/* For calls that fail only if the device has failed. */
 static void must(Device *d, const char *what, cudaError_t e) {
     if (e != cudaSuccess) failed_before(d, what, "", e);
 }
 
-/* Behind an op's call of CUDA. What was wrong with the call itself is told once: an error that is there again
- * is a fault of the device, of something that was called before, unless all of that has been waited for. */
+/* Called after an op's call of CUDA. An error of the call itself is reported once. If the error is still
+ * there afterwards, it is a fault of the device, caused by something called before, unless all of that has
+ * been waited for. */
 static void called(Device *d, OpId op, cudaError_t e) {
     const Backend *b = backend_of(d);
     DeviceStream s = b->host->stream();
-    /* A communicator may be waiting for what its peer sends when this returns. */
+    /* With a communicator this wait might never end: its peer may send only after this call has returned. */
     bool waits = b->check && s < ON_COMMUNICATORS;
     if (e == cudaSuccess && waits) e = cudaStreamSynchronize(b->streams[s]);
     if (e == cudaSuccess) return;
@@ -126,7 +127,7 @@ void cuda_allow_shared(Device *d, OpId op, const void *kernel, size_t bytes) {
 
 /* ---- what kernels are launched with ---- */
 
-/* A thread begins on the first GPU, and what it takes and launches goes there. */
+/* A thread starts on the first GPU, where all its allocations and launches would go. */
 static void choose_ordinal(int ordinal) {
     static _Thread_local int chosen;
     if (chosen == ordinal) return;
@@ -162,7 +163,7 @@ static cudaEvent_t event_of(const Backend *b, Event e) {
     return b->ring[e % DEVICE_STREAMS][e / DEVICE_STREAMS % RING];
 }
 
-/* From 1 on, so that no ticket is 0. */
+/* Numbers start at 1, so that no ticket is 0. */
 static Event mark(Device *d, DeviceStream s) {
     Backend *b = backend_of(d);
     pthread_mutex_lock(&b->mutex);
@@ -187,8 +188,8 @@ static void read_what_ended(Device *d) {
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* Not under the mutex: others go on meanwhile, and may record the event anew, which only makes the wait
- * longer. */
+/* Waits without the mutex, so that other threads can go on. They may record the event again, which only makes
+ * the wait longer. */
 static void finish(Device *d, Event e) {
     if (e != 0) must(d, "in a wait for a result", cudaEventSynchronize(event_of(backend_of(d), e)));
     read_what_ended(d);
@@ -198,7 +199,7 @@ bool cuda_reached(Device *d, Event e) {
     choose_gpu(backend_of(d));
     cudaError_t error = e == 0 ? cudaSuccess : cudaEventQuery(event_of(backend_of(d), e));
     if (error == cudaErrorNotReady)
-        cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
+        cudaGetLastError(); /* clears the error, which is no fault: the next launch would report it */
     else
         must(d, "in a look for a result", error);
     return error == cudaSuccess;
@@ -209,7 +210,7 @@ void cuda_identity(Device *d, char out[COMMUNICATOR_IDENTITY]) {
     memcpy(out, backend_of(d)->identity, sizeof backend_of(d)->identity);
 }
 
-/* Communicators that were never joined have no stream. */
+/* A communicator that was never joined has no stream. */
 static void finish_all(Device *d) {
     const Backend *b = backend_of(d);
     for (int s = 0; s < DEVICE_STREAMS; s++)
@@ -253,15 +254,15 @@ static void read_times(Device *d) {
 
 /* ---- memory ---- */
 
-/* Taking is rare, and waits. In whole pieces, as the driver gives memory: what a pool takes so is what the
- * GPU has less. */
+/* Allocations are rare, so they may wait. They are multiples of the driver's granularity, so that what a pool
+ * has taken is exactly what the GPU has lost. */
 static void *take(Device *d, size_t bytes) {
     const Backend *b = backend_of(d);
     void *memory = NULL;
     choose_gpu(b);
     if (bytes > SIZE_MAX - CUDA_GRANULARITY) return NULL;
     if (cudaMalloc(&memory, pool_taken(bytes, CUDA_GRANULARITY)) != cudaSuccess) {
-        cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
+        cudaGetLastError(); /* clears the error, which is no fault: the next launch would report it */
         return NULL;
     }
     must(d, "when memory was cleared", cudaMemsetAsync(memory, 0, bytes, b->streams[ON_COMPUTE]));
@@ -291,7 +292,7 @@ static bool memory(const Device *d, DeviceMemory *m) {
     return known;
 }
 
-/* Exhaustion of host memory ends the process, as it does in mem_alloc. */
+/* Ends the process if host memory is exhausted, as mem_alloc does. */
 static void *host_take(Device *d, size_t bytes) {
     void *memory = NULL;
     cudaError_t e = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
@@ -324,7 +325,7 @@ static void copy_rows(Device *d, int64_t rows, size_t bytes, void *to, size_t to
                                  cudaMemcpyDeviceToDevice, cuda_stream(d)));
 }
 
-/* As much of the current segment as there is, up to *bytes; a new one where it is full. */
+/* Returns the rest of the current segment, or of the next if it is full, and limits *bytes to it. */
 static char *room_in(Device *d, Pinned *s, cudaStream_t stream, size_t *bytes) {
     if (s->used == SEGMENT) {
         must(d, "in an upload", cudaEventRecord(s->free[s->current], stream));
@@ -352,7 +353,7 @@ static void upload(Device *d, void *tensor, const void *host, size_t bytes) {
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* Runs behind the host only where that memory is pinned; else the driver waits here. */
+/* Asynchronous only if `host` is pinned; otherwise the driver waits here. */
 static void download(Device *d, void *host, const void *tensor, size_t bytes) {
     if (bytes)
         called(d, OP_DOWNLOAD, cudaMemcpyAsync(host, tensor, bytes, cudaMemcpyDeviceToHost, cuda_stream(d)));
@@ -426,7 +427,7 @@ static uint32_t reached_from(int ordinal, int devices) {
     return all;
 }
 
-/* What fails here fails again, and says so, when the GPU is opened. */
+/* Errors are ignored: opening the GPU meets them again, and reports them. */
 static void survey(CudaFacts *f) {
     Error err = {.message = ""};
     for (int i = 0; i < f->devices && i < CUDA_DEVICES_MAX; i++) {
@@ -466,7 +467,7 @@ ErrorCode cuda_open_stream(Device *d, DeviceStream s, Error *err) {
     return e == cudaSuccess ? OK : failed(err, ERR_UNAVAILABLE, "streams and pinned memory", e);
 }
 
-/* Also of a backend that was opened only half way. */
+/* Also closes a backend that was opened only in part. */
 static void close_backend(Device *d) {
     Backend *b = backend_of(d);
     if (!b) return;
@@ -511,8 +512,8 @@ static ErrorCode start(Device *d, Backend *b, int ordinal, Error *err) {
     CudaDeviceFacts f = {.name = ""};
     struct cudaDeviceProp p;
     cudaError_t e = describe(&f, ordinal, &p);
-    if (e == cudaSuccess) b->untouched = nvml_available(p.uuid.bytes); /* CUDA asks for memory to tell it */
-    choose_gpu(b);                                                     /* which hears of no error */
+    if (e == cudaSuccess) b->untouched = nvml_available(p.uuid.bytes); /* before there is a context */
+    choose_gpu(b);                                                     /* ignores errors */
     if (e == cudaSuccess) e = cudaSetDevice(ordinal);
     if (e != cudaSuccess) return failed(err, ERR_UNAVAILABLE, "no GPU can be used", e);
     d->widest_head = attention_widest(p.sharedMemPerBlockOptin);

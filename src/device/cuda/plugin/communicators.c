@@ -1,13 +1,13 @@
-/* Communicators by NCCL, split from one of all ranks, each on a stream of its own.
+/* Communicators by NCCL, split from the one of all ranks, each with its own stream.
  *
- * Only sends and receives are used, in groups. NCCL's own sums take terms in an order that hangs on rings,
- * trees and versions; weft's are taken in the canonical tree, by ops (comm/communicators.c).
+ * Only grouped sends and receives are used. NCCL's own reductions add in an order that depends on rings,
+ * trees and versions; weft's add in the canonical tree, by ops (comm/communicators.c).
  *
- * A kernel of NCCL stays on the GPU until its peer has come. So that those of one communicator never keep out
- * those of another, each takes few multiprocessors (NCCL_MAX_P2P_NCHANNELS), and there are as many queues to
- * the GPU as streams (CUDA_DEVICE_MAX_CONNECTIONS): both are set where the environment does not.
- * Communicators are tried out when they are made, since NCCL connects ranks at their first message, and takes
- * memory for it. */
+ * An NCCL kernel occupies the GPU until its peer arrives. So that kernels of one communicator never block
+ * those of another, each gets few multiprocessors (NCCL_MAX_P2P_NCHANNELS), and the GPU has as many queues as
+ * there are streams (CUDA_DEVICE_MAX_CONNECTIONS). Both are set unless the environment sets them. NCCL
+ * connects ranks, and allocates memory for that, at their first message; each communicator therefore sends
+ * trial messages when it is made. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +17,13 @@
 #include "device/cuda/plugin/library.h"
 #include "device/cuda/plugin/nccl.h"
 
-enum { TRIAL = 256 /* bytes */, OLDEST = 21800 /* the first that splits communicators */ };
+enum { TRIAL = 256 /* bytes */, OLDEST = 21800 /* the first version that splits communicators */ };
 
 struct Communicators {
     Nccl nccl;
     NcclComm all, communicator[DEVICE_STREAMS];
     int ranks, count;
-    int error; /* the first, or NCCL_OK */
+    int error; /* the first error, or NCCL_OK */
     char *trial;
 };
 
@@ -71,7 +71,7 @@ int communicators_version(Error *err) {
     return version;
 }
 
-/* Once a device; *out is the device's. */
+/* Opens NCCL once per device. *out belongs to the device. */
 static ErrorCode find_library(Device *d, Communicators **out, Error *err) {
     Communicators **w = cuda_communicators(d);
     *out = NULL;
@@ -132,7 +132,7 @@ static void send_bytes(Device *d, DeviceStream communicator, int place, const vo
 static void receive_bytes(Device *d, DeviceStream communicator, int place, void *data, size_t bytes);
 static ErrorCode end(Device *d, Error *err);
 
-/* A message from each to each, so that nothing is left to be connected. What arrives is of no interest. */
+/* Sends a message from each rank to each other, so that all are connected. The received bytes are ignored. */
 static ErrorCode try_out(Device *d, DeviceStream communicator, int places, int own, Error *err) {
     Communicators *w = *cuda_communicators(d);
     begin(d);

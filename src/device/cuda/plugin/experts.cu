@@ -1,8 +1,9 @@
-/* Experts: where tokens go, and what is done to rows that are sorted by expert.
+/* Experts: routing, and ops on rows that are sorted by expert.
  *
- * How many rows an expert has is known to the GPU alone: grids cover the most that there can be, and blocks
- * find out what they are for. Products are fp32 chains along the inner dimension in ascending order, in
- * whatever tile a row lies; choices and rows are whole numbers and those of the CPU, as are combined rows. */
+ * Only the GPU knows how many rows an expert has. Grids therefore cover the maximum, and blocks look up
+ * which expert and rows they have. Products are fp32 chains along the inner dimension in ascending order,
+ * whatever tile a row lies in. Assignments and row indices are integers and equal the CPU's; so do the bits
+ * of combined rows. */
 #include "device/cuda/plugin/columns.cuh"
 
 namespace {
@@ -11,7 +12,8 @@ namespace {
 
 constexpr uint64_t TAKEN = 0;
 
-/* Larger for larger logits, of equal ones for lower experts; 0 is none. NaN is smaller than any number. */
+/* A sort key: larger for larger logits, and among equal ones for lower experts; never 0, which is none. NaN
+ * is smaller than any number. */
 INLINE uint64_t order_of(float logit, int expert) {
     uint32_t bits = __float_as_uint(logit == 0 ? 0.0f : logit),
              below = (uint32_t)(0xffffffffu - (unsigned)expert);
@@ -41,12 +43,12 @@ INLINE double chosen_sum(RouteShape s, const float *scores, const int32_t *chose
 
 INLINE double factor_of(RouteShape s) { return s.factor > 0 ? (double)s.factor : 1; }
 
-/* What an expert is chosen by. */
+/* The value by which experts are chosen. */
 INLINE float key_of(RouteShape s, const float *scores, int e) {
     return s.bias ? scores[e] + s.bias[e] : scores[e];
 }
 
-/* Of a group: its largest key, or the sum of its two largest. NaN counts as none. */
+/* The value of a group: its largest key, or the sum of its two largest. A NaN counts as none. */
 INLINE float group_key(RouteShape s, const float *scores, int group) {
     float first = -INFINITY, second = -INFINITY;
     int size = s.experts / s.groups;
@@ -60,7 +62,8 @@ INLINE float group_key(RouteShape s, const float *scores, int group) {
     return s.sigmoid ? first + second : first;
 }
 
-/* Experts of groups that are not chosen count as taken. Groups are few: one thread chooses among them. */
+/* Marks experts of groups that are not chosen as taken. There are few groups, so one thread
+ * chooses among them. */
 INLINE void close_groups(RouteShape s, const float *scores, float *keys, unsigned char *taken) {
     int size = s.experts / s.groups;
     for (int g = (int)threadIdx.x; g < s.groups; g += BLOCK) keys[g] = group_key(s, scores, g);
@@ -89,8 +92,9 @@ INLINE void block_softmax(int n, float *x, float *maxima, double *sums) {
 
 INLINE float sigmoid(float x) { return (float)(1 / (1 + exp(-(double)x))); }
 
-/* A block has a token. Its choices are found one after another, then put in ascending order. Scores keep the
- * order of logits, but for equal ones, and are chosen by where something is added to them. */
+/* A block has a token. Its experts are found one after another, then sorted ascending. They are chosen by
+ * logits, whose order is that of scores (but for unequal logits with equal scores), or by scores where
+ * sigmoids meet a bias or groups. */
 __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
     DYNAMIC_SHARED(room);
     SHARED(uint64_t, orders, BLOCK / WARP);
@@ -133,7 +137,7 @@ __global__ void __launch_bounds__(BLOCK) route_kernel(RouteShape s, Routes r) {
         r.weights[t * s.chosen + i] = (float)(factor_of(s) * (double)scores[chosen[i]] / whole);
 }
 
-/* first[e + 1] = how many choices are of expert e, a block's. */
+/* first[e + 1] = the number of assignments to expert e, which is the block's. */
 __global__ void __launch_bounds__(BLOCK) count_assignments_kernel(int64_t assignments, Routes r) {
     SHARED(int, sums, BLOCK / WARP);
     int count = 0, e = (int)blockIdx.x;
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(BLOCK) count_assignments_kernel(int64_t assign
     if (threadIdx.x == 0) r.first[e + 1] = count;
 }
 
-/* One thread: there are few experts. */
+/* One thread is enough: there are few experts. */
 __global__ void first_rows_kernel(int experts, Routes r, int64_t *counts) {
     int32_t row = 0;
     r.first[0] = 0;
@@ -153,7 +157,7 @@ __global__ void first_rows_kernel(int experts, Routes r, int64_t *counts) {
     }
 }
 
-/* A block has an expert, and deals its rows out to its choices in their order. */
+/* A block has an expert, and gives its rows to its assignments in their order. */
 __global__ void __launch_bounds__(BLOCK) order_rows_kernel(int64_t assignments, int k, Routes r) {
     SHARED(int, counts, BLOCK / WARP);
     int e = (int)blockIdx.x, warp = (int)threadIdx.x / WARP;
@@ -188,9 +192,9 @@ void route(Device *d, RouteShape s, Routes r, int64_t *counts) {
 
 /* ---- backward ---- */
 
-constexpr int TOKENS = 32; /* of a block, a warp each in turn */
+constexpr int TOKENS = 32; /* of a block; its warps take them in turn */
 
-/* An element a choice. */
+/* A thread has an assignment. */
 __global__ void route_count_kernel(RouteShape s, const int32_t *chosen, int64_t *counts) {
     int64_t i = element();
     if (i >= s.tokens * s.chosen) return;
@@ -204,12 +208,12 @@ void route_count(Device *d, RouteShape s, const int32_t *chosen, int64_t *counts
     LAUNCH(d, OP_ROUTE_COUNT, route_count_kernel, blocks_of(assignments, BLOCK), BLOCK, 0, s, chosen, counts);
 }
 
-/* The gradient of a token's score of expert e. */
+/* The gradient with respect to a token's score of expert e. */
 struct ScoreGradient {
     RouteShape s;
     const int32_t *chosen;
     const float *dweights;
-    double slope, along, sum; /* slope: of the balance loss for each choice of the sequence, times scale */
+    double slope, along, sum; /* slope: of the balance loss, per assignment of the sequence, times scale */
     INLINE double of(int e, int64_t count) const {
         double d = slope * (double)count;
         for (int i = 0; i < s.chosen; i++)
@@ -218,8 +222,8 @@ struct ScoreGradient {
     }
 };
 
-/* blockIdx.x: the sequence, of which the first begins before these tokens, or with them; blockIdx.y: tokens
- * of it. It has as many tokens as choices of them all make. */
+/* blockIdx.x: the sequence, the first of which may begin before these tokens; blockIdx.y: tokens of it. The
+ * number of a sequence's tokens is computed from its assignments. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     route_backward_kernel(RouteShape s, Routes r, const int64_t *counts, const float *dweights,
@@ -273,8 +277,8 @@ void route_backward(Device *d, RouteShape s, Routes r, const int64_t *counts, co
 
 /* ---- products ---- */
 
-/* A block makes a tile of TILE x TILE elements, 4 x 4 a thread: rows y, y + SIDE, ..., columns x, x + SIDE,
- * ... */
+/* A block computes a tile of TILE x TILE elements, 4 x 4 per thread: rows y, y + SIDE, ..., columns
+ * x, x + SIDE, ... */
 constexpr int TILE = 64, SIDE = 16, EACH = TILE / SIDE, DEPTH = 16, PITCH = TILE + 1;
 
 struct Sums {
@@ -296,22 +300,23 @@ struct Sums {
     }
 };
 
-/* DEPTH terms from `term` on of TILE vectors from `vector` on: [term][vector], zeros behind both ends. A
- * vector's terms are `apart` elements from each other, vectors `step`. */
+/* Loads DEPTH terms from `term` on (indices of the inner dimension) of TILE vectors from `vector` on:
+ * [term][vector], zeros past both ends. The terms of a vector are `apart` elements from each other,
+ * vectors are `step`. */
 template <typename T>
 INLINE void load_terms(const T *from, int64_t vector, int64_t vectors, int64_t step, int64_t term,
                        int64_t terms, int64_t apart, float *to) {
     for (int e = (int)threadIdx.x; e < TILE * DEPTH; e += BLOCK) {
-        /* Neighbouring threads read neighbouring elements, whichever way they lie. */
+        /* Adjacent threads read adjacent elements in either layout. */
         int v = apart == 1 ? e / DEPTH : e % TILE, p = apart == 1 ? e % DEPTH : e / TILE;
         bool there = vector + v < vectors && term + p < terms;
         to[p * PITCH + v] = there ? load(from, (vector + v) * step + (term + p) * apart) : 0;
     }
 }
 
-/* The expert and the first row of the tile that this block has among those of all experts. */
+/* A tile of one expert's rows: the expert, the tile's first row, the end of the expert's rows. */
 struct Tile {
-    int expert; /* -1: none is left */
+    int expert; /* -1: there is no such tile */
     int64_t row, end;
 };
 INLINE Tile tile_of(ExpertRows e, int64_t tile) {
@@ -323,7 +328,7 @@ INLINE Tile tile_of(ExpertRows e, int64_t tile) {
     return {-1, 0, 0};
 }
 
-/* blockIdx.x: tiles of rows of all experts; blockIdx.y: of columns. */
+/* blockIdx.x: tiles of rows of all experts; blockIdx.y: tiles of columns. */
 template <typename T, typename C>
 __global__ void __launch_bounds__(BLOCK) grouped_gemm_kernel(ExpertRows e, bool trans_b, int64_t n, int64_t k,
                                                              const T *a, const T *b, C *c, KSplit split) {
@@ -395,7 +400,7 @@ void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, c
     if (d->profiling)
         d->profile[OP_GROUPED_GEMM].flops += 2.0 * (double)e.rows * (double)n * (double)split_length(splits);
     if (e.rows == 0 || n == 0) return;
-    /* Each expert may have one tile that is not full. */
+    /* Each expert may have one partial tile. */
     Grid grid(e.rows / TILE + e.experts, blocks_of(n, TILE));
     BY_DTYPE(ab_type, T,
              BY_DTYPE(c_type, C, auto kernel = grouped_gemm_kernel<T, C>;
@@ -403,7 +408,7 @@ void grouped_gemm(Device *d, ExpertRows e, bool trans_b, int64_t n, int64_t k, c
                              (const T *)b, (C *)c, splits)));
 }
 
-/* A chain along an expert's rows, whatever tile: sliced or not. */
+/* A sum is one chain over an expert's rows, whatever the tile, sliced or not. */
 void grouped_gemm_wgrad(Device *d, ExpertRows e, int64_t m, int64_t n, const void *a, const void *b,
                         Dtype ab_type, float *c, bool accumulate, bool) {
     if (d->profiling) d->profile[OP_GROUPED_GEMM_WGRAD].flops += 2.0 * (double)e.rows * (double)m * (double)n;
@@ -450,8 +455,8 @@ void combine(Device *d, RouteShape s, Routes r, int64_t hidden, const void *rows
 constexpr int LEVELS = 7; /* 2^6 splits */
 static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-/* A block has a choice, of which it takes split after split. Each thread reads and writes packs of its
- * own. */
+/* A block has an assignment, and takes its splits one after another. Each thread writes only packs
+ * that it read itself. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK)
     combine_backward_kernel(Routes r, int64_t split_size, int splits, T *act, T *dact, float *dweights) {
@@ -466,7 +471,7 @@ __global__ void __launch_bounds__(BLOCK)
             Pack<T, N> x = load_pack<N>(act + first, at, split_size),
                        dx = load_pack<N>(dact + first, at, split_size);
 #pragma unroll
-            for (int i = 0; i < N; i++) { /* behind the end there are zeros */
+            for (int i = 0; i < N; i++) { /* past the end there are zeros */
                 sum += (double)get(x, i) * (double)get(dx, i);
                 put(x, i, weight * get(x, i));
                 put(dx, i, weight * get(dx, i));
@@ -508,7 +513,7 @@ void permute(Device *d, RouteShape s, Routes r, int64_t hidden, const void *x, v
                     hidden, (const T *)x, (T *)rows));
 }
 
-/* A block has a choice, of which it takes split after split, and of a split what lies in each run. */
+/* A block has an assignment, and takes its splits one after another, each with its elements of every run. */
 template <typename T>
 __global__ void __launch_bounds__(BLOCK) permute_dweights_kernel(Routes r, int64_t n, int runs, int splits,
                                                                  const T *y, const T *dy, float *dweights) {
@@ -544,7 +549,7 @@ void permute_dweights(Device *d, RouteShape s, Routes r, int64_t n, int runs, in
 
 /* ---- biases ---- */
 
-/* Whose a row is; experts may have none. */
+/* The expert of a row. Experts may have no rows. */
 INLINE int expert_of_row(ExpertRows e, int64_t row) {
     int low = 0, high = e.experts - 1;
     while (low < high) {
@@ -576,7 +581,7 @@ void experts_bias_forward(Device *d, ExpertRows e, int64_t n, void *y, const flo
                     n, (T *)y, bias));
 }
 
-/* Of the choice that stands in a row of expert e. */
+/* The weight of the assignment in a row of expert e. */
 INLINE float weight_of_row(RouteShape s, Routes r, int64_t row, int e) {
     int64_t at = (int64_t)r.token[row] * s.chosen;
     while (r.chosen[at] != e) at++;
@@ -601,7 +606,7 @@ __global__ void __launch_bounds__(THREADS)
     add_to_columns<T>(sum, n, room, dbias + e * n);
 }
 
-/* A warp has a choice: dweights += dy . bias of its expert. */
+/* A warp has an assignment: dweights += dy . bias of its expert. */
 template <typename T>
 __global__ void experts_bias_weights_kernel(int64_t assignments, Routes r, int64_t n, const T *dy,
                                             const float *bias, float *dweights) {
@@ -620,7 +625,7 @@ __global__ void experts_bias_weights_kernel(int64_t assignments, Routes r, int64
     if (lane() == 0) dweights[j] += (float)sum;
 }
 
-/* Without weights s has no tokens: rows may be those of other ranks' tokens. */
+/* Without weights s has no tokens, and the rows may be those of other ranks' tokens. */
 void experts_bias_backward(Device *d, RouteShape s, Routes r, int64_t n, const void *dy, bool weighed,
                            const float *bias, float *dbias, float *dweights, Dtype c) {
     int64_t assignments = s.tokens * s.chosen;

@@ -1,21 +1,22 @@
-/* Sums without rounding, or in a fixed tree: figures of gradients, sums of losses, fixed point, parts.
+/* Sums without rounding, or in a fixed tree: statistics of gradients, sums of losses, fixed point, sum_parts.
  *
- * Exact sums use whole numbers alone. A number is m 2^e with m < 2^24, so its power is a whole number below
- * 2^48. In a piece of 4096 elements those whose exponents are within REACH of the largest are added as whole
- * numbers of 48 + 2 REACH + 12 = 120 bits; what is smaller goes round again with its own largest. The few
- * limbs of an ExactSum that such a sum covers are added to; whole numbers do not care in which order. */
+ * Exact sums use only integers. A number is m 2^e with m < 2^24, so m or m^2 is an integer below 2^48. In a
+ * segment of 4096 elements, those whose exponents are within REACH of the largest are added as integers of
+ * 48 + 2 REACH + 12 = 120 bits; smaller ones are added in another round, with their own largest exponent.
+ * Each such sum is added to the few limbs of an ExactSum that it covers. Integer addition gives the same
+ * result in any order. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
 
-constexpr int FOUR = AT_ONCE<float>, EACH = 16 /* elements of a thread in a piece, in packs of FOUR */;
-constexpr int PIECE = EACH * BLOCK, PIECES = 8 /* of a block */, REACH = 30;
+constexpr int FOUR = AT_ONCE<float>, EACH = 16 /* elements of a thread in a segment, in packs of FOUR */;
+constexpr int PIECE = EACH * BLOCK, PIECES = 8 /* segments of a block */, REACH = 30;
 constexpr int LOWEST = -1088; /* limb 0 of an ExactSum counts units of 2^LOWEST */
 
 /* 128 bits, two's complement. */
 struct Wide {
     uint64_t low, high;
-    INLINE Wide operator+=(Wide x) { /* so that the compiler sees one chain of carries */
+    INLINE Wide operator+=(Wide x) { /* written so that the compiler emits one carry chain */
         auto sum = ((unsigned __int128)high << 64 | low) + ((unsigned __int128)x.high << 64 | x.low);
         low = (uint64_t)sum, high = (uint64_t)(sum >> 64);
         return *this;
@@ -26,14 +27,13 @@ INLINE Wide __shfl_xor_sync(unsigned mask, Wide x, int apart) {
     return {::__shfl_xor_sync(mask, x.low, apart), ::__shfl_xor_sync(mask, x.high, apart)};
 }
 
-/* Exponent field of x, of subnormal numbers 1; 0 for zero. */
+/* The exponent field of x: 1 for subnormal numbers, 0 for zero. */
 INLINE int exponent_of(float x) {
     uint32_t u = __float_as_uint(x) & 0x7fffffff;
     return u == 0 ? 0 : (int)(u >> 23) + (u < 0x800000);
 }
 
-/* The digits of |x|, or of x^2, of exponent `low + up`, in units of exponent `low`; negative with x if the
- * power is 1. */
+/* |x|, or x^2, whose exponent is `low + up`, in units of exponent `low`; |x| is given the sign of x. */
 INLINE Wide term_of(float x, bool square, int up) {
     uint32_t u = __float_as_uint(x), digits = (u & 0x7fffff) | ((u & 0x7f800000) ? 0x800000 : 0);
     uint64_t whole = square ? (uint64_t)digits * digits : digits;
@@ -42,7 +42,7 @@ INLINE Wide term_of(float x, bool square, int up) {
     return !square && u >> 31 ? w.negative() : w;
 }
 
-/* sum units of 2^exponent into limbs, to which other warps may add. */
+/* Adds sum * 2^exponent to limbs, to which other warps may add at the same time. */
 INLINE void add_to_limbs(int64_t *limbs, Wide sum, int exponent) {
     bool minus = sum.high >> 63;
     if (minus) sum = sum.negative();
@@ -62,8 +62,8 @@ struct Rooms {
     Wide *sums;
 };
 
-/* Where element i of this thread stands, of a piece that begins at `first`: a pack, and a pack of each of the
- * other threads behind it, and so on. */
+/* The index of this thread's element i, in a segment that begins at `first`. A thread has packs,
+ * BLOCK packs apart. */
 INLINE int64_t place_in_piece(int64_t first, int i) {
     return first + (i / FOUR * BLOCK + (int64_t)threadIdx.x) * FOUR + i % FOUR;
 }
@@ -76,7 +76,7 @@ INLINE void load_piece(const float *p, int64_t first, int64_t n, float x[EACH]) 
     }
 }
 
-/* The largest exponent below `above` of a thread's elements; 0: there is none. */
+/* The largest exponent below `above` among a thread's elements; 0: there is none. */
 INLINE int top_exponent(const float x[EACH], int above) {
     int top = 0;
 #pragma unroll
@@ -87,9 +87,10 @@ INLINE int top_exponent(const float x[EACH], int above) {
     return top;
 }
 
-/* x: EACH elements of this thread, finite; what is to be left out is 0. limbs: shared. */
+/* Adds a segment to limbs, in shared memory. x: this thread's EACH elements, finite, with 0 for
+ * those to be left out. */
 INLINE void add_piece(const float x[EACH], bool square, int64_t *limbs, Rooms room) {
-    int above = 256; /* elements of this exponent and more have been added */
+    int above = 256; /* elements with this exponent or a larger one have been added */
     for (;;) {
         int top = (int)block_max((float)top_exponent(x, above), room.most);
         if (top == 0) return;
@@ -127,7 +128,7 @@ __global__ void stats_start_kernel(GradStats *out) {
     }
 }
 
-/* As unsigned numbers bits of positive doubles are in order, and -1 is the largest index. */
+/* As unsigned integers, the bits of positive doubles are in order, and -1 is larger than any index. */
 INLINE void note_max(GradStats *out, float most) {
     atomicMax((unsigned long long *)&out->max, (unsigned long long)__double_as_longlong((double)most));
 }
@@ -136,7 +137,8 @@ INLINE void note_nonfinite(GradStats *out, int64_t at) {
     atomicMin((unsigned long long *)&out->first_nonfinite, (unsigned long long)at);
 }
 
-/* |g| of this thread's elements of a piece; what is not finite is noted and 0. */
+/* Loads |g| of this thread's elements of a segment. Non-finite ones are noted and replaced by 0.
+ * Returns the largest. */
 INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats *out, float x[EACH]) {
     float most = 0;
     load_piece(g, first, n, x);
@@ -151,10 +153,10 @@ INLINE float load_magnitudes(int64_t n, const float *g, int64_t first, GradStats
     return most;
 }
 
-/* Elements of exponents low + 1 .. low + REACH, as one whole number for each lane of a warp, piece after
- * piece: 48 + 2 REACH bits, 7 for a lane's PIECES EACH elements, 5 for lanes. Warps wait for no other.
- * Nothing has been added while low is NOTHING. */
-constexpr int NOTHING = -REACH - 1, ABOVE = 4 /* exponents above those of the first piece */;
+/* Sums elements with exponents low + 1 .. low + REACH as one integer for each lane of a warp, segment after
+ * segment. It takes 48 + 2 REACH bits, 7 for a lane's PIECES * EACH elements, and 5 for lanes. Warps do not
+ * wait for each other. low is NOTHING until something has been added. */
+constexpr int NOTHING = -REACH - 1, ABOVE = 4 /* exponents kept free above those of the first segment */;
 static_assert(PIECES * EACH <= 1 << 7 && 48 + 2 * REACH + 7 + 5 < 128, "a warp's sum has 128 bits");
 struct Window {
     int low = NOTHING;
@@ -166,8 +168,9 @@ struct Window {
         if (lane() == 0) add_to_limbs(limbs, sum, square ? 2 * (low - 150) : low - 150);
         sum = {0, 0};
     }
-    /* Elements of exponents below `above` that are in reach are added; whether some are left. All lanes. Zero
-     * has the exponent of subnormal numbers here, and no digits. A shift is at least 1 and below 64. */
+    /* Adds the elements in reach whose exponents are below `above`; returns whether any lane has smaller ones
+     * left. All lanes must call. Here zero has the exponent of subnormal numbers, and no digits. A shift is
+     * at least 1 and below 64. */
     INLINE bool add(const float x[EACH], bool square, int above) {
         bool left = false;
 #pragma unroll
@@ -183,8 +186,8 @@ struct Window {
     }
 };
 
-/* x: of this warp's part of a piece, not negative; most: the largest of this lane. What the window
- * does not reach has a window for itself. */
+/* Adds this warp's elements x of a segment, which are not negative; most: the largest of this lane. Elements
+ * below the window's reach get windows of their own. */
 INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t *limbs, Window &window) {
     int top = exponent_of(lanes_max(most, WARP)), above = 256;
     if (top > window.low + REACH) {
@@ -201,7 +204,7 @@ INLINE void add_to_window(const float x[EACH], float most, bool square, int64_t 
     }
 }
 
-/* The part of the limbs that is a piece's lies in shared memory until the block ends. */
+/* A block adds to limbs in shared memory, and to the result only at its end. */
 __global__ void __launch_bounds__(BLOCK)
     stats_kernel(int64_t n, const float *g, Power power, GradStats *out) {
     SHARED(int64_t, limbs, EXACT_LIMBS);
@@ -224,7 +227,7 @@ __global__ void __launch_bounds__(BLOCK)
         if (limbs[i] != 0) atomicAdd((unsigned long long *)&out->sum.limb[i], (unsigned long long)limbs[i]);
 }
 
-/* Limbs come into shared memory at once: one by one each would wait for memory. */
+/* All limbs are loaded into shared memory at once: one by one, each carry would wait for memory. */
 __global__ void stats_end_kernel(GradStats *out) {
     SHARED(int64_t, limbs, EXACT_LIMBS);
     int i = (int)threadIdx.x;
@@ -235,7 +238,7 @@ __global__ void stats_end_kernel(GradStats *out) {
     if (i < EXACT_LIMBS) out->sum.limb[i] = limbs[i];
 }
 
-/* unit is for powers that the program takes on the host. */
+/* The unit is not used: only powers that the program computes on the host need it. */
 void grad_stats(Device *d, int64_t n, const float *g, double p, const double *unit, GradStats *out) {
     (void)unit;
     Power power = p == 1 ? POWER_ONE : p == 2 ? POWER_TWO : POWER_NONE;
@@ -247,7 +250,7 @@ void grad_stats(Device *d, int64_t n, const float *g, double p, const double *un
 
 /* ---- losses ---- */
 
-/* One block: a microbatch has few losses. */
+/* One block is enough: a microbatch has few losses. */
 __global__ void __launch_bounds__(BLOCK) loss_sum_kernel(int64_t n, const float *losses, LossSum *into) {
     SHARED(int64_t, limbs, EXACT_LIMBS);
     SHARED(float, maxima, BLOCK / WARP);
@@ -297,7 +300,7 @@ __global__ void fixed_add_kernel(int64_t n, const float *g, int64_t *acc, bool s
     Pack<int64_t, FOUR> sums = {};
     if (!set) sums = load_pack<FOUR>(acc, first, n);
 #pragma unroll
-    for (int i = 0; i < FOUR; i++) { /* behind the end there are zeros, which are good */
+    for (int i = 0; i < FOUR; i++) { /* past the end there are zeros, which are good */
         double x = (double)get(grads, i);
         bool good = fabs(x) <= limit;
         if (!good) {
@@ -337,7 +340,7 @@ void fixed_to_float(Device *d, int64_t n, const int64_t *acc, float *out) {
 
 /* ---- sums of parts ---- */
 
-/* By value in the launch: a list on the host is not there any more when the kernel runs. */
+/* A kernel argument, passed by value: a list in host memory might be gone when the kernel runs. */
 constexpr int PARTS = 128, PART_LEVELS = 8;
 template <typename T> struct Parts { const T *in[PARTS]; };
 

@@ -1,8 +1,8 @@
-/* Cross-entropy, and the records by which ranks with other parts of the vocabulary share it.
+/* Cross-entropy, and the records by which ranks with other parts of the vocabulary share it (vocab parallel).
  *
- * A block has a row. Exponentials are taken in fp32 and added in double: thread i has the packs
- * (packs.cuh) i, i + BLOCK, ... of a split, and the threads' sums meet in a fixed order, so a record's bits
- * hang on its split alone, in whichever of the two ops it is made. */
+ * A block has a row. Exponentials are computed in fp32 and added in double. Thread i has packs (packs.cuh) i,
+ * i + BLOCK, ... of a split, and the threads' sums are added in a fixed order. So the bits of a record depend
+ * only on its split, whichever of the two ops makes it. */
 #include "device/cuda/plugin/packs.cuh"
 
 namespace {
@@ -10,7 +10,7 @@ namespace {
 constexpr int LEVELS = 7; /* 2^6 splits */
 static_assert(SPLITS_MAX <= 1 << (LEVELS - 1), "a tree has a level for each doubling of leaves");
 
-/* Of n logits; every thread gets it. A NaN makes the sum one. */
+/* The record of n logits; every thread gets it. A NaN makes the sum NaN. */
 template <typename T>
 INLINE LossRecord record_of(const T *x, int64_t n, int64_t target, float *maxima, double *sums) {
     constexpr int N = AT_ONCE<T>;
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) records[blockIdx.y * rows + row] = r;
 }
 
-/* What the gradient of a row needs, from the records of all splits, `apart` records from each other. share:
- * by what the softmax is multiplied for the sake of the z-loss, else 1. */
+/* What the gradient of a row needs, computed from the records of all splits, which are `apart` records from
+ * each other. share: the factor of the softmax that comes from the z-loss; 1 without it. */
 struct RowLoss {
     float max, loss, z_loss;
     double sum, share;
@@ -65,14 +65,14 @@ INLINE RowLoss loss_of(const LossRecord *records, int64_t apart, int count, int6
             (float)((double)z * whole * whole), sum, 1 + 2 * (double)z * whole};
 }
 
-/* A softmax is its exponentials times this. The target's probability may be nearly 1: what is left of it is
- * taken in double. */
+/* The gradient is the exponentials times factor_of, except at the target, whose probability may be nearly 1:
+ * there the difference is computed in double. */
 INLINE float factor_of(RowLoss row, float scale) { return (float)((double)scale * row.share / row.sum); }
 INLINE float target_gradient(float l, RowLoss row, float scale) {
     return (float)((exp((double)l - (double)row.max) / row.sum * row.share - 1) * (double)scale);
 }
 
-/* dx may be x: what the row's loss needs has been read by all before the first is written. */
+/* dx may be x: all threads have read what the row's loss needs before the first write. */
 template <typename T, typename G>
 INLINE void write_gradient(int64_t vocab, const T *x, int64_t target, RowLoss row, float scale, float cap,
                            G *dx) {
@@ -92,7 +92,7 @@ INLINE void write_gradient(int64_t vocab, const T *x, int64_t target, RowLoss ro
     }
 }
 
-/* Of a row without a target. */
+/* The results of a row without a target. */
 template <typename G> INLINE void no_loss(int64_t vocab, int64_t row, float *loss, float *z_loss, G *dx) {
     constexpr int N = AT_ONCE<G>;
     for (int64_t at = threadIdx.x * N; dx && at < vocab; at += BLOCK * N)
@@ -132,12 +132,12 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* ---- whole rows of fp32 without a cap ---- */
 
-/* A thread takes packs of its row in groups: the first stays in registers, the next SHARED_GROUPS lie in
- * shared memory, so that a row of 32,768 logits is read once; only what is behind them is read in each pass.
- * Where a logit is held its exponential takes its place: the gradient needs no other. A thread looks at its
- * own elements alone, in record_of's order. */
+/* A thread takes packs of its row in groups. The first group stays in registers and the next SHARED_GROUPS
+ * lie in shared memory, so that a row of 32,768 logits is read once; only the rest is read again in each
+ * pass. The exponential of a logit that is held overwrites it, since the gradient needs nothing else. A
+ * thread accesses only its own elements, in record_of's order. */
 constexpr int FOUR = AT_ONCE<float>, GROUP = 8, SHARED_GROUPS = 3 /* 96 KiB */;
-constexpr int64_t GROUP_SPAN = (int64_t)GROUP * BLOCK * FOUR; /* elements of a group, of all threads */
+constexpr int64_t GROUP_SPAN = (int64_t)GROUP * BLOCK * FOUR; /* elements of a group, over all threads */
 struct alignas(16) Quad {
     Pack<float, FOUR> pack;
 };
@@ -148,7 +148,7 @@ struct Group {
 INLINE int64_t place_in_group(int64_t first, int k) {
     return first + (k * BLOCK + (int64_t)threadIdx.x) * FOUR;
 }
-/* Behind the end there is -infinity, whose exponential is 0. */
+/* Past the end it has -infinity, whose exponential is 0. */
 INLINE Group load_group(const float *x, int64_t first, int64_t n) {
     Group g;
 #pragma unroll
@@ -185,7 +185,7 @@ INLINE void store_scaled(G *dx, int64_t at, int64_t n, const Pack<float, FOUR> &
     store_pack(dx, at, n, out);
 }
 
-/* The end of what is held. */
+/* The end of the logits that are held. */
 INLINE int64_t held_end(int64_t n) { return smaller(n, (1 + SHARED_GROUPS) * GROUP_SPAN); }
 
 INLINE float read_row(const float *x, int64_t n, Group &own, Quad *room) {
@@ -230,7 +230,7 @@ INLINE double sum_row(const float *x, int64_t n, float max, Group &own, Quad *ro
     return sum;
 }
 
-/* What was read last comes first: it may be near still. */
+/* The part that was read last comes first: it may still be in cache. */
 template <typename G>
 INLINE void write_row(const float *x, int64_t n, float max, float factor, const Group &own, const Quad *room,
                       G *dx) {

@@ -1,26 +1,27 @@
 /* Mamba-2 (device.h: MambaShape), and the gated norm behind it.
  *
- * A row of a head's state goes from token to token in a chain of fp32 of its own, which a warp has, in runs
- * of whole documents (scans.cuh). The way back goes by strides, the last one first: columns of a head add up
- * the terms of B and C, rows make the gradients of x and what steps are made of, and a warp a head ends it.
- * Each of these makes the states, or what tokens hand back, again, by one formula, so that no warp waits for
- * another. Sums over a state's numbers, and over rows, are made in one order, whatever the tokens. */
+ * A row of a head's state goes from token to token in its own chain of fp32. A warp has the row, and takes
+ * runs of whole documents (scans.cuh). The backward pass goes by scan chunks, the last one first: warps with
+ * a column of a head add up the terms of B and C, warps with a row compute the gradients of x and of the
+ * steps' inputs, and a warp per head finishes. Each of these recomputes the states, or the gradients handed
+ * back from token to token, by the same formula, so that no warp waits for another. Sums over a state's
+ * elements, and over rows, have one order, whatever the tokens. */
 #include "device/cuda/plugin/scans.cuh"
 
 namespace {
 
-constexpr int SPAN = 8; /* tokens whose inputs are fetched together */
+constexpr int SPAN = 8; /* tokens whose inputs are loaded together */
 static_assert(MAMBA_CHUNK % SPAN == 0 && SPAN <= WARP, "strides are of whole spans");
 
 /* ---- what kernels share ---- */
 
 INLINE int64_t rows_of(const MambaShape &s) { return s.heads * s.head_dim; }
-/* Of a head's B and C at token t. */
+/* Where a head's B and C of token t begin. */
 INLINE int64_t group_at(const MambaShape &s, int64_t t, int64_t head) {
     return t * s.row + head / (s.heads / s.groups) * s.state;
 }
 
-/* Of a head at a token: what x is multiplied by, and the state before. */
+/* The factors of a head at a token: of x, and of the state before. */
 struct Step {
     float step, keep;
 };
@@ -33,7 +34,7 @@ INLINE Step step_at(const MambaShape &s, const MambaInputs &in, const int32_t *f
     return {step, begins_at(first_key, t) ? 0 : expf(step * rate_of(in, head))};
 }
 
-/* Numbers lane, lane + WARP, ... of n that lie next to each other; zeros behind them. */
+/* Loads elements lane, lane + WARP, ... of n adjacent ones; zeros past them. */
 template <int PER, typename T> INLINE void take_lanes(float (&x)[PER], const T *p, int64_t n) {
 #pragma unroll
     for (int k = 0; k < PER; k++) x[k] = lane() + k * WARP < n ? load(p, lane() + k * WARP) : 0;
@@ -44,12 +45,12 @@ template <int PER> INLINE void give_lanes(const float (&x)[PER], float *p, int64
         if (lane() + k * WARP < n) p[lane() + k * WARP] = x[k];
 }
 
-/* A state's number after a token. */
+/* A state's element after a token. */
 INLINE float next_state(Step k, float before, float x, float B) {
     return FUSED(k.step * x, B, k.keep * before);
 }
 
-/* Each of a span's sums over the warp; lane i has the i-th. */
+/* The sum over the warp of each of a span's values; lane i gets the i-th. */
 INLINE float sum_of_lane(const float (&sum)[SPAN]) {
     float mine = 0;
 #pragma unroll
@@ -60,7 +61,7 @@ INLINE float sum_of_lane(const float (&sum)[SPAN]) {
     return mine;
 }
 
-/* Runs the statement with PER the numbers of a state that a lane has. */
+/* Runs the statement with PER the elements of a state of size n that each lane has. */
 #define BY_STATE(n, PER, ...)      \
     do {                           \
         if ((n) <= 2 * WARP) {     \
@@ -80,7 +81,7 @@ static_assert(MAMBA_STATE == 8 * WARP, "a warp has a row");
 
 constexpr int ROWS = 4; /* warps of a block */
 
-/* blockIdx.x: a run; blockIdx.y: rows. Spans end where strides do. */
+/* blockIdx.x: a run; blockIdx.y: rows. Spans end where scan chunks do. */
 template <typename T, int PER>
 __global__ void __launch_bounds__(ROWS *WARP)
     mamba_forward_kernel(MambaShape s, MambaInputs in, const int32_t *first_key, int64_t run, float *state,
@@ -132,8 +133,9 @@ void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first
 
 /* ---- backward ---- */
 
-/* Tokens first .. first + count - 1 of some heads, and where their steps and sums lie: of each head two runs
- * of MAMBA_CHUNK numbers, and of each of its rows two, and one more. last: no token comes behind. */
+/* Tokens first .. first + count - 1 (a scan chunk) of some heads, and scratch: MAMBA_CHUNK pairs of floats
+ * for each head (steps) and for each of its rows (terms), and one more float for each row (skips). last: no
+ * token comes behind. */
 struct MambaChunk {
     int64_t first, head, heads;
     int count;
@@ -157,7 +159,7 @@ __global__ void mamba_steps_kernel(MambaShape s, MambaInputs in, const int32_t *
     steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_CHUNK + i] = k.keep;
 }
 
-/* Of a span's tokens: its sums over rows, added to what other rows have there. */
+/* Adds the span's sums to those of the rows before, or stores them if there are none (`more`). */
 INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room, int64_t step) {
     float mine = sum_of_lane(sum);
     if (lane() >= SPAN || lane() >= count) return;
@@ -165,8 +167,8 @@ INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room
     *room = more ? *room + mine : mine;
 }
 
-/* What a column's warp has of token i of a stride: its step, and x and gradients of y, PER of a head's rows a
- * lane, from row p of these on. */
+/* What the warp of a column has of the chunk's token i: its step, and x and gradients of y of PER of the
+ * head's rows per lane, from row p on. */
 template <int PER> struct Seen {
     Step step;
     float x[PER], dy[PER];
@@ -182,7 +184,8 @@ INLINE Seen<PER> seen_at(const MambaShape &s, const MambaInputs &in, const Mamba
     return seen;
 }
 
-/* A warp has a column of a head's state: the terms of B's and of C's number, over rows. */
+/* A warp has a column of a head's state: it sums the terms of one element of B's and of C's
+ * gradient over rows. */
 template <typename T>
 __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, MambaChunk r, const float *starts,
                                      const T *dys, const float *carry, float *room) {
@@ -234,12 +237,12 @@ __global__ void mamba_columns_kernel(MambaShape s, MambaInputs in, MambaChunk r,
     }
 }
 
-/* What a row's way back has of a span: G_t along B, and along the state before. */
+/* Dot products of a row over a span: the gradient of the state with B, and with the state before. */
 struct Dots {
     float along[SPAN], kept[SPAN];
 };
 
-/* Back over a span from the state before it, `later` being what the token behind it hands on. */
+/* The backward pass over a span: `now` is the state before it, `later` the gradient from the token behind. */
 template <typename T, int PER>
 INLINE Dots retreat(const MambaShape &s, const MambaInputs &in, int64_t head, int64_t t, int count,
                     const Step (&steps)[SPAN], const float (&x)[SPAN], const float (&dy)[SPAN],
@@ -272,7 +275,7 @@ INLINE Dots retreat(const MambaShape &s, const MambaInputs &in, int64_t head, in
     return dots;
 }
 
-/* What all lanes read of a row and a span. */
+/* What all lanes read for a row and a span. */
 template <typename T>
 INLINE void visit(const MambaShape &s, const MambaInputs &in, const MambaChunk &r, const T *dys, int64_t row,
                   int span, Step (&steps)[SPAN], float (&x)[SPAN], float (&dy)[SPAN]) {
@@ -287,7 +290,7 @@ INLINE void visit(const MambaShape &s, const MambaInputs &in, const MambaChunk &
     }
 }
 
-/* A warp has a row. The states before spans lie in shared memory, of which a lane reads what it wrote. */
+/* A warp has a row. The states before spans lie in shared memory; a lane reads only what it wrote itself. */
 template <typename T, int PER, int WARPS>
 __global__ void __launch_bounds__(WARPS *WARP)
     mamba_rows_kernel(MambaShape s, MambaInputs in, MambaChunk r, const float *starts, const T *dys,
@@ -331,8 +334,8 @@ __global__ void __launch_bounds__(WARPS *WARP)
     if (lane() == 0) r.skips[row - r.head * s.head_dim] = skip;
 }
 
-/* A warp has a head, whose rows' terms it adds up: d log keep = rate d step, and the slope of log(1 + e^z) is
- * 1 - exp(-step). */
+/* A warp has a head, and adds up the terms of its rows: d log keep = rate d step, and the derivative of log(1
+ * + e^z) is 1 - exp(-step). */
 template <typename T>
 __global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, MambaChunk r, MambaGradients out) {
     int64_t head = r.head + element() / WARP, row = head * s.head_dim;
@@ -356,7 +359,7 @@ __global__ void mamba_heads_kernel(MambaShape s, MambaInputs in, MambaChunk r, M
     out.dt_bias[head] += (float)bias, out.A_log[head] += (float)rate, out.D[head] += (float)skip;
 }
 
-/* A thread has a number of B's gradient, or of C's: the terms of its group's heads, in their order. */
+/* A thread has an element of B's or C's gradient, and adds the terms of its group's heads in their order. */
 template <typename T>
 __global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, const float *room,
                                     MambaGradients out) {
@@ -371,8 +374,8 @@ __global__ void mamba_groups_kernel(MambaShape s, int64_t first, int64_t count, 
     store(is_C ? (T *)out.C : (T *)out.B, (first + i) * s.row + at % wide, sum);
 }
 
-/* Bytes of scratch that a head takes, and of those that are gone through together: what products have
- * (needs.h) holds them. */
+/* Bytes of scratch for a head, and the most for the heads that are computed together. The scratch for
+ * products (needs.h) holds them. */
 size_t bytes_of_head(MambaShape s) { return (size_t)(NUMBERS + s.head_dim * (NUMBERS + 1)) * sizeof(float); }
 constexpr size_t AT_MOST = (size_t)16 << 20;
 
@@ -416,14 +419,14 @@ void mamba_backward(Device *d, MambaShape s, MambaInputs in, const int32_t *firs
 
 /* ---- the gate and its norm ---- */
 
-/* Of a number and its gate. */
+/* An element and its gate. */
 struct Gated {
     float x, gate, sigmoid;
 };
 INLINE Gated gated(float x, float gate) { return {x, gate, sigmoid(gate)}; }
 INLINE float passed(Gated g) { return g.x * (g.gate * g.sigmoid); }
 
-/* Where a warp's run of a token lies: run `at` of all. */
+/* Where a warp's run lies: its token, its first element, and the offsets of these in x and in the gate. */
 struct GatedRow {
     int64_t t, first, x, gate;
 };
@@ -442,7 +445,7 @@ template <typename T> INLINE float gated_rstd(const GatedNorm &s, const T *x, co
         Pack<T, N> here = load_pack<N>(x, at, s.run), by = load_pack<N>(gate, at, s.run);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float n = passed(gated(get(here, i), get(by, i))); /* zero behind the end */
+            float n = passed(gated(get(here, i), get(by, i))); /* zero past the end */
             squares = FUSED(n, n, squares);
         }
     }
@@ -466,7 +469,7 @@ __global__ void gated_norm_forward_kernel(GatedNorm s, const T *x, const T *gate
     }
 }
 
-/* rstds: of each run, for the sums over tokens. */
+/* rstds: of each run, for gated_norm_sums_kernel. */
 template <typename T>
 __global__ void gated_norm_backward_kernel(GatedNorm s, const T *x, const T *gate, const float *w,
                                            const T *dy, T *dx, T *dgate, float *rstds) {

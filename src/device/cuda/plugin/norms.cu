@@ -1,25 +1,25 @@
-/* Norms of rows, and sums over tokens: of their weights' gradients and of biases'.
+/* Norms of rows, and sums over tokens for the gradients of their weights and of biases.
  *
- * A warp has a row: its lanes take packs of it in turn (packs.cuh) and meet in a fixed butterfly, so that a
- * row's bits hang on its length and type alone, not on where it lies. Sums over tokens are cut by splits;
- * within a split they are made by columns (columns.cuh). */
+ * A warp has a row. Its lanes take packs of it in turn (packs.cuh), and their sums meet in a fixed butterfly,
+ * so that a row's bits depend only on its length and type, not on its address. Sums over tokens are cut into
+ * splits; within a split they are column sums (columns.cuh). */
 #include "device/cuda/needs.h"
 #include "device/cuda/plugin/columns.cuh"
 
 namespace {
 
-/* Rows of n elements: `groups` of them in each token, tokens `stride` elements apart. */
+/* `count` rows of n elements: each token has `groups` of them, and tokens are `stride` elements apart. */
 struct Rows {
     int64_t count, groups, stride, n;
 };
 
 INLINE int64_t row_at(Rows r, int64_t row) {
-    if (r.groups == 1) return row * r.stride; /* without a division of 64 bits, which is long */
+    if (r.groups == 1) return row * r.stride; /* avoids a 64-bit division, which is slow */
     return row / r.groups * r.stride + row % r.groups * r.n;
 }
 INLINE int64_t row_of_warp(void) { return element() / WARP; }
 INLINE float weight_of(NormKind kind, float w) { return kind == NORM_RMS_PLUS_ONE ? w + 1 : w; }
-/* NULL is all ones. */
+/* NULL stands for ones. */
 template <int N> INLINE Pack<float, N> load_weights(const float *w, int64_t first, int64_t n) {
     Pack<float, N> weights = {};
     if (w) return load_pack<N>(w, first, n);
@@ -30,12 +30,12 @@ template <int N> INLINE Pack<float, N> load_weights(const float *w, int64_t firs
 
 /* Runs the statement for each pack of a row of n elements that this lane has; it begins at `first`. */
 #define EACH_PACK(N, n, first) for (int64_t first = lane() * (N); first < (n); first += WARP * (N))
-/* The same where R says how a row is there, and k is the pack's number, a constant if registers hold it. */
+/* The same for a row of type R; k is the index of the pack, a constant if registers hold the row. */
 #define EACH_PACK_OF(R, n, k, first)                                                          \
     _Pragma("unroll") for (int64_t k = 0, first = lane() * R::N; k < R::PACKS && first < (n); \
                            k++, first += R::STEP)
 
-/* A row whose packs are read whenever they are wanted. */
+/* A row whose packs are read from memory each time. */
 template <typename T> struct RowInMemory {
     static constexpr int N = AT_ONCE<T>, STEP = WARP * N, PACKS = INT32_MAX;
     const T *at;
@@ -43,7 +43,7 @@ template <typename T> struct RowInMemory {
 };
 template <typename T> INLINE RowInMemory<T> in_memory(const T *at) { return {at}; }
 
-/* A row of at most PACKS STEP elements, which lanes hold. All packs are under way at once. */
+/* A row of at most PACKS * STEP elements, held in registers. All its loads are in flight at once. */
 template <typename T, int PACKS_> struct RowInRegisters {
     static constexpr int N = AT_ONCE<T>, STEP = WARP * N, PACKS = PACKS_;
     Pack<T, N> packs[PACKS];
@@ -80,7 +80,7 @@ template <typename R> INLINE float row_rstd(const R &x, int64_t n, float mean, f
     return 1 / sqrtf(lanes_sum(squares, WARP) / (float)n + eps);
 }
 
-/* y of one row; bias may be NULL. */
+/* Writes y of one row; bias may be NULL. */
 template <typename R, typename T>
 INLINE void write_normed(NormKind kind, const R &x, int64_t n, float mean, float rstd, const float *w,
                          const float *bias, T *y) {
@@ -96,7 +96,7 @@ INLINE void write_normed(NormKind kind, const R &x, int64_t n, float mean, float
     }
 }
 
-/* The sum is rounded to T before it is normed, as the backward pass will read it. sum may be a. */
+/* The sum is rounded to T before the norm, since the backward pass reads the rounded one. sum may alias a. */
 template <typename T>
 __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a,
                                     const T *b, const float *w, const float *bias, T *sum, T *y,
@@ -118,7 +118,7 @@ __global__ void norm_forward_kernel(NormKind kind, int64_t tokens, int64_t n, fl
     if (y) write_normed(kind, whole, n, mean, r, w, bias, y + at);
 }
 
-/* Of rows that registers hold. */
+/* The same for rows that registers hold. */
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(BLOCK)
     norm_held_kernel(NormKind kind, int64_t tokens, int64_t n, float eps, const T *a, const T *b,
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(BLOCK)
     if (y) write_normed(kind, x, n, mean, r, w, bias, y + at);
 }
 
-/* dx = r (g - mean(g) [of LayerNorm] - normed mean(g normed)), g = dy w'. dx may be dy: the butterfly stands
- * between the last lane's first reading and the first lane's writing. */
+/* dx = r (g - mean(g) [of LayerNorm] - normed mean(g normed)), g = dy w'. dx may be dy, since the butterfly
+ * separates the last read of any lane from the first write of any lane. */
 template <typename R, typename T>
 INLINE void write_gradient_by(NormKind kind, const R &x, int64_t n, float mean, float rstd, float along,
                               float middle, const float *w, const R &dy, const R &old, T *dx, bool add) {
@@ -159,7 +159,7 @@ INLINE void write_gradient_by(NormKind kind, const R &x, int64_t n, float mean, 
     }
 }
 
-/* old: what dx is before, if that is added. */
+/* old: dx before the op, if `add`. */
 template <typename R, typename T>
 INLINE void write_gradient(NormKind kind, const R &x, int64_t n, float mean, float rstd, const float *w,
                            const R &dy, const R &old, T *dx, bool add) {
@@ -169,7 +169,7 @@ INLINE void write_gradient(NormKind kind, const R &x, int64_t n, float mean, flo
         Pack<T, N> here = x.pack(k, first, n), grad = dy.pack(k, first, n);
         Pack<float, N> weights = load_weights<N>(w, first, n);
 #pragma unroll
-        for (int i = 0; i < N; i++) { /* behind the end the gradient is zero */
+        for (int i = 0; i < N; i++) { /* past the end the gradient is zero */
             float g = get(grad, i) * weight_of(kind, get(weights, i));
             along = FUSED(g, (get(here, i) - mean) * rstd, along);
             if (kind == NORM_LAYER) middle += g;
@@ -190,9 +190,9 @@ __global__ void norm_backward_kernel(NormKind kind, int64_t tokens, int64_t n, c
                    in_memory((const T *)dx + at), dx + at, add);
 }
 
-/* Sums over rows of which ranks may have some heads each, of queries or of keys, split by split: `count`
- * leaves of all ranks, which lie `step` numbers apart, a token's two from the next one's; n: numbers of a
- * whole row. No splits: sums are made here. */
+/* Partial sums over flat rows of queries or of keys, of which each rank may have some heads (QkRows). All
+ * ranks' `count` splits are here, `step` floats apart. Within a split each token has two floats: of queries,
+ * of keys. n: the elements of an unsharded row. With count 0 the kernels compute the sums themselves. */
 struct RowSplits {
     int count;
     int64_t step, n;
@@ -222,8 +222,8 @@ __global__ void head_norm_kernel(NormKind kind, Rows r, RowSplits l, float eps, 
     write_normed(kind, in_memory(raw + at), r.n, 0, head_rstd(l, row, raw + at, r.n, eps), w, NULL, out + at);
 }
 
-/* A warp has a split of a token's row, with dy sums are of x dy w', else of
- * squares. Two numbers a token: of queries, of keys. */
+/* A warp has a split of a token's row. With dy it sums x dy w', else squares. Each token has two sums: of
+ * queries, of keys. */
 template <typename T>
 __global__ void head_sums_kernel(NormKind kind, Rows r, int64_t count, const T *x, const float *w,
                                  const T *dy, float *sums) {
@@ -261,13 +261,13 @@ __global__ void head_gradient_kernel(NormKind kind, Rows r, RowSplits l, const T
     write_gradient_by(kind, here, r.n, 0, rstd[row], along, 0, w, out, out, grad + at, false);
 }
 
-/* Of rows whose sums have been made. */
+/* rstds from the sums of splits. */
 __global__ void splits_rstd_kernel(int64_t rows, RowSplits l, float eps, float *rstds) {
     int64_t row = element();
     if (row < rows) rstds[row] = 1 / sqrtf(partials_sum(l, l.squares, row) / (float)l.n + eps);
 }
 
-/* Means of rows, or 1 / rms of them. */
+/* Means and rstds of rows; either may be NULL. */
 template <typename T>
 __global__ void row_figures_kernel(NormKind kind, Rows r, float eps, const T *x, float *means, float *rstds) {
     int64_t row = row_of_warp();
@@ -278,7 +278,7 @@ __global__ void row_figures_kernel(NormKind kind, Rows r, float eps, const T *x,
     if (lane() == 0 && rstds) rstds[row] = rstd;
 }
 
-/* Values of a token lie behind its queries and keys, and are not normed. */
+/* The values of a token follow its queries and keys, and are not normed. */
 template <typename T>
 __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide, const T *raw, T *out) {
     constexpr int N = AT_ONCE<T>;
@@ -288,10 +288,10 @@ __global__ void copy_values_kernel(int64_t tokens, int64_t values, int64_t wide,
     store_pack(out + begin, at.column, values, load_pack<N>(raw + begin, at.column, values));
 }
 
-constexpr int AHEAD = 2; /* rows that a thread fetches before it adds any */
+constexpr int AHEAD = 2; /* rows that a thread loads before it adds any */
 
-/* sums[split, i] += over the rows of the split: dy, or with x dy (x - mean) rstd. mean may be NULL.
- * blockIdx.x: the split, blockIdx.y: columns. */
+/* sums[split, i] += the sum over the split's rows of dy, or, if x is given, of dy (x - mean) rstd. means may
+ * be NULL. blockIdx.x: the split, blockIdx.y: columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     column_sums_kernel(Rows r, int64_t rows_of_split, const T *dy, const T *x, const float *means,
@@ -325,21 +325,22 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- gradients of rows and of weights in one pass ---- */
 
-/* Rows of a split go into DOWN<T> chains, row by row in turn, as in column_sums_kernel, and have its bits. A
- * block has `together` chains that lie next to each other and takes a tile of rows at a time, `together` of
- * each of the next ones of its chains: a warp makes the gradient of a row and leaves the row in shared
- * memory, where threads then add up columns in the order of rows. A block has one chain, or one tile. */
+/* The rows of a split form DOWN<T> chains, assigned round robin, the same as in column_sums_kernel, so
+ * that both give the same bits. A block has `together` adjacent chains, and takes a tile of rows at a
+ * time: the next rows of each of its chains, one for each warp. A warp computes the gradient of a row and
+ * leaves the row in shared memory; then threads add up columns, in the order of rows. A block has only one
+ * chain, or only one tile. */
 struct Chains {
-    int64_t tokens, split_size, count; /* chains of a split */
+    int64_t tokens, split_size, count; /* count: chains of a split */
     int together;
 };
 
 template <typename T, int PACKS> struct Tile {
     static constexpr int N = AT_ONCE<T>, WARPS = 32 / PACKS, HALVES = 2 * PACKS * WARP, EACH = N / 2,
-                         SUMS = HALVES / (WARPS * WARP); /* halves of packs of a row; of a thread */
+                         SUMS = HALVES / (WARPS * WARP); /* half packs of a row; of a thread */
 };
 
-/* Words of a pack lie WARP words apart, so that lanes meet in no bank. */
+/* Words of a pack lie WARP words apart, to avoid bank conflicts between lanes. */
 template <typename R> INLINE void stage_row(uint32_t *room, const R &x, int64_t n) {
     EACH_PACK_OF(R, n, k, first) {
 #pragma unroll
@@ -351,7 +352,7 @@ template <typename T> INLINE Pack<T, AT_ONCE<T> / 2> staged_half(const uint32_t 
     return {{at[0], at[WARP]}};
 }
 
-/* part[chain, i] = sum over the chain's rows of dy normed; and dx, as norm_backward_kernel. */
+/* part[chain, i] = the sum over the chain's rows of dy normed; and dx, as in norm_backward_kernel. */
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(32 / PACKS * WARP)
     norm_gradients_kernel(NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstds,
@@ -406,7 +407,7 @@ __global__ void __launch_bounds__(32 / PACKS * WARP)
     }
 }
 
-/* sums[split, i] += the split's chains, in the tree of column_sums_kernel. */
+/* sums[split, i] += the sum of the split's chains, in the tree of column_sums_kernel. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     fold_chains_kernel(Chains c, int64_t n, const float *part, float *sums) {
@@ -429,8 +430,8 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- slots ---- */
 
-/* Runs the statement with PACKS as many as a lane has of a row of n elements, if registers hold them; else
- * `more`. */
+/* Runs the statement with PACKS the packs of a lane in a row of n elements if registers hold
+ * them, else `more`. */
 #define BY_PACKS(T, n, PACKS, more, ...)                    \
     do {                                                    \
         if ((n) <= 4 * RowInRegisters<T, 4>::STEP) {        \
@@ -474,7 +475,7 @@ void norm_forward(Device *d, NormKind kind, int64_t tokens, int64_t hidden, floa
         norm_rows(d, kind, tokens, hidden, eps, (const T *)a, (const T *)b, w, bias, (T *)sum, (T *)y, rstd));
 }
 
-/* Of LayerNorm rows the means are wanted by column, too: they go through scratch. */
+/* LayerNorm's column sums need the means of rows, which lie in scratch. */
 template <typename T>
 void norm_weights(Device *d, NormKind kind, Rows r, const T *x, const float *rstd, const T *dy, float *dw,
                   int64_t split_size) {
@@ -495,7 +496,7 @@ void norm_in_two(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x
            w, rstd, dy, dx, add);
 }
 
-/* In one pass over the rows; what each chain has goes through scratch. */
+/* In one pass over the rows; the sums of chains lie in scratch. */
 template <typename T, int PACKS>
 void norm_in_one(Device *d, NormKind kind, Chains c, int64_t n, const T *x, const float *w, const float *rstd,
                  const T *dy, T *dx, bool add, float *dw) {
@@ -512,7 +513,8 @@ void norm_in_one(Device *d, NormKind kind, Chains c, int64_t n, const T *x, cons
            part, dw);
 }
 
-/* Either way makes the same bits. What any plan has of scratch is enough for all but very many splits. */
+/* Both ways give the same bits. The scratch of any plan has at least cuda_products_workspace bytes, which are
+ * enough except for very many splits. */
 template <typename T>
 void norm_gradients(Device *d, NormKind kind, int64_t tokens, int64_t n, const T *x, const float *w,
                     const float *rstd, const T *dy, T *dx, bool add, float *dw, int64_t split_size) {
@@ -544,7 +546,7 @@ void bias_backward(Device *d, int64_t tokens, int64_t n, const void *dy, float *
 
 int64_t row_of_qkv(AttentionShape s) { return (s.heads + 2 * (int64_t)s.kv_heads) * s.head_dim; }
 
-/* Of queries, or of keys, which begin *at elements into a token. */
+/* Rows of queries, or of keys; they begin *at elements after the start of a token. */
 Rows head_rows(AttentionShape s, bool flat, bool keys, int64_t *at) {
     int64_t heads = keys ? s.kv_heads : s.heads, groups = flat ? 1 : heads;
     *at = keys ? (int64_t)s.heads * s.head_dim : 0;
@@ -586,7 +588,7 @@ void head_rstds(Device *d, NormKind kind, Rows r, RowSplits l, float eps, const 
                raw, (float *)NULL, rstds);
 }
 
-/* Weights first: the rows' gradients take the place of those that the weights' are made of. */
+/* The weights' gradients come first, since the rows' gradients overwrite what they are computed from. */
 template <typename T>
 void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, float eps, const T *raw,
                          const float *wq, const float *wk, T *dqkv, float *dwq, float *dwk, int splits) {
@@ -597,7 +599,7 @@ void norm_heads_backward(Device *d, AttentionShape s, QkRows q, NormKind kind, f
         float *rstds = (float *)cuda_scratch(d, (size_t)r.count * sizeof *rstds);
         bool weighed = (keys ? wk : wq) != NULL;
         int64_t count = !weighed ? 0 : r.groups < splits ? r.groups : splits;
-        for (int64_t i = 0; i < count; i++) { /* runs of heads, each by itself */
+        for (int64_t i = 0; i < count; i++) { /* each run of heads by itself */
             Rows part = r;
             part.count /= count, part.groups /= count;
             int64_t there = at + i * part.groups * part.n;

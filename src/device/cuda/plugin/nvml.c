@@ -1,6 +1,6 @@
-/* What is free on a GPU before this process has anything of it. CUDA tells that only when it has its context,
- * which takes memory itself; NVML tells without. It is asked once, and not needed: where it is not there, or
- * does not know the GPU by its name (a part of one, say), nobody knows. */
+/* The free memory of a GPU before this process uses any of it. CUDA can report that only with a context,
+ * which takes memory itself; NVML needs none. It is asked once, and is optional: the result is unknown if
+ * NVML is missing or does not know the GPU by its UUID (such as a MIG instance). */
 #include "device/cuda/plugin/nvml.h"
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ static bool open_library(Nvml *n) {
     return library && !library_find(library, functions, FUNCTIONS, n);
 }
 
-/* "GPU-" and the digits in groups of 8, 4, 4, 4 and 12. */
+/* "GPU-" and the hexadecimal digits in groups of 8, 4, 4, 4 and 12. */
 static void name_of(const char uuid[16], char out[48]) {
     int at = snprintf(out, 48, "GPU");
     for (int i = 0; i < 16; i++)

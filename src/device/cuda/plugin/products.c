@@ -1,14 +1,14 @@
-/* Plans of products. cuBLASLt is column-major: a row-major [R, S] is a column-major S x R, so C^T = op(B)^T
- * op(A)^T is asked for, with B as its first operand:
+/* Plans of matrix products. cuBLASLt is column-major: a row-major [R, S] is a column-major S x R. So C^T =
+ * op(B)^T op(A)^T is requested, with B as the first operand:
  *
  *     lt.m = N   lt.n = M   lt.k = K     first: B, transposed if trans_b   second: A, transposed if trans_a
  *
- * A plan is found by shape, types and the alignment of the operands, which parameters inside a unit may have
- * any; it keeps the first algorithm of the library's heuristic. One may sum parts of K side by side (a small
- * result with a large K would fill a few multiprocessors only), if their sums go in fp32 through the
- * workspace and are added in order, not in place as they come: bits repeat on one GPU and version of the
- * library. Nothing is timed: bits would hang on the moment. The table is searched in order: a run has some
- * tens of shapes. */
+ * Plans are cached by shape, types and the alignment of the operands, which is arbitrary for parameters
+ * inside a unit. A plan keeps the first algorithm of the library's heuristic. That algorithm may be split-K,
+ * since a small result with a large K would fill only a few multiprocessors; but only with partial sums in
+ * fp32 in the workspace that are added in order, not in place as they arrive. So the bits are reproducible on
+ * one GPU model and version of the library. Algorithms are never chosen by timing, which would make bits
+ * depend on the moment. The cache is searched linearly: a run has some tens of shapes. */
 #include "device/cuda/plugin/products.h"
 
 #include <cublasLt.h>
@@ -60,7 +60,7 @@ void products_close(Products *p) {
     free(p);
 }
 
-/* Of the room there is, once its address is rounded up. */
+/* Bytes of the workspace that remain once its address is rounded up. */
 static size_t workspace_bytes(void) { return cuda_products_workspace() - ALIGNMENT; }
 uint64_t products_version(void) { return cublasLtGetVersion(); }
 
@@ -75,7 +75,7 @@ static uint32_t alignment_of(const void *p) {
     return a;
 }
 
-/* fp32 is fp32 on the CUDA cores: no TF32, which would be another curve. */
+/* fp32 products are computed in fp32 on the CUDA cores: TF32 would give another loss curve. */
 static cublasStatus_t describe_product(Plan *plan) {
     const ProductShape *s = &plan->shape;
     cublasOperation_t first = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,

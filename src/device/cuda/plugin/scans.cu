@@ -1,22 +1,21 @@
-/* Convolutions along the tokens, and recurrences: each channel by itself.
+/* Causal convolutions, and recurrences: each channel by itself.
  *
- * A state goes from token to token in one chain of fp32, which a thread has for a channel. Where documents
- * begin chains begin anew, so threads take runs of whole documents: that shows in no bit of a state. A chain
- * waits for memory once in STEPS tokens, whose inputs are fetched together. What is summed over tokens is cut
- * by constants. */
+ * A state goes from token to token in one chain of fp32, and a thread has a channel. Chains restart where
+ * documents begin, so threads take runs of whole documents; this changes no bit of a state. A chain waits for
+ * memory once in STEPS tokens, whose inputs are loaded together. Sums over tokens are cut by constants. */
 #include "device/cuda/plugin/scans.cuh"
 
 namespace {
 
 /* ---- convolutions ---- */
 
-/* The first token that t sees: in generation those of the tail too, at negative places. */
+/* The first token that t sees; in generation negative indices are those of the tail. */
 INLINE int64_t reach_of(ConvShape s, const int32_t *first_key, int64_t t) {
     int64_t reach = t - s.taps + 1;
     return first_key ? larger(first_key[t], reach) : reach;
 }
 
-/* A pack of token u's row, of those before the first the tail's. */
+/* A pack of token u's row; rows before the first token are in the tail. */
 template <int N, typename T>
 INLINE Pack<float, N> input_pack(ConvShape s, const T *x, const float *tail, int64_t u, int64_t column) {
     if (u < 0) return load_pack<N>(tail + (u + s.taps - 1) * s.width, column, s.width);
@@ -27,7 +26,7 @@ INLINE Pack<float, N> input_pack(ConvShape s, const T *x, const float *tail, int
     return out;
 }
 
-/* Oldest token first. */
+/* Taps are added from the oldest token to the newest. */
 template <typename T>
 __global__ void conv_forward_kernel(ConvShape s, const T *x, const float *w, const int32_t *first_key,
                                     const float *tail, T *y) {
@@ -48,7 +47,7 @@ __global__ void conv_forward_kernel(ConvShape s, const T *x, const float *w, con
     store_pack(y + t * s.width, at.column, s.width, out);
 }
 
-/* Oldest first, so that each row is read before it is written. */
+/* The oldest row comes first, so that each row is read before it is overwritten. */
 template <typename T> __global__ void conv_tail_kernel(ConvShape s, const T *x, float *tail) {
     constexpr int N = AT_ONCE<T>;
     int64_t column = element() * N;
@@ -68,20 +67,19 @@ void conv_forward(Device *d, ConvShape s, const void *x, const float *w, const i
                               s, (const T *)x, tail));
 }
 
-constexpr int ROWS = THREADS / COLUMNS, CHUNK = 32; /* threads of a channel, tokens of a chunk */
+constexpr int ROWS = THREADS / COLUMNS, CHUNK = 32; /* threads of a channel; tokens of a chunk */
 
-/* Of a channel, with places for TAPS tokens, the newest last, of which those that a shorter convolution has
- * are the last, too. */
+/* One channel, with TAPS slots, the newest token last. A shorter convolution uses the last slots. */
 template <int TAPS> struct ConvChannel {
-    float weight[TAPS], sum[TAPS]; /* sum: of the taps' gradients */
+    float weight[TAPS], sum[TAPS]; /* sum: gradients of the taps */
     float input[TAPS], grad[TAPS]; /* of the last TAPS tokens */
     INLINE void move_on(float x) {
 #pragma unroll
         for (int k = 0; k + 1 < TAPS; k++) input[k] = input[k + 1], grad[k] = grad[k + 1];
         input[TAPS - 1] = x, grad[TAPS - 1] = 0;
     }
-    /* From the gradient of what token t makes; of its places those from `unseen` on are seen. counts: whether
-     * t is one of the chunk's. */
+    /* Adds the gradients that dy, the gradient of token t's output, gives to the slots from `unseen` on.
+     * counts: whether t belongs to the chunk. */
     INLINE void add(int unseen, float dy, bool counts) {
         float p = 0;
 #pragma unroll
@@ -97,7 +95,7 @@ template <int TAPS> struct ConvChannel {
     }
 };
 
-/* Tokens begin .. end-1, and as many behind as look at them. */
+/* The gradients of tokens begin .. end-1, for which the TAPS - 1 tokens behind them are also read. */
 template <typename T, int TAPS>
 INLINE void conv_backward_chunk(ConvShape s, ConvChannel<TAPS> &own, int64_t channel, int64_t begin,
                                 int64_t end, const T *x, const int32_t *first_key, const T *dy, T *dx) {
@@ -108,12 +106,12 @@ INLINE void conv_backward_chunk(ConvShape s, ConvChannel<TAPS> &own, int64_t cha
         if (there)
             own.add((int)(reach_of(s, first_key, t) - (t - TAPS + 1)), load(dy, t * s.width + channel),
                     t < end);
-        int64_t whole = t - TAPS + 1; /* no later token sees it */
+        int64_t whole = t - TAPS + 1; /* complete: no later token sees it */
         if (whole >= begin) store(dx, whole * s.row + channel, own.grad[0]);
     }
 }
 
-/* A block has channels next to each other; threads of one take chunks of tokens in turn. */
+/* A block has adjacent channels; the threads of a channel take chunks of tokens in turn. */
 template <typename T, int TAPS>
 __global__ void __launch_bounds__(THREADS)
     conv_backward_kernel(ConvShape s, const T *x, const float *w, const int32_t *first_key, const T *dy,
@@ -151,8 +149,8 @@ void conv_backward(Device *d, ConvShape s, const void *x, const float *w, const 
 
 constexpr int STEPS = 8;
 
-/* Of one token and channel what a and b are made of, or the gradients of it. decay: what HAWK multiplies s(r)
- * by. */
+/* What a and b of one token and channel are computed from, or the gradients of these. decay:
+ * HAWK's factor of s(r). */
 struct Element {
     float gate[SCAN_GATES], value, decay;
 };
@@ -178,7 +176,7 @@ template <ScanKind KIND> INLINE Coefficients coefficients(Element e) {
     return {expf(log_a), sqrtf(-expm1f(2 * log_a)) * y * e.value};
 }
 
-/* Of HAWK, from da and db. */
+/* HAWK's gradients, from da and db. */
 INLINE Element hawk_slopes(Element e, float da, float db) {
     float x = sigmoid(e.gate[0]), y = sigmoid(e.gate[1]), log_a = e.decay * x, a = expf(log_a),
           square = -expm1f(2 * log_a), root = sqrtf(square), along = db * y;
@@ -186,7 +184,7 @@ INLINE Element hawk_slopes(Element e, float da, float db) {
     return {{dlog * e.decay * x * (1 - x), along * root * e.value * (1 - y)}, along * root, dlog * x};
 }
 
-/* From da and db. */
+/* The gradients, from da and db. */
 template <ScanKind KIND> INLINE Element slopes(Element e, float da, float db) {
     if (KIND == SCAN_HAWK) return hawk_slopes(e, da, db);
     float x = sigmoid(e.gate[0]), dbv = db * e.value;
@@ -195,7 +193,7 @@ template <ScanKind KIND> INLINE Element slopes(Element e, float da, float db) {
     return {{n * (da - along) * x * (1 - x), n * (dbv - along) * y * (1 - y)}, db * y * n, 0};
 }
 
-/* blockIdx.x: a run; blockIdx.y: channels, one a thread. */
+/* blockIdx.x: a run; blockIdx.y: channels, one per thread. */
 INLINE int64_t channel_of_thread(void) { return (int64_t)blockIdx.y * WARP + threadIdx.x; }
 
 template <typename T, ScanKind KIND>
@@ -237,7 +235,7 @@ template <typename T> __global__ void scan_gate_kernel(ScanShape s, const T *gat
     store_pack(out + at.row * s.width, at.column, s.width, x);
 }
 
-/* What the way back reads of a token and channel. */
+/* What the backward pass reads of a token and channel. */
 template <ScanKind KIND> struct Visit {
     Element e;
     float gate, dy, now, before;
@@ -256,8 +254,8 @@ INLINE Visit<KIND> visit(ScanShape s, ScanInputs in, const int32_t *first_key, c
     return v;
 }
 
-/* Writes the gradients of a token; `later`, what the token behind hands on, becomes what this one does.
- * Returns its term of the decay's. */
+/* Writes the gradients of a token. `later` is the gradient of the state from the token behind, and becomes
+ * that of the state before. Returns the token's term of the decay's gradient. */
 template <ScanKind KIND, typename T>
 INLINE float retreat(ScanShape s, Visit<KIND> v, ScanGradients out, int64_t t, int64_t channel,
                      float *later) {
@@ -272,7 +270,7 @@ INLINE float retreat(ScanShape s, Visit<KIND> v, ScanGradients out, int64_t t, i
     return de.decay;
 }
 
-/* decays: of HAWK, a sum for each run and channel. */
+/* decays: HAWK's sums, one for each run and channel. */
 template <typename T, ScanKind KIND>
 __global__ void __launch_bounds__(WARP)
     scan_backward_kernel(ScanShape s, ScanInputs in, const int32_t *first_key, int64_t run, const float *h,
@@ -306,7 +304,7 @@ __global__ void scan_lambda_kernel(int64_t width, int64_t runs, const float *dec
 
 /* ---- slots ---- */
 
-/* Runs the statement with KIND the constant of a kind. */
+/* Runs the statement with KIND a constant. */
 #define BY_KIND(kind, KIND, ...)                     \
     do {                                             \
         if ((kind) == SCAN_MIN_GRU) {                \
@@ -338,7 +336,7 @@ void scan_gate(Device *d, ScanShape s, const void *gate, const float *h, void *o
                     BLOCK, 0, s, (const T *)gate, h, (T *)out));
 }
 
-/* Runs are few enough for their sums of 131,072 channels to lie in the scratch of any run (needs.h). */
+/* There are at most RUNS runs, so the sums of 131,072 channels fit into any plan's scratch (needs.h). */
 void scan_backward(Device *d, ScanShape s, ScanInputs in, const int32_t *first_key, const float *h,
                    const void *dout, ScanGradients out, Dtype c) {
     if (s.tokens * s.width == 0) return;

@@ -13,7 +13,7 @@ static cudaError_t make_events(Timed *p) {
     return e == cudaSuccess ? make_event(&p->ended) : e;
 }
 
-/* Of a full ring: what is in it keeps its numbers. */
+/* Doubles a full ring, or makes the first one. Entries keep their numbers. */
 static cudaError_t grow(Times *t) {
     uint64_t room = t->room ? 2 * t->room : FIRST_ROOM;
     Timed *ring = calloc(room, sizeof *ring);
@@ -58,7 +58,8 @@ cudaError_t times_stamp(Times *t, cudaStream_t s, double *to) {
     return e == cudaSuccess ? cudaEventRecord(p->ended, s) : e;
 }
 
-/* The driver tells times as floats: of a stamp since the one before, so that none is a long one. */
+/* The driver reports times as floats. A stamp is measured from the one before, so that no time is long enough
+ * to lose precision. */
 static cudaError_t tell(Times *t, Timed *p) {
     float milliseconds = 0;
     cudaError_t e = cudaSuccess;
@@ -75,14 +76,14 @@ static cudaError_t tell(Times *t, Timed *p) {
     return e;
 }
 
-/* Up to the first that the stream has not passed, or that is still being enqueued. */
+/* Stops at the first entry that the stream has not passed, or that is still being enqueued. */
 cudaError_t times_read(Times *t) {
     while (t->first < t->next) {
         Timed *p = at(t, t->first);
         cudaError_t e = p->closed ? cudaEventQuery(p->ended) : cudaErrorNotReady;
         if (e == cudaSuccess) e = tell(t, p);
         if (e == cudaErrorNotReady) {
-            cudaGetLastError(); /* no fault of the device: not to be found by the next launch */
+            cudaGetLastError(); /* clears the error, which is no fault: the next launch would report it */
             return cudaSuccess;
         }
         if (e != cudaSuccess) return e;
