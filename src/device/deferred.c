@@ -6,11 +6,12 @@
  * those whose next call does not wait for an event of another. A call that nobody waits for may never run. So
  * a program that reads too early, forgets an event, or relies on the order of two streams gets other results.
  *
- * 1. Arguments, memory given to `upload` and lists of parts are copied when a call is queued. 2. Host memory
- * given to `download` is filled with NaN when the call is queued. 3. Memory is given back only after every
- * queued call has run, since some may still use it. 4. An event is number * DEVICE_STREAMS + stream. It is
- * reached when that many calls of that stream have run. 5. One mutex guards everything, also while a call
- * runs: several threads may queue and wait.
+ *  1. Arguments, memory given to `upload` and lists of parts are copied when a call is queued.
+ *  2. Host memory given to `download` is filled with NaN when the call is queued.
+ *  3. Memory is given back only after every queued call has run, since some may still use it.
+ *  4. An event is number * DEVICE_STREAMS + stream. It is reached when that many calls of that stream have
+ *     run.
+ *  5. One mutex guards everything, also while a call runs: several threads may queue and wait.
  *
  * It substitutes for a GPU, whose queues may run far behind the host, on machines that have none. */
 #include <pthread.h>

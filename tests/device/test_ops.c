@@ -1,7 +1,8 @@
-/* Every op of every backend that runs here, against the plain-C reference, in both dtypes, with odd shapes
- * and tails; bits that do not depend on the number of threads. The numbers are the same on every machine.
+/* Every op of every backend that runs here is compared with the plain-C reference, in both dtypes, with odd
+ * shapes and tails. Also checks that bits do not depend on the number of threads. The random numbers are the
+ * same on every machine.
  *
- *     test_ops [BACKEND [TEST]]     what is of backends, on one: avx2, portable, deferred, cuda, ... */
+ *     test_ops [BACKEND [TEST]]     tests of backends, on one of them: avx2, portable, deferred, cuda, ... */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,16 +16,16 @@
 
 static Device reference;
 
-/* How far two ways to compute a tensor may be apart, in Frobenius norms:
- *  - of the numbers themselves, 64 roundings of fp32 (exponentials by polynomials and the like), or one to
- *    bf16;
- *  - two roundings to bf16 of nearly the same number may fall one step apart, now and then: one step of the
- *    largest;
- *  - where an element is the sum of `terms` numbers of about `size`, of which little may be left, the sum
- *    is taken in fp32 in some order. A partial sum of k such numbers of both signs is about sqrt(k) size,
- *    so the roundings come to terms * size / sqrt(2) of them: four times that, and four for what is around
+/* Allowed distance between two computations of a tensor, in Frobenius norms:
+ *  - for each number, 64 roundings of fp32 (polynomial exponentials and the like), or one rounding to bf16;
+ *  - two roundings to bf16 of nearly equal numbers may occasionally differ by one step: one step of the
+ *    largest number;
+ *  - an element that is the sum of `terms` numbers of about `size`, most of which may cancel, is summed in
+ *    fp32 in some order. A partial sum of k such numbers of both signs is about sqrt(k) size, so the
+ *    roundings add up to terms * size / sqrt(2) of them: four times that, plus four for the operations around
  *    the sum.
- * made: in bf16 too if that is what the numbers were made of last, though they are kept in fp32. */
+ *
+ * made: the dtype in which the numbers were last computed; may be bf16 although they are stored in fp32. */
 static void assert_made(const char *what, const Device *d, const void *got, const void *want, int64_t n,
                         Dtype t, Dtype made, double terms, double size) {
     const double round32 = 0x1p-24, round16 = 0x1p-8;
@@ -56,22 +57,23 @@ static const int64_t token_counts[] = {1, 3, 17, 65, 257};
 
 static const int64_t widths[] = {1, 24, 40, 64, 100, 521};
 
-/* Of a simulated GPU, whose threads take turns, the longest takes too long for ops on rows and tiles: 65
- * tokens are blocks and tiles of all kinds. A deferred device has the kernels of another one, and only what
- * it keeps of a call to lose: their tails are tried there. */
+/* On a simulated GPU, whose threads take turns, the longest sizes take too long for ops on rows and tiles: 65
+ * tokens already include blocks and tiles of all kinds. A deferred device uses the kernels of another device
+ * and can only break the arguments of a call, so tails are not tested on it. */
 static bool takes_long(const Device *d, int64_t tokens) {
-    const char *most = getenv("TEST_TOKENS"); /* where each access is looked at, fewer are enough */
+    const char *most = getenv("TEST_TOKENS"); /* if every access is checked, fewer are enough */
     if (strcmp(d->name, CUDA) == 0 && !getenv("TEST_REAL")) return tokens > (most ? atoi(most) : 65);
     return d->deferred && tokens > 17;
 }
 
-/* Nor does it hang on their width what threads do with each other for heads, but that 64 is the narrowest of
- * those that some instructions take. */
+/* How threads cooperate on a head does not depend on its width, except that 64 is the narrowest width that
+ * some instructions take. */
 static bool too_wide(int head_dim) { return head_dim > 16 && head_dim != 64 && getenv("TEST_TOKENS"); }
 
 /* ---- products ---- */
 
-/* A product that ranks may share though one has all of it, or that none shares: made differently. */
+/* With `is`, a product that ranks may share, here with one split; else one without splits. They use different
+ * code. */
 static KSplit shared(bool is, int64_t k) {
     return is ? (KSplit){.runs = 1, .run = {{.length = k, .split_size = k}}} : NO_SPLIT;
 }
@@ -90,7 +92,8 @@ static void check_product(Gemm *g, Device *d, const int64_t shape[3], int bits, 
     drop_all();
 }
 
-/* Both ways of bf16 where there are both: oneDNN emulates bf16 instructions, but only with AVX-512. */
+/* The number of implementations of bf16 products. oneDNN emulates bf16 instructions, but only with
+ * AVX-512. */
 static int ways_of_bf16(void) {
     bool native = gemm_native_possible();
     if (__builtin_cpu_supports("avx512bw")) assert_true(native);
@@ -98,7 +101,7 @@ static int ways_of_bf16(void) {
     return native ? 2 : 1;
 }
 
-/* As the ops of each backend take it. */
+/* The op of each backend. */
 static void check_gemm_op(Device *d, Dtype c) {
     static const int64_t shapes[][3] = {{3, 5, 7}, {65, 70, 33}};
     DeviceNeeds needs = small_needs(c, 1, 2);
@@ -182,7 +185,7 @@ static void test_gemm_threads(void **state) {
     if (only) skip();
     int ways = ways_of_bf16();
     static const int64_t shapes[][5] = {
-        /* transposed A, B, M, N, K; the last: tiles as large as they get, added to a C in bf16 */
+        /* transposed A, B, M, N, K; the last: tiles of the largest size, added to a C in bf16 */
         {0, 1, 512, 768, 256},  {0, 1, 300, 2304, 768}, {0, 0, 512, 768, 2048}, {1, 0, 768, 768, 1024},
         {1, 0, 64, 64, 16384},  {0, 1, 64, 64, 8192},   {1, 0, 1, 100, 3000},   {0, 1, 1, 3000, 768},
         {1, 0, 3000, 256, 128}, {1, 0, 768, 1536, 40}};
@@ -232,8 +235,8 @@ static void check_embed(Device *d, Dtype c) {
         drop_all();
     }
 }
-/* Tokens that lie apart farther than a block looks at together: a few ids that come often, one that comes
- * thrice in all. */
+/* Equal ids that are farther apart than the tokens that a block examines at once: a few frequent ids, and one
+ * that occurs only three times. */
 static void check_embed_far(Device *d, Dtype c) {
     enum { T = 2100, H = 9, VOCAB = 30 };
     int32_t *ids = random_ints(T, VOCAB - 1);
@@ -298,7 +301,7 @@ static void check_elements(Device *d, Dtype c) {
         assert_int_equal(bytes[*n * 4 - 1], 0x3f);
         RUN(d, copy, x, b, (size_t)*n * dtype_bytes(c));
         assert_bits("copy", d, x, b, *n, c);
-        size_t e = dtype_bytes(c); /* all rows of three but the middle column, and those backwards */
+        size_t e = dtype_bytes(c); /* exchanges the outer columns of all rows of three */
         RUN(d, copy_rows, *n / 3, e, (char *)x + 2 * e, 3 * e, a, 3 * e);
         RUN(d, copy_rows, *n / 3, e, x, 3 * e, (char *)a + 2 * e, 3 * e);
         for (int64_t i = 0; i + 2 < *n; i += 3) {
@@ -313,8 +316,8 @@ static void check_elements(Device *d, Dtype c) {
     }
 }
 
-/* Where bounds lie close together about what is taken off, floats have the last bits of the doubles that they
- * are made of: in the middle, in the tails, and where these are far. */
+/* If the bounds are close together and the mean cancels them, the floats show the last bits of the doubles
+ * that they are computed from: in the middle, in the tails, and far out in the tails. */
 static void check_normals(Device *d, Dtype c) {
     static const double cases[][4] = {/* mean, std, lo, hi */
                                       {0, 0.02, -(double)INFINITY, (double)INFINITY},
@@ -329,7 +332,7 @@ static void check_normals(Device *d, Dtype c) {
     if (c != DTYPE_F32) return;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) EACH(n, counts) {
             const double *a = cases[i];
-            const uint64_t first = 0xffffffff00 - (uint64_t)i; /* the lower half of a counter runs over */
+            const uint64_t first = 0xffffffff00 - (uint64_t)i; /* the lower half of the counter overflows */
             float *x = tensor(*n + 1, DTYPE_F32), *x2 = tensor(*n + 1, DTYPE_F32);
             x[*n] = x2[*n] = 3;
             RUN(d, init_normal, *n, 5 + i, first, a[0], a[1], a[2], a[3], x);
@@ -340,7 +343,7 @@ static void check_normals(Device *d, Dtype c) {
 }
 static void test_elements(void **state) { (void)state, on_all(check_elements), on_all(check_normals); }
 
-/* Ties go to even, overflow to infinity, NaN stays NaN. */
+/* Ties go to even, overflow goes to infinity, NaN stays NaN. */
 static void check_rounding(Device *d, Dtype c) {
     if (c == DTYPE_F32) return;
     static const uint32_t bits[] = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0x7f7fffff, 0x7f800000,
@@ -398,12 +401,12 @@ static void check_norm_backward(Device *d, Dtype c, NormKind kind, int64_t t, in
 
 static void check_norm(Device *d, Dtype c) {
     DeviceNeeds many = small_needs(c, 2100, 24);
-    set_scratch(d, &many); /* more rows than kernels take at a time for one of their sums */
+    set_scratch(d, &many); /* more rows than kernels process at a time for one of their sums */
     check_norm_backward(d, c, NORM_LAYER, 2100, 24, true);
     drop_all();
     EACH(t, token_counts) EACH(h, widths) {
         if (takes_long(d, *t)) continue;
-        if (*h == 1) continue; /* the gradient is a difference of equal numbers there */
+        if (*h == 1) continue; /* there the gradient is a difference of equal numbers */
         DeviceNeeds needs = small_needs(c, *t, *h);
         set_scratch(d, &needs);
         for (int kind = NORM_RMS; kind <= NORM_LAYER; kind++) {
@@ -421,7 +424,7 @@ static void test_norm(void **state) { (void)state, on_all(check_norm); }
 
 /* ---- convolutions and recurrences ---- */
 
-/* Documents as attention's segments are: no window, which recurrences do not have. */
+/* Documents, with the patterns of attention's segments; without a window, which recurrences do not have. */
 static int32_t *documents(int64_t tokens, int pattern) {
     int32_t *first = tensor(tokens, DTYPE_F32), start = 0;
     for (int64_t t = 0; t < tokens; t++) {
@@ -433,7 +436,7 @@ static int32_t *documents(int64_t tokens, int pattern) {
 
 static const int64_t scan_widths[] = {1, 24, 100, 131, 300};
 
-/* Rows of x lie further apart than they are long, and what is between them stays. */
+/* Rows of x have gaps between them, which must stay unchanged. */
 static void check_conv_shape(Device *d, ConvShape s, int pattern, Dtype c) {
     int64_t wide = s.tokens * s.row, n = s.tokens * s.width, taps = s.taps * s.width;
     void *x = random_tensor(wide, c, -2, 2), *dy = random_tensor(n, c, -1, 1), *y = tensor(n, c),
@@ -455,7 +458,7 @@ static void check_conv_shape(Device *d, ConvShape s, int pattern, Dtype c) {
         }
 }
 
-/* In pieces of 1, 2, ... tokens with a tail, as the whole is. */
+/* Pieces of 1, 2, ... tokens with a tail give the same result as one call. */
 static void check_conv_tail(Device *d, ConvShape s, Dtype c) {
     int64_t n = s.tokens * s.width, rows = (s.taps - 1) * s.width + 1;
     void *x = random_tensor(s.tokens * s.row, c, -2, 2), *y = tensor(n, c), *whole = tensor(n, c);
@@ -487,7 +490,7 @@ static void check_conv(Device *d, Dtype c) {
 }
 static void test_conv(void **state) { (void)state, on_all(check_conv); }
 
-/* Of HAWK: fast and slow ones. */
+/* Values of lambda for HAWK: fast and slow decays. */
 static float *lambdas_of(ScanShape s) {
     return s.kind == SCAN_HAWK ? random_tensor(s.width, DTYPE_F32, -6, 0) : NULL;
 }
@@ -505,7 +508,7 @@ static void check_scan_shape(Device *d, ScanShape s, int pattern, Dtype c) {
     float *h = tensor(n, DTYPE_F32), *h2 = tensor(n, DTYPE_F32);
     void *out = tensor(n, c), *out2 = tensor(n, c), *dout = random_tensor(n, c, -1, 1);
     int32_t *first = documents(t, pattern);
-    double terms = 16; /* a state forgets what is longer ago */
+    double terms = 16; /* a state forgets older tokens */
     RUN(d, scan_forward, s, in, first, NULL, h, c);
     reference.ops.scan_forward(&reference, s, in, first, NULL, h2, c);
     assert_sums("scan", d, h, h2, n, DTYPE_F32, terms, 1);
@@ -521,7 +524,7 @@ static void check_scan_shape(Device *d, ScanShape s, int pattern, Dtype c) {
     assert_sums("scan: gate", d, to.gate, to2.gate, gate, c, terms, 1);
 }
 
-/* In pieces, with a state, the bits of the whole. */
+/* Pieces with a state give the bits of one call. */
 static void check_scan_state(Device *d, ScanShape s, Dtype c) {
     int64_t n = s.tokens * s.width;
     ScanInputs in = {random_tensor(s.tokens * s.gates_row, c, -2, 2),
@@ -605,8 +608,8 @@ static MambaShape mamba_shape(int64_t tokens, int64_t heads, int64_t groups, int
 static int64_t mamba_outputs(MambaShape s) { return s.tokens * s.heads * s.head_dim; }
 static int64_t mamba_states(MambaShape s) { return mamba_starts(s.tokens) * mamba_state_at(&s, s.heads, 0); }
 
-/* What is read, or the gradients of it: x, B and C side by side; dt; and dt_bias, A_log and D. Rows lie
- * further apart than they are long. */
+/* Inputs, or their gradients: x, B and C in one row; dt; and dt_bias, A_log and D. Rows have gaps between
+ * them. */
 typedef struct MambaTensors {
     void *read, *dt;
     float *heads;
@@ -644,7 +647,7 @@ static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
           *room = tensor(min_i64(s.tokens, MAMBA_CHUNK) * s.heads * 2 * s.state, DTYPE_F32);
     void *y = tensor(n, c), *y2 = tensor(n, c), *dy = random_tensor(n, c, -1, 1);
     int32_t *first = documents(s.tokens, pattern);
-    double terms = 32; /* a state forgets what is longer ago */
+    double terms = 32; /* a state forgets older tokens */
     RUN(d, mamba_forward, s, in, first, NULL, starts, y, c);
     reference.ops.mamba_forward(&reference, s, in, first, NULL, starts2, y2, c);
     assert_sums("mamba: states", d, starts, starts2, states, DTYPE_F32, terms, 1);
@@ -659,7 +662,7 @@ static void check_mamba_shape(Device *d, MambaShape s, int pattern, Dtype c) {
                 (double)s.head_dim);
 }
 
-/* In pieces, with a state, the bits of the whole. */
+/* Pieces with a state give the bits of one call. */
 static void check_mamba_state(Device *d, MambaShape s, Dtype c) {
     int64_t n = mamba_outputs(s), row = s.heads * s.head_dim, states = mamba_state_at(&s, s.heads, 0);
     MambaTensors from = mamba_random(s, c);
@@ -696,7 +699,7 @@ static void check_mamba(Device *d, Dtype c) {
 }
 static void test_mamba(void **state) { (void)state, on_all(check_mamba); }
 
-/* In double, as a sum over the tokens before, without any state: "the dual form" of Dao & Gu. */
+/* In double, as a sum over the previous tokens, without any state: "the dual form" of Dao & Gu. */
 static double mamba_by_sums(MambaShape s, MambaInputs in, const int32_t *first, int64_t t, int64_t head,
                             int64_t p) {
     double y = 0, decay = 0;
@@ -748,7 +751,8 @@ static void check_gated_norm(Device *d, Dtype c) {
         assert_sums("gated norm", d, y, y2, n, c, (double)*h, 1);
         RUN(d, gated_norm_backward, s, x, gate, w, dy, dx, dgate, dw, c);
         reference.ops.gated_norm_backward(&reference, s, x, gate, w, dy, dx2, dgate2, dw2, c);
-        /* One number alone is normed to +-w, whatever it is: up to 1 / sqrt(eps) times what is left of it. */
+        /* A single number is normed to +-w, whatever it is; its residual is multiplied by up to 1 /
+         * sqrt(eps). */
         double size = *h == 1 ? 300 : 10;
         assert_sums("gated norm dx", d, dx, dx2, n, c, (double)*h, size);
         assert_sums("gated norm dgate", d, dgate, dgate2, wide, c, (double)*h, size);
@@ -820,7 +824,7 @@ static void check_qk_norm_plain(Device *d, AttentionShape s, Dtype c) {
     drop_all();
 }
 
-/* Sums by splits are those of the reference, and rows normed by them those of sums made at once. */
+/* Sums by splits equal those of the reference, and rows normed with them equal rows normed without splits. */
 static void check_qk_splits(Device *d, AttentionShape s, NormKind kind, Dtype c) {
     int splits = s.kv_heads * s.head_dim % s.heads == 0 ? s.heads : s.kv_heads;
     int64_t n = s.tokens * qkv_row(s), nq = s.heads * s.head_dim, nk = s.kv_heads * s.head_dim,
@@ -854,7 +858,7 @@ static void check_qk_splits(Device *d, AttentionShape s, NormKind kind, Dtype c)
 }
 
 static void check_qk_norm(Device *d, Dtype c) {
-    EACH(t, token_counts) for (int i = 1; i < ATTENTION_SHAPES; i++) { /* two numbers leave no gradient */
+    EACH(t, token_counts) for (int i = 1; i < ATTENTION_SHAPES; i++) { /* two numbers have no gradient */
         if (takes_long(d, *t)) continue;
         AttentionShape s = attention_shapes[i];
         s.tokens = *t;
@@ -870,7 +874,7 @@ static void check_qk_norm(Device *d, Dtype c) {
 }
 static void test_qk_norm(void **state) { (void)state, on_all(check_qk_norm); }
 
-/* `check` on rows of queries, keys and values of each shape; x and want are the same to begin with. */
+/* Calls `check` on rows of queries, keys and values of each shape; x and want are equal at first. */
 enum { POSITIONS = 50 };
 static void on_placed_rows(Device *d, Dtype c,
                            void (*check)(Device *d, AttentionShape s, const int32_t *positions, void *x,
@@ -906,7 +910,7 @@ static void check_scale_shape(Device *d, AttentionShape s, const int32_t *positi
 static void check_queries_scale(Device *d, Dtype c) { on_placed_rows(d, c, check_scale_shape); }
 static void test_queries_scale(void **state) { (void)state, on_all(check_queries_scale); }
 
-/* Queries and the common key by themselves, or columns of one tensor. */
+/* Queries and the shared key are separate tensors, or with `joint` columns of one. */
 static void check_latent_shape(Device *d, LatentShape s, bool joint, Dtype c) {
     int64_t dim = latent_head(s), width = s.heads * dim, own = s.heads * (int64_t)(s.plain + s.value),
             row = (joint ? width : 0) + 3 + s.turned, t = s.tokens;
@@ -962,33 +966,35 @@ static void set_first_keys(int32_t *first, int64_t tokens, int pattern) {
     }
 }
 
-/* In every second case, below all scores or above them; none where a device has no kernels for them. */
+/* In every second case: within the range of scores, or above all of them. NULL if the device has no kernels
+ * for sinks. */
 static const float *sinks_for(const Device *d, AttentionShape s, int64_t number) {
     if (!d->ops.sinks_backward || number % 2 == 0) return NULL;
     return number % 4 == 1 ? random_tensor(s.heads, DTYPE_F32, -2, 2)
                            : random_tensor(s.heads, DTYPE_F32, 30, 200);
 }
 
-/* Its own kernels multiply bf16 as it is. */
+/* Whether its own kernels multiply bf16 without widening. */
 static bool has_dot_products(const Device *d) {
     return strcmp(d->name, "avx512_bf16") == 0 || strcmp(d->name, "amx") == 0;
 }
 
-/* What attention's probabilities and the gradients of its scores are multiplied as. */
+/* The dtype in which attention's probabilities and the gradients of its scores are multiplied. */
 static Dtype weights_of(const Device *d, AttentionShape s, Dtype c) {
     bool takes_matrices = strcmp(d->name, CUDA) == 0 && s.head_dim % 16 == 0 && s.head_dim <= 128;
     return takes_matrices || has_dot_products(d) ? c : DTYPE_F32;
 }
 
-/* Where weights are rounded to bf16 each is off by 2^-9 of itself at most, and so is their sum; its logarithm
- * is off by 2^-9, however near to 0 it is. */
+/* If weights are rounded to bf16, each is off by at most 2^-9 of itself, and so is their sum. Its logarithm
+ * is then off by 2^-9, however near to 0 it is. */
 static void assert_lse(const char *what, const Device *d, const float *got, const float *want,
                        AttentionShape s, Dtype c) {
     const double term = 4 * 0x1p-24, weights = weights_of(d, s, c) == DTYPE_BF16 ? 0x1p-9 : 0;
     assert_made(what, d, got, want, s.heads * s.tokens, DTYPE_F32, DTYPE_F32, s.head_dim + weights / term, 1);
 }
 
-/* Some of the queries: terms of the gradients of all keys and values, zeros where none looks. */
+/* Some of the queries: partial sums of the gradients of all keys and values, zero for keys that no query
+ * sees. */
 static void check_attention_run(Device *d, AttentionShape s, const void *qkv, const int32_t *first,
                                 const void *out, const float *lse, const void *dout, Dtype c) {
     int64_t t = s.tokens, query = s.heads * s.head_dim, width = 2 * (int64_t)s.kv_heads * s.head_dim;
@@ -1014,7 +1020,7 @@ static void check_attention_run(Device *d, AttentionShape s, const void *qkv, co
     for (int64_t i = end * width; i < t * width; i++) assert_true(dkv[i] == 0);
 }
 
-/* Each chunk is a document of its own, wherever its document began. */
+/* Each chunk acts as a document, wherever its document began. */
 static void check_chunks(Device *d, AttentionShape s, const void *qkv, const int32_t *first, const void *want,
                          Dtype c) {
     int64_t n = s.tokens * s.heads * s.head_dim;
@@ -1043,7 +1049,7 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
     const void *kv = tensor_at(qkv, query, c);
     RUN(d, attention_forward, s, whole, qkv, kv, first, out, lse, c);
     reference.ops.attention_forward(&reference, s, whole, qkv, kv, first, out2, lse2, c);
-    double terms = s.head_dim; /* of a score; what is summed over keys has weights that come to 1 */
+    double terms = s.head_dim; /* of a score; in sums over keys the weights sum to 1 */
     assert_sums("attention", d, out, out2, n, c, terms, 1);
     assert_lse("lse", d, lse, lse2, s, c);
     RUN(d, attention_backward, s, whole, qkv, kv, first, out2, lse2, dout, grad, tensor_to(grad, query, c),
@@ -1058,11 +1064,11 @@ static void check_attention_shape(Device *d, AttentionShape s, int pattern, Dtyp
         assert_sums("sinks", d, dsinks, want, s.heads, DTYPE_F32, terms, 1);
     }
     check_attention_run(d, s, qkv, first, out2, lse2, dout, c);
-    if (s.chunk > 0 && pattern < 3) check_chunks(d, s, qkv, first, out, c); /* 3: no documents */
+    if (s.chunk > 0 && pattern < 3) check_chunks(d, s, qkv, first, out, c); /* pattern 3 has no documents */
     drop_all();
 }
 
-/* TEST_HEAD: heads of this width alone, for checks that change a kernel of theirs. */
+/* TEST_HEAD restricts tests to heads of this width, for checks that change one of their kernels. */
 static bool left_out(AttentionShape s) {
     const char *head = getenv("TEST_HEAD");
     return head && atoi(head) != s.head_dim;
@@ -1075,12 +1081,12 @@ static void check_attention(Device *d, Dtype c) {
             AttentionShape s = attention_shapes[i];
             s.tokens = *t;
             bool wide = strcmp(d->name, CUDA) == 0 && s.chunk == 0 && !getenv("TEST_TOKENS") &&
-                        (s.head_dim == 64 || s.head_dim == 128); /* those of wgmma */
-            bool tiles = pattern == 0 && s.window == 0 &&        /* several, one after another */
+                        (s.head_dim == 64 || s.head_dim == 128); /* the widths of wgmma */
+            bool tiles = pattern == 0 && s.window == 0 &&        /* several tiles, one after another */
                          ((*t == 65 && s.head_dim == 8) || (*t == 257 && (s.head_dim == 16 || wide)));
             if ((takes_long(d, *t) && !tiles) || too_wide(s.head_dim)) continue;
             if (*t == 257 && !tiles && pattern != (s.head_dim > 80 ? 2 : i % 4))
-                continue; /* the reference takes its time */
+                continue; /* the reference is slow */
             DeviceNeeds needs = {
                 .compute = DTYPE_F32, .tokens = *t, .hidden = 2, .intermediate = 1, .attention = s};
             set_scratch(d, &needs);
@@ -1090,8 +1096,8 @@ static void check_attention(Device *d, Dtype c) {
 }
 static void test_attention(void **state) { (void)state, on_all(check_attention); }
 
-/* out as the gradient reads it, so that dout . out is the same as with out in fp32: the product as three
- * numbers of bf16, where dout is 1. */
+/* An `out` whose product with dout is the same as that of the fp32 out: the product is stored as the sum of
+ * three bf16 numbers, where dout is 1. */
 static void exact_out(const AttentionShape *s, const float *out, void *dout, void *to, Dtype c) {
     for (int64_t row = 0; row < s->tokens * s->heads; row++) {
         int64_t at = row * s->head_dim;
@@ -1106,7 +1112,8 @@ static void exact_out(const AttentionShape *s, const float *out, void *dout, voi
     }
 }
 
-/* How far gradients of queries are from those that a device makes of keys without what all have in common. */
+/* Relative distance between the device's gradients of queries, with a common offset added to all keys, and
+ * the reference's gradients without it. */
 static double apart_by_common(Device *d, AttentionShape s, void *qkv, const int32_t *first, Dtype c) {
     int64_t row = qkv_row(s), query = s.heads * s.head_dim, n = s.tokens * query;
     float *exact = tensor(n, DTYPE_F32), *lse = tensor(s.heads * s.tokens, DTYPE_F32),
@@ -1120,7 +1127,7 @@ static double apart_by_common(Device *d, AttentionShape s, void *qkv, const int3
     for (int64_t i = 0; i < n; i++) dout_plain[i] = tensor_get(dout, i, c);
     RUN(&reference, attention_backward, s, all, plain, plain + query, first, exact, lse, dout_plain, want,
         want + query, DTYPE_F32);
-    for (int64_t t = 0; t < s.tokens; t++) /* softmax does not see it */
+    for (int64_t t = 0; t < s.tokens; t++) /* softmax does not depend on it */
         for (int64_t i = t * row + query; i < t * row + query + s.kv_heads * s.head_dim; i++)
             tensor_set(qkv, i, c, 64 + tensor_get(qkv, i, c)), plain[i] += 64;
     RUN(&reference, attention_forward, s, all, plain, plain + query, first, exact, lse, DTYPE_F32);
@@ -1136,9 +1143,10 @@ static double apart_by_common(Device *d, AttentionShape s, void *qkv, const int3
     return sqrt(apart / size);
 }
 
-/* Gradients of a row's scores come to zero, so what all keys have in common is not in dQ. If, rounded to bf16
- * to be multiplied, they came to what rounding left, it would be there some 2^-9 times its size: here a tenth
- * of dQ. Rounding makes 2^-9 of what keys have of their own, and of the result. GPUs' kernels only round. */
+/* Gradients of a row's scores sum to zero, so an offset that all keys share does not affect dQ. If gradients
+ * rounded to bf16 were multiplied without their residuals, the offset would appear in dQ with about 2^-9 of
+ * its size: here a tenth of dQ. Rounding of the keys' differences and of the result adds only 2^-9. GPU
+ * kernels round without residuals, so they are not tested. */
 static void check_common_key(Device *d, Dtype c) {
     AttentionShape s = {.heads = 2, .kv_heads = 1, .head_dim = 32, .tokens = 65};
     int64_t row = qkv_row(s), query = s.heads * s.head_dim;
@@ -1149,7 +1157,7 @@ static void check_common_key(Device *d, Dtype c) {
     int32_t *first = tensor(s.tokens, DTYPE_F32);
     set_first_keys(first, s.tokens, 0);
     void *qkv = random_tensor(s.tokens * row, c, -0.5f, 0.5f);
-    for (int64_t t = 0; t < s.tokens; t++) /* such numbers bf16 also has beside 64 */
+    for (int64_t t = 0; t < s.tokens; t++) /* multiples that bf16 can represent next to 64 */
         for (int64_t i = t * row + query; i < t * row + query + s.head_dim; i++)
             tensor_set(qkv, i, c, roundf(8 * tensor_get(qkv, i, c)) / 2);
     double apart = apart_by_common(d, s, qkv, first, c);
@@ -1228,7 +1236,7 @@ static void check_activation_ends(Device *d, Dtype c) {
 }
 static void test_activation_ends(void **state) { (void)state, on_all(check_activation_ends); }
 
-/* From where tanh is its argument to where it is one. */
+/* From the range where tanh is its argument to where it is 1. */
 static void check_softcap(Device *d, Dtype c) {
     EACH(n, widths) for (int e = -3; e <= 2; e++) {
         float range = powf(10, (float)e);
@@ -1271,7 +1279,7 @@ static Routes new_routes(RouteShape s) {
                     .first = tensor(s.experts + 1, DTYPE_F32)};
 }
 
-/* With ties, and an expert that nobody chooses, where there are enough of them. */
+/* Adds ties, and an expert that no token selects if there are enough of them. */
 static void spoil_logits(RouteShape s, float *logits) {
     for (int64_t t = 0; t < s.tokens; t++) {
         if (t % 5 == 2)
@@ -1286,7 +1294,7 @@ static Routes copy_routes(RouteShape s, Routes r) {
     return c;
 }
 
-/* What any routes must be, by the definition alone. */
+/* Properties of all routes, by the definition alone. */
 static void assert_routes(const Device *d, RouteShape s, Routes r, const int64_t *counts) {
     int64_t row = 0;
     for (int e = 0; e < s.experts; e++) {
@@ -1305,7 +1313,7 @@ static void assert_routes(const Device *d, RouteShape s, Routes r, const int64_t
     assert_int_equal(row, s.tokens * s.chosen);
 }
 
-/* No expert that was left has a larger logit, nor an equal one and a lower number. */
+/* No expert that was not selected has a larger logit, or an equal one and a lower number. */
 static void assert_best(RouteShape s, const float *logits, const int32_t *chosen) {
     for (int i = 0; i < s.chosen; i++)
         for (int e = 0; e < s.experts; e++) {
@@ -1316,7 +1324,7 @@ static void assert_best(RouteShape s, const float *logits, const int32_t *chosen
         }
 }
 
-/* Of all sequences. */
+/* Assignments to each expert, for all sequences. */
 static int64_t *new_counts(RouteShape s) {
     int64_t n = ((s.before + s.tokens - 1) / s.sequence + 1) * s.experts;
     int64_t *counts = tensor(2 * n, DTYPE_F32);
@@ -1324,7 +1332,7 @@ static int64_t *new_counts(RouteShape s) {
     return counts;
 }
 
-/* Whether the tokens come at once, or some after the others, which begin inside a sequence, does not show. */
+/* The result is the same if all tokens come in one call, or in several, which may begin inside a sequence. */
 static void check_route_backward(Device *d, RouteShape s, Routes r, Dtype c) {
     int64_t assignments = s.tokens * s.chosen, *counts = new_counts(s), *parts = new_counts(s);
     float *dweights = random_tensor(assignments, DTYPE_F32, -1, 1),
@@ -1368,7 +1376,7 @@ static void check_route_shape(Device *d, RouteShape s, Dtype c) {
     assert_bits("chosen", d, got.chosen, want.chosen, s.tokens * s.chosen, DTYPE_F32);
     assert_near("scores", d, got.scores, want.scores, s.tokens * s.experts, DTYPE_F32);
     assert_near("weights", d, got.weights, want.weights, s.tokens * s.chosen, DTYPE_F32);
-    RUN(d, route, s, copy_routes(s, (Routes){.scores = logits}), NULL); /* nobody counts */
+    RUN(d, route, s, copy_routes(s, (Routes){.scores = logits}), NULL); /* without counts */
     check_route_backward(d, s, want, c);
     drop_all();
 }
@@ -1403,7 +1411,7 @@ static float group_key(RouteShape s, const float *keys, int group) {
     return s.sigmoid ? first + second : first;
 }
 
-/* No group that was left has a larger key, nor an equal one and a lower number. */
+/* No group that was not chosen has a larger key, or an equal one and a lower number. */
 static bool is_open(RouteShape s, const float *keys, int group) {
     int before = 0;
     for (int g = 0; g < s.groups; g++) {
@@ -1413,7 +1421,8 @@ static bool is_open(RouteShape s, const float *keys, int group) {
     return before < s.groups_chosen;
 }
 
-/* By the definition, of what the device made of the logits: choices are the best of the best groups. */
+/* By the definition, applied to the device's own scores: the selected experts are the best of the best
+ * groups. */
 static void assert_grouped(RouteShape s, const float *logits, Routes r) {
     for (int64_t t = 0; t < s.tokens; t++) {
         float keys[64];
@@ -1428,7 +1437,7 @@ static void assert_grouped(RouteShape s, const float *logits, Routes r) {
     }
 }
 
-/* Half the experts are alike, so that groups and experts tie. */
+/* Half the experts have equal biases, so that groups and experts tie. */
 static void check_grouped_shape(Device *d, RouteShape s, Dtype c) {
     Routes got = new_routes(s);
     int64_t *counts = tensor(2 * s.experts, DTYPE_F32), want_counts[64], assignments = s.tokens * s.chosen;
@@ -1472,7 +1481,7 @@ static void check_grouped_route(Device *d, Dtype c) {
 }
 static void test_grouped_route(void **state) { (void)state, on_all(check_grouped_route); }
 
-/* Sigmoids that are 1 in fp32 are told apart by their logits. */
+/* Sigmoids that are 1 in fp32 are distinguished by their logits. */
 static void check_full_route(Device *d, Dtype c) {
     (void)c;
     RouteShape s = {.tokens = 2, .sequence = 2, .experts = 4, .chosen = 1, .sigmoid = true};
@@ -1487,7 +1496,7 @@ static void check_full_route(Device *d, Dtype c) {
 }
 static void test_full_route(void **state) { (void)state, on_all(check_full_route); }
 
-/* NaN among logits: choices are still k different experts, in order. */
+/* NaN among logits: the selected experts are still k different ones, in ascending order. */
 static void check_nan_route(Device *d, Dtype c) {
     (void)c;
     RouteShape s = {.tokens = 3, .sequence = 3, .experts = 4, .chosen = 2};
@@ -1503,7 +1512,7 @@ static void check_nan_route(Device *d, Dtype c) {
 }
 static void test_nan_route(void **state) { (void)state, on_all(check_nan_route); }
 
-/* Rows of experts: many, one, none. */
+/* Rows per expert: many, one, none. */
 static ExpertRows some_rows(int64_t step) {
     static const int32_t counts[] = {0, 37, 1, 0, 300, 5, 0};
     enum { EXPERTS = sizeof counts / sizeof *counts };
@@ -1527,7 +1536,7 @@ static void check_grouped_gemm_shape(Device *d, int64_t n, int64_t k, int bits, 
     RUN(d, grouped_gemm_wgrad, e, n, k, y, a, c, dw, add, false);
     RUN(&reference, grouped_gemm_wgrad, e, n, k, y, a, c, want_dw, add, false);
     assert_sums("grouped_gemm_wgrad", d, dw, want_dw, e.experts * e.step, DTYPE_F32, 300, 1);
-    for (int64_t i = 0; i < n * k && !add; i++) assert_true(dw[i] == 0); /* nobody came */
+    for (int64_t i = 0; i < n * k && !add; i++) assert_true(dw[i] == 0); /* the expert has no rows */
     drop_all();
 }
 
@@ -1559,7 +1568,7 @@ static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c
     assert_near("act", d, rows, rows2, assignments * h, c);
     assert_near("dact", d, other, other2, assignments * h, c);
     assert_sums("dweights", d, dw, dw2, assignments, DTYPE_F32, (double)h, 1);
-    /* In the order of rows, and gradients where weights were. */
+    /* By rows, and gradients in the memory of the weights. */
     float *w = copy_of(r.weights, assignments, DTYPE_F32), *w2 = copy_of(w, assignments, DTYPE_F32);
     RouteShape one = {.tokens = assignments, .chosen = 1};
     RUN(d, combine_backward, one, (Routes){.weights = w}, h, 1, rows, other, w, c);
@@ -1569,7 +1578,7 @@ static void check_experts_rows_shape(Device *d, RouteShape s, int64_t h, Dtype c
     drop_all();
 }
 
-/* Where x is weighed; leaves are of each run, and a weight may be nothing. */
+/* For models that weight x: each run is split, and a weight may be zero. */
 static void check_permute(Device *d, RouteShape s, int64_t h, Dtype c) {
     enum { RUNS = 2, SPLITS = 3 };
     Routes r = new_routes(s);
@@ -1590,7 +1599,7 @@ static void check_permute(Device *d, RouteShape s, int64_t h, Dtype c) {
         assert_sums("permute_dweights", d, dw, dw2, assignments, DTYPE_F32, (double)(RUNS * n), 1);
         assert_true(dw[assignments / 2] >= 0 && dw[assignments / 2] <= 0);
     }
-    /* In the order of rows, and gradients where weights were. */
+    /* By rows, and gradients in the memory of the weights. */
     float *w = copy_of(r.weights, assignments, DTYPE_F32), *w2 = copy_of(w, assignments, DTYPE_F32);
     RouteShape one = {.tokens = assignments, .chosen = 1};
     RUN(d, permute_dweights, one, (Routes){.weights = w}, n, RUNS, 1, y, dy, w, c);
@@ -1613,7 +1622,7 @@ static void check_experts_bias(Device *d, RouteShape s, int64_t h, Dtype c) {
         float *db = random_tensor(biases, DTYPE_F32, -1, 1), *want_db = copy_of(db, biases, DTYPE_F32),
               *dw = random_tensor(assignments, DTYPE_F32, -1, 1),
               *want_dw = copy_of(dw, assignments, DTYPE_F32);
-        RouteShape of = weighed ? s : (RouteShape){.experts = s.experts}; /* as layers have it */
+        RouteShape of = weighed ? s : (RouteShape){.experts = s.experts}; /* as layers call it */
         Routes routes = weighed ? r : (Routes){.first = r.first};
         RUN(d, experts_bias_backward, of, routes, h, y, weighed, bias, db, weighed ? dw : NULL, c);
         RUN(&reference, experts_bias_backward, of, routes, h, y, weighed, bias, want_db,
@@ -1634,14 +1643,14 @@ static void check_experts_rows(Device *d, Dtype c) {
         check_experts_bias(d, (RouteShape){.tokens = 65, .sequence = 65, .experts = 9, .chosen = 3},
                            widths[i], c);
         check_experts_bias(d, (RouteShape){.tokens = 3, .sequence = 3, .experts = 9, .chosen = 2}, widths[i],
-                           c); /* some have no row */
+                           c); /* some experts have no rows */
         check_experts_rows_shape(d, (RouteShape){.tokens = 3, .sequence = 3, .experts = 1, .chosen = 1},
                                  widths[i], c);
     }
 }
 static void test_experts_rows(void **state) { (void)state, on_all(check_experts_rows); }
 
-/* Small losses are differences of larger numbers. */
+/* Absolute as well as relative tolerance, since small losses are differences of larger numbers. */
 static void assert_losses(const Device *d, const float *got, const float *want, int64_t rows) {
     for (int64_t i = 0; i < rows; i++)
         if (!(fabs((double)got[i] - (double)want[i]) <= 1e-6 + 1e-6 * (double)want[i]))
@@ -1691,7 +1700,7 @@ static void check_cross_entropy(Device *d, Dtype c) {
 }
 static void test_cross_entropy(void **state) { (void)state, on_all(check_cross_entropy); }
 
-/* A logit that is NaN gives a loss that is NaN, wherever it stands. */
+/* A NaN logit gives a NaN loss, at any position. */
 static void check_nan_loss(Device *d, Dtype c) {
     for (int64_t at = 0; at < 100; at += 33) {
         void *logits = random_tensor(100, c, -1, 1), *grad = tensor(100, c);
@@ -1706,7 +1715,7 @@ static void check_nan_loss(Device *d, Dtype c) {
 }
 static void test_nan_loss(void **state) { (void)state, on_all(check_nan_loss); }
 
-/* As exact_add makes it, whatever was there before; what is not finite is counted. */
+/* As exact_add computes it, added to previous contents; non-finite losses are counted. */
 static void check_loss_sum(Device *d, Dtype c) {
     static const int64_t counts[] = {0, 1, 17, 4099};
     if (c == DTYPE_BF16) return;
@@ -1731,7 +1740,7 @@ static void test_loss_sum(void **state) {
 
 static const int64_t update_counts[] = {1, 16, 17, 40001};
 
-/* What an optimizer works on; the copy in bf16 is there when the compute dtype is bf16. */
+/* The tensors of an optimizer; the bf16 copy exists if the compute dtype is bf16. */
 typedef struct Trainee {
     int64_t n;
     StateStore store;
@@ -1758,7 +1767,7 @@ static Trainee twin_of(const Trainee *t) {
     return twin;
 }
 
-/* Elements first .. first+count-1 of it: what a rank may have of a parameter. */
+/* Elements first .. first+count-1, such as a rank's shard of a parameter. */
 static Trainee part_of(const Trainee *t, int64_t first, int64_t count) {
     Trainee part = {count,
                     t->store,
@@ -1786,8 +1795,8 @@ static const OptimizerStep one_step = {.lr = 0.01f,
                                        .number = 5,
                                        .average = 0.1f};
 
-/* variant 0: AdamW; SGD plain, with momentum, with Nesterov's; then what of Muon is element by element, with
- * an average in between, without and with Nesterov's. */
+/* Variant 0 is AdamW; 1 to 3 are SGD plain, with momentum, with Nesterov momentum; then the elementwise ops
+ * of Muon, with an average in between, without and with Nesterov momentum. */
 enum { UPDATES = 4, MATRIX_UPDATES = 2 };
 static void do_matrix_update(Device *d, bool nesterov, const Trainee *t) {
     Muon o = {.momentum = 0.9f, .weight_decay = 0.1f, .scale = 3, .nesterov = nesterov};
@@ -1831,7 +1840,7 @@ static double length_of(const float *x, int64_t n) {
     return sqrt(sum);
 }
 
-/* What Muon does beside products, on matrices that are part of wider ones. */
+/* Muon's ops except products, on matrices that are part of wider ones. */
 static void check_muon(Device *d, Dtype c) {
     static const MatrixShape shapes[] = {{1, 1, 1}, {7, 33, 33}, {33, 7, 9}, {130, 257, 300}};
     const Muon o = {.momentum = 0.9f, .weight_decay = 0.1f, .scale = 3, .nesterov = true};
@@ -1954,8 +1963,8 @@ static void test_formula(void **state) {
     check_formula(&reference, DTYPE_F32);
 }
 
-/* A number in bf16 states: one of its two neighbours, on average the number itself; over elements and over
- * steps. SGD without memory writes the gradient there. */
+/* A number in bf16 states becomes one of its two neighbours, and on average over elements and steps the
+ * number itself. SGD without momentum writes the gradient to the state. */
 static void round_states(Device *d, const float *numbers, int64_t n, uint64_t step, uint16_t *out) {
     float *p = tensor(n, DTYPE_F32);
     memset(p, 0, (size_t)n * sizeof *p);
@@ -1981,7 +1990,8 @@ static void check_unbiased(Device *d, Dtype c) {
         }
         double gap = high - low, mean = sum / (N * STEPS), exact = (double)numbers[k];
         assert_true(low <= exact && exact <= high && gap > 0 && gap <= fmax(fabs(exact) / 128, 0x1p-133));
-        /* Of a coin the deviation is at most half the gap over the root of the throws: five of them. */
+        /* For coin tosses the standard deviation of the mean is at most half the gap over the root of their
+         * number; five of these are allowed. */
         if (fabs(mean - exact) > 2.5 * gap / sqrt(N * STEPS))
             fail_msg("%s: %.9g rounds to %.9g on average", d->name, exact, mean);
         drop_all();
@@ -1993,8 +2003,8 @@ static void test_unbiased(void **state) {
     check_unbiased(&reference, DTYPE_F32);
 }
 
-/* What bf16 holds stays, the largest number does not become infinite, infinity stays itself, and a NaN is the
- * one that states have, whichever it was: the last is what a GPU makes of any. The bits are those of the
+/* Numbers that bf16 can represent stay, the largest number does not become infinite, infinity stays, and
+ * every NaN becomes BF16_NAN; the last NaN is the one that GPUs produce. The bits are those of the
  * reference. */
 static void check_state_ends(Device *d, Dtype c) {
     enum { N = 700 };
@@ -2024,14 +2034,14 @@ static void test_state_ends(void **state) {
     check_state_ends(&reference, DTYPE_F32);
 }
 
-/* Numbers of all sizes, subnormal ones too. */
+/* Numbers of all magnitudes, including subnormal ones. */
 static float draw_any(void) {
     float x = ldexpf(draw(1, 2), (int)(rng_u64(43, next_number) % 277) - 149);
     return rng_u64(44, next_number++) & 1 ? -x : x;
 }
 
-/* What an op meets in a gradient: `range` 0 is ordinary; 1 spans what three levels of a sum hold, 2
- * everything; 3 is zero here and there and has one element that dwarfs the rest. */
+/* Gradients as an op may find them. `range` 0: ordinary; 1: as wide as three levels of a sum; 2: all
+ * magnitudes; 3: many zeros, and one element that dwarfs the others. */
 static float *draw_gradient(int64_t n, int range) {
     float *g = random_tensor(n, DTYPE_F32, -3, 3);
     for (int64_t i = 0; i < n; i++) {
@@ -2067,8 +2077,8 @@ static void check_stats(Device *d, Dtype c) {
     }
 }
 
-/* A whole piece at its bound: the levels of a sum must not overflow their binade. Then one rest that no level
- * holds. */
+/* A full piece at its bound: the levels of a sum must not overflow their binade. Then also with one element
+ * whose rest fits no level. */
 static void check_stats_bounds(Device *d, Dtype c) {
     static const float tops[] = {FLT_MAX, 1.99999988f, 1, FLT_MIN, 0x1.fffffcp-127f, 0x1p-149f};
     if (c == DTYPE_BF16) return;
@@ -2109,7 +2119,8 @@ static void check_sum_parts(Device *d, Dtype c) {
     }
 }
 
-/* The reference itself, where the order shows: ((1e8 - 1e8) + (1 + 2)) + 4, and 1e8 + 1 stays 1e8. */
+/* The reference itself, on an example where the order matters: ((1e8 - 1e8) + (1 + 2)) + 4, and 1e8 + 1 stays
+ * 1e8. */
 static void test_sum_parts(void **state) {
     (void)state;
     float a = 1e8f, b = -1e8f, one = 1, two = 2, four = 4, out;
@@ -2147,7 +2158,7 @@ static void check_fixed(Device *d, Dtype c) {
         int64_t *acc = random_longs(*n);
         if (*n > 8) acc[0] = INT64_MIN, acc[1] = INT64_MAX, acc[2] = 0;
         float *got = tensor(*n, DTYPE_F32), *want = tensor(*n, DTYPE_F32);
-        /* Just beyond a half that goes to even: rounding to double on the way would lose the last digit. */
+        /* Just beyond a tie that would go to even: rounding to double first would lose the last digit. */
         for (int64_t i = 8; i < *n; i += 3) acc[i] = (INT64_C(0x1000001) << 38) + (i & 1) - (i & 2);
         RUN(d, fixed_to_float, *n, acc, got);
         reference.ops.fixed_to_float(&reference, *n, acc, want);
@@ -2156,7 +2167,7 @@ static void check_fixed(Device *d, Dtype c) {
     }
 }
 
-/* What the reference makes of a few numbers. */
+/* The reference's results for a few numbers. */
 static void test_fixed(void **state) {
     (void)state;
     float g[] = {1, -0x1p-50f, 0x1.8p-50f, -0x1.4p-50f, 0x1p-51f, 4096, 4097, NAN, INFINITY}, back[9];
@@ -2169,14 +2180,14 @@ static void test_fixed(void **state) {
     reference.ops.fixed_to_float(&reference, 9, acc, back);
     assert_true(back[0] >= 1 && back[0] <= 1 && back[2] >= 0x1p-49f && back[2] <= 0x1p-49f &&
                 back[5] >= 4096);
-    acc[0] = (INT64_C(0x1000001) << 38) + 1; /* 2^62 + 2^38 + 1: a half and a little */
+    acc[0] = (INT64_C(0x1000001) << 38) + 1; /* 2^62 + 2^38 + 1: just above a tie */
     acc[1] = (INT64_C(0x1000001) << 38);
     reference.ops.fixed_to_float(&reference, 2, acc, back);
     assert_true(back[0] >= 0x1.000002p12f && back[1] <= 0x1p12f);
     on_all(check_fixed);
 }
 
-/* The worst that fixed_limit allows does not overflow. */
+/* The worst case that fixed_limit allows does not overflow. */
 static void test_fixed_limit(void **state) {
     (void)state;
     if (only) skip();
@@ -2195,7 +2206,7 @@ static void test_fixed_limit(void **state) {
 
 static void test_stats(void **state) { (void)state, on_all(check_stats), on_all(check_stats_bounds); }
 
-/* Tensors that begin anywhere: what kernels of a GPU take together elsewhere they take element by element
+/* Tensors at unaligned addresses: GPU kernels that use vector accesses elsewhere process single elements
  * here, with the same bits. */
 static void test_odd_places(void **state) {
     static void (*const checks[])(Device *, Dtype) = {
@@ -2246,7 +2257,7 @@ static void check_differences(const char *what, const Probe *p) {
     }
 }
 
-/* x is [t, h] then the weight [h]. */
+/* x is [t, h], then the weight [h]. */
 enum { NORM_T = 5, NORM_H = 24 };
 static NormKind probe_norm;
 static void norm_forward(const float *x, float *y) {
@@ -2264,8 +2275,8 @@ static void norm_backward(const float *x, const float *dy, float *dx) {
                                 DTYPE_F32);
 }
 
-/* x is x [4, 3], then a matrix [2 * 2, 3] of two runs, by which the rows are multiplied, and 6 weights. What
- * comes out is what a choice's numbers are. */
+/* x is the input [4, 3], then a matrix [2 * 2, 3] of two runs that multiplies the rows, and 6 weights. The
+ * output is the product of each assignment. */
 enum { SPREAD_X = 4 * 3, SPREAD_W = 4 * 3, SPREAD_K = 4 * 2, SPREAD_OUT = SPREAD_K * 4 };
 static int32_t spread_ints[3][SPREAD_K] = {{0, 1, 1, 2, 0, 2, 0, 1}, {0, 3, 4, 6, 1, 7, 2, 5}, {0}};
 static const RouteShape probe_spread = {.tokens = 4, .sequence = 4, .experts = 3, .chosen = 2};
@@ -2326,7 +2337,7 @@ static void plain_backward(const float *x, const float *dy, float *dx) {
 static AttentionShape probe_shape = SHAPE(7, 4, 2, 8);
 enum { PROBE_WIDE = 7 * 8 * 8, PROBE_OUT = 7 * 4 * 8 };
 static const int32_t probe_first[7] = {0, 0, 0, 2, 2, 5, 5};
-enum { PROBE_KEYS = 4 * 8 }; /* of a row, before its keys */
+enum { PROBE_KEYS = 4 * 8 }; /* elements of a row before its keys */
 static void attend_forward(const float *x, float *y) {
     float lse[7 * 4];
     reference.ops.attention_forward(&reference, probe_shape, attention_whole(probe_shape), x, x + PROBE_KEYS,
@@ -2393,7 +2404,8 @@ static void rotate(const float *x, float *y, bool inverse) {
 static void rope_forward(const float *x, float *y) { rotate(x, y, false); }
 static void rope_backward(const float *x, const float *dy, float *dx) { (void)x, rotate(dy, dx, true); }
 
-/* x is queries, what each head has of its own, and the common key; out come heads. */
+/* x is the queries, each head's own keys and values, and the shared key. The output is the heads' q, k and
+ * v. */
 enum { LATENT_Q = 3 * 2 * 6, LATENT_OWN = 3 * 2 * 5, LATENT_KEY = 3 * 4, LATENT_OUT = 3 * LATENT_Q };
 static const LatentShape probe_latent = {3, 2, 2, 4, 3, 12, 4, 2, false};
 static const float probe_angles[4 * 4] = {1,     1,    0,     0,    0.54f,  0.9f, 0.84f,  0.43f,
@@ -2408,7 +2420,7 @@ static void latent_backward(const float *x, const float *dy, float *dx) {
                                   dx + LATENT_Q, dx + LATENT_Q + LATENT_OWN, DTYPE_F32);
 }
 
-/* The loss is the only output; its gradient for weight w is w times the stored one. */
+/* The loss is the only output; with weight w its gradient is w times the stored one. */
 static float probe_cap, probe_z;
 static void loss_run(const float *x, float *loss, float *dx, float scale) {
     static const int32_t target = 4;
@@ -2426,7 +2438,7 @@ static void loss_backward(const float *x, const float *dy, float *dx) {
     loss_run(x, &loss, dx, dy[0]);
 }
 
-/* x is logits [T, E]; what is chosen is told by an offset that no step of a difference outweighs. Out come
+/* x is logits [T, E]. An offset larger than any step of a difference fixes the selection. The output is the
  * weights [T, k], then the sum of the balance loss. */
 enum { ROUTE_T = 6, ROUTE_E = 5, ROUTE_K = 2, ROUTE_OUT = ROUTE_T * ROUTE_K + 1 };
 static RouteShape probe_route = {
@@ -2460,8 +2472,8 @@ static void route_forward(const float *x, float *y) {
     for (int t = 0; t < ROUTE_T; t++) y[ROUTE_OUT - 1] += balance[t];
 }
 
-/* x is gates, values, gate of the output, each [T, W] or twice that, and lambda; two documents. Out comes
- * what goes out. */
+/* x is gates, values and output gate, each [T, W] or twice that, and lambda; two documents. The output is
+ * that of scan_gate. */
 enum { SCAN_T = 7, SCAN_W = 3, SCAN_N = SCAN_T * SCAN_W };
 static ScanShape probe_scan = {SCAN_T, SCAN_W, 2 * SCAN_W, SCAN_W, SCAN_W, SCAN_MIN_GRU};
 static const int32_t probe_documents[SCAN_T] = {0, 0, 0, 0, 4, 4, 4};
@@ -2478,7 +2490,7 @@ static void scan_out(const float *x, float *y) {
 static void scan_back(const float *x, const float *dy, float *dx) {
     float h[SCAN_N];
     ScanInputs in = probe_inputs(x);
-    memset(dx, 0, 2 * SCAN_N * sizeof *dx); /* of gates that a kind does not have */
+    memset(dx, 0, 2 * SCAN_N * sizeof *dx); /* gates that a kind does not have */
     memset(dx + 4 * SCAN_N, 0, SCAN_W * sizeof *dx);
     reference.ops.scan_forward(&reference, probe_scan, in, probe_documents, NULL, h, DTYPE_F32);
     reference.ops.scan_backward(
@@ -2486,8 +2498,8 @@ static void scan_back(const float *x, const float *dy, float *dx) {
         (ScanGradients){dx, dx + 2 * SCAN_N, dx + 3 * SCAN_N, in.lambda ? dx + 4 * SCAN_N : NULL}, DTYPE_F32);
 }
 
-/* x is what is read, dt, and what heads have; the last document goes on in the second stride, and what is
- * looked at is in the last tokens. */
+/* x is x, B and C; dt; and the parameters of heads. The last document continues in the second chunk, and only
+ * the outputs of the last tokens are compared. */
 enum { MAMBA_T = 131, MAMBA_ROW = 4 + 2 * 3, MAMBA_LOOK = 5, MAMBA_OUT = 4 * MAMBA_LOOK };
 enum { MAMBA_IN = MAMBA_T * (MAMBA_ROW + 2) + 3 * 2 };
 static const MambaShape probe_mamba = {MAMBA_T, 2, 1, 2, 3, MAMBA_ROW, 2};
@@ -2601,7 +2613,7 @@ static void test_differences(void **state) {
 
 /* ---- threads ---- */
 
-/* The ops that add across pieces of work, with 1, 2, 3 and 5 threads. */
+/* Results of the ops that add across pieces of work. */
 typedef struct Results {
     void *out, *dqkv, *dx, *dread;
     float *lse, *dw, *db, *dtable, *dexperts, *dtaps, *dheads, *dgated;
@@ -2682,7 +2694,7 @@ static void run_sums(Device *d, Dtype c, AttentionShape s, const void *qkv, cons
 }
 
 static void check_threads(Device *base, Dtype c) {
-    if (strcmp(base->name, CUDA) == 0) return; /* none of the host's takes part */
+    if (strcmp(base->name, CUDA) == 0) return; /* no host threads take part */
     AttentionShape s = {.tokens = 700, .heads = 6, .kv_heads = 2, .head_dim = 40, .window = 400};
     int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim;
     void *qkv = random_tensor(t * width, c, -2, 2);
@@ -2715,10 +2727,10 @@ static void check_threads(Device *base, Dtype c) {
 }
 static void test_threads(void **state) { (void)state, on_all(check_threads); }
 
-/* Attention in windows narrower than a block: of blocks that a thread takes together, how many follows from
- * the number of threads, queries then see some in the middle alone. */
+/* Attention with a window narrower than a block. The number of blocks that a thread processes together
+ * depends on the number of threads; queries then see only some blocks in the middle. */
 static void check_narrow(Device *base, Dtype c) {
-    if (strcmp(base->name, CUDA) == 0) return; /* as above */
+    if (strcmp(base->name, CUDA) == 0) return; /* as in check_threads */
     AttentionShape s = {.tokens = 700, .heads = 6, .kv_heads = 2, .head_dim = 40, .window = 20};
     int64_t t = s.tokens, width = qkv_row(s), n = t * s.heads * s.head_dim, queries = s.heads * s.head_dim;
     void *qkv = random_tensor(t * width, c, -2, 2), *kv = tensor_to(qkv, queries, c), *out[2], *grad[2];
@@ -2792,7 +2804,7 @@ static void test_profile(void **state) {
     close_device(&d);
 }
 
-/* The reference has no kernels to ask for a limit. */
+/* The reference has no kernels whose limit could be measured. */
 static void test_peak(void **state) {
     (void)state;
     if (only) skip();
@@ -2807,7 +2819,7 @@ static void test_peak(void **state) {
     device_close(&d);
 }
 
-/* A device that makes products at once: were the host to wait for each, its waits would be measured. */
+/* A device whose products take no time: if the host waited for each, its waits would be measured instead. */
 static int products_made, waits_made;
 static void (*finish_of_device)(Device *d, Event e);
 static void quick_gemm(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const void *a,
@@ -2836,8 +2848,8 @@ static void test_peak_waits(void **state) {
 
 /* ---- grids ---- */
 
-/* Launches of which one direction has more than 65,535 blocks: tokens, rows of experts and leaves lie along
- * the one that takes them. Nothing is touched. */
+/* Launches with more than 65,535 blocks in one direction: tokens, rows of experts and splits must lie along
+ * the grid dimension that allows that many. No memory is accessed. */
 static void launch_large(Device *d, Dtype c) {
     enum { TOKENS = 1 << 23, SPLIT_SIZE = 64, EXPERTS = 512 };
     static _Alignas(16) char there[4096];
@@ -2890,14 +2902,14 @@ static void launch_large(Device *d, Dtype c) {
     d->scratch = NULL;
 }
 
-/* What a process that makes a launch of 2^31 blocks says as it ends. */
+/* The message with which a process ends that launches 2^31 blocks. */
 static void launch_too_large(Device *d, char *said, size_t size) {
     int ends[2], status;
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], STDERR_FILENO);
-        d->ops.add(d, INT64_C(1) << 41, said, said, said, DTYPE_F32); /* four a thread */
+        d->ops.add(d, INT64_C(1) << 41, said, said, said, DTYPE_F32); /* four elements per thread */
         _exit(0);
     }
     close(ends[1]);

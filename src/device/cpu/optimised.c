@@ -1,9 +1,10 @@
 /* CPU ops on threads: each op cuts its work into pieces for the kernels of an instruction set.
  *
- * 1. Pieces never depend on the number of threads, and no two pieces write the same element. 2. Sums over
- * tokens are taken in blocks of constant length, counted from the start of a split, and then over blocks in
- * ascending order (TokenBlocks). So a slice that starts at a split has the same bits as in the full tensor.
- * 3. Exact sums, maxima and counts may be merged in any order, so threads merge them as they finish. */
+ *  1. Pieces never depend on the number of threads, and no two pieces write the same element.
+ *  2. Sums over tokens are taken in blocks of constant length, counted from the start of a split, and then
+ *     over blocks in ascending order (TokenBlocks). So a slice that starts at a split has the same bits as in
+ *     the full tensor.
+ *  3. Exact sums, maxima and counts may be merged in any order, so threads merge them as they finish. */
 #include "device/cpu/optimised.h"
 
 #include <math.h>
