@@ -1,13 +1,13 @@
-/* A comparison in three moves: all ranks combine the hashes of their words; only where those differ, rank
- * 0 sends its words to all, and each rank sends back a report of what is other on it: nothing, where it is
- * as on rank 0. Ranks with the same report are told of in one clause.
+/* A comparison has three steps: all ranks combine the hashes of their texts. Only if those differ, rank 0
+ * sends its text to all, and each rank sends back a report of its differences, empty if there are none. Ranks
+ * with the same report share a clause of the error.
  *
- * A difference of configuration is a mistake of whoever started the ranks, one of files a matter of machines
- * that do not share them, one of processors none at all: it is said, and a checkpoint remembers it. All
- * ranks make each comparison at the same place of a run, and leave it with the same result.
+ * Different configurations are a mistake of whoever started the ranks; different files come from machines
+ * that do not share them. Different processors are no error: they are logged and recorded in checkpoints. All
+ * ranks make each comparison at the same point of a run, and get the same result.
  *
  *     all     combine the hashes            --> equal, as nearly always: done, one message
- *     rank 0  broadcasts its words          --> each rank compares them with its own
+ *     rank 0  broadcasts its text           --> each rank compares it with its own
  *     all     gather the reports on rank 0  --> ranks grouped by report: one sentence, all fail */
 #include "train/agree.h"
 
@@ -26,10 +26,10 @@ enum {
     MOST_NAMED = 6,
     MOST_GROUPS = 4,
     MOST_SHOWN = 64
-}; /* keys of a rank; clauses; bytes of a value: a SHA-256 */
+}; /* keys per rank; clauses; bytes of a value: a SHA-256 */
 
-/* The hash of the program itself: two builds of one version with other flags round differently. Where
- * /proc cannot be read the rest has to do. */
+/* Includes the hash of the program file: builds of one version with different flags round differently. If
+ * /proc cannot be read, the rest must do. */
 char *agree_build(void) {
     Text build = {0};
     char library[64], *program;
@@ -44,12 +44,12 @@ char *agree_build(void) {
     return build.data;
 }
 
-/* ---- what ranks say, in words ---- */
+/* ---- reports of the ranks, as text ---- */
 
 typedef struct Groups {
     int ranks, count;
-    int *of;           /* [ranks] the group of each; that of rank 0 is 0 */
-    const char **text; /* [count] what the ranks of each say */
+    int *of;           /* [ranks] group of each; that of rank 0 is 0 */
+    const char **text; /* [count] text of each group */
     char *all;
 } Groups;
 
@@ -61,7 +61,8 @@ static void free_groups(Groups *g) {
     *g = (Groups){0};
 }
 
-/* On rank 0, who says what; elsewhere no groups. Rank 0's own words are group 0, the first that was seen. */
+/* On rank 0, groups the ranks by their text; elsewhere there are no groups. The group of rank 0 is 0, the
+ * first seen. */
 static ErrorCode gather_groups(Comm *comm, const char *mine, Groups *g, Error *err) {
     size_t ranks = (size_t)comm_size(comm), *lengths = mem_alloc_array(ranks, sizeof *lengths);
     *g = (Groups){.ranks = (int)ranks};
@@ -92,13 +93,13 @@ static void name_group(const Groups *g, int which, Text *out) {
     }
 }
 
-/* What is other on a rank than on rank 0. */
+/* Differences of a rank from rank 0. */
 typedef struct Report {
     Text text;
     int count;
 } Report;
 
-/* More than MOST_NAMED are counted only, by refuse. */
+/* Writes the first MOST_NAMED only; refuse appends how many more there are. */
 static void add_report(Report *r, const char *name, const char *here, const char *there) {
     char mine[MOST_SHOWN + 4], first[MOST_SHOWN + 4];
     if (r->count++ >= MOST_NAMED) return;
@@ -107,7 +108,7 @@ static void add_report(Report *r, const char *name, const char *here, const char
                 error_escape(first, sizeof first, there, strlen(there)));
 }
 
-/* Group 0 is left out: it is what the others are compared with. */
+/* Leaves out group 0, with which the others are compared. */
 static void write_clauses(const Groups *g, Text *out) {
     for (int i = 1; i < g->count && i <= MOST_GROUPS; i++) {
         text_puts(out, i > 1 ? "; " : "");
@@ -118,8 +119,8 @@ static void write_clauses(const Groups *g, Text *out) {
         text_printf(out, "; and others, in %d more ways", g->count - 1 - MOST_GROUPS);
 }
 
-/* The reports of all ranks as the failure of all; at least one is not empty. Frees the report. Rank 0 has
- * the sentence, the others learn it by comm_agree. */
+/* Turns the reports of all ranks, of which at least one is not empty, into a failure of all. Frees the
+ * report. Rank 0 has the message, the others get it by comm_agree. */
 static ErrorCode refuse(Comm *comm, Report *mine, ErrorCode failure, const char *advice, Error *err) {
     Groups groups;
     Text clauses = {0};
@@ -142,7 +143,7 @@ typedef struct Hashes {
     bool same_build, same_words;
 } Hashes;
 
-/* Whether any two differ; whose are whose is asked only then. */
+/* Whether any two differ; which ranks they are is asked only then. */
 static void combine_hashes(void *into, const void *from) {
     Hashes *a = into;
     const Hashes *b = from;
@@ -150,7 +151,7 @@ static void combine_hashes(void *into, const void *from) {
     a->same_words = a->same_words && b->same_words && strcmp(a->words, b->words) == 0;
 }
 
-/* SHA-256: equal hashes are taken for equal words, without another look. */
+/* SHA-256: texts with equal hashes are not compared again. */
 static void hash_text(const char *text, char out[65]) {
     uint8_t digest[32];
     Sha256 *h = sha256_start();
@@ -159,7 +160,7 @@ static void hash_text(const char *text, char out[65]) {
     sha256_hex(digest, out);
 }
 
-/* Rank 0's, to be freed. */
+/* Returns rank 0's text, which the caller frees. */
 static ErrorCode text_of_first(Comm *comm, const char *mine, char **first, Error *err) {
     int64_t length = (int64_t)strlen(mine);
     TRY(comm_broadcast(comm, &length, sizeof length, 0, err));
@@ -171,7 +172,7 @@ static ErrorCode text_of_first(Comm *comm, const char *mine, char **first, Error
     return code;
 }
 
-/* Adds what differs to the report. */
+/* Adds a difference to the report. */
 static ErrorCode compare_text(Comm *comm, const char *name, const char *mine, Report *report, Error *err) {
     char *first;
     TRY(text_of_first(comm, mine, &first, err));
@@ -188,8 +189,8 @@ static void add_key(void *report, const Option *o, const char *here, const char 
     if (is_shared(o)) add_report(report, o->key, here, there);
 }
 
-/* As YAML, which is read into a set of its own: so keys are named, and values compared as options_compare
- * does. */
+/* Sends the configuration as YAML and parses it into an option set, so that keys can be named, and values
+ * compared as options_compare does. */
 static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, Error *err) {
     Text yaml = {0};
     char *first = NULL;
@@ -207,14 +208,14 @@ static ErrorCode compare_sets(Comm *comm, const OptionSet *set, Report *report, 
     return code;
 }
 
-/* Before the keys: of another build even the table of options may be another. */
+/* Checked before the keys: another build may have another table of options. */
 static ErrorCode refuse_build(Comm *comm, const char *build, Error *err) {
     Report report = {.count = 0};
     ErrorCode code = compare_text(comm, "the build", build, &report, err);
     return code == OK ? refuse(comm, &report, ERR_CONFIG, "give all ranks one build of weft", err) : code;
 }
 
-/* A failure to compare is agreed on before refuse, which all ranks must enter or none. */
+/* The ranks agree on a failure to compare before refuse, which either all of them must enter or none. */
 static ErrorCode refuse_keys(Comm *comm, const OptionSet *set, Error *err) {
     Report report = {.count = 0};
     ErrorCode code = comm_agree(comm, compare_sets(comm, set, &report, err), err);
@@ -225,8 +226,8 @@ static ErrorCode refuse_keys(Comm *comm, const OptionSet *set, Error *err) {
     return code;
 }
 
-/* Two hashes in one message. Local options (Option.local) may differ and are in neither. A single rank has
- * nobody to agree with. */
+/* Two hashes in one message. Neither includes local options (Option.local), which may differ. A single rank
+ * has nothing to compare. */
 ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err) {
     Hashes hashes = {.same_build = true, .same_words = true};
     if (comm_size(comm) == 1) return OK;
@@ -244,7 +245,7 @@ ErrorCode agree_on_config(Comm *comm, const OptionSet *set, Error *err) {
 
 /* ---- data ---- */
 
-/* Refuses if any rank has something in its report, which it frees. */
+/* Fails if any rank has something in its report. Frees the report. */
 static ErrorCode judge(Comm *comm, Report *report, const char *advice, Error *err) {
     int64_t unlike = report->count;
     ErrorCode code = comm_combine(comm, &unlike, sizeof unlike, comm_add_int64, err);
@@ -257,14 +258,15 @@ typedef struct Line {
     const char *print, *name;
 } Line;
 
-/* Equal names stand for one file that is read twice: by what it holds. */
+/* Equal names stand for a file that is read twice; they are ordered by their hashes. */
 static int by_name(const void *a, const void *b) {
     const Line *x = a, *y = b;
     int order = strcmp(x->name, y->name);
     return order != 0 ? order : strcmp(x->print, y->print);
 }
 
-/* Lines "SHA-256 NAME", by name. They point into the list, whose blanks and ends of lines become NUL. */
+/* Splits lines "SHA-256 NAME" and sorts them by name. They point into the list, whose blanks and newlines
+ * become NUL. */
 static Line *cut_lines(char *list, size_t *count) {
     size_t most = 0;
     for (const char *at = list; (at = strchr(at, '\n')); at++) most++;
@@ -279,7 +281,7 @@ static Line *cut_lines(char *list, size_t *count) {
     return lines;
 }
 
-/* Both lists are cut. */
+/* Writes to both lists (cut_lines). */
 static void add_lines(Report *report, char *mine, char *first) {
     size_t here, there, a = 0, b = 0;
     Line *x = cut_lines(mine, &here), *y = cut_lines(first, &there);
@@ -315,7 +317,7 @@ ErrorCode agree_on_files(Comm *comm, const Text *files, const char *advice, Erro
     return judge(comm, &report, advice, err);
 }
 
-/* All are compared before any is judged, so that one refusal names all that differ. */
+/* Compares all of them before it fails, so that one error names everything that differs. */
 ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, const Text *files, Error *err) {
     Report report = {.count = 0};
     if (comm_size(comm) == 1) return OK;
@@ -326,7 +328,7 @@ ErrorCode agree_on_data(Comm *comm, const RunFacts *facts, const Text *files, Er
     return judge(comm, &report, "give all ranks the same files and rules of data", err);
 }
 
-/* `mine` is short: it is shown where it differs. */
+/* `mine` is shown in the error, so it should be short. */
 ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const char *advice, Error *err) {
     Report report = {.count = 0};
     if (comm_size(comm) == 1) return OK;
@@ -336,8 +338,8 @@ ErrorCode agree_on_file(Comm *comm, const char *name, const char *mine, const ch
 
 /* ---- processors ---- */
 
-/* A single name where all ranks have the same, else each with the ranks that have it. Only rank 0 has
- * groups; elsewhere nothing is written. */
+/* One name if all ranks have the same kernels; otherwise each name with its ranks. Only rank 0 has groups;
+ * elsewhere nothing is written. */
 static void write_kernels(const Groups *g, Text *out) {
     for (int i = 0; i < g->count; i++) {
         text_printf(out, "%s%s", i ? ", " : "", g->text[i]);
@@ -347,7 +349,7 @@ static void write_kernels(const Groups *g, Text *out) {
     }
 }
 
-/* *kernels is the caller's. */
+/* The caller frees *kernels. */
 ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err) {
     Groups groups;
     Text all = {0};
@@ -361,7 +363,8 @@ ErrorCode agree_kernels(Comm *comm, const Device *d, char **kernels, Error *err)
     return code;
 }
 
-/* `auto` is bf16 only where every processor has it: replicas in two dtypes would part after one step. */
+/* `auto` is bf16 only if every processor supports it: replicas with different dtypes would diverge after one
+ * step. */
 ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *d, Error *err) {
     int64_t native = d->native_bf16;
     TRY(comm_combine(comm, &native, sizeof native, comm_add_int64, err));
@@ -374,8 +377,8 @@ ErrorCode agree_on_compute(Comm *comm, Config *c, OptionSet *set, const Device *
     return setup_compute(c, set, all, err);
 }
 
-/* Of each set of ranks that hold copies of the same parameters the lowest and the highest number: one number
- * where they are alike. */
+/* For each set of ranks with replicas of the same parameters, the lowest and the highest rounding number:
+ * equal if all ranks of the set round alike. */
 typedef struct Roundings {
     int64_t sets;
     struct {

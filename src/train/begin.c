@@ -1,5 +1,5 @@
-/* How a run begins: from its configuration to the state before its next step. run_begin, at the end, has the
- * order: device, directory, data, plan, memory, the checkpoint to go on from, records. */
+/* Starts a run: from its configuration to the state before its next step. run_begin, at the end, has the
+ * order: device, directory, data, plan, memory, checkpoint to resume from, records. */
 #include "train/run.h"
 
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #include "train/agree.h"
 #include "train/changes.h"
 
-/* With the source of each value: what was resolved, and why. The next start compares with what the
- * checkpoint holds, not with this file. */
+/* Writes the resolved configuration, with the source of each value. The next start compares with the
+ * checkpoint, not with this file. */
 static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err) {
     Text yaml = {0};
     options_write_yaml(set, &yaml, true);
@@ -29,12 +29,13 @@ static ErrorCode write_config(const Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-/* Rank 0 alone locks: one process can hold a run, and it speaks for all. */
+/* Only rank 0 takes the lock, on behalf of all ranks: one process can hold it. */
 static ErrorCode open_directory(Trainer *t, Error *err) {
     return t->is_rank0 ? lock_take(&t->lock, t->c->run.dir, err) : OK;
 }
 
-/* Ranks that do not see it train for long before the first save fails. */
+/* Warns now: otherwise a rank that does not see the directory would train for long before the first save
+ * fails. */
 static ErrorCode look_for_directory(Trainer *t, Error *err) {
     int64_t holder = (int64_t)getpid();
     TRY(comm_broadcast(t->comm, &holder, sizeof holder, 0, err));
@@ -47,7 +48,7 @@ static ErrorCode look_for_directory(Trainer *t, Error *err) {
     return OK;
 }
 
-/* Every rank opens the data; the first to come builds the cache (open_all sees to the order). */
+/* Every rank opens the data; the first one builds the cache (run_begin lets rank 0 go first). */
 static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     Config *c = t->c;
     if (c->data.sources.count == 0)
@@ -58,7 +59,7 @@ static ErrorCode open_data(Trainer *t, OptionSet *set, Error *err) {
     return dataset_open(&t->data, &c->data, t->tokenizer, c->train.context, (int)c->run.threads, err);
 }
 
-/* Read by every rank before anything is trained: what is wrong with a file is found now. */
+/* Every rank reads the tasks before training begins, so that errors in files are found now. */
 static ErrorCode open_tasks(Trainer *t, Error *err) {
     Text message = {0};
     TOGETHER(t, tasks_open(&t->tasks, &t->c->evaluation, t->tokenizer, t->c->train.context, err));
@@ -72,7 +73,7 @@ static ErrorCode open_tasks(Trainer *t, Error *err) {
     return OK;
 }
 
-/* What the run trains on, by what the files of each rank hold. */
+/* Fingerprints of the data, by the contents of each rank's files. */
 static ErrorCode know_data(Trainer *t, Error *err) {
     Text files = {0};
     dataset_fingerprint(t->data, t->facts.data);
@@ -84,20 +85,20 @@ static ErrorCode know_data(Trainer *t, Error *err) {
     return code;
 }
 
-/* Of two numbers, into the first. */
+/* Maximum of two numbers, into the first. */
 static void larger(void *into, const void *from) {
     if (*(const int64_t *)from > *(int64_t *)into) *(int64_t *)into = *(const int64_t *)from;
 }
 
-/* Machines differ; what all ranks must plan alike takes the most that one of them has. */
+/* Machines differ. What all ranks must plan alike uses the most threads that one of them has. */
 static ErrorCode agree_on_threads(Trainer *t, Error *err) {
     RunConfig *run = &t->c->run;
     run->most_threads = run->threads > 0 ? run->threads : device_cpu_cores();
     return comm_combine(t->comm, &run->most_threads, sizeof run->most_threads, larger, err);
 }
 
-/* Between layout and plan nothing may be decided that another rank could decide otherwise: all of it
- * follows from the agreed configuration. */
+/* Nothing between layout and plan may be decided differently on another rank: everything follows from the
+ * agreed configuration. */
 static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     TRY(layout_build(&t->layout, t->c, comm_size(t->comm), err));
     RankSpec spec = rank_spec(t->c, &t->layout, &t->device);
@@ -113,8 +114,7 @@ static ErrorCode plan(Trainer *t, OptionSet *set, Error *err) {
     return OK;
 }
 
-/* Every element of the model is counted by one rank: norms of a mesh on which this does not hold would be
- * wrong. */
+/* Each element of the model must be counted by exactly one rank; otherwise norms would be wrong. */
 static ErrorCode check_ownership(Trainer *t, Error *err) {
     int64_t counted = partition_counted(&t->rank.partition);
     TRY(comm_combine(t->comm, &counted, sizeof counted, comm_add_int64, err));
@@ -125,7 +125,8 @@ static ErrorCode check_ownership(Trainer *t, Error *err) {
                      (long long)counted, (long long)expected);
 }
 
-/* How long the run should take, before anybody has waited for it: the time of logged steps says it better. */
+/* Predicts how long the run will take, before anybody has waited for it; later the times of logged steps are
+ * more exact. */
 static void tell_of_time(Trainer *t, double peak) {
     Text message = {0};
     MachineTime time = machine_time(&t->rank, &t->device, peak);
@@ -134,11 +135,12 @@ static void tell_of_time(Trainer *t, double peak) {
     text_free(&message);
 }
 
-/* Work of a rank below which a run has no MFU: a few seconds of a core. What could be measured in a tenth of
- * them, a small product or two, may be a thousandth of the peak while threads start. */
+/* FLOPs per rank below which a run has no MFU: a few seconds of a core. The peak could then be measured for a
+ * tenth of that time, which is a small product or two, and may give a thousandth of the peak while threads
+ * start. */
 #define LEAST_WORK 5e11
 
-/* A fifth of a second: enough for the clock of the processor to settle, and MFU is no more exact than
+/* Measures for 0.2 seconds: long enough for the processor's clock to settle, and MFU is not more exact than
  * that. */
 static ErrorCode measure_peak(Trainer *t, Error *err) {
     double tokens = config_tokens_from(t->c, t->state.step);
@@ -153,8 +155,8 @@ static ErrorCode measure_peak(Trainer *t, Error *err) {
     return OK;
 }
 
-/* Rows of an embedding stand for the entries of one tokenizer: with another one the weights are worth little,
- * and nothing but the curve would show it. */
+/* The rows of an embedding belong to the entries of one tokenizer. With another one the weights are worth
+ * little, and only the curve would show it. */
 static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *err) {
     Tokenizer *own = NULL;
     Error unread = {.message = ""};
@@ -171,8 +173,8 @@ static ErrorCode check_init_tokenizer(const Trainer *t, const char *dir, Error *
                      t->c->data.tokenizer, t->c->model.init, dir);
 }
 
-/* Shape and weights of model.init are compared before the one takes memory for the other. Where the weights
- * are gone, a run that goes on does not miss them. */
+/* Compares the shape with that of model.init before memory is allocated. A resumed run does not need the
+ * weights, so it may do without them. */
 static ErrorCode check_init(const Trainer *t, Error *err) {
     char *dir;
     if (!t->c->model.init[0]) return OK;
@@ -185,8 +187,8 @@ static ErrorCode check_init(const Trainer *t, Error *err) {
     return code == ERR_NOINPUT ? OK : code;
 }
 
-/* Of a run that was finished and has more steps now. The schedule is as long as the run again, so the rate is
- * seldom what it ended at. */
+/* Reports that a finished run has been given more steps. The schedule is now as long as the new run, so the
+ * learning rate usually differs from the one that it ended at. */
 static void tell_of_more_steps(const Trainer *t) {
     const RunState *was = &t->found.saved.state;
     const Config *then = &t->found.saved.config;
@@ -199,7 +201,7 @@ static void tell_of_more_steps(const Trainer *t) {
         then->optimizer.settings.lr * setup_step(then, was->step - 1).lr_factor);
 }
 
-/* Before any memory is taken. */
+/* Done before any memory is allocated. */
 static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err) {
     Text idle = {0};
     if (!t->found.exists) return OK;
@@ -213,7 +215,7 @@ static ErrorCode compare_with_found(Trainer *t, const OptionSet *set, Error *err
     return code;
 }
 
-/* Where they are on this rank, to be freed, and what tells them from others. */
+/* Finds the weights of model.init on this rank, and hashes a sample of them. The caller frees *dir. */
 static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Error *err) {
     TRY(checkpoint_find_model(t->c->model.init, dir, err));
     ErrorCode code = state_sample_weights(*dir, print, err);
@@ -223,7 +225,7 @@ static ErrorCode find_weights(const Trainer *t, char **dir, char print[65], Erro
     return code;
 }
 
-/* The base of adapters is no checkpoint's, so it is read whenever a run starts, and must be what it was. */
+/* Checkpoints do not hold the base of adapters, so it is read at every start and must be what it was. */
 static ErrorCode know_base(Trainer *t, Error *err) {
     char *dir = NULL;
     if (t->c->lora.rank == 0) return OK;
@@ -232,8 +234,8 @@ static ErrorCode know_base(Trainer *t, Error *err) {
     return OK;
 }
 
-/* Over tp routers and latents are each rank's own too, and an expert is chosen by what a product comes to.
- * Pipeline stages hold copies of nothing but a tied embedding. */
+/* Over tp, routers and latents are replicas too, and experts are chosen by the results of products, so these
+ * must round alike as well. Pipeline stages share no replicas except a tied embedding. */
 static ErrorCode agree_on_copies(Trainer *t, Error *err) {
     const Partition *p = &t->rank.partition;
     const ModelConfig *shape = &t->c->model.shape;
@@ -245,7 +247,7 @@ static ErrorCode agree_on_copies(Trainer *t, Error *err) {
                : OK;
 }
 
-/* In this order: what can be refused is refused before memory is taken, and memory is taken before
+/* Order: everything that can be refused is refused before memory is allocated, and memory is allocated before
  * anything is measured. */
 static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     run_enter(t, PHASE_ALLOCATING);
@@ -272,7 +274,8 @@ static ErrorCode open_engine(Trainer *t, OptionSet *set, Error *err) {
     return measure_peak(t, err);
 }
 
-/* Ranks that started from unlike weights would train a model of parts that do not fit. */
+/* All ranks must start from the same weights: otherwise they would train a model of parts that do not fit
+ * together. */
 static ErrorCode load_init(Trainer *t, Error *err) {
     char *dir = NULL, print[65] = "";
     ErrorCode code = comm_agree(t->comm, find_weights(t, &dir, print, err), err);
@@ -287,7 +290,7 @@ static ErrorCode load_init(Trainer *t, Error *err) {
     return code;
 }
 
-/* Drawn from the seed by element, not by rank: every mesh begins with the same weights. */
+/* Weights are drawn from the seed by element, not by rank, so every mesh begins with the same. */
 static ErrorCode initial_weights(Trainer *t, Error *err) {
     const ModelOptions *m = &t->c->model;
     if (m->init[0]) TRY(load_init(t, err));
@@ -297,7 +300,8 @@ static ErrorCode initial_weights(Trainer *t, Error *err) {
     return OK;
 }
 
-/* Its files alone are another model, which nobody should find out from a figure. */
+/* The model files alone, without the bias, are another model; this should be known before a metric shows
+ * it. */
 static void tell_balance(const Trainer *t) {
     const ModelConfig *m = &t->c->model.shape;
     if (!m->balance_bias || !t->is_rank0) return;
@@ -311,7 +315,7 @@ static bool found_balance(const Trainer *t) {
     return t->found.exists && checkpoint_keeps_balance(&t->found.checkpoint.optimizer);
 }
 
-/* Of a run that goes on, where the bias begins or rests. */
+/* For a resumed run: reports if the bias begins to be used, or no longer changes. */
 static void tell_kept_balance(const Trainer *t) {
     if (!found_balance(t)) {
         tell_balance(t);
@@ -320,8 +324,8 @@ static void tell_kept_balance(const Trainer *t) {
     }
 }
 
-/* What no file and no key leaves open any more: by what the run had when it was saved, and by all ranks
- * together. All of them then have the same. */
+/* Settles what the configuration leaves open, from the saved run and by agreement of all ranks, which then
+ * all have the same. */
 static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     char *build = agree_build(), *kernels = NULL;
     const SavedRun *before = t->found.exists ? &t->found.saved : NULL;
@@ -341,12 +345,13 @@ static ErrorCode resolve(Trainer *t, OptionSet *set, Error *err) {
     return agree_on_config(t->comm, set, err);
 }
 
-/* A run that is to be overwritten begins anew whatever is there. */
+/* A run with run.overwrite begins from scratch, whatever is there. */
 static ErrorCode find_checkpoint(Trainer *t, Error *err) {
     return t->c->run.overwrite ? OK : state_find(&t->found, t->c->run.dir, t->sees_directory, t->comm, err);
 }
 
-/* What was the best by another figure says nothing of this one; one that is gone cannot be kept. */
+/* The best value of another metric means nothing for this one, and a checkpoint that is gone cannot be
+ * kept. */
 static void go_on_from_best(Trainer *t) {
     BestCheckpoint *best = &t->state.best;
     char name[32], *dir = checkpoint_directory(t->c->run.dir);
@@ -364,8 +369,8 @@ static void go_on_from_best(Trainer *t) {
     free(dir);
 }
 
-/* Records of another run go before anything of this one is written. The saver comes last: it stages what
- * the engine now has. */
+/* Discards the records of an earlier run before anything of this one is written. Opens the saver last, since
+ * it stages what the engine holds now. */
 static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     bool resumed = t->found.exists;
     if (t->c->run.overwrite) TOGETHER(t, t->is_rank0 ? state_discard(t->c->run.dir, err) : OK);
@@ -390,7 +395,7 @@ static ErrorCode begin_or_resume(Trainer *t, const OptionSet *set, Error *err) {
     return OK;
 }
 
-/* The attempt is rank 0's to find, since it alone sees all logs. */
+/* Rank 0 determines the attempt, since only it sees all logs. */
 static ErrorCode open_audit(Trainer *t, Error *err) {
     AuditWriter who = {.rank = comm_rank(t->comm),
                        .writers = comm_size(t->comm),
@@ -403,17 +408,17 @@ static ErrorCode open_audit(Trainer *t, Error *err) {
     return audit_open(&t->audit, t->c->run.dir, &who, t->state.step, t->data, &draw, err);
 }
 
-/* The order is that of what can go wrong: cheap refusals before files, files before memory, memory before
- * measuring, and records last, so that a run that cannot begin has written nothing into them. */
+/* Ordered by what can go wrong: cheap checks come before files, files before memory, memory before measuring.
+ * Records come last, so a run that cannot begin has written nothing to them. */
 ErrorCode run_begin(Trainer *t, OptionSet *set, Error *err) {
     run_enter(t, PHASE_READING);
-    /* What this machine cannot run is said before anything is made. */
+    /* Report what this machine cannot run before anything is created. */
     TOGETHER(t, setup_device(t->c, t->comm, &t->device, err));
     gpu_memory_open(&t->gpu_memory, t->comm, &t->device);
     TOGETHER(t, open_directory(t, err));
     TRY(look_for_directory(t, err));
     run_enter(t, PHASE_TOKENIZING);
-    /* Rank 0 first: what it tokenizes the others find in the cache. */
+    /* Rank 0 goes first: the others find in the cache what it has tokenized. */
     TOGETHER(t, t->is_rank0 ? open_data(t, set, err) : OK);
     TOGETHER(t, t->is_rank0 ? OK : open_data(t, set, err));
     TRY(know_data(t, err));

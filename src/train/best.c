@@ -1,5 +1,5 @@
-/* A table says which figures there are and which way is up; the name of one is made of its words and compared
- * with what was asked for, so that there is one spelling. */
+/* A table lists the metrics and whether higher is better. The name of each is composed and compared with the
+ * configured one, so there is one spelling. */
 #include "train/best.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ enum {
     TASK_FIGURES = sizeof task_figures_of / sizeof *task_figures_of
 };
 
-/* "section/name/figure", or "section/figure" without a name. */
+/* "section/name/figure", or "section/figure" if the name is empty. */
 static bool is_called(const char *asked, const char *section, const char *name, const char *figure) {
     char own[BEST_FIGURE];
     snprintf(own, sizeof own, "%s/%s%s%s", section, name, *name ? "/" : "", figure);
@@ -44,7 +44,8 @@ static const Figure *find(const char *asked, const char *section, const char *na
     return NULL;
 }
 
-/* Whatever the section; the table of figures that this one is in says which way is up. */
+/* Looks only at the part after the last slash. Metrics of tasks are listed with their direction; all others
+ * are better when lower. */
 static bool higher_is_better(const char *asked) {
     const char *figure = strrchr(asked, '/');
     for (int i = 0; figure && i < TASK_FIGURES; i++)
@@ -52,7 +53,7 @@ static bool higher_is_better(const char *asked) {
     return false;
 }
 
-/* ---- what there will be ---- */
+/* ---- what will be measured ---- */
 
 static bool in_sets(const char *asked, const Dataset *d) {
     bool found = dataset_validation_samples(d) > 0 &&
@@ -63,7 +64,7 @@ static bool in_sets(const char *asked, const Dataset *d) {
     return found;
 }
 
-/* The loss of each set, and of each task the figure that is drawn: enough to see how names are made. */
+/* Lists the loss of each set and the main metric of each task: enough to see how names are formed. */
 static void write_known(const Dataset *d, const Tasks *t, Text *out) {
     if (dataset_validation_samples(d) > 0) text_puts(out, "validation/loss");
     for (size_t i = 0; i < dataset_validation_sets(d); i++) {
@@ -77,7 +78,7 @@ static void write_known(const Dataset *d, const Tasks *t, Text *out) {
     }
 }
 
-/* Not every task has every figure: one that it has is a number whatever the model says. */
+/* Not every task has every metric. One that it has is finite even for empty scores. */
 static bool in_task(const char *asked, const Task *t) {
     const Figure *f = find(asked, "task", t->name, task_figures_of, TASK_FIGURES);
     TaskMetrics m;
@@ -134,7 +135,7 @@ ErrorCode best_check(const Config *c, Error *err) {
         error_escape(shown, sizeof shown, asked, strlen(asked)));
 }
 
-/* ---- what there is ---- */
+/* ---- what was measured ---- */
 
 static void take(Best *b, const Figure *f, const void *record, int64_t step) {
     if (!f) return;
@@ -142,7 +143,7 @@ static void take(Best *b, const Figure *f, const void *record, int64_t step) {
     b->step = step;
 }
 
-/* Only what is measured at a checkpoint's step counts, so the two intervals have to meet. */
+/* Only what is measured at a checkpoint's step counts, so the two intervals must meet. */
 void best_remark(const Best *b, const Config *c) {
     bool task = strncmp(b->figure, "task/", 5) == 0;
     long long every = task ? c->evaluation.every : c->validation.every, saves = c->checkpoint.every;

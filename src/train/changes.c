@@ -1,37 +1,38 @@
-/* Differences are gathered first and judged at the end: a refusal names all of them.
+/* Differences are collected first and judged at the end, so an error names all of them.
  *
- *     options_compare  each key, by its effect: refused, said, idle (of the beginning only), or nothing
- *     add_facts        what the run was trained on and by which sums: compared by what they are, not by keys
- *     refuse_differences or OK; what is said goes to log and journal by the caller */
+ *     options_compare    each key, by its effect: refused, reported, idle (read at the beginning only), or none
+ *     add_facts          what the run was trained on and how sums are ordered: compared by value, not by keys
+ *     refuse_differences or OK; the caller writes what is reported to log and journal */
 #include "train/changes.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* More than six are another configuration file; the rest is counted. */
+/* With more than six it is probably another configuration file; the rest is counted. */
 enum { MOST_NAMED = 6 };
 
-/* By exact name: a section is no name, so a key that is added to it later is not allowed in advance. */
+/* By exact name: the name of a section does not count, so a key that is added to it later is not allowed in
+ * advance. */
 bool changes_allowed(const Config *c, const char *key) {
     for (size_t i = 0; i < c->run.allow_changes.count; i++)
         if (strcmp(c->run.allow_changes.items[i], key) == 0) return true;
     return false;
 }
 
-/* What differs: what must not (the first MOST_NAMED of `count` are in the texts), what is to be said, and
- * what does nothing here. The three kinds end in three places: an error, the log and the journal, one line
- * of the log. */
+/* Differences found: those that are refused (the first MOST_NAMED of `count` are in the texts), those that
+ * are reported, and those without effect. They end in an error, in log and journal, and in one line of the
+ * log. */
 typedef struct Differences {
     const Config *c;
     const OptionSet *then, *now;
     Text refused, keys, *message, *idle;
     int count;
-    bool other_run;        /* one of them cannot be allowed */
-    bool contents_unknown; /* of an old checkpoint: what names them is all there is to compare */
-    bool longer;           /* a run that was finished is to have more steps */
+    bool other_run;        /* at least one cannot be allowed */
+    bool contents_unknown; /* an old checkpoint: contents are compared by the keys that name them */
+    bool longer;           /* a finished run is given more steps */
 } Differences;
 
-/* Counted even where it is not written: the sentence ends with how many more there are. */
+/* Counts also those that are not written: the message ends with how many more there are. */
 static void add_refused(Differences *d, const char *key, const char *was, const char *is) {
     if (d->count++ >= MOST_NAMED) return;
     text_printf(&d->refused, "%s%s was %s when the checkpoint was made and is %s now",
@@ -44,9 +45,9 @@ static void add_said(Differences *d, const char *key, const char *was, const cha
                 options_effect_name(effect));
 }
 
-/* The key whose values a difference is told of: the one that `o` follows, where it did and does. Who sets
- * train.steps=2000 has changed schedule.total_steps without ever naming it, and would not know what to
- * allow. */
+/* The key under which a difference is reported: the one that `o` follows, if it followed it then and does
+ * now. Someone who sets train.steps=2000 has changed schedule.total_steps without naming it, and would not
+ * know which key to allow. */
 static const char *key_to_name(const Differences *d, const Option *o, const char *then) {
     Text led = {0};
     if (!o->follows || options_is_set(d->now, o->key)) return o->key;
@@ -56,13 +57,14 @@ static const char *key_to_name(const Differences *d, const Option *o, const char
     return followed ? o->follows : o->key;
 }
 
-/* A run that has made all its steps and is given more has no curve ahead that its schedule's length could
- * change: it goes on, by the longer schedule. */
+/* A run that has finished and is given more steps has no remaining curve that a longer schedule could change,
+ * so it may continue with the longer schedule. */
 static bool prolongs(const Differences *d, const char *name) {
     return d->longer && strcmp(name, "train.steps") == 0;
 }
 
-/* `name` is what run.allow_changes calls it. Values come from a file and a command line, hence escaped. */
+/* `name` is what run.allow_changes calls it. Values come from a file and a command line, so they are
+ * escaped. */
 static void add_difference(Differences *d, OptionEffect effect, const char *name, const char *then,
                            const char *now) {
     char was[160], is[160];
@@ -91,30 +93,31 @@ static void add_difference(Differences *d, OptionEffect effect, const char *name
     }
 }
 
-/* Keys of sums say only how the work is laid out; what that makes of the sums is a fact. (add_facts). */
+/* Keys with the effect EFFECT_SUMS only determine how work is divided; the resulting order of sums is
+ * compared as a fact (add_facts). */
 static void add_key(void *differences, const Option *o, const char *then, const char *now) {
     Differences *d = differences;
     OptionEffect effect = options_difference(d->then, d->now, o);
-    /* Read again, and compared by its content (add_facts). */
+    /* Read again, and compared by content (add_facts). */
     if (d->c->lora.rank > 0 && strcmp(o->key, "model.init") == 0) return;
     if (effect != EFFECT_SUMS) add_difference(d, effect, key_to_name(d, o, then), then, now);
 }
 
-/* An old checkpoint that does not say a fact is not held to it. */
+/* A fact that an old checkpoint does not have is not compared. */
 static void add_fact(Differences *d, const char *name, const char *then, const char *now) {
     if (*then && *now && strcmp(then, now) != 0) add_difference(d, EFFECT_SUMS, name, then, now);
 }
 
-/* Fingerprints are shown by their first digits: they only have to differ to the eye. A file may hold any text
- * in the place of one, and a character that the cut leaves in half is escaped. */
+/* Fingerprints are shortened to their first digits, enough to see that they differ. A file may hold any text
+ * instead of one, and a character that is cut in half is escaped. */
 enum { SHOWN = 12 };
 
 static const char *first_digits(char out[4 * SHOWN + 1], const char *print) {
     return error_escape(out, 4 * SHOWN + 1, print, strnlen(print, SHOWN));
 }
 
-/* A tokenizer is also what begins and ends its texts: the keys that were changed, or those that could put it
- * back where a file beside it says something else now. */
+/* A tokenizer includes the tokens that begin and end its texts. Names the keys that changed; if none did, a
+ * file next to the tokenizer changed, and names the keys that could restore the old tokens. */
 static void add_token_keys(Differences *d) {
     static const char *const keys[] = {"tokenizer.pattern", "tokenizer.special", "tokenizer.bos",
                                        "tokenizer.eos"};
@@ -136,7 +139,7 @@ static void add_token_keys(Differences *d) {
                                "tokenizer.bos and tokenizer.eos set");
 }
 
-/* What was trained on: run.allow_changes calls it by `name`, too. */
+/* What was trained on; run.allow_changes uses `name` too. */
 static void add_content(Differences *d, const char *name, const char *then, const char *now) {
     if (!*then || strcmp(then, now) == 0) return;
     if (changes_allowed(d->c, name)) {
@@ -161,7 +164,8 @@ static void add_facts(Differences *d, const RunFacts *then, const RunFacts *now)
     add_fact(d, "the build", then->build, now->build);
 }
 
-/* The advice differs: a difference of another run cannot be allowed, so run.allow_changes is not offered. */
+/* A difference that makes it another run cannot be allowed, so that message does not offer
+ * run.allow_changes. */
 static ErrorCode refuse_differences(const Differences *d, Error *err) {
     char more[32] = "";
     const char *it = d->count == 1 ? "it" : "them";
@@ -177,7 +181,7 @@ static ErrorCode refuse_differences(const Differences *d, Error *err) {
         d->refused.data, more, it, d->keys.data);
 }
 
-/* `said` and `idle` are added to also when it is refused. */
+/* Appends to `message` and `idle` also when it fails. */
 ErrorCode changes_check(const SavedRun *saved, const Config *c, const OptionSet *set, const RunFacts *facts,
                         Text *message, Text *idle, Error *err) {
     Differences d = {.c = c, .then = &saved->set, .now = set, .message = message, .idle = idle};

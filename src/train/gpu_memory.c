@@ -1,9 +1,9 @@
-/* Each rank sees its GPU; rank 0 gets what all have seen, puts ranks together that see the same one, and
- * speaks of the one that matters.
+/* Each rank measures its GPU. Rank 0 gathers all measurements, merges those of ranks with the same GPU, and
+ * reports the GPU that matters.
  *
- * Before a process has a context of CUDA the driver's NVML tells what is free; where it does not, driver and
- * libraries are not told apart from other processes. Not all of a GPU is free that nobody uses: the driver
- * keeps some of it, which counts as others'. */
+ * Before a process has a CUDA context, the driver's NVML reports how much is free. Without NVML, driver and
+ * libraries cannot be told from other processes. A GPU that nobody uses is not entirely free: the driver
+ * keeps some memory, which counts as that of others. */
 #include "train/gpu_memory.h"
 
 #include <stdio.h>
@@ -37,7 +37,8 @@ void gpu_memory_open(GpuMemoryUse *o, Comm *comm, Device *d) {
 static uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* The first to look before it took anything saw it before any of them had. */
+/* The first rank that measured before taking memory saw the GPU before any rank had taken some: it has the
+ * maximum. */
 static void put_together(GpuMemory *into, const GpuMemory *from) {
     into->ranks += from->ranks;
     if (from->untouched > into->untouched) into->untouched = from->untouched;
@@ -49,7 +50,7 @@ static void put_together(GpuMemory *into, const GpuMemory *from) {
     if (from->fell > into->fell) into->fell = from->fell;
 }
 
-/* What is chosen is the GPU for which this is largest. */
+/* choose() selects the GPU with the largest value. */
 typedef double Urgency(const GpuMemory *g);
 static double by_need(const GpuMemory *g) { return (double)g->granules - (double)g->wired; }
 static double by_pools(const GpuMemory *g) { return -(double)g->pooled; }
@@ -100,7 +101,7 @@ static void put_bytes(Text *out, const char *before, uint64_t bytes, const char 
     text_printf(out, "%s%s%s", before, text_bytes((double)bytes, size), behind);
 }
 
-/* What was taken before there were pools. */
+/* Describes what was taken before the pools. */
 static void name_others(const GpuMemory *g, Text *out) {
     if (g->untouched == 0) {
         put_bytes(out, "driver, libraries and other processes ", less(g->total, g->wired),
@@ -113,7 +114,7 @@ static void name_others(const GpuMemory *g, Text *out) {
               "");
 }
 
-/* ---- before and behind the pools ---- */
+/* ---- before and after the pools ---- */
 
 typedef struct Verdict {
     char problem[800];
@@ -151,7 +152,7 @@ ErrorCode gpu_memory_check(GpuMemoryUse *o, size_t pools, size_t granules, Error
     return ERR_MEMORY;
 }
 
-/* What is not as planned may be others', who come and go. */
+/* A difference from the plan may be due to other processes, which come and go. */
 static void say_pools(const GpuMemoryUse *o) {
     const GpuMemory *g = &o->gpu;
     uint64_t took = less(g->wired, g->pooled);
@@ -173,7 +174,7 @@ static void say_pools(const GpuMemoryUse *o) {
     text_free(&out);
 }
 
-/* Nobody goes on, and takes something, before all have looked. */
+/* The barrier keeps ranks from taking more memory before all have measured. */
 ErrorCode gpu_memory_pooled(GpuMemoryUse *o, Error *err) {
     if (!is_told(o)) return OK;
     o->own.pooled = available(o);

@@ -1,18 +1,18 @@
-/* The words of --inject taken to pieces: faults with their keys, or a seed from which faults are drawn.
- * Then the faults as they happen: a rank kills itself, stops, sleeps, or spoils a bit or a gradient.
+/* Parses the text of --inject: faults with their keys, or a seed from which faults are drawn. Then injects
+ * them: a rank kills itself, stops, sleeps, or corrupts a bit or a gradient.
  *
- *  I1. A fault is a function of the words, the rank, the step and the attempt: all ranks know of all
- *      faults without a message.
- *  I2. Random faults are drawn from the seed alone, so that a run that broke can be broken again.
+ * I1. A fault is a function of the text, the rank, the step and the attempt, so all ranks know all faults
+ * without a message. I2. Random faults are drawn from the seed alone, so a run that failed can be made to
+ * fail again.
  *
- * The words, and what they become:
+ * Examples:
  *
  *     kill:rank=1,step=7                       one fault
  *     slow:rank=2,phase=saving,ms=500          in a phase instead of a step
  *     random:seed=3,count=5,kinds=kill|stop    so many faults, in ascending steps
  *
- * Clauses are separated by blanks or semicolons. An attempt that a fault ends (kill, stop) is followed by
- * the next, so of random faults each is of the attempt in which the ones before it have left the run. */
+ * Clauses are separated by blanks or semicolons. After a fault that ends an attempt (kill, stop) comes the
+ * next attempt, so each random fault belongs to the attempt that the faults before it lead to. */
 #include "train/inject.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 
-/* Looked through once a step, and more than any soak test has steps. */
+/* The list is searched once per step; no soak test has this many steps. */
 enum { MOST_FAULTS = 10000 };
 #define BETWEEN "; \t\n"
 
@@ -42,10 +42,10 @@ static const KindFacts kinds[FAULT_KINDS] = {
     [FAULT_BITFLIP] = {"bitflip", false}, [FAULT_SLOW] = {"slow", false},
 };
 
-/* As --inject spells it, so that a fault in the log can be asked for again. */
+/* As --inject spells it, so that a fault in the log can be requested again. */
 const char *fault_name(FaultKind kind) { return kinds[kind].name; }
 
-/* What a clause may say. */
+/* Keys of a clause. */
 typedef enum Key {
     KEY_RANK,
     KEY_STEP,
@@ -60,7 +60,7 @@ typedef enum Key {
 static const char *const key_names[KEYS] = {"rank", "step", "attempt", "phase",
                                             "seed", "ms",   "count",   "kinds"};
 
-/* "kind:key=value,...", one of those that the words are made of. */
+/* One clause of the text: "kind:key=value,...". */
 typedef struct Clause {
     const char *text; /* up to `length`, for messages and kinds */
     size_t length;
@@ -70,19 +70,19 @@ typedef struct Clause {
     unsigned chosen; /* bit set of the kinds of a random clause */
 } Clause;
 
-/* The clause is shown as it was written, escaped. */
+/* Shows the clause as it was written, escaped. */
 static ErrorCode refuse(const Clause *p, Error *err, const char *why) {
     char shown[120];
     return error_set(err, ERR_USAGE, "--inject: \"%s\": %s",
                      error_escape(shown, sizeof shown, p->text, p->length), why);
 }
 
-/* Text of the words ends nowhere but where its clause does: it has no NUL. */
+/* Compares with part of the text, which is not terminated by NUL. */
 static bool same(const char *name, const char *text, size_t length) {
     return strlen(name) == length && memcmp(name, text, length) == 0;
 }
 
-/* -1 where there is none. */
+/* Returns -1 if there is none. */
 static int find_kind(const char *text, size_t length) {
     for (int k = 0; k < FAULT_KINDS; k++)
         if (same(kinds[k].name, text, length)) return k;
@@ -101,7 +101,7 @@ static ErrorCode read_kinds(Clause *p, const char *text, size_t length, Error *e
     }
 }
 
-/* Those that a fault can be in: MPI start is over when faults are known, and steps have numbers. */
+/* Phases that can have faults: faults are parsed only after MPI start, and steps are addressed by number. */
 static bool has_faults(Phase phase) { return phase != PHASE_START && phase != PHASE_STEPS; }
 
 static ErrorCode read_phase(Clause *p, const char *text, size_t length, Error *err) {
@@ -116,7 +116,7 @@ static ErrorCode read_phase(Clause *p, const char *text, size_t length, Error *e
     return refuse(p, err, why);
 }
 
-/* Fifteen digits are below 2^53, so nothing overflows. */
+/* At most sixteen digits, so nothing overflows. */
 static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length, Error *err) {
     int64_t value = 0;
     for (size_t i = 0; i < length; i++) {
@@ -128,7 +128,7 @@ static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length
     return OK;
 }
 
-/* A key that would be passed over would be a fault that never comes. */
+/* Unknown keys are refused: otherwise the fault would silently never happen. */
 static bool belongs(const Clause *p, Key key) {
     bool random = p->kind == FAULT_KINDS;
     switch (key) {
@@ -180,7 +180,8 @@ static ErrorCode read_clause(Clause *p, const char *text, size_t length, Error *
     return OK;
 }
 
-/* Checked against the run: a fault that no rank or step can have would make a test pass for nothing. */
+/* Checked against the run: with a fault that no rank or step can have, a test would pass without testing
+ * anything. */
 static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps, Error *err) {
     char why[120];
     const int64_t *v = p->values;
@@ -202,7 +203,7 @@ static ErrorCode add_fault(Inject *in, const Clause *p, int ranks, int64_t steps
 
 /* ---- random faults ---- */
 
-/* Ascending steps are what attempts are counted along. */
+/* Attempts are counted along ascending steps. */
 static int by_step(const void *a, const void *b) {
     const Fault *x = a, *y = b;
     return (x->step > y->step) - (x->step < y->step);
@@ -215,15 +216,15 @@ static FaultKind choose(unsigned chosen, uint64_t index) {
         if (chosen >> kind & 1 && index-- == 0) return (FaultKind)kind;
 }
 
-/* Each turn clears the lowest bit that is set. */
+/* Each iteration clears the lowest bit that is set. */
 static int count_bits(unsigned set) {
     int count = 0;
     for (; set; set &= set - 1) count++;
     return count;
 }
 
-/* The first `count` of a permutation of the steps. Of a permutation, so that no step has two of them while
- * there are steps left. */
+/* Steps are the first `count` of a permutation, so that no step has two faults while there are unused
+ * steps. */
 static void draw_faults(Fault *faults, const Clause *p, int64_t count, int ranks, int64_t steps) {
     uint64_t key = rng_key((uint64_t)p->values[KEY_SEED], "inject");
     unsigned chosen = p->chosen ? p->chosen : (1U << FAULT_KINDS) - 1;
@@ -245,14 +246,14 @@ static void draw_faults(Fault *faults, const Clause *p, int64_t count, int ranks
     }
 }
 
-/* `faults` may move, so nothing keeps a pointer into it while words are read. */
+/* May move `faults`, so nothing keeps a pointer into it while the text is parsed. */
 static ErrorCode add_clause(Inject *in, const char *text, size_t length, int ranks, int64_t steps,
                             Error *err) {
     Clause p;
     TRY(read_clause(&p, text, length, err));
     int64_t count = p.kind == FAULT_KINDS ? p.values[KEY_COUNT] : 1;
     if (count > MOST_FAULTS - (int64_t)in->count) return refuse(&p, err, "at most 10000 faults are possible");
-    /* One more than needed: a list of none would have no address. */
+    /* One more than needed, because an empty list would have no address. */
     in->faults = mem_grow(in->faults, (in->count + (size_t)count + 1) * sizeof *in->faults);
     if (p.kind < FAULT_KINDS) return add_fault(in, &p, ranks, steps, err);
     draw_faults(in->faults + in->count, &p, count, ranks, steps);
@@ -260,8 +261,8 @@ static ErrorCode add_clause(Inject *in, const char *text, size_t length, int ran
     return OK;
 }
 
-/* NULL is no faults; words without a fault are a mistake, since whoever gives them expects one. What was
- * read before an error stays, for inject_free. */
+/* NULL means no faults. A text without a fault is an error, since whoever gives it expects one. What was
+ * parsed before an error stays, for inject_free. */
 ErrorCode inject_parse(Inject *in, const char *text, int ranks, int64_t steps, Error *err) {
     *in = (Inject){0};
     CHECK(ranks >= 1 && steps >= 1);
@@ -283,7 +284,6 @@ void inject_free(Inject *in) {
 
 /* ---- in the run ---- */
 
-/* Faults of a step one by one: `last` is the one before, NULL for the first. */
 const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
@@ -292,11 +292,10 @@ const Fault *inject_at(const Inject *in, int rank, int64_t step, int attempt, co
     return NULL;
 }
 
-/* As inject_at, of faults in a phase. */
 const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *last) {
     for (size_t i = last ? (size_t)(last - in->faults) + 1 : 0; i < in->count; i++) {
         const Fault *f = &in->faults[i];
-        /* Without a step, the first time that the phase is entered. */
+        /* Without a step: when the phase is first entered. */
         bool now = f->step ? f->step == place->step : place->first;
         if (has_faults(f->phase) && f->phase == place->phase && f->rank == place->rank &&
             f->attempt == place->attempt && now)
@@ -305,8 +304,8 @@ const Fault *inject_in(const Inject *in, const FaultPlace *place, const Fault *l
     return NULL;
 }
 
-/* Kill and stop are signals to itself, as the system or a batch scheduler would send them: no code of
- * weft's runs after. A sleep that a signal cuts short goes on. */
+/* Kill and stop are real signals, as the system or a batch scheduler would send them: no code of weft runs
+ * afterwards. A sleep that a signal interrupts continues. */
 static void inject_process_fault(const Fault *f) {
     struct timespec left = {.tv_sec = f->ms / 1000, .tv_nsec = f->ms % 1000 * 1000000};
     if (f->kind == FAULT_KILL) raise(SIGKILL);
@@ -314,7 +313,7 @@ static void inject_process_fault(const Fault *f) {
     while (f->kind == FAULT_SLOW && nanosleep(&left, &left) != 0 && errno == EINTR) {}
 }
 
-/* From the fault's own seed and its step: the same bit in each repetition. */
+/* Depends on the fault's seed and step only: the same bit in each repetition. */
 uint64_t inject_place(const Fault *f, uint64_t bits) {
     return rng_u64(rng_key(f->seed, "inject.place"), (uint64_t)f->step) % bits;
 }
@@ -323,7 +322,7 @@ uint64_t inject_place(const Fault *f, uint64_t bits) {
 
 enum { FLOAT_BITS = 32 };
 
-/* Of the master weights that this rank holds; gradients and moments follow from them. */
+/* Bits of the master weights that this rank owns; gradients and moments depend on them. */
 static uint64_t weight_bits(const Engine *e) {
     uint64_t elements = 0;
     for (int i = 0; i < engine_model(e)->table.count; i++)
@@ -332,8 +331,8 @@ static uint64_t weight_bits(const Engine *e) {
     return elements * FLOAT_BITS;
 }
 
-/* Through the device, as everything that touches tensor memory. The copy in the compute dtype is made
- * anew, or the flip would be undone in it by nobody noticing. */
+/* Goes through the device, as every access to tensor memory does. The compute copy is refreshed; otherwise
+ * passes would not see the flip. */
 static void turn(Engine *e, float *weight, unsigned bit) {
     uint32_t bits;
     device_fetch(engine_device(e), &bits, weight, sizeof bits);
@@ -342,8 +341,8 @@ static void turn(Engine *e, float *weight, unsigned bit) {
     engine_refresh(e);
 }
 
-/* place is drawn from 64 bits: the element by its quotient, the bit by its remainder. Walks the table to
- * the parameter in which the element lies. */
+/* place % bits gives the element (quotient by 32) and the bit (remainder). Searches the table for the
+ * parameter with that element. */
 void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size) {
     uint64_t element = place % weight_bits(e) / FLOAT_BITS;
     unsigned bit = (unsigned)(place % FLOAT_BITS);
@@ -360,18 +359,18 @@ void inject_bitflip(Engine *e, uint64_t place, char *where, size_t size) {
     }
 }
 
-/* Logged first: a rank that kills itself says nothing after. */
+/* Logs first: a rank that kills itself prints nothing afterwards. */
 static void inject_one(const Fault *f, Engine *e, StepOptions *options) {
     char where[160] = "";
     if (f->kind == FAULT_BITFLIP) inject_bitflip(e, inject_place(f, weight_bits(e)), where, sizeof where);
-    /* A gradient is spoiled inside the step, by the engine, where a broken kernel would. */
+    /* The engine corrupts the gradient inside the step, where a broken kernel would. */
     if (f->kind == FAULT_NAN) options->poison = true, options->poison_place = inject_place(f, UINT64_MAX);
     log_warn("injected on rank %d, before step %lld: %s%s%s", f->rank, (long long)f->step,
              fault_name(f->kind), where[0] ? ", " : "", where);
     inject_process_fault(f);
 }
 
-/* All faults of this rank, step and attempt, in the order of the words. */
+/* In the order of the text. */
 void inject_faults(const Inject *in, Engine *e, int64_t step, int attempt, StepOptions *options) {
     for (const Fault *f = NULL; (f = inject_at(in, engine_plan(e)->rank, step, attempt, f));)
         inject_one(f, e, options);

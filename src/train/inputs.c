@@ -33,7 +33,8 @@ static void inputs_free(Inputs *in) {
     free(in->files);
 }
 
-/* One that is no regular file, or is gone by now, is listed without a digest: the run has what it needs. */
+/* A file that is not regular, or no longer exists, is listed without a digest: the run already has its
+ * contents. */
 static void add_file(Inputs *in, const char *kind, const char *path) {
     Fingerprint print = {0};
     JournalFile *f = add(in, kind, path);
@@ -42,7 +43,7 @@ static void add_file(Inputs *in, const char *kind, const char *path) {
     memcpy(f->sha256, print.sha256, sizeof f->sha256);
 }
 
-/* One that need not be there. Frees the path, which may be NULL. */
+/* For optional files. Frees the path, which may be NULL. */
 static void add_if_there(Inputs *in, const char *kind, char *path) {
     if (path && file_exists(path)) add_file(in, kind, path);
     free(path);
@@ -65,7 +66,7 @@ static void add_tokenizer(Inputs *in, const char *spec) {
     add_if_there(in, "tokenizer", tokenizer_config_path(spec));
 }
 
-/* In tokenizer_config.json the template is of a file that is listed already. */
+/* If the template is in tokenizer_config.json, that file is listed already. */
 static void add_template(Inputs *in, const DataConfig *c) {
     ChatOptions options = data_chat_options(c);
     Text text = {0};
@@ -95,7 +96,7 @@ static void add_weights(Inputs *in, const char *dir, const char *sample) {
     modelfiles_close(&files);
 }
 
-/* A run that goes on may do without its directory. */
+/* A resumed run may do without the directory of model.init. */
 static void add_init(Inputs *in, const InputsFrom *from) {
     static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
                                         "tokenizer_config.json"};
@@ -107,7 +108,7 @@ static void add_init(Inputs *in, const InputsFrom *from) {
     free(dir);
 }
 
-/* Its manifest has the checksums of all its files. */
+/* Lists the manifest, which has the checksums of all files. */
 static void add_checkpoint(Inputs *in, const InputsFrom *from) {
     char name[64], *dir = checkpoint_directory(from->c->run.dir);
     snprintf(name, sizeof name, "step-%08lld/" MANIFEST_FILE, (long long)from->step);

@@ -1,13 +1,14 @@
-/* The lock of a run directory, and what its holder does first: leftovers of a run that was killed go.
+/* The lock of a run directory, and cleaning up after a run that was killed.
  *
- * The lock is flock(2) on RUN/lock: the system drops it when the process ends. The file itself stays. Whoever
- * has locked a file that meanwhile lost its name (lock_abandon, rm) has locked nothing: is_current.
+ * The lock is flock(2) on RUN/lock, which the system releases when the process ends. The file itself stays. A
+ * process may lock a file that has lost its name in the meantime (lock_abandon, rm): such a lock excludes
+ * nobody, which is_current detects.
  *
- *     lock_take      opens or makes RUN/lock, locks it, writes the process, sweeps leftovers
- *     lock_check     is what is locked still what the name leads to?
+ *     lock_take      opens or creates RUN/lock, locks it, writes the process id, removes leftovers
+ *     lock_check     does the name still refer to the locked file?
  *     lock_release   the run is over: the file stays, unlocked
- *     lock_abandon   the run failed: a directory that it made, and in which there is nothing, goes again
- *     lock_holder    of another process: who trains here, if anybody */
+ *     lock_abandon   the run failed: removes a directory that it created, if it is empty
+ *     lock_holder    for another process: which process trains here, if any */
 #include "train/lock.h"
 
 #include <dirent.h>
@@ -30,7 +31,7 @@
 #include "observe/report.h"
 #include "observe/trace.h"
 
-/* Through file_open_own: a link of that name would lock, and write into, a file elsewhere. */
+/* Uses file_open_own: with a symbolic link of that name it would lock, and write to, a file elsewhere. */
 static ErrorCode open_lock(const char *run_dir, int flags, int *fd, Error *err) {
     char *path = path_join(run_dir, "lock");
     ErrorCode code = file_open_own(path, flags, fd, err);
@@ -38,13 +39,13 @@ static ErrorCode open_lock(const char *run_dir, int flags, int *fd, Error *err) 
     return code;
 }
 
-/* For messages and `weft stop`; 0 where the holder has not written it yet. */
+/* For messages and `weft stop`; 0 if the holder has not written it yet. */
 static long read_pid(int fd) {
     char text[32] = {0};
     return pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
 }
 
-/* lstat: a link of that name is not followed, here as elsewhere in a run directory. */
+/* Uses lstat: a symbolic link of that name is not followed, here as elsewhere in a run directory. */
 static bool is_here(const char *run_dir, struct stat *found) {
     char *path = path_join(run_dir, "lock");
     bool there = lstat(path, found) == 0;
@@ -52,18 +53,18 @@ static bool is_here(const char *run_dir, struct stat *found) {
     return there;
 }
 
-/* A lock on a file that its owner has removed (lock_abandon) keeps nobody out. */
+/* A lock on a file that its owner has removed (lock_abandon) excludes nobody. */
 static bool is_current(int fd, const char *run_dir) {
     struct stat own, named;
     return fstat(fd, &own) == 0 && is_here(run_dir, &named) && own.st_ino == named.st_ino &&
            own.st_dev == named.st_dev;
 }
 
-/* What interrupted writers leave beside these: all that weft writes anew in a run directory. */
+/* All files that weft rewrites in a run directory; interrupted writers leave temporary files next to them. */
 static const char *const written_whole[] = {"config.yaml", "tokenizer.json", METRICS_PATTERN,
                                             TRACE_FILE,    REPORT_FILE,      "stop"};
 
-/* What the run before has left, however it ended: a request to stop, and files half written. */
+/* Removes what the previous run has left, however it ended: a request to stop, and temporary files. */
 static ErrorCode sweep(const RunLock *l, const char *run_dir, Error *err) {
     if (unlink(l->stop) != 0 && errno != ENOENT)
         return error_errno(err, ERR_CANTCREATE, "%s: cannot remove it, and a run stops while it is there",
@@ -80,7 +81,7 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     char pid[32];
     int fd, result;
     struct stat before;
-    /* What was not there before goes again if the run fails before it has begun (lock_abandon): a mistyped
+    /* What did not exist before is removed if the run fails before it has begun (lock_abandon): a mistyped
      * run.dir leaves nothing. */
     bool made_dir = !file_exists(run_dir), made_file = !is_here(run_dir, &before);
     TRY(file_make_dirs(run_dir, err));
@@ -95,8 +96,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
                          "%s: process %ld trains in it: wait, stop it (weft stop %s), or use another run.dir",
                          run_dir, holder, run_dir);
     }
-    /* Between opening and locking its name went to another file, or away: once more, with what is there
-     * now. */
+    /* Between opening and locking, the name was removed or given to another file: try again with what is
+     * there now. */
     if (!is_current(fd, run_dir)) {
         close(fd);
         return lock_take(l, run_dir, err);
@@ -106,7 +107,7 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
         close(fd);
         return error_errno(err, ERR_IO, "%s: cannot write the lock file", run_dir);
     }
-    fsync(fd); /* for ranks on other machines (lock_sees); nothing else hangs on it */
+    fsync(fd); /* for ranks on other machines (lock_sees); nothing else depends on it */
     *l =
         (RunLock){.fd = fd, .made_dir = made_dir, .made_file = made_file, .stop = path_join(run_dir, "stop")};
     ErrorCode code = sweep(l, run_dir, err);
@@ -114,8 +115,8 @@ ErrorCode lock_take(RunLock *l, const char *run_dir, Error *err) {
     return code;
 }
 
-/* Before each save and at the end: files written under a name that now means something else would be lost,
- * or mix with another run's. */
+/* Called before each save and at the end: files written under a name that now refers to something else would
+ * be lost, or would mix with another run's. */
 ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
     if (is_current(l->fd, run_dir)) return OK;
     return error_set(
@@ -125,10 +126,10 @@ ErrorCode lock_check(const RunLock *l, const char *run_dir, Error *err) {
         run_dir);
 }
 
-/* By the number in the file: flock says nothing across machines that do not share locks. */
+/* Compares the process id in the file: flock says nothing about machines that do not share locks. */
 static bool is_held_by(const char *run_dir, long holder) {
     int fd;
-    DIR *fresh = opendir(run_dir); /* after which a network file system no longer knows names from before */
+    DIR *fresh = opendir(run_dir); /* makes a network file system look up names again */
     if (fresh) closedir(fresh);
     if (open_lock(run_dir, O_RDONLY, &fd, NULL) != OK) return false;
     long pid = read_pid(fd);
@@ -136,7 +137,7 @@ static bool is_held_by(const char *run_dir, long holder) {
     return pid == holder;
 }
 
-/* Five seconds at most, for network file systems that show a new name late. Beats keep the watchdog from
+/* Waits up to five seconds for network file systems that show a new name late. Beats keep the watchdog from
  * taking the wait for a hang. */
 bool lock_sees(const char *run_dir, long holder) {
     enum { TRIES = 50 };
@@ -148,14 +149,14 @@ bool lock_sees(const char *run_dir, long holder) {
     return tries < TRIES;
 }
 
-/* Closing the descriptor unlocks. Of a lock that was never taken, too. */
+/* Closing the descriptor unlocks. Accepts a lock that was never taken. */
 void lock_release(RunLock *l) {
     if (l->fd > 0) close(l->fd);
     free(l->stop);
     *l = (RunLock){0};
 }
 
-/* Whatever else is there is somebody's: then nothing goes. */
+/* If anything else is in the directory, it belongs to somebody, and nothing is removed. */
 static bool holds_only_lock(const char *run_dir) {
     DIR *handle = opendir(run_dir);
     bool only = handle != NULL;
@@ -166,7 +167,7 @@ static bool holds_only_lock(const char *run_dir) {
     return only;
 }
 
-/* The file is removed while it is locked: who waits for it finds that it is no longer current. */
+/* The file is removed while it is locked: a process that waits for it finds that it is no longer current. */
 void lock_abandon(RunLock *l, const char *run_dir) {
     if (l->fd > 0 && l->made_file && holds_only_lock(run_dir)) {
         char *path = path_join(run_dir, "lock");
@@ -177,11 +178,11 @@ void lock_abandon(RunLock *l, const char *run_dir) {
     lock_release(l);
 }
 
-/* Asked before each step, so it is one system call and no more. */
+/* Called before each step, so it is a single system call. */
 bool lock_stop_requested(const RunLock *l) { return access(l->stop, F_OK) == 0; }
 
-/* A shared lock is tried: it is had at once if nobody holds the run, and dropped with the descriptor. *pid
- * is 0 then. */
+/* Tries a shared lock, which succeeds if nobody holds the run, and is released with the descriptor. *pid is 0
+ * then. */
 ErrorCode lock_holder(const char *run_dir, long *pid, Error *err) {
     struct stat there;
     int fd, result;
@@ -195,7 +196,7 @@ ErrorCode lock_holder(const char *run_dir, long *pid, Error *err) {
     return OK;
 }
 
-/* 0 where that process has ended. EPERM: it lives and is another user's. */
+/* EPERM: the process exists and belongs to another user. */
 long lock_last_holder(const char *run_dir) {
     int fd;
     if (open_lock(run_dir, O_RDONLY, &fd, NULL) != OK) return 0;
@@ -204,7 +205,7 @@ long lock_last_holder(const char *run_dir) {
     return pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
-/* The run takes it up with its next step; the file goes with the next start (sweep). */
+/* The run sees the file at its next step; the next start removes it (sweep). */
 ErrorCode lock_request_stop(const char *run_dir, Error *err) {
     char *path = path_join(run_dir, "stop");
     ErrorCode code = file_write_atomic(path, "stop\n", 5, err);

@@ -1,13 +1,13 @@
-/* One mutex guards phase, step and engine, since the watchdog's thread reads them while the program's
- * changes them. It is held for the time of a few words only. The engine's current action is an atomic of
- * its own (engine_current): it changes some hundred times a step, too often for a lock. */
+/* One mutex guards phase, step and engine, because the watchdog's thread reads them while the main thread
+ * changes them. It is held for a few instructions only. The engine's current action is an atomic of its own
+ * (engine_current): it changes hundreds of times per step, too often for a lock. */
 #include "train/phase.h"
 
 #include <stdio.h>
 
 #include "engine/engine.h"
 
-/* The user's words: --inject, the watchdog's messages and docs/use/reliability.md name phases by them. */
+/* Users see these names: --inject, the watchdog's messages and docs/use/reliability.md use them. */
 static const char *const names[PHASES] = {
     [PHASE_START] = "MPI start",       [PHASE_READING] = "reading",     [PHASE_TOKENIZING] = "tokenizing",
     [PHASE_ALLOCATING] = "allocating", [PHASE_MEASURING] = "measuring", [PHASE_LOADING] = "loading",
@@ -17,10 +17,10 @@ static const char *const names[PHASES] = {
 
 const char *phase_name(Phase phase) { return names[phase]; }
 
-/* Before any thread is there that could look. */
+/* Call before there is another thread that could read it. */
 void activity_start(Activity *d) { *d = (Activity){.mutex = PTHREAD_MUTEX_INITIALIZER}; }
 
-/* Step and phase in one go: the watchdog must not name the one with the other's step. */
+/* Sets both under one lock, so that the watchdog never reports a phase with the step of another. */
 void activity_enter(Activity *d, Phase phase, int64_t step) {
     pthread_mutex_lock(&d->mutex);
     d->phase = phase;
@@ -28,14 +28,14 @@ void activity_enter(Activity *d, Phase phase, int64_t step) {
     pthread_mutex_unlock(&d->mutex);
 }
 
-/* NULL before the engine is closed: nobody may look at its program after. */
+/* Set to NULL before the engine is closed: nobody may look at its program afterwards. */
 void activity_engine(Activity *d, const struct Engine *engine) {
     pthread_mutex_lock(&d->mutex);
     d->engine = engine;
     pthread_mutex_unlock(&d->mutex);
 }
 
-/* The mutex is held: the engine stays, and with it the program whose action is told. */
+/* The mutex is held, so the engine stays open, and with it the program whose action is described. */
 static void describe_step(const Activity *d, char *out, size_t size) {
     const Action *a = d->engine ? engine_current(d->engine) : NULL;
     char unit[32] = "", microbatch[32] = "";
@@ -45,8 +45,8 @@ static void describe_step(const Activity *d, char *out, size_t size) {
              a ? action_name(a->kind) : "between steps", unit, microbatch);
 }
 
-/* Its argument is untyped because the watchdog (comm/) knows nothing of phases. Before there are steps no
- * step is named. */
+/* The argument is untyped because the watchdog (comm/) does not know phases. Phases before the first step are
+ * described without a step. */
 void activity_describe(void *activity, char *out, size_t size) {
     Activity *d = activity;
     pthread_mutex_lock(&d->mutex);
