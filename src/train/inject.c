@@ -128,7 +128,7 @@ static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length
     return OK;
 }
 
-/* Unknown keys are refused: otherwise the fault would silently never happen. */
+/* Whether this kind of fault reads the key. Others are refused, since a fault by an ignored key never comes. */
 static bool belongs(const Clause *p, Key key) {
     bool random = p->kind == FAULT_KINDS;
     switch (key) {

@@ -1,12 +1,11 @@
-/* Two sets of batches change places: while the engine runs one step, the next one's is complete, so that
- * its valid targets can be told to all ranks beforehand.
+/* Two sets of batches are used alternately: while the engine runs one step, the batches of the next are
+ * already complete, so all ranks can be told its valid targets beforehand.
  *
- *     both[0]   the step that runs          <- now
- *     both[1]   the next one, complete       <- next        and the other way around in the step after
+ *     both[0]   the current step           <- now
+ *     both[1]   the next one, complete     <- next        swapped in the following step
  *
- * A batch is copied out of the loader's memory, which goes around in microbatches, not in steps. There is
- * room for the largest steps from read_ahead_open on; only a loader is opened anew where steps grow, between
- * two of them.
+ * Batches are copied from the loader's memory, which is reused by microbatch, not by step. read_ahead_open
+ * allocates memory for the largest steps. Where steps grow, only the loader is reopened, between two steps.
  *
  * Elsewhere called: data prefetch (DataLoader workers). */
 #include "train/read_ahead.h"
@@ -14,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A microbatch is four rows of `row` numbers in one stretch of memory: inputs, targets, positions, first
- * keys. */
+/* A microbatch is four consecutive rows of `row` numbers: inputs, targets, positions, first keys. */
 static Batch *lay_out(const ReadAhead *f, int64_t row, int32_t *memory) {
     Batch *b = mem_alloc_array((size_t)f->most, sizeof *b);
     for (int64_t m = 0; m < f->most; m++) {
@@ -29,13 +27,14 @@ static Batch *lay_out(const ReadAhead *f, int64_t row, int32_t *memory) {
     return b;
 }
 
-/* A step's microbatches by its tokens; all steps have whole ones (layout_build). */
+/* Microbatches of a step on this rank, from the tokens of the step; every step has a whole number of them
+ * (layout_build). */
 static int64_t microbatches_of(const ReadAhead *f, int64_t step) {
     return config_step_tokens(f->config, step) / (f->sequences * f->config->train.context * f->ranks);
 }
 
-/* Rank d of a step takes the samples from d * own on; the next step's lie one whole step further. Opened anew
- * where steps become larger, from the first sample that no step before has taken. */
+/* Rank d of a step takes the samples from d * own on; those of the next step begin one whole step later.
+ * Reopened where steps grow, from the first sample that no earlier step has taken. */
 static ErrorCode open_loader(ReadAhead *f, int64_t microbatches, Error *err) {
     int64_t own = f->sequences * microbatches;
     LoaderLayout layout = {.first = (uint64_t)(f->fetched_samples + f->dp_rank * own),
@@ -85,7 +84,7 @@ static void copy(Batch *to, const Batch *from) {
     to->valid = from->valid;
 }
 
-/* Hashes what stands in the batches now: the very tokens that the step will train on. */
+/* Hashes what is in the batches now: the very tokens that the step will train on. */
 static void note_samples(ReadAhead *f, const ReadAheadStep *s) {
     for (int64_t m = 0; f->used && m < s->microbatches; m++) {
         const Batch *b = &s->batches[m];
@@ -97,7 +96,7 @@ static void note_samples(ReadAhead *f, const ReadAheadStep *s) {
     }
 }
 
-/* *waited grows by the time for which the loader had nothing ready. */
+/* Adds to *waited the time for which the loader had nothing ready. */
 static ErrorCode fetch(ReadAhead *f, ReadAheadStep *into, double *waited, Error *err) {
     int64_t count = microbatches_of(f, f->fetched), own = count * f->sequences;
     if (count != f->loads) TRY(open_loader(f, count, err));
@@ -121,10 +120,10 @@ ErrorCode read_ahead_next(ReadAhead *f, double *waited, Error *err) {
     *waited = 0;
     if (!f->next) TRY(fetch(f, &f->both[0], waited, err)); /* the first step */
     f->now = f->next ? f->next : &f->both[0];
-    /* The one that does not hold this step. */
+    /* The set that does not hold this step. */
     f->next = &f->both[f->now == &f->both[0]];
     note_samples(f, f->now);
-    /* After the last step nothing is read: the loader may be at the end of what was asked of it. */
+    /* After the last step nothing is read: the loader may be at the end of its range. */
     if (--f->left > 0) return fetch(f, f->next, waited, err);
     f->next = NULL;
     return OK;

@@ -1,10 +1,9 @@
-/* What is written of a run, and where it goes: figures of steps, validations, tasks, probed units and
- * sources to the sinks of a table, events to the journal.
+/* Writes the records of a run: metrics of steps, validations, tasks, probed units and sources go to the sinks
+ * in a table, events go to the journal.
  *
- *  R1. A sink knows whether a record is this rank's to write: its `write` is called by all ranks.
- *  R2. A further sink is a file in observe/, its state in Trainer and an entry of sinks[]. What a metric is
- *      called in the files stands in observe/metrics.c (fields) and observe/tensorboard.c (tags), on the
- *      console in observe/console.c. */
+ * R1. All ranks call the `write` of a sink; the sink decides whether this rank writes the record. R2. To add
+ * a sink, add a file in observe/, its state in Trainer and an entry of sinks[]. The names of metrics are in
+ * observe/metrics.c (fields in files), observe/tensorboard.c (tags) and observe/console.c (console). */
 #include "train/run.h"
 
 #include <math.h>
@@ -23,19 +22,18 @@
 
 /* ---- console ---- */
 
-/* Other ranks than the first keep to warnings, but for the lines that metrics.log_ranks asks of them. */
 void run_hush(const Trainer *t) {
     if (!t->is_rank0 && t->asked > LOG_WARN) log_set_level(LOG_WARN);
 }
 
-/* metrics.log_ranks: whether this rank may speak, until it is hushed. */
+/* metrics.log_ranks: whether this rank may print, until run_hush. */
 static bool take_word(const Trainer *t) {
     bool asked = config_logs_rank(t->c, comm_rank(t->comm));
     if (asked) log_set_level(t->asked);
     return asked;
 }
 
-/* A rank is named where another than rank 0 speaks. */
+/* The rank is named if ranks other than 0 print records. */
 static int name_on_console(const Trainer *t) {
     bool only_rank0 = t->c->metrics.log_ranks.count == 1 && config_logs_rank(t->c, 0);
     return only_rank0 ? CONSOLE_UNNAMED : comm_rank(t->comm);
@@ -50,7 +48,7 @@ static ErrorCode print_record(Trainer *t, MetricsKind kind, const void *record, 
 
 /* ---- metrics.jsonl, TensorBoard ---- */
 
-/* Records that a disk or a hand has lost are not made again: whoever reads curve and report should know. */
+/* Lost records are not written again, so readers of curve and report should know of them. */
 static void warn_of_holes(const Trainer *t, const char *name) {
     MetricsTable table;
     char *path = path_join(t->c->run.dir, name);
@@ -67,7 +65,7 @@ static void warn_of_holes(const Trainer *t, const char *name) {
     free(path);
 }
 
-/* Lines of metrics by rank 0, or by each rank into a file of its own. */
+/* Metrics are written by rank 0, or by each rank into its own file. */
 static bool has_log(const Trainer *t) { return t->is_rank0 || t->c->metrics.all_ranks; }
 
 static ErrorCode open_log(Trainer *t, Error *err) {
@@ -102,13 +100,12 @@ static ErrorCode close_board(Trainer *t, Error *err) { return tensorboard_close(
 
 /* ---- journal ---- */
 
-/* Events of the run are said, and written down, by rank 0. */
 ErrorCode record_event(Trainer *t, JournalEvent event, int64_t step, const char *detail,
                        const JournalFact *facts, Error *err) {
     return t->is_rank0 ? journal_add(&t->journal, event, step, detail, facts, err) : OK;
 }
 
-/* Under a supervisor the journal says how often, and why, the run was started again. */
+/* Under a supervisor the journal records how often, and why, the run was restarted. */
 static ErrorCode record_restart(Trainer *t, Error *err) {
     int attempt = supervise_attempt();
     const JournalFact facts[] = {{"attempt", attempt}, {NULL, 0}};
@@ -116,7 +113,7 @@ static ErrorCode record_restart(Trainer *t, Error *err) {
     return journal_add(&t->journal, JOURNAL_RESTARTED, t->state.step, supervise_cause(), facts, err);
 }
 
-/* Of the GPU that has least left. */
+/* About the GPU with least memory left. */
 ErrorCode record_gpu_memory(Trainer *t, Error *err) {
     JournalFact facts[GPU_MEMORY_FACTS];
     if (!t->device.runtime.memory) return OK;
@@ -124,7 +121,7 @@ ErrorCode record_gpu_memory(Trainer *t, Error *err) {
     return journal_add(&t->journal, JOURNAL_MEMORY, t->state.step, NULL, facts, err);
 }
 
-/* Of the run as a whole: rank 0's. */
+/* Rank 0 writes the journal of the run as a whole. */
 static ErrorCode open_journal(Trainer *t, Error *err) {
     int64_t step = t->state.step;
     if (!t->is_rank0) return OK;
@@ -159,7 +156,7 @@ static ErrorCode close_journal(Trainer *t, Error *err) {
 
 /* ---- metrics.command ---- */
 
-/* What became of the program of metrics.command: a run goes on without it, but not in silence. */
+/* Reports problems of the program of metrics.command: the run continues without it, but not silently. */
 static ErrorCode tell_of_listener(Trainer *t, Text *message, Error *err) {
     ErrorCode code = OK;
     if (message->length) {
@@ -170,7 +167,7 @@ static ErrorCode tell_of_listener(Trainer *t, Text *message, Error *err) {
     return code;
 }
 
-/* A program that cannot be started is told of and does not end the run. */
+/* A program that cannot be started is reported, and does not end the run. */
 static ErrorCode open_listener(Trainer *t, Error *err) {
     const StringList *words = &t->c->metrics.command;
     Text message = {0};
@@ -179,7 +176,7 @@ static ErrorCode open_listener(Trainer *t, Error *err) {
     return tell_of_listener(t, &message, err);
 }
 
-/* The line that metrics.jsonl has just got. */
+/* Sends the line that was just written to metrics.jsonl. */
 static ErrorCode send_record(Trainer *t, MetricsKind kind, const void *record, Error *err) {
     Text message = {0};
     (void)kind, (void)record;
@@ -195,7 +192,7 @@ ErrorCode sinks_close_program(Trainer *t, Error *err) {
 
 /* ---- sinks ---- */
 
-/* Any of the calls may be NULL. */
+/* Each function may be NULL. */
 typedef struct Sink {
     ErrorCode (*open)(Trainer *t, Error *err);
     ErrorCode (*write)(Trainer *t, MetricsKind kind, const void *record, Error *err);
@@ -203,13 +200,13 @@ typedef struct Sink {
     ErrorCode (*close)(Trainer *t, Error *err);
 } Sink;
 
-/* Opened and written in this order, and closed in the other: the program's end is told in the journal, and
- * the program gets the line that the log has made. */
+/* Opened and written in this order, and closed in reverse: the end of the program goes into the journal, and
+ * the program gets the line that the log has written. */
 static const Sink sinks[] = {
     {NULL, print_record, NULL, NULL},             /* the console */
     {open_log, write_log, sync_log, close_log},   /* metrics.jsonl */
     {open_board, write_board, NULL, close_board}, /* tensorboard/ */
-    {open_journal, NULL, NULL, close_journal},    /* journal.jsonl: events (record_event), no figures */
+    {open_journal, NULL, NULL, close_journal},    /* journal.jsonl: events (record_event), no metrics */
     {open_listener, send_record, NULL, sinks_close_program}, /* metrics.command */
 };
 enum { SINKS = sizeof sinks / sizeof *sinks };
@@ -231,7 +228,7 @@ void sinks_close(Trainer *t) {
         if (sinks[i].close) sinks[i].close(t, NULL);
 }
 
-/* record: the struct of its kind. */
+/* record: the struct that belongs to `kind`. */
 static ErrorCode write_record(Trainer *t, MetricsKind kind, const void *record, Error *err) {
     for (int i = 0; i < SINKS; i++)
         if (sinks[i].write) TRY(sinks[i].write(t, kind, record, err));
@@ -240,17 +237,18 @@ static ErrorCode write_record(Trainer *t, MetricsKind kind, const void *record, 
 
 /* ---- steps ---- */
 
-/* Of an MTP head; NaN where it is none. */
+/* Loss of an MTP head; NaN if there is no such head. */
 static double mtp_loss(const Trainer *t, const StepResult *r, int head) {
     return head < t->c->train.mtp_depth ? r->mtp[head] : (double)NAN;
 }
 
-/* Parameters and gradients go over both kinds of shards; visits of experts are ep's. */
+/* Bytes over two sets: parameters and gradients go over both kinds of shards. Dispatch of experts counts as
+ * ep. */
 static int64_t sent_over(Comm *c, AxisSet one, AxisSet other) {
     return comm_traffic(c, one).bytes + comm_traffic(c, other).bytes;
 }
 
-/* Deviations are against what came before this step: judge adds it to the windows only after. */
+/* Deviations compare with earlier steps: judge adds this one to the windows only afterwards. */
 StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr) {
     const RunState *s = &t->state;
     Comm *c = t->comm;
@@ -285,8 +283,8 @@ StepMetrics record_of_step(const Trainer *t, const StepResult *r, double lr) {
                          .epoch = (double)s->samples / (double)dataset_samples_per_epoch(t->data)};
 }
 
-/* Nothing is faster than the peak: where a step is, other programs had the processor while it was measured,
- * and no share of it means anything. */
+/* Nothing is faster than the peak. If a step is, other programs used the processor while the peak was
+ * measured, and no fraction of it means anything. */
 static void doubt_peak(Trainer *t, StepMetrics *m) {
     if (!(m->mfu > 1)) return;
     log_info("step %lld made %.3f TFLOP/s, more than the peak that was measured at the start: the machine "
@@ -296,7 +294,7 @@ static void doubt_peak(Trainer *t, StepMetrics *m) {
     m->mfu = (double)NAN;
 }
 
-/* Of several sources of the data, what the steps since the last such records have found. All ranks. */
+/* With several data sources, records the figures of the steps since the last such records. All ranks. */
 ErrorCode record_sources(Trainer *t, Error *err) {
     size_t count = t->sources.count;
     if (count == 0 || t->reported_sources == t->state.step) return OK;
@@ -308,7 +306,7 @@ ErrorCode record_sources(Trainer *t, Error *err) {
     return code;
 }
 
-/* Between logged steps the status line moves, and nothing is written. */
+/* Between logged steps only the status line is updated. */
 ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     bool due = m->step == 1 || m->step % t->c->metrics.log_freq == 0 || m->step == m->total_steps ||
                m->skipped || m->spike;
@@ -324,7 +322,7 @@ ErrorCode record_step(Trainer *t, StepMetrics *m, Error *err) {
     return record_sources(t, err);
 }
 
-/* Units as people call them, and configurations too. */
+/* Names as configurations use them: "layers.3". */
 static void name_unit(int unit, int units, char out[METRICS_NAME]) {
     if (unit == 0 || unit == units - 1)
         snprintf(out, METRICS_NAME, "%s", unit == 0 ? "embedding" : "head");
@@ -358,8 +356,8 @@ ErrorCode record_probe(Trainer *t, const StepOptions *options, Error *err) {
 
 /* ---- validations, tasks ---- */
 
-/* Said, sent and written down: of all sets together, or of the one with this name, whose share of the time
- * nobody knows. */
+/* Records a validation of all sets together, or of the one with this name, whose part of the time is not
+ * known. */
 static ErrorCode record_validation(Trainer *t, const Evaluation *e, const char *name, double seconds,
                                    Error *err) {
     ValidationMetrics v = {.step = t->state.step,
@@ -376,7 +374,7 @@ static ErrorCode record_validation(Trainer *t, const Evaluation *e, const char *
     return write_record(t, *name ? METRICS_SET : METRICS_VALIDATION, &v, err);
 }
 
-/* Named sets, if there are any, before what they come to together. */
+/* Records named sets, if there are any, before the total. */
 static ErrorCode record_sets(Trainer *t, const Evaluation *sets, Text *message, Error *err) {
     for (size_t i = 0; i < dataset_validation_sets(t->data); i++) {
         const char *name = dataset_validation_set(t->data, i).name;
@@ -412,12 +410,12 @@ ErrorCode record_task(Trainer *t, const TaskMetrics *m, Error *err) {
 
 /* ---- saves, memory, traces, the end ---- */
 
-/* Seconds. A run that is started again sets up for longer than what it lost: advice to save more often than
- * this helps nobody. */
+/* Seconds. Restarting a run takes longer than what it would lose, so advice to save more often than this is
+ * useless. */
 #define LEAST_INTERVAL 60.0
 
-/* What became of a save: in the journal, and once, a word on how often to save. `stall` is what the
- * training waited for, `seconds` what the disk took beside it. */
+/* Records a save in the journal and, once, logs advice on how often to save. `stall` is the time that
+ * training waited; `seconds` is the time that the disk took alongside it. */
 static ErrorCode record_save(Trainer *t, const SaveReport *r, Error *err) {
     double stall = r->waited + r->copied, mttf = t->c->checkpoint.mttf_hours * 3600,
            rate = (double)r->bytes / r->seconds;
@@ -438,7 +436,7 @@ static ErrorCode record_save(Trainer *t, const SaveReport *r, Error *err) {
     return journal_add(&t->journal, JOURNAL_CHECKPOINT, r->step, detail, facts, err);
 }
 
-/* Every rank takes its reports, or they would be told later; rank 0 writes. */
+/* Every rank takes its reports, because otherwise they would stay queued; rank 0 writes. */
 ErrorCode record_saves(Trainer *t, Error *err) {
     for (SaveReport r; saver_report(&t->saver, &r);)
         if (t->is_rank0) TRY(record_save(t, &r, err));
@@ -457,12 +455,11 @@ ErrorCode record_lost_memory(Trainer *t, Error *err) {
     return code;
 }
 
-/* Planned and measured times of the traced steps. */
 ErrorCode record_trace(Trainer *t, Error *err) {
     return t->is_rank0 ? tracing_report(&t->tracing, t->c->run.dir, &t->journal, err) : OK;
 }
 
-/* The curve in the terminal, from the records of the whole run. */
+/* Plots the loss curve in the terminal, from the records of the whole run. */
 void run_show_curve(const Trainer *t) {
     MetricsTable table;
     Text out = {0};

@@ -1,12 +1,12 @@
-/* What a checkpoint of a run holds, gathered: state.json, the files of transformers, tensors; and the save
- * under way, which each step moves on by a word in the step's record (checkpoint/async.h).
+/* Collects what a checkpoint of a run holds: state.json, the files that transformers reads, tensors. Advances
+ * the save under way by a word in each step's record (checkpoint/async.h).
  *
- *     saver_begin     waits for the save before, writes state.json, hands lists and files to the writer
- *     saver_copied    before the update: staged, from here on weights may change
+ *     saver_begin     waits for the previous save, writes state.json, passes lists and files to the writer
+ *     saver_copied    before the update: everything is staged, and weights may change from here on
  *     saver_flags     the writer's word goes out with the record of a step ...
- *     saver_advance   ... and comes back combined; once a save it gathers the blobs on rank 0
+ *     saver_advance   ... and comes back combined; once per save it gathers the blobs on rank 0
  *     saver_wait      the same outside of steps, until the save is done
- *     saver_report    what it cost */
+ *     saver_report    what the save cost */
 #include "train/save.h"
 
 #include <stdlib.h>
@@ -19,8 +19,8 @@
 #include "data/dataset.h"
 #include "tokenizer/tokenizer_config.h"
 
-/* tokenizer.json as it came, byte for byte; the tokenizer writes files only, so one is made and read back.
- * Byte for byte, since a tokenizer that was read and written anew would have another fingerprint. */
+/* tokenizer.json, byte for byte as it came, since one that was parsed and written again would have another
+ * fingerprint. The tokenizer can only write files, so one is written and read back. */
 static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, Error *err) {
     char *path = path_join(c->run.dir, "tokenizer.json");
     ErrorCode code = tokenizer_save(t, path, err);
@@ -29,13 +29,13 @@ static ErrorCode tokenizer_text(const Config *c, const Tokenizer *t, Text *out, 
     return code;
 }
 
-/* The text stays the saver's: it must not move or go while a save is under way. */
+/* Keeps a pointer to the text, which must not move or be freed while a save is under way. */
 static void add_file(Saver *s, const char *name, const Text *text) {
     s->files[s->file_count++] = (CheckpointFile){name, text->data, text->length};
 }
 
-/* The chat template that the run's conversations were rendered by; of a run on text, the tokenizer's if it
- * has one: whoever takes the model further finds it where transformers does. */
+/* Adds the chat template by which the run's conversations were rendered; for a run on plain text, the
+ * tokenizer's if it has one. Whoever trains the model further finds it where transformers does. */
 static ErrorCode add_template(Saver *s, Error *err) {
     ChatOptions options = data_chat_options(&s->c->data);
     char *where;
@@ -46,7 +46,7 @@ static ErrorCode add_template(Saver *s, Error *err) {
     return code;
 }
 
-/* By its whole path: who opens the adapter need not stand where the run was started. */
+/* The base is named by its absolute path, since the adapter may be opened from another working directory. */
 static ErrorCode make_adapter_config(Saver *s, Error *err) {
     const LoraOptions *lora = &s->c->lora;
     AdapterConfig config = {.rank = lora->rank, .alpha = lora->alpha, .rslora = lora->rslora};
@@ -61,8 +61,8 @@ static ErrorCode make_adapter_config(Saver *s, Error *err) {
     return OK;
 }
 
-/* The token by which answers of the run's conversations end, which other programs must be told of to stop
- * there; -1: there is none, or the user has named the ends. */
+/* The token that ends assistant turns in the run's conversations, which other programs must know to stop
+ * there. -1: there is none, or the user has set the ends. */
 static ErrorCode find_answer_end(const Saver *s, const Tokenizer *t, int64_t *id, Error *err) {
     ChatOptions options = data_chat_options(&s->c->data);
     Chat *chat;
@@ -82,7 +82,7 @@ static TokenChanges token_changes(const Config *c, int64_t answer_end) {
                           .answer_end = answer_end};
 }
 
-/* The directory whose files beside the weights go along, to be freed; NULL: of none. */
+/* The directory whose tokenizer settings are kept, to be freed; NULL: none. */
 static char *find_base(const Config *c) {
     char *dir = NULL;
     Error ignored = {.message = ""};
@@ -90,7 +90,8 @@ static char *find_base(const Config *c) {
     return dir;
 }
 
-/* Of an adapter generation_config.json alone, and where an end was added: a merge takes it along. */
+/* An adapter has no config.json, and has generation_config.json only if an end was added: a merge copies
+ * it. */
 static ErrorCode make_model_config(Saver *s, const Tokenizer *t, const char *base, Error *err) {
     ModelConfig m = s->c->model.shape;
     int64_t answer_end;
@@ -107,7 +108,7 @@ static ErrorCode make_model_config(Saver *s, const Tokenizer *t, const char *bas
     return OK;
 }
 
-/* NULL where there is none. */
+/* Returns NULL if there is none. */
 static char *token_name(const Tokenizer *t, int32_t id) {
     size_t length;
     const char *bytes = tokenizer_token_bytes(t, id, &length);
@@ -116,7 +117,7 @@ static char *token_name(const Tokenizer *t, int32_t id) {
     return text.data;
 }
 
-/* That of the tokenizer, else of the base, which may have come with the one and not with the other. */
+/* That of the tokenizer, or else of the base: one may have a tokenizer_config.json and the other not. */
 static char *find_tokenizer_config(const Config *c, const char *base) {
     char *path = tokenizer_config_path(c->data.tokenizer);
     if (path || !base) return path;
@@ -140,7 +141,7 @@ static ErrorCode make_tokenizer_config(Saver *s, const Tokenizer *t, const char 
     return code;
 }
 
-/* The files of transformers beside the weights. Made once: they do not change while a run goes on. */
+/* The files that transformers reads alongside the weights. Made once: they do not change during a run. */
 static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
     char *base = find_base(s->c);
     ErrorCode code = make_model_config(s, t, base, err);
@@ -156,8 +157,8 @@ static ErrorCode make_companions(Saver *s, const Tokenizer *t, Error *err) {
 
 static const TensorList *list_of(const Tensors *t) { return t ? &t->list : NULL; }
 
-/* Companions are made now: what cannot be written is found when a run starts, not at its first save.
- * `in_use` is the step that the run came from, which is not pruned (-1: none). */
+/* Makes the companion files now, so that errors are found when a run starts, not at its first save. `in_use`
+ * is the step that the run resumes from, which is never pruned (-1: none). */
 ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunFacts *facts, Engine *e,
                      Comm *comm, const Tokenizer *t, int64_t in_use, Error *err) {
     bool rounded = c->checkpoint.dtype == STORE_BF16;
@@ -166,7 +167,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
     s->optimizer = tensors_of_optimizer(e, NULL, rounded);
     s->average = tensors_of_average(e, TENSORS_TO_SAVE);
     s->kept = tensors_of_kept(e);
-    /* Rank 0 alone writes small files (checkpoint.c, invariant 2). */
+    /* Only rank 0 writes small files (checkpoint.c, invariant 2). */
     if (comm_rank(comm) == 0) TRY(make_companions(s, t, err));
     char *dir = checkpoint_directory(c->run.dir);
     bool direct = !config_saves_async(c);
@@ -181,7 +182,7 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
         .direct = direct,
         .staging_bytes =
             direct ? 0 : checkpoint_staging_bytes(&s->model->list, &s->optimizer->list, list_of(s->average))};
-    CHECK(setup.staging_bytes == engine_plan(e)->memory.staging); /* what is taken is what was planned */
+    CHECK(setup.staging_bytes == engine_plan(e)->memory.staging); /* as planned */
     ErrorCode code = checkpoint_writer_start(&s->writer, &setup, err);
     free(dir);
     return code;
@@ -189,14 +190,15 @@ ErrorCode saver_open(Saver *s, const Config *c, const OptionSet *set, const RunF
 
 /* ---- the save under way, with many ranks ---- */
 
-/* The writer's words ride on the step's record, a byte each in its two sets of bits (RECORD_WRITER). */
+/* The writer's words travel in the step's record, one byte in each of its two sets of bits
+ * (RECORD_WRITER). */
 void saver_flags(Saver *s, uint64_t *any, uint64_t *all) {
     WriterWord word = checkpoint_writer_word(s->writer);
     *any |= (uint64_t)word.any * RECORD_WRITER;
     *all |= (uint64_t)word.all * RECORD_WRITER;
 }
 
-/* Rank 0 gets what all ranks wrote, and commits. The blobs point into what was gathered; the writer copies
+/* Rank 0 gathers what all ranks wrote, and commits. The blobs point into the gathered data; the writer copies
  * them. */
 static ErrorCode hand_over(Saver *s, Error *err) {
     CheckpointBlob mine = checkpoint_writer_blob(s->writer);
@@ -214,21 +216,21 @@ static ErrorCode hand_over(Saver *s, Error *err) {
     return code;
 }
 
-/* The inverse of saver_flags: the bytes of the record back into words. */
+/* The inverse of saver_flags: extracts the words from the record. */
 ErrorCode saver_advance(Saver *s, uint64_t any, uint64_t all, Error *err) {
     WriterWord word = {.any = (unsigned)(any / RECORD_WRITER) & 255,
                        .all = (unsigned)(all / RECORD_WRITER) & 255};
     return checkpoint_writer_advance(s->writer, word) ? hand_over(s, err) : OK;
 }
 
-/* Bits of `any` are set by one rank, those of `all` only by every one. */
+/* A bit of `any` is set if one rank sets it, a bit of `all` only if every rank does. */
 static void combine_words(void *into, const void *from) {
     uint64_t *a = into;
     const uint64_t *b = from;
     a[0] |= b[0], a[1] &= b[1];
 }
 
-/* With many ranks the words are combined here, outside of steps; with one there is nothing to combine. */
+/* With several ranks the words are combined here, outside of steps; with one there is nothing to combine. */
 ErrorCode saver_wait(Saver *s, Error *err) {
     while (comm_size(s->comm) > 1 && !checkpoint_writer_idle(s->writer)) {
         uint64_t words[2] = {0, 0};
@@ -240,7 +242,7 @@ ErrorCode saver_wait(Saver *s, Error *err) {
     return checkpoint_writer_wait(s->writer, err);
 }
 
-/* Without a copy training waits for the save as a whole, and it counts as stall. */
+/* Without a copy training waits for the whole save, which counts as stall. */
 static ErrorCode wait_if_direct(Saver *s, Error *err) {
     double start = clock_seconds();
     if (config_saves_async(s->c)) return OK;
@@ -249,12 +251,13 @@ static ErrorCode wait_if_direct(Saver *s, Error *err) {
     return code;
 }
 
-/* All ranks at the same step. Returns once the writer has the job; nothing need be on the disk yet. */
+/* All ranks call it at the same step. Returns once the writer has the job; nothing need be on the disk
+ * yet. */
 ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error *err) {
     Text text = {0};
     double start = clock_seconds();
     TRY(saver_wait(s, err));
-    /* The report of the save before would be overwritten by this one's. */
+    /* The report of the previous save would be overwritten by this one's. */
     s->has_earlier = s->has_earlier || saver_report(s, &s->earlier);
     s->waited = clock_seconds() - start;
     saved_write(state, engine_updates(s->engine), s->set, s->facts, &text);
@@ -265,8 +268,8 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
                            .files = s->files,
                            .file_count = s->file_count,
                            .best = state->best.step};
-    /* Without optimizer and state a checkpoint is a model directory, and who takes it is warned by what it
-     * holds beside. */
+    /* Without optimizer and state, a checkpoint is a model directory. Its readers are warned if it holds more
+     * (kept). */
     save.optimizer = list_of(weights_only ? s->kept : s->optimizer);
     if (!weights_only) save.state = text.data;
     ErrorCode code = checkpoint_writer_begin(s->writer, &save, err);
@@ -274,10 +277,10 @@ ErrorCode saver_begin(Saver *s, const RunState *state, bool weights_only, Error 
     return code == OK ? wait_if_direct(s, err) : code;
 }
 
-/* Where nothing is being copied it returns at once, so each step may call it. */
+/* Returns at once if nothing is being copied, so each step may call it. */
 void saver_copied(Saver *s) { checkpoint_writer_copied(s->writer); }
 
-/* The earlier save's first: there may be two to tell of. */
+/* The earlier save's report comes first: there may be two. */
 bool saver_report(Saver *s, SaveReport *out) {
     if (s->has_earlier) {
         *out = s->earlier;
@@ -289,7 +292,8 @@ bool saver_report(Saver *s, SaveReport *out) {
     return true;
 }
 
-/* A save in flight is waited for with one rank; with many, who wanted it has called saver_wait. */
+/* With one rank, waits for the save under way; with several, the caller has called saver_wait if it wanted
+ * that. */
 ErrorCode saver_close(Saver *s, Error *err) {
     ErrorCode code = checkpoint_writer_stop(s->writer, err);
     tensors_free(s->model);

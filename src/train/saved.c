@@ -1,15 +1,15 @@
-/* Reading refuses what no weft wrote; of another version it takes what it knows.
+/* Reading refuses what no weft has written; from another version it takes what it knows.
  *
- * state.json, in the order in which it is written:
+ * state.json, in the order of writing:
  *
  *     version, weft                      of the format; of the program, for people
- *     step, samples, tokens              where the run stands; samples are what the data goes on from
- *     skipped, updates                   steps without an update; updates made: the bias corrections' count
+ *     step, samples, tokens              progress; the data resumes from the number of samples
+ *     skipped, updates                   steps without an update; updates made: the count for bias correction
  *     data, tokenizer, mixture           fingerprints of what it was trained on
  *     sums, kernels, build               what last bits depend on, in words
  *     loss_window, grad_norm_window      of the spike statistic, oldest first
- *     best                               figure, step and value, where checkpoint.keep_best is set
- *     noise_signal, noise_variance       means of the noise scale; 0 where it is not measured
+ *     best                               figure, step and value, if checkpoint.keep_best is set
+ *     noise_signal, noise_variance       means of the noise scale; 0 if it is not measured
  *     config                             resolved, as YAML in a string */
 #include "train/saved.h"
 
@@ -22,7 +22,7 @@
 
 /* ---- reading ---- */
 
-/* As many numbers as the window has at most; fewer, where the run was younger than that. */
+/* At most as many numbers as the window has; fewer if the run was younger. */
 static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *window, Error *err) {
     double values[SPIKE_WINDOW];
     size_t count = 0;
@@ -38,14 +38,13 @@ static ErrorCode read_window(const cJSON *state, const char *key, SpikeWindow *w
     return spike_load(window, values, count, err);
 }
 
-/* Below 2^53: JSON's numbers are doubles. */
+/* Below 2^53, because JSON numbers are doubles. */
 static ErrorCode read_count(const cJSON *state, const char *key, int64_t *out, Error *err) {
     return json_get_int(state, CHECKPOINT_STATE, key, true, 0, INT64_C(1) << 53, out, err);
 }
 
-/* Tokens are counted as they are taken, so they tell the samples of a version that did not count them.
- * What it left open is what it made of it: the tokens of a step were the same in all of them. (Version 1
- * had tokens only.) */
+/* Version 1 counted tokens but not samples. Tokens are counted as they are taken, and all steps had equally
+ * many, so samples and an open train.tokens_per_step follow from them. */
 static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
     RunState *s = &saved->state;
     char tokens[24];
@@ -59,7 +58,7 @@ static ErrorCode convert_first_version(SavedRun *saved, Error *err) {
                           err);
 }
 
-/* A step that cannot be the best one would only spare a checkpoint; a value that is none is refused. */
+/* A wrong step would only keep one checkpoint from being removed; an invalid value is refused. */
 static ErrorCode read_best(const cJSON *state, BestCheckpoint *best, Error *err) {
     const cJSON *object = cJSON_GetObjectItemCaseSensitive(state, "best");
     const char *where = CHECKPOINT_STATE ": best", *figure = NULL;
@@ -88,7 +87,7 @@ static ErrorCode read_state(SavedRun *saved, const cJSON *state, int64_t version
     return version == 1 ? convert_first_version(saved, err) : read_count(state, "samples", &s->samples, err);
 }
 
-/* *out keeps its NULs where a fact is not there: "" is "not known". */
+/* *out stays empty ("not known") if the fact is missing. */
 static ErrorCode read_fact(const cJSON *state, const char *key, bool required, char *out, size_t size,
                            Error *err) {
     const char *text = NULL;
@@ -108,8 +107,8 @@ static ErrorCode read_facts(RunFacts *f, const cJSON *state, bool all, Error *er
     return read_fact(state, "build", all, f->build, sizeof f->build, err);
 }
 
-/* Unknown keys are passed over (options_apply_written): an older or newer weft may have written them, and
- * a key that matters has its default compared. */
+/* Unknown keys are ignored (options_apply_written): an older or newer weft may have written them, and a
+ * missing key is compared by its default. */
 static ErrorCode read_config(SavedRun *saved, const cJSON *state, Error *err) {
     const char *yaml = NULL;
     TRY(json_get_string(state, CHECKPOINT_STATE, "config", true, &yaml, err));
@@ -140,8 +139,8 @@ ErrorCode saved_parse(SavedRun *saved, const char *text, Error *err) {
     return code;
 }
 
-/* For who wants fingerprints alone: of any version, and without a configuration that this weft would have
- * to accept. */
+/* For readers of fingerprints: works for any version, and for configurations that this weft would not
+ * accept. */
 ErrorCode saved_parse_facts(RunFacts *facts, const char *text, Error *err) {
     cJSON *state;
     *facts = (RunFacts){0};
@@ -163,7 +162,7 @@ void saved_free(SavedRun *saved) { options_free(&saved->set); }
 
 /* ---- writing ---- */
 
-/* Oldest first, so that reading them back in order makes the same window. */
+/* Oldest first, so that reading them in order restores the window. */
 static void write_window(JsonWriter *w, const char *key, const SpikeWindow *window) {
     double values[SPIKE_WINDOW];
     size_t count = spike_save(window, values);
@@ -173,7 +172,7 @@ static void write_window(JsonWriter *w, const char *key, const SpikeWindow *wind
     json_end_array(w);
 }
 
-/* Where nobody asks for one there is no member: the file is that of a run without. */
+/* Without checkpoint.keep_best there is no such member. */
 static void write_best(JsonWriter *w, const BestCheckpoint *best) {
     if (!*best->figure) return;
     json_key(w, "best");
@@ -194,7 +193,7 @@ static void write_facts(JsonWriter *w, const RunFacts *f) {
     json_put_string(w, "build", f->build);
 }
 
-/* By rank 0; a function of its arguments alone, so that equal runs have equal states. */
+/* Called by rank 0. Depends on its arguments alone, so equal runs have equal states. */
 void saved_write(const RunState *s, int64_t updates, const OptionSet *set, const RunFacts *facts, Text *out) {
     Text yaml = {0};
     JsonWriter w;

@@ -1,11 +1,11 @@
-/* What a configuration leaves open is settled here once, through the options: by the device, the
- * tokenizer, the mesh. Nothing here decides anew what a run that goes on has decided before (changes.c).
+/* Settles once, through the options, what a configuration leaves open and device, tokenizer or mesh
+ * determine. A resumed run keeps what it has settled before (changes.c).
  *
- * In the order of a run: setup_before_ranks (the environment of OpenMP, before any thread is there),
+ * In the order of a run: setup_before_ranks (the environment for OpenMP, before there are threads),
  * setup_device, setup_shape (with the tokenizer), setup_keep_compute and setup_compute, setup_batch,
- * setup_canonical, setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into
- * the options with the reason, so that config.yaml of the run, agreement between ranks and the next start
- * all see the same. */
+ * setup_canonical, setup_loss_rows, setup_sums, setup_communication. Each writes what it has settled into the
+ * options with the reason, so that the run's config.yaml, the agreement between ranks and the next start all
+ * see the same. */
 #include "train/setup.h"
 
 #include <math.h>
@@ -24,25 +24,25 @@
 
 static const char WAITING[] = "OMP_WAIT_POLICY";
 
-/* OpenMP's threads spin while they wait; with more of them than cores each spins in another's time. */
+/* OpenMP threads spin while they wait; if there are more of them than cores, each takes time from another. */
 static bool too_many_threads(const Config *c, int ranks, int cores) {
     return ranks > 1 && c->run.threads > 1 && c->run.threads * ranks > cores;
 }
 
-/* What the ranks of this machine have together. Where a launcher has bound them, that is more than this one's
- * own. */
+/* Cores of all ranks of this machine together. If a launcher has bound the ranks, these are more than this
+ * rank's own. */
 static int local_cores(const Comm *comm) {
     int known = comm ? comm_local_cores(comm) : 0;
     return known > 0 ? known : device_cpu_cores();
 }
 
-/* Passive threads sleep while they wait. What the user has set stays. It is for the ranks, which inherit
- * it: OpenMP has read its own by now. */
+/* With "passive", threads sleep while they wait. A value that the user has set stays. It is for the ranks,
+ * which inherit the environment: OpenMP in this process has read its own already. */
 void setup_before_ranks(const Config *c, int ranks) {
     if (too_many_threads(c, ranks, device_cpu_cores())) setenv(WAITING, "passive", 0);
 }
 
-/* Silent where the user has chosen how threads wait: such a machine is loaded on purpose. */
+/* Silent if the user has chosen how threads wait: such a machine is loaded on purpose. */
 static void warn_of_load(const Comm *comm) {
     double load;
     int cores;
@@ -51,7 +51,7 @@ static void warn_of_load(const Comm *comm) {
              load, cores);
 }
 
-/* Without run.threads each rank gets an equal share of the machine's cores, one at least, and no more than it
+/* Without run.threads each rank gets an equal share of the machine's cores: at least one, and no more than it
  * is bound to. */
 ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err) {
     int local = comm ? comm_local_size(comm) : 1, cores = local_cores(comm), own = device_cpu_cores(),
@@ -66,8 +66,9 @@ ErrorCode setup_device(const Config *c, const Comm *comm, Device *d, Error *err)
                        c->run.threads > 0 ? (int)c->run.threads : each, err);
 }
 
-/* A window needs layers that have it, and a pattern layers that it names. Files say "none" in many ways,
- * which become one; who asks for half of a pair by option means something, and would get nothing. */
+/* A window size needs layers that use it, and a layer pattern must name layers. Files express "none" in many
+ * ways, all of which become one. A user who sets half of a pair by option means something, and would get
+ * nothing. */
 static ErrorCode check_pairs(const ModelConfig *m, Error *err) {
     if (m->sliding_window > 0 && m->windows.layers == 0)
         return error_set(
@@ -75,7 +76,7 @@ static ErrorCode check_pairs(const ModelConfig *m, Error *err) {
             "model.sliding_window is %lld, but no layer has a window: set model.window_period and "
             "model.window_layers (1 and 1 mean all layers), or leave it out",
             (long long)m->sliding_window);
-    /* The pattern of the family stands without windows, too. */
+    /* The family's pattern is allowed without a window. */
     LayerSet usual = model_family(m)->defaults.windows;
     bool said = m->windows.period != usual.period || m->windows.layers != usual.layers;
     if (m->sliding_window == 0 && said && (m->windows.period > 0 || m->windows.layers > 0))
@@ -91,7 +92,7 @@ static ErrorCode check_pairs(const ModelConfig *m, Error *err) {
     return OK;
 }
 
-/* Said by the keys that somebody gave, rather than by what the family's config.json cannot say. */
+/* Names the keys that were given, rather than what the family's config.json cannot express. */
 static ErrorCode check_experts(const ModelConfig *m, Error *err) {
     const Family *f = model_family(m);
     const struct {
@@ -120,7 +121,7 @@ static ErrorCode check_experts(const ModelConfig *m, Error *err) {
     return OK;
 }
 
-/* They would be passed over where no block has a recurrence, or not that one. */
+/* Such keys would be ignored if no block has a recurrence, or not the one that reads them. */
 static ErrorCode check_recurrence(const ModelConfig *m, Error *err) {
     const struct {
         const char *key;
@@ -141,7 +142,8 @@ static ErrorCode check_recurrence(const ModelConfig *m, Error *err) {
     return OK;
 }
 
-/* Numbers that a refusal names and that nobody gave are the family's, where one may look for them in vain. */
+/* Adds to the error the values that nobody gave but the family's defaults have, since a user would look for
+ * them in vain. */
 static ErrorCode name_defaults(const OptionSet *set, const ModelConfig *m, Error *err) {
     Text said = {0};
     char message[sizeof err->message];
@@ -161,7 +163,7 @@ static ErrorCode name_defaults(const OptionSet *set, const ModelConfig *m, Error
     return err->code;
 }
 
-/* What follows from other keys (heads, sizes) is written down as derived. */
+/* Values that follow from other keys (heads, sizes) are marked as derived. */
 static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
     ModelConfig whole = c->model.shape;
     TRY(check_pairs(&whole, err));
@@ -172,7 +174,8 @@ static ErrorCode complete_shape(Config *c, OptionSet *set, Error *err) {
                                "derived from other keys of model", err);
 }
 
-/* The tokenizer.json of model.init; the usual case, in which none need be opened to compare. */
+/* Whether this is the tokenizer.json of model.init: the usual case, in which none need be opened to
+ * compare. */
 static bool is_of(const char *dir, const char *tokenizer) {
     struct stat a, b;
     char *path = path_join(dir, "tokenizer.json"),
@@ -183,7 +186,8 @@ static bool is_of(const char *dir, const char *tokenizer) {
     return same;
 }
 
-/* Of a model that is tuned with another tokenizer (run.allow_changes) the ids would name other tokens. */
+/* Whether the ids of model.init still name the same tokens. They do not if it is tuned with another tokenizer
+ * (run.allow_changes). */
 static bool keeps_tokens(const Config *c, const Tokenizer *t) {
     char *dir = NULL;
     Tokenizer *own = NULL;
@@ -197,8 +201,9 @@ static bool keeps_tokens(const Config *c, const Tokenizer *t) {
     return kept;
 }
 
-/* bos, eos and pad are written into config.json beside the weights, so that other programs stop where this
- * one does. Those of model.init stay, since it was tuned to stop at them; keys of `tokenizer` come first. */
+/* bos, eos and pad are written to config.json alongside the weights, so that other programs stop where this
+ * one does. Those of model.init stay, since it was tuned to stop at them; keys of `tokenizer` take
+ * precedence. */
 static void take_tokens(Config *c, const Tokenizer *t) {
     ModelConfig *m = &c->model.shape;
     const TokenizerKeys *keys = &c->data.tokenizer_keys;
@@ -221,7 +226,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     snprintf(entries, sizeof entries, "%lld", (long long)size);
     if (m->vocab_size == 0)
         TRY(options_derive(set, "model.vocab_size", entries, "derived from data.tokenizer", err));
-    /* More rows than entries are fine (padding to a round number); fewer would be read out of bounds. */
+    /* More rows than entries are fine (padding to a round number). With fewer, ids would be out of bounds. */
     if (m->vocab_size < size)
         return error_set(
             err, ERR_CONFIG,
@@ -231,7 +236,7 @@ ErrorCode setup_shape(Config *c, OptionSet *set, const Tokenizer *t, Error *err)
     return complete_shape(c, set, err);
 }
 
-/* For verbs that need no data: a tokenizer is opened only if the vocabulary is not said. */
+/* For verbs that need no data: opens a tokenizer only if the vocabulary is not given. */
 ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
     if (c->model.shape.vocab_size > 0) return complete_shape(c, set, err);
     Tokenizer *tokenizer;
@@ -241,7 +246,7 @@ ErrorCode setup_shape_alone(Config *c, OptionSet *set, Error *err) {
     return code;
 }
 
-/* ---- what is left open ---- */
+/* ---- values that are left open ---- */
 
 static const char KEPT[] = "what the run has had so far";
 
@@ -253,8 +258,9 @@ ErrorCode setup_keep_compute(const Config *c, OptionSet *set, const Config *save
                           err);
 }
 
-/* The default of a key that nobody gave depends on the version, and on model.init; a run goes on as it
- * began. Biases of experts stay where the speed is 0 now: experts learned to be chosen with them. */
+/* The default of a key that nobody gave depends on the version and on model.init; a resumed run continues as
+ * it began. Biases of experts stay even if the speed is 0 now, since experts learned to be chosen with
+ * them. */
 ErrorCode setup_keep_balance(Config *c, OptionSet *set, const SavedRun *saved, bool biased, Error *err) {
     char speed[32];
     if (!saved) return OK;
@@ -266,7 +272,7 @@ ErrorCode setup_keep_balance(Config *c, OptionSet *set, const SavedRun *saved, b
     return OK;
 }
 
-/* `native`: of all ranks (agree_on_compute). */
+/* `native`: on all ranks (agree_on_compute). */
 ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err) {
     if (c->train.compute != COMPUTE_AUTO) return OK;
     return options_derive(set, "train.compute", native ? "bf16" : "fp32",
@@ -275,7 +281,7 @@ ErrorCode setup_compute(const Config *c, OptionSet *set, bool native, Error *err
                           err);
 }
 
-/* As text, through the table: a derived value passes the same bounds as a given one. */
+/* Goes through the option table as text, so a derived value passes the same bounds as a given one. */
 static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, const char *where,
                                Error *err) {
     char text[24];
@@ -283,16 +289,16 @@ static ErrorCode derive_number(OptionSet *set, const char *key, int64_t value, c
     return options_derive(set, key, text, where, err);
 }
 
-/* Whether the saved run's microbatches make up the step on these ranks, in the number that is asked for.
- * Else another is chosen, and the change of last bits is said. */
+/* Whether the saved run's microbatch divides the step on these ranks, into the number of microbatches that
+ * was asked for. Otherwise another is chosen, and the change of last bits is reported. */
 static bool keeps_microbatch(const Config *c, const Config *saved, int ranks) {
     int64_t unit = saved->train.microbatch * c->train.context * ranks, asked = c->pipeline.microbatches;
     if (unit == 0 || c->train.tokens_per_step % unit != 0 || c->train.batch_start % unit != 0) return false;
     return asked == 0 || asked == c->train.tokens_per_step / unit;
 }
 
-/* In this order: what was given, what the saved run had, what the tokens of a step make. On other ranks
- * the step keeps its tokens, and so its samples. */
+/* Takes, in this order, what was given, what the saved run had, what follows from the tokens of a step. With
+ * another number of ranks the step keeps its tokens, and so its samples. */
 ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *saved, Error *err) {
     Mesh mesh;
     int64_t sequences, microbatches;
@@ -305,7 +311,7 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
     TRY(config_geometry(c, ranks, &sequences, &microbatches, err));
     if (c->train.microbatch == 0)
         TRY(derive_number(set, "train.microbatch", sequences, "derived from the tokens of a step", err));
-    /* Chunks of the loss are sums too: they stay as long as the microbatch does. */
+    /* Chunks of the loss determine the order of sums too: they stay if the microbatch does. */
     if (c->train.loss_rows == 0 && saved && saved->train.microbatch == sequences)
         TRY(derive_number(set, "train.loss_rows", saved->train.loss_rows, KEPT, err));
     if (c->train.tokens_per_step > 0) return OK;
@@ -313,12 +319,12 @@ ErrorCode setup_batch(const Config *c, OptionSet *set, int world, const Config *
                          "derived from train.microbatch and the ranks", err);
 }
 
-/* What a run that is older than the key did is 1. */
+/* A run that is older than the key behaved as with 1. */
 static ErrorCode keep_degree(OptionSet *set, const char *key, int64_t kept, Error *err) {
     return derive_number(set, key, kept > 0 ? kept : 1, KEPT, err);
 }
 
-/* Fast sums have no spans. */
+/* Only exact sums have exact chunks. */
 static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     bool exact = c->train.numerics == NUMERICS_EXACT, was = saved && saved->train.numerics == NUMERICS_EXACT;
     if (!exact || c->numerics.canonical_cp > 0) return OK;
@@ -329,7 +335,7 @@ static ErrorCode settle_spans(const Config *c, OptionSet *set, const Config *sav
                          twice ? "derived from mesh.cp, by keys" : "derived from mesh.cp", err);
 }
 
-/* Once for the life of a run, both: with another number its sums are cut in another way. */
+/* Both are settled once in the life of a run: another number would split its sums in another way. */
 ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, Error *err) {
     TRY(settle_spans(c, set, saved, err));
     if (c->numerics.canonical_tp > 0) return OK;
@@ -337,15 +343,15 @@ ErrorCode setup_canonical(const Config *c, OptionSet *set, const Config *saved, 
     return derive_number(set, "numerics.canonical_tp", c->mesh.tp, "derived from mesh.tp", err);
 }
 
-/* The plan has decided; it is written down so that a run that goes on keeps the same chunks. */
+/* The plan has decided; its choice is written down so that a resumed run keeps the same chunks. */
 ErrorCode setup_loss_rows(const Config *c, OptionSet *set, int64_t planned, Error *err) {
     if (c->train.loss_rows == planned) return OK;
     return derive_number(set, "train.loss_rows", planned, "derived from the vocabulary and train.microbatch",
                          err);
 }
 
-/* When sums cross between data-parallel ranks. Over shards and then over copies is as over all, in the
- * canonical tree (base/tree.h), unless other microbatches are added between the two. */
+/* When gradients are summed over data-parallel ranks. In the canonical tree (base/tree.h) a sum over shards
+ * and then over replicas equals one over all, unless other microbatches are added in between. */
 static void describe_collectives(const Config *c, const Layout *l, char *out, size_t size) {
     int shards = mesh_size(&l->mesh, MESH_SHARDS), replicas = mesh_size(&l->mesh, MESH_REPLICAS);
     GradientSync sync = program_sync((GradientSync)c->train.gradient_sync, shards, replicas, l->microbatches);
@@ -354,8 +360,8 @@ static void describe_collectives(const Config *c, const Layout *l, char *out, si
     if (sync == SYNC_REPLICA) snprintf(out + at, size - (size_t)at, ", %d at first", shards);
 }
 
-/* Everything on which the order of fp32 sums depends, in words: equal words, equal bits. Compared on
- * resuming, shown where they differ. */
+/* Describes everything that the order of fp32 sums depends on: equal texts, equal bits. Compared on resuming,
+ * and shown if it differs. */
 void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
     int ranks = mesh_dp_degree(&l->mesh), contexts = mesh_size(&l->mesh, MESH_CONTEXT);
     char collectives[80] = "", order[120] = "", shared[60] = "";
@@ -374,8 +380,8 @@ void setup_sums(const Config *c, const Layout *l, char *out, size_t size) {
              collectives, order);
 }
 
-/* Whether the saved run's way makes its sums again here. It need not be kept where sums hang on nothing: with
- * one microbatch a step, and with exact numerics. */
+/* Whether the saved run's gradient_sync reproduces its order of sums here. It need not be kept where that
+ * order does not depend on it: with one microbatch per step, and with exact numerics. */
 static bool keeps_sync(const Config *c, int world, const SavedRun *saved, GradientSync *sync) {
     Layout l;
     Error ignored = {.message = ""};
@@ -392,7 +398,7 @@ static bool keeps_sync(const Config *c, int world, const SavedRun *saved, Gradie
     return same;
 }
 
-/* After the step is settled: how many microbatches it has decides. */
+/* Call after the step is settled, because the choice depends on its number of microbatches. */
 ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const SavedRun *saved, Error *err) {
     SyncChoice choice = {.why = KEPT};
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
@@ -400,13 +406,13 @@ ErrorCode setup_gradient_sync(const Config *c, OptionSet *set, int world, const 
     return options_derive(set, "train.gradient_sync", sync_name(choice.sync), choice.why, err);
 }
 
-/* schedule.total_steps may be longer than the run, or shorter; 0 is the run. */
+/* schedule.total_steps may be longer than the run, or shorter; 0: the run's steps. */
 static int64_t schedule_steps(const Config *c) {
     return c->schedule.total_steps > 0 ? c->schedule.total_steps : c->train.steps;
 }
 
-/* A run that goes on to the end of its schedule and warms up for more than half of it learns little. The
- * default is the same number for every run: the shorter ones are told what others take. */
+/* A schedule that warms up for more than half of its steps learns little. The default warmup is the same for
+ * every run, so short runs are told what is usual. */
 static void remark_on_warmup(const Config *c, const OptionSet *set) {
     long long warmup = c->schedule.warmup_steps, total = schedule_steps(c);
     bool given = options_is_set(set, "schedule.warmup_steps");
@@ -419,7 +425,7 @@ static void remark_on_warmup(const Config *c, const OptionSet *set) {
              (total + 9) / 10);
 }
 
-/* Remarks are on what is allowed and seldom meant. None of them ends a run. */
+/* Remarks are about what is allowed but seldom meant. None of them ends a run. */
 static void remark_on_schedule(const Config *c, const OptionSet *set) {
     const ScheduleOptions *s = &c->schedule;
     long long total = schedule_steps(c), steps = c->train.steps;
@@ -433,7 +439,7 @@ static void remark_on_data(const Config *c, const OptionSet *set, const Dataset 
     bool marked = (c->data.add_bos && tokenizer_bos(t) >= 0) || (c->data.add_eos && tokenizer_eos(t) >= 0);
     for (size_t i = 0; i < dataset_validation_sets(d); i++) {
         long long samples = (long long)dataset_validation_set(d, i).samples;
-        if (samples > there) there = samples; /* the largest set: smaller ones are taken whole as a rule */
+        if (samples > there) there = samples; /* the largest set: smaller ones are usually taken whole */
     }
     if (c->validation.every > 0 && there == 0)
         log_warn("validation.every is %lld, and there is nothing to validate on: set "
@@ -456,7 +462,7 @@ static void remark_on_repeat(DatasetRepeat repeat, const char *what) {
     if (repeat.files > 0) log_warn("%s holds what %s holds%s: %s", repeat.again, repeat.path, more, what);
 }
 
-/* Up to four times a text teaches nearly what new text would, and less each time from there on (Muennighoff
+/* Up to four epochs a text teaches nearly as much as new text would; beyond that, less each time (Muennighoff
  * et al., "Scaling data-constrained language models", 2023). */
 static void remark_on_epochs(const Config *c, const Dataset *d) {
     size_t count = dataset_sources(d), most = 0, many = 0;
@@ -488,7 +494,7 @@ static void remark_on_trace(const Config *c) {
                  (long long)c->train.steps);
 }
 
-/* A run that goes on has the bias, a model alone does not. */
+/* A resumed run has the bias, but a model directory does not. */
 static void remark_on_balance(const Config *c) {
     if (!c->model.shape.balance_bias || !c->checkpoint.last_weights_only) return;
     log_warn("checkpoint.last_weights_only: the last checkpoint is a model that chooses experts without the "
@@ -505,7 +511,7 @@ void setup_remarks(const Config *c, const OptionSet *set, const Dataset *d, cons
     remark_on_balance(c);
 }
 
-/* A function of configuration and step: a run that goes on has the rates that it would have had. */
+/* Depends on configuration and step only, so a resumed run has the same learning rates. */
 StepOptions setup_step(const Config *c, int64_t step) {
     const OptimizerOptions *o = &c->optimizer;
     int64_t total = schedule_steps(c);
@@ -514,11 +520,11 @@ StepOptions setup_step(const Config *c, int64_t step) {
                          .clip_norm = o->clip_norm};
 }
 
-/* A thread of its own moves messages on while kernels run; without a core for it, it would only take time
- * from them. */
+/* A progress thread moves messages while kernels run. Without a core of its own it would only take time from
+ * them. */
 ErrorCode setup_communication(const Config *c, Comm *comm, const Mesh *mesh, Device *d, Error *err) {
     int asked = c->comm.progress_thread;
-    /* A core is left where ranks times threads leave one. */
+    /* There is one if ranks times threads leave a core free. */
     bool core_left = local_cores(comm) > comm_local_size(comm) * d->threads;
     TRY(comm_set_mesh(comm, mesh, err));
     comm_set_device(comm, d);

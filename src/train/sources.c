@@ -71,7 +71,7 @@ static void combine(void *into, const void *from) {
     }
 }
 
-/* The end of a path tells more than its beginning. Cut in front of a whole character of UTF-8. */
+/* Keeps the end of a path, which is more specific than its beginning. Cuts before a whole UTF-8 character. */
 static void cut_name(const char *name, size_t size, char *out) {
     size_t length = strlen(name);
     const char *from = length < size ? name : name + length - (size - 4);
@@ -79,8 +79,7 @@ static void cut_name(const char *name, size_t size, char *out) {
     snprintf(out, size, "%s%s", from > name ? "..." : "", from);
 }
 
-/* Figures are known by it: where another source would have the same one, its place in the list goes behind.
- */
+/* The name identifies a source's figures. If another source would have the same, its index is appended. */
 static void put_name(const Dataset *d, size_t source, char out[METRICS_NAME]) {
     char other[METRICS_NAME], place[24];
     size_t same = 0;

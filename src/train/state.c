@@ -1,14 +1,14 @@
-/* Every rank reads its part of a checkpoint, and all agree on what they found: one that is damaged for a
- * single rank is passed over by all. Nothing of the engine is touched before the run has been compared
- * with the file.
+/* Every rank reads its part of a checkpoint, and all agree on the result: a checkpoint that is damaged for a
+ * single rank is skipped by all. Nothing in the engine is changed before the run has been compared with the
+ * file.
  *
- * Owner of what was found is the trainer's ResumePoint; state_close frees it when the weights are loaded, or
- * when the run ends before that.
+ * The trainer's ResumePoint owns what was found. state_close frees it when the weights are loaded, or when
+ * the run ends before that.
  *
  *     state_find      the newest checkpoint that is good on all ranks; the run as it was saved
  *     (changes.c)     compares that with the run as it is configured now
  *     state_take_up   weights, optimizer, count of updates
- *     state_discard   instead of all that: a run that begins anew */
+ *     state_discard   instead of all that: a run that starts over */
 #include "train/state.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@
 #include "train/agree.h"
 #include "train/tensors.h"
 
-/* A checkpoint of before an average was asked for has none: it begins with the weights. */
+/* A checkpoint that was saved without an average has none: the average then begins with the weights. */
 static ErrorCode load_average(Engine *e, const Checkpoint *ckpt, Error *err) {
     Tensors *average = tensors_of_average(e, TENSORS_TO_LOAD);
     ErrorCode code = OK;
@@ -47,8 +47,8 @@ static bool has_exact_weights(const ModelFiles *optimizer) {
     return false;
 }
 
-/* A model file in bf16 is a rounded copy: the optimizer file then holds the weights themselves.
- * engine_refresh makes what is computed from the master weights (copies in the compute dtype) anew. */
+/* If the model file is bf16, and so rounded, the optimizer file holds the exact weights. engine_refresh
+ * updates the compute copies of the master weights. */
 static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     bool rounded = has_exact_weights(&ckpt->optimizer);
     Tensors *model = tensors_of_model(e, TENSORS_TO_LOAD, SAFE_F32);
@@ -62,8 +62,9 @@ static ErrorCode load_tensors(Engine *e, const Checkpoint *ckpt, Error *err) {
     return code;
 }
 
-/* Every rank reads its part of the checkpoint, and all agree on what they found. Reading is shared out by
- * bytes; opening is each rank's own. A rank with a directory of its own reads all of it: nobody else does. */
+/* Every rank reads its part of the checkpoint, and all agree on the result. Reading is divided by bytes; each
+ * rank opens the files by itself. A rank with a directory of its own reads all of it, because nobody else
+ * does. */
 static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, bool shared, const char *path, Error *err) {
     int rank = shared ? comm_rank(comm) : 0, ranks = shared ? comm_size(comm) : 1;
     ErrorCode code = checkpoint_check_part(path, rank, ranks, err);
@@ -71,12 +72,12 @@ static ErrorCode open_together(Checkpoint *ckpt, Comm *comm, bool shared, const 
     code = checkpoint_open_verified(ckpt, path, true, err);
     bool open = code == OK;
     code = comm_agree(comm, code, err);
-    /* Another rank could not open it: this one gives it back, so that all go on to the next. */
+    /* Another rank could not open it: close it here as well, so that all try the next one. */
     if (code != OK && open) checkpoint_close(ckpt);
     return code;
 }
 
-/* The newest that is good, of those that rank 0 found. */
+/* Opens the newest good one of those that rank 0 found. */
 static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, bool shared, const CheckpointSet *set,
                              int64_t count, Error *err) {
     char path[4096];
@@ -98,7 +99,8 @@ static ErrorCode open_newest(Checkpoint *ckpt, Comm *comm, bool shared, const Ch
     return ERR_DATA;
 }
 
-/* One that lies at the same place on another machine, but is not the same, verifies as well. */
+/* Another checkpoint at the same path on another machine would also pass verification, so the ranks compare
+ * checksums. */
 static ErrorCode agree_on_checkpoint(const Checkpoint *ckpt, Comm *comm, Error *err) {
     char seal[17];
     snprintf(seal, sizeof seal, "%016llx", (unsigned long long)ckpt->seal);
@@ -106,7 +108,7 @@ static ErrorCode agree_on_checkpoint(const Checkpoint *ckpt, Comm *comm, Error *
                          "run.dir must be one directory that all ranks see", err);
 }
 
-/* Nothing found is no error: the run begins. `f` is closed by state_close in any case. */
+/* Finding none is no error: the run begins. state_close closes `f` in any case. */
 ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *comm, Error *err) {
     CheckpointSet there = {0};
     char *dir = checkpoint_directory(run_dir);
@@ -127,7 +129,7 @@ ErrorCode state_find(ResumePoint *f, const char *run_dir, bool shared, Comm *com
     return comm_agree(comm, code, err);
 }
 
-/* Compared before (changes.c), so a mismatch here is a damaged or edited checkpoint. */
+/* The run was compared before (changes.c), so a mismatch here means a damaged or edited checkpoint. */
 ErrorCode state_take_up(const ResumePoint *f, Engine *e, Comm *comm, Error *err) {
     engine_set_updates(e, f->saved.updates);
     ErrorCode code = load_tensors(e, &f->checkpoint, err);
@@ -145,8 +147,8 @@ void state_close(ResumePoint *f) {
 
 #define STATE_LIMIT (4 << 20)
 
-/* From the newest state that is there, good or not: for people who ask what a run was trained on, not for
- * resuming. Facts stay empty where no checkpoint has a state. */
+/* Reads the newest state that exists, good or not: for people who ask what a run was trained on, not for
+ * resuming. Facts stay empty if no checkpoint has a state. */
 ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
     CheckpointSet set = {0};
     char *dir = checkpoint_directory(run_dir), *text = NULL;
@@ -166,8 +168,8 @@ ErrorCode state_read_facts(RunFacts *facts, const char *run_dir, Error *err) {
     return code;
 }
 
-/* A checkpoint of weights alone has no state, and a damaged one none to be believed: then the one before it
- * tells. */
+/* A checkpoint of weights only has no state, and a damaged one cannot be trusted: then the previous one is
+ * read. */
 void state_read_best(BestCheckpoint *best, const char *checkpoints) {
     CheckpointSet set = {0};
     bool found = false;
@@ -185,11 +187,11 @@ void state_read_best(BestCheckpoint *best, const char *checkpoints) {
     checkpoint_set_free(&set);
 }
 
-/* What readers of the new run would take for its own. */
+/* Files that readers of the new run would take for its own. */
 static const char *const records[] = {METRICS_PATTERN, JOURNAL_FILE, TRACE_FILE, REPORT_FILE, LISTENER_LOG};
 
-/* Checkpoints first: with them gone a crash in between leaves a directory that begins anew, not one that
- * goes on with half its records. */
+/* Checkpoints go first: after a crash in between, the directory starts a new run instead of resuming with
+ * half of its records. */
 ErrorCode state_discard(const char *run_dir, Error *err) {
     char *dir = checkpoint_directory(run_dir);
     ErrorCode code = file_remove_tree(dir, err);
@@ -200,7 +202,7 @@ ErrorCode state_discard(const char *run_dir, Error *err) {
     return code == OK ? audit_discard(run_dir, err) : code;
 }
 
-/* A hash of samples, not of all bytes: every rank reads it before weights are loaded. */
+/* A hash of samples, not of all bytes: every rank computes it before weights are loaded. */
 ErrorCode state_sample_weights(const char *dir, char out[65], Error *err) {
     ModelFiles files;
     TRY(modelfiles_open(&files, dir, err));
@@ -219,8 +221,8 @@ static ErrorCode load_weights(Engine *e, Tensors *model, const char *dir, Error 
     return code;
 }
 
-/* Weights of a model directory or checkpoint, in whatever dtype they are there; each rank reads what it
- * holds. */
+/* Loads the weights of a model directory or checkpoint, in whatever dtype they are stored; each rank reads
+ * its shard. */
 ErrorCode state_load_weights(Engine *e, const char *dir, Error *err) {
     return load_weights(e, tensors_of_base(e, TENSORS_TO_LOAD), dir, err);
 }

@@ -1,13 +1,13 @@
-/* Restarting a run in a process of its own, as long as what ended it may pass.
+/* Restarts a run in a child process, as long as the cause of its end may be temporary.
  *
  *     start --> the child trains --> it ends --+-- done, a user's mistake, or asked to stop --> the end
  *       ^                                      |
  *       +--- pause: 1, 2, 4 ... 60 s <---------+-- a signal, or a failure that may pass, restarts left
  *
  * Invariants
- * S1. The signals to stop and SIGCHLD are blocked from before the first fork to the return, and taken one at
- *     a time by sigtimedwait: no handler runs, and none is lost between a look and a wait. The child gets
- *     back the mask that was there before.
+ * S1. The stop signals and SIGCHLD are blocked from before the first fork until supervise returns, and taken
+ *     one at a time by sigtimedwait: no handler runs, and no signal is lost between a check and a wait. The
+ *     child gets the earlier signal mask back.
  * S2. At any time there is at most one child, and none when supervise returns.
  *
  * Elsewhere called: elastic restarts (torchrun). */
@@ -32,20 +32,19 @@
 #define ENV_ATTEMPT "WEFT_ATTEMPT"
 #define ENV_CAUSE "WEFT_RESTART_CAUSE"
 #define LONGEST_PAUSE 60.0
-#define LONG_RUN 600.0 /* seconds: what fails after that is no longer the same trouble */
+#define LONG_RUN 600.0 /* seconds: a failure after that is a new one, not the same again */
 
 typedef struct Watch {
     const Supervision *terms;
     sigset_t awaited, before;
     pid_t child;
-    bool stopping; /* a signal was passed on: no more restarts */
+    bool stopping; /* a signal was forwarded: no more restarts */
     int attempt;
-    int in_a_row;    /* restarts of which none ran long */
+    int in_a_row;    /* restarts after short runs, in a row */
     char cause[120]; /* of the last end */
 } Watch;
 
-/* The environment is how a process learns that it was started again: ranks inherit it through the
- * launcher. */
+/* The environment tells a process that it was restarted: ranks inherit it through the launcher. */
 int supervise_attempt(void) {
     const char *text = getenv(ENV_ATTEMPT);
     long value = text ? strtol(text, NULL, 10) : 0;
@@ -59,14 +58,14 @@ const char *supervise_cause(void) {
 
 /* ---- the child ---- */
 
-/* In the child. What it is told stands in the environment already. A process group of its own, so that a
- * Ctrl-C of the terminal reaches the supervisor alone, which passes it on once. */
+/* Runs in the child. The environment is already set. The child gets its own process group, so that a Ctrl-C
+ * in the terminal reaches the supervisor alone, which forwards it once. */
 static _Noreturn void become(const Watch *w, pid_t parent) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     sigprocmask(SIG_SETMASK, &w->before, NULL);
-    /* The same program, even if its file was replaced meanwhile: a run does not change its build on the
-     * way. */
+    /* Runs the same program even if its file was replaced in the meantime: a run does not change its
+     * build. */
     if (getppid() == parent) execv("/proc/self/exe", w->terms->words);
     _exit(ERR_INTERNAL);
 }
@@ -80,11 +79,11 @@ static ErrorCode start(Watch *w, Error *err) {
     w->child = fork();
     if (w->child < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start the training process");
     if (w->child == 0) become(w, parent);
-    setpgid(w->child, w->child); /* on both sides, whoever comes first */
+    setpgid(w->child, w->child); /* in parent and child, since either may run first */
     return OK;
 }
 
-/* Status of the child when it has ended. */
+/* Returns whether the child has ended, with its status. */
 static bool ended(Watch *w, int *status) {
     pid_t pid;
     do { pid = waitpid(w->child, status, WNOHANG); } while (pid < 0 && errno == EINTR);
@@ -93,7 +92,7 @@ static bool ended(Watch *w, int *status) {
     return true;
 }
 
-/* Waits for one of the signals, at most so long (negative: for ever). 0 when none came. */
+/* Waits for one of the signals, up to `seconds` (negative: forever). Returns 0 if none came. */
 static int next_signal(const Watch *w, double seconds) {
     struct timespec limit = {.tv_sec = (time_t)seconds, .tv_nsec = (long)(fmod(seconds, 1) * 1e9)};
     int number;
@@ -103,7 +102,7 @@ static int next_signal(const Watch *w, double seconds) {
     return number < 0 ? 0 : number;
 }
 
-/* SIGCHLDs merge, so the child is asked for after each signal, whatever it was. */
+/* SIGCHLDs merge, so the child is checked after each signal, whichever it was. */
 static int wait_for_end(Watch *w) {
     int status = 0;
     while (!ended(w, &status)) {
@@ -115,12 +114,12 @@ static int wait_for_end(Watch *w) {
     return status;
 }
 
-/* ---- what to do about its end ---- */
+/* ---- how to react to its end ---- */
 
-/* A signal is told as a shell would tell it. */
+/* A signal is encoded as a shell does. */
 static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
-/* Training compares nothing: 1 is what mpirun says of itself. */
+/* Training never returns ERR_DIFFERENT (1), so it is the launcher's own status. */
 static const char *name_of(int code) {
     return code == ERR_DIFFERENT ? "the launcher failed" : error_name((ErrorCode)code);
 }
@@ -147,13 +146,13 @@ bool supervise_may_pass(int code) {
     }
 }
 
-/* Doubled with each restart in a row: a disk that is full or a machine that reboots needs time, a single
- * crash none. */
+/* Doubles with each restart in a row: a full disk or a rebooting machine needs time, a single crash does
+ * not. */
 static double pause_before(const Watch *w) {
     return fmin(LONGEST_PAUSE, ldexp(w->terms->backoff_s, w->in_a_row - 1));
 }
 
-/* False when a signal to stop came meanwhile. */
+/* Returns false if a stop signal came in the meantime. */
 static bool pause_for(const Watch *w, double seconds) {
     for (double until = clock_seconds() + seconds; seconds > 0; seconds = until - clock_seconds()) {
         int number = next_signal(w, seconds);
@@ -165,13 +164,13 @@ static bool pause_for(const Watch *w, double seconds) {
 static ErrorCode pass_on(Watch *w, int status, Error *err) {
     ErrorCode code = (ErrorCode)code_of(status);
     if (code != OK) error_set(err, code, "training ended: %s", w->cause);
-    err->reported = WIFEXITED(status); /* by the child */
+    err->reported = WIFEXITED(status); /* the child has printed why */
     if (code == OK && w->attempt > 0)
         log_info("done, after %d restart%s", w->attempt, w->attempt == 1 ? "" : "s");
     return code;
 }
 
-/* Each turn is one life of the child. */
+/* Each iteration is one life of the child. */
 static ErrorCode watch_child(Watch *w, Error *err) {
     for (;;) {
         double started = clock_seconds();
@@ -198,8 +197,8 @@ ErrorCode supervise(const Supervision *s, Error *err) {
     Watch w = {.terms = s};
     signals_to_stop(&w.awaited);
     sigaddset(&w.awaited, SIGCHLD);
-    signal(SIGCHLD, SIG_DFL); /* ignored, there would be no status to ask for */
-    signal(SIGPIPE, SIG_IGN); /* supervision outlives whoever reads its messages */
+    signal(SIGCHLD, SIG_DFL); /* if it were ignored, there would be no status to read */
+    signal(SIGPIPE, SIG_IGN); /* supervision outlives the readers of its messages */
     sigprocmask(SIG_BLOCK, &w.awaited, &w.before);
     ErrorCode code = watch_child(&w, err);
     sigprocmask(SIG_SETMASK, &w.before, NULL);

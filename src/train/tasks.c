@@ -1,6 +1,6 @@
-/* Every rank reads every file and makes the same requests: they are few, and what would have to be sent
- * around instead is larger. That they are the same is compared before any is asked, since ranks that take
- * turns at unlike lists would wait for each other for ever. */
+/* Every rank reads every file and makes the same requests: the files are small, and sending requests around
+ * would move more data. The requests are compared before any is evaluated, since ranks that take turns at
+ * different lists would wait for each other forever. */
 #include "train/tasks.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "observe/metrics.h"
 #include "train/agree.h"
 
-/* Figures are known by it: in records, tags and keys. */
+/* The name identifies the task's metrics: in records, tags and keys. */
 static ErrorCode check_name(const Tasks *t, size_t own, const TaskSource *source, Error *err) {
     const char *name = t->items[own]->name;
     char shown[METRICS_NAME + 16];
@@ -61,7 +61,8 @@ ErrorCode tasks_measure(Engine *e, const Task *t, TaskScore *slots, TaskFigures 
     return code;
 }
 
-/* Files are compared by name, whatever their order; a file of tasks may have another one on each rank. */
+/* Files are compared by name, whatever their order; the file of a task may have a different path on each
+ * rank. */
 ErrorCode tasks_agree(const Tasks *t, Comm *comm, Error *err) {
     static const char advice[] = "give all ranks the same files of tasks";
     Text files = {0}, order = {0};

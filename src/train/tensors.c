@@ -1,12 +1,12 @@
-/* A description for each tensor of the parameter table, and of the optimizer's table for each of its
- * states. Bytes move through the device's ops: tensor memory is not read here.
+/* Describes each tensor of the parameter table, and each optimizer state of it. Bytes move through the
+ * device's ops, since tensor memory must not be read here directly.
  *
- * A rank describes all tensors and holds pieces of some. When saving, of copies (dp_replicate, a tied
- * embedding that is held twice) one rank counts and writes; when loading every holder reads.
+ * A rank describes all tensors and holds segments of some. When saving, one of the replicas (dp_replicate, a
+ * tied embedding that is held twice) counts and writes; when loading, every holder reads.
  *
  *     description   each tensor of the model, on every rank: name, shape, dtype in memory and in the file
- *     piece         a run of elements that this rank holds of it, one after the other in memory
- *     memory[i]     where piece i lies on the device */
+ *     segment       a run of its elements that this rank holds, contiguous in memory
+ *     memory[i]     where segment i lies on the device */
 #include "train/tensors.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "checkpoint/adapter.h"
 
-/* Waits for the device: what is fetched must have been computed. */
+/* Waits for the device, so that what is fetched has been computed. */
 static ErrorCode fetch(void *ctx, int segment, size_t offset, size_t bytes, void *host, Error *err) {
     Tensors *t = ctx;
     Device *d = engine_device(t->engine);
@@ -30,8 +30,8 @@ static ErrorCode store(void *ctx, int segment, size_t offset, size_t bytes, cons
     return OK;
 }
 
-/* As the model file has it, whatever this rank's box of it is. A vector has no columns. The name is the
- * list's own, freed with it. */
+/* The shape is that of the unsharded tensor in the model file. A vector has no columns. The list owns the
+ * name and frees it. */
 static void describe(Tensors *t, const Param *p, const char *prefix, SafeType memory, SafeType stored) {
     TensorDesc *d = &t->descriptions[t->list.count++];
     Text name = {0};
@@ -44,9 +44,9 @@ static ParamSegment segment_of(const Engine *e, const Param *p) {
     return partition_segment(&engine_plan(e)->partition, p);
 }
 
-/* Every rank names every tensor, PREFIX.NAME, and has the elements that it owns of it: at `at` (NULL: none),
- * as `memory`. A description is added by every rank, a piece only by who has it: layouts must be the same
- * everywhere (checkpoint/segments.h). */
+/* Adds tensor PREFIX.NAME, and the elements of it that this rank owns, at `at` (NULL: none) with dtype
+ * `memory`. Every rank adds the description, since the layout of files must be the same everywhere
+ * (checkpoint/segments.h); only owners add segments. */
 static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at, SafeType memory,
                         SafeType stored) {
     ParamSegment segment = segment_of(t->engine, p);
@@ -63,7 +63,7 @@ static void tensors_add(Tensors *t, const Param *p, const char *prefix, void *at
     }
 }
 
-/* Pieces of all parameters: each may be several runs. */
+/* Number of segments of all parameters: each parameter may have several. */
 static int64_t count_runs(const Engine *e) {
     int64_t sum = 0;
     for (int i = 0; i < engine_model(e)->table.count; i++) {
@@ -73,8 +73,7 @@ static int64_t count_runs(const Engine *e) {
     return sum;
 }
 
-/* Room for every tensor and run at once: descriptions and pieces must not move once the list points at
- * them. */
+/* Allocates for all tensors and segments at once: they must not move once the list points at them. */
 static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) {
     size_t room = (size_t)(engine_model(e)->table.count * per_parameter),
            runs = (size_t)(count_runs(e) * per_parameter);
@@ -89,7 +88,8 @@ static Tensors *tensors_new(const Engine *e, TensorsUse use, int per_parameter) 
     return t;
 }
 
-/* What an engine holds of a parameter: master weights, but for inference. `stored` is what the file has. */
+/* What an engine holds of a parameter: master weights, except for inference. `stored` is the dtype in the
+ * file. */
 static void add_weight(Tensors *t, const Param *p, const char *prefix, SafeType stored) {
     SafeType held = engine_held(t->engine, p->flat) == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;
     tensors_add(t, p, prefix, engine_weight(t->engine, p, segment_of(t->engine, p)), held, stored);
@@ -112,7 +112,7 @@ Tensors *tensors_of_model(const Engine *e, TensorsUse use, SafeType stored) {
 
 Tensors *tensors_of_base(const Engine *e, TensorsUse use) { return tensors_of(e, use, false, SAFE_F32); }
 
-/* States are stored in the dtype that they have in memory: resuming changes no bit. */
+/* States are stored in the dtype that they have in memory, so resuming changes no bit. */
 static void add_states(Tensors *t, int param, const Param *p) {
     const ParamGroups *g = &engine_plan(t->engine)->groups;
     SafeType type = param_group(g, param)->settings.states == DTYPE_BF16 ? SAFE_BF16 : SAFE_F32;
@@ -122,8 +122,8 @@ static void add_states(Tensors *t, int param, const Param *p) {
                         type, type);
 }
 
-/* What no model file has a place for, under a name of its own: by those of exact weights it is told that the
- * model file is rounded. */
+/* Adds what model files cannot hold, under the prefix "kept": "master" would signal that the model file is
+ * rounded. */
 static void add_kept(Tensors *t, const Param *p) {
     tensors_add(t, p, "kept", engine_master(t->engine, segment_of(t->engine, p)), SAFE_F32, SAFE_F32);
 }
@@ -136,8 +136,8 @@ static bool is_there(const ModelFiles *from, const char *prefix, const Param *p)
     return there;
 }
 
-/* That, and its average. A file of before they were asked for has none, and memory stays at zeros; an average
- * that is wanted no more is passed over, as those of weights are. */
+/* Adds such a parameter, and its average. An older file may lack them, and memory then stays zero; an average
+ * that is no longer wanted is skipped, as those of weights are. */
 static void add_beside(Tensors *t, int param, const Param *p, const ModelFiles *from) {
     const ParamGroups *g = &engine_plan(t->engine)->groups;
     bool averaged = g->ema > 0;
@@ -147,8 +147,8 @@ static void add_beside(Tensors *t, int param, const Param *p, const ModelFiles *
         tensors_add(t, p, "average", average, SAFE_F32, SAFE_F32);
 }
 
-/* With `master` also the weights in fp32, for a model file that is rounded: without them a resumed run
- * would go on from other weights. */
+/* With `master` also the fp32 weights, for a model file that is rounded: without them a resumed run would
+ * continue from different weights. */
 Tensors *tensors_of_optimizer(const Engine *e, const ModelFiles *from, bool master) {
     const ParamTable *table = &engine_model(e)->table;
     Tensors *t = tensors_new(e, from ? TENSORS_TO_LOAD : TENSORS_TO_SAVE, 1 + OPTIMIZER_STATES);
@@ -172,7 +172,7 @@ Tensors *tensors_of_kept(const Engine *e) {
     return t;
 }
 
-/* Exact whatever the model file is rounded to: a run goes on with it. */
+/* Always fp32, whatever the model file is rounded to, because a run resumes with it. */
 Tensors *tensors_of_average(const Engine *e, TensorsUse use) {
     const ParamTable *table = &engine_model(e)->table;
     const ParamGroups *g = &engine_plan(e)->groups;

@@ -1,8 +1,8 @@
-/* Traced steps: each rank keeps the times of its actions; when the last of them is done rank 0 gathers
- * all, predicts the steps from their mean costs (forecast/timing.h) and writes trace.json.
+/* Traced steps: each rank keeps the times of its actions. When the last traced step is done, rank 0 has
+ * gathered all of them, predicts the steps from the mean costs (forecast/timing.h) and writes trace.json.
  *
- * Memory for the times of a step is the engine's, from the start; what is gathered lies on rank 0 until
- * the report. On several machines clocks differ by more than a step's waits, so each rank's times then
+ * The engine allocates memory for the times of a step at the start; gathered times stay on rank 0 until the
+ * report. Clocks of different machines differ by more than a step's waits, so the times of each rank then
  * count from its own start of the step.
  *
  *     a rank sends:   double began | TimedAction of each action of its program, in order */
@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "observe/trace.h"
 
-/* Without metrics.trace nothing more is done. */
+/* Does nothing more without metrics.trace. */
 void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
     *t = (Tracing){.comm = comm};
     if (!config_traces(c, &t->first, &t->last)) return;
@@ -25,10 +25,10 @@ void tracing_open(Tracing *t, const Config *c, const Layout *l, Comm *comm) {
 
 bool tracing_wants(const Tracing *t, int64_t step) { return step >= t->first && step <= t->last; }
 
-/* While the run goes on: who waits for a trace need not wait for its end. */
+/* Reported while the run continues: who waits for a trace need not wait for its end. */
 bool tracing_due(const Tracing *t) { return t->gathered > 0 && t->gathered == t->last; }
 
-/* What a rank sends: when its step began, by its clock, then its actions. As bytes of this build: all
+/* What a rank sends: when its step began, by its clock, then its actions. These are bytes of this build: all
  * ranks run the same one (agree.c). */
 static char *pack(const StepTimes *times, size_t *bytes) {
     const Program *p = times->program;
@@ -49,7 +49,7 @@ static char *pack(const StepTimes *times, size_t *bytes) {
     return packed;
 }
 
-/* Moves a rank's times to the clock of the step. */
+/* Shifts a rank's times to the clock of the step. */
 static void unpack(TimedStep *s, int rank, const char *packed, size_t bytes, double late) {
     size_t count = (bytes - sizeof(double)) / sizeof(TimedAction);
     TimedAction *actions = mem_alloc_array(count + 1, sizeof *actions);
@@ -58,10 +58,10 @@ static void unpack(TimedStep *s, int rank, const char *packed, size_t bytes, dou
     timing_set(s, rank, actions, (int)count);
 }
 
-/* On rank 0, which alone has what was gathered. */
+/* On rank 0, which alone has the gathered times. */
 static void add_step(Tracing *t, int64_t step, const char *all, const size_t *lengths) {
     int ranks = comm_size(t->comm);
-    /* The monotonic clock is the machine's, so ranks of one machine may be compared by it. */
+    /* Ranks of one machine share its monotonic clock, so their times can be compared. */
     bool one_clock = comm_local_size(t->comm) == ranks;
     double *began = mem_alloc_array((size_t)ranks, sizeof *began), first;
     const char *at = all;
@@ -77,7 +77,7 @@ static void add_step(Tracing *t, int64_t step, const char *all, const size_t *le
     free(began);
 }
 
-/* Between steps, by all ranks: the gathering is not in the times. */
+/* Called by all ranks between steps, so gathering is not part of the times. */
 static ErrorCode gather(Tracing *t, const StepTimes *times, int64_t step, Error *err) {
     size_t bytes, *lengths = mem_alloc_array((size_t)comm_size(t->comm), sizeof *lengths);
     char *mine = pack(times, &bytes), *all = NULL;
@@ -112,7 +112,7 @@ static ErrorCode write_file(const Tracing *t, const char *run_dir, Prediction *p
     return code;
 }
 
-/* Prediction and measurement side by side, in the log and in the journal. */
+/* Reports prediction and measurement together, in the log and in the journal. */
 static ErrorCode report_step(const Tracing *t, int index, const Prediction *p, Journal *journal, Error *err) {
     int64_t step = t->timing.steps[index].step;
     StepFigures f = timing_figures(&t->timing, index);
@@ -129,7 +129,7 @@ static ErrorCode report_step(const Tracing *t, int index, const Prediction *p, J
     return code;
 }
 
-/* A trace that cannot be made or written is a warning: the run has lost nothing. */
+/* A trace that cannot be made or written is only a warning: the run has lost nothing. */
 ErrorCode tracing_report(Tracing *t, const char *run_dir, Journal *journal, Error *err) {
     Error failure = {.message = ""};
     Prediction p = {0};

@@ -1,15 +1,15 @@
 /* The life of a run, from a configuration to its last checkpoint. All ranks go through it together:
  *
- *       run_begin:  device, directory, data, plan, memory, the checkpoint to go on from, records (begin.c)
+ *       run_begin:  device, directory, data, plan, memory, checkpoint to resume from, records (begin.c)
  *       loop:       one_step -> compare_replicas -> validate -> save, each when it is due
- *       finish:     curve, journal; what was opened is closed in trainer_run, however it ended
+ *       finish:     curve, journal; trainer_run closes what was opened, however the run ended
  *
- * What is written of it, and where to, is in records.c.
+ * records.c has what is written about it, and where to.
  *
- *  T1. What a rank does by itself and may fail is agreed on at once (TOGETHER): a failure of one is
- *      returned by all, and said once.
- *  T2. Inside a step there is nothing to agree on: a failure there ends all ranks (comm_fail).
- *  T3. Rank 0, the chief, holds the run's lock, writes the records of the run and speaks. */
+ * T1. Where a rank does something by itself that may fail, all ranks agree on the result at once (TOGETHER):
+ * all return the failure of one, and it is printed once. T2. Inside a step there is no such agreement: a
+ * failure there ends all ranks (comm_fail). T3. Rank 0 holds the run's lock, writes the records of the run,
+ * and prints. */
 #include "train/trainer.h"
 
 #include <math.h>
@@ -28,10 +28,10 @@
 #include "train/run.h"
 #include "train/supervise.h"
 
-/* Written by the thread that takes signals (base/signals.h), and the second by the one that trains. */
+/* Written by the thread that takes signals (base/signals.h); `ending` by the main thread. */
 static atomic_bool stop_requested, ending;
 
-/* First signal: stop after this step. A second SIGINT (of ranks, the launcher's SIGUSR2): at once; whatever
+/* First signal: stop after this step. A second SIGINT (on ranks, the launcher's SIGUSR2): end at once; what
  * was saved stays. */
 static void on_signal(int number) {
     if (ending) return;
@@ -43,15 +43,15 @@ static void on_signal(int number) {
 }
 
 ErrorCode trainer_take_signals(Error *err) {
-    signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
+    signal(SIGPIPE, SIG_IGN); /* a run outlives the readers of its messages */
     return signals_take(on_signal, err);
 }
 
-/* From here on the run ends by itself, and a second Ctrl-C must not cut off what it says. */
+/* From here on the run ends by itself, and a second Ctrl-C must not cut off its last messages. */
 void trainer_ignore_signals(void) { ending = true; }
 
-/* Faults on purpose hit who enters, once others may wait for it. The phase is entered first, so that the
- * watchdog names it if the fault stops this rank. */
+/* Enters the phase before injecting faults, so that the watchdog names the phase if a fault stops this
+ * rank. */
 void run_enter(Trainer *t, Phase phase) {
     activity_enter(t->activity, phase, t->state.step);
     FaultPlace place = {.rank = comm_rank(t->comm),
@@ -63,14 +63,14 @@ void run_enter(Trainer *t, Phase phase) {
     inject_phase_faults(t->inject, &place);
 }
 
-/* The most that is no concern of a run: halfway from even to all tokens with the same experts, and four times
- * the mean at most. */
+/* The largest imbalance that needs no warning: halfway between even and all tokens with the same experts, but
+ * at most four times the mean. */
 static double most_imbalance(const ModelConfig *m) {
     double worst = (double)m->num_experts / (double)m->num_experts_per_tok;
     return fmin(4, (1 + worst) / 2);
 }
 
-/* Once in an attempt. Routers of a base that adapters are beside stay as they are. */
+/* Warns once per attempt. Not with adapters, which leave the routers of their base as they are. */
 static void watch_experts(Trainer *t, const StepResult *r) {
     enum { STEPS = 50 };
     const ModelConfig *m = &t->c->model.shape;
@@ -86,8 +86,8 @@ static void watch_experts(Trainer *t, const StepResult *r) {
              moves ? "raise" : "set", moves ? "" : "=", moves ? "" : config_bias_speed(t->c));
 }
 
-/* A non-finite step is skipped, counted and named; its figures enter no statistic. Judged before it enters
- * the window, against what came before it. */
+/* A non-finite step is skipped, counted and reported; its values enter no statistic. A step is compared with
+ * the earlier ones before it enters the window. */
 static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *err) {
     RunState *s = &t->state;
     double limit = t->c->metrics.spike;
@@ -105,10 +105,11 @@ static ErrorCode judge(Trainer *t, const StepResult *r, StepMetrics *m, Error *e
     return m->spike ? record_event(t, JOURNAL_SPIKE, m->step, NULL, NULL, err) : OK;
 }
 
-/* The copy of a save runs beside forward and backward passes; weights may move when it is made. */
+/* The copy of a save is made alongside forward and backward passes; weights may change once it is
+ * complete. */
 static void copy_finished(void *saver) { saver_copied(saver); }
 
-/* Faults on purpose hit the next step, not what is still being saved of the one before. */
+/* Injected faults affect the next step, not what is still being saved of the previous one. */
 static void inject_step_faults(Trainer *t, StepOptions *options) {
     int attempt = supervise_attempt();
     int64_t step = t->state.step + 1;
@@ -117,7 +118,7 @@ static void inject_step_faults(Trainer *t, StepOptions *options) {
     inject_faults(t->inject, t->engine, step, attempt, options);
 }
 
-/* All ranks do; rank 0 says it. */
+/* All ranks return the error; rank 0 prints it. */
 static ErrorCode give_up(const Trainer *t, const StepResult *r, Error *err) {
     error_set(err, ERR_NUMERIC,
               "%lld steps in a row were not finite, the last by %s: the run stops at step %lld; lower the "
@@ -127,8 +128,8 @@ static ErrorCode give_up(const Trainer *t, const StepResult *r, Error *err) {
     return ERR_NUMERIC;
 }
 
-/* What is free on GPUs behind the first step of this process is what steps leave free; all ranks hear with
- * the next step's record of one that finds otherwise. */
+/* After the first step of this process, the free memory of GPUs should no longer change. If a rank finds
+ * otherwise, all learn of it with the next step's record. */
 static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) {
     if (!t->gpu_memory.steady) {
         TRY(gpu_memory_settle(&t->gpu_memory, err));
@@ -138,8 +139,8 @@ static ErrorCode watch_memory(Trainer *t, uint64_t any, bool looks, Error *err) 
     return any & RECORD_MEMORY ? record_lost_memory(t, err) : OK;
 }
 
-/* A signal may reach any rank, the stop file rank 0: with the record of this step all know, and all stop
- * after it. */
+/* A signal may reach any rank, the stop file rank 0. With the record of this step all ranks learn of it, and
+ * all stop after it. */
 static StepOptions options_of_step(Trainer *t) {
     StepOptions options = setup_step(t->c, t->state.step);
     options.before_update = copy_finished;
@@ -152,7 +153,7 @@ static StepOptions options_of_step(Trainer *t) {
     return options;
 }
 
-/* What is counted is this step's, but for saves and records between steps. */
+/* Traffic is counted from here: saves and records between steps are left out. */
 static void step_on_data(Trainer *t, StepOptions *options, StepResult *r) {
     const ReadAheadStep *now = t->read_ahead.now, *next = t->read_ahead.next;
     options->sources = sources_rows(&t->sources, now, t->read_ahead.sequences);
@@ -188,9 +189,8 @@ static ErrorCode write_step(Trainer *t, const StepResult *r, const StepOptions *
     return watch_memory(t, r->any, looks, err);
 }
 
-/* In this order: what goes into the record of the step, the step, what its record brought; then the counts,
- * and from them what is written. Nothing is written of a step before it is counted, so that records and
- * state tell of the same step. */
+/* Order: what goes into the record of the step, the step, what its record brought; then the counts, and from
+ * them the records. Nothing is written about a step before it is counted, so records and state agree. */
 static ErrorCode one_step(Trainer *t, Error *err) {
     double start = clock_seconds(), waited;
     StepResult r;
@@ -199,7 +199,7 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     TRY(read_ahead_next(&t->read_ahead, &waited, err));
     step_on_data(t, &options, &r);
     t->stopping |= (r.any & RECORD_STOP) != 0;
-    /* The save under way moves on by what the record brought. */
+    /* Advances the save under way by what the record brought. */
     TRY(saver_advance(&t->saver, r.any, r.all, err));
     metrics_window_step(&t->window, t->read_ahead.now->tokens, clock_seconds() - start, waited,
                         engine_times(t->engine)->waited);
@@ -208,12 +208,13 @@ static ErrorCode one_step(Trainer *t, Error *err) {
     return t->bad_in_row >= t->c->train.stop_after_bad ? give_up(t, &r, err) : OK;
 }
 
-/* What comes before the first step comes once, and says nothing of the time that is left. */
+/* What happens before the first step happens once, and must not enter the estimate of the remaining time. */
 static void pause_for(Trainer *t, double seconds) {
     if (t->state.step > 0) metrics_window_pause(&t->window, seconds);
 }
 
-/* By all ranks together. The time is taken out of the window: tokens a second are those of training. */
+/* All ranks together. The time is taken out of the window, so that tokens per second are those of
+ * training. */
 static ErrorCode validate(Trainer *t, Error *err) {
     Evaluation all, *sets = mem_alloc_array(dataset_validation_sets(t->data), sizeof *sets);
     run_enter(t, PHASE_VALIDATION);
@@ -226,7 +227,7 @@ static ErrorCode validate(Trainer *t, Error *err) {
     return code;
 }
 
-/* For the journal's one line. */
+/* Appends to the journal's line. */
 static void say_task(const TaskMetrics *m, Text *message) {
     TaskFigure f = metrics_task_figure(m);
     text_printf(message, "%s%s ", message->length ? ", " : "", m->name);
@@ -251,7 +252,7 @@ static ErrorCode measure_tasks(Trainer *t, Text *message, Error *err) {
     return OK;
 }
 
-/* By all ranks together, as validation is. */
+/* All ranks together, as for validation. */
 static ErrorCode try_tasks(Trainer *t, Error *err) {
     Text message = {0};
     run_enter(t, PHASE_VALIDATION);
@@ -261,12 +262,12 @@ static ErrorCode try_tasks(Trainer *t, Error *err) {
     return code;
 }
 
-/* A run directory that went away would be made anew, with this checkpoint alone in it. */
+/* If the run directory is gone, saving would create it again, with only this checkpoint in it. */
 static ErrorCode check_directory(const Trainer *t, Error *err) {
     return t->is_rank0 ? lock_check(&t->lock, t->c->run.dir, err) : OK;
 }
 
-/* Said before it is saved: should the save fail, the run does too. */
+/* Reported before it is saved: if the save fails, so does the run. */
 static ErrorCode look_for_best(Trainer *t, Error *err) {
     BestCheckpoint before = t->state.best;
     char detail[2 * BEST_FIGURE];
@@ -280,8 +281,8 @@ static ErrorCode look_for_best(Trainer *t, Error *err) {
     return record_event(t, JOURNAL_BEST, t->state.step, detail, facts, err);
 }
 
-/* Records first: what a checkpoint holds must be in them (audit.h, A2), and a crash may come right behind
- * the commit. */
+/* Records are synced first: they must include everything that a checkpoint holds (audit.h, A2), and a crash
+ * may follow right after the commit. */
 static ErrorCode save(Trainer *t, bool last, Error *err) {
     double start = clock_seconds();
     run_enter(t, PHASE_SAVING);
@@ -291,14 +292,14 @@ static ErrorCode save(Trainer *t, bool last, Error *err) {
     if (t->c->data.audit) TRY(audit_sync(&t->audit, err));
     TRY(look_for_best(t, err));
     TRY(saver_begin(&t->saver, &t->state, last && t->c->checkpoint.last_weights_only, err));
-    /* The last one is waited for; the others go on beside the next steps. */
+    /* The last save is waited for; others continue alongside the next steps. */
     if (last || t->stopping) TRY(saver_wait(&t->saver, err));
     TRY(comm_barrier(t->comm, err)); /* so that all leave the phase together */
     metrics_window_pause(&t->window, clock_seconds() - start);
     return record_saves(t, err);
 }
 
-/* Before a state is saved, too: what is saved is what all copies had. */
+/* Also called before a state is saved, so that what is saved is known to be equal on all replicas. */
 static ErrorCode compare_replicas(Trainer *t, Error *err) {
     bool first = t->replicas.agreed < 0;
     if (!t->replicas.exist || t->c->check.replicas_every == 0) return OK;
@@ -309,7 +310,7 @@ static ErrorCode compare_replicas(Trainer *t, Error *err) {
     return OK;
 }
 
-/* What is due after so many steps; before the first one, of what is measured on the way at all. */
+/* What is due after this many steps; before the first step, whatever is measured during the run. */
 static ErrorCode measure(Trainer *t, bool last, Error *err) {
     bool has_validation = dataset_validation_samples(t->data) > 0;
     if (has_validation && (last || due(t->c->validation.every, t->state.step))) TRY(validate(t, err));
@@ -317,8 +318,8 @@ static ErrorCode measure(Trainer *t, bool last, Error *err) {
     return OK;
 }
 
-/* Copies are compared before the first step, too: what was loaded must be equal everywhere. A run that goes
- * on has been measured where it stands, or was not to be. */
+/* Replicas are also compared before the first step: what was loaded must be equal everywhere. A resumed run
+ * was measured at this step before, or was not supposed to be. */
 static ErrorCode loop(Trainer *t, Error *err) {
     const Config *c = t->c;
     TRY(compare_replicas(t, err));
@@ -337,7 +338,7 @@ static ErrorCode loop(Trainer *t, Error *err) {
     return OK;
 }
 
-/* Everything is saved: what fails here costs a line in a log, but is still a failure. */
+/* Everything is saved: a failure here loses at most a line of a log, but is still a failure. */
 static ErrorCode finish(Trainer *t, Error *err) {
     bool complete = t->state.step >= t->c->train.steps;
     run_enter(t, PHASE_ENDING);
@@ -363,32 +364,31 @@ static ErrorCode finish(Trainer *t, Error *err) {
 /* Failures that all ranks return at the same time, one of them with err->reported unset. */
 static bool known_to_all(ErrorCode code) { return code == ERR_REPLICAS || code == ERR_NUMERIC; }
 
-/* What is being saved is of a step that was good. */
+/* The save under way is of a good step, so it is completed. */
 static ErrorCode end_together(Trainer *t, Error *err) {
     if (saver_wait(&t->saver, NULL) == OK) record_saves(t, NULL);
     comm_report(t->comm, err);
     return err->code;
 }
 
-/* A failure of loop is this rank's alone unless known_to_all says otherwise: the others are in the middle
- * of something, so comm_fail ends them. */
+/* A failure of loop is this rank's alone, unless known_to_all says otherwise: the others are in the middle of
+ * something, so comm_fail ends them. */
 static ErrorCode run_training(Trainer *t, OptionSet *set, Error *err) {
     TRY(run_begin(t, set, err));
     ErrorCode code = loop(t, err);
     if (code == OK) return finish(t, err);
-    /* A directory that went away is the cause of whatever could not be written to it. */
+    /* If the directory is gone, that is the cause of whatever could not be written to it. */
     if (code == ERR_CANTCREATE || code == ERR_IO) check_directory(t, err);
     code = err->code;
     console_clear();
     record_event(t, code == ERR_REPLICAS ? JOURNAL_DIVERGED : JOURNAL_FAILED, t->state.step, err->message,
                  NULL, NULL);
     if (known_to_all(code)) return end_together(t, err);
-    /* The others may be waiting for this rank. */
     if (comm_size(t->comm) > 1) comm_fail(t->comm, err);
     return code;
 }
 
-/* Of what was never opened, too. Devices last: what is closed before may hold memory of them. */
+/* Accepts what was never opened. The device is closed after the engine and communicators that use it. */
 static void close_run(Trainer *t) {
     read_ahead_close(&t->read_ahead);
     sinks_close(t);
@@ -409,8 +409,8 @@ static void close_run(Trainer *t) {
     tokenizer_free(t->tokenizer);
 }
 
-/* The engine leaves `doing` before it is closed, and the saver goes before the engine, whose tensors it
- * copies. */
+/* `activity` loses the engine before it is closed, and the saver is closed before the engine, whose tensors
+ * it copies. */
 ErrorCode trainer_run(Comm *comm, const char *file, Config *c, OptionSet *set, const Inject *inject,
                       Activity *activity, Error *err) {
     Trainer t = {.c = c,
