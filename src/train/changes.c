@@ -1,6 +1,6 @@
 /* Differences are collected first and judged at the end, so an error names all of them.
  *
- *     options_compare    each key, by its effect: refused, reported, idle (read at the beginning only), or none
+ *     options_compare    each key, by its effect: refused, reported, idle (read only at the start), or none
  *     add_facts          what the run was trained on and how sums are ordered: compared by value, not by keys
  *     refuse_differences or OK; the caller writes what is reported to log and journal */
 #include "train/changes.h"

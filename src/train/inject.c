@@ -128,7 +128,8 @@ static ErrorCode read_number(Clause *p, Key key, const char *text, size_t length
     return OK;
 }
 
-/* Whether this kind of fault reads the key. Others are refused, since a fault by an ignored key never comes. */
+/* Whether this kind of fault reads the key. Others are refused: with an ignored key the fault would never
+ * come. */
 static bool belongs(const Clause *p, Key key) {
     bool random = p->kind == FAULT_KINDS;
     switch (key) {
