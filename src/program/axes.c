@@ -1,8 +1,8 @@
-/* The table, and the arithmetic of dealing a dimension out. Nothing here knows which ranks there are: a place
- * on an axis is enough.
+/* The table, and the arithmetic of splitting a dimension. Nothing here needs to know the ranks: an index on
+ * an axis is enough.
  *
- * Elsewhere called: DTensor placements (Shard, Replicate, Partial); tensor, vocabulary and expert
- * parallelism. */
+ * In PyTorch's terms these are DTensor placements (Shard, Replicate, Partial); they describe tensor,
+ * vocabulary and expert parallelism. */
 #include "program/axes.h"
 
 #include "base/text.h"
@@ -12,8 +12,8 @@
 
 enum { CUT_SUM = DOES_CUT | DOES_SUM, COPY_SUM = DOES_COPY | DOES_SUM };
 
-/* One row a kind, one column an axis: to add an axis is to fill a column, to add a kind a row. All kinds do
- * the same on dp_replicate, and on what ep leaves of dp_shard and cp; what it has of either is one column. */
+/* A row for each kind, a column for each axis. All kinds do the same on dp_replicate, and on the part of
+ * dp_shard and cp without ep; the part with ep is one column. */
 #define ROW(pp, ep, tp, kv)                                                                        \
     {                                                                                              \
         [AXIS_PP] = pp, [AXIS_DP_REPLICATE] = COPY_SUM, [AXIS_DP_SHARD] = CUT_SUM, [AXIS_EP] = ep, \
@@ -30,9 +30,9 @@ static const int table[KINDS][AXES] = {
 };
 #undef ROW
 
-/* An embedding that is the head too is a kind of its own, since it lives beside both ends of a pipeline, and
- * so do learned positions, which go where their unit goes. A router's matrix and its bias, and what makes
- * latents, see all tokens on each rank, and so do biases that are added to what comes of experts. */
+/* A tied embedding is a kind of its own, since both ends of a pipeline hold it, and so are learned positions,
+ * which go with that unit. The matrix and bias of a router and the projections that make latents see all
+ * tokens on each rank; so do biases that are added to the output of experts. */
 ParamKind axes_kind(const ModelConfig *c, const Param *p) {
     static const ParamKind kind[] = {[REPLICATED] = KIND_WHOLE,
                                      [COLUMN_PARALLEL] = KIND_COLUMN_PARALLEL,
@@ -58,15 +58,15 @@ AxisSet axes_any(ParamKind kind, int does) {
     return set;
 }
 
-/* ---- dealing out ---- */
+/* ---- splitting ---- */
 
-/* How a dimension that tp cuts may be cut. */
+/* How tp may split a dimension. */
 typedef struct Rule {
     Dim dim;
-    const char *name; /* in config.json, of what is counted */
-    bool heads;       /* dealt out in heads, else in single elements */
-    bool copies;      /* fewer than the ranks: several ranks hold one */
-    bool uneven;      /* the last parts may be shorter, though not empty */
+    const char *name; /* in config.json, of the number that is split */
+    bool heads;       /* split in heads, else in single elements */
+    bool copies;      /* may be fewer than ranks: then several ranks hold each */
+    bool uneven;      /* the last ranges may be shorter, but not empty */
 } Rule;
 
 static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, false},
@@ -82,7 +82,7 @@ static const Rule rules[] = {{DIM_QUERY, "num_attention_heads", true, false, fal
                              {DIM_POSITIONS, "max_position_embeddings", false, false, true}};
 enum { RULES = sizeof rules / sizeof *rules };
 
-/* Dimensions without a rule are never cut. */
+/* Dimensions without a rule are never split. */
 static const Rule *rule_of(Dim dim) {
     for (int i = 0; i < RULES; i++)
         if (rules[i].dim == dim) return &rules[i];
@@ -91,8 +91,8 @@ static const Rule *rule_of(Dim dim) {
 
 static bool learns_positions(const ModelConfig *c) { return model_family(c)->arch.learned_positions; }
 
-/* Gates and ups that alternate stay in pairs; of heads that are made of latents, what each has of its own of
- * keys and values, and of values. */
+/* Interleaved gates and ups stay in pairs. For heads made of latents the grain is a head's part of keys
+ * (without rotation) and values, or of values. */
 static int64_t grain(const ModelConfig *c, const Rule *r) {
     if (r->dim == DIM_EXPERT_GATE_UP) return 2;
     if (r->dim == DIM_LATENT_UP) return c->qk_nope_head_dim + c->v_head_dim;
@@ -115,9 +115,9 @@ void axes_lay_copies(const ModelConfig *c, Mesh *mesh) {
     mesh_lay_copies(mesh, axes_copies(c, mesh_size(mesh, MESH_TENSOR)));
 }
 
-/* Rounded up, which changes nothing where parts are equal; unequal ones are rounded up to splits, so that
- * each split is one rank's. Copies are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
- * their queries are those that it serves (head q looks at key q G / H). */
+/* Rounds up, which has no effect where ranges are equal. Unequal ranges consist of full splits, so that each
+ * split is on one rank. Replicas are neighbours: with 2 heads on 8 ranks, ranks 0 to 3 have the first, and
+ * the queries that attend to it (head q reads key head q G / H). */
 ShardRange axes_shard_range(const ModelConfig *c, Dim dim, TpGroup s) {
     const Rule *r = rule_of(dim);
     CHECK(r != NULL && s.rank >= 0 && s.rank < s.size && s.splits % s.size == 0);
@@ -139,7 +139,7 @@ bool axes_splits_evenly(const ModelConfig *c, int ranks, int splits) {
     return true;
 }
 
-/* Of each of the matrices that a dimension is of, a band of the whole. */
+/* One range for each matrix that is fused into the dimension. */
 static void shard_ranges(const ModelConfig *c, Dim dim, TpGroup s, ShardRange ranges[PARAM_MATRICES]) {
     Dim outputs[PARAM_MATRICES];
     int count = param_outputs(c, dim, outputs);
@@ -151,7 +151,7 @@ static void shard_ranges(const ModelConfig *c, Dim dim, TpGroup s, ShardRange ra
     }
 }
 
-/* Matrices of a stack whose rows are whole are one that is as much longer. */
+/* Fused experts with uncut rows are one matrix with that many more rows. */
 static LocalShard join_fused(LocalShard b) {
     if (b.rows[0].count < b.every) return b;
     b.rows[0] = (ShardRange){b.fused.first * b.every, b.fused.count * b.every};
@@ -159,7 +159,7 @@ static LocalShard join_fused(LocalShard b) {
     return b;
 }
 
-/* A matrix that is stored transposed has its outputs side by side. */
+/* A matrix that is stored transposed has its outputs as columns. */
 LocalShard axes_local_shard(const ModelConfig *c, const Param *p, TpGroup s, ShardRange experts) {
     int64_t outputs = model_dim(c, p->row->rows), inputs = p->cols ? model_dim(c, p->row->cols) : 1,
             rows = p->transposed ? inputs : outputs, columns = p->transposed ? outputs : inputs;
@@ -184,7 +184,7 @@ static int64_t all_of(const ShardRange ranges[PARAM_MATRICES]) {
 int64_t shard_rows(const LocalShard *b) { return b->fused.count * all_of(b->rows); }
 int64_t shard_columns(const LocalShard *b) { return all_of(b->columns); }
 
-/* The axes on which a parameter is copied to all ranks. */
+/* The axes on which a parameter is replicated. */
 static AxisSet copied(const ModelConfig *c, const Param *p) { return axes_any(axes_kind(c, p), DOES_COPY); }
 
 int axes_replica_group(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank) {
@@ -195,13 +195,13 @@ bool axes_first(const ModelConfig *c, const Param *p, const Mesh *mesh, int rank
     return mesh_place(mesh, copied(c, p) & ~(AxisSet)MESH_PIPELINE, rank) == 0;
 }
 
-/* That of the first rank, which has most of the vocabulary. */
+/* The first rank has the largest range of the vocabulary. */
 static int64_t vocab_room(const ModelConfig *c, TpGroup s) {
     s.rank = 0;
     return axes_shard_range(c, DIM_VOCAB, s).count;
 }
 
-/* hidden_size stays: between the products that are cut, ranks of tp hold whole rows of the stream. */
+/* hidden_size is unchanged: between split products, ranks of tp hold full rows of the stream. */
 ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
     ModelConfig local = *c;
     if (s.size == 1) return local;
@@ -217,13 +217,13 @@ ModelConfig axes_local(const ModelConfig *c, TpGroup s) {
 
 /* ---- what fits ---- */
 
-/* No head has several ranks where q, k and v are stored as one, for queries have no copies. */
+/* KV heads cannot be replicated where q, k and v are fused, since queries have no replicas. */
 static bool may_copy(const ModelConfig *c, const Rule *r) {
     return r->copies && !model_family(c)->arch.fused_qkv;
 }
 
-/* Uneven parts are rounded up, so that the last rank is the first to go without. Of a head that several ranks
- * have, what the input of q k v gets is dealt out to them, element by element. */
+/* Unequal ranges are rounded up, so the last rank is the first to be left without any. Where several ranks
+ * hold a head, its part of the dgrad of q, k and v is split among them by the elements of the head. */
 static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     int64_t all = grains(c, r);
     if (r->dim == DIM_POSITIONS && !learns_positions(c)) return true;
@@ -233,14 +233,14 @@ static bool fits(const ModelConfig *c, const Rule *r, int64_t ranks) {
     return all % ranks == 0 || (may_copy(c, r) && ranks % all == 0 && c->head_dim % (ranks / all) == 0);
 }
 
-/* The first rule that so many ranks break; NULL: none. */
+/* The first rule that so many ranks violate; NULL: none. */
 static const Rule *broken(const ModelConfig *c, int64_t ranks) {
     for (int i = 0; i < RULES; i++)
         if (!fits(c, &rules[i], ranks)) return &rules[i];
     return NULL;
 }
 
-/* "1, 2 or 4": all that fit; there are no more than heads have divisors. */
+/* "1, 2 or 4": all degrees that fit. There are no more than the number of heads has divisors. */
 static void put_fitting(const ModelConfig *c, Text *out) {
     int64_t last = 0;
     for (int64_t n = 1; n <= c->num_attention_heads; n++)
@@ -251,7 +251,7 @@ static void put_fitting(const ModelConfig *c, Text *out) {
 
 static const char *uncut(const ModelConfig *c) { return model_is_recurrent(c) ? "has recurrences" : NULL; }
 
-/* Behind the name of what does not fit; nothing where it simply does not divide. */
+/* The reason that follows the name; nothing where the number simply does not divide. */
 static void put_reason(const ModelConfig *c, const Rule *r, int64_t ranks, Text *out) {
     int64_t all = grains(c, r);
     if (r->uneven) text_puts(out, ", for a rank would have none of them");
@@ -295,7 +295,7 @@ ErrorCode axes_check_experts(const ModelConfig *c, int ranks, Error *err) {
     return ERR_CONFIG;
 }
 
-/* ---- leaves ---- */
+/* ---- split-K ---- */
 
 /* Whether ranks that share `splits` in equal runs have blocks of the canonical tree (base/tree.h). One rank
  * has all of it. */
@@ -304,7 +304,7 @@ static bool agrees(int ranks, int splits) {
     return ranks == 1 || (splits % ranks == 0 && (each & (each - 1)) == 0);
 }
 
-/* "1, 2 or 4": the numbers up to `most` that will do. */
+/* "1, 2 or 4": the valid numbers up to `most`. */
 static void put_numbers(int most, bool (*will_do)(int n, int of), int of, Text *out) {
     int last = 1;
     for (int n = 1; n <= most; n++)
@@ -342,7 +342,7 @@ ErrorCode axes_check_splits(const ModelConfig *c, int ranks, int splits, int64_t
     return OK;
 }
 
-/* ---- tokens shared out ---- */
+/* ---- splitting tokens ---- */
 
 static bool divides(int n, int of) { return of % n == 0; }
 
@@ -393,7 +393,7 @@ static ErrorCode refuse_keys(const ModelConfig *c, TpGroup s, int ranks, Error *
         axes_splits_heads(c, s, ranks) ? ", or parallel.context to heads" : "");
 }
 
-/* As many exact chunks as ranks are what nobody has asked for; by keys there would be twice as many. */
+/* exact_chunks == ranks is the default and not a request; the all-gather of KV would use twice as many. */
 static ErrorCode refuse_heads(const ModelConfig *c, TpGroup s, CpGroup cp, Error *err) {
     int heads = (int)(c->num_key_value_heads / s.size);
     bool keys = axes_splits_keys(c, s) &&
@@ -404,8 +404,8 @@ static ErrorCode refuse_heads(const ModelConfig *c, TpGroup s, CpGroup cp, Error
                      heads > 0 ? heads : 1, keys, err);
 }
 
-/* Sums of gradients in fixed point have no order: any number of ranks that divides the exact chunks will
- * do. */
+/* Fixed-point sums of gradients do not depend on the order, so any number of ranks that divides the exact
+ * chunks is possible. */
 static ErrorCode check_exact_chunks(CpGroup cp, bool heads, Error *err) {
     int ranks = cp.ranks, exact_chunks = cp.exact_chunks;
     if (cp.keys && !axes_splits_exact_chunks(ranks, exact_chunks))

@@ -1,14 +1,15 @@
-/* B = T/p h is what a block hands on, of the ranks of tp together; f = (t - 1) / t of it is another rank's.
- * So a gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B of fp32.
+/* B = T/p h elements are a block's output on the ranks of tp together; f = (t - 1) / t of them are remote. An
+ * all-gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B elements of
+ * fp32.
  *
- * Elsewhere called: context parallelism by all-to-all (Ulysses) or all-gather of KV; Megatron calls the
- * choice cp_comm_type. */
+ * The methods of context parallelism are all-to-all (Ulysses) and all-gather of KV; Megatron calls the choice
+ * cp_comm_type. */
 #include "program/comm_volume.h"
 
 #include "model/families/family.h"
 #include "program/axes.h"
 
-enum { RECORD = 16 }; /* bytes of a row's record of the loss */
+enum { RECORD = 16 }; /* bytes of the loss record of a row */
 
 static double others(int ranks) { return (double)(ranks - 1) / ranks; }
 static double elements(const CommVolumeSpec *s) {
@@ -20,7 +21,7 @@ static bool is_block(const CommVolumeSpec *s, int unit) {
 
 static int copies_of(const CommVolumeSpec *s) { return axes_copies(s->model, s->tensors); }
 
-/* Heads of keys and values of a rank, before cp. */
+/* KV heads of a rank, before cp. */
 static int64_t key_heads(const CommVolumeSpec *s) {
     return s->model->num_key_value_heads * copies_of(s) / s->tensors;
 }
@@ -30,25 +31,25 @@ typedef struct CollectiveCount {
     int gathers, sums;
 } CollectiveCount;
 
-/* Of a block (docs/inside/mesh-traffic.md has a table). With recomputation, the inputs of products are
- * gathered then, and once more for wgrad only where that is an action of its own. */
+/* Collectives of a block (docs/inside/mesh-traffic.md has a table). With recomputation, the inputs of
+ * products are gathered for that, and gathered again for wgrad only if wgrad is a separate action. */
 static CollectiveCount count_forward(void) { return (CollectiveCount){2, 2}; }
 static CollectiveCount count_input(const CommVolumeSpec *s) {
     bool full = s->recompute == RECOMPUTE_FULL,
-         last = model_family(s->model)->arch.norms != NORMS_BEFORE; /* a norm reads the last result, too */
+         last = model_family(s->model)->arch.norms != NORMS_BEFORE; /* a norm reads the last result too */
     return (CollectiveCount){s->split_backward && !full ? 2 : 4, full ? 3 + last : 2};
 }
 static CollectiveCount count_weight(const CommVolumeSpec *s) {
     return (CollectiveCount){s->split_backward ? 4 : 0, 0};
 }
 
-/* Of the gradients of keys and values, over the ranks that hold copies of them: an all-reduce. */
+/* The all-reduce of the gradients of keys and values, over the ranks that hold replicas of them. */
 static double copy_sums(const CommVolumeSpec *s) {
     double keys = 2 * (double)key_heads(s) * (double)s->model->head_dim;
     return 2 * others(copies_of(s)) * (double)s->tokens / s->cp * keys * (double)s->partial;
 }
 
-/* Of norms of all heads of a token at once, which ranks of tp share: leaves of two sums a token. */
+/* Norms over all heads of a token, which ranks of tp share: an all-gather of two partial sums a token. */
 static bool norms_rows(const CommVolumeSpec *s) {
     return model_family(s->model)->arch.qk_norm == QK_NORM_FLAT;
 }
@@ -59,15 +60,15 @@ static Cost row_sums(const CommVolumeSpec *s) {
     return (Cost){once, s->recompute == RECOMPUTE_FULL ? 2 * once : once, 0};
 }
 
-/* Of the gradients of the weights of tokens' experts: an all-reduce. */
+/* The all-reduce of the gradients of router weights. */
 static double weight_sums(const CommVolumeSpec *s, int unit) {
     if (!model_block(s->model, unit - 1).experts) return 0;
     return 2 * others(s->tensors) * (double)s->tokens / s->cp * (double)s->model->num_experts_per_tok *
            (double)s->partial;
 }
 
-/* The embedding's rows come from the one rank that has them, and lose nothing in the compute dtype. The head
- * makes its gradients with its forward pass, and the ranks exchange a record for each row. */
+/* The embedding's rows come from the one rank that has them, so the compute dtype loses nothing. The head
+ * computes its gradients in the forward pass, and ranks exchange a record for each row. */
 Cost comm_volume_tp(const CommVolumeSpec *s, int unit) {
     double gather = others(s->tensors) * elements(s) * (double)dtype_bytes(s->compute),
            sum = others(s->tensors) * elements(s) * (double)s->partial;
@@ -82,7 +83,7 @@ Cost comm_volume_tp(const CommVolumeSpec *s, int unit) {
                      row_sums(s));
 }
 
-/* Sums of softmaxes come back to tokens for the gradients of these. */
+/* With sinks, the sums of softmaxes return to their tokens for the gradients of the sinks. */
 static bool has_sinks(const CommVolumeSpec *s) { return model_family(s->model)->arch.sinks; }
 
 static Cost by_heads(const CommVolumeSpec *s) {
@@ -105,15 +106,15 @@ static bool heads_fit(const CommVolumeSpec *s) {
     return axes_splits_heads(s->model, (TpGroup){.size = s->tensors}, s->cp);
 }
 
-/* Two stretches a rank, each of which ranks of tp share. */
+/* A rank has two CP chunks, each of which the ranks of tp split. */
 static bool keys_fit(const CommVolumeSpec *s) {
     int64_t splits = s->splits > s->tensors ? s->splits : s->tensors;
     return axes_splits_keys(s->model, (TpGroup){.size = s->tensors, .splits = (int)splits}) &&
            axes_splits_exact_chunks(s->cp, s->exact_chunks) && s->tokens % (2 * (int64_t)s->cp * splits) == 0;
 }
 
-/* What auto compares: bytes of a block and microbatch with nothing recomputed and sums in fp32, so that no
- * key but those of model, mesh and dtype decides. */
+/* What auto compares: bytes of a block and microbatch without recomputation and with fp32 sums, so that the
+ * choice depends only on model, mesh and dtype. */
 static double bytes_by(const CommVolumeSpec *s, CpComm method) {
     CommVolumeSpec plain = *s;
     plain.recompute = RECOMPUTE_NONE, plain.partial = sizeof(float);
@@ -148,7 +149,7 @@ void comm_volume_describe(const CommVolumeSpec *s, Text *out) {
                     text_bytes(bytes_by(s, keys ? CP_COMM_ALL_TO_ALL : CP_COMM_ALL_GATHER), other));
 }
 
-/* A balance loss asks how often each sequence chose each expert. */
+/* A balance loss needs the number of tokens of each sequence at each expert. */
 static bool counts(const CommVolumeSpec *s, int unit) {
     return model_balance(s->model) > 0 && model_block(s->model, unit - 1).experts;
 }
@@ -162,13 +163,14 @@ Cost comm_volume_cp(const CommVolumeSpec *s, int unit) {
     return c;
 }
 
-/* Of what comes back of a row: itself, or fp32 of each split of this rank. */
+/* Bytes of a combined row: the row itself, or fp32 for each split of this rank. */
 static double row_back(const CommVolumeSpec *s, double row) {
     int splits = s->splits > s->tensors ? s->splits : s->tensors;
     return splits > 1 ? (double)splits / s->tensors * (double)s->model->hidden_size * sizeof(float) : row;
 }
 
-/* Rows of x and of results; then rows of x, of dy, and weights, and gradients of the first and the last. */
+/* Forward dispatches rows of x and combines results. Backward dispatches rows of x, of dy, and weights, and
+ * combines the gradients of x and of the weights. */
 Cost comm_volume_ep(const CommVolumeSpec *s, int unit) {
     const ModelConfig *c = s->model;
     double rows = others(s->experts) * (double)s->tokens / s->cp * (double)c->num_experts_per_tok,
@@ -187,7 +189,7 @@ int comm_volume_operations(const CommVolumeSpec *s, int unit, AxisSet over) {
                (copies_of(s) > 1 ? 2 : 0) + (model_block(s->model, unit - 1).experts ? 2 : 0) +
                (norms_rows(s) ? (s->recompute == RECOMPUTE_FULL ? 3 : 2) : 0);
     }
-    if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* and numbers of rows */
+    if (over == MESH_EXPERTS) return s->experts > 1 && is_block(s, unit) ? 8 : 0; /* with row counts */
     if (!is_block(s, unit) || s->cp == 1) return 0;
     int more = counts(s, unit);
     if (comm_volume_method(s) == CP_COMM_ALL_GATHER) return 3 * 2 + more; /* one for each CP chunk */

@@ -22,7 +22,7 @@ typedef struct Work {
     int param;
 } Work;
 
-/* The most work first; of equal ones the first comes first. */
+/* Most work first; ties by index. */
 static int by_work(const void *a, const void *b) {
     const Work *x = a, *y = b;
     if (x->flops < y->flops || x->flops > y->flops) return x->flops > y->flops ? -1 : 1;
@@ -80,13 +80,13 @@ static int64_t shard_elements(const Partition *p, const Param *param, int place)
     return shard_rows(&b) * shard_columns(&b);
 }
 
-/* Whether a place counts its box, and does not hold a copy of another's. */
+/* Whether the rank with this index counts its shard; else the shard is a replica of another's. */
 static bool is_counted(const Partition *p, const Param *param, int place) {
     AxisSet copied = axes_any(axes_kind(p->whole, param), DOES_COPY) & MESH_TENSOR;
     return mesh_place(&p->mesh, copied, mesh_member(&p->mesh, MESH_TENSOR, p->rank, place)) == 0;
 }
 
-/* The places whose boxes of a parameter a buffer has: first <= q < end; none: an empty run. */
+/* The ranks of tp whose shards of a parameter a buffer has: first <= q < end. */
 typedef struct Places {
     int first, end;
 } Places;
@@ -145,8 +145,8 @@ size_t owners_scratch(const Partition *p, const ParamGroups *g, int unit) {
 
 /* ---- walks ---- */
 
-/* From here on a segment's `first` is where the next box that is counted goes, `counted` where the next copy
- * does. */
+/* In a walk, a segment's `first` is the offset of the next counted shard, and `counted` that of the next
+ * replica. */
 OwnerWalk owners_walk(const Partition *p, int unit, OwnerBuffer buffer) {
     OwnerWalk w = {.p = p, .unit = unit, .buffer = buffer, .param = p->table->unit_first[unit] - 1};
     owners_segments(p, unit, buffer, w.next);
@@ -173,7 +173,8 @@ bool owners_next(OwnerWalk *w) {
 
 /* ---- parts of matrices ---- */
 
-/* What bands have of a run: one of them has some, and of what is not cut all. */
+/* The part of a run that is inside one of the ranges. At most one range overlaps it; if a dimension is not
+ * cut, it has all of the run. */
 static ShardRange overlap(const ShardRange ranges[PARAM_MATRICES], int64_t first, int64_t count) {
     for (int i = 0; i < PARAM_MATRICES; i++) {
         int64_t low = ranges[i].first > first ? ranges[i].first : first,
@@ -183,7 +184,7 @@ static ShardRange overlap(const ShardRange ranges[PARAM_MATRICES], int64_t first
     return (ShardRange){0, 0};
 }
 
-/* Experts of a stack are alike: what a place has of one, it has of each. */
+/* Fused experts are alike: a rank has the same part of each. */
 MatrixBlock owners_block(const Partition *p, const Param *whole, int k, int place) {
     ParamMatrix m = param_matrix(whole, k);
     LocalShard b = axes_local_shard(p->whole, whole, tp_group_at(p, place), (ShardRange){0, 1});

@@ -1,17 +1,17 @@
-/* What a rank holds, in three steps: its stages' units, the boxes that tp leaves of their parameters
- * (axes.c), the shares of the flats that these make up (cuts.c).
+/* What a rank holds follows in three steps: the units of its stages, the local shards that tp leaves of their
+ * parameters (axes.c), and the shards of the flats that these make up (cuts.c).
  *
- *     model --stages--> units --tp--> boxes, side by side in flats --dp_shard, cp--> shares --> owned arrays
+ *     model --stages--> units --tp--> local shards in flats --dp_shard, cp--> flats' shards --> owned arrays
  *
- *     flat of a unit     | box of p | box of q      | box of r |
- *     shares             |    shard 0     |   shard 1      | shard 2 |
- *     pieces of shard 1                    q, from its middle    r, its head
+ *     flat of a unit         | local shard of p | of q            | of r       |
+ *     shards of the flat     |       shard 0       |   shard 1       | shard 2 |
+ *     segments in shard 1                          q, from its middle  r, its head
  *
- * All ranks of a pipeline place cut and assign alike, each for itself: what they look at (the table, the
- * groups, the sizes so far) is the same for all, so nothing is exchanged, and any rank of any mesh can be
- * planned on any machine. Owned arrays begin at whole cache lines for every share.
+ * All ranks of a pipeline place cut and assign alike and independently: their inputs (the table, the groups,
+ * the sizes so far) are the same, so nothing is exchanged, and any rank of any mesh can be planned on any
+ * machine. Each shard begins at a cache line of the owned arrays.
  *
- * Elsewhere called: FSDP sharding, distributed optimizer (ZeRO). */
+ * Together this is FSDP sharding, or a distributed optimizer (ZeRO). */
 #include "program/partition.h"
 
 #include <stdio.h>
@@ -44,17 +44,17 @@ void stages_free(Stages *s) {
     *s = (Stages){0};
 }
 
-/* The number of units stands for the tied head's gradient: the last stage's, as the head is. */
+/* Unit number `units` is the tied head's gradient, which belongs to the last stage, like the head. */
 int stages_of_unit(const Stages *s, int unit) {
     int stage = 0;
     while (stage + 1 < s->count && s->first[stage + 1] <= unit) stage++;
     return stage;
 }
 
-/* ---- shares ---- */
+/* ---- shards of flats ---- */
 
-/* The matrices of a flat that must stay whole; returns how many. In the order of the table, which is that of
- * places: ascending, as cut_evenly wants them. */
+/* Finds the matrices of a flat that must stay whole; returns their number. The order of the table is that of
+ * offsets, ascending, as cut_evenly requires. */
 static int find_whole_runs(const PartitionSpec *spec, int unit, Flat flat,
                            WholeRun *out /* [parameters of the unit] */) {
     const ParamTable *t = spec->table;
@@ -67,13 +67,14 @@ static int find_whole_runs(const PartitionSpec *spec, int unit, Flat flat,
     return count;
 }
 
-/* Which shard of a flat a place among MESH_SHARDS has: of experts, ranks of different ep have the same one,
- * of other experts. */
+/* The shard of a flat that the rank with index `place` in MESH_SHARDS has. For experts, ranks that differ in
+ * ep have the same index, in flats of other experts. */
 static int shard_at(const Partition *p, const FlatShard *s, int place) {
     return mesh_place(&p->mesh, s->axes, mesh_member(&p->mesh, MESH_SHARDS, p->rank, place));
 }
 
-/* Elements so far of those that have each shard, all together: the same on all of them. */
+/* Assigns shards by the elements that each rank has so far, summed over the ranks with the same shard, where
+ * all of them get the same result. */
 static void assign_shards(const Partition *p, FlatShard *s) {
     int64_t *load = mem_alloc_array((size_t)s->shards, sizeof *load);
     for (int i = 0; i < p->shards; i++) load[shard_at(p, s, i)] += p->assigned[i];
@@ -81,17 +82,17 @@ static void assign_shards(const Partition *p, FlatShard *s) {
     free(load);
 }
 
-/* Whether all ranks of tp have equally much of a unit: of a vocabulary they may not, unless there is room.
- * The boxes of a matrix must come to be on one shard whatever they have; so must a matrix of an MTP module
- * that all have, behind the head in its flat. */
+/* Whether all ranks of tp have equally much of a unit. With a vocabulary they may not, unless the flat is
+ * padded. The tp shards of a matrix must be on one shard of the flat whatever their sizes, and so must a
+ * replicated matrix of an MTP module, which follows the head in its flat. */
 static bool is_alike(const Partition *p, int unit) {
     bool block = unit > 0 && unit < p->table->units - 1;
     return block || p->whole->mtp_module || axes_splits_evenly(p->whole, p->tensors, p->splits);
 }
 
-/* Cuts of a flat where nothing must stay whole are equal up to the last one, and the k-th shard has the k-th:
- * nobody's memory depends on the order of units. Others are unequal, and are given out by what each shard has
- * so far. */
+/* Without matrices that must stay whole, cuts are equal except for the last, and shard k is cut k: the memory
+ * of a rank then does not depend on the order of units. Otherwise shards are unequal, and are assigned by
+ * what each rank has so far. */
 static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat flat, FlatShard *s) {
     const int *first = spec->table->unit_first;
     WholeRun *whole_runs = mem_alloc_array((size_t)(first[unit + 1] - first[unit]) + 1, sizeof *whole_runs);
@@ -110,7 +111,7 @@ static void cut_flat(Partition *p, const PartitionSpec *spec, int unit, Flat fla
     s->first = s->ranges[s->shard].first, s->count = s->ranges[s->shard].count;
 }
 
-/* Where the shares of vectors, of matrices, or of both lie in the owned arrays. */
+/* Assigns the offsets of the shards of vectors, of matrices, or of both in the owned arrays. */
 static void place_shards(Partition *p, bool vectors, bool matrices) {
     for (int u = 0; u < p->table->units; u++)
         for (int f = 0; f < FLATS && partition_holds(p, u); f++) {
@@ -121,9 +122,9 @@ static void place_shards(Partition *p, bool vectors, bool matrices) {
         }
 }
 
-/* Units in ascending order, since each is given out by what went before. A tied copy comes first, as the
- * embedding does beside the first stage: both are given out by loads of zero, and so alike, though the two
- * ranks hold different units. The tied head's gradient is cut as the embedding, which is held wherever the
+/* Units come in ascending order, since each is assigned by the load so far. A tied copy comes first, as the
+ * embedding does on the first stage: both are assigned with zero load and therefore alike, although the two
+ * ranks hold different units. The tied head's gradient is cut as the embedding is, which is held wherever the
  * head runs. */
 static void make_shards(Partition *p, const PartitionSpec *spec) {
     int units = p->table->units;
@@ -152,8 +153,8 @@ CpGroup partition_cp(const Mesh *mesh, int rank, int exact_chunks, bool keys) {
     return (CpGroup){mesh_size(mesh, MESH_CONTEXT), mesh_place(mesh, MESH_CONTEXT, rank), exact_chunks, keys};
 }
 
-/* Refused before anything is built: sizes that do not fit would otherwise show as a table that is not its
- * boxes'. */
+/* Errors come before anything is built: otherwise wrong sizes would appear as a table that does not match its
+ * shards. */
 ErrorCode partition_model(const ModelConfig *whole, const Mesh *mesh, int rank, int splits, ModelConfig *own,
                           Error *err) {
     TpGroup s = partition_tp_group(mesh, rank, splits);
@@ -210,8 +211,8 @@ bool partition_holds(const Partition *p, int unit) {
     return partition_runs(p, unit) || (unit == 0 && p->tied_copy);
 }
 
-/* The tied head's gradient is made where the head is; beside an embedding on another rank it is what TIE
- * exchanges. */
+/* The tied head's gradient is made where the head is. If the embedding is on another rank, TIE exchanges the
+ * two. */
 bool partition_makes_gradient(const Partition *p, int unit) {
     return partition_runs(p, unit) && (unit < p->table->units || p->tied);
 }
@@ -240,14 +241,14 @@ int partition_param_rows(const Partition *p, const Param *param) {
     return axes_any(axes_kind(p->whole, param), DOES_SUM) & MESH_TENSOR ? partition_rows(p) : 1;
 }
 
-/* ---- pieces ---- */
+/* ---- segments ---- */
 
 ShardRange partition_experts(const Partition *p) {
     int64_t each = p->whole->num_experts / p->experts;
     return (ShardRange){p->expert * each, each};
 }
 
-/* The share of a flat and the place of a parameter in it overlap in one run, or not at all. */
+/* The shard of a flat and the range of a parameter in it overlap in one run, or not at all. */
 ParamSegment partition_segment(const Partition *p, const Param *param) {
     const FlatShard *s = &p->flat_shard[param->unit][param->flat];
     if (!partition_holds(p, param->unit) || param->remote) return (ParamSegment){.count = 0};
@@ -263,8 +264,8 @@ ParamSegment partition_segment(const Partition *p, const Param *param) {
                           .at = s->start + (size_t)(first - low)};
 }
 
-/* What is copied is counted by the first that has it, and what is tied by the stage that it is part of; over
- * all ranks this makes every element once, whatever the mesh (tests/program/test_axes.c). */
+/* The first replica counts, and of tied parameters the copy on the unit's own stage. Over all ranks this
+ * counts every element once, on any mesh (tests/program/test_axes.c). */
 bool partition_counts(const Partition *p, const Param *param) {
     return partition_runs(p, param->unit) && axes_first(p->whole, param, &p->mesh, p->rank);
 }
@@ -283,15 +284,15 @@ int64_t partition_counted(const Partition *p) {
     return sum;
 }
 
-/* The i-th of the rows, or columns, of a box as the matrix numbers them, and how many of its band are left
- * from there on. */
+/* Maps row (or column) i of a local shard to the number in the full matrix, with the number of rows (columns)
+ * that remain in its range. */
 static ShardRange range_from(const ShardRange *b, int64_t i) {
     for (; i >= b->count; b++) i -= b->count;
     return (ShardRange){b->first + i, b->count - i};
 }
 
-/* Row by row where the box is narrower than its matrix, band by band of its columns; where it is not, rows of
- * a band follow each other in both, and one run is enough. */
+/* A local shard that is narrower than its matrix has a run for each column range of each row. Otherwise the
+ * rows of a range are consecutive in both, and form one run. */
 SegmentRun segment_run(const ParamSegment *segment, int64_t at) {
     const LocalShard *b = &segment->shard;
     int64_t place = segment->first + at, left = segment->count - at, columns = shard_columns(b),
@@ -314,7 +315,7 @@ size_t partition_whole(const Partition *p, int unit, Flat flat) {
 
 /* ---- owners ---- */
 
-/* Of a matrix that stays whole, where its first element is the rest is too. */
+/* A matrix that stays whole is where its first element is. */
 int partition_owner(const Partition *p, const Param *param) {
     const FlatShard *s = &p->flat_shard[param->unit][param->flat];
     for (int i = 0; i < s->shards; i++)
@@ -324,7 +325,8 @@ int partition_owner(const Partition *p, const Param *param) {
     return -1;
 }
 
-/* Ranks of one pipeline place differ in their shares only, and equal ones say the same of all. */
+/* Ranks of one pipeline place differ only in their shards, and ranks with the same shard give the same
+ * answer. */
 int partition_fullest(const Partition *p) {
     int fullest = 0;
     for (int i = 1; i < p->shards; i++)
@@ -332,7 +334,8 @@ int partition_fullest(const Partition *p) {
     return mesh_member(&p->mesh, MESH_SHARDS, p->rank, fullest);
 }
 
-/* The parameter's name, of one of a block what follows the block's number, up to the last ".weight". */
+/* The name of the parameter up to the last ".weight"; in a block, without everything up to the block's
+ * number. */
 static void put_short_name(const Param *param, Text *out) {
     char number[16];
     const char *name = param->name, *end = strstr(name, ".weight");
@@ -366,7 +369,7 @@ static void put_line(int first, int last, const Text *owners, Text *out) {
     text_printf(out, "  %-14s %s\n", units, owners->data);
 }
 
-/* Blocks that are given out in the same way, as all are where shares come out equal, share a line. */
+/* Consecutive blocks with the same owners share a line. With equal shards that is all of them. */
 void partition_print_owners(const Partition *p, const ParamGroups *g, Text *out) {
     Text line = {0}, next = {0};
     int first = 0;

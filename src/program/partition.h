@@ -52,7 +52,7 @@ typedef struct Partition {
     int *place;           /* [units + 1] pipeline rank of each unit; the last is the tied head's */
     bool tied, tied_copy; /* tied: the last unit reads the embedding too (model_embeds_last) */
     int pipe;             /* index in the pipeline */
-    int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and own index */
+    int shards, shard, replicas, replica; /* MESH_SHARDS and MESH_REPLICAS: size and this rank's index */
     int tensors, tensor;                  /* MESH_TENSOR: the same */
     int copies, copy;                     /* MESH_KEY_COPIES: the same */
     int experts, expert;                  /* MESH_EXPERTS: the same */
@@ -67,8 +67,8 @@ typedef struct Partition {
 } Partition;
 
 typedef struct PartitionSpec {
-    const ModelConfig *model;  /* of the rank's local model: partition_model */
-    const ParamTable *table;   /* of the rank's own: partition_model */
+    const ModelConfig *model;  /* the unsharded model */
+    const ParamTable *table;   /* of the rank's local model: partition_model */
     const ParamGroups *groups; /* which matrices stay whole; NULL: none */
     const Mesh *mesh;
     int rank;

@@ -1,5 +1,5 @@
-/* What can be said of any program: what its actions are, what it sends, and how it reads. Making one is
- * lower.c's, checking one check.c's. */
+/* What holds for any program: what its actions are, what it sends, and how it is printed. lower.c makes
+ * programs, check.c checks them. */
 #include "program/program.h"
 
 #include <stdlib.h>
@@ -29,8 +29,8 @@ Grads pass_grads(ActionKind pass) {
 
 Grads action_grads(Action a) { return a.kind == ACT_BWD && a.grads ? a.grads : pass_grads(a.kind); }
 
-/* Backward passes take the ops in reverse: their first action has the last op. A wgrad that comes
- * late is neither the first nor the last. */
+/* Backward passes take the ops in reverse, so their first action has the last op. A delayed wgrad is neither
+ * first nor last. */
 bool program_begins_unit(const Program *p, Action a) {
     OpRange all = unit_ops(p->model, a.unit);
     if (a.kind == ACT_BWD && a.grads == WGRAD) return false;
@@ -39,7 +39,7 @@ bool program_begins_unit(const Program *p, Action a) {
 
 bool program_ends_unit(const Program *p, Action a) {
     OpRange all = unit_ops(p->model, a.unit);
-    bool rest = a.slice > 0 && a.slice < 2 * p->chunks; /* of the chunks */
+    bool rest = a.slice > 0 && a.slice < 2 * p->chunks; /* chunks remain */
     return a.kind == ACT_FWD ? a.ops.end == all.end && !rest : a.ops.first == all.first;
 }
 
@@ -63,7 +63,8 @@ bool program_reads_adapters(const Program *p, Action a) {
     return a.kind == ACT_WGRAD && p->model->adapter_rank > 0 && a.unit > 0 && a.unit < p->units - 1;
 }
 
-/* In fast numerics a reduction of a microbatch moves what its leaves come to. */
+/* In fast numerics a reduction of a microbatch sends the total of its partial sums, so these must be added up
+ * before it. */
 bool program_sums_partials_once(const Program *p) { return p->sync == SYNC_STEP; }
 
 /* ---- what ranks exchange ---- */
@@ -91,7 +92,8 @@ static bool is_there(const Program *p, int unit, const UnitCollective *c) {
            (row->passes & IN_FORWARD && !row->trains && !unit_op_trains(p->model, unit, first));
 }
 
-/* Of an op that is dispatched, only what its last one brings back is recomputed here. */
+/* Dispatched ops recompute what they need where they run; here only the output of the last one is
+ * recomputed. */
 static bool is_recomputed(const Anatomy *n, uint32_t ops) {
     if (ops & n->dispatched) ops = (ops & ~n->dispatched) | 1u << (31 - __builtin_clz(n->dispatched));
     return ops & n->recomputed;
@@ -116,7 +118,7 @@ static void set_ops(Anatomy *n, const Program *p, int unit) {
     }
 }
 
-/* What rows say of ops, whatever the mesh. */
+/* Properties of ops that follow from the rows, whatever the mesh. */
 static void set_layers(Anatomy *n) {
     uint32_t of_layer[2][UNIT_SUBLAYERS] = {{0}};
     for (int i = 0; i < n->count; i++) {
@@ -154,14 +156,14 @@ int anatomy_dispatch(const Anatomy *n, int op) {
     return -1;
 }
 
-/* Whether gradients of a microbatch need memory of their own: to be rounded to fixed point, or to be reduced
- * before the next one comes. */
+/* Gradients of a microbatch need their own memory to be rounded to fixed point, or to be reduced before the
+ * next microbatch. */
 bool program_has_slots(const Program *p) { return p->exact || p->sync != SYNC_STEP; }
 
-/* The head makes its matrix' gradient together with its logits, in the forward pass, unless that is deferred.
- * Where the embedding is that matrix, the gradient has memory of its own, unit number `units`: the
- * embedding's own comes much later, and from another place of the pipeline. Of an MTP module it comes beside
- * those of the unit itself. */
+/* The head computes the gradient of its matrix together with its logits, in the forward pass, unless that is
+ * deferred. With tied embeddings that gradient has its own memory, unit number `units`: the embedding's own
+ * gradient comes much later, and from another pipeline rank. An MTP module's gradient of the embedding comes
+ * in addition to the gradients of the unit itself. */
 int program_gradient_unit(const Program *p, Action a, Flat flat) {
     bool head = a.unit == p->units - 1, whole = a.kind == ACT_BWD;
     bool weight = whole || a.kind == ACT_WGRAD;
@@ -208,7 +210,7 @@ const char *action_name(ActionKind kind) {
     return names[kind];
 }
 
-/* By what groups are for: "TP". */
+/* "TP", by the purpose of the group. */
 static const char *axis_word(AxisSet over) {
     if (over == MESH_EXPERTS) return "EP";
     return over & MESH_TENSOR ? "TP" : "CP";
@@ -225,8 +227,8 @@ void collective_name(Action a, Text *out) {
 
 /* ---- Counting ---- */
 
-/* Where the sums of microbatches are added up before they cross the replicas, that crossing is a sum of its
- * own: its tree has the replicas alone as leaves. */
+/* With SYNC_REPLICA, the sums of microbatches are accumulated before the all-reduce over replicas. That
+ * all-reduce is then a sum of its own, whose tree has only the replicas as leaves. */
 int program_inner_ranks(const Program *p, const FlatShard *s) {
     return p->sync == SYNC_REPLICA ? 1 : s->shards;
 }
@@ -255,13 +257,13 @@ static uint64_t collective_bytes(const Program *p, const Model *m, Action a) {
     return sum;
 }
 
-/* ---- of what ranks exchange in passes ---- */
+/* ---- collectives inside passes ---- */
 
 static CommType sum_type(const Collective *row) {
     return row->element == ELEMENT_COUNT ? COMM_I64 : COMM_F32;
 }
 
-/* Messages that a collective is, each of the same size: one for each CP chunk. */
+/* Messages of equal size in a collective: one for each CP chunk. */
 static int messages(const Model *m, const Collective *row) { return row->zigzag ? model_cp_chunks(m) : 1; }
 
 static uint64_t row_bytes(const Program *p, const Model *m, int unit, const UnitCollective *c, int chunk) {
@@ -283,8 +285,8 @@ static uint64_t row_bytes(const Program *p, const Model *m, int unit, const Unit
     return 0;
 }
 
-/* Of rows that go evenly to all, those for other ranks' experts, and as many that come back; a forward pass
- * tells first how many there are. */
+/* Assumes that rows go evenly to all experts: sends those of remote experts, and returns as many. A forward
+ * pass first sends the numbers of rows. */
 static uint64_t dispatch_bytes(const Program *p, const Model *m, Action a) {
     uint64_t others = (uint64_t)p->partition->experts - 1;
     bool back = a.pass == ACT_BWD || a.pass == ACT_DGRAD;
@@ -385,7 +387,7 @@ static uint64_t *traffic_over(ProgramTraffic *t, AxisSet over) {
     return over & MESH_TENSOR ? &t->tensor : &t->context;
 }
 
-/* Read off the list, like everything else that is told of a step: what is not an action is not sent. */
+/* Everything that a step sends is an action of the list. */
 ProgramTraffic program_traffic(const Program *p, const Model *m) {
     const Partition *op = p->partition;
     bool exchanges = partition_runs(op, 0) != partition_runs(op, p->units - 1);
@@ -409,7 +411,7 @@ ProgramTraffic program_traffic(const Program *p, const Model *m) {
 
 /* ---- Printing ---- */
 
-/* "what down makes": of what a row moves, by the ops that make or read it. */
+/* "what down makes": describes what a row moves by the ops that make or read it. */
 static void print_moved(const Program *p, Action a, const UnitCollective *c, Text *out) {
     uint32_t ops = collective_ops(c);
     bool back = !(c->row->passes & (IN_FORWARD | IN_RECOMPUTE)) ||
@@ -421,7 +423,7 @@ static void print_moved(const Program *p, Action a, const UnitCollective *c, Tex
     if (a.slice > 0) text_printf(out, ", chunk %d", (a.slice - 1) / 2);
 }
 
-/* A start by its own name, so that it can be looked for: "TP_ALL_GATHER_LSE". */
+/* A start is printed by its own name, for searching: "TP_ALL_GATHER_LSE". */
 static void print_name(const Program *p, Action a, Text *out) {
     UnitCollective rows[UNIT_COLLECTIVES];
     Text name = {0};
@@ -468,8 +470,8 @@ static void print_action(const Program *p, int first, int last, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Whether action i continues a run of one kind over units that step by one, up or down: as passes, updates
- * and releases do, so that a page shows a step of a hundred units. */
+/* Whether action i continues a run of one kind over units that step by one, up or down, as passes, updates
+ * and releases do. A step of a hundred units then fits on a page. */
 static bool continues(const Program *p, int first, int i) {
     Action a = p->actions[first], b = p->actions[i];
     if (a.kind != b.kind || a.microbatch != b.microbatch || a.unit < 0 || b.unit == p->units) return false;

@@ -135,9 +135,9 @@ HasCollective program_has_collective;
 typedef struct ProgramSpec {
     const ModelConfig *model;
     const Partition *partition;
-    const Schedule *schedule; /* the head's wgrad waits for WGRAD, where dgrad and wgrad run separately */
-    bool defer_head; /* the head's weight gradient waits for WGRAD, where dgrad and wgrad run separately */
-    bool exact;      /* fixed-point sums */
+    const Schedule *schedule; /* none for an evaluation */
+    bool defer_head;          /* the head's wgrad waits for WGRAD, if the schedule splits dgrad and wgrad */
+    bool exact;               /* fixed-point sums */
     GradientSync sync;
     Reshard reshard;
     HasCollective *has_collective;
@@ -151,7 +151,7 @@ typedef struct Program {
     int units, microbatches, instances; /* instances: most gathers of a unit */
     bool defer_head;                    /* the head's wgrad waits for WGRAD */
     bool ordered;                       /* invariant 3 holds */
-    bool first_alone; /* gradients get the first microbatch's before others', or apart from them */
+    bool first_alone; /* the first microbatch's gradients come before others', or separately */
     bool exact;
     bool evaluates;    /* forward only, with memory for the records of engine_score */
     GradientSync sync; /* as it applies: program_sync */
@@ -170,7 +170,7 @@ void program_lower_evaluation(Program *p, const ProgramSpec *spec); /* schedule:
 void program_free(Program *p);
 ErrorCode program_check(const Program *p, Error *err);
 
-/* Whether gradients of a microbatch have memory of their own. Else they are added to those of the step at
+/* Whether gradients of a microbatch have their own memory. Otherwise they are added to those of the step at
  * once. */
 bool program_has_slots(const Program *p);
 /* Ranks of the inner step of a flat's sum whose outer step is over the replicas (comm_sum_outer). 1 where
