@@ -40,11 +40,11 @@ static const char *const cache_files[] = {"lock",
 static const char *const record_files[] = {"[0-9a-f]*.json", "[0-9a-f]*.json.[0-9]*.tmp", NULL};
 static const char records_dir[] = "fingerprints";
 
-/* A directory that is looked at. */
+/* A directory under examination. */
 typedef struct Look {
     DIR *open;
     const char *const *files; /* patterns of the names that weft writes into it */
-    bool complete;            /* has a last part */
+    bool complete;            /* has a last shard */
     CacheEntry *entry;
 } Look;
 
@@ -60,7 +60,7 @@ static bool matches(const char *const *patterns, const char *name) {
 
 static bool is_dots(const char *name) { return strcmp(name, ".") == 0 || strcmp(name, "..") == 0; }
 
-/* Whether a part's file is one; *last: the source ends in it. */
+/* Whether the file is a shard of ours; *last: the source ends in it. */
 static bool is_part(int dir, const char *name, bool *last) {
     TokenHeader h = {0};
     int fd;
@@ -80,7 +80,7 @@ static bool is_own(Look *l, const char *name, const struct stat *st) {
     return true;
 }
 
-/* Sizes and times of all that is there. */
+/* Sizes and times of all files in the directory. */
 static void look(Look *l) {
     CacheEntry *e = l->entry;
     rewinddir(l->open);
@@ -98,7 +98,7 @@ static void look(Look *l) {
     e->interrupted = !l->complete && l->files == cache_files;
 }
 
-/* For people: what cannot be read is not known. */
+/* For the report; what cannot be read stays unknown. */
 static void read_about(const char *dir, CacheEntry *e) {
     char *path = path_join(dir, TOKEN_ABOUT_FILE), *text = NULL;
     size_t length;
@@ -123,7 +123,7 @@ static CacheVerdict judge(const Look *l, const CacheRules *rules) {
     return days > 0 && clock_wall() - e->last_use < days * DAY ? CACHE_RECENT : CACHE_GOES;
 }
 
-/* A name that went meanwhile is removed already. */
+/* A file that disappeared meanwhile counts as removed. */
 static ErrorCode remove_files(const Look *l, int parent, Error *err) {
     int result = 0;
     rewinddir(l->open);
@@ -136,7 +136,8 @@ static ErrorCode remove_files(const Look *l, int parent, Error *err) {
     return result == 0 ? OK : error_errno(err, ERR_IO, "%s: cannot be removed", l->entry->name);
 }
 
-/* Builders of earlier versions lock this file of the cache and no byte; the lock goes with *fd. */
+/* Builders of earlier versions lock this file of the cache instead of a byte. The lock is released by closing
+ * *fd. */
 static bool is_being_built(int dir, int *fd) {
     RETRY(*fd, openat(dir, "lock", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     return *fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) != 0;
@@ -152,7 +153,7 @@ static ErrorCode judge_claimed(Look *l, int parent, const CacheRules *rules, Err
     return code;
 }
 
-/* What is open is looked at as well, for its size. */
+/* A cache in use is examined too, for its size. */
 static ErrorCode prune_directory(Look *l, int parent, CacheUse *use, const CacheRules *rules, Error *err) {
     bool claimed;
     CacheEntry *e = l->entry;
@@ -171,7 +172,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const CacheEntry *)a)->name, ((const CacheEntry *)b)->name);
 }
 
-/* Names of what may be caches or records, real directories or not. */
+/* Names of possible caches or records, whether or not they are directories. */
 static void list(DIR *open, CacheList *out) {
     for (struct dirent *entry; (entry = readdir(open));) {
         if (!is_cache_name(entry->d_name) && strcmp(entry->d_name, records_dir) != 0) continue;
@@ -184,7 +185,7 @@ static void list(DIR *open, CacheList *out) {
     if (out->count) qsort(out->items, out->count, sizeof *out->items, by_name);
 }
 
-/* Opened without following a link: one in the place of a cache is somebody's own arrangement. */
+/* Opens without following symbolic links: a link in place of a cache is somebody's own arrangement. */
 static ErrorCode prune_entry(const char *cache_dir, int parent, CacheUse *use, const CacheRules *rules,
                              CacheEntry *e, Error *err) {
     int fd;
@@ -205,7 +206,7 @@ static ErrorCode prune_entry(const char *cache_dir, int parent, CacheUse *use, c
     return code == OK ? OK : error_context(err, "%s", cache_dir);
 }
 
-/* One that cannot be removed does not keep the others: the first such is the error. */
+/* An entry that cannot be removed does not prevent the others; the first such failure is returned. */
 ErrorCode cache_prune(const char *cache_dir, const CacheRules *rules, CacheList *out, Error *err) {
     *out = (CacheList){0};
     CacheUse *use = NULL;
@@ -214,7 +215,7 @@ ErrorCode cache_prune(const char *cache_dir, const CacheRules *rules, CacheList 
     if (!open)
         return error_errno(err, ERR_NOINPUT, "%s: cannot be read as a directory of token caches", cache_dir);
     list(open, out);
-    /* Nothing is written into a directory that has no caches. */
+    /* Without caches, nothing is written into the directory. */
     if (out->count) code = cache_use_open_claims(&use, cache_dir, err);
     if (!use) out->count = 0;
     for (size_t i = 0; i < out->count; i++) {

@@ -22,7 +22,7 @@
 
 struct CacheUse {
     char *cache_dir;
-    int fd; /* -1: nothing can be locked, which was said */
+    int fd; /* -1: locks are not supported; a warning was logged */
     char **held;
     size_t count, capacity;
 };
@@ -57,7 +57,7 @@ static void warn(CacheUse *u, const char *why) {
     u->fd = -1;
 }
 
-/* Reading is enough for a shared lock: the directory may be somebody else's. */
+/* A shared lock needs only read access, since the directory may belong to somebody else. */
 CacheUse *cache_use_open(const char *cache_dir) {
     CacheUse *u;
     Error why = {0};
@@ -89,7 +89,7 @@ void cache_use_hold(CacheUse *u, const char *name) {
     u->held[u->count++] = mem_strdup(name);
 }
 
-/* A run may take months: what counts is when it ended. */
+/* Touches the caches at the end: a run may take months, and what counts is when it ended. */
 void cache_use_close(CacheUse *u) {
     if (!u) return;
     for (size_t i = 0; i < u->count; i++) {

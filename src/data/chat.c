@@ -27,10 +27,10 @@ struct Chat {
     Text source; /* of the template */
     char *date;  /* NULL: none */
     ChatLossOn loss_on;
-    cJSON *variables;      /* that every rendering has: bos_token and its like */
-    const char **specials; /* [special_count] texts of special tokens, of their tokenizer */
+    cJSON *variables;      /* common to all renderings: bos_token etc. */
+    const char **specials; /* [special_count] texts of special tokens, owned by the tokenizer */
     size_t *special_lengths, special_count;
-    bool special_first[256]; /* some of them begins with this byte */
+    bool special_first[256]; /* whether any of them begins with this byte */
     int32_t end_token;
 };
 
@@ -44,7 +44,7 @@ void document_ends_add(DocumentEnds *e, uint64_t end) {
 
 /* ---- the template's files ---- */
 
-/* A string, or a list of named ones, of which the one called default is meant. */
+/* A string, or a list of named ones, of which the one named "default" is used. */
 static const char *template_of(const cJSON *config) {
     const cJSON *t = cJSON_GetObjectItemCaseSensitive(config, "chat_template");
     if (cJSON_IsString(t)) return t->valuestring;
@@ -103,7 +103,7 @@ static void add_id_text(Chat *c, const char *name, int32_t id) {
     free(text);
 }
 
-/* What transformers hands to every template: the named special tokens that there are. */
+/* The variables that transformers gives to every template: the named special tokens that exist. */
 static void collect_variables(Chat *c, const cJSON *config) {
     static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};
@@ -189,7 +189,7 @@ static void hash_string(Sha256 *h, const char *s) {
     sha256_add(h, s, strlen(s));
 }
 
-/* The number in front goes up when the same template and line come to make other ids. */
+/* The number is increased when the same template and line give other ids. */
 void chat_hash(const Chat *c, Sha256 *h) {
     hash_string(h, "weft chat 2");
     hash_string(h, c->source.data ? c->source.data : "");
@@ -208,11 +208,11 @@ int32_t chat_end_token(const Chat *c) { return c->end_token; }
 typedef struct Conversation {
     const char *where;        /* "file:line" */
     cJSON *messages;          /* an array */
-    cJSON *tools, *variables; /* for the template; or NULL */
-    int count, first;         /* messages; those from `first` on may be learned */
+    cJSON *tools, *variables; /* for the template; NULL: none */
+    int count, first;         /* messages; those from `first` on may be trained on */
 } Conversation;
 
-/* Bytes of the special token whose text begins text[0, length), 0 for none. */
+/* Length of the special token that text[0, length) begins with; 0: none. */
 static size_t special_at(const Chat *c, const char *text, size_t length) {
     if (!c->special_first[(unsigned char)text[0]]) return 0;
     size_t most = 0;
@@ -223,8 +223,8 @@ static size_t special_at(const Chat *c, const char *text, size_t length) {
     return most;
 }
 
-/* A cut behind the first character of each text of a special token. One of a single character has no place
- * for it. *changed says whether there was any. */
+/* Inserts a cut after the first character of each special token's text. A special token of one character
+ * cannot be cut, and is an error. *changed: whether there was any. */
 static ErrorCode disarm_text(const Chat *c, const char *where, const char *text, Text *out, bool *changed,
                              Error *err) {
     static const char cut = TOKENIZER_CUT;
@@ -256,7 +256,8 @@ static ErrorCode disarm_string(const Chat *c, const char *where, cJSON *item, Er
     return code;
 }
 
-/* All strings of a message; names of members cannot be changed, and so may not hold such texts. */
+/* Disarms all strings of a message. Names of members cannot be changed, so they must not contain special
+ * tokens. */
 static ErrorCode disarm(const Chat *c, const char *where, cJSON *item, Error *err) {
     if (cJSON_IsString(item)) return disarm_string(c, where, item, err);
     for (cJSON *child = item->child; child; child = child->next) {
@@ -288,7 +289,7 @@ static ErrorCode check_messages(const Conversation *v, Error *err) {
 
 static bool is_given(const cJSON *item) { return item && !cJSON_IsNull(item); }
 
-/* Reasoning goes by three names; templates read the first, or the second. NULL: there is none. */
+/* Reasoning has three names; templates read the first or the second. NULL: there is none. */
 static const cJSON *reasoning_of(const cJSON *message) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -298,9 +299,9 @@ static const cJSON *reasoning_of(const cJSON *message) {
     return NULL;
 }
 
-/* As transformers hands a message to a template: without members that are null, which templates would print
- * as None, and with its reasoning under both names that they read. In that order. Its members are moved:
- * they may be large. */
+/* Converts a message as transformers does before rendering: drops null members, which templates would print
+ * as None, and then gives reasoning both names that templates read. Members are moved, since they may be
+ * large. */
 static cJSON *take_message(cJSON *message) {
     if (!cJSON_IsObject(message)) return message;
     cJSON *taken = cJSON_CreateObject();
@@ -318,7 +319,7 @@ static cJSON *take_message(cJSON *message) {
     return taken;
 }
 
-/* A prompt or a completion: messages as they are, or a text that the role says. */
+/* Adds a prompt or a completion: messages as they are, or a text as one message of the given role. */
 static ErrorCode add_part(const Conversation *v, cJSON *root, cJSON *part, const char *role, Error *err) {
     if (cJSON_IsString(part)) {
         cJSON *message = cJSON_CreateObject();
@@ -335,7 +336,7 @@ static ErrorCode add_part(const Conversation *v, cJSON *root, cJSON *part, const
     return OK;
 }
 
-/* The messages of a line, moved into an array of their own. */
+/* Moves the messages of a line into an array of their own. */
 static ErrorCode read_messages(Conversation *v, cJSON *root, const char *key, Error *err) {
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(root, key),
           *prompt = cJSON_GetObjectItemCaseSensitive(root, "prompt"),
@@ -370,7 +371,7 @@ static ErrorCode read_messages(Conversation *v, cJSON *root, const char *key, Er
 
 /* ---- rendering ---- */
 
-/* What a rendering is told: messages[0, count), and what all have. */
+/* The variables of one rendering: messages[0, count), and the common ones. */
 static cJSON *variables_of(const Chat *c, const Conversation *v, int count, bool prompt) {
     cJSON *all = cJSON_CreateObject(), *messages = cJSON_CreateArray();
     for (const cJSON *m = v->messages->child; m && count-- > 0; m = m->next)
@@ -401,7 +402,7 @@ static ErrorCode render(const Chat *c, const Conversation *v, int count, bool pr
 
 /* ---- turns ---- */
 
-/* A document. */
+/* A document (C1). */
 typedef struct Turns {
     Text text;
     TemplateSpans answers;
@@ -412,13 +413,13 @@ static void turns_free(Turns *t) {
     template_spans_free(&t->answers);
 }
 
-/* Of the first `same` bytes it is known that they do. */
+/* The first `same` bytes are known to be equal. */
 static bool begins_with(const Text *text, const Text *with, size_t same) {
     if (text->length < with->length) return false;
     return with->length <= same || memcmp(text->data + same, with->data + same, with->length - same) == 0;
 }
 
-/* A conversation on its way to turns. */
+/* State of rendering a conversation message by message. */
 typedef struct Growing {
     const Conversation *v;
     TemplateGrowth *growth;
@@ -431,10 +432,10 @@ static ErrorCode grow(Growing *g, int count, bool prompt) {
     return code == OK ? OK : error_context(g->err, "%s", g->v->where);
 }
 
-/* Where the answer in message i, counted from 0, begins in its turn: the text becomes what the template makes
- * of messages 0 to i. */
+/* *begin: where the assistant turn of message i (from 0) begins in the rendering of messages 0 to i, which
+ * becomes g->text. */
 static ErrorCode render_answer(Growing *g, int i, size_t *begin) {
-    Text prompt = {0}; /* what the next rendering may change of it */
+    Text prompt = {0}; /* the part of the prompt that the next rendering may change */
     TRY(grow(g, i, true));
     size_t kept = template_growth_kept(g->growth);
     *begin = g->text->length;
@@ -451,19 +452,20 @@ static ErrorCode render_answer(Growing *g, int i, size_t *begin) {
                      g->v->where, i + 1);
 }
 
-/* What becomes of a document that is complete. */
+/* Where complete documents go. */
 typedef struct Sink {
     const Chat *chat;
     TokenList *ids;
-    DocumentEnds *ends; /* NULL: a prompt, nothing is learned */
+    DocumentEnds *ends; /* NULL: a prompt, without a loss mask */
     uint64_t bytes;
     Error *err;
 } Sink;
 
 static ErrorCode put_document(Sink *s, const Turns *t);
 
-/* Adds the answer in message i, and first puts the document that what is rendered now does not go on with.
- * *kept: bytes that the document and the text are known to begin with. */
+/* Adds the assistant turn of message i. If the new rendering does not continue the document in *t, that
+ * document is complete and is put first. *kept: number of leading bytes that the document and the rendering
+ * are known to share. */
 static ErrorCode add_answer(Sink *s, Growing *g, int i, Turns *t, size_t *kept) {
     size_t begin = 0;
     TRY(render_answer(g, i, &begin));
@@ -478,8 +480,8 @@ static ErrorCode add_answer(Sink *s, Growing *g, int i, Turns *t, size_t *kept) 
     return OK;
 }
 
-/* Answers one after the other: as long as what was rendered for one begins what is rendered for the next,
- * they are of one document. */
+/* Adds the assistant turns from message `from` on. They belong to one document as long as each rendering is a
+ * prefix of the next. */
 static ErrorCode put_answers(Sink *s, const Conversation *v, int from, Turns *t) {
     cJSON *variables = variables_of(s->chat, v, v->count, true);
     Growing g = {.v = v, .err = s->err};
@@ -502,7 +504,7 @@ static int answers_of(const Conversation *v, int from, int *last) {
     return count;
 }
 
-/* By the template's own marks: of answers that are not to be learned, the runs are left out. */
+/* Uses the template's own marks; drops the ranges of turns that are not trained on. */
 static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
     int last, all = answers_of(v, 0, &last), own = answers_of(v, v->first, &last);
     TRY(render(s->chat, v, v->count, false, &t->text, &t->answers, s->err));
@@ -518,7 +520,7 @@ static ErrorCode put_marked(Sink *s, const Conversation *v, Turns *t) {
     return OK;
 }
 
-/* "user, gpt": each role once, as far as there is room. */
+/* "user, gpt": each role once, as far as it fits. */
 static const char *roles_found(const Conversation *v, char *out, size_t size) {
     out[0] = 0;
     for (const cJSON *m = v->messages->child; m; m = m->next) {
@@ -534,7 +536,7 @@ static const char *roles_found(const Conversation *v, char *out, size_t size) {
     return out;
 }
 
-/* An answer under a misspelt role would be taken for context, without a word. */
+/* Requires a known answer role, since answers with a misspelt role would silently become context. */
 static ErrorCode check_roles(const Conversation *v, Error *err) {
     int i = 1;
     for (const cJSON *m = v->messages->child; m; m = m->next, i++) {
@@ -547,7 +549,7 @@ static ErrorCode check_roles(const Conversation *v, Error *err) {
     return OK;
 }
 
-/* Leaves the last document in *t. */
+/* The last document stays in *t. */
 static ErrorCode put_conversation(Sink *s, const Conversation *v, Turns *t) {
     int last, count = answers_of(v, v->first, &last);
     char roles[200];
@@ -579,14 +581,14 @@ static bool is_blank(const Tokenizer *t, int32_t id) {
     return true;
 }
 
-/* Of an answer's ids those that are learned: without blanks behind the end of the turn. */
+/* End of the trained ids of an assistant turn: without white space after the end-of-turn token. */
 static size_t learned_end(const Tokenizer *t, const int32_t *ids, size_t from, size_t to) {
     size_t end = to;
     while (end > from && !tokenizer_is_special(t, ids[end - 1]) && is_blank(t, ids[end - 1])) end--;
     return end > from && tokenizer_is_special(t, ids[end - 1]) ? end : to;
 }
 
-/* text[from, to) of the document whose ids begin at `first`. */
+/* Encodes text[from, to) of the document whose ids begin at index `first`. */
 static ErrorCode put_run(Sink *s, const Text *text, TemplateSpan run, size_t first, bool learned) {
     const Tokenizer *t = s->chat->tokenizer;
     int32_t vocabulary = tokenizer_vocab_size(t);
@@ -621,7 +623,7 @@ static ErrorCode put_document(Sink *s, const Turns *t) {
     return OK;
 }
 
-/* ---- what others call ---- */
+/* ---- interface ---- */
 
 static ErrorCode read_turns(Sink *s, Conversation *v, cJSON *root, const char *key, Turns *t) {
     if (!cJSON_IsObject(root)) return error_set(s->err, ERR_DATA, "%s: expected a JSON object", v->where);
@@ -648,7 +650,7 @@ ErrorCode chat_parse_line(const char *where, uint64_t line, char *data, size_t l
     return json_parse_literals_in(place_of(where, line, place), data, length, parsed, err);
 }
 
-/* The last document, mostly the only one, becomes ids when nothing else of the line is left. */
+/* The last document, usually the only one, is encoded after everything else of the line has been freed. */
 ErrorCode chat_encode_parsed(const Chat *c, const char *where, uint64_t line, cJSON *parsed, const char *key,
                              TokenList *ids, DocumentEnds *ends, uint64_t *bytes, Error *err) {
     char place[PLACE];
@@ -672,14 +674,14 @@ ErrorCode chat_encode_line(const Chat *c, const char *where, uint64_t line, cons
     return chat_encode_parsed(c, where, line, parsed, key, ids, ends, bytes, err);
 }
 
-/* With the cuts that a document of these turns has: around its answers, if what is rendered goes on with
- * them. */
+/* Encodes a prompt with the cuts that a training document of these turns would have: around its assistant
+ * turns, if the rendering continues them. */
 static ErrorCode put_prompt(Sink *s, const Conversation *v, Turns *t) {
     Text prompt = {0};
     bool marks = template_marks_assistant(s->chat->template);
     TRY(check_messages(v, s->err));
     if (!marks) TRY(put_answers(s, v, 0, t));
-    s->ids->count = 0; /* documents that are not this one */
+    s->ids->count = 0; /* drops the ids of documents before this one */
     if (marks) t->answers.count = 0;
     ErrorCode code = render(s->chat, v, v->count, true, &prompt, marks ? &t->answers : NULL, s->err);
     if (code == OK && !marks && !begins_with(&prompt, &t->text, 0)) t->answers.count = 0;
@@ -698,8 +700,8 @@ ErrorCode chat_prompt(const Chat *c, const char *where, cJSON *messages, TokenLi
     return code;
 }
 
-/* From an answer that the template is made to render: the last special token in it. A template that wants
- * more than a question and an answer has none that could be known. */
+/* Finds the last special token of an assistant turn, by rendering an example. -1 remains for templates that
+ * need more than a question and an answer. */
 static void find_end_token(Chat *c) {
     TokenList ids = {0};
     DocumentEnds ends = {0};

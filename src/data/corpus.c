@@ -8,7 +8,7 @@
  *  C1. buffer[begin, end) holds content bytes not returned yet; `position` is the position of buffer[begin].
  *  C2. A reader opened at corpus_position() returns exactly the chunks that this reader would have returned
  *      next.
- *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to fall.
+ *  C3. The ends of chunks depend on the content after `position` alone, never on how reads happened to
  * fall. */
 #include "data/corpus.h"
 
@@ -21,8 +21,8 @@
 #include "data/input.h"
 #include "data/text_check.h"
 
-/* A read is large enough that the system call costs nothing beside tokenizing, and small beside the
- * caches of a machine that tokenizes with all its cores. */
+/* Large enough that the system call costs nothing compared with tokenizing, and small compared with the
+ * caches of a machine that tokenizes on all its cores. */
 enum { READ_BYTES = 1 << 20 };
 
 struct CorpusReader {
@@ -33,11 +33,11 @@ struct CorpusReader {
     size_t begin, end, capacity;
     bool at_end; /* of the input */
     CorpusPosition position;
-    TextCheck check; /* of what was handed out */
+    TextCheck check; /* of the returned chunks */
 };
 
-/* Names decide the format and nothing else: what is compressed is told by content (data/input.h), so
- * ".zst" is only looked through. */
+/* Names decide the format only. Compression is detected by content (data/input.h), so ".zst" is ignored
+ * here. */
 static bool ends_with(const char *name, size_t length, const char *suffix) {
     size_t n = strlen(suffix);
     return length >= n && memcmp(name + length - n, suffix, n) == 0;
@@ -65,11 +65,11 @@ void corpus_shrink(CorpusReader *r) {
     r->buffer = mem_grow(r->buffer, r->capacity);
 }
 
-/* Reads more behind buffer[begin, end). */
+/* Reads more bytes after buffer[begin, end). */
 static ErrorCode fill(CorpusReader *r, Error *err) {
     forget_handed_out(r);
     if (r->capacity - r->end < READ_BYTES / 2) {
-        r->capacity += r->capacity / 4 + READ_BYTES; /* by little: a line may be 256 MiB */
+        r->capacity += r->capacity / 4 + READ_BYTES; /* in small steps, since a line may be 256 MiB */
         r->buffer = mem_grow(r->buffer, r->capacity);
     }
     size_t got;
@@ -79,8 +79,8 @@ static ErrorCode fill(CorpusReader *r, Error *err) {
     return OK;
 }
 
-/* Editors on Windows leave one. It belongs to no document, so it is passed over where a file begins, and
- * counts in positions. */
+/* Editors on Windows write a byte order mark. It belongs to no document, so it is skipped at the start of a
+ * file, but counts in positions. */
 static ErrorCode skip_byte_order_mark(CorpusReader *r, Error *err) {
     while (r->end - r->begin < 3 && !r->at_end) TRY(fill(r, err));
     if (r->end - r->begin >= 3 && memcmp(r->buffer + r->begin, "\xef\xbb\xbf", 3) == 0) {
@@ -120,8 +120,8 @@ void corpus_close(CorpusReader *r) {
     free(r);
 }
 
-/* Of the first byte not handed out. What was read ahead does not count, so that a build that goes on
- * there misses nothing. */
+/* Position of the first byte that was not returned. Bytes that were read ahead do not count, so a build that
+ * resumes there misses nothing. */
 CorpusPosition corpus_position(const CorpusReader *r) { return r->position; }
 uint64_t corpus_stored_position(const CorpusReader *r) { return input_stored_position(r->input); }
 uint64_t corpus_text_bytes(const CorpusReader *r) { return r->check.bytes; }
@@ -137,7 +137,7 @@ void corpus_report(const CorpusReader *r) {
 
 static bool is_continuation(char byte) { return ((unsigned char)byte & 0xc0) == 0x80; }
 
-/* White space of Unicode, by its UTF-8 bytes at the front of text[0, n). */
+/* Whether text[0, n) begins with Unicode white space, in UTF-8. */
 static bool is_space(const char *text, size_t n) {
     const unsigned char *b = (const unsigned char *)text;
     if (b[0] < 0x80) return b[0] == ' ' || (b[0] >= '\t' && b[0] <= '\r') || (b[0] >= 0x1c && b[0] <= 0x1f);
@@ -150,17 +150,16 @@ static bool is_space(const char *text, size_t n) {
     return b[0] == 0xe3 && b[1] == 0x80 && b[2] == 0x80;
 }
 
-/* ASCII only: a line of other white space is text, as it is for the tools that people clean corpora with.
- */
+/* ASCII only: a line of other white space is text, as it is for tools that clean corpora. */
 static bool is_blank(const char *line, size_t length) {
     for (size_t i = 0; i < length; i++)
         if (line[i] != ' ' && (line[i] < '\t' || line[i] > '\r')) return false;
     return true;
 }
 
-/* The newline at text[at] stands between two characters that are not white space; both are whole inside
- * text[0, n). A slash behind it does not count: the patterns of tekken and o200k take newlines and slashes
- * that follow punctuation along with it. */
+/* Whether the newline at text[at] is between two characters that are not white space, and both are complete
+ * within text[0, n). Not if a slash follows it: the patterns of tekken and o200k take newlines and slashes
+ * after punctuation into the same pre-token. */
 static bool stands_alone(const char *text, size_t n, size_t at) {
     size_t before = at;
     do {
@@ -171,8 +170,8 @@ static bool stands_alone(const char *text, size_t n, size_t at) {
            !is_space(text + at + 1, n - at - 1);
 }
 
-/* First safe cut of text[0, n) at or behind `least`; 0 if there is none. Three bytes after the newline must
- * be known. */
+/* First safe cut of text[0, n) at or after `least`; 0 if there is none. Three bytes after the newline must be
+ * known. */
 static size_t safe_cut(const char *text, size_t n, size_t least) {
     for (size_t at = least > 0 ? least - 1 : 0; at + 4 <= n;) {
         const char *newline = memchr(text + at, '\n', n - 3 - at);
@@ -184,8 +183,8 @@ static size_t safe_cut(const char *text, size_t n, size_t least) {
     return 0;
 }
 
-/* Cut for text that offers no safe one: between characters, and not behind a newline (so that what follows
- * still is the same line). */
+/* A cut for text without a safe one: between characters, and not after a newline (so that what follows is
+ * still on the same line). */
 static size_t forced_cut(const char *text, size_t limit) {
     size_t cut = limit;
     while (cut > limit - 4 && is_continuation(text[cut])) cut--;
@@ -193,13 +192,13 @@ static size_t forced_cut(const char *text, size_t limit) {
     return cut;
 }
 
-/* Length of the document in front of text[0, n) when its end can be told, else 0. */
+/* Length of the document that text[0, n) begins with, if its end is known; else 0. */
 static size_t document_length(const CorpusReader *r, const char *text, size_t n) {
     bool content = false, blank_before = false;
     for (size_t at = 0; at < n;) {
         const char *newline = memchr(text + at, '\n', n - at);
         size_t next = newline ? (size_t)(newline - text) + 1 : n;
-        /* The rest of a line that was cut counts as text, whatever it is. */
+        /* The rest of a line that was cut counts as text, whatever it contains. */
         bool rest = at == 0 && r->position.in_document;
         if (rest || !is_blank(text + at, next - at)) {
             if (content && (r->file->split == SPLIT_LINES || blank_before)) return at;
@@ -213,8 +212,8 @@ static size_t document_length(const CorpusReader *r, const char *text, size_t n)
     return 0;
 }
 
-/* Decides the next text piece from what is in the buffer: its length and whether a document ends there; 0:
- * more is needed. */
+/* Decides the next chunk from the buffer: returns its length, or 0 if more bytes are needed. *ends: whether a
+ * document ends there. */
 static size_t text_chunk(const CorpusReader *r, bool *ends) {
     const char *text = r->buffer + r->begin;
     size_t n = r->end - r->begin;
@@ -223,8 +222,8 @@ static size_t text_chunk(const CorpusReader *r, bool *ends) {
     size_t known = n < CORPUS_CHUNK_LIMIT ? n : CORPUS_CHUNK_LIMIT;
     size_t cut = split ? document_length(r, text, known) : 0;
     if (cut) return cut;
-    /* A document that does not end in sight. Split documents are cut at the limit only, so that the search
-     * for their end never depends on the length of what was read. */
+    /* The document does not end within the known bytes. With `split` it is cut only at the limit, so that the
+     * search for its end never depends on how much was read. */
     bool full = n > CORPUS_CHUNK_LIMIT;
     *ends = false;
     if (!split || full) cut = safe_cut(text, known, CORPUS_CHUNK_BYTES);
@@ -235,8 +234,8 @@ static size_t text_chunk(const CorpusReader *r, bool *ends) {
     return n;
 }
 
-/* Lines are counted for messages; they cost one pass of memchr over what was handed out. Pieces end between
- * characters, so each can be looked at by itself. */
+/* Counts lines for messages, which costs one memchr pass over the returned bytes. Chunks end between
+ * characters, so each can be checked by itself. */
 static void advance(CorpusReader *r, size_t length, bool in_document) {
     if (r->file->encoding == ENCODING_UTF8) text_check_add(&r->check, r->buffer + r->begin, length);
     const char *at = r->buffer + r->begin, *stop = at + length;
@@ -249,8 +248,8 @@ static void advance(CorpusReader *r, size_t length, bool in_document) {
     r->position.in_document = in_document;
 }
 
-/* Reads until a piece can be decided. The loop ends: each turn adds bytes, the file ends some time, and
- * at CORPUS_CHUNK_LIMIT a cut is forced. */
+/* Reads until a chunk can be decided. The loop ends: each iteration adds bytes, the file ends, and at
+ * CORPUS_CHUNK_LIMIT a cut is forced. */
 static ErrorCode next_text(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     size_t length;
     bool ends;
@@ -263,7 +262,7 @@ static ErrorCode next_text(CorpusReader *r, CorpusChunk *chunk, bool *more, Erro
     return OK;
 }
 
-/* Length of the line in front of the buffer with its newline; reads until it is whole. */
+/* Length of the line at the front of the buffer, with its newline. Reads until the line is complete. */
 static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
     for (size_t seen = 0;;) {
         const char *text = r->buffer + r->begin;
@@ -280,8 +279,8 @@ static ErrorCode line_length(CorpusReader *r, size_t *length, Error *err) {
     }
 }
 
-/* A line is handed out raw. Its JSON is parsed by whoever tokenizes it, on another thread: parsing costs
- * as much as tokenizing, and there is one reader only. */
+/* Returns a line raw. Whoever tokenizes it parses its JSON, on another thread: parsing costs as much as
+ * tokenizing, and there is only one reader. */
 static ErrorCode next_line(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     size_t length;
     do {
@@ -296,13 +295,13 @@ static ErrorCode next_line(CorpusReader *r, CorpusChunk *chunk, bool *more, Erro
 
 ErrorCode corpus_next(CorpusReader *r, CorpusChunk *chunk, bool *more, Error *err) {
     TRY(r->format == FORMAT_TEXT ? next_text(r, chunk, more, err) : next_line(r, chunk, more, err));
-    /* The rest of a file that was read before may be too short to tell. */
+    /* The rest of a file that was partly read before may be too short to judge. */
     bool end = !*more && r->check.begin == 0;
     return text_check_judge(&r->check, r->file->path, end, err);
 }
 
-/* The commonest mistake with JSON lines is another name for the text, so the error lists the names that
- * are there; a few, and escaped, since they come from the file. */
+/* The most common mistake with JSON lines is another name for the text, so the error lists a few names that
+ * exist, escaped, since they come from the file. */
 static ErrorCode missing_key(const char *where, const char *key, const cJSON *object, Error *err) {
     char keys[160] = "";
     size_t used = 0;
@@ -316,8 +315,8 @@ static ErrorCode missing_key(const char *where, const char *key, const cJSON *ob
                      where, key, keys);
 }
 
-/* An empty text is no error: real corpora have such lines, and they make no document. A value that is not
- * a string is one: it would be skipped in silence otherwise, line after line. */
+/* An empty text is not an error: real corpora have such lines, and they make no document. A value that is not
+ * a string is an error, since it would otherwise be skipped silently, line after line. */
 ErrorCode corpus_decode_json(const CorpusFile *file, const CorpusChunk *chunk, Text *out, Error *err) {
     const char *key = file->key && file->key[0] ? file->key : "text";
     char path[400], where[512], shown[128];

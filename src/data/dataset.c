@@ -27,21 +27,21 @@
 #include "data/token_build.h"
 #include "data/token_units.h"
 
-/* What a source is drawn from: a stream in windows, or, of conversations, in packed rows. */
+/* What samples of a source are drawn from: windows of a stream, or packed rows of conversations. */
 typedef struct Samples {
     TokenStream stream;
     Packing packing; /* of conversations */
 } Samples;
 
-/* A source is what the configuration lists: a path or a pattern of paths. All its files are one sequence
- * of tokens, in one cache or several, and one share of the mixture. */
+/* An entry of the configuration: a path or a pattern of paths. All its files are one sequence of tokens, in
+ * one cache or several, and have one weight in the mixture. */
 typedef struct Source {
     char *name; /* path or pattern, as configured */
-    char *set;  /* of validation; "": none */
+    char *set;  /* name of its validation set; "": none */
     double weight;
     size_t files;
     char **paths;        /* [files] */
-    Fingerprint *prints; /* [files] the dataset's */
+    Fingerprint *prints; /* [files] owned by the dataset */
     uint8_t key[32];
     TokenCache *cache;
     bool chat;
@@ -52,28 +52,28 @@ struct Dataset {
     char *cache_dir;
     CacheUse *use; /* of its caches */
     int64_t context;
-    int32_t vocabulary; /* of the tokenizer */
+    int32_t vocabulary; /* size of the tokenizer */
     bool document_mask;
     double validation_fraction;
-    size_t count; /* sources for training come first, then validation-only ones up to `total` */
+    size_t count; /* training sources come first, then validation-only ones up to `total` */
     size_t total;
     Source *sources;
     Fingerprint *prints; /* of the files of all sources */
     char template[65];   /* SHA-256 of how conversations are rendered; "": there are none */
     Sampler *sampler;
-    /* Validation windows lie set by set: `held` sources that have any, in that order, and the windows before
-     * each of them. */
+    /* Validation windows are ordered set by set: `held` sources with validation windows, in that order, and
+     * the number of windows before each. */
     size_t held, set_count;
     size_t *order;              /* [total] */
     uint64_t *first_validation; /* [total + 1] */
     ValidationSet *sets;        /* [total] */
 };
 
-/* How documents of a run become ids; the same for all its sources. */
+/* How documents become ids; the same for all sources of a run. */
 typedef struct Recipe {
     const DataConfig *config;
     const Tokenizer *tokenizer;
-    Chat *chat; /* where there are conversations */
+    Chat *chat; /* NULL without conversations */
     int32_t bos, eos;
     int threads;
     CacheUse *use; /* the dataset's */
@@ -97,7 +97,7 @@ ChatOptions data_chat_options(const DataConfig *c) {
                          .loss_on = (ChatLossOn)c->chat_loss_on};
 }
 
-/* Tokenizers with one token for both ends (GPT-2) get it once, between documents. */
+/* Tokenizers with one token for both BOS and EOS (GPT-2) get it once, between documents. */
 static ErrorCode make_recipe(Recipe *r, const DataConfig *c, const Tokenizer *t, int threads, Error *err) {
     *r = (Recipe){.config = c, .tokenizer = t, .threads = threads};
     r->eos = c->add_eos ? tokenizer_eos(t) : -1;
@@ -108,7 +108,7 @@ static ErrorCode make_recipe(Recipe *r, const DataConfig *c, const Tokenizer *t,
     return chat_open(&r->chat, &options, t, err);
 }
 
-/* Its length first, or "ab", "c" and "a", "bc" would hash alike. */
+/* The length comes first, otherwise "ab", "c" and "a", "bc" would have the same hash. */
 static void add_string(Sha256 *h, const char *s) {
     sha256_add_u64(h, strlen(s));
     sha256_add(h, s, strlen(s));
@@ -122,7 +122,7 @@ static void hash_template(const Chat *chat, char out[65]) {
     sha256_hex(digest, out);
 }
 
-/* Everything that decides the ids of a source, in a form that cannot be read in two ways. */
+/* Hashes everything that decides the ids of a source, unambiguously. */
 static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint *prints, size_t count,
                      bool skip_bad, uint8_t key[32]) {
     char tokenizer[65];
@@ -148,8 +148,8 @@ static void make_key(const Recipe *r, const CorpusFile *files, const Fingerprint
     sha256_finish(h, key);
 }
 
-/* Half of the key's digits: 128 bits still tell any two sources apart, and the name stays readable in a
- * listing. The whole key is in each part's header and compared there. */
+/* Half of the key's digits: 128 bits still distinguish any two sources, and the name stays readable in a
+ * listing. Each shard's header holds the whole key, which is compared. */
 static const char *cache_name(const uint8_t key[32], char out[65]) {
     sha256_hex(key, out);
     out[32] = 0;
@@ -163,7 +163,7 @@ static char *cache_path(const char *cache_dir, const uint8_t key[32]) {
 
 static bool skips_bad(const Recipe *r) { return r->config->bad_lines == BAD_LINES_SKIP; }
 
-/* The caches of a source, while they are opened and built. */
+/* The caches of a source, while they are being opened and built. */
 typedef struct Caches {
     size_t count;
     TokenUnit *units;    /* [count] */
@@ -194,7 +194,7 @@ static void free_units(Caches *c) {
     free(c->opened);
 }
 
-/* NULL where it is not complete. It is held before it is looked for (data/cache_use.h). */
+/* *out is NULL if the cache is not complete. The cache is held before it is looked for (data/cache_use.h). */
 static ErrorCode open_complete(const Recipe *r, const uint8_t key[32], uint64_t vocabulary, TokenCache **out,
                                Error *err) {
     char name[65];
@@ -211,7 +211,7 @@ static ErrorCode open_complete(const Recipe *r, const uint8_t key[32], uint64_t 
     return code;
 }
 
-/* Where bad lines are skipped, a cache that was made without skipping has none and is as good. */
+/* With bad_lines: skip, a cache that was built without skipping had no bad lines and can be used too. */
 static ErrorCode open_unit(const Recipe *r, const Source *s, const CorpusFile *files, const Caches *c,
                            size_t i, Error *err) {
     const TokenUnit *u = &c->units[i];
@@ -221,7 +221,7 @@ static ErrorCode open_unit(const Recipe *r, const Source *s, const CorpusFile *f
     return c->opened[i] ? OK : open_complete(r, u->key, c->vocabulary, &c->opened[i], err);
 }
 
-/* *missing: how many are not complete. */
+/* *missing: number of incomplete caches. */
 static ErrorCode open_units(const Recipe *r, const Source *s, const CorpusFile *files, Caches *c,
                             size_t *missing, Error *err) {
     *missing = 0;
@@ -266,9 +266,9 @@ static ErrorCode open_parts(const Recipe *r, Source *s, const CorpusFile *files,
     return OK;
 }
 
-/* Builds the source's caches if need be, and opens them; first what an earlier weft has left, one cache for
- * all files. The source has a key of its own, by which runs know what they were trained on, however its
- * files are put into caches. */
+/* Opens the source's caches, and builds the missing ones. A single cache for all files, as earlier versions
+ * built, is tried first. The source's own key identifies its data, however its files are distributed over
+ * caches. */
 static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files, Error *err) {
     Caches c = {.vocabulary = (uint64_t)tokenizer_vocab_size(r->tokenizer) * (s->chat ? 2 : 1)};
     make_key(r, files, s->prints, s->files, skips_bad(r), s->key);
@@ -280,14 +280,14 @@ static ErrorCode open_cache(const Recipe *r, Source *s, const CorpusFile *files,
     return code;
 }
 
-/* The default stands in the key of the cache as a given one does: naming "text" must not tokenize again. */
+/* The cache key has the default name if none was given: naming "text" explicitly must not tokenize again. */
 static const char *key_or_default(const DataSource *spec) {
     if (spec->key && spec->key[0]) return spec->key;
     return spec->format == FORMAT_CHAT ? "messages" : "text";
 }
 
-/* Of the whole source, whichever of its caches this start has built: a share does not depend on the order of
- * lines. */
+/* Checks the whole source, whichever of its caches this start has built: the fraction must not depend on the
+ * order of lines. */
 static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
     double limit = r->config->bad_lines_limit;
     char bad[32], lines[32];
@@ -300,7 +300,7 @@ static ErrorCode check_bad_lines(const Recipe *r, const Source *s, Error *err) {
                      limit, r->config->cache_dir);
 }
 
-/* [s->files], the caller's. */
+/* [s->files]; the caller frees it. */
 static CorpusFile *corpus_files(const DataSource *spec, const Source *s) {
     CorpusFile *files = mem_alloc_array(s->files, sizeof *files);
     for (size_t i = 0; i < s->files; i++)
@@ -327,9 +327,9 @@ static ErrorCode list_files(const DataSource *spec, Source *s, Error *err) {
     return file_glob(spec->path, &s->paths, &s->files, err);
 }
 
-/* Contents are hashed before caches are looked for, since the hash is part of their names; files that did
- * not change since the last time are remembered (data/fingerprint.h). Those of all sources at once, so that
- * one that is missing is found before the first is tokenized. */
+/* Hashes contents before caches are looked for, since the hash is part of their names. Hashes of unchanged
+ * files are cached (data/fingerprint.h). The files of all sources are hashed first, so that a missing one is
+ * found before anything is tokenized. */
 static ErrorCode print_files(Dataset *d, const char *cache_dir, Error *err) {
     size_t count = 0, at = 0;
     for (size_t i = 0; i < d->total; i++) count += d->sources[i].files;
@@ -344,7 +344,8 @@ static ErrorCode print_files(Dataset *d, const char *cache_dir, Error *err) {
     return code;
 }
 
-/* A set that nobody named would be told by its lack of a name, which is that of all sets together. */
+/* If any set has a name, all must: a set without one could not be distinguished from the figures of all sets
+ * together. */
 static ErrorCode check_names(const DataConfig *c, Error *err) {
     bool held = c->validation_fraction > 0;
     const ObjectList *list = held ? &c->sources : &c->validation_sources;
@@ -366,7 +367,7 @@ static ErrorCode check_names(const DataConfig *c, Error *err) {
                      named, list->count, held ? "data.sources" : "data.validation");
 }
 
-/* What the option table cannot say of one key alone. */
+/* Rules that concern more than one key. */
 static ErrorCode check_config(const DataConfig *c, int64_t context, Error *err) {
     if (context < 1 || context > 1 << 30)
         return error_set(err, ERR_CONFIG, "context of %" PRId64 " tokens: from 1 to 2^30", context);
@@ -388,7 +389,7 @@ static uint64_t samples_count(const Samples *s, const Source *of, int64_t contex
     return of->chat ? s->packing.rows : stream_windows(&s->stream, context);
 }
 
-/* Sources of one name one behind the other, so that a set is a run of windows. */
+/* Adds the sources of one name one after the other, so that a set is one range of windows. */
 static void add_set(Dataset *d, size_t first) {
     ValidationSet *set = &d->sets[d->set_count++];
     set->name = d->sources[first].set;
@@ -413,7 +414,7 @@ static void make_sets(Dataset *d) {
     }
 }
 
-/* What of a source is for what. */
+/* Assigns the source's tokens to training and validation. */
 static void divide(Dataset *d, Source *s, bool trains) {
     TokenStream *train = &s->train.stream, *validation = &s->validation.stream;
     stream_whole(train, s->cache);
@@ -430,7 +431,7 @@ static ErrorCode pack(const Dataset *d, Samples *samples, Error *err) {
     return packing_build(&samples->packing, &samples->stream, d->context, d->vocabulary, err);
 }
 
-/* What was lost on the way into rows of conversations. */
+/* Warns about what packing conversations into rows has dropped. */
 static void warn_of_packing(const Dataset *d, const Source *s, const Packing *p, const char *purpose) {
     char cut[32], lost[32], dropped[32];
     if (p->cut + p->dropped == 0) return;
@@ -456,7 +457,7 @@ static void warn_of_figures(const Dataset *d, const Source *s) {
 
 static void warn_of_source(const Dataset *d, size_t i) {
     const Source *s = &d->sources[i];
-    bool again = false; /* the same text once more, for validation or for another share */
+    bool again = false; /* the same text occurs before, for validation or as another source */
     for (size_t k = 0; k < i; k++) again |= memcmp(d->sources[k].key, s->key, sizeof s->key) == 0;
     if (!again) warn_of_figures(d, s);
     warn_of_packing(d, s, &s->train.packing, "training");
@@ -493,7 +494,7 @@ static ErrorCode assign_streams(Dataset *d, Error *err) {
     return OK;
 }
 
-/* Shares of tokens by the configured weights; *mixed is false when no source has a weight. */
+/* Weights in tokens from the configured ones; *mixed is false when no source has a weight. */
 static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, Error *err) {
     size_t weighted = 0;
     for (size_t i = 0; i < d->count; i++) {
@@ -511,7 +512,7 @@ static ErrorCode weigh(const Dataset *d, int kind, double *shares, bool *mixed, 
         weighted, d->count);
 }
 
-/* Without weights all sources are one corpus, and each window is equally likely; with weights they are a
+/* Without weights all sources are one corpus, and each window is equally likely. With weights they are a
  * mixture. */
 static ErrorCode open_sampler(Dataset *d, const DataConfig *c, Error *err) {
     double *shares = mem_alloc_array(d->count, sizeof *shares);
@@ -536,7 +537,7 @@ static ErrorCode find_files(Dataset *d, const DataConfig *c, Error *err) {
     return print_files(d, c->cache_dir, err);
 }
 
-/* Sources are opened one after the other: tokenizing uses all threads for each. */
+/* Opens the sources one after the other, since tokenizing each uses all threads. */
 static ErrorCode fill(Dataset *d, const DataConfig *c, Recipe *r, Error *err) {
     TRY(find_files(d, c, err));
     r->use = d->use = cache_use_open(c->cache_dir);
@@ -561,7 +562,7 @@ static Dataset *new_dataset(const DataConfig *config, const Tokenizer *tokenizer
     return d;
 }
 
-/* Tokenizes what no cache has yet, which may take hours; *dataset is NULL after a failure. */
+/* May tokenize for hours. *dataset is NULL after a failure. */
 ErrorCode dataset_open(Dataset **dataset, const DataConfig *config, const Tokenizer *tokenizer,
                        int64_t context, int threads, Error *err) {
     *dataset = NULL;
@@ -584,7 +585,7 @@ static void add_name(const uint8_t key[32], Text *names) {
     text_printf(names, "%s\n", cache_name(key, name));
 }
 
-/* All that open_cache would look for. */
+/* Names all caches that open_cache would look for. */
 static void name_caches(const Recipe *r, const DataSource *spec, Source *s, Text *names) {
     uint8_t key[32];
     Caches c = {0};
@@ -616,7 +617,7 @@ ErrorCode dataset_name_caches(const DataConfig *config, const Tokenizer *tokeniz
     return code;
 }
 
-/* Also of one that was opened half way: what is not there yet is NULL. */
+/* Also for a dataset whose opening failed: missing members are NULL. */
 void dataset_close(Dataset *d) {
     if (!d) return;
     for (size_t i = 0; i < d->total; i++) {
@@ -638,8 +639,8 @@ void dataset_close(Dataset *d) {
     free(d);
 }
 
-/* Seed, weights and context are options of the run, which are compared as such; here is only what the
- * files hold. Sources for validation do not change the curve and are left out. */
+/* Hashes only the data. Seed, weights and context are options of the run, which are compared by themselves.
+ * Validation sources do not change the curve and are left out. */
 void dataset_fingerprint(const Dataset *d, char out[65]) {
     uint64_t fraction;
     memcpy(&fraction, &d->validation_fraction, sizeof fraction);
@@ -693,27 +694,27 @@ DatasetInput dataset_input(const Dataset *d, size_t i) {
 
 int64_t dataset_context(const Dataset *d) { return d->context; }
 
-/* For training, without what is held out. */
+/* Training tokens, without held-out ones. */
 uint64_t dataset_tokens(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->count; i++) sum += d->sources[i].train.stream.tokens;
     return sum;
 }
 
-/* Over all sources: what was held out of those for training, and all of the others. */
+/* Over all sources: what was held out of training sources, and all of the validation sources. */
 uint64_t dataset_validation_tokens(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->total; i++) sum += d->sources[i].validation.stream.tokens;
     return sum;
 }
 
-/* A file of a source, for telling those apart that hold the same. */
+/* A file of a source, for finding files with equal content. */
 typedef struct Content {
     const char *sha256, *path;
-    bool trains; /* of a source for training */
+    bool trains; /* of a training source */
 } Content;
 
-/* Equal ones in the order of the configuration: those for training come first there (D3). */
+/* Equal files are in the order of the configuration, where training files come first (D3). */
 static int by_content(const void *a, const void *b) {
     const Content *x = a, *y = b;
     int order = strcmp(x->sha256, y->sha256);
@@ -749,8 +750,8 @@ uint64_t dataset_source_windows(const Dataset *d, size_t source) {
     return samples_count(&d->sources[source].train, &d->sources[source], d->context);
 }
 
-/* Slots a cycle, not weights: two spellings of the weights that deal alike are the same mixture, and a
- * state that is compared with it must not tell them apart. */
+/* Slots per cycle instead of weights: two spellings of the weights with equal slots are the same mixture, and
+ * must not differ in the recorded state. */
 void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]) {
     size_t at = 0;
     if (!dataset_is_mixture(d)) strcpy(out, "0");
@@ -761,14 +762,14 @@ void dataset_mixture(const Dataset *d, char out[DATASET_MIXTURE]) {
 
 bool dataset_is_mixture(const Dataset *d) { return sampler_cycle(d->sampler) > 1; }
 
-/* Each window of each source once. Sources of a mixture come to that at different times. */
+/* Each window of each source once. In a mixture, sources finish an epoch at different times. */
 uint64_t dataset_samples_per_epoch(const Dataset *d) {
     uint64_t sum = 0;
     for (size_t i = 0; i < d->count; i++) sum += dataset_source_windows(d, i);
     return sum;
 }
 
-/* The last entry of running sums, as it is for a search through them. */
+/* The last of the running sums, which are kept for searching. */
 uint64_t dataset_validation_samples(const Dataset *d) { return d->first_validation[d->held]; }
 size_t dataset_validation_sets(const Dataset *d) { return d->set_count; }
 ValidationSet dataset_validation_set(const Dataset *d, size_t set) { return d->sets[set]; }
@@ -793,8 +794,7 @@ static void describe_packing(const Dataset *d, const Packing *p, Text *out) {
                 p->rows == 1 ? "" : "s", places > 0 ? 100.0 * (double)p->places / places : 0);
 }
 
-/* Bytes a token is over the whole cache; it is the figure by which a tokenizer that does not fit the text
- * shows. */
+/* Bytes per token over the whole cache: it shows a tokenizer that does not fit the text. */
 static void describe_source(const Dataset *d, size_t i, double epochs, Text *out) {
     const Source *s = &d->sources[i];
     char documents[32], tokens[32], held[32];
@@ -829,8 +829,8 @@ static ErrorCode sample_of(const Dataset *d, const Source *s, const Samples *fro
     return stream_window(&from->stream, d->context, window, d->document_mask, row, valid, err);
 }
 
-/* Past the last sample rows are empty: ranks that share validation unevenly still run the same passes. The
- * source is searched from the front: sources are few, and making the row costs far more. */
+/* Rows past the last sample are empty, so that ranks with unequal numbers of validation samples still run the
+ * same passes. A linear search suffices: sources are few, and making the row costs far more. */
 static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow *row, int64_t *valid,
                                    Error *err) {
     if (k >= dataset_validation_samples(d)) {
@@ -843,7 +843,7 @@ static ErrorCode validation_sample(const Dataset *d, uint64_t k, const SampleRow
     return sample_of(d, s, &s->validation, k - d->first_validation[i], row, valid, err);
 }
 
-/* Any k at any time, from any thread: ranks and restarts ask for their own samples only. */
+/* Any k at any time, from any thread: each rank and restart asks for its own samples only. */
 ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const SampleRow *row, int64_t *valid,
                          Error *err) {
     if (validation) return validation_sample(d, k, row, valid, err);
@@ -852,8 +852,8 @@ ErrorCode dataset_sample(const Dataset *d, bool validation, uint64_t k, const Sa
     return sample_of(d, source, &source->train, s.window, row, valid, err);
 }
 
-/* Reads every block of every cache: minutes for a large one. Training verifies blocks as it comes to them
- * instead. */
+/* Reads every block of every cache, which takes minutes for a large one. Training verifies blocks on first
+ * use instead. */
 ErrorCode dataset_verify(const Dataset *d, Error *err) {
     for (size_t i = 0; i < d->total; i++) TRY(token_cache_verify(d->sources[i].cache, err));
     return OK;

@@ -23,7 +23,7 @@ static bool ends_with(const FileEnds *e, size_t before_end, const char *bytes) {
            memcmp(e->tail + e->tail_length - before_end - length, bytes, length) == 0;
 }
 
-/* Control characters that no text has, or bytes that are no UTF-8. */
+/* Control characters that no text has, or bytes that are not UTF-8. */
 static bool is_binary(const FileEnds *e) {
     const char *head = (const char *)e->head;
     for (size_t i = 0; i < e->head_length; i++)
@@ -34,7 +34,7 @@ static bool is_binary(const FileEnds *e) {
 static bool ends_as_parquet(const FileEnds *e) {
     return is_binary(e) && (ends_with(e, 0, "PAR1") || ends_with(e, 0, "PARE"));
 }
-/* The length of its last section comes behind the magic number. */
+/* The magic number is preceded by the length of the last section. */
 static bool ends_as_orc(const FileEnds *e) { return is_binary(e) && ends_with(e, 1, "ORC"); }
 static bool ends_as_feather(const FileEnds *e) { return is_binary(e) && ends_with(e, 0, "FEA1"); }
 static bool ends_as_lance(const FileEnds *e) { return is_binary(e) && ends_with(e, 0, "LANC"); }
@@ -44,7 +44,7 @@ static bool is_arrow_stream(const FileEnds *e) {
     return e->head_length >= 8 && number_at(e, 4, 4) > 0 && number_at(e, 4, 4) < 1u << 28;
 }
 
-/* What Word, Excel and PowerPoint write is a zip file of known names. */
+/* Word, Excel and PowerPoint write zip files with known member names. */
 static bool is_office(const FileEnds *e) {
     static const char *const names[] = {"[Content_Types].xml", "word/", "xl/", "ppt/", "mimetype", "_rels/"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -52,7 +52,7 @@ static bool is_office(const FileEnds *e) {
     return false;
 }
 
-/* PyTorch's checkpoints are zip files whose first member is the pickle, or lies in a folder "archive". */
+/* PyTorch's checkpoints are zip files whose first member is the pickle, or is in a folder "archive". */
 static bool is_torch(const FileEnds *e) {
     for (size_t at = 30; at + 8 < e->head_length && at < 128; at++)
         if (holds(e, at, "data.pkl", 8)) return true;
@@ -65,7 +65,7 @@ static bool is_npz(const FileEnds *e) {
     return false;
 }
 
-/* zstd and lz4 have skippable frames of the same numbers. */
+/* zstd and lz4 have skippable frames with the same magic numbers. */
 static bool is_skippable(const FileEnds *e) { return (e->head[0] & 0xf0) == 0x50; }
 
 static bool is_bzip2(const FileEnds *e) {
@@ -78,7 +78,7 @@ static bool is_safetensors(const FileEnds *e) {
     return header >= 2 && header < 1u << 30 && (e->size == 0 || header <= e->size - 8);
 }
 
-/* A number of samples, and where each of them begins. */
+/* The number of samples, and the offset of each. */
 static bool is_mds(const FileEnds *e) {
     if (e->head_length < 12) return false;
     uint64_t samples = number_at(e, 0, 4), first = number_at(e, 4, 4);
@@ -86,7 +86,7 @@ static bool is_mds(const FileEnds *e) {
            number_at(e, 8, 4) <= e->size;
 }
 
-/* The length of a record and the masked checksum of these eight bytes. */
+/* The length of a record, and the masked checksum of these eight bytes. */
 static bool is_tfrecord(const FileEnds *e) {
     if (e->head_length < 12) return false;
     uint32_t sum = crc32c(e->head, 8), masked = ((sum >> 15) | (sum << 17)) + 0xa282ead8u;
@@ -97,7 +97,7 @@ static bool is_riff(const FileEnds *e) {
     return holds(e, 8, "WEBP", 4) || holds(e, 8, "WAVE", 4) || holds(e, 8, "AVI ", 4);
 }
 
-/* It has no magic number. */
+/* brotli has no magic number. */
 static bool is_brotli(const FileEnds *e) {
     size_t length = strlen(e->path);
     return length > 3 && strcmp(e->path + length - 3, ".br") == 0 && is_binary(e);

@@ -24,8 +24,8 @@
 #include "base/text.h"
 #include "data/fingerprint_records.h"
 
-/* Two seconds are the coarsest clock of a file system in use (FAT). Below QUIET_BYTES a bar would be gone
- * before it is read. */
+/* Two seconds is the coarsest clock of file systems in use (FAT). Below QUIET_BYTES a progress bar would be
+ * gone before anyone reads it. */
 enum { READ_BYTES = 1 << 20, QUIET_BYTES = 256 << 20, REST_SECONDS = 2 };
 
 static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
@@ -36,9 +36,9 @@ static ErrorCode stamp_of(const char *path, FileStamp *out, Error *err) {
     return OK;
 }
 
-/* But for the time of the inode's change, which chmod, a hard link or a new owner moves, too. The inode is
- * there for files that are replaced by others. The device is not: network mounts number theirs anew on each
- * host and at each start. */
+/* Compares everything but the inode's change time, which also changes with chmod, a hard link or a new owner.
+ * The inode detects files that were replaced by others. The device is not compared, since network mounts get
+ * another number on each host and at each start. */
 static bool nearly_same_stamp(const FileStamp *a, const FileStamp *b) {
     return a->size == b->size && a->mtime_seconds == b->mtime_seconds &&
            a->mtime_nanoseconds == b->mtime_nanoseconds && a->inode == b->inode;
@@ -51,7 +51,7 @@ static bool same_stamp(const FileStamp *a, const FileStamp *b) {
 
 static bool at_rest(const FileStamp *s) { return clock_wall() >= (double)s->ctime_seconds + REST_SECONDS; }
 
-/* Returns with the file's position at the end; progress counts megabytes. */
+/* Afterwards the file's position is at the end. Progress counts megabytes. */
 static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, char out[65], Error *err) {
     Sha256 *h = sha256_start();
     char *buffer = mem_alloc(READ_BYTES);
@@ -70,8 +70,8 @@ static ErrorCode hash_descriptor(int fd, const char *path, Progress *progress, c
     return code;
 }
 
-/* O_NONBLOCK: opening a FIFO would wait for a writer. Its stamp was refused before; this is for one that
- * took the file's place. */
+/* O_NONBLOCK: opening a FIFO would wait for a writer. FIFOs were refused before, by their stamp; this is for
+ * one that has taken the file's place since. */
 static ErrorCode hash_content(const char *path, Progress *progress, char out[65], Error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return file_refuse(path, err);
@@ -85,8 +85,8 @@ static ErrorCode hash_file(const char *path, Fingerprint *print, Progress *progr
     return fingerprint_check(path, print, err);
 }
 
-/* Also asked by who tokenizes, after the last byte: text that changed under it would be in the cache for
- * good. */
+/* Tokenization also calls this after the last byte: otherwise text that changed meanwhile would stay in the
+ * cache for good. */
 ErrorCode fingerprint_check(const char *path, Fingerprint *print, Error *err) {
     FileStamp now = {0};
     char sha256[65] = "";
@@ -106,7 +106,7 @@ ErrorCode fingerprint_file(const char *path, Fingerprint *print, Error *err) {
     return hash_file(path, print, NULL, err);
 }
 
-/* A record is added as soon as its file is hashed: an interrupted start has not read in vain. */
+/* Records are added as soon as a file is hashed, so an interrupted start does not lose them. */
 static ErrorCode fill_missing(FingerprintRecords *records, const char *const *paths, size_t count,
                               Fingerprint *out, Progress *progress, Error *err) {
     for (size_t i = 0; i < count; i++) {
@@ -117,7 +117,7 @@ static ErrorCode fill_missing(FingerprintRecords *records, const char *const *pa
     return OK;
 }
 
-/* Stamps of all files are taken before any is read, so that the bar knows how much there is to do. */
+/* Takes the stamps of all files before any is read, so that the progress bar knows the total. */
 static ErrorCode print_files(FingerprintRecords *records, const char *const *paths, size_t count,
                              Fingerprint *out, Error *err) {
     double unknown = 0;
@@ -132,7 +132,7 @@ static ErrorCode print_files(FingerprintRecords *records, const char *const *pat
     return code;
 }
 
-/* What was hashed before a failure is remembered too. */
+/* Files that were hashed before a failure are recorded too. */
 ErrorCode fingerprint_files(const char *cache_dir, const char *const *paths, size_t count, Fingerprint *out,
                             Error *err) {
     TRY(file_make_dirs(cache_dir, err));

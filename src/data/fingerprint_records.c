@@ -4,8 +4,8 @@
  *  R1. Lines are appended, several with one write, and never changed. A torn line is not JSON and is skipped.
  *  R2. Nothing is synced: a power failure loses at most some records, and hashing restores them.
  *  R3. A path may have several records: hosts that share the directory see files of other states under one
- *      path. Where there are more than PER_PATH to a path, the newest of each path stays.
- *      A file above LIMIT_BYTES, which is not read, is begun anew.
+ *      path. With more than PER_PATH records per path on average, only the newest of each path stays. A file
+ *      above LIMIT_BYTES is not read, and starts again empty.
  *  R4. The hash table only finds a candidate; path and stamp are compared in full. */
 #include "data/fingerprint_records.h"
 
@@ -30,20 +30,20 @@
 enum { LIMIT_BYTES = 1 << 30, BATCH_BYTES = 1 << 16, PER_PATH = 4, FEW = 1000 };
 #define BATCH_SECONDS 1.0
 
-/* A line of the file that was read. */
+/* A line of the file as it was read. */
 typedef struct Record {
-    uint64_t path, state; /* hashes: of the path, of path and stamp */
+    uint64_t path, state; /* hashes of the path, and of path and stamp */
     size_t at, length;
 } Record;
 
 struct FingerprintRecords {
     char *cache_dir, *file;
-    char *text; /* of the file, as it was read */
+    char *text; /* contents of the file as it was read */
     Record *records;
     size_t count, capacity;
-    Text batch; /* lines that are not written yet */
+    Text batch; /* lines not written yet */
     double written;
-    bool broken; /* cannot be written, which was said */
+    bool broken; /* cannot be written; a warning was logged */
 };
 
 /* The stamp as one string: JSON numbers do not hold 64 bits. */
@@ -60,7 +60,7 @@ static uint64_t hash_state(const char *path, const char *stamp) {
     return hash;
 }
 
-/* The members of a line; false where it is no record. They live as long as *root. */
+/* The members of a line, valid as long as *root; false if it is not a record. */
 static bool parse(const char *line, size_t length, cJSON **root, const char *member[3]) {
     static const char *const names[] = {"path", "stamp", "sha256"};
     *root = NULL;
@@ -90,14 +90,14 @@ static int by_state(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The newest of a path first. */
+/* The newest of a path comes first. */
 static int by_path(const void *a, const void *b) {
     const Record *x = a, *y = b;
     if (x->path != y->path) return x->path > y->path ? 1 : -1;
     return (x->at < y->at) - (x->at > y->at);
 }
 
-/* The newest record of each path, first; returns how many there are. */
+/* Moves the newest record of each path to the front; returns their number. */
 static size_t newest(FingerprintRecords *r) {
     size_t kept = 0;
     qsort(r->records, r->count, sizeof *r->records, by_path);
@@ -122,8 +122,8 @@ static void rewrite(const FingerprintRecords *r, size_t kept) {
     text_free(&text);
 }
 
-/* Keeps the first records, only by who has the directory's lock, which keeps temporary files of others from
- * being swept away. Records that others append meanwhile are lost, which costs them one more hashing. */
+/* Keeps the first `kept` records. Only with the directory's lock, so that temporary files of other processes
+ * are not removed. Records that others append meanwhile are lost, which costs hashing those files again. */
 static void rewrite_alone(const FingerprintRecords *r, size_t kept) {
     int lock;
     RETRY(lock, open(r->cache_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -178,7 +178,7 @@ static bool matches(const FingerprintRecords *r, const Record *record, const cha
     return same;
 }
 
-/* By full path: runs in several directories share a cache. The caller frees it. */
+/* Full path, since runs in several directories share a cache. The caller frees it. */
 static char *full_path(const char *path) {
     char *full = realpath(path, NULL);
     return full ? full : mem_strdup(path);
@@ -194,7 +194,7 @@ bool records_recall(const FingerprintRecords *r, const char *path, Fingerprint *
     return known;
 }
 
-/* A failure is said once. */
+/* Logs a failure only once. */
 static void flush(FingerprintRecords *r) {
     Error err = {0};
     int fd = -1;

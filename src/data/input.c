@@ -23,14 +23,14 @@
 #include "base/text.h"
 #include "data/file_format.h"
 
-/* A few of zstd's blocks, of 128 KiB at most each. */
+/* A few of zstd's blocks of at most 128 KiB. */
 enum { RAW_BYTES = 1 << 18 };
 
-/* `in` points into `raw`; what is between in.pos and in.size has been read and not yet decompressed. */
+/* `in` points into `raw`. The bytes between in.pos and in.size have been read, but not decompressed. */
 struct Input {
     char *path;
     int fd;
-    bool any; /* its bytes are taken for what they are */
+    bool any; /* accept any bytes */
     uint64_t content, stored;
     ZSTD_DStream *zstd; /* NULL for a plain file */
     char *raw;          /* compressed bytes read ahead */
@@ -38,7 +38,7 @@ struct Input {
     size_t pending;
 };
 
-/* May give less than was asked for, as read does; only 0 is the end. A signal is no failure. */
+/* May return fewer bytes than asked for, as read does; only 0 is the end. Retries after signals. */
 static ErrorCode read_some(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     ssize_t n;
     do n = read(input->fd, out, capacity);
@@ -72,7 +72,7 @@ static ErrorCode start_zstd(Input *input, Error *err) {
     return OK;
 }
 
-/* Decided by content, since names lie: a gzip file called .txt would otherwise be trained on. */
+/* Decides by content, since names may be wrong: a gzip file named .txt would otherwise be trained on. */
 static ErrorCode start_decoder(Input *input, uint64_t size, Error *err) {
     FileEnds ends = stored_ends(input, size);
     const FileFormat *format = file_format_of(&ends);
@@ -82,7 +82,7 @@ static ErrorCode start_decoder(Input *input, uint64_t size, Error *err) {
     return file_format_refuse(format, input->path, err);
 }
 
-/* The same of what was compressed: an archive is none the more text for it. Only its front is known. */
+/* The same for decompressed content: a compressed archive is not text either. Only its beginning is known. */
 static ErrorCode check_content(const Input *input, const char *content, size_t length, Error *err) {
     FileEnds ends = {.path = input->path, .head_length = length < FILE_HEAD_BYTES ? length : FILE_HEAD_BYTES};
     memcpy(ends.head, content, ends.head_length);
@@ -113,7 +113,7 @@ ErrorCode input_open(Input **out, const char *path, bool any, Error *err) {
     return OK;
 }
 
-/* NULL is fine, and so is an input whose opening failed half way: what was not made is NULL. */
+/* NULL is fine, and so is an input whose opening failed: missing members are NULL. */
 void input_close(Input *input) {
     if (!input) return;
     ZSTD_freeDStream(input->zstd);
@@ -123,7 +123,7 @@ void input_close(Input *input) {
     free(input);
 }
 
-/* Returns at least one byte unless the file ends. A file may be several frames, one after the other. */
+/* Returns at least one byte unless the file ends. A file may consist of several frames. */
 static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     ZSTD_outBuffer made = {.dst = out, .size = capacity};
     while (made.pos == 0) {
@@ -149,8 +149,8 @@ static ErrorCode read_zstd(Input *input, char *out, size_t capacity, size_t *got
     return OK;
 }
 
-/* `content` moves here alone, whichever way the bytes came, so that I1 holds for both. Fewer bytes than
- * asked for are no end: *got is 0 at the end alone. */
+/* Only this function advances `content`, so that I1 holds for both kinds of files. *got may be less than
+ * asked for; it is 0 only at the end. */
 ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Error *err) {
     *got = 0;
     if (capacity == 0) return OK;
@@ -163,8 +163,8 @@ ErrorCode input_read(Input *input, char *out, size_t capacity, size_t *got, Erro
     return OK;
 }
 
-/* A plain file can be shorter than where an earlier run stopped: it was replaced. Seeking behind its end
- * would succeed and look like an empty rest, so the size is asked for first. */
+/* A plain file may have become shorter than an earlier run's position if it was replaced. Seeking past its
+ * end would succeed and look like an empty rest, so the size is checked first. */
 ErrorCode input_skip_to(Input *input, uint64_t offset, Error *err) {
     if (!input->zstd) {
         struct stat st;

@@ -26,8 +26,7 @@
 #include "base/text.h"
 #include "data/stream.h"
 
-/* made, given and released count microbatches from 0 and never wrap; slots follow from them by the
- * remainder. */
+/* made, given and released count microbatches from 0 and never wrap; a slot is the remainder. */
 struct Loader {
     const Dataset *dataset;
     LoaderLayout layout;
@@ -44,14 +43,14 @@ struct Loader {
     pthread_t thread;
 };
 
-/* Samples of a step are dealt in runs: this rank's microbatch a starts microbatch_stride further on for
- * each a, and the next step step_stride further on. Ranks differ in `first` alone. */
+/* The samples of a step are in runs: this rank's microbatch a starts at a * microbatch_stride, and the next
+ * step is step_stride further on. Ranks differ only in `first`. */
 uint64_t loader_sample(const LoaderLayout *l, uint64_t i) {
     uint64_t step = i / (uint64_t)l->microbatches, a = i % (uint64_t)l->microbatches;
     return l->first + step * (uint64_t)l->step_stride + a * (uint64_t)l->microbatch_stride;
 }
 
-/* Rows past the limit are empty: they have no valid targets and change no sum. */
+/* Rows past the limit are empty: without targets they change no sum. */
 static ErrorCode make(Loader *l, uint64_t i, Error *err) {
     Batch *b = &l->batches[i % l->slots];
     uint64_t first = loader_sample(&l->layout, i);
@@ -67,7 +66,7 @@ static ErrorCode make(Loader *l, uint64_t i, Error *err) {
     return OK;
 }
 
-/* The lock is not held while a batch is made: the slot belongs to this thread until `made` is raised. */
+/* The lock is not held while a batch is made: the slot belongs to this thread until `made` is increased. */
 static void *run(void *argument) {
     Loader *l = argument;
     pthread_mutex_lock(&l->lock);
@@ -92,8 +91,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Indices within a batch are 32 bits (first_key, positions), so a microbatch may have no more tokens than
- * that. */
+/* Indices within a batch are 32 bits (first_key, positions), which limits the tokens of a microbatch. */
 static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t depth, Error *err) {
     bool positive = l->sequences >= 1 && l->microbatches >= 1 && l->microbatch_stride >= 0 &&
                     l->step_stride >= 0 && depth >= 1;
@@ -109,7 +107,7 @@ static ErrorCode check_layout(const LoaderLayout *l, int64_t context, int64_t de
     return OK;
 }
 
-/* All memory at once, before the first step: a batch of each slot is four arrays, one behind the other. */
+/* Allocates all memory at once, before the first step. The batch of a slot is four consecutive arrays. */
 static void allocate(Loader *l) {
     int64_t tokens = l->layout.sequences * l->context;
     l->batches = mem_alloc_array(l->slots, sizeof *l->batches);
@@ -122,7 +120,7 @@ static void allocate(Loader *l) {
     }
 }
 
-/* When no thread is left that could use it. */
+/* Call when no thread can use the loader any more. */
 static void release(Loader *l) {
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
@@ -131,7 +129,7 @@ static void release(Loader *l) {
     free(l);
 }
 
-/* One slot more than the depth: one batch is with the caller while `depth` are ahead of it. */
+/* One slot more than the depth: the caller has one batch while `depth` are ready. */
 ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayout *layout, int64_t depth,
                       Error *err) {
     int64_t context = dataset_context(dataset);
@@ -154,7 +152,7 @@ ErrorCode loader_open(Loader **loader, const Dataset *dataset, const LoaderLayou
     return OK;
 }
 
-/* The thread may be in the middle of a batch; it is let finish, which takes as long as one batch. */
+/* Waits for the batch in progress, if any. */
 void loader_close(Loader *l) {
     if (!l) return;
     pthread_mutex_lock(&l->lock);
@@ -165,7 +163,7 @@ void loader_close(Loader *l) {
     release(l);
 }
 
-/* The batch handed out last is released here: whoever asks for the next one is done with it. */
+/* Releases the batch that was returned last: a caller that asks for the next one has finished with it. */
 ErrorCode loader_next(Loader *l, Batch *out, double *waited, Error *err) {
     double start = clock_seconds();
     pthread_mutex_lock(&l->lock);

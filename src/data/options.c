@@ -1,16 +1,16 @@
-/* The section data, and the items of its lists and of evaluation.tasks. */
+/* Options of the section `data`, and of the items of its lists and of evaluation.tasks. */
 #include "base/option_rows.h"
 #include "data/config.h"
 
-/* Items of data.sources and data.validation. A weight of 0 for all is the default: sources are one corpus,
- * and a mixture is asked for. */
+/* Items of data.sources and data.validation. By default all weights are 0 and the sources are one corpus; a
+ * mixture needs weights. */
 #define TARGET DataSource
 static const Option source_options[] = {
-    /* First, since a bare text in the list stands for this: data.sources=[a.txt, b.txt]. */
+    /* First, since a plain text in the list means the path: data.sources=[a.txt, b.txt]. */
     TEXT("path", path, "", UNKNOWN, "A file or a shell pattern; relative to where weft runs.", REQUIRED),
     REAL("weight", weight, "0", 0, 1e12, UNKNOWN,
          "Share of the mixture, relative to the other sources; 0 for all: sources are one corpus."),
-    /* A name need not tell: auto can be overruled by who knows what is in the file. */
+    /* Names can be misleading, so `auto` can be overridden. */
     CHOICE("format", format, "auto", CHOICE_WORDS(SOURCE_FORMATS), UNKNOWN,
            "auto goes by the name: .jsonl, .json, .ndjson are JSON lines; a further .zst is ignored. chat: a "
            "conversation a line, as messages or prompt and completion."),
@@ -18,30 +18,31 @@ static const Option source_options[] = {
          "JSON lines: the member that holds the text, or the messages; empty: text, messages."),
     CHOICE("split", split, "file", CHOICE_WORDS(SOURCE_SPLITS), UNKNOWN,
            "What a document of a text file is; paragraphs are separated by blank lines."),
-    /* What is no text is refused, since nothing else would tell that a model learned an archive. */
+    /* Non-text is refused, since nothing else would show that a model was trained on an archive. */
     CHOICE("encoding", encoding, "utf-8", CHOICE_WORDS(SOURCE_ENCODINGS), UNKNOWN,
            "bytes: take a file as it is, whatever it holds; else what is not UTF-8 text is refused."),
-    /* Sources of one name are one set. The name becomes part of tags and of checkpoint.keep_best. */
+    /* Sources with one name form one set. The name becomes part of metric tags and of
+     * checkpoint.keep_best. */
     TEXT("name", name, "", UNKNOWN,
          "Validation set with figures of its own that what is held out of this, or all of it in "
          "data.validation, belongs to; given to each source, or to none."),
     TABLE_END};
 
-/* Items of evaluation.tasks. Nobody asks these rows for an effect: the list is compared as a whole. */
+/* Items of evaluation.tasks. Effects of these rows are not used: the list is compared as a whole. */
 #undef TARGET
 #define TARGET TaskSource
 const Option task_options[] = {
-    /* First, since a bare text in the list stands for this. */
+    /* First, since a plain text in the list means the path. */
     TEXT("path", path, "", UNKNOWN,
          "A file of documents, as the data set has them: JSON lines; relative to where weft runs.", REQUIRED),
     TEXT("task", task, "auto", UNKNOWN,
          "Kind of the documents (docs/use/tasks.md); auto: the name that the file's name begins with."),
-    /* What a run knows the figures by, over all its restarts. */
+    /* Identifies the task's metrics over all restarts of a run. */
     TEXT("name", name, "", UNKNOWN,
          "What the figures are called; empty: the file's name up to its first dot."),
     INT("limit", limit, "0", 0, 1e9, UNKNOWN,
         "Number of documents that are read, from the first on; 0 means all."),
-    /* The key of lm-evaluation-harness. */
+    /* The same key as in lm-evaluation-harness. */
     INT("num_fewshot", num_fewshot, "0", 0, 1000, UNKNOWN,
         "Examples with their answers before each question: the first documents of `examples`, without the "
         "one that is asked."),
@@ -52,60 +53,61 @@ const Option task_options[] = {
 #undef TARGET
 #define TARGET DataConfig
 const Option data_options[] = {
-    /* What is trained on, in what order. Files are compared by fingerprint (data/fingerprint.c): they may
+    /* What is trained on, and in what order. Files are compared by fingerprint (data/fingerprint.c): they may
      * move, but not change. What decides the ids of a cache or the order of samples is EFFECT_CURVE. */
     LIST("data.sources", sources, DataSource, source_options, CONTENT,
          "What to train on: paths, or maps of path, weight, format, key, split, encoding, name."),
-    /* Other figures of the same run. */
+    /* Other validation metrics of the same run. */
     LIST("data.validation", validation_sources, DataSource, source_options, MEASURES,
          "What to validate on; maps with a name make named sets; empty: validation_fraction of the sources."),
-    /* EFFECT_CURVE and not EFFECT_MEASURES: what is held out is missing from training. Less than all, so
-     * that there is something to train on. */
+    /* EFFECT_CURVE instead of EFFECT_MEASURES, since held-out text is missing from training. Below 1, so that
+     * something remains to train on. */
     REAL("data.validation_fraction", validation_fraction, "0", 0, 0.9, CURVE,
          "Share of each source kept out of training for validation."),
-    /* The path may change with the machine; what counts is the fingerprint of what is found there. The
-     * default needs no file, so that the smallest configuration trains. */
+    /* The path may differ between machines; the fingerprint of its content counts. The default needs no file,
+     * so that the smallest configuration trains. */
     TEXT("data.tokenizer", tokenizer, "bytes", CONTENT,
          "The tokenizer: bytes, or a Hugging Face tokenizer.json, or a tiktoken rank file."),
-    /* Each machine may keep its own. A cache is found by the content of what it was made of, so nothing in
-     * it can be mistaken for another's. */
+    /* Each machine may have its own. Caches are found by the content that they were built from, so they
+     * cannot be confused. */
     TEXT("data.cache_dir", cache_dir, ".weft-cache", NOTHING, "Where token caches are kept.", LOCAL,
          REQUIRED),
-    /* Documents of one source may be long and those of another short: a share of one is then no share of
-     * the other. */
+    /* Documents of one source may be long and those of another short, so fractions of tokens and of documents
+     * differ. */
     CHOICE("data.weights", weights, "tokens", CHOICE_WORDS(MIXTURE_WEIGHTS), CURVE,
            "Unit of the sources' weights: shares of tokens or of documents."),
-    /* Which keys a token sees: the mathematics. */
+    /* Changes which keys a token sees, and so the mathematics. */
     BOOL("data.document_mask", document_mask, "false", CURVE,
          "Attention stays inside a document, where positions restart; of conversations it always does."),
-    /* Both by default, so that a model learns where a text begins and where it ends: generate starts with
-     * the one and stops at the other. */
+    /* Both by default, so that a model learns where a text begins and ends: generate starts with BOS and
+     * stops at EOS. */
     BOOL("data.add_bos", add_bos, "true", CURVE,
          "Begin each document of text with the tokenizer's BOS, if any."),
     BOOL("data.add_eos", add_eos, "true", CURVE,
          "End each document of text with the tokenizer's EOS, if any."),
-    /* What is skipped is missing from the data. */
+    /* Skipped lines are missing from the data. */
     CHOICE("data.bad_lines", bad_lines, "error", CHOICE_WORDS(BAD_LINES_KINDS), CURVE,
            "What becomes of a line of JSON that is broken or has no text: end, or skip, count and list it."),
     REAL("data.bad_lines_limit", bad_lines_limit, "0.01", 0, 1e12, NOTHING,
          "Lines of a source that may be skipped: a count, or, below 1, a share."),
-    /* Conversations. What is learned decides targets; the template is compared by its text, which is in the
-     * fingerprint of the data. */
+    /* Conversations. What is trained on decides the targets. The template is compared by its text, which is
+     * part of the data's fingerprint. */
     CHOICE(
         "data.chat_learn", chat_loss_on, "assistant", CHOICE_WORDS(CHAT_LOSS_ON_KINDS), CURVE,
         "What of a conversation is learned: the answers of the assistant, the last of them, or everything."),
     TEXT("data.chat_template", chat_template, "", CONTENT,
          "A chat template (Jinja) for sources of format chat; empty: the one beside data.tokenizer."),
-    /* A date of its own: with today's the same lines would be other data tomorrow. */
+    /* A fixed date: with today's, the same lines would be other data tomorrow. */
     TEXT("data.chat_date", chat_date, "", CURVE,
          "The day, YYYY-MM-DD, that chat templates are told when they ask for the date; empty: they are told "
          "that nobody knows it."),
-    /* Apart from run.seed: the same order of samples under other first weights, and the other way round. */
+    /* Separate from run.seed, so that the order of samples and the initial weights can be changed
+     * independently. */
     INT("data.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the order of samples."),
-    /* Written beside the run; a run can begin or end with it at any start. */
+    /* Written next to the run; it can be switched on or off at any start. */
     BOOL("data.audit", audit, "false", NOTHING,
          "Record the samples of each step, for \"weft audit\"; about 25 bytes a sample."),
-    /* Read ahead; what is read is decided by the sampler. */
+    /* Only how far to read ahead; the sampler decides what is read. */
     INT("data.prefetch", prefetch, "4", 1, 1024, NOTHING, "Microbatches that are read ahead and kept ready.",
         LOCAL),
     TABLE_END};

@@ -1,6 +1,6 @@
-/* Best fit, longest first. The free space of a row (its room) is an integer up to the context, so a bitmap
- * tree over rooms finds the row with the least sufficient room, and counting sort orders the documents: N log
- * C for N documents and a context of C, whatever their lengths.
+/* Best fit, longest first. The free space of a row (its room) is an integer up to the context. A bitmap tree
+ * over rooms finds the row with the least sufficient room, and counting sort orders the documents. This takes
+ * N log C for N documents and a context of C, whatever their lengths.
  *
  *     documents by falling length --> the row with the least room >= length, else a new one
  *
@@ -62,8 +62,8 @@ static uint64_t rooms_take(Rooms *r, uint64_t room) {
     return row;
 }
 
-/* The least room that some row has and that is at least `room`; NONE for none. Up until a word has a bit at
- * or behind the place, then down along its lowest. */
+/* The least existing room that is at least `room`; NONE if there is none. Goes up until a word has a bit at
+ * or after the position, then down along the lowest bits. */
 static uint64_t rooms_find(const Rooms *r, uint64_t room, uint64_t rooms) {
     for (int l = 0; l < LEVELS && room < rooms; l++) {
         uint64_t word = r->level[l][room / WORD] & (~UINT64_C(0) << room % WORD);
@@ -85,7 +85,7 @@ typedef struct Documents {
     uint64_t count, capacity;
 } Documents;
 
-/* Whether any of the tokens is learned. */
+/* Whether any of the tokens is trained on. */
 static ErrorCode learns(const TokenStream *s, uint64_t begin, uint64_t count, int32_t vocabulary, bool *out,
                         Error *err) {
     int32_t ids[512], starts[512];
@@ -98,7 +98,7 @@ static ErrorCode learns(const TokenStream *s, uint64_t begin, uint64_t count, in
     return OK;
 }
 
-/* A first token is learned by nobody: nothing is before it. */
+/* The first token of a document is never a target, since nothing precedes it. */
 static ErrorCode add_document(Packing *p, Documents *d, const TokenStream *s, uint64_t begin, uint64_t tokens,
                               int64_t context, int32_t vocabulary, Error *err) {
     bool keep = tokens > 1;
@@ -136,7 +136,7 @@ static ErrorCode list_documents(Packing *p, Documents *d, const TokenStream *s, 
 
 /* ---- rows ---- */
 
-/* Indices of the documents, the longest first; among equals in the order of the stream. */
+/* Indices of the documents, longest first; documents of equal length are in the order of the stream. */
 static uint64_t *by_length(const Documents *d, int64_t context) {
     uint64_t *order = mem_alloc_array((size_t)d->count + 1, sizeof *order),
              *from = mem_alloc_array((size_t)context + 2, sizeof *from);
@@ -147,7 +147,7 @@ static uint64_t *by_length(const Documents *d, int64_t context) {
     return order;
 }
 
-/* row_of[document]; sets p->rows. */
+/* Fills row_of[document]; sets p->rows. */
 static void put_documents(Packing *p, const Documents *d, int64_t context, uint64_t *row_of) {
     Rooms r;
     uint64_t *order = by_length(d, context);
@@ -163,7 +163,7 @@ static void put_documents(Packing *p, const Documents *d, int64_t context, uint6
     free(order);
 }
 
-/* Documents row after row, within a row in the order of the stream. */
+/* Documents row after row; within a row in the order of the stream. */
 static void lay_out(Packing *p, const Documents *d, const uint64_t *row_of) {
     p->documents = d->count;
     p->first = mem_alloc_array((size_t)p->rows + 2, sizeof *p->first);
@@ -195,7 +195,7 @@ void packing_free(Packing *p) {
 
 /* ---- samples ---- */
 
-/* A run of places whose positions begin with 0 and that sees itself alone. */
+/* A run of positions that starts at 0 and attends to itself only. */
 static void begin_run(const SampleRow *row, int64_t at, int64_t places) {
     for (int64_t t = 0; t < places; t++) {
         row->positions[at + t] = (int32_t)t;
@@ -203,7 +203,7 @@ static void begin_run(const SampleRow *row, int64_t at, int64_t places) {
     }
 }
 
-/* Ids in row->inputs become inputs and targets; `next` is the one behind them. */
+/* Converts the ids in row->inputs to inputs and targets; `next` is the id after them. */
 static int64_t split_ids(const SampleRow *row, int64_t at, int64_t places, int32_t next, int32_t vocabulary) {
     int64_t valid = 0;
     for (int64_t t = at; t < at + places; t++) {

@@ -35,14 +35,14 @@ typedef struct Group {
 
 struct Sampler {
     size_t source_count, group_count;
-    uint64_t *first; /* [sources + 1] windows before each source, where all are one group */
+    uint64_t *first; /* [sources + 1] windows before each source, if all are one group */
     Group *groups;
     uint32_t cycle;
     uint16_t *slot_group; /* [cycle] */
     uint32_t *slot_rank;  /* [cycle] slots of the same group before this one */
 };
 
-/* Slots of each share in a cycle of `cycle`, if all are whole numbers. */
+/* Slots of each share in a cycle of `cycle`, if all are whole numbers; else false. */
 static bool whole_slots(const double *shares, double total, size_t count, uint32_t cycle, uint32_t *slots) {
     for (size_t i = 0; i < count; i++) {
         double exact = shares[i] / total * cycle, whole = nearbyint(exact);
@@ -52,7 +52,7 @@ static bool whole_slots(const double *shares, double total, size_t count, uint32
     return true;
 }
 
-/* Largest remainders over the limit, one slot at least. */
+/* Distributes CYCLE_LIMIT slots by largest remainders, at least one slot each. */
 static void rounded_slots(const double *shares, double total, size_t count, uint32_t *slots) {
     int64_t left = CYCLE_LIMIT;
     double *remainders = mem_alloc_array(count, sizeof *remainders);
@@ -62,7 +62,7 @@ static void rounded_slots(const double *shares, double total, size_t count, uint
         remainders[i] = exact - slots[i];
         left -= slots[i];
     }
-    /* left < 0 when tiny shares were raised to a slot: those who have most give. */
+    /* left < 0 if tiny shares were raised to one slot: those with the most slots give some up. */
     for (; left != 0; left += left > 0 ? -1 : 1) {
         size_t best = 0;
         for (size_t i = 1; i < count; i++) {
@@ -75,8 +75,8 @@ static void rounded_slots(const double *shares, double total, size_t count, uint
     free(remainders);
 }
 
-/* Weights are mostly written as round numbers (0.7, 0.2, 0.1; or 3, 1), for which a short cycle is exact.
- * Irrational ones end at the limit, where a share is off by about one part in 65,536. */
+/* Weights are usually round numbers (0.7, 0.2, 0.1; or 3, 1), for which a short cycle is exact. Others reach
+ * the limit, where a share is off by about 1/65,536. */
 static uint32_t choose_cycle(const double *shares, size_t count, uint32_t *slots) {
     double total = 0;
     for (size_t i = 0; i < count; i++) total += shares[i];
@@ -86,10 +86,10 @@ static uint32_t choose_cycle(const double *shares, size_t count, uint32_t *slots
     return CYCLE_LIMIT;
 }
 
-/* Earliest deadline first among the groups whose next use is not too early. The windows are those of
- * proportionate fairness (Baruah, Cohen, Plaxton and Varvel, 1996): use u of a group with w of c slots
- * falls between floor(u c / w) and ceil((u + 1) c / w). On one row of slots earliest deadline first always
- * meets them, so there is a group for every slot. */
+/* Earliest deadline first among the groups whose next use is not too early. The deadlines are those of
+ * proportionate fairness (Baruah, Cohen, Plaxton and Varvel, 1996): use u of a group with w of c slots falls
+ * between floor(u c / w) and ceil((u + 1) c / w). On one row of slots, earliest deadline first always meets
+ * them, so every slot gets a group. */
 static void deal(Sampler *s) {
     size_t n = s->group_count;
     uint64_t cycle = s->cycle, *used = mem_alloc_array(n, sizeof *used);
@@ -123,7 +123,7 @@ static void mix(Sampler *s, const double *shares) {
     deal(s);
 }
 
-/* The sum of windows must stay below 2^63, so that positions can be counted in signed numbers too. */
+/* The sum of windows must stay below 2^63, so that positions also fit signed integers. */
 static ErrorCode check(const uint64_t *windows, const double *shares, size_t count, Error *err) {
     if (count < 1 || count > SAMPLER_SOURCES)
         return error_set(err, ERR_CONFIG, "%zu sources: from 1 to %d are possible", count, SAMPLER_SOURCES);
@@ -139,7 +139,7 @@ static ErrorCode check(const uint64_t *windows, const double *shares, size_t cou
     return OK;
 }
 
-/* A group's key comes of the seed and the group's number, not its name: moving a file must not change the
+/* A group's key derives from the seed and the group's index, not its name: moving a file must not change the
  * order of its windows. */
 ErrorCode sampler_open(Sampler **sampler, uint64_t seed, const uint64_t *windows, const double *shares,
                        size_t count, Error *err) {
@@ -170,7 +170,7 @@ void sampler_close(Sampler *s) {
     free(s);
 }
 
-/* Binary search in running sums: sources may be thousands of files' worth of lines in the configuration. */
+/* Binary search in running sums: a configuration may list thousands of sources. */
 static size_t source_of(const Sampler *s, uint64_t window) {
     size_t low = 0, high = s->source_count;
     while (high - low > 1) {
@@ -183,8 +183,8 @@ static size_t source_of(const Sampler *s, uint64_t window) {
     return low;
 }
 
-/* Sample k is the index-th of its group: whole cycles before it, then the slots of the same group in this
- * one. */
+/* Index of sample k within its group: slots of the group in all earlier cycles, then those earlier in this
+ * cycle. */
 Sample sampler_at(const Sampler *s, uint64_t k) {
     uint64_t slot = k % s->cycle;
     size_t g = s->slot_group[slot];

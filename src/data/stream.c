@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-/* As many stripes as a stream can have segments, less one; fewer where a stripe would hold out less than
- * a few pages of text, which would cost a document cut in two for little. */
+/* One less than the maximum number of segments; fewer where a stripe would hold out less than a few pages of
+ * text, which is not worth cutting a document for. */
 enum { STRIPES = STREAM_SEGMENTS - 1, STRIPE_TOKENS = 4096 };
 
 static void add_segment(TokenStream *s, uint64_t begin, uint64_t end) {
@@ -26,7 +26,7 @@ void stream_whole(TokenStream *s, const TokenCache *cache) {
     add_segment(s, 0, token_cache_tokens(cache));
 }
 
-/* To the end of the document, if that is no further away than the tolerance. */
+/* Moves to the end of the document, if it is within the tolerance. */
 static uint64_t snap(const TokenCache *cache, uint64_t token, uint64_t tolerance) {
     uint64_t end = token_cache_document_end(cache, token);
     return end - token <= tolerance ? end : token;
@@ -41,8 +41,8 @@ void stream_split(TokenStream *train, TokenStream *validation, const TokenCache 
     uint64_t stripes = wanted / STRIPE_TOKENS;
     stripes = stripes < 1 ? 1 : stripes > STRIPES ? STRIPES : stripes;
     uint64_t kept = wanted / stripes, rest = tokens / stripes - kept;
-    /* Half of the shorter stretch, so that borders never overtake each other; those of whole documents may,
-     * and then wait for the one before. */
+    /* Half of the shorter part, so that borders never overtake each other. With whole documents they may;
+     * then they wait for the previous one. */
     uint64_t tolerance = whole ? UINT64_MAX : (kept < rest ? kept : rest) / 2;
     uint64_t done = 0;
     for (uint64_t i = 0; i < stripes; i++) {
@@ -56,7 +56,7 @@ void stream_split(TokenStream *train, TokenStream *validation, const TokenCache 
     }
 }
 
-/* The segment that holds the token. */
+/* Index of the segment that holds the token. */
 static size_t segment_of(const TokenStream *s, uint64_t token) {
     size_t i = 0;
     while (i + 1 < s->count && s->segments[i + 1].at <= token) i++;
@@ -71,20 +71,20 @@ ErrorCode stream_read(const TokenStream *s, uint64_t begin, uint64_t count, int3
         uint64_t offset = begin + done - segment->at, left = segment->end - segment->begin - offset;
         uint64_t n = count - done < left ? count - done : left;
         TRY(token_cache_read(s->cache, segment->begin + offset, n, ids + done, starts + done, err));
-        /* What comes before a segment is not what came before it in the text. */
+        /* The text before a segment is not in the stream, so a document starts here. */
         if (offset == 0) starts[done] = 1;
         done += n;
     }
     return OK;
 }
 
-/* ceil((tokens - 1) / context): with one token there is nothing to predict. */
+/* ceil((tokens - 1) / context): one token alone has nothing to predict. */
 uint64_t stream_windows(const TokenStream *s, int64_t context) {
     return s->tokens < 2 ? 0 : (s->tokens - 2) / (uint64_t)context + 1;
 }
 
-/* Positions and keys as a row of one document would have them, so that attention has something valid to
- * do; no target counts. */
+/* Positions and keys are those of a row with one document, so that attention has valid input. There are no
+ * targets. */
 void stream_empty_row(int64_t context, const SampleRow *row) {
     for (int64_t t = 0; t < context; t++) {
         row->inputs[t] = 0;
@@ -94,8 +94,8 @@ void stream_empty_row(int64_t context, const SampleRow *row) {
     }
 }
 
-/* Turns inputs and document starts (in first_key), `known` of them, into the row. next is the token behind
- * the inputs, -1 for none; next_starts whether a document starts with it. */
+/* Converts `known` inputs and document starts (in first_key) into the row. next: the token after the inputs,
+ * or -1; next_starts: whether a document starts with it. */
 static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool next_starts, bool document_mask,
                           const SampleRow *row) {
     int64_t valid = 0;
@@ -114,8 +114,7 @@ static int64_t finish_row(int64_t context, int64_t known, int32_t next, bool nex
     return valid;
 }
 
-/* The token behind the window is read by itself: it is the last target, and whether it starts a document
- * decides whether it is one. */
+/* Reads the token after the window separately: it is the last target, unless a document starts with it. */
 ErrorCode stream_window(const TokenStream *s, int64_t context, uint64_t window, bool document_mask,
                         const SampleRow *row, int64_t *valid, Error *err) {
     uint64_t begin = window * (uint64_t)context;

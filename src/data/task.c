@@ -1,7 +1,7 @@
 /* Reads a task in one pass over its file: a document, its question, the tokens of each pair, and which of
  * them are scored.
  *
- *     document 0          document 1             TaskDocument  where its slots begin, which one is right
+ *     document 0          document 1             TaskDocument  first slot, index of the right choice
  *     slot 0   slot 1     slot 2   slot 3 ...    TaskLength    what its sum may be divided by
  *     request  request    request  request ...   TaskRequest   tokens; of a long text several in one slot
  *
@@ -19,31 +19,29 @@
 #include "base/json.h"
 #include "data/corpus.h"
 
-/* Questions with their answers, of which the first `shots` stand before each question. */
+/* Questions with their answers, the first `shots` of which precede each question. */
 typedef struct Examples {
     int64_t shots;
-    bool own; /* they are the task's own documents: none is its own example */
+    bool own; /* they are the task's own documents, and none is its own example */
     size_t count, room;
     Text *items;
 } Examples;
 
-/* What the tokens of a task are made with. */
+/* State of converting a task to requests. */
 typedef struct Maker {
     Task *task;
     const Tokenizer *tokenizer;
     int64_t context;
-    int32_t prefix,
-        bos; /* prefix: what stands for an empty context, -1: nothing can; bos: -1: none is added */
+    int32_t prefix, bos; /* prefix: replaces an empty context, -1: not possible; bos: -1: not added */
     TokenList left, whole;
     Examples examples;
-    Text before,
-        example; /* description and examples; of the document under way: what others would be shown */
-    size_t documents, slots, requests; /* room */
+    Text before, example;              /* description and examples; the current document as others' example */
+    size_t documents, slots, requests; /* capacities */
 } Maker;
 
 /* ---- growing ---- */
 
-/* Room for one more; by doubling. */
+/* Makes space for one more item, by doubling. */
 static void *grow(void *items, size_t count, size_t *room, size_t each) {
     size_t bytes;
     if (count < *room) return items;
@@ -72,7 +70,7 @@ static void add_document(Maker *m, const TaskQuestion *q) {
     t->document[t->documents++] = (TaskDocument){t->slots, q->count, q->gold};
 }
 
-/* ids[0, count), of which those from `first` on are scored; what does not fit goes at the left. */
+/* Adds ids[0, count), scored from `first` on. If there are too many, ids are dropped at the left. */
 static ErrorCode add_request(Maker *m, const char *where, const int32_t *ids, size_t count, size_t first,
                              size_t slot, Error *err) {
     Task *t = m->task;
@@ -99,7 +97,7 @@ static void put(TokenList *list, int32_t id) {
     list->ids[list->count++] = id;
 }
 
-/* What a context begins with: the BOS if it is asked for, and something in any case. */
+/* Begins a context: with the BOS if requested. An empty context always gets a token. */
 static ErrorCode begin(const Maker *m, const char *where, bool empty, TokenList *list, Error *err) {
     list->count = 0;
     if (!empty && m->bos >= 0) put(list, m->bos);
@@ -114,9 +112,9 @@ static ErrorCode begin(const Maker *m, const char *where, bool empty, TokenList 
     return OK;
 }
 
-/* The continuation's tokens are those that the whole has more than the context: a pair that is cut inside a
- * token is so scored as the harness does it. The context keeps its own, also where the whole begins with
- * others. */
+/* The continuation's tokens are those that the whole has in addition to the context's, so a pair whose border
+ * is inside a token is scored as in the harness. The context keeps its own tokens, even if the whole begins
+ * with others. */
 static ErrorCode add_pair(Maker *m, const char *where, const Text *context, const Text *continuation,
                           size_t slot, Error *err) {
     Text whole = {0};
@@ -139,7 +137,7 @@ static ErrorCode add_pair(Maker *m, const char *where, const Text *context, cons
     return add_request(m, where, m->left.ids, m->left.count, first, slot, err);
 }
 
-/* Windows of `context` tokens, each scored once; the last one reaches back as far as there is room. */
+/* Windows in which each token is scored once. The last one extends back as far as the context allows. */
 static ErrorCode add_text(Maker *m, const char *where, const Text *text, size_t slot, Error *err) {
     size_t most = (size_t)m->context;
     TRY(begin(m, where, true, &m->whole, err));
@@ -166,7 +164,7 @@ static bool is_same(const Text *a, const Text *b) {
     return a->length == b->length && memcmp(a->data, b->data, a->length) == 0;
 }
 
-/* The description, then the first examples, but for those that would tell the answer. */
+/* The description, then the first examples, except those that equal the question. */
 static ErrorCode put_before(Maker *m, const char *where, const TaskQuestion *q, Error *err) {
     const Examples *e = &m->examples;
     int64_t put = 0;
@@ -206,8 +204,8 @@ static ErrorCode add_question(Maker *m, const char *where, const TaskQuestion *q
 
 enum { FREE_CONTENT = 64 << 20, MOST_EXPANSION = 200 };
 
-/* A task lies in memory as a whole, at several times its size. No text compresses so well, so a small file
- * cannot take all of it. */
+/* A task is held in memory, at several times its size. No text compresses this well, so a small file cannot
+ * exhaust memory. */
 static ErrorCode check_expansion(const CorpusReader *reader, const CorpusFile *file, uint64_t stored,
                                  Error *err) {
     uint64_t content = corpus_position(reader).offset;
@@ -219,7 +217,7 @@ static ErrorCode check_expansion(const CorpusReader *reader, const CorpusFile *f
                      file->path, stored, FREE_CONTENT >> 20, MOST_EXPANSION);
 }
 
-/* A text file is a document of TASK_TEXT. */
+/* A text file is one document of TASK_TEXT. */
 static ErrorCode plain_text(CorpusReader *reader, const CorpusFile *file, uint64_t stored,
                             const CorpusChunk *first, TaskQuestion *q, Error *err) {
     CorpusChunk chunk = *first;
@@ -246,7 +244,7 @@ static ErrorCode json_document(const TaskFormat *f, const char *where, const Cor
     return code;
 }
 
-/* One after the other, as questions or as examples; `most` 0: all. */
+/* Reads documents as questions or as examples; `most` 0: all. */
 static ErrorCode read_documents(Maker *m, CorpusReader *reader, const CorpusFile *file, bool examples,
                                 int64_t most, TaskQuestion *q, Error *err) {
     bool more, json = corpus_format(file) == FORMAT_JSONL;
@@ -276,7 +274,7 @@ static ErrorCode read_file(Maker *m, const char *path, bool examples, int64_t mo
     CorpusFile file = {.path = (char *)(uintptr_t)path, .format = FORMAT_AUTO, .split = SPLIT_FILE};
     TaskQuestion q = {0};
     CorpusReader *reader;
-    /* Only a text can be one without being said to be one. */
+    /* Only TASK_TEXT accepts plain text. */
     if (m->task->format->kind != TASK_TEXT) file.format = FORMAT_JSONL;
     TRY(corpus_open(&reader, &file, NULL, err));
     ErrorCode code = read_documents(m, reader, &file, examples, most, &q, err);
@@ -287,7 +285,8 @@ static ErrorCode read_file(Maker *m, const char *path, bool examples, int64_t mo
     return code;
 }
 
-/* Of another file as many as are shown; of its own all, since any may be left out. */
+/* Reads examples from another file only as far as needed; of the task's own file all, since any may be left
+ * out. */
 static ErrorCode read_task(Maker *m, const TaskSource *source, Error *err) {
     Examples *e = &m->examples;
     bool other = source->examples && *source->examples;
@@ -338,7 +337,7 @@ static ErrorCode find_format(const TaskSource *source, const char *stem, const T
     return ERR_CONFIG;
 }
 
-/* Of tokens and borders alone: not of the names of files, and not of blanks between their members. */
+/* Hashes tokens and borders only: file names and white space in JSON do not matter. */
 static void take_print(Task *t) {
     uint8_t digest[32];
     Sha256 *h = sha256_start();
@@ -389,7 +388,7 @@ void task_close(Task *t) {
     free(t);
 }
 
-/* ---- figures ---- */
+/* ---- metrics ---- */
 
 static void add_score(TaskScore *into, const TaskScore *from) {
     into->sum += from->sum;
@@ -416,7 +415,7 @@ static double stderr_of(const Mean *m) {
     return m->count > 1 ? sqrt(fmax(0, m->squares / n - mean * mean) / (n - 1)) : (double)NAN;
 }
 
-/* The first of the largest. */
+/* Index of the largest; the first of equals. */
 static int likeliest(const TaskScore *scores, const TaskLength *lengths, int count, bool normalised) {
     int best = 0;
     double most = -HUGE_VAL;
@@ -446,7 +445,7 @@ static void take_document(const Task *t, const TaskDocument *d, const TaskScore 
     take(&tally->gold, -own[d->gold].sum / log(2) / fmax(1, (double)lengths[d->gold].bytes));
 }
 
-/* By the kind of task: a figure that it does not have stays NaN. */
+/* Metrics that the kind of task does not have stay NaN. */
 static void fill_figures(const Task *t, const Tally *y, TaskFigures *out) {
     TaskKind kind = t->format->kind;
     if (kind != TASK_TEXT) out->acc = mean_of(&y->acc), out->acc_stderr = stderr_of(&y->acc);

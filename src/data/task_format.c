@@ -82,7 +82,7 @@ const TaskFormat task_formats[] = {
     {.name = NULL},
 };
 
-/* Behind the name may stand what tells several files of one format apart. */
+/* The rest of the name distinguishes files of one format. */
 const TaskFormat *task_format_find(const char *name) {
     const TaskFormat *best = NULL;
     for (const TaskFormat *f = task_formats; f->name; f++) {
@@ -103,7 +103,7 @@ void task_format_names(Text *out) {
 /* str.isspace: Unicode's white space, and four separators of ASCII. */
 static bool is_space(uint32_t code) { return utf8_is_space(code) || (code >= 0x1c && code <= 0x1f); }
 
-/* Bytes of the white-space character at the front; 0: there is none. */
+/* Length of the white-space character that the text begins with; 0: none. */
 static size_t space_at(const char *text, size_t length) {
     uint32_t code = 0;
     size_t n = text_utf8(text, length, &code);
@@ -116,7 +116,7 @@ size_t task_leading_space(const char *text, size_t length) {
     return at;
 }
 
-/* From the end back: a character begins at the last byte that continues none. */
+/* Backwards: a character begins at the last byte that is not a continuation byte. */
 size_t task_trailing_space(const char *text, size_t length) {
     size_t end = length;
     while (end > 0) {
@@ -141,7 +141,7 @@ size_t task_words(const char *text, size_t length) {
 
 /* ---- members ---- */
 
-/* "a.b.0": b of a, and of that the first. Names of up to 31 letters, as the table has them. */
+/* "a.b.0": the first element of member b of a. Names have at most 31 letters, as in the table. */
 static const cJSON *find(const cJSON *value, const char *path, size_t length) {
     for (size_t at = 0; value && at < length;) {
         const char *dot = memchr(path + at, '.', length - at);
@@ -267,7 +267,7 @@ static ErrorCode list_choices(const TaskFormat *f, const char *where, const cJSO
     return OK;
 }
 
-/* Members of the document, or with "=" the words themselves, parted by blanks. */
+/* Members of the document, or after "=" the words themselves, separated by spaces. */
 static ErrorCode take_choices(const TaskFormat *f, const char *where, const cJSON *document, TaskQuestion *q,
                               Error *err) {
     bool words = f->choices[0] == '=';
@@ -282,7 +282,7 @@ static ErrorCode take_choices(const TaskFormat *f, const char *where, const cJSO
     return OK;
 }
 
-/* The place of an answer among the labels. Blanks before it do not count, as in OpenBookQA. */
+/* Index of an answer among the labels. Leading spaces are ignored, for OpenBookQA. */
 static int place_of(const cJSON *labels, const char *answer) {
     const cJSON *item;
     int place = 0;
@@ -294,7 +294,7 @@ static int place_of(const cJSON *labels, const char *answer) {
     return -1;
 }
 
-/* Numbers stand there as numbers, as texts, and as true and false. */
+/* Numbers occur as numbers, as strings, and as true and false. */
 static int number_of(const cJSON *value) {
     if (cJSON_IsBool(value)) return cJSON_IsTrue(value) ? 1 : 0;
     if (cJSON_IsNumber(value) && value->valuedouble >= 0 && value->valuedouble <= TASK_CHOICES)
@@ -325,7 +325,7 @@ static ErrorCode take_gold(const TaskFormat *f, const char *where, const cJSON *
                      where, (int)first, f->gold, q->count, f->name);
 }
 
-/* ---- what is asked ---- */
+/* ---- questions by kind ---- */
 
 static ErrorCode ask_choices(const TaskFormat *f, const char *where, const cJSON *document, TaskQuestion *q,
                              Error *err) {
@@ -362,7 +362,7 @@ static ErrorCode ask_blank(const TaskFormat *f, const char *where, const cJSON *
     return OK;
 }
 
-/* The word behind the last space, with that space. */
+/* The word after the last space, with that space. */
 static ErrorCode ask_word(const TaskFormat *f, const char *where, const cJSON *document, TaskQuestion *q,
                           Error *err) {
     const char *text = NULL;
@@ -404,7 +404,8 @@ ErrorCode task_question(const TaskFormat *f, const char *where, const cJSON *doc
     return OK;
 }
 
-/* A blank between question and answer; a word has one before it already, and so two: the harness's. */
+/* A space between question and answer. A word already begins with one, so there are two, as in the
+ * harness. */
 void task_example(const TaskFormat *f, const TaskQuestion *q, Text *out) {
     const Text *context = &q->contexts[q->gold], *answer = &q->continuations[q->gold];
     text_add(out, context->data, context->length);

@@ -7,7 +7,7 @@
 #include "data/file_format.h"
 #include "tokenizer/utf8.h"
 
-/* Of the share of what is no UTF-8. */
+/* Limits for the fraction of bytes that are not UTF-8. */
 enum { ENOUGH_BYTES = 4 << 20, ONE_IN = 100 };
 
 static void count_nuls(TextCheck *c, const char *bytes, size_t length) {
@@ -36,8 +36,8 @@ void text_check_add(TextCheck *c, const char *bytes, size_t length) {
     c->bytes += length;
 }
 
-/* Numbers of two or four bytes have zeros in their upper bytes; the upper byte of UTF-16 is nearly always one
- * for letters of Europe. */
+/* Numbers of two or four bytes have zeros in their upper bytes. In UTF-16 the upper byte is nearly always
+ * zero in European text. */
 static const char *guess(const TextCheck *c) {
     uint64_t even = c->nuls_at[0] + c->nuls_at[2], odd = c->nuls_at[1] + c->nuls_at[3], half = c->bytes / 2;
     if (10 * c->nuls_at[2] > 9 * (half / 2) && 10 * c->nuls_at[3] > 9 * (half / 2))

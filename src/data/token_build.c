@@ -44,7 +44,7 @@
 #define SHARD_DOCUMENTS (4u << 20) /* bounds the memory for document ends */
 enum { LISTED_LINES = 1000, MOST_LISTED_BYTES = 4 << 20 };
 
-/* A piece within a job's text; `line` is for messages. */
+/* A chunk within a job's text; `line` is for messages. */
 typedef struct Record {
     size_t offset, length;
     uint64_t line;
@@ -58,15 +58,15 @@ typedef struct Job {
     size_t record_count, record_capacity;
     size_t bytes; /* of text, as read */
     size_t unit, file;
-    size_t next_file; /* place behind this job */
+    size_t next_file; /* index of the file after this job */
     CorpusPosition next;
     bool final;    /* the last job of the unit */
-    double stored; /* bytes of the files read up to here, as stored, by this build */
+    double stored; /* stored bytes of the files that this build has read up to here */
     TokenList ids;
     DocumentEnds ends; /* from ids[0] */
     uint64_t text_bytes, invalid_bytes;
     uint64_t lines, bad_lines; /* of JSON */
-    Text bad;                  /* those that were skipped, a line of JSON each */
+    Text bad;                  /* the skipped ones, one JSON line each */
     ErrorCode code;
     Error error;
 } Job;
@@ -84,7 +84,7 @@ typedef struct Builder {
     Job *jobs;
     size_t slots;
     uint64_t read, taken, written; /* job numbers */
-    size_t ahead;                  /* bytes of text that were read and are not written */
+    size_t ahead;                  /* bytes of text that were read but not written */
     bool stop;
     pthread_mutex_t lock;
     pthread_cond_t ready, done;
@@ -96,13 +96,13 @@ typedef struct Builder {
     bool entered; /* the unit is locked, and `file` is one of its files */
     CorpusPosition from;
     uint64_t invalid;     /* bytes of this file so far that are not UTF-8 */
-    double stored_before; /* bytes of the files before this one, as stored */
-    double skipped;       /* of them, those that were done before */
+    double stored_before; /* stored bytes of the files before this one */
+    double skipped;       /* of these, in files that were built before */
     bool all_read;
     /* writer */
     UnitState *units; /* [unit_count] */
     ShardWriter *shard;
-    Text bad;           /* of this part */
+    Text bad;           /* of this shard */
     uint64_t bad_lines; /* of this build */
     size_t shard_first_file;
     Progress *progress;
@@ -110,7 +110,7 @@ typedef struct Builder {
 
 /* ---- caches ---- */
 
-/* A note for people who look into the cache directory. */
+/* Writes a note for people who look into the cache directory. */
 static ErrorCode write_about(const TokenBuild *b, const TokenUnit *u, Error *err) {
     char print[65];
     tokenizer_fingerprint(b->tokenizer, print);
@@ -132,8 +132,8 @@ static ErrorCode write_about(const TokenBuild *b, const TokenUnit *u, Error *err
     return code;
 }
 
-/* The lock is on a file of the directory and goes with the process, however it ends. *fd stays -1 where
- * another has it and this one may not wait. */
+/* The lock is on a file of the directory and ends with the process, however it ends. *fd stays -1 if another
+ * process has it and this one may not wait. */
 static ErrorCode lock_directory(const TokenBuild *b, const char *dir, bool wait, int *fd, Error *err) {
     char *path = path_join(dir, "lock");
     ErrorCode code = file_open_own(path, O_RDWR | O_CREAT, fd, err);
@@ -151,7 +151,7 @@ static ErrorCode lock_directory(const TokenBuild *b, const char *dir, bool wait,
     return code;
 }
 
-/* What builds that were killed have left. */
+/* Removes leftovers of killed builds. */
 static ErrorCode sweep(const char *dir, Error *err) {
     static const char *const written_whole[] = {TOKEN_ABOUT_FILE, "part-*.bad.jsonl"};
     TRY(file_remove_temporaries(dir, written_whole, 2, err));
@@ -163,14 +163,14 @@ static void unlock(UnitState *u) {
     u->lock = -1;
 }
 
-/* Passes over files that an earlier build has done, or another process while this one waited. */
+/* Skips files that were completed by an earlier build, or by another process while this one waited. */
 static void skip_files(Builder *s, size_t count) {
     for (size_t i = 0; i < count; i++) s->skipped += (double)s->b->prints[s->file + i].stamp.size;
     for (size_t i = 0; i < count; i++) s->stored_before += (double)s->b->prints[s->file + i].stamp.size;
     s->file += count;
 }
 
-/* Takes up what is there already; *complete when nothing is left to do. */
+/* Resumes after the existing shards. *complete: nothing is left to do. */
 static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *complete, Error *err) {
     TokenCache *cache;
     TRY(token_cache_open(&cache, u->dir, u->key, s->vocabulary, err));
@@ -191,8 +191,8 @@ static ErrorCode resume(Builder *s, const TokenUnit *u, UnitState *state, bool *
     return OK;
 }
 
-/* Left-overs are swept under the lock, since only then are they nobody's, and what is there is looked at
- * again: another process may have built it while this one waited. */
+/* Leftovers are removed under the lock, since only then do they belong to nobody. Existing shards are read
+ * again, since another process may have built them while this one waited. */
 static ErrorCode open_unit(Builder *s, const TokenUnit *u, UnitState *state, bool *complete, Error *err) {
     TRY(sweep(u->dir, err));
     TRY(write_about(s->b, u, err));
@@ -207,8 +207,8 @@ static void leave_unit(Builder *s) {
     s->from = (CorpusPosition){0};
 }
 
-/* Enters the next unit that has something to do, if none is entered; *busy: another process has it, and what
- * is held must be finished before it can be waited for (B4). */
+/* Enters the next unit with work to do, if none is entered. *busy: another process has it, and this one must
+ * finish the units that it holds before it can wait (B4). */
 static ErrorCode find_unit(Builder *s, bool *busy, Error *err) {
     *busy = false;
     while (!s->entered && s->unit < s->b->unit_count) {
@@ -232,7 +232,7 @@ static ErrorCode find_unit(Builder *s, bool *busy, Error *err) {
 
 /* ---- reading ---- */
 
-/* `joined`: a piece that goes on with the document of the last record becomes part of it. */
+/* `joined`: a chunk that continues the document of the last record becomes part of it. */
 static void add_record(Job *job, const CorpusChunk *chunk, bool joined) {
     if (joined && !chunk->starts && job->record_count > 0) {
         Record *last = &job->records[job->record_count - 1];
@@ -250,8 +250,8 @@ static void add_record(Job *job, const CorpusChunk *chunk, bool joined) {
     text_add(&job->raw, chunk->bytes, chunk->length);
 }
 
-/* A job ends with its file, so that a part can say "the next file from its beginning" and a message names
- * one file. */
+/* A job ends with its file, so that a shard can record "the next file from its beginning", and a message
+ * concerns one file. */
 static void next_file(Builder *s, Job *job) {
     const TokenUnit *u = &s->b->units[s->unit];
     s->stored_before += (double)s->b->prints[s->file].stamp.size;
@@ -262,8 +262,8 @@ static void next_file(Builder *s, Job *job) {
     job->final = s->file == u->first + u->count;
 }
 
-/* Fills a job from the current file, up to its end at most. Where documents must be whole, a job ends where
- * one does, so that a document lies in one record however long it is. */
+/* Fills a job from the current file, at most up to its end. Where documents must be whole, a job ends at the
+ * end of one, so that a document is in one record however long it is. */
 static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     job->unit = s->unit;
     job->file = s->file;
@@ -292,8 +292,8 @@ static ErrorCode read_job(Builder *s, Job *job, Error *err) {
     return OK;
 }
 
-/* Memory of a job is kept: after the first round nothing is allocated any more. That of a job with a very
- * long line is not: it would be kept once a slot. */
+/* The memory of a job is reused: after the first cycle nothing is allocated any more. A job with a very long
+ * line is freed; otherwise each slot might keep so much. */
 static void reset_job(Job *job) {
     if (job->bytes > LARGE_JOB) {
         text_free(&job->raw);
@@ -309,7 +309,8 @@ static void reset_job(Job *job) {
     job->code = OK;
 }
 
-/* Reads into every empty slot, unless very long lines are under way: each takes several times its bytes. */
+/* Reads into every empty slot, unless very long lines are in progress, each of which takes several times its
+ * bytes. */
 static void read_ahead(Builder *s) {
     while (!s->all_read && s->read - s->written < s->slots && s->ahead <= LARGE_JOB * s->slots) {
         Job *job = &s->jobs[s->read % s->slots];
@@ -334,13 +335,13 @@ static void add_id(TokenList *list, int32_t id) {
     list->ids[list->count++] = id;
 }
 
-/* A very long line is the last of its job: once it is parsed, its text is not needed. */
+/* A very long line is the last of its job: once it is parsed, its text is no longer needed. */
 static void release_line(Job *job, const Record *record) {
     bool last = record == &job->records[job->record_count - 1];
     if (last && job->bytes > LARGE_JOB) text_free(&job->raw);
 }
 
-/* A line may come to several documents, and ends none of its own (data/chat.h). */
+/* A line may contain several documents, whose ends chat_encode_parsed adds (data/chat.h). */
 static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record *record, Error *err) {
     const CorpusFile *file = &b->files[job->file];
     cJSON *line;
@@ -351,7 +352,7 @@ static ErrorCode encode_conversation(const TokenBuild *b, Job *job, const Record
                               &job->text_bytes, err);
 }
 
-/* BOS and EOS stand at ends of documents, not of pieces. An empty line of JSON is no document and gets
+/* BOS and EOS go to the ends of documents, not of chunks. An empty line of JSON is not a document and gets
  * neither. */
 static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *record, Text *decoded,
                                Error *err) {
@@ -376,8 +377,8 @@ static ErrorCode encode_record(const TokenBuild *b, Job *job, const Record *reco
     return OK;
 }
 
-/* A reader of the cache trusts no file and checks again; here it is the tokenizer that is not trusted,
- * before its mistake costs a cache of terabytes. */
+/* A reader of the cache checks ids again, since it trusts no file. Here the tokenizer is not trusted, so that
+ * its mistake is found before it costs a cache of terabytes. */
 static ErrorCode check_ids(const Builder *s, const Job *job, Error *err) {
     for (size_t i = 0; i < job->ids.count; i++)
         if (job->ids.ids[i] < 0 || (uint64_t)job->ids.ids[i] >= s->vocabulary)
@@ -400,7 +401,7 @@ static void list_bad_line(const TokenBuild *b, Job *job, const Record *record, c
     text_puts(&job->bad, "\n");
 }
 
-/* A line that is skipped leaves nothing behind of what was tokenized of it. */
+/* A skipped line leaves nothing of what was tokenized from it. */
 static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record, Text *decoded, Error *err) {
     size_t ids = job->ids.count, ends = job->ends.count;
     uint64_t bytes = job->text_bytes;
@@ -418,7 +419,7 @@ static ErrorCode encode_line(const TokenBuild *b, Job *job, const Record *record
     return code;
 }
 
-/* `decoded` is the thread's own scratch, for text of JSON lines. */
+/* `decoded` is the thread's scratch for the text of JSON lines. */
 static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *err) {
     bool text = job->record_count > 0 && corpus_format(&s->b->files[job->file]) == FORMAT_TEXT;
     for (size_t i = 0; i < job->record_count; i++)
@@ -427,7 +428,7 @@ static ErrorCode encode_job(const Builder *s, Job *job, Text *decoded, Error *er
     return check_ids(s, job, err);
 }
 
-/* A job that could not be read goes straight to done, its error in it (B3). */
+/* A job that could not be read goes straight to done, with its error (B3). */
 static void *work(void *argument) {
     Builder *s = argument;
     Text decoded = {0};
@@ -449,7 +450,7 @@ static void *work(void *argument) {
 
 /* ---- writing ---- */
 
-/* Before the part, so that a part that is there has its list. */
+/* The list is written before the shard, so that an existing shard has its list. */
 static ErrorCode write_bad_lines(Builder *s, const Job *job, Error *err) {
     char name[64];
     if (s->bad.length == 0) return OK;
@@ -463,8 +464,7 @@ static ErrorCode write_bad_lines(Builder *s, const Job *job, Error *err) {
 
 static ErrorCode commit_shard(Builder *s, const Job *job, Error *err) {
     UnitState *unit = &s->units[job->unit];
-    /* Tokens of a file that changed since it was hashed must not become part of a cache keyed by that hash.
-     */
+    /* If a file has changed since it was hashed, its tokens must not enter a cache keyed by that hash. */
     size_t last_file = job->file;
     for (size_t i = s->shard_first_file; i <= last_file; i++)
         TRY(fingerprint_check(s->b->files[i].path, &s->b->prints[i], err));
@@ -484,8 +484,8 @@ static ErrorCode commit_shard(Builder *s, const Job *job, Error *err) {
     return OK;
 }
 
-/* A count that is exceeded stays exceeded. A share is one of the whole source, and is judged when that is
- * there (data/dataset.c): broken lines may stand together. */
+/* An exceeded count ends the build. A fraction is checked when the whole source is complete (data/dataset.c),
+ * since bad lines may be clustered. */
 static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
     TokenFigures *figures = shard_figures(s->shard);
     figures->lines += job->lines;
@@ -499,8 +499,8 @@ static ErrorCode count_lines(Builder *s, const Job *job, Error *err) {
                      job->error.message, s->bad_lines, s->b->bad_limit);
 }
 
-/* A part is opened when its first job is there, so that no empty part is left by a source that fails at
- * once. */
+/* A shard is opened when its first job is ready, so that a source that fails at once leaves no empty
+ * shard. */
 static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     if (job->code != OK) {
         if (err) *err = job->error;
@@ -525,7 +525,7 @@ static ErrorCode write_job(Builder *s, const Job *job, Error *err) {
     return OK;
 }
 
-/* Jobs get done in any order; the oldest is waited for, others stay where they are. */
+/* Jobs finish in any order. Waits for the oldest; the others stay in their slots. */
 static Job *wait_for_job(Builder *s) {
     Job *job = &s->jobs[s->written % s->slots];
     pthread_mutex_lock(&s->lock);
@@ -547,17 +547,17 @@ static ErrorCode pump(Builder *s, Error *err) {
     }
 }
 
-/* ---- the whole ---- */
+/* ---- all together ---- */
 
-/* Those that this process may run on: with one process a rank, ranks of a node share its cores. */
+/* Cores that this process may use: with one process per rank, the ranks of a node share its cores. */
 static int core_count(void) {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     return n > 0 ? n : 1;
 }
 
-/* Two slots a thread and one more keep every thread busy while the writer is at a part. Fewer threads
- * than wanted will do; none will not. */
+/* Two slots per thread plus one keep all threads busy while the writer finishes a shard. Fewer threads than
+ * requested are accepted, but at least one is needed. */
 static ErrorCode start_workers(Builder *s, Error *err) {
     int wanted = s->b->threads > 0 ? s->b->threads : core_count();
     s->slots = 2 * (size_t)wanted + 1;
@@ -574,8 +574,8 @@ static ErrorCode start_workers(Builder *s, Error *err) {
     return OK;
 }
 
-/* Also after a failure: workers may be in the middle of jobs that nobody will write, and a part that is
- * open is given up. */
+/* Also after a failure: workers may be in the middle of jobs that will not be written, and an open shard is
+ * abandoned. */
 static void finish(Builder *s) {
     pthread_mutex_lock(&s->lock);
     s->stop = true;
@@ -599,7 +599,7 @@ static void finish(Builder *s) {
     progress_finish(s->progress);
 }
 
-/* Bytes of all files that are to be read, as stored. */
+/* Stored bytes of all files to be read. */
 static double stored_bytes(const TokenBuild *b) {
     double total = 0;
     for (size_t i = 0; i < b->unit_count; i++)

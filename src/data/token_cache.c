@@ -31,8 +31,8 @@
 
 _Static_assert(sizeof(TokenHeader) == 16 + 32 + 15 * 8, "no padding in the file header");
 
-/* A shard's file, mapped: pages come in when they are read, so a cache larger than memory costs what is
- * used of it. `verified` has a byte a block. */
+/* A mapped shard: pages are loaded when they are read, so a cache larger than memory costs only what is used.
+ * `verified` has one byte per block. */
 typedef struct TokenShard {
     char *path;
     FileMap map;
@@ -49,7 +49,7 @@ struct TokenCache {
     uint64_t vocabulary;
 };
 
-/* Five digits keep listings in order for 12 TiB of text; more digits are right too. */
+/* Five digits keep listings in order up to 12 TiB of text; more digits work too. */
 char *token_shard_path(const char *dir, uint64_t shard) {
     char name[48];
     snprintf(name, sizeof name, "part-%05" PRIu64 ".tok", shard);
@@ -57,7 +57,7 @@ char *token_shard_path(const char *dir, uint64_t shard) {
 }
 
 bool token_layout(const TokenHeader *h, TokenLayout *out) {
-    /* 2^56 of anything is beyond every file system, and keeps the sums below from wrapping. */
+    /* No file system holds 2^56 of anything, and the bound prevents overflow in the sums below. */
     if (h->tokens >> 56 || h->documents >> 56 || (h->id_bytes != 2 && h->id_bytes != 4)) return false;
     out->ids_bytes = h->tokens * h->id_bytes;
     out->blocks = (out->ids_bytes + TOKEN_BLOCK_BYTES - 1) / TOKEN_BLOCK_BYTES;
@@ -67,14 +67,14 @@ bool token_layout(const TokenHeader *h, TokenLayout *out) {
     return true;
 }
 
-/* A cache can always be made again from its source, so whatever is wrong with it the advice is one. */
+/* A cache can always be rebuilt from its source, so the advice is the same for every defect. */
 static ErrorCode damaged(const TokenShard *p, Error *err, const char *what) {
     return error_set(err, ERR_DATA, "%s: %s; delete its directory and it will be built again", p->path, what);
 }
 
-/* In the order in which a reader can know them: is it ours at all, is it of a version whose header this
- * code understands, is the header whole, is it of this corpus. A newer version is told apart from damage
- * before the checksum, whose place it may have moved. */
+/* Checks in the order in which a reader can know: is it a shard, is it a version that this code understands,
+ * is the header intact, is it of this corpus. A newer version is distinguished from damage before the
+ * checksum, whose offset it may have changed. */
 static ErrorCode check_identity(const TokenShard *p, const uint8_t key[32], Error *err) {
     const TokenHeader *h = &p->header;
     if (p->map.length < sizeof *h || memcmp(h->magic, TOKEN_MAGIC, sizeof h->magic) != 0)
@@ -104,8 +104,8 @@ static ErrorCode check_figures(TokenShard *p, Error *err) {
     return damaged(p, err, "damaged figures (their checksum does not match)");
 }
 
-/* Counts are checked before anything is computed with them; the width of ids follows from the vocabulary,
- * so it is checked rather than believed. */
+/* Counts are checked before anything is computed from them. The width of ids follows from the vocabulary, so
+ * it is checked, not trusted. */
 static ErrorCode check_sizes(const TokenShard *p, uint64_t vocabulary, Error *err) {
     const TokenHeader *h = &p->header;
     TokenLayout layout;
@@ -120,7 +120,7 @@ static ErrorCode check_sizes(const TokenShard *p, uint64_t vocabulary, Error *er
                      layout.file_bytes);
 }
 
-/* Everything later does binary searches in the ends without looking at bounds again. */
+/* All later binary searches in the ends rely on this check. */
 static ErrorCode check_index(const TokenShard *p, Error *err) {
     const TokenHeader *h = &p->header;
     if (hash64(p->map.data + p->layout.ends_at, (size_t)(p->layout.file_bytes - p->layout.ends_at)) !=
@@ -128,7 +128,7 @@ static ErrorCode check_index(const TokenShard *p, Error *err) {
         return damaged(p, err, "damaged index (its checksum does not match)");
     uint64_t previous = 0;
     for (uint64_t i = 0; i < h->documents; i++) {
-        /* A document that ends at the very front of a shard began in the one before. */
+        /* A document that ends at the very start of a shard began in the previous one. */
         bool rising = p->ends[i] > previous || (i == 0 && h->first_token > 0);
         if (!rising || p->ends[i] > h->tokens) return damaged(p, err, "document ends out of order");
         previous = p->ends[i];
@@ -136,7 +136,7 @@ static ErrorCode check_index(const TokenShard *p, Error *err) {
     return OK;
 }
 
-/* The shard continues the one before it. */
+/* Checks that the shard continues the previous one. */
 static ErrorCode check_sequence(const TokenCache *c, const TokenShard *p, Error *err) {
     const TokenHeader *h = &p->header;
     uint64_t documents = token_cache_documents(c), bytes = token_cache_text_bytes(c);
@@ -146,8 +146,8 @@ static ErrorCode check_sequence(const TokenCache *c, const TokenShard *p, Error 
     return OK;
 }
 
-/* Checks go from what needs no other (identity) to what needs the shards before (sequence); pointers into
- * the map are made between, when its size is known to be right. */
+/* Checks go from those that need no other (identity) to those that need earlier shards (sequence). Pointers
+ * into the map are set in between, once its size is known to be right. */
 static ErrorCode load_shard(TokenCache *c, TokenShard *p, const uint8_t key[32], Error *err) {
     TRY(file_map(&p->map, p->path, err));
     if (p->map.length >= sizeof p->header) memcpy(&p->header, p->map.data, sizeof p->header);
@@ -163,14 +163,14 @@ static ErrorCode load_shard(TokenCache *c, TokenShard *p, const uint8_t key[32],
     return OK;
 }
 
-/* Of a shard that was not loaded to its end, too: what was not made is empty. */
+/* Also for a shard whose loading failed: missing members are empty. */
 static void free_shard(TokenShard *p) {
     file_unmap(&p->map);
     free(p->verified);
     free(p->path);
 }
 
-/* The shard is counted when it is good, so closing frees exactly the good ones. */
+/* Only valid shards are counted, so closing frees exactly these. */
 static ErrorCode add_shard(TokenCache *c, const char *dir, const uint8_t key[32], Error *err) {
     if (c->count == c->capacity) {
         c->capacity = 2 * c->capacity + 8;
@@ -186,7 +186,7 @@ static ErrorCode add_shard(TokenCache *c, const char *dir, const uint8_t key[32]
     return code;
 }
 
-/* By name alone; what the file is worth is decided when it is opened. */
+/* By name only; the file is checked when it is opened. */
 static bool next_exists(const TokenCache *c, const char *dir) {
     char *path = token_shard_path(dir, c->count);
     bool exists = file_exists(path);
@@ -194,8 +194,8 @@ static bool next_exists(const TokenCache *c, const char *dir) {
     return exists;
 }
 
-/* Parts are opened until the last one or until a number is missing: that is a build that was interrupted.
- * A shard behind a gap is not looked at; building overwrites it. */
+/* Opens shards up to the last one, or until a number is missing: that is an interrupted build. A shard after
+ * a gap is ignored; building overwrites it. */
 ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                            Error *err) {
     *cache = NULL;
@@ -212,7 +212,7 @@ ErrorCode token_cache_open(TokenCache **cache, const char *dir, const uint8_t ke
     return OK;
 }
 
-/* Once a day is enough to tell what nobody uses, and costs a network's file system nothing. */
+/* Once a day suffices to find unused caches, and costs a network file system nothing. */
 void token_cache_touch(const char *dir) {
     struct stat about;
     char *path = path_join(dir, TOKEN_ABOUT_FILE);
@@ -228,8 +228,8 @@ void token_cache_close(TokenCache *c) {
     free(c);
 }
 
-/* Running sums go on across the border, in memory alone: what stands in a file is of its own cache. Ids and
- * ends are then those of one cache of all files, since documents end with their file. */
+/* Continues the running sums from one cache to the next, in memory only: each file has those of its own
+ * cache. Ids and ends are then those of one cache of all files, since documents end with their file. */
 static void take_shards(TokenCache *to, TokenCache *from) {
     uint64_t tokens = token_cache_tokens(to), documents = token_cache_documents(to),
              bytes = token_cache_text_bytes(to);
@@ -255,7 +255,7 @@ TokenCache *token_cache_join(TokenCache *const *caches, size_t count) {
     return c;
 }
 
-/* NULL where nothing has been built yet. */
+/* NULL if nothing has been built yet. */
 const TokenHeader *token_cache_last_shard(const TokenCache *c) {
     return c->count ? &c->shards[c->count - 1].header : NULL;
 }
@@ -288,15 +288,15 @@ TokenFigures token_cache_figures(const TokenCache *c) {
     return sum;
 }
 
-/* Two bytes an id below 65,536 entries: half the pages for the small vocabularies. */
+/* Two bytes per id with up to 65,536 entries: half the pages for small vocabularies. */
 static uint32_t id_at(const TokenShard *p, uint64_t i) {
     const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
     if (p->header.id_bytes == 2) return ((const uint16_t *)(const void *)ids)[i];
     return ((const uint32_t *)(const void *)ids)[i];
 }
 
-/* Right checksums are no proof of right ids: who wrote the file wrote the sums too. An id outside the
- * vocabulary would index outside the embedding. */
+/* Correct checksums do not prove correct ids: whoever wrote the file wrote the checksums too. An id outside
+ * the vocabulary would index outside the embedding. */
 static ErrorCode verify_block(const TokenShard *p, uint64_t block, Error *err) {
     uint64_t begin = block * TOKEN_BLOCK_BYTES, left = p->layout.ids_bytes - begin;
     uint64_t bytes = left < TOKEN_BLOCK_BYTES ? left : TOKEN_BLOCK_BYTES;
@@ -316,8 +316,7 @@ static ErrorCode verify_block(const TokenShard *p, uint64_t block, Error *err) {
     return OK;
 }
 
-/* Relaxed order suffices: the flag says something about constant memory, and whoever misses it verifies
- * again. */
+/* Relaxed order suffices: the flag concerns constant memory, and a thread that misses it verifies again. */
 static ErrorCode verify_range(const TokenShard *p, uint64_t first, uint64_t count, Error *err) {
     if (count == 0) return OK;
     uint64_t per_block = TOKEN_BLOCK_BYTES / p->header.id_bytes;
@@ -326,14 +325,14 @@ static ErrorCode verify_range(const TokenShard *p, uint64_t first, uint64_t coun
     return OK;
 }
 
-/* Blocks that were verified already are not read again. */
+/* Skips blocks that were already verified. */
 ErrorCode token_cache_verify(const TokenCache *c, Error *err) {
     for (size_t i = 0; i < c->count; i++)
         TRY(verify_range(&c->shards[i], 0, c->shards[i].header.tokens, err));
     return OK;
 }
 
-/* Index of the first end >= token (from the shard's first token), or the number of documents. */
+/* Index of the first end >= token (counted from the shard's first token), or the number of documents. */
 static uint64_t first_end(const TokenShard *p, uint64_t token) {
     uint64_t low = 0, high = p->header.documents;
     while (low < high) {
@@ -346,7 +345,7 @@ static uint64_t first_end(const TokenShard *p, uint64_t token) {
     return low;
 }
 
-/* The shard that holds the token; one of the last shards when there is none such. */
+/* The shard that holds the token; one of the last shards if there is none. */
 static size_t part_of(const TokenCache *c, uint64_t token) {
     size_t low = 0, high = c->count;
     while (high - low > 1) {
@@ -359,14 +358,14 @@ static size_t part_of(const TokenCache *c, uint64_t token) {
     return low;
 }
 
-/* A document that ends where a shard begins is listed in the nearest shard before that has tokens: an empty
- * file is a cache of its own without any. */
+/* A document that ends where a shard begins is listed in the nearest earlier shard with tokens: an empty file
+ * may be a cache of its own, without any. */
 static size_t shard_before(const TokenCache *c, size_t at) {
     while (at > 0 && c->shards[--at].header.tokens == 0) {}
     return at;
 }
 
-/* The first end of a document at or behind the token; the end of the cache where there is none. */
+/* The first document end at or after the token; the end of the cache if there is none. */
 uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
     for (size_t i = shard_before(c, part_of(c, token)); i < c->count; i++) {
         const TokenShard *p = &c->shards[i];
@@ -377,7 +376,7 @@ uint64_t token_cache_document_end(const TokenCache *c, uint64_t token) {
     return token_cache_tokens(c);
 }
 
-/* Widened to what a batch holds, whatever the file has. */
+/* Widens ids to the 32 bits of a batch. */
 static void copy_ids(const TokenShard *p, uint64_t first, uint64_t count, int32_t *out) {
     const unsigned char *ids = p->map.data + TOKEN_HEADER_BYTES;
     if (p->header.id_bytes == 2) {
@@ -399,7 +398,7 @@ static void mark_starts(const TokenShard *p, uint64_t begin, uint64_t count, int
     }
 }
 
-/* The shard before is asked for starts as well: a document that ends exactly at its end is in its list. */
+/* Also asks the previous shard for starts: a document that ends exactly at its end is in its list. */
 ErrorCode token_cache_read(const TokenCache *c, uint64_t begin, uint64_t count, int32_t *ids, int32_t *starts,
                            Error *err) {
     uint64_t total = token_cache_tokens(c);

@@ -1,6 +1,6 @@
 /* The token cache: the ids of one source's documents, tokenized once and memory-mapped.
  *
- * A cache is a directory CACHE_DIR/<key> of shards, shard-00000.tok and so on. The key is a SHA-256 over
+ * A cache is a directory CACHE_DIR/<key> of shards, part-00000.tok and so on. The key is a SHA-256 over
  * everything that decides the ids: content of the files in their order, how they are read, tokenizer, BOS and
  * EOS. Shards follow each other without gaps. The one marked `last` ends the source: a directory without it
  * is an interrupted build, which continues after its last shard.

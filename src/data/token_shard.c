@@ -33,12 +33,12 @@ struct ShardWriter {
     TokenFigures figures;
     Numbers ends, sums;
     uint64_t last_end; /* of a document, from the shard's first token */
-    bool any_end;      /* last_end counts, even when it is 0 */
+    bool any_end;      /* last_end is set, even when it is 0 */
     size_t block_used;
     unsigned char block[TOKEN_BLOCK_BYTES];
 };
 
-/* Doubling, so that the work stays linear in what is added. */
+/* Doubling keeps the work linear. */
 static void push(Numbers *n, uint64_t value) {
     if (n->count == n->capacity) {
         n->capacity = 2 * n->capacity + 1024;
@@ -47,8 +47,7 @@ static void push(Numbers *n, uint64_t value) {
     n->items[n->count++] = value;
 }
 
-/* A write may take less than it was given, on a full disk for one, and says why only when it is asked
- * again. */
+/* A write may be partial, for example on a full disk, and reports why only when it is called again. */
 static ErrorCode write_all(const ShardWriter *w, const void *data, size_t length, Error *err) {
     const char *at = data;
     while (length > 0) {
@@ -61,7 +60,7 @@ static ErrorCode write_all(const ShardWriter *w, const void *data, size_t length
     return OK;
 }
 
-/* Leaves the temporary file alone: it has its final name by now, or part_abandon has removed it. */
+/* Leaves the temporary file alone: it has its final name by now, or shard_abandon has removed it. */
 static void release(ShardWriter *w) {
     if (w->fd >= 0) close(w->fd);
     free(w->dir);
@@ -72,15 +71,15 @@ static void release(ShardWriter *w) {
     free(w);
 }
 
-/* Of a shard that was not committed nothing stays. Its tokens are made again from where the last committed
- * shard says. */
+/* A shard that was not committed leaves nothing. Its tokens are made again, from the position in the last
+ * committed shard. */
 void shard_abandon(ShardWriter *w) {
     if (!w) return;
     if (w->fd >= 0) unlink(w->temporary);
     release(w);
 }
 
-/* Running sums go on from the shard before; all counts of this shard start at 0. */
+/* Continues the running sums of the previous shard; all counts of this shard start at 0. */
 static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabulary,
                          const TokenHeader *previous) {
     memcpy(h->magic, TOKEN_MAGIC, sizeof h->magic);
@@ -95,7 +94,7 @@ static void start_header(TokenHeader *h, const uint8_t key[32], uint64_t vocabul
     h->first_byte = previous->first_byte + previous->text_bytes;
 }
 
-/* *writer is set on success only; a failure leaves no file. */
+/* *writer is set only on success; a failure leaves no file. */
 ErrorCode shard_open(ShardWriter **writer, const char *dir, const uint8_t key[32], uint64_t vocabulary,
                      const TokenHeader *previous, Error *err) {
     ShardWriter *w = mem_alloc(sizeof *w);
@@ -106,7 +105,7 @@ ErrorCode shard_open(ShardWriter **writer, const char *dir, const uint8_t key[32
     Text temporary = {0};
     text_printf(&temporary, "%s.tmp", w->path);
     w->temporary = temporary.data;
-    unlink(w->temporary); /* of a build that was killed; the cache's lock is held */
+    unlink(w->temporary); /* left by a killed build; the cache's lock is held */
     RETRY(w->fd, open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
     ErrorCode code = OK;
     if (w->fd < 0)
@@ -120,11 +119,11 @@ ErrorCode shard_open(ShardWriter **writer, const char *dir, const uint8_t key[32
     return code;
 }
 
-/* For the caller to say where reading goes on, before it commits. */
+/* For the caller to set where reading continues, before the commit. */
 TokenHeader *shard_header(ShardWriter *w) { return &w->header; }
 TokenFigures *shard_figures(ShardWriter *w) { return &w->figures; }
 
-/* The last block of a shard may be short; its checksum is over what is there. */
+/* The last block of a shard may be short. */
 static ErrorCode flush_block(ShardWriter *w, Error *err) {
     if (w->block_used == 0) return OK;
     push(&w->sums, hash64(w->block, w->block_used));
@@ -133,7 +132,7 @@ static ErrorCode flush_block(ShardWriter *w, Error *err) {
     return OK;
 }
 
-/* Little-endian, as the machine is: weft runs on no other. */
+/* Little-endian, as the machine: weft does not run on others. */
 static void put_id(ShardWriter *w, int32_t id) {
     if (w->header.id_bytes == 2) {
         uint16_t narrow = (uint16_t)id;
@@ -144,9 +143,8 @@ static void put_id(ShardWriter *w, int32_t id) {
     w->block_used += w->header.id_bytes;
 }
 
-/* Ends must rise (token_cache.h). Two documents that end at one token are one with an empty one behind
- * it, which has no tokens and is left out; the same goes for an end right where the shard begins, when the
- * shard before has it. */
+/* Ends must rise (token_cache.h). Two ends at one token mean that the second document is empty: it has no
+ * tokens and is omitted. So is an end at the very start of the shard, when the previous shard has it. */
 ErrorCode shard_add(ShardWriter *w, const int32_t *ids, uint64_t count, const uint64_t *ends,
                     uint64_t end_count, uint64_t text_bytes, Error *err) {
     uint64_t first = w->header.tokens;
@@ -167,7 +165,7 @@ ErrorCode shard_add(ShardWriter *w, const int32_t *ids, uint64_t count, const ui
     return OK;
 }
 
-/* Everything behind the ids, then the header in front of them. */
+/* Everything after the ids, then the header at the front. */
 static ErrorCode write_index(ShardWriter *w, Error *err) {
     static const char zeros[8];
     TRY(flush_block(w, err));
@@ -190,8 +188,8 @@ static ErrorCode write_index(ShardWriter *w, Error *err) {
     return write_all(w, page, sizeof page, err);
 }
 
-/* The content first, then the name, then the directory that holds the name: in any other order a power
- * cut can leave a name whose content is not there. */
+/* The content first, then the name, then the directory: in any other order a power failure could leave a name
+ * without its content. */
 static ErrorCode publish(ShardWriter *w, Error *err) {
     int result;
     TRY(file_sync(w->fd, w->temporary, err));
@@ -200,7 +198,7 @@ static ErrorCode publish(ShardWriter *w, Error *err) {
     return file_sync_dir(w->dir, err);
 }
 
-/* The writer is gone either way. */
+/* Frees the writer in any case. */
 ErrorCode shard_commit(ShardWriter *w, Error *err) {
     ErrorCode code = write_index(w, err);
     if (code == OK) code = publish(w, err);

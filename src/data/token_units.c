@@ -16,7 +16,7 @@ uint64_t token_unit_least(const Fingerprint *prints, size_t count) {
     return least;
 }
 
-/* A large file more likely than a small one: once in MEAN_TIMES * least bytes, on average. */
+/* Large files end a cache more often than small ones: once in MEAN_TIMES * least bytes on average. */
 static bool ends_unit(const Fingerprint *print, double least) {
     char digits[17];
     memcpy(digits, print->sha256, 16);

@@ -9,13 +9,13 @@
 typedef struct FileDocuments {
     const char *const *paths;
     size_t count, next;
-    CorpusFile file; /* the present one */
+    CorpusFile file; /* the current one */
     CorpusReader *reader;
-    Text json; /* text of the present line */
+    Text json; /* text of the current line */
 } FileDocuments;
 
-/* Next piece of the present file; *text stays NULL at its end. Pieces of a long document are cut where that
- * changes no word. */
+/* Next chunk of the current file; *text stays NULL at its end. Chunks of a long document are cut where no
+ * word changes. */
 static ErrorCode next_chunk(FileDocuments *f, const char **text, size_t *length, Error *err) {
     CorpusChunk chunk;
     bool more = false;
@@ -30,7 +30,7 @@ static ErrorCode next_chunk(FileDocuments *f, const char **text, size_t *length,
     return OK;
 }
 
-/* Pieces of a document count as documents: no word lies across the newline that they are cut behind
+/* Chunks of a document count as documents: no word crosses the newline after which they are cut
  * (data/corpus.h). */
 static ErrorCode next_document(void *context, const char **text, size_t *length, Error *err) {
     FileDocuments *f = context;
@@ -48,7 +48,7 @@ static ErrorCode next_document(void *context, const char **text, size_t *length,
     }
 }
 
-/* Bytes of all files; 0, unknown, when one is compressed. */
+/* Bytes of all files; 0 (unknown) if one is compressed. */
 static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *total, Error *err) {
     bool compressed = false;
     *total = 0;
@@ -63,7 +63,7 @@ static ErrorCode total_size(const char *const *paths, size_t count, uint64_t *to
     return OK;
 }
 
-/* Files are taken whole, not split into lines: words are the same either way, and whole is faster. */
+/* Files are not split into lines: the words are the same, and reading whole files is faster. */
 ErrorCode tokenizer_train_files(Tokenizer **t, const TokenizerTrainOptions *options, const char *const *paths,
                                 size_t count, const char *key, Error *err) {
     *t = NULL;
