@@ -1,4 +1,4 @@
-/* The device: a queue of operations (ops) on tensor memory. Shapes stand in a comment at each argument.
+/* The device: a queue of operations (ops) on tensor memory. A comment at each argument gives its shape.
  *
  * The contract
  * 1. Calling an op *enqueues* it on the stream that the calling thread has chosen with device_on (by default
@@ -167,10 +167,10 @@ static inline int64_t split_length(KSplit l) {
     return length;
 }
 
-/* What one norm covers: each head of a token by itself, or, if `flat`, all its queries, and all its keys.
- * With `flat`, TP ranks may hold some of the heads each. A row is then summed split by split with
- * qk_norm_sums, and the sums of all ranks' splits must be here before the norm. Otherwise the op computes its
- * sums itself, in the fastest order. */
+/* The rows of the norms of queries and keys: each head of a token by itself, or, if `flat`, all its queries,
+ * and all its keys. With `flat`, TP ranks may hold some of the heads each. A row is then summed split by
+ * split with qk_norm_sums, and the sums of all ranks' splits must be here before the norm. Otherwise the op
+ * computes its sums itself, in the fastest order. */
 typedef struct QkRows {
     bool flat;
     int splits;            /* of flat rows, over all ranks; 0: none, if ranks do not share rows */
@@ -185,7 +185,7 @@ static inline QkRows qk_rows(bool flat) {
     return rows;
 }
 
-/* Of one row: its logits in one split of the vocabulary. */
+/* The logits of one row in one split of the vocabulary, reduced to what the loss needs. */
 typedef struct LossRecord {
     float max;    /* the largest */
     float target; /* the target's logit, if it is in this split */
@@ -195,7 +195,7 @@ typedef struct LossRecord {
 /* Which logits of a row are local: first .. first+V-1 of the vocabulary, cut into splits. If all are local,
  * `first` is 0 and no records of other ranks are needed. */
 typedef struct VocabSplit {
-    int64_t first;             /* a multiple of split */
+    int64_t first;             /* a multiple of split_size */
     int64_t split_size;        /* logits in a split, fewer in the last; 0: one split, of V */
     int count;                 /* splits of the full vocabulary; 0: all are local */
     const LossRecord *records; /* [count, R] of all splits; NULL: all are local, and the op makes them */
@@ -337,7 +337,7 @@ typedef struct GatedNorm {
     float eps;
 } GatedNorm;
 
-/* Constants of an optimizer ... */
+/* Constants of the optimizers. */
 typedef struct AdamW {
     float beta1, beta2, eps, weight_decay;
 } AdamW;
@@ -352,7 +352,7 @@ typedef struct Muon {
     bool nesterov;
 } Muon;
 
-/* ... and what changes from step to step, in tensor memory. */
+/* An optimizer's values that change from step to step; they lie in tensor memory. */
 typedef struct OptimizerStep {
     float lr;
     float correction1, correction2; /* AdamW: 1 - beta^number */
@@ -480,7 +480,7 @@ typedef struct Ops {
                              const void *raw /* [T, (H+2G)*D] c */, const float *wq /* [D] or [H*D] */,
                              const float *wk /* [D] or [G*D] */, void *dqkv /* [T, (H+2G)*D] c */,
                              float *dwq /* [splits, D] or [H*D] */, float *dwk, int splits, Dtype c);
-    /* Of flat rows, the sums of the local splits of queries (run 0 of `splits`) and of keys (run 1; it skips
+    /* For flat rows: sums over the local splits of queries (run 0 of `splits`) and of keys (run 1; it skips
      * what belongs to other ranks). They are sums of raw^2, or, if dqkv (the gradient of `out`) is given, of
      * raw dqkv w, where w is the factor of a normed element. */
     void (*qk_norm_sums)(Device *d, AttentionShape s, KSplit splits, NormKind kind,
@@ -830,7 +830,7 @@ typedef struct DeviceMemory {
     char identity[16];  /* unique to the device */
 } DeviceMemory;
 
-/* What device_mark and the functions below call; the same for all kernels of a device. */
+/* The functions behind device_mark and those below; the same for all kernels of a device. */
 typedef struct DeviceRuntime {
     Event (*mark)(Device *d, DeviceStream s);
     void (*follow)(Device *d, DeviceStream s, Event e);
@@ -852,7 +852,7 @@ typedef struct DeviceRuntime {
     void (*end_time)(Device *d, int64_t begun, double *to);
     void (*stamp)(Device *d, double *to);
     void (*read_times)(Device *d);
-    void (*close)(Device *d); /* frees what opening made, also if it failed half way */
+    void (*close)(Device *d); /* frees everything that opening allocated, also if it failed half way */
 } DeviceRuntime;
 
 /* Communicators move tensors from the memory of one rank's device to that of another without the host (NCCL).
@@ -885,7 +885,7 @@ typedef struct DeviceCommunicators {
 typedef struct OpProfile {
     int64_t calls;
     double seconds; /* on the device; concurrent streams are added up */
-    double flops;   /* gemm: 2MNK, K counting only elements read; attention: by visited blocks */
+    double flops;   /* gemm: 2MNK, K counting only elements read; attention: by computed blocks */
 } OpProfile;
 
 struct Device {

@@ -1,4 +1,4 @@
-/* What the files of the CPU device share. */
+/* Declarations that the files of the CPU device share. */
 #ifndef WEFT_DEVICE_CPU_CPU_H
 #define WEFT_DEVICE_CPU_CPU_H
 
@@ -72,10 +72,10 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 /* Number of splits of split_size in n; the last one may be shorter. */
 static inline int64_t splits_of(int64_t n, int64_t split_size) { return (n + split_size - 1) / split_size; }
 
-/* Adds `count` sums that lie `step` apart in the canonical tree. */
+/* Returns the sum of `count` numbers that lie `step` apart, in the canonical tree. */
 float tree_of_steps(const float *sums, int64_t step, int count);
 
-/* Sums of token t's row of queries, or of keys, over all splits. */
+/* The sum over all splits of token t's row of queries, or of keys. */
 static inline double qk_row_sum(const QkRows *rows, const float *sums, int64_t t, bool keys) {
     return (double)tree_of_steps(sums + 2 * t + keys, 2 * rows->tokens, rows->splits);
 }
@@ -111,7 +111,7 @@ static inline float muon_factor(const GradStats *squares, float slack) {
 /* Whether a document begins at token t, so that the recurrence restarts. */
 static inline bool scan_begins(const int32_t *first_key, int64_t t) { return first_key && first_key[t] == t; }
 
-/* Runs of W gates of a kind. */
+/* Number of gates of a kind; each is a run of W elements. */
 static inline int scan_gates(ScanKind kind) { return kind == SCAN_MIN_GRU ? 1 : 2; }
 
 /* Arguments of Mamba-2's two ops. */
@@ -139,7 +139,7 @@ static inline int64_t mamba_x_at(const MambaShape *s, int64_t t, int64_t head, i
 static inline int64_t mamba_group_at(const MambaShape *s, int64_t t, int64_t head) {
     return t * s->row + head / (s->heads / s->groups) * s->state;
 }
-/* Of y, and of its gradient. */
+/* Offset in y, and in its gradient. */
 static inline int64_t mamba_y_at(const MambaShape *s, int64_t t, int64_t head, int64_t p) {
     return (t * s->heads + head) * s->head_dim + p;
 }

@@ -114,7 +114,7 @@ typedef struct Kernels {
     void (*activation_backward)(Activation f, bool gated, int64_t rows, int64_t inter, const void *x,
                                 const void *dact, void *dx, void *act, Dtype c);
     void (*softcap)(int64_t n, float cap, void *x, Dtype c);
-    /* Of channels first .. first+count-1, count at most SCAN_CHANNELS. */
+    /* For channels first .. first+count-1, count at most SCAN_CHANNELS. */
     void (*conv_forward)(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
                          const int32_t *first_key, float *tail, void *y, Dtype c);
     void (*conv_backward)(ConvShape s, int64_t first, int64_t count, const void *x, const float *w,
@@ -144,7 +144,7 @@ typedef struct Kernels {
                   void *m, void *v, uint16_t *copy);
     void (*sgd)(int64_t n, Sgd o, StateStore s, OptimizerStep step, float *param, const float *grad,
                 void *momentum, uint16_t *copy);
-    /* Of a run of elements; muon_blend: y = b x + c y. */
+    /* For a run of elements; muon_blend: y = b x + c y. */
     void (*muon_momentum)(int64_t n, Muon o, StateStore s, OptimizerStep step, const float *grad,
                           void *momentum, float *x);
     void (*muon_normalise)(int64_t n, float factor, float *x);
