@@ -1,4 +1,4 @@
-/* As much of cuBLASLt as src/device/cuda/plugin/products.c calls, over a product in three loops. */
+/* The part of cuBLASLt that src/device/cuda/plugin/products.c calls, with products as three loops. */
 #ifndef WEFT_TESTS_CUDA_SIM_CUBLASLT_H
 #define WEFT_TESTS_CUDA_SIM_CUBLASLT_H
 

@@ -1,7 +1,7 @@
-/* cuBLASLt on the CPU: column-major, in fp32, one rounding at the end. What products.c may get wrong is
- * refused: types, sizes that do not fit each other, leading dimensions below the rows, addresses that are not
- * aligned as the plan was told, a workspace that is missing or not aligned, and split-K but in fp32 and in
- * order. */
+/* cuBLASLt on the CPU: column-major, in fp32, with one rounding at the end. It refuses what products.c
+ * may get wrong: types, sizes that do not match, leading dimensions below the rows, addresses less
+ * aligned than the plan was told, a workspace that is missing or not aligned, and split-K unless it is in
+ * fp32 and in order. */
 #include "cublasLt.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@ struct SimLtPreference {
     uint32_t schemes, alignment[4];
 };
 
-/* What stands in the library's opaque 64 bytes here. */
+/* What the library's opaque 64 bytes hold here. */
 struct Algorithm {
     size_t workspace;
     uint32_t alignment[4];
@@ -71,8 +71,8 @@ struct Job {
     float alpha, beta;
 };
 
-/* GROUP columns of TILE sums += a column of a's tile times one number each. Without fusing, whatever the
- * processor: the bits are the same. */
+/* GROUP columns of TILE sums += a column of a's tile times one number each. Nothing is fused, whatever the
+ * processor, so the bits are always the same. */
 enum { GROUP = 8, TILE = 256 };
 #define ADD_COLUMN(name, attributes)                                                      \
     attributes static void name(const float *column, const float x[GROUP], float *sums) { \
@@ -82,7 +82,7 @@ enum { GROUP = 8, TILE = 256 };
 ADD_COLUMN(add_column_plain, )
 ADD_COLUMN(add_column_avx2, __attribute__((target("avx2"))))
 
-/* op(a) in tiles of rows, [tile][k][TILE]; op(b) in groups of columns, [group][k][GROUP]. */
+/* Packs op(a) in tiles of rows, [tile][k][TILE], and op(b) in groups of columns, [group][k][GROUP]. */
 static std::vector<float> pack(const void *from, const SimLtLayout &l, bool inner_first, int64_t inner,
                                int64_t outer, int64_t wide) {
     std::vector<float> to((size_t)((outer + wide - 1) / wide * wide * inner));
@@ -161,7 +161,7 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataTyp
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return drop(l); }
 
-/* As in the library: no workspace, and addresses of 256, unless it is told otherwise. */
+/* Defaults of the library: no workspace, and addresses aligned to 256 bytes. */
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
     return give(p, SimLtPreference{0, ~0u, {256, 256, 256, 256}});
 }
@@ -219,8 +219,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t p, const 
         return CUBLAS_STATUS_INVALID_VALUE;
     Job j = {*p, *a_layout, *b_layout, *d_layout, a, b, d, *(const float *)alpha, *(const float *)beta};
     sim_queue(s, [j, workspace, bytes] {
-        memset(workspace, 0xff,
-               bytes < 4096 ? bytes : 4096); /* it is scratch: whoever counts on it sees NaN */
+        memset(workspace, 0xff, bytes < 4096 ? bytes : 4096); /* scratch: whoever relies on it sees NaN */
         multiply(j);
     });
     return CUBLAS_STATUS_SUCCESS;

@@ -1,19 +1,19 @@
-/* What kernels see in place of NVIDIA's cuda_runtime.h: indices, barriers, shared memory, functions of lanes,
- * on a CPU. Blocks run one after another; each thread of a block is a fiber, that runs until it has to wait
- * for others. Warps and lanes take turns in an order drawn from the seed.
+/* What kernels see in place of NVIDIA's cuda_runtime.h: indices, barriers, shared memory and warp functions
+ * on a CPU. Blocks run one after another. Each thread of a block is a fiber that runs until it has to wait
+ * for others. Warps and lanes run in an order drawn from the seed.
  *
- *   shared memory   a piece of the heap for each array and block, NaN until it is written
- *   a barrier       that some threads never reach ends the process, and says so; so does a meeting of a warp
- *                   that some lanes never reach, or come to for something else
- *   a copy          into shared memory that runs beside the program leaves NaN there until it is waited for;
- *                   a thread that ends before that ends the process
- *   a product       of four warps is made when it is waited for, and its sums are NaN until then; it ends the
- *                   process if it was not begun and closed, or reads copies that were not shown to it
- *   a wide access   at an address that is no multiple of its size ends the process
+ *   shared memory   a heap block for each array and block of threads, NaN until it is written
+ *   a barrier       that some threads never reach ends the process with a message; so does a warp operation
+ *                   that some lanes never reach, or at which they meet for different operations
+ *   a copy          into shared memory that is asynchronous leaves NaN there until it is waited for; a thread
+ *                   that ends before that ends the process
+ *   a product       of a warpgroup is computed when it is waited for, and its sums are NaN until then; it
+ *                   ends the process if it was not begun and closed, or reads copies that were not shown
+ *                   to it
+ *   a wide access   that is not aligned to its size ends the process
  *   a launch        with more blocks, threads or shared memory than GPUs have is refused
  *
- * What cannot be seen here: coalescing, bank conflicts, registers, orders of memory weaker than the
- * program's. */
+ * Not visible here: coalescing, bank conflicts, registers, memory orders weaker than program order. */
 #ifndef WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_H
 #define WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_H
 
@@ -37,7 +37,7 @@ struct dim3 {
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-/* ---- where a thread stands ---- */
+/* ---- the position of a thread ---- */
 
 struct SimThread {
     dim3 index;
@@ -53,9 +53,8 @@ extern dim3 sim_block_index, sim_block, sim_grid;
 
 void __syncthreads(void);
 int __syncthreads_or(int condition);
-/* The address that all lanes of this thread's warp publish 24 bytes at, lane by lane; a call of
- * sim_meet_warp lies between writing and reading, and two calls between writing twice. What they meet for
- * must be the same for all lanes. */
+/* Where the lanes of this thread's warp publish 24 bytes each. A call of sim_meet_warp must lie between
+ * writing and reading, and two calls between writing twice. `what` must be the same for all lanes. */
 struct SimLane {
     unsigned char bytes[24];
 };
@@ -63,7 +62,7 @@ SimLane *sim_lanes(void);
 int sim_lane(void);
 void sim_meet_warp(const char *what);
 
-/* The value of lane `from`, which may be another for each lane. */
+/* The value of lane `from`, which may differ between lanes. */
 template <typename T> T __shfl_sync(unsigned mask, T value, int from) {
     static_assert(sizeof(T) <= sizeof(SimLane), "lanes exchange 24 bytes at most");
     (void)mask;
@@ -77,7 +76,7 @@ template <typename T> T __shfl_xor_sync(unsigned mask, T value, int apart) {
     return __shfl_sync(mask, value, sim_lane() ^ apart);
 }
 
-/* Of all lanes of the warp. */
+/* The votes of all lanes of the warp. */
 inline unsigned __ballot_sync(unsigned mask, int vote) {
     (void)mask;
     SimLane *lanes = sim_lanes();
@@ -92,7 +91,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 
 /* ---- shared memory ---- */
 
-/* The same for all threads of a block; `key` is one address for each declaration. */
+/* The same memory for all threads of a block; `key` is a distinct address for each declaration. */
 void *sim_shared(const void *key, size_t bytes);
 char *sim_dynamic_shared(void);
 #define SHARED(type, name, count)     \
@@ -100,18 +99,17 @@ char *sim_dynamic_shared(void);
     type *name = (type *)sim_shared(&name##_key, sizeof(type) * (count))
 #define DYNAMIC_SHARED(name) char *name = sim_dynamic_shared()
 
-/* ---- matrices of a warp, copies beside it: device/cuda/plugin/mma.cuh says what they do ---- */
+/* ---- matrix instructions of a warp, asynchronous copies: see device/cuda/plugin/mma.cuh ---- */
 
-/* Ends the process unless so many bytes are at a multiple of their number, and in shared memory if they are
- * to be there. */
+/* Ends the process unless p is aligned to `bytes`, and in shared memory if is_shared. */
 void sim_check_access(const void *p, size_t bytes, bool is_shared);
 
 void multiply_matrices(float (&sums)[4], const uint32_t (&left)[4], uint32_t right0, uint32_t right1);
 
-/* The rows that all lanes name. */
+/* Exchanges the row addresses of all lanes. */
 void sim_exchange_rows(const void *row, const char *rows[32]);
 
-/* What touches tensors and shared memory stands here, so that races.cpp sees it. */
+/* Functions that access tensors and shared memory are defined in this header, so that races.cpp sees them. */
 inline void load_matrices(uint32_t (&to)[4], const void *row) {
     const char *rows[32];
     sim_exchange_rows(row, rows);
@@ -128,7 +126,7 @@ inline void load_matrices_transposed(uint32_t (&to)[4], const void *row) {
     }
 }
 
-/* Copies of this thread that are under way. */
+/* This thread's copies in flight. */
 struct SimCopy {
     uint32_t *to;
     const uint32_t *from;
@@ -151,22 +149,23 @@ inline void copies_wait(void) {
         for (int i = 0; i < c.words; i++) c.to[i] = c.there ? c.from[i] : 0;
 }
 
-/* ---- products of four warps, which run beside: device/cuda/plugin/wgmma.cuh says what they do ---- */
+/* ---- asynchronous products of a warpgroup: see device/cuda/plugin/wgmma.cuh ---- */
 
-/* In shared memory: rows of 128 bytes, so far from a panel to the next, and from eight rows to the next. */
+/* A matrix in shared memory, with rows of 128 bytes: the bytes from a panel to the next, and from eight
+ * rows to the next. */
 struct SimMatrix {
     const void *first;
     int panel, eight;
 };
-/* What a thread has a part in: sums of its two rows. */
+/* A product as one thread computes it: sums of its two rows. */
 struct SimProduct {
     float (*sums)[4];
     int columns;
-    uint32_t left[4];    /* what the lane holds; or */
+    uint32_t left[4];    /* what the lane holds, or */
     SimMatrix left_rows; /* where the group's 64 rows are */
     SimMatrix right;
     bool by_columns;
-    float rows[2][16]; /* of a left operand in registers: the thread's */
+    float rows[2][16]; /* the thread's rows of a left operand in registers */
 };
 /* An element of a matrix whose inner dimension, of 16, is that of rows or, by columns, that of panels. */
 inline float sim_element(SimMatrix m, bool by_columns, int outer, int inner) {
@@ -184,9 +183,10 @@ inline float sim_element(SimMatrix m, bool by_columns, int outer, int inner) {
 }
 
 void sim_group(bool begins);
-/* Sums are NaN from here on, until they have been waited for. */
+/* From here on the sums are NaN, until the product has been waited for. */
 void sim_begin_product(SimProduct p, bool add);
-/* The oldest of those that are not of the last groups that are left, and its sums, which come back. */
+/* The oldest product that is not in the last `left` groups, with its sums. False if there is none; then sums
+ * that no product in flight uses are back in place. */
 bool sim_next_product(int left, SimProduct *p, float sums[16][4]);
 void sim_end_product(const SimProduct *p, const float sums[16][4]);
 void sim_copies_shown(void);
@@ -240,7 +240,7 @@ template <int WORDS> inline void store_words(void *to, const uint32_t *from) {
 
 inline float exp2_fast(float x) { return exp2f(x); }
 
-/* Two roundings where a GPU makes one: nothing that is held to bits fuses. */
+/* Rounds twice where a GPU rounds once: nothing whose bits are promised uses it. */
 #define FUSED(a, b, c) ((a) * (b) + (c))
 
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -264,7 +264,8 @@ inline long long __double_as_longlong(double x) {
     return u;
 }
 
-/* One thread runs at a time; but races.cpp is to see that these are atomic, and order nothing. */
+/* One thread runs at a time. These are atomic all the same, so that races.cpp sees that they are,
+ * and order nothing. */
 inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) {
     return __atomic_fetch_add(p, x, __ATOMIC_RELAXED);
 }
@@ -283,8 +284,8 @@ inline unsigned long long atomicMin(unsigned long long *p, unsigned long long x)
 
 /* ---- launches ---- */
 
-/* Queues a grid; arguments have been copied into `thread`, which runs one thread: they lie where `arguments`
- * says. */
+/* Queues a grid. `thread` runs one thread, and holds a copy of the arguments, at the address that
+ * `arguments` returns. */
 struct SimBytes {
     const void *first;
     size_t count;
@@ -309,7 +310,7 @@ void sim_launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t share
         cuda_launched((d), (op));                                                                \
     } while (0)
 
-/* Queues work that is no grid (cublaslt.cpp). */
+/* Queues work that is not a grid (cublaslt.cpp). */
 void sim_queue(cudaStream_t s, std::function<void()> work);
 
 #endif

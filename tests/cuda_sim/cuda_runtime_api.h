@@ -1,23 +1,23 @@
-/* A CUDA runtime of the CPU: what src/device/cuda/plugin calls of NVIDIA's, by the same names, so that the
- * plugin's own source runs on machines without a GPU. Work is queued by stream and runs when something waits
- * for it, streams in an order drawn from WEFT_SIM_SEED: a wait for an event that is missing, or host memory
- * that is used again too early, shows as another result.
+/* A CUDA runtime on the CPU. It has the functions of NVIDIA's that src/device/cuda/plugin calls, by the same
+ * names, so that the plugin's own source runs on machines without a GPU. Work is queued per stream and runs
+ * when something waits for it; the order of streams is drawn from WEFT_SIM_SEED. So a missing wait for an
+ * event, or host memory that is reused too early, shows as a different result.
  *
- *   device memory   cannot be read or written but by work that runs: a stray access is a crash
+ *   device memory   is accessible only to work that runs: a stray access is a crash
  *   pinned memory   is read and written when a copy runs; the target of a download holds NaN until then
  *   other memory    is copied from at once, and copied to before the call returns, as by the real runtime
- *   time            passes by a microsecond with each work that runs, and only so
+ *   time            passes by a microsecond with each work that runs, and never otherwise
  *
- * WEFT_SIM_TAKES=name=number,... says, in MiB, how much a GPU has (total, 8192 of itself), in what pieces it
- * is given (piece, 2), what others than these processes have of it (others), and what is taken for a context
- * of each process (context), a handle of cuBLASLt (products), a communicator (wire), and at the first launch
- * (kernels); leak=N: the Nth launch of a process on GPU 0, or leaks_on, takes a piece that nobody gives back;
- * blind=1: there is no NVML. Processes that have a file in common, WEFT_SIM_GPUS, take of the same GPUs.
+ * WEFT_SIM_TAKES=name=number,... sets memory sizes in MiB: what a GPU has (total, 8192 by default), its
+ * allocation granularity (piece, 2), what others than these processes use of it (others), and what each
+ * process's context (context), a handle of cuBLASLt (products), a communicator (wire) and the first launch
+ * (kernels) take. leak=N: the Nth launch of a process on GPU 0, or on leaks_on, takes a block that is never
+ * freed. blind=1: there is no NVML. Processes that share a file, WEFT_SIM_GPUS, share the same GPUs.
  *
- * Transfers of memory of the wrong kind fail. Tensor memory may be pinned, which a GPU reaches too and tests
- * of single ops make use of, but not with WEFT_SIM_STRICT=1: as programs are to be.
- * WEFT_SIM_FAULT=N makes the Nth launch fail when it runs, as a fault inside a kernel does. WEFT_SIM_DRY=1:
- * launches are accepted or refused, and nothing of them runs, so that shapes may be as large as they like. */
+ * Transfers of the wrong kind of memory fail. Tensor memory may be pinned, which a GPU can access too and
+ * which tests of single ops use; WEFT_SIM_STRICT=1 forbids it, as for programs. WEFT_SIM_FAULT=N makes the
+ * Nth launch fail when it runs, as a fault inside a kernel does. With WEFT_SIM_DRY=1 launches are accepted or
+ * refused, but do not run, so that shapes may be as large as desired. */
 #ifndef WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H
 #define WEFT_TESTS_CUDA_SIM_CUDA_RUNTIME_API_H
 

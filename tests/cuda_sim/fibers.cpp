@@ -3,13 +3,13 @@
  *     ready --(its turn)--> runs --(barrier)--> waits for its warp, or for its block --(all there)--> ready
  *                             \--(ends)--> done
  *
- * A warp runs until none of its lanes can go on; warps and lanes begin at places drawn from the seed. When
- * all that are not done wait for their block they go on together; when some are done and others wait there,
- * or lanes of one warp wait for different things, nobody can go on: that is said, and the process ends.
+ * A warp runs until none of its lanes can go on. The first warp and lane are drawn from the seed. When
+ * all threads that are not done wait for their block, they go on together. If some are done while others
+ * wait there, or if lanes of a warp wait for different things, nobody can go on: that is reported, and
+ * the process ends.
  *
- * Stacks are kept from block to block; shared memory is not. How often a thread has met the others of its
- * block and of its warp is counted: what it touches in between races with what others do (races.cpp).
- */
+ * Stacks are kept from block to block; shared memory is not. The number of times a thread has met the others
+ * of its block and of its warp is counted: its accesses in between race with those of others (races.cpp). */
 #include "cuda_runtime.h"
 #include "sim.h"
 
@@ -48,16 +48,16 @@ struct Fiber {
     SimThread thread;
     State state;
     void *at;   /* saved stack pointer */
-    void *fake; /* the address sanitizer's */
+    void *fake; /* the address sanitizer's fake stack */
     std::vector<SimCopy> copies;
-    bool unshown; /* copies that have been waited for, and were not shown to products */
+    bool unshown; /* has copies that have been waited for, but not made visible to products */
 };
 
 struct Warp {
     int first, count, waiting; /* waiting: at the warp's barrier */
     const char *meets_for;
     unsigned meetings;       /* in this block */
-    SimLane lanes[2][LANES]; /* taken in turns */
+    SimLane lanes[2][LANES]; /* used alternately */
 };
 
 struct Shared {
@@ -66,22 +66,22 @@ struct Shared {
     size_t bytes;
 };
 
-char *stacks; /* of all fibers, one behind the other */
+char *stacks; /* of all fibers, contiguous */
 Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / LANES];
 int current, count;
-uint64_t block_number; /* of the block in its grid */
-unsigned barriers;     /* that the block has passed */
+uint64_t block_number; /* index of the block in its grid */
+unsigned barriers;     /* barriers that the block has passed */
 void *scheduler, *scheduler_fake;
 const void *scheduler_bottom;
 size_t scheduler_size;
 const std::function<void()> *body;
-SimBytes arguments;        /* of the kernel that runs */
-thread_local bool in_grid; /* what calls is a thread of a kernel, not the host */
+SimBytes arguments;        /* of the running kernel */
+thread_local bool in_grid; /* the caller is a thread of a kernel, not the host */
 std::vector<Shared> shared;
-Shared dynamic; /* without a key */
-int either;     /* of __syncthreads_or */
-bool unshown;   /* some thread's copies, at the last barrier */
+Shared dynamic; /* dynamic shared memory, without a key */
+int either;     /* result of __syncthreads_or */
+bool unshown;   /* some thread had unshown copies at the last barrier */
 uint64_t draws;
 
 bool lies_in(SimBytes memory, const char *p, size_t bytes) {
@@ -95,7 +95,7 @@ bool lies_in(SimBytes memory, const char *p, size_t bytes) {
 #error "cuda_sim switches stacks on x86-64 alone"
 #endif
 
-/* Saves what a call must keep, leaves its stack in *from and goes on where `to` was left. */
+/* Saves the callee-saved registers and the stack pointer in *from, and continues where `to` was saved. */
 extern "C" void sim_switch(void **from, void *to);
 __asm__(".text\n"
         ".type sim_switch, @function\n"
@@ -137,11 +137,11 @@ void run_fiber(int i) {
     abort();
 }
 
-/* Stacks begin at different lines of a cache, or all threads of a block would share one of its sets. */
+/* Stacks begin at different cache lines, or all threads of a block would share one set of the cache. */
 char *end_of_stack(int i) { return stack_of(i) + STACK - i % 64 * 17 * 64; }
 
-/* Six registers and the address to return to, which is fiber_main's; behind a call the stack is 8 short of a
- * multiple of 16. */
+/* Six registers and a return address, fiber_main's. After a call the stack is 8 bytes short of
+ * a multiple of 16. */
 void start_fiber(int i) {
     Fiber *f = &fibers[i];
     void **top = (void **)end_of_stack(i) - 1;
@@ -176,7 +176,7 @@ void run_warp(Warp *w) {
     }
 }
 
-/* After a round in which nobody could go on. */
+/* Called when no thread can go on. Returns false if all are done. */
 bool release_block(void) {
     int done = 0, waiting = 0;
     for (int i = 0; i < count; i++) done += fibers[i].state == DONE, waiting += fibers[i].state == AT_BLOCK;
@@ -198,7 +198,7 @@ void free_shared(void) {
     dynamic = {};
 }
 
-/* At a multiple of 1,024 bytes, as panels want it. */
+/* Aligned to 1,024 bytes, as panels require. */
 void *poisoned(size_t bytes) {
     void *memory = NULL;
     if (posix_memalign(&memory, 1024, bytes)) sim_broken("no memory");
@@ -290,7 +290,7 @@ void sim_copies_shown(void) { fibers[current].unshown = false; }
 
 void __syncthreads(void) { to_scheduler(AT_BLOCK); }
 
-/* Written before the barrier, read after it, and cleared between two more. */
+/* `either` is written before the barrier, read after it, and cleared between two more. */
 int __syncthreads_or(int condition) {
     if (condition) either = 1;
     __syncthreads();
@@ -332,7 +332,7 @@ void sim_check_access(const void *p, size_t bytes, bool is_shared) {
 
 void sim_begin_copy(SimCopy c) { fibers[current].copies.push_back(c); }
 
-/* In the order in which they began. */
+/* Copies are returned in the order in which they began. */
 bool sim_next_copy(SimCopy *c) {
     std::vector<SimCopy> &copies = fibers[current].copies;
     if (copies.empty()) return false;

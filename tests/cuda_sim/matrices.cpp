@@ -1,8 +1,8 @@
-/* Matrix instructions on a CPU. Which lane holds what stands in device/cuda/plugin/mma.cuh; here it is said
- * once more, the other way round: where an element is.
+/* Matrix instructions on a CPU. device/cuda/plugin/mma.cuh says which elements a lane holds; this file has
+ * the inverse: which lane holds an element.
  *
- * Sums are taken in double and rounded once; hardware adds in groups, and cuts off what is below the largest
- * term of each. */
+ * Sums are taken in double and rounded once. Hardware adds in groups, and truncates what is below the
+ * largest term of each. */
 #include "cuda_runtime.h"
 #include "sim.h"
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-/* What a lane brings to a product. */
+/* A lane's operands of a product. */
 struct Operands {
     uint32_t left[4], right[2];
 };
@@ -26,9 +26,9 @@ double right_at(const Operands *lanes, int row, int column) {
     return widened(lanes[column * 4 + row % 8 / 2].right[row / 8], row % 2);
 }
 
-/* ---- products that run beside ---- */
+/* ---- asynchronous products ---- */
 
-/* Sums that some product under way has: where they are meanwhile. */
+/* Sums of products in flight, and their values meanwhile. */
 struct Beside {
     float (*sums)[4];
     int columns, products;
@@ -36,12 +36,12 @@ struct Beside {
 };
 struct Begun {
     SimProduct product;
-    int group; /* which the thread closes, in order */
+    int group; /* index of its group, in the order in which the thread closes them */
 };
 struct Thread {
     std::vector<Begun> begun;
     std::vector<Beside> beside;
-    int closed; /* groups */
+    int closed; /* groups closed */
     bool open;
 };
 Thread threads[SIM_THREADS_MAX];
@@ -59,7 +59,7 @@ Beside &beside_of(Thread &t, float (*sums)[4]) {
     sim_broken("sums that no product has: a bug of the simulation");
 }
 
-/* Of the lane's two rows of a left operand, all 16 elements. */
+/* Fetches all 16 elements of the lane's two rows of a left operand. */
 void exchange_left(SimProduct *p) {
     SimLane *published = sim_lanes();
     int lane = sim_lane();
@@ -73,7 +73,7 @@ void exchange_left(SimProduct *p) {
         }
 }
 
-/* What is beside goes back when no product under way has it. */
+/* Writes sums back once no product in flight uses them. */
 void settle(Thread &t) {
     for (size_t i = 0; i < t.beside.size();) {
         Beside &b = t.beside[i];

@@ -1,14 +1,14 @@
-/* An NCCL of the CPU: sends and receives in groups between processes of one machine, over sockets, as work
- * of a stream that stays at its front until all of it is done. It is as strict as the real one may be: a
- * send ends only when its receive has taken all; between two ranks of a communicator messages meet in the
- * order of their calls; a receive of another size ends the process, where the real one would hang or spoil
- * memory.
+/* An NCCL on the CPU: grouped sends and receives between processes of one machine, over sockets. A group is
+ * work of a stream that stays at its front until all of it is done. It is as strict as the real NCCL may
+ * be. A send ends only when its receive has taken all of it. Between two ranks of a communicator messages
+ * match in the order of their calls. A receive of another size ends the process, where the real one would
+ * hang or corrupt memory.
  *
- * Of each pair of ranks each has a socket for what it sends; what it sent is acknowledged on it.
+ * Each rank of a pair has a socket for what it sends, on which acknowledgements come back.
  *
- * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that one fails, hangs in the call,
- * or is stopped (SIGSTOP). WEFT_SIM_NCCL=break:RANK: later on, in a step of a run, a call of that one fails.
- * Who gives up communicators says so. */
+ * WEFT_SIM_NCCL=fail:RANK, hang:RANK, stop:RANK: when ranks are joined, that rank fails, hangs in the call,
+ * or is stopped (SIGSTOP). WEFT_SIM_NCCL=break:RANK: later, in a step of a run, a call of that rank fails. A
+ * rank that gives up communicators prints a message. */
 #include "cuda_runtime.h"
 #include "device/cuda/plugin/nccl.h"
 #include "sim.h"
@@ -31,16 +31,16 @@ struct ncclComm {
     std::string name;
     int ranks, rank, splits, error;
     bool given_up;
-    std::vector<int> out, in; /* by peer */
+    std::vector<int> out, in; /* sockets by peer */
 };
 
 namespace {
 
 enum { SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, PATIENCE = 60000 /* ms */ };
 enum {
-    BREAKS_AT = 40 /* groups: behind those by which wires are tried out, and what is made before a run */
+    BREAKS_AT = 40 /* groups: after the communicators' trials and what is made before a run */
 };
-int own_rank; /* of all */
+int own_rank; /* among all ranks */
 
 [[noreturn]] void broken(const char *why) {
     fprintf(stderr, "cuda_sim: NCCL: %s\n", why);
@@ -49,7 +49,7 @@ int own_rank; /* of all */
 
 /* ---- sockets ---- */
 
-/* In the abstract namespace: nothing is left behind. */
+/* In the abstract namespace, so that no files are left behind. */
 socklen_t address_of(const std::string &name, int rank, sockaddr_un *out) {
     *out = {};
     out->sun_family = AF_UNIX;
@@ -65,7 +65,7 @@ int listen_as(const std::string &name, int rank, int ranks) {
     return s;
 }
 
-/* The other may not be there yet. */
+/* Retries, since the other rank may not listen yet. */
 int connect_to(const std::string &name, int rank, int own) {
     sockaddr_un at;
     socklen_t length = address_of(name, rank, &at);
@@ -79,7 +79,7 @@ int connect_to(const std::string &name, int rank, int own) {
     return s;
 }
 
-/* All connect before anyone accepts: the queue of a socket holds them. */
+/* All connect before any accepts: the backlog of a socket holds the connections. */
 void meet(ncclComm *c) {
     c->out.assign((size_t)c->ranks, -1);
     c->in.assign((size_t)c->ranks, -1);
@@ -98,7 +98,7 @@ void meet(ncclComm *c) {
     close(door);
 }
 
-/* As much as goes without waiting; false when the other side is gone. */
+/* Transfer as much as is possible without waiting. False if the other side is gone. */
 bool put(int s, const char *from, size_t bytes, size_t *done) {
     while (*done < bytes) {
         ssize_t n = send(s, from + *done, bytes - *done, MSG_NOSIGNAL);
@@ -119,7 +119,7 @@ bool get(int s, char *to, size_t bytes, size_t *done) {
 
 /* ---- groups ---- */
 
-/* The size goes ahead, and comes back as the acknowledgement. */
+/* The size is sent first, and comes back as the acknowledgement. */
 struct Message {
     ncclComm *comm;
     int peer;
@@ -127,7 +127,7 @@ struct Message {
     char *data;
     size_t bytes;
     cudaStream_t stream;
-    size_t size, ahead, moved, back; /* bytes of each that have gone or come */
+    size_t size, ahead, moved, back; /* bytes transferred: of the size, the data, the answer */
     bool done;
 };
 
@@ -162,7 +162,7 @@ bool same_way(const Message &a, const Message &b) {
     return a.comm == b.comm && a.peer == b.peer && a.sends == b.sends;
 }
 
-/* True when all are done, or given up. Those of one way go one after another. */
+/* True when all are done, or given up. Messages with the same peer and direction go one after another. */
 bool advance(std::vector<Message> *all) {
     bool done = true;
     for (size_t i = 0; i < all->size(); i++) {
@@ -193,7 +193,7 @@ int get_unique_id(NcclKey *key) {
     return NCCL_OK;
 }
 
-/* Whether this rank is to do so. */
+/* Whether WEFT_SIM_NCCL asks this rank to do `what`. */
 bool asked_to(const char *what, int rank) {
     const char *asked = getenv("WEFT_SIM_NCCL");
     return asked && asked == std::string(what) + ":" + std::to_string(rank);
@@ -214,7 +214,7 @@ struct Seat {
     int colour, place;
 };
 
-/* Waits: nothing else is under way on the communicator that is split. */
+/* Blocks, since nothing else is in flight on a communicator that is split. */
 Seat seat_of(ncclComm *c, int peer) {
     Seat s;
     size_t done = 0;
@@ -226,7 +226,7 @@ Seat seat_of(ncclComm *c, int peer) {
     return s;
 }
 
-/* Places are 0 .. n-1, as the plugin gives them. */
+/* `place` is the rank in the new communicator, 0 .. n-1, as the plugin gives it. */
 int comm_split(NcclComm c, int colour, int place, NcclComm *part, void *config) {
     (void)config;
     Seat own = {colour, place};
@@ -257,7 +257,7 @@ int comm_destroy(NcclComm c) {
     return NCCL_OK;
 }
 
-/* Groups that are queued still name it: it stays. */
+/* Queued groups still refer to it, so it is not deleted. */
 int comm_abort(NcclComm c) {
     c->given_up = true;
     fprintf(stderr, "cuda_sim: NCCL: rank %d gives up %s\n", own_rank, c->name.c_str());

@@ -1,23 +1,24 @@
-/* Races of kernels. Where kernels are compiled with -fsanitize=thread, the compiler calls a function before
- * each access; these are those functions, in place of the sanitizer's library: what orders threads of a GPU
- * is simpler than what it looks for, and known exactly. Kernels compiled without it never come here.
+/* Race detection for kernels. With -fsanitize=thread the compiler calls a function before each access. These
+ * are those functions, in place of the sanitizer's library, since what orders threads of a GPU is simpler
+ * than what that library tracks, and known exactly. Kernels compiled without the flag never get here.
  *
- * Of two accesses of a grid to the same byte, one of which writes, the first must be ordered before the
- * second:
+ * Of two accesses of a grid to the same byte, at least one of which writes, the first must be ordered
+ * before the second:
  *
  *   by one thread                                              in order
- *   by threads of a block, with a barrier of it in between     in order
- *   by lanes of a warp, with a meeting of it in between        in order
- *   else                                                       a race, whatever the order here happens to be
+ *   by threads of a block, with a barrier in between           in order
+ *   by lanes of a warp, with a warp operation in between       in order
+ *   otherwise                                                  a race, whatever the order here happens to be
  *
- * Atomic operations do not race with each other. A race is said, with the place in the plugin's code
- * (addr2line), and ends the process; so is an access to memory that a GPU does not reach.
+ * Atomic operations do not race with each other. A race is reported with the place in the plugin's code
+ * (addr2line), and ends the process; so does an access to memory that a GPU cannot reach.
  *
- * Of the reads of a byte, and of its atomic operations, two are kept: the last, and of those that are not
- * ordered before it the farthest (block, warp, lane). No other is needed: blocks run one after another, a
- * block's threads from barrier to barrier, so whoever does not race with these two does not race with any.
+ * Of the reads of a byte, and of its atomic operations, two are kept: the last one, and the farthest (block,
+ * warp, lane) of those that are not ordered before the last. No others are needed. Blocks run one after
+ * another, and the threads of a block from barrier to barrier, so an access that does not race with these two
+ * races with none.
  *
- * The four bytes of a word that are always touched together are looked at as one. */
+ * The four bytes of a word that are always accessed together are tracked as one. */
 #include "sim.h"
 
 #include <dlfcn.h>
@@ -31,7 +32,7 @@ namespace {
 enum { PAGE = 4096, WORD = 4, LANES = 32 };
 enum Kind { READ, ATOMIC, WRITE };
 
-/* A SimPlace in 8 bytes; meetings begin at 1, so zero is none. */
+/* A SimPlace in 8 bytes. Meetings start at 1, so zero means no access. */
 struct Access {
     uint64_t block : 20, barriers : 16, thread : 10, meetings : 18;
 };
@@ -40,7 +41,7 @@ struct Farthest {
     Access last, other;
 };
 
-/* What has been done with a byte in this grid. */
+/* The accesses to a byte in this grid. */
 struct Byte {
     Access write;
     Farthest kept[WRITE]; /* by READ, ATOMIC */
@@ -48,7 +49,7 @@ struct Byte {
 
 struct Word {
     Byte bytes[WORD];
-    bool apart; /* else the first is all of them */
+    bool apart; /* else the first byte stands for all */
 };
 
 struct Page {
@@ -59,8 +60,8 @@ std::unordered_map<uintptr_t, Page *> pages;
 uintptr_t latest_number;
 Page *latest;
 
-/* How far `now` is from an access before it: 0 if they are ordered, else more for more that would have to
- * meet. */
+/* How far `now` is from an earlier access: ORDERED, or the smallest group that would have had to
+ * meet in between. */
 enum Distance { ORDERED, LANE, WARP, BLOCK };
 Distance distance(Access before, Access now) {
     if (before.meetings == 0) return ORDERED;
@@ -134,7 +135,8 @@ void touch(Byte *b, Kind kind, Access now, const void *code) {
         keep(&b->kept[kind], now);
 }
 
-/* Its bytes from..to-1, as what they are to be touched as: one byte, or each. */
+/* Applies `with` to bytes from..to-1 of the word, or once if the word is tracked as one byte and
+ * touched as a whole. */
 template <typename F> void each_of(Word *w, size_t from, size_t to, F with) {
     bool whole = from == 0 && to == WORD;
     if (!whole && !w->apart) {
@@ -152,7 +154,7 @@ template <typename F> void each_byte(const void *address, size_t bytes, F with) 
     }
 }
 
-/* Constants of the plugin itself. */
+/* Whether it is a constant of the plugin. */
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[], _end[];
 bool is_constant(const void *address) {
     return (const char *)address >= __ehdr_start && (const char *)address < _end;
@@ -193,7 +195,7 @@ void races_end(void) {
     void __tsan_write##bytes(void *p) { access(p, bytes, WRITE, HERE); }         \
     void __tsan_unaligned_read##bytes(void *p) { access(p, bytes, READ, HERE); } \
     void __tsan_unaligned_write##bytes(void *p) { access(p, bytes, WRITE, HERE); }
-/* Those that cuda_runtime.h makes use of; a kernel's atomic operations are these and no others. */
+/* The atomic operations that cuda_runtime.h uses; kernels have no others. */
 #define ATOMIC_OF(bits, T)                                             \
     T __tsan_atomic##bits##_load(const volatile T *p, int order) {     \
         access((const void *)p, sizeof *p, ATOMIC, HERE);              \

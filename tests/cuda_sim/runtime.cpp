@@ -1,10 +1,10 @@
-/* Streams, events and memory of the simulated runtime; cuda_runtime_api.h says how they behave.
+/* Streams, events and memory of the simulated runtime; cuda_runtime_api.h describes their behaviour.
  *
  *     call --> queue of its stream --(something waits: cudaEventSynchronize, ...)--> runs
  *
- * Which stream goes next is drawn from the seed, among those whose next work does not wait for an event. An
- * event stands for a number of works of one stream: it has been reached when so many have run. One with a
- * time is a work itself, that takes none. */
+ * The stream that runs next is drawn from the seed, among those whose next work does not wait for an event.
+ * An event stands for a number of works of one stream, and is reached when that many have run. An event with
+ * a time is itself a work, which takes no time. */
 #include "cuda_runtime.h"
 #include "device/cuda/plugin/nvml.h"
 #include "sim.h"
@@ -24,10 +24,10 @@
 namespace {
 
 struct Work {
-    std::function<bool()> run; /* empty: only waits; false: it is not done, and is to be tried again */
-    cudaStream_t after;        /* NULL: for nothing */
+    std::function<bool()> run; /* empty: only waits; returns false to be tried again */
+    cudaStream_t after;        /* waits for its work `number`; NULL: for nothing */
     uint64_t number;
-    cudaEvent_t stamped = NULL; /* not NULL: nothing to run, but the time to be noted */
+    cudaEvent_t stamped = NULL; /* not NULL: nothing to run, only the time to be noted */
 };
 
 } // namespace
@@ -60,7 +60,7 @@ std::vector<cudaStream_t> streams;
 std::map<void *, size_t> device_memory, pinned;
 std::map<void *, int> device_of;
 std::map<const void *, size_t> allowed; /* dynamic shared memory of kernels */
-thread_local int current;               /* GPU of the thread */
+thread_local int current;               /* the thread's GPU */
 uint64_t draws, launches, microseconds;
 thread_local cudaError_t last_error;
 cudaError_t sticky;
@@ -72,7 +72,7 @@ uint64_t environment(const char *name) {
 
 /* ---- how much of the GPUs' memory is taken ---- */
 
-/* WEFT_SIM_TAKES: "name=number,..."; what is not there is `usual`. */
+/* The number of `name` in WEFT_SIM_TAKES ("name=number,..."), else `usual`. */
 uint64_t takes(const char *name, uint64_t usual) {
     const char *list = getenv("WEFT_SIM_TAKES");
     std::string key = std::string(",") + name + "=", all = std::string(",") + (list ? list : "");
@@ -84,7 +84,7 @@ uint64_t memory_of_gpu(void) {
     return bytes > others ? bytes - others : 0;
 }
 
-/* [GPUs] by all processes that have WEFT_SIM_GPUS in common; else by this one. */
+/* Bytes taken of a GPU: by all processes that share WEFT_SIM_GPUS, or by this one. */
 uint64_t *taken_of(int gpu) {
     enum { GPUS = 64 };
     static uint64_t *shared, own[GPUS];
@@ -107,7 +107,7 @@ bool spend(int gpu, uint64_t bytes) {
     return false;
 }
 
-/* The first call that is about a GPU's memory makes a context of it. */
+/* The first call that concerns a GPU's memory creates a context, which takes memory. */
 void need_context(void) {
     static uint64_t made;
     if (made >> current & 1) return;
@@ -125,7 +125,8 @@ size_t pages(size_t bytes) {
     return (bytes + page - 1) / page * page;
 }
 
-/* Open while work runs, shut while the host does; several threads may be running it in turn. */
+/* Device memory is accessible while work runs, not while the host does. Several threads may be
+ * running work in turn. */
 void open_memory(bool open) {
     static int running;
     running += open ? 1 : -1;
@@ -136,7 +137,8 @@ void open_memory(bool open) {
 
 bool reached(const Work &w) { return !w.after || w.after->run >= w.number; }
 
-/* The first that can go on, from one that is drawn; false when those that could wait for other processes. */
+/* Runs the first work that can go on, beginning with a random stream. Returns false if all of them wait for
+ * other processes. */
 bool run_one(void) {
     std::vector<cudaStream_t> ready;
     for (cudaStream_t s : streams)
@@ -159,14 +161,14 @@ bool run_one(void) {
     return false;
 }
 
-/* Meanwhile other threads may give up what is waited for. */
+/* Lets other threads run, which may cancel what is waited for. */
 void rest(void) {
     mutex.unlock();
     usleep(50);
     mutex.lock();
 }
 
-/* What is behind it in any queue stays where it is, so that whoever reads too early finds out. */
+/* Later work in any queue is left alone, so that reading too early shows. */
 cudaError_t run_until(cudaStream_t s, uint64_t number) {
     if (s->run < number) {
         open_memory(true);
@@ -191,7 +193,7 @@ bool lies_in(const std::map<void *, size_t> &memory, const void *p) {
 }
 bool is_pinned(const void *p) { return lies_in(pinned, p); }
 
-/* Whether a transfer's memory is of the kinds that it is said to be. */
+/* Whether a transfer's memory is of the kinds that `kind` claims. */
 bool is_of_kind(const void *to, const void *from, cudaMemcpyKind kind) {
     static const bool strict = environment("WEFT_SIM_STRICT") != 0;
     bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
@@ -206,7 +208,7 @@ void sim_take(const char *what) {
     spend(current, takes(what, 0) * MEBI);
 }
 
-/* What a driver takes for kernels when the first of them is launched; and a leak on purpose. */
+/* The memory that a driver takes at the first launch, and an intended leak. */
 static void take_at_launch(uint64_t number) {
     static const uint64_t leak = takes("leak", 0), gpu = takes("leaks_on", 0);
     if (number == 1) sim_take("kernels");
@@ -218,7 +220,7 @@ bool sim_reaches(const void *address) {
     return lies_in(device_memory, address) || is_pinned(address);
 }
 
-/* A 64-bit finaliser over seed and number. */
+/* A 64-bit finaliser of seed and number. */
 uint64_t sim_draw(uint64_t n) {
     static const uint64_t seed = environment("WEFT_SIM_SEED");
     uint64_t x = (seed * 0x9e3779b97f4a7c15u + n + 1) * 0xbf58476d1ce4e5b9u;
@@ -262,7 +264,7 @@ extern "C" {
 cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 
-/* WEFT_SIM_DEVICES: how many there are, one unless it says otherwise. */
+/* WEFT_SIM_DEVICES: the number of GPUs, 1 by default. */
 cudaError_t cudaGetDeviceCount(int *count) {
     *count = getenv("WEFT_SIM_DEVICES") ? (int)environment("WEFT_SIM_DEVICES") : 1;
     return *count ? cudaSuccess : fail(cudaErrorNoDevice);
@@ -289,7 +291,7 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 
-/* Each reaches its neighbour. */
+/* GPUs 2i and 2i + 1 can access each other. */
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     *can = device / 2 == peer / 2;
     return device != peer ? cudaSuccess : fail(cudaErrorInvalidValue);
@@ -318,7 +320,7 @@ cudaError_t cudaGetLastError(void) {
 
 /* ---- memory ---- */
 
-/* What is taken and given back, line by line, in a file that the environment names. */
+/* Appends allocations and frees, a line each, to the file WEFT_SIM_MEMORY. */
 static void note_memory(const char *what, size_t bytes, char sign) {
     const char *path = getenv("WEFT_SIM_MEMORY");
     FILE *f = path ? fopen(path, "a") : NULL;
@@ -327,7 +329,7 @@ static void note_memory(const char *what, size_t bytes, char sign) {
     fclose(f);
 }
 
-/* Not zeroed, as on a GPU. */
+/* Memory is not zeroed, as on a GPU. */
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
     Lock lock(mutex);
     need_context();
@@ -484,8 +486,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 
 static bool has_passed(cudaEvent_t e) { return !e->stream || e->stream->run >= e->number; }
 
-/* A GPU goes on by itself; here it does while somebody looks. What is not ready is an error that the next
- * call of cudaGetLastError has, as by the real runtime. */
+/* A GPU makes progress by itself; here it does when somebody queries. "Not ready" is an error that the next
+ * call of cudaGetLastError returns, as with the real runtime. */
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     enum { STEPS = 64 };
     Lock lock(mutex);
