@@ -9,9 +9,9 @@
  * everywhere in the tile. Numbers below 2^-126 count as zero. A sum over more than 32 elements is therefore a
  * chain of groups of 32; the last group is padded with zeros.
  *
- * A thread calls amx_begin before it uses tiles and amx_end after, so that the kernel need not save tile
- * state for threads that do not use it. Tile numbers are constants: tile 2 * i + j holds the (i, j)-th of
- * four sums, tiles 4 and 5 hold a, tiles 6 and 7 hold b.
+ * A thread calls amx_begin before it uses tiles and amx_end after, so that the operating system need not save
+ * tile state for threads that do not use it. Tile numbers are constants: tile 2 * i + j holds the (i, j)-th
+ * of four sums, tiles 4 and 5 hold a, tiles 6 and 7 hold b.
  *
  * gcc does not know which memory a tile instruction reads. Code that writes operands must call amx_written
  * before tiles are loaded from them. */

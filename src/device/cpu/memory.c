@@ -80,7 +80,8 @@ void pool_lock_all(void) {}
 #endif
 
 /* Pages are made real at once. Otherwise an overcommitted page could kill the process in the middle of a
- * step, and memory use would differ from the plan. The kernel returns zeroed pages. */
+ * step, and memory use would differ from the plan. The operating system returns zeroed
+ * pages. */
 void *cpu_take(Device *d, size_t bytes) {
     void *base = pages_take(bytes, d->threads);
     if (base) guard_add(base, pages_length(bytes));
