@@ -1,10 +1,10 @@
 /* weft audit: proves from the records of a run which samples it used.
  *
- * The proof needs the logs of all ranks (RUN/audit-*.log, format and invariants in observe/audit.h) and
- * one thing that they cannot tell: how far the run was saved. A record that is missing behind the newest
- * checkpoint is of a step that was killed; one that is missing before it is a hole.
+ * The proof needs the logs of all ranks (RUN/audit-*.log; observe/audit.h has format and invariants), and one
+ * fact that they do not contain: up to which step the run was saved. A record missing after the newest
+ * checkpoint belongs to a step that was killed; one missing before it is a gap.
  *
- * The status is 0 for a run that is proven, ERR_DATA for one that is not, ERR_NOINPUT where there are no
+ * The status is 0 for a proven run, ERR_DATA for one that fails the proof, ERR_NOINPUT if there are no
  * logs. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 #include "observe/audit.h"
 #include "train/state.h"
 
-/* Step of the newest checkpoint, 0 for none: up to there no record may be missing. By manifest: whether
- * its bytes are right too is another verb's matter. Good ones ascend, so the last counts. */
+/* Step of the newest checkpoint, 0 for none: up to it no record may be missing. Judged by the manifest only;
+ * `weft checkpoint verify` checks the bytes. The list ascends, so the last good one counts. */
 static ErrorCode saved_step(const char *run_dir, int64_t *step, Error *err) {
     CheckpointSet set;
     char *dir = checkpoint_directory(run_dir);
@@ -31,7 +31,7 @@ static ErrorCode saved_step(const char *run_dir, int64_t *step, Error *err) {
     return OK;
 }
 
-/* Figures are the caller's, after an error too: the comparison needs those of both runs. */
+/* The caller frees the figures, also after an error: the comparison needs those of both runs. */
 static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     AuditRun run;
     Text out = {0};
@@ -40,14 +40,14 @@ static ErrorCode audit(const char *dir, AuditFigures *figures, Error *err) {
     TRY(saved_step(dir, &saved, err));
     ErrorCode code = audit_read(&run, dir, err);
     if (code == OK) code = audit_check(&run, saved, figures, &out, err);
-    /* What was found is printed in any case, before the verdict. */
+    /* The findings are printed in any case, before the verdict. */
     if (out.length) terminal_say("%s", out.data);
     text_free(&out);
     audit_free(&run);
     return code;
 }
 
-/* Both runs are proven by themselves first: two runs that are wrong alike are not right. */
+/* Each run is first proven alone: two runs with the same error are not correct. */
 static ErrorCode compare(const Arguments *args, const AuditFigures *a, Error *err) {
     AuditFigures b;
     ErrorCode code = audit(args->operands[1], &b, err);
@@ -58,7 +58,7 @@ static ErrorCode compare(const Arguments *args, const AuditFigures *a, Error *er
     return code;
 }
 
-/* The status is the verdict: scripts need nothing else. */
+/* The exit status is the verdict, for scripts. */
 static ErrorCode run_audit(const Arguments *args, Error *err) {
     AuditFigures a;
     ErrorCode code = audit(args->operands[0], &a, err);

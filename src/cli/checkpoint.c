@@ -1,13 +1,13 @@
-/* weft checkpoint: list, verify and prune the checkpoints of a run.
+/* weft checkpoint: lists, verifies and prunes the checkpoints of a run.
  *
- *     action    reads                  lock of the run    fails where
- *     list      manifests and sizes    no                 one is damaged, or none is there
- *     verify    every byte             no                 one is damaged, or none is there
- *     prune     every byte             yes                a run is going on, or something cannot be removed
+ *     action    reads                  takes the run's lock    fails if
+ *     list      manifests and sizes    no                      one is damaged, or there is none
+ *     verify    every byte             no                      one is damaged, or there is none
+ *     prune     every byte             yes                     the run is active, or removing fails
  *
- * list is for a glance, and must not take as long as reading a disk. verify and prune look at every byte:
- * what is damaged must not push out what is good. Reading needs no lock, since a checkpoint gets its name
- * when it is whole. */
+ * list is for a quick look, and must not take as long as reading a disk. verify and prune read every byte, so
+ * that a damaged checkpoint never displaces a good one. Reading needs no lock, since a checkpoint gets its
+ * name only when it is complete. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +22,8 @@
 #include "train/lock.h"
 #include "train/state.h"
 
-/* RUN or RUN/checkpoints. *dir is the caller's. A run is tried first: whatever else the operand may be, it
- * is taken as a directory of checkpoints, and those who read it say what is wrong with that. */
+/* RUN or RUN/checkpoints. The caller frees *dir. A run is tried first; any other operand is taken as a
+ * directory of checkpoints, and reading it reports what is wrong. */
 static ErrorCode checkpoints_of(const char *operand, char **dir, Error *err) {
     TRY(checkpoint_own_directory(operand, dir, err));
     if (file_is_dir(*dir)) return OK;
@@ -39,7 +39,7 @@ static ErrorCode list_all(CheckpointSet *set, const char *dir, CheckLevel level,
     return checkpoint_list(set, dir, level, err);
 }
 
-/* Only who has read every byte may call it good. */
+/* "good" only if every byte was read, otherwise "complete". */
 static void print_info(const CheckpointInfo *info, CheckLevel level, const BestCheckpoint *best) {
     char bytes[32];
     const char *word = level == CHECK_CONTENTS ? "good" : "complete";
@@ -54,8 +54,8 @@ static void print_info(const CheckpointInfo *info, CheckLevel level, const BestC
         terminal_say("%-20s  %12s  damaged: %s\n", "-", "-", info->problem);
 }
 
-/* Prints one line each; fails when any is damaged. All are printed first: one damaged checkpoint must not
- * hide the good ones. */
+/* Prints one line each; fails if any is damaged. All are printed first: a damaged checkpoint must not hide
+ * the good ones. */
 static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     CheckpointSet set;
     BestCheckpoint best;
@@ -72,9 +72,8 @@ static ErrorCode print_set(const char *dir, CheckLevel level, Error *err) {
     return count > 0 ? OK : error_set(err, ERR_NOINPUT, "%s: there are no checkpoints", dir);
 }
 
-/* A directory with a manifest is one checkpoint; any other is a run, or what holds its checkpoints. Of one
- * checkpoint the error names the damage itself; of several it stands in their lines, and the error counts
- * them. */
+/* A directory with a manifest is one checkpoint; any other is a run, or its directory of checkpoints. For one
+ * checkpoint the error describes the damage; for several their lines do, and the error counts them. */
 static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     char *manifest = path_join(operand, MANIFEST_FILE);
     bool single = file_exists(manifest);
@@ -85,8 +84,8 @@ static ErrorCode verify(const char *operand, const char *dir, Error *err) {
     return OK;
 }
 
-/* The run's lock, so that neither the run prunes at the same time nor what is half written is taken for a
- * leftover. A directory of checkpoints without a run around it has none. */
+/* Takes the run's lock, so that the run does not prune at the same time, and a save in progress is not taken
+ * for a leftover. A directory of checkpoints outside of a run has no lock. */
 static ErrorCode lock_run(RunLock *lock, const char *operand, const char *dir, Error *err) {
     char *run = strcmp(operand, dir) == 0 ? path_join(dir, "..") : mem_strdup(operand);
     char *file = path_join(run, "lock");
@@ -96,8 +95,8 @@ static ErrorCode lock_run(RunLock *lock, const char *operand, const char *dir, E
     return code == OK ? OK : error_context(err, "nothing was removed");
 }
 
-/* Never fewer than two are left, as in a run (checkpoint.keep): the newest may turn out to be damaged.
- * Nothing is in use (-1), since the lock has been taken: no run reads them. */
+/* At least two are left, as in a run (checkpoint.keep): the newest may turn out to be damaged. No step is in
+ * use (-1): with the lock held, no run reads them. */
 static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     RunLock lock = {0};
     CheckpointKeep keep = {.last = 2, .every = 0};
@@ -106,21 +105,21 @@ static ErrorCode prune(const Arguments *args, const char *dir, Error *err) {
     int removed = 0;
     TRY(arguments_int(args, "--keep", 2, INT32_MAX, &keep.last, err));
     TRY(arguments_int(args, "--keep-every", 0, INT32_MAX, &keep.every, err));
-    /* For its error only: a mistyped name ends before a lock is taken. */
+    /* Called only for its error: a mistyped name fails before the lock is taken. */
     TRY(list_all(&set, dir, CHECK_MANIFEST, err));
     checkpoint_set_free(&set);
     TRY(lock_run(&lock, args->operands[1], dir, err));
     state_read_best(&best, dir);
     keep.best = best.step;
-    /* By content: a damaged newer one must not push out a good older one. */
+    /* By content: a damaged newer one must not displace a good older one. */
     ErrorCode code = checkpoint_prune(NULL, dir, keep, -1, CHECK_CONTENTS, &removed, err);
     lock_release(&lock);
     if (code == OK) terminal_say("%d removed\n", removed);
     return code;
 }
 
-/* One verb with three actions rather than three verbs: they take the same operand, and differ in one word.
- * A directory is looked for before the action is, which costs nothing and keeps the freeing in one place. */
+/* One verb with three actions rather than three verbs, since they take the same operand. The directory is
+ * looked up before the action, which costs nothing and keeps the freeing in one place. */
 static ErrorCode run_checkpoint(const Arguments *args, Error *err) {
     const char *action = args->operands[0];
     char *dir;

@@ -1,17 +1,16 @@
 /* The command line: words in, Arguments out.
  *
- * 1. What is allowed comes from the verb's table alone; a word that the table does not explain is an error,
- *    never ignored.
+ * 1. The verb's table alone defines what is allowed; any other word is an error, never ignored.
  * 2. Nothing is copied: operands and values point into the words of main.
- * 3. No abbreviations: a flag added tomorrow must not change what a script of today means.
+ * 3. No abbreviations: a flag that is added later must not change the meaning of existing scripts.
  *
- * The grammar, in which operands and flags come in any order behind the verb:
+ * The grammar, in which operands and flags come in any order after the verb:
  *
  *     weft VERB [MEMBER] word...          MEMBER: of verbs with two words, "tokenizer train"
  *     --name VALUE   --name=VALUE         a flag with a value
  *     -n VALUE       -nVALUE              the same by its letter
- *     --name         --name=VALUE         a flag whose value may be left out ("[...]" in its table)
- *     --                                  all that follows are operands
+ *     --name         --name=VALUE         a flag whose value may be omitted ("[...]" in its table)
+ *     --                                  all following words are operands
  *     -                                   an operand: standard input or output */
 #include "cli/cli.h"
 
@@ -33,18 +32,18 @@ const Flag common_flags[] = {
 
 /* ---- names and suggestions ---- */
 
-/* How far a name is from what was found, or FAR. What was begun comes first, then slips; a far-fetched
- * suggestion misleads. */
+/* Distance between a name and the user's word, or FAR. A prefix is nearer than a misspelling; a far-fetched
+ * suggestion would mislead. */
 enum { FAR = 99 };
 static int distance_to(const char *name, const char *found) {
     int length = (int)strlen(found), distance = text_distance(found, name);
     if (length > 3 && strncmp(found, name, (size_t)length) == 0) return 0;
-    /* Two slips in a short word, one for each three letters of a long one. */
+    /* Two edits in a short word, one per three letters in a long one. */
     return distance <= (length < 6 ? 2 : length / 3) ? distance : FAR;
 }
 
-/* How many of the leading words make up the verb's name; 0 when they do not. A name has one or two words,
- * never more. */
+/* Number of leading words that make up the verb's name; 0 if they do not match. A name has one or two
+ * words. */
 static int words_matched(const char *name, int count, const char *const *words) {
     const char *space = strchr(name, ' ');
     if (!space) return count > 0 && strcmp(words[0], name) == 0 ? 1 : 0;
@@ -54,7 +53,7 @@ static int words_matched(const char *name, int count, const char *const *words) 
     return same ? 2 : 0;
 }
 
-/* The blank behind it is looked for too: "tokenizer train" is not of a group "token". */
+/* The blank must match too: "tokenizer train" is not in a group "token". */
 static bool in_group(const char *name, const char *group) {
     size_t length = strlen(group);
     return strncmp(name, group, length) == 0 && name[length] == ' ';
@@ -66,7 +65,7 @@ static bool is_group(const char *word) {
     return false;
 }
 
-/* By one word, or by two where the verb has two: "tokeniser train" is near to "tokenizer train". */
+/* Compared with one word, or with two if the verb has two: "tokeniser train" is near "tokenizer train". */
 static const char *nearest_verb(int count, const char *const *words) {
     char two[128] = "";
     if (count > 1 && strlen(words[0]) + strlen(words[1]) + 2 < sizeof two) {
@@ -78,7 +77,7 @@ static const char *nearest_verb(int count, const char *const *words) {
     int best_distance = FAR;
     bool group = *two && is_group(words[0]);
     for (const Verb *const *v = verbs; *v; v++) {
-        /* Whoever names a group means one of its verbs, however near a single word is. */
+        /* A user who names a group means one of its verbs, even if a single-word verb is nearer. */
         if (group && !in_group((*v)->name, words[0])) continue;
         const char *found = strchr((*v)->name, ' ') && *two ? two : words[0];
         int distance = distance_to((*v)->name, found);
@@ -90,7 +89,7 @@ static const char *nearest_verb(int count, const char *const *words) {
     return best;
 }
 
-/* "train, encode, decode" for the group "tokenizer"; empty when there is no such group. */
+/* "train, encode, decode" for the group "tokenizer"; empty if there is no such group. */
 static void list_group(const char *group, Text *out) {
     for (const Verb *const *v = verbs; *v; v++)
         if (in_group((*v)->name, group))
@@ -134,7 +133,7 @@ ErrorCode verb_find(const Verb **verb, int count, const char *const *words, int 
 
 /* ---- flags ---- */
 
-/* Tables end by a flag without a name, and NULL is an empty one: verbs without flags need no table. */
+/* Tables end with a flag without a name, and NULL is an empty table: verbs without flags need none. */
 static int flag_count(const Flag *flags) {
     int count = 0;
     while (flags && flags[count].name) count++;
@@ -148,14 +147,14 @@ static int flag_index(const Flag *flags, const char *name, size_t length) {
     return -1;
 }
 
-/* The tables are short, and this runs once a word. */
+/* Linear: the tables are short, and this runs once per word. */
 static int letter_index(const Flag *flags, char letter) {
     for (int i = 0; flags && flags[i].name; i++)
         if (flags[i].letter == letter) return i;
     return -1;
 }
 
-/* Of the verb's own and the common ones. The first of equal distance counts, so the verb's own win. */
+/* Among the verb's own flags and the common ones. The first of equal distance wins, so the verb's own win. */
 static const char *nearest_flag(const Verb *verb, const char *name) {
     const Flag *tables[2] = {verb->flags, common_flags};
     const char *best = NULL;
@@ -172,8 +171,8 @@ static const char *nearest_flag(const Verb *verb, const char *name) {
     return best;
 }
 
-/* `word` is as it was typed, up to `length`, which leaves "=value" out: what is suggested is a name. A
- * name that does not fit is cut, and then far from every flag. */
+/* `word` is the user's word, up to `length`, which excludes "=value": suggestions are names. A name that does
+ * not fit is cut, and is then far from every flag. */
 static ErrorCode unknown_flag(const Verb *verb, const char *word, size_t length, Error *err) {
     char shown[80], name[80];
     error_escape(shown, sizeof shown, word, length);
@@ -188,14 +187,14 @@ static ErrorCode unknown_flag(const Verb *verb, const char *word, size_t length,
                      verb->name);
 }
 
-/* A flag of every verb; the verb's own table has been looked at before. */
+/* Sets a flag of every verb, after the verb's own table was searched. */
 static void set_common(Arguments *args, int index) {
     bool *const fields[] = {&args->help, &args->quiet, &args->verbose};
     *fields[index] = true;
 }
 
 /* Stores flag `index` of the verb. `attached` is the value in the same word ("--seed=1", "-s1"), or NULL;
- * else the next word is taken and *next moves on. */
+ * then the next word is the value and *next advances. */
 static ErrorCode set_flag(Arguments *args, int index, const char *attached, int count,
                           const char *const *words, int *next, Error *err) {
     const Flag *flag = &args->verb->flags[index];
@@ -204,7 +203,7 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
         args->values[index] = "";
         return OK;
     }
-    /* A value in brackets is optional, and comes only in the same word. */
+    /* A value in brackets is optional, and can only be in the same word. */
     if (!attached && flag->argument[0] == '[') attached = "";
     if (!attached) {
         if (*next >= count)
@@ -212,12 +211,12 @@ static ErrorCode set_flag(Arguments *args, int index, const char *attached, int 
                              flag->name, flag->argument);
         attached = words[(*next)++];
     }
-    /* Given twice, the last one counts: a script may put its own words behind the user's. */
+    /* If given twice, the last one wins: a script may append its words to the user's. */
     args->values[index] = attached;
     return OK;
 }
 
-/* The verb's own table comes first: a verb may give a common letter a meaning of its own. */
+/* The verb's own table comes first: a verb may redefine a common letter. */
 static ErrorCode parse_flag(Arguments *args, const char *word, int count, const char *const *words, int *next,
                             Error *err) {
     bool is_long = word[1] == '-';
@@ -235,7 +234,7 @@ static ErrorCode parse_flag(Arguments *args, const char *word, int count, const 
     return OK;
 }
 
-/* Not asked where --help was given: who is looking for the usage need not have it right. */
+/* Not checked with --help: a user who asks for the usage need not have it right. */
 static ErrorCode check_operands(const Arguments *args, Error *err) {
     const Verb *verb = args->verb;
     if (args->operand_count < verb->min_operands)
@@ -251,8 +250,7 @@ static ErrorCode check_operands(const Arguments *args, Error *err) {
     return OK;
 }
 
-/* A lone "-" is an operand (standard input), and after "--" everything is. args is to be freed also after
- * a failure. */
+/* A lone "-" is an operand (standard input), and after "--" everything is. Free args also after a failure. */
 ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const char *const *words,
                           Error *err) {
     *args = (Arguments){.verb = verb};
@@ -272,7 +270,7 @@ ErrorCode arguments_parse(Arguments *args, const Verb *verb, int count, const ch
     return args->help ? OK : check_operands(args, err);
 }
 
-/* The words themselves stay: they are main's. */
+/* main owns the words. */
 void arguments_free(Arguments *args) {
     free(args->operands);
     free(args->values);
@@ -281,18 +279,18 @@ void arguments_free(Arguments *args) {
 
 /* ---- values ---- */
 
-/* NULL: not given; "": given without a value. The name is of the verb's own table, else it is a bug. */
+/* NULL: not given; "": given without a value. The name must be in the verb's table, else it is a bug. */
 const char *arguments_flag(const Arguments *args, const char *name) {
     int index = flag_index(args->verb->flags, name, strlen(name));
     CHECK(index >= 0);
     return args->values[index];
 }
 
-/* Also true of a flag whose value was left out: "" is not NULL. */
+/* Also true if the value was omitted: "" is not NULL. */
 bool arguments_has(const Arguments *args, const char *name) { return arguments_flag(args, name) != NULL; }
 
-/* Names verb, flag, what was found and what was expected; the value is escaped, since it may be anything
- * that a shell expanded to. */
+/* Names verb, flag, what was found and expected; the value is escaped, since a shell may have expanded it to
+ * anything. */
 static ErrorCode bad_value(const Arguments *args, const char *name, const char *value, const char *expected,
                            Error *err) {
     char shown[80];
@@ -301,8 +299,8 @@ static ErrorCode bad_value(const Arguments *args, const char *name, const char *
                      expected);
 }
 
-/* strtoll alone would take blanks before a number. *out stays where the flag was not given, so that the
- * caller's default stands. */
+/* strtoll alone would accept blanks before a number. *out is unchanged if the flag is absent, so that the
+ * caller's default stays. */
 ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, int64_t max, int64_t *out,
                         Error *err) {
     const char *value = arguments_flag(args, name);
@@ -321,7 +319,7 @@ ErrorCode arguments_int(const Arguments *args, const char *name, int64_t min, in
     return OK;
 }
 
-/* isfinite: strtod takes "inf" and "nan", of which no flag makes sense. */
+/* isfinite: strtod accepts "inf" and "nan", which make no sense for any flag. */
 ErrorCode arguments_double(const Arguments *args, const char *name, double min, double max, double *out,
                            Error *err) {
     const char *value = arguments_flag(args, name);
@@ -339,10 +337,10 @@ ErrorCode arguments_double(const Arguments *args, const char *name, double min, 
     return OK;
 }
 
-/* ---- again ---- */
+/* ---- words for another process ---- */
 
-/* value: NULL for a word alone, as of a switch. Every word is allocated, also where it is a constant, so
- * that arguments_free_words can free all alike. */
+/* value: NULL for a lone word, such as a switch. Every word is allocated, even a constant, so that
+ * arguments_free_words can free all of them. */
 static void add_word(char **words, int *count, const char *flag, const char *value) {
     Text word = {0};
     text_printf(&word, value ? "%s=%s" : "%s", flag, value ? value : "");
@@ -366,7 +364,7 @@ char **arguments_words(const Arguments *args, const char *without, const char *l
     return words;
 }
 
-/* Their array is zeroed, and so ended by NULL. */
+/* The array is zeroed, and thus ended by NULL. */
 void arguments_free_words(char **words) {
     for (char **w = words; *w; w++) free(*w);
     free(words);

@@ -1,4 +1,4 @@
-/* Which connections of a server must go: see clients.h. */
+/* Which connections of a server to close: see clients.h. */
 #include "cli/clients.h"
 
 #include <netinet/in.h>
@@ -8,7 +8,7 @@
 
 #include "base/text.h"
 
-/* Of IPv6 the first 64 bits: whoever has one address there has the other 2^64 as well. */
+/* For IPv6 the first 64 bits: whoever has one address of such a network has all 2^64. */
 static uint64_t network_of(const struct sockaddr *from) {
     uint64_t network = 0;
     if (from->sa_family == AF_INET) return ((const struct sockaddr_in *)(const void *)from)->sin_addr.s_addr;
@@ -25,8 +25,8 @@ static void drop(Client *c) {
     c->leaving = true;
 }
 
-/* Drops one if there are `most` besides the newcomer, which has a place in any case. With `same_network` only
- * those of the newcomer's network count. True where one was dropped. */
+/* Closes one connection if there are `most` besides the newcomer, which always gets a slot. With
+ * `same_network` only those of the newcomer's network count. Returns whether one was closed. */
 static bool make_place(const Clients *all, const Client *newcomer, bool same_network, int most) {
     Client *goes = NULL;
     int count = 0;

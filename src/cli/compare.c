@@ -1,12 +1,12 @@
-/* weft compare: runs beside each other, and the first figure in which they differ.
+/* weft compare: shows runs side by side, and the first figure in which they differ.
  *
- * What is compared and how stands in observe/compare.h; here are the operands, the form and the status:
+ * observe/compare.h describes what is compared and how; this file handles operands, output and status:
  *
  *     0    every figure that two runs both have is the same, bit for bit
- *     1    one differs (ERR_DIFFERENT), as diff(1) says it: an answer, and no failure
- *     65   a run has no record in common with the first one, so that there is no answer
+ *     1    one differs (ERR_DIFFERENT), as for diff(1): a result, not a failure
+ *     65   a run has no record in common with the first one, so that there is no result
  *
- * The drawing is made for the terminal it goes to; with --json nothing depends on the terminal. */
+ * The drawing adapts to its terminal; with --json nothing depends on the terminal. */
 #include "base/log.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
@@ -17,7 +17,7 @@ static const Flag flags[] = {
     {NULL, 0, NULL, NULL},
 };
 
-/* Data, not a failure: it is told on standard output. `told` keeps main from printing it once more as an
+/* A result, not a failure, so it goes to standard output. `reported` keeps main from printing it again as an
  * error; the status stays. */
 static ErrorCode verdict(const Runs *runs, Error *err) {
     if (runs_equal(runs)) return OK;
@@ -26,8 +26,8 @@ static ErrorCode verdict(const Runs *runs, Error *err) {
     return ERR_DIFFERENT;
 }
 
-/* Whether there is anything to compare comes before anything is printed: half an answer, and then an
- * error, would look like an answer to a script that reads it. */
+/* Checks that there is something to compare before printing anything: to a script, partial output followed by
+ * an error would look like a result. */
 static ErrorCode compare(const Arguments *args, const Runs *runs, int width, Error *err) {
     Text out = {0};
     TerminalStyle style = terminal_style(width);
@@ -41,7 +41,7 @@ static ErrorCode compare(const Arguments *args, const Runs *runs, int width, Err
     return code == OK ? verdict(runs, err) : code;
 }
 
-/* A width of 0 stays where none was given: the terminal's own. `runs` is freed whatever was read of it. */
+/* Width 0 is kept if none was given: the terminal's. `runs` is freed even if only partly read. */
 static ErrorCode run_compare(const Arguments *args, Error *err) {
     Runs runs = {0};
     int64_t width = 0;

@@ -1,7 +1,7 @@
-/* weft config: the resolved configuration, with where each value came from.
+/* weft config: the resolved configuration, with the origin of each value.
  *
- * Shapes are taken from model.config and model.init, as a run does; what a tokenizer or a mesh decides is
- * still open here, and shown as 0 or auto. */
+ * Shapes are taken from model.config and model.init, as in a run. Values that depend on a tokenizer or a mesh
+ * are not resolved here, and shown as 0 or auto. */
 #include <stdio.h>
 
 #include "cli/cli.h"
@@ -12,9 +12,9 @@ static const Flag flags[] = {
     {"--plain", 0, NULL, "without the sources: a configuration that reads back the same"},
     {NULL, 0, NULL, NULL}};
 
-/* What is printed is what a run would take: defaults, file and words, and what follows from them. On
- * standard output, so that `weft config --plain my.yaml a.b=c > new.yaml` makes a configuration. Nothing
- * is printed of one that is wrong. */
+/* Prints what a run would use: defaults, file and command line, and what follows from them. To standard
+ * output, so that `weft config --plain my.yaml a.b=c > new.yaml` makes a configuration. Prints nothing for an
+ * invalid one. */
 static ErrorCode run_config(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;

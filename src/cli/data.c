@@ -1,7 +1,7 @@
-/* weft data prune: token caches that nobody needs.
+/* weft data prune: removes unused token caches.
  *
- * What goes is decided in data/cache_prune.c; here operands become directories of caches and names of caches
- * that are in use by a configuration, and the answer is printed. Without --delete nothing is removed. */
+ * data/cache_prune.c decides what to remove. This file turns operands into directories of caches and into
+ * names of caches that a configuration uses, and prints the result. Without --delete nothing is removed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +15,11 @@
 #include "data/cache_prune.h"
 #include "data/dataset.h"
 
-/* An operand: a directory of caches, or a configuration, whose caches stay. */
+/* An operand: a directory of caches, or a configuration, whose caches are kept. */
 typedef struct Named {
     const char *operand;
     char *dir;
-    Text caches; /* names, a line each */
+    Text caches; /* names, one per line */
 } Named;
 
 typedef struct Operands {
@@ -80,7 +80,7 @@ static void free_operands(Operands *o) {
     free(o->items);
 }
 
-/* Names of caches are their contents', so they are the same in all directories. */
+/* A cache's name is a hash of its content, so it is the same in all directories. */
 static const char *user_of(const void *ctx, const char *name) {
     const Operands *o = ctx;
     for (size_t i = 0; i < o->count; i++)
@@ -94,7 +94,7 @@ static bool seen_before(const Operands *o, size_t at) {
     return false;
 }
 
-/* ---- the answer ---- */
+/* ---- output ---- */
 
 static const char *age_of(const CacheEntry *e, char out[32]) {
     double days = (clock_wall() - e->last_use) / 86400;
@@ -139,7 +139,7 @@ static void describe(const char *dir, const CacheList *list, const CacheRules *r
                 gone && !rules->remove ? "; --delete removes them" : "");
 }
 
-/* The answer also of what was removed before a failure. */
+/* Also prints what was removed before a failure. */
 static ErrorCode prune(const char *dir, const CacheRules *rules, Error *err) {
     CacheList list;
     Text out = {0};
@@ -153,7 +153,7 @@ static ErrorCode prune(const char *dir, const CacheRules *rules, Error *err) {
     return code;
 }
 
-/* All operands are read first: one that is mistyped ends it before anything is removed. */
+/* All operands are read first: a mistyped one fails before anything is removed. */
 static ErrorCode run_data(const Arguments *args, Error *err) {
     Operands o = {0};
     CacheRules rules = {.days = 30, .remove = arguments_has(args, "--delete"), .user = user_of, .ctx = &o};

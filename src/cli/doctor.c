@@ -1,8 +1,7 @@
-/* weft doctor: what this machine offers to a run, measured, and what is missing with how to get it.
+/* weft doctor: measures what this machine offers to a run, and lists what is missing and how to get it.
  *
- * First everything is found, then it is printed, as a table or as JSON: both say the same. Advice is about
- * what a user can change, with the command that does it. Nothing is an error here but a measurement that
- * could not be made. */
+ * First everything is collected, then it is printed, as a table or as JSON with the same content. Advice is
+ * about what a user can change, with the command for it. Only a measurement that fails is an error. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -27,25 +26,24 @@
 #include "device/device.h"
 #include "device/facts.h"
 
-/* 64 MiB are enough for a disk to show its rate and too little to be in anybody's way; eight syncs make a
- * median. */
+/* 64 MiB are enough to measure a disk's rate and too few to disturb anybody; eight syncs give a median. */
 enum { ADVICE_MAX = 16, DISK_BLOCK = 1 << 20, DISK_BLOCKS = 64, SYNC_COUNT = 8 };
 
-/* The disk under one directory: machines have several, and runs are kept on one of them. */
+/* The disk of one directory: machines have several, and runs are stored on one of them. */
 typedef struct Disk {
     char *directory;
     double free_bytes, write_rate; /* bytes, bytes/s with the final fsync */
     double sync_seconds;           /* median of writing 4 KiB and fsync */
 } Disk;
 
-/* What was measured of a GPU. */
+/* Measurements of one GPU. */
 typedef struct GpuRates {
     double peak_fp32, peak_bf16, copy; /* FLOP/s; bytes/s read and written */
-    char problem[256];                 /* why not; "" where it was */
+    char problem[256];                 /* why it was not measured; "" if it was */
 } GpuRates;
 
-/* All that was found, of fixed size but for two texts, so that table and JSON are made from one thing and
- * the order of finding is not that of showing. */
+/* Everything that was found, of fixed size except for two texts. Table and JSON are made from the same
+ * struct, and the order of output is independent of the order of measuring. */
 typedef struct Findings {
     int cores, threads;
     char processor[128], kernels[32], library[64];
@@ -54,16 +52,16 @@ typedef struct Findings {
     double peak_fp32, peak_bf16, limit_fp32, limit_bf16; /* FLOP/s */
     bool native_bf16;
     CudaFacts cuda;
-    char no_cuda[1024]; /* why no GPU can be used; "" where one can */
+    char no_cuda[1024]; /* why no GPU can be used; "" if one can */
     GpuRates gpu[CUDA_DEVICES_MAX];
     Disk disk;
-    char mpi[128], launcher[256]; /* library; path of what starts ranks, "" without */
+    char mpi[128], launcher[256]; /* library; path of the launcher, "" if none */
     int advice_count;
     char advice[ADVICE_MAX][256];
 } Findings;
 
 static void advise(Findings *f, const char *format, ...) PRINTF_LIKE(2, 3);
-/* More than ADVICE_MAX pieces of advice are none; there are not so many in this file. */
+/* Advice beyond ADVICE_MAX is dropped; this file has fewer pieces of advice. */
 static void advise(Findings *f, const char *format, ...) {
     if (f->advice_count == ADVICE_MAX) return;
     va_list list;
@@ -74,15 +72,16 @@ static void advise(Findings *f, const char *format, ...) {
 
 /* ---- processor ---- */
 
-/* Those that kernels or oneDNN are chosen by, in the kernel's spelling (x86 "flags", Arm "Features"). */
+/* The sets by which kernels or oneDNN are selected, in the kernel's spelling (x86 "flags", Arm
+ * "Features"). */
 static const char *const known_sets[] = {"avx",         "f16c",        "fma",      "avx2",     "avx_vnni",
                                          "avx512f",     "avx512bw",    "avx512dq", "avx512vl", "avx512_vnni",
                                          "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
                                          "asimd",       "sve",         "sve2",     "bf16",     "i8mm"};
 
-/* A whole word: "avx" is also the beginning of "avx2", and "bf16" the end of "avx512_bf16". Words stand
- * between blanks, tabs, the colon of the line's name and its end. strchr finds the NUL too, so the last
- * word of a line needs no newline. */
+/* Matches a whole word: "avx" is also a prefix of "avx2", and "bf16" a suffix of "avx512_bf16". Words are
+ * delimited by blanks, tabs, the colon after the line's name and the end. strchr finds the NUL too, so the
+ * last word of a line needs no newline. */
 static bool has_word(const char *line, const char *word) {
     size_t length = strlen(word);
     for (const char *at = strstr(line, word); at; at = strstr(at + 1, word))
@@ -90,8 +89,8 @@ static bool has_word(const char *line, const char *word) {
     return false;
 }
 
-/* The first processor's line stands for all: kernels are chosen once for a process. Without /proc the
- * answer is "unknown", not an error. */
+/* Reads the first processor's line only: kernels are chosen once per process. Without /proc the result is
+ * "unknown", not an error. */
 static void find_instruction_sets(Findings *f) {
     FILE *file = fopen("/proc/cpuinfo", "re");
     char *line = NULL;
@@ -109,8 +108,8 @@ static void find_instruction_sets(Findings *f) {
     if (!f->instruction_sets.length) text_puts(&f->instruction_sets, "unknown");
 }
 
-/* Measured, not looked up: what counts is what this machine gives in this container at this hour. Both
- * dtypes, for the same time each: their ratio decides what train.compute: auto takes. */
+/* Measured, not looked up: what matters is the rate in this container now. Both dtypes for the same time
+ * each: their ratio decides what train.compute: auto selects. */
 static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
     Device d = {0};
     TRY(device_open_cpu(&d, NULL, 0, err));
@@ -139,7 +138,7 @@ static ErrorCode measure_device(Findings *f, double seconds, Error *err) {
 
 /* ---- GPUs ---- */
 
-/* One that cannot be opened is told beside the others, which can. */
+/* A GPU that cannot be opened is listed along with the others. */
 static void measure_gpu(GpuRates *r, int ordinal, double seconds) {
     Device d = {0};
     Error err;
@@ -153,8 +152,8 @@ static void measure_gpu(GpuRates *r, int ordinal, double seconds) {
     device_close(&d);
 }
 
-/* Most machines have none: that is no advice. A GPU that cannot be used for want of something is, and ranks
- * on several whose tensors cross the host's memory. */
+/* Most machines have no GPU: that is no advice. A GPU that is unusable because something is missing is, and
+ * so are ranks on several GPUs whose tensors go through host memory. */
 static void find_gpus(Findings *f, double seconds) {
     Error err;
     if (cuda_facts(&f->cuda, &err) != OK)
@@ -193,7 +192,7 @@ static void print_gpu(const CudaDeviceFacts *d, const GpuRates *r, int i, int de
     if (devices > 1) print_reach(d);
 }
 
-/* As NVIDIA writes them: 13000 is 13.0, and 22809 of NCCL 2.28.9. */
+/* Formats NVIDIA's version numbers: 13000 is 13.0, and 22809 of NCCL is 2.28.9. */
 static void print_gpus(const Findings *f) {
     const CudaFacts *c = &f->cuda;
     if (*f->no_cuda) terminal_say("GPU               none: %s\n", f->no_cuda);
@@ -246,7 +245,7 @@ static uint64_t memory_limit(const Findings *f) {
     return f->memory.machine < f->memory.physical ? f->memory.machine : 0;
 }
 
-/* Containers are ended at a limit that the machine's own figures do not show. */
+/* Containers are killed at a limit that the machine's own figures do not show. */
 static void find_memory(Findings *f) {
     char limit[32], machine[32];
     f->memory = memory_use();
@@ -257,13 +256,13 @@ static void find_memory(Findings *f) {
 
 /* ---- disk ---- */
 
-/* For qsort. A difference would not do: as an int, fractions of a second are all 0. */
+/* For qsort. Returning the difference would not work: fractions of a second are 0 as an int. */
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* By write, not through a buffer of the library: what is measured is the system. */
+/* By write, not through stdio's buffer: the system is measured. */
 static ErrorCode write_all(int fd, const char *data, size_t length, const char *where, Error *err) {
     while (length) {
         ssize_t written = write(fd, data, length);
@@ -275,7 +274,7 @@ static ErrorCode write_all(int fd, const char *data, size_t length, const char *
     return OK;
 }
 
-/* The time counts until the data is on the disk, as a checkpoint's does. */
+/* The time includes the sync, as for a checkpoint. */
 static ErrorCode timed_write(int fd, const char *block, size_t size, int count, const char *where,
                              double *seconds, Error *err) {
     double start = clock_seconds();
@@ -285,8 +284,8 @@ static ErrorCode timed_write(int fd, const char *block, size_t size, int count, 
     return OK;
 }
 
-/* Large blocks first, for the rate, then single pages with a sync each, for the latency: a checkpoint is
- * the one, a journal the other. */
+/* Large blocks first, for the rate (checkpoints), then single pages with a sync each, for the latency
+ * (journals). */
 static ErrorCode measure_open_file(Disk *disk, int fd, const char *block, Error *err) {
     double seconds = 0, syncs[SYNC_COUNT];
     TRY(timed_write(fd, block, DISK_BLOCK, DISK_BLOCKS, disk->directory, &seconds, err));
@@ -294,13 +293,13 @@ static ErrorCode measure_open_file(Disk *disk, int fd, const char *block, Error 
     for (int i = 0; i < SYNC_COUNT; i++)
         TRY(timed_write(fd, block, 4096, 1, disk->directory, &syncs[i], err));
     qsort(syncs, SYNC_COUNT, sizeof *syncs, compare_doubles);
-    /* The median: one sync may have met another program's. */
+    /* The median, since one sync may have collided with another program's. */
     disk->sync_seconds = syncs[SYNC_COUNT / 2];
     return OK;
 }
 
-/* The file has no name from the start, so that nothing is left behind however this ends. Its bytes are
- * noise, since some disks and file systems compress. */
+/* The file is unlinked from the start, so that nothing is left behind. Its bytes are random, since some disks
+ * and file systems compress. */
 static ErrorCode measure_disk(Disk *disk, Error *err) {
     char *path = path_join(disk->directory, ".weft-doctor-XXXXXX");
     int fd = mkostemp(path, O_CLOEXEC);
@@ -319,8 +318,8 @@ static ErrorCode measure_disk(Disk *disk, Error *err) {
     return code;
 }
 
-/* 4 GB and a tenth of a second are where people begin to notice; 12 bytes a parameter are fp32 weights and
- * two moments. */
+/* Thresholds of 4 GB and a tenth of a second, where the limits become noticeable; 12 bytes per parameter are
+ * fp32 weights and two moments. */
 static ErrorCode find_disk(Findings *f, Error *err) {
     TRY(measure_disk(&f->disk, err));
     char free_text[32];
@@ -337,11 +336,11 @@ static ErrorCode find_disk(Findings *f, Error *err) {
 
 /* ---- MPI ---- */
 
-/* The library that weft was built with, and the launcher that belongs to it; another one would start
- * processes that do not find each other. It is asked for its version, since a file of that name need not
- * be one that runs; the first line is the answer, of which only its being there is used. */
+/* The library that weft was built with, and its launcher; another launcher would start processes that do not
+ * find each other. Its version is requested, since a file of that name may not run; only the presence of a
+ * first line matters. */
 static void find_mpi(Findings *f) {
-    /* In single quotes: the path was found by CMake and may hold blanks. */
+    /* In single quotes: CMake found the path, which may contain blanks. */
     char command[512], library[96], launcher[128] = "";
     comm_library_name(library, sizeof library);
     snprintf(command, sizeof command, "'%s' --version 2>/dev/null", comm_launcher());
@@ -358,7 +357,7 @@ static void find_mpi(Findings *f) {
 
 /* ---- output ---- */
 
-/* Left column of one width, so that two machines can be laid beside each other. */
+/* The left column has a fixed width, so that outputs of two machines can be put side by side. */
 static void print_table(Findings *f) {
     char total[32], available[32], free_text[32], rate[32];
     terminal_say("processor         %s\n", f->processor);
@@ -381,8 +380,8 @@ static void print_table(Findings *f) {
     for (int i = 0; i < f->advice_count; i++) terminal_say("  - %s\n", f->advice[i]);
 }
 
-/* For scripts that compare machines or watch one over time: in base units, bytes and FLOP/s; no name is
- * left out for what was not found. A limit of 0 is none. */
+/* For scripts that compare machines or monitor one: in base units, bytes and FLOP/s; every name is present,
+ * also if nothing was found. A limit of 0 is none. */
 static void print_json(const Findings *f) {
     Text out = {0};
     JsonWriter w;
@@ -418,8 +417,8 @@ static void print_json(const Findings *f) {
     text_free(&out);
 }
 
-/* The status line says what takes its time; it is gone before anything is printed. The first failure ends
- * it: what could not be measured is an error, what is missing is advice. */
+/* The status line shows what is being measured; it is removed before anything is printed. The first failure
+ * ends it: a failed measurement is an error, a missing feature is advice. */
 static ErrorCode examine(Findings *f, double seconds, Error *err) {
     log_status("measuring matrix products");
     TRY(measure_device(f, seconds, err));
@@ -433,8 +432,8 @@ static ErrorCode examine(Findings *f, double seconds, Error *err) {
     return OK;
 }
 
-/* A second for each dtype by default, which a person can wait for. Advice does not change the status: a
- * machine with little disk is still a machine that was examined. */
+/* By default one second per dtype, which is short enough to wait for. Advice does not change the status: the
+ * examination succeeded also on a machine with little disk space. */
 static ErrorCode run_doctor(const Arguments *args, Error *err) {
     double seconds = 1;
     TRY(arguments_double(args, "--seconds", 0.01, 60, &seconds, err));

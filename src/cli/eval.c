@@ -1,16 +1,16 @@
-/* weft eval: how well a model predicts a text.
+/* weft eval: measures how well a model predicts a text.
  *
- * What is measured is what a run's validation measures, by the same code: windows of the text, one exact
- * sum over their tokens (engine/evaluate.h).
+ * The figures and the code are those of a run's validation: windows of the text, one exact sum over their
+ * tokens (engine/evaluate.h).
  *
- *     loss             nats a token, the mean over all tokens
+ *     loss             nats per token, the mean over all tokens
  *     perplexity       exp(loss)
  *     bits per byte    loss in bits over the bytes of text: does not depend on the tokenizer
  *
- * Or, with --tasks, how it does at tasks (data/task.h), again by the code of a run's own evaluation.
+ * With --tasks it evaluates tasks instead (data/task.h), again with the code of a run's evaluation.
  *
- * Ranks of any mesh share the work, as those of a run share its validation: all read the same, which they
- * compare, and rank 0 speaks for all. `weft eval -n 4` starts such ranks, each of which is a `weft eval`. */
+ * Ranks of any mesh share the work, as in a run's validation. All read the same data, which they verify, and
+ * rank 0 prints. `weft eval -n 4` starts such ranks, each of which is a `weft eval`. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -32,8 +32,8 @@
 #include "train/setup.h"
 #include "train/tasks.h"
 
-/* Models for 128 k positions would ask for memory that nobody meant to give. */
-enum { LONGEST_DEFAULT = 2048 }; /* a window, when none is asked for */
+/* Models for 128 k positions would otherwise use unexpectedly much memory. */
+enum { LONGEST_DEFAULT = 2048 }; /* window length by default */
 
 static const Flag flags[] = {
     {"--context", 'c', "N", "tokens of a window; default: what the model is for, at most 2048"},
@@ -48,12 +48,12 @@ static const Flag flags[] = {
     MODEL_FLAGS,
     {NULL, 0, NULL, NULL}};
 
-/* What the words behind the verb ask for, and what came of them. */
+/* The parsed command line, and the state that results from it. */
 typedef struct Job {
     const Arguments *args;
     const char *text; /* NULL: tasks */
     ModelRanks ranks;
-    Config asked; /* --tasks: of it the section evaluation */
+    Config asked; /* --tasks: only its section evaluation is used */
     OptionSet set;
     OpenModel model;
     Activity activity;
@@ -61,8 +61,8 @@ typedef struct Job {
 
 static bool speaks(const Job *j) { return comm_rank(j->ranks.comm) == 0; }
 
-/* In the order of SourceFormat. The choices are those of a source's format in a configuration, so that
- * what trains under a key evaluates under the same word. */
+/* In the order of SourceFormat. The words are those of a source's format in a configuration, so that training
+ * and evaluation use the same ones. */
 static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
     static const char *const names[] = {"auto", "text", "jsonl", "chat"};
     const char *name = arguments_flag(args, "--format");
@@ -76,7 +76,7 @@ static ErrorCode format_of(const Arguments *args, int *out, Error *err) {
                 : OK;
 }
 
-/* printf has NaNs with signs. */
+/* printf prints NaNs with signs. */
 static void print_figure(const char *name, int digits, double value, const char *unit) {
     if (isnan(value))
         terminal_say("%-15snan%s\n", name, unit);
@@ -84,8 +84,8 @@ static void print_figure(const char *name, int digits, double value, const char 
         terminal_say("%-15s%.*f%s\n", name, digits, value, unit);
 }
 
-/* Six digits of the loss are what people compare; perplexity is its exponential, and is there because
- * papers have it. What is not finite is named only where there is any. */
+/* The loss has six digits, since people compare it; perplexity is its exponential, for comparison with
+ * papers. Non-finite values are mentioned only if there are any. */
 static void print_lines(const Evaluation *e) {
     print_figure("loss", 6, e->loss, " nats a token");
     print_figure("perplexity", 4, exp(e->loss), "");
@@ -94,8 +94,7 @@ static void print_lines(const Evaluation *e) {
     if (e->nonfinite) terminal_say("not finite     %lld tokens\n", (long long)e->nonfinite);
 }
 
-/* The same figures for scripts, all of them always. A figure that is no number is null there: JSON has no
- * NaN. */
+/* The same figures for scripts, always all of them. A non-finite figure is null, since JSON has no NaN. */
 static void print_object(const Evaluation *e) {
     Text out = {0};
     JsonWriter w;
@@ -112,8 +111,8 @@ static void print_object(const Evaluation *e) {
     text_free(&out);
 }
 
-/* Data is opened with the tokenizer of the model, whatever the run's data was. What the token cache maps
- * stays when its directory goes: from then on nobody has to remove anything. Each rank has one of its own. */
+/* Data is tokenized by the model's tokenizer, whatever the run's data was. The mapped token cache outlives
+ * its directory, so nothing needs to be removed later. Each rank has its own cache. */
 static ErrorCode open_text(Dataset **data, const OpenModel *m, const char *path, DataConfig *config,
                            Error *err) {
     ScratchDir scratch;
@@ -139,7 +138,7 @@ static ErrorCode agree_on_text(const Dataset *data, const OpenModel *m, Error *e
     return code;
 }
 
-/* A failure in the middle of passes is this rank's, and the others may be waiting for it. */
+/* A failure during passes is local to this rank, and the others may be waiting for it. */
 static ErrorCode alone(Comm *c, ErrorCode code, Error *err) {
     if (code != OK && comm_size(c) > 1) comm_fail(c, err);
     return code;
@@ -158,8 +157,8 @@ static ErrorCode measure_with(Job *j, DataConfig *config, Evaluation *out, Error
     return code;
 }
 
-/* The text as a validation source. It is the training source too, since a dataset must have one; no sample
- * of that is drawn. Prefetch of 2: one pass is evaluated while the next is read. */
+/* The text as a validation source. It is also the training source, since a dataset needs one; no training
+ * sample is drawn. Prefetch of 2: one pass is evaluated while the next is read. */
 static ErrorCode measure(Job *j, Evaluation *out, Error *err) {
     const Arguments *args = j->args;
     const char *key = arguments_flag(args, "--key"), *tokenizer = arguments_flag(args, "--tokenizer");
@@ -167,7 +166,7 @@ static ErrorCode measure(Job *j, Evaluation *out, Error *err) {
     DataConfig config = {.sources = {1, (char *)&source},
                          .validation_sources = {1, (char *)&source},
                          .tokenizer = tokenizer ? (char *)(uintptr_t)tokenizer : j->model.dir,
-                         /* As training does by default. */
+                         /* As in training by default. */
                          .add_bos = true,
                          .add_eos = true,
                          .prefetch = 2};
@@ -180,7 +179,7 @@ static ErrorCode measure(Job *j, Evaluation *out, Error *err) {
 
 /* ---- tasks ---- */
 
-/* Standard errors stand beside what they are of. */
+/* Standard errors are in the same row as their figure. */
 typedef struct Row {
     const char *figure;
     double value, error;
@@ -214,7 +213,7 @@ static void print_task(const Task *t, const TaskFigures *f) {
         terminal_say("%-20s %-20s %10lld tokens\n", name, "not finite", (long long)f->nonfinite);
 }
 
-/* What a task does not have is left out; `requests` tells which tokens were asked, to the last one. */
+/* Figures that a task lacks are omitted; `requests` is a digest of all tokens that were evaluated. */
 static void put_task(JsonWriter *w, const Task *t, const TaskFigures *f) {
     Row rows[ROWS];
     char key[64];
@@ -235,7 +234,7 @@ static void put_task(JsonWriter *w, const Task *t, const TaskFigures *f) {
     json_end_object(w);
 }
 
-/* A document a line: what its choices have, and which one is right. */
+/* One document per line: the figures of its choices, and which one is right. */
 static void put_samples(const Task *t, const TaskScore *slots, Text *out) {
     for (size_t i = 0; i < t->documents; i++) {
         const TaskDocument *d = &t->document[i];
@@ -294,7 +293,7 @@ static void print_tasks(const Arguments *args, const Tasks *tasks, const TaskFig
     text_free(&out);
 }
 
-/* All ranks read them, and ask the same. */
+/* All ranks read the tasks, and verify that they are the same. */
 static ErrorCode open_tasks(Job *j, Tasks *tasks, Error *err) {
     const OpenModel *m = &j->model;
     Text said = {0};
@@ -345,14 +344,14 @@ static ErrorCode measure_text(Job *j, Error *err) {
     return OK;
 }
 
-/* ---- what is asked ---- */
+/* ---- operands ---- */
 
 static bool is_key(const char *word) { return model_is_key(word) && strchr(word, '='); }
 
-/* MODEL [TEXT] [mesh.KEY=N ...] [comm.watchdog_s=N]: a text or tasks, and not both. */
+/* MODEL [TEXT] [mesh.KEY=N ...] [comm.watchdog_s=N]: a text or tasks, not both. */
 static ErrorCode read_operands(Job *j, Error *err) {
     const Arguments *args = j->args;
-    int first = 1; /* key of the mesh */
+    int first = 1; /* index of the first key */
     while (first < args->operand_count && !is_key(args->operands[first])) first++;
     bool tasks = arguments_has(args, "--tasks"), text = first > 1;
     j->text = text ? args->operands[1] : NULL;
@@ -370,7 +369,7 @@ static ErrorCode read_operands(Job *j, Error *err) {
                      tasks ? "a text or --tasks, not both" : "a text to evaluate on, or --tasks FILE.yaml");
 }
 
-/* A whole configuration, or a file of that section alone: nothing else of it is looked at. */
+/* A whole configuration, or a file with that section alone: the rest is ignored. */
 static ErrorCode read_tasks(Job *j, Error *err) {
     const char *path = arguments_flag(j->args, "--tasks"), *samples = arguments_flag(j->args, "--samples");
     if (!path) return OK;
@@ -380,8 +379,8 @@ static ErrorCode read_tasks(Job *j, Error *err) {
     return error_set(err, ERR_CONFIG, "%s: evaluation.tasks is empty: name what to try the model on", path);
 }
 
-/* A context beyond what the model is for is allowed where positions are angles: how a model fails there is
- * something one may want to measure. The warnings go to stderr, so --json stays one object. */
+/* A context beyond the model's is allowed if positions are rotary: one may want to measure how a model fails
+ * there. The warnings go to stderr, so --json stays one object. */
 static ErrorCode open_for(Job *j, Error *err) {
     OpenModel *m = &j->model;
     int64_t context = 0, batch = 1;
@@ -400,8 +399,8 @@ static ErrorCode open_for(Job *j, Error *err) {
 
 /* ---- processes ---- */
 
-/* Nothing is kept, so there is nothing to finish: 130 is the shells' number for an interrupt. The launcher
- * passes SIGUSR1 on for it. */
+/* There is no state to save, so it exits at once: 130 is the shells' status for an interrupt. The launcher
+ * forwards it as SIGUSR1. */
 static void on_signal(int number) {
     (void)number;
     launched_tell_end(130);
@@ -415,7 +414,8 @@ static void catch_signals(void) {
     sigaction(SIGUSR2, &action, NULL);
 }
 
-/* Of several ranks the first alone speaks; what ends them all is said by one (comm_agree, comm_fail). */
+/* Only the first of several ranks prints; a failure that ends all of them is printed by one (comm_agree,
+ * comm_fail). */
 static ErrorCode evaluate_joined(Job *j, Error *err) {
     activity_enter(&j->activity, PHASE_READING, 0);
     if (!speaks(j)) log_set_level(LOG_ERROR);
@@ -427,7 +427,7 @@ static ErrorCode evaluate_joined(Job *j, Error *err) {
     return code;
 }
 
-/* Keys that cannot be read are refused when the ranks have joined. */
+/* Invalid keys are refused after the ranks have joined. */
 static ErrorCode evaluate_here(Job *j, Error *err) {
     CommWatch watch = {0, activity_describe, &j->activity};
     (void)model_watchdog(&j->ranks, &watch.seconds, NULL);
@@ -441,8 +441,7 @@ static ErrorCode evaluate_here(Job *j, Error *err) {
     return code;
 }
 
-/* 4,096 processes on one machine are more than any has cores; beyond it the number is a slip. One rank needs
- * no launcher. */
+/* No machine has more than 4,096 cores; a larger number is a mistake. One rank needs no launcher. */
 static ErrorCode run_eval(const Arguments *args, Error *err) {
     Job j = {.args = args};
     int64_t ranks = 1;

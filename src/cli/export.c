@@ -1,9 +1,9 @@
-/* weft export: the weights of a run as a model directory of their own.
+/* weft export: the weights of a run as a separate model directory.
  *
- *     operand + --average --> which checkpoints --> export_model --> DIR, whole or not at all
+ *     operand + --average --> which checkpoints --> export_model --> DIR, complete or not at all
  *
- * Here it is decided which directories are read. For an average each is verified to the byte first: nobody
- * could see from the mean that one of five was damaged. */
+ * This file decides which directories are read. For an average each of them is first verified completely: the
+ * mean would not show that one of five was damaged. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #include "cli/model.h"
 #include "cli/terminal.h"
 
-/* A bound for the array below, beyond what anybody keeps of a run. */
+/* A bound for the array below, beyond the number of checkpoints that anybody keeps. */
 enum { MOST_AVERAGED = 1000 };
 
 static const Flag flags[] = {
@@ -26,14 +26,14 @@ static const Flag flags[] = {
     {NULL, 0, NULL, NULL},
 };
 
-/* Directories, the newest first; the caller frees each. */
+/* Directories, newest first; the caller frees each. */
 typedef struct Chosen {
     char *dirs[MOST_AVERAGED];
     size_t count;
 } Chosen;
 
-/* From the newest down until there are `wanted`. Every byte is read; damaged ones are passed over with a
- * warning, as a run does that goes on from its newest good one. */
+/* From the newest down until there are `wanted`. Every byte is read; damaged ones are skipped with a warning,
+ * as when a run resumes. */
 static void choose_good(Chosen *c, const CheckpointSet *there, size_t wanted) {
     for (size_t i = there->count; i-- > 0 && c->count < wanted;) {
         Error problem = {.message = ""};
@@ -44,10 +44,10 @@ static void choose_good(Chosen *c, const CheckpointSet *there, size_t wanted) {
     }
 }
 
-/* One is what every verb takes for a name: the newest good checkpoint of a run, a checkpoint, or a model
- * directory (checkpoint_find_model). Several are a run's, and there must be as many as were asked for: a
- * mean of fewer would be another model than the command line says. Directories chosen before a failure
- * stay in `c`, which the caller frees. */
+/* A single one is found as in every verb: the newest good checkpoint of a run, a checkpoint, or a model
+ * directory (checkpoint_find_model). Several must be a run's, and as many as requested: a mean of fewer would
+ * not be the model that the command line asks for. Directories chosen before a failure stay in `c`, which the
+ * caller frees. */
 static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err) {
     CheckpointSet there = {0};
     char *dir;
@@ -70,7 +70,7 @@ static ErrorCode choose(Chosen *c, const char *where, size_t wanted, Error *err)
     return code;
 }
 
-/* By path, so that a log of the command says later which checkpoints these weights are of. */
+/* Prints paths, so that a log of the command later shows which checkpoints the weights came from. */
 static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t bytes) {
     char size[32];
     terminal_say("%s: %s of weights in %s, ", dir, text_bytes((double)bytes, size), safe_type_name(stored));
@@ -78,8 +78,8 @@ static void report(const Chosen *c, SafeType stored, const char *dir, uint64_t b
     for (size_t i = 0; i < c->count; i++) terminal_say("  %s\n", c->dirs[i]);
 }
 
-/* Flags first, then checkpoints, then the directory: whatever is wrong with the command line is said
- * before bytes are read by the gigabyte. */
+/* Flags first, then checkpoints, then the directory: errors on the command line are reported before gigabytes
+ * are read. */
 static ErrorCode run_export(const Arguments *args, Error *err) {
     Chosen c = {.count = 0};
     SafeType stored;

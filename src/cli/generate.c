@@ -4,12 +4,12 @@
  *                                          ^                                       |
  *                                          +---------------- fed back -------------+
  *
- * With one dtype and one set of kernels the text is a function of weights, prompt and sampling with its
+ * With one dtype and one set of kernels the text depends only on weights, prompt and sampling including its
  * seed. Text goes to standard output, figures and warnings to stderr.
  *
- * With --prompts there are many, a line of JSON each. A line comes out for each, in their order: its bytes,
- * with the text that --prompt gives as one more member. All of them are read before the model, and encoded
- * before its weights are loaded, so that a mistake in the last line costs no work. */
+ * --prompts reads a file with one JSON object per line and writes one line for each, in the same order: the
+ * input line plus a member with the text that --prompt would give. All lines are read before the model is
+ * opened, and encoded before its weights are loaded, so that an error in the last line costs no work. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 #include "model/decode.h"
 #include "model/sampling.h"
 
-/* Tokens of the prompt that go through the model at once: large enough for full speed, small beside the
+/* Tokens of the prompt per pass through the model: large enough for full speed, small compared to the
  * model. */
 enum { PROMPT_CHUNK = 256 };
 
@@ -51,22 +51,22 @@ static const Flag flags[] = {
     {NULL, 0, NULL, NULL}};
 
 typedef struct Prompt {
-    const char *line; /* [length], of --prompts; NULL: of --prompt */
+    const char *line; /* [length], of --prompts; NULL with --prompt */
     size_t length, number;
-    cJSON *object; /* the line; NULL */
+    cJSON *object; /* the parsed line, or NULL */
     TokenList ids;
-    bool begins; /* the first token that is made begins the text */
+    bool begins; /* the first generated token begins the text */
     uint64_t seed;
 } Prompt;
 
-/* Freed by run, whatever was read of it. */
+/* run_generate frees it, even if only partly read. */
 typedef struct Request {
     Sampling sampling;
     int64_t tokens;
     bool ignore_end, quiet, chat;
-    int32_t end;      /* of an answer, -1: none */
-    Text text;        /* of --prompt, or of the file of --prompts */
-    const char *file; /* of --prompts; NULL */
+    int32_t end;      /* of an assistant turn; -1: none */
+    Text text;        /* of --prompt, or the content of the --prompts file */
+    const char *file; /* path of --prompts, or NULL */
     Prompt *prompts;  /* [count] */
     size_t count;
 } Request;
@@ -77,8 +77,8 @@ static ErrorCode read_stdin(Text *out, Error *err) {
     return ferror(stdin) ? error_errno(err, ERR_IO, "reading the prompt from stdin") : OK;
 }
 
-/* "-" is standard input, to its end. No prompt is not an empty one read from there: the model then begins
- * by itself. What was read of a prompt that failed half way is freed with the request. */
+/* "-" is standard input, to its end. No prompt differs from an empty prompt read from there: the model then
+ * starts a text by itself. Whatever was read before a failure is freed with the request. */
 static ErrorCode read_prompt(const Arguments *args, Request *r, Error *err) {
     const char *prompt = arguments_flag(args, "--prompt");
     r->count = 1;
@@ -96,7 +96,7 @@ static ErrorCode bad_line(const Request *r, const Prompt *p, const char *problem
     return error_set(err, ERR_DATA, "%s:%zu: %s", r->file, p->number, problem);
 }
 
-/* Members that would stand there twice are refused, not replaced. */
+/* Members that the output would repeat are refused, not replaced. */
 static ErrorCode check_line(const Request *r, Prompt *p, Error *err) {
     static const char *const made[] = {"generated", "generated_tokens", "stop"};
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(p->object, "prompt"),
@@ -116,7 +116,7 @@ static ErrorCode check_line(const Request *r, Prompt *p, Error *err) {
     return OK;
 }
 
-/* Blank lines are passed over. */
+/* Blank lines are skipped. */
 static ErrorCode read_lines(Request *r, Error *err) {
     size_t capacity = 0, number = 0;
     if (r->text.length == 0) return error_set(err, ERR_DATA, "%s: no prompts in it", r->file);
@@ -159,7 +159,7 @@ static ErrorCode read_prompts(const Arguments *args, Request *r, Error *err) {
 
 /* ---- the command line ---- */
 
-/* Flags of a conversation want one, and a conversation wants a message. */
+/* Chat flags require --chat, and a chat requires a message. */
 static ErrorCode check_chat(const Arguments *args, Error *err) {
     static const char *const names[] = {"--system", "--template", "--date"};
     bool chat = arguments_has(args, "--chat");
@@ -195,18 +195,18 @@ static ErrorCode read_request(const Arguments *args, Request *r, Error *err) {
 
 /* ---- generating ---- */
 
-/* Bytes as they come: those of one character may lie in several tokens. `first`: the text begins with it. */
+/* Bytes as they come: one character may span several tokens. `first`: this token begins the text. */
 static void put_token(const OpenModel *m, int32_t id, bool first, Text *into) {
     size_t length;
     const char *bytes = tokenizer_token_text(m->tokenizer, id, first, &length);
     if (bytes && into) text_add(into, bytes, length);
     if (!bytes || into) return;
     fwrite(bytes, 1, length, stdout);
-    fflush(stdout); /* each token shows as it comes */
+    fflush(stdout); /* show each token at once */
 }
 
-/* Rows of the embedding behind the tokenizer's last entry are padding: never sampled. Of logits that are not
- * finite nothing could be, and any token would look as good. */
+/* Rows of the embedding beyond the tokenizer's last entry are padding and never sampled. Non-finite logits
+ * are an error, since sampling from them would be arbitrary. */
 static ErrorCode find_logits(const OpenModel *m, Decoder *g, const int32_t *ids, int64_t count, float *logits,
                              Error *err) {
     int64_t entries = tokenizer_vocab_size(m->tokenizer), vocab = m->plan.model.config.vocab_size;
@@ -220,11 +220,10 @@ static ErrorCode find_logits(const OpenModel *m, Decoder *g, const int32_t *ids,
     return OK;
 }
 
-typedef enum Stop { STOP_TOKENS, STOP_END, STOP_CONTEXT } Stop; /* all that were asked for; an end; no room */
+typedef enum Stop { STOP_TOKENS, STOP_END, STOP_CONTEXT } Stop; /* all requested; an end; context full */
 
-/* Token by token: each is printed before the next is computed, or goes `into` a text. *made counts what was
- * sampled, an end of text among it. The last token is printed and not fed, since nobody asks for what would
- * follow. */
+/* Token by token: each is printed before the next is computed, or appended to `into`. *made counts sampled
+ * tokens, including an end of text. The last token is not fed back, since no token after it is needed. */
 static ErrorCode generate(OpenModel *m, Decoder *g, const Request *r, const Prompt *p, Text *into,
                           int64_t *made, Stop *stop, Error *err) {
     int64_t vocab = m->plan.model.config.vocab_size;
@@ -263,8 +262,8 @@ static void add_message(cJSON *messages, const char *role, const char *content) 
     cJSON_AddItemToArray(messages, message);
 }
 
-/* The prompt as the template has it, to where the answer begins. The messages of a line are taken as they
- * are. */
+/* The prompt as the template formats it, up to the start of the assistant turn. The messages of a line are
+ * taken unchanged. */
 static ErrorCode encode_message(const Arguments *args, const Chat *chat, const char *text, Prompt *p,
                                 Error *err) {
     const char *system = arguments_flag(args, "--system");
@@ -280,8 +279,8 @@ static ErrorCode encode_message(const Arguments *args, const Chat *chat, const c
     return code;
 }
 
-/* Where the model has a token that begins texts, a prompt is a text's beginning. Without such a token, and
- * without a prompt, the end of a text stands for the beginning of the next. */
+/* If the model has a BOS token, it precedes the prompt. Without it, and without a prompt, the EOS token
+ * stands for the beginning of the next text. */
 static ErrorCode encode_text(const OpenModel *m, const char *text, size_t length, Prompt *p, Error *err) {
     int32_t bos = tokenizer_bos(m->tokenizer), first = bos >= 0 ? bos : tokenizer_eos(m->tokenizer);
     p->begins = length == 0;
@@ -342,7 +341,7 @@ static ErrorCode write_text(OpenModel *m, Decoder *g, const Request *r, int64_t 
     return code;
 }
 
-/* The bytes of the line, so that numbers in it stay as they are written, with more members before its last
+/* The bytes of the input line, so that its numbers stay as written, with more members before its last
  * brace. */
 static ErrorCode write_line(const Prompt *p, const Text *made_text, int64_t made, Stop stop, Error *err) {
     static const char *const names[] = {
@@ -361,7 +360,7 @@ static ErrorCode write_line(const Prompt *p, const Text *made_text, int64_t made
     return fflush(stdout) == 0 ? OK : error_errno(err, ERR_IO, "cannot write to standard output");
 }
 
-/* Each from the beginning, as if it were alone. */
+/* Each from the beginning, independent of the others. */
 static ErrorCode write_lines(OpenModel *m, Decoder *g, const Request *r, int64_t *made, Error *err) {
     Text text = {0};
     ErrorCode code = OK;
@@ -379,8 +378,8 @@ static ErrorCode write_lines(OpenModel *m, Decoder *g, const Request *r, int64_t
     return code;
 }
 
-/* The cache is as long as what was asked for, not as what the model could take. The cache of keys and
- * values is the only memory that grows with the text. */
+/* The KV cache is sized by the request, not by the model's maximum. It is the only memory that grows with the
+ * text. */
 static int64_t positions_of(const OpenModel *m, const Request *r) {
     int64_t longest = m->plan.model.config.max_position_embeddings, wanted = 0;
     for (size_t i = 0; i < r->count; i++)
@@ -416,8 +415,8 @@ static void request_free(Request *r) {
     text_free(&r->text);
 }
 
-/* The command line and standard input are read before the model is, which may take minutes: a mistake
- * there is said at once. */
+/* The command line and standard input are read before the model, which may take minutes: errors there are
+ * reported at once. */
 static ErrorCode run_generate(const Arguments *args, Error *err) {
     OpenModel m = {0};
     Request r;

@@ -1,7 +1,7 @@
 /* Help texts from the verb tables, and the verb "help".
  *
- * Every text here is made of the verb's table: what help says of a flag is what the parser takes (cli.c),
- * and the man page and the completion (man.c) say the same. */
+ * Every text is made from the verb's table, like the parser (cli.c), the man page and the completion (man.c),
+ * so all of them agree. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,20 +13,20 @@
 const char program_summary[] =
     "pre-trains and tunes language models of the families that \"weft models\" lists";
 
-/* Beyond a hundred columns lines are hard to read, however wide the terminal. */
+/* Lines beyond a hundred columns are hard to read, however wide the terminal. */
 enum { MARGIN = 2, NAME_COLUMN = 26, NARROWEST = 40, WIDEST = 100 };
 
-/* Below forty the second column would hold a word a line: lines that the terminal breaks are then easier
- * to read. */
+/* Below forty columns the second column would have one word per line; lines that the terminal wraps are then
+ * easier to read. */
 static int clamp_width(int width) { return width < NARROWEST ? NARROWEST : width > WIDEST ? WIDEST : width; }
 
 static void add_spaces(Text *out, int count) {
     for (int i = 0; i < count; i++) text_add(out, " ", 1);
 }
 
-/* Adds the words of text[0..length), broken at `width`; `column` is where the cursor stands, further lines
- * start at `indent`. Bytes count as columns: these texts are ASCII, but for names that a user gave. A word
- * longer than a line stays whole, since a broken path or key could not be copied. */
+/* Adds the words of text[0..length), wrapped at `width`; the cursor is at `column`, further lines start at
+ * `indent`. Bytes count as columns: these texts are ASCII, except for names that a user gave. A word longer
+ * than a line is not broken, since a broken path or key could not be copied. */
 static void add_wrapped(Text *out, const char *text, size_t length, int column, int indent, int width) {
     bool first = true;
     for (size_t at = 0; at < length;) {
@@ -49,8 +49,8 @@ static void add_wrapped(Text *out, const char *text, size_t length, int column, 
     text_puts(out, "\n");
 }
 
-/* "  name      what it is", the second column wrapped under itself. A name too long for its column gets a
- * line of its own, so that the second column begins at one place for all and can be read down. */
+/* "  name      what it is", the second column wrapped under itself. A name too long for its column gets its
+ * own line, so that the second column is aligned for all. */
 static void add_entry(Text *out, const char *name, const char *help, int width) {
     add_spaces(out, MARGIN);
     text_puts(out, name);
@@ -63,8 +63,7 @@ static void add_entry(Text *out, const char *name, const char *help, int width) 
     add_wrapped(out, help, strlen(help), NAME_COLUMN, NAME_COLUMN, width);
 }
 
-/* Paragraphs are filled, lines that start with a space are kept. So examples keep their lines, and all
- * else fits any terminal. */
+/* Paragraphs are filled; lines that start with a space, such as examples, are kept. */
 static void add_paragraphs(Text *out, const char *text, int width) {
     while (*text) {
         if (*text == '\n' || *text == ' ') {
@@ -81,8 +80,8 @@ static void add_paragraphs(Text *out, const char *text, int width) {
     }
 }
 
-/* A common flag that the verb has its own version of is shown once, by the verb's words; a letter that the
- * verb took goes with it. */
+/* If the verb redefines a common flag, it is shown once, with the verb's text; a letter that the verb
+ * redefines is omitted from the common flag. */
 static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width) {
     for (const Flag *f = flags; f && f->name; f++) {
         char letter = f->letter;
@@ -100,7 +99,7 @@ static void add_flags(Text *out, const Flag *flags, const Verb *verb, int width)
     }
 }
 
-/* Usage first, since that is what one has forgotten; the configuration last, since it is long. */
+/* Usage first, since it is needed most; the configuration last, since it is long. */
 void help_write_verb(const Verb *verb, Text *out, int width) {
     width = clamp_width(width);
     text_printf(out, "weft %s - %s\n\n", verb->name, verb->summary);
@@ -118,8 +117,8 @@ void help_write_verb(const Verb *verb, Text *out, int width) {
     }
 }
 
-/* False, and nothing written, where there is no such group. A group has no entry of its own anywhere: it
- * is what several names begin with, and so its heading is written with the first that is found. */
+/* False, and nothing written, if there is no such group. A group has no entry of its own: it is a common
+ * first word of several names, so its heading is written with the first of them. */
 bool help_write_group(const char *group, Text *out, int width) {
     width = clamp_width(width);
     size_t length = strlen(group), before = out->length;
@@ -134,8 +133,8 @@ bool help_write_group(const char *group, Text *out, int width) {
     return true;
 }
 
-/* One line a verb; everything else is a verb's own. Three commands come first, since who asks for this has
- * most likely never trained anything with it. */
+/* One line per verb. Three commands come first, since most readers of this text have not trained anything
+ * with weft yet. */
 void help_write_overview(Text *out, int width) {
     width = clamp_width(width);
     text_printf(out, "weft - %s\n\nUsage: weft VERB [operands] [flags]\n\n", program_summary);
@@ -151,8 +150,8 @@ void help_write_overview(Text *out, int width) {
     add_entry(out, "VERB --help", "flags, examples and configuration of a verb", width);
 }
 
-/* Of one key or one section of the configuration, by its own name or that of another program. False, and
- * nothing written, where there is none. */
+/* Help of one key or one section of the configuration, by its own name or another program's. False, and
+ * nothing written, if there is none. */
 static bool help_write_key(const char *name, Text *out, int width) {
     const char *ours = options_synonym(config_synonyms, name);
     return options_write_help_of(config_options(), name, out, clamp_width(width)) ||
@@ -165,7 +164,7 @@ static ErrorCode unknown_key(const char *name, Error *err) {
     return options_check_key(&set, "help", name, err);
 }
 
-/* A verb goes before a section of its name ("train"), whose keys its help has too. */
+/* A verb takes precedence over a section of its name ("train"), whose keys its help shows too. */
 static ErrorCode help_on(int count, const char *const *words, Text *out, Error *err) {
     const Verb *verb = NULL;
     int used = 0;
@@ -190,13 +189,13 @@ static ErrorCode run_help(const Arguments *args, Error *err) {
     } else if (shell) {
         completion_write_bash(&out);
     } else if (args->operand_count == 1 && help_write_group(args->operands[0], &out, log_width())) {
-        code = OK; /* looked for before a verb: "help tokenizer" is about three of them */
+        code = OK; /* tried before a verb: "help tokenizer" is about three verbs */
     } else if (args->operand_count) {
         code = help_on(args->operand_count, args->operands, &out, err);
     } else {
         help_write_overview(&out, log_width());
     }
-    /* Help that was asked for is data: it goes to stdout, where it can be paged. */
+    /* Requested help is data: it goes to stdout, where it can be paged. */
     if (out.length) fwrite(out.data, 1, out.length, stdout);
     text_free(&out);
     return code;

@@ -1,7 +1,7 @@
-/* A configuration as it is loaded, and what is checked across keys. A value that follows from others is set
- * through the options with where it came from, so that what is written down reads back to the same values.
+/* Loads a configuration and checks it across keys. A value that follows from others is set through the
+ * options together with its origin, so that the written configuration reads back to the same values.
  *
- * Where a value comes from. Of what is given the later wins; the rest fills in what nobody gave:
+ * The sources of a value. The last given one wins; the rest fills in values that were not given:
  *
  *     default -> file -> command line -> model.config or model.init -> other keys -> tokenizer, mesh, device
  *     (tables)   (options_apply_*)       (model_options_take)          (follows)     (train/setup.c) */
@@ -15,9 +15,9 @@
 #include "base/file.h"
 #include "model/families/family.h"
 
-enum { MOST_MICROBATCHES = 1000000 }; /* of a step, on a rank: programs have an action for each */
+enum { MOST_MICROBATCHES = 1000000 }; /* per step and rank: programs have an action for each */
 
-/* Two equal drops to a floor of nothing would both be to nothing. */
+/* With a floor of 0 both of the two equal drops would end at 0. */
 static ErrorCode check_schedule(const Config *c, const OptionSet *set, Error *err) {
     if (c->schedule.kind != SCHEDULE_DROPS || c->schedule.min_factor > 0) return OK;
     return options_fail(
@@ -33,8 +33,8 @@ int config_step_sizes(const Config *c, int64_t tokens[STEP_SIZES]) {
     return count;
 }
 
-/* Walks through the sizes of the warm-up: the one that `step` has, or, where it is behind them, none (0) and
- * how many steps they are. */
+/* The size of `step` during the batch-size ramp-up, or 0 after it; *all is then the number of ramp-up
+ * steps. */
 static int64_t size_of_step(const Config *c, int64_t step, int64_t *all) {
     int64_t sizes[STEP_SIZES];
     int growing = config_step_sizes(c, sizes) - 1;
@@ -58,7 +58,7 @@ int64_t config_first_whole_step(const Config *c) {
     return all;
 }
 
-/* One source's loss is the run's; of very many nobody reads each. */
+/* With one source its loss is the run's; with very many, nobody reads each of them. */
 int config_reported_sources(const Config *c) {
     size_t count = c->data.sources.count;
     return count > 1 && count <= 64 ? (int)count : 0;
@@ -80,7 +80,7 @@ double config_steps_from(const Config *c, int64_t step) {
     return config_tokens_from(c, step) / (double)c->train.tokens_per_step;
 }
 
-/* The bias of a base is in no checkpoint of adapters. */
+/* Checkpoints of adapters do not contain the base's expert biases. */
 static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error *err) {
     const Family *f = families[c->model.family];
     if (c->train.router_bias_speed <= 0) return OK;
@@ -92,15 +92,15 @@ static ErrorCode check_router_bias(const Config *c, const OptionSet *set, Error 
                         "beside adapters (lora.rank) all of the base stays as it is: leave the key out");
 }
 
-/* DeepSeek's speed is its own; the others bring experts together within some tens of steps. */
+/* DeepSeek's own speed for its family; the other values balance the experts within some tens of steps. */
 const char *config_bias_speed(const Config *c) {
     const Arch *a = &families[c->model.family]->arch;
     return a->sigmoid_router ? "0.001" : a->weighs_input ? "0.01" : "0.02";
 }
 
-/* Experts that learn from nothing all but collapse within some steps, since those that are chosen are those
- * that learn. A balance loss that is asked for is enough. Given weights stay what they are, and so does a run
- * that goes on (setup_keep_balance). */
+/* Experts with random weights almost always collapse within some steps without balancing, since only chosen
+ * experts learn. A configured balance loss is enough. Given weights are left unchanged, and so is a run that
+ * continues (setup_keep_balance). */
 static ErrorCode take_router_bias(Config *c, OptionSet *set, Error *err) {
     const ModelConfig *m = &c->model.shape;
     bool starts = family_has_experts(families[c->model.family]) && !c->model.init[0] &&
@@ -110,8 +110,8 @@ static ErrorCode take_router_bias(Config *c, OptionSet *set, Error *err) {
                           "default of experts from random weights", err);
 }
 
-/* A step is cut into whole microbatches on every mesh: those of the warm-up too, which
- * layout_build sees to. */
+/* A step is divided into whole microbatches on every mesh; layout_build checks this also for the steps of the
+ * ramp-up. */
 static ErrorCode check_batch_warmup(const Config *c, const OptionSet *set, Error *err) {
     int64_t start = c->train.batch_start, whole = c->train.tokens_per_step, size = start, first, last;
     if (start == 0 && c->train.batch_warmup == 0) return OK;
@@ -143,7 +143,7 @@ static ErrorCode check_spans(const Config *c, const OptionSet *set, Error *err) 
                         (long long)c->numerics.canonical_cp);
 }
 
-/* Norms of both are taken in one way, and squares must add up. */
+/* The estimate needs squared norms that add up, hence the 2-norm. */
 static ErrorCode check_noise(const Config *c, const OptionSet *set, Error *err) {
     if (!c->metrics.noise_scale || (c->optimizer.clip_norm >= 2 && c->optimizer.clip_norm <= 2)) return OK;
     return options_fail(set, "metrics.noise_scale", err,
@@ -158,7 +158,7 @@ static bool names_muon(const OptimizerOptions *o) {
     return o->settings.kind == OPTIMIZER_MUON;
 }
 
-/* What Muon is known with. AdamW reads neither, so only a section of SGD's has them for itself. */
+/* Muon's usual values. AdamW reads neither key, so only an SGD section uses them for itself. */
 static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     static const char *const defaults[][2] = {{"optimizer.momentum", "0.95"}, {"optimizer.nesterov", "true"}};
     if (!names_muon(&c->optimizer) || c->optimizer.settings.kind == OPTIMIZER_SGD) return OK;
@@ -168,7 +168,7 @@ static ErrorCode take_momentum(const Config *c, OptionSet *set, Error *err) {
     return OK;
 }
 
-/* Why a model or mesh has no module; NULL: it may have one. */
+/* Why a model or mesh cannot have an MTP module; NULL if it can. */
 static const char *refuses_mtp_module(const Config *c) {
     if (c->train.mtp_depth > 1) return "train.multi_token above 1: checkpoints of the family have one module";
     if (!model_family(&c->model.shape)->arch.mtp_module)
@@ -186,8 +186,8 @@ static ErrorCode check_mtp_module(const Config *c, const OptionSet *set, Error *
     return options_fail(set, "train.multi_token_kind", err, "a module is not in this version beside %s", why);
 }
 
-/* What is not there beside MTP heads. A tied head's gradient takes a way of its own, and weights to start
- * from have no such heads. */
+/* Features that MTP heads do not support: a tied head's gradient is computed in a different way, and weights
+ * to start from have no such heads. */
 static ErrorCode check_mtp(const Config *c, const OptionSet *set, Error *err) {
     bool heads = c->train.mtp_kind == MTP_KIND_HEADS;
     const char *other = c->lora.rank > 0                     ? "lora.rank"
@@ -201,7 +201,7 @@ static ErrorCode check_mtp(const Config *c, const OptionSet *set, Error *err) {
                         other);
 }
 
-/* What is not there beside adapters. */
+/* Features that adapters do not support. */
 static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     if (c->lora.rank == 0) return OK;
     if (!c->model.init[0])
@@ -213,8 +213,8 @@ static ErrorCode check_lora(const Config *c, const OptionSet *set, Error *err) {
     return OK;
 }
 
-/* `find` is checkpoint_find_model, given from above: config/ lies below checkpoint/. A run given by name
- * stands for its newest checkpoint, so the directory of the message is the one that was found. */
+/* `find` is checkpoint_find_model, passed in since config/ is below checkpoint/. The path of a run means its
+ * newest checkpoint, so messages name the directory that was found. */
 static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, Error *err) {
     char *dir;
     ModelConfig own;
@@ -227,8 +227,8 @@ static ErrorCode take_shape_of_model(Config *c, OptionSet *set, FindModel find, 
     return code;
 }
 
-/* "3-5", "3". Digits are asked for before each strtoll, which would take signs and blanks. A number beyond
- * 64 bits becomes the largest there is: a step that never comes, and no error. */
+/* "3-5", "3". Digits are checked before each strtoll, which would accept signs and blanks. A number beyond 64
+ * bits becomes the largest: a step that is never reached, and no error. */
 static bool parse_range(const char *text, int64_t *first, int64_t *last) {
     char *end;
     if (*text < '0' || *text > '9') return false;
@@ -239,13 +239,13 @@ static bool parse_range(const char *text, int64_t *first, int64_t *last) {
 
 bool config_saves_async(const Config *c) { return c->checkpoint.async && c->checkpoint.every > 0; }
 
-/* The text is parsed again where it is asked for: it is short, has been checked, and no second field has
- * to be kept equal to it. */
+/* The text is parsed at each call: it is short and has been checked, and no second field must be kept
+ * consistent with it. */
 bool config_traces(const Config *c, int64_t *first, int64_t *last) {
     return parse_range(c->metrics.trace, first, last);
 }
 
-/* When the configuration is read, and not at the first traced step, hours later. Empty is no trace. */
+/* Checked when the configuration is read, not at the first traced step hours later. Empty: no trace. */
 static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err) {
     int64_t first, last;
     char shown[80];
@@ -254,8 +254,8 @@ static ErrorCode check_trace(const OptionSet *set, const char *text, Error *err)
                         error_escape(shown, sizeof shown, text, strlen(text)));
 }
 
-/* A rank as people write it; -1 for anything else. As text, since a list of numbers is a list of texts to
- * the options. A digit comes first, which strtoll does not ask for: " 3" and "+3" are no ranks. */
+/* A rank in decimal; -1 for anything else. From text, since the options store a list of numbers as texts. The
+ * first character must be a digit, since strtoll would accept " 3" and "+3". */
 static int64_t rank_of(const char *text) {
     char *end;
     if (*text < '0' || *text > '9') return -1;
@@ -269,7 +269,7 @@ bool config_logs_rank(const Config *c, int rank) {
     return false;
 }
 
-/* What can be said without knowing how many ranks there are; the rest is config_check_ranks'. */
+/* Checks what does not depend on the number of ranks; config_check_ranks does the rest. */
 static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     char shown[80];
     for (size_t i = 0; i < ranks->count; i++)
@@ -280,7 +280,7 @@ static ErrorCode check_ranks(const StringList *ranks, Error *err) {
     return OK;
 }
 
-/* A product of factors starts from something. */
+/* A range test multiplies, so it must start above 0. */
 static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s, Error *err) {
     if (s->kind == SCHEDULE_RANGE && s->warmup_from > 0)
         return options_fail(set, "schedule.warmup_from", err, "schedule.kind: range has no warmup");
@@ -290,8 +290,8 @@ static ErrorCode check_range_test(const OptionSet *set, const ScheduleOptions *s
                         "1e-5, say");
 }
 
-/* Beside keys what the run was trained on. A misspelt key would be found only when a run is to go on,
- * which may be at night, by the supervisor: so it is refused when the configuration is read. */
+/* Keys, or the facts about a run's data. A misspelt key would otherwise be found only when the supervisor
+ * resumes the run, possibly at night: so it is refused when the configuration is read. */
 static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Error *err) {
     for (size_t i = 0; i < keys->count; i++) {
         const char *key = keys->items[i];
@@ -303,8 +303,8 @@ static ErrorCode check_changes(const OptionSet *set, const StringList *keys, Err
     return OK;
 }
 
-/* When the number of ranks is known, which is after the configuration is read. A rank that is not there is
- * an error: its lines would be waited for in vain. */
+/* Called after the configuration is read, when the number of ranks is known. A rank beyond it is an error:
+ * the user would wait for its lines in vain. */
 ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
     const StringList *ranks = &c->metrics.log_ranks;
     for (size_t i = 0; i < ranks->count; i++)
@@ -314,11 +314,11 @@ ErrorCode config_check_ranks(const Config *c, int world, Error *err) {
     return OK;
 }
 
-/* Sequences of a microbatch when the user leaves it open: some 2,048 tokens, or what pipeline.microbatches
- * makes. The number of ranks matters only where that many do not fit, so that the curve does not depend on
- * it. 2,048 tokens fill the products of a small model. */
+/* Sequences of a microbatch if the user does not set them: about 2,048 tokens, which keep the matrix products
+ * of a small model busy, or the result of pipeline.microbatches. The number of ranks matters only if that
+ * many do not fit, so that the curve does not depend on it. */
 static int64_t choose_sequences(const Config *c, int ranks) {
-    /* What the smallest step is made of makes up the others. */
+    /* Whatever divides the smallest step divides the others. */
     int64_t context = c->train.context,
             step = c->train.batch_start > 0 ? c->train.batch_start : c->train.tokens_per_step;
     if (step > 0 && c->pipeline.microbatches > 0 && step % (c->pipeline.microbatches * ranks * context) == 0)
@@ -329,8 +329,8 @@ static int64_t choose_sequences(const Config *c, int ranks) {
     return chosen;
 }
 
-/* With the nearest numbers that would do: the multiples of a round of microbatches below and above. There
- * is none below where the step is smaller than one round. */
+/* The message suggests the nearest valid sizes: the multiples of one microbatch on every rank below and
+ * above. There is none below if the step is smaller than that. */
 static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, int ranks, Error *err) {
     int64_t unit = sequences * c->train.context * ranks, below = step / unit * unit;
     char lower[40] = "";
@@ -342,8 +342,8 @@ static ErrorCode refuse_step(const Config *c, int64_t step, int64_t sequences, i
                      (long long)(below + unit));
 }
 
-/* Into whole microbatches, however many. *sequences and *microbatches are set, also where the step is
- * refused: config_geometry is asked with what they are. */
+/* Into whole microbatches, of any number. *sequences and *microbatches are set even if the step is refused,
+ * since config_geometry's message uses them. */
 static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches,
                              Error *err) {
     int64_t step = c->train.tokens_per_step, asked = c->pipeline.microbatches;
@@ -354,12 +354,12 @@ static ErrorCode divide_step(const Config *c, int ranks, int64_t *sequences, int
     return step % unit == 0 ? OK : refuse_step(c, step, *sequences, ranks, err);
 }
 
-/* All three of tokens, microbatch and microbatches may be given if they agree; what is open follows from
- * the others:
+/* All three of tokens, microbatch and microbatches may be given if they agree; a missing one follows from the
+ * others:
  *
  *     train.tokens_per_step = microbatches * sequences * train.context * ranks
  *
- * Refused and never rounded: a step of other tokens than were asked for would be another curve. */
+ * Refused, never rounded: a step with another number of tokens would give another curve. */
 ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_t *microbatches, Error *err) {
     int64_t context = c->train.context, asked = c->pipeline.microbatches;
     TRY(divide_step(c, ranks, sequences, microbatches, err));
@@ -377,8 +377,8 @@ ErrorCode config_geometry(const Config *c, int ranks, int64_t *sequences, int64_
     return OK;
 }
 
-/* Also of a saved configuration, when it is read back (train/saved.c): both are compared with everything
- * derived. */
+/* Also called for a saved configuration when it is read back (train/saved.c), so that both are compared with
+ * everything derived. */
 ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
     c->model.shape.mtp_depth = c->train.mtp_depth;
     c->model.shape.mtp_module = c->train.mtp_depth > 0 && c->train.mtp_kind == MTP_KIND_MODULE;
@@ -388,10 +388,9 @@ ErrorCode config_derive(Config *c, OptionSet *set, Error *err) {
     return model_options_derive(&c->model, set, err);
 }
 
-/* In this order: defaults, file, command line, then what only several keys tell, then shapes from files,
- * then what follows. A wrong word is so found before the file of a model is opened, and what follows sees
- * everything that it could follow from. `set` and `c` are the caller's to free by options_free, after a
- * failure too. */
+/* The order: defaults, file, command line, checks across keys, shapes from files, derived values. Thus a
+ * wrong key is found before a model file is opened, and derived values see all their inputs. The caller frees
+ * `set` and `c` by options_free, also after a failure. */
 ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_count,
                       const char *const *overrides, FindModel find, Error *err) {
     memset(c, 0, sizeof *c);
@@ -425,9 +424,9 @@ ErrorCode config_load(Config *c, OptionSet *set, const char *path, int override_
                          "train.context is %lld but model.max_position_embeddings is %lld: lower the one or "
                          "raise the other",
                          (long long)c->train.context, (long long)c->model.shape.max_position_embeddings);
-    /* For its error only. */
+    /* Called only for its error. */
     int64_t sequences, microbatches;
-    /* With more ranks less is possible, never more; what the mesh makes of it is seen when the mesh is
-     * known. */
+    /* More ranks only restrict the possible sizes further; the mesh's restrictions are checked when the mesh
+     * is known. */
     return c->pipeline.microbatches ? OK : divide_step(c, 1, &sequences, &microbatches, err);
 }

@@ -1,8 +1,8 @@
-/* What others call keys of ours: TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM.
+/* Names of weft's keys in other programs: TorchTitan, Lingua, transformers, litgpt, nanoGPT, Megatron-LM.
  *
- * A name with a dot stands for itself; one without for the last part of any key that is not ours. None is the
- * last part of a key of ours, so that a right name in a wrong section finds its own. Both are held by
- * tests/config/test_synonyms.c, what is printed by tests/program/test_hints.sh. */
+ * A name with a dot matches exactly; one without matches the last component of any unknown key. None of them
+ * is the last component of a weft key, so that the right name in the wrong section finds its own key.
+ * tests/config/test_synonyms.c checks both, tests/program/test_hints.sh the messages. */
 #include "config/config.h"
 
 /* clang-format off */
