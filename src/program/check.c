@@ -1,27 +1,27 @@
-/* Whether a program keeps its invariants (program/program.h). The check knows nothing of how it was made. It
- * walks the actions once, and looks for two things.
+/* Checks the invariants of a program (program/program.h). The check does not know how the program was made.
+ * It walks the actions once and verifies two things.
  *
- * Marks of what has been done to each (unit, microbatch):
+ * Marks of what has been done for each (unit, microbatch):
  *
  *     FWD        needs LOAD, and FWD of the unit below or RECV_F         --> DONE_FORWARD
- *     DGRAD      needs DONE_FORWARD, and that of the unit above or RECV_B --> DONE_DGRAD
- *     WGRAD      needs as many ops of dgrad                            --> DONE_WGRAD
+ *     DGRAD      needs DONE_FORWARD, and dgrad of the unit above or RECV_B --> DONE_DGRAD
+ *     WGRAD      needs as many ops of dgrad                              --> DONE_WGRAD
  *     SEND_x     needs what it sends                                     --> SENT_x
  *     reductions need DONE_WGRAD of all that they sum                    --> SCATTERED, SUMMED, REDUCED
  *
- * and at the norm everything must have all its marks.
+ * At the norm everything must have all its marks.
  *
- * Hazards inside a pass over a unit, of the tensors that its rows name (model/layers/layer.h: Collective): an
- * op reads `to`, or makes `from`; a collective reads the one and writes the other, from its start to its end.
- * Of each tensor is known what it holds. So it is found
+ * Hazards inside a pass over a unit concern the tensors that its rows name (model/layers/layer.h:
+ * Collective). An op reads `to`, or makes `from`; a collective reads `from` and writes `to`, from its start
+ * to its end. The check tracks what each tensor holds, and so finds
  *
- *     what is read before it is made or has come       the row is not there, its ops have not run
- *     what was written over before it was read         the tensor holds something else
- *     what is touched while it is on its way           a row is under way that names the tensor
+ *     reads before data is made or has arrived         the row has not ended, or its ops have not run
+ *     data overwritten before it was read              the tensor holds something else
+ *     accesses to tensors in flight                    a started row names the tensor
  *
- * whatever the row says: nothing here knows a layer, or a kind of collective. A program that would hang, use
- * what is not there, or leave a sum out is thus refused before memory is taken; a schedule that somebody
- * wrote by hand comes through here like any other. */
+ * for every row: the check knows no layer and no kind of collective. A program that would hang, read missing
+ * data, or leave out a sum is thus refused before memory is taken. A schedule written by hand passes through
+ * here like any other. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,30 +40,30 @@ enum {
     SENT_GRADIENT = 64
 };
 
-enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4, LEFT = 8 /* its splits are added up */ };
+enum { SCATTERED = 1, SUMMED = 2, REDUCED = 4, LEFT = 8 /* its partial sums are added up */ };
 typedef enum RunKind {
     RUN_FORWARD,
     RUN_DGRAD,
     RUN_WGRAD,
     RUN_RECOMPUTE,
     RUN_KINDS
-} RunKind; /* in which ops are run */
+} RunKind; /* kinds of runs of ops */
 
-/* Of a (unit, microbatch). */
+/* State of a (unit, microbatch). */
 typedef struct UnitState {
-    uint32_t ops[RUN_KINDS]; /* that have run, a bit each */
+    uint32_t ops[RUN_KINDS]; /* ops that have run, a bit each */
     uint32_t started[RUN_KINDS],
-        there[RUN_KINDS];    /* rows; a pass of dgrad and wgrad has those of RUN_DGRAD */
-    int slice;               /* of the head: the last that has run */
-    bool called_up, records; /* of the chunk whose logits have been made: started, there */
+        there[RUN_KINDS];    /* rows; a pass with dgrad and wgrad uses those of RUN_DGRAD */
+    int slice;               /* of the head: the last one that has run */
+    bool called_up, records; /* records of the chunk whose logits are made: started, there */
 } UnitState;
 
-/* What a tensor holds: what a row has brought, or what its ops have made. */
+/* What a tensor holds: the result of a row, or the output of its ops. */
 enum { HOLDS_NOTHING, HOLDS_BROUGHT = 1, HOLDS_MADE = 1 + UNIT_COLLECTIVES };
-/* Tensors of each layer, and those of the unit. */
+/* The tensors of each layer and those of the unit. */
 enum { TENSORS = UNIT_SUBLAYERS * LAYER_TENSORS + UNIT_TENSORS - LAYER_TENSORS };
 
-/* The pass over a unit that is at work: one at a time, for they share memory. */
+/* The current pass over a unit. There is one at a time, since passes share memory. */
 typedef struct PassState {
     int unit, microbatch; /* unit -1: none */
     ActionKind kind;
@@ -77,25 +77,25 @@ typedef struct Check {
     unsigned char *done; /* [units, microbatches] */
     UnitState *state;    /* [units, microbatches] */
     PassState pass;
-    unsigned char *reduced; /* [units + 1, microbatches + 1] of the microbatches, and of the step */
+    unsigned char *reduced; /* [units + 1, microbatches + 1] marks for each microbatch and for the step */
     int *last_weight;       /* [units] microbatch of the last wgrad */
     unsigned char *loaded;  /* [microbatches] */
     bool *gathered;         /* [units] */
     bool *cuts;             /* [units] passes are cut somewhere */
     int phase;              /* 0 microbatches, 1 tied, 2 norm, 3 update */
     int updated;            /* last unit updated */
-    ActionKind made;        /* of the one behind it: MATRIX_GATHER, MATRIX_SCATTER; ACT_NORM: neither */
+    ActionKind made;        /* last of MATRIX_GATHER, MATRIX_SCATTER for the next unit; ACT_NORM: neither */
 } Check;
 
 static const Anatomy *anatomy(const Check *c, Action a) { return &c->anatomy[a.unit]; }
 static bool has(uint32_t ops, int op) { return ops >> op & 1; }
 
-/* Marks are kept for units of other ranks too, and stay empty: indexing is simple, and they are bytes. */
+/* Units of other ranks have marks too, which stay empty: that keeps the indexing simple and costs little. */
 static unsigned char *mark(Check *c, int u, int m) { return &c->done[u * c->p->microbatches + m]; }
 
 static UnitState *state(Check *c, Action a) { return &c->state[a.unit * c->p->microbatches + a.microbatch]; }
 
-/* first <= i < end, a bit each. */
+/* Bits first <= i < end. */
 static uint32_t bits(int first, int end) { return (uint32_t)((UINT64_C(1) << end) - (UINT64_C(1) << first)); }
 static uint32_t bits_of(OpRange ops) { return bits(ops.first, ops.end); }
 
@@ -110,7 +110,7 @@ static RunKind way_of(ActionKind pass) {
 
 static const Collective *row_of(const Anatomy *n, int row) { return n->rows[row].row; }
 
-/* A tensor's number among all that a unit's rows name. */
+/* Index of a tensor among all tensors that a unit's rows name. */
 static int tensor_of(const Anatomy *n, int row, int tensor) {
     return tensor >= LAYER_TENSORS ? UNIT_SUBLAYERS * LAYER_TENSORS + tensor - LAYER_TENSORS
                                    : n->rows[row].sublayer * LAYER_TENSORS + tensor;
@@ -118,7 +118,7 @@ static int tensor_of(const Anatomy *n, int row, int tensor) {
 static int from_of(const Anatomy *n, int row) { return tensor_of(n, row, row_of(n, row)->from); }
 static int to_of(const Anatomy *n, int row) { return tensor_of(n, row, row_of(n, row)->to); }
 
-/* Rows whose actions this file checks here: what goes along with another has none, what is dispatched is run,
+/* Rows whose actions are checked here. Rows that go along with another have none, dispatched rows are run,
  * and chunks have their own order. */
 static bool is_exchanged(const Anatomy *n, ActionKind pass, int row) {
     const Collective *c = row_of(n, row);
@@ -131,7 +131,7 @@ static uint32_t exchanged_in(const Anatomy *n, ActionKind pass) {
     return rows;
 }
 
-/* All that a pass has to bring is there when it is over. */
+/* Everything that a pass exchanges must have arrived when the pass ends. */
 static const char *end_pass(Check *c) {
     PassState *s = &c->pass;
     Action a = {.unit = s->unit, .microbatch = s->microbatch};
@@ -145,7 +145,7 @@ static const char *end_pass(Check *c) {
     return NULL;
 }
 
-/* Of what is recomputed, the pass that it is for. */
+/* Recomputation belongs to the pass that it is for. */
 static const char *enter_pass(Check *c, Action a) {
     ActionKind kind = action_pass(a);
     if (kind == ACT_RECOMPUTE) kind = a.before;
@@ -156,19 +156,19 @@ static const char *enter_pass(Check *c, Action a) {
     return wrong;
 }
 
-/* Whether a row that is under way names the tensor. */
+/* Whether a row in flight names the tensor. */
 static bool is_busy(const Check *c, const Anatomy *n, int tensor) {
     for (int i = 0; i < n->count; i++)
         if (c->pass.under_way >> i & 1 && (from_of(n, i) == tensor || to_of(n, i) == tensor)) return true;
     return false;
 }
 
-/* What is made elsewhere is recomputed there, but for what comes back of it. */
+/* Dispatched ops are recomputed where they run, except for the last one, whose output is combined here. */
 static uint32_t recomputed_in(const Anatomy *n, uint32_t ops) {
     return n->recomputed & ops & ~(n->dispatched & n->dispatched >> 1);
 }
 
-/* All that the policy drops of a unit, and what is exchanged for it. */
+/* Whether everything is recomputed that the policy drops, and exchanged for that. */
 static bool is_recomputed_first(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     const UnitState *u = state(c, a);
@@ -177,8 +177,8 @@ static bool is_recomputed_first(Check *c, Action a) {
            !(exchanged_in(n, ACT_RECOMPUTE) & ~u->there[RUN_RECOMPUTE]);
 }
 
-/* The passes of a row that an action runs: of a backward pass one half or both. What is dispatched does both
- * with dgrad. */
+/* The passes of a row that an action runs: dgrad, wgrad or both of a backward pass. DISPATCH does both with
+ * dgrad. */
 static int passes_of(Action a) {
     ActionKind pass = action_pass(a);
     if (pass == ACT_FWD) return IN_FORWARD;
@@ -187,7 +187,7 @@ static int passes_of(Action a) {
     return (grads & DGRAD ? IN_DGRAD : 0) | (grads & WGRAD ? IN_WGRAD : 0);
 }
 
-/* Whether ops of an action read what a row brings: its ops, or those next to them. */
+/* Whether ops of an action read the result of a row: its own ops, or those next to them. */
 static bool is_read(const Anatomy *n, ActionKind pass, int row, uint32_t ops) {
     const Collective *c = row_of(n, row);
     int place = collective_place(&n->rows[row]);
@@ -197,7 +197,7 @@ static bool is_read(const Anatomy *n, ActionKind pass, int row, uint32_t ops) {
     return place > 0 && ops >> (place - 1) & 1;
 }
 
-/* Ops read what has been brought for them, and make what others will send. */
+/* Ops read what has arrived for them, and make what rows will send. */
 static const char *check_hazards(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     const UnitState *u = state(c, a);
@@ -218,7 +218,7 @@ static const char *check_hazards(Check *c, Action a) {
     return NULL;
 }
 
-/* Whether what a row moves has been made when it starts. */
+/* Whether the data of a row has been made when the row starts. */
 static bool is_made(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     const Collective *row = row_of(n, a.row);
@@ -236,7 +236,7 @@ static bool is_made(Check *c, Action a) {
     return !(needed & ~u->ops[RUN_DGRAD]);
 }
 
-/* What the ops have made is there still, or what a row before it has left there. */
+/* Whether `from` still holds the output of the ops, or the result of a row before this one. */
 static bool holds_made(const Check *c, const Anatomy *n, Action a) {
     int from = from_of(n, a.row), holds = c->pass.holds[from];
     if (!row_of(n, a.row)->behind || holds == HOLDS_MADE + a.row) return true;
@@ -262,7 +262,7 @@ static const char *start_row(Check *c, Action a) {
     return NULL;
 }
 
-/* Records of a chunk, between its logits and its loss. */
+/* The records of a chunk are exchanged between its logits and its loss. */
 static const char *check_chunk(Check *c, Action a) {
     UnitState *u = state(c, a);
     bool ends = a.kind == ACT_WAIT;
@@ -272,7 +272,7 @@ static const char *check_chunk(Check *c, Action a) {
     return NULL;
 }
 
-/* A row is exchanged once, where it says: started, and then waited for. */
+/* A row is exchanged once, at its position: started, then waited for. */
 static const char *check_exchange(Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     if (a.row < 0 || a.row >= n->count || !n->uses[a.pass][a.row]) return "comes where nothing is exchanged";
@@ -286,7 +286,7 @@ static const char *check_exchange(Check *c, Action a) {
     return NULL;
 }
 
-/* Ops are run where their experts are, and no others; wgrads alone have nothing to do there. */
+/* Dispatched ops, and no others, run in DISPATCH; a separate wgrad has nothing to do there. */
 static bool is_in_place(const Check *c, Action a) {
     uint32_t own = bits_of(a.ops), remote = anatomy(c, a)->dispatched & own;
     return action_exchanges(a.kind) ? remote == own : !remote || a.kind == ACT_WGRAD;
@@ -294,7 +294,7 @@ static bool is_in_place(const Check *c, Action a) {
 
 /* ---- passes ---- */
 
-/* The head by chunks: logits, records, loss; then the next chunk. */
+/* The head runs by chunks: logits, records, loss; then the next chunk. */
 static const char *run_slice(Check *c, Action a) {
     UnitState *u = state(c, a);
     bool sliced = action_pass(a) == ACT_FWD && has(anatomy(c, a)->sliced, a.ops.first);
@@ -305,13 +305,13 @@ static const char *run_slice(Check *c, Action a) {
     return NULL;
 }
 
-/* Ops without a wgrad have none that could come late. */
+/* Ops of a run without a wgrad, which count as done. */
 static uint32_t weightless(const Check *c, Action a) {
     return a.unit > 0 ? bits_of(a.ops) & ~anatomy(c, a)->products : 0;
 }
 
-/* The ops of an action follow those that ran before it, in the order of its way; wgrads of a pass
- * that has both may come late. The last of them completes the unit. */
+/* The ops of an action must follow those that ran before, in the order of the pass. In a pass with dgrad and
+ * wgrad, wgrads may be delayed. The last op completes the unit. */
 static const char *run_ops(Check *c, RunKind way, Action a, unsigned flag) {
     OpRange all = anatomy(c, a)->all;
     uint32_t *done = &state(c, a)->ops[way], own, before;
@@ -327,7 +327,7 @@ static const char *run_ops(Check *c, RunKind way, Action a, unsigned flag) {
     return NULL;
 }
 
-/* What a run of ops reads and makes. */
+/* Checks what a run of ops reads and makes. */
 static const char *check_run(Check *c, Action a) {
     const char *wrong = enter_pass(c, a);
     if (wrong) return wrong;
@@ -339,7 +339,7 @@ static bool runs(const Check *c, int u) {
     return u >= 0 && u < c->p->units && partition_runs(c->p->partition, u);
 }
 
-/* With one shard everything is whole from the start. A tied head reads two units. */
+/* With one shard parameters are always complete. A tied head reads two units. */
 static const char *check_gathered(const Check *c, int u) {
     if (c->p->partition->shards == 1) return NULL;
     if (!c->gathered[u]) return "comes before its parameters are gathered";
@@ -348,8 +348,8 @@ static const char *check_gathered(const Check *c, int u) {
     return NULL;
 }
 
-/* The microbatch must be loaded on every rank, not only where the embedding is: positions and targets are
- * read by all. */
+/* The microbatch must be loaded on every rank, not only where the embedding is, since all ranks read
+ * positions and targets. */
 static const char *check_forward(Check *c, Action a) {
     int u = a.unit, m = a.microbatch;
     bool ready = u == 0           ? c->loaded[m]
@@ -360,15 +360,15 @@ static const char *check_forward(Check *c, Action a) {
     return wrong ? wrong : check_gathered(c, u);
 }
 
-/* The sum at a block's end, which needs nothing. */
+/* The sum at a block's end needs nothing recomputed. */
 static bool hands_on(const Check *c, Action a) {
     const Anatomy *n = anatomy(c, a);
     int last = n->all.end - 1;
     return a.ops.first == last && !has(n->ops | n->products, last);
 }
 
-/* The head has no unit above, and the embedding and it have nothing that must be gathered again for this
- * half. */
+/* Checks dgrad. The head has no unit above it; the embedding and the head read no gathered parameters in
+ * dgrad. */
 static const char *check_input(Check *c, Action a) {
     int u = a.unit, m = a.microbatch;
     bool ready = *mark(c, u, m) & DONE_FORWARD;
@@ -381,7 +381,7 @@ static const char *check_input(Check *c, Action a) {
     return u > 0 && u < c->p->units - 1 ? check_gathered(c, u) : NULL;
 }
 
-/* Ops are recomputed when the forward pass is done; they read what is there, or was recomputed below. */
+/* Recomputation comes after the forward pass. Its ops read what was saved, or recomputed by ops below. */
 static const char *check_recompute(Check *c, Action a) {
     UnitState *u = state(c, a);
     const Anatomy *n = anatomy(c, a);
@@ -392,7 +392,7 @@ static const char *check_recompute(Check *c, Action a) {
     return check_gathered(c, a.unit);
 }
 
-/* Op by op it may not overtake dgrad, whose operands it reads. */
+/* A wgrad may not overtake its op's dgrad, whose operands it reads. */
 static const char *check_weight(Check *c, Action a) {
     const char *wrong = run_ops(c, RUN_WGRAD, a, DONE_WGRAD);
     if (wrong) return wrong;
@@ -401,8 +401,8 @@ static const char *check_weight(Check *c, Action a) {
     return program_reads_adapters(c->p, a) ? check_gathered(c, a.unit) : NULL;
 }
 
-/* A pass that adds to gradients of weights: its order is what makes the bits, the first microbatch sets,
- * later ones add (invariant 3). */
+/* The order of additions to weight gradients determines the bits: the first microbatch sets, later ones add
+ * (invariant 3). */
 static const char *check_order(Check *c, Action a) {
     if (!program_begins_unit(c->p, a)) return NULL;
     if (c->p->ordered && a.microbatch != c->last_weight[a.unit] + 1)
@@ -411,8 +411,8 @@ static const char *check_order(Check *c, Action a) {
     return NULL;
 }
 
-/* Dgrad and wgrad, or one of them: wgrad of an op that has one may come late, but when the last action
- * of the unit is done everything is. */
+/* Dgrad and wgrad, or one of them. The wgrad of an op may be delayed, but everything must be done after the
+ * last action of the unit. */
 static const char *check_backward(Check *c, Action a) {
     Grads grads = action_grads(a);
     const char *wrong = check_order(c, a);
@@ -424,7 +424,7 @@ static const char *check_backward(Check *c, Action a) {
     return ends && !(*mark(c, a.unit, a.microbatch) & DONE_WGRAD) ? "comes before what is late" : NULL;
 }
 
-/* Runs its ops as the pass would that it belongs to. */
+/* Its ops are checked like those of the pass to which they belong. */
 static const char *check_dispatch(Check *c, Action a) {
     a.kind = a.pass;
     if (a.pass == ACT_FWD) return check_forward(c, a);
@@ -434,7 +434,7 @@ static const char *check_dispatch(Check *c, Action a) {
     return check_backward(c, a);
 }
 
-/* A transfer happens once, between two ranks, and what is sent is there. */
+/* A transfer happens once, between two ranks, after its data is made. */
 static const char *check_transfer(Check *c, Action a) {
     bool forward_side = a.kind == ACT_SEND_F || a.kind == ACT_RECV_B;
     int other = forward_side ? a.unit + 1 : a.unit - 1;
@@ -451,7 +451,7 @@ static const char *check_transfer(Check *c, Action a) {
     return NULL;
 }
 
-/* Parameters are gathered, used and dropped, in turn; with one shard there is nothing to gather. */
+/* Parameters are gathered, used and released in turn; with one shard there is nothing to gather. */
 static const char *check_gather(Check *c, Action a) {
     if (c->p->partition->shards == 1) return "gathers what is whole";
     if (c->gathered[a.unit] == (a.kind == ACT_GATHER))
@@ -471,7 +471,7 @@ static bool weights_done(Check *c, int u, int m) {
     return true;
 }
 
-/* Before anything else is done to the gradient, when the pass is done that makes it. */
+/* Partial sums are added up after the pass that makes them, before anything else happens to the gradient. */
 static const char *check_partials(Check *c, Action a) {
     int first = a.microbatch < 0 ? 0 : a.microbatch,
         last = a.microbatch < 0 ? c->p->microbatches - 1 : a.microbatch;
@@ -484,7 +484,7 @@ static const char *check_partials(Check *c, Action a) {
     return NULL;
 }
 
-/* A gradient of a step counts as microbatch -1: reductions either name each microbatch, or none. */
+/* A gradient of a step counts as microbatch -1: reductions name each microbatch, or none. */
 static const char *check_reduction(Check *c, Action a) {
     int u = a.unit < c->p->units ? a.unit : c->p->units - 1;
     if (!weights_done(c, u, a.microbatch)) return "comes before the gradient is complete";
@@ -501,8 +501,8 @@ static const char *check_reduction(Check *c, Action a) {
     return NULL;
 }
 
-/* Every gradient that this rank makes has crossed each axis once: a step or a microbatch, as the sync says,
- * no more and no less. Twice would double a gradient, which no loss shows; AdamW would hide even that. */
+/* Every gradient of this rank was reduced on each axis exactly once a step, or a microbatch, as the sync
+ * requires. A second reduction would double a gradient; no loss shows that, and AdamW would hide it. */
 static bool reductions_complete(Check *c) {
     const Partition *p = c->p->partition;
     for (int u = 0; u <= c->p->units; u++) {
@@ -522,8 +522,8 @@ static bool reductions_complete(Check *c) {
     return true;
 }
 
-/* An axis over which gradients of some kind of parameter are a sum, and no kind of action here makes it: the
- * bug that shows in no loss. Over pp, TIE sums; over tp, SUM_PARTIALS. */
+/* Whether gradients of some kind of parameter are a sum over an axis for which no action here makes the sum:
+ * a bug that no loss shows. Over pp TIE makes it, over tp SUM_PARTIALS. */
 static bool sums_are_left(const Partition *p) {
     AxisSet left = 0;
     for (int kind = 0; kind < KINDS; kind++) left |= axes_any((ParamKind)kind, DOES_SUM);
@@ -531,8 +531,8 @@ static bool sums_are_left(const Partition *p) {
            1;
 }
 
-/* Every unit that runs here, with every microbatch, has all its marks, and what others wait for has been
- * sent. */
+/* Every unit that runs here has all its marks for every microbatch, and everything that other ranks wait for
+ * was sent. */
 static bool passes_complete(Check *c) {
     for (int u = 0; u < c->p->units; u++)
         for (int m = 0; runs(c, u) && m < c->p->microbatches; m++) {
@@ -544,8 +544,8 @@ static bool passes_complete(Check *c) {
     return true;
 }
 
-/* Passes, then TIE where there is a tied weight at either end, then NORM, then UPDATEs: each phase begins
- * when the one before is complete. An update before the norm of all could not be clipped, nor taken back. */
+/* The phases are passes, TIE where a tied weight is at either end, NORM, UPDATEs; each begins when the one
+ * before is complete. An update before the norm of all gradients could be neither clipped nor undone. */
 static const char *check_phase(Check *c, int phase) {
     const char *wrong = c->phase == 0 ? end_pass(c) : NULL;
     if (wrong) return wrong;
@@ -560,7 +560,8 @@ static const char *check_phase(Check *c, int phase) {
     return NULL;
 }
 
-/* Every unit that is held, in ascending order, each once: a tied copy too, which makes the same update. */
+/* Every unit that is held is updated once, in ascending order. A tied copy is updated too, with the same
+ * result. */
 static const char *check_update(Check *c, int u) {
     for (c->updated++; c->updated < u; c->updated++)
         if (partition_holds(c->p->partition, c->updated)) return "comes out of order";
@@ -571,7 +572,7 @@ static const char *check_update(Check *c, int u) {
     return check_phase(c, 3);
 }
 
-/* Boxes of the unit that is updated next go to their owners, and come back. */
+/* The matrices of the next unit to be updated go to their owners and come back. */
 static const char *check_matrices(Check *c, Action a) {
     int next = c->updated + 1;
     while (next < c->p->units && !partition_holds(c->p->partition, next)) next++;
@@ -581,7 +582,7 @@ static const char *check_matrices(Check *c, Action a) {
     return check_phase(c, 3);
 }
 
-/* Whatever is wrong with the numbers of an action is found here, so that what follows may index by them. */
+/* Checks the numbers of an action, so that everything after it may index by them. */
 static const char *check_names(const Check *c, Action a) {
     bool passes = action_is_pass(a.kind) || action_exchanges(a.kind) || a.kind == ACT_RECOMPUTE;
     bool transfers =
@@ -603,7 +604,7 @@ static const char *check_names(const Check *c, Action a) {
     return NULL;
 }
 
-/* Each kind has its rule; what it says completes the sentence "program action 7 (FWD ...) ...". */
+/* Each kind has its rule. The returned text completes "program action 7 (FWD ...) ...". */
 static const char *check_action(Check *c, Action a) {
     const char *wrong = check_names(c, a);
     bool run = action_is_pass(a.kind) || a.kind == ACT_RECOMPUTE || a.kind == ACT_DISPATCH;
@@ -639,8 +640,8 @@ static const char *check_action(Check *c, Action a) {
     return "is none";
 }
 
-/* A wrong program is a bug of this program, whatever the configuration: ERR_INTERNAL, with the action that
- * shows it. */
+/* A wrong program is a bug in weft, whatever the configuration: ERR_INTERNAL, with the action that shows
+ * it. */
 static ErrorCode check_all(Check *c, Error *err) {
     const Program *p = c->p;
     for (int i = 0; i < p->count; i++) {

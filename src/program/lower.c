@@ -1,23 +1,22 @@
-/* Lowering: from who holds what, and a pipeline schedule, to the program of one rank.
+/* Lowering: from the partition and a pipeline schedule to the program of one rank.
  *
  *     order of cells         first pass                        second pass
  *     F s m         -->  LOAD m, FWD u m ...               -->  GATHER u+1, FWD u m, RELEASE u ...
  *     B s m         -->  BWD u m, REDUCE_SCATTER u ...     -->  the same for backward passes
- *     SEND, RECV    -->  SEND_F, RECV_F, SEND_B, RECV_B         as they are
- *     the end       -->  REDUCED, TIE, NORM, UPDATE u ...       as they are
+ *     SEND, RECV    -->  SEND_F, RECV_F, SEND_B, RECV_B         unchanged
+ *     the end       -->  REDUCED, TIE, NORM, UPDATE u ...       unchanged
  *
- * The first writes down passes over units, transfers and reductions in the order of the schedule; the second
- * puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. They are apart
- * because what is used next is known only when everything is written down.
+ * The first pass emits passes over units, transfers and reductions in the order of the schedule. The second
+ * puts GATHER and RELEASE around the uses of sharded parameters, one unit ahead of use. It is separate
+ * because the next use is only known when all actions are there.
  *
- * Some things are put elsewhere than where they are thought of first, so that what is slow has time: gathers
- * are started one unit early, the second half of a reduction is written behind the start of the next one,
- * what must be complete for the norm is waited for at the end, and in backward passes that are cut wgrads of
- * products run while ranks exchange something. Nothing else of the order is this file's: it is the
- * schedule's.
+ * Some actions are moved away from their natural position to give slow operations time. Gathers are started
+ * one unit early. The second step of a reduction comes after the start of the next reduction. The norm's
+ * inputs are waited for at the end. In backward passes that collectives cut, wgrads run during collectives.
+ * The rest of the order is the schedule's.
  *
- * Elsewhere called: FSDP prefetch (prefetch_gathers), delayed wgrad (run_delayed), zero bubble (DGRAD,
- * WGRAD). */
+ * Other names: FSDP prefetch is prefetch_gathers, delayed wgrad is run_delayed, and zero bubble schedules use
+ * DGRAD and WGRAD. */
 #include <stdlib.h>
 
 #include "program/owners.h"
@@ -31,12 +30,12 @@ static void append(Program *p, Action a) {
     p->actions[p->count++] = a;
 }
 
-/* All but passes. */
+/* Appends any action but a pass. */
 static void emit(Program *p, ActionKind kind, int unit, int microbatch) {
     append(p, (Action){.kind = kind, .unit = unit, .microbatch = microbatch});
 }
 
-/* ---- passes and what ranks exchange in them ---- */
+/* ---- passes and their collectives ---- */
 
 static void append_exchange(Program *p, ActionKind kind, const Anatomy *n, int row, Action pass) {
     const UnitCollective *c = &n->rows[row];
@@ -53,14 +52,14 @@ static void append_exchange(Program *p, ActionKind kind, const Anatomy *n, int r
                        .over = c->row->over});
 }
 
-/* Whether a pass has an action of its own for a row: what goes along with another has none, chunks have
- * theirs between slices, and what is dispatched is run. */
+/* Whether a pass has a separate action for a row. Rows that go along with another have none, those of chunks
+ * are between slices, and dispatched rows are run. */
 static bool is_exchanged(const Anatomy *n, ActionKind pass, int row) {
     const Collective *c = n->rows[row].row;
     return n->uses[pass][row] && !c->along && !c->chunked && c->kind != COLL_DISPATCH;
 }
 
-/* The head's logits chunk by chunk, records of each between the two halves of it. */
+/* The head's logits chunk by chunk, with a collective of the chunk's records between its two slices. */
 static void emit_slices(Program *p, const Anatomy *n, Action a) {
     int row = 0;
     while (!n->rows[row].row->chunked || !(n->uses[a.kind][row] >> a.ops.first & 1)) row++;
@@ -74,7 +73,7 @@ static void emit_slices(Program *p, const Anatomy *n, Action a) {
     }
 }
 
-/* The first place from `op` on where passes over the unit are cut, or its end. */
+/* The first op from `op` on before which passes over the unit are cut, or `end`. */
 static int next_cut(const Program *p, int unit, int op, int end) {
     while (op < end && !p->has_collective(p->partition, unit, op)) op++;
     return op;
@@ -86,8 +85,8 @@ static uint32_t bits(OpRange range) {
 
 static int highest(uint32_t ops) { return 31 - __builtin_clz(ops); }
 
-/* Ops that run where their experts are. They make again what they need there by themselves: only what they
- * bring back may have to be recomputed. */
+/* Ops that run on their experts' ranks. They recompute what they need there by themselves: only their
+ * combined output may have to be recomputed. False: the ops are not dispatched. */
 static bool emit_dispatch(Program *p, const Anatomy *n, Action a) {
     int row = anatomy_dispatch(n, a.ops.first);
     if (row < 0) return false;
@@ -97,7 +96,8 @@ static bool emit_dispatch(Program *p, const Anatomy *n, Action a) {
     return true;
 }
 
-/* What stands at a place of a forward pass. Returns the row that may overlap what follows; -1: none. */
+/* Emits the collectives before op `place` of an ascending pass. Returns the row that may overlap with the op;
+ * -1: none. */
 static int exchange_at(Program *p, const Anatomy *n, Action a, int place) {
     int overlaps = -1;
     for (int i = 0; i < n->count; i++) {
@@ -111,8 +111,8 @@ static int exchange_at(Program *p, const Anatomy *n, Action a, int place) {
     return overlaps;
 }
 
-/* An action for each run of ops between two places where ranks exchange something: ascending in a forward
- * pass, and in what is recomputed. Where nothing of a run is recomputed it is left out. */
+/* Emits an action for each run of ops between two collectives, ascending, for a forward pass or
+ * recomputation. Leaves out runs without recomputed ops. */
 static void emit_ascending(Program *p, const Anatomy *n, Action a) {
     for (int first = n->all.first, end; first < n->all.end; first = end) {
         bool slices = a.kind == ACT_FWD && n->sliced >> first & 1;
@@ -130,24 +130,24 @@ static void emit_ascending(Program *p, const Anatomy *n, Action a) {
 
 /* ---- backward passes ---- */
 
-/* A backward pass on its way down, and what it has put off: wgrad of a product is what nobody waits
- * for, so it runs while something is on its way.
+/* A backward pass in progress, with its delayed wgrads. Nothing waits for the wgrad of a product, so it runs
+ * during a collective.
  *
  *     gradient of the result ==gather==> down, gate and up: dgrad ==sum==> norm ==gather==> output, ...
- *              what is recomputed               wgrad of down   ^   wgrad of gate and up
+ *              recomputation                    wgrad of down   ^   wgrad of gate and up
  *
- * Products in pairs make that fit: a row-parallel one reads the gradient of the layer's result, which stays
- * what it is until the norm before the layer adds to it; a column-parallel one reads the layer's input,
- * gathered again behind dgrads of both. So no tensor has to wait for what it holds, and what is on
- * its way has the memory that it had before. */
+ * Products come in pairs, which makes this possible. A row-parallel product reads the gradient of the layer's
+ * result, which stays unchanged until the norm before the layer adds to it. A column-parallel product reads
+ * the layer's input, which is gathered again after both dgrads. So no tensor is kept longer, and collectives
+ * use the same memory as without delay. */
 typedef struct BackwardEmitter {
     Program *p;
     const Anatomy *n;
     Action pass;
-    bool recompute;   /* what is recomputed for it has still to be */
-    uint32_t delayed; /* ops whose wgrads have still to run */
-    int gathered;     /* the row that was gathered last for wgrads; -1 */
-    bool pending;     /* it has been started, and not been waited for */
+    bool recompute;   /* recomputation has not been emitted yet */
+    uint32_t delayed; /* ops whose wgrads have not been emitted yet */
+    int gathered;     /* the row last gathered for wgrads; -1: none */
+    bool pending;     /* it has been started but not waited for */
 } BackwardEmitter;
 
 static void wait_for(BackwardEmitter *d, int row) { append_exchange(d->p, ACT_WAIT, d->n, row, d->pass); }
@@ -157,7 +157,8 @@ static void wait_gathered(BackwardEmitter *d) {
     d->pending = false;
 }
 
-/* The uppermost of those that are late, or all of them; `rows`: that read a result's gradient. */
+/* Emits the highest delayed wgrad, or all of them. `rows`: only those that read the gradient of a layer's
+ * result. */
 static void run_delayed(BackwardEmitter *d, bool rows, bool all) {
     uint32_t delayed = rows ? d->delayed & ~d->n->reads_x : d->delayed;
     for (; delayed; delayed &= ~(1u << highest(delayed))) {
@@ -180,7 +181,7 @@ static void emit_recompute(BackwardEmitter *d) {
     d->recompute = false;
 }
 
-/* With something to do meanwhile. */
+/* A collective with other work until it is waited for. */
 static void exchange(BackwardEmitter *d, int row) {
     append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
     if (d->recompute)
@@ -190,9 +191,9 @@ static void exchange(BackwardEmitter *d, int row) {
     wait_for(d, row);
 }
 
-/* Behind dgrad of a layer's first op, the gradient of its input is summed. What the layer has left
- * of wgrads runs meanwhile; those that read its input wait for the gather of the layer below, if the
- * unit has one. */
+/* After dgrad of a layer's first op, the gradient of the layer's input is summed. The layer's remaining
+ * wgrads run meanwhile. Those that read its input wait for the gather of the layer below, if the unit has
+ * one. */
 static void end_layer(BackwardEmitter *d, int row, int place) {
     bool below = d->n->begins & bits((OpRange){0, place});
     if (row >= 0) append_exchange(d->p, ACT_COLLECTIVE, d->n, row, d->pass);
@@ -200,22 +201,21 @@ static void end_layer(BackwardEmitter *d, int row, int place) {
     if (row >= 0) wait_for(d, row);
 }
 
-/* The sum at a block's end hands its gradient on, and needs nothing. */
+/* The sum at a block's end passes its gradient on and needs nothing recomputed. */
 static bool hands_on(const BackwardEmitter *d, OpRange range) {
     int last = d->n->all.end - 1;
     return range.first == last && !((d->n->ops | d->n->products) >> last & 1);
 }
 
-/* Of a run of ops those whose wgrads come late: all that have one, or none. In the last unit some
- * have one without a product; where experts are dispatched nothing is exchanged that one could run beside. */
+/* The ops of a run whose wgrads are delayed: all products, or none. In the last unit some ops have a wgrad
+ * without a product; with dispatched experts there is no collective to overlap with. */
 static uint32_t delayed_of(const BackwardEmitter *d, OpRange range) {
     uint32_t products = d->n->products & bits(range);
     if (d->pass.kind != ACT_BWD || d->pass.unit == d->p->units - 1) return 0;
     return d->p->partition->experts == 1 && !(products & ~d->n->parallel) ? products : 0;
 }
 
-/* Rows of the pass that ops of a run read (`behind`: make), by what they move: gradients, what the forward
- * pass has made, or that for wgrads alone. */
+/* What rows of a backward pass move: gradients, outputs of the forward pass, or operands for wgrads only. */
 typedef enum Moves { MOVES_GRADIENT, MOVES_FORWARD, MOVES_OPERAND } Moves;
 
 static Moves moves(const Collective *row) {
@@ -233,7 +233,7 @@ static void exchange_all(BackwardEmitter *d, OpRange range, bool behind, Moves w
     }
 }
 
-/* What wgrads of a run read that is gathered for them: once for all that read it. */
+/* Starts the gather of an operand of a run's wgrads: once for all ops that read it. */
 static void gather_operand(BackwardEmitter *d, OpRange range) {
     for (int i = 0; i < d->n->count; i++) {
         if (!is_exchanged(d->n, d->pass.kind, i) || moves(d->n->rows[i].row) != MOVES_OPERAND) continue;
@@ -244,7 +244,7 @@ static void gather_operand(BackwardEmitter *d, OpRange range) {
     }
 }
 
-/* That of the input's gradient which the run has ended with; -1: none. */
+/* The row that sums the gradient of the layer's input at which the run ends; -1: none. */
 static int summed_by(const BackwardEmitter *d, OpRange range) {
     for (int i = 0; i < d->n->count; i++) {
         uint32_t ops = d->n->uses[d->pass.kind][i];
@@ -269,7 +269,7 @@ static void run_down(BackwardEmitter *d, OpRange range) {
     if (d->n->begins >> range.first & 1) end_layer(d, summed_by(d, range), range.first);
 }
 
-/* Where the gradient comes from another rank, what is recomputed has been by the time it is there. */
+/* If the gradient comes from another rank, recomputation runs before it arrives. */
 static void emit_descending(Program *p, const Anatomy *n, Action pass) {
     BackwardEmitter d = {.p = p, .n = n, .pass = pass, .recompute = true, .gathered = -1};
     if (!partition_runs(p->partition, pass.unit + 1)) emit_recompute(&d);
@@ -303,7 +303,7 @@ static bool is_ready(const WgradEmitter *w, int op) {
     return row < 0 || w->there >> row & 1;
 }
 
-/* What was there is no more. */
+/* A gather overwrites what was in its tensor. */
 static void start_gather(WgradEmitter *w, int row) {
     if (w->started >> row & 1) return;
     for (int i = 0; i < w->n->count; i++)
@@ -312,8 +312,8 @@ static void start_gather(WgradEmitter *w, int row) {
     w->started |= 1u << row;
 }
 
-/* The next one is gathered while this op runs, unless it goes where that lies which this one, or one in
- * between, reads. */
+/* Gathers the next operand while this op runs, unless that would overwrite what this op, or one in between,
+ * reads. */
 static void gather_next(WgradEmitter *w, int op) {
     int next = op;
     while (next >= 0 && is_ready(w, next)) next--;
@@ -334,8 +334,8 @@ static void make_ready(WgradEmitter *w, int op) {
     append_exchange(w->p, ACT_WAIT, w->n, row, w->pass);
 }
 
-/* Whether wgrads stop at a place: those of experts that are elsewhere have nothing to do, and where
- * nothing else is exchanged they go with others. */
+/* Whether wgrads stop at a place. Those of dispatched experts ran with dgrad and have nothing to do here, so
+ * without other collectives they join a run. */
 static bool stops_weights(const WgradEmitter *w, int place) {
     uint32_t here = w->n->dispatched;
     bool ends = (here >> place & 1) != (place > 0 && here >> (place - 1) & 1);
@@ -354,7 +354,8 @@ static void emit_weights(Program *p, const Anatomy *n, Action pass) {
     }
 }
 
-/* A pass that is not cut makes again what it needs by itself (engine.c); one that is has actions for that. */
+/* A pass that is not cut recomputes what it needs by itself (engine.c). A pass that is cut has actions for
+ * that. */
 static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
     Anatomy n;
     program_anatomy(p, unit, &n);
@@ -369,7 +370,7 @@ static void emit_pass(Program *p, ActionKind kind, int unit, int microbatch) {
         emit_descending(p, &n, a);
 }
 
-/* The actions of a pass over a unit, where they stand for the microbatch that comes first. */
+/* The actions of a pass over a unit, as emitted for the first microbatch. */
 typedef struct Written {
     int first, count;
 } Written;
@@ -380,12 +381,11 @@ typedef struct Lowering {
     bool *loaded;     /* [microbatches] */
     int *left;        /* [units] wgrads still to come */
     Written *written; /* [units, ACT_KINDS] */
-    Action behind; /* the reduction started last: what follows it is written after the next one has started */
-    bool has_behind, behind_last; /* there is one; it was the unit's last of the step */
+    Action behind;    /* the reduction started last; its second step comes after the start of the next one */
+    bool has_behind, behind_last; /* there is one; it was the unit's last in the step */
 } Lowering;
 
-/* Microbatches are alike: what a pass comes to is asked of the model once, and written again for all others.
- */
+/* Microbatches are alike: the model is asked once about a pass, and the actions are copied for all others. */
 static void write_pass(Lowering *l, ActionKind kind, int unit, int microbatch) {
     Program *p = l->p;
     Written *w = &l->written[unit * ACT_KINDS + (int)kind];
@@ -404,8 +404,8 @@ static void write_pass(Lowering *l, ActionKind kind, int unit, int microbatch) {
 
 static bool reduces(const Lowering *l) { return l->partition->shards * l->partition->replicas > 1; }
 
-/* The second half of a reduction: over the replicas, or the wait for what was summed. By then the next unit's
- * first half is under way, so neither waits for the other: on a network both axes are busy at once. */
+/* The second step of a reduction: the all-reduce over replicas, or the wait for the sum. By then the first
+ * step of the next unit is in flight, so neither waits for the other: both axes are busy at once. */
 static void finish_behind(Lowering *l) {
     if (!l->has_behind) return;
     Action a = l->behind;
@@ -417,8 +417,8 @@ static void finish_behind(Lowering *l) {
     if (l->p->sync == SYNC_REPLICA && l->behind_last) emit(l->p, ACT_ALL_REDUCE, a.unit, -1);
 }
 
-/* Over the shards first where there are any, which leaves a share to sum over the replicas; else the whole
- * over the replicas. */
+/* Reduces over the shards first, if there are any, which leaves one shard to sum over the replicas; else the
+ * full gradient over the replicas. */
 static void reduce(Lowering *l, int unit, int microbatch, bool last) {
     emit(l->p, l->partition->shards > 1 ? ACT_REDUCE_SCATTER : ACT_ALL_REDUCE, unit, microbatch);
     finish_behind(l);
@@ -427,16 +427,16 @@ static void reduce(Lowering *l, int unit, int microbatch, bool last) {
     l->behind_last = last;
 }
 
-/* Splits of a microbatch's gradient are added up behind the pass that makes it, since the next one writes
- * where they are; in fixed point they have been added by then, and only cross. */
+/* Partial sums of a microbatch's gradient are added up after the pass that makes them, since the next pass
+ * overwrites them. In fixed point they have been added by then, and only the total is sent. */
 static void partials_of_microbatch(Lowering *l, int u, int m) {
     if (program_sums_partials(l->p, u) && !program_sums_partials_once(l->p))
         emit(l->p, ACT_SUM_PARTIALS, u, m);
 }
 
-/* A wgrad of (u, m) is done. With gradients reduced once a step, the last of a unit's microbatches sets
- * its reduction off, while units below are still at work. The tied head's own gradient is complete when the
- * head is. */
+/* Called after a wgrad of (u, m). With gradients reduced once a step, the last microbatch of a unit starts
+ * its reduction, while lower units are still at work. The tied head's own gradient is complete when the
+ * head's is. */
 static void gradient_added(Lowering *l, int u, int m) {
     bool last = --l->left[u] == 0;
     if (last && program_sums_partials(l->p, u) && program_sums_partials_once(l->p))
@@ -447,7 +447,7 @@ static void gradient_added(Lowering *l, int u, int m) {
     if (l->partition->tied && u == l->p->units - 1) reduce(l, l->p->units, microbatch, last);
 }
 
-/* With the first stage of this rank that sees the microbatch: later stages of it find it there. */
+/* Comes with the first stage of this rank that runs the microbatch. */
 static void load(Lowering *l, int m) {
     if (l->loaded[m]) return;
     l->loaded[m] = true;
@@ -460,8 +460,8 @@ static void forward(Lowering *l, int stage, int m) {
     for (int u = first[stage]; u < first[stage + 1]; u++) write_pass(l, ACT_FWD, u, m);
 }
 
-/* From the last unit of the stage to the first. Dgrad alone makes no gradient of matrices, so
- * nothing can be reduced after it. */
+/* From the last unit of the stage to the first. A separate dgrad makes no gradient of matrices, so no
+ * reduction follows it. */
 static void backward(Lowering *l, int stage, int m, ActionKind kind) {
     const int *first = l->partition->stages.first;
     for (int u = first[stage + 1] - 1; u >= first[stage]; u--) {
@@ -485,13 +485,13 @@ static void cell(Lowering *l, const Cell *c) {
     case CELL_RECV_B: emit(l->p, ACT_RECV_B, first[c->stage + 1] - 1, m); break;
     case CELL_UNSHARD:
     case CELL_RESHARD:
-    case CELL_REDUCE_GRAD: /* parameter actions are this file's own */
+    case CELL_REDUCE_GRAD: /* lower.c places these itself */
     case CELL_KINDS:
     case CELL_IDLE: break;
     }
 }
 
-/* One unit's boxes at a time are on their way, in the memory that passes have left. */
+/* The matrices of one unit at a time are exchanged, in memory that the passes no longer use. */
 static void update(Lowering *l, int unit) {
     if (!partition_holds(l->partition, unit)) return;
     if (owners_have(l->partition, unit)) {
@@ -501,9 +501,9 @@ static void update(Lowering *l, int unit) {
     emit(l->p, ACT_UPDATE, unit, -1);
 }
 
-/* What stands at the end of every step. REDUCED of the step comes once for each gradient, after all passes:
- * with gradients that were reduced microbatch by microbatch there is nothing left to wait for, but fixed
- * point still has to become fp32. A rank of the middle of a pipeline has neither end of a tie. */
+/* The end of a step. REDUCED of the step comes once for each gradient, after all passes. Gradients that were
+ * reduced microbatch by microbatch need no wait, but fixed point is still converted to fp32. A rank in the
+ * middle of a pipeline has neither end of a tie. */
 static void finish(Lowering *l) {
     Program *p = l->p;
     finish_behind(l);
@@ -517,12 +517,11 @@ static void finish(Lowering *l) {
     for (int u = 0; u < p->units; u++) update(l, u);
 }
 
-/* ---- Second pass: parameters ---- */
+/* ---- second pass: parameters ---- */
 
-/* Units whose parameters an action reads. The embedding's backward pass reads none (it adds rows to a
- * gradient), and a wgrad reads activations only, but for adapters, which read each other; a head that
- * was deferred makes its logits again, and a tied one reads the embedding for them; an MTP module, when it is
- * recomputed. */
+/* The units whose parameters an action reads. The embedding's backward pass reads none (it adds rows to a
+ * gradient). A wgrad reads only activations, except that adapters read each other. A deferred head recomputes
+ * its logits, and a tied one reads the embedding for that; so does an MTP module when it is recomputed. */
 static int uses(const Program *p, Action a, int out[2]) {
     int n = 0, head = p->units - 1;
     bool pass = a.kind == ACT_FWD || a.kind == ACT_RECOMPUTE || a.kind == ACT_DISPATCH ||
@@ -535,8 +534,8 @@ static int uses(const Program *p, Action a, int out[2]) {
     return n;
 }
 
-/* Of an action that reads parameters: the next one that does, and the next that does not read the same. Where
- * there is none: as many as there are actions. */
+/* For an action that reads parameters: the next one that does, and the next one that reads different
+ * parameters. If there is none: the number of actions. */
 typedef struct Ahead {
     int next, other;
 } Ahead;
@@ -547,14 +546,14 @@ typedef struct Gathering {
     Ahead *ahead;   /* [actions] */
     bool *live;     /* [units] */
     int *instances; /* [units] gathers so far */
-    int *last_use;  /* [units] action */
+    int *last_use;  /* [units] index of the action */
 } Gathering;
 
 static bool is_among(const int *units, int n, int unit) {
     return (n > 0 && units[0] == unit) || (n > 1 && units[1] == unit);
 }
 
-/* From the end, so that nothing is searched for: what is ahead of an action is known when its turn comes. */
+/* Walks from the end, so that what is ahead of each action is already known. */
 static void look_ahead(Gathering *g) {
     const Program *p = g->from;
     int next = p->count, read[2] = {-1, -1};
@@ -569,8 +568,8 @@ static void look_ahead(Gathering *g) {
     }
 }
 
-/* The how-manieth gather of its unit names its buffer: each lives from there to its RELEASE, and may lie
- * elsewhere than the one before. */
+/* The index of a gather among those of its unit names the buffer. Each buffer lives from its GATHER to its
+ * RELEASE, and may have another offset than the one before. */
 static void gather(Gathering *g, int unit) {
     if (g->live[unit]) return;
     g->live[unit] = true;
@@ -584,9 +583,9 @@ static void release(Gathering *g, int unit) {
     emit(g->to, ACT_RELEASE, unit, g->instances[unit] - 1);
 }
 
-/* Gathers what action i uses, then the next unit that any later action uses. One unit ahead is enough to hide
- * a gather behind a pass of equal length, and holds two units at a time; more would hold more and hide no
- * more. */
+/* Gathers what action i uses, then the next unit that a later action uses. One unit ahead is enough to hide a
+ * gather behind a pass of equal length, and holds two units at a time. More would take more memory and hide
+ * nothing more. */
 static void prefetch_gathers(Gathering *g, int i, const int *own, int n) {
     const Program *p = g->from;
     bool found = false;
@@ -598,9 +597,9 @@ static void prefetch_gathers(Gathering *g, int i, const int *own, int n) {
     }
 }
 
-/* A unit is dropped after its last use, or, where it is to be gathered anew for each pass, as soon as the
- * next action that reads parameters reads others. Backward follows forward on the same unit at the turn of a
- * microbatch: there it stays. */
+/* Releases a unit after its last use or, if it is to be gathered again for each pass, as soon as the next
+ * action that reads parameters reads others. Where a microbatch turns from forward to backward on the same
+ * unit, the unit stays. */
 static void drop(Gathering *g, int i, const int *own, int n, Reshard reshard) {
     const Program *p = g->from;
     int next[2], more = g->ahead[i].next < p->count ? uses(p, p->actions[g->ahead[i].next], next) : 0;
@@ -632,15 +631,15 @@ static void place_gathers(Program *p, Reshard reshard) {
     free(from.actions);
 }
 
-/* Under pipelines each microbatch would gather each stage anew, which is many times the bytes: there they
- * stay, unless asked otherwise. */
+/* With a pipeline each microbatch would gather each stage again, which is many times the bytes; by default
+ * parameters then stay gathered. */
 static Reshard choose(Reshard asked, const Partition *partition) {
     if (asked != RESHARD_AUTO) return asked;
     return mesh_size(&partition->mesh, MESH_PIPELINE) > 1 ? RESHARD_NEVER : RESHARD_ALWAYS;
 }
 
-/* Whether sums are added up as one rank would, microbatch after microbatch: true of all schedules but those
- * that say otherwise, and what makes their bits equal. */
+/* Whether gradients are accumulated microbatch by microbatch, as on one rank, which makes the bits equal.
+ * True for all schedules except those with another order. */
 static bool ascending(const Program *p) {
     int *last = mem_alloc_array((size_t)p->units, sizeof *last);
     bool ok = true;
@@ -668,8 +667,8 @@ static bool comes_first(const Program *p) {
     return ok;
 }
 
-/* With one microbatch there is nothing to add up before gradients cross: shards then hold no whole gradient,
- * for the same bytes. Replicas without shards would only hold it twice. */
+/* With one microbatch there is nothing to accumulate before the reduction: with SYNC_MICROBATCH no rank holds
+ * a full gradient, for the same bytes. Replicas without shards would only hold it twice. */
 GradientSync program_sync(GradientSync asked, int shards, int replicas, int microbatches) {
     if (shards * replicas == 1) return SYNC_STEP;
     if (asked == SYNC_AUTO) return microbatches == 1 && shards > 1 ? SYNC_MICROBATCH : SYNC_STEP;
@@ -677,9 +676,9 @@ GradientSync program_sync(GradientSync asked, int shards, int replicas, int micr
     return shards == 1 ? SYNC_STEP : replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
 }
 
-/* Where ranks share the vocabulary the head makes its weight gradient with its forward pass whatever is
- * asked: making logits again would exchange records again. With an MTP module, all gradients of the last
- * unit's matrices are made on the way back (model/layers/head.c). */
+/* Where ranks share the vocabulary, the head computes its weight gradient in the forward pass whatever is
+ * asked: recomputing logits would repeat the exchange of records. With an MTP module, all gradients of the
+ * last unit's matrices are computed in the backward pass (model/layers/head.c). */
 void program_lower(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
     *p = (Program){
@@ -712,8 +711,7 @@ void program_lower(Program *p, const ProgramSpec *spec) {
     if (partition->shards > 1) place_gathers(p, choose(spec->reshard, partition));
 }
 
-/* The stages of this rank in ascending order, one microbatch through all of them: there is nothing to
- * interleave. */
+/* One microbatch goes through the stages of this rank in ascending order: there is nothing to interleave. */
 void program_lower_evaluation(Program *p, const ProgramSpec *spec) {
     const Partition *partition = spec->partition;
     *p = (Program){.model = spec->model,
