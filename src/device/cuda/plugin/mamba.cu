@@ -133,7 +133,7 @@ void mamba_forward(Device *d, MambaShape s, MambaInputs in, const int32_t *first
 
 /* ---- backward ---- */
 
-/* Tokens first .. first + count - 1 (a scan chunk) of some heads, and scratch: MAMBA_CHUNK pairs of floats
+/* Tokens first .. first + count - 1 (a scan chunk) of some heads, and scratch: two runs of MAMBA_CHUNK floats
  * for each head (steps) and for each of its rows (terms), and one more float for each row (skips). last: no
  * token comes behind. */
 struct MambaChunk {
@@ -159,7 +159,7 @@ __global__ void mamba_steps_kernel(MambaShape s, MambaInputs in, const int32_t *
     steps_of(r, head)[i] = k.step, steps_of(r, head)[MAMBA_CHUNK + i] = k.keep;
 }
 
-/* Adds the span's sums to those of the rows before, or stores them if there are none (`more`). */
+/* Adds the span's sums to those of earlier rows if `more`, else stores them. */
 INLINE void add_span(const float (&sum)[SPAN], int count, bool more, float *room, int64_t step) {
     float mine = sum_of_lane(sum);
     if (lane() >= SPAN || lane() >= count) return;
