@@ -1,21 +1,21 @@
-/* Opening, groups, starting operations, waiting for them.
+/* Opens a Comm, creates groups, starts operations and waits for them.
  *
- * One mutex guards the state and every call of the transport: the program's thread, the progress thread and
- * the watchdog take turns. Nobody holds it while waiting.
+ * One mutex guards the state and every call of the transport: the main thread, the progress thread and the
+ * watchdog take it in turn. Nobody holds it while waiting.
  *
- * A call of this module, from the outside in:
+ * The files of this module, from the outside in:
  *
- *     comm.c           checks, takes the lock, makes an operation, hands out its request
- *     transfer.c       cuts it into messages and buckets, adds up what arrives: order
- *     communicators.c  the same from GPU to GPU; staging.c takes tensors of GPUs through the host
+ *     comm.c           checks, takes the lock, makes an operation, returns its request
+ *     transfer.c       splits it into messages and buckets, sums what arrives in the canonical order
+ *     communicators.c  the same from GPU to GPU; staging.c stages tensors of GPUs through the host
  *     transport.h      carries messages: mpi/, loopback/
  *     small.c          barriers, records, broadcasts: messages of the same kind, waited for
- *     failure.c        control messages of failures, and the watchdog
+ *     failure.c        control messages about failures, and the watchdog
  *     launch.c, launched_env.c, launcher_output.c, local_ranks.c    processes, and their launcher
  *
- * Threads: the program's, which alone calls comm.h; the progress thread (progress_main), which moves on
- * what is under way and uses a device of its own; the watchdog (failure.c), which looks at atomics and
- * takes the lock only to take control messages or to ask. */
+ * Threads: the main thread, which alone calls comm.h; the progress thread (progress_main), which advances
+ * operations under way and uses a device of its own; the watchdog (failure.c), which reads atomics, and takes
+ * the lock only to receive control messages or to ask the other ranks. */
 #include "comm/comm.h"
 
 #include <limits.h>
@@ -30,19 +30,19 @@
 #include "comm/launch.h"
 #include "comm/mpi/mpi_transport.h"
 
-/* ---- the common ground ---- */
+/* ---- shared by the files of comm/ ---- */
 
 void comm_lock(Comm *c) { pthread_mutex_lock(&c->mutex); }
 void comm_unlock(Comm *c) { pthread_mutex_unlock(&c->mutex); }
 
-/* Monotonic: a clock that somebody sets must not look like a wait. */
+/* Monotonic: setting the system clock must not look like a wait. */
 long long comm_nanoseconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The first one counts: what fails after it most often fails because of it. The lock is held, but while
+/* The first failure counts, since later ones are most often its consequences. The lock is held, except while
  * the Comm is opened. */
 ErrorCode comm_keep_failure(Comm *c, ErrorCode code, const char *format, ...) {
     if (c->failure.code != OK) return c->failure.code;
@@ -62,8 +62,8 @@ ErrorCode comm_transport_failure(Comm *c, int error, const char *what) {
     return comm_keep_failure(c, ERR_PEER, "rank %d: %s: %s", c->rank, what, text);
 }
 
-/* Every call begins and ends with this. `told` goes along: of a failure that another rank has told, this
- * one says nothing. */
+/* Every call begins and ends with this. It copies `reported` too: this rank does not print a failure that
+ * another rank has reported. */
 ErrorCode comm_refused(const Comm *c, Error *err) {
     if (c->failure.code == OK) return OK;
     error_set(err, c->failure.code, "%s", c->failure.message);
@@ -84,8 +84,8 @@ ErrorCode comm_join(Comm *c, const char *what, int *channel, Error *err) {
     return join(c, what, 0, c->rank, c->size, channel, err);
 }
 
-/* Three channels of all ranks, so that small operations, messages of stages, and control messages never meet
- * each other, whatever their tags. */
+/* Three channels of all ranks, so that small operations, messages of stages and control messages never mix,
+ * whatever their tags. */
 static ErrorCode open_channels(Comm *c, Error *err) {
     int *const channels[] = {&c->small, &c->point, &c->control};
     ErrorCode code = OK;
@@ -101,7 +101,7 @@ static ErrorCode open_channels(Comm *c, Error *err) {
     return OK;
 }
 
-/* The conditions are waited for by the monotonic clock, as all times here are. */
+/* Conditions use the monotonic clock, as all times here do. */
 static void make_locks(Comm *c) {
     pthread_condattr_t attributes;
     pthread_mutex_init(&c->mutex, NULL);
@@ -113,9 +113,9 @@ static void make_locks(Comm *c) {
     pthread_condattr_destroy(&attributes);
 }
 
-/* The transport closes with the Comm from here on, even if this fails. Everything that comm_close frees is
- * made here, or is zero. A rank that cannot open its kernels opens the channels all the same: the others wait
- * for it there, and hear of it behind them. */
+/* From here on the transport is closed with the Comm, even if this fails. Everything that comm_close frees is
+ * made here, or is zero. A rank that cannot open its kernels still opens the channels: the others wait for it
+ * there, and learn of the failure afterwards. */
 static ErrorCode open_parts(Comm *c, CommTransport *transport, Error *err) {
     c->transport = transport;
     c->joined = transport != NULL;
@@ -129,13 +129,13 @@ static ErrorCode open_parts(Comm *c, CommTransport *transport, Error *err) {
     c->speaker = -1;
     c->heard = mem_alloc_array((size_t)c->size, sizeof *c->heard);
     c->lines = mem_alloc_array((size_t)c->size, sizeof *c->lines);
-    /* One thread: it adds up in the progress thread, which must not take the program's cores. */
+    /* One thread: it sums in the progress thread, which must not take the cores of the program. */
     ErrorCode own = device_open_cpu(&c->own, NULL, 1, err);
     if (transport) TRY(open_channels(c, err));
     return comm_agree(c, own, err);
 }
 
-/* The watchdog is there before MPI is. It knows its rank from the environment until then, and says in
+/* The watchdog starts before MPI does. Until then it knows its rank from the environment, and reports in
  * which call the rank hangs. */
 static ErrorCode open_launched(Comm *c, const LaunchedEnv *launched, Error *err) {
     c->rank_variable = launched->rank_variable;
@@ -151,7 +151,7 @@ static ErrorCode open_launched(Comm *c, const LaunchedEnv *launched, Error *err)
     return c->watch.describe ? watchdog_agree(c, err) : OK;
 }
 
-/* One rank until a transport says otherwise. */
+/* A single rank, until there is a transport. */
 static Comm *new_comm(const CommWatch *watch) {
     Comm *c = mem_alloc(sizeof *c);
     *c = (Comm){.size = 1, .local_size = 1, .lowest_failed = 1};
@@ -160,8 +160,8 @@ static Comm *new_comm(const CommWatch *watch) {
     return c;
 }
 
-/* Closing waits for all ranks, so the failure is printed first. All ranks have one that was agreed on, and
- * close; what failed on this rank alone (the transport did) ends the others too. */
+/* Closing waits for all ranks, so the failure is printed first. If it was agreed on, all ranks have it and
+ * close; if it is this rank's alone (the transport failed), it ends the others too. */
 static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code, Error *err) {
     *out = code == OK ? c : NULL;
     if (code == OK) return OK;
@@ -171,7 +171,7 @@ static ErrorCode hand_out(Comm **out, Comm *c, ErrorCode code, Error *err) {
     return code;
 }
 
-/* The ranks are there, so the watchdog begins with what it needs to ask them. */
+/* The ranks have joined, so the watchdog can ask them from the start. */
 static ErrorCode open_linked(Comm *c, CommTransport *transport, Error *err) {
     TRY(open_parts(c, transport, err));
     if (!transport || !c->watch.describe) return OK;
@@ -198,7 +198,7 @@ ErrorCode comm_open_watched(Comm **out, const CommWatch *watch, Error *err) {
 
 ErrorCode comm_open(Comm **out, Error *err) { return comm_open_watched(out, NULL, err); }
 
-/* Joined outside of the lock, which that thread needs to come to its end. */
+/* Joined without the lock, which that thread needs in order to end. */
 static void stop_progress(Comm *c) {
     comm_lock(c);
     c->ending = true;
@@ -210,10 +210,10 @@ static void stop_progress(Comm *c) {
 
 void comm_close(Comm *c) {
     if (!c) return;
-    /* A rank that hangs before the end is found here, where it can be asked for. */
+    /* A rank that hangs before the end is found here, where the watchdog can still ask. */
     if (c->has_watchdog && c->listening) comm_barrier(c, NULL);
     stop_progress(c);
-    fflush(stdout); /* when the first rank has ended with a status, a launcher may end the others */
+    fflush(stdout); /* once the first rank has exited with a status, a launcher may kill the others */
     comm_lock(c);
     c->listening = false;
     comm_unlock(c);
@@ -248,8 +248,8 @@ void comm_set_device(Comm *c, Device *device) {
 
 /* ---- groups ---- */
 
-/* The colour of a group is its lowest rank. Who is alone in a group needs no channel, but takes part.
- * Making a group is a matter of all ranks, so that all go through the sets in one order. */
+/* The colour of a group is its lowest rank. A rank that is alone in its group needs no channel, but takes
+ * part: creating groups is collective over all ranks, and all go through the sets in the same order. */
 static ErrorCode make_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) {
     Group *g = &c->groups[set];
     *g = (Group){.set = set, .rank = mesh_place(mesh, set, c->rank), .size = mesh_size(mesh, set)};
@@ -266,8 +266,8 @@ ErrorCode comm_set_mesh(Comm *c, const Mesh *mesh, Error *err) {
     comm_lock(c);
     comm_blocked(c, "making groups");
     for (AxisSet set = 1; set < MESH_SETS && code == OK; set++)
-        /* Only sets of axes that have more than one rank; others mean the same group as the set without
-         * those axes (group_of). */
+        /* Only sets of axes with more than one rank; any other set is the same group as the set without its
+         * axes of one rank (group_of). */
         if ((set & ~c->used) == 0) code = make_group(c, mesh, set, err);
     comm_blocked(c, NULL);
     comm_unlock(c);
@@ -288,11 +288,11 @@ int comm_group_size(Comm *c, AxisSet set) { return group_of(c, set)->size; }
 static size_t type_bytes(CommType type) { return type == COMM_F32 ? sizeof(float) : sizeof(int64_t); }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes of a bucket: a message, less where many shares are kept until they are added up. Depends on what
- * all ranks know, since all must cut alike. arrivals: shares of other ranks, at most. Between 64 KiB,
- * below which messages cost more than their bytes, and PIECE_MAX; in between half the workspace, shared
- * among the arrivals, since two buckets are on their way at a time. Multiples of a page where there is
- * room, so that sums run over aligned memory. */
+/* Bytes of a bucket: a message, or less if shards of many ranks are kept until they are summed. Depends only
+ * on what all ranks know, since all must cut alike. arrivals: shards from other ranks, at most. Between 64
+ * KiB, below which messages cost more than their bytes, and PIECE_MAX; in between, half of the workspace
+ * divided by the arrivals, since two buckets are under way at a time. Multiples of a page where possible, so
+ * that sums run over aligned memory. */
 static size_t bucket_of(int arrivals, size_t stride) {
     size_t most = round_up((size_t)WORKSPACE_TARGET / 2 / (size_t)(arrivals > 1 ? arrivals : 1), 4096);
     if (most < 65536) most = 65536;
@@ -301,28 +301,28 @@ static size_t bucket_of(int arrivals, size_t stride) {
     return stride < most ? stride : most;
 }
 
-/* Elements of a part of an all-reduce: rounded up to the pools' alignment, so that each rank adds up
- * aligned memory. The last parts may be short or empty (elements_of). */
+/* Elements of a rank's range in an all-reduce: rounded up to the pools' alignment, so that each rank sums
+ * aligned memory. The last ranges may be short or empty (elements_of). */
 static int64_t reduce_range(int ranks, int64_t count) {
     int64_t range = (count + ranks - 1) / ranks;
     return (int64_t)round_up((size_t)range, POOL_ALIGN);
 }
 
-/* What an outer step takes in, over all its ranks: as many sums as the runs have blocks. With 2 x 3 ranks,
- * say, the runs 0-2 and 3-5 of the tree over six are two blocks each. */
+/* Number of sums that an outer step receives from all its ranks: one per block of each run. With 2 x 3 ranks,
+ * for example, the runs 0-2 and 3-5 of the tree over six have two blocks each. */
 static int outer_sums(int inner, int outer) {
     int count = 0;
     for (int p = 0; p < outer; p++) count += tree_blocks(inner * outer, (TreeBlock){p * inner, inner}, NULL);
     return count;
 }
 
-/* Integers add up to the same whatever the order, and so do blocks of the tree. Where every run is a block
- * (a power of two), one sum a run is a node of the tree. */
+/* Integer sums do not depend on the order, nor do sums of blocks of the tree. If every run is a block (a
+ * power of two), one sum per run is a node of the tree. */
 static bool is_split(int inner, int outer, CommType type) {
     return type == COMM_F32 && outer > 1 && (inner & (inner - 1)) != 0;
 }
 
-/* Two buckets of each arrival: one that is being added up, one that arrives. */
+/* Two buckets for each arrival: one that is being summed, one that arrives. */
 static size_t workspace_of(int arrivals, size_t stride) {
     return arrivals > 0 ? 2 * (size_t)arrivals * bucket_of(arrivals, stride) : 0;
 }
@@ -340,7 +340,7 @@ size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count) {
     return comm_sum_outer_workspace(1, ranks, type, count);
 }
 
-/* ---- parts ---- */
+/* ---- ranges ---- */
 
 int64_t comm_whole(const CommRange *ranges, int ranks) {
     int64_t end = 0;
@@ -378,13 +378,13 @@ int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, C
     return end - whole;
 }
 
-/* Elements of part p of an all-reduce. */
+/* Elements of rank p's range in an all-reduce. */
 static int64_t elements_of(int ranks, int64_t count, int p) {
     int64_t range = reduce_range(ranks, count), left = count - p * range;
     return left < 0 ? 0 : left < range ? left : range;
 }
 
-/* What goes out of this rank: its sums of the other ranks' parts, and its own part's result to each of
+/* Bytes that this rank sends: its sums of the other ranks' ranges, and the result of its own range to each of
  * them. The memory plan and forecasts use it; the counters of a step must agree with it. */
 int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, int64_t count) {
     int64_t sums = is_split(inner, outer, type)
@@ -396,13 +396,13 @@ int64_t comm_sum_outer_traffic(int inner, int outer, int place, CommType type, i
 
 static Device *device_of(Comm *c) { return c->device ? c->device : &c->own; }
 
-/* MPI reads and writes tensor memory by itself: what a message is made of must be written before it goes, and
- * what is read where one arrives must have been read. Before the mutex is taken, since others need that. */
+/* MPI accesses tensor memory directly: a message's data must have been written before it is sent, and memory
+ * that receives one must no longer be read. Call before taking the mutex, which others need. */
 static void settle(Comm *c) {
     if (c->device) device_finish(c->device, device_mark(c->device, ON_COMPUTE), WAIT_TRANSPORT);
 }
 
-/* Waited for, since the operation that follows sends from there; communicators follow what the program
+/* Waits for the copy, since the following operation sends from there; communicators follow what the program
  * enqueues. */
 static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     Device *d = device_of(c);
@@ -414,7 +414,7 @@ static void copy(Comm *c, void *to, const void *from, size_t bytes) {
     device_on(before);
 }
 
-/* At the end: operations of a group move in the order of their start, which all ranks share. */
+/* Appends: operations of a group move in the order of their start, which is the same on all ranks. */
 static void enqueue(Group *g, Op *op) {
     Op **at = &g->queue;
     while (*at) at = &(*at)->next;
@@ -422,18 +422,18 @@ static void enqueue(Group *g, Op *op) {
     *at = op;
 }
 
-/* arrivals: shares of one bucket that come from others. */
+/* arrivals: shards of one bucket that come from other ranks. */
 static Op *begin_collective(Comm *c, OpKind kind, Group *g, size_t stride, size_t total, int arrivals) {
     Op *op = op_begin(c, kind);
     if (!op) return NULL;
     op->group = g, op->asked = c->asked;
     op->stride = stride;
     op->total = total;
-    /* A communicator cuts by itself what is not to be added up. */
+    /* A communicator cuts by itself what is not summed. */
     op->bucket = g->communicator && !op_reduces(op) ? stride : bucket_of(arrivals, stride);
     op->buckets = op->bucket ? (int64_t)((stride + op->bucket - 1) / op->bucket) : 0;
-    /* The k-th operation of a group is the k-th on all its ranks: that is what their messages are matched
-     * by. */
+    /* The k-th operation of a group is the k-th on all its ranks: their messages are matched by this
+     * number. */
     op->turn = g->started++;
     enqueue(g, op);
     return op;
@@ -445,8 +445,8 @@ static void set_streams(Op *op) {
     if (op_gathers(op)) stream_items(op, GATHER_SEND), stream_items(op, GATHER_RECV);
 }
 
-/* Lets the first messages go and hands out the request; 0 when it has already ended. Unlocks what enter has
- * locked. */
+/* Posts the first messages and returns the request, which is 0 if it has already ended. Releases the lock
+ * that enter has taken. */
 static ErrorCode launch(Comm *c, Op *op, CommRequest *request, Error *err) {
     if (op) {
         if (op->group) set_streams(op);
@@ -460,7 +460,7 @@ static ErrorCode launch(Comm *c, Op *op, CommRequest *request, Error *err) {
     return code;
 }
 
-/* After OK the lock is held. */
+/* Returns OK with the lock held. */
 static ErrorCode enter(Comm *c, AxisSet set, CommRequest *request, Error *err) {
     const Group *g = group_of(c, set);
     bool wired = atomic_load(&c->wired) != NULL;
@@ -474,7 +474,7 @@ static ErrorCode enter(Comm *c, AxisSet set, CommRequest *request, Error *err) {
     return code;
 }
 
-/* A collective on parts of a whole; NULL when there is nothing to move. */
+/* Begins a collective on ranges of a buffer; NULL if there is nothing to move. */
 static Op *begin_ranges(Comm *c, OpKind kind, Group *g, const CommRange *ranges, size_t width) {
     size_t stride, total;
     CHECK(size_multiply((size_t)comm_largest(ranges, g->size), width, &stride) &&
@@ -506,8 +506,8 @@ ErrorCode comm_all_to_all(Comm *c, AxisSet set, size_t each, const void *from, v
     return launch(c, op, request, err);
 }
 
-/* Ranks know their own pieces alone, so buckets must be of one size whatever these are; and who has nothing
- * to move takes part, since turns are counted. */
+/* Each rank knows only its own pieces, so buckets have one size whatever these are. A rank with nothing to
+ * move takes part as well, because operations are numbered. */
 ErrorCode comm_all_to_all_v(Comm *c, AxisSet set, size_t width, const CommRange *out, const void *from,
                             const CommRange *in, void *to, CommRequest *request, Error *err) {
     TRY(enter(c, set, request, err));
@@ -542,8 +542,8 @@ static ErrorCode reduce_scatter(Comm *c, Group *g, const Group *outer, CommType 
         op->target = out;
         op->workspace = workspace;
         if (outer && is_split(g->size, outer->size, type)) {
-            /* The blocks of this rank's run, beside the first, go where parts lie that have been sent
-             * away. */
+            /* The blocks of this rank's run, except for the first, go to ranges that have been sent
+             * already. */
             op->leaves = g->size * outer->size, op->run = g->size, op->first = outer->rank * g->size;
             op->own = g->rank, op->sums = (char *)(uintptr_t)in, op->shards = ranges;
         }
@@ -557,8 +557,8 @@ ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommRan
     return reduce_scatter(c, group_of(c, set), NULL, type, ranges, in, out, workspace, request, err);
 }
 
-/* One equal part of `data` for each rank. inner: where it has several sums of it, of the step before; NULL:
- * the group is the whole sum. */
+/* All-reduces `data`, of which each rank sums an equal range. inner: the group, ranges and sums of the inner
+ * step, where it left several partial sums; NULL: the group is the whole sum. */
 typedef struct Inner {
     const Group *group;
     const CommRange *ranges;
@@ -592,10 +592,10 @@ ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data, int64
     return all_reduce(c, group_of(c, set), NULL, type, data, count, workspace, request, err);
 }
 
-/* ---- one sum in two steps ---- */
+/* ---- a sum in two steps ---- */
 
-/* Runs of the whole group's ranks: inner axes vary fastest. Otherwise the runs would not be runs, and the
- * tree another one. */
+/* Inner axes vary fastest, so inner groups are runs of the ranks of both sets. Otherwise the tree would be
+ * another one. */
 static void check_order(AxisSet inner, AxisSet outer) {
     CHECK(outer < (inner & (~inner + 1)) || !inner || !outer);
 }
@@ -651,10 +651,10 @@ ErrorCode comm_recv(Comm *c, int peer, uint64_t key, void *data, size_t bytes, C
 
 /* ---- waiting ---- */
 
-/* A message of the same machine arrives within a microsecond, so that the first looks follow each other.
- * Then the thread yields its core for some thousand looks, since waking up from a sleep takes 50 us or more;
- * then it sleeps. Where ranks outnumber cores it sleeps nearly at once: the rank that it waits for needs the
- * core, and sched_yield, which MPI calls in each look besides, returns too soon. */
+/* A message from the same machine arrives within a microsecond, so the first polls follow each other
+ * directly. Then the thread yields its core for some thousand polls, since waking up from a sleep takes 50 us
+ * or more; then it sleeps. If ranks outnumber cores it sleeps almost at once: the rank that it waits for
+ * needs the core, and sched_yield, which MPI also calls in each poll, returns too soon. */
 static void rest(const Comm *c, int idle) {
     bool crowded = c->local_cores > 0 && c->local_size > c->local_cores;
     if (idle < (crowded ? 4 : 64)) return;
@@ -665,8 +665,8 @@ static void rest(const Comm *c, int idle) {
     nanosleep(&(struct timespec){0, 50000}, NULL);
 }
 
-/* `waits_since` tells the watchdog that this rank waits, `waiting_for` what for. Returns the failure of
- * the Comm when there is one, also one that another rank has told. */
+/* `waits_since` tells the watchdog that this rank waits, `waiting_for` what for. Returns the Comm's failure
+ * if there is one, including one that another rank has reported. */
 ErrorCode comm_wait(Comm *c, CommRequest request, Error *err) {
     ErrorCode code = OK;
     bool ended = false;
@@ -693,8 +693,8 @@ ErrorCode comm_test(Comm *c, CommRequest request, bool *done, Error *err) {
     return code;
 }
 
-/* When the progress thread is at it, there is nothing to do. What other ranks have sent since the last time
- * may be many buckets, of which each round takes as many as the workspace holds. */
+/* Does nothing if the progress thread holds the lock. Other ranks may have sent many buckets since the last
+ * call; each iteration takes as many as the workspace holds. */
 ErrorCode comm_poll(Comm *c, Error *err) {
     if (!c->joined || pthread_mutex_trylock(&c->mutex) != 0) return OK;
     for (int i = 0; i < POLL_MAX && transfer_progress(c, device_of(c)); i++) {}
@@ -708,7 +708,7 @@ ErrorCode comm_poll(Comm *c, Error *err) {
 static void *progress_main(void *argument) {
     Comm *c = argument;
     comm_lock(c);
-    /* It sleeps while nothing is under way, and after a failure for good. */
+    /* It sleeps while nothing is under way, and after a failure forever. */
     while (!c->ending) {
         if (c->under_way == 0 || c->failure.code != OK) {
             pthread_cond_wait(&c->wake, &c->mutex);
@@ -716,7 +716,7 @@ static void *progress_main(void *argument) {
         }
         bool moved = transfer_progress(c, &c->own);
         comm_unlock(c);
-        /* A program that waits moves things on itself, with more threads. */
+        /* A program that waits makes progress itself, with more threads. */
         if (!moved) nanosleep(&(struct timespec){0, atomic_load(&c->waits_since) ? 500000 : 50000}, NULL);
         comm_lock(c);
     }
@@ -725,7 +725,8 @@ static void *progress_main(void *argument) {
 }
 
 ErrorCode comm_start_progress(Comm *c, Error *err) {
-/* Tensor memory is opened and closed by whoever is in an op: two threads would close it for each other. */
+/* In the guard build tensor memory is unlocked while a thread is in an op: two threads would lock it for each
+ * other. */
 #ifdef WEFT_GUARD
     (void)progress_main, (void)c, (void)err;
     return OK;

@@ -119,8 +119,8 @@ ErrorCode comm_all_gather(Comm *c, AxisSet set, const CommRange *ranges, size_t 
 /* out = sum over ranks of this rank's range of their `in`. out is either that range itself or lies outside
  * `in`. */
 ErrorCode comm_reduce_scatter(Comm *c, AxisSet set, CommType type, const CommRange *ranges,
-                              const void *in /* [whole] */, void *out /* [own part] */, void *workspace,
-                              CommRequest *request, Error *err);
+                              const void *in /* [whole] */, void *out /* [this rank's range] */,
+                              void *workspace, CommRequest *request, Error *err);
 /* data = sum over ranks of their data. */
 ErrorCode comm_all_reduce(Comm *c, AxisSet set, CommType type, void *data /* [count] */, int64_t count,
                           void *workspace, CommRequest *request, Error *err);
@@ -153,7 +153,7 @@ int64_t comm_sum_spare(int inner, int outer, int inner_place, int outer_place, C
  * Operations of one group may share a workspace; the later one then waits for the earlier one. Two workspaces
  * used alternately cost no time, because only COMM_TURNS operations of a group move at a time. */
 enum { COMM_TURNS = 2 };
-size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t largest /* part */);
+size_t comm_reduce_scatter_workspace(int ranks, CommType type, int64_t largest /* range */);
 size_t comm_all_reduce_workspace(int ranks, CommType type, int64_t count);
 /* Workspace of comm_sum_outer on a range of `count` elements; comm_sum_inner needs that of a
  * reduce-scatter. */

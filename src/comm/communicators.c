@@ -1,46 +1,47 @@
-/* Operations over communicators, where all devices have them (device.h, DeviceCommunicators): tensors go from
+/* Operations over communicators, if all devices have them (device.h, DeviceCommunicators): tensors go from
  * GPU to GPU, and the host waits for none of it.
  *
- *     comm_all_gather ...    enqueued whole, behind what the program has enqueued so far: for each bucket a
- *                            group of sends and receives, and its sum, by the op that adds up everywhere
+ *     comm_all_gather ...    enqueued in full, after what the program has enqueued so far: for each bucket a
+ *                            group of sends and receives, and its sum, by the same op as everywhere
  *     comm_wait              what the program enqueues from then on follows the operation
  *
- * Sums so have the bits that they have over any transport (rule 3 of comm.h). A communicator has no tags, so
+ * Sums therefore have the same bits as over any transport (rule 3 of comm.h). A communicator has no tags, so
  * both sides must enqueue in one order:
  *
- *  1. Each group of ranks has a communicator of its own. They start the same operations in the same order.
- *  2. Messages may be sent in one order and be waited for in another. Each pair of neighbours in a pipeline
- *     has a communicator for each direction, a *p2p channel*, and talks through the transport first:
+ *  1. Each group of ranks has a communicator of its own. Its ranks start the same operations in the same
+ *     order.
+ *  2. Messages may be sent in one order and waited for in another. Each pair of neighbours in a pipeline has
+ *     a communicator for each direction, a *p2p channel*, and negotiates over the transport first:
  *
  *         receiver   ready: key, bytes ----------.                    .---> in the order of numbers: data
  *         sender                                  `---> data, number --'  header: key, bytes, number
  *
- *     What has a number has a receiver that is ready, so that nothing on a p2p channel waits for what is
+ *     A message gets a number only when its receiver is ready, so nothing on a p2p channel waits for what is
  *     behind it.
- *  3. A message to who is no neighbour goes through the host (staging.c), and so do all where two ranks share
- *     a GPU, or there is no NCCL. */
+ *  3. A message to a rank that is no neighbour goes through the host (staging.c), and so do all messages if
+ *     two ranks share a GPU, or without NCCL. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/internal.h"
 
-/* Number of a message in a header, beside its bytes; numbers may wrap around, sizes stay below. */
+/* Position of a message's number in a header, above its size. Numbers may wrap around; sizes stay below. */
 enum { NUMBER_SHIFT = 40 };
 #define BYTES_MASK ((UINT64_C(1) << NUMBER_SHIFT) - 1)
 #define NUMBER_MASK (UINT64_MAX >> NUMBER_SHIFT)
 
 /* ---- opening ---- */
 
-/* What a rank brings: who its device is, or why that has no communicators. */
+/* What a rank contributes: the identity of its device, or why that has no communicators. */
 typedef struct Offer {
     char identity[COMMUNICATOR_IDENTITY];
     char problem[192];
 } Offer;
 
-/* What rank 0 makes of it. */
+/* Decision of rank 0. */
 typedef struct Verdict {
-    char problem[256]; /* "": communicators are opened, with this */
+    char problem[256]; /* "": open communicators, with this key */
     char key[COMMUNICATOR_KEY];
 } Verdict;
 
@@ -75,7 +76,7 @@ static ErrorCode agree_on_communicators(Comm *c, Verdict *v, Error *err) {
 _Static_assert(COMMUNICATOR_SETS + P2P_CHANNELS <= DEVICE_COMMUNICATORS,
                "a rank of some mesh would have more wires than there are");
 
-/* Each once, though it may have several names: without cp, say, shards are dp_shard. */
+/* Each set once, even if it has several names: without cp, for example, MESH_SHARDS is dp_shard. */
 int communicators_sets(const Mesh *mesh, AxisSet out[COMMUNICATOR_SETS]) {
     static const AxisSet names[COMMUNICATOR_SETS] = {MESH_SHARDS,   MESH_EXPERT_SHARDS, MESH_EXPERTS,
                                                      MESH_REPLICAS, MESH_TENSOR,        MESH_KEY_COPIES,
@@ -91,7 +92,8 @@ int communicators_sets(const Mesh *mesh, AxisSet out[COMMUNICATOR_SETS]) {
     return count;
 }
 
-/* Between neighbours, those of the last and the first stage too: parameters that both have are exchanged. */
+/* Neighbours include the last and the first stage: they exchange the gradients of parameters that both
+ * have. */
 int p2p_channels_of(int stages) { return stages > 2 ? 2 * stages : stages == 2 ? 2 : 0; }
 
 P2pEnds p2p_channel_ends(int stages, int number) {
@@ -105,7 +107,7 @@ static ErrorCode join_group(Comm *c, const Mesh *mesh, AxisSet set, Error *err) 
                                           &g->communicator, err);
 }
 
-/* Ranks of none of both ends take part by no colour. */
+/* Ranks at neither end pass no colour. */
 static ErrorCode join_p2p_channel(Comm *c, const Mesh *mesh, P2pEnds ends, Error *err) {
     const Group *g = &c->groups[MESH_PIPELINE];
     bool sends = g->rank == ends.from, takes_part = sends || g->rank == ends.to;
@@ -127,7 +129,8 @@ static ErrorCode join_all(Comm *c, const Mesh *mesh, const char *key, Error *err
     return OK;
 }
 
-/* A rank that fails here tells all: the others may be in NCCL, waiting for it, and could agree on nothing. */
+/* A rank that fails here ends all (comm_fail): the others may be in NCCL, waiting for it, and could not agree
+ * on anything. */
 ErrorCode comm_open_communicators(Comm *c, const Mesh *mesh, char *problem, size_t size, Error *err) {
     Verdict v;
     snprintf(problem, size, "%s", "");
@@ -145,7 +148,7 @@ ErrorCode comm_open_communicators(Comm *c, const Mesh *mesh, char *problem, size
     return OK;
 }
 
-/* What is under way is waited for, unless it has been given up. */
+/* Waits for what is under way, unless it was given up. */
 void communicators_close(Comm *c) {
     comm_lock(c);
     Device *d = atomic_exchange(&c->wired, NULL);
@@ -180,7 +183,7 @@ static void end_group(Comm *c) {
         comm_keep_failure(c, err.code, "rank %d: %s", c->rank, err.message);
 }
 
-/* One bucket, from each to each. */
+/* One bucket, between all pairs of ranks. */
 static void move(Comm *c, Op *op, int64_t bucket, StreamId sends, StreamId receives) {
     const StreamId both[] = {receives, sends};
     c->device->communicators->begin(c->device);
@@ -215,7 +218,7 @@ P2pChannel *p2p_channel_find(Comm *c, int peer, bool sends) {
 
 enum { READY, HEADER, ITEMS };
 
-/* Through the transport. */
+/* Over the transport. */
 static void post_item(Comm *c, Op *op, int item) {
     Transfer t = {.op = op, .stream = STREAMS, .item = item, .peer = op->peer, .bytes = COMM_HEADER};
     t.receives = (op->kind == OP_RECV) == (item == HEADER);
@@ -242,7 +245,7 @@ Op *communicators_message(Comm *c, P2pChannel *p2p_channel, OpKind kind, uint64_
     return op;
 }
 
-/* The other side does the same, with the message of this number. */
+/* Enqueues the message; the other side does the same for the message of this number. */
 static void issue(Comm *c, Op *op) {
     Device *d = c->device;
     const P2pChannel *p2p_channel = op->p2p_channel;
@@ -271,7 +274,7 @@ static void send_numbered(Comm *c, Op *op) {
     post_item(c, op, HEADER);
 }
 
-/* Headers may be told in any order, messages come in that of their numbers. */
+/* Headers may arrive in any order; messages are enqueued in the order of their numbers. */
 static void receive_numbered(Comm *c, Op *op) {
     P2pChannel *p2p_channel = op->p2p_channel;
     op->number = op->header[1] >> NUMBER_SHIFT;
@@ -331,8 +334,8 @@ bool communicators_follow(Comm *c, CommRequest request) {
     return true;
 }
 
-/* The host may be waiting for what will not come. Nobody else is inside a call of the communicators: the lock
- * is held. */
+/* The host may be waiting for something that will never arrive. No other thread is inside a call of the
+ * communicators, because the lock is held. */
 void communicators_give_up(Comm *c) {
     Device *d = atomic_load(&c->wired);
     if (!d || c->given_up) return;

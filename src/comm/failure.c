@@ -1,38 +1,39 @@
-/* The failure of one rank is the failure of all; and a rank that hangs is found.
+/* Makes the failure of one rank the failure of all, and finds ranks that hang.
  *
- * 1. A rank that fails tells the others (a control message). Rank 0 gives the word to the first that it hears
- *    of, or takes it when it fails before it has heard of any: that one prints, then ends the job; the others
- *    that failed keep silent until they are ended. So one speaks, however many fail, and however late
- *    messages are. Only if rank 0 answers nothing for ANSWER_MS the lowest of those who know of each other
- *    speaks. A rank that waits learns from the control message that its wait is over. One whose communicator
- *    breaks hears for CAUSE_MS whether another knows why, before it fails of its own.
+ *  1. A rank that fails tells the others (a control message). Rank 0 selects who prints: the first failed
+ *     rank that it hears of, or itself if it fails before it has heard of any. That rank prints, then ends
+ *     the job; the others that failed stay silent until they are ended. So one rank prints, however many
+ *     fail, and however late messages are. Only if rank 0 does not answer for ANSWER_MS, the lowest of those
+ *     that know of each other prints. The control message also ends the wait of a waiting rank. A rank whose
+ *     communicator breaks listens for CAUSE_MS whether another one knows why, before it fails by itself.
  *
- * 2. The watchdog is a thread beside every rank, from before MPI is initialised until after it is
- *    finalised. What it sees of its own rank:
+ *  2. The watchdog is a thread on every rank, from before MPI is initialised until after it is finalised.
+ *     States of its own rank:
  *
  *        WORKS ---- comm_wait ----> WAITS ---- limit, nothing came ----> ASKS ---- verdict ----> the end
- *         |  ^ <-- what it waited for -|  ^ <--- somebody is at work -----|
+ *         |  ^ <-- what it waited for -|  ^ <--- another rank works -------|
  *         |  |
  *         |  |<-- the call returned --|
  *         |------ comm_blocked ----> BLOCKED ---- limit ----> the end
- *         |------ comm_waits_in ---> as WAITS, but that the watchdog's thread hears control messages
+ *         |------ comm_waits_in ---> as WAITS, but the watchdog's thread receives control messages
  *
- *    WORKS    computes, reads, saves; long work beats (log.h progress_beat): each beat says that it moves on.
- *    WAITS    in comm_wait: messages move, control messages are heard, and what it waits for has a name.
- *    ASKS     the watchdog's thread asks all (CONTROL_STALL) and listens (ask). Each answers for itself what
- *             it is: CONTROL_WAITS; CONTROL_WORKS, with a beat within the limit, or a message within half of
- *             it; CONTROL_BUSY, without; who is stopped, or whose machine is gone, answers nothing. Work of
- *             others that moves on is waited for, however long it takes: then all wait anew. Else the lowest
- *             of those who asked prints what each said, and who is to blame.
- *    BLOCKED  for 30 s at least (what was asked for may be less than starting takes) in one of the few calls
- *             of MPI that do not come back before all ranks have made them (initialising, making groups,
- *             finalising): nothing can be asked through MPI, so that the ranks of this machine are looked up
+ *    WORKS    computes, reads, saves; long work beats (log.h progress_beat), which shows that it progresses.
+ *    WAITS    in comm_wait: messages move, control messages are received, and it can name what it waits for.
+ *    ASKS     the watchdog's thread asks all ranks (CONTROL_STALL) and listens (ask). Each answers with its
+ *             state: CONTROL_WAITS; CONTROL_WORKS, if there was a beat within the limit, or a message within
+ *             half of it; CONTROL_BUSY, if there was none. A rank that is stopped, or whose machine is gone,
+ *             does not answer. If others work and make progress, the asker waits again, however long that
+ *             takes. Otherwise the lowest of those that asked prints each answer, and who is to blame.
+ *    BLOCKED  for at least 30 s (the configured limit may be less than starting takes) in one of the few MPI
+ *             calls that return only when all ranks have made them (initialising, creating groups,
+ *             finalising). Nothing can be asked over MPI then, so the ranks of this machine are looked up
  *             among its processes (local_ranks.c).
  *
- *    A rank that was itself asleep (stopped, or its machine) has not waited meanwhile: its watchdog's thread
- *    did not look either; and it does not answer, since it is the one to blame, whatever it does now.
+ *    A rank that was asleep itself (stopped, or its machine) did not wait during that time: its watchdog's
+ *    thread was asleep too. It does not answer either, since it is the one to blame, whatever it does now.
  *
- * 3. The thread does not wait for the main mutex unless it asks: the program may be stuck in MPI with it.
+ *  3. The thread does not wait for the main mutex unless it asks: the main thread may be stuck in MPI with
+ *     it.
  *
  * Elsewhere called: heartbeat, flight recorder, NCCL timeout. */
 #include <stdio.h>
@@ -45,21 +46,21 @@
 #include "comm/internal.h"
 #include "comm/launch.h"
 
-/* ANSWER_MS and LINGER_MS only keep ranks from waiting for ever for one that will not speak: in all other
- * cases its control message, or its end of the job, comes first. Answers to a question are waited for as
- * listening() says, within the bounds below. */
+/* ANSWER_MS and LINGER_MS only keep ranks from waiting forever for one that will not print. In all other
+ * cases its control message, or its end of the job, comes first. listening() determines how long answers to a
+ * question are awaited, within the bounds below. */
 enum {
     ANSWER_MS = 30000,
-    CAUSE_MS = 2000,   /* who gives up communicators breaks those of others, and has told them soon after */
-    LINGER_MS = 30000, /* for whoever speaks to be heard, on machines as busy as they may be */
+    CAUSE_MS = 2000,   /* a rank that aborts communicators breaks those of others, and soon tells them */
+    LINGER_MS = 30000, /* for the printing rank to finish, however busy the machines are */
     LEAST_LISTEN_MS = 1000,
     MOST_LISTEN_MS = 10000,
-    LEAST_BLOCKED_S = 30, /* starting MPI takes seconds where many share a core */
+    LEAST_BLOCKED_S = 30, /* starting MPI takes seconds if many ranks share a core */
     LONGEST_TICK = 250000000 /* ns */,
     MOST_NAMED = 8
 };
 
-/* One write, so that lines of several ranks do not mix. */
+/* A single write, so that lines of several ranks do not mix. */
 void comm_print_line(const char *line) {
     char text[CONTROL_TEXT + 512];
     int length = snprintf(text, sizeof text - 1, "%s", line);
@@ -80,16 +81,15 @@ void control_listen(Comm *c) {
 
 static void answer_stall(Comm *c, int peer);
 
-/* What a rank said of itself while this one asks. The last word counts: who worked may have come to wait
- * meanwhile. */
+/* Keeps a rank's answer while this one asks. The last answer counts: a rank that worked may wait by now. */
 static void keep_answer(Comm *c, const ControlMessage *n) {
     c->heard[n->rank] = (ControlKind)n->kind;
     free(c->lines[n->rank]);
     c->lines[n->rank] = *n->message ? mem_strdup(n->message) : NULL;
 }
 
-/* To one rank, or to all the others (peer -1). The sends are never waited for, so that what they read from is
- * kept: small ones leave at once, and most processes that send any end soon. */
+/* Sends to one rank, or to all others (peer -1). The sends are never waited for, so their memory is never
+ * freed: small messages leave at once, and most processes that send one end soon. */
 static void send_control(Comm *c, ControlKind kind, int peer, ErrorCode code, const char *message) {
     ControlMessage *n = mem_alloc(sizeof *n);
     *n = (ControlMessage){.kind = kind, .rank = c->rank, .code = code};
@@ -101,7 +101,7 @@ static void send_control(Comm *c, ControlKind kind, int peer, ErrorCode code, co
 }
 
 static void hear_failure(Comm *c, const ControlMessage *n) {
-    /* Who speaks if rank 0 gives nobody the word (has_word). */
+    /* Used if rank 0 does not select who prints (has_word). */
     if (n->rank < c->lowest_failed) c->lowest_failed = n->rank;
     if (c->failure.code == OK) {
         comm_keep_failure(c, (ErrorCode)n->code, "rank %d failed: %s", n->rank, n->message);
@@ -112,8 +112,8 @@ static void hear_failure(Comm *c, const ControlMessage *n) {
     send_control(c, CONTROL_SPEAK, n->rank, OK, "");
 }
 
-/* Called by whoever looks at the transport; the lock is held. The next receive is posted at the end, so that
- * there always is one. */
+/* Called by whoever polls the transport; the lock is held. Posts the next receive at the end, so that there
+ * always is one. */
 void control_arrived(Comm *c) {
     const ControlMessage *n = &c->control_message;
     if (n->kind == CONTROL_FAILURE)
@@ -127,8 +127,8 @@ void control_arrived(Comm *c) {
     control_listen(c);
 }
 
-/* Takes the mutex if it can be had soon: a thread may be stuck in MPI. CLOCK_REALTIME is what
- * pthread_mutex_timedlock waits by. */
+/* Takes the mutex if that is possible soon: a thread may be stuck in MPI. pthread_mutex_timedlock uses
+ * CLOCK_REALTIME. */
 static bool lock_soon(Comm *c) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -136,16 +136,16 @@ static bool lock_soon(Comm *c) {
     return pthread_mutex_timedlock(&c->mutex, &until) == 0;
 }
 
-/* True when one had come. */
+/* Returns true if a message had come. */
 static bool take_control(Comm *c) { return c->listening && transfer_test(c, c->control_event); }
 
-/* Only control messages still matter; c->failure is set, so that operations rest. */
+/* Only control messages still matter; c->failure is set, so operations do not advance. */
 static void listen(Comm *c, long ms) {
     for (long long until = comm_nanoseconds() + ms * 1000000LL; comm_nanoseconds() < until;)
         if (!take_control(c)) pause_ms(1);
 }
 
-/* ---- ends ---- */
+/* ---- ending the job ---- */
 
 static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
     launched_tell_end((int)code);
@@ -153,13 +153,13 @@ static _Noreturn void end_all(Comm *c, bool locked, ErrorCode code) {
     _exit((int)code);
 }
 
-/* Whoever does not print lets the other one finish, within limits, and answers it meanwhile. */
+/* A rank that does not print lets the other one finish, within limits, and answers it in the meantime. */
 static _Noreturn void end_silently(Comm *c, bool locked, ErrorCode code) {
     locked ? listen(c, LINGER_MS) : pause_ms(LINGER_MS);
     end_all(c, locked, code);
 }
 
-/* Whether it is for this rank, which has told that it failed, to say so. The mutex is held. */
+/* Whether this rank, which has reported its failure, is to print it. The mutex is held. */
 static bool has_word(Comm *c) {
     if (!c->listening) return true;
     if (c->rank == 0 && c->speaker < 0) c->speaker = 0;
@@ -169,7 +169,7 @@ static bool has_word(Comm *c) {
     return c->speaker == c->rank || (c->speaker < 0 && c->rank < c->lowest_failed);
 }
 
-/* The prefix is left out where the message has it already: an agreed failure names its rank. */
+/* Leaves out the prefix if the message has it already: an agreed failure names its rank. */
 static void print_failure(const char *prefix, const Error *err) {
     char line[CONTROL_TEXT + 800], end[600];
     bool named = strncmp(err->message, prefix, strlen(prefix)) == 0;
@@ -179,7 +179,7 @@ static void print_failure(const char *prefix, const Error *err) {
     comm_print_line(line);
 }
 
-/* For failures that all ranks have agreed on: one of them has `told` unset. */
+/* For failures that all ranks have agreed on: err->reported is unset on one of them. */
 void comm_report(Comm *c, Error *err) {
     if (!c || !c->joined || err->code == OK || err->reported) return;
     print_failure("", err);
@@ -192,9 +192,9 @@ void comm_fail(Comm *c, const Error *failure) {
     if (err.code == OK) err.code = ERR_INTERNAL;
     bool locked = lock_soon(c);
     if (locked && !err.reported) {
-        /* Has another one failed before? */
+        /* Has another rank failed before? */
         Error own = err;
-        /* So that control messages are taken as if nothing had happened here. */
+        /* So that control messages are handled as if nothing had happened here. */
         c->failure.code = OK;
         listen(c, 5);
         for (int ms = 0; c->hearsay && c->lowest_failed == c->size && ms < CAUSE_MS; ms += 5) listen(c, 5);
@@ -213,22 +213,21 @@ void comm_fail(Comm *c, const Error *failure) {
     end_all(c, locked, err.code);
 }
 
-/* ---- what this rank is ---- */
+/* ---- the state of this rank ---- */
 
 static long long limit_of(const Comm *c) { return atomic_load(&c->limit); }
 static double limit_seconds(const Comm *c) { return (double)limit_of(c) / 1e9; }
 
 /* Without a limit the thread still answers others, whose limit may be known before this rank's. A tenth of
- * the limit, so that it is found out late by a tenth at most. */
+ * the limit, so that a hang is found at most a tenth late. */
 static long long tick_of(const Comm *c) {
     long long tenth = limit_of(c) / 10;
     return tenth > 0 && tenth < LONGEST_TICK ? tenth : LONGEST_TICK;
 }
 
-/* Nanoseconds for which who asks hears answers. A rank whose thread has not looked for half a limit and a
- * tick does not answer any more (has_slept), so that who answers does within 0.6 of it, and what the message
- * takes; the rest of the limit would be time in which nothing can come. A second at least: a limit below
- * that is a test's. */
+/* Nanoseconds for which an asking rank listens for answers. A rank whose thread was not awake for half a
+ * limit and a tick does not answer any more (has_slept), so any answer comes within 0.6 of the limit plus the
+ * time of a message; nothing could come in the rest. At least a second: only tests have shorter limits. */
 static long long listening(const Comm *c) {
     long long ms = limit_of(c) / 1000000 * 2 / 3;
     if (ms < LEAST_LISTEN_MS) ms = LEAST_LISTEN_MS;
@@ -236,21 +235,22 @@ static long long listening(const Comm *c) {
     return ms * 1000000;
 }
 
-/* Half a limit without a look: a thread that sleeps for a tick looks in time on any machine that is awake. */
+/* True after half a limit without a look: a thread that sleeps for one tick looks in time on any machine that
+ * is awake. */
 static bool has_slept(const Comm *c, long long now) {
     long long looked = atomic_load(&c->looked_at);
     return looked && limit_of(c) && now - looked > limit_of(c) / 2 + tick_of(c);
 }
 
-/* Since when the program waits: for a communication, or for its device, which waits for those of others where
- * there are communicators; 0: it does not. */
+/* Since when the program waits: for communication, or for its device, which with communicators waits for
+ * other ranks' devices; 0: it does not wait. */
 static long long waits_since(const Comm *c) {
     long long since = atomic_load(&c->waits_since);
     Device *d = atomic_load(&c->wired);
     return since || !d ? since : atomic_load(&d->waits_since);
 }
 
-/* Nanoseconds for which the program has been waiting, awake, and nothing has come; 0: it does not wait. */
+/* Nanoseconds for which the program has been waiting, awake, while nothing has come; 0: it does not wait. */
 static long long waited(const Comm *c) {
     long long now = comm_nanoseconds(), from = waits_since(c);
     if (from == 0 || has_slept(c, now)) return 0;
@@ -260,8 +260,8 @@ static long long waited(const Comm *c) {
     return now > from ? now - from : 0;
 }
 
-/* And for which neither another rank asked, who finds out for both, nor had it word of work that it waits
- * for. */
+/* The same, but not counting before another rank asked, which finds out for both, or before it learned that
+ * others work. */
 static long long stalled(const Comm *c) {
     long long waits = waited(c), excused = comm_nanoseconds() - atomic_load(&c->excused_at);
     return excused < waits ? excused : waits;
@@ -277,8 +277,8 @@ static void describe_action(Comm *c, char *out, size_t size) {
     if (c->watch.describe) c->watch.describe(c->watch.context, out, size);
 }
 
-/* What this rank waits for, in one line; "" when it does not wait, or has for a moment only. The mutex is
- * held, unless it is blocked in MPI. */
+/* Describes what this rank waits for, in one line; "" if it does not wait, or only briefly. The mutex is
+ * held, unless the rank is blocked in MPI. */
 static void describe_wait(Comm *c, char *out, size_t size) {
     char what[192] = "a communication", doing[256];
     const char *all = atomic_load(&c->blocked_in);
@@ -295,7 +295,7 @@ static void describe_wait(Comm *c, char *out, size_t size) {
              (double)since / 1e9, what, *doing ? ", in " : "", doing);
 }
 
-/* In words that do not blame: who computes for long is not at fault yet. */
+/* Neutral wording: a rank that computes for long is not at fault yet. */
 static void describe_busy(Comm *c, char *out, size_t size) {
     char doing[256];
     describe_action(c, doing, sizeof doing);
@@ -303,7 +303,7 @@ static void describe_busy(Comm *c, char *out, size_t size) {
              doing);
 }
 
-/* Who waits lets the one that asked find out for both, and would ask by itself only a limit after that one
+/* A waiting rank lets the asking one find out for both. It would ask by itself only a limit after that one
  * has heard all answers. */
 static void answer_stall(Comm *c, int peer) {
     char line[CONTROL_TEXT] = "";
@@ -312,7 +312,8 @@ static void answer_stall(Comm *c, int peer) {
     if (has_slept(c, now) || (awake && now - awake < limit_of(c) / 2)) return;
     if (waits_since(c)) {
         describe_wait(c, line, sizeof line);
-        if (!*line) kind = CONTROL_WORKS; /* something has just come: what the others wait for may follow */
+        /* Something has just arrived: what the others wait for may follow. */
+        if (!*line) kind = CONTROL_WORKS;
         atomic_store(&c->excused_at, now + listening(c));
     } else if (is_at_work(c)) {
         kind = CONTROL_WORKS;
@@ -325,7 +326,7 @@ static void answer_stall(Comm *c, int peer) {
 
 /* ---- the verdict ---- */
 
-/* Of the whole world, this rank included: it has put in its own answer. */
+/* Counts over all ranks, including this one, which has stored its own answer. */
 static int count_heard(const Comm *c, ControlKind kind) {
     int count = 0;
     for (int p = 0; p < c->size; p++) count += c->heard[p] == kind;
@@ -343,8 +344,9 @@ static void list_ranks(const Comm *c, ControlKind kind, Text *out) {
 
 #define AGAIN "with --restarts N a run goes on from its last checkpoint"
 
-/* In this order: who does not answer at all; who answers that it is busy; nobody, and then the ranks wait
- * for each other: in a library that does not say for which, or it is a bug, or a message was lost. */
+/* In this order: ranks that do not answer; ranks that answer that they are busy; otherwise nobody. Then the
+ * ranks wait for each other: in a library that does not say for which, because of a bug, or because a message
+ * was lost. */
 static void blame(Comm *c, Error *err) {
     Text ranks = {0};
     char doing[256];
@@ -375,7 +377,7 @@ static void blame(Comm *c, Error *err) {
     text_free(&ranks);
 }
 
-/* What each rank said comes first, so that the last line is the verdict. */
+/* Prints the answers of all ranks first, so that the last line is the verdict. */
 static void tell_verdict(Comm *c) {
     Error err;
     for (int p = 0; p < c->size; p++)
@@ -390,7 +392,7 @@ static bool is_lowest_asking(const Comm *c) {
     return true;
 }
 
-/* Before each question: an answer is to that question. */
+/* Called before each question, so that answers belong to that question. */
 static void forget_answers(Comm *c) {
     for (int p = 0; p < c->size; p++) {
         free(c->lines[p]);
@@ -399,8 +401,8 @@ static void forget_answers(Comm *c) {
     }
 }
 
-/* Until all have answered. What came while this thread was kept from looking counts: the last look is behind
- * the end. */
+/* Listens until all have answered. Messages that came while this thread was kept from running count: it takes
+ * them once more after the deadline. */
 static void hear_answers(Comm *c) {
     long long until = comm_nanoseconds() + listening(c);
     bool late = false;
@@ -411,7 +413,7 @@ static void hear_answers(Comm *c) {
     }
 }
 
-/* The mutex is held: meanwhile nothing but control messages moves on. */
+/* The mutex is held, so only control messages are handled in the meantime. */
 static void ask(Comm *c) {
     ControlMessage own = {.kind = CONTROL_STALL, .rank = c->rank};
     describe_wait(c, own.message, sizeof own.message);
@@ -423,8 +425,8 @@ static void ask(Comm *c) {
     bool excused =
         count_heard(c, CONTROL_WORKS) && !count_heard(c, CONTROL_NONE) && !count_heard(c, CONTROL_BUSY);
     if (c->failure.code == OK && !excused) {
-        /* Others who asked leave the verdict to the lowest, which ends them; should it have thought
-         * otherwise, they do not keep it to themselves. */
+        /* Others that asked leave the verdict to the lowest, which ends them. If that one decides otherwise,
+         * they print it after all. */
         if (!is_lowest_asking(c)) pause_ms(LINGER_MS);
         tell_verdict(c);
         pause_ms(50);
@@ -444,14 +446,14 @@ static void list_stopped(const LocalRank *ranks, int count, Text *out) {
                         (int)ranks[i].process);
 }
 
-/* Of this machine; with several machines each has one that speaks. */
+/* On this machine; if there are several machines, one rank of each prints. */
 static bool is_lowest_awake(const Comm *c, const LocalRank *ranks, int count) {
     for (int i = 0; i < count; i++)
         if (ranks[i].state != 'T' && ranks[i].rank < c->rank) return false;
     return true;
 }
 
-/* Each rank says what it waits for; then one of each machine who is to blame. */
+/* Each rank prints what it waits for; then one rank of each machine prints who is to blame. */
 static _Noreturn void end_blocked(Comm *c) {
     char line[CONTROL_TEXT];
     Text stopped = {0};
@@ -461,7 +463,7 @@ static _Noreturn void end_blocked(Comm *c) {
     describe_wait(c, line, sizeof line);
     comm_print_line(line);
     if (!is_lowest_awake(c, ranks, count)) end_silently(c, false, ERR_PEER);
-    pause_ms(300); /* so that what the others print stands above */
+    pause_ms(300); /* so that the lines of the others come first */
     list_stopped(ranks, count, &stopped);
     if (stopped.length)
         error_set(&err, ERR_PEER, "%s: stopped, and answers nobody; " AGAIN, stopped.data);
@@ -484,17 +486,17 @@ void comm_waits_in(Comm *c, const char *what) {
     atomic_store(&c->waits_since, what ? comm_nanoseconds() : 0);
 }
 
-/* ---- the thread ---- */
+/* ---- the watchdog's thread ---- */
 
-/* Beats are counted by the process, times kept by the rank's own watchdog. */
+/* Beats are counted per process; the rank's own watchdog keeps their times. */
 static void count_beats(Comm *c, long long now) {
     uint64_t beats = progress_beats();
     if (beats != c->beats) atomic_store(&c->beat_at, now);
     c->beats = beats;
 }
 
-/* A program that waits for its device looks at nothing. When others have failed, what it waits for does not
- * come; else all that comes shows that it moves on. */
+/* A program that waits for its device polls nothing. If others have failed, what it waits for does not come;
+ * otherwise everything that arrives shows progress. */
 static void look_at_communicators(Comm *c) {
     const Device *d = atomic_load(&c->wired);
     if (!d || !atomic_load(&d->waits_since) || pthread_mutex_trylock(&c->mutex) != 0) return;
@@ -502,7 +504,7 @@ static void look_at_communicators(Comm *c) {
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* The time of the look before is compared first: a thread that was asleep looks late. */
+/* Compares the time of the previous look first: a thread that was asleep is late. */
 static void look(Comm *c) {
     long long now = comm_nanoseconds();
     if (has_slept(c, now)) atomic_store(&c->awake_since, now);
@@ -515,21 +517,21 @@ static void look(Comm *c) {
         return;
     }
     if (!asks && atomic_load(&c->waits_since) && !atomic_load(&c->waits_in))
-        return; /* the program takes control messages itself */
+        return; /* the program receives control messages itself */
     if (asks && !lock_soon(c)) {
         atomic_store(&c->blocked_in, "a call that does not return");
         end_blocked(c);
     }
     if (!asks && pthread_mutex_trylock(&c->mutex) != 0) return;
-    /* Who held the mutex may have answered another rank's question, which then is not asked again: an asker
-     * hears no answers from those who ask but their questions, and took them for mute. */
+    /* The thread that held the mutex may have answered another rank's question; then this rank must not ask
+     * as well. Ranks that ask answer with nothing but their own question, and would be taken for mute. */
     asks = asks && stalled(c) > limit_of(c);
     if (c->failure.code == OK) asks ? ask(c) : (void)take_control(c);
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* Woken by watchdog_stop, else by the tick. The watch mutex is not held while it looks: stopping must not
- * wait for a question to be answered longer than it takes. */
+/* Woken by watchdog_stop, otherwise by the tick. The watch mutex is not held during a look, so that stopping
+ * does not wait for the answers to a question longer than necessary. */
 static void *watchdog_main(void *argument) {
     Comm *c = argument;
     pthread_mutex_lock(&c->watch_mutex);
@@ -546,7 +548,7 @@ static void *watchdog_main(void *argument) {
     return NULL;
 }
 
-/* With this rank's own limit, until watchdog_agree has that of all. */
+/* Starts with this rank's own limit, until watchdog_agree has the common one. */
 ErrorCode watchdog_start(Comm *c, Error *err) {
     atomic_store(&c->limit, (long long)(c->watch.seconds * 1e9));
     int code = pthread_create(&c->watchdog, NULL, watchdog_main, c);
@@ -569,7 +571,7 @@ ErrorCode watchdog_agree(Comm *c, Error *err) {
     return OK;
 }
 
-/* After the transport is closed: closing may hang too. */
+/* Called after the transport is closed, because closing may hang too. */
 void watchdog_stop(Comm *c) {
     if (!c->has_watchdog) return;
     pthread_mutex_lock(&c->watch_mutex);

@@ -1,19 +1,20 @@
-/* Starting ranks through mpirun.
+/* Starts ranks through mpirun.
  *
- * The signals to stop and SIGCHLD are blocked and read from a descriptor beside mpirun's stderr, so that one
+ * The stop signals and SIGCHLD are blocked and read from a descriptor alongside mpirun's stderr, so that one
  * poll waits for both.
  *
  *     weft train -n N ----fork----> mpirun ----> rank 0 .. N-1
- *       |  poll                      |  stderr of all ranks, and remarks of its own
+ *       |  poll                      |  stderr of all ranks, and its own messages
  *       +-- signals (signalfd)       +--> pipe --> launcher_output.c --> stderr
  *       +-- the pipe
  *
- * Where the launcher says beside the ranks how they ended (launcher.h read_end), it has a second pipe for all
- * that it says itself, and ranks inherit, past it, stdout and the first pipe.
+ * If the launcher reports separately how ranks ended (launcher.h read_end), it gets a second pipe for
+ * everything that it prints itself. Ranks then bypass it: they inherit stdout and the first pipe.
  *
- * Each rank appends its exit status to a file without a name when it ends. Launchers have been seen to lose
- * statuses on busy machines; and the first rank's end starts the clock for the others, which have no
- * watchdog behind MPI_Finalize. A file, not a pipe: it takes bytes when nobody is left to read them. */
+ * Each rank appends its exit status to an unnamed file when it ends. Launchers have been seen to lose
+ * statuses on busy machines. Also, the end of the first rank starts a time limit for the others, which have
+ * no watchdog after MPI_Finalize. It is a file, not a pipe, because a file takes bytes when nobody is left to
+ * read them. */
 #include "comm/launch.h"
 
 #include <errno.h>
@@ -39,13 +40,13 @@
 #include "comm/facts.h"
 #include "comm/launcher.h"
 
-/* Half a second without a message, and what looked like the beginning of one of mpirun's lines is passed
- * on; twenty of them, ten seconds, after a second SIGINT, and mpirun is told to end the ranks. 127 and 130
- * are the shells' numbers for these cases. */
+/* After half a second without a message, what looked like the beginning of one of mpirun's lines is passed
+ * on. After twenty such periods, ten seconds, following a second SIGINT, mpirun is told to end the ranks. 127
+ * and 130 are the shell's numbers for these cases. */
 enum {
     QUIET_MS = 500,
     PATIENCE = 20 /* QUIET_MS */,
-    LEAST_LINGER_S = 30, /* as for MPI's own end (failure.c) */
+    LEAST_LINGER_S = 30, /* the same as for MPI's own end (failure.c) */
     CANNOT_START = 127,
     AFTER_SECOND_SIGINT = 130,
     SAID_MAX = 65536
@@ -55,16 +56,16 @@ typedef struct Launch {
     const LauncherKind *kind;
     int ranks;
     pid_t mpirun;
-    ScratchDir sessions;   /* mpirun's files */
+    ScratchDir sessions;   /* directory for mpirun's files */
     int signals, messages; /* descriptors */
-    int remarks;           /* of what mpirun says itself, or -1 */
-    int ends;              /* statuses of ranks in the order of their ends, or -1 */
+    int remarks;           /* pipe of mpirun's own output, or -1 */
+    int ends;              /* file with the statuses of ranks in the order of their ends, or -1 */
     int interrupts;        /* SIGINTs so far */
-    int patience;          /* how often nothing came since the second */
+    int patience;          /* quiet periods since the second */
     double limit;          /* seconds from the first rank's end to the last one's; 0: none */
-    double first_end;      /* when it was seen; 0: it was not */
-    int stuck;             /* how often nothing came since the limit */
-    bool ended, closed;    /* mpirun has; its stderr is */
+    double first_end;      /* when it was seen; 0: not yet */
+    int stuck;             /* quiet periods since the limit */
+    bool ended, closed;    /* mpirun has ended; its stderr is closed */
     int status;
     sigset_t before;
     LauncherOutput launcher_output;
@@ -95,7 +96,7 @@ static void free_words(char **words) {
     free(words);
 }
 
-/* By /proc, not argv[0]: that may be relative to a directory that is no longer this one, or found by PATH. */
+/* Uses /proc, not argv[0], which may be relative to another working directory, or found through PATH. */
 ErrorCode launch_own_path(char *out, size_t size, Error *err) {
     ssize_t length = readlink("/proc/self/exe", out, size - 1);
     if (length < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot find this program's own path");
@@ -103,31 +104,32 @@ ErrorCode launch_own_path(char *out, size_t size, Error *err) {
     return OK;
 }
 
-/* The ranks write into a pipe, and what they write goes on to this process's stderr: with a live line if that
- * is a terminal. */
+/* The ranks write into a pipe that goes on to this process's stderr; they may draw a status line if that is a
+ * terminal. */
 static void tell_terminal(void) {
     char columns[16];
     snprintf(columns, sizeof columns, "%d", log_width());
     if (log_is_terminal()) setenv(LOG_TERMINAL, columns, 1);
 }
 
-/* Open MPI 4 has one directory for the sessions of all of a user's jobs on a machine, and a job that ends
- * removes it where it is empty, while another one may be about to make its own in it: "orte_session_dir
- * failed". So each has its own, unless the user has named one. */
+/* Open MPI 4 has one directory for the sessions of all of a user's jobs on a machine. A job that ends removes
+ * it if it is empty, while another one may be about to create its own directory in it: "orte_session_dir
+ * failed". So each job gets its own, unless the user has set one. */
 static ErrorCode take_sessions(Launch *l, Error *err) {
     if (!l->kind->sessions || getenv(l->kind->sessions)) return OK;
     return scratch_take(&l->sessions, "weft-mpirun-", err);
 }
 
-/* In the child: mpirun uses it for as long as it lives, which may be longer than weft does. */
+/* In the child: mpirun keeps the lock of its directory for as long as it lives, which may be longer than weft
+ * does. */
 static void use_sessions(const Launch *l) {
     if (!l->sessions.path) return;
     setenv(l->kind->sessions, l->sessions.path, 1);
     fcntl(l->sessions.lock, F_SETFD, 0);
 }
 
-/* In the child: mpirun's own words go to a pipe of theirs, and ranks are told which descriptors are their
- * stdout and stderr (launched_streams). */
+/* In the child: mpirun's own output goes to a pipe of its own, and the ranks learn which descriptors are
+ * their stdout and stderr (launched_streams). */
 static void use_streams(int stderr_pipe, int remarks_pipe) {
     char numbers[48];
     if (remarks_pipe < 0) {
@@ -140,21 +142,20 @@ static void use_streams(int stderr_pipe, int remarks_pipe) {
     dup2(remarks_pipe, STDERR_FILENO);
 }
 
-/* In the child. */
 static void use_ends(const Launch *l, pid_t parent) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)parent, l->ends);
     setenv(LAUNCHED_ENDS, path, 1);
 }
 
-/* In the child. Nothing is read from the terminal: a process group in the background would be stopped for it.
- */
+/* In the child. stdin is /dev/null, because a process group in the background would be stopped for reading
+ * the terminal. */
 static _Noreturn void become(const Launch *l, char *const *words, const int *pipes, pid_t parent) {
     setpgid(0, 0);
     tell_terminal();
     use_sessions(l);
-    /* When weft dies mpirun gets the signal that it passes on: the ranks save and stop. The parent may
-     * have died before this call; hence the comparison below. */
+    /* If weft dies, mpirun gets the signal that it forwards: the ranks save and stop. The parent may have
+     * died before this call, hence the comparison below. */
     prctl(PR_SET_PDEATHSIG, SIGUSR1);
     int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
@@ -178,10 +179,10 @@ static ErrorCode make_ends(Launch *l, Error *err) {
     return l->ends >= 0 ? OK : error_errno(err, ERR_UNAVAILABLE, "cannot make a file without a name");
 }
 
-/* The process group is mpirun's own: a Ctrl-C of the terminal goes to weft alone, which decides what to
- * pass on. */
+/* mpirun has a process group of its own: a Ctrl-C in the terminal reaches only weft, which decides what to
+ * forward. */
 static ErrorCode start(Launch *l, char *const *words, Error *err) {
-    int pipes[2] = {-1, -1}; /* the ends to write to: of messages, of remarks */
+    int pipes[2] = {-1, -1}; /* the write ends: of messages, of mpirun's own output */
     pid_t parent = getpid();
     TRY(make_pipe(&l->messages, &pipes[0], err));
     if (l->kind->read_end) TRY(make_pipe(&l->remarks, &pipes[1], err));
@@ -191,21 +192,21 @@ static ErrorCode start(Launch *l, char *const *words, Error *err) {
     close(pipes[0]);
     if (pipes[1] >= 0) close(pipes[1]);
     if (l->mpirun < 0) return error_errno(err, ERR_UNAVAILABLE, "cannot start %s", words[0]);
-    setpgid(l->mpirun, l->mpirun); /* on both sides, whoever comes first */
+    setpgid(l->mpirun, l->mpirun); /* in parent and child, since either may run first */
     return OK;
 }
 
 /* ---- while it runs ---- */
 
-/* Said, so that who sees ranks end this way knows that they hung. */
+/* Logged, so that whoever sees ranks end in this way knows that they hung. */
 static void end_ranks(const Launch *l) {
     log_warn("the ranks did not end on the second SIGINT: mpirun ends them");
     kill(l->mpirun, l->kind->end);
 }
 
-/* From the first rank's end on the others may take as long as ranks wait for each other. Asked for when
- * nothing else is to be taken: mpirun may have ended while this process was stopped. A launcher whose signals
- * for ranks and for itself are one needs it twice. */
+/* After the first rank has ended, the others may take as long as ranks wait for each other. Called only when
+ * there is nothing else to read: mpirun may have ended while this process was stopped. A launcher that uses
+ * one signal both for its ranks and for itself needs it twice. */
 static void find_stuck(Launch *l) {
     struct stat ends;
     if (l->ended || l->limit <= 0 || fstat(l->ends, &ends) != 0 || ends.st_size == 0) return;
@@ -224,8 +225,8 @@ static void take_signal(Launch *l) {
         l->ended = l->ended || waitpid(l->mpirun, &l->status, WNOHANG) == l->mpirun;
         return;
     }
-    /* The first SIGINT, and any other signal to stop, asks the ranks to save and stop; the second to end
-     * at once; the third ends mpirun. */
+    /* The first SIGINT, and any other stop signal, asks the ranks to save and stop; the second to end at
+     * once; the third ends mpirun. */
     l->interrupts += number == SIGINT;
     if (l->interrupts <= 1 || number != SIGINT)
         kill(l->mpirun, SIGUSR1);
@@ -251,7 +252,7 @@ static void take_remarks(Launch *l) {
     l->remarks = -1;
 }
 
-/* A process that a rank has left behind may hold the pipes: after mpirun's end only what is in them
+/* A process that a rank has left behind may keep the pipes open, so after mpirun's end only what is in them
  * counts. */
 static void watch_launcher(Launch *l) {
     while (!l->ended || !l->closed || l->remarks >= 0) {
@@ -276,8 +277,8 @@ static bool read_told(const Launch *l, int at, RankReport *out) {
     return pread(l->ends, out, sizeof *out, (off_t)((size_t)at * sizeof *out)) == sizeof *out;
 }
 
-/* Of the first rank that ended badly, as it said itself; 0: none did. *unreported: a rank that was to say how
- * it ended did not, and nor did its launcher. */
+/* Status of the first rank that ended badly, by its own report; 0: none did. *unreported: some rank should
+ * have reported how it ended, but did not. */
 static int reported_code(const Launch *l, bool *unreported) {
     RankReport one;
     int code = 0, reported = 0;
@@ -293,7 +294,7 @@ static bool has_told(const Launch *l, int rank) {
     return false;
 }
 
-/* Those that said nothing; which one hangs is not known where all did. */
+/* Lists ranks without a report. If all reported, it is not known which one hangs. */
 static void list_stuck(const Launch *l, Text *out) {
     for (int rank = 0; rank < l->ranks; rank++)
         if (!has_told(l, rank)) text_printf(out, "%s%d", out->length ? ", " : "rank ", rank);
@@ -313,7 +314,7 @@ static ErrorCode refuse_stuck(const Launch *l, Error *err) {
     return ERR_PEER;
 }
 
-/* By what mpirun says beside the ranks or between them, and by its own status. */
+/* From mpirun's own output, separate or mixed with that of the ranks, and from its exit status. */
 static RanksEnd said_end(const Launch *l) {
     RanksEnd end;
     int own = WEXITSTATUS(l->status);
@@ -326,8 +327,8 @@ static RanksEnd said_end(const Launch *l) {
     return end;
 }
 
-/* What a rank said of itself comes before what mpirun says; ranks that were killed say nothing. A rank's own
- * status comes before SIGKILL, too: mpirun may have killed the others for it. */
+/* A rank's own report takes precedence over mpirun's; ranks that were killed have none. It also takes
+ * precedence over SIGKILL, because mpirun may have killed the others for it. */
 static RanksEnd find_end(const Launch *l, bool *unreported) {
     RanksEnd end = said_end(l);
     int reported = reported_code(l, unreported);
@@ -336,8 +337,9 @@ static RanksEnd find_end(const Launch *l, bool *unreported) {
     return end;
 }
 
-/* From the most to the least telling: the user's second SIGINT, ranks that hang behind their last step, a
- * rank killed by a signal, mpirun itself, the ranks' own status, which they have explained (told). */
+/* From the most to the least specific: the user's second SIGINT, ranks that hang after their last step, a
+ * rank killed by a signal, mpirun itself, the ranks' own status, which they have explained
+ * (err->reported). */
 static ErrorCode judge(const Launch *l, Error *err) {
     bool unreported;
     RanksEnd end = find_end(l, &unreported);
@@ -372,9 +374,9 @@ static void block_signals(Launch *l) {
     sigset_t awaited;
     signals_to_stop(&awaited);
     sigaddset(&awaited, SIGCHLD);
-    /* A parent may have left it ignored, and then children are reaped before anyone can wait for them. */
+    /* If the parent left it ignored, children would be reaped before anyone can wait for them. */
     signal(SIGCHLD, SIG_DFL);
-    signal(SIGPIPE, SIG_IGN); /* a run outlives whoever reads its messages */
+    signal(SIGPIPE, SIG_IGN); /* a run outlives the readers of its messages */
     sigprocmask(SIG_BLOCK, &awaited, &l->before);
     l->signals = signalfd(-1, &awaited, SFD_CLOEXEC);
 }

@@ -1,8 +1,8 @@
-/* What the environment says of the launcher. Each row: the variable that makes it sure, and those that hold
- * size and rank.
+/* Finds the launcher in the environment. Each row has the variable that proves it, and those with size and
+ * rank.
  *
- * Asked before MPI is initialised: a process that no launcher started must not call MPI_Init, which may
- * take seconds, start a daemon, or fail where MPI is not set up. */
+ * This happens before MPI is initialised: a process that no launcher started must not call MPI_Init, which
+ * may take seconds, start a daemon, or fail where MPI is not set up. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@ typedef struct Launcher {
     const char *mark, *size, *rank;
 } Launcher;
 
-/* SLURM_PROCID alone is in the environment of batch scripts too, which srun did not start;
- * SLURM_STEP_NUM_TASKS is not. */
+/* SLURM_PROCID alone is not enough: batch scripts, which srun did not start, have it too.
+ * SLURM_STEP_NUM_TASKS is set by srun only. */
 static const Launcher launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
     {"PMI_SIZE", "PMI_SIZE", "PMI_RANK"},
@@ -29,7 +29,7 @@ static int number(const char *name, int otherwise) {
     return text && *text ? atoi(text) : otherwise;
 }
 
-/* A launcher of one process is none, unless it does not say how many there are. */
+/* A launcher that started one process does not count, unless it does not say how many there are. */
 LaunchedEnv launched_env_find(void) {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
         const Launcher *l = &launchers[i];
@@ -41,7 +41,7 @@ LaunchedEnv launched_env_find(void) {
     return (LaunchedEnv){.rank = -1};
 }
 
-/* An mpirun of another library starts N processes that each believe to be alone: they would train the same
+/* The mpirun of another library starts N processes that each believe to be alone: they would train the same
  * model N times into one directory. */
 ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *err) {
     if (launched->size == 0 || launched->size == mpi_size) return OK;
@@ -55,10 +55,10 @@ ErrorCode launched_env_check(const LaunchedEnv *launched, int mpi_size, Error *e
     return ERR_UNAVAILABLE;
 }
 
-static int ends = -1; /* the file of RankReport */
+static int ends = -1; /* descriptor of the file of RankReports */
 static int own_rank;
 
-/* Once: what ends all ranks may end this one by exit(). */
+/* Reports once: ending all ranks may end this one by exit(). */
 void launched_tell_end(int status) {
     RankReport reported = {own_rank, status & 0xff};
     int file = ends;
@@ -71,7 +71,7 @@ static void tell_at_exit(int status, void *nothing) {
     launched_tell_end(status);
 }
 
-/* By its path, since launchers close the descriptors that ranks would inherit. */
+/* Opened by path, since launchers close the descriptors that ranks would inherit. */
 static void open_ends(void) {
     const char *path = getenv(LAUNCHED_ENDS);
     if (!path) return;
@@ -81,7 +81,7 @@ static void open_ends(void) {
     unsetenv(LAUNCHED_ENDS);
 }
 
-/* Numbers that are not open descriptors change nothing. */
+/* Does nothing if the numbers are not open descriptors. */
 void launched_streams(void) {
     const char *numbers = getenv(LAUNCHED_STREAMS);
     int out, messages;

@@ -1,15 +1,15 @@
-/* A row a launcher.
+/* One row per launcher.
  *
- * Open MPI's mpirun binds ranks to cores and counts them unless told not to: threads are weft's own matter,
- * and more ranks than cores the user's wish. It passes SIGUSR1 and SIGUSR2 on, and dies of the others, which
- * takes it two seconds.
+ * Open MPI's mpirun binds ranks to cores and limits ranks to the number of cores, unless told not to: weft
+ * manages threads itself, and more ranks than cores are the user's choice. It forwards SIGUSR1 and SIGUSR2,
+ * and dies of other signals, which takes two seconds.
  *
- * Hydra (MPICH's mpiexec) does neither. It passes SIGUSR1, SIGTERM and the first SIGINT on, ends the ranks on
- * a second SIGINT, and is itself killed by SIGUSR2, which is not passed on. It speaks on standard output,
- * and may lose what a rank has said just before the job was ended; so ranks write past it (launch.c). Its
- * status is that of all ranks, bit by bit "or"ed, and those that it killed itself count: so each rank's is
- * asked for, and counts of ranks that did not tell their own (launch.c). Its defaults would place ranks on
- * the hosts of an allocation. */
+ * Hydra (MPICH's mpiexec) does neither. It forwards SIGUSR1, SIGTERM and the first SIGINT, ends the ranks on
+ * a second SIGINT, and is killed by SIGUSR2, which it does not forward. It prints on standard output, and may
+ * lose what a rank has printed just before the job was ended, so ranks bypass it (launch.c). Its status is
+ * the bitwise "or" of all ranks' statuses, including those of ranks that it killed. So it is asked to print
+ * the status of each rank, which counts for ranks that did not report their own (launch.c). Its defaults
+ * would place ranks on the hosts of an allocation. */
 #include "comm/launcher.h"
 
 #include <signal.h>
@@ -41,7 +41,7 @@ const LauncherKind *launcher_kind(void) { return &kinds[comm_is_open_mpi() ? 0 :
 
 /* ---- Hydra ---- */
 
-/* The statuses of wait() behind "[mpiexec@host] Exit codes: [host] ", one a rank. */
+/* The wait() statuses after "[mpiexec@host] Exit codes: [host] ", one per rank. */
 static const char *statuses_in(const char *said) {
     const char *at = strstr(said, "Exit codes: [");
     at = at ? strchr(at, ']') : NULL;
@@ -53,7 +53,7 @@ static void add_rank(char *list, size_t size, int rank) {
     snprintf(list + length, size - length, "%s%d", length ? ", " : "", rank);
 }
 
-/* Ranks that it killed itself have SIGKILL or, where it did not wait to hear so, 0: any other signal is the
+/* Ranks that it killed itself have SIGKILL or, if it did not wait for them, 0. Any other signal is the
  * cause. */
 bool hydra_read_end(const char *said, RanksEnd *end) {
     const char *at = statuses_in(said);

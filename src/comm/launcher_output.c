@@ -1,9 +1,9 @@
-/* Lines come in pieces and may never end: what could still become a line of mpirun's is held back,
- * everything else passes at once, so that a live status line of rank 0 is drawn as it is made.
+/* Lines arrive in pieces and may never end. What could still become one of mpirun's lines is held back;
+ * everything else passes at once, so that the live status line of rank 0 is drawn as it is made.
  *
- * What mpirun says comes in blocks between two lines of dashes, or as single lines beginning with "[",
- * "mpi" or "Abort(". A line that begins otherwise is a rank's, and passes byte by byte. Where mpirun's
- * wording changes, its remarks pass; of a rank's lines only those could be lost that look like one of them.
+ * mpirun's messages come in blocks between two lines of dashes, or as single lines that begin with "[", "mpi"
+ * or "Abort(". A line that begins otherwise is a rank's, and passes byte by byte. If mpirun's wording
+ * changes, its messages pass. Of a rank's lines, only those that look like one of these could be lost.
  *
  *     ---------------------------------------------    40 dashes or more: a block begins
  *     mpirun noticed that process rank 1 ... exited on signal 9 (Killed).
@@ -14,11 +14,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A rule of mpirun's has some seventy. A block that grows beyond BLOCK_MAX was never closed, and is no
- * remark. */
+/* A line of dashes of mpirun has about seventy. A block that exceeds BLOCK_MAX was never closed, and is not
+ * mpirun's. */
 enum { DASHES = 40, BLOCK_MAX = 16384 };
 
-/* A closed stderr ends nothing: messages are a courtesy. */
+/* If stderr is closed, messages are dropped and nothing else changes. */
 static void pass(Text *t) {
     for (size_t at = 0; at < t->length;) {
         ssize_t written = write(STDERR_FILENO, t->data + at, t->length - at);
@@ -33,9 +33,10 @@ static bool is_dashes(const Text *line) {
            line->data[line->length - 1] == '\n';
 }
 
-/* "[host:123] 2 more processes have sent help message ..." and the like, about remarks that are left out; and
- * what the MPI library says in a rank that reads from one that has ended already ("Read -1, expected 11008,
- * errno = 3"), or that ends the job (MPICH: "Abort(65) on node 2 (rank 2 in comm 0): ..."). */
+/* Matches "[host:123] 2 more processes have sent help message ..." and similar lines about messages that were
+ * dropped; also what the MPI library prints in a rank that reads from one that has already ended ("Read -1,
+ * expected 11008, errno = 3"), or that ends the job (MPICH: "Abort(65) on node 2 (rank 2 in comm 0):
+ * ..."). */
 static bool is_echo(const char *line) {
     static const char *const words[] = {"sent help message", "orte_base_help_aggregate", "show_help.c",
                                         "] Read -1, expected ", "[warn] Epoll "};
@@ -46,11 +47,11 @@ static bool is_echo(const char *line) {
     return false;
 }
 
-/* Blocks that say in many words what weft says in one line with rank and signal (launch.c). */
+/* Blocks that repeat at length what weft reports in one line with rank and signal (launch.c). */
 static const char *const repeated[] = {"MPI_ABORT was invoked on rank", "Primary job  terminated normally",
                                        "exited with non-zero status", "exited on signal"};
 
-/* The first one only: ranks that mpirun then kills itself are not the cause. */
+/* Only the first: ranks that mpirun then kills itself are not the cause. */
 static void note_signal(LauncherOutput *c) {
     const char *at = strstr(c->block.data, "process rank "), *by = strstr(c->block.data, "exited on signal ");
     if (!at || !by || c->killed_by) return;
@@ -99,7 +100,7 @@ void launcher_output_add(LauncherOutput *c, const char *bytes, size_t length) {
     }
 }
 
-/* At the end of what is to be read: a block that mpirun did not close is judged as it is. */
+/* At the end of the output, a block that mpirun did not close is judged as it is. */
 void launcher_output_flush(LauncherOutput *c) {
     if (c->block.length) {
         text_add(&c->block, c->line.data ? c->line.data : "", c->line.length);

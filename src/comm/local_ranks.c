@@ -1,5 +1,5 @@
-/* The other ranks of this machine, as processes: those with this one's parent (the launcher, or its daemon
- * here) that have a rank in their environment. For when MPI cannot be asked. */
+/* Finds the other ranks of this machine by their processes: those with the same parent (the launcher, or its
+ * local daemon) that have a rank in their environment. For use when MPI cannot be asked. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 
 enum { ENVIRONMENT_MAX = 1 << 20 };
 
-/* "PID (name) STATE PARENT ...": the name may hold blanks and brackets. Hence the last bracket. */
+/* "PID (name) STATE PARENT ...": the name may contain blanks and parentheses, so searches for the last
+ * one. */
 static bool read_state(long process, char *state, long *parent) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
@@ -22,8 +23,8 @@ static bool read_state(long process, char *state, long *parent) {
     return after && sscanf(after, ") %c %ld", state, parent) == 2;
 }
 
-/* The rank that the launcher gave it in `variable`, or -1. A process of another user cannot be read, and is
- * none of ours. /proc/PID/environ is NAME=VALUE with a NUL behind each. */
+/* Returns the rank that the launcher set in `variable`, or -1. A process of another user cannot be read, and
+ * is not one of these ranks. /proc/PID/environ has NAME=VALUE entries, each ended by NUL. */
 static int read_rank(long process, const char *variable) {
     char path[64], *text = mem_alloc(ENVIRONMENT_MAX);
     int rank = -1;
@@ -43,9 +44,9 @@ static int by_rank(const void *a, const void *b) {
     return ((const LocalRank *)a)->rank - ((const LocalRank *)b)->rank;
 }
 
-/* A wrapper between launcher and program (a shell, numactl that does not exec) hides its rank: then fewer
- * are found, and nobody is named who is not there. Returns how many; *out is the caller's to free, in the
- * order of ranks, this process among them. */
+/* A wrapper between launcher and program (a shell, numactl that does not exec) hides its rank: then fewer are
+ * found, but no wrong ones. Returns how many; *out is in the order of ranks and includes this process. The
+ * caller frees it. */
 int local_ranks_find(const char *variable, LocalRank **out) {
     DIR *all = opendir("/proc");
     int count = 0;

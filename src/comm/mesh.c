@@ -1,25 +1,26 @@
-/* Coordinates of ranks, by division with remainder from the innermost axis outwards, and the checks that a
- * mesh is one: degrees multiply to the number of ranks, and what does not fit is told what would.
+/* Computes coordinates of ranks, by division with remainder from the innermost axis outwards, and checks
+ * meshes: degrees must multiply to the number of ranks, and an error about degrees that do not fit says which
+ * would.
  *
  *     rank = ((((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T + tp) * K + kv    (R, ...: degrees)
  *
- * So neighbours in rank differ in the innermost axis, whose traffic is the heaviest, and lie on one
- * machine where a launcher fills machines one after the other. A group is a set of axes: the ranks whose
- * coordinates on all other axes agree, in the order of rank. */
+ * So neighbouring ranks differ on the innermost axis, which has the heaviest traffic, and are on one machine
+ * if a launcher fills machines one after the other. A group is a set of axes: the ranks whose coordinates on
+ * all other axes are equal, in the order of ranks. */
 #include "comm/mesh.h"
 
 #include <stdio.h>
 
 #include "base/text.h"
 
-/* As the options of section mesh are called; any number may be asked for, since names go into messages. kv is
- * a part of tp that nobody has asked for. */
+/* As the options in section mesh are called. Any number is accepted, since names go into messages. kv is part
+ * of tp, and no option. */
 const char *axis_name(Axis axis) {
     static const char *const names[AXES] = {"pp", "dp_replicate", "dp_shard", "ep", "cp", "cp", "tp", "tp"};
     return (unsigned)axis < AXES ? names[axis] : "unknown";
 }
 
-/* "dp_replicate x dp_shard", for messages. What ep has of cp goes by the other name of the set. */
+/* "dp_replicate x dp_shard", for messages. ep's part of cp is not named if ep or cp is in the set as well. */
 char *mesh_set_name(AxisSet set, char out[64]) {
     size_t length = 0;
     *out = 0;
@@ -50,18 +51,18 @@ static ErrorCode check_each(const MeshOptions *o, Error *err) {
     return check_degree("ep", o->ep, err);
 }
 
-/* Product of degrees, or more than any world when it would not fit. Degrees come from a file and may be
+/* Product of degrees, or more than any world if it would overflow. Degrees come from a file and may be
  * anything. */
 static int64_t product(int64_t a, int64_t b) {
     return a > INT32_MAX || b > INT32_MAX ? (int64_t)INT32_MAX + 1 : a * b;
 }
 
-/* All degrees but dp_shard's. */
+/* All degrees except dp_shard's. */
 static int64_t product_of_others(const MeshOptions *o) {
     return product(product(o->pp, o->dp_replicate), product(o->cp, o->tp));
 }
 
-/* "mesh.pp 2 x mesh.dp_replicate 1": those of cp and tp where they do something. */
+/* "mesh.pp 2 x mesh.dp_replicate 1"; cp and tp only if they are above 1. */
 static const char *name_others(const MeshOptions *o, char out[160]) {
     int at = snprintf(out, 160, "mesh.pp %lld x mesh.dp_replicate %lld", (long long)o->pp,
                       (long long)o->dp_replicate);
@@ -70,13 +71,13 @@ static const char *name_others(const MeshOptions *o, char out[160]) {
     return out;
 }
 
-/* dp_shard: -1 */
+/* For dp_shard -1. */
 static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Error *err) {
     int64_t others = product_of_others(o);
     char names[160];
     *left = world / others;
     if (*left > 0 && *left * others == world) return OK;
-    /* The nearest numbers of ranks that would fit: what the user can do about it. */
+    /* The nearest numbers of ranks that would fit, so that the user knows what to do. */
     int64_t below = *left * others, above = below + others;
     if (below == 0)
         return error_set(err, ERR_CONFIG,
@@ -86,7 +87,7 @@ static ErrorCode ranks_left(const MeshOptions *o, int world, int64_t *left, Erro
                      name_others(o, names), (long long)others, world, (long long)below, (long long)above);
 }
 
-/* dp_shard: given */
+/* For a given dp_shard. */
 static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
     int64_t others = product_of_others(o), ranks = product(others, o->dp_shard);
     char instead[96] = " or change a degree", names[160];
@@ -99,14 +100,14 @@ static ErrorCode check_product(const MeshOptions *o, int world, Error *err) {
         name_others(o, names), (long long)o->dp_shard, (long long)ranks, world, (long long)ranks, instead);
 }
 
-/* Sums over the ranks of a group of ep are taken by one of them, and must be blocks of the canonical tree
- * over all (base/tree.h): so they are neighbours, along cp first. */
+/* One rank of a group of ep sums over its ranks, so these must be a block of the canonical tree over all
+ * (base/tree.h): they are neighbours, along cp first. */
 static bool lies_over(int64_t ep, int64_t shards, int64_t contexts) {
     if ((ep & (ep - 1)) != 0) return false;
     return ep <= contexts ? contexts % ep == 0 : ep % contexts == 0 && shards % (ep / contexts) == 0;
 }
 
-/* Of the ranks along dp_shard, which are known by now, and cp. */
+/* Checks ep against the ranks along dp_shard, which is known by now, and cp. */
 static ErrorCode check_experts(const MeshOptions *o, Error *err) {
     char that[256], contexts[40] = "";
     size_t at = 0;
@@ -127,7 +128,7 @@ static ErrorCode check_experts(const MeshOptions *o, Error *err) {
                      o->cp > 1 ? "mesh.cp, or is a multiple of it" : "it", that);
 }
 
-/* Each degree by itself first: products of what is no degree would say nothing. */
+/* Checks each degree by itself first: products of invalid degrees would mean nothing. */
 ErrorCode mesh_build(Mesh *mesh, const MeshOptions *options, int world, Error *err) {
     CHECK(world >= 1);
     MeshOptions o = *options;
@@ -158,7 +159,7 @@ int mesh_degree(const Mesh *mesh, Axis axis) {
     return mesh->degree[axis] * part;
 }
 
-/* ---- places ---- */
+/* ---- ranks and coordinates ---- */
 
 /* The inverse of mesh_coordinates. */
 int mesh_rank(const Mesh *mesh, const int at[AXES]) {
@@ -188,7 +189,7 @@ int mesh_size(const Mesh *mesh, AxisSet set) {
     return size;
 }
 
-/* The place among the ranks of the group, which are numbered as ranks are: outer axes first. */
+/* Index among the ranks of the group, which are in the order of ranks: outer axes first. */
 int mesh_place(const Mesh *mesh, AxisSet set, int rank) {
     int at[AXES], place = 0;
     mesh_coordinates(mesh, rank, at);
@@ -197,7 +198,7 @@ int mesh_place(const Mesh *mesh, AxisSet set, int rank) {
     return place;
 }
 
-/* The rank at a place of the group of `rank`: its coordinates on the axes of the set are replaced. */
+/* The rank with index `place` in the group of `rank`: replaces its coordinates on the axes of the set. */
 int mesh_member(const Mesh *mesh, AxisSet set, int rank, int place) {
     int at[AXES];
     CHECK(place >= 0 && place < mesh_size(mesh, set));

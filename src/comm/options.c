@@ -5,15 +5,16 @@
 
 #define TARGET MeshOptions
 const Option mesh_options[] = {
-    /* How ranks are laid out. Sums over data-parallel ranks have their order by how many there are, so
-     * another mesh is other last bits, unless numerics are exact. */
+    /* How ranks are laid out. The order of sums over data-parallel ranks depends on their number, so another
+     * mesh has other last bits, unless numerics are exact. */
     INT("mesh.pp", pp, "1", 1, 1e6, SUMS, "Pipeline-parallel ranks: each has stages of the model's layers."),
-    /* Between these groups gradients cross and parameters do not: the axis for the slower network. */
+    /* Gradients are reduced between these groups, but no parameters are gathered: this is the axis for the
+     * slower network. */
     INT("mesh.dp_replicate", dp_replicate, "1", 1, 1e6, SUMS,
         "Data-parallel groups that hold whole copies of the parameters' shards: DDP, or the outer axis of "
         "HSDP."),
-    /* -1 by default: all ranks that nobody else takes share the parameters, so that a mesh need not be
-     * counted out. Rajbhandari and others, "ZeRO", 2020; Zhao and others, "PyTorch FSDP", 2023. */
+    /* -1 by default: all ranks that no other axis takes shard the parameters, so that nobody need compute the
+     * mesh. Rajbhandari and others, "ZeRO", 2020; Zhao and others, "PyTorch FSDP", 2023. */
     INT("mesh.dp_shard", dp_shard, "-1", -1, 1e6, SUMS,
         "Ranks that share parameters, gradients and optimizer out among them: FSDP; -1: the ranks that are "
         "left."),
@@ -31,12 +32,12 @@ const Option mesh_options[] = {
 #undef TARGET
 #define TARGET CommOptions
 const Option comm_options[] = {
-    /* Many MPI libraries move data only while a call into them is going on: without a thread, transfers
-     * that ought to be hidden behind products would wait for the end of these. */
+    /* Many MPI libraries move data only during calls into them: without a thread, transfers that should be
+     * hidden behind products would wait for these to end. */
     CHOICE("comm.progress_thread", progress_thread, "auto", CHOICE_WORDS(PROGRESS_THREADS), NOTHING,
            "A thread that moves messages while the others compute; auto: where a core is left for it.",
            LOCAL),
-    /* Not an option of the curve: raising it must be possible for a run that goes on. */
+    /* Has no effect on the curve, so a resumed run may raise it. */
     REAL("comm.watchdog_s", watchdog_s, "600", 0, 1e9, NOTHING,
          "A rank that waits this many seconds for another ends the run, and each says what it was doing; 0: "
          "never."),

@@ -1,15 +1,15 @@
-/* Small things that all ranks do together and wait for, as trees of messages: a rank sends and receives
- * about log2(ranks) of them. They go through the same posts as everything else, so that what is under way
- * moves on, and the watchdog and failures of others are seen.
+/* Small blocking operations of all ranks, as trees of messages: a rank sends and receives about log2(ranks)
+ * of them. They are posted as everything else is, so operations under way advance, and the watchdog and
+ * failures of other ranks are noticed.
  *
- * The k-th small operation of a rank is the k-th of all: `turn` makes the key of its messages, and a
- * header with another key is an error (transfer.c), so that ranks that are not at the same place find out. */
+ * The k-th small operation of a rank is the k-th of all ranks: `turn` makes the key of its messages. A header
+ * with another key is an error (transfer.c), so ranks that are not at the same operation find out. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/internal.h"
 
-/* ---- one message more ---- */
+/* ---- single messages ---- */
 
 static ErrorCode enter(Comm *c, Error *err) {
     comm_lock(c);
@@ -18,7 +18,7 @@ static ErrorCode enter(Comm *c, Error *err) {
     return code;
 }
 
-/* Starts a message of the small operation number `turn`. */
+/* Starts a message of small operation number `turn`. */
 static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
                        const char *name, CommRequest *request, Error *err) {
     *request = 0;
@@ -33,7 +33,7 @@ static ErrorCode start(Comm *c, OpKind kind, int peer, uint64_t turn, void *data
     return code;
 }
 
-/* Started and waited for. */
+/* Starts a message and waits for it. */
 static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data, size_t bytes,
                       const char *name, Error *err) {
     CommRequest request;
@@ -41,8 +41,8 @@ static ErrorCode pass(Comm *c, OpKind kind, int peer, uint64_t turn, void *data,
     return comm_wait(c, request, err);
 }
 
-/* The receive is posted first: two sends that wait for each other's receive would wait for ever on a
- * transport that copies only then. */
+/* Posts the receive first: over a transport that copies only when the receive is posted, two sends would wait
+ * for each other's receive forever. */
 static ErrorCode exchange(Comm *c, int peer, uint64_t turn, void *mine, void *theirs, size_t bytes,
                           const char *name, Error *err) {
     CommRequest receive, send;
@@ -63,10 +63,10 @@ static char *scratch(Comm *c, size_t bytes) {
 
 /* ---- combining ----
  *
- * Recursive doubling over m places, m the largest power of two up to the number of ranks: in round k the
- * places p and p ^ 2^k exchange what they have of two neighbouring runs of ranks, and both combine the
- * lower with the upper. The first 2 (n - m) ranks share a place in twos: the odd one gives its record to
- * the even one before, and gets the result after. So a record is always that of a run of ranks, and every
+ * Recursive doubling over m places, where m is the largest power of two up to the number of ranks. In round k
+ * the places p and p ^ 2^k exchange their records of two neighbouring runs of ranks, and both combine the
+ * lower with the upper. The first 2 (n - m) ranks share places in pairs: the odd rank gives its record to the
+ * even one before, and gets the result afterwards. So a record is always that of a run of ranks, and every
  * rank combines the same bytes in the same tree.
  *
  *   six ranks, m = 4    ranks    0 1   2 3   4   5
@@ -82,7 +82,7 @@ static int places_of(int ranks) {
     return m;
 }
 
-/* The rank that stands at place p. */
+/* The rank at place p. */
 static int rank_at(int p, int doubled) { return p < doubled ? 2 * p : p + doubled; }
 
 static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t turn, void *record,
@@ -91,7 +91,7 @@ static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t
     char *theirs = scratch(c, 2 * bytes + 1), *sum = theirs + bytes;
     for (int bit = 1; bit < places; bit *= 2) {
         TRY(exchange(c, rank_at(place ^ bit, doubled), turn, record, theirs, bytes, name, err));
-        /* `combine` need not commute: the lower run stands on the left on both sides. */
+        /* `combine` need not commute: the lower run is on the left on both sides. */
         bool lower = (place & bit) == 0;
         if (bytes == 0) continue;
         memcpy(sum, lower ? record : theirs, bytes);
@@ -101,7 +101,7 @@ static ErrorCode double_up(Comm *c, int place, int places, int doubled, uint64_t
     return OK;
 }
 
-/* On every rank `record` becomes the same bytes. */
+/* `record` becomes the same bytes on every rank. */
 static ErrorCode combine_all(Comm *c, void *record, size_t bytes,
                              void (*combine)(void *into, const void *from), const char *name, Error *err) {
     int places = places_of(c->size), doubled = c->size - places, place = c->rank - doubled;
@@ -131,9 +131,10 @@ ErrorCode comm_combine(Comm *c, void *record, size_t bytes, void (*combine)(void
 void comm_add_int64(void *into, const void *from) { *(int64_t *)into += *(const int64_t *)from; }
 void comm_add_double(void *into, const void *from) { *(double *)into += *(const double *)from; }
 
-/* ---- from one to all, and from all to one ---- */
+/* ---- broadcast and gather ---- */
 
-/* Ranks are counted from the root on. Who has it gives it to the one `bit` further, bits descending. */
+/* Ranks are counted from the root on. A rank that has the data sends it to the one `bit` further, with bits
+ * descending. */
 ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err) {
     if (!c->joined) return OK;
     uint64_t turn = c->small_started++;
@@ -147,7 +148,7 @@ ErrorCode comm_broadcast(Comm *c, void *data, size_t bytes, int root, Error *err
     return OK;
 }
 
-/* Rank 0's part. First all lengths, for one allocation, then all pieces, in the order of ranks. */
+/* Rank 0's side. First all lengths, for one allocation, then all pieces, in the order of ranks. */
 static ErrorCode collect(Comm *c, uint64_t turn, const void *mine, size_t bytes, char **all, size_t *lengths,
                          Error *err) {
     static const char name[] = "gathering pieces";
@@ -186,11 +187,11 @@ ErrorCode comm_gather(Comm *c, const void *mine, size_t bytes, char **all, size_
 /* ---- agreement ---- */
 
 typedef struct Verdict {
-    int rank, failed; /* the lowest that failed, or -1; how many did */
+    int rank, failed; /* the lowest that failed, or -1; how many failed */
     Error error;
 } Verdict;
 
-/* The lowest rank's failure stands for all; `into` is always of lower ranks. */
+/* Keeps the failure of the lowest rank; `into` is always from lower ranks. */
 static void combine_verdicts(void *into, const void *from) {
     Verdict *a = into;
     const Verdict *b = from;
@@ -199,7 +200,7 @@ static void combine_verdicts(void *into, const void *from) {
     a->failed = failed;
 }
 
-/* On the rank that failed the error stays to be told, on the others it is told already: one line in all. */
+/* err->reported stays unset on the rank that failed and is set on the others, so that one line is printed. */
 ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err) {
     if (!c->joined) return code;
     Verdict v = {.rank = -1};
@@ -211,7 +212,7 @@ ErrorCode comm_agree(Comm *c, ErrorCode code, Error *err) {
     TRY(comm_combine(c, &v, sizeof v, combine_verdicts, err));
     if (v.rank < 0) return OK;
     bool reported = v.rank != c->rank || v.error.reported;
-    /* What all ranks say is about the run, not about a rank. */
+    /* A failure of all ranks is about the run, not about one rank. */
     if (v.failed == c->size) {
         error_set(err, v.error.code, "%s", v.error.message);
     } else {

@@ -1,12 +1,11 @@
-/* Messages of tensors that no transport can read, because the device has memory of its own: they go through
- * memory of the host, a slot a post.
+/* Staging: messages of tensors in separate device memory, which no transport can read, go through host
+ * memory, with one slot per post.
  *
  *     send      tensor --(download, waited for)--> slot --> transport
- *     receive   transport --> slot --(upload, waited for)--> tensor, before anyone is told that it has come
+ *     receive   transport --> slot --(upload, waited for)--> tensor, before the receive counts as ended
  *
- * There are as many slots as posts have been open at a time: they are taken when that number grows, which is
- * in the first steps of a run, and kept. A slot that a failure has left with the transport is never given
- * back. */
+ * There are as many slots as posts have been open at a time. They are allocated when that number grows, which
+ * is in the first steps of a run, and kept. A slot that is in use when a failure happens is never freed. */
 #include <stdlib.h>
 
 #include "comm/internal.h"

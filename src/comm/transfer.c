@@ -1,32 +1,32 @@
-/* Operations under way: what each has still to send, to receive and to add up.
+/* Operations under way: what each still has to send, to receive and to sum.
  *
- * 1. A collective is up to four streams of messages. Items are ordered by bucket, distance d = 1 .. n-1, and
- *    block (most have one): sends go to the rank d ahead, receives come from the rank d behind, so that both
- *    sides of a pair see its messages in one order. Streams are posted in order: the messages of a pair of
- *    ranks never overtake each other, and the first unfinished item of a group can always move.
- * 2. Buckets are added up in ascending order, each when all its parts are there; parts of two buckets fit the
- *    workspace.
- * 3. In an all-reduce a bucket of another rank's sum is received where this rank's share of it was: not
- *    before that has been sent.
- * 4. A sum over two sets of ranks in two steps has the bits of the canonical tree over both. Where the inner
- *    groups are no blocks of it, the inner step leaves several sums (the blocks of its run) where there would
- *    be one: in the parts that this rank has sent away. The outer step sends them all, and folds those of all
- *    ranks.
- * 5. A message is one stream: a header, then the data in pieces. The header says what follows, so that a
- *    receiver never takes one message for another.
- * 6. Every open post has a place in one table, which is the transport's event; the table holds as many as the
- *    windows of all operations allow, so that it never grows.
- * 7. In the guard build tensor memory stays open while an operation is under way: other ranks may read it
- *    at any time. */
+ *  1. A collective is up to four streams of messages. Items are ordered by bucket, distance d = 1 .. n-1, and
+ *     block (most have one). Sends go to the rank d ahead, receives come from the rank d behind, so both
+ *     sides of a pair see its messages in the same order. Streams are posted in order: the messages of a pair
+ *     of ranks never overtake each other, and the first unfinished item of a group can always move.
+ *  2. Buckets are summed in ascending order, each when all its shards have arrived; the shards of two buckets
+ *     fit the workspace.
+ *  3. In an all-reduce, a bucket of another rank's sum is received into the memory of this rank's addend, but
+ *     not before that has been sent.
+ *  4. A sum over two sets of ranks in two steps has the bits of the canonical tree over both. If the inner
+ *     groups are not blocks of the tree, the inner step leaves several partial sums (the blocks of its run)
+ *     instead of one, in ranges that this rank has already sent. The outer step sends them all, and folds
+ *     those of all ranks.
+ *  5. A message is one stream: a header, then the data in pieces. The header says what follows, so a receiver
+ *     never takes one message for another.
+ *  6. Every open post has an entry in one table, whose index is the transport's event. The table holds as
+ *     many as the windows of all operations allow, so it never grows.
+ *  7. In the guard build tensor memory stays unlocked while an operation is under way: other ranks may read
+ *     it at any time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/internal.h"
 
-/* ---- places ---- */
+/* ---- slots ---- */
 
-/* All that an operation needs is allocated here: none is while a step runs. */
+/* Allocates everything that operations need, since nothing is allocated during a step. */
 void transfer_setup(Comm *c) {
     c->ops = mem_alloc_array(OPS_MAX, sizeof *c->ops);
     for (int i = OPS_MAX - 1; i >= 0; i--) {
@@ -64,14 +64,14 @@ Op *op_begin(Comm *c, OpKind kind) {
 
 void op_end(Comm *c, Op *op) {
     pool_lock_all();
-    /* From here on requests of it say that it has ended, for ever: a place has 2^32 uses. */
+    /* From here on its requests count as ended, forever: a slot has 2^32 uses. */
     op->generation++;
     op->next = c->free_ops;
     c->free_ops = op;
     c->under_way--;
 }
 
-/* The place plus one in the lower half, its use in the upper: 0 is no operation. */
+/* The slot's index plus one in the lower half, its generation in the upper: 0 is no operation. */
 CommRequest op_request(const Comm *c, const Op *op) {
     return (uint64_t)op->generation << 32 | (uint64_t)(op - c->ops + 1);
 }
@@ -105,7 +105,7 @@ void op_describe(const Comm *c, const Op *op, char *out, size_t size) {
 
 /* ---- posts ---- */
 
-/* First those that were given back, which are in the cache; then the next that was never used. */
+/* Takes freed entries first, which are in the cache; then the next that was never used. */
 static int take_place(Comm *c) {
     int event = c->free_transfer;
     if (event < 0) {
@@ -121,7 +121,7 @@ static void give_place(Comm *c, int event) {
     c->free_transfer = event;
 }
 
-/* What was under way, and with whom: "all-gather of N bytes over dp_shard: receiving from rank 3". */
+/* Reports the operation and the peer: "all-gather of N bytes over dp_shard: receiving from rank 3". */
 static void fail_transfer(Comm *c, const Transfer *t, int error) {
     char what[192] = "a control message", whole[256];
     if (t->op) op_describe(c, t->op, what, sizeof what);
@@ -130,8 +130,8 @@ static void fail_transfer(Comm *c, const Transfer *t, int error) {
     comm_transport_failure(c, error, whole);
 }
 
-/* Collectives and the messages of comm.h are of tensors; control messages, headers and what small operations
- * pass are the host's. */
+/* Collectives and the messages of comm.h move tensors; control messages, headers and small operations move
+ * host memory. */
 static bool is_tensor(const Comm *c, const Transfer *t) {
     if (!t->op) return false;
     bool message = t->op->kind == OP_SEND || t->op->kind == OP_RECV;
@@ -139,7 +139,7 @@ static bool is_tensor(const Comm *c, const Transfer *t) {
     return !message || (t->op->channel == c->point && t->item > 0);
 }
 
-/* A post that the transport refuses gives its place back; the failure is kept, and ends all operations. */
+/* If the transport refuses a post, its entry is freed; the failure is kept, and ends all operations. */
 int transfer_post(Comm *c, Transfer t, int channel, int64_t tag, void *data) {
     int event = take_place(c);
     TransportPost post = {.channel = channel, .peer = t.peer, .tag = tag, .bytes = t.bytes, .event = event};
@@ -160,8 +160,8 @@ static bool window_open(const Stream *s, int window) {
     return s->next < s->items && s->next - s->first < window;
 }
 
-/* Items may end out of order within the window, which is at most 64: the bits say which have; `first`
- * moves over those that ended in a row. */
+/* Items may end out of order within the window, which is at most 64. The bits record which have ended;
+ * `first` moves past those that ended in a row. */
 void transfer_item_done(Stream *s, int64_t item) {
     s->done |= UINT64_C(1) << (item - s->first);
     while (s->done & 1) {
@@ -174,7 +174,7 @@ static size_t range_start(const Op *op, int range) {
     return op->ranges ? (size_t)op->ranges[range].first * op->width : (size_t)range * op->stride;
 }
 
-/* The last parts of an all-reduce may be short, or lie beyond its end. */
+/* The last ranges of an all-reduce may be short, or beyond its end. */
 static size_t range_bytes(const Op *op, int range) {
     size_t start = range_start(op, range);
     if (op->ranges) return (size_t)op->ranges[range].count * op->width;
@@ -182,14 +182,14 @@ static size_t range_bytes(const Op *op, int range) {
     return op->total - start < op->stride ? op->total - start : op->stride;
 }
 
-/* Bytes of bucket b of so many. */
+/* Bytes of bucket b, of `whole` bytes. */
 static size_t bytes_in_bucket(const Op *op, size_t whole, int64_t b) {
     size_t start = (size_t)b * op->bucket;
     if (start >= whole) return 0;
     return whole - start < op->bucket ? whole - start : op->bucket;
 }
 
-/* Of a part. */
+/* Bytes of bucket b of a range. */
 static size_t bucket_bytes(const Op *op, int range, int64_t b) {
     return bytes_in_bucket(op, range_bytes(op, range), b);
 }
@@ -198,13 +198,13 @@ static size_t bucket_bytes(const Op *op, int range, int64_t b) {
 
 static bool is_outer(const Op *op) { return op->leaves && op->kind == OP_ALL_REDUCE; }
 
-/* How many sums a rank of the group brings. */
+/* Number of sums that a rank of the group contributes. */
 static int blocks_of(const Op *op, int rank) {
     return is_outer(op) ? tree_blocks(op->leaves, (TreeBlock){rank * op->run, op->run}, NULL) : 1;
 }
 
-/* The first where this rank's own part is; the others where parts are that it has sent away and that are
- * large enough, looked for from its own on; those that are left, behind the whole. */
+/* The first block is at this rank's own range; the others are at ranges that it has sent and that are large
+ * enough, searched for from its own on; those that are left follow the whole buffer. */
 int64_t block_first(const CommRange *ranges, int run, int own, int k) {
     int left = k;
     for (int i = 0; i < run; i++) {
@@ -221,7 +221,7 @@ static char *block_place(const Op *op, int k) {
 void stream_items(Op *op, StreamId id) {
     const Group *g = op->group;
     Stream *s = &op->streams[id];
-    /* One item for each other rank; in an outer step one for each block that goes or comes. */
+    /* One item for each other rank; in an outer step one for each block that is sent or received. */
     s->per_bucket = g->size - 1;
     if (is_outer(op) && id == REDUCE_SEND) s->per_bucket *= blocks_of(op, g->rank);
     if (is_outer(op) && id == REDUCE_RECV) {
@@ -236,8 +236,8 @@ typedef struct Item {
     int peer, block;
 } Item;
 
-/* From the number of an item to bucket, rank and block (invariant 1). With blocks the distance is walked,
- * since ranks have different numbers of them. */
+/* Computes bucket, rank and block from the number of an item (invariant 1). With blocks, goes through the
+ * distances, since ranks have different numbers of blocks. */
 static Item item_of(const Op *op, StreamId id, int64_t item) {
     const Group *g = op->group;
     int64_t per_bucket = op->streams[id].per_bucket;
@@ -257,13 +257,13 @@ static Item item_of(const Op *op, StreamId id, int64_t item) {
     return at;
 }
 
-/* Whose piece goes, or comes: of an exchange as the two lists say, else of one list. */
+/* The range of a piece that is sent or received in an all-to-all-v. */
 static const CommRange *exchanged(const Op *op, StreamId id, Item at) {
     return &(id == GATHER_SEND ? op->ranges : op->arriving)[at.peer];
 }
 
-/* Where another rank's share (or a block of it) of bucket b of this rank's part is kept. Two buckets in
- * turn: b and b + 1 are there at a time, b + 2 only when b has been added up (ready). */
+/* Where the addend (or a block of it) of another rank for bucket b of this rank's range is kept. Two buckets
+ * alternate: b and b + 1 exist at a time, b + 2 only when b has been summed (ready). */
 static char *arrival(const Op *op, int64_t b, int from, int block) {
     const Group *g = op->group;
     int64_t at = from < g->rank ? from : from - 1;
@@ -275,8 +275,8 @@ static char *arrival(const Op *op, int64_t b, int from, int block) {
     return op->workspace + (size_t)at * op->bucket;
 }
 
-/* Where an item goes from, or to. A part's shares go to its owner; its sum goes from its owner to
- * everyone. */
+/* Memory that an item is read from or written to. Addends of a range go to its owner; its sum goes from its
+ * owner to all. */
 static char *place(const Op *op, StreamId id, Item at) {
     size_t offset = (size_t)at.bucket * op->bucket, theirs = range_start(op, at.peer),
            own = range_start(op, op->group->rank);
@@ -295,7 +295,7 @@ static char *place(const Op *op, StreamId id, Item at) {
 }
 
 static size_t item_bytes(const Op *op, StreamId id, Item at) {
-    bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose part it is */
+    bool own = id == REDUCE_RECV || id == GATHER_SEND; /* whose range it is */
     if (op->kind == OP_ALL_TO_ALL_V)
         return bytes_in_bucket(op, (size_t)exchanged(op, id, at)->count * op->width, at.bucket);
     return bucket_bytes(op, own ? op->group->rank : at.peer, at.bucket);
@@ -312,7 +312,7 @@ Piece transfer_piece(const Op *op, StreamId id, int64_t item) {
 /* Posts item t.item of stream t.stream. */
 static void post(Comm *c, Transfer t, char *data) {
     Group *g = t.op->group;
-    /* Reducing and gathering have tags of their own: in an all-reduce both go between the same ranks at a
+    /* Reducing and gathering have different tags: in an all-reduce both go between the same ranks at the same
      * time. */
     uint64_t phase = t.stream <= REDUCE_RECV ? 0 : 1,
              tag = (2 * t.op->turn + phase) % (uint64_t)c->transport->tags;
@@ -323,7 +323,7 @@ static void post(Comm *c, Transfer t, char *data) {
     transfer_post(c, t, g->channel, (int64_t)tag, data);
 }
 
-/* Empty items, of parts beyond the end, are done without a message, on both sides: both know their sizes. */
+/* Empty items, of ranges beyond the end, end without a message on both sides, which both know their sizes. */
 static void post_next(Comm *c, Op *op, StreamId id) {
     Stream *s = &op->streams[id];
     int64_t item = s->next++;
@@ -342,10 +342,10 @@ static bool through(const Op *op, StreamId id, int64_t b) {
     return op->streams[id].first >= b * op->streams[id].per_bucket;
 }
 
-/* May the next item of a stream be posted now, as far as the other streams go? In the order below: what is
- * sent is there from the start; a bucket is received when the workspace has room; a sum is sent when it is
- * there; and a sum of others is received where this rank's share of it was, when that has gone (invariant
- * 3). */
+/* Whether the next item of a stream may be posted, as far as the other streams are concerned. In the order
+ * below: what is sent exists from the start; a bucket is received when the workspace has space; a sum is sent
+ * when it is complete; a sum of another rank is received into the memory of this rank's addend when that has
+ * been sent (invariant 3). */
 static bool ready(const Op *op, StreamId id) {
     int64_t b = op->streams[id].next / op->streams[id].per_bucket;
     if (id == REDUCE_SEND || !op_reduces(op)) return true;
@@ -356,7 +356,7 @@ static bool ready(const Op *op, StreamId id) {
 
 /* ---- sums ---- */
 
-/* out = the canonical sum of c->parts[0 .. n). */
+/* out = the canonical sum of c->addends[0 .. n). */
 static void sum(Comm *c, const Op *op, Device *device, int n, void *out, size_t bytes) {
     if (op->type == COMM_F32) {
         OP(device, OP_SUM_PARTS, sum_parts, (int64_t)(bytes / sizeof(float)), n,
@@ -377,9 +377,9 @@ static void add_whole(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) 
     sum(c, op, device, g->size, out + offset, bytes);
 }
 
-/* The inner step: one sum for each block of this rank's run. The first goes where this rank's own part is:
- * the block that needs that comes before. "With" is the block that holds this rank; where it stands later
- * in the run, the ones before it would be written over its own part, so it is added up first. */
+/* The inner step: one sum for each block of this rank's run. The first sum goes where this rank's own range
+ * is, so the block that contains this rank ("with") is summed first. Otherwise the sums of earlier blocks
+ * would overwrite its addend. */
 static void add_blocks(Comm *c, Op *op, Device *device, int64_t b, size_t bytes) {
     const Group *g = op->group;
     size_t offset = (size_t)b * op->bucket;
@@ -404,7 +404,7 @@ typedef struct Fold {
     Device *device;
     int64_t bucket;
     size_t bytes;
-    int rank, block; /* the next leaf: whose, and which of its blocks */
+    int rank, block; /* of the next leaf: its rank, and the index of its block */
 } Fold;
 
 static char *next_leaf(Fold *f) {
@@ -416,8 +416,8 @@ static char *next_leaf(Fold *f) {
     return rank == g->rank ? block_place(op, block) + own : arrival(op, f->bucket, rank, block);
 }
 
-/* The sum of a block of the tree; out NULL: it may stay where its first leaf is. A block that lies within
- * one run was added up there, by the inner step. */
+/* The sum of a block of the tree; out NULL: it may stay where its first leaf is. A block inside one run was
+ * summed there, by the inner step. */
 static char *fold(Fold *f, TreeBlock block, char *out) {
     if (block.first / f->op->run == (block.first + block.size - 1) / f->op->run) return next_leaf(f);
     int half = tree_half(block.size);
@@ -428,8 +428,8 @@ static char *fold(Fold *f, TreeBlock block, char *out) {
     return out ? out : left;
 }
 
-/* One bucket of this rank's own part. Another thread may be adding up for another operation, never for
- * this one: the lock is held. */
+/* Sums one bucket of this rank's own range. Another thread may be summing for another operation, but never
+ * for this one: the lock is held. */
 void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on) {
     int64_t b = op->summed++;
     size_t bytes = bucket_bytes(op, op->group->rank, b);
@@ -444,12 +444,12 @@ void transfer_add_up(Comm *c, Op *op, Device *device, DeviceStream on) {
         char *out = op->target + range_start(op, op->group->rank) + (size_t)b * op->bucket;
         fold(&f, (TreeBlock){0, op->leaves}, out);
     }
-    /* A communicator goes on by itself; MPI sends it from there. */
+    /* A communicator continues by itself; MPI sends from that memory. */
     if (on == ON_COMM) device_finish(device, device_mark(device, ON_COMM), WAIT_TRANSPORT);
     device_on(before);
 }
 
-/* Blocks of the inner step go where parts are that must have been sent. */
+/* Blocks of the inner step go to ranges that must have been sent. */
 static bool can_add_up(const Op *op) {
     return op_reduces(op) && op->summed < op->buckets && through(op, REDUCE_RECV, op->summed + 1) &&
            (!op->leaves || is_outer(op) || through(op, REDUCE_SEND, op->summed + 1));
@@ -463,7 +463,7 @@ static bool collective_ended(const Op *op) {
     return !op_reduces(op) || op->summed == op->buckets;
 }
 
-/* Receives first: a message that is expected is taken without a copy. */
+/* Receives first: a message whose receive is posted needs no copy. */
 static bool advance(Comm *c, Op *op, Device *device) {
     static const StreamId order[STREAMS] = {REDUCE_RECV, GATHER_RECV, REDUCE_SEND, GATHER_SEND};
     bool moved = false;
@@ -484,7 +484,7 @@ static bool advance(Comm *c, Op *op, Device *device) {
     return moved;
 }
 
-/* An earlier operation of the group uses the same workspace. */
+/* Whether an earlier operation of the group uses the same workspace. */
 static bool held_back(const Group *g, const Op *op) {
     for (const Op *earlier = g->queue; earlier != op; earlier = earlier->next)
         if (earlier->workspace && earlier->workspace == op->workspace) return true;
@@ -512,7 +512,7 @@ static bool advance_group(Comm *c, Group *g, Device *device) {
 
 /* ---- messages ---- */
 
-/* Piece `item` of a message; 0 is the header. */
+/* Posts piece `item` of a message; 0 is the header. */
 static void post_piece(Comm *c, Op *op, int64_t item) {
     size_t at = item == 0 ? 0 : (size_t)(item - 1) * PIECE_MAX, left = op->bytes - at;
     Transfer t = {
@@ -542,7 +542,8 @@ Op *message_begin(Comm *c, OpKind kind, int channel, int peer, uint64_t key, voi
     return op;
 }
 
-/* A bug of weft's, or two builds: it is found at the first message, before its data is used. */
+/* A mismatch is a bug of weft, or different builds: it is found at the first message, before its data is
+ * used. */
 void transfer_check_header(Comm *c, const Op *op) {
     if (op->header[0] != op->key) {
         comm_keep_failure(c, ERR_INTERNAL, "rank %d: expected message %llx from rank %d, which sent %llx",
@@ -567,7 +568,7 @@ static void piece_ended(Comm *c, Op *op, int64_t item) {
 
 /* ---- what has ended ---- */
 
-/* MPI cuts nothing off, but a shorter message than was asked for arrives without complaint. */
+/* MPI truncates nothing, but a shorter message than expected arrives without an error. */
 static void check_length(Comm *c, const Transfer *t, size_t came) {
     char what[192];
     if (!t->op || !t->receives || came == t->bytes) return;
@@ -576,8 +577,8 @@ static void check_length(Comm *c, const Transfer *t, size_t came) {
                       what, t->peer, came, t->bytes);
 }
 
-/* Notices are sent and forgotten. What ended is taken out of the table before anything is done with it:
- * that may post the next. */
+/* Sends of control messages are not waited for. An end is removed from the table before it is handled, since
+ * handling it may post the next. */
 static void take_end(Comm *c, const TransportEnd *end) {
     Transfer t = c->transfers[end->event];
     give_place(c, end->event);
@@ -603,8 +604,9 @@ bool transfer_test(Comm *c, int event) {
     return true;
 }
 
-/* As many as have ended, in one call of the transport. False when there were only control messages, which
- * move nothing on: questions after what is missing would put off each other's answers. */
+/* Takes as many as have ended, in one call of the transport. Returns false if there were only control
+ * messages, which are no progress: otherwise questions about what is missing would delay each other's
+ * answers. */
 static bool take_ends(Comm *c) {
     int error = TRANSPORT_OK,
         count = c->transport->kind->finished(c->transport, c->ends, COMM_EVENTS, &error);
@@ -617,7 +619,8 @@ static bool take_ends(Comm *c) {
     return moved;
 }
 
-/* False when nothing moved. After a failure nothing does: memory of operations may be gone by then. */
+/* Returns false if nothing moved. After a failure nothing does: the memory of operations may be gone by
+ * then. */
 bool transfer_progress(Comm *c, Device *device) {
     if (c->failure.code != OK || !c->joined) return false;
     c->transport->kind->begin(c->transport);

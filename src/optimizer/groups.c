@@ -1,16 +1,16 @@
-/* Which parameter has which optimizer, with which settings.
+/* Assigns an optimizer, with its settings, to each parameter.
  *
  *     section optimizer ----------------------------+ what an item leaves out
  *     items of optimizer.groups, in order ----------+--> settings of each group, complete
  *         | patterns (PCRE2), tried on every name       |
- *         +--> the first that finds it has it           +--> each must be read by the group's optimizer
- *     what none finds: the rest, by the section
+ *         +--> the first that matches takes it          +--> each must be read by the group's optimizer
+ *     parameters that none matches: the rest, with the section's settings
  *         |
- *         +--> an optimizer of matrices keeps those of blocks; what else it was given has AdamW, beside it
+ *         +--> an optimizer of matrices keeps those of blocks; its others get an AdamW fallback group
  *
  * Groups are made in three steps: settings are completed, patterns are tried on every name in order, and what
- * nobody would notice to be wrong (a pattern without effect, a setting that nothing reads) is refused. They
- * depend on names alone: the same on every rank and mesh, without a word between ranks. */
+ * would go unnoticed (a pattern without effect, a setting that nothing reads) is refused. Groups depend on
+ * names alone, so they are the same on every rank and mesh without communication. */
 #include "optimizer/groups.h"
 
 #include <math.h>
@@ -22,8 +22,8 @@
 
 /* ---- settings ---- */
 
-/* Completing, refusing and printing walk the rows of an item of optimizer.groups: a new setting has a row
- * there, one in the section, and its name among what its optimizers read. */
+/* Completing, refusing and printing iterate over the option rows of an item of optimizer.groups: a new
+ * setting needs a row there, one in the section, and its name in what its optimizers read. */
 static bool is_setting(const Option *row) {
     return row->optional && row->offset < offsetof(OptimizerGroup, whole);
 }
@@ -36,7 +36,7 @@ static bool is_given(const Option *s, const OptimizerSettings *of) {
     return !option_is_unset(s, field_of(of, s));
 }
 
-/* What a group leaves out is as the section has it. */
+/* Takes what a group leaves out from the section. */
 static void complete(OptimizerSettings *group, const OptimizerSettings *section) {
     for (const Option *s = group_options; s->key; s++) {
         size_t at = s->offset - offsetof(OptimizerGroup, settings);
@@ -46,7 +46,7 @@ static void complete(OptimizerSettings *group, const OptimizerSettings *section)
     }
 }
 
-/* "beta1" is in "lr, beta1, beta2", "beta" is not. */
+/* Whether the list contains the name: "beta1" is in "lr, beta1, beta2", "beta" is not. */
 static bool is_listed(const char *name, const char *list) {
     size_t length = strlen(name);
     for (const char *at = list; (at = strstr(at, name)); at += length)
@@ -54,8 +54,8 @@ static bool is_listed(const char *name, const char *list) {
     return false;
 }
 
-/* Every optimizer takes a kind, and a dtype for states that it may have. Anything else that its group's
- * optimizer does not read would be a wish that nothing obeys, in silence. */
+/* Every optimizer accepts a kind, and a dtype for states that it may have. Any other setting that the group's
+ * optimizer does not read would silently have no effect. */
 static ErrorCode check_given(const OptimizerSettings *given, int item, const Optimizer *o, Error *err) {
     for (const Option *s = group_options; s->key; s++) {
         if (!is_setting(s) || strcmp(s->key, "kind") == 0 || strcmp(s->key, "states") == 0) continue;
@@ -66,7 +66,7 @@ static ErrorCode check_given(const OptimizerSettings *given, int item, const Opt
     return OK;
 }
 
-/* What is not trained reads no setting. */
+/* Frozen parameters read no setting. */
 static ErrorCode check_frozen(const OptimizerGroup *from, int item, Error *err) {
     for (const Option *s = group_options; s->key; s++) {
         if (is_setting(s) && is_given(s, &from->settings))
@@ -80,7 +80,7 @@ static ErrorCode check_frozen(const OptimizerGroup *from, int item, Error *err) 
         "optimizer.groups[%d].whole: the group is frozen, and no optimizer asks for whole matrices", item);
 }
 
-/* A run that trains nothing is a mistake in a pattern. */
+/* A run that trains nothing has a mistake in a pattern. */
 static ErrorCode check_trains(const ParamGroups *g, Error *err) {
     for (int i = 0; i < g->count; i++)
         if (!g->items[i].frozen && g->items[i].params > 0) return OK;
@@ -92,8 +92,8 @@ static ErrorCode check_trains(const ParamGroups *g, Error *err) {
 
 enum { FREE = -1, BASE = -2, FIXED = -3 }; /* of a parameter that has no group yet */
 
-/* Takes the parameters that the pattern finds and nobody has. Sets *found to how many it finds, taken or not:
- * the two tell a useless pattern from one that comes too late. */
+/* Takes the parameters that the pattern matches and no group has. Sets *found to how many it matches, taken
+ * or not: this tells a useless pattern from one that comes too late. */
 static ErrorCode take(ParamGroups *g, int item, const Pattern *pattern, const ParamTable *t, int *found,
                       Error *err) {
     for (int i = 0; i < t->count; i++) {
@@ -105,8 +105,8 @@ static ErrorCode take(ParamGroups *g, int item, const Pattern *pattern, const Pa
     return OK;
 }
 
-/* Ways to find nothing: nobody has such a name, or others took all who have, or they are not trained beside
- * adapters. */
+/* Why a pattern takes nothing: no name matches, or earlier groups took all that do, or they are not trained
+ * because there are adapters. */
 static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t, int found, Error *err) {
     char shown[80];
     const char *match = g->items[item].match;
@@ -129,7 +129,7 @@ static ErrorCode refuse_idle(const ParamGroups *g, int item, const ParamTable *t
         item, shown, t->params[t->count - 1].name);
 }
 
-/* Compiled for one item and given up again: patterns are needed once. */
+/* Compiles the pattern for one item and frees it again: patterns are needed once. */
 static ErrorCode fill(ParamGroups *g, int item, const ParamTable *t, Error *err) {
     Pattern *pattern;
     char key[48];
@@ -143,9 +143,9 @@ static ErrorCode fill(ParamGroups *g, int item, const ParamTable *t, Error *err)
     return taken > 0 ? OK : refuse_idle(g, item, t, found, err);
 }
 
-/* ---- all of them ---- */
+/* ---- all groups ---- */
 
-/* decays_all: a weight decay that an item gives is for all that it matches. */
+/* decays_all: a weight decay that an item sets applies to all parameters that it matches. */
 static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
                            const OptimizerSettings *section, const ParamTable *t, Error *err) {
     ParamGroup *to = &g->items[item];
@@ -166,11 +166,11 @@ static ErrorCode add_group(ParamGroups *g, int item, const OptimizerGroup *from,
 
 /* ---- optimizers of matrices ---- */
 
-/* An embedding's rows, and a head's, are met one by one: AdamW's case, by all who describe Muon. */
+/* The rows of an embedding, and of a head, are used one by one: all descriptions of Muon leave them to
+ * AdamW. */
 static bool is_matrix_of_block(const Param *p) { return p->cols > 0 && p->layer >= 0; }
 
-/* An item that leaves its optimizer nothing is a wish that nothing obeys; so is not the rest, which may be
- * empty by right. */
+/* An item that leaves its optimizer no parameter would have no effect. The rest, however, may be empty. */
 static ErrorCode check_kept(const ParamGroup *from, int item, int kept, Error *err) {
     char shown[80];
     if (kept > 0 || !from->match) return OK;
@@ -179,7 +179,8 @@ static ErrorCode check_kept(const ParamGroup *from, int item, int kept, Error *e
         item, from->optimizer->name, error_escape(shown, sizeof shown, from->match, strlen(from->match)));
 }
 
-/* What its optimizer is not for goes to a group behind all others; there is room for one of each. */
+/* Moves what the group's optimizer does not handle to a fallback group after all others; items has space for
+ * one per group. */
 static ErrorCode set_separate_group(ParamGroups *g, int item, const ParamTable *t, Error *err) {
     ParamGroup *from = &g->items[item], beside = *from;
     int kept = 0, moved = 0;
@@ -201,8 +202,8 @@ static ErrorCode set_separate_group(ParamGroups *g, int item, const ParamTable *
     return OK;
 }
 
-/* Beside adapters nothing is trained, whatever groups say, and some vectors never are: they are taken before
- * groups choose, ... */
+/* With adapters nothing else is trained, whatever groups say, and some vectors never are. These are taken
+ * before groups choose, ... */
 static void take_base(ParamGroups *g, const ParamTable *t) {
     bool adapted = param_table_is_adapted(t);
     for (int i = 0; i < t->count; i++) {
@@ -211,7 +212,7 @@ static void take_base(ParamGroups *g, const ParamTable *t) {
     }
 }
 
-/* ... and is a group behind all others when they have. What nobody chose is the rest. */
+/* ... and become groups after all others, if there are any. Parameters that no item chose are the rest. */
 static void give_rest(ParamGroups *g, int rest, const ParamTable *t) {
     for (int i = 0; i < t->count; i++)
         if (g->of[i] == FREE) g->of[i] = rest;
@@ -240,8 +241,7 @@ void param_groups_count(ParamGroups *g, const ParamTable *t, const ModelConfig *
     }
 }
 
-/* The rest comes behind the items, so that an index of an item is its group's. *g is empty
- * after a failure. */
+/* The rest follows the items, so the index of an item is that of its group. *g is empty after a failure. */
 ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const ParamTable *t, Error *err) {
     int rest = (int)o->groups.count;
     const OptimizerGroup *given = (const OptimizerGroup *)(const void *)o->groups.items;
@@ -264,7 +264,7 @@ ErrorCode param_groups_build(ParamGroups *g, const OptimizerOptions *o, const Pa
     return code;
 }
 
-/* Also of one that was never built. */
+/* Accepts groups that were never built. */
 void param_groups_free(ParamGroups *g) {
     for (int i = 0; i < g->count; i++) free(g->items[i].match);
     free(g->items);
@@ -272,7 +272,6 @@ void param_groups_free(ParamGroups *g) {
     *g = (ParamGroups){0};
 }
 
-/* Every parameter has one. */
 const ParamGroup *param_group(const ParamGroups *g, int param) { return &g->items[g->of[param]]; }
 
 static int own_states(const ParamGroups *g, int param) {
@@ -303,8 +302,8 @@ size_t param_state_bytes(const ParamGroups *g, int param) {
     return sum;
 }
 
-/* Each kind of parameter says whether it decays by itself (its row), unless the group, or the section for the
- * rest, asks for all. */
+/* The row of a parameter says whether it decays, unless the group, or the section for the rest, asks for
+ * all. */
 double param_weight_decay(const ParamGroups *g, int param, const Param *p) {
     const ParamGroup *group = param_group(g, param);
     return p->row->decays || group->decays_all ? group->settings.weight_decay : 0;
@@ -336,7 +335,7 @@ size_t param_scratch_bytes(const ParamGroups *g, int param, const Param *p) {
     return group->frozen ? 0 : optimizer_scratch_bytes(group->optimizer, p);
 }
 
-/* ---- in words ---- */
+/* ---- descriptions ---- */
 
 /* "adamw moments fp32" */
 static void name_states(const ParamGroup *group, Text *out) {
@@ -344,7 +343,7 @@ static void name_states(const ParamGroup *group, Text *out) {
                 dtype_name((Dtype)group->settings.states));
 }
 
-/* Each once, though several groups may keep the same. */
+/* Each description once, though several groups may have the same. */
 void param_groups_name_states(const ParamGroups *g, Text *out) {
     Text name = {0};
     for (int i = 0; i < g->count; i++) {
@@ -361,7 +360,7 @@ void param_groups_name_states(const ParamGroups *g, Text *out) {
     text_free(&name);
 }
 
-/* What the optimizer reads beside the two that have columns of their own. */
+/* Settings that the optimizer reads, except for the two that have columns of their own. */
 static void put_others(const ParamGroup *group, Text *out) {
     const char *gap = "";
     char word[64];
@@ -384,7 +383,7 @@ static void put_name(const ParamGroup *group, Text *out) {
     text_puts(out, group->match ? group->match : group->params ? "the rest" : "the rest: nothing");
 }
 
-/* Bytes and FLOPs are over all ranks: how they are shared out is the plan's to say. */
+/* Bytes and FLOPs are over all ranks; the plan shows how they are divided. */
 static void put_group(const ParamGroup *group, Text *out) {
     char elements[32], bytes[32], flops[32];
     const OptimizerSettings *s = &group->settings;
@@ -409,7 +408,7 @@ static void put_group(const ParamGroup *group, Text *out) {
     text_puts(out, group->whole ? "; whole matrices\n" : "\n");
 }
 
-/* With what tells a parameter apart from others of its group. */
+/* With what distinguishes a parameter from others of its group. */
 static void put_names(const ParamGroups *g, int group, const ParamTable *t, Text *out) {
     for (int i = 0; i < t->count; i++) {
         const Param *p = &t->params[i];
@@ -436,7 +435,7 @@ static void put_only_group(const ParamGroup *group, Text *out) {
     text_puts(out, "\n");
 }
 
-/* One group is a line, as most runs have no others. */
+/* A single group takes one line, as most runs have no others. */
 void param_groups_print(const ParamGroups *g, const ParamTable *t, bool each, Text *out) {
     if (g->count == 1 && !each) {
         put_only_group(&g->items[0], out);

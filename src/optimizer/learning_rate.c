@@ -1,6 +1,6 @@
-/* Schedules: TorchTitan's (warm up, stay, decay to a floor), others of the same phases, and Lingua's, each by
- * the formulas of its source, to the step, their oddities too: a curve that is to be compared with theirs
- * needs the same learning rates. Tests compare them with values of the originals.
+/* Schedules: TorchTitan's (warmup, stable, decay to a floor), others with the same phases, and Lingua's. Each
+ * follows the formulas of its source exactly, oddities included, because a curve that is compared with theirs
+ * needs the same learning rates. Tests compare with values of the originals.
  *
  *     1  .    ________________               warmup | stable | decay, down to min_factor
  *        .  /                 \__            TorchTitan: (step + 1) / warmup, so step 0 trains;
@@ -11,7 +11,7 @@
 
 static double cosine(double x) { return (1 + cos(acos(-1.0) * x)) / 2; }
 
-/* What is left at share x of the decay, from 1 to 0; linear and wsd fall alike. */
+/* What is left at fraction x of the decay, from 1 to 0; linear and wsd fall alike. */
 static double decayed(int kind, double x) {
     if (kind == SCHEDULE_COSINE) return cosine(x);
     if (kind == SCHEDULE_SQRT) return 1 - sqrt(x);
@@ -19,24 +19,24 @@ static double decayed(int kind, double x) {
     return kind == SCHEDULE_CONSTANT ? 1 : 1 - x;
 }
 
-/* Where nobody says how much of the steps decays. Negative: all after the warmup. */
+/* Default fraction of the steps that decay. Negative: all after the warmup. */
 static double decay_ratio(const ScheduleOptions *s) {
     if (s->decay_ratio >= 0) return s->decay_ratio;
     if (s->kind == SCHEDULE_WSD || s->kind == SCHEDULE_COSINE_LINEAR || s->kind == SCHEDULE_POWER) return 0.1;
     return s->kind == SCHEDULE_EXPONENTIAL || s->kind == SCHEDULE_DROPS ? 0.2 : -1;
 }
 
-/* At a share of the warmup. From 0 it is that share, to the bit. */
+/* Factor at a fraction of the warmup. With warmup_from 0 it is that fraction, to the bit. */
 static double warming(const ScheduleOptions *s, double share) {
     return s->warmup_from + (1 - s->warmup_from) * share;
 }
 
 typedef struct Phases {
-    int64_t warmup, stable, decay; /* steps; one more than there are, all together */
+    int64_t warmup, stable, decay; /* steps; all together one more than there are */
 } Phases;
 
-/* One step more than there are is laid out, so that the last one that is made is not at the floor's very end:
- * with a floor of 0 it would do nothing. */
+/* The phases have one step more than the run, so that the last real step is not at the end of the decay: with
+ * a floor of 0 it would do nothing. */
 static Phases phases_of(const ScheduleOptions *s, int64_t total) {
     int64_t warmup = s->warmup_steps < total ? s->warmup_steps : total;
     double ratio = decay_ratio(s);
@@ -45,7 +45,7 @@ static Phases phases_of(const ScheduleOptions *s, int64_t total) {
     return (Phases){warmup, total + 1 - warmup - decay, decay};
 }
 
-/* Share of the decay at a step; 0 before it. */
+/* Fraction of the decay at a step; 0 before it. */
 static double decay_at(const Phases *p, int64_t step) {
     int64_t into = step + 1 - p->warmup - p->stable;
     return into <= 0 ? 0 : fmin(1, (double)into / (double)p->decay);
@@ -58,8 +58,8 @@ static double titan_factor(const ScheduleOptions *s, int64_t total, int64_t step
     return x > 0 ? s->min_factor + (1 - s->min_factor) * decayed(s->kind, x) : 1;
 }
 
-/* DeepSeek-AI, "DeepSeek LLM", 2024: down by the same factor where the decay begins and half
- * way through it. */
+/* DeepSeek-AI, "DeepSeek LLM", 2024: drops by the same factor where the decay begins and half way through
+ * it. */
 static double drops_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     Phases p = phases_of(s, total);
     if (step < p.warmup) return warming(s, (double)(step + 1) / (double)p.warmup);
@@ -67,14 +67,14 @@ static double drops_factor(const ScheduleOptions *s, int64_t total, int64_t step
     return x <= 0 ? 1 : x <= 0.5 ? sqrt(s->min_factor) : s->min_factor;
 }
 
-/* From what stands before the tail, linearly to `end`. */
+/* Linear from the value before the tail to `end`. */
 static double with_tail(const Phases *p, int64_t step, double before, double end) {
     double x = decay_at(p, step);
     return before + (end - before) * x;
 }
 
-/* A cosine from the warmup to the last step, whose last part is replaced (OLMo-core's
- * CosWithWarmupAndLinearDecay): it is cut where it stands, and goes to 0. */
+/* A cosine from the warmup to the last step (OLMo-core's CosWithWarmupAndLinearDecay) that is cut off where
+ * the decay begins, and goes linearly to 0 from there. */
 static double cosine_linear_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     Phases p = phases_of(s, total);
     if (step < p.warmup) return warming(s, (double)(step + 1) / (double)p.warmup);
@@ -88,7 +88,7 @@ static double power_of(const ScheduleOptions *s, int64_t step) {
     return at <= warmup ? warming(s, at / warmup) : pow(warmup / at, s->exponent);
 }
 
-/* Shen et al., "Power scheduler", 2024: no matter how long a run is, until its tail. */
+/* Shen et al., "Power scheduler", 2024: independent of the length of the run, until its tail. */
 static double power_factor(const ScheduleOptions *s, int64_t total, int64_t step) {
     Phases p = phases_of(s, total);
     int64_t cut = p.warmup + p.stable - 1;
@@ -109,7 +109,7 @@ static double range_factor(const ScheduleOptions *s, int64_t total, int64_t step
 static double lingua_cosine(const ScheduleOptions *s, double total, double t) {
     double warmup = (double)s->warmup_steps, m = s->min_factor, cycle = s->cycle_length;
     if (t > total) return m;
-    /* Odd cycles run mirrored. The last step belongs to the cycle that ends there, not to the next. */
+    /* Odd cycles are mirrored. The last step belongs to the cycle that ends there, not to the next. */
     double in = t < total ? t : total - 1;
     double sign = fmod(floor(in / (total * cycle)), 2) == 0 ? 1 : -1;
     double progress = (t - warmup) / (total - warmup);
@@ -124,7 +124,7 @@ static double lingua_wsd(const ScheduleOptions *s, double total, double t) {
     if (t <= end - decay) return 1;
     if (t > end || m == 0) return m;
     double p = (t - (end - decay)) / decay;
-    return 1 / (p / m + (1 - p)); /* harmonic */
+    return 1 / (p / m + (1 - p));
 }
 
 static double lingua_factor(const ScheduleOptions *s, int64_t total, int64_t step) {

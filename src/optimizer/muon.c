@@ -1,16 +1,16 @@
-/* Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024): the momentum of a
- * matrix is replaced by a matrix of the same singular vectors whose singular values are all about 1, so that
+/* Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024): replaces the
+ * momentum of a matrix by a matrix with the same singular vectors and singular values of about 1, so that
  * rare directions of the gradient move as far as common ones.
  *
  *     x = direction / (slack |direction|)                 Frobenius norm: no singular value is above 1
  *     ITERATIONS times: A = x x^T,  x = (a I + b A + c A^2) x      a Newton-Schulz iteration of degree 5
  *     p -= lr (scale x + weight decay p)
  *
- * Where a matrix has more rows than columns, A is x^T x and stands on the right: the smaller of the two, the
- * same polynomial of singular values. It is stored as it comes, transposed or not.
+ * If a matrix has more rows than columns, A is x^T x and multiplies from the right: it is the smaller of the
+ * two, with the same polynomial of singular values. The matrix is used as it is stored, transposed or not.
  *
- * All in fp32 (others take bf16), of whole matrices, by one rank each: nothing of the result hangs on the
- * mesh. What goes before and behind is element by element, and made where the elements are.
+ * Everything is fp32 (others use bf16), on full matrices, one rank per matrix, so the result does not depend
+ * on the mesh. The steps before and after are element-wise and run where the elements are.
  *
  * Scratch of a matrix, reused by the next:
  *
@@ -27,7 +27,7 @@ enum { ITERATIONS = 5 };
 /* Coefficients of each iteration, in the order of MuonCoefficients.
  *   jordan         the same each time: steepest at 0, at the price of values between 0.7 and 1.2
  *   polar_express  Amsel et al., "The Polar Express", 2025: the best for each iteration, for values from
- *                  1e-3 on; nearer to 1. The last slack is theirs, against rounding above 1 */
+ *                  1e-3 on; closer to 1. Its slack is theirs, against rounding above 1 */
 typedef struct Quintic {
     float a, b, c;
 } Quintic;
@@ -46,7 +46,7 @@ static const struct {
                              {2.346541f, -1.709783f, 0.423236f}}},
 };
 
-/* What the exact sum of squares comes in. The unit is not read for squares, but op and contract want one. */
+/* Holds the exact sum of squares. Squares need no unit, but the op's contract requires one. */
 typedef struct Figure {
     GradStats squares;
     double unit;
@@ -59,7 +59,7 @@ typedef struct Room {
     float *x, *next, *gram, *square;
 } Room;
 
-/* Bytes before each, and in all: what is planned is what is taken. */
+/* Offset of each buffer, and total bytes: used for planning and for allocation. */
 typedef struct Places {
     size_t x, next, gram, square, bytes;
 } Places;
@@ -82,7 +82,7 @@ static Room room_in(char *scratch, const ParamMatrix *m) {
                   .square = (float *)(void *)(scratch + at.square)};
 }
 
-/* Of x x^T, of its square, and of what they are multiplied with. */
+/* FLOPs of x x^T, of its square, and of the product with x. */
 static double flops(const ParamMatrix *m) {
     double least = (double)smaller(m), all = (double)m->rows * (double)m->cols;
     return ITERATIONS * (2 * least * all + 2 * least * least * least + 2 * least * all);
@@ -93,7 +93,7 @@ static void product(Device *d, bool trans_a, bool trans_b, int64_t m, int64_t n,
     OP(d, OP_GEMM, gemm, trans_a, trans_b, m, n, k, a, b, DTYPE_F32, c, DTYPE_F32, n, false, NO_SPLIT);
 }
 
-/* x becomes what the iteration makes of it; the two places of x change. */
+/* Runs one iteration on x; x and next swap. */
 static void iterate(Device *d, const ParamMatrix *m, Quintic q, Room *r) {
     int64_t rows = m->rows, cols = m->cols, least = smaller(m);
     bool wide = rows <= cols;
@@ -105,9 +105,9 @@ static void iterate(Device *d, const ParamMatrix *m, Quintic q, Room *r) {
     r->next = r->x, r->x = made;
 }
 
-/* By what the step of a matrix [outputs, inputs] is multiplied.
- *   moonlight  Liu et al., "Muon is scalable for LLM training", 2025: elements move as far as under AdamW, in
- *              the mean, so that its learning rates and weight decay serve
+/* Factor of the step of a matrix [outputs, inputs].
+ *   moonlight  Liu et al., "Muon is scalable for LLM training", 2025: elements move as far as under AdamW, on
+ *              average, so that its learning rates and weight decay can be used
  *   jordan     Jordan et al.
  *   spectral   Bernstein, "Deriving Muon", 2025: by how far the outputs of a layer may move */
 static double scale_of(int kind, double outputs, double inputs) {
@@ -115,7 +115,7 @@ static double scale_of(int kind, double outputs, double inputs) {
     return kind == MUON_SPECTRAL ? sqrt(outputs / inputs) : sqrt(fmax(1, outputs / inputs));
 }
 
-/* ---- an update in three ---- */
+/* ---- the three stages of an update ---- */
 
 static MatrixShape shape_of(const ParamMatrix *m) { return (MatrixShape){m->rows, m->cols, m->row}; }
 
@@ -154,7 +154,7 @@ static void descend(Device *d, const OptimizerSettings *s, const OptimizerStep *
 
 const MatrixUpdate muon_matrices = {scratch_bytes, flops, direct, room_of_direction, turn, descend};
 
-/* Matrices that are stored as one parameter are still several: q, k and v turn apart. */
+/* Matrices that are stored as one parameter are still several: q, k and v are updated separately. */
 void muon_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
     CHECK(r->of && r->count == r->of->count);
     for (int k = 0; k < param_matrices(r->of); k++) {

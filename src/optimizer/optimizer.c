@@ -1,11 +1,12 @@
-/* The table of optimizers, and what joins an entry to its op.
+/* The table of optimizers, and the functions that connect an entry to its op.
  *
- * Numbers are made in double and rounded once, on their way to an op: 1 - beta^t in fp32 would lose digits
- * where beta is near 1. What is the same for all elements of a group in a step (learning rate, corrections,
- * clip coefficient) goes up once, as tensor memory (OptimizerStep); what never changes goes with each call.
+ * Numbers are computed in double and rounded once, when they are passed to an op: in fp32, 1 - beta^t would
+ * lose digits if beta is near 1. Values that are the same for all elements of a group in a step (learning
+ * rate, corrections, clip coefficient) are uploaded once, as tensor memory (OptimizerStep); constants are
+ * passed with each call.
  *
- * To add one: an op with its reference (device.h), an entry here, its name in optimizer.kind. Memory plan,
- * checkpoints, replica checks, inspection and the groups' messages read the entry. */
+ * To add an optimizer: an op with its reference (device.h), an entry here, its name in optimizer.kind. Memory
+ * plan, checkpoints, replica checks, inspection and the groups' messages read the entry. */
 #include "optimizer/optimizer.h"
 
 #include <math.h>
@@ -15,7 +16,7 @@ static int adamw_states(const OptimizerSettings *s) {
     return 2;
 }
 
-/* Loshchilov and Hutter 2019: the decay does not go through the moments. */
+/* Loshchilov and Hutter 2019: weight decay is not part of the moments. */
 static void adamw_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step,
                          const UpdateRun *r) {
     AdamW a = {.beta1 = (float)s->beta1,
@@ -25,7 +26,7 @@ static void adamw_update(Device *d, const OptimizerSettings *s, const OptimizerS
     OP(d, OP_ADAMW, adamw, r->count, a, r->store, step, r->param, r->grad, r->state[0], r->state[1], r->copy);
 }
 
-/* Without momentum nothing is kept, and no memory planned. */
+/* Without momentum there is no state, and no memory is planned. */
 static int sgd_states(const OptimizerSettings *s) { return s->momentum > 0; }
 
 static void sgd_update(Device *d, const OptimizerSettings *s, const OptimizerStep *step, const UpdateRun *r) {
@@ -38,7 +39,7 @@ static int muon_states(const OptimizerSettings *s) {
     return 1;
 }
 
-/* FLOPs as device.h writes the formulas, a root or a quotient for one. */
+/* FLOPs of the formulas in device.h, counting a root or a quotient as one. */
 static const Optimizer optimizers[OPTIMIZER_KINDS] = {
     [OPTIMIZER_ADAMW] = {.name = "adamw",
                          .keeps = "moments",
@@ -69,14 +70,15 @@ const Optimizer *optimizer_of(OptimizerKind kind) {
     return &optimizers[kind];
 }
 
-/* A decay that is near 1 remembers the first weights for long: until as many updates have been made as it
- * stands for, a smaller one holds, with which the average is that of about the last tenth. */
+/* A decay near 1 would remember the initial weights for long. So until as many updates have been made as the
+ * decay stands for, a smaller one is used, with which the average covers about the last tenth of the
+ * updates. */
 static double average_share(const UpdateStep *step) {
     double t = (double)step->updates;
     return step->ema > 0 ? 1 - fmin(step->ema, (1 + t) / (10 + t)) : 0;
 }
 
-/* Corrections are for the moments' start at zero (Kingma and Ba 2015, section 3); an optimizer without
+/* Corrections are for moments that start at zero (Kingma and Ba 2015, section 3); an optimizer without
  * moments does not read them. */
 OptimizerStep optimizer_step(const OptimizerSettings *s, const UpdateStep *step) {
     return (OptimizerStep){.lr = (float)(s->lr * step->lr_factor),

@@ -5,11 +5,11 @@
 
 #include "base/option_rows.h"
 
-#define SWITCH "false|true"      /* of a bool that may be left out */
+#define SWITCH "false|true"      /* for a bool that may be left out */
 #define STATE_DTYPES "fp32|bf16" /* Dtype */
 
-/* Items of optimizer.groups. What is `optional` and left out is taken from the section, when the model is
- * known (optimizer/groups.c). The list has an effect, and what does nothing to a run says so. */
+/* Items of optimizer.groups. `optional` keys that are left out are taken from the section when the model is
+ * known (optimizer/groups.c). The list as a whole has an effect; keys without any are marked NOTHING. */
 #define TARGET OptimizerGroup
 const Option group_options[] = {
     TEXT("match", match, "", UNKNOWN,
@@ -49,25 +49,24 @@ const Option group_options[] = {
 #undef TARGET
 #define TARGET OptimizerOptions
 const Option optimizer_options[] = {
-    /* What makes updates of gradients. Another kind has other states: another run. Settings of one kind
-     * may change on the way, and change the curve. */
+    /* How updates are made from gradients. Another kind has other states, so it makes another run. The
+     * settings of one kind may change during a run, and change the curve. */
     CHOICE("optimizer.kind", settings.kind, "adamw", CHOICE_WORDS(OPTIMIZER_NAMES), RUN,
            "The optimizer; muon: for the matrices of blocks, the rest by adamw."),
-    /* 1,000 is beyond all sense and says that a decimal point is missing; 0 is allowed, to see what a run
-     * does without learning. */
+    /* 1,000 is absurd and means that a decimal point is missing; 0 is allowed, to see what a run does without
+     * learning. */
     REAL("optimizer.lr", settings.lr, "3e-4", 0, 1000, CURVE, "Peak learning rate."),
-    /* Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. Times the learning rate, so it
-     * falls with the schedule. 0.1 with betas of 0.9 and 0.95 and a norm of 1: what GPT-3 was trained with
-     * (Brown and others, 2020), and many since. */
+    /* Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. It is multiplied by the learning
+     * rate, so it falls with the schedule. 0.1 with betas of 0.9 and 0.95 and a norm of 1 is what GPT-3 was
+     * trained with (Brown and others, 2020), and many models since. */
     REAL("optimizer.weight_decay", settings.weight_decay, "0.1", 0, 100, CURVE,
          "Weight decay: adamw, muon: decoupled, times the learning rate; sgd: added to the gradient."),
-    /* Below 1 by 1e-6: with 1 a mean would never learn anything. */
+    /* At most 1 - 1e-6: with 1 a mean would never change. */
     REAL("optimizer.beta1", settings.beta1, "0.9", 0, 0.999999, CURVE,
          "adamw: decay of the first moment, the mean of gradients."),
     REAL("optimizer.beta2", settings.beta2, "0.95", 0, 0.999999, CURVE,
          "adamw: decay of the second moment, the mean of squared gradients."),
-    /* Not 0: an element whose gradient never was anything but 0 has moments of 0, and 0/0 would be its
-     * update. */
+    /* Not 0: an element whose gradient was always 0 has moments of 0, and its update would be 0/0. */
     REAL("optimizer.eps", settings.eps, "1e-8", 1e-30, 1, CURVE,
          "adamw: added to the root of the second moment."),
     /* With 0 there is no state at all, so an optimizer without memory needs no kind of its own. */
@@ -77,7 +76,7 @@ const Option optimizer_options[] = {
      * bool has no third value for that. */
     CHOICE("optimizer.nesterov", settings.nesterov, "false", SWITCH, CURVE,
            "sgd, muon: use Nesterov's momentum."),
-    /* moonlight by default, since with it AdamW's learning rate and decay serve both kinds of parameters. */
+    /* moonlight by default, because with it AdamW's learning rate and decay suit both kinds of parameters. */
     CHOICE("optimizer.muon_scale", settings.muon_scale, "moonlight", CHOICE_WORDS(MUON_SCALES), CURVE,
            "muon: how far a matrix [outputs, inputs] moves, times the learning rate: moonlight 0.2 "
            "sqrt(larger side), as far as under adamw; jordan sqrt(max(1, outputs / inputs)); spectral "
@@ -85,26 +84,26 @@ const Option optimizer_options[] = {
     CHOICE("optimizer.muon_coefficients", settings.muon_coefficients, "jordan",
            CHOICE_WORDS(MUON_COEFFICIENTS), CURVE,
            "muon: coefficients of the five Newton-Schulz iterations that bring singular values to about 1."),
-    /* EFFECT_CURVE: with half the bits every update is another one. Rounding to the nearest would lose
-     * small updates for good, which is why it is by chance, by optimizer.seed. */
+    /* EFFECT_CURVE: with half the bits every update differs. Rounding to nearest would lose small updates for
+     * good, so rounding is stochastic, with optimizer.seed. */
     CHOICE("optimizer.states", settings.states, "fp32", STATE_DTYPES, CURVE,
            "Dtype of moments and momentum; bf16 halves their memory and is rounded stochastically."),
-    /* By common practice norms and biases do not decay. */
+    /* Common practice: norms and biases do not decay. */
     CHOICE("optimizer.decay", decay, "matrices", CHOICE_WORDS(DECAY_RULES), CURVE,
            "Parameters that optimizer.weight_decay applies to: matrices only, or norms and biases too."),
     INT("optimizer.seed", seed, "42", 0, MOST_EXACT, CURVE, "Seed of the rounding of states in bf16."),
-    /* Beside the run, which does not read it: another value changes what an average is of, not the curve. */
+    /* The run does not read the average: another value changes what it is an average of, not the curve. */
     REAL("optimizer.ema", ema, "0", 0, 0.999999999, MEASURES,
          "Decay of a moving average of the weights, kept in fp32 and in each checkpoint as "
          "model.ema.safetensors; 0 for none, 0.999 is the mean of about the last 1,000 updates."),
-    /* Compared as a whole. Which parameters an item finds follows from names, so groups are the same on
+    /* Compared as a whole. Which parameters an item matches depends on names only, so groups are the same on
      * every mesh (optimizer/groups.c). */
     LIST("optimizer.groups", groups, OptimizerGroup, group_options, CURVE,
          "Parameters that are treated otherwise, the first match counts: maps of match, kind, lr, "
          "weight_decay, beta1, beta2, eps, momentum, nesterov, muon_scale, muon_coefficients, states, whole, "
          "frozen; what a group leaves out is as in this section."),
-    /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of
-     * the whole gradient, over all ranks: with a norm of each share the curve would depend on the mesh. */
+    /* Pascanu and others, "On the difficulty of training recurrent neural networks", 2013. The norm is of the
+     * whole gradient, over all ranks: with a norm per shard the curve would depend on the mesh. */
     REAL("optimizer.clip", clip, "1", 0, 1e12, CURVE,
          "Largest norm of the whole gradient: a larger one is clipped to it; 0 means no clipping."),
     REAL("optimizer.clip_norm", clip_norm, "2", 1, (double)INFINITY, CURVE,
@@ -122,20 +121,20 @@ const Option schedule_options[] = {
            "tail goes to 0; power: a power of the step, then linearly to the floor. range is a learning-rate "
            "range test: from min_factor of the peak up to it, by the same factor each step. The lingua_ ones "
            "are Lingua's formulas, cosine right at its end."),
-    /* Adam's second moments are means of few gradients at first, and its steps accordingly wild. Liu and
-     * others, "On the variance of the adaptive learning rate and beyond", 2019. */
+    /* At first Adam's second moments are means of few gradients, so its steps are erratic. Liu and others,
+     * "On the variance of the adaptive learning rate and beyond", 2019. */
     INT("schedule.warmup_steps", warmup_steps, "200", 0, 1e12, CURVE,
         "Linear warmup, of as many steps whatever train.steps is: a tenth of a short run is usual."),
     REAL("schedule.warmup_from", warmup_from, "0", 0, 1, CURVE,
          "Where the warmup begins, as a share of the peak."),
-    /* Not train.steps itself: a run may be planned longer than it is trained today. */
+    /* Not train.steps itself: a run may be planned for longer than it is trained today. */
     INT("schedule.total_steps", total_steps, "0", 0, 1e12, CURVE,
         "Length of the schedule; 0 means train.steps.", FOLLOWS("train.steps")),
-    /* Negative and not 0 for "not given": a schedule that never decays is something one may want. */
+    /* Negative and not 0 for "not given": a schedule that never decays is a valid choice. */
     REAL("schedule.decay_ratio", decay_ratio, "-1", -1, 1, CURVE,
          "Share of the steps that decay, at the end; -1 means all after the warmup (wsd, cosine_linear, "
          "power: 0.1; exponential, drops: 0.2)."),
-    /* A share and not a rate: groups have peaks of their own, and all follow one schedule. */
+    /* A fraction and not a rate: groups have different peaks, and all follow one schedule. */
     REAL("schedule.min_factor", min_factor, "0", 0, 1, CURVE,
          "Lowest learning rate, as a share of the peak; range starts there."),
     /* 0.5: Vaswani and others, "Attention is all you need", 2017. */

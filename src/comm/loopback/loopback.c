@@ -5,11 +5,11 @@
  *     (unused) --post--> held --end--> sends or receives --match--> ended --finished, test--> (unused)
  *
  * held: between begin and end. Lists are in the order of posting, so that the k-th send meets the k-th
- * receive. One mutex guards the hub; who posts the second half of a pair copies.
+ * receive. One mutex guards the hub; the thread that posts the second half of a pair copies.
  *
- * What a test gets here that a network does not give: every rank in one process, where sanitizers and
- * debuggers see them all; ends in an order drawn from a seed; and no buffering, so that an operation that
- * only works because small messages run ahead hangs at once. */
+ * Advantages for tests over a network: every rank is in one process, where sanitizers and debuggers see them
+ * all; posts end in an order drawn from a seed; and nothing is buffered, so an operation that only works
+ * because small messages run ahead hangs at once. */
 #include "comm/loopback/loopback.h"
 
 #include <pthread.h>
@@ -29,7 +29,7 @@ typedef struct Post {
     char *data;
     bool sends;
     TransportEnd end;
-    int delay; /* looks until the end is told */
+    int delay; /* polls until the end is reported */
     struct Post *next;
 } Post;
 
@@ -43,10 +43,10 @@ typedef struct Endpoint {
     int joins, grouped; /* grouped: inside begin and end */
     Post *posts;        /* [events] */
     List held, sends, receives, ended;
-    uint64_t told; /* posts that ended so far: draws delays */
+    uint64_t told; /* posts ended so far: draws delays */
 } Endpoint;
 
-/* A rank's part in the k-th join, and what came of it: the hub's ranks at the places of its channel. */
+/* A rank's arguments of the k-th join, and the resulting channel: the hub's rank at each place. */
 typedef struct Seat {
     int colour, place;
     int *members; /* [ranks] */
@@ -86,14 +86,15 @@ static void take_out(List *l, Post *before, Post *p) {
 
 /* ---- meeting ---- */
 
-/* Tags and channels agree, and each is the peer of the other, or of anybody. */
+/* Tags and channels are equal, and each is the peer of the other, or of any rank. */
 static bool meet(const Post *a, int rank_a, const Post *b, int rank_b) {
     return a->post.channel == b->post.channel && a->post.tag == b->post.tag &&
            (a->post.peer == rank_b || a->post.peer == TRANSPORT_ANY) &&
            (b->post.peer == rank_a || b->post.peer == TRANSPORT_ANY);
 }
 
-/* The end is drawn when the post ends, and told after so many looks: later posts may be told before it. */
+/* Delays the report of an end by a number of polls drawn from the seed, so ends of later posts may be
+ * reported before it. */
 static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
     uint64_t seed = e->hub->seed;
     p->end = (TransportEnd){.event = p->post.event, .error = error, .bytes = bytes};
@@ -101,7 +102,7 @@ static void tell(Endpoint *e, Post *p, size_t bytes, int error) {
     append(&e->ended, p);
 }
 
-/* Under the hub's mutex, so that a copy is seen whole by whoever is told of it. */
+/* Copies under the hub's mutex, so that whoever learns of the end sees the complete copy. */
 static void move(Endpoint *from, Post *send, Endpoint *to, Post *receive) {
     bool fits = send->post.bytes <= receive->post.bytes;
     size_t bytes = fits ? send->post.bytes : receive->post.bytes;
@@ -127,7 +128,7 @@ static bool match_at(Endpoint *e, Post *p, int other) {
     return false;
 }
 
-/* Either its other half is there, or it waits in its rank's list. */
+/* Matches the post if its other half exists; otherwise it waits in its rank's list. */
 static void publish(Endpoint *e, Post *p) {
     bool any = p->post.peer == TRANSPORT_ANY;
     for (int other = any ? 0 : p->post.peer; other < (any ? e->hub->ranks : p->post.peer + 1); other++)
@@ -169,7 +170,7 @@ static int post(Endpoint *e, const TransportPost *what, char *data, bool sends) 
     pthread_mutex_lock(&hub->mutex);
     Post *p = &e->posts[what->event];
     *p = (Post){.post = *what, .data = data, .sends = sends};
-    /* The peer is a place in the channel; lists are kept by ranks of the hub. */
+    /* The peer is a rank in the channel; lists use ranks of the hub. */
     if (what->peer != TRANSPORT_ANY)
         p->post.peer = hub->seats[what->channel][e->transport.rank].members[what->peer];
     if (e->grouped) {
@@ -190,7 +191,7 @@ static int post_receive(CommTransport *transport, const TransportPost *p, void *
 
 static void begin(CommTransport *transport) { ((Endpoint *)transport)->grouped++; }
 
-/* Groups may nest; what was held goes when the outermost ends, in the order of posting. */
+/* Groups may nest; held posts go out when the outermost group ends, in the order of posting. */
 static void end(CommTransport *transport) {
     Endpoint *e = (Endpoint *)transport;
     CHECK(e->grouped > 0);
@@ -210,7 +211,7 @@ static int finished(CommTransport *transport, TransportEnd *ends, int most, int 
     pthread_mutex_lock(&e->hub->mutex);
     for (Post *before = NULL, *p = e->ended.first, *next; p && count < most; p = next) {
         next = p->next;
-        /* A look at the list is a look at each post in it. */
+        /* Polling the list counts as a poll of each post in it. */
         if (p->delay-- > 0) {
             before = p;
             continue;
@@ -222,7 +223,7 @@ static int finished(CommTransport *transport, TransportEnd *ends, int most, int 
     return count;
 }
 
-/* Delays do not count for who asks after one event. */
+/* Delays do not apply when one event is tested. */
 static bool test(CommTransport *transport, int event, TransportEnd *out) {
     Endpoint *e = (Endpoint *)transport;
     Post *before = NULL, *p;
@@ -240,7 +241,6 @@ static void explain(int error, char *out, size_t size) {
     snprintf(out, size, "%s", error == TOO_LONG ? "the message is longer than was expected" : "no error");
 }
 
-/* All ranks are threads of this process. */
 static void abort_all(CommTransport *transport, int status) {
     (void)transport;
     _exit(status);

@@ -1,12 +1,12 @@
-/* What MPI says of itself. */
+/* Information about the MPI library. */
 #include "comm/facts.h"
 
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Libraries say much: "Open MPI v4.1.4, package: Debian OpenMPI, ident: ...", or several lines, of which the
- * first is "MPICH Version:\t4.0.2". */
+/* Shortens the library's description: "Open MPI v4.1.4, package: Debian OpenMPI, ident: ...", or several
+ * lines, of which the first is "MPICH Version:\t4.0.2". */
 char *comm_library_name(char *out, size_t size) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -18,8 +18,8 @@ char *comm_library_name(char *out, size_t size) {
     return out;
 }
 
-/* The mpirun that was found beside the library when weft was built: another one starts processes that do
- * not find each other. */
+/* The mpirun that was found with the library when weft was built: another one starts processes that do not
+ * find each other. */
 const char *comm_launcher(void) { return WEFT_MPIRUN; }
 
 bool comm_is_open_mpi(void) {

@@ -1,8 +1,8 @@
 /* A transport over MPI: a channel is a communicator, a post is a request.
  *
- * Open requests stand in one dense array, so that one MPI_Testsome looks at all of them; where[event] is
- * an event's place in it, or -1. MPI is used by several threads in turn (MPI_THREAD_SERIALIZED): the
- * Comm's mutex sees to it. */
+ * Open requests are in one dense array, so that one MPI_Testsome checks all of them; where[event] is an
+ * event's index in it, or -1. Several threads use MPI in turn (MPI_THREAD_SERIALIZED): the Comm's mutex
+ * ensures this. */
 #include "comm/mpi/mpi_transport.h"
 
 #include <mpi.h>
@@ -16,7 +16,7 @@ typedef struct MpiTransport {
     CommTransport transport;
     MPI_Comm channels[TRANSPORT_CHANNELS];
     int channel_count, open, events;
-    MPI_Request *requests; /* [events], the first `open` are */
+    MPI_Request *requests; /* [events], the first `open` are in use */
     int *event;            /* [events] of each request */
     int *where;            /* [events] */
     bool *receives;        /* [events] by event */
@@ -34,8 +34,8 @@ static ErrorCode check_mpi(int code, const char *what, Error *err) {
     return error_set(err, ERR_PEER, "%s: %s", what, text);
 }
 
-/* The largest power of two of them, so that numbers of messages wrap without a gap. 2^18 of them leave six
- * bits for a message's number beside its kind and stage (comm_key). */
+/* Takes the largest power of two, so that message numbers wrap without a gap. 2^18 tags leave six bits for a
+ * message's number besides its kind and stage (comm_key). */
 static ErrorCode find_tags(MpiTransport *m, Error *err) {
     int *limit = NULL, found = 0;
     TRY(check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found), "asking for the largest tag",
@@ -46,8 +46,8 @@ static ErrorCode find_tags(MpiTransport *m, Error *err) {
                      found ? *limit : 0, (1 << 18) - 1);
 }
 
-/* A launcher may bind each rank to cores of its own, or leave all to all: what they may run on together is
- * what they share. Masks are added up as bytes; of more cores than a mask has, none is known. */
+/* A launcher may bind each rank to cores of its own, or allow all cores to all: the ranks share the union of
+ * their cores. Masks are combined as bytes; with more cores than a mask can hold, none is known. */
 static int find_cores(MPI_Comm local) {
     cpu_set_t own, all;
     CPU_ZERO(&own);
@@ -59,7 +59,7 @@ static int find_cores(MPI_Comm local) {
 static ErrorCode find_places(MpiTransport *m, Error *err) {
     MPI_Comm local;
     CommTransport *l = &m->transport;
-    /* Else MPI ends the process by itself, with words of its own. */
+    /* Otherwise MPI ends the process by itself, with its own message. */
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     TRY(check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &l->rank), "asking for the rank", err));
     TRY(check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &l->size), "asking for the number of ranks", err));
@@ -72,7 +72,7 @@ static ErrorCode find_places(MpiTransport *m, Error *err) {
     return find_tags(m, err);
 }
 
-/* Once: MPI's own structures aside, posting allocates nothing. */
+/* Allocates once: except for MPI's own structures, posting allocates nothing. */
 static void allocate(MpiTransport *m, int events) {
     size_t n = (size_t)events;
     m->events = events;
@@ -122,13 +122,14 @@ static int post_receive(CommTransport *transport, const TransportPost *p, void *
                          &m->requests[m->open]));
 }
 
-/* MPI lets each message go when it is posted. */
+/* MPI sends each message when it is posted. */
 static void begin(CommTransport *transport) { (void)transport; }
 static void end(CommTransport *transport) { (void)transport; }
 
 /* ---- ends ---- */
 
-/* The length of what came: MPI tells only that it was no longer than the receive. */
+/* Gets the length of a received message: MPI itself only guarantees that it was not longer than the
+ * receive. */
 static TransportEnd end_of(const MpiTransport *m, int at, int error, const MPI_Status *status) {
     TransportEnd e = {.event = m->event[at], .error = error};
     int count = 0;
@@ -137,7 +138,7 @@ static TransportEnd end_of(const MpiTransport *m, int at, int error, const MPI_S
     return e;
 }
 
-/* The last request moves into the gap. */
+/* Moves the last request into the gap. */
 static void take_out(MpiTransport *m, int at) {
     int last = --m->open;
     m->requests[at] = m->requests[last];
@@ -147,8 +148,8 @@ static void take_out(MpiTransport *m, int at) {
 
 static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
-/* Gaps are filled from the end, so that no open request is lost. What MPI says of a failed set, it says in
- * the statuses; MPI_ERR_PENDING there means neither. */
+/* Gaps are filled from the end, so that no open request is lost. If some operations failed, their errors are
+ * in the statuses; MPI_ERR_PENDING there means that one neither failed nor ended. */
 static int finished(CommTransport *transport, TransportEnd *ends, int most, int *error) {
     MpiTransport *m = (MpiTransport *)transport;
     int count = 0, told = 0, looked = m->open < most ? m->open : most;
@@ -190,7 +191,7 @@ static void abort_all(CommTransport *transport, int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-/* What is still open was given up after a failure, or is the standing receive of control messages.
+/* Posts that are still open were abandoned after a failure, or are the standing receive of control messages.
  * MPI_Finalize waits for all ranks, which is why the watchdog watches it. */
 static void close_transport(CommTransport *transport) {
     MpiTransport *m = (MpiTransport *)transport;
@@ -222,7 +223,7 @@ static const TransportKind mpi = {.name = "mpi",
                                   .abort = abort_all,
                                   .close = close_transport};
 
-/* *transport is set as soon as there is something to close, also when an error follows. */
+/* Sets *transport as soon as there is something to close, also if an error follows. */
 ErrorCode mpi_transport_open(CommTransport **transport, int events, const char *variable, Error *err) {
     int provided = 0, initialised = 0;
     MPI_Initialized(&initialised);
