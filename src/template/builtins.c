@@ -15,7 +15,7 @@
 
 enum { ANY = -1, PARAMETERS = 4, LONGEST_RANGE = 100000 /* the sandbox's own limit */ };
 
-/* A call with its arguments bound; those not given are NULL. */
+/* A call with its arguments bound to parameters; missing ones are NULL. */
 typedef struct Frame {
     Run *run;
     int line;
@@ -28,7 +28,7 @@ typedef struct Frame {
 typedef struct Builtin {
     const char *name;
     ErrorCode (*call)(Frame *f, Value *out);
-    int least; /* arguments that must be given; ANY: however many, bound by no name */
+    int least; /* number of required arguments; ANY: any number, none bound to a parameter */
     const char *parameters[PARAMETERS];
 } Builtin;
 
@@ -69,7 +69,7 @@ static ErrorCode need_string(const Frame *f, const Value *v) {
 
 static bool given(const Value *v) { return v && v->kind != VALUE_NONE; }
 
-/* A value as it prints: filters of strings take any. */
+/* Filters of strings accept any value, as it would print. */
 static Value as_string(Frame *f, const Value *v) {
     if (v->kind == VALUE_STRING) return *v;
     Text text = {0};
@@ -122,7 +122,7 @@ static ErrorCode do_strip(Frame *f, Value *out) { return strip_sides(f, SIDE_LEF
 static ErrorCode do_lstrip(Frame *f, Value *out) { return strip_sides(f, SIDE_LEFT, out); }
 static ErrorCode do_rstrip(Frame *f, Value *out) { return strip_sides(f, SIDE_RIGHT, out); }
 
-/* One character in another case, behind what is in `out`. A byte that is no character stays. */
+/* Appends one character in another case. A byte that is not a character is unchanged. */
 static ErrorCode put_case(Frame *f, const char *bytes, size_t n, char to, Text *out) {
     uint32_t code = 0;
     if (text_utf8(bytes, n, &code) == 0) {
@@ -136,7 +136,7 @@ static ErrorCode put_case(Frame *f, const char *bytes, size_t n, char to, Text *
     return OK;
 }
 
-/* Each character by `rest`, but `first` for one that `begins` says of its text before it. */
+/* Converts each character to case `rest`, or to `first` where begins(text, offset) is true. */
 static ErrorCode change_case(Frame *f, char first, char rest, bool (*begins)(const char *, size_t),
                              Value *out) {
     Value s = as_string(f, f->self);
@@ -157,7 +157,7 @@ static bool at_start(const char *bytes, size_t at) {
     return at == 0;
 }
 
-/* As Jinja's title has words: behind white space, hyphens and opening brackets. */
+/* Words of Jinja's title begin after white space, hyphens and opening brackets. */
 static bool at_word(const char *bytes, size_t at) {
     if (at == 0 || (bytes[at - 1] && strchr("-({[<", bytes[at - 1]))) return true;
     size_t before = at - 1;
@@ -182,7 +182,7 @@ static ErrorCode do_title(Frame *f, Value *out) {
     return OK;
 }
 
-/* The method goes by letters: "it's" becomes "It'S". */
+/* For Python's method, words are runs of letters: "it's" becomes "It'S". */
 static ErrorCode do_title_method(Frame *f, Value *out) {
     for (size_t i = 0; i < f->self->size; i++)
         if ((unsigned char)f->self->bytes[i] >= 0x80)
@@ -218,7 +218,7 @@ static ErrorCode do_replace(Frame *f, Value *out) {
     return code;
 }
 
-/* The filter's result is plain; the method of Markup escapes what it puts in. */
+/* The filter's result is plain; the method of Markup escapes the replacement. */
 static ErrorCode do_replace_method(Frame *f, Value *out) {
     Value new = *f->args[1];
     TRY(need_string(f, f->args[0]));
@@ -228,7 +228,7 @@ static ErrorCode do_replace_method(Frame *f, Value *out) {
     return do_replace(f, out);
 }
 
-/* Growing list of values on its way to the arena. */
+/* A growing list of values, to be moved to the arena. */
 typedef struct Values {
     Value *items;
     size_t count, capacity;
@@ -250,7 +250,7 @@ static Value values_list(Frame *f, Values *v) {
     return list;
 }
 
-/* Without a separator: words between runs of white space. */
+/* Splits at runs of white space. */
 static Value split_words(Frame *f, Value s, int64_t most) {
     Values parts = {0};
     for (;;) {
@@ -291,7 +291,7 @@ static ErrorCode do_split(Frame *f, Value *out) {
     return OK;
 }
 
-/* From the right. */
+/* Splits from the right. */
 static ErrorCode do_rsplit(Frame *f, Value *out) {
     int64_t most = -1;
     if (f->args[1]) TRY(whole_number(f, f->args[1], &most));
@@ -309,7 +309,7 @@ static ErrorCode do_rsplit(Frame *f, Value *out) {
     return OK;
 }
 
-/* Bytes of the line end that stands here, 0 for none. */
+/* Length of the line end that the text begins with; 0: none. */
 static size_t line_end(const char *at, size_t left) {
     uint32_t c = 0;
     size_t n = text_utf8(at, left, &c);
@@ -342,7 +342,7 @@ static bool has_at(const Value *s, const Value *part, bool front) {
     return memcmp(s->bytes + (front ? 0 : s->size - part->size), part->bytes, part->size) == 0;
 }
 
-/* One string, or any of a tuple. */
+/* The argument is one string, or a tuple of which any may match. */
 static ErrorCode has_any(Frame *f, bool front, Value *out) {
     const Value *parts = f->args[0];
     bool found = parts->kind == VALUE_STRING && has_at(f->self, parts, front);
@@ -391,7 +391,7 @@ static ErrorCode do_count(Frame *f, Value *out) {
     return OK;
 }
 
-/* The sandbox that transformers runs templates in refuses these as well, when it comes to them. */
+/* The sandbox that transformers uses refuses these methods too, when a rendering reaches them. */
 static ErrorCode do_mutate(Frame *f, Value *out) {
     (void)out;
     return run_fail(f->run, f->line,
@@ -413,7 +413,7 @@ static ErrorCode join(Frame *f, const Value *by, const Value *items, size_t coun
     return code;
 }
 
-/* The method wants strings, the filter writes what it gets. */
+/* The method requires strings; the filter prints any value. */
 static ErrorCode do_join_method(Frame *f, Value *out) {
     const Value *items;
     size_t count;
@@ -436,7 +436,7 @@ static ErrorCode do_get(Frame *f, Value *out) {
     return OK;
 }
 
-/* A list that Python makes item by item: it has a length at most. */
+/* A list that Python yields item by item: it has at most a length. */
 static Value view(Value list) {
     list.form = FORM_VIEW;
     return list;
@@ -449,7 +449,7 @@ static Value pair(Frame *f, const Value *key, const Value *value) {
     return (Value){.kind = VALUE_LIST, .form = FORM_TUPLE, .items = both, .size = 2};
 }
 
-/* Keys, values, or pairs of them: 'k', 'v', 'i'. */
+/* 'k': keys, 'v': values, 'i': pairs of both. */
 static ErrorCode dict_part(Frame *f, char part, Value *out) {
     Values list = {0};
     const Value *d = f->self;
@@ -535,8 +535,8 @@ static ErrorCode do_forceescape(Frame *f, Value *out) {
     return OK;
 }
 
-/* What a string holds with blanks around it, as text that ends; false: more or other characters than a number
- * has. */
+/* Copies a string without surrounding white space to `digits`, with a NUL; false if it is longer than a
+ * number, or has other characters. */
 static bool number_text(const Value *v, char digits[400]) {
     Value s = strip(*v, NULL, SIDE_LEFT | SIDE_RIGHT);
     if (s.size == 0 || s.size >= 400) return false;
@@ -550,7 +550,7 @@ static bool is_whole(const char *digits) {
     return *digits && strspn(digits, "0123456789") == strlen(digits);
 }
 
-/* A number, or a string that holds one. *whole is set where it is whole as it stands. */
+/* A number, or a string that contains one. *whole is set if it is an integer as written. */
 static bool number_in(Frame *f, const Value *v, double *number, Value *whole) {
     char digits[400], *end;
     *number = 0;
@@ -565,14 +565,14 @@ static bool number_in(Frame *f, const Value *v, double *number, Value *whole) {
     return *end == 0;
 }
 
-/* Towards zero. */
+/* Rounds towards zero. */
 static Value truncated(Frame *f, double number) {
     char digits[400];
     snprintf(digits, sizeof digits, "%.0f", trunc(number));
     return value_whole(&f->run->arena, digits);
 }
 
-/* What is no number is the default. */
+/* The default if the value is not a number. */
 static ErrorCode do_int(Frame *f, Value *out) {
     double number;
     bool good = number_in(f, f->self, &number, out);
@@ -593,7 +593,7 @@ static ErrorCode do_float(Frame *f, Value *out) {
     return OK;
 }
 
-/* A member of a member: "function.name". */
+/* "function.name": a member of a member. */
 static Value attribute_path(const Value *of, const Value *path) {
     Value at = *of;
     const char *from = path->bytes, *end = path->bytes + path->size;
@@ -634,21 +634,21 @@ static ErrorCode do_reverse(Frame *f, Value *out) {
     return OK;
 }
 
-/* Calls another builtin on an item, with what stands behind `skip` arguments of this one. */
+/* A call of another builtin on an item, with the arguments of this one after the first `skip`. */
 static Call call_on(Frame *f, const Value *item, const char *name, size_t skip) {
     Call c = {.run = f->run, .line = f->line, .name = name, .self = item};
     for (size_t i = skip; i < f->call->count; i++) c.items[c.count++] = f->call->items[i];
     return c;
 }
 
-/* A name that stands in a string, which may hold any bytes. */
+/* The name is a string of the template, which may contain any bytes. */
 static ErrorCode unknown_name(const Frame *f, const char *kind, const Value *named) {
     char shown[100];
     return run_fail(f->run, f->line, "weft knows no %s %s", kind,
                     error_escape(shown, sizeof shown, named->bytes, named->size));
 }
 
-/* Items of what is true: select, reject and map take none, 0 and the like for empty. */
+/* Items if the value is true: select, reject and map treat none, 0 etc. as empty. */
 static ErrorCode items_if_any(Frame *f, const Value **items, size_t *count) {
     *items = NULL;
     *count = 0;
@@ -677,7 +677,7 @@ static ErrorCode do_map(Frame *f, Value *out) {
     return OK;
 }
 
-/* Whether an item passes the test that stands at `at` of the arguments; without one, whether it is true. */
+/* Whether an item passes the test that is argument `at`; without it, whether the item is true. */
 static ErrorCode passes(Frame *f, size_t at, const Value *item, bool *pass) {
     *pass = value_truth(item);
     if (f->call->count <= at) return OK;
@@ -722,7 +722,7 @@ static ErrorCode is_less(Frame *f, const Value *a, const Value *b, bool *less) {
     return value_compare(f->run, f->line, LESS, a, b, less);
 }
 
-/* Items with what they are ordered by: a member of theirs, in lower case unless `exact`. */
+/* Items with their sort keys: a member of each, in lower case unless `exact`. */
 static ErrorCode keyed_items(Frame *f, const Value *attribute, bool exact, Keyed **out, size_t *count) {
     const Value *items;
     if (given(attribute)) TRY(need_string(f, attribute));
@@ -738,7 +738,7 @@ static ErrorCode keyed_items(Frame *f, const Value *attribute, bool exact, Keyed
     return OK;
 }
 
-/* Merges two halves that are in order, equal items as they stand: with `down`, the greater goes first. */
+/* Merges two sorted halves; equal items keep their order. `down`: the greater comes first. */
 static ErrorCode merge(Frame *f, Keyed *items, size_t half, size_t count, bool down, Keyed *room) {
     size_t a = 0, b = half, n = 0;
     memcpy(room, items, count * sizeof *room);
@@ -776,7 +776,7 @@ static ErrorCode do_sort(Frame *f, Value *out) {
     return put_sorted(f, items, count, is_set(f->args[0]), out);
 }
 
-/* Pairs of a mapping, by their keys or values. */
+/* Pairs of a mapping, sorted by key or by value. */
 static ErrorCode do_dictsort(Frame *f, Value *out) {
     Keyed *items;
     size_t count;
@@ -792,7 +792,7 @@ static ErrorCode do_dictsort(Frame *f, Value *out) {
     return put_sorted(f, items, count, is_set(f->args[2]), out);
 }
 
-/* The first of those that are least, or greatest. */
+/* The first of the least, or greatest, items. */
 static ErrorCode end_of_order(Frame *f, bool greatest, Value *out) {
     Keyed *items;
     size_t count, at = 0;
@@ -834,7 +834,7 @@ static ErrorCode do_unique(Frame *f, Value *out) {
 
 /* ---- text ---- */
 
-/* Lines behind the first, or all, moved in; empty ones only with `blank`. */
+/* Indents all lines but the first, or with `first` all of them; empty ones only with `blank`. */
 static ErrorCode do_indent(Frame *f, Value *out) {
     int64_t width = 4;
     Text text = {0}, by = {0};
@@ -845,7 +845,7 @@ static ErrorCode do_indent(Frame *f, Value *out) {
     if (width > 1000) return run_fail(f->run, f->line, "an indent of %lld", (long long)width);
     for (int64_t i = 0; i < width && !given_text; i++) text_puts(&by, " ");
     if (given_text) text_add(&by, f->args[0]->bytes, f->args[0]->size);
-    Text ended = {0}; /* as Jinja has it: what is empty is a line, too */
+    Text ended = {0}; /* Jinja appends a newline, so that an empty text is a line too */
     text_add(&ended, f->self->bytes, f->self->size);
     text_puts(&ended, "\n");
     Value copy = value_copy(&f->run->arena, ended.data, ended.length), lines = split_lines(f, &copy);
@@ -870,7 +870,7 @@ static ErrorCode do_format(Frame *f, Value *out) {
 
 static ErrorCode do_format_method(Frame *f, Value *out) { return format_braces(f->call, out); }
 
-/* Not one of transformers': templates written for other programs call it where arguments of a call are
+/* Not in transformers. Templates written for other programs call it where the arguments of a call are
  * text. */
 static ErrorCode do_from_json(Frame *f, Value *out) {
     cJSON *root;
@@ -893,7 +893,7 @@ static bool holds_no_json(const Value *v) {
     return false;
 }
 
-/* A key that is no text, at any depth. */
+/* Whether any key, at any depth, is not a string. */
 static bool has_odd_keys(const Value *v) {
     if (v->kind != VALUE_LIST && v->kind != VALUE_DICT) return false;
     size_t count = v->kind == VALUE_DICT ? 2 * v->size : v->size;
@@ -904,7 +904,7 @@ static bool has_odd_keys(const Value *v) {
     return false;
 }
 
-/* Two strings, between items and behind keys. */
+/* Two strings: between items, and between keys and values. */
 static ErrorCode read_separators(Frame *f, const Value *v, JsonStyle *s) {
     if (v->kind != VALUE_LIST || v->size != 2)
         return run_fail(f->run, f->line, "tojson: separators are two strings, and got %s",
@@ -916,7 +916,7 @@ static ErrorCode read_separators(Frame *f, const Value *v, JsonStyle *s) {
     return OK;
 }
 
-/* transformers' own: json.dumps without escapes beyond ASCII, and nothing made safe for HTML. */
+/* transformers' version: json.dumps with ensure_ascii off, and without HTML escaping. */
 static ErrorCode do_tojson(Frame *f, Value *out) {
     int64_t indent = -1;
     if (given(f->args[1])) TRY(whole_number(f, f->args[1], &indent));
@@ -1031,7 +1031,7 @@ bool method_is_of(int method, const Value *v) {
     return v->kind == VALUE_DICT || (method >= DICT_METHODS && v->kind == VALUE_LIST);
 }
 
-/* What methods of Markup give is Markup. */
+/* Results of Markup's methods are Markup. */
 static void mark(Run *r, Value *v) {
     if (v->kind == VALUE_STRING) v->form = FORM_MARKUP;
     if (v->kind != VALUE_LIST) return;
@@ -1055,7 +1055,7 @@ ErrorCode method_call(int method, Call *c, Value *out) {
 
 /* ---- tests ---- */
 
-/* How a kind of value is called; several kinds have several names. */
+/* Tests for a kind of value; several kinds share a name, and some have several names. */
 static const struct {
     const char *name;
     unsigned kinds;
@@ -1120,7 +1120,7 @@ static const Builtin other_tests[] = {
 };
 enum { OTHER_TESTS = sizeof other_tests / sizeof *other_tests };
 
-/* Numbers run through the three tables, one behind the other. */
+/* Indices continue through the three tables. */
 int test_find(const char *name) {
     for (int i = 0; i < KIND_TESTS; i++)
         if (strcmp(kind_tests[i].name, name) == 0) return i;
@@ -1172,7 +1172,7 @@ static ErrorCode do_range(Frame *f, Value *out) {
     return OK;
 }
 
-/* Members are the arguments by name, behind those of a mapping by place. */
+/* Members are the named arguments, after those of a mapping given as positional argument. */
 static ErrorCode collect_members(const Call *c, Namespace *n) {
     const Value *from = c->count ? &c->items[0] : NULL;
     if (c->count > 1 || (from && from->kind != VALUE_DICT))
@@ -1211,7 +1211,7 @@ static ErrorCode do_raise(Frame *f, Value *out) {
                     error_escape(shown, sizeof shown, message.bytes, message.size));
 }
 
-/* A fixed day, so that data made today are the same tomorrow. */
+/* A fixed date, so that the same data result on another day. */
 static ErrorCode do_strftime(Frame *f, Value *out) {
     TRY(need_string(f, f->args[0]));
     struct tm day = {0};

@@ -64,7 +64,7 @@ ErrorCode format_percent(Run *r, int line, const Value *format, const Value *arg
     return code;
 }
 
-/* The value of a field: its place in order, a number, or a name. */
+/* The value of a field, which is the next positional argument, a number, or a name. */
 static const Value *field(const Call *c, const char *name, size_t length, size_t *next) {
     size_t place = length == 0 ? (*next)++ : 0;
     for (size_t i = 0; i < length && place < MOST_ARGUMENTS; i++) {

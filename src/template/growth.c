@@ -4,9 +4,9 @@
  * template does not look at their number. So the state before each item is saved (text, names, members of
  * namespaces), and a rendering of more messages resumes from the last saved state.
  *
- *     open values    messages, what is left of them behind the first few, add_generation_prompt, loop.length
- *                    and its like; loop.last and loop.nextitem of the last item
- *     looked at      when an open value is used for anything but an item that is there, [n:], `for`, `set`,
+ *     open values    messages, slices of them after the first few, add_generation_prompt, loop.length and
+ *                    similar ones; loop.last and loop.nextitem of the last item
+ *     looked at      when an open value is used for anything but an existing item, [n:], `for`, `set`,
  *                    tests of its kind, default(x), and whether a list that has items has any
  *
  *  G1. A state is saved only while no open value was looked at: it is the same for any greater or equal
@@ -24,16 +24,17 @@ enum { MOST_KEPT = 1 << 27 };
 struct TemplateGrowth {
     Run run;
     Arena arena;         /* of variables */
-    Namespace variables; /* messages among them, all[] of them */
+    Namespace variables; /* including messages, with all[] of them */
     const Value *all;
-    size_t all_count, count; /* messages, and of the last rendering */
+    size_t all_count, count; /* all messages; those of the last rendering */
     Text text;
-    /* The state that was saved: loop NULL for none. */
+    /* The saved state; loop NULL: none. */
     const Node *loop;
     Value over;
-    size_t at, length, saved; /* in the text; messages there were */
+    size_t at, length, saved; /* index of the next item; length of the text; messages at the time */
     Namespace *spaces;
-    Value *names; /* [name_count] of the template, then of each namespace: how many, then keys and values */
+    /* [name_count] of the template, then of each namespace: their number, then keys and values */
+    Value *names;
     size_t name_count, name_capacity;
 };
 
@@ -93,15 +94,15 @@ void growth_save(TemplateGrowth *g, const Node *loop, const Value *over, size_t 
     for (const Namespace *n = g->spaces; n; n = n->before) put_names(g, n);
 }
 
-/* ---- going on ---- */
+/* ---- resuming ---- */
 
-/* To a rendering of `more` messages more (G2). */
+/* Updates an open value for a rendering with `more` additional messages (G2). */
 static void update_open(Value *v, size_t more, bool prompt) {
     if (v->open == OPEN) v->size += more;
     if (v->open == OPEN_PROMPT) v->integer = prompt;
 }
 
-/* A namespace has never less room than it had. */
+/* Restores saved names; the capacity of a namespace never shrinks. */
 static const Value *take_names(Namespace *n, const Value *from, size_t more, bool prompt) {
     n->count = (size_t)from->integer;
     if (n->count) memcpy(n->items, from + 1, 2 * n->count * sizeof *from);

@@ -2,10 +2,10 @@
  *
  * White space around tags is Jinja's with trim_blocks and lstrip_blocks, as transformers sets them:
  *
- *     {%- ...     all white space before the tag goes          ... -%}    all behind it goes
- *     {% ... #    blanks from the line's beginning go          ... %} #}  a newline right behind it goes
- *     {{ ...      nothing goes                                 ... }}     nothing goes
- *     {%+ ...     nothing goes                                 ... +%}    nothing goes
+ *     {%- ...     removes all white space before the tag       ... -%}    removes all white space after it
+ *     {% ... #    removes blanks from the start of the line    ... %} #}  removes a newline right after it
+ *     {{ ...      removes nothing                              ... }}     removes nothing
+ *     {%+ ...     removes nothing                              ... +%}    removes nothing
  *
  *  X1. l->at is after everything that was returned; l->line is the line of l->at.
  *  X2. A tag ends only where no bracket is open in it: {{ {'a': {}} }} is one tag. */
@@ -46,7 +46,7 @@ static void skip_space(Lexer *l) {
 
 /* ---- between tags ---- */
 
-/* Behind a tag's end: with '-' all white space goes, else a newline if `trims`. */
+/* Skips white space after a tag: all of it after '-', else a newline if `trims`. */
 static void end_of_tag(Lexer *l, char sign, bool trims) {
     if (sign == '-')
         skip_space(l);
@@ -55,7 +55,7 @@ static void end_of_tag(Lexer *l, char sign, bool trims) {
     l->line_starts = l->at > 0 && l->text[l->at - 1] == '\n';
 }
 
-/* What of text[0, n) before a tag stays. */
+/* Length of what remains of text[0, n) before a tag. */
 static size_t text_before(const Lexer *l, const char *text, size_t n, char sign, bool print) {
     if (sign == '-') {
         while (n > 0 && is_space(text[n - 1])) n--;
@@ -70,7 +70,7 @@ static size_t text_before(const Lexer *l, const char *text, size_t n, char sign,
     return line;
 }
 
-/* The tag that begins at text[at], or 0: '{', '%' or '#'. */
+/* The kind of tag that begins at text[at]: '{', '%' or '#'; 0: none. */
 static char tag_at(const Lexer *l, size_t at) {
     if (l->text[at] != '{' || at + 1 >= l->length) return 0;
     char c = l->text[at + 1];
@@ -87,7 +87,7 @@ static ErrorCode skip_comment(Lexer *l) {
     return OK;
 }
 
-/* The text up to the next tag, and what tag that is: 0 at the end. */
+/* The text up to the next tag; *tag: its kind, 0 at the end. */
 static Value take_text(Lexer *l, char *tag) {
     size_t from = l->at, to = from;
     while (to < l->length && !tag_at(l, to)) to++;
@@ -98,7 +98,7 @@ static Value take_text(Lexer *l, char *tag) {
     return value_string(l->text + from, kept);
 }
 
-/* A sign that is no sign of white space belongs to the expression: {{ -1 }} has a blank before it. */
+/* A sign that does not control white space belongs to the expression: in {{ -1 }} a space precedes it. */
 static ErrorCode enter_tag(Lexer *l, char tag) {
     advance(l, 2);
     if (l->at < l->length && (l->text[l->at] == '-' || (tag != '{' && l->text[l->at] == '+'))) advance(l, 1);
@@ -108,14 +108,14 @@ static ErrorCode enter_tag(Lexer *l, char tag) {
     return lexer_next(l);
 }
 
-/* A text that is empty is passed over. So a tag is looked at when the call finds nothing before it. */
+/* Empty text is skipped, so the next tag is returned at once. */
 ErrorCode lexer_piece(Lexer *l, PieceKind *kind, Value *text) {
     while (l->at < l->length) {
         char tag;
         *text = take_text(l, &tag);
         *kind = PIECE_TEXT;
         if (text->size > 0) {
-            /* What was cut off before the tag is handed out: only the tag is left. */
+            /* The white space before the tag was removed from this text, so only the tag remains. */
             l->line_starts = false;
             return OK;
         }
@@ -130,7 +130,8 @@ ErrorCode lexer_piece(Lexer *l, PieceKind *kind, Value *text) {
 
 /* ---- within a tag ---- */
 
-/* \xHH, \uHHHH, \UHHHHHHHH: a character by its number. No surrogates, which are no characters. */
+/* \xHH, \uHHHH, \UHHHHHHHH: a character by its code. Surrogates are refused, since they are not
+ * characters. */
 static ErrorCode read_code(Lexer *l, const char **at, const char *end, int digits, uint32_t *code) {
     *code = 0;
     for (int i = 0; i < digits; i++) {
@@ -147,7 +148,7 @@ static ErrorCode read_code(Lexer *l, const char **at, const char *end, int digit
     return OK;
 }
 
-/* Python's escapes. One that Python does not know stays as it is, backslash and all. */
+/* Python's escapes. An unknown one stays unchanged, including its backslash. */
 static ErrorCode read_escape(Lexer *l, const char **at, const char *end, Text *out) {
     static const char letters[] = "ntrabfv\\'\"", bytes[] = "\n\t\r\a\b\f\v\\'\"";
     char c = *(*at)++;
@@ -157,7 +158,7 @@ static ErrorCode read_escape(Lexer *l, const char **at, const char *end, Text *o
     if (plain) {
         text_add(out, &bytes[plain - letters], 1);
     } else if (c == '\n') {
-        /* a line that goes on */
+        /* a continued line */
     } else if (digits) {
         TRY(read_code(l, at, end, digits, &code));
         text_put_character(out, code);
@@ -199,7 +200,7 @@ static size_t skip_digits(const Lexer *l, size_t at) {
     return at;
 }
 
-/* Digits, and with a fraction or an exponent behind them a float. */
+/* Digits, and with a fraction or an exponent a float. */
 static ErrorCode read_number(Lexer *l) {
     size_t whole = skip_digits(l, l->at), end = whole;
     if (end + 1 < l->length && l->text[end] == '.' && is_digit(l->text[end + 1]))
@@ -234,7 +235,7 @@ static ErrorCode read_sign(Lexer *l) {
                       error_escape(shown, sizeof shown, &c, 1));
 }
 
-/* The end of the tag, if it is here. */
+/* Whether the tag ends here. */
 static bool read_end(Lexer *l) {
     if (l->depth > 0) return false;
     char c = l->at < l->length ? l->text[l->at] : 0;

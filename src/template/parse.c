@@ -22,8 +22,8 @@ enum { DEEPEST = 100 };
 typedef struct Parser {
     Lexer l;
     Template *t;
-    const char **macros; /* [macro_count] names, so that calls of them are known */
-    const Node **calls;  /* [call_count] of names that were no functions or macros so far */
+    const char **macros; /* [macro_count] names, so that calls of them are recognised */
+    const Node **calls;  /* [call_count] calls of names that were not functions or macros so far */
     size_t macro_count, call_count;
     int depth, loops;
 } Parser;
@@ -51,7 +51,7 @@ static ErrorCode unexpected(Parser *p, const char *expected) {
     return lexer_fail(&p->l, t->line, "expected %s, found %s", expected, shown);
 }
 
-/* Passes over a sign or a word, if it stands here. */
+/* Skips a sign or a word if it comes next. */
 static ErrorCode take_sign(Parser *p, const char *sign, bool *taken) {
     *taken = is_sign(p, sign);
     return *taken ? lexer_next(&p->l) : OK;
@@ -123,7 +123,7 @@ static ErrorCode parse_argument(Parser *p, Node **out) {
     return OK;
 }
 
-/* Behind '(', to behind ')'. Those by place come first. */
+/* Parses from after '(' to after ')'. Positional arguments come first. */
 static ErrorCode parse_arguments(Parser *p, Node **at) {
     bool closed, more = true, named = false;
     int count = 0;
@@ -180,7 +180,7 @@ static ErrorCode parse_dict(Parser *p, Node **out) {
     return OK;
 }
 
-/* With a comma they hold a tuple. */
+/* With a comma they contain a tuple. */
 static ErrorCode parse_parentheses(Parser *p, Node **out) {
     bool closed;
     TRY(take_sign(p, ")", &closed));
@@ -201,7 +201,7 @@ static ErrorCode parse_parentheses(Parser *p, Node **out) {
     return OK;
 }
 
-/* Strings side by side are one. */
+/* Adjacent strings are joined. */
 static ErrorCode parse_literal(Parser *p, Node **out) {
     Node *n = node_new(p, NODE_LITERAL);
     n->literal = p->l.token.literal;
@@ -255,7 +255,7 @@ static ErrorCode parse_primary(Parser *p, Node **out) {
 
 /* ---- postfixes ---- */
 
-/* a[b], a[b:c], a[b:c:d], each of the three optional. */
+/* a[b], a[b:c], a[b:c:d]; b, c and d are optional. */
 static ErrorCode parse_subscript(Parser *p, Node *of, Node **out) {
     Node *n = node_of(p, NODE_INDEX, p->l.token.line, of, NULL), **parts[] = {&n->b, &n->c, &n->d};
     for (int i = 0; i < 3; i++) {
@@ -276,13 +276,13 @@ static bool is_macro(const Parser *p, const char *name) {
     return false;
 }
 
-/* Whom a call is of: a function or macro by its name, or a method of a value. */
+/* A call of a function or macro by its name, or of a method of a value. */
 static ErrorCode parse_call(Parser *p, Node *of, Node **out) {
     Node *n = node_of(p, NODE_CALL, of->line, of, NULL);
     TRY(parse_arguments(p, &n->arguments));
     *out = n;
     if (of->kind == NODE_NAME && (function_exists(of->name) || is_macro(p, of->name))) return OK;
-    if (of->kind == NODE_NAME) { /* a macro that stands further below, or check_calls refuses it */
+    if (of->kind == NODE_NAME) { /* a macro that is defined later; otherwise check_calls refuses it */
         p->calls = mem_grow(p->calls, (p->call_count + 1) * sizeof *p->calls);
         p->calls[p->call_count++] = of;
         return OK;
@@ -368,7 +368,7 @@ static ErrorCode parse_test(Parser *p, Node **out) {
 
 /* ---- operators ---- */
 
-/* A minus is of what stands behind it, filters of the whole: "-x|abs" is (-x)|abs. */
+/* A minus applies to the operand, and filters to the result: "-x|abs" is (-x)|abs. */
 static ErrorCode parse_unary(Parser *p, Node **out) {
     bool negative, positive;
     int line = p->l.token.line;
@@ -400,7 +400,7 @@ typedef struct OperatorSign {
 
 typedef ErrorCode (*ParseLevel)(Parser *p, Node **out);
 
-/* Operators of one level, which bind from the left. A chain is as deep to run as it is long. */
+/* Operators of one level, left-associative. Evaluating a chain nests as deep as it is long. */
 static ErrorCode parse_level(Parser *p, const OperatorSign *signs, int count, ParseLevel operand,
                              Node **out) {
     TRY(operand(p, out));
@@ -438,7 +438,7 @@ static ErrorCode parse_sum(Parser *p, Node **out) {
     return parse_level(p, signs, 2, parse_joined, out);
 }
 
-/* The operator that stands here, passed over; OPERATOR_NONE for none. */
+/* Takes a comparison operator if one comes next, else OPERATOR_NONE. */
 static ErrorCode take_comparison(Parser *p, Operator *op) {
     static const OperatorSign signs[] = {{"==", EQUAL},         {"!=", UNEQUAL}, {"<=", LESS_EQUAL},
                                          {">=", GREATER_EQUAL}, {"<", LESS},     {">", GREATER}};
@@ -530,11 +530,11 @@ static ErrorCode parse_expression(Parser *p, Node **out) {
 
 /* ---- statements ---- */
 
-/* Statements up to a tag with one of the words in `ends` ("" at the end), whose place is left to the caller:
- * *word is the one found; NULL: the end of the template. */
+/* Parses statements up to a tag with one of the words in `ends` ("": the end of the template), and leaves
+ * that tag to the caller. *word is the one found; NULL: the end of the template. */
 static ErrorCode parse_body(Parser *p, const char *const *ends, const char **word, Node **out);
 
-/* As parse_body, of a statement that began in `line`: the template may not end here. */
+/* As parse_body, for a statement that began in `line`: the template must not end within it. */
 static ErrorCode parse_until(Parser *p, int line, const char *const *ends, const char **word, Node **out) {
     TRY(enter(p));
     TRY(parse_body(p, ends, word, out));
@@ -637,7 +637,7 @@ static ErrorCode parse_parameters(Parser *p, Node **at) {
     return OK;
 }
 
-/* The name is known before its body: a macro may call itself, as deep as run.c lets it. */
+/* The name is known before the body: a macro may call itself, as deep as run.c allows. */
 static ErrorCode parse_macro(Parser *p, Node *n) {
     const char *word;
     TRY(need_name(p, &n->name));
@@ -694,7 +694,7 @@ static const struct {
                   {"break", NODE_BREAK, parse_jump},
                   {"continue", NODE_CONTINUE, parse_jump}};
 
-/* At the word of a tag. */
+/* The current token is the word of a tag. */
 static ErrorCode parse_statement(Parser *p, Node **out) {
     char shown[80];
     const TagToken *t = &p->l.token;
@@ -734,9 +734,9 @@ static ErrorCode parse_body(Parser *p, const char *const *ends, const char **wor
     }
 }
 
-/* ---- the whole ---- */
+/* ---- the whole template ---- */
 
-/* Jinja reads every newline as "\n", and leaves out one at the end. */
+/* Jinja reads every line end as "\n", and omits one at the end. */
 static Value read_source(Template *t, const char *text, size_t length) {
     char *out = arena_take(&t->arena, length + 1);
     size_t n = 0;

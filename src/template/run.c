@@ -18,7 +18,7 @@ enum {
     MOST_STEPS = 1 << 24,
     MOST_BYTES = 1 << 28,
     DEEPEST = 200,
-    MOST_PARTS = 200000, /* of a value: more than the longest range has */
+    MOST_PARTS = 200000, /* parts of a value: more than the longest range has */
     DEEPEST_VALUE = 100
 };
 
@@ -93,7 +93,7 @@ static Value look_up(const Run *r, const Scope *s, const char *name) {
     return undefined(name);
 }
 
-/* A copy of the name, for the message of who uses what is not there. */
+/* An undefined result has a copy of the name, for error messages. */
 Value value_attribute(const Value *v, const char *name, size_t length) {
     const Value *found = value_member(v, name, length);
     if (found) return *found;
@@ -122,7 +122,7 @@ static Value *characters(Run *r, const Value *v, size_t *count) {
 ErrorCode value_iterate(Run *r, int line, const Value *v, const Value **items, size_t *count) {
     *count = 0;
     *items = NULL;
-    r->steps += (int64_t)v->size; /* who goes through them takes as many */
+    r->steps += (int64_t)v->size; /* iterating takes as many steps */
     if (v->kind == VALUE_LIST) {
         *items = v->items;
         *count = v->size;
@@ -147,7 +147,7 @@ static ErrorCode contains(Run *r, int line, const Value *item, const Value *in, 
     if (in->kind == VALUE_STRING) {
         if (item->kind != VALUE_STRING)
             return run_fail(r, line, "%s in a string: only strings are", value_kind_name(item));
-        r->steps += (int64_t)in->size / 64; /* bytes are quick */
+        r->steps += (int64_t)in->size / 64; /* bytes are fast */
         *out = item->size == 0 || memmem(in->bytes, in->size, item->bytes, item->size) != NULL;
         return OK;
     }
@@ -158,7 +158,7 @@ static ErrorCode contains(Run *r, int line, const Value *item, const Value *in, 
     return OK;
 }
 
-/* -1, 0, 1; 2 for what is no number. UTF-8 sorts as its characters do. */
+/* -1, 0, 1; 2 if a number is NaN. UTF-8 strings sort as their characters do. */
 static ErrorCode order(Run *r, int line, const Value *a, const Value *b, int *out) {
     if (value_is_number(a) && value_is_number(b)) {
         *out = value_order(a, b);
@@ -185,7 +185,7 @@ ErrorCode value_compare(Run *r, int line, Operator op, const Value *a, const Val
         return OK;
     }
     TRY(order(r, line, a, b, &sign));
-    if (sign == 2) sign = op == LESS || op == LESS_EQUAL ? 1 : -1; /* never holds */
+    if (sign == 2) sign = op == LESS || op == LESS_EQUAL ? 1 : -1; /* a comparison with NaN is false */
     *out = op == LESS ? sign < 0 : op == LESS_EQUAL ? sign <= 0 : op == GREATER ? sign > 0 : sign >= 0;
     return OK;
 }
@@ -226,7 +226,7 @@ static ErrorCode joined_lists(Run *r, int line, const Value *a, const Value *b, 
     return OK;
 }
 
-/* What Python makes item by item, functions and namespaces print as nobody wants them. */
+/* Views, functions and namespaces print in ways that no template wants, so they are refused. */
 static ErrorCode need_text(Run *r, int line, const Value *v) {
     if (v->kind == VALUE_LIST && v->form == FORM_VIEW)
         return run_fail(r, line, "items that are made one by one have no text: put |list behind them");
@@ -235,7 +235,7 @@ static ErrorCode need_text(Run *r, int line, const Value *v) {
     return OK;
 }
 
-/* As they print, one behind the other. */
+/* Prints both, one after the other. */
 static ErrorCode concatenate(Run *r, int line, const Value *a, const Value *b, Value *out) {
     Text text = {0};
     TRY(need_text(r, line, a));
@@ -248,10 +248,10 @@ static ErrorCode concatenate(Run *r, int line, const Value *a, const Value *b, V
     return code;
 }
 
-/* Python's: the quotient goes down, the remainder has the divisor's sign. */
+/* As in Python: the quotient is rounded down, and the remainder has the divisor's sign. */
 static int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
-/* Products stay below 2^62: what leaves the range is refused and not wrapped. */
+/* Results outside the range are refused, not wrapped. */
 static ErrorCode whole_arithmetic(Run *r, int line, int op, int64_t a, int64_t b, Value *out) {
     int64_t result = 0;
     bool wraps = false;
@@ -318,7 +318,7 @@ static ErrorCode binary(Run *r, const Scope *s, const Node *n, Value *out) {
     return arithmetic(r, n, &a, &b, out);
 }
 
-/* "a < b < c": each operand once, and no further than the first that fails. */
+/* "a < b < c": evaluates each operand once, and stops at the first comparison that fails. */
 static ErrorCode comparison(Run *r, const Scope *s, const Node *n, Value *out) {
     Value left, right;
     bool holds = true;
@@ -365,7 +365,7 @@ static ErrorCode indexed(Run *r, const Scope *s, const Node *n, Value *out) {
     return OK;
 }
 
-/* One end of a slice, as Python clips it. */
+/* One end of a slice, clipped as in Python. */
 static ErrorCode slice_end(Run *r, const Scope *s, const Node *n, int64_t count, int64_t otherwise, bool back,
                            int64_t *out) {
     Value v = {.kind = VALUE_NONE};
@@ -389,7 +389,7 @@ static ErrorCode slice_step(Run *r, const Scope *s, const Node *n, int64_t *out)
     return OK;
 }
 
-/* [1:] and its like: the end of the list is not looked at. */
+/* [1:] and similar slices do not look at the end of the list. */
 static bool takes_rest(const Node *n) {
     bool known = !n->b || (n->b->kind == NODE_LITERAL && n->b->literal.kind == VALUE_INT);
     return known && !n->c && !n->d;
@@ -407,7 +407,7 @@ static ErrorCode sliced(Run *r, const Scope *s, const Node *n, Value *out) {
         *out = of;
         out->items += first < of.size ? first : of.size;
         out->size -= first < of.size ? first : of.size;
-        if (first > of.size) r->looked_ahead = true; /* where it begins is not known yet */
+        if (first > of.size) r->looked_ahead = true; /* it is not known yet where it begins */
         return OK;
     }
     r->looked_ahead |= of.open != CLOSED;
@@ -431,7 +431,7 @@ static ErrorCode sliced(Run *r, const Scope *s, const Node *n, Value *out) {
     return OK;
 }
 
-/* A method that is named and not called. Python finds it before a key of that name. */
+/* A method that is named but not called. Python prefers it to a key of that name. */
 static bool is_method_name(const Value *of, const char *name) {
     int method = method_find(name);
     bool dict = of->kind == VALUE_DICT && (strcmp(name, "copy") == 0 || strcmp(name, "popitem") == 0);
@@ -467,7 +467,7 @@ static ErrorCode gather(Run *r, const Scope *s, const Node *n, Call *c) {
     return OK;
 }
 
-/* Statements whose text is a value. */
+/* Renders statements into a value. */
 static ErrorCode capture(Run *r, Scope *s, const Node *body, Value *out) {
     Text text = {0}, *before = r->out;
     Flow flow = FLOW_ON;
@@ -511,7 +511,7 @@ static ErrorCode call(Run *r, const Scope *s, const Node *n, Value *out) {
     return run_fail(r, n->line, "'%s' is no function here", c.name);
 }
 
-/* "| default(x)" of what is there: the value itself. */
+/* "| default(x)" of a defined value, which returns the value itself. */
 static bool is_default_of(const Node *n, const Value *self) {
     bool one = n->arguments && !n->arguments->next && !n->arguments->name;
     return n->kind == NODE_FILTER && strcmp(n->name, "default") == 0 && one && self->kind != VALUE_UNDEFINED;
@@ -576,7 +576,7 @@ static ErrorCode negative(Run *r, const Scope *s, const Node *n, Value *out) {
     return whole_arithmetic(r, n->line, SUBTRACT, 0, out->integer, out);
 }
 
-/* and, or: the operand that decides, not only whether it is true. */
+/* `and` and `or` return the operand that decides, not only its truth. */
 static ErrorCode decided(Run *r, const Scope *s, const Node *n, Value *out) {
     bool truth;
     TRY(evaluate_truth(r, s, n->a, out, &truth));
@@ -641,7 +641,7 @@ static ErrorCode evaluate(Run *r, const Scope *s, const Node *n, Value *out) {
     return OK;
 }
 
-/* Whether it is true. A list that has items stays so, however many follow. */
+/* Whether it is true. A list that has items stays true, however many follow. */
 static ErrorCode evaluate_truth(Run *r, const Scope *s, const Node *n, Value *out, bool *truth) {
     TRY(evaluate_open(r, s, n, out));
     *truth = value_truth(out);
@@ -659,7 +659,7 @@ static ErrorCode evaluate_open(Run *r, const Scope *s, const Node *n, Value *out
 
 /* ---- loops ---- */
 
-/* One item into the names of a loop. */
+/* Assigns an item to the names of a loop. */
 static ErrorCode assign(Run *r, Scope *s, const Node *n, const Value *item) {
     size_t count = 0, i = 0;
     for (const Node *name = n->arguments; name; name = name->next) count++;
@@ -674,7 +674,7 @@ static ErrorCode assign(Run *r, Scope *s, const Node *n, const Value *item) {
     return OK;
 }
 
-/* The items that the loop's `if` lets pass. */
+/* The items that pass the loop's `if`. */
 static ErrorCode select_items(Run *r, const Scope *s, const Node *n, const Value *over, const Value **items,
                               size_t *count) {
     Value pass;
@@ -693,7 +693,7 @@ static ErrorCode select_items(Run *r, const Scope *s, const Node *n, const Value
     return OK;
 }
 
-/* What a body may ask of its loop. Of one that grows, what an item behind the last would change is open. */
+/* The members of `loop`. In a growing loop, those that an additional item would change are open. */
 static Value loop_of(Run *r, const Value *items, size_t i, size_t count, bool grows) {
     Value *m = arena_take(&r->arena, 18 * sizeof *m);
     int64_t at = (int64_t)i, all = (int64_t)count;
@@ -718,8 +718,8 @@ static Value loop_of(Run *r, const Value *items, size_t i, size_t count, bool gr
     return (Value){.kind = VALUE_DICT, .items = m, .size = 9};
 }
 
-/* The items from `from` on. A growth saves the state before each, and before one that may come behind the
- * last; where the loop ends without having been broken, it has looked at how many there are. */
+/* Runs the items from `from` on. A growth saves the state before each, and before a possible one after the
+ * last. A loop that ends without a break has looked at the number of items. */
 static ErrorCode loop_from(Run *r, Scope *s, const Node *n, const Value *over, size_t from) {
     const Value *items;
     size_t count, i = from;
@@ -752,7 +752,7 @@ static ErrorCode loop(Run *r, Scope *s, const Node *n) {
 
 ErrorCode run_on(Run *r, const Node *n, const Value *over, size_t from) {
     Flow flow = FLOW_ON;
-    r->depth = 1; /* as below execute */
+    r->depth = 1; /* the depth that execute would have here */
     TRY(loop_from(r, &r->root, n, over, from));
     r->depth = 0;
     return execute(r, &r->root, n->next, &flow);
@@ -783,7 +783,7 @@ static ErrorCode print(Run *r, Scope *s, const Node *n) {
     return run_room(r, n->line, 0);
 }
 
-/* {% filter %}: its filters are of the name "", which no variable has. */
+/* {% filter %}: its filters apply to the name "", which no variable has. */
 static ErrorCode filtered(Run *r, Scope *s, const Node *n) {
     Value v;
     Scope own = {.parent = s};
@@ -794,7 +794,7 @@ static ErrorCode filtered(Run *r, Scope *s, const Node *n) {
     return run_room(r, n->line, 0);
 }
 
-/* Answers within a text that is kept for later have no place of their own yet. */
+/* Text that is captured for later has no position yet, so {% generation %} is refused in it. */
 static ErrorCode generation(Run *r, Scope *s, const Node *n, Flow *flow) {
     if (r->captures > 0)
         return run_fail(r, n->line,

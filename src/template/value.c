@@ -68,8 +68,8 @@ Value value_whole(Arena *a, const char *digits) {
     return (Value){.kind = VALUE_LONG, .bytes = copy, .size = length + below};
 }
 
-/* By Python's rules: what has no point and no exponent is whole, of any size. A tree that was not read by
- * json_parse_literals has doubles alone, of which what is whole is taken for whole. */
+/* As in Python: a number without point and exponent is an integer, of any size. A tree that was not read by
+ * json_parse_literals has only doubles, of which whole ones count as integers. */
 static Value number_of(Arena *a, const cJSON *item) {
     const char *literal = item->valuestring;
     double number = item->valuedouble;
@@ -78,7 +78,7 @@ static Value number_of(Arena *a, const cJSON *item) {
     return literal ? value_whole(a, literal) : value_int((int64_t)number);
 }
 
-/* Arrays and objects are few and shallow (base/json.h bounds their depth). */
+/* Recursion is safe: base/json.h bounds the depth of arrays and objects. */
 Value value_of_json(Arena *a, const cJSON *item, bool copies) {
     if (cJSON_IsString(item) && !copies) return value_word(item->valuestring);
     if (cJSON_IsString(item)) return value_copy(a, item->valuestring, strlen(item->valuestring));
@@ -96,7 +96,7 @@ Value value_of_json(Arena *a, const cJSON *item, bool copies) {
     return (Value){.kind = dict ? VALUE_DICT : VALUE_LIST, .items = items, .size = count};
 }
 
-/* ---- what they are worth ---- */
+/* ---- truth and order ---- */
 
 bool value_is_number(const Value *v) {
     return v->kind == VALUE_BOOL || v->kind == VALUE_INT || v->kind == VALUE_LONG || v->kind == VALUE_FLOAT;
@@ -107,7 +107,7 @@ double value_number(const Value *v) {
     return v->kind == VALUE_FLOAT ? v->number : (double)v->integer;
 }
 
-/* A whole number's digits, with its sign. A double of 2^63 and more is a whole number, which "%.0f" has
+/* The digits of an integer, with its sign. A double of 2^63 or more is an integer, which "%.0f" prints
  * exactly. */
 static const char *digits_of(const Value *v, char out[400]) {
     if (v->kind == VALUE_LONG) return v->bytes;
@@ -129,7 +129,7 @@ static int order_digits(const char *a, const char *b) {
 
 static int order_doubles(double x, double y) { return x < y ? -1 : x > y; }
 
-/* As Python does, which compares a whole number and a fraction without rounding either. */
+/* As in Python, an integer and a float are compared without rounding either. */
 int value_order(const Value *a, const Value *b) {
     char x[400], y[400];
     if (a->kind == VALUE_FLOAT && b->kind != VALUE_FLOAT) {
@@ -196,7 +196,7 @@ bool value_equal(const Value *a, const Value *b) {
     case VALUE_BOOL:
     case VALUE_INT:
     case VALUE_LONG:
-    case VALUE_FLOAT: break; /* above */
+    case VALUE_FLOAT: break; /* handled above */
     }
     return false;
 }
@@ -267,7 +267,7 @@ void text_put_character(Text *t, uint32_t code) {
     text_add(t, out, n);
 }
 
-/* What str.strip takes off, which is not quite Unicode's White_Space. */
+/* The white space that str.strip removes, which is not quite Unicode's White_Space. */
 bool is_python_space(uint32_t c) {
     return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
@@ -292,10 +292,10 @@ Value value_escape(Arena *a, const Value *v) {
     return out;
 }
 
-/* ---- written out ---- */
+/* ---- output ---- */
 
-/* Whether so many digits behind the point say the number. Above a power of two, doubles lie twice as far
- * apart as below: there the next digits up may do where the nearest do not. */
+/* Whether this many decimals identify the number. Above a power of two, doubles are twice as far apart as
+ * below: there the next larger decimals may identify it where the nearest do not. */
 static bool shortest(double number, int places, char digits[40]) {
     snprintf(digits, 40, "%.*e", places, number);
     if (order_doubles(strtod(digits, NULL), number) == 0) return true;
@@ -303,8 +303,8 @@ static bool shortest(double number, int places, char digits[40]) {
     return order_doubles(strtod(digits, NULL), number) == 0;
 }
 
-/* Python's repr of a float: the shortest digits, ".0" where it is whole, "1e+16" from 1e16 on and "1e-05"
- * below 1e-4. JSON has other words for what is no number. */
+/* Python's repr of a float: the shortest digits, ".0" if it is whole, "1e+16" from 1e16 on and "1e-05" below
+ * 1e-4. `words` are those for NaN and the infinities, which differ in JSON. */
 static void print_float(double number, const char *const words[3], Text *out) {
     char digits[40], *point;
     if (isnan(number) || isinf(number)) {
@@ -323,7 +323,8 @@ static void print_float(double number, const char *const words[3], Text *out) {
     text_printf(out, "%s%s", digits, point ? "" : ".0");
 }
 
-/* A character that repr shows by its number: controls, formats, separators but the blank, none at all. */
+/* The escape for characters that repr does not print: controls, formats, separators except the space, and
+ * unassigned ones. */
 static void print_code(uint32_t code, Text *out) {
     text_printf(out, code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
 }
@@ -342,7 +343,7 @@ static void print_character(const char *bytes, size_t n, char quote, Text *out) 
         text_add(out, bytes, n);
 }
 
-/* Python's repr of a string: single quotes, unless it holds such and no double ones. */
+/* Python's repr of a string: single quotes, unless it contains such and no double ones. */
 static void print_quoted(const Value *v, Text *out) {
     bool single = memchr(v->bytes, '\'', v->size) != NULL, twice = memchr(v->bytes, '"', v->size) != NULL;
     char quote = single && !twice ? '"' : '\'';
@@ -393,9 +394,9 @@ void value_print(const Value *v, Text *out) {
     }
 }
 
-/* ---- as JSON ---- */
+/* ---- JSON output ---- */
 
-/* Not base/json.h's writer, which writes as its own readers like it: here each byte must be json.dumps's. */
+/* Not base/json.h's writer: each byte must be that of json.dumps. */
 static void json_character(const char *bytes, size_t n, bool ascii, Text *out) {
     static const char plain[] = "\"\\\n\r\t\f\b", letters[] = "\"\\nrtfb";
     uint32_t code = 0;
@@ -436,7 +437,7 @@ static void json_line(JsonStyle s, Text *out) {
     for (int i = 0; i < s.indent * s.depth; i++) text_puts(out, " ");
 }
 
-/* A key that is no text is written as one. */
+/* A key that is not a string is written as one. */
 static void json_key(const Value *key, JsonStyle s, Text *out) {
     const char *quote = key->kind == VALUE_STRING ? "" : "\"";
     text_puts(out, quote);

@@ -39,8 +39,8 @@ void added_copy_all(AddedSet *to, const AddedSet *from) {
     }
 }
 
-/* Two tokens can have one text only once normalized. Then special ones come first, as in `tokenizers`, and
- * ids break the tie, so that the order does not depend on how qsort treats equals. */
+/* Two tokens can have the same text only after normalization. Then special ones come first, as in
+ * `tokenizers`, and ids break ties, so that the order does not depend on qsort. */
 static int longer_first(const void *a, const void *b) {
     const AddedToken *x = a, *y = b;
     unsigned char p = (unsigned char)x->text[0], q = (unsigned char)y->text[0];
@@ -50,8 +50,8 @@ static int longer_first(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* What would only be passed over need not be looked for: nearly all tokenizers have special tokens, few
- * have others. */
+/* A set of special tokens only would skip all its matches, so it need not be searched. Nearly all tokenizers
+ * have special tokens, few have other added ones. */
 static bool only_special(const AddedSet *set) {
     for (size_t i = 0; i < set->count; i++) {
         if (!set->tokens[i].special) return false;
@@ -59,8 +59,7 @@ static bool only_special(const AddedSet *set) {
     return true;
 }
 
-/* The table of starts is filled from the front: each token moves the ends of its own byte and all after
- * it. */
+/* Builds the table of starts: each token increases the ends of its first byte and of all later ones. */
 void added_seal(AddedSet *set) {
     if (only_special(set)) {
         added_free(set);
@@ -78,7 +77,7 @@ void added_free(AddedSet *set) {
     *set = (AddedSet){0};
 }
 
-/* The longest token that stands here, or NULL. */
+/* The longest token that text begins with, or NULL. */
 static const AddedToken *token_at(const AddedSet *set, const char *text, size_t left) {
     unsigned char first = (unsigned char)text[0];
     for (size_t k = set->starts[first]; k < set->starts[first + 1]; k++) {
@@ -88,7 +87,7 @@ static const AddedToken *token_at(const AddedSet *set, const char *text, size_t 
     return NULL;
 }
 
-/* Is the last character of text[0, length) part of a word? */
+/* Whether the last character of text[0, length) is part of a word. */
 static bool word_ends(const char *text, size_t length) {
     size_t lead = length;
     while (lead > 0 && ((unsigned char)text[--lead] & 0xC0) == 0x80) continue;
@@ -108,14 +107,14 @@ static bool counts(const AddedToken *token, const char *text, size_t length, siz
     return !word_ends(text, at) && !word_begins(text + end, length - end);
 }
 
-/* Bytes of white space that text[0, length) begins with, for a token with `rstrip`. */
+/* Length of the white space at the start of text[0, length), for a token with `rstrip`. */
 size_t added_space_behind(const AddedSet *set, const char *text, size_t length) {
     size_t taken = utf8_leading_space(text, length);
     const char *mark = set->marked ? memchr(text, ' ', taken) : NULL;
     return mark ? (size_t)(mark - text) : taken;
 }
 
-/* And that it ends with, for one with `lstrip`. */
+/* Length of the white space at its end, for a token with `lstrip`. */
 static size_t space_before(const AddedSet *set, const char *text, size_t length) {
     size_t taken = utf8_trailing_space(text, length);
     const char *mark = set->marked ? memrchr(text + length - taken, ' ', taken) : NULL;
@@ -134,7 +133,7 @@ bool added_next(const AddedSet *set, const char *text, size_t length, AddedSearc
         size_t start = at, end = at + token->length;
         at = end;
         if (token->lstrip) start -= space_before(set, text, start);
-        if (start < search->taken) start = search->taken; /* the match before has that white space */
+        if (start < search->taken) start = search->taken; /* the previous match has taken that white space */
         if (token->rstrip) end += added_space_behind(set, text + end, length - end);
         if (token->lstrip && start >= end) continue; /* A4 */
         *search = (AddedSearch){at, end};

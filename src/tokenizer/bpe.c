@@ -8,7 +8,7 @@
  *  B3. Both encoders below give the same ids. The length of the pre-token alone decides which one runs.
  *
  *   ids     l   o   w   e   r       ranks (l,o) none, (o,w) 7, (w,e) 3, (e,r) 5
- *           l   o   we  r           3 is lowest; the pairs with w and with e are looked up anew
+ *           l   o   we  r           3 is lowest; the two pairs with the new token are looked up again
  *           l   o   we  r           no pair has a rank: these are the tokens */
 #include "tokenizer/bpe.h"
 
@@ -17,8 +17,8 @@
 
 #include "base/text.h"
 
-/* Pieces up to this many bytes are merged by looking for the lowest rank again and again: quadratic, but
- * without any set-up, and nearly all pieces of text are shorter than ten bytes. */
+/* Pre-tokens up to this many bytes are merged by repeated search for the lowest rank: quadratic, but without
+ * set-up, and nearly all pre-tokens are shorter than ten bytes. */
 #define SMALL_PRE_TOKEN 40
 
 typedef struct PairSlot {
@@ -31,14 +31,14 @@ static uint64_t pair_key(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
-/* Fibonacci hashing; the high bits, where the product mixes best, are folded onto the low ones that are
+/* Fibonacci hashing. The high bits, where the product mixes best, are folded onto the low ones, which are
  * used. */
 static size_t pair_hash(uint64_t pair) {
     pair *= 0x9E3779B97F4A7C15U;
     return (size_t)(pair ^ pair >> 32);
 }
 
-/* Linear probing: the search goes through neighbouring slots, four to a cache line. */
+/* Linear probing through adjacent slots, four per cache line. */
 static PairSlot *slot_of(const Bpe *b, uint64_t pair) {
     size_t i = pair_hash(pair) & b->mask;
     while (b->slots[i].rank != BPE_NO_RANK && b->slots[i].pair != pair) i = (i + 1) & b->mask;
@@ -49,7 +49,7 @@ static uint32_t rank_of(const Bpe *b, int32_t left, int32_t right) {
     return slot_of(b, pair_key(left, right))->rank;
 }
 
-/* A pair that stands twice would make the result depend on the order of the file: refused. */
+/* Refuses a pair that occurs twice, since the result would depend on the order of the file. */
 ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], MergeRule *rules, size_t count,
                    Error *err) {
     *b = (Bpe){.rules = rules, .count = count, .ranks = count ? rules[count - 1].rank + 1 : 0};
@@ -74,7 +74,7 @@ ErrorCode bpe_init(Bpe *b, const char *where, const int32_t byte_ids[256], Merge
     return OK;
 }
 
-/* Also after bpe_init failed: it has taken the rules over by then. */
+/* Also after bpe_init has failed, since it has taken ownership of the rules. */
 void bpe_free(Bpe *b) {
     free(b->rules);
     free(b->results);
@@ -103,9 +103,9 @@ static size_t merge_small(const Bpe *b, int32_t *out, size_t count) {
     }
 }
 
-/* A long piece: a doubly linked list of symbols and a heap of (rank, position). The heap may hold entries of
- * pairs that are gone; an entry counts only while its rank is the one noted for its position. Each merge
- * takes one entry out and puts at most two in, so 2n entries are enough. */
+/* State for a long pre-token: a doubly linked list of symbols and a heap of (rank, position). The heap may
+ * hold entries of pairs that no longer exist; an entry is valid only while its rank is the one stored for its
+ * position. Each merge takes one entry out and adds at most two, so space for 2n entries suffices. */
 typedef struct LongPreToken {
     int32_t *ids;
     uint32_t *next, *previous, *ranks;
@@ -124,7 +124,7 @@ static void heap_sink(uint64_t *heap, size_t count, size_t at) {
     heap[at] = value;
 }
 
-/* Values are (rank, position) in one number, so one comparison orders both. */
+/* A value holds rank and position in one number, so one comparison orders by both. */
 static void heap_push(LongPreToken *p, uint64_t value) {
     size_t at = p->heap_count++;
     for (size_t parent; at > 0 && p->heap[parent = (at - 1) / 2] > value; at = parent)
@@ -139,15 +139,15 @@ static uint64_t heap_pop(LongPreToken *p) {
     return top;
 }
 
-/* Notes the rank of the pair that starts at `at`, and enters it. */
+/* Stores the rank of the pair that starts at `at`, and adds it to the heap. */
 static void rank_pair(const Bpe *b, LongPreToken *p, uint32_t at) {
     uint32_t next = p->next[at];
     p->ranks[at] = next < p->n ? rank_of(b, p->ids[at], p->ids[next]) : BPE_NO_RANK;
     if (p->ranks[at] != BPE_NO_RANK) heap_push(p, (uint64_t)p->ranks[at] << 32 | at);
 }
 
-/* Joins position `at` with the one after it. Entries of pairs that this undoes stay in the heap: their
- * noted ranks no longer match. */
+/* Joins position `at` with the next one. Heap entries of the pairs that disappear stay: their stored ranks no
+ * longer match. */
 static void merge_at(const Bpe *b, LongPreToken *p, uint32_t at) {
     uint32_t gone = p->next[at], after = p->next[gone];
     p->ids[at] = b->results[p->ranks[at]];
@@ -158,8 +158,8 @@ static void merge_at(const Bpe *b, LongPreToken *p, uint32_t at) {
     if (at > 0) rank_pair(b, p, p->previous[at]);
 }
 
-/* The heap is ordered by (rank, position), so that among equal ranks the leftmost comes first, as above.
- * All pairs are entered before the heap is put in order at once, which is linear. */
+/* The heap is ordered by (rank, position), so the leftmost comes first among equal ranks, as above. All pairs
+ * are added before the heap is ordered once, which is linear. */
 static size_t merge_long(const Bpe *b, int32_t *out, size_t length) {
     uint32_t n = (uint32_t)length;
     LongPreToken p = {.ids = out, .n = n};
@@ -190,7 +190,7 @@ static size_t merge_long(const Bpe *b, int32_t *out, size_t length) {
     return count;
 }
 
-/* One token has no neighbours; pieces of one byte are common enough to ask first. */
+/* One token has no neighbours. Pre-tokens of one byte are common, so this is checked first. */
 size_t bpe_merge(const Bpe *b, int32_t *ids, size_t count) {
     if (count < 2) return count;
     return count <= SMALL_PRE_TOKEN ? merge_small(b, ids, count) : merge_long(b, ids, count);

@@ -12,15 +12,14 @@ static bool stands_for_itself(uint32_t code) {
     return (code >= 0x21 && code <= 0x7E) || (code >= 0xA1 && code <= 0xAC) || (code >= 0xAE && code <= 0xFF);
 }
 
-/* How many bytes below this one were moved to U+0100 and up. */
+/* Number of bytes below this one that map to U+0100 and up. */
 static uint32_t moved_below(uint32_t byte) {
     uint32_t count = 0;
     for (uint32_t b = 0; b < byte; b++) count += !stands_for_itself(b);
     return count;
 }
 
-/* At most 256 steps a byte, while vocabularies are read and written only; encoding works on bytes and
- * never comes here. */
+/* At most 256 steps per byte, but only when vocabularies are read and written: encoding works on bytes. */
 static uint32_t character_of(uint8_t byte) {
     return stands_for_itself(byte) ? byte : FIRST_MOVED + moved_below(byte);
 }
@@ -34,7 +33,7 @@ static int byte_of(uint32_t code) {
     }
 }
 
-/* Bytes in the order of their characters: the order in which vocabularies list the 256 single bytes. */
+/* Bytes in the order of their characters, in which vocabularies list the 256 single bytes. */
 uint8_t byte_level_nth(int k) {
     for (uint32_t code = 0;; code++) {
         int byte = byte_of(code);
@@ -44,14 +43,14 @@ uint8_t byte_level_nth(int k) {
 
 void byte_level_write(Text *out, const char *bytes, size_t length) {
     for (size_t i = 0; i < length; i++) {
-        uint32_t code = character_of((uint8_t)bytes[i]); /* two bytes of UTF-8 at most */
+        uint32_t code = character_of((uint8_t)bytes[i]); /* at most two bytes of UTF-8 */
         char character[2] = {(char)(code < 0x80 ? code : 0xC0 | code >> 6), (char)(0x80 | (code & 0x3F))};
         text_add(out, character, code < 0x80 ? 1 : 2);
     }
 }
 
-/* A character outside the alphabet makes the whole text none of it: such a token is written as itself (an
- * added token), and taking the other characters for bytes would mix two spellings. */
+/* A token with a character outside the alphabet is written literally (an added token): treating its other
+ * characters as bytes would mix two spellings. */
 bool byte_level_read(const char *text, size_t length, char *out, size_t *out_length) {
     size_t n = 0;
     for (size_t i = 0; i < length;) {

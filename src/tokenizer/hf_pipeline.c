@@ -8,7 +8,7 @@
  *      (Metaspace). weft inverts this (tokenizer_internal.h): the step read here replaces U+2581 by a space.
  *      No later step may distinguish the two, so only Prepend may follow it.
  *
- *   text --normalizer--> text --pre_tokenizer--> pieces --model--> ids --decoder--> text
+ *   text --normalizer--> text --pre_tokenizer--> pre-tokens --model--> ids --decoder--> text
  *
  *                   normalizer          pre_tokenizer                      decoder
  *   byte-level      forms, Replace ...  Split, Digits ..., ByteLevel last  ByteLevel, or none
@@ -19,13 +19,13 @@
 
 #include "tokenizer/hf_reader.h"
 
-/* Of the longest place, "pre_tokenizer.pretokenizers[N]" with N of any size. */
+/* Enough for the longest path, "pre_tokenizer.pretokenizers[N]" with any N. */
 #define KEY_ROOM 80
 
-/* `last` says that no step follows. */
+/* `last`: no step follows. */
 typedef ErrorCode (*ReadStep)(HfReader *r, const cJSON *item, const char *key, bool last);
 
-/* The object at `key`, or each of a Sequence whose steps are its member `list`. Absent or null: none. */
+/* Reads the object at `key`, or each step of a Sequence in its member `list`. Absent or null: no steps. */
 static ErrorCode read_steps(HfReader *r, const cJSON *root, const char *key, const char *list,
                             ReadStep read) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key), *steps = NULL;
@@ -41,7 +41,7 @@ static ErrorCode read_steps(HfReader *r, const cJSON *root, const char *key, con
     return OK;
 }
 
-/* A "pattern" that is a String, NULL for a Regex. */
+/* Reads a "pattern"; *string is NULL for a Regex. */
 static ErrorCode read_pattern(HfReader *r, const cJSON *item, const char **string, const char **regex) {
     const cJSON *pattern = NULL;
     *string = *regex = NULL;
@@ -50,14 +50,14 @@ static ErrorCode read_pattern(HfReader *r, const cJSON *item, const char **strin
     return json_get_string(pattern, r->where, "Regex", *string == NULL, regex, r->err);
 }
 
-/* The one Replace that has to do with U+2581. The decoder asks with the two turned round. */
+/* The Replace that writes U+2581 for spaces. For the decoder, arguments are swapped. */
 static bool is_replacement_of_spaces(const char *string, const char *content) {
     return strcmp(string, " ") == 0 && strcmp(content, SPACE_MARK) == 0;
 }
 
 /* --- normalizer --- */
 
-/* The strings are the normalizer's at once (normalizer_free), so that a later refusal leaks none. */
+/* The strings belong to the normalizer at once (normalizer_free), so that a later refusal leaks none. */
 static ErrorCode read_replace(HfReader *r, const cJSON *item, const char *key, NormalizeStep *step) {
     const char *string, *regex, *content = "";
     TRY(read_pattern(r, item, &string, &regex));
@@ -72,7 +72,7 @@ static ErrorCode read_replace(HfReader *r, const cJSON *item, const char *key, N
     return OK;
 }
 
-/* Llama 2 prepends a U+2581 behind its Replace: turned round like the rest (L3), it is a space. */
+/* Llama 2 prepends a U+2581 after its Replace; inverted like the rest (L3), it is a space. */
 static ErrorCode read_prepend(HfReader *r, const cJSON *item, NormalizeStep *step) {
     const char *text = "";
     TRY(json_get_string(item, r->where, "prepend", true, &text, r->err));
@@ -80,8 +80,7 @@ static ErrorCode read_prepend(HfReader *r, const cJSON *item, NormalizeStep *ste
     return OK;
 }
 
-/* Sequences of published files have a few steps; eight leave room without making memory a matter of the
- * file. */
+/* Sequences of published files have a few steps; the limit of eight makes memory independent of the file. */
 static ErrorCode read_normalizer(HfReader *r, const cJSON *item, const char *key, bool last) {
     (void)last;
     Normalizer *n = &r->t->normalizer;
@@ -106,11 +105,11 @@ static ErrorCode read_normalizer(HfReader *r, const cJSON *item, const char *key
     return json_get_bool(item, r->where, "strip_right", false, &step->right, r->err);
 }
 
-/* A file must not be able to make a text of a few megabytes one of terabytes. The longest that a Unicode form
- * makes of a character is 11 times as long; published files replace a space by three bytes. */
+/* Prevents a file that expands a few megabytes of text to terabytes. A Unicode form makes a character at most
+ * 11 times as long; published files replace a space by three bytes. */
 #define MOST_GROWTH 64
 
-/* A bound, not the exact growth: steps multiply, and a Replace is taken to replace everything. */
+/* An upper bound: growths of the steps multiply, and a Replace is assumed to replace everything. */
 static ErrorCode check_growth(HfReader *r) {
     size_t growth = 1;
     for (int i = 0; i < r->t->normalizer.count; i++) {
@@ -125,7 +124,7 @@ static ErrorCode check_growth(HfReader *r) {
 
 /* --- pre-tokenizer --- */
 
-/* With byte fallback pieces are words or whole sections; no published file cuts them further. */
+/* With byte fallback, pre-tokens are words or whole sections; no published file splits them further. */
 static ErrorCode add_split(HfReader *r, const char *key, Pattern pattern) {
     Splits *s = &r->t->splits;
     if (r->t->characters) return hf_refuse(r, key, "cutting text with a byte_fallback model");
@@ -140,21 +139,22 @@ static ErrorCode read_byte_level(HfReader *r, const cJSON *item, const char *key
     TRY(json_get_bool(item, r->where, "use_regex", false, &use_regex, r->err));
     if (r->t->characters) return hf_refuse(r, key, "ByteLevel with a byte_fallback model");
     if (!last) return hf_refuse(r, key, "a step behind ByteLevel");
-    /* It puts a space before each piece that it is given, which is the text only where nothing cut before. */
+    /* add_prefix_space applies to each pre-token of the previous step, which is the whole text only if
+     * nothing was split before. */
     if (prefix && r->t->splits.count) return hf_refuse(r, key, "add_prefix_space behind other steps");
     if (prefix) r->t->prefix = PREFIX_ALWAYS;
     return use_regex ? add_split(r, key, PATTERN_GPT2) : OK;
 }
 
-/* Where every character belongs to some match, isolating the matches and removing what lies between them are
- * the same. */
+/* If every character belongs to a match, isolating the matches and removing the text between them are the
+ * same. */
 static ErrorCode read_split(HfReader *r, const cJSON *item, const char *key) {
     const char *string, *regex, *behavior = NULL;
     bool invert = false;
     TRY(read_pattern(r, item, &string, &regex));
     TRY(json_get_string(item, r->where, "behavior", true, &behavior, r->err));
     TRY(json_get_bool(item, r->where, "invert", false, &invert, r->err));
-    /* Gemma's: the normalizer has left no spaces to split at. */
+    /* Gemma's; after its normalizer there are no spaces to split at. */
     if (string && r->t->marked && strcmp(string, " ") == 0) return OK;
     if (string) return hf_refuse(r, key, "Split at a String");
     Pattern pattern = pattern_by_source(regex);
@@ -177,15 +177,15 @@ static ErrorCode read_split(HfReader *r, const cJSON *item, const char *key) {
     return add_split(r, key, pattern);
 }
 
-/* What `tokenizers` calls a digit is any character of Unicode's numbers, Roman numerals and fractions
- * too. */
+/* `tokenizers` counts every character of Unicode's number categories as a digit, including Roman numerals and
+ * fractions. */
 static ErrorCode read_digits(HfReader *r, const cJSON *item, const char *key) {
     bool individual = false;
     TRY(json_get_bool(item, r->where, "individual_digits", false, &individual, r->err));
     return add_split(r, key, individual ? PATTERN_DIGIT : PATTERN_DIGITS);
 }
 
-/* Files of before 2024 have add_prefix_space instead of prepend_scheme, and no split. */
+/* Files from before 2024 have add_prefix_space instead of prepend_scheme, and no split. */
 static ErrorCode read_scheme(HfReader *r, const cJSON *item, const char *key, Prefix *out) {
     const char *scheme = NULL, *replacement = SPACE_MARK;
     bool prefix = true;
@@ -202,8 +202,8 @@ static ErrorCode read_scheme(HfReader *r, const cJSON *item, const char *key, Pr
     return hf_refuse(r, key, "this prepend_scheme");
 }
 
-/* "first" is a matter of where a section begins in the text as it was: steps that may take away its beginning
- * move that place. */
+/* Whether a step may remove the start of a text. "first" depends on whether a section begins the original
+ * text, which such a step would change. */
 static bool may_shorten_beginning(const Normalizer *n) {
     for (int i = 0; i < n->count; i++) {
         const NormalizeStep *s = &n->steps[i];
@@ -212,8 +212,7 @@ static bool may_shorten_beginning(const Normalizer *n) {
     return false;
 }
 
-/* Its replacing of spaces is the last thing that happens to text, so `marked` has no part in what the
- * normalizer does. */
+/* Metaspace replaces spaces after everything else, so `marked` does not affect the normalizer. */
 static ErrorCode read_metaspace(HfReader *r, const cJSON *item, const char *key, bool last) {
     Tokenizer *t = r->t;
     if (!t->characters) return hf_refuse(r, key, "Metaspace without byte_fallback");
@@ -230,15 +229,15 @@ static ErrorCode read_pre_tokenizer(HfReader *r, const cJSON *item, const char *
     const char *type = hf_type(item);
     if (strcmp(type, "ByteLevel") == 0) return read_byte_level(r, item, key, last);
     if (strcmp(type, "Metaspace") == 0) return read_metaspace(r, item, key, last);
-    /* Without ByteLevel at the end, text would not come to bytes. */
+    /* Without ByteLevel at the end, text would not become bytes. */
     if (last && !r->t->characters) return hf_refuse(r, key, type);
     if (strcmp(type, "Split") == 0) return read_split(r, item, key);
     if (strcmp(type, "Digits") == 0) return read_digits(r, item, key);
     return hf_refuse(r, key, type);
 }
 
-/* Without a pre-tokenizer a byte-level model would have nothing that makes bytes of text; one with byte
- * fallback needs none. */
+/* A byte-level model needs a pre-tokenizer, since nothing else converts text to bytes; one with byte fallback
+ * needs none. */
 static ErrorCode read_pre_tokenizers(HfReader *r, const cJSON *root) {
     const cJSON *item = NULL, *steps;
     if (r->t->characters && !hf_present(cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer"))) return OK;
@@ -251,12 +250,12 @@ static ErrorCode read_pre_tokenizers(HfReader *r, const cJSON *root) {
 
 /* --- decoder --- */
 
-/* What the steps so far have done. */
+/* What the decoder's steps so far have done. */
 typedef struct Decoded {
     bool bytes, spaces, fused;
 } Decoded;
 
-/* It takes off the space that a Prepend has put before the text; that is one, at the front. */
+/* Strip removes the space that a Prepend has put before the text: one, at the start. */
 static ErrorCode read_strip(HfReader *r, const cJSON *item, const char *key, bool fused) {
     const char *content = "";
     int64_t start = 0, stop = 0;
@@ -269,7 +268,7 @@ static ErrorCode read_strip(HfReader *r, const cJSON *item, const char *key, boo
     return OK;
 }
 
-/* Order matters for Strip alone: on tokens that are not fused it would take a space off each. */
+/* Only Strip depends on the order: on tokens that are not fused it would remove a space from each. */
 static ErrorCode read_decoder_step(HfReader *r, const cJSON *item, const char *key, Decoded *done) {
     const char *type = hf_type(item), *string, *regex, *content = "";
     Prefix prefix = PREFIX_NONE;
@@ -295,8 +294,8 @@ static ErrorCode read_decoder_step(HfReader *r, const cJSON *item, const char *k
     return OK;
 }
 
-/* The steps are walked here and not by read_steps, since each is judged by what those before it did. At the
- * end the decoder must make bytes of "<0x0A>" and undo what is done to spaces (L2). */
+/* Iterates over the steps itself, without read_steps, since each is checked against the previous ones. In the
+ * end the decoder must convert "<0x0A>" to a byte and undo the replacement of spaces (L2). */
 static ErrorCode read_character_decoder(HfReader *r, const cJSON *root) {
     Decoded done = {0};
     const cJSON *decoder = NULL, *steps = NULL;
@@ -318,7 +317,7 @@ static ErrorCode read_character_decoder(HfReader *r, const cJSON *root) {
     return OK;
 }
 
-/* A byte-level model may lack it: for its tokens there is one way only to become text. */
+/* A byte-level model may lack a decoder, since its tokens become text in only one way. */
 static ErrorCode read_decoder(HfReader *r, const cJSON *root) {
     if (r->t->characters) return read_character_decoder(r, root);
     const cJSON *decoder = cJSON_GetObjectItemCaseSensitive(root, "decoder");
@@ -326,13 +325,13 @@ static ErrorCode read_decoder(HfReader *r, const cJSON *root) {
     return hf_refuse(r, "decoder", hf_type(decoder));
 }
 
-/* In the order in which text goes through: what the normalizer does to spaces decides what the
- * pre-tokenizer may, and both decide what the decoder must. */
+/* In the order in which text passes through: the normalizer's treatment of spaces restricts the
+ * pre-tokenizer, and both restrict the decoder. */
 ErrorCode hf_read_pipeline(HfReader *r, const cJSON *root) {
     TRY(read_steps(r, root, "normalizer", "normalizers", read_normalizer));
     TRY(check_growth(r));
     TRY(read_pre_tokenizers(r, root));
-    /* Merges across whole documents: no byte-level tokenizer in use does so. */
+    /* Merges would apply across whole documents, which no byte-level tokenizer in use does. */
     const cJSON *merges =
         cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "model"), "merges");
     if (!r->t->characters && r->t->splits.count == 0 && merges && merges->child)

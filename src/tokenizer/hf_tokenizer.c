@@ -28,13 +28,13 @@
 #include "tokenizer/byte_level.h"
 #include "tokenizer/hf_reader.h"
 
-/* "?" where there is none: no reader knows that type, so it is refused where unknown ones are. */
+/* "?" if there is none; no reader knows that type, so it is refused like other unknown ones. */
 const char *hf_type(const cJSON *object) {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(object, "type");
     return cJSON_IsString(type) ? type->valuestring : "?";
 }
 
-/* The member that must be an array or an object. *out stays cJSON's and lives as long as the document. */
+/* A member that must be an array or an object. *out belongs to cJSON and lives as long as the document. */
 ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool array, const cJSON **out) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     if (array ? !cJSON_IsArray(item) : !cJSON_IsObject(item)) {
@@ -45,8 +45,8 @@ ErrorCode hf_container(HfReader *r, const cJSON *object, const char *key, bool a
     return OK;
 }
 
-/* `what` may come from the file, so it is escaped and cut: a message must not bring control characters to a
- * terminal. */
+/* `what` may come from the file, so it is escaped and truncated: a message must not send control characters
+ * to a terminal. */
 ErrorCode hf_refuse(HfReader *r, const char *key, const char *what) {
     char shown[160];
     error_escape(shown, sizeof shown, what, strlen(what));
@@ -57,8 +57,7 @@ ErrorCode hf_refuse(HfReader *r, const char *key, const char *what) {
 
 /* --- vocabulary and added tokens --- */
 
-/* cJSON keeps doubles: a number is taken only where it is whole and in range, before it is turned into an
- * integer. */
+/* cJSON stores numbers as doubles: only an integer in range is accepted. */
 static ErrorCode get_id(HfReader *r, const cJSON *item, const char *token, int64_t *id) {
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (!(value >= 0 && value <= INT32_MAX) || value != (double)(int64_t)value) {
@@ -78,14 +77,14 @@ static int hex_digit(char c) {
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* "<0x0A>" is 10; -1 for any other text. */
+/* 10 for "<0x0A>"; -1 for any other text. */
 static int byte_token(const char *text, size_t length) {
     if (length != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = hex_digit(text[3]), low = hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 
-/* With a space for each U+2581. */
+/* Replaces each U+2581 by a space. */
 static size_t unmark_spaces(const char *text, size_t length, char *out) {
     const size_t mark = strlen(SPACE_MARK);
     size_t n = 0;
@@ -97,7 +96,7 @@ static size_t unmark_spaces(const char *text, size_t length, char *out) {
     return n;
 }
 
-/* What a token's text in the file says: its bytes to `out`, and its name space. */
+/* Converts the spelling of a token in the file: bytes to `out`; returns its namespace. */
 static TokenName read_token(const HfReader *r, const char *text, size_t length, char *out, size_t *n) {
     int byte = r->t->characters ? byte_token(text, length) : -1;
     if (byte >= 0) {
@@ -106,7 +105,7 @@ static TokenName read_token(const HfReader *r, const char *text, size_t length, 
         return NAME_BYTE;
     }
     if (!r->t->characters && byte_level_read(text, length, out, n)) return NAME_TEXT;
-    /* A space in the file where text has none left: no text leads there. */
+    /* A space in the file, although text has no spaces at this point: no text leads to this token. */
     if (r->t->characters && !(r->t->marked && memchr(text, ' ', length))) {
         *n = r->t->marked ? unmark_spaces(text, length, out) : length;
         if (!r->t->marked) memcpy(out, text, length);
@@ -117,8 +116,8 @@ static TokenName read_token(const HfReader *r, const char *text, size_t length, 
     return NAME_LITERAL;
 }
 
-/* The name space decides the kind: what no text spells is inert (H3). The vocabulary copies the bytes, so
- * one scratch serves for all. */
+/* The namespace decides the kind: a token that no text can spell is inert (H3). The vocabulary copies the
+ * bytes, so one scratch buffer suffices. */
 static ErrorCode read_vocabulary(HfReader *r, const cJSON *vocab) {
     static const TokenKind kinds[] = {
         [NAME_TEXT] = TOKEN_TEXT, [NAME_LITERAL] = TOKEN_INERT, [NAME_BYTE] = TOKEN_BYTE};
@@ -138,7 +137,7 @@ static ErrorCode bad_added(HfReader *r, const char *content, const char *problem
     return error_set(r->err, ERR_DATA, "%s: added token \"%s\": %s", r->where, shown, problem);
 }
 
-/* A flag that is absent is false. What this build does not allow is refused (H1). */
+/* Absent flags are false. Flags that this build does not support are refused (H1). */
 static ErrorCode read_added_flags(HfReader *r, const cJSON *item, const char *content, AddedToken *a,
                                   bool *normalized) {
     TRY(json_get_bool(item, r->where, "special", false, &a->special, r->err));
@@ -146,13 +145,13 @@ static ErrorCode read_added_flags(HfReader *r, const cJSON *item, const char *co
     TRY(json_get_bool(item, r->where, "single_word", false, &a->single_word, r->err));
     TRY(json_get_bool(item, r->where, "lstrip", false, &a->lstrip, r->err));
     TRY(json_get_bool(item, r->where, "rstrip", false, &a->rstrip, r->err));
-    if (a->special) return OK; /* passed over in text, so how it would be found there does not matter */
+    if (a->special) return OK; /* never found in text, so it does not matter how */
     if (a->single_word && !unicode_available())
         return bad_added(r, content, "single_word needs libutf8proc, which this build lacks");
     return OK;
 }
 
-/* An added token that is in the vocabulary too must have the same id in both. In a byte-level file the two
+/* An added token that is also in the vocabulary must have the same id in both. In a byte-level file the two
  * may look alike and mean different bytes. */
 static ErrorCode add_known(HfReader *r, const char *content, int64_t id, int32_t known, TokenKind kind) {
     const Token *token = &r->t->vocabulary.tokens[known];
@@ -171,10 +170,10 @@ static ErrorCode add_known(HfReader *r, const char *content, int64_t id, int32_t
     return OK;
 }
 
-/* Room that a normalized added token may take; the vocabulary's memory is sized before. */
+/* Maximum length of a normalized added token; the vocabulary's memory is sized in advance. */
 static size_t added_room(size_t length) { return 2 * length + 16; }
 
-/* What it is looked for as: its text, normalized where the text will be. */
+/* The text to search for: normalized if the token is matched in normalized text. */
 static ErrorCode normalize_added(HfReader *r, const char *content, Text *out) {
     bool changed = false;
     TRY(normalizer_run(&r->t->normalizer, content, strlen(content), true, out, &changed, r->err));
@@ -185,8 +184,8 @@ static ErrorCode normalize_added(HfReader *r, const char *content, Text *out) {
     return OK;
 }
 
-/* A token that the vocabulary lacks. It decodes to what was cut out of the text, a special one to its name.
- */
+/* Adds a token that the vocabulary lacks. It decodes to the text that was cut out; a special one to its
+ * name. */
 static ErrorCode add_new(HfReader *r, const char *content, int64_t id, const Text *text, TokenKind kind) {
     bool named = kind == TOKEN_SPECIAL;
     const char *bytes = named ? content : text->data;
@@ -195,8 +194,8 @@ static ErrorCode add_new(HfReader *r, const char *content, int64_t id, const Tex
     return vocabulary_set(&r->t->vocabulary, r->where, id, bytes, length, kind, r->err);
 }
 
-/* Its kind says when it is looked for: in raw text, in normalized text, or never. Special ones are put into
- * a set all the same, since they use up text that they match (added.c, A3). */
+/* The kind decides where it is matched: in raw text, in normalized text, or never. Special ones are put into
+ * a set too, since they consume text that they match (added.c, A3). */
 static ErrorCode put_added(HfReader *r, const char *content, AddedToken *a, bool normalized, Text *text) {
     TokenKind kind = a->special ? TOKEN_SPECIAL : normalized ? TOKEN_ADDED_NORMALIZED : TOKEN_ADDED;
     size_t n;
@@ -232,7 +231,7 @@ static ErrorCode read_added(HfReader *r, const cJSON *item) {
     return code;
 }
 
-/* Room for all tokens is reserved before the first is read (vocabulary.h), so they are counted first. */
+/* Space for all tokens is allocated before the first is read (vocabulary.h), so they are counted first. */
 static size_t count_added(const cJSON *added, size_t *bytes) {
     size_t count = 0;
     for (const cJSON *item = added ? added->child : NULL; item; item = item->next, count++) {
@@ -242,7 +241,7 @@ static size_t count_added(const cJSON *added, size_t *bytes) {
     return count;
 }
 
-/* The vocabulary before the added tokens: those that are in both take the id that is there, as they do in
+/* Reads the vocabulary before the added tokens: tokens in both take the id of the vocabulary, as in
  * `tokenizers`. */
 static ErrorCode read_tokens(HfReader *r, const cJSON *root, const cJSON *model) {
     const cJSON *vocab = NULL, *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens");
@@ -264,7 +263,7 @@ static ErrorCode bad_merge(HfReader *r, size_t number, const char *problem, cons
     return error_set(r->err, ERR_DATA, "%s: merge %zu: %s \"%s\"", r->where, number, problem, shown);
 }
 
-/* The two halves of a merge, in the old form "a b" or the new one ["a", "b"]. */
+/* The two halves of a merge, in the old form "a b" or the new form ["a", "b"]. */
 static ErrorCode merge_halves(HfReader *r, const cJSON *item, size_t number, const char *half[2],
                               size_t length[2]) {
     if (cJSON_IsString(item)) {
@@ -287,21 +286,21 @@ static ErrorCode merge_halves(HfReader *r, const cJSON *item, size_t number, con
     return OK;
 }
 
-/* Id of a half or a result, -1 when there is none. *special says that it is one of a special token. */
+/* Id of a half or a result, or -1. *special: a special token has this text. */
 static int32_t merge_token(HfReader *r, const char *bytes, size_t length, bool *special) {
     int32_t id = vocabulary_find_name(&r->t->vocabulary, NAME_TEXT, bytes, length);
     *special |= id >= 0 && r->t->vocabulary.tokens[id].kind == TOKEN_SPECIAL;
     return id;
 }
 
-/* *skip: the merge has to do with a special token (H4). */
+/* *skip: the merge involves a special token (H4). */
 static ErrorCode read_merge(HfReader *r, const cJSON *item, size_t number, MergeRule *rule, bool *skip) {
     const char *half[2] = {NULL, NULL};
     size_t length[2] = {0, 0}, n[2] = {0, 0};
     TRY(merge_halves(r, item, number, half, length));
     int32_t ids[2];
     for (int i = 0; i < 2; i++) {
-        /* Both halves' bytes, one behind the other: the scratch holds the longest two strings. */
+        /* Bytes of both halves, adjacent: scratch holds the two longest strings. */
         char *bytes = r->scratch + (i ? n[0] : 0);
         TokenName name = read_token(r, half[i], length[i], bytes, &n[i]);
         ids[i] = name == NAME_TEXT ? merge_token(r, bytes, n[i], skip) : -1;
@@ -315,9 +314,9 @@ static ErrorCode read_merge(HfReader *r, const cJSON *item, size_t number, Merge
     return OK;
 }
 
-/* Ranks are places in the file, and keep the gaps of merges that were left out. The rules belong to
- * bpe_init once it is called, even where it fails; before that they are freed here. A first entry "#version
- * ..." is the head line of a merges.txt and no merge. */
+/* Ranks are positions in the file, so omitted merges leave gaps. bpe_init takes ownership of the rules, even
+ * if it fails; before that they are freed here. A first entry "#version ..." is the header of a merges.txt
+ * and not a merge. */
 static ErrorCode read_merges(HfReader *r, const cJSON *model) {
     const cJSON *merges = NULL;
     TRY(hf_container(r, model, "merges", true, &merges));
@@ -343,8 +342,8 @@ static ErrorCode read_merges(HfReader *r, const cJSON *model) {
 
 /* --- the document --- */
 
-/* Settings of the model that would change ids. unk_token and fuse_unk do not: with all 256 bytes there is
- * nothing unknown. */
+/* Checks settings of the model that would change ids. unk_token and fuse_unk do not: with all 256 bytes
+ * nothing is unknown. */
 static ErrorCode read_model_settings(HfReader *r, const cJSON *model) {
     const char *type = "BPE", *prefix = "", *suffix = "";
     double dropout = 0;
@@ -360,7 +359,7 @@ static ErrorCode read_model_settings(HfReader *r, const cJSON *model) {
     return *suffix ? hf_refuse(r, "model.end_of_word_suffix", suffix) : OK;
 }
 
-/* Mistral's own file beside its tokenizer.json. */
+/* Mistral's own format, next to its tokenizer.json. */
 static bool is_tekken(const cJSON *root) {
     return cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(root, "vocab")) &&
            cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "config"));
@@ -384,7 +383,7 @@ static ErrorCode read_document(HfReader *r, const cJSON *root) {
     return OK;
 }
 
-/* The text of the file is kept, so that tokenizer_save can write back what is not read here. */
+/* The text of the file is kept, so that tokenizer_save can write members that weft does not read. */
 ErrorCode hf_tokenizer_read(Tokenizer *t, const char *where, const char *data, size_t length, Error *err) {
     cJSON *root = NULL;
     TRY(json_parse(where, data, length, &root, err));

@@ -21,14 +21,14 @@
 #include "tokenizer/byte_level.h"
 #include "tokenizer/hf_tokenizer.h"
 
-/* The object is left open: its own members follow, and its writer ends it. */
+/* The object stays open: the caller adds its own members and ends it. */
 static void write_type(JsonWriter *w, const char *type) {
     json_begin_object(w);
     json_put_string(w, "type", type);
 }
 
-/* All flags are written, since old readers have no defaults for them. `normalized` is false: a special
- * token is to be found as it is spelled, whatever normalizer is put before it later. */
+/* All flags are written, since old readers have no defaults for them. `normalized` is false, so that a
+ * special token is found as it is spelled, whatever normalizer is added later. */
 static void write_added(JsonWriter *w, const Tokenizer *t) {
     json_key(w, "added_tokens");
     json_begin_array(w);
@@ -48,7 +48,7 @@ static void write_added(JsonWriter *w, const Tokenizer *t) {
     json_end_array(w);
 }
 
-/* trim_offsets changes offsets only, but old readers want it there. */
+/* trim_offsets only affects offsets, but old readers require it. */
 static void write_byte_level(JsonWriter *w, bool use_regex) {
     write_type(w, "ByteLevel");
     json_put_bool(w, "add_prefix_space", false);
@@ -57,7 +57,7 @@ static void write_byte_level(JsonWriter *w, bool use_regex) {
     json_end_object(w);
 }
 
-/* GPT-2's pattern is ByteLevel's own; any other is a Split before a ByteLevel that has none. */
+/* GPT-2's pattern is built into ByteLevel; any other is a Split before a ByteLevel without a pattern. */
 static void write_pre_tokenizer(JsonWriter *w, Pattern pattern) {
     json_key(w, "pre_tokenizer");
     if (pattern == PATTERN_GPT2 || pattern == PATTERN_NONE) {
@@ -80,7 +80,7 @@ static void write_pre_tokenizer(JsonWriter *w, Pattern pattern) {
     json_end_object(w);
 }
 
-/* Special tokens are in added_tokens alone: in both places a reader could take them for text. */
+/* Special tokens are only in added_tokens: if they were in both, a reader could take them for text. */
 static void write_vocabulary(JsonWriter *w, const Vocabulary *v) {
     Text name = {0};
     json_key(w, "vocab");
@@ -95,8 +95,8 @@ static void write_vocabulary(JsonWriter *w, const Vocabulary *v) {
     text_free(&name);
 }
 
-/* In the old form, "a b", which every version of `tokenizers` reads. The space cannot be mistaken for part
- * of a token: the byte alphabet has another character for it (U+0120). */
+/* In the old form, "a b", which every version of `tokenizers` reads. The space cannot be part of a token: in
+ * the byte alphabet it is another character (U+0120). */
 static void write_merges(JsonWriter *w, const Tokenizer *t) {
     Text line = {0};
     json_key(w, "merges");
@@ -114,8 +114,7 @@ static void write_merges(JsonWriter *w, const Tokenizer *t) {
     text_free(&line);
 }
 
-/* Nulls and falses are what readers assume when a member is missing, written for those that do not
- * assume. */
+/* Nulls and falses are the defaults of missing members, written for readers without defaults. */
 static void write_model(JsonWriter *w, const Tokenizer *t) {
     json_key(w, "model");
     write_type(w, "BPE");
@@ -131,7 +130,7 @@ static void write_model(JsonWriter *w, const Tokenizer *t) {
     json_end_object(w);
 }
 
-/* Some rank files are of text in NFC; nothing else comes here with a normalizer. */
+/* Only some rank files have a normalizer here: NFC. */
 static void write_normalizer(JsonWriter *w, const Tokenizer *t) {
     if (t->normalizer.count == 0) {
         json_put_null(w, "normalizer");
@@ -142,8 +141,8 @@ static void write_normalizer(JsonWriter *w, const Tokenizer *t) {
     json_end_object(w);
 }
 
-/* A trained tokenizer and a tiktoken file have one pattern at most, so the first step of `splits` is all of
- * them. A ByteLevel decoder looks at none of its settings; they are there for readers that want them. */
+/* Trained tokenizers and tiktoken files have at most one pattern, the first step of `splits`. A ByteLevel
+ * decoder uses none of its settings; they are for readers that require them. */
 void hf_tokenizer_write(const Tokenizer *t, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);

@@ -8,12 +8,12 @@
  *      ids. `tokenizers` has its own tables, of another Unicode version: characters assigned between the two
  *      versions normalize in one and stay unchanged in the other (docs/use/tokenizer-files.md).
  *
- *   step           what it does                             when it has nothing to do (N2)
- *   NFC .. NFKD    the form, by utf8proc_map                 no byte from 0xCC on (NFC), or from 0x80 on
- *   Lowercase      each character by itself                  ASCII alone, and no capitals
- *   Strip          white space off the left, right or both   there is none
- *   Replace        a string by another, wherever it is       it is nowhere
- *   Prepend        a string before a text that begins        the text is empty, or goes on with another */
+ *   step           what it does                             no effect if (N2)
+ *   NFC .. NFKD    the form, by utf8proc_map                no byte is 0xCC or above (NFC), or 0x80
+ *   Lowercase      each character by itself                 all is ASCII without capitals
+ *   Strip          white space off the left, right or both  there is none
+ *   Replace        all occurrences of a string by another   there are none
+ *   Prepend        a string before a text that begins       the text is empty, or continues another */
 #include "tokenizer/normalize.h"
 
 #include <stdlib.h>
@@ -25,8 +25,7 @@
 #include <utf8proc.h>
 #endif
 
-/* As tokenizer.json calls them: files are read, steps are named in errors, and fingerprints are made by
- * these. */
+/* The names in tokenizer.json, which are also used in errors and fingerprints. */
 static const char *const names[NORMALIZE_KINDS] = {
     [NORMALIZE_NFC] = "NFC",
     [NORMALIZE_NFD] = "NFD",
@@ -40,17 +39,17 @@ static const char *const names[NORMALIZE_KINDS] = {
 
 const char *normalize_name(NormalizeKind kind) { return names[kind]; }
 
-/* NORMALIZE_KINDS for a name that is none of them; the reader of the file refuses it. */
+/* NORMALIZE_KINDS for an unknown name; the reader of the file refuses it. */
 NormalizeKind normalize_by_name(const char *name) {
     NormalizeKind kind = 0;
     while (kind < NORMALIZE_KINDS && strcmp(names[kind], name) != 0) kind++;
     return kind;
 }
 
-/* By the order of the enumeration: the forms and Lowercase come first, what is done by hand behind them. */
+/* Relies on the order of the enumeration: forms and Lowercase first, steps implemented here after them. */
 bool normalize_needs_unicode(NormalizeKind kind) { return kind <= NORMALIZE_LOWERCASE; }
 
-/* Strings of a step that was being read when its file was refused are there or NULL. */
+/* If the file was refused while a step was being read, its strings may be NULL. */
 void normalizer_free(Normalizer *n) {
     for (int i = 0; i < n->count; i++) {
         free(n->steps[i].from);
@@ -68,7 +67,7 @@ static uint32_t ascii_case(uint32_t code, char to) {
 
 bool unicode_available(void) { return true; }
 
-/* What Unicode's SpecialCasing.txt has besides single characters. */
+/* Characters of Unicode's SpecialCasing.txt that map to several or depend on context. */
 static bool is_special_case(uint32_t code, char to) {
     if (to == 'l') return code == 0x130 || code == 0x3a3;
     return code == 0xdf || code == 0x149 || code == 0x1f0 || code == 0x390 || code == 0x3b0 ||
@@ -87,7 +86,7 @@ uint32_t unicode_case(uint32_t code, char to) {
 
 const char *unicode_forms_version(void) { return utf8proc_unicode_version(); }
 
-/* Beside the categories: letters in circles and squares, which are symbols that count as alphabetic. */
+/* In addition to the categories: letters in circles and squares, symbols that count as alphabetic. */
 bool unicode_is_word(uint32_t code) {
     utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)code);
     return (c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_NL) || c == UTF8PROC_CATEGORY_PC ||
@@ -101,8 +100,9 @@ bool unicode_is_printable(uint32_t code) {
     return code == ' ' || (c != UTF8PROC_CATEGORY_CN && c < UTF8PROC_CATEGORY_ZS);
 }
 
-/* No byte from `limit` on: for form C, every character below U+0300 (whose first byte is 0xCC) is in it, and
- * none of them joins the one before it; for the other forms and for lower case nothing is sure but ASCII. */
+/* Whether no byte is `limit` or above. Every character below U+0300 (whose first byte is 0xCC) is in form C,
+ * and none joins the previous one. For the other forms and for lower case, only ASCII is certain to be
+ * unchanged. */
 static bool all_below(const char *text, size_t length, unsigned char limit) {
     for (size_t i = 0; i < length; i++) {
         if ((unsigned char)text[i] >= limit) return false;
@@ -110,8 +110,8 @@ static bool all_below(const char *text, size_t length, unsigned char limit) {
     return true;
 }
 
-/* utf8proc allocates what it makes; it is copied and freed here. Text is valid UTF-8 by now, so a failure
- * is one of memory or of weft, never of the user's text. */
+/* utf8proc allocates its result, which is copied and freed here. The text is valid UTF-8 by now, so a failure
+ * is out of memory or a bug, never the user's text. */
 static ErrorCode unicode_form(int options, const char *text, size_t length, Text *out, Error *err) {
     utf8proc_uint8_t *made = NULL;
     utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, &made,
@@ -123,8 +123,8 @@ static ErrorCode unicode_form(int options, const char *text, size_t length, Text
                      utf8proc_errmsg(n));
 }
 
-/* Character by character, without regard to its neighbours, as `tokenizers` does: no final sigma. U+0130 is
- * the one character whose lower case is two: i and U+0307. */
+/* Character by character, without context, as `tokenizers` does: no final sigma. U+0130 is the only character
+ * whose lower case is two: i and U+0307. */
 static void lower_case(const char *text, size_t length, Text *out) {
     for (size_t i = 0, bytes; i < length; i += bytes) {
         uint32_t code = 0;
@@ -140,7 +140,7 @@ static void lower_case(const char *text, size_t length, Text *out) {
     }
 }
 
-/* As Python does: the first letter is a capital as titles have it, all others are small. */
+/* As in Python: the first letter in title case, all others in lower case. */
 void unicode_capitalize(const char *text, size_t length, Text *out) {
     uint32_t code = 0;
     utf8proc_uint8_t large[4];
@@ -151,7 +151,7 @@ void unicode_capitalize(const char *text, size_t length, Text *out) {
     lower_case(text + first, length - first, out);
 }
 
-/* Asked of ASCII only, where capitals are all that Lowercase changes. */
+/* For ASCII only, where Lowercase changes nothing but capitals. */
 static bool has_capitals(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (text[i] >= 'A' && text[i] <= 'Z') return true;
@@ -159,7 +159,7 @@ static bool has_capitals(const char *text, size_t length) {
     return false;
 }
 
-/* *changed may be true of a text that comes out as it went in; that costs a copy and changes no result. */
+/* *changed may be true although the text is the same; that costs a copy but changes no result. */
 static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length, Text *out, bool *changed,
                              Error *err) {
     static const int options[] = {
@@ -178,8 +178,8 @@ static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length
 
 #else
 
-/* Without libutf8proc. Readers ask unicode_available first and refuse by name what would need it, so no
- * tokenizer that was opened comes to unicode_is_word and run_unicode. */
+/* Without libutf8proc. Readers check unicode_available first and refuse by name what needs it, so no open
+ * tokenizer reaches unicode_is_word and run_unicode. */
 bool unicode_available(void) { return false; }
 
 uint32_t unicode_case(uint32_t code, char to) { return code < 0x80 ? ascii_case(code, to) : 0; }
@@ -193,7 +193,7 @@ bool unicode_is_word(uint32_t code) {
 
 bool unicode_is_printable(uint32_t code) { return (code >= 0x20 && code < 0x7f) || code >= 0xa0; }
 
-/* ASCII alone. */
+/* ASCII only. */
 void unicode_capitalize(const char *text, size_t length, Text *out) {
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
@@ -211,7 +211,7 @@ static ErrorCode run_unicode(NormalizeKind kind, const char *text, size_t length
 
 #endif
 
-/* The tail is looked for in what the head left, or text of white space alone would be counted twice. */
+/* Searches the tail in what the head has left, otherwise text of white space alone would be counted twice. */
 static void strip(const NormalizeStep *s, const char *text, size_t length, Text *out, bool *changed) {
     size_t head = s->left ? utf8_leading_space(text, length) : 0;
     size_t tail = s->right ? utf8_trailing_space(text + head, length - head) : 0;
@@ -219,7 +219,7 @@ static void strip(const NormalizeStep *s, const char *text, size_t length, Text 
     if (*changed) text_add(out, text + head, length - head - tail);
 }
 
-/* From the left, without overlaps. */
+/* Replaces from the left, without overlaps. */
 static void replace(const NormalizeStep *s, const char *text, size_t length, Text *out, bool *changed) {
     size_t size = strlen(s->from), from = 0;
     for (const char *hit; (hit = memmem(text + from, length - from, s->from, size)); *changed = true) {
@@ -230,8 +230,8 @@ static void replace(const NormalizeStep *s, const char *text, size_t length, Tex
     if (*changed) text_add(out, text + from, length - from);
 }
 
-/* `begins` is false for text that goes on with other text of its document: only Prepend asks. *changed says
- * that the result is in `out`; else it is the text itself. */
+/* `begins` false: the text continues other text of its document, which only Prepend uses. *changed: the
+ * result is in `out`; otherwise it is the text itself. */
 static ErrorCode run_step(const NormalizeStep *s, const char *text, size_t length, bool begins, Text *out,
                           bool *changed, Error *err) {
     *changed = false;
@@ -248,8 +248,8 @@ static ErrorCode run_step(const NormalizeStep *s, const char *text, size_t lengt
     return OK;
 }
 
-/* Each step reads what the one before it left, in `out` or in the text itself, and writes into a text of its
- * own, which then takes the place of `out`. */
+/* Each step reads the previous result, in `out` or in the text itself, and writes into a new text, which then
+ * replaces `out`. */
 ErrorCode normalizer_run(const Normalizer *n, const char *text, size_t length, bool begins, Text *out,
                          bool *changed, Error *err) {
     Text next = {0};

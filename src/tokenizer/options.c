@@ -1,11 +1,11 @@
-/* The section tokenizer. */
+/* Options of the section `tokenizer`. */
 #include "base/option_rows.h"
 #include "tokenizer/tokenizer.h"
 
 #define TARGET TokenizerKeys
 const Option tokenizer_options[] = {
-    /* What the tokenizer's files leave open. All of it is in the tokenizer's fingerprint, but for the ends
-     * that are written down and end no document. */
+    /* What the tokenizer's files leave open. All of it is in the tokenizer's fingerprint, except for end
+     * tokens that are only recorded and end no document. */
     TEXT("tokenizer.pattern", pattern, "", CONTENT,
          "What a tiktoken rank file that weft does not know is like: gpt2, p50k, cl100k, o200k, harmony, "
          "llama3, llama4, qwen, qwen2, qwen35 or tekken; empty: such files are refused."),

@@ -24,16 +24,16 @@
     "\\x{9}-\\x{D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
     "3000}"
 
-/* Which plain words are sure to be pieces (plain_word). */
+/* Which simple words are certain to be pre-tokens (plain_word). */
 typedef enum Words {
     WORDS_UNKNOWN,
     WORDS_LETTERS, /* letters, in any case */
     WORDS_CASED,   /* capitals, then small letters */
-    WORDS_SUFFIXED /* the same, but 's and such belong to the word before them */
+    WORDS_SUFFIXED /* the same, but suffixes such as 's belong to the word */
 } Words;
 
-/* What a piece does not go on behind: kinds of printable ASCII when a space follows, a newline when neither
- * white space nor a slash (which tekken and o200k take along) does. */
+/* Where a pre-token always ends: after these kinds of printable ASCII before a space, and at a newline that
+ * neither white space nor a slash (which tekken and o200k append) follows. */
 enum {
     ENDS_LETTERS = 1,
     ENDS_DIGITS = 2,
@@ -45,10 +45,10 @@ enum {
 
 typedef struct PatternText {
     const char *name;
-    const char *source; /* as files have it, raw characters as \x{...} */
+    const char *source; /* as in files, raw characters as \x{...} */
     Words words;
     unsigned ends;
-    const char *regex; /* what PCRE2 runs where it is not made of the source */
+    const char *regex; /* what PCRE2 runs, if it is not derived from the source */
 } PatternText;
 
 #define LLAMA3(digits, letters, marks)                                                                     \
@@ -60,7 +60,7 @@ typedef struct PatternText {
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" suffix "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" suffix \
     "|\\p{N}" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* Letters with case, as of the Unicode version that DeepSeek's first tokenizers were made with. */
+/* Letters with case, in the Unicode version of DeepSeek's first tokenizers. */
 #define CASED                                                                                         \
     "\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}"         \
     "\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37b}-\\x{37d}\\x{37f}\\x{386}"             \
@@ -84,12 +84,12 @@ static const PatternText patterns[PATTERN_COUNT] = {
     [PATTERN_GPT2] = {"gpt2",
                       "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
                       WORDS_LETTERS, ENDS_ALL, NULL},
-    /* Llama 3's is GPT-4's too (cl100k), and so OLMo 2's, Phi-4's and GLM's. */
+    /* Llama 3's pattern is also that of GPT-4 (cl100k), OLMo 2, Phi-4 and GLM. */
     [PATTERN_LLAMA3] = {"llama3", LLAMA3("{1,3}", "\\p{L}", ""), WORDS_LETTERS, ENDS_ALL, NULL},
     [PATTERN_QWEN2] = {"qwen2", LLAMA3("", "\\p{L}", ""), WORDS_LETTERS, ENDS_ALL, NULL},
     [PATTERN_QWEN35] = {"qwen35", LLAMA3("", "[\\p{L}\\p{M}]", "\\p{M}"), WORDS_LETTERS, ENDS_ALL, NULL},
     [PATTERN_TEKKEN] = {"tekken", TEKKEN("", ""), WORDS_CASED, ENDS_ALL, NULL},
-    /* GPT-4o's; gpt-oss, Llama 4 and Phi-4-mini have it. */
+    /* GPT-4o's pattern; also that of gpt-oss, Llama 4 and Phi-4-mini. */
     [PATTERN_O200K] = {"o200k", TEKKEN("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), WORDS_SUFFIXED, ENDS_ALL,
                        NULL},
     [PATTERN_DEEPSEEK3] = {"deepseek3",
@@ -110,8 +110,8 @@ static const PatternText patterns[PATTERN_COUNT] = {
                                     "\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+",
                                     WORDS_UNKNOWN, ENDS_PUNCTUATION | ENDS_LETTERS, NULL},
     [PATTERN_PUNCTUATION] = {"punctuation", "\\s?\\p{P}+", WORDS_UNKNOWN, 0, NULL},
-    /* White space that does not reach the end is not tried again from each of its characters, which would
-     * take the square of its length. */
+    /* White space that does not reach the end is not tried again from each of its characters, which would be
+     * quadratic. */
     [PATTERN_TRAILING_SPACE] = {"trailing-space", "\\s+$", WORDS_UNKNOWN, 0,
                                 "(?<![" SPACE "])[" SPACE "]++\\z"},
     [PATTERN_EAST_ASIAN] = {"east-asian", "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+",
@@ -122,7 +122,7 @@ const char *pattern_name(Pattern pattern) { return patterns[pattern].name; }
 
 const char *pattern_source(Pattern pattern) { return patterns[pattern].source; }
 
-/* Whole patterns alone: a tokenizer that is trained has one, and it must cut everything. */
+/* Whole patterns only: a trained tokenizer has one pattern, and it must split everything. */
 Pattern pattern_by_name(const char *name) {
     for (Pattern p = PATTERN_GPT2; p < PATTERN_WHOLE_END; p++) {
         if (strcmp(patterns[p].name, name) == 0) return p;
@@ -137,14 +137,14 @@ void pattern_list(Text *out) {
     }
 }
 
-/* The same regular expression in ASCII: files write newlines and characters beyond ASCII raw or escaped, as
- * whoever wrote them liked. */
+/* Spells a regular expression in ASCII, since files may write newlines and non-ASCII characters raw or
+ * escaped. */
 static void spell_in_ascii(const char *source, Text *out) {
     size_t length = strlen(source);
     for (size_t i = 0, bytes; i < length; i += bytes) {
         uint32_t code = 0;
         bytes = text_utf8(source + i, length - i, &code);
-        if (bytes == 0) bytes = 1; /* no file gives that: its strings are valid */
+        if (bytes == 0) bytes = 1; /* cannot happen: strings of files are valid */
         if (source[i] == '\r' || source[i] == '\n') {
             text_puts(out, source[i] == '\r' ? "\\r" : "\\n");
         } else if (code < 0x80) {
@@ -172,12 +172,13 @@ static unsigned all_ends(const Splits *splits) {
     return ends;
 }
 
-/* Punctuation in PATTERN_PUNCTUATION is not all of ASCII's: + and < are symbols. */
+/* PATTERN_PUNCTUATION does not cover all ASCII punctuation: + and < are symbols. */
 bool splits_end_at_spaces(const Splits *splits) { return (all_ends(splits) & ENDS_WORDS) == ENDS_WORDS; }
 
 bool splits_end_at_newlines(const Splits *splits) { return all_ends(splits) & ENDS_NEWLINE; }
 
-/* A source of the table as PCRE2 is to run it: \s and \S spelled out, within brackets and without. */
+/* Converts a source of the table to PCRE2's expression, with \s and \S spelled out, inside and outside of
+ * brackets. */
 static void spell_for_pcre2(const char *source, Text *out) {
     bool in_class = false;
     for (const char *p = source; *p; p++) {
@@ -197,7 +198,7 @@ static void spell_for_pcre2(const char *source, Text *out) {
 
 typedef struct SplitStep {
     pcre2_code *code;
-    bool compiled; /* to machine code */
+    bool compiled; /* to machine code (JIT) */
     bool whole;
     Words words;
 } SplitStep;
@@ -207,8 +208,7 @@ struct Splitter {
     int count;
 };
 
-/* Where a step stands in the text: its present piece ends at `end`; the match at [from, to) comes after it.
- */
+/* Position of a step in the text: its current pre-token ends at `end`; the next match is [from, to). */
 typedef struct SplitLevel {
     size_t end, from, to;
 } SplitLevel;
@@ -220,9 +220,8 @@ struct SplitState {
     SplitLevel levels[SPLIT_STEPS];
 };
 
-/* Machine code of PCRE2 keeps what it may come back to on a stack of its own; a run of a megabyte of
- * letters needs some. Where it is not enough the match fails and is an error by name, never a wrong
- * piece. */
+/* PCRE2's machine code keeps backtracking state on a stack of its own, which a run of a megabyte of letters
+ * needs. If it overflows, the match fails with an error, never with a wrong pre-token. */
 #define JIT_STACK_START (32 * 1024)
 #define JIT_STACK_LIMIT (8 * 1024 * 1024)
 
@@ -244,8 +243,8 @@ static ErrorCode step_create(SplitStep *s, Pattern pattern, Error *err) {
         return error_set(err, ERR_UNAVAILABLE, "this PCRE2 does not compile the %s pattern (at %zu): %s",
                          p->name, (size_t)at, (const char *)reason);
     }
-    /* Without machine code (a hardened kernel, an odd processor) the interpreter gives the same pieces, more
-     * slowly. */
+    /* Without machine code (a hardened kernel, an unusual processor) the interpreter gives the same
+     * pre-tokens, more slowly. */
     *s = (SplitStep){.code = compiled,
                      .compiled = pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE) == 0,
                      .whole = pattern_is_whole(pattern),
@@ -275,7 +274,7 @@ void splitter_free(Splitter *s) {
     free(s);
 }
 
-/* Part of each tokenizer's fingerprint (tokenizer.c). */
+/* Part of every tokenizer's fingerprint (tokenizer.c). */
 void splitter_unicode_version(char out[32]) {
     if (pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > 32 ||
         pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, out) < 0) {
@@ -289,8 +288,7 @@ SplitState *split_state_create(const Splitter *s) {
     state->match = pcre2_match_data_create(1, NULL);
     state->context = pcre2_match_context_create(NULL);
     CHECK(state->match && state->context);
-    /* The patterns backtrack over one run of characters at most, so the limits would only refuse long runs.
-     */
+    /* The patterns backtrack over at most one run of characters, so limits would only refuse long runs. */
     pcre2_set_match_limit(state->context, UINT32_MAX);
     pcre2_set_heap_limit(state->context, UINT32_MAX);
     bool compiled = false;
@@ -314,10 +312,10 @@ static bool is_small(char c) { return (unsigned char)(c - 'a') < 26; }
 
 static bool is_capital(char c) { return (unsigned char)(c - 'A') < 26; }
 
-/* Nearly all of most text is an optional space and ASCII letters, up to another ASCII character. In every
- * whole pattern that is a piece, so it needs no regular expression; where case matters, if it is capitals and
- * then small letters. A character beyond ASCII may be a letter or a mark that goes on with the word. Returns
- * `from` where none of that is sure. */
+/* Most of most text is an optional space and ASCII letters, followed by another ASCII character. In every
+ * whole pattern that is a pre-token (where case matters, if it is capitals and then small letters), so it
+ * needs no regular expression. A non-ASCII character may be a letter or mark that continues the word. Returns
+ * `from` if nothing is certain. */
 static size_t plain_word(Words words, const char *text, size_t length, size_t from) {
     size_t letters = from + (text[from] == ' '), i = letters;
     if (words == WORDS_LETTERS) {
@@ -330,7 +328,7 @@ static size_t plain_word(Words words, const char *text, size_t length, size_t fr
     return words == WORDS_SUFFIXED && i < length && text[i] == '\'' ? from : i;
 }
 
-/* The first match in text[from, length), which the step takes for the whole text. False: none. */
+/* The first match in text[from, length), which counts as the whole text. *found false: none. */
 static ErrorCode find_match(const SplitStep *s, SplitState *state, const char *text, size_t length,
                             size_t from, bool *found, Error *err) {
     PCRE2_SPTR subject = (PCRE2_SPTR)text + from;
@@ -340,15 +338,16 @@ static ErrorCode find_match(const SplitStep *s, SplitState *state, const char *t
                  : pcre2_match(s->code, subject, left, 0, PCRE2_NO_UTF_CHECK, state->match, state->context);
     *found = rc >= 0;
     if (rc >= 0 || (rc == PCRE2_ERROR_NOMATCH && !s->whole)) return OK;
-    /* Every character is a letter, a digit, white space or something else: a whole pattern matches. */
+    /* Every character is a letter, a digit, white space or something else, so a whole pattern matches. */
     return error_set(err, ERR_INTERNAL, "PCRE2 found no piece at byte %zu of a text of %zu bytes (code %d)",
                      from, length, rc);
 }
 
-/* The step's piece from `from` on within a piece that ends at `limit`. */
+/* The step's pre-token that starts at `from`, within a pre-token of the previous step that ends at
+ * `limit`. */
 static ErrorCode next_pre_token(const SplitStep *s, SplitState *state, SplitLevel *l, const char *text,
                                 size_t limit, size_t from, Error *err) {
-    if (l->from == from && l->to > from) { /* the match that the last piece ended before */
+    if (l->from == from && l->to > from) { /* the match that follows the previous pre-token */
         l->end = l->to;
         return OK;
     }
@@ -364,8 +363,8 @@ static ErrorCode next_pre_token(const SplitStep *s, SplitState *state, SplitLeve
                      limit);
 }
 
-/* A step's piece ends where one of each step after it ends, so whichever are used up at `from` are found
- * anew, outermost first. */
+/* Where a step's pre-token ends, one of every later step ends too. So all steps whose pre-token ends at
+ * `from` search again, outermost first. */
 ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, size_t length, size_t from,
                      size_t *end, Error *err) {
     *end = length;
@@ -379,8 +378,8 @@ ErrorCode split_next(const Splitter *s, SplitState *state, const char *text, siz
     return OK;
 }
 
-/* In every pattern a piece that has a character other than white space ends before a space, looks no further,
- * and begins without regard to what came before. */
+/* In every pattern, a pre-token with a character other than white space ends before a space, looks no
+ * further, and starts without regard to what precedes it. */
 size_t split_cut(const char *text, size_t length) {
     for (size_t i = length; i-- > 1;) {
         if (text[i] == ' ' && text[i - 1] > ' ' && text[i - 1] < 0x7F) return i;

@@ -19,35 +19,36 @@
 #include "base/text.h"
 
 #define SPECIAL_NAME 64
-/* Each split of a token is looked up, so the work grows with the square of its length. The longest in use has
- * 128 bytes. */
+/* Each split of a token is looked up, so the work is quadratic in its length. The longest in use has 128
+ * bytes. */
 #define LONGEST_TOKEN 2048
 
 typedef struct RankLine {
-    char *bytes; /* into the decoded copy of the file */
+    char *bytes; /* points into the decoded copy of the file */
     size_t length;
     int64_t rank;
-    const char *base64; /* [base64_length], into the file */
+    const char *base64; /* [base64_length], points into the file */
     size_t base64_length;
 } RankLine;
 
-/* Special tokens with ids in a row: "<|name|>", or `count` of them, "<|name0|>" and on, from `first`. */
+/* Special tokens with consecutive ids: "<|name|>", or `count` of them, "<|name0|>" etc., starting from
+ * `first`. */
 typedef struct SpecialRun {
-    int at; /* id of the first, from the end of the ranks */
+    int at; /* id of the first, relative to the end of the ranks */
     const char *name;
     int count, first;
 } SpecialRun;
 
 typedef struct RankKind {
     const char *name;
-    const char *sha256; /* of the published file; NULL: another kind's, or of no one file */
+    const char *sha256; /* of the published file; NULL: it shares another kind's file, or has no single one */
     Pattern pattern;
-    bool form_c; /* text is put into NFC first */
-    int holes;   /* ranks that the file leaves out, which special tokens have */
+    bool form_c; /* text is normalized to NFC first */
+    int holes;   /* ranks that are missing from the file, and belong to special tokens */
     const SpecialRun *specials;
 } RankKind;
 
-/* By hand, since libraries skip what they do not know, and a wrong digit here is a wrong token. */
+/* Implemented here, since libraries skip unknown characters, and a wrong digit would be a wrong token. */
 static int base64_digit(char c) {
     if (c >= 'A' && c <= 'Z') return c - 'A';
     if (c >= 'a' && c <= 'z') return c - 'a' + 26;
@@ -55,7 +56,8 @@ static int base64_digit(char c) {
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Strict: four characters a group, '=' at the end only. Returns the bytes written, 0 when malformed. */
+/* Strict: groups of four characters, '=' only at the end. Returns the number of bytes written, 0 if
+ * malformed. */
 static size_t base64_decode(const char *text, size_t length, char *out) {
     if (length == 0 || length % 4 != 0) return 0;
     size_t padding = text[length - 1] != '=' ? 0 : text[length - 2] != '=' ? 1 : 2;
@@ -73,7 +75,7 @@ static size_t base64_decode(const char *text, size_t length, char *out) {
     return n;
 }
 
-/* Digits only, at most nine of them; -1 otherwise. Nine digits fit an id of 32 bits whatever they are. */
+/* At most nine digits, which fit an id of 32 bits; -1 otherwise. */
 static int64_t parse_rank(const char *text, size_t length) {
     if (length == 0 || length > 9) return -1;
     int64_t rank = 0;
@@ -84,7 +86,7 @@ static int64_t parse_rank(const char *text, size_t length) {
     return rank;
 }
 
-/* The line's number is in each message: these files have 128,000 lines that look alike. */
+/* Messages have the line number, since these files have 128,000 similar lines. */
 static ErrorCode read_line(RankLine *line, const char *where, size_t number, const char *text, size_t length,
                            char *out, Error *err) {
     const char *space = memchr(text, ' ', length);
@@ -114,7 +116,7 @@ static size_t count_lines(const char *data, size_t length) {
     return lines;
 }
 
-/* Decodes all lines; blank ones are skipped. `decoded` has room for the whole file. */
+/* Decodes all lines, skipping blank ones. `decoded` has space for the whole file. */
 static ErrorCode read_lines(const char *where, const char *data, size_t length, RankLine *lines,
                             size_t *count, char *decoded, Error *err) {
     size_t number = 0;
@@ -148,7 +150,7 @@ static const SpecialRun harmony_specials[] = {{0, "startoftext", 0, 0}, {1, "end
                                               {9, "end", 0, 0},         {10, "message", 0, 0},
                                               {14, "call", 0, 0},       {1089, "reserved_201087", 0, 0},
                                               {0, NULL, 0, 0}};
-/* Of Llama 3.1 and later. 3.0 had other names for tokens that it did not use. */
+/* Of Llama 3.1 and later. 3.0 had other names for unused tokens. */
 static const SpecialRun llama3_specials[] = {{0, "begin_of_text", 0, 0},
                                              {1, "end_of_text", 0, 0},
                                              {2, "reserved_special_token_", 2, 0},
@@ -199,8 +201,8 @@ static const SpecialRun qwen_specials[] = {{0, "endoftext", 0, 0},
                                            {0, NULL, 0, 0}};
 static const SpecialRun no_specials[] = {{0, NULL, 0, 0}};
 
-/* cl100k's own pattern cuts otherwise than Llama 3's where white space behind a newline ends a text. No
- * token of cl100k joins the two, so its ids are the same. */
+/* cl100k's own pattern differs from Llama 3's where white space after a newline ends a text. No token of
+ * cl100k joins the two, so its ids are the same. */
 static const RankKind kinds[] = {
     {"gpt2", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", PATTERN_GPT2, false, 0,
      gpt2_specials},
@@ -232,8 +234,8 @@ static int by_rank(const void *a, const void *b) {
     return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : 0;
 }
 
-/* As the published files are written: lines in the order of their ranks, newlines alone. So a copy with its
- * lines in another order, or with those of another system's ends, is known too. */
+/* Hashes the lines as published files have them: in the order of their ranks, with newlines only. So a copy
+ * with another order or other line ends is recognised too. */
 static void digest_lines(const RankLine *lines, size_t count, char out[65]) {
     Sha256 *h = sha256_start();
     uint8_t digest[32];
@@ -270,7 +272,7 @@ static ErrorCode find_kind(const char *where, const char *name, const char *dige
 
 /* ---- vocabulary ---- */
 
-/* Ids up to the last special one that have no name. */
+/* Names the unnamed ids before the last special token. */
 static ErrorCode fill_unnamed(Vocabulary *v, const char *where, int64_t from, int64_t to, Error *err) {
     char name[SPECIAL_NAME];
     for (int64_t id = from; id < to; id++) {
@@ -298,7 +300,7 @@ static ErrorCode put_specials(Vocabulary *v, const char *where, const RankKind *
     return fill_unnamed(v, where, end, last, err);
 }
 
-/* In place of the kind's, with the ids behind the ranks. */
+/* The configured special tokens, instead of the kind's, with ids after the ranks. */
 static ErrorCode put_named(Vocabulary *v, const char *where, const StringList *names, int64_t end,
                            Error *err) {
     for (size_t i = 0; i < names->count; i++)
@@ -307,7 +309,7 @@ static ErrorCode put_named(Vocabulary *v, const char *where, const StringList *n
     return OK;
 }
 
-/* What special tokens take at most: ids, and bytes of their names. */
+/* Upper bounds for special tokens: ids, and bytes of their names. */
 static void size_specials(const RankKind *kind, const StringList *names, size_t *ids, size_t *bytes) {
     *ids = names->count, *bytes = 0;
     for (size_t i = 0; i < names->count; i++) *bytes += strlen(names->items[i]);
@@ -320,8 +322,8 @@ static void size_specials(const RankKind *kind, const StringList *names, size_t 
     *bytes = *ids * SPECIAL_NAME;
 }
 
-/* Ranks must be the numbers from 0 without gaps but for those of the kind, in any order of lines: they are
- * ids, and the special ones follow behind. */
+/* Ranks must be the numbers from 0 without gaps, except for the kind's holes, in any order of lines: they are
+ * ids, and special tokens follow them. */
 static ErrorCode fill_vocabulary(Tokenizer *t, const char *where, const RankLine *lines, size_t count,
                                  const RankKind *kind, const StringList *names, Error *err) {
     size_t total = 0, more, bytes;
@@ -342,8 +344,8 @@ static ErrorCode fill_vocabulary(Tokenizer *t, const char *where, const RankLine
     return vocabulary_seal(v, where, err);
 }
 
-/* bpe_init wants rules by rank. Pairs only make the order, and with it the fingerprint, independent of
- * qsort. */
+/* bpe_init needs rules by rank. Comparing pairs as well makes the order, and with it the fingerprint,
+ * independent of qsort. */
 static int by_rank_and_pair(const void *a, const void *b) {
     const MergeRule *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
@@ -351,8 +353,7 @@ static int by_rank_and_pair(const void *a, const void *b) {
     return x->right < y->right ? -1 : x->right > y->right;
 }
 
-/* Two neighbours merge when their bytes together are a token, and its id is the rank: so each way to split a
- * token into two tokens is a rule. */
+/* Each split of a token into two tokens is a rule, whose rank is the id of the whole token. */
 static MergeRule *derive_rules(const Vocabulary *v, size_t total_bytes, size_t *count) {
     MergeRule *rules = mem_alloc_array(total_bytes + 1, sizeof *rules);
     size_t n = 0;
@@ -370,8 +371,8 @@ static MergeRule *derive_rules(const Vocabulary *v, size_t total_bytes, size_t *
     return rules;
 }
 
-/* whole_first is tiktoken's rule: a piece that is a token is not merged at all. It differs from merging
- * where a token's parts are not tokens. */
+/* whole_first is tiktoken's rule: a pre-token that is a token is not merged at all. That differs from merging
+ * where parts of a token are not tokens. */
 static ErrorCode build(Tokenizer *t, const char *where, const RankLine *lines, size_t count,
                        const RankKind *kind, const StringList *names, Error *err) {
     TRY(fill_vocabulary(t, where, lines, count, kind, names, err));
@@ -395,8 +396,8 @@ static ErrorCode check_forms(const RankKind *kind, const char *where, Error *err
         where);
 }
 
-/* Base64 never grows when it is decoded, so a buffer as long as the file holds all tokens; the vocabulary
- * copies what it keeps. */
+/* Decoding base64 never makes it longer, so a buffer as long as the file suffices; the vocabulary copies what
+ * it keeps. */
 ErrorCode tiktoken_read(Tokenizer *t, const char *where, const char *data, size_t length,
                         const TokenizerKeys *keys, Error *err) {
     RankLine *lines = mem_alloc_array(count_lines(data, length), sizeof *lines);

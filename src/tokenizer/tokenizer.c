@@ -32,7 +32,7 @@
 
 /* --- opening --- */
 
-/* The tokenizer that needs no file: 256 bytes and two bounds. */
+/* The tokenizer without a file: 256 bytes, BOS and EOS. */
 static ErrorCode open_bytes(Tokenizer *t, Error *err) {
     Vocabulary *v = &t->vocabulary;
     int32_t byte_ids[256];
@@ -53,17 +53,17 @@ static void hash_text(Sha256 *h, const char *text, size_t length) {
     sha256_add(h, text, length);
 }
 
-/* "gpt2", or several names with + between. */
+/* "gpt2", or several names joined by +. */
 static void describe_splits(const Tokenizer *t, Text *out) {
     text_puts(out, t->splits.count ? "" : pattern_name(PATTERN_NONE));
     for (int i = 0; i < t->splits.count; i++)
         text_printf(out, "%s%s", i ? "+" : "", pattern_name(t->splits.steps[i]));
 }
 
-/* It has a number of its own in the fingerprint, from when it was the one normalizer (K2). */
+/* NFC alone has a number of its own in the fingerprint, from when it was the only normalizer (K2). */
 static bool only_form_c(const Normalizer *n) { return n->count == 1 && n->steps[0].kind == NORMALIZE_NFC; }
 
-/* Lengths go before strings, so that no two normalizers are described alike. */
+/* Lengths precede strings, so that no two normalizers have the same description. */
 static void describe_normalizer(const Normalizer *n, Text *out) {
     if (n->count == 0 || only_form_c(n)) return;
     for (int i = 0; i < n->count; i++) {
@@ -76,8 +76,8 @@ static void describe_normalizer(const Normalizer *n, Text *out) {
     }
 }
 
-/* Texts of added tokens are in the vocabulary and hashed with it; what flags say is not. Sets with tokens of
- * both sides once gave other ids (tokenizer/added.c, A4), which caches may still hold. */
+/* Texts of added tokens are in the vocabulary and hashed with it; their flags are not. Sets with both lstrip
+ * and rstrip once gave other ids (tokenizer/added.c, A4), which caches may still hold. */
 static void describe_added(const AddedSet *set, Text *out) {
     bool left = false, right = false;
     for (size_t i = 0; i < set->count; i++) {
@@ -89,8 +89,8 @@ static void describe_added(const AddedSet *set, Text *out) {
     if (left && right) text_puts(out, "dropped");
 }
 
-/* What tokenizers have had only since there is more than byte-level ones with GPT-2's, Llama 3's and Qwen 2's
- * patterns; empty for those. */
+/* Describes features other than byte-level with the patterns of GPT-2, Llama 3 and Qwen 2; empty for those
+ * (K2). */
 static void describe_rest(const Tokenizer *t, Text *out) {
     describe_normalizer(&t->normalizer, out);
     describe_added(&t->added, out);
@@ -105,8 +105,8 @@ static bool needs_unicode(const Normalizer *n) {
     return needs;
 }
 
-/* Tokens in the order of their ids, which need not be hashed for that; then merges, two numbers of 32 bits
- * to a word. */
+/* Hashes tokens in the order of their ids, so that ids need not be hashed; then merges, two 32-bit numbers
+ * per word. */
 static void hash_tables(Sha256 *h, const Tokenizer *t) {
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
         const Token *token = &t->vocabulary.tokens[id];
@@ -120,8 +120,8 @@ static void hash_tables(Sha256 *h, const Tokenizer *t) {
     }
 }
 
-/* Over everything that decides ids, and nothing else: two files that spell the same tokenizer in two ways
- * have the same fingerprint. Versions of Unicode tables count, since pieces depend on them. */
+/* Hashes everything that decides ids, and nothing else: two spellings of the same tokenizer have the same
+ * fingerprint. Versions of Unicode tables count, since pre-tokens depend on them. */
 static void compute_fingerprint(const Tokenizer *t, int32_t bos, int32_t eos, char out[65]) {
     Sha256 *h = sha256_start();
     char version[32];
@@ -145,7 +145,7 @@ static void compute_fingerprint(const Tokenizer *t, int32_t bos, int32_t eos, ch
     sha256_hex(digest, out);
 }
 
-/* Could such a token lie across a cut, or what it takes along? */
+/* Whether an added token, or white space that it takes, could cross a cut. */
 static bool added_across(const AddedSet *set) {
     for (size_t i = 0; i < set->count; i++) {
         const AddedToken *a = &set->tokens[i];
@@ -158,16 +158,16 @@ static bool marks_spaces(const NormalizeStep *s) {
     return s->kind == NORMALIZE_REPLACE && strcmp(s->from, SPACE_MARK) == 0;
 }
 
-/* Forms leave an ASCII character before a space alone, and so does making U+2581 a space. Other steps look at
- * the ends of a text or could join what lies on both sides. */
+/* Unicode forms do not change an ASCII character before a space, and neither does replacing U+2581 by a
+ * space. Other steps depend on the ends of a text or could join both sides. */
 static bool normalizes_across(const Normalizer *n) {
     for (int i = 0; i < n->count; i++)
         if (n->steps[i].kind > NORMALIZE_NFKD && !marks_spaces(&n->steps[i])) return true;
     return false;
 }
 
-/* A cut falls before a space, behind a printable ASCII character (split_cut). What a prefix would be put
- * before has a space there already, so prefixes do no harm. */
+/* A cut is before a space and after a printable ASCII character (split_cut). Prefixes do no harm: a section
+ * that begins with a space gets none. */
 static bool cuts_unsafe(const Tokenizer *t) {
     if (added_across(&t->added) || added_across(&t->added_normalized) || normalizes_across(&t->normalizer))
         return true;
@@ -175,7 +175,8 @@ static bool cuts_unsafe(const Tokenizer *t) {
     return t->bpe.count > 0 && !splits_end_at_spaces(&t->splits);
 }
 
-/* A newline within the token that could be a lone one of a text: Gemma's tokens of newlines have none. */
+/* Whether the token contains a newline that could be a lone one in a text; Gemma's tokens of newlines do
+ * not. */
 static bool holds_lone_newline(const AddedToken *a) {
     for (size_t i = 0; i + 1 < a->length; i++) {
         bool before = i == 0 || !strchr(BLANKS, a->text[i - 1]);
@@ -184,7 +185,7 @@ static bool holds_lone_newline(const AddedToken *a) {
     return false;
 }
 
-/* Is a space put before each section, also behind an added token? */
+/* Whether a space is put before each section, also after an added token. */
 static bool prefixes_sections(const Tokenizer *t) {
     bool prefixes = t->prefix == PREFIX_ALWAYS;
     for (int i = 0; i < t->normalizer.count; i++)
@@ -192,8 +193,8 @@ static bool prefixes_sections(const Tokenizer *t) {
     return prefixes;
 }
 
-/* Could an added token lie across a lone newline, or take along the newline that ends the part before? Or
- * take that newline as its end, so that the next part is a section with a space before it? */
+/* Whether an added token could cross a lone newline, or take the newline that ends the previous chunk; or end
+ * with that newline, so that the next chunk begins a section and gets a space. */
 static bool added_across_newline(const Tokenizer *t, const AddedSet *set) {
     bool prefixes = prefixes_sections(t);
     for (size_t i = 0; i < set->count; i++) {
@@ -204,7 +205,7 @@ static bool added_across_newline(const Tokenizer *t, const AddedSet *set) {
     return false;
 }
 
-/* Does some merge join a newline to what may stand behind a lone one? */
+/* Whether some merge joins a newline to what may follow a lone one. */
 static bool joins_newline(const Tokenizer *t) {
     for (size_t i = 0; i < t->bpe.count; i++) {
         const Token *left = &t->vocabulary.tokens[t->bpe.rules[i].left],
@@ -214,8 +215,8 @@ static bool joins_newline(const Tokenizer *t) {
     return false;
 }
 
-/* Long documents are read in parts (data/corpus.h). Their ids are those of the whole if nothing reaches
- * across the newline between two parts. */
+/* Whether anything crosses the newline between two chunks of a long document (data/corpus.h). If not, the
+ * chunks together have the ids of the whole. */
 static bool reaches_across_newline(const Tokenizer *t) {
     if (added_across_newline(t, &t->added) || added_across_newline(t, &t->added_normalized)) return true;
     for (int i = 0; i < t->normalizer.count; i++) {
@@ -226,9 +227,9 @@ static bool reaches_across_newline(const Tokenizer *t) {
     return t->bpe.count > 0 && !splits_end_at_newlines(&t->splits);
 }
 
-/* Where no merge puts a space behind some byte, text may be cut between the two before it is merged: a token
- * across that place would have come of such a merge. SentencePiece keeps words apart, so in practice that
- * is every place before a space, and a whole document need not be merged as one piece. */
+/* If no merge joins a byte to a following space, text may be cut between the two before merging: a token
+ * across that border could only come from such a merge. SentencePiece separates words, so in practice this
+ * holds before every space, and a whole document need not be merged as one pre-token. */
 static void find_joins(Tokenizer *t) {
     for (int c = 0; c < 128; c++) t->ascii_ids[c] = vocabulary_find(&t->vocabulary, &(char){(char)c}, 1);
     for (size_t i = 0; i < t->bpe.count; i++) {
@@ -244,8 +245,8 @@ static bool is_put(const AddedSet *set, int32_t id) {
     return false;
 }
 
-/* For text whose special tokens count. Readers of files that have no list of added tokens put none: then the
- * special ones of the vocabulary are all there is. */
+/* Sets for text in which special tokens count. Readers of files without a list of added tokens fill none;
+ * then the special tokens of the vocabulary are used. */
 static void fill_chat_sets(Tokenizer *t) {
     added_copy_all(&t->chat, &t->added);
     added_copy_all(&t->chat_normalized, &t->added_normalized);
@@ -257,7 +258,8 @@ static void fill_chat_sets(Tokenizer *t) {
     }
 }
 
-/* `tokenizers` looks for some tokens when spaces are U+2581 already. A Metaspace writes those later. */
+/* `tokenizers` matches some tokens after spaces have become U+2581. A Metaspace replaces spaces only
+ * later. */
 static void seal_added_sets(Tokenizer *t) {
     AddedSet *sets[] = {&t->added, &t->chat, &t->added_normalized, &t->chat_normalized};
     for (int i = 0; i < t->normalizer.count; i++)
@@ -266,7 +268,7 @@ static void seal_added_sets(Tokenizer *t) {
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) added_seal(sets[i]);
 }
 
-/* What follows from what the reader filled in. */
+/* Derives everything from what the reader has filled in. */
 static ErrorCode finish_opening(Tokenizer *t, Error *err) {
     TRY(splitter_create(&t->splitter, &t->splits, err));
     fill_chat_sets(t);
@@ -281,7 +283,7 @@ static ErrorCode finish_opening(Tokenizer *t, Error *err) {
     return OK;
 }
 
-/* Readers fill what they know; bounds are -1 until one is found. */
+/* Readers fill in what they know; BOS and EOS are -1 until found. */
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = mem_alloc(sizeof *t);
     t->bos = t->eos = t->pad = -1;
@@ -289,7 +291,7 @@ static Tokenizer *tokenizer_new(void) {
     return t;
 }
 
-/* Hands out a tokenizer that was filled, or frees it. `config` may be NULL. */
+/* Returns the finished tokenizer in *out, or frees it after a failure. `config` may be NULL. */
 static ErrorCode hand_out(Tokenizer **out, Tokenizer *t, const char *where, const cJSON *config,
                           const TokenizerKeys *keys, ErrorCode code, Error *err) {
     if (code == OK) code = tokenizer_set_bounds(t, where, config, keys, err);
@@ -302,7 +304,7 @@ static ErrorCode hand_out(Tokenizer **out, Tokenizer *t, const char *where, cons
     return code;
 }
 
-/* A tiktoken file begins with base64, which has neither bracket. */
+/* A tiktoken file begins with base64, which has no brackets. */
 static bool looks_like_json(const char *data, size_t length) {
     size_t i = 0;
     while (i < length && strchr(" \t\r\n", data[i]) && data[i]) i++;
@@ -326,8 +328,7 @@ ErrorCode tokenizer_parse(Tokenizer **out, const char *where, const char *data, 
     return tokenizer_parse_as(out, where, data, length, &(TokenizerKeys){0}, err);
 }
 
-/* Files of hundreds of megabytes are no tokenizers: the limit keeps a mistaken path (a model, a corpus)
- * from being read to its end. */
+/* The size limit keeps a mistaken path (a model, a corpus) from being read to its end. */
 static ErrorCode read_file(Tokenizer *t, const char *spec, const TokenizerKeys *keys, Error *err) {
     char *path = file_is_dir(spec) ? path_join(spec, "tokenizer.json") : mem_strdup(spec);
     char *data = NULL;
@@ -356,7 +357,7 @@ ErrorCode tokenizer_open(Tokenizer **out, const char *spec, Error *err) {
     return tokenizer_open_as(out, spec, &(TokenizerKeys){0}, err);
 }
 
-/* NULL is fine, and so is what a reader left half filled: the rest is zero. */
+/* NULL is fine, and so is a tokenizer that a reader left half filled: the rest is zero. */
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     state_pool_free(t->pool);
@@ -372,7 +373,7 @@ void tokenizer_free(Tokenizer *t) {
     free(t);
 }
 
-/* --- facts --- */
+/* --- properties --- */
 
 int32_t tokenizer_vocab_size(const Tokenizer *t) { return t->vocabulary.count; }
 
@@ -387,8 +388,7 @@ const int32_t *tokenizer_ends(const Tokenizer *t, int *count) {
     return t->ends;
 }
 
-/* By going through all tokens: it is asked a few times a run, and special ones are in no index
- * (vocabulary.h). */
+/* A linear search: it is called a few times per run, and no index has special tokens (vocabulary.h). */
 int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     size_t length = strlen(name);
     for (int32_t id = 0; id < t->vocabulary.count; id++) {
@@ -417,7 +417,7 @@ bool tokenizer_same_ids(const Tokenizer *a, const Tokenizer *b) {
     return strcmp(of_a, of_b) == 0;
 }
 
-/* NULL for an id outside the vocabulary. The bytes are the tokenizer's. */
+/* NULL for an id outside the vocabulary. The tokenizer owns the bytes. */
 const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length) {
     *length = 0;
     if (id < 0 || id >= t->vocabulary.count) return NULL;
@@ -427,7 +427,7 @@ const char *tokenizer_token_bytes(const Tokenizer *t, int32_t id, size_t *length
 
 /* --- lists of ids --- */
 
-/* Half more at least, so that adding ids one by one stays linear in their number. */
+/* Grows by at least half, so that adding ids one by one is linear. */
 void token_list_reserve(TokenList *list, size_t more) {
     if (list->capacity - list->count >= more) return;
     size_t wanted = list->count + more, bytes;
@@ -446,7 +446,7 @@ void token_list_free(TokenList *list) {
 
 /* --- decoding and saving --- */
 
-/* Only spaces that encoding may have put there: those at the front of the first token. */
+/* Drops only spaces that encoding may have added: those at the start of the first token. */
 const char *tokenizer_token_text(const Tokenizer *t, int32_t id, bool first, size_t *length) {
     const char *bytes = tokenizer_token_bytes(t, id, length);
     for (int i = 0; first && bytes && i<t->drops_spaces && * length> 0 && *bytes == ' '; i++)
@@ -454,7 +454,7 @@ const char *tokenizer_token_text(const Tokenizer *t, int32_t id, bool first, siz
     return bytes;
 }
 
-/* Appends; what came before a bad id stays in `out`. */
+/* Appends; what precedes a bad id stays in `out`. */
 ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count, Text *out, Error *err) {
     for (size_t i = 0; i < count; i++) {
         size_t length;
@@ -468,8 +468,8 @@ ErrorCode tokenizer_decode(const Tokenizer *t, const int32_t *ids, size_t count,
     return OK;
 }
 
-/* A file that came as tokenizer.json is written as it was: what weft does not read (post-processors,
- * truncation) stays for those who do. */
+/* A tokenizer.json is written back unchanged: what weft does not read (post-processors, truncation) stays for
+ * other readers. */
 ErrorCode tokenizer_save(const Tokenizer *t, const char *path, Error *err) {
     if (t->source) return file_write_atomic(path, t->source, t->source_length, err);
     Text out = {0};

@@ -1,7 +1,7 @@
-/* No tokenizer.json says which token ends a text. In order of precedence, these decide:
+/* BOS, EOS and padding token. A tokenizer.json does not define them. In order of precedence, these do:
  *
  *     the keys tokenizer.bos, tokenizer.eos and tokenizer.pad of the configuration
- *     tokenizer_config.json beside the tokenizer: bos_token, eos_token, pad_token
+ *     tokenizer_config.json next to the tokenizer: bos_token, eos_token, pad_token
  *     names in use, of which a vocabulary may have several; the names of base models come first
  *
  *  B1. A name that the vocabulary lacks is an error: otherwise another token would silently end texts.
@@ -61,7 +61,7 @@ const char *tokenizer_config_token(const cJSON *config, const char *name) {
     return cJSON_IsString(item) && item->valuestring[0] ? item->valuestring : NULL;
 }
 
-/* ---- bounds ---- */
+/* ---- BOS, EOS and padding ---- */
 
 static bool is_among(const char *name, const char *const *names) {
     while (*names && strcmp(*names, name) != 0) names++;
@@ -74,7 +74,7 @@ static int32_t usual_token(const Tokenizer *t, const char *const *names) {
     return id;
 }
 
-/* Special ones first: the text of one may be spelled by others too. */
+/* Special tokens first, since other tokens may have the same text. */
 static int32_t token_of(const Tokenizer *t, const char *text) {
     int32_t id = tokenizer_special(t, text);
     for (int kind = NAME_TEXT; id < 0 && kind <= NAME_LITERAL; kind++)

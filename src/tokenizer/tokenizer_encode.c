@@ -10,13 +10,13 @@
  *      them continues the same text: no space is put before it.
  *  E3. A state caches the ids of short pre-tokens, which repeat; that never changes a result.
  *
- *   encode_text            runs of valid UTF-8; bytes that are none           --> encode_pre_token
- *     encode_around          added tokens of raw text                         --> their ids
+ *   encode_text            runs of valid UTF-8; other bytes               --> encode_pre_token
+ *     encode_around          added tokens of raw text                      --> their ids
  *       encode_raw             the normalizer
- *         encode_normalized      added tokens of normalized text              --> their ids
- *           encode_section         U+2581 and the space that is put before
+ *         encode_normalized      added tokens of normalized text           --> their ids
+ *           encode_section         U+2581, and the space before a section
  *             encode_split           patterns, or words with byte fallback
- *               encode_pre_token           ids remembered, or else merged         --> ids */
+ *               encode_pre_token       cached ids, or else merging         --> ids */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,14 +25,14 @@
 #include "tokenizer/tokenizer_internal.h"
 #include "tokenizer/utf8.h"
 
-/* --- pieces remembered --- */
+/* --- cache of pre-tokens --- */
 
-#define MEMORY_SLOTS 16384 /* of 64 bytes: 1 MiB, which stays in a core's second-level cache */
+#define MEMORY_SLOTS 16384 /* of 64 bytes: 1 MiB, which fits a core's L2 cache */
 #define MEMORY_BYTES 22
 #define MEMORY_IDS 10
 
 typedef struct Remembered {
-    uint8_t length, count; /* length 0: nothing here */
+    uint8_t length, count; /* length 0: empty */
     char bytes[MEMORY_BYTES];
     int32_t ids[MEMORY_IDS];
 } Remembered;
@@ -40,10 +40,10 @@ typedef struct Remembered {
 typedef struct EncodeState {
     struct EncodeState *next;
     SplitState *split;
-    Remembered *memory; /* [MEMORY_SLOTS]; a newer piece takes the place of an older one */
+    Remembered *memory; /* [MEMORY_SLOTS]; a new pre-token overwrites the old one in its slot */
 } EncodeState;
 
-/* As many states come to be as threads encode at a time; they live as long as the tokenizer. */
+/* There are as many states as threads that have encoded at a time. They live as long as the tokenizer. */
 static EncodeState *state_borrow(const Tokenizer *t) {
     pthread_mutex_lock(&t->pool->lock);
     EncodeState *state = t->pool->idle;
@@ -56,7 +56,7 @@ static EncodeState *state_borrow(const Tokenizer *t) {
     return state;
 }
 
-/* Put back at the front, so that few threads use few states, whose memory is warm. */
+/* Puts the state at the front, so that few threads use few states, whose memory is warm. */
 static void state_return(StatePool *pool, EncodeState *state) {
     pthread_mutex_lock(&pool->lock);
     state->next = pool->idle;
@@ -64,7 +64,7 @@ static void state_return(StatePool *pool, EncodeState *state) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* The pool is apart from the tokenizer, which is constant to those who encode. */
+/* The pool is separate from the tokenizer, which is constant while encoding. */
 StatePool *state_pool_create(void) {
     StatePool *pool = mem_alloc(sizeof *pool);
     pthread_mutex_init(&pool->lock, NULL);
@@ -83,14 +83,14 @@ void state_pool_free(StatePool *pool) {
     free(pool);
 }
 
-/* Room grows by half, so that a document costs a few allocations however long it is. */
+/* Grows by half, so that a document costs a few allocations, however long it is. */
 static void token_list_add(TokenList *list, const int32_t *ids, size_t count) {
     token_list_reserve(list, count);
     memcpy(list->ids + list->count, ids, count * sizeof *ids);
     list->count += count;
 }
 
-/* --- pieces --- */
+/* --- pre-tokens --- */
 
 typedef struct Encoding {
     const Tokenizer *t;
@@ -98,13 +98,13 @@ typedef struct Encoding {
     TokenList *out;
     bool begins;  /* the section begins the text */
     bool goes_on; /* the section follows other text of its document, not an added token */
-    bool chat;    /* special tokens count, and TOKENIZER_CUT is a cut */
+    bool chat;    /* special tokens become their ids, and TOKENIZER_CUT is a cut */
     Error *err;
 } Encoding;
 
 static void add_id(Encoding *e, int32_t id) { token_list_add(e->out, &id, 1); }
 
-/* The tokens that a piece of characters starts as; room for one a byte. */
+/* The initial tokens of a pre-token of characters. `out` has space for one per byte. */
 static size_t start_characters(const Tokenizer *t, const char *text, size_t length, int32_t *out) {
     size_t n = 0;
     for (size_t i = 0, bytes; i < length; i += bytes) {
@@ -122,8 +122,7 @@ static size_t start_characters(const Tokenizer *t, const char *text, size_t leng
     return n;
 }
 
-/* whole_first is Llama 3's rule (ignore_merges): a piece that is a token as it stands is that token,
- * whatever merging would have made of it. */
+/* whole_first is Llama 3's rule (ignore_merges): a pre-token that is itself a token is not merged. */
 static int32_t whole_pre_token(const Tokenizer *t, const char *text, size_t length) {
     return t->whole_first && length <= t->longest ? vocabulary_find(&t->vocabulary, text, length) : -1;
 }
@@ -134,7 +133,8 @@ static ErrorCode encode_pre_token_afresh(Encoding *e, const char *text, size_t l
         return error_set(e->err, ERR_DATA,
                          "a piece of text of %zu bytes without any break cannot be tokenized", length);
     }
-    /* Without space_splits these are parts of a piece, which encode_words looked up as a whole. */
+    /* Without space_splits this is a segment of a pre-token, which encode_words has already looked up as a
+     * whole. */
     int32_t whole = t->characters && !t->space_splits ? -1 : whole_pre_token(t, text, length);
     if (whole >= 0) {
         add_id(e, whole);
@@ -147,8 +147,8 @@ static ErrorCode encode_pre_token_afresh(Encoding *e, const char *text, size_t l
     return OK;
 }
 
-/* A piece is remembered in one place only, by its hash: no search, no order of age. Common pieces come
- * back soon enough after a rare one took their place. */
+/* A pre-token has only one possible slot, by its hash, without search or age. Common pre-tokens soon return
+ * after a rare one has overwritten them. */
 static ErrorCode encode_pre_token(Encoding *e, const char *text, size_t length) {
     if (length > MEMORY_BYTES) return encode_pre_token_afresh(e, text, length);
     Remembered *r = &e->state->memory[hash64(text, length) % MEMORY_SLOTS];
@@ -167,7 +167,7 @@ static ErrorCode encode_pre_token(Encoding *e, const char *text, size_t length) 
     return OK;
 }
 
-/* Without merges each byte is its token: no patterns, no memory, one pass. */
+/* Without merges each byte is its token: no patterns, no cache, one pass. */
 static ErrorCode encode_bytes(Encoding *e, const char *text, size_t length) {
     token_list_reserve(e->out, length);
     int32_t *ids = e->out->ids + e->out->count;
@@ -176,7 +176,7 @@ static ErrorCode encode_bytes(Encoding *e, const char *text, size_t length) {
     return OK;
 }
 
-/* Up to the next space that no merge joins to what is before it. */
+/* Up to the next space that no merge joins to what precedes it. */
 static size_t word_end(const Tokenizer *t, const char *text, size_t length, size_t from) {
     for (size_t i = from + 1; i < length; i++) {
         const char *space = memchr(text + i, ' ', length - i);
@@ -187,8 +187,8 @@ static size_t word_end(const Tokenizer *t, const char *text, size_t length, size
     return length;
 }
 
-/* Segments of an unsplit piece are remembered like pieces: what a segment becomes does not depend on its
- * neighbours, or it would not have been cut there. */
+/* Segments of an unsplit pre-token are cached like pre-tokens: the ids of a segment do not depend on its
+ * neighbours, otherwise it would not have been cut there. */
 static ErrorCode encode_words(Encoding *e, const char *text, size_t length) {
     int32_t whole = e->t->space_splits ? -1 : whole_pre_token(e->t, text, length);
     if (whole >= 0) {
@@ -219,8 +219,8 @@ static bool wants_prefix(const Encoding *e, const char *text) {
     return e->t->prefix == PREFIX_ALWAYS || (e->t->prefix == PREFIX_FIRST && e->begins);
 }
 
-/* With U+2581 as a space where the tokenizer takes it for one, and with the prefix. Most text needs neither
- * and is not copied. */
+/* Replaces U+2581 by a space if the tokenizer does, and adds the prefix. Most text needs neither and is not
+ * copied. */
 static ErrorCode encode_section(Encoding *e, const char *text, size_t length) {
     const size_t mark = strlen(SPACE_MARK);
     const char *hit = e->t->marked ? memmem(text, length, SPACE_MARK, mark) : NULL;
@@ -257,15 +257,15 @@ static ErrorCode encode_around(Encoding *e, const AddedSet *set, const char *tex
     }
 }
 
-/* Tokens that are looked for after normalization see normalized text only, and text between those that
- * were found before it. */
+/* Tokens that are matched after normalization see only normalized text between tokens that were matched
+ * before. */
 static ErrorCode encode_normalized(Encoding *e, const char *text, size_t length) {
     const AddedSet *set = e->chat ? &e->t->chat_normalized : &e->t->added_normalized;
     return encode_around(e, set, text, length, encode_section);
 }
 
-/* Each section is normalized by itself, as in `tokenizers`: Prepend comes before each, Strip works on the
- * ends of each. */
+/* Normalizes each section by itself, as `tokenizers` does: Prepend applies to each, and Strip to the ends of
+ * each. */
 static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
     if (e->t->normalizer.count == 0) return encode_normalized(e, text, length);
     Text made = {0};
@@ -279,11 +279,11 @@ static ErrorCode encode_raw(Encoding *e, const char *text, size_t length) {
     return code;
 }
 
-/* Where a text stands: what goes on with another one gets nothing put before it, what stands behind an added
- * token may. */
+/* Position of a text. No space is put before text that continues other text; one may be put before text after
+ * an added token. */
 typedef enum TextPlace { TEXT_BEGINS, TEXT_GOES_ON, TEXT_BEHIND_TOKEN } TextPlace;
 
-/* Within the text of a template nothing but cuts is no UTF-8. */
+/* In rendered chat templates (e->chat) the only bytes that are not UTF-8 are cuts. */
 static ErrorCode encode_text(Encoding *e, const char *text, size_t length, TextPlace place) {
     const AddedSet *set = e->chat ? &e->t->chat : &e->t->added;
     for (size_t from = 0; from < length;) {
@@ -317,7 +317,7 @@ static const AddedToken *added_of(const AddedSet *set, int32_t id) {
     return NULL;
 }
 
-/* A token that takes the white space behind it along takes it from here, too. */
+/* If the preceding token takes following white space (rstrip), it takes that of this text too. */
 ErrorCode tokenizer_encode_chat(const Tokenizer *t, const char *text, size_t length, int32_t before,
                                 TokenList *out, Error *err) {
     const AddedSet *set = added_of(&t->chat, before) ? &t->chat : &t->chat_normalized;
@@ -332,7 +332,7 @@ ErrorCode tokenizer_encode_chat(const Tokenizer *t, const char *text, size_t len
 
 /* --- cuts --- */
 
-/* The same place as split_cut's, where no merge joins the space to what is before it. */
+/* The last cut of split_cut where no merge joins the space to what precedes it. */
 static size_t word_cut(const Tokenizer *t, const char *text, size_t length) {
     for (size_t cut = length; (cut = split_cut(text, cut)) > 0;) {
         if (t->space_splits || !t->joins_space[(unsigned char)text[cut - 1]]) return cut;

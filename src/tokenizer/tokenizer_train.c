@@ -43,12 +43,11 @@ typedef struct Candidate {
 } Candidate;
 
 typedef struct Learner {
-    WordTable tokens; /* token id = number of its bytes here */
+    WordTable tokens; /* token id = index here */
     MergeRule *rules;
     size_t rule_count, rule_capacity;
 
-    int32_t
-        *symbols; /* all words, one after the other; word w is symbols[starts[w]] and lengths[w] - 1 more */
+    int32_t *symbols; /* all words, one after the other; word w has lengths[w] symbols from starts[w] on */
     size_t *starts;
     uint32_t *lengths;
     int64_t *counts;
@@ -56,15 +55,15 @@ typedef struct Learner {
 
     Pair *pairs;
     size_t pair_count, pair_capacity;
-    size_t *slots; /* hash of pairs: number + 1, 0 is free; mask + 1 slots */
+    size_t *slots; /* hash of pairs: index + 1, 0 is free; mask + 1 slots */
     size_t mask;
     Candidate *heap;
     size_t heap_count, heap_capacity;
-    size_t *risen; /* pairs whose count rose during the present merge */
+    size_t *risen; /* pairs whose count rose during the current merge */
     size_t risen_count, risen_capacity;
 } Learner;
 
-/* Room for one more element of a growing array. */
+/* Makes space for one more element of a growing array. */
 static void *grow_for_one(void *array, size_t count, size_t *capacity, size_t each) {
     if (count < *capacity) return array;
     *capacity = *capacity ? *capacity * 2 : 256;
@@ -80,7 +79,7 @@ static bool before(const Candidate *a, const Candidate *b) {
     return a->right < b->right;
 }
 
-/* An entry is a copy of the count at this time. It may become too high, never too low (2). */
+/* An entry has the count at this time, which may become too high, but never too low (2). */
 static void heap_push(Learner *l, size_t pair) {
     const Pair *p = &l->pairs[pair];
     Candidate c = {p->count, p->left, p->right, pair};
@@ -112,7 +111,7 @@ static size_t pair_hash(int32_t left, int32_t right) {
     return (size_t)(key ^ key >> 32);
 }
 
-/* Pairs are never removed, so the new table is made of `pairs` alone. */
+/* Pairs are never removed, so the new table is built from `pairs` alone. */
 static void grow_pair_slots(Learner *l) {
     size_t slots = l->slots ? (l->mask + 1) * 2 : 4096;
     free(l->slots);
@@ -125,7 +124,7 @@ static void grow_pair_slots(Learner *l) {
     }
 }
 
-/* Number of the pair, which is made with count 0 where it is new. `pairs` may move. */
+/* Index of the pair; a new one gets count 0. `pairs` may move. */
 static size_t find_pair(Learner *l, int32_t left, int32_t right) {
     if (!l->slots || l->pair_count * 2 > l->mask) grow_pair_slots(l);
     size_t slot = pair_hash(left, right) & l->mask;
@@ -139,9 +138,9 @@ static size_t find_pair(Learner *l, int32_t left, int32_t right) {
     return l->pair_count - 1;
 }
 
-/* Words are added in the order in which they are gone through, so that comparing with the last one is
- * enough against doubles within one merge. A word may still be listed twice over several merges: then the
- * pair is no longer there the second time. */
+/* Words are processed in ascending order, so comparing with the last one prevents duplicates within one
+ * merge. A word may be listed twice over several merges; then the pair no longer occurs in it the second
+ * time. */
 static void count_up(Learner *l, int32_t left, int32_t right, uint32_t word) {
     size_t number = find_pair(l, left, right);
     Pair *p = &l->pairs[number];
@@ -160,7 +159,7 @@ static void count_up(Learner *l, int32_t left, int32_t right, uint32_t word) {
     l->risen[l->risen_count++] = number;
 }
 
-/* Silently: its entry in the heap is put right when it comes up. */
+/* The pair's entry in the heap is corrected when it reaches the top. */
 static void count_down(Learner *l, int32_t left, int32_t right, uint32_t word) {
     l->pairs[find_pair(l, left, right)].count -= l->counts[word];
 }
@@ -170,8 +169,7 @@ static int by_number(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* In the order of pairs, not in that in which they rose: entries of equal count and pair must not depend
- * on the order of words. */
+/* In the order of pairs, not in that in which they rose: the heap must not depend on the order of words. */
 static void push_risen(Learner *l) {
     if (l->risen_count > 1) qsort(l->risen, l->risen_count, sizeof *l->risen, by_number);
     for (size_t i = 0; i < l->risen_count; i++) {
@@ -183,9 +181,9 @@ static void push_risen(Learner *l) {
 
 /* --- merging --- */
 
-/* Replaces the pair everywhere in a word, from left to right, and counts what that did to the pairs around
- * it. In a run like o w o w the second occurrence takes back what the first one counted: (ow, o) rises,
- * then falls again for (ow, ow). */
+/* Replaces the pair everywhere in a word, from left to right, and updates the counts of the adjacent pairs.
+ * In a run like o w o w the second occurrence reverses what the first one counted: (ow, o) rises, then falls
+ * again in favour of (ow, ow). */
 static void merge_in_word(Learner *l, uint32_t word, int32_t left, int32_t right, int32_t result) {
     int32_t *s = l->symbols + l->starts[word];
     uint32_t n = l->lengths[word], kept = 0;
@@ -208,7 +206,7 @@ static void merge_in_word(Learner *l, uint32_t word, int32_t left, int32_t right
     l->lengths[word] = kept;
 }
 
-/* Token of the joined bytes. Another pair may have made it before. */
+/* The token of the joined bytes. Another pair may have made it before. */
 static int32_t join_tokens(Learner *l, int32_t left, int32_t right, Text *scratch) {
     Word a = l->tokens.words[left], b = l->tokens.words[right];
     text_clear(scratch);
@@ -217,8 +215,8 @@ static int32_t join_tokens(Learner *l, int32_t left, int32_t right, Text *scratc
     return (int32_t)word_table_find(&l->tokens, scratch->data, scratch->length);
 }
 
-/* The pair's words are freed: it has count 0 for good (3). `pairs` may move while words are gone through,
- * so its members are copied first. */
+/* The pair's words are freed, since its count stays 0 (3). `pairs` may move during the loop, so the pair's
+ * members are copied first. */
 static void merge_pair(Learner *l, size_t number, Text *scratch) {
     Pair p = l->pairs[number];
     int32_t result = join_tokens(l, p.left, p.right, scratch);
@@ -231,7 +229,7 @@ static void merge_pair(Learner *l, size_t number, Text *scratch) {
     push_risen(l);
 }
 
-/* Merges until there are `limit` tokens or no pairs. */
+/* Merges until there are `limit` tokens or no more pairs. */
 static void learn(Learner *l, size_t limit, Progress *progress) {
     Text scratch = {0};
     for (size_t i = 0; i < l->pair_count; i++) heap_push(l, i);
@@ -251,8 +249,8 @@ static void learn(Learner *l, size_t limit, Progress *progress) {
 
 /* --- before and after --- */
 
-/* Ids of the bytes are given in the order of the byte alphabet, as `tokenizers` gives them with
- * initial_alphabet; ties between pairs depend on it. */
+/* Bytes get ids in the order of the byte alphabet, as in `tokenizers` with initial_alphabet; ties between
+ * pairs depend on it. */
 static ErrorCode learner_init(Learner *l, const WordTable *words, Error *err) {
     *l = (Learner){0};
     if (words->count > UINT32_MAX)
@@ -296,7 +294,7 @@ static void learner_free(Learner *l) {
     free(l->risen);
 }
 
-/* The tokenizer.json of what was learned; reading it back makes the tokenizer, which proves the file. */
+/* Writes the result as tokenizer.json and reads it back to make the tokenizer, which also checks the file. */
 static ErrorCode make_tokenizer(Tokenizer **out, const Learner *l, const TokenizerTrainOptions *o,
                                 Pattern pattern, Error *err) {
     static const char where[] = "trained tokenizer";
@@ -338,7 +336,7 @@ static ErrorCode check_special(const TokenizerTrainOptions *o, size_t i, Error *
     return OK;
 }
 
-/* Before any text is read: counting may take an hour, and a bad name would be found at its end. */
+/* Checked before any text is read, since counting may take an hour. */
 static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern, Error *err) {
     *pattern = o->pattern ? pattern_by_name(o->pattern) : PATTERN_LLAMA3;
     if (*pattern == PATTERN_COUNT) {
@@ -359,8 +357,8 @@ static ErrorCode check_options(const TokenizerTrainOptions *o, Pattern *pattern,
     return OK;
 }
 
-/* Counting takes all threads and most of the time; learning is one thread's, since each merge depends on
- * the one before. */
+/* Counting uses all threads and takes most of the time. Learning uses one thread, since each merge depends on
+ * the previous one. */
 ErrorCode tokenizer_train(Tokenizer **t, const TokenizerTrainOptions *o, DocumentSource source, void *context,
                           Error *err) {
     *t = NULL;

@@ -10,11 +10,11 @@
 
 #include "base/text.h"
 
-/* Up to the first byte that begins no whole, valid character; all of the text where there is none. */
+/* Up to the first byte that begins no complete, valid character, or all of the text. */
 size_t utf8_valid_run(const char *text, size_t length) {
     size_t i = 0;
     while (i < length) {
-        /* Eight ASCII bytes at a time: most text is. */
+        /* Eight ASCII bytes at a time, since most text is ASCII. */
         uint64_t eight;
         while (length - i >= 8 && (memcpy(&eight, text + i, 8), (eight & 0x8080808080808080U) == 0)) i += 8;
         size_t bytes = text_utf8(text + i, length - i, NULL);
@@ -24,7 +24,7 @@ size_t utf8_valid_run(const char *text, size_t length) {
     return i;
 }
 
-/* Byte by byte to the next character, so that a broken one costs its own bytes and no neighbour. */
+/* Byte by byte to the next character, so that a broken character costs only its own bytes. */
 size_t utf8_invalid_run(const char *text, size_t length) {
     size_t i = 0;
     while (i < length && text_utf8(text + i, length - i, NULL) == 0) i++;
@@ -38,7 +38,7 @@ bool utf8_is_space(uint32_t code) {
            code == 0x205F || code == 0x3000;
 }
 
-/* Bytes, not characters, so that the caller can cut there. */
+/* Returns bytes, not characters, so that the caller can cut there. */
 size_t utf8_leading_space(const char *text, size_t length) {
     size_t i = 0;
     for (uint32_t code; i < length;) {
@@ -49,7 +49,7 @@ size_t utf8_leading_space(const char *text, size_t length) {
     return i;
 }
 
-/* Backwards: the lead byte of a character is the first that is no continuation (10xxxxxx). */
+/* Backwards: the lead byte of a character is the first that is not a continuation byte (10xxxxxx). */
 size_t utf8_trailing_space(const char *text, size_t length) {
     size_t end = length;
     while (end > 0) {

@@ -42,8 +42,8 @@ void vocabulary_free(Vocabulary *v) {
     *v = (Vocabulary){0};
 }
 
-/* The slot that holds these bytes, or the free one where they belong. Retired tokens stay in their slot, so
- * that the probe sequences through them stay whole. */
+/* The slot that holds these bytes, or the free one for them. Retired tokens stay in their slots, so that
+ * probe sequences through them stay intact. */
 static size_t slot_of(const Vocabulary *v, const char *bytes, size_t length, TokenName name) {
     for (size_t slot = hash64(bytes, length) & v->mask;; slot = (slot + 1) & v->mask) {
         int32_t id = v->slots[slot];
@@ -54,8 +54,8 @@ static size_t slot_of(const Vocabulary *v, const char *bytes, size_t length, Tok
     }
 }
 
-/* Refused are an id out of range or taken, an empty token and a name that is there already: each would make
- * two rows of one, or one of two. The bytes are copied. */
+/* Refuses an id that is out of range or taken, an empty token and an existing name: each would give two rows
+ * to one token, or one row to two. The bytes are copied. */
 ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const char *bytes, size_t length,
                          TokenKind kind, Error *err) {
     char shown[80];
@@ -94,7 +94,8 @@ ErrorCode vocabulary_set(Vocabulary *v, const char *where, int64_t id, const cha
     return OK;
 }
 
-/* count tokens with different ids below capacity: if one is beyond count, another is missing below. */
+/* There are `count` tokens with different ids below capacity: if one is beyond count, another is missing
+ * below. */
 ErrorCode vocabulary_seal(const Vocabulary *v, const char *where, Error *err) {
     for (int32_t id = 0; id < v->count; id++) {
         if (v->tokens[id].kind == TOKEN_NONE) {
@@ -124,8 +125,8 @@ int32_t vocabulary_find_name(const Vocabulary *v, TokenName name, const char *by
     return v->slots[slot_of(v, bytes, length, name)]; /* SLOT_EMPTY is -1 */
 }
 
-/* Also asked for each character that is no ASCII when SentencePiece's kind is encoded, so it is one hash
- * and mostly one comparison. */
+/* Also called for each non-ASCII character when a tokenizer of SentencePiece's kind encodes, so it costs one
+ * hash and usually one comparison. */
 int32_t vocabulary_find(const Vocabulary *v, const char *bytes, size_t length) {
     int32_t id = vocabulary_find_name(v, NAME_TEXT, bytes, length);
     return id >= 0 && v->tokens[id].kind != TOKEN_SPECIAL ? id : -1;

@@ -1,12 +1,12 @@
-/* Threads take turns reading the source: under a lock each copies the next stretch of text into its own
- * memory, then counts it into its own table. The tables are added up at the end. A long document is cut where
- * that changes no pre-token.
+/* Threads take turns reading the source: under a lock each copies the next block of text into its own memory,
+ * then counts it into its own table. The tables are added up at the end. A long document is cut where that
+ * changes no pre-token.
  *
- *   source --lock--> stretch of thread 0 --> table 0 --+
- *                    stretch of thread 1 --> table 1 --+--> words
- *                    stretch of thread 2 --> table 2 --+
+ *   source --lock--> block of thread 0 --> table 0 --+
+ *                    block of thread 1 --> table 1 --+--> words
+ *                    block of thread 2 --> table 2 --+
  *
- * The assignment of stretches to threads is random, and so is the order of the words. Counts are not, and
+ * The assignment of blocks to threads is random, and so is the order of the words. Counts are not, and
  * training depends on counts alone (tokenizer_train.c). */
 #include "tokenizer/word_count.h"
 
@@ -17,15 +17,15 @@
 #include "base/text.h"
 #include "tokenizer/utf8.h"
 
-/* Large enough that threads rarely meet at the lock, small enough that the last stretches keep all
- * threads busy. */
+/* Large enough that threads rarely wait for the lock, small enough that the last blocks keep all threads
+ * busy. */
 #define STRETCH ((size_t)1 << 20)
 
-/* Shared by all threads and touched within weft_word_feed alone, which is what makes `err` safe. */
+/* Shared by all threads, but accessed only in the critical section weft_word_feed, which makes `err` safe. */
 typedef struct Feed {
     DocumentSource source;
     void *context;
-    const char *text; /* rest of the present document */
+    const char *text; /* rest of the current document */
     size_t left;
     bool ended;
     ErrorCode code; /* first failure of any thread */
@@ -33,8 +33,8 @@ typedef struct Feed {
     Progress *progress;
 } Feed;
 
-/* Looks for a cut from the end of growing windows, so that text without one (a huge line) costs twice its
- * length at most. */
+/* Searches for a cut from the end of growing windows, so that text without one (a huge line) costs at most
+ * twice its length. */
 static size_t stretch_size(const char *text, size_t left) {
     for (size_t window = STRETCH; window < left; window *= 2) {
         size_t cut = split_cut(text, window);
@@ -43,7 +43,7 @@ static size_t stretch_size(const char *text, size_t left) {
     return left;
 }
 
-/* Next stretch into `out`; false at the end or after a failure. Called under the lock. */
+/* Copies the next block to `out`; false at the end or after a failure. Called under the lock. */
 static bool feed_next(Feed *f, Text *out) {
     text_clear(out);
     while (f->code == OK && !f->ended && f->left == 0) {
@@ -60,7 +60,7 @@ static bool feed_next(Feed *f, Text *out) {
     return true;
 }
 
-/* Of one thread. The splitter is constant and shared; what changes while it runs is in `state`. */
+/* State of one thread. The splitter is constant and shared; `state` is not. */
 typedef struct Counter {
     WordTable words;
     Splitter *splitter;
@@ -76,7 +76,7 @@ static ErrorCode count_pre_token(Counter *c, const char *text, size_t length, Er
     return OK;
 }
 
-/* Bytes that are no UTF-8 are pieces by themselves, exactly as when encoding: what is learned must fit
+/* Bytes that are not UTF-8 are pre-tokens by themselves, exactly as in encoding: what is learned must match
  * what will be encoded. */
 static ErrorCode count_stretch(Counter *c, const char *text, size_t length, Error *err) {
     for (size_t from = 0; from < length;) {
@@ -108,7 +108,7 @@ static void count_until_end(Counter *c, Feed *feed) {
     text_free(&stretch);
 }
 
-/* After a failure `words` holds what was counted up to then; the caller frees it either way. */
+/* After a failure `words` holds what was counted until then; the caller frees it in any case. */
 ErrorCode count_words(WordTable *words, Pattern pattern, int threads, DocumentSource source, void *context,
                       Progress *progress, Error *err) {
     Splitter *splitter;

@@ -20,7 +20,7 @@ typedef struct WordBlock {
     char bytes[];
 } WordBlock;
 
-/* The slot of the word, or the free one where it belongs. */
+/* The slot of the word, or the free one for it. */
 static size_t slot_of(const WordTable *t, const char *bytes, size_t length, uint64_t hash) {
     size_t slot = hash & t->mask;
     for (; t->slots[slot]; slot = (slot + 1) & t->mask) {
@@ -30,7 +30,7 @@ static size_t slot_of(const WordTable *t, const char *bytes, size_t length, uint
     return slot;
 }
 
-/* Order does not matter here: all words are different, so none is compared. */
+/* The order does not matter: all words are different, so none is compared. */
 static void grow_slots(WordTable *t) {
     size_t slots = t->slots ? (t->mask + 1) * 2 : 1024;
     free(t->slots);
@@ -43,7 +43,7 @@ static void grow_slots(WordTable *t) {
     }
 }
 
-/* What is left of a block when a word does not fit is given up; words are short and blocks a megabyte. */
+/* The rest of a block that a word does not fit into is wasted: words are short and blocks are a megabyte. */
 static const char *keep_bytes(WordTable *t, const char *bytes, size_t length) {
     WordBlock *block = t->blocks;
     if (!block || block->size - block->used < length) {
@@ -76,8 +76,8 @@ size_t word_table_find(WordTable *t, const char *bytes, size_t length) {
     return find_hashed(t, bytes, length, hash64(bytes, length));
 }
 
-/* Words of `other` come behind those that are here, in its order: adding up tables in a fixed order gives
- * a fixed order of words. */
+/* Words of `other` follow the existing ones in its order, so adding up tables in a fixed order gives a fixed
+ * order of words. */
 void word_table_absorb(WordTable *t, const WordTable *other) {
     for (size_t i = 0; i < other->count; i++) {
         const Word *word = &other->words[i];
