@@ -1,8 +1,8 @@
-/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a
- * run; and how a run treats its parameters.
+/* weft inspect: what is in a model file, a model directory, a checkpoint or the newest checkpoint of a run;
+ * and the parameter groups of a run.
  *
- * Nothing is believed that was not checked: a checkpoint is verified to the byte first, a model directory
- * by its headers and index, each value as it is read. Names come from files and are escaped. */
+ * Nothing is trusted unchecked: a checkpoint is first verified completely, a model directory by its headers
+ * and index, each value as it is read. Names come from files and are escaped. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +20,9 @@
 #include "plan/rank.h"
 #include "train/setup.h"
 
-/* What a directory is, is told by what lies in it: there is no other mark. */
-/* The directory or file that is meant: RUN and RUN/checkpoints stand for their newest checkpoint. In this
- * order: a file, a checkpoint or model directory as it is, a run, a directory of checkpoints. *path is the
- * caller's, after a failure too. */
+/* The directory or file for the operand: RUN and RUN/checkpoints mean their newest checkpoint. The content of
+ * a directory determines its kind. Tried in this order: a file, a checkpoint or model directory, a run, a
+ * directory of checkpoints. The caller frees *path, also after a failure. */
 static ErrorCode resolve(const char *operand, char **path, Error *err) {
     char *below;
     *path = mem_strdup(operand);
@@ -32,8 +31,8 @@ static ErrorCode resolve(const char *operand, char **path, Error *err) {
         return OK;
     TRY(checkpoint_own_directory(operand, &below, err));
     Checkpoint c;
-    /* Not for resuming only: weights alone are enough to be looked at. Opening verifies; what is opened is
-     * closed again, since the path is all that the rest needs. */
+    /* Accepts checkpoints with weights only. Opening verifies; the checkpoint is closed again, since only its
+     * path is needed. */
     ErrorCode code = checkpoint_open(&c, file_is_dir(below) ? below : operand, false, err);
     if (code == OK) {
         free(*path);
@@ -64,7 +63,7 @@ static void print_mixers(const ModelConfig *c) {
     text_free(&text);
 }
 
-/* Known sizes are named: "the shape of Llama 3.2 1B" says more than its numbers. */
+/* Names known sizes: "the shape of Llama 3.2 1B" says more than its numbers. */
 static void print_shape(const ModelConfig *c) {
     char count[32];
     const PublishedSize *known = family_published(c);
@@ -79,7 +78,7 @@ static void print_shape(const ModelConfig *c) {
     print_mixers(c);
 }
 
-/* A model of another family is well formed all the same; what is not JSON is not. */
+/* A config.json of an unknown family is accepted; one that is not JSON is an error. */
 static ErrorCode describe_config(const char *dir, Error *err) {
     cJSON *root = NULL;
     ModelConfig c;
@@ -98,8 +97,8 @@ static ErrorCode describe_config(const char *dir, Error *err) {
     return code;
 }
 
-/* Every byte is read before a checkpoint is called good. An error is the verdict on the checkpoint, and
- * the end: what is damaged is not described. */
+/* Every byte is read before a checkpoint is called good. A damaged checkpoint is an error, and nothing more
+ * of it is described. */
 static ErrorCode describe_manifest(const char *dir, Error *err) {
     Manifest m;
     char bytes[32];
@@ -111,7 +110,7 @@ static ErrorCode describe_manifest(const char *dir, Error *err) {
     return OK;
 }
 
-/* Sixteen dimensions of twenty digits fit. */
+/* Large enough for sixteen dimensions of twenty digits. */
 static void shape_text(const SafeTensor *t, char out[320]) {
     size_t used = (size_t)snprintf(out, 320, "[");
     for (int i = 0; i < t->rank; i++)
@@ -120,9 +119,8 @@ static void shape_text(const SafeTensor *t, char out[320]) {
     snprintf(out + used, 320 - used, "]");
 }
 
-/* With values each tensor is read as a whole; that is what takes the time. The name is escaped: it comes
- * from a file, and may hold whatever a terminal obeys. Types without figures have their line and no
- * numbers. */
+/* With values each tensor is read as a whole, which takes most of the time. The name is escaped: it comes
+ * from a file, and a terminal might interpret it. Types without figures get a line without numbers. */
 static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool values, Error *err) {
     char name[256], shape[320];
     TensorFigures f = {0};
@@ -136,16 +134,16 @@ static ErrorCode print_tensor(const ModelFiles *m, const ModelTensor *t, bool va
     return OK;
 }
 
-/* Totals first: a list of hundreds scrolls them out of sight otherwise. Tensors come in the order of the
- * opened model, one line each, so that two listings can be compared by diff. An error in one ends the list
- * there: what stands above it was read. */
+/* Totals first, since a list of hundreds would scroll them out of sight. Tensors come in the order of the
+ * opened model, one line each, so that diff can compare two listings. An error in one ends the list there;
+ * the lines above it are valid. */
 static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     uint64_t elements = 0, bytes = 0;
     char count[32], size[32];
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensor *t = m->tensors[i].tensor;
         bytes += t->end - t->begin;
-        /* A sum for people: one that is beyond 64 bits is a nonsense header, which is shown, not refused. */
+        /* A sum beyond 64 bits means a nonsensical header; it is shown, not refused. */
         if (__builtin_add_overflow(elements, t->elements, &elements)) elements = INT64_MAX;
     }
     terminal_say("tensors     %zu with %s elements in %d file%s, %s\n", m->count,
@@ -158,8 +156,8 @@ static ErrorCode print_tensors(const ModelFiles *m, bool values, Error *err) {
     return OK;
 }
 
-/* --digest prints the digest alone, for scripts: it is equal for equal weights, so that comparing two
- * lines compares two models, however they are stored. */
+/* --digest prints only the digest, for scripts: it is equal for equal weights, so that comparing two lines
+ * compares two models, however they are stored. */
 static ErrorCode inspect_files(const Arguments *args, const char *path, Error *err) {
     ModelFiles m;
     char digest[65];
@@ -172,7 +170,7 @@ static ErrorCode inspect_files(const Arguments *args, const char *path, Error *e
     return code;
 }
 
-/* What is around the tensors is for people; a digest is about the tensors alone. */
+/* Facts other than tensors are for people; a digest covers the tensors only. */
 static ErrorCode inspect_path(const Arguments *args, const char *path, Error *err) {
     if (file_is_dir(path) && !arguments_has(args, "--digest")) {
         terminal_say("path        %s\n", path);
@@ -184,14 +182,14 @@ static ErrorCode inspect_path(const Arguments *args, const char *path, Error *er
 
 /* ---- parameter groups ---- */
 
-/* A configuration, or a run, which holds its own, resolved: groups of a run are those that it was last
- * started with, whatever became of the file. The caller's. */
+/* A configuration, or a run, which holds its own resolved one: a run's groups are those of its last start,
+ * whatever has happened to the original file. The caller frees the result. */
 static char *config_path(const char *operand) {
     return file_is_dir(operand) ? path_join(operand, "config.yaml") : mem_strdup(operand);
 }
 
-/* Names and shapes follow from the configuration; no weight is opened. So one sees before a run is started
- * which parameters a pattern finds. */
+/* Names and shapes follow from the configuration; no weights are opened. So one can see before starting a run
+ * which parameters a pattern matches. */
 static ErrorCode print_groups(const Config *c, Error *err) {
     ParamTable table;
     ParamGroups groups;
@@ -211,7 +209,7 @@ static ErrorCode print_groups(const Config *c, Error *err) {
     return code;
 }
 
-/* The configuration is loaded as for a run, so groups are those that it would have. */
+/* The configuration is loaded as for a run, so the groups are the same. */
 static ErrorCode inspect_groups(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
@@ -225,8 +223,8 @@ static ErrorCode inspect_groups(const Arguments *args, Error *err) {
     return code;
 }
 
-/* Two questions under one verb: what is stored, and how it is trained. Output is flushed here, so that a
- * full disk is said as what it is. */
+/* One verb for two questions: what is stored, and how it is trained. Output is flushed here, so that a full
+ * disk is reported as such. */
 static ErrorCode run_inspect(const Arguments *args, Error *err) {
     char *path = NULL;
     bool groups = arguments_has(args, "--groups");

@@ -1,21 +1,20 @@
 /* A batch script for Slurm.
  *
  *     sbatch --> script --> srun --> ranks --+-- 0: done
- *       ^          | USR1, `lead` seconds    +-- 2, 65, 66, 69, 78: a person must look
- *       |          | before the limit:       +-- 75, not near the limit: somebody asked it to stop
+ *       ^          | USR1, `lead` seconds    +-- 2, 65, 66, 69, 78: the user must act
+ *       |          | before the limit:       +-- 75, not near the limit: stopped on request
  *       |          +--> srun --> ranks save -+-- 75, near the limit --+
  *       |                                    +-- anything else -------+
- *       +---- scontrol requeue: the same script again, which goes on from the last checkpoint
+ *       +---- scontrol requeue: the same script again, which resumes from the last checkpoint
  *
- *  J1. The script asks ranks to stop by SIGUSR1 to srun, which passes it on; SIGTERM would have srun kill
+ *  J1. The script asks ranks to stop by SIGUSR1 to srun, which forwards it; after SIGTERM srun would kill
  *      them.
- *  J2. srun ends the ranks that are left when one has ended with a failure (-K), so that nobody waits for
- *      the watchdog. What it makes of the others' statuses does not count: whether a run was stopped well is
- *      read in its journal.
- *  J3. Near the limit it is queued again however often; after a failure as long as Slurm has started it
- *      again fewer than `restarts` times.
- *  J4. What comes from the command line or the configuration is a quoted word of the shell, or has been
- *      looked at (check_plain). */
+ *  J2. When a rank fails, srun ends the others (-K), so that nobody waits for the watchdog. The exit statuses
+ *      of the others then mean nothing: the journal tells whether a run was stopped in an orderly way.
+ *  J3. Near the limit the job is requeued any number of times; after a failure only if Slurm has restarted it
+ *      fewer than `restarts` times.
+ *  J4. Text from the command line or the configuration is either quoted for the shell or checked
+ *      (check_plain). */
 #include "cli/job_script.h"
 
 #include <ctype.h>
@@ -33,7 +32,7 @@ static bool is_plain_word(const char *word) {
     return true;
 }
 
-/* For the shell. A quote inside ends the quotes, stands by itself, and begins them again. */
+/* Quotes for the shell. A quote inside closes the quotes, is escaped, and opens them again. */
 static void put_word(Text *out, const char *word) {
     if (is_plain_word(word)) {
         text_puts(out, word);
@@ -48,7 +47,8 @@ static void put_word(Text *out, const char *word) {
     text_puts(out, "'");
 }
 
-/* Lines for Slurm are no shell: it has rules of its own for quotes, and a newline would end the line. */
+/* #SBATCH lines are not parsed by a shell: Slurm has its own quoting rules, and a newline would end the
+ * line. */
 static ErrorCode check_plain(const char *what, const char *value, Error *err) {
     char shown[200];
     for (const char *c = value; *c; c++)
@@ -60,21 +60,21 @@ static ErrorCode check_plain(const char *what, const char *value, Error *err) {
     return OK;
 }
 
-/* "#SBATCH --name=value", in quotes where the value has blanks. */
+/* "#SBATCH --name=value", quoted if the value has blanks. */
 static void put_option(Text *out, const char *name, const char *value) {
     const char *quote = strchr(value, ' ') ? "\"" : "";
     text_printf(out, "#SBATCH --%s=%s%s%s\n", name, quote, value, quote);
 }
 
-/* ---- what Slurm is asked for ---- */
+/* ---- options for Slurm ---- */
 
-/* The run directory's last name, which is what squeue shows. */
+/* The last component of the run directory, which squeue shows. */
 static void put_name(const Job *job, Text *out) {
     const char *slash = strrchr(job->run_dir, '/');
     put_option(out, "job-name", slash && slash[1] ? slash + 1 : job->run_dir);
 }
 
-/* %j and the like are Slurm's: a percent sign of the path is doubled. */
+/* %j and the like are Slurm's patterns, so a percent sign of the path is doubled. */
 static void put_output(const Job *job, Text *out) {
     Text path = {0};
     for (const char *c = job->run_dir; *c; c++) text_printf(&path, *c == '%' ? "%%%%" : "%c", *c);
@@ -83,8 +83,9 @@ static void put_output(const Job *job, Text *out) {
     text_free(&path);
 }
 
-/* Slurm takes tasks of a node times the least number of nodes for all that there are to be, and gives a range
- * no more: nodes that are the job's alone need not be told, since srun says how many ranks there are. */
+/* Slurm computes all tasks as tasks per node times the minimum number of nodes, and then allocates no more
+ * nodes of a range. With exclusive nodes --ntasks-per-node can be omitted, since srun passes the number of
+ * ranks. */
 static void put_options(const Job *job, Text *out) {
     bool range = job->least_nodes < job->nodes;
     put_name(job, out);
@@ -108,7 +109,7 @@ static void put_options(const Job *job, Text *out) {
     put_output(job, out);
 }
 
-/* ---- what it runs ---- */
+/* ---- the job's commands ---- */
 
 static void put_assignment(const char *key, const char *value, Text *out) {
     Text word = {0};
@@ -125,7 +126,7 @@ void job_run_dir(const char *run_dir, const Sweep *sweep, size_t member, Text *o
     sweep_name(sweep, member, out);
 }
 
-/* A member's words come behind the others, and so win. */
+/* A member's words come after the others, and so override them. */
 static void put_members(const Job *job, Text *out) {
     const Sweep *s = job->sweep;
     text_puts(out, "case ${SLURM_ARRAY_TASK_ID:-0} in\n");
@@ -197,7 +198,7 @@ static const char after[] =
     "    exit \"$status\"\n"
     "}\n";
 
-/* What is not worth a restart: the rule of weft train --restarts. */
+/* Statuses that are not worth a restart: the rule of weft train --restarts. */
 static void put_final(Text *out) {
     static const int codes[] = {ERR_USAGE,      ERR_DATA,    ERR_NOINPUT,  ERR_UNAVAILABLE, ERR_CONFIG,
                                 ERR_DIFFERENT,  ERR_NUMERIC, ERR_REPLICAS, ERR_INTERNAL,    ERR_MEMORY,
@@ -218,7 +219,7 @@ static void put_srun(const Job *job, Text *out) {
                    "    \"$weft\" train -- \"${words[@]}\" &\n");
 }
 
-/* What the journal says last stands above what srun made of the ranks' statuses. */
+/* The journal's last entry takes precedence over the status that srun made of the ranks' statuses. */
 static void put_ends(Text *out) {
     put_final(out);
     text_printf(

@@ -1,6 +1,6 @@
 /* weft VERB [operands] [flags]: finds the verb, runs it, and turns its ErrorCode into the exit status.
  *
- * The locale is never set, so numbers are read and written with a point everywhere. */
+ * The locale is never set, so numbers are read and written with a decimal point everywhere. */
 #include <malloc.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -14,8 +14,8 @@
 #include "cli/version.h"
 #include "comm/launch.h"
 
-/* The last line of a failed command; plain, so that it can be searched for. What was told already, by
- * another rank or process, is not said again; the status is the same. */
+/* The last line of a failed command; plain, so that it can be searched for. An error that another rank or
+ * process already printed is not printed again; the status is the same. */
 static int report(const Error *err) {
     log_status("%s", "");
     if (err->reported) return (int)err->code;
@@ -24,7 +24,8 @@ static int report(const Error *err) {
     return (int)err->code;
 }
 
-/* What the program says of itself is data: to standard output, so that it can be paged. Frees the text. */
+/* The program's texts about itself are data: they go to standard output, where they can be paged. Frees the
+ * text. */
 static void print(Text *out) {
     if (out->length) fwrite(out->data, 1, out->length, stdout);
     text_free(out);
@@ -32,8 +33,8 @@ static void print(Text *out) {
 
 static bool asks_for_help(const char *word) { return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; }
 
-/* Help is shown in place of running, and needs no operands. The level of messages is set before the verb
- * runs, so that it holds for all that the verb says. Arguments are freed after a failure too. */
+/* Help replaces running the verb, and needs no operands. The log level is set before the verb runs, so that
+ * it holds for all its messages. Arguments are freed after a failure too. */
 static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     const Verb *verb = NULL;
     int used = 0;
@@ -53,7 +54,7 @@ static ErrorCode run_verb(int count, const char *const *words, Error *err) {
     return code;
 }
 
-/* What the program says about itself, without a verb. False when the words are for a verb. "weft tokenizer
+/* The program's texts about itself, without a verb. False when the words are for a verb. "weft tokenizer
  * --help" is about a group of verbs. */
 static bool describe(int count, const char *const *words, Text *out) {
     if (count == 0) return false;
@@ -77,19 +78,19 @@ static ErrorCode run_words(int count, const char *const *words, Error *err) {
 int main(int argc, char **argv) {
     launched_streams();
     signals_restore();
-    /* A reader that goes away ("weft inspect ... | head") ends the program without a word, whatever the
-     * parent had set. */
+    /* When a reader goes away ("weft inspect ... | head"), the program ends silently, whatever the parent had
+     * set. */
     signal(SIGPIPE, SIG_DFL);
-    /* A file above the limit (ulimit -f) is an error like a full disk, which says where. */
+    /* Writing beyond the file size limit (ulimit -f) is an error like a full disk, with the path. */
     signal(SIGXFSZ, SIG_IGN);
 #ifdef M_MMAP_THRESHOLD
-    /* Large temporary buffers go back to the system when freed, always: the process's memory is then its
-     * plan's, step after step. */
+    /* Large temporary buffers always go back to the system when freed, so that the process's memory stays
+     * that of its plan in every step. */
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
     Error err = {0};
     ErrorCode code = run_words(argc - 1, (const char *const *)(argv + 1), &err);
-    /* Data that never reached its file is a failure, even when the verb could not see it. */
+    /* A failure to write standard output fails the command, even if the verb did not notice it. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == OK)
         code = error_errno(&err, ERR_IO, "cannot write to standard output");
     if (code == OK) return 0;

@@ -1,7 +1,7 @@
 /* The man page and the bash completion, from the verb tables.
  *
- * Both are written by the program itself when it is built (CMakeLists.txt), so no text of theirs can go
- * out of date. The completion is plain words for bash to choose from: it starts nothing and reads no file. */
+ * The program itself writes both when it is built (CMakeLists.txt), so they are never out of date. The
+ * completion is a list of words for bash to choose from: it starts no process and reads no file. */
 #include <string.h>
 
 #include "base/text.h"
@@ -9,9 +9,8 @@
 
 /* ---- roff ---- */
 
-/* Text with what roff would take as its own made plain: backslashes, hyphens, quotes, and dots and
- * apostrophes that begin a line. A hyphen that is not escaped becomes a dash, which nobody can copy into a
- * shell. */
+/* Escapes text for roff: backslashes, hyphens, quotes, and dots and apostrophes at the start of a line. An
+ * unescaped hyphen becomes a dash, which cannot be copied into a shell. */
 static void add_roff(Text *out, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
@@ -24,7 +23,7 @@ static void add_roff(Text *out, const char *text, size_t length) {
         case '^': text_puts(out, "\\(ha"); break;
         case '~': text_puts(out, "\\(ti"); break;
         case '`': text_puts(out, "\\(ga"); break;
-        case '|': text_puts(out, "|\\:"); break; /* where a line may end: there are long lists of choices */
+        case '|': text_puts(out, "|\\:"); break; /* allows a line break: some lists of choices are long */
         default: text_add(out, &c, 1);
         }
     }
@@ -32,7 +31,7 @@ static void add_roff(Text *out, const char *text, size_t length) {
 
 static void add_roff_string(Text *out, const char *text) { add_roff(out, text, strlen(text)); }
 
-/* Filled paragraphs as .PP, kept lines as .EX blocks. A line that begins with a blank is kept, as in
+/* Filled paragraphs as .PP, kept lines as .EX blocks. Lines that begin with a blank are kept, as in
  * help.c. */
 static void add_roff_paragraphs(Text *out, const char *text) {
     bool kept = false, fresh = true;
@@ -50,7 +49,7 @@ static void add_roff_paragraphs(Text *out, const char *text) {
     if (kept) text_puts(out, ".EE\n");
 }
 
-/* As help shows them, in man's type: what one types in bold, what one replaces in italics. */
+/* As in help, with man's type faces: literal text in bold, placeholders in italics. */
 static void add_roff_flags(Text *out, const Flag *flags) {
     for (const Flag *f = flags; f && f->name; f++) {
         text_puts(out, ".TP\n");
@@ -69,7 +68,7 @@ static void add_roff_flags(Text *out, const Flag *flags) {
     }
 }
 
-/* A section below VERBS for each. The summary is a sentence without its full stop (cli.h), which it gets
+/* A subsection of VERBS for each. The summary is a sentence without its full stop (cli.h), which is added
  * here. */
 static void add_roff_verb(Text *out, const Verb *verb) {
     text_puts(out, ".SS weft ");
@@ -83,16 +82,16 @@ static void add_roff_verb(Text *out, const Verb *verb) {
     add_roff_flags(out, verb->flags);
 }
 
-/* In the order of OptionType. In words and not in the names of types: the reader writes YAML. A choice is
- * shown by its choices instead. */
+/* In the order of OptionType. Described in words, since the reader writes YAML. A choice shows its values
+ * instead. */
 static const char *type_name(OptionType type) {
     static const char *const names[] = {"true or false", "whole number",  "number", "text",
                                         "choice",        "list of texts", "list"};
     return names[type];
 }
 
-/* Type, default and help; effects on resuming are left to `weft train --help`, which has the room to
- * explain them. */
+/* Type, default and help. Effects on resuming are left to `weft train --help`, which has space to explain
+ * them. */
 static void add_roff_option(Text *out, const Option *option) {
     text_puts(out, ".TP\n\\fB");
     add_roff_string(out, option->key);
@@ -107,15 +106,14 @@ static void add_roff_option(Text *out, const Option *option) {
     text_puts(out, "\n");
 }
 
-/* Verbs share configuration tables; each is documented once. By address: a table is the same if it is the
- * same table. */
+/* Verbs share configuration tables; each is documented once. Compared by address. */
 static bool options_seen_before(const Verb *const *verb) {
     for (const Verb *const *v = verbs; v < verb; v++)
         if ((*v)->options == (*verb)->options) return true;
     return false;
 }
 
-/* The heading comes with the first table, so that a build whose verbs have none gets no empty section. */
+/* The heading is written with the first table, so that a build without tables has no empty section. */
 static void add_roff_configuration(Text *out) {
     bool any = false;
     for (const Verb *const *v = verbs; *v; v++) {
@@ -129,8 +127,8 @@ static void add_roff_configuration(Text *out) {
     }
 }
 
-/* Statuses that scripts can rely on. All of ErrorCode but OK; names come from error_name, as in the
- * program's last line. */
+/* Statuses for scripts: all of ErrorCode but OK, with names from error_name, as in the program's last
+ * line. */
 static void add_roff_statuses(Text *out) {
     static const ErrorCode codes[] = {
         ERR_DIFFERENT, ERR_USAGE,  ERR_NUMERIC,    ERR_REPLICAS, ERR_DATA,    ERR_NOINPUT, ERR_UNAVAILABLE,
@@ -143,7 +141,7 @@ static void add_roff_statuses(Text *out) {
     }
 }
 
-/* In the order that man pages have: name, verbs, flags, configuration, statuses, environment. */
+/* In the usual order of man pages: name, verbs, flags, configuration, statuses, environment. */
 void man_write(Text *out) {
     text_printf(out, ".TH WEFT 1 \"\" \"weft %s\" \"User Commands\"\n", WEFT_VERSION);
     text_puts(out, ".SH NAME\nweft \\- ");
@@ -175,22 +173,22 @@ void man_write(Text *out) {
 
 /* ---- bash ---- */
 
-/* The flags of a verb, and those of all, in one line of words. */
+/* The flags of a verb and the common ones, in one line of words. */
 static void add_flag_words(Text *out, const Verb *verb) {
     for (const Flag *f = verb->flags; f && f->name; f++) text_printf(out, "%s ", f->name);
     for (const Flag *f = common_flags; f->name; f++) text_printf(out, "%s%s", f->name, f[1].name ? " " : "");
 }
 
-/* With their "=", behind which add_values goes on. No blank is put behind such a word
- * (compopt -o nospace), so that the value can be typed on. */
+/* Keys with their "=", after which add_values continues. No blank is added after such a word (compopt -o
+ * nospace), so that the value can be typed. */
 static void add_option_words(Text *out, const Verb *verb) {
     const Option *table = verb->options ? verb->options() : NULL;
     for (const Option *o = table; o && o->key; o++) text_printf(out, "%s%s=", o == table ? "" : " ", o->key);
 }
 
-/* First words of all verbs, each once: "tokenizer" stands for all of its group. "tokenize" is not of the
- * group "tokenizer": lengths are compared too. Verbs are few and this runs when weft is built: each is
- * looked for among those before it. */
+/* First words of all verbs, each once: "tokenizer" stands for all of its group. Lengths are compared too,
+ * since "tokenize" is not in the group "tokenizer". Quadratic, but verbs are few and this runs at build
+ * time. */
 static void add_first_words(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         size_t length = strcspn((*v)->name, " ");
@@ -203,8 +201,8 @@ static void add_first_words(Text *out) {
     }
 }
 
-/* What may follow this verb: its flags and, for those with a configuration, keys. In quotes, since names
- * of verbs of a group have a blank. */
+/* The words that may follow this verb: its flags and, if it has a configuration, keys. Quoted, since verbs of
+ * a group have a blank in their name. */
 static void add_case(Text *out, const Verb *verb) {
     text_printf(out, "    \"%s\")\n        flags=\"", verb->name);
     add_flag_words(out, verb);
@@ -213,7 +211,7 @@ static void add_case(Text *out, const Verb *verb) {
     text_puts(out, "\" ;;\n");
 }
 
-/* One case for the second words of each group. A group is what comes before the blank in a verb's name. */
+/* One case for the second words of each group. A group is the part before the blank in a verb's name. */
 static void add_groups(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         size_t length = strcspn((*v)->name, " ");
@@ -230,7 +228,7 @@ static void add_groups(Text *out) {
 }
 
 /* A case for each key with a few values: its choices, or true and false. Tables that several verbs share are
- * walked once. */
+ * visited once. */
 static void add_value_cases(Text *out) {
     for (const Verb *const *v = verbs; *v; v++) {
         if (!(*v)->options || options_seen_before(v)) continue;
@@ -244,7 +242,7 @@ static void add_value_cases(Text *out) {
     }
 }
 
-/* bash takes "=" for a word of its own: behind "key" "=" the words are values. */
+/* bash splits words at "=": the words after "key" "=" are values. */
 static void add_values(Text *out) {
     text_puts(out, "    local key= values=\n"
                    "    if [ \"$word\" = = ]; then\n"
@@ -265,9 +263,9 @@ static void add_values(Text *out) {
                    "    fi\n");
 }
 
-/* Words before the cursor decide: first the verb, then the member of a group, then flags and keys of what
- * it is. File names are offered beside keys, as operands are mostly files. A key that is the only match
- * ends in "=", behind which no blank is put. */
+/* The words before the cursor decide: first the verb, then the member of a group, then its flags and keys.
+ * File names are offered along with keys, since operands are mostly files. If a key is the only match, it
+ * ends in "=" without a blank. */
 void completion_write_bash(Text *out) {
     text_puts(out,
               "# bash completion for weft\n"

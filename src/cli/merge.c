@@ -1,6 +1,6 @@
-/* weft merge: an adapter and its base as a model directory of their own.
+/* weft merge: merges an adapter into its base as a separate model directory.
  *
- *     operand --> adapter (of a run the newest) --> base --> export_merged --> DIR, whole or not at all */
+ *     operand --> adapter (of a run the newest) --> base --> export_merged --> DIR, complete or not at all */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,7 +16,7 @@ static const Flag flags[] = {
     {NULL, 0, NULL, NULL},
 };
 
-/* The caller closes what was opened. */
+/* The caller closes the adapter, also after a failure. */
 static ErrorCode open_operand(AdapterDir *a, const Arguments *args, Error *err) {
     char *dir;
     TRY(checkpoint_find_weights(args->operands[0], &dir, err));

@@ -1,10 +1,10 @@
-/* Opening a model for use: directory, tokenizer, shape, plan; then memory and weights. The weights' headers
- * are compared with the shape before memory is taken by it.
+/* Opens a model for inference: directory, tokenizer, shape, plan; then memory and weights. The headers of the
+ * weights are compared with the shape before memory is allocated by it.
  *
- * For generate and eval. No optimizer, nothing kept for a backward pass: the plan says so, and the memory
- * taken is the plan's. Several ranks are laid out as those of a run that trains such a model: by a
- * configuration that says of mesh, context and microbatch what was asked for, and of nothing else. What a
- * rank does by itself and may fail is agreed on at once (TOGETHER), as in a run (train/trainer.c). */
+ * For generate and eval. There is no optimizer, and nothing is saved for a backward pass; the memory
+ * allocated is the plan's. Several ranks are laid out like those of a training run: by a configuration in
+ * which only mesh, context and microbatch are set. Whenever a rank does something alone that may fail, the
+ * ranks agree on the result at once (TOGETHER), as in a run (train/trainer.c). */
 #include "cli/model.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@
 
 #define TOGETHER(m, call) TRY(comm_agree((m)->comm, (call), err))
 
-/* Only these two, which every reader of safetensors knows. */
+/* Only these two types, which every reader of safetensors knows. */
 ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err) {
     const char *name = arguments_flag(args, "--dtype");
     *out = name && strcmp(name, "bf16") == 0 ? SAFE_BF16 : SAFE_F32;
@@ -32,7 +32,7 @@ ErrorCode stored_type(const Arguments *args, SafeType *out, Error *err) {
 
 static const char *weights_of(const OpenModel *m) { return m->adapter.dir ? m->adapter.base : m->dir; }
 
-/* An adapter may come without a tokenizer: then it is its base's. */
+/* If an adapter has no tokenizer, its base's is used. */
 static ErrorCode open_adapter(OpenModel *m, const Arguments *args, Error *err) {
     const char *base = arguments_flag(args, "--base");
     if (!adapter_is(m->dir) && base)
@@ -48,14 +48,14 @@ static ErrorCode open_adapter(OpenModel *m, const Arguments *args, Error *err) {
     return OK;
 }
 
-/* The model's own, unless another is named: a model directory may come without. */
+/* The model's own, unless another is named: a model directory may lack one. */
 static ErrorCode open_tokenizer(OpenModel *m, const Arguments *args, Error *err) {
     const char *spec = arguments_flag(args, "--tokenizer");
     if (spec) return tokenizer_open(&m->tokenizer, spec, err);
     return tokenizer_open(&m->tokenizer, m->dir, err);
 }
 
-/* By default what the processors multiply natively, as train.compute: auto does. */
+/* By default the dtype that the processors multiply natively, like train.compute: auto. */
 static ErrorCode read_compute(OpenModel *m, const Arguments *args, Error *err) {
     const char *name = arguments_flag(args, "--compute");
     if (!name) return OK;
@@ -65,7 +65,7 @@ static ErrorCode read_compute(OpenModel *m, const Arguments *args, Error *err) {
     return OK;
 }
 
-/* As run.device: what the option table takes, and says of what it does not. */
+/* Parsed like run.device, by the option table, including its errors. */
 static ErrorCode read_device(OpenModel *m, const Arguments *args, Error *err) {
     const char *name = arguments_flag(args, "--device");
     char key[256];
@@ -86,7 +86,7 @@ static ErrorCode read_shape(const OpenModel *m, ModelConfig *shape, Error *err) 
     return code;
 }
 
-/* ---- where texts end ---- */
+/* ---- end tokens ---- */
 
 static void add_end(OpenModel *m, int64_t id) {
     if (id < 0 || id > INT32_MAX || model_ends_text(m, (int32_t)id)) return;
@@ -94,7 +94,7 @@ static void add_end(OpenModel *m, int64_t id) {
     m->ends.ids[m->ends.count++] = (int32_t)id;
 }
 
-/* Of generation_config.json, which transformers goes by: a number, or a list. */
+/* From generation_config.json, which transformers uses: a number, or a list. */
 static ErrorCode read_generation_ends(OpenModel *m, const char *dir, Error *err) {
     char *path = path_join(dir, "generation_config.json");
     cJSON *root = NULL;
@@ -114,7 +114,7 @@ bool model_ends_text(const OpenModel *m, int32_t id) {
     return false;
 }
 
-/* All that any of the files names: a tuned model ends answers by one and texts by another. */
+/* The tokens of all files: an instruction-tuned model ends turns by one token and texts by another. */
 static ErrorCode read_ends(OpenModel *m, const ModelConfig *c, Error *err) {
     int64_t of_model[MODEL_ENDS];
     int count, own = model_ends(c, of_model);
@@ -125,15 +125,15 @@ static ErrorCode read_ends(OpenModel *m, const ModelConfig *c, Error *err) {
     return m->adapter.dir ? read_generation_ends(m, m->adapter.dir, err) : OK;
 }
 
-/* What was asked for, else what the model is for, within shape.most. */
+/* The requested context, else the model's, limited by shape.most. */
 static int64_t context_of(const ModelConfig *c, PassShape shape) {
     int64_t longest = c->max_position_embeddings;
     if (shape.context > 0) return shape.context;
     return shape.most > 0 && longest > shape.most ? shape.most : longest;
 }
 
-/* Angles can be made for any position, but those of dynamic scaling would be others, by the length of each
- * sequence; learned positions end. */
+/* Rotary angles exist for any position. With dynamic scaling they depend on the length of each sequence, and
+ * learned positions have a maximum: both refuse longer contexts. */
 static ErrorCode check_positions(const ModelConfig *c, int64_t positions, Error *err) {
     bool learned = model_family(c)->arch.learned_positions;
     bool dynamic = rope_is_scaled(&c->rope_scaling) && c->rope_scaling.kind == ROPE_DYNAMIC;
@@ -188,7 +188,7 @@ ErrorCode model_watchdog(const ModelRanks *ranks, double *seconds, Error *err) {
     return code;
 }
 
-/* What all ranks must have alike: build, passes, mesh and shape; and weights. */
+/* Everything that must be equal on all ranks: build, passes, mesh, shape and weights. */
 static ErrorCode agree_on_model(OpenModel *m, Error *err) {
     char base[65] = "", own[65] = "", both[132];
     if (comm_size(m->comm) == 1) return OK;
@@ -203,8 +203,8 @@ static ErrorCode agree_on_model(OpenModel *m, Error *err) {
 
 /* ---- opening ---- */
 
-/* What the command line and the model's files say. Headers of the weights are compared with the shape before
- * the plan is made: by a wrong config.json alone any amount of memory could be asked for. */
+/* Reads the command line and the model's files. Headers of the weights are compared with the shape before the
+ * plan is made: a wrong config.json alone could ask for any amount of memory. */
 static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                             const ModelRanks *ranks, RankSpec *spec, Error *err) {
     Config *c = &m->config;
@@ -224,7 +224,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     spec->splits = (int)c->numerics.canonical_tp;
     spec->exact_chunks = (int)c->numerics.canonical_cp;
     spec->exact =
-        spec->exact_chunks > 0; /* only exact sums have exact chunks; here nothing is summed over them */
+        spec->exact_chunks > 0; /* only exact sums have exact chunks, and inference has no such sums */
     spec->positions = context_of(&spec->model, shape);
     TRY(check_positions(&spec->model, spec->positions, err));
     spec->tokens = shape.sequences > 0 ? shape.sequences * spec->positions : shape.tokens;
@@ -234,7 +234,7 @@ static ErrorCode read_model(OpenModel *m, const char *where, const Arguments *ar
     return OK;
 }
 
-/* The plan's mesh, and with it whose passes these are. */
+/* Plans the rank for its coordinates in the mesh. */
 static ErrorCode plan_model(OpenModel *m, RankSpec *spec, Error *err) {
     spec->compute = m->config.train.compute == COMPUTE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     TRY(layout_build(&m->layout, &m->config, comm_size(m->comm), err));
@@ -246,8 +246,8 @@ static ErrorCode load_weights(OpenModel *m, Error *err) {
     return m->adapter.dir ? state_load_adapter(m->engine, m->adapter.dir, err) : OK;
 }
 
-/* What was opened is in `m`, to be closed by close_model after a failure too. RECOMPUTE_FULL with
- * `inference`: nothing is kept of a pass but what the next unit reads. */
+/* `m` holds whatever was opened, for close_model, also after a failure. RECOMPUTE_FULL with `inference`: a
+ * pass keeps only the input of the next unit. */
 ErrorCode open_model(OpenModel *m, const char *where, const Arguments *args, PassShape shape,
                      const ModelRanks *ranks, Error *err) {
     RankSpec spec = {.recompute = RECOMPUTE_FULL, .inference = true};
@@ -269,9 +269,9 @@ ErrorCode load_model(OpenModel *m, const NeedsSpec *needs, Error *err) {
     return OK;
 }
 
-/* In the reverse order of opening: the engine uses the plan, the device and the link. Each of these takes
- * what was never opened, so a half-opened model can be closed. The link of others may add up by this model's
- * device, which goes. */
+/* In the reverse order of opening: the engine uses the plan, the device and the Comm. Each of these calls
+ * accepts what was never opened, so a half-opened model can be closed. A Comm of the caller may reduce on
+ * this model's device, which is about to be closed. */
 void close_model(OpenModel *m) {
     engine_close(m->engine);
     if (m->comm) comm_set_device(m->comm, NULL);

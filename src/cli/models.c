@@ -1,8 +1,8 @@
-/* weft models: the families that weft trains, and the models of each that were published.
+/* weft models: the families that weft trains, and the published models of each.
  *
- * Everything comes from the tables of families (model/families/): a family that is added there is listed
- * here, and nothing is written twice. The sizes are facts about published models, to recognise and to
- * repeat them; they bound nothing, since a model of any size may be configured. */
+ * Everything comes from the tables of families (model/families/), so a new family is listed without changes
+ * here. The sizes are facts about published models, to recognise and to reproduce them; they limit nothing,
+ * since a model of any size may be configured. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,8 +31,8 @@ static void print_latents(const Family *f, const PublishedSize *s) {
                      (long long)l->values);
 }
 
-/* One line a size, in columns, so that sizes of a family can be read against each other. A family without
- * published sizes has its heading alone. */
+/* One line per size, in columns, so that the sizes of a family can be compared. A family without published
+ * sizes has only a heading. */
 static void print_family(const Family *f) {
     char count[32];
     terminal_say("%s (%s)\n", f->model_type, f->architecture);
@@ -51,8 +51,8 @@ static void print_family(const Family *f) {
     }
 }
 
-/* Names of the sizes are those of config.json and of the keys of model: what is printed here can be copied
- * into a configuration. */
+/* The names are those of config.json and of the model's keys: the output can be copied into a
+ * configuration. */
 static void write_experts(JsonWriter *w, const PublishedExperts *e) {
     json_put_int(w, "num_experts", e->experts);
     json_put_int(w, "num_experts_per_tok", e->chosen);
@@ -88,8 +88,8 @@ static void write_size(JsonWriter *w, const Family *f, const PublishedSize *s) {
     json_end_object(w);
 }
 
-/* model_type and architecture are the two names by which config.json says what it is; readers differ in
- * which of them they go by. */
+/* config.json has two names for the kind of a model, model_type and architecture; readers differ in which of
+ * them they use. */
 static void write_family(JsonWriter *w, const Family *f) {
     json_begin_object(w);
     json_put_string(w, "model_type", f->model_type);
@@ -125,8 +125,8 @@ static void print_json(const char *only) {
     text_free(&out);
 }
 
-/* One family, or all. A name that is none is an error with the list of those that there are, not an empty
- * answer: that could be taken for a family without sizes. */
+/* One family, or all. An unknown name is an error with the list of families: an empty answer could be taken
+ * for a family without sizes. */
 static ErrorCode run_models(const Arguments *args, Error *err) {
     const char *only = args->operand_count > 0 ? args->operands[0] : NULL;
     bool found = false;

@@ -1,9 +1,9 @@
-/* Each rank reports what it takes and what it sees free before any rank takes some; rank 0 adds up the ranks
- * of a machine and judges the one that has least to spare. What is free on a GPU is judged by
- * train/gpu_memory.c, which knows the ranks that share one.
+/* Before any rank allocates memory, each reports what it needs and how much it sees free. Rank 0 adds up the
+ * ranks of each machine and checks the machine with the least to spare. train/gpu_memory.c does this for
+ * GPUs; it knows which ranks share one.
  *
- * Tensor memory is counted: weights, passes, the cache of keys and values. Program, libraries, tokenizer and
- * text come on top, tens of megabytes. */
+ * Only tensor memory is counted: weights, passes, the cache of keys and values. Program, libraries, tokenizer
+ * and text add tens of megabytes. */
 #include "cli/needs.h"
 
 #include <stdio.h>
@@ -33,7 +33,7 @@ static Needs needs_of(const Device *d, const RankPlan *plan, size_t more) {
     return n;
 }
 
-/* Adds to each machine's first rank the others of it. Returns the number of machines. */
+/* Adds each machine's other ranks to its first one. Returns the number of machines. */
 static int put_together(Needs *all, int ranks) {
     int machines = 0;
     for (int r = 0; r < ranks; r++) {
@@ -113,7 +113,7 @@ static ErrorCode check_machines(Comm *comm, Device *d, const RankPlan *plan, con
     return ERR_MEMORY;
 }
 
-/* Of a GPU, what this rank takes of its own. */
+/* Of a GPU: this rank's own needs. */
 static ErrorCode check_gpus(Comm *comm, Device *d, const RankPlan *plan, const NeedsSpec *spec, Error *err) {
     const MemoryPlan *memory = rank_memory(plan);
     GpuMemoryUse gpu;

@@ -1,7 +1,8 @@
-/* weft plan: what a run would do on any number of ranks, without starting one.
+/* weft plan: shows what a run would do on any number of ranks, without starting one.
  *
- * One rank gets a plan, many a forecast: all ranks of the mesh are planned by the code that a run uses
- * (plan/rank.h), one for each place of a pipeline, since ranks of a place differ only in their share.
+ * One rank gets a plan, several a forecast. All ranks of the mesh are planned by the code that a run uses
+ * (plan/rank.h), once per pipeline rank, since ranks with the same pipeline coordinate differ only in their
+ * shard.
  *
  *     --compare           all schedules, by time and memory           forecast/compare.h
  *     --svg FILE          the drawing alone                           forecast/draw.h
@@ -26,7 +27,7 @@
 
 #define GIB 1073741824.0
 
-/* A million ranks are planned in the time of a few; drawn are only so many as a page has lines. */
+/* A million ranks are planned as fast as a few; only as many as a page has lines are drawn. */
 enum { MOST_RANKS = 1 << 20, DRAWN_RANKS = 24 };
 
 static const Flag flags[] = {
@@ -55,15 +56,15 @@ static const Flag flags[] = {
     {"--whole", 0, NULL, "with --program: one line an action; with --compare: all rows"},
     {NULL, 0, NULL, NULL}};
 
-/* What the flags said, checked. Sizes that were not given stay 0 or -1 until the configuration, the
- * machine or the forecast decides. */
+/* The flags, checked. Sizes that were not given stay 0 or -1 until the configuration, the machine or the
+ * forecast determines them. */
 typedef struct Request {
     int64_t ranks, rank; /* rank -1: not given */
     int64_t width;
     double memory; /* bytes; 0: not given */
     ForecastSpeed speed;
-    Hardware hardware; /* of speed, where it was given */
-    char sync[240];    /* why train.gradient_sync is what it is; empty: it was not left open */
+    Hardware hardware; /* of speed, if it was given */
+    char sync[240];    /* why train.gradient_sync was chosen; empty: it was given */
 } Request;
 
 /* ---- the command line ---- */
@@ -88,7 +89,7 @@ static bool parse_measure(const char *text, const char *end, const Unit *units, 
     return false;
 }
 
-/* K to T alone are powers of two, as of memory; with a B behind they are what disks are sold by. */
+/* K to T alone are powers of two, as for memory; followed by a B they are powers of ten, as for disks. */
 static bool parse_size(const char *text, double *bytes) {
     static const Unit units[] = {{"", 1},
                                  {"B", 1},
@@ -108,7 +109,7 @@ static bool parse_size(const char *text, double *bytes) {
     return parse_measure(text, text + strlen(text), units, bytes);
 }
 
-/* "25", "25GB/s", "1Gbit/s,5ms": GB/s, and seconds. Networks are sold by bits, buses by bytes. */
+/* "25", "25GB/s", "1Gbit/s,5ms": GB/s, and seconds. Networks are specified in bits, buses in bytes. */
 static bool parse_link(const char *text, double *rate, double *delay) {
     static const Unit rates[] = {{"", 1},           {"GB/s", 1},          {"MB/s", 1e-3},
                                  {"Gbit/s", 0.125}, {"Mbit/s", 0.125e-3}, {NULL, 0}};
@@ -118,7 +119,7 @@ static bool parse_link(const char *text, double *rate, double *delay) {
     return !comma || parse_measure(comma + 1, end, times, delay);
 }
 
-/* Both say how fast the ranks are. */
+/* --hardware describes the speeds that --tflops and --link set, so they exclude each other. */
 static ErrorCode read_hardware(const Arguments *args, Request *q, Error *err) {
     const char *asked = arguments_flag(args, "--hardware");
     if (!asked) return OK;
@@ -131,7 +132,7 @@ static ErrorCode read_hardware(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
-/* A link's speed without a rank's would mix seconds with operations. */
+/* The speed of links without that of ranks would mix seconds with operations. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     char shown[80];
     const char *memory = arguments_flag(args, "--memory"), *link = arguments_flag(args, "--link");
@@ -156,14 +157,13 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return read_hardware(args, q, err);
 }
 
-/* ---- what is shown ---- */
+/* ---- output ---- */
 
-/* Ranks of one place of the pipeline are neighbours: the pipeline is the outermost axis (comm/mesh.h). All
- * places have as many ranks as the first. */
+/* Ranks with the same pipeline coordinate are contiguous, since the pipeline is the outermost axis
+ * (comm/mesh.h), and every coordinate has as many ranks as the first. */
 static int place_of(const Forecast *f, int64_t rank) { return (int)(rank / f->ranks[0].count); }
 
-/* The pipeline of the forecast, at most DRAWN_RANKS rows of it in a terminal; SVG takes as many as there
- * are. */
+/* Draws the pipeline of the forecast: at most DRAWN_RANKS rows in a terminal; all of them as SVG. */
 static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     ForecastTimeline t;
     forecast_timeline(f, &t);
@@ -184,9 +184,9 @@ static void draw(const Request *q, const Forecast *f, bool svg, Text *out) {
     forecast_timeline_free(&t);
 }
 
-/* For one place, the fullest unless a rank was named: that is the one that decides whether it fits. What
- * is of all ranks comes first, then the one place in full, and the drawing last, where a terminal that
- * scrolls leaves it in sight. */
+/* For one pipeline rank: the one with the most memory, which decides whether the run fits, unless a rank was
+ * named. Facts of all ranks come first, then this one in full, and the drawing last, where a scrolling
+ * terminal leaves it in sight. */
 static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                Error *err) {
     int place = q->rank >= 0 ? place_of(f, q->rank) : f->fullest;
@@ -202,7 +202,7 @@ static ErrorCode describe_mesh(const Config *c, const Request *q, const Forecast
     return OK;
 }
 
-/* Of a run on the device that is here: nothing where it was said to be another one. */
+/* For a run on this machine's device: nothing if another one was specified. */
 static void describe_time(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out) {
     const RankPlan *p = &f->ranks[0].plan;
     if (!d->name || q->speed.tflops > 0) return;
@@ -210,9 +210,8 @@ static void describe_time(const Config *c, const Request *q, const Forecast *f, 
     machine_describe(&t, c, &f->layout, 0, out);
 }
 
-/* A run's own words: what is printed here is what `weft train` prints before it starts. Held against the
- * memory that was given, as a share; more than all of it is said and is no error, since a plan is asked in
- * order to learn that. */
+/* The same text as `weft train` prints before it starts. The memory is shown relative to the given limit;
+ * exceeding it is reported but is no error, since a plan is made to find that out. */
 static ErrorCode describe_single(const Config *c, const Request *q, const Forecast *f, Device *d, Text *out,
                                  Error *err) {
     char limit[32];
@@ -227,8 +226,8 @@ static ErrorCode describe_single(const Config *c, const Request *q, const Foreca
     return OK;
 }
 
-/* Of one rank: ranks of one place of the pipeline have the same program. Rank 0 by default, whose program
- * begins with the text itself; the fullest one decides about memory, and about nothing else. */
+/* For one rank: ranks with the same pipeline coordinate have the same program. Rank 0 by default, whose
+ * program begins with the text; the fullest rank matters only for memory. */
 static void print_program(const Arguments *args, const Request *q, const Forecast *f, Text *out) {
     int64_t rank = q->rank >= 0 ? q->rank : 0;
     const Program *p = &f->ranks[place_of(f, rank)].plan.program;
@@ -239,7 +238,8 @@ static void print_program(const Arguments *args, const Request *q, const Forecas
     program_print(p, arguments_has(args, "--whole"), out);
 }
 
-/* Refused without a pipeline: the drawing is of who waits for whom, and one place waits for nobody. */
+/* Refused without a pipeline: the drawing shows which ranks wait for which, and a single stage waits for
+ * nobody. */
 static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path, Error *err) {
     Text svg = {0};
     if (!layout_is_pipeline(&f->layout))
@@ -252,8 +252,8 @@ static ErrorCode write_svg(const Request *q, const Forecast *f, const char *path
     return code;
 }
 
-/* All is gathered before anything is printed: a plan that fails half way leaves an error and no half a
- * plan. */
+/* Everything is collected before anything is printed: a plan that fails half way prints an error and no
+ * partial plan. */
 static ErrorCode print_all(const Arguments *args, const Request *q, const Config *c, const Forecast *f,
                            Device *d, Error *err) {
     Text out = {0};
@@ -265,11 +265,11 @@ static ErrorCode print_all(const Arguments *args, const Request *q, const Config
     return code;
 }
 
-/* What is about one schedule is refused beside --compare, not ignored: who gave it would take the table
- * for an answer to it. */
+/* Flags for a single schedule are refused with --compare rather than ignored: the user would take the table
+ * for their result. */
 static ErrorCode compare(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     static const char *const others[] = {"--svg", "--program", "--rank", "--width"};
-    /* One rank is most likely this machine; many are others, of which nothing is known here. */
+    /* A single rank most likely means this machine; many mean other machines, whose memory is unknown. */
     uint64_t here = d->separate_memory ? d->memory : memory_use().machine;
     double memory = q->memory > 0 ? q->memory : q->ranks == 1 ? (double)here : 0;
     CompareRequest request = {(int)q->ranks, memory, q->speed, arguments_has(args, "--whole")};
@@ -284,27 +284,27 @@ static ErrorCode compare(const Arguments *args, const Request *q, const Config *
     return code;
 }
 
-/* The configuration must stay as long as the forecast, which points into it. */
+/* The configuration must outlive the forecast, which points into it. */
 static ErrorCode describe(const Arguments *args, const Request *q, const Config *c, Device *d, Error *err) {
     Forecast f;
     const char *svg = arguments_flag(args, "--svg");
     TRY(forecast_build(&f, c, d, (int)q->ranks, q->speed, err));
-    /* Standard output is the drawing's alone where it was asked for there. */
+    /* If the drawing goes to standard output, nothing else does. */
     ErrorCode code = svg ? write_svg(q, &f, svg, err) : OK;
     if (code == OK && !(svg && strcmp(svg, "-") == 0)) code = print_all(args, q, c, &f, d, err);
     forecast_free(&f);
     return code;
 }
 
-/* What the plan is held against: what was given, what stages are split by, what the hardware has. */
+/* The memory limit of the plan: the given one, that of the pipeline split, or the hardware's. */
 static double limit_of(const Request *q, const Config *c) {
     if (q->memory > 0) return q->memory;
     if (c->pipeline.memory_gib > 0) return fit_limit(c);
     return q->speed.hardware ? q->hardware.memory.gib * GIB : 0;
 }
 
-/* As a run would resolve it, but by the limit that the plan is held against: where that makes a difference,
- * the key is named by which a run does the same. --compare resolves it for each candidate. */
+/* Resolved as in a run, but with the plan's memory limit. If that makes a difference, the output names the
+ * key with which a run does the same. --compare resolves it for each candidate. */
 static ErrorCode choose_sync(Request *q, const Config *c, OptionSet *set, Error *err) {
     SyncChoice choice, of_run;
     if (c->train.gradient_sync != SYNC_AUTO) return OK;
@@ -325,8 +325,8 @@ static ErrorCode plan(const Arguments *args, Request *q, Config *c, OptionSet *s
     return describe(args, q, c, d, err);
 }
 
-/* Opened for its figures; nothing is computed on it. Hardware that was stated is a GPU that is described
- * instead, and so is a GPU that is not here: the plan is the same wherever it is made. */
+/* Opened for its figures; nothing is computed on it. With --hardware, or for a GPU that this machine lacks,
+ * the device is only described: the plan is the same wherever it is made. */
 static ErrorCode take_device(const Request *q, const Config *c, OptionSet *set, Device *d, Error *err) {
     static const char gpu[] = "cuda";
     if (q->speed.hardware) TRY(options_derive(set, "run.device", gpu, "--hardware", err));

@@ -1,8 +1,8 @@
-/* weft report: a run, or several over each other, as one HTML file.
+/* weft report: a run, or several in common charts, as one HTML file.
  *
- * Works on a run that is still going on as on one that is over: it reads what is there and locks nothing.
- * The page replaces an older one as a whole (file_write_atomic), so a browser that reloads it meanwhile
- * never sees a half. */
+ * It works on an active run as on a finished one: it reads what exists and takes no lock. The page replaces
+ * an older one atomically (file_write_atomic), so a browser that reloads it meanwhile never sees a partial
+ * one. */
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -12,15 +12,15 @@
 #include "cli/terminal.h"
 #include "observe/report.h"
 
-/* Written beside the run by default, where the run's owner will look for it; of several runs, here: none
- * of them is the owner of a comparison. The caller frees it. */
+/* By default inside the run directory, where the run's owner will look for it; for several runs in the
+ * current directory, since none of them owns the comparison. The caller frees it. */
 static char *path_of(const Arguments *args) {
     const char *out = arguments_flag(args, "--out");
     if (out) return mem_strdup(out);
     return args->operand_count == 1 ? path_join(args->operands[0], REPORT_FILE) : mem_strdup(COMPARISON_FILE);
 }
 
-/* "-" is standard output, and then nothing is said on stderr: the page is the answer. */
+/* "-" is standard output; then nothing is printed on stderr, since the page is the output. */
 static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     char size[32];
     if (path[0] == '-' && !path[1]) return terminal_write_file(path, html, err);
@@ -29,7 +29,7 @@ static ErrorCode write_page(const char *path, const Text *html, Error *err) {
     return OK;
 }
 
-/* The answer of a range test is short enough for a terminal. */
+/* The result of a range test is short enough for a terminal. */
 static void say_ranges(const Runs *runs) {
     for (size_t i = 0; i < runs->count; i++) {
         Text words = {0};
@@ -38,8 +38,8 @@ static void say_ranges(const Runs *runs) {
     }
 }
 
-/* A page is made in memory before its file is touched, so a run that cannot be read leaves the report of
- * yesterday where it is. */
+/* The page is made in memory before its file is touched, so a run that cannot be read leaves an existing
+ * report unchanged. */
 static ErrorCode run_report(const Arguments *args, Error *err) {
     char *path = path_of(args);
     Text html = {0};

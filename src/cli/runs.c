@@ -1,14 +1,15 @@
-/* Runs beside each other, with the facts that only a checkpoint has.
+/* Runs side by side, with the facts that only a checkpoint has.
  *
- * A run directory's own files tell its configuration and its figures (observe/). What its text held, and
- * what it was computed on and by, is only in the state of its checkpoints, which train/ reads and
- * observe/, lying below it, cannot: so the facts are fetched here and handed down. */
+ * A run directory's own files contain its configuration and its figures (observe/). The content of its data,
+ * and the machine and build that computed it, are only in the state of its checkpoints. train/ reads that,
+ * and observe/, which is below train/, cannot: so the facts are fetched here and passed down. */
 #include "cli/runs.h"
 
 #include "base/log.h"
 #include "train/state.h"
 
-/* What a text or a tokenizer holds decides the curve; the order of sums, kernels and build its last bits. */
+/* The content of a text or a tokenizer determines the curve; the order of sums, kernels and build determine
+ * its last bits. */
 static const struct {
     const char *part, *name;
     size_t offset;
@@ -22,7 +23,7 @@ static const struct {
     {"machine", "build", offsetof(RunFacts, build), EFFECT_SUMS},
 };
 
-/* A checkpoint that cannot be read, or goes while one looks, takes its facts with it, and no more. */
+/* If a checkpoint cannot be read, or disappears meanwhile, only its facts are missing. */
 static void add_facts(Runs *runs) {
     RunFacts of[RUNS_MAX];
     for (size_t i = 0; i < runs->count; i++) {
@@ -37,7 +38,7 @@ static void add_facts(Runs *runs) {
     }
 }
 
-/* One run has nothing to differ from, so its checkpoints are not opened. */
+/* A single run is not compared, so its checkpoints are not opened. */
 ErrorCode open_runs(const Arguments *args, Runs *runs, Error *err) {
     TRY(runs_open(runs, args->operands, (size_t)args->operand_count, err));
     if (runs->count > 1) add_facts(runs);

@@ -4,9 +4,9 @@
  *                         +--> Schedule-+
  *     FILE.csv -----read--+             +--transfers, parameters added--> CSV, which reads back
  *
- * A schedule is made or read (schedule/schedule.h), then simulated with the costs that were given
- * (schedule/simulate.h), then shown. Times are in units of the costs: a stage whose forward costs 1 makes a
- * drawing in forwards. Without a name every schedule goes the upper way, and is a row of a table. */
+ * A schedule is made or read (schedule/schedule.h), then simulated with the given costs
+ * (schedule/simulate.h), then shown. Times are in units of the costs: if a stage's forward costs 1, the
+ * drawing is in forwards. Without a name every schedule takes the upper path, and is a row of a table. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 
-/* What a command may ask for: a few million cells are seconds and some hundred megabytes. ACTIVE_STAGES is
- * how many stages of a rank have their parameters gathered at a time in --csv=lowered, as in a run. */
+/* Limits of a command: a few million cells take seconds and some hundred megabytes. ACTIVE_STAGES is the
+ * number of stages of a rank whose parameters are gathered at a time in --csv=lowered, as in a run. */
 enum {
     MOST_RANKS = 4096,
     MOST_MICROBATCHES = 1 << 16,
@@ -26,7 +26,7 @@ enum {
     ACTIVE_STAGES = 3
 };
 
-/* Sums of so many cells at that cost are still exact enough to compare. */
+/* Sums of that many cells at this cost are still exact enough to compare. */
 #define MOST_COST 1e12
 
 static const Flag flags[] = {
@@ -44,7 +44,7 @@ static const Flag flags[] = {
     {"--width", 'w', "N", "columns of the drawing, pixels with --svg; default: the terminal's, or 128; 960"},
     {NULL, 0, NULL, NULL}};
 
-/* What the flags said, checked; sizes that were not given stay 0 until a name or a file decides. */
+/* The flags, checked; sizes that were not given stay 0 until a name or a file determines them. */
 typedef struct Request {
     int64_t ranks, microbatches, stages_per_rank; /* 0: not given */
     int64_t width;
@@ -53,8 +53,8 @@ typedef struct Request {
 
 /* ---- the command line ---- */
 
-/* Three costs and, where given, a latency; nothing may follow. All zero would be a schedule without a
- * length, of which no share is a bubble. */
+/* Three costs and an optional latency, and nothing after them. Not all zero: the schedule would have no
+ * length, and no bubble fraction. */
 static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err) {
     double values[4] = {0, 0, 0, 0};
     int count = 0;
@@ -82,7 +82,7 @@ static ErrorCode parse_costs(const char *text, SimulateCosts *costs, Error *err)
     return OK;
 }
 
-/* Bounds here are of each size alone; how many cells they make together is check_cells'. */
+/* Checks the bounds of each size; check_cells checks their product. */
 static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     *q = (Request){.costs = {.uniform = {1, 1, 1}}};
     const char *costs = arguments_flag(args, "--cost");
@@ -97,8 +97,7 @@ static ErrorCode read_request(const Arguments *args, Request *q, Error *err) {
     return OK;
 }
 
-/* With the nearest name, and all of them: there are nine. Three slips at most: a far-fetched suggestion
- * misleads. */
+/* Lists the nearest name and all nine. At most three edits: a far-fetched suggestion would mislead. */
 static ErrorCode unknown_schedule(const char *operand, Error *err) {
     char shown[80];
     Text all = {0};
@@ -121,14 +120,14 @@ static ErrorCode unknown_schedule(const char *operand, Error *err) {
     return ERR_USAGE;
 }
 
-/* Not in the table of flags, since a file brings its own. */
+/* Not required by the table of flags, since a file has its own sizes. */
 static ErrorCode need_sizes(const Request *q, Error *err) {
     if (q->ranks && q->microbatches) return OK;
     return error_set(err, ERR_USAGE, "schedule: %s is needed; for example --pp 4 --microbatches 8",
                      q->ranks ? "--microbatches" : "--pp");
 }
 
-/* Before anything is made of it. The product fits: 2^12 * 2^16 * 2^6 is 2^34. */
+/* Checked before anything is made of it. The product fits: 2^12 * 2^16 * 2^6 is 2^34. */
 static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) {
     if (q->ranks * q->microbatches * stages_per_rank <= MOST_CELLS) return OK;
     return error_set(err, ERR_USAGE,
@@ -138,15 +137,15 @@ static ErrorCode check_cells(const Request *q, int stages_per_rank, Error *err) 
                      stages_per_rank == 1 ? "" : "s", MOST_CELLS);
 }
 
-/* Made by name, or read from a file, which brings its sizes: flags that would say them again are refused,
- * since a file cannot follow them. On failure there is nothing to free. */
+/* Made by name, or read from a file, which has its own sizes: flags for them are refused, since a file cannot
+ * follow them. On failure there is nothing to free. */
 static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *s, Error *err) {
     ScheduleName name;
     if (!schedule_names_file(operand)) {
         if (!schedule_find(operand, &name)) return unknown_schedule(operand, err);
         TRY(need_sizes(q, err));
-        /* As many stages as the schedule was made for, unless the user knows better; schedule_make refuses
-         * what cannot be. */
+        /* By default the number of stages that the schedule is made for; schedule_make refuses impossible
+         * ones. */
         int v = q->stages_per_rank ? (int)q->stages_per_rank : schedule_default_stages_per_rank(name);
         TRY(check_cells(q, v, err));
         return schedule_make(s, name, (int)q->ranks, (int)q->microbatches, v, err);
@@ -160,9 +159,9 @@ static ErrorCode open_schedule(const char *operand, const Request *q, Schedule *
 
 /* ---- outputs ---- */
 
-/* The forms build on each other: transfers are added to the compute order, parameters to both. In the
- * order that the passes have (schedule/schedule.h): parameters first. The schedule is changed by it, so
- * nothing else may be made of it afterwards. */
+/* The forms build on each other: transfers are added to the compute order, parameters to both. The passes run
+ * in their fixed order (schedule/schedule.h), parameters first. They change the schedule, so nothing else may
+ * be made of it afterwards. */
 static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err) {
     bool lowered = strcmp(form, "lowered") == 0, p2p = strcmp(form, "p2p") == 0;
     if (*form && !lowered && !p2p && strcmp(form, "compute") != 0) {
@@ -177,7 +176,7 @@ static ErrorCode write_csv(Schedule *s, const char *form, Text *out, Error *err)
     return OK;
 }
 
-/* Times in the units of the costs; peaks as counts of microbatches' activations, since bytes are of a
+/* Times in the units of the costs; peaks as numbers of microbatches' activations, since bytes depend on the
  * model. */
 static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTimes *t) {
     json_begin_object(w);
@@ -195,10 +194,10 @@ static void json_rank(JsonWriter *w, const Schedule *s, int rank, const RankTime
     json_end_object(w);
 }
 
-/* The same figures as under the drawing, for scripts and notebooks. "bubble" is that of the idlest rank
- * over the whole step; "bubble_without_barrier" counts only between a rank's own first and last cell, as
- * the zero-bubble papers do (Qi and others, "Zero bubble pipeline parallelism", 2023): a run whose steps
- * overlap at the ends sees no more than that. */
+/* The same figures as below the drawing, for scripts and notebooks. "bubble" is that of the most idle rank
+ * over the whole step; "bubble_without_barrier" counts only between a rank's own first and last cell, as the
+ * zero-bubble papers do (Qi and others, "Zero bubble pipeline parallelism", 2023): a run whose steps overlap
+ * at the ends has no larger bubble. */
 static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     JsonWriter w;
     json_start(&w, out, 2);
@@ -220,7 +219,7 @@ static void write_json(const Schedule *s, const Simulation *timing, Text *out) {
     text_puts(out, "\n");
 }
 
-/* Costs are named where they are not the plain ones: a drawing must not be taken for another's. */
+/* Names the costs unless they are the default, so that drawings with different costs are not confused. */
 static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
     int used = snprintf(out, 256, "%s: %d rank%s, %d microbatch%s, %d stage%s", s->name, s->ranks,
                         s->ranks == 1 ? "" : "s", s->microbatches, s->microbatches == 1 ? "" : "es",
@@ -232,8 +231,8 @@ static void title_of(const Schedule *s, const SimulateCosts *c, char out[256]) {
              c->latency);
 }
 
-/* One timeline, to scale; in the terminal a column is a span of time, so that waiting shows as a gap. 960
- * pixels for SVG: the width of a column of text on most pages. The title is on the stack, and the timeline
+/* One timeline, to scale; in the terminal a column is an interval of time, so that waiting shows as a gap.
+ * 960 pixels for SVG: the width of a text column on most pages. The title is on the stack, and the timeline
  * only points to it. */
 static void draw(const Schedule *s, const Simulation *timing, const Request *q, bool svg, Text *out) {
     Timeline t;
@@ -248,8 +247,8 @@ static void draw(const Schedule *s, const Simulation *timing, const Request *q, 
     timeline_free(&t);
 }
 
-/* To a file and to the terminal, or one of them: with --svg nothing else is drawn, figures as JSON may go
- * along. */
+/* To a file and to the terminal, or one of them: with --svg no other drawing is made, but JSON figures may be
+ * printed as well. */
 static ErrorCode show_timed(const Arguments *args, const Schedule *s, const Request *q, Error *err) {
     Simulation timing;
     Text out = {0};
@@ -271,7 +270,7 @@ static ErrorCode show_timed(const Arguments *args, const Schedule *s, const Requ
     return code;
 }
 
-/* The CSV last: it changes the schedule that the drawing is made of. */
+/* The CSV comes last, since it changes the schedule that the drawing is made of. */
 static ErrorCode show(const Arguments *args, Schedule *s, const Request *q, Error *err) {
     if (!arguments_has(args, "--csv") || arguments_has(args, "--svg")) TRY(show_timed(args, s, q, err));
     if (!arguments_has(args, "--csv")) return OK;
@@ -282,11 +281,11 @@ static ErrorCode show(const Arguments *args, Schedule *s, const Request *q, Erro
     return code;
 }
 
-/* ---- all of them beside each other ---- */
+/* ---- all schedules compared ---- */
 
-/* Of the busiest rank. Sends alone: every message is one rank's send and another's receive. The schedule
- * is left with its transfers: its caller is done with it. 0 where transfers cannot be added, which cannot
- * be of a schedule that was just simulated. */
+/* Messages of the busiest rank. Only sends count: every message is one rank's send and another's receive.
+ * Adds transfers to the schedule, which its caller no longer needs. 0 if transfers cannot be added, which is
+ * impossible for a schedule that was just simulated. */
 static int most_messages(Schedule *s) {
     int most = 0;
     Error ignored;
@@ -300,9 +299,9 @@ static int most_messages(Schedule *s) {
     return most;
 }
 
-/* Peaks by stage are brought to shares of the model, so that one stage of four counts a quarter. Each is
- * the worst rank's, of whichever it is: memory must be there for it. Messages are counted last, since that
- * changes the schedule. */
+/* Peaks by stage are scaled to fractions of the model, so that one stage of four counts a quarter. Each is
+ * the maximum over ranks, which determines the memory. Messages are counted last, since that changes the
+ * schedule. */
 static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
     int peak_input = 0, peak_weight = 0;
     for (int r = 0; r < t->ranks; r++) {
@@ -314,9 +313,9 @@ static void compare_row(Schedule *s, const Simulation *t, int v, Text *out) {
                 (double)peak_weight / v, most_messages(s));
 }
 
-/* A stage of a rank that has v of them costs a v-th, so that rows compare: each is the same model on the
- * same ranks. --stages-per-rank is for those schedules that leave it open; V-shaped ones need exactly two,
- * others one. One that these sizes do not allow says why in its row, and the others follow. */
+/* A stage of a rank with v stages costs 1 / v, so that rows compare: each is the same model on the same
+ * ranks. --stages-per-rank applies to the schedules that leave it open; V-shaped ones need exactly two,
+ * others one. A schedule that these sizes do not allow shows the reason in its row, and the others follow. */
 static void compare_one(ScheduleName name, const Request *q, Text *out) {
     Schedule s;
     Simulation t;
@@ -339,8 +338,8 @@ static void compare_one(ScheduleName name, const Request *q, Text *out) {
     if (code != OK) text_printf(out, "%-24s %6d %s\n", schedule_name(name), v, why.message);
 }
 
-/* At least two stages a rank are reckoned with: some schedules take them by themselves. Outputs of one
- * schedule are refused here, not ignored. */
+/* Assumes at least two stages per rank, which is the default of some schedules. Flags for a single schedule
+ * are refused, not ignored. */
 static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     static const char *const one_only[] = {"--csv", "--json", "--svg", "--width"};
     TRY(need_sizes(q, err));
@@ -367,7 +366,7 @@ static ErrorCode compare(const Arguments *args, const Request *q, Error *err) {
     return code;
 }
 
-/* Without a name the question is which, with one how. */
+/* Without a name compares all schedules; with one shows it. */
 static ErrorCode run_schedule(const Arguments *args, Error *err) {
     Request q;
     Schedule s;

@@ -2,7 +2,7 @@
  *
  *     configuration, nodes --> checked as a run would --> RUN/slurm.sh --> sbatch, with --submit
  *
- * What is wrong is said here and not hours later by a queue: each member's configuration is read, and its
+ * Errors are reported here and not hours later in the queue: each member's configuration is read, and its
  * mesh and step are laid out for the most and the fewest nodes. */
 #include <errno.h>
 #include <spawn.h>
@@ -59,8 +59,8 @@ static ErrorCode read_nodes(const char *text, Job *job, Error *err) {
                      error_escape(shown, sizeof shown, text, strlen(text)));
 }
 
-/* Seconds of a time limit in Slurm's forms, by how many colons and whether days stand before: M, M:S, H:M:S;
- * D-H, D-H:M, D-H:M:S. -1: none of them. */
+/* Seconds of a time limit in Slurm's formats, by the number of colons and the presence of days: M, M:S,
+ * H:M:S; D-H, D-H:M, D-H:M:S. -1: none of them. */
 static double limit_seconds(const char *text) {
     static const double plain[3][3] = {{60}, {60, 1}, {3600, 60, 1}}, units[3] = {3600, 60, 1};
     double numbers[3], days = 0, sum = 0;
@@ -86,7 +86,8 @@ static double limit_seconds(const char *text) {
 /* sbatch(1): the signal "may be sent up to 60 seconds earlier than specified". */
 enum { SIGNAL_EARLY = 60 };
 
-/* A lead as long as the limit would ask a run to stop as soon as it starts, again and again. */
+/* If the lead were as long as the limit, the run would be asked to stop as soon as it starts, again and
+ * again. */
 static ErrorCode check_time(const Job *job, Error *err) {
     char shown[80];
     if (!job->time) return OK;
@@ -112,7 +113,7 @@ static ErrorCode read_flags(const Arguments *args, Job *job, Error *err) {
     TRY(read_nodes(arguments_flag(args, "--nodes"), job, err));
     TRY(arguments_int(args, "--per-node", 1, MOST_PER_NODE, &job->per_node, err));
     TRY(arguments_int(args, "--cores", 1, 4096, &job->cores, err));
-    TRY(arguments_int(args, "--lead", 1, 65535, &job->lead, err)); /* Slurm takes no more */
+    TRY(arguments_int(args, "--lead", 1, 65535, &job->lead, err)); /* Slurm's maximum */
     TRY(arguments_int(args, "--restarts", 0, 1000000, &job->restarts, err));
     job->time = arguments_flag(args, "--time");
     job->partition = arguments_flag(args, "--partition");
@@ -123,7 +124,7 @@ static ErrorCode read_flags(const Arguments *args, Job *job, Error *err) {
     return check_time(job, err);
 }
 
-/* ---- what will run ---- */
+/* ---- checks of the members ---- */
 
 static ErrorCode check_mesh(const Config *c, int64_t ranks, Error *err) {
     Mesh mesh;
@@ -132,7 +133,7 @@ static ErrorCode check_mesh(const Config *c, int64_t ranks, Error *err) {
     return config_geometry(c, mesh_dp_degree(&mesh), &sequences, &microbatches, err);
 }
 
-/* The configuration with a member's values; *run_dir, unless NULL, is the caller's to free. */
+/* Checks the configuration with a member's values; unless run_dir is NULL, the caller frees *run_dir. */
 static ErrorCode check_member(const Job *job, size_t member, char **run_dir, Error *err) {
     size_t count = job->word_count - 1, keys = job->sweep->key_count;
     const char **words = mem_alloc_array(count + keys + 1, sizeof *words);
@@ -155,7 +156,7 @@ static ErrorCode check_member(const Job *job, size_t member, char **run_dir, Err
     return code;
 }
 
-/* Names of directories may fall together where values have bytes that no name can have. */
+/* Two members' directory names may be equal if their values have bytes that names replace. */
 static ErrorCode check_names(const Job *job, Error *err) {
     const Sweep *s = job->sweep;
     Text a = {0}, b = {0};
@@ -194,8 +195,8 @@ static ErrorCode check_members(const Job *job, Error *err) {
 
 /* ---- the script ---- */
 
-/* Without a shell. What sbatch says, its job's number or why it does not take it, goes where weft's own
- * words go. */
+/* Without a shell. sbatch's output, the job's number or the reason for refusing it, goes to weft's own
+ * output. */
 static ErrorCode submit(const char *path, Error *err) {
     char *const words[] = {(char *)(uintptr_t) "sbatch", (char *)(uintptr_t)path, NULL};
     pid_t child;
@@ -208,7 +209,7 @@ static ErrorCode submit(const char *path, Error *err) {
     return error_set(err, ERR_UNAVAILABLE, "sbatch did not take %s: what it said stands above", path);
 }
 
-/* Slurm opens the log before the script runs, so the run directory must be there. */
+/* Slurm opens the log before the script runs, so the run directory must exist. */
 static ErrorCode write_script(const Arguments *args, const Job *job, Error *err) {
     const char *asked = arguments_flag(args, "--out");
     char *path = asked ? mem_strdup(asked) : path_join(job->run_dir, "slurm.sh");

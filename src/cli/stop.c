@@ -1,7 +1,7 @@
 /* weft stop: asks a run to finish its step, save and end.
  *
- * The file reaches rank 0 on any machine of the run, also where no signal does; all ranks hear of it with
- * the record of the next step. */
+ * The stop file reaches rank 0 on any machine of the run, even where no signal does; all ranks learn of it
+ * with the record of the next step. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -13,9 +13,9 @@
 static const Flag flags[] = {{"--wait", 'w', "SECONDS", "wait until it has ended, at most so long"},
                              {NULL, 0, NULL, NULL}};
 
-/* The lock is the run's sign of life: who holds it is still there. It is looked at before the clock is, so
- * that a wait of 0 s still sees a run that has ended. A run that is started again meanwhile has another
- * process, and is waited for as well: the directory is what was asked about. */
+/* The process that holds the lock is still running. The lock is checked before the clock, so that a wait of 0
+ * s still notices a run that has ended. If the run is started again meanwhile, by another process, that one
+ * is waited for as well: the request is about the directory. */
 static ErrorCode wait_for(const char *run, double seconds, Error *err) {
     double until = clock_seconds() + seconds;
     for (long pid = 1; pid != 0;) {
@@ -29,8 +29,8 @@ static ErrorCode wait_for(const char *run, double seconds, Error *err) {
     return OK;
 }
 
-/* Where nobody trains a request would reach nobody: the next run removes a stop file that it finds
- * (lock_take). So that is an error, and not a promise that nobody keeps. */
+/* Without an active run it is an error, since the request would reach nobody: the next run removes a stop
+ * file that it finds (lock_take). */
 static ErrorCode run_stop(const Arguments *args, Error *err) {
     const char *dir = args->operands[0];
     double seconds = 0;

@@ -10,8 +10,8 @@
 
 /* ---- reading ---- */
 
-/* Where the text ends before one of `stops` that stands outside brackets and quotes; NULL where a bracket or
- * a quote is left open. */
+/* The position of the first of `stops` outside brackets and quotes, or the end; NULL if a bracket or a quote
+ * is not closed. */
 static const char *find_end(const char *text, const char *stops) {
     int depth = 0;
     char quote = 0;
@@ -31,7 +31,7 @@ static const char *find_end(const char *text, const char *stops) {
     return depth == 0 && !quote ? text : NULL;
 }
 
-/* Without blanks around it; the caller frees it. */
+/* Strips blanks; the caller frees the copy. */
 static char *copy_trimmed(const char *from, const char *end) {
     while (from < end && isspace((unsigned char)*from)) from++;
     while (end > from && isspace((unsigned char)end[-1])) end--;
@@ -52,7 +52,7 @@ static void add_value(StringList *list, char *value) {
     list->items[list->count++] = value;
 }
 
-/* A value given twice would be one run started twice, in one directory. */
+/* A repeated value would start one run twice, in one directory. */
 static ErrorCode read_values(SweepKey *k, const char *item, const char *from, const char *end, Error *err) {
     for (const char *start = from, *stop;; start = stop + 1) {
         stop = find_end(start, ",;");
@@ -105,7 +105,7 @@ void sweep_free(Sweep *s) {
 
 /* ---- members ---- */
 
-/* Members are numbers whose digits are the values, the last key's the lowest. */
+/* A member is a number whose digits select the values; the last key's is the least significant. */
 const char *sweep_value(const Sweep *s, size_t member, size_t k) {
     for (size_t i = s->key_count; --i > k;) member /= s->keys[i].values.count;
     return s->keys[k].values.items[member % s->keys[k].values.count];

@@ -1,7 +1,6 @@
-/* Where output goes: to the terminal with its width and colours, or to a file as plain text.
+/* Standard output: a terminal with width and colours, or a file as plain text.
  *
- * This is about standard output, where drawings go; messages and their status line on stderr are
- * base/log.c's. */
+ * Drawings go to standard output; base/log.c handles messages and their status line on stderr. */
 #include "cli/terminal.h"
 
 #include <stdarg.h>
@@ -15,15 +14,15 @@
 #include "base/log.h"
 #include "observe/plot.h"
 
-/* NO_COLOR (no-color.org): any value but the empty one turns colours off. A terminal without a TERM is
- * taken for one that knows none. */
+/* NO_COLOR (no-color.org): any non-empty value turns colours off. A terminal without TERM is assumed to have
+ * no colours. */
 static bool colour_on_stdout(void) {
     const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
     return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb") != 0 && !(no_colour && *no_colour);
 }
 
-/* 128 columns where it is no terminal: what a page or an editor shows. A terminal of fewer than 40 is
- * treated so too: a drawing to scale has no room in it. */
+/* 128 columns if it is not a terminal: what a page or an editor shows. A terminal of fewer than 40 columns is
+ * treated the same, since a drawing to scale does not fit. */
 static int columns_of_stdout(void) {
     struct winsize size;
     return isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40
@@ -31,14 +30,14 @@ static int columns_of_stdout(void) {
                : 128;
 }
 
-/* UTF-8 goes by the locale even where it is no terminal: a file is read in that locale again, most likely. */
+/* UTF-8 depends on the locale even without a terminal: the file is most likely read in the same locale. */
 TerminalStyle terminal_style(int width) {
     return (TerminalStyle){.width = width > 0 ? width : columns_of_stdout(),
                            .utf8 = plot_locale_is_utf8(),
                            .colour = colour_on_stdout()};
 }
 
-/* Flushed, so that a full disk is this verb's error and not a silent loss at the end. */
+/* Flushed, so that a full disk is this verb's error and not a silent loss at exit. */
 static ErrorCode write_out(const Text *out, Error *err) {
     if (fwrite(out->data, 1, out->length, stdout) != out->length || fflush(stdout) != 0)
         return error_errno(err, ERR_IO, "standard output: writing failed");

@@ -1,7 +1,7 @@
 /* weft tokenize: fills the token cache ahead of time.
  *
- * The same call as a run's (dataset_open), so what it leaves is what a run finds. Several machines that
- * share a cache directory are spared the work that way, and a run starts with its first step. */
+ * It makes the same call as a run (dataset_open), so the run finds its cache. Machines that share a cache
+ * directory thus need not tokenize, and a run starts with its first step. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -15,8 +15,8 @@
 static const Flag flags[] = {{"--verify", 0, NULL, "compare all of the cache with its checksums"},
                              {NULL, 0, NULL, NULL}};
 
-/* The same lines as at the head of a run, and what an epoch is: by these one sees whether the data is what
- * one thought. */
+/* The same lines as at the start of a run, and the size of an epoch: they show whether the data is what the
+ * user expected. */
 static void summarise(const Dataset *d, const Config *c, Text *out) {
     char tokens[32], held[32], samples[32], print[65];
     dataset_fingerprint(d, print);
@@ -29,7 +29,7 @@ static void summarise(const Dataset *d, const Config *c, Text *out) {
     text_printf(out, "fingerprint  %s\n", print);
 }
 
-/* Every block, where a run checks each when it first reads it. */
+/* Checks every block; a run checks each block when it first reads it. */
 static ErrorCode verify(const Dataset *d, Error *err) {
     double start = clock_seconds();
     TRY(dataset_verify(d, err));
@@ -39,7 +39,7 @@ static ErrorCode verify(const Dataset *d, Error *err) {
     return OK;
 }
 
-/* Opening the data builds what is missing of the cache. */
+/* Opening the data builds the missing parts of the cache. */
 static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenizer *tokenizer, Error *err) {
     Dataset *d;
     TRY(dataset_open(&d, &c->data, tokenizer, c->train.context, (int)c->run.threads, err));
@@ -55,7 +55,7 @@ static ErrorCode tokenize(const Arguments *args, const Config *c, const Tokenize
     return code;
 }
 
-/* By the configuration of the run itself: a cache is found by tokenizer, sources and rules
+/* Uses the configuration of the run itself: a cache is found by tokenizer, sources and rules
  * (data/dataset.c). */
 static ErrorCode run_tokenize(const Arguments *args, Error *err) {
     Config c;

@@ -4,9 +4,9 @@
  *     encode    text on standard input --> ids on standard output, IDS_PER_LINE a line
  *     decode    ids on standard input --> bytes on standard output
  *
- * Three verbs around one file format. Training reads whole corpora and may take long; encode and decode
- * are streams, so that texts of any length go through a pipe in little memory, and decode gives back the
- * bytes that encode took. */
+ * Three verbs for one file format. Training reads whole corpora and may take long. encode and decode are
+ * streams, so that texts of any length pass through a pipe in little memory, and decode returns the bytes
+ * that encode read. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +18,15 @@
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_train.h"
 
-/* A block of 1 MiB: large enough that calls do not count, small beside any model's memory. */
+/* A block of 1 MiB: large enough that the number of calls does not matter, small compared to any model's
+ * memory. */
 #define READ_SIZE ((size_t)1 << 20)
 #define IDS_PER_LINE 20
 
 /* --- train --- */
 
-/* Parts of "a,b,c"; the parts point into `copy`. At least one name, unless the text is empty: "" asks for
- * no special tokens. The array is the caller's; `copy` must live as long as it. */
+/* Splits "a,b,c"; the parts point into `copy`, which must outlive them. At least one name, unless the text is
+ * empty: "" means no special tokens. The caller frees the array. */
 static const char **split_names(char *copy, size_t *count) {
     size_t parts = 1, n = 0;
     for (const char *p = copy; *p; p++) parts += *p == ',';
@@ -40,11 +41,11 @@ static const char **split_names(char *copy, size_t *count) {
     return names;
 }
 
-/* The fingerprint is what caches and checkpoints know a tokenizer by. */
+/* Caches and checkpoints identify a tokenizer by the printed fingerprint. */
 static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptions *o, const char *out,
                                 Error *err) {
     Tokenizer *t = NULL;
-    /* Before the work, which may take an hour. */
+    /* Checked before the work, which may take an hour. */
     TRY(file_check_write(out, err));
     TRY(tokenizer_train_files(&t, o, args->operands, (size_t)args->operand_count,
                               arguments_flag(args, "--key"), err));
@@ -56,9 +57,9 @@ static ErrorCode train_and_save(const Arguments *args, const TokenizerTrainOptio
     return code;
 }
 
-/* At least the 256 bytes: a vocabulary without one could not write every text. --vocab and --out have no
- * defaults: a size is a decision, and a file that nobody named might be one that is needed. 0 threads is
- * all cores. */
+/* At least the 256 bytes: a vocabulary without one of them could not encode every text. --vocab and --out
+ * have no defaults: the size is the user's decision, and a default file might overwrite one that is needed. 0
+ * threads means all cores. */
 static ErrorCode run_train(const Arguments *args, Error *err) {
     int64_t vocab = 0, threads = 0;
     const char *out = arguments_flag(args, "--out"), *specials = arguments_flag(args, "--special");
@@ -121,15 +122,15 @@ static ErrorCode open_tokenizer(Tokenizer **t, const Arguments *args, Error *err
     return code;
 }
 
-/* What goes from block to block: ids that are not printed yet, the text of a line while it is made, and
- * how many there were, by which lines are broken. */
+/* State between blocks: ids that are not printed yet, the line being built, and the number of ids, by which
+ * lines are broken. */
 typedef struct IdWriter {
     TokenList list;
     Text line;
     size_t written; /* ids so far */
 } IdWriter;
 
-/* Twenty a line, since some editors and tools choke on one line of millions. */
+/* Twenty per line, since some editors and tools fail on a line of millions. */
 static ErrorCode write_ids(IdWriter *w, Error *err) {
     text_clear(&w->line);
     for (size_t i = 0; i < w->list.count; i++) {
@@ -144,8 +145,8 @@ static ErrorCode write_ids(IdWriter *w, Error *err) {
     return OK;
 }
 
-/* Ids of text[0, length), leaving what comes after it at the front. The text keeps its memory: it grows to
- * the longest stretch without a cut, once. */
+/* Encodes text[0, length) and moves the rest to the front. The text keeps its memory, which grows only to the
+ * longest run of text without a safe cut. */
 static ErrorCode encode_front(const Tokenizer *t, Text *text, size_t length, IdWriter *w, Error *err) {
     if (length == 0) return OK;
     TRY(tokenizer_encode(t, text->data, length, &w->list, err));
@@ -154,12 +155,11 @@ static ErrorCode encode_front(const Tokenizer *t, Text *text, size_t length, IdW
     return write_ids(w, err);
 }
 
-/* Text is encoded as it comes, up to a place where cutting changes nothing; only text without such a place
- * is kept whole. A newline ends the list, if there is any: no tokens, no line. */
+/* Text is encoded as it comes, up to a position where cutting does not change the result; only text without
+ * such a position is kept whole. A newline ends the list of ids, unless it is empty. */
 static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char *block, Error *err) {
     size_t got,
-        wanted =
-            READ_SIZE; /* looking for a place again only when the text has doubled keeps the work linear */
+        wanted = READ_SIZE; /* looking for a cut again only when the text has doubled keeps the work linear */
     while ((got = fread(block, 1, READ_SIZE, stdin)) > 0) {
         text_add(text, block, got);
         if (text->length < wanted) continue;
@@ -172,8 +172,8 @@ static ErrorCode encode_stream(const Tokenizer *t, IdWriter *w, Text *text, char
     return OK;
 }
 
-/* No BOS and no EOS: what comes out is the text and nothing else, so that decode gives it back. Memory
- * grows only with text that has no place to be cut. */
+/* No BOS and no EOS: the output stands for the text and nothing else, so that decode returns it. Memory grows
+ * only with text that cannot be cut. */
 static ErrorCode run_encode(const Arguments *args, Error *err) {
     Tokenizer *t = NULL;
     TRY(open_tokenizer(&t, args, err));
@@ -204,8 +204,8 @@ const Verb verb_tokenizer_encode = {
 
 /* --- decode --- */
 
-/* The next number of the input into *id; *id = -1 at the end. `count` numbers the ids for errors.
- * Unlocked: one thread reads, and there may be billions of ids. */
+/* Reads the next number of the input into *id; *id = -1 at the end. `count` numbers the ids for errors.
+ * Unlocked I/O: one thread reads, and there may be billions of ids. */
 static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     int c;
     do c = getchar_unlocked();
@@ -225,9 +225,9 @@ static ErrorCode read_id(size_t count, int32_t *id, Error *err) {
     return OK;
 }
 
-/* An id outside the vocabulary ends it: what was written so far is good. Ids are counted from 1 in errors,
- * as people count words. The first is told to the tokenizer, since some put a blank before each text and
- * leave it out there. */
+/* An id outside the vocabulary ends the stream; the output so far is valid. Errors count ids from 1. The
+ * tokenizer is told which id is the first, since some tokenizers put a blank before each text and omit it
+ * there. */
 static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
     for (size_t count = 1;; count++) {
         int32_t id = -1;
@@ -239,14 +239,14 @@ static ErrorCode decode_stream(const Tokenizer *t, Error *err) {
             return error_set(err, ERR_DATA, "standard input: token %zu is %d, outside the vocabulary of %d",
                              count, id, tokenizer_vocab_size(t));
         }
-        /* Bytes as they are: what was encoded comes back, valid text or not. */
+        /* Raw bytes: exactly the encoded text, valid UTF-8 or not. */
         if (fwrite(bytes, 1, length, stdout) != length)
             return error_errno(err, ERR_IO, "cannot write to standard output");
     }
 }
 
-/* Writes as it reads. Special tokens come out as their text, which encode would read as plain text: such
- * ids do not come back the same. */
+/* Writes as it reads. Special tokens are written as their text, which encode would read as plain text: such
+ * ids do not round-trip. */
 static ErrorCode run_decode(const Arguments *args, Error *err) {
     Tokenizer *t = NULL;
     TRY(open_tokenizer(&t, args, err));

@@ -1,13 +1,13 @@
 /* weft train: a run from its configuration to its last checkpoint.
  *
- * Three processes at most, each of which starts the next with the words that remain for it:
+ * At most three levels of processes, each of which starts the next with the remaining words:
  *
  *     weft train --restarts 5 -n 4 my.yaml   supervises: starts the next, again if it fails (supervise.c)
- *       weft train -n 4 my.yaml              launches ranks by mpirun, passes signals on (comm/launch.c)
+ *       weft train -n 4 my.yaml              launches ranks by mpirun, forwards signals (comm/launch.c)
  *         weft train my.yaml                 a rank: joins the others, and trains (trainer.c)
  *
- * Without --restarts or -n that storey is left out. Each checks the configuration before it starts
- * anything, so that a mistake is said once and not by every rank. */
+ * Without --restarts or -n that level is omitted. Each level checks the configuration before it starts
+ * anything, so that an error is reported once and not by every rank. */
 #include "cli/cli.h"
 #include "checkpoint/find.h"
 #include "comm/comm.h"
@@ -35,9 +35,9 @@ static ErrorCode load(const Arguments *args, Config *c, OptionSet *set, Error *e
                        checkpoint_find_model, err);
 }
 
-/* A rank. What is wrong with its own configuration it keeps to itself until the ranks have joined: then
- * all hear of it (comm_agree), one says it, and all end with the same status. A rank that left before
- * would keep the others waiting. */
+/* A rank. It does not report errors of its configuration until the ranks have joined: then all learn of them
+ * (comm_agree), one prints, and all end with the same status. If a rank left before, the others would wait
+ * for it. */
 static ErrorCode train(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
@@ -48,8 +48,8 @@ static ErrorCode train(const Arguments *args, Error *err) {
     /* Before MPI, which may take seconds: a Ctrl-C meanwhile is a request to stop like any other. */
     TRY(trainer_take_signals(err));
     activity_start(&activity);
-    /* Before the ranks join: it says for how long they wait for each other. What is wrong with it they say
-     * together. */
+    /* Before the ranks join, since it contains how long they wait for each other. The ranks report its errors
+     * together, later. */
     ErrorCode code = load(args, &c, &set, &unread);
     CommWatch watch = {code == OK ? c.comm.watchdog_s : 0, activity_describe, &activity};
     ErrorCode opened = comm_open_watched(&comm, &watch, err);
@@ -69,7 +69,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
     if (code == OK) code = trainer_run(comm, args->operands[0], &c, &set, &inject, &activity, err);
     inject_free(&inject);
     options_free(&set);
-    /* What is left is the end, in which nothing can be stopped any more. */
+    /* Only the shutdown is left, which can no longer be stopped. */
     trainer_ignore_signals();
     if (code != OK) comm_report(comm, err);
     comm_close(comm);
@@ -78,7 +78,7 @@ static ErrorCode train(const Arguments *args, Error *err) {
 
 /* ---- with --restarts ---- */
 
-/* Under the run's lock, which goes again: the first child takes it. */
+/* Takes and releases the run's lock: the first child takes it again. */
 static ErrorCode discard(const Config *c, Error *err) {
     RunLock lock;
     TRY(lock_take(&lock, c->run.dir, err));
@@ -87,8 +87,8 @@ static ErrorCode discard(const Config *c, Error *err) {
     return code;
 }
 
-/* The configuration is read here for the pause, for run.overwrite and for its errors; what the children do
- * with it is theirs, so it is freed before the first one starts. */
+/* The configuration is read here only for the pause, for run.overwrite and for its errors, and freed before
+ * the first child starts. */
 static ErrorCode train_supervised(const Arguments *args, Error *err) {
     Config c;
     OptionSet set;
@@ -99,7 +99,7 @@ static ErrorCode train_supervised(const Arguments *args, Error *err) {
     if (code == OK && c.run.overwrite) code = discard(&c, err);
     options_free(&set);
     TRY(code);
-    /* A run that starts anew does so once, before its first process. */
+    /* run.overwrite applies only once, before the first process. */
     char **words = arguments_words(args, "--restarts", "run.overwrite=false");
     s.words = words;
     code = supervise(&s, err);
@@ -109,7 +109,7 @@ static ErrorCode train_supervised(const Arguments *args, Error *err) {
 
 /* ---- with --ranks ---- */
 
-/* Errors of the configuration are found before anything is started, and said once. */
+/* Finds errors of the configuration before anything is started, so that they are reported once. */
 static ErrorCode check(const Arguments *args, int64_t ranks, double *watchdog_s, Error *err) {
     Config c;
     OptionSet set;
@@ -126,7 +126,7 @@ static ErrorCode check(const Arguments *args, int64_t ranks, double *watchdog_s,
     return code;
 }
 
-/* 4,096 processes on one machine are more than any has cores; beyond it the number is a slip. */
+/* No machine has more than 4,096 cores; a larger number is a mistake. */
 static ErrorCode train_ranks(const Arguments *args, Error *err) {
     int64_t ranks = 1;
     double watchdog_s;
@@ -140,7 +140,7 @@ static ErrorCode train_ranks(const Arguments *args, Error *err) {
     return code;
 }
 
-/* Restarts outermost: what is started again is the launcher with all its ranks. */
+/* Restarts are the outermost level: a restart starts the launcher with all its ranks. */
 static ErrorCode run_train(const Arguments *args, Error *err) {
     if (arguments_has(args, "--restarts")) return train_supervised(args, err);
     return arguments_has(args, "--ranks") ? train_ranks(args, err) : train(args, err);

@@ -1,11 +1,11 @@
-/* Every verb, in the order of "weft --help". A new verb is a file and two lines here.
+/* Every verb, in the order of "weft --help". A new verb needs a file and two lines here.
  *
- * The order is roughly that of use: training first, then what is made of its results, then looking at
- * runs, and last what is about the machine and the program. Verbs of one group ("tokenizer ...") stand
- * together, since help and completion list them as they come.
+ * The order is roughly that of use: training first, then verbs for its results, then looking at runs, and
+ * last the machine and the program. Verbs of one group ("tokenizer ...") must be adjacent, since help and
+ * completion list them in this order.
  *
- * Declared here and not in a header: a verb is known by its name alone (verb_find), and no other file has
- * a reason to name one. */
+ * Declared here and not in a header: a verb is found only by its name (verb_find), and no other file refers
+ * to one. */
 #include "cli/cli.h"
 
 extern const Verb verb_audit;
@@ -33,7 +33,7 @@ extern const Verb verb_stop;
 extern const Verb verb_train;
 extern const Verb verb_watch;
 
-/* A line each, so that additions merge. */
+/* One line each, so that additions merge. */
 // clang-format off
 const Verb *const verbs[] = {
     &verb_train,

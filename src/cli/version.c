@@ -1,7 +1,7 @@
-/* Facts that a bug report needs: what was built, how, and which libraries it runs with.
+/* Facts for a bug report: what was built, how, and which libraries it runs with.
  *
- * Versions of libraries are asked of the libraries, not of their headers: what runs may be newer than what
- * was built against. */
+ * The libraries themselves report their versions, not their headers: the running version may be newer than
+ * the one at build time. */
 #include "cli/version.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -16,7 +16,7 @@
 #include "comm/facts.h"
 #include "device/facts.h"
 
-/* All that can change a number or the reading of a file. */
+/* Every library that can change a number or the reading of a file. */
 static void add_libraries(Text *out) {
     char pcre2[64] = "";
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
@@ -27,8 +27,8 @@ static void add_libraries(Text *out) {
                 xxhash / 100 % 100, xxhash % 100, OpenSSL_version(OPENSSL_VERSION));
 }
 
-/* Lines "name: value", so that two reports can be compared line by line. Nothing of the machine: that is
- * weft doctor's. */
+/* Lines "name: value", so that two reports can be compared line by line. Nothing about the machine: see weft
+ * doctor. */
 void version_write(Text *out) {
     char name[96];
     text_printf(out, "weft %s\n", WEFT_VERSION);

@@ -1,12 +1,12 @@
-/* weft watch: a page that shows runs while they go on, served over HTTP by libmicrohttpd.
+/* weft watch: a page that shows runs while they progress, served over HTTP by libmicrohttpd.
  *
- *  W1. It only tells: GET and HEAD, of a fixed list of paths. What a client names is a run by its number; no
- *      part of a path or a query reaches the file system.
- *  W2. Nobody on another machine sees anything without the token. On loopback, which asks for none unless
- *      told to, the Host of a request must be this machine's: a page of somebody else's whose name points
- *      here gets nothing.
- *  W3. One thread serves all requests, one at a time, so what it knows of the runs and of its connections
- *      needs no lock. Connections, their memory and their time are limited (clients.h). */
+ *  W1. It is read-only: GET and HEAD, for a fixed list of paths. Clients select a run by its number; no part
+ *      of a path or a query reaches the file system.
+ *  W2. Nobody on another machine sees anything without the token. On loopback, where the token is optional,
+ *      the Host of a request must be this machine's: a foreign page whose name resolves to this machine gets
+ *      nothing.
+ *  W3. One thread serves all requests, one at a time, so its state of runs and connections needs no lock.
+ *      Connections, their memory and their time are limited (clients.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,31 +39,30 @@
 
 #define TOKEN_VARIABLE "WEFT_WATCH_TOKEN"
 #define CONFIG_LIMIT (1 << 20)
-#define PAUSE 0.5 /* seconds between looks at a run's files, however often somebody asks */
+#define PAUSE 0.5 /* seconds between reads of a run's files, however frequent the requests */
 
 /* Requests are a line and some headers: 32 KiB hold any of a browser's. MHD's own limit of connections leaves
- * room for newcomers and for connections that are shut down but not closed yet: at its limit MHD accepts
- * nobody, so no newcomer could take a place (clients.h). */
+ * space for new connections and for those that are shut down but not closed yet. At its limit MHD accepts
+ * nobody, and clients.h could not replace a connection. */
 enum { LEAST_TOKEN = 16, CONNECTION_BYTES = 32 << 10, CONNECTIONS = 2 * CLIENTS, TICK = 1000 /* ms */ };
 
-/* One for the process. */
+/* One per process. */
 typedef struct Server {
     Watched runs[RUNS_MAX];
     double looked[RUNS_MAX];
     int count;
     bool loopback;
-    const char *host; /* --bind, as it was given */
-    char token[128];  /* empty: none is asked for */
+    const char *host; /* --bind, as given */
+    char token[128];  /* empty: not required */
     struct MHD_Daemon *daemon;
     Clients clients;
 } Server;
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
-/* Every answer has these headers, errors too. Nothing but the page's own script and style runs in it, no
- * other site may frame it or read it, no address with a token leaves as a referrer, and nothing is cached:
- * figures of a moment ago are wrong. Takes the response, which may be NULL: then there was no memory, and
- * the connection is closed. */
+/* Every response has these headers, errors too. Only the page's own script and style run in it, no other site
+ * may frame it or read it, no address with a token is sent as a referrer, and nothing is cached, since
+ * figures change. Takes ownership of the response; NULL (out of memory) closes the connection. */
 static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const char *type,
                              struct MHD_Response *r) {
     static const char *const headers[][2] = {
@@ -74,7 +73,7 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
         {"Referrer-Policy", "no-referrer"},
         {"Cross-Origin-Resource-Policy", "same-origin"},
         {"Cache-Control", "no-store"},
-        {"Connection", "close"}, /* one request a connection: nobody holds a place between two (clients.h) */
+        {"Connection", "close"}, /* one request per connection: none keeps a slot after it (clients.h) */
     };
     if (!r) return MHD_NO;
     MHD_add_response_header(r, "Content-Type", type);
@@ -86,7 +85,7 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
     return result;
 }
 
-/* `words` are not copied: literals only. MHD takes a pointer that is not const, and does not write through
+/* `words` is not copied: string literals only. MHD takes a non-const pointer, but does not write through
  * it. */
 static enum MHD_Result reply_words(struct MHD_Connection *c, unsigned status, const char *words) {
     return reply(
@@ -104,8 +103,8 @@ static enum MHD_Result reply_text(struct MHD_Connection *c, const char *type, Te
 
 #define JSON_TYPE "application/json; charset=utf-8"
 
-/* Names by number, which is how the page then asks for a run (W1). They are bytes of a file system and
- * need not be UTF-8: json_bytes makes text of them. */
+/* Names by number, which the page then uses to select a run (W1). Directory names need not be UTF-8:
+ * json_bytes makes valid text of them. */
 static enum MHD_Result tell_runs(const Server *s, struct MHD_Connection *c) {
     Text out = {0};
     JsonWriter w;
@@ -120,8 +119,8 @@ static enum MHD_Result tell_runs(const Server *s, struct MHD_Connection *c) {
     return reply_text(c, JSON_TYPE, &out);
 }
 
-/* A whole number of the query, `fallback` where it says none. What is no number at all is taken for none
- * as well: the page never sends such a thing, and who else does gets some answer. */
+/* An integer of the query, `fallback` if there is none. A malformed number also gives `fallback`: the page
+ * never sends one. */
 static int64_t asked(struct MHD_Connection *c, const char *key, int64_t fallback) {
     const char *text = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, key);
     char *end = NULL;
@@ -131,9 +130,9 @@ static int64_t asked(struct MHD_Connection *c, const char *key, int64_t fallback
     return errno == 0 && *end == '\0' ? value : fallback;
 }
 
-/* Looks at the files at most twice a second, however many pages ask, but at once where more is known to be
- * there: a long run is then caught up with as fast as it is asked for. Only what is new since `after` is
- * told. */
+/* Reads the files at most twice a second, however many pages ask, but at once if more data is known to be
+ * there, so that a long run is caught up with as fast as the page asks. Sends only what is new since
+ * `after`. */
 static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
     Watched *w = &s->runs[run];
     Text out = {0};
@@ -146,8 +145,8 @@ static enum MHD_Result tell_data(Server *s, struct MHD_Connection *c, int run) {
     return reply_text(c, JSON_TYPE, &out);
 }
 
-/* As the run wrote it, with the source of each value. Not through a link (file_read_own), and no more than
- * a MiB: a run directory may be written by others. What cannot be read is an empty answer. */
+/* As the run wrote it, with the source of each value. Not through a link (file_read_own), and at most 1 MiB,
+ * since others may be able to write to a run directory. An unreadable file gives an empty response. */
 static enum MHD_Result tell_config(const Server *s, struct MHD_Connection *c, int run) {
     char *path = path_join(s->runs[run].dir, "config.yaml"), *data = NULL;
     Text out = {0};
@@ -158,22 +157,21 @@ static enum MHD_Result tell_config(const Server *s, struct MHD_Connection *c, in
     return reply_text(c, "text/plain; charset=utf-8", &out);
 }
 
-/* ---- who asks ---- */
+/* ---- access control ---- */
 
-/* In a time that does not depend on where they differ, so that a token cannot be guessed byte by byte. Its
- * length is no secret. */
+/* In constant time, so that a token cannot be guessed byte by byte. Its length is not secret. */
 static bool is_token(const Server *s, const char *given) {
     size_t length = strlen(s->token);
     return given && strlen(given) == length && CRYPTO_memcmp(given, s->token, length) == 0;
 }
 
-/* The name in front of the port. */
+/* Compares the name before the port. */
 static bool is_host(const char *header, const char *name) {
     size_t length = strlen(name);
     return strncasecmp(header, name, length) == 0 && (header[length] == '\0' || header[length] == ':');
 }
 
-/* Whatever the port: it may have come through a tunnel. */
+/* Any port is accepted, since the request may come through a tunnel. */
 static bool is_ours(const Server *s, struct MHD_Connection *c) {
     const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
     char bracketed[80];
@@ -182,21 +180,21 @@ static bool is_ours(const Server *s, struct MHD_Connection *c) {
                     is_host(host, s->host) || is_host(host, bracketed));
 }
 
-/* A token proves more than a name, so where there is one the Host does not matter: a tunnel may go by any
- * name. Without one, on loopback, the Host is what keeps pages of other sites out (DNS rebinding, W2). */
+/* A token proves more than a name, so with a token the Host does not matter: a tunnel may use any name.
+ * Without one, on loopback, the Host keeps pages of other sites out (DNS rebinding, W2). */
 static bool may_see(const Server *s, struct MHD_Connection *c) {
     if (s->token[0]) return is_token(s, MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "token"));
     return is_ours(s, c);
 }
 
-/* A short list: compared as whole strings, so no "..", no encoding and no case leads anywhere else. */
+/* A short list, compared as whole strings: "..", encodings and case have no effect. */
 static const WatchAsset *find_asset(const char *path) {
     for (const WatchAsset *a = watch_assets; a->path; a++)
         if (strcmp(a->path, path) == 0) return a;
     return NULL;
 }
 
-/* Style and script tell nothing of a run, and a browser asks for them without the token. */
+/* Style and script reveal nothing of a run, and a browser requests them without the token. */
 static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *path, bool trusted) {
     const WatchAsset *asset = find_asset(path);
     bool page = asset && strcmp(path, "/") == 0;
@@ -217,7 +215,7 @@ static enum MHD_Result route(Server *s, struct MHD_Connection *c, const char *pa
     return reply_words(c, MHD_HTTP_NOT_FOUND, "There is nothing here.\n");
 }
 
-/* ---- what MHD calls ---- */
+/* ---- callbacks of MHD ---- */
 
 static Client *client_of(struct MHD_Connection *c) {
     return MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
@@ -236,7 +234,7 @@ static void on_connection(void *server, struct MHD_Connection *c, void **client,
     *client = clients_join(&s->clients, fd, from, clock_seconds());
 }
 
-/* A whole head has come. A body is never read: the answer to the head closes the connection. */
+/* A complete head has arrived. A body is never read: the response to the head closes the connection. */
 static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const char *path,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_size, void **state) {
@@ -249,17 +247,17 @@ static enum MHD_Result on_request(void *server, struct MHD_Connection *c, const 
     return route(s, c, path, trusted);
 }
 
-/* ---- where it listens ---- */
+/* ---- listening ---- */
 
-/* 127.0.0.0/8 and ::1. By the address that is bound, not by the name that was given. */
+/* 127.0.0.0/8 and ::1. Decided by the bound address, not by the given name. */
 static bool is_loopback(const struct sockaddr *a) {
     if (a->sa_family == AF_INET)
         return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr) != 0;
 }
 
-/* Numbers only: a name would be looked up, and could lead to another address tomorrow. "localhost" is
- * taken for 127.0.0.1 without asking. *out is the caller's to free. */
+/* Numeric addresses only: a name would be looked up, and could resolve to another address later. "localhost"
+ * is taken as 127.0.0.1 without a lookup. The caller frees *out. */
 static ErrorCode resolve(const char *host, int64_t port, struct addrinfo **out, Error *err) {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_PASSIVE, .ai_socktype = SOCK_STREAM};
     char number[8], shown[80];
@@ -272,7 +270,7 @@ static ErrorCode resolve(const char *host, int64_t port, struct addrinfo **out, 
         "--bind is \"%s\": expected an address as in 127.0.0.1, ::1, 192.168.1.7, or 0.0.0.0 for all", shown);
 }
 
-/* Given, or 128 random bits. It is no flag: command lines are seen by everybody on a machine. */
+/* The given token, or 128 random bits. Not a flag, since everybody on a machine can see command lines. */
 static ErrorCode make_token(Server *s, Error *err) {
     const char *given = getenv(TOKEN_VARIABLE);
     unsigned char bytes[16];
@@ -291,8 +289,8 @@ static ErrorCode make_token(Server *s, Error *err) {
     return OK;
 }
 
-/* No thread of MHD's: serve_requests calls it (W3). IPv6 has to be said to MHD beside the address. errno is
- * what bind or listen left. */
+/* Without a thread of MHD: serve_requests calls it (W3). MHD needs a flag for IPv6 in addition to the
+ * address. errno is that of bind or listen. */
 static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, Error *err) {
     unsigned flags = MHD_USE_EPOLL;
     if (at->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
@@ -306,7 +304,7 @@ static ErrorCode listen_at(Server *s, const struct addrinfo *at, int64_t port, E
                        s->host);
 }
 
-/* On standard output, for a person or a script; of all addresses, this machine's name. */
+/* On standard output, for a person or a script; if bound to all addresses, with this machine's name. */
 static void say_where(const Server *s) {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
     char name[256] = "";
@@ -318,8 +316,8 @@ static void say_where(const Server *s) {
     fflush(stdout);
 }
 
-/* Until one of the signals comes. Connections are looked at once a tick at least, since nothing wakes the
- * server when a connection's time is over. */
+/* Runs until one of the signals arrives. Checks connections at least once per tick, since nothing wakes the
+ * server when a connection runs out of time. */
 static void serve_requests(Server *s, int signals) {
     int events = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     struct pollfd fds[] = {{.fd = signals, .events = POLLIN}, {.fd = events, .events = POLLIN}};
@@ -351,8 +349,8 @@ static ErrorCode serve(Server *s, const struct addrinfo *at, int64_t port, Error
     return code;
 }
 
-/* An address that others reach always has a token; on loopback it is asked for where others work on the
- * machine too. */
+/* An address that other machines can reach always requires a token; loopback only with --token, for machines
+ * with other users. */
 static ErrorCode run_server(const Arguments *args, Server *s, int64_t port, Error *err) {
     struct addrinfo *at;
     TRY(resolve(s->host, port, &at, err));
@@ -364,7 +362,7 @@ static ErrorCode run_server(const Arguments *args, Server *s, int64_t port, Erro
     return code;
 }
 
-/* The user cannot tell a run that is yet to begin from a name that was mistyped, so it is reported. */
+/* A run that has not begun looks like a mistyped name, so a missing directory is reported. */
 static ErrorCode open_run(Watched *w, const char *dir, Error *err) {
     TRY(watch_open(w, dir, err));
     if (!file_is_dir(dir)) log_warn("%s does not exist yet; the page shows the run once it begins", dir);
