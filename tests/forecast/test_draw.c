@@ -1,4 +1,4 @@
-/* Drawings of timelines: figures agree with the simulation, rows are to scale, SVG is whole. */
+/* Drawings of timelines: figures agree with the simulation, rows are to scale, and SVG is well formed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -76,7 +76,7 @@ static void test_plain_rows(void **state) {
     text_free(&out);
 }
 
-/* Width of a line in a terminal: characters, without escapes. */
+/* Width of a line in a terminal: characters without escape sequences. */
 static int visible(const char *line) {
     int columns = 0;
     for (; *line && *line != '\n'; line++) {
@@ -121,10 +121,10 @@ static void test_svg_has_every_box(void **state) {
     Text out = {0};
     start(&d, PIPE_ZBV, 4, 8, &plain);
     draw_svg(&d.line, 1, 960, &out);
-    /* A box is a sub-path that is closed: 8 microbatches x 8 stages x 3 kinds, idle behind 4 ranks, 7
+    /* A box is a closed sub-path: 8 microbatches x 8 stages x 3 kinds, an idle band for each of 4 ranks, 7
      * swatches. */
     assert_int_equal(count_of(out.data, "zM") + count_of(out.data, "z\""), 8 * 8 * 3 + 4 + 7);
-    assert_int_equal(count_of(out.data, ">7</text>"), 8 * 3); /* each number in each box */
+    assert_int_equal(count_of(out.data, ">7</text>"), 8 * 3); /* each number once in each of its boxes */
     assert_int_equal(count_of(out.data, "<svg"), 1);
     assert_int_equal(count_of(out.data, "</svg>"), 1);
     assert_int_equal(count_of(out.data, "<text"), count_of(out.data, "</text>"));
@@ -133,7 +133,7 @@ static void test_svg_has_every_box(void **state) {
     text_free(&out);
 }
 
-/* x of the first box of a class: "<path class="f0" d="M58 50h..." */
+/* Width of the first box of a class: "<path class="f0" d="M58 50h..." */
 static double first_width(const char *svg, const char *class) {
     const char *at = strstr(svg, class);
     assert_non_null(at);
@@ -141,7 +141,7 @@ static double first_width(const char *svg, const char *class) {
     return strtod(at + 1, NULL);
 }
 
-/* Planned above measured: the same unit has the same scale, another unit its own. */
+/* Planned above measured: timelines of the same unit share a scale, others have their own. */
 static void test_two_timelines(void **state) {
     (void)state;
     const int ranks[] = {0, 1};
@@ -167,7 +167,7 @@ static void test_two_timelines(void **state) {
     }
 }
 
-/* More ranks than rows: those in the middle are left out, in the drawing and in the table, and said to be. */
+/* With more ranks than rows, those in the middle are left out of the drawing and the table, with a note. */
 static void test_rows_are_folded(void **state) {
     (void)state;
     Drawn d;
@@ -195,7 +195,8 @@ static void test_rows_are_folded(void **state) {
     text_free(&out);
 }
 
-/* Cells narrower than a column: that is said, with the width that shows all, at which nothing is said. */
+/* Cells narrower than a column are reported, with the width that shows all; at that width nothing is
+ * reported. */
 static void test_narrow_cells(void **state) {
     (void)state;
     Drawn d;
@@ -205,7 +206,7 @@ static void test_narrow_cells(void **state) {
     assert_non_null(
         strstr(out.data,
                "cells are narrower than a column: not all are shown; 195 columns show all: --width 202\n"));
-    assert_null(strstr(out.data, "numbers are microbatches")); /* none is there */
+    assert_null(strstr(out.data, "numbers are microbatches")); /* no number is drawn */
     for (int width = 201; width <= 202; width++) {
         text_clear(&out);
         draw_terminal(&d.line, (TerminalStyle){width, false, false, 0}, &out);
@@ -221,8 +222,7 @@ static void test_narrow_cells(void **state) {
     text_free(&out);
 }
 
-/* A capital and a small letter tell two stages of a rank apart; where there are more, each has a letter of
- * its own. */
+/* Upper and lower case distinguish two stages of a rank; with more stages, each has a letter. */
 static void test_many_stages_of_a_rank(void **state) {
     (void)state;
     Drawn d = {0};

@@ -1,5 +1,5 @@
-/* What is planned of ranks that share tokens and matrices, and how long steps should take: against the
- * published formulas in numbers, and against what any such plan must keep. */
+/* Plans of ranks that share tokens and matrices, and predicted step times: compared with the published
+ * formulas in numbers, and with properties that every plan must have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 
 static Error err;
 
-/* Configurations are read as a user's are: keys that are given on a command line. */
+/* Configurations are read like a user's: from keys on a command line. */
 typedef struct Planned {
     Config c;
     OptionSet set;
@@ -43,7 +43,7 @@ static void configure(Planned *p, int count, const char *const *words) {
     if (config_load(&p->c, &p->set, NULL, BASE + count, all, checkpoint_find_model, &err) != OK)
         fail_msg("%s", err.message);
     if (model_config_complete(&p->c.model.shape, "model", &err) != OK) fail_msg("%s", err.message);
-    /* As choices and splits plan, wherever they are made. */
+    /* As choices and splits plan, on any machine. */
     device_describe(&p->d, device_kind(p->c.run.device), "", 1);
 }
 #define WORDS(...) \
@@ -78,15 +78,15 @@ static ModelConfig llama8b(void) {
 
 static double both(Cost c) { return c.forward + c.input + c.weight; }
 
-/* By formula, of a step of rank 0. */
+/* Bytes of rank 0 in a step, by formula. */
 static double over_units(const Planned *p, Cost (*bytes)(const CommVolumeSpec *, int)) {
     double sum = 0;
     for (int u = 0; u < p->f.ranks[0].plan.partition.table->units; u++) sum += both(bytes(&p->f.volume, u));
     return sum * p->f.layout.microbatches;
 }
 
-/* 4 gathers and 4 reductions of a block in either precision, and the two gathers for the weights: 20 f T h
- * bytes where all is bf16, 28 where partial sums are fp32. */
+/* A block has 4 gathers and 4 reductions in either precision, and two gathers for wgrad: 20 f T h bytes if
+ * everything is bf16, 28 if partial sums are fp32. */
 static void bytes_over_tp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
@@ -96,10 +96,10 @@ static void bytes_over_tp_are_the_formulas(void **state) {
     assert_true(fabs(both(comm_volume_tp(&s, 32)) - 20 * 0.875 * 8192 * 4096) < 1);
     s.cp = 2;
     assert_true(fabs(both(comm_volume_tp(&s, 1)) - 10 * 0.875 * 8192 * 4096) < 1);
-    /* Done again: a product's input is gathered and the attention's output reduced once more. */
+    /* Recomputation gathers a product's input and reduces the attention's output once more. */
     s.recompute = RECOMPUTE_FULL;
     assert_true(fabs(both(comm_volume_tp(&s, 1)) - 11 * 0.875 * 8192 * 4096) < 1);
-    /* Two ranks have each head of keys: an all-reduce of both gradients, fp32. */
+    /* Two ranks hold each KV head: an all-reduce of both gradients in fp32. */
     s.tensors = 16, s.recompute = RECOMPUTE_NONE, s.partial = 4, s.cp = 1;
     assert_true(fabs(both(comm_volume_tp(&s, 1)) -
                      (28 * 15.0 / 16 * 8192 * 4096 + 2 * 0.5 * 8192 * 2 * 128 * 4)) < 1);
@@ -107,7 +107,7 @@ static void bytes_over_tp_are_the_formulas(void **state) {
     for (int u = 0; u < 34; u++) assert_true(both(comm_volume_tp(&s, u)) <= 0);
 }
 
-/* Two rows of x and results forward; x, dy and dx backward, with a weight and its gradient. */
+/* Forward moves rows of x and of results; backward x, dy and dx, with a weight and its gradient. */
 static void test_experts(void **state) {
     (void)state;
     ModelConfig m = llama8b();
@@ -118,9 +118,10 @@ static void test_experts(void **state) {
     assert_int_equal(comm_volume_operations(&s, 2, MESH_EXPERTS), 8);
 }
 
-/* 131,072 tokens on 8 ranks: 1.88 GB a block to gather keys and values and to sum their gradients in fp32,
- * 0.59 GB by heads, which the model allows up to its 8 heads of keys. Two ranks send less by keys; where keys
- * do not fit, or spans do not, heads are taken, and what was asked for is. */
+/* 131,072 tokens on 8 ranks take 1.88 GB a block to gather keys and values and to sum their gradients in
+ * fp32, and 0.59 GB by all-to-all, which the model allows up to its 8 KV heads. Two ranks send less by
+ * all-gather. Where all-gather does not fit the tokens or the exact chunks, auto takes all-to-all. A method
+ * that is asked for is taken. */
 static void bytes_over_cp_are_the_formulas(void **state) {
     (void)state;
     ModelConfig m = llama8b();
@@ -145,9 +146,9 @@ static void bytes_over_cp_are_the_formulas(void **state) {
 
 /* ---- memory ---- */
 
-/* What tp leaves a rank of activations is what a t-th of the tokens takes, and so it is for cp; but for what
- * attention makes, which cp has by heads and by tokens (by keys it has it once), and the first keys of all
- * tokens; and tp's ids and losses of all of theirs. */
+/* Activations on a rank of tp are those of 1/t of the tokens, and so with cp. The exceptions: attention's
+ * results, which cp all-to-all has by heads and by tokens (all-gather has them once); the first keys of all
+ * tokens; and with tp the ids and losses of all of its tokens. */
 static void activations_shrink_by_tp_and_cp(void **state) {
     (void)state;
     enum { TWICE = 4 /* layers */ * 16 * 64 * 2, KEYS = (64 - 16) * 4, ARRAYS = 5 * 16 * 4 };
@@ -165,7 +166,7 @@ static void activations_shrink_by_tp_and_cp(void **state) {
     release(&one);
     plan(&one, 1, unknown, WORDS("train.context=64"));
     double whole = one.f.ranks[0].flops;
-    assert_true(whole > 4 * flops); /* attention sees more */
+    assert_true(whole > 4 * flops); /* attention sees more tokens */
     release(&one);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Planned p;
@@ -179,7 +180,7 @@ static void activations_shrink_by_tp_and_cp(void **state) {
     release(&one);
 }
 
-/* Matrices are dealt out, norms held by all; with cp they are shared out like data-parallel ranks' are. */
+/* tp shards matrices and replicates norms; cp shards like data-parallel ranks. */
 static void states_are_dealt_out(void **state) {
     (void)state;
     Planned one, p;
@@ -256,12 +257,12 @@ static void auto_is_what_follows_from_mesh_and_step(void **state) {
         plan(&p, cases[i].world, unknown, 3, cases[i].words);
         assert_int_equal(sync_choose(&p.c, cases[i].world, 0, &choice, &err), OK);
         assert_int_equal(choice.sync, cases[i].expected);
-        assert_int_equal(p.f.ranks[0].plan.program.sync, cases[i].expected); /* and so it is lowered */
+        assert_int_equal(p.f.ranks[0].plan.program.sync, cases[i].expected); /* and the program agrees */
         release(&p);
     }
 }
 
-/* Without a limit nothing that sends as few bytes takes less memory. */
+/* Without a limit, no other setting that sends as few bytes takes less memory. */
 static void auto_takes_the_least_memory_of_the_fewest_bytes(void **state) {
     (void)state;
     static const char *const values[] = {"train.gradient_sync=step", "train.gradient_sync=replica",
@@ -283,8 +284,8 @@ static void auto_takes_the_least_memory_of_the_fewest_bytes(void **state) {
         }
 }
 
-/* A limit just below what one takes makes it the next, until nothing fits: then it is what takes least. The
- * figures are those of the plans; of a GPU, those of its memory. */
+/* A limit just below the need of a setting leads to the next one, until nothing fits; then it is the one that
+ * takes least. The figures are those of the plans, on a GPU those of its memory. */
 static void a_limit_moves_auto_on(void **state) {
     (void)state;
     static const char *const meshes[] = {"mesh.dp_replicate=1", "mesh.dp_replicate=2"};
@@ -314,8 +315,7 @@ static void a_limit_moves_auto_on(void **state) {
     }
 }
 
-/* What checkpoints are written from is the host's where the device has memory of its own: no limit is of
- * it. */
+/* On a device with separate memory the copy for checkpoints is on the host, where no limit applies. */
 static void memory_of_a_gpu_is_its_own(void **state) {
     (void)state;
     Planned here, gpu;
@@ -326,7 +326,7 @@ static void memory_of_a_gpu_is_its_own(void **state) {
     assert_true(memory_plan_total(a) == memory_plan_pools(a) + a->staging);
     assert_true(memory_plan_total(b) == memory_plan_pools(b) && memory_plan_host(b) >= b->staging);
     assert_true(b->device_scratch >= (size_t)32 << 20);
-    assert_int_equal(gpu.f.ranks[0].plan.model.loss_rows, 64); /* all tokens: fewer than 2,048 */
+    assert_int_equal(gpu.f.ranks[0].plan.model.loss_rows, 64); /* all tokens, as there are fewer than 2,048 */
     release(&here);
     release(&gpu);
 }
@@ -347,7 +347,7 @@ static void hardware_is_named_or_read(void **state) {
     dprintf(file, "compute: {bf16_tflops: 100, share: 0.5}\nlinks: {ranks: 4}\n");
     assert_int_equal(hardware_read(&h, path, &err), OK);
     assert_true(fabs(hardware_products(&h, DTYPE_BF16) - 50e12) < 1 && h.links.ranks == 4);
-    assert_true(fabs(h.memory.gib - 79.6) < 1e-9); /* what a file does not say is h100's */
+    assert_true(fabs(h.memory.gib - 79.6) < 1e-9); /* a file's defaults are those of h100 */
     dprintf(file, "memory: {gigs: 80}\n");
     assert_int_equal(hardware_read(&h, path, &err), ERR_CONFIG);
     assert_non_null(strstr(err.message, "memory.gigs"));
@@ -370,14 +370,14 @@ static const OpCost *op_cost(const Planned *p, const char *name) {
     return NULL;
 }
 
-/* Bytes to neighbours on the same machine go by one link, others by the other, both at once. */
+/* Bytes to ranks on the same machine take one link, others another link, concurrently. */
 static void collectives_over_machines(void **state) {
     (void)state;
     Hardware h = simple_hardware();
     assert_true(hardware_collective(&h, 1, 1, 1e9, 1) <= 0);
     assert_true(fabs(hardware_collective(&h, 4, 1, 3e9, 1) - 0.3) < 1e-9); /* all inside */
     assert_true(fabs(hardware_collective(&h, 8, 1, 7e9, 1) - 4.0) < 1e-9); /* 4 of 7 leave */
-    assert_true(fabs(hardware_collective(&h, 4, 4, 3e9, 1) - 3.0) < 1e-9); /* none of them is near */
+    assert_true(fabs(hardware_collective(&h, 4, 4, 3e9, 1) - 3.0) < 1e-9); /* none of them on this machine */
     assert_true(fabs(hardware_collective(&h, 4, 2, 3e9, 1) - 2.0) < 1e-9); /* one of three is */
     h.links.inside_us = 5, h.links.between_us = 50;
     assert_true(fabs(hardware_collective(&h, 4, 1, 0, 2) - 10e-6) < 1e-12);
@@ -385,7 +385,8 @@ static void collectives_over_machines(void **state) {
     assert_true(fabs(hardware_message(&h, 2, 1e9) - 0.100005) < 1e-9);
 }
 
-/* One rank: products and attention by their speeds, and nothing else takes time here but the update. */
+/* On one rank products and attention take time by their speeds; apart from the update nothing else does
+ * here. */
 static void a_step_is_its_flops(void **state) {
     (void)state;
     Hardware h = simple_hardware();
@@ -400,8 +401,8 @@ static void a_step_is_its_flops(void **state) {
     release(&p);
 }
 
-/* Products, attention and scans that the ops of a step do are those that the layers' rows say, of any family,
- * however much is recomputed; and their seconds are those of the step. */
+/* Products, attention and scans in the ops of a step agree with the layers' costs, for any family and
+ * recompute policy; the seconds of the ops add up to those of the step. */
 static void ops_are_what_layers_say(void **state) {
     (void)state;
     static const char *const families[][4] = {
@@ -439,7 +440,7 @@ static void ops_are_what_layers_say(void **state) {
         }
 }
 
-/* Each op, of a model that can be reckoned by hand: 4 layers, 4 microbatches of 64 tokens. */
+/* Each op of a model that is small enough to compute by hand: 4 layers, 4 microbatches of 64 tokens. */
 static void ops_are_reckoned(void **state) {
     (void)state;
     Hardware h = simple_hardware();
@@ -450,7 +451,7 @@ static void ops_are_reckoned(void **state) {
         const char *name;
         double calls, flops, bytes;
     } rows[] = {
-        /* [64, 64] x [64, 384]: x, W and y; dy, W and dx; x, dy and dW twice, fp32. */
+        /* [64, 64] x [64, 384]: x, W and y; dy, W and dx; x, dy and dW twice in fp32. */
         {"gate and up", 48, 16 * 3 * 2.0 * 64 * 64 * 384,
          16 * (2.0 * 3 * (64 * 64 + 64 * 384) + 2 * 2 * 64 * 384 + 2 * 4 * 64 * 384)},
         {"activation_forward", 16, 0, 16 * 3 * 2.0 * 64 * 192},
@@ -466,12 +467,13 @@ static void ops_are_reckoned(void **state) {
         assert_true(fabs(c->flops - rows[i].flops) <= 1e-9 * rows[i].flops);
         if (fabs(c->bytes - rows[i].bytes) > 1e-9 * rows[i].bytes)
             fail_msg("%s moves %.0f bytes, by hand %.0f", rows[i].name, c->bytes, rows[i].bytes);
-        assert_true(fabs(c->seconds - fmax(c->bytes / 1e9, 0)) < 1e-9 * c->seconds); /* slow memory decides */
+        assert_true(fabs(c->seconds - fmax(c->bytes / 1e9, 0)) <
+                    1e-9 * c->seconds); /* bound by slow memory */
     }
     release(&p);
 }
 
-/* Nothing that a pass may call is missing. */
+/* The counting device has every op that a pass may call. */
 static void a_counting_device_has_every_op(void **state) {
     (void)state;
     CountingDevice c;
@@ -482,7 +484,8 @@ static void a_counting_device_has_every_op(void **state) {
     assert_true(c.device.ops.sum_parts_i64 != NULL);
 }
 
-/* Fast links are hidden behind work but for what is first and last; on slow ones a step is its bytes. */
+/* Fast links are hidden behind work except for the first and the last transfer; on slow links a step takes
+ * the time of its bytes. */
 static void exposed_is_what_work_does_not_hide(void **state) {
     (void)state;
     double before = -1;
@@ -502,9 +505,8 @@ static void exposed_is_what_work_does_not_hide(void **state) {
     }
 }
 
-/* Of a block, to the byte: with backward passes in one where nothing is recomputed, and with their dgrad and
- * wgrad separate either way; with copies of heads of keys, with norms of all heads at once, and with
- * experts. */
+/* Bytes of a block, exactly: with dgrad and wgrad together where nothing is recomputed, and separate with
+ * either policy; with replicated KV heads, with norms over all heads, and with experts. */
 static void formulas_are_what_programs_send(void **state) {
     (void)state;
     enum { BLOCK = 1 };
@@ -539,8 +541,8 @@ static void formulas_are_what_programs_send(void **state) {
     }
 }
 
-/* tp and cp: a step is shorter than on one rank by their work, and longer by what crosses; links without
- * limit leave the share of the work alone. */
+/* With tp and cp, the step is shorter than on one rank by the split of the work, and longer by the
+ * collectives; with infinitely fast links only the split of the work remains. */
 static void ranks_of_tp_and_cp_share_the_work(void **state) {
     (void)state;
     static const char *const meshes[] = {"mesh.tp=4", "mesh.cp=4"};
@@ -564,8 +566,8 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
         release(&p);
     }
     release(&one);
-    /* Four copies of one head of keys take what four heads do, but for the gradient of what they are made of:
-     * of 16 of 32 columns each makes a fourth of the terms, in one of three passes. */
+    /* Four replicas of one KV head take as much as four heads, except for the dgrad of q k v: each rank
+     * computes a fourth of the sum over 16 of 32 columns, in one of three passes. */
     for (int i = 0; i < 2; i++)
         plan(i ? &copied : &one, 4, (ForecastSpeed){.hardware = &h},
              WORDS("mesh.tp=4", "train.tokens_per_step=256",
@@ -578,9 +580,9 @@ static void ranks_of_tp_and_cp_share_the_work(void **state) {
     release(&copied);
 }
 
-/* With a speed of messages the passes of a unit take what is exposed of its collectives: forward all of them,
- * backward what wgrads do not hide, which is all but their work when links are slow, and next to
- * nothing of the sums when they are fast. */
+/* With a speed of messages, the passes of a unit include their exposed collectives. Forward exposes all of
+ * them. Backward exposes what wgrads do not hide: on slow links everything but their work, and on fast links
+ * next to nothing of the sums. */
 static void a_link_counts_what_is_exposed(void **state) {
     (void)state;
     enum { BLOCK = 1 };
@@ -597,7 +599,7 @@ static void a_link_counts_what_is_exposed(void **state) {
         assert_true(fabs(forward - bytes.forward * byte) <= 1e-9 * took.forward);
         assert_true(back >= bytes.input * byte - work.input - work.weight - 1e-9 * took.input);
         assert_true(back < bytes.input * byte);
-        /* Of four gathers and two sums of twice a gather's bytes one gather cannot be hidden. */
+        /* Of four gathers, and two sums of twice the bytes, one gather cannot be hidden. */
         if (speed > 1e4) assert_true(back < bytes.input * byte / 6);
         release(&p);
     }

@@ -1,5 +1,5 @@
-/* Traced steps: costs and predictions out of measured times, the trace as a file and back. The steps here are
- * simulated, so that what must come out is known. */
+/* Traced steps: costs and predictions from measured times, and the trace written to a file and read back. The
+ * steps are simulated, so the results are known. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static ActionKind kind_of(CellKind kind) {
     return kind == CELL_F ? ACT_FWD : kind == CELL_B ? ACT_BWD : kind == CELL_I ? ACT_DGRAD : ACT_WGRAD;
 }
 
-/* The rank waits from where it stands to where the cell starts. */
+/* The rank waits from its current time until the cell starts. */
 static void act_cell(Made *m, const Schedule *s, const Cell *c, CellTime t) {
     bool forward = c->kind == CELL_F;
     int first = c->stage * UNITS_OF_STAGE, last = first + 1, other = c->stage + (forward ? 1 : -1);
@@ -52,8 +52,7 @@ static void act_cell(Made *m, const Schedule *s, const Cell *c, CellTime t) {
     act(m, forward ? ACT_SEND_F : ACT_SEND_B, forward ? last : first, c->microbatch, t.end, t.end, 0);
 }
 
-/* One step of a pipeline, each rank's actions into the step. Returns when its slowest rank is ready for the
- * norm. */
+/* Adds one step of a pipeline to each rank's actions. Returns when its slowest rank is ready for the norm. */
 static double add_pipeline(const Schedule *s, const SimulateCosts *costs, Made *ranks) {
     Simulation sim;
     double ready = 0;
@@ -68,13 +67,13 @@ static double add_pipeline(const Schedule *s, const SimulateCosts *costs, Made *
     return ready;
 }
 
-/* Costs of a pipeline and stage: all different. */
+/* Different costs for each pipeline and stage. */
 static void set_costs(StageCost *costs, int stages, int pipeline) {
     for (int s = 0; s < stages; s++)
         costs[s] = (StageCost){0.010 + 0.001 * s + 0.002 * pipeline, 0.011 + 0.002 * s, 0.009 - 0.0005 * s};
 }
 
-/* The same step `steps` times, of `pipelines` pipelines. */
+/* Makes `steps` equal steps of `pipelines` pipelines. */
 static void make(Timing *t, const Schedule *s, int pipelines, int steps, double latency) {
     StageCost costs[16];
     timing_start(t, s->ranks * pipelines, s->ranks, s->stages);
@@ -134,7 +133,8 @@ static void predictions_are_what_ran(void **state) {
     }
 }
 
-/* A schedule may have whole and split backwards of one stage; their costs are not each other's sums. */
+/* A schedule may have joint and split backwards of one stage; the cost of the joint one is not the sum of the
+ * others. */
 static void whole_backwards_have_costs_of_their_own(void **state) {
     (void)state;
     Timing t;
@@ -156,7 +156,7 @@ static void whole_backwards_have_costs_of_their_own(void **state) {
     timing_free(&t);
 }
 
-/* Time between passes is the pass's that it serves; waiting, wherever it was, is nobody's. */
+/* Time between passes belongs to the pass that it serves; waiting belongs to none. */
 static void waiting_is_idle_and_nothing_else_is(void **state) {
     (void)state;
     Timing t;
@@ -190,7 +190,7 @@ static void waiting_is_idle_and_nothing_else_is(void **state) {
     timing_free(&t);
 }
 
-/* What crosses inside a pass holds up the pass, not the schedule: the simulator does not know of it. */
+/* Waiting for a collective inside a pass belongs to the pass: the simulator does not model it. */
 static void waiting_for_a_collective_is_the_pass_s(void **state) {
     (void)state;
     Timing t;
@@ -262,7 +262,7 @@ static const char *word(const cJSON *object, const char *key) {
     return cJSON_IsString(member) ? member->valuestring : "";
 }
 
-/* Slices of a track nest: each one ends before those end that are open. */
+/* Slices of a track nest: each one ends before those that contain it. */
 static void check_nesting(const cJSON *events, int rank, int track) {
     double open[8], last = -1;
     int depth = 0;
@@ -281,7 +281,7 @@ static void check_nesting(const cJSON *events, int rank, int track) {
     }
 }
 
-/* Of each message a start and an end, on different ranks, forward in time. */
+/* Each message has a start and an end, on different ranks, forward in time. */
 static int check_arrows(const cJSON *events) {
     const cJSON *e, *from = NULL;
     int arrows = 0;
@@ -368,7 +368,7 @@ static void what_was_written_reads_back(void **state) {
     stop(&d);
 }
 
-/* Whatever a file says, it is refused, or safe to predict from and to draw. */
+/* Any text is either refused, or safe to predict from and to draw. */
 static void try_text(const char *text, size_t length) {
     Timing t;
     Prediction p = {0};
@@ -409,7 +409,7 @@ static void spoilt_files_are_refused(void **state) {
         timing_free(&t);
     }
     unsigned seed = 5;
-    for (int i = 0; i < 300; i++) { /* another digit somewhere */
+    for (int i = 0; i < 300; i++) { /* changes one digit */
         seed = seed * 1664525u + 1013904223u;
         size_t at = seed % d.text.length;
         while (at < d.text.length && (d.text.data[at] < '0' || d.text.data[at] > '9')) at++;

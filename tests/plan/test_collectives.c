@@ -1,5 +1,5 @@
-/* The rows of collectives that layers declare, over every family on every mesh: programs as data, no model is
- * run. */
+/* The rows of collectives that layers declare, for every family on every mesh. Programs are data here; no
+ * model is run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +29,7 @@ static void add_latents(ModelConfig *c) {
     c->v_head_dim = 7, c->n_group = 2, c->topk_group = 1;
 }
 
-/* A family at its smallest. */
+/* The smallest model of a family. */
 static ModelConfig family_shape(const Family *f) {
     ModelConfig c = tiny_model(VOCAB, LAYERS, CONTEXT);
     Error err = {.message = ""};
@@ -60,7 +60,7 @@ static ModelConfig with_mtp_module(ModelConfig c) {
     return c;
 }
 
-/* Fewer heads of keys than ranks of tp. */
+/* Fewer KV heads than ranks of tp. */
 static ModelConfig with_copies(const Family *f) {
     ModelConfig c = tiny_model(VOCAB, LAYERS, CONTEXT);
     c.num_key_value_heads = 1, c.head_dim = 8, c.family = f;
@@ -143,7 +143,8 @@ static void plan_rank(const ModelConfig *c, const Way *w, int variant, bool adap
     layout_free(&l);
 }
 
-/* Of each pipeline rank the first; halves of backward passes together or apart, by each recompute policy. */
+/* Plans the first rank of each pipeline rank, with dgrad and wgrad together and separate, for each recompute
+ * policy. */
 static void each_plan_of(ModelConfig c, bool adapted, Look *look) {
     for (int i = 0; i < WAYS; i++)
         for (int variant = 0; variant < 6; variant++)
@@ -196,8 +197,8 @@ static void swap_actions(Program *p, int i) {
     p->actions[i] = p->actions[i + 1], p->actions[i + 1] = a;
 }
 
-/* Whether of two actions of a unit next to each other the second needs the first: what is waited for, what
- * runs on what has come, what sends what has been made, and parts of a pass in order. */
+/* Whether the second of two adjacent actions of a unit needs the first: a wait its start, a run what has
+ * arrived, a send what was made, and ops of a pass their order. */
 static bool depends(const Program *p, Action a, Action b) {
     Anatomy n;
     if (a.unit != b.unit || a.microbatch != b.microbatch) return false;
@@ -216,7 +217,7 @@ static bool depends(const Program *p, Action a, Action b) {
     return run_a && run_b && !late && action_pass(a) == action_pass(b) && action_grads(a) == action_grads(b);
 }
 
-/* The microbatch that stands for all: mutants of a program are many. */
+/* Changes one microbatch only, since a program has many mutants. */
 static void mutate(const Program *p, const char *name) {
     Program q = *p;
     q.actions = mem_alloc_array((size_t)p->count + 1, sizeof *q.actions);
@@ -227,7 +228,7 @@ static void mutate(const Program *p, const char *name) {
         delete_action(&q, i);
         expect_refused(&q, name, i, "left out");
         insert_action(&q, i, a);
-        if (action_pass(a) != ACT_RECOMPUTE || a.kind == ACT_COLLECTIVE) { /* recomputed twice is no harm */
+        if (action_pass(a) != ACT_RECOMPUTE || a.kind == ACT_COLLECTIVE) { /* recomputing twice is harmless */
             insert_action(&q, i + 1, a);
             expect_refused(&q, name, i, "twice");
             delete_action(&q, i + 1);
@@ -240,13 +241,13 @@ static void mutate(const Program *p, const char *name) {
     free(q.actions);
 }
 
-/* Every fifth plan: each of the others is much like one of them. */
+/* Takes every fifth plan, since neighbours are much alike. */
 static void mutate_some(const RankPlan *p, const char *name) {
     if (plans % 5 == 0) mutate(&p->program, name);
 }
 
-/* A program without any one of the actions of a microbatch's passes, with one of them twice, or with two in
- * the wrong order, is none. */
+/* A program is invalid without any one of the actions of a microbatch's passes, with one of them twice, or
+ * with two in the wrong order. */
 static void test_mutants_are_refused(void **state) {
     (void)state;
     each_plan(mutate_some);
@@ -254,7 +255,7 @@ static void test_mutants_are_refused(void **state) {
 
 /* ---- rows ---- */
 
-/* Every layer's rows name tensors and ops that there are. */
+/* Rows name existing tensors and ops of their layer. */
 static void check_row(const Layer *l, const Collective *c) {
     assert_true(c->passes != 0 && c->ops != 0 && c->ops >> l->op_count == 0 && c->over != 0);
     assert_true(c->from < UNIT_TENSORS && c->to < UNIT_TENSORS);

@@ -1,4 +1,5 @@
-/* Stage splits: TorchTitan's rule, names, and exact splits by cost, compared with every split there is. */
+/* Stage splits: TorchTitan's rule, names, and exact splits by cost, compared with an enumeration of all
+ * splits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,7 @@ typedef struct Example {
     const char *layers; /* blocks of each stage */
 } Example;
 
-/* "2 3 2 1" of a split. */
+/* Blocks of each stage of a split: "2 3 2 1". */
 static void layers_of(const Split *s, Text *out) {
     text_clear(out);
     for (int i = 0; i < s->stages; i++) {
@@ -157,7 +158,7 @@ static void judge(const Trial *t, const int *first, double *largest, double *squ
     for (int r = 0; r < 8; r++) *fits &= !(t->m->rank_bytes > 0) || used[r] <= t->m->rank_bytes;
 }
 
-/* Every split there is. */
+/* Enumerates every split. */
 static void enumerate(Trial *t, int stage, Best *best) {
     int units = t->m->blocks + 2;
     if (stage == t->stages) {
@@ -181,7 +182,7 @@ static void enumerate(Trial *t, int stage, Best *best) {
 
 static unsigned next_random(unsigned *seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 16; }
 
-/* Whole numbers, so that sums are exact and equal is equal. Returns whether any split fits. */
+/* Uses integers, so that sums are exact and can be compared for equality. Returns whether any split fits. */
 static bool compare_with_all(unsigned seed, bool alike, int stages, const int *rank_of_stage, double share) {
     enum { BLOCKS = 9, UNITS = BLOCKS + 2 };
     StageCost costs[UNITS];
@@ -237,7 +238,7 @@ static void test_auto_is_the_best_of_all(void **state) {
     assert_true(fitting > 120 && refused > 20);
 }
 
-/* Sixteen stages on eight ranks, tight. */
+/* Sixteen stages on eight ranks with little memory. */
 static void test_auto_within_memory(void **state) {
     (void)state;
     enum { BLOCKS = 32, STAGES = 16 };
@@ -265,7 +266,7 @@ static void test_auto_within_memory(void **state) {
     double fullest = split_fullest_rank(&s, &m, ranks);
     assert_true(fullest <= m.rank_bytes);
     split_free(&s);
-    m.rank_bytes = fullest; /* exactly */
+    m.rank_bytes = fullest; /* exactly fits */
     assert_int_equal(split_auto(&s, &m, STAGES, ranks, &err), OK);
     split_free(&s);
 }
@@ -283,10 +284,10 @@ static void test_costs_of_8b(void **state) {
     (void)state;
     StageCost units[34];
     double sum = 0;
-    /* Counted as TorchTitan counts, with the masked half of attention: twice the context here. */
+    /* As TorchTitan counts, with the masked half of attention: that is twice the context here. */
     model_unit_costs(&llama_8b, RECOMPUTE_NONE, 2 * 8192, units);
     assert_true(total(units[33]) / total(units[1]) > 1.835 && total(units[33]) / total(units[1]) < 1.845);
-    /* As computed. */
+    /* As weft computes. */
     model_unit_costs(&llama_8b, RECOMPUTE_NONE, 8192, units);
     assert_true(total(units[33]) / total(units[1]) > 2.08 && total(units[33]) / total(units[1]) < 2.095);
     assert_true(total(units[0]) == 0);

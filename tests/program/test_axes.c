@@ -1,5 +1,5 @@
-/* Who holds what, on meshes with tensor parallelism too: boxes tile the model, each element is counted once,
- * and what is copied is counted by the first that has it. No rank is run. */
+/* Which rank holds what, also with tensor parallelism. Local shards tile the model, each element is counted
+ * once, and the first replica counts. No rank is run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static Mesh mesh_of(int pp, int replicas, int shards, int cp, int tp) {
                   .world = pp * replicas * shards * cp * tp};
 }
 
-/* `shards` ranks, of which each `experts` neighbours share experts out, beside tp. */
+/* `shards` ranks with tp; each group of `experts` neighbours splits experts. */
 static Mesh mesh_of_experts(int pp, int replicas, int shards, int experts, int tp) {
     return (Mesh){.degree = {pp, replicas, shards / experts, experts, 1, 1, tp, 1},
                   .world = pp * replicas * shards * tp};
@@ -47,7 +47,7 @@ static ModelConfig shape_of_experts(void) {
     return c;
 }
 
-/* Queries have a latent or not; one layer has an MLP, the others shared experts too. */
+/* With or without a latent for queries; one layer has an MLP, the others have shared experts too. */
 static ModelConfig shape_of_latents(bool queries) {
     ModelConfig c = shape_of_experts();
     c.family = &family_deepseek_v3, c.moe_intermediate_size = 8, c.n_shared_experts = 2;
@@ -57,17 +57,17 @@ static ModelConfig shape_of_latents(bool queries) {
     return c;
 }
 
-/* With a block in the last unit, whose own matrix each rank has. */
+/* With a block in the last unit, whose own matrix is replicated. */
 static ModelConfig shape_of_mtp_module(bool queries) {
     ModelConfig c = shape_of_latents(queries);
     c.mtp_depth = 1, c.mtp_module = c.mtp_joint = true;
     return c;
 }
 
-/* Families that store several matrices as one; the second transposed, beside learned positions, of which the
- * last of eight ranks has one, others two; the third with norms that are cut as their heads are; then those
- * with experts that are cut, and a router that is not, of two in a tensor, of one with gates beside ups; the
- * last with heads of latents, which are not either. */
+/* Besides llama: phi3 stores several matrices as one; gpt2 does so transposed, and has learned positions, of
+ * which the last of eight ranks has one and others two; olmo2 has norms that are split like their heads. Then
+ * come families with split experts and a replicated router: gpt_oss and llama4_text have fused experts,
+ * llama4_text with gates next to ups. deepseek_v3 makes heads from latents, whose projections are replicated. */
 static const Family *const families_of_boxes[] = {&family_llama,       &family_phi3,       &family_gpt2,
                                                   &family_olmo2,       &family_qwen3_moe,  &family_gpt_oss,
                                                   &family_llama4_text, &family_deepseek_v3};
@@ -83,8 +83,8 @@ static ModelConfig shape_of_family(const Family *f, bool tied) {
     return c;
 }
 
-/* Of each element of each parameter of the whole model: how often it is held, and counted, and behind which
- * number of shard: copies that ranks compare, and boxes that they put together, are on one. */
+/* For each element of each parameter of the full model: how often it is held and counted, and the shard that
+ * has it. Replicas, which ranks compare, and tp shards, which an owner gathers, must be on one shard. */
 typedef struct Tally {
     ParamTable table;
     int **held, **counted, **shard;
@@ -111,7 +111,7 @@ static void tally_close(Tally *t) {
     param_table_free(&t->table);
 }
 
-/* Every owned place belongs to one element at most. */
+/* Every owned offset has at most one element. */
 static void add_piece(Tally *t, const Partition *p, int param, char *used) {
     const Param *local = &p->table->params[param], *whole = &t->table.params[param];
     ParamSegment segment = partition_segment(p, local);
@@ -152,7 +152,7 @@ static void add_rank(Tally *t, const ModelConfig *c, const Mesh *mesh, const Sta
     param_table_free(&table);
 }
 
-/* Copies of a parameter that there must be: the product of the degrees of the axes where it is copied. */
+/* Number of replicas of a parameter: the product of the degrees of the axes on which it is replicated. */
 static int copies_of(const ModelConfig *c, const Param *p, const Mesh *mesh) {
     return mesh_size(mesh, axes_any(axes_kind(c, p), DOES_COPY) & ~(AxisSet)MESH_PIPELINE);
 }
@@ -170,7 +170,7 @@ static void check_mesh(const ModelConfig *c, Mesh mesh) {
     for (int rank = 0; rank < mesh.world; rank++) add_rank(&t, c, &mesh, &stages, rank);
     for (int i = 0; i < t.table.count; i++) {
         const Param *p = &t.table.params[i];
-        bool twice = p->unit == 0 && model_embeds_last(c) && pp > 1; /* beside the head too */
+        bool twice = p->unit == 0 && model_embeds_last(c) && pp > 1; /* with the head too */
         int held = copies_of(c, p, &mesh) * (twice ? 2 : 1);
         for (int64_t e = 0; e < p->count; e++)
             if (t.held[i][e] != held || t.counted[i][e] != 1)
@@ -192,7 +192,7 @@ static void boxes_tile_the_model(void **state) {
                                      {2, 2, 3, 1, 2}, {1, 1, 2, 2, 2}, {1, 2, 5, 1, 8}};
     for (int way = 0; way < 2 * (FAMILIES_OF_BOXES + 2); way++)
         for (size_t i = 0; i < sizeof degrees / sizeof *degrees; i++) {
-            bool copies = way < 4; /* of heads of keys, of which there are one and two, elsewhere enough */
+            bool copies = way < 4; /* of KV heads: there are one and two; elsewhere enough */
             ModelConfig c = shape_of_family(copies ? &family_llama : families_of_boxes[way / 2 - 2], way % 2);
             if (copies) c.num_key_value_heads = 1 + way / 2, c.head_dim = 8;
             const int *d = degrees[i];
@@ -203,7 +203,7 @@ static void boxes_tile_the_model(void **state) {
         const int *d = degrees[i];
         check_mesh(&c, mesh_of(d[0], d[1], d[2], d[3], d[4]));
     }
-    /* Beside parts of the vocabulary, which are unequal, some cut comes to be in what all have. */
+    /* Next to unequal parts of the vocabulary, some cut falls into the replicated matrix. */
     for (int shards = 2; shards <= 8; shards++)
         for (int tp = 2; tp <= 8; tp *= 2) {
             ModelConfig c = shape_of_mtp_module(shards % 2);
@@ -211,7 +211,7 @@ static void boxes_tile_the_model(void **state) {
         }
 }
 
-/* Whole experts, and of what is left of dp_shard a share of each; also where they are one tensor. */
+/* Full experts, and a shard of each over the rest of dp_shard; also for fused experts. */
 static void experts_are_dealt_out(void **state) {
     (void)state;
     static const int degrees[][5] = {{1, 1, 2, 2, 1}, {1, 1, 4, 2, 1}, {1, 2, 4, 4, 1}, {2, 1, 6, 2, 1},
@@ -233,7 +233,7 @@ static void experts_are_dealt_out(void **state) {
     assert_non_null(strstr(err.message, "the family llama has no experts"));
 }
 
-/* Batches that several ranks see are counted by one of them: so many ranks count as read different data. */
+/* Batches that several ranks see are counted by one of them: as many ranks count as read different data. */
 static void batches_are_counted_once(void **state) {
     (void)state;
     ModelConfig c = shape(false), own;
@@ -258,7 +258,7 @@ static void batches_are_counted_once(void **state) {
     for (int i = 0; i < 6; i++) assert_int_equal(counted[i], 1);
 }
 
-/* A matrix that is cut by columns lies in the model file as a run for each of its rows. */
+/* A column range of a matrix is one run for each row in the model file. */
 static void columns_are_strips(void **state) {
     (void)state;
     ParamSegment whole = {.shard = {.rows = {{0, 4}}, .columns = {{0, 6}}, .stride = 6, .fused = {0, 1}},
@@ -293,7 +293,7 @@ static void assert_runs(const ParamSegment *segment, const SegmentRun *runs, int
     assert_int_equal(at, segment->count);
 }
 
-/* Of several matrices that are stored as one: a run for each, where they lie side by side in each row. */
+/* Several matrices that are stored as one have a run each: in each row where they are side by side. */
 static void matrices_in_one_are_bands(void **state) {
     (void)state;
     ParamSegment below = {
@@ -306,7 +306,7 @@ static void matrices_in_one_are_bands(void **state) {
         .first = 1,
         .count = 6};
     assert_runs(&beside, (SegmentRun[]){{2, 1}, {5, 1}, {8, 1}, {11, 2}, {15, 1}}, 5);
-    /* Rows 1 and 2 of 4 of the matrices 2 and 3 of a stack. */
+    /* Rows 1 and 2 of 4 of the fused matrices 2 and 3. */
     ParamSegment fused = {
         .shard = {.rows = {{1, 2}}, .columns = {{0, 3}}, .stride = 3, .fused = {2, 2}, .every = 4},
         .first = 1,
@@ -314,8 +314,7 @@ static void matrices_in_one_are_bands(void **state) {
     assert_runs(&fused, (SegmentRun[]){{28, 5}, {39, 5}}, 2);
 }
 
-/* The model of a rank has the sizes of its boxes: what tp cuts of a parameter and what it makes of the model
- * are one thing. */
+/* The local model has the sizes of its local shards: axes_local and axes_local_shard agree. */
 static void a_ranks_model_is_a_model(void **state) {
     (void)state;
     for (int way = 0; way < 4 * FAMILIES_OF_BOXES; way++)
@@ -370,11 +369,11 @@ static void odd_sizes_are_refused_by_name(void **state) {
     refused(c, 8, "mesh.tp 8 does not fit max_position_embeddings 9, for a rank would have none of them");
     c = shape(false), c.max_position_embeddings = 9; /* not learned */
     assert_int_equal(axes_check(&c, 8, &err), OK);
-    c.family = &family_phi3; /* its keys and values cannot be copied without the queries */
+    c.family = &family_phi3; /* its keys and values cannot be replicated without the queries */
     refused(c, 8, "mesh.tp 8 does not fit num_key_value_heads 4: 1, 2 or 4 would");
 }
 
-/* Groups have names, which say the same as the table. */
+/* The named groups agree with the table. */
 static void groups_are_those_of_the_table(void **state) {
     (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
@@ -394,7 +393,8 @@ static void groups_are_those_of_the_table(void **state) {
     }
 }
 
-/* Whether ranks along some axes exchange something before a part, or dispatch it, or what is before it. */
+/* Whether a collective over some axes comes before an op, or the op is dispatched, or is the first after
+ * dispatched ones. */
 static bool exchanges(const ModelConfig *c, int unit, int part, AxisSet over) {
     UnitCollective rows[UNIT_COLLECTIVES];
     int count = unit_collectives(c, unit, rows);
@@ -408,7 +408,7 @@ static bool exchanges(const ModelConfig *c, int unit, int part, AxisSet over) {
     return found;
 }
 
-/* The names of the parts of a unit before which ranks do, "norm" twice where there are two. */
+/* Names of the ops of a unit before which there is a collective; "norm" twice where there are two. */
 static void places(const ModelConfig *c, int unit, AxisSet over, Text *out) {
     OpRange all = unit_ops(c, unit);
     for (int part = all.first; part <= all.end; part++)
@@ -423,7 +423,7 @@ static const Collective *row_of(const Program *p, Action a) {
     return rows[a.row].row;
 }
 
-/* A start: of a gather to all tokens, of a sum of partial sums. */
+/* A start of a gather of all tokens, or of a sum of partial sums. */
 static bool gathers_stream(const Program *p, Action a) {
     return a.kind == ACT_COLLECTIVE && (row_of(p, a)->to == FULL_X || row_of(p, a)->to == FULL_DY);
 }
@@ -431,9 +431,8 @@ static bool sums_stream(const Program *p, Action a) {
     return a.kind == ACT_COLLECTIVE && row_of(p, a)->from == PARTIALS;
 }
 
-/* Without any one of the actions that ranks of tp, or of cp, exchange something by, start or end, or that
- * make again what is dropped, or with one of them twice, it is no program: the sum that is left out shows in
- * no loss. */
+/* A program is invalid without any one of its collectives over tp or cp, their starts or waits, or its
+ * recomputation, or with one of them twice. A missing sum would show in no loss. */
 static void each_exchange_is_missed(Program *p) {
     for (int i = 0; i < p->count; i++) {
         Error err = {0};
@@ -450,14 +449,14 @@ static void each_exchange_is_missed(Program *p) {
         p->actions[i] = a;
         p->count++;
         Action next = p->actions[i + 1];
-        if (a.kind == ACT_RECOMPUTE) continue; /* twice is no harm */
+        if (a.kind == ACT_RECOMPUTE) continue; /* twice does no harm */
         p->actions[i + 1] = a;                 /* in place of the next */
         assert_int_equal(program_check(p, &err), ERR_INTERNAL);
         p->actions[i + 1] = next;
     }
 }
 
-/* Action `from` before action `to`, which comes earlier; and back. */
+/* Moves action `from` before the earlier action `to`; move_down undoes it. */
 static void move_up(Program *p, int from, int to) {
     Action a = p->actions[from];
     memmove(&p->actions[to + 1], &p->actions[to], (size_t)(from - to) * sizeof a);
@@ -474,7 +473,7 @@ static bool same_pass(Action a, Action b) {
     return a.pass == b.pass && a.unit == b.unit && a.microbatch == b.microbatch;
 }
 
-/* The gather before one, in its pass, that goes to the same tensor; -1: none. */
+/* The gather before action i, in its pass, into the same tensor; -1: none. */
 static int gather_before(const Program *p, int i) {
     Action a = p->actions[i];
     while (--i >= 0) {
@@ -484,8 +483,8 @@ static int gather_before(const Program *p, int i) {
     return -1;
 }
 
-/* What is sent has been made, what is gathered has been read before other things go there, and a pass is not
- * over before all of its halves are. */
+/* Data is made before it is sent, and read before its tensor is overwritten; a pass does not end before its
+ * dgrad and wgrad. */
 static void nothing_starts_too_early(Program *p) {
     Error err = {0};
     for (int i = 1; i < p->count; i++) {
@@ -510,9 +509,8 @@ static void nothing_starts_too_early(Program *p) {
     assert_int_equal(program_check(p, &err), OK);
 }
 
-/* In a backward pass of dgrad and wgrad something is computed while sums are on their way, and during three
- * of a block's four gathers at least; during that of its result's gradient only where parts are
- * recomputed. */
+/* In a backward pass with dgrad and wgrad, something is computed during sums, and during at least three of a
+ * block's four gathers. During that of its result's gradient this is so only with recomputation. */
 static void something_runs_meanwhile(const Program *p, int blocks) {
     int hidden = 0, gathers = 0;
     for (int i = 0; i + 1 < p->count; i++) {
@@ -523,7 +521,7 @@ static void something_runs_meanwhile(const Program *p, int blocks) {
         gathers += gathers_stream(p, a), hidden += gathers_stream(p, a) && !waits;
         if (sums_stream(p, a)) assert_false(waits);
     }
-    int exposed = gathers / 4; /* of 4 gathers in a block */
+    int exposed = gathers / 4; /* one of the 4 gathers of a block */
     assert_true(hidden >= gathers - exposed);
 }
 
@@ -534,8 +532,8 @@ static void expect_places(const ModelConfig *c, int unit, AxisSet over, const ch
     text_free(&found);
 }
 
-/* Passes are cut where the table makes something cross, and nowhere where each matrix, and all tokens of a
- * microbatch, are on one rank. */
+/* Passes are cut where the table has collectives, and nowhere where each matrix and all tokens of a
+ * microbatch are on one rank. */
 static void passes_are_cut_at_collectives(void **state) {
     (void)state;
     ModelConfig c = shape(false), own;
@@ -568,18 +566,18 @@ static void passes_are_cut_at_collectives(void **state) {
     expect_places(&c, 1, MESH_CONTEXT, "attention, output");
     for (int way = 0; way < 192; way++) {
         Error err = {0};
-        int tp = 1 + way % 12 / 6, splits = way % 6 < 3 ? tp : 4; /* with and without splits to add up here */
+        int tp = 1 + way % 12 / 6, splits = way % 6 < 3 ? tp : 4; /* with and without local partial sums */
         int cp = 1 + way / 12 % 2;
         bool mtp_modules = way >= 156, latent = way >= 120, experts = way >= 96;
-        bool rows = way >= 84 && !experts,                       /* of all heads, normed at once */
-            copied = rows ? way % 4 < 2 : way >= 60 && !experts; /* heads of keys, of which there is one */
+        bool rows = way >= 84 && !experts,                       /* norms over all heads */
+            copied = rows ? way % 4 < 2 : way >= 60 && !experts; /* one KV head */
         bool split = way % 2,
              keys = (way >= 36 && way < 72) || (way >= 90 && way < 96) || (way >= 144 && way < 180),
              normed = copied ? way % 12 < 6 : way >= 24 && way < 48;
         c = latent ? way % 24 < 12 ? latents : plain : experts ? e : dense;
         if (mtp_modules) c = way % 24 < 12 ? module : plain_mtp_module;
         if (!experts)
-            c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms are recomputed alone */
+            c.family = rows ? &family_olmo2 : normed ? &family_qwen3 : NULL; /* norms alone are recomputed */
         if (!experts) c.attention_bias = !normed && !rows, c.num_key_value_heads = 4;
         if (way >= 24) cp = 2;
         if (rows || copied) tp = 2, cp = keys ? 2 : 1, splits = way % 6 < 3 ? 2 : 4;
@@ -639,7 +637,7 @@ static void passes_are_cut_at_collectives(void **state) {
     }
 }
 
-/* Rows visit the ranks of their experts in every pass, and a program that leaves a visit out is none. */
+/* Rows are dispatched in every pass, and a program without one of its dispatches is invalid. */
 static void dispatches_are_not_missed(void **state) {
     (void)state;
     ModelConfig c = shape_of_experts(), own;
@@ -653,7 +651,7 @@ static void dispatches_are_not_missed(void **state) {
     const ModelConfig routed = c, latents = shape_of_latents(true);
     for (int way = 0; way < 24; way++) {
         Error err = {0};
-        /* Two ranks of cp, of which ep has both; then tp beside ep; then shared experts besides. */
+        /* Two ranks of cp, both in ep; then tp with ep; then also shared experts. */
         bool over = way >= 6 && way < 12, shared = way >= 18;
         c = shared ? latents : routed;
         Mesh mesh = over ? (Mesh){.degree = {1, 1, 2, 1, 1, 2, 1, 1}, .world = 4}
@@ -706,7 +704,7 @@ static bool counts_questions(const Partition *p, int unit, int part) {
     return program_has_collective(p, unit, part);
 }
 
-/* How often the table is asked what crosses, until a program is written and checked. */
+/* How often has_collective is called until a program is lowered and checked. */
 static int questions(int microbatches, ScheduleName name, Recompute recompute) {
     Error err = {0};
     ModelConfig c = shape(false), own;
@@ -738,7 +736,7 @@ static int questions(int microbatches, ScheduleName name, Recompute recompute) {
     return asked;
 }
 
-/* Microbatches are alike: a step of a thousand is planned by as many questions as one of two. */
+/* Microbatches are alike: planning a step of a thousand takes as many calls as a step of two. */
 static void microbatches_ask_nothing(void **state) {
     (void)state;
     for (int way = 0; way < 6; way++) {
@@ -749,7 +747,7 @@ static void microbatches_ask_nothing(void **state) {
     }
 }
 
-/* Shares that must be equal have one number, others another. */
+/* Replicas have equal group numbers, other shards different ones. */
 static void copies_have_one_number(void **state) {
     (void)state;
     ModelConfig c = shape(false);

@@ -1,4 +1,5 @@
-/* Shares of a flat: even, complete, and around what must stay whole; and who gets them. */
+/* Shards of a flat: even, complete, not inside matrices that must stay whole; and their assignment to
+ * ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +11,7 @@
 
 enum { MOST = 64 };
 
-/* Shares follow each other without a gap, and no stretch is in two. */
+/* Shards follow each other without a gap, and no whole run is in two of them. */
 static void check(int64_t elements, const WholeRun *whole_runs, int n, int count, const CommRange *shards) {
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
@@ -38,7 +39,7 @@ static void even_shards(void **state) {
         }
 }
 
-/* Whether `count` shares of at most `limit` can be had: cut as late as possible. */
+/* Whether `count` shards of at most `limit` elements exist: cuts as late as possible. */
 static bool possible(int64_t elements, const WholeRun *whole_runs, int n, int count, int64_t limit) {
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
@@ -51,7 +52,7 @@ static bool possible(int64_t elements, const WholeRun *whole_runs, int n, int co
     return at == elements;
 }
 
-/* No shares could be smaller, to a cache line. */
+/* No shard maximum could be smaller by a cache line. */
 static void whole_matrices(void **state) {
     (void)state;
     for (uint64_t trial = 0; trial < 300; trial++) {
@@ -74,7 +75,7 @@ static void whole_matrices(void **state) {
     }
 }
 
-/* Seven matrices a block over four owners: in many blocks all have the same, though in one they have not. */
+/* Seven matrices a block over four ranks: unequal in one block, but equal over many. */
 static void loads_are_balanced(void **state) {
     (void)state;
     static const int64_t sizes[] = {4096, 1024, 1024, 4096, 14336, 14336, 14336};

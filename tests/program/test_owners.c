@@ -1,5 +1,5 @@
-/* Matrices that an optimizer must see whole and tp cuts: each has one maker, to which the boxes of all ranks
- * come, once; what one rank sends another one expects; and the work is dealt out. No rank is run. */
+/* Matrices that tp shards and an optimizer needs whole. Each has one owner rank, which gets the shards of all
+ * ranks once; what one rank sends, another expects; and the work is balanced. No rank is run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@ static void build(World *w, const Family *f, int key_heads) {
     Mesh mesh = {.degree = {1, 1, SHARDS, 1, 1, 1, TENSORS, 1}, .world = RANKS};
     OptimizerOptions muon = usual_optimizer;
     muon.settings.kind = OPTIMIZER_MUON, muon.settings.nesterov = 1;
-    w->model = tiny_model(37, 3, 16); /* a vocabulary that is dealt out unequally */
+    w->model = tiny_model(37, 3, 16); /* a vocabulary that is split unequally */
     w->model.family = f, w->model.num_key_value_heads = key_heads, w->model.head_dim = 8;
     if (family_has_experts(f))
         w->model.num_experts = 4, w->model.num_experts_per_tok = 2, w->model.moe_intermediate_size = 8;
@@ -54,7 +54,7 @@ static void release(World *w) {
     param_groups_free(&w->groups);
 }
 
-/* Ranks along tp say the same of a parameter, and one shard's make its steps. */
+/* The ranks of tp agree about a parameter, and those of one shard update it. */
 static void check_owners(const World *w) {
     const ParamTable *t = &w->table[0];
     for (int i = 0; i < t->count; i++) {
@@ -71,7 +71,7 @@ static void check_owners(const World *w) {
     }
 }
 
-/* Boxes that are counted are each matrix of a parameter, element for element, and matrices are all of it. */
+/* The counted shards form each matrix of a parameter, element for element, and the matrices are all of it. */
 static void check_blocks(const World *w, int i) {
     const Partition *p = &w->p[0];
     Param whole = param_whole(&w->model, &w->table[0].params[i]);
@@ -95,7 +95,7 @@ static void check_blocks(const World *w, int i) {
     assert_int_equal(all, whole.count);
 }
 
-/* A box's place in the room of who has it, and in its maker's. */
+/* A shard has the same size and order in its rank's buffer and in its owner's. */
 static void check_rooms(const World *w, int unit) {
     OwnerSegment own[RANKS][SPLITS_MAX], made[RANKS][SPLITS_MAX];
     for (int r = 0; r < RANKS; r++) {
@@ -110,7 +110,7 @@ static void check_rooms(const World *w, int unit) {
         }
 }
 
-/* Walks see each box once, counted ones first, inside of its segment. */
+/* A walk visits each shard once, counted ones first, inside its segment. */
 static void check_walk(const World *w, int rank, int unit, OwnerBuffer buffer) {
     const Partition *p = &w->p[rank];
     OwnerSegment s[SPLITS_MAX];
@@ -132,7 +132,7 @@ static void check_walk(const World *w, int rank, int unit, OwnerBuffer buffer) {
     assert_true(owners_buffer_bytes(p, unit, buffer) >= (size_t)all * sizeof(float));
 }
 
-/* No rank has more to do than a matrix above the mean. */
+/* No rank has more than one matrix above the mean. */
 static void check_balance(const World *w) {
     double work[RANKS] = {0}, all = 0, largest = 0;
     for (int i = 0; i < w->table[0].count; i++) {

@@ -1,4 +1,4 @@
-/* Programs and memory plans as data: no model is run, of any mesh, on one process. */
+/* Programs and memory plans as data, for any mesh, in one process. No model is run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ static int count_kind(const Program *p, ActionKind kind) {
     return n;
 }
 
-/* A model, its place on a mesh, and the program of one rank. */
+/* A model, its mesh, and the program of one rank. */
 typedef struct Case {
     int pp, replicas, shards, microbatches, layers;
     const char *schedule;           /* of pp > 1 */
@@ -58,7 +58,7 @@ static Model small_model(const Case *c) {
 
 static int ranks_of(const Case *c) { return c->pp * c->replicas * c->shards; }
 
-/* Units shared out evenly over the stages of the schedule. */
+/* Splits the units evenly over the stages of the schedule. */
 static Stages even_stages(const Schedule *s, int units) {
     size_t n = (size_t)s->stages;
     Stages out = {s->stages, mem_alloc_array(n + 1, sizeof(int)), mem_alloc_array(n, sizeof(int))};
@@ -109,7 +109,7 @@ static void release(Lowered *l) {
     param_groups_free(&l->groups);
 }
 
-/* Calls visit with every rank of every combination. */
+/* Calls `visit` for every rank of every combination. */
 static void each_case(void (*visit)(const Case *c, const Lowered *l, int rank)) {
     static const Case meshes[] = {
         {.pp = 1, .replicas = 1, .shards = 1},
@@ -183,7 +183,8 @@ static ErrorCode check_after(int index, Action replacement, int swap_with) {
     return code;
 }
 
-/* Program of 4 units, 2 microbatches, split: LOAD 4xFWD 4xBWD_IN 4xBWD_W, twice, then NORM and 4 updates. */
+/* The program of 4 units and 2 microbatches, split: LOAD 4xFWD 4xDGRAD 4xWGRAD, twice, then NORM and 4
+ * updates. */
 static void test_broken_programs_are_refused(void **state) {
     (void)state;
     assert_int_equal(check_after(0, action(ACT_LOAD, -1, 0), -1), OK);
@@ -201,7 +202,7 @@ static void test_broken_programs_are_refused(void **state) {
                      ERR_INTERNAL); /* one unit updated twice */
 }
 
-/* A pass over a unit may be several actions, of its parts in order. */
+/* A pass over a unit may be several actions that run its ops in order. */
 static ErrorCode check_ops(int index, OpRange first, OpRange second) {
     Lowered l;
     Error err = {0};
@@ -238,7 +239,7 @@ static void test_ops_of_units(void **state) {
     assert_int_equal(check_ops(6, low, high), ERR_INTERNAL); /* ascending */
 }
 
-/* The same for the actions of meshes: drops the first action of a kind, or says it twice. */
+/* The same for actions of meshes: leaves out, or repeats, the first action of a kind. */
 static ErrorCode check_without(const Case *c, int rank, ActionKind kind, bool twice) {
     Lowered l;
     Error err = {0};
@@ -279,7 +280,7 @@ static void test_broken_communication_is_refused(void **state) {
     assert_int_equal(check_without(&c, 7, ACT_SEND_B, false), ERR_INTERNAL);
 }
 
-/* No two buffers of an arena that live at the same time overlap, and every action finds its buffers alive. */
+/* No two live buffers of an arena overlap, and every action finds its buffers alive. */
 static void check_plan(const Case *c, const Lowered *l, int rank) {
     const Program *p = &l->program;
     MemoryPlan plan;
@@ -318,7 +319,7 @@ static void test_memory_plans_are_sound(void **state) {
     each_case(check_plan);
 }
 
-/* Every element of the model is owned once by each replica, and counted once in all. */
+/* Every element of the model is owned once by each replica, and counted once in total. */
 static void test_every_element_is_counted_once(void **state) {
     (void)state;
     static const Case cases[] = {
@@ -362,16 +363,15 @@ static ProgramTraffic traffic_of(const Case *c, int rank) {
 
 static ProgramTraffic traffic(const Case *c) { return traffic_of(c, 0); }
 
-/* Of all ranks. What is over when a tensor is cut into parts makes one rank's figure differ from
- * another's. */
+/* The sum over all ranks, since a remainder of a split makes ranks differ. */
 static uint64_t replicas_traffic(const Case *c) {
     uint64_t sum = 0;
     for (int rank = 0; rank < ranks_of(c); rank++) sum += traffic_of(c, rank).replicas;
     return sum;
 }
 
-/* Gradients cross the network once a step, not once a microbatch: 1/k of the bytes; and each figure is the
- * least possible. */
+/* Gradients are reduced once a step and not once a microbatch, for 1/k of the bytes; each figure is the least
+ * possible. */
 static void test_traffic_is_counted(void **state) {
     (void)state;
     Case c = {.pp = 1, .replicas = 4, .shards = 1, .microbatches = 5, .layers = 3};
@@ -391,9 +391,9 @@ static void test_traffic_is_counted(void **state) {
     uint64_t own = l.partition.owned * sizeof(float), other = padded - own; /* of the other shard */
     release(&l);
     ProgramTraffic t = traffic(&s);
-    assert_int_equal(t.parameters, own);  /* one gather: what it has goes to the other, ... */
-    assert_int_equal(t.gradients, other); /* ... and one reduce-scatter: the other's share to its owner */
-    assert_int_equal(replicas_traffic(&s), 2 * padded); /* both replicas: all-reduce of their halves over 2 */
+    assert_int_equal(t.parameters, own);                /* one gather: sends its shard to the other rank */
+    assert_int_equal(t.gradients, other);               /* one reduce-scatter: sends the other's shard */
+    assert_int_equal(replicas_traffic(&s), 2 * padded); /* both replicas all-reduce their halves over 2 */
     s.sync = SYNC_MICROBATCH;
     ProgramTraffic each = traffic(&s);
     assert_int_equal(each.gradients, 5 * t.gradients);
@@ -403,11 +403,11 @@ static void test_traffic_is_counted(void **state) {
     assert_int_equal(replica.gradients, each.gradients);
     assert_int_equal(replica.parameters, each.parameters);
     assert_int_equal(replica.replicas, t.replicas);
-    /* Runs of three are two blocks of the tree over six: the reducing half of the all-reduce carries two
-     * sums. */
+    /* Runs of three are two blocks of the tree over six, so the reduce-scatter step of the all-reduce carries
+     * two sums. */
     Case three = {.pp = 1, .replicas = 2, .shards = 3, .microbatches = 2, .layers = 3};
     assert_int_equal(replicas_traffic(&three), padded * (2 + 1));
-    three.sync = SYNC_REPLICA; /* a sum of its own */
+    three.sync = SYNC_REPLICA; /* a separate sum */
     assert_int_equal(replicas_traffic(&three), padded * (1 + 1));
     s.sync = SYNC_STEP, s.exact = true;
     assert_int_equal(traffic(&s).replicas, 2 * t.replicas);
@@ -442,8 +442,7 @@ static void test_recompute_saves_memory_and_accumulation_costs_none(void **state
     assert_true(activations(&none) == activations(&many));
 }
 
-/* Sharding: each rank holds its part of everything that lasts, and of gathered parameters two units at a
- * time. */
+/* With shards, each rank holds its part of everything persistent, and two gathered units at a time. */
 static void test_sharding_saves_memory(void **state) {
     (void)state;
     Case whole = {.pp = 1, .replicas = 1, .shards = 1, .microbatches = 2, .layers = 12}, sharded = whole;
@@ -482,8 +481,8 @@ static void test_printing_folds_runs(void **state) {
     release(&l);
 }
 
-/* Windows of collectives lie within the step, end no earlier than they begin, and there is at most one for
- * each collective. The first gather of a rank is open while it waits for its first microbatch. */
+/* Windows of collectives lie within the step, do not end before they begin, and there is at most one for each
+ * collective. The first gather of a rank is open while the rank waits for its first microbatch. */
 static void check_windows(const Case *c, const Lowered *l, int rank) {
     if (c->pp == 1) return;
     Error err = {0};

@@ -1,5 +1,5 @@
-/* Pipeline schedules as data: every named schedule over many sizes against its closed forms, the passes, CSV,
- * and what must be refused. No model, no MPI. */
+/* Pipeline schedules as data: every named schedule in many sizes against closed forms, the passes, CSV, and
+ * inputs that must be refused. No model, no MPI. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,7 @@ static void assert_csv(const Schedule *s, const char *expected) {
     text_free(&text);
 }
 
-/* What the papers ask for, said once more. */
+/* The requirements of the papers, implemented a second time. */
 static bool possible(ScheduleName name, int ranks, int m, int chunks) {
     int rounds = m / ranks > 1 ? m / ranks : 1;
     switch (name) {
@@ -91,7 +91,7 @@ static void test_all_are_valid(void **state) {
     for_all(look_valid);
 }
 
-/* Peaks and makespans of unit costs, in chunks, by the closed forms. */
+/* Peaks and makespans for unit costs, in chunks, by closed forms. */
 typedef struct Closed {
     double makespan, span; /* -1: no closed form */
     int peak_input, peak_weight;
@@ -153,8 +153,8 @@ static void test_closed_forms(void **state) {
     for_all(look_closed_form);
 }
 
-/* What is known of schedules of full stages (v stages of cost 1 / v): the sum or the maximum of overlapped
- * pairs, and a latency of one full forward. */
+/* Figures of schedules with full stages (v stages of cost 1 / v each), where overlapped pairs take the sum or
+ * the maximum, and with a latency of one full forward. */
 typedef struct Row {
     ScheduleName name;
     int chunks;
@@ -248,8 +248,8 @@ static void test_table_of_8_ranks(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) check_row(&rows[i], 8, 32);
 }
 
-/* The zero-bubble paper's times of its models (forward, input, weight, transfer) give the bubble rates of its
- * tables. */
+/* The zero-bubble paper's times of its models (forward, input, weight, transfer) must give the bubble rates
+ * of its tables. */
 typedef struct PaperRow {
     int ranks, microbatches;
     double forward, input, weight, latency;
@@ -295,7 +295,7 @@ static void test_bubble_rates_of_the_paper(void **state) {
         }
 }
 
-/* Waiting where a receive stands, instead of where its data is used. */
+/* Waiting at a receive instead of where its data is used. */
 static void test_blocking_receives_are_slow(void **state) {
     (void)state;
     static const struct {
@@ -326,7 +326,7 @@ static void test_blocking_receives_are_slow(void **state) {
     }
 }
 
-/* No order is better than the last rank's work after the first forward came to it. */
+/* No order is faster than the last rank's work after the first forward has arrived there. */
 static void look_bound(ScheduleName name, Schedule *s, int v) {
     SimulateCosts costs = {.uniform = {2, 3, 1.5}, .latency = 0.25};
     Simulation sim;
@@ -345,7 +345,7 @@ static void test_no_order_beats_the_bound(void **state) {
     for_all(look_bound);
 }
 
-/* Lowered programs end under every transport, and take the time of the order they were made from. */
+/* Lowered programs end under every transport, and take the time of the order that they were made from. */
 static void look_lowered(ScheduleName name, Schedule *s, int chunks) {
     SimulateCosts costs = {.uniform = {2, 3, 1.5}, .latency = 0.25};
     Simulation before, after;
@@ -432,7 +432,7 @@ static void test_worked_example(void **state) {
     schedule_free(&s);
 }
 
-/* At the bottom of the V, and with one rank, values are handed over in memory. */
+/* Where consecutive stages are on one rank, as at the bottom of a V, values stay in memory. */
 static void test_no_transfers_within_a_rank(void **state) {
     (void)state;
     Schedule s = parsed("0F0,1F0,1B0,0B0\n");
@@ -443,7 +443,7 @@ static void test_no_transfers_within_a_rank(void **state) {
     schedule_free(&s);
 }
 
-/* (P, m, v) that no rule covers, and what the error must say. */
+/* (P, m, v) that are impossible, and what the error must contain. */
 static void test_impossible_sizes_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -500,7 +500,7 @@ static void refused(const char *csv, const char *says) {
     assert_null(s.orders);
 }
 
-/* Cells that are none. */
+/* Malformed cells. */
 static void test_malformed_csv(void **state) {
     (void)state;
     refused("", "is empty");
@@ -534,7 +534,7 @@ static void test_malformed_csv(void **state) {
     refused("0F9999999,0B0", "rank 0: 0F0 is missing; there are microbatches 0 to 9999999");
 }
 
-/* Orders that are none. */
+/* Invalid orders. */
 static void test_wrong_orders(void **state) {
     (void)state;
     refused("0F0,0B0,0B0", "rank 0, cell 3 (0B0): is the second backward");
@@ -556,7 +556,7 @@ static void test_wrong_orders(void **state) {
     refused("(0F0;0B0)OVERLAP_F_B", "cell 1 (0B0): needs the forward that it overlaps with");
 }
 
-/* Orders that are right on each rank and wait for each other. */
+/* Orders that are valid on each rank, but where ranks wait for each other. */
 static void test_cycles_are_refused(void **state) {
     (void)state;
     refused("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
@@ -566,7 +566,7 @@ static void test_cycles_are_refused(void **state) {
             "rank 2 at cell 1 (3F0) for 2F0");
 }
 
-/* Rank 1 sends back before it takes the next; then rank 0 posts in time, but in another order. */
+/* Rank 1 sends back before it receives the next; then rank 0 posts in time, but in another order. */
 #define RANK_1_TAIL "1RECV_F1,1F1,1B1,1SEND_B1\n"
 static const char deferred_csv[] = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
                                    "1RECV_F0,1F0,1B0,1SEND_B0," RANK_1_TAIL;
@@ -589,7 +589,7 @@ static void test_transports(void **state) {
     schedule_free(&crossed);
 }
 
-/* What is wrong with programs that are lowered already. */
+/* Errors in lowered programs. */
 static void test_wrong_programs(void **state) {
     (void)state;
     const char *tail = "\n1RECV_F0,1F0,1B0,1SEND_B0";
@@ -617,7 +617,7 @@ static void test_wrong_programs(void **state) {
     }
 }
 
-/* A V of any shape, idle cells, blanks, line ends of Windows, a composite: placement is the file's. */
+/* Any placement, idle cells, blanks, Windows line ends, a composite: placement comes from the file. */
 static void test_own_placement(void **state) {
     (void)state;
     Schedule s = parsed(" 0F0 ,2F0, ,\t2B0,0B0\r\n1F0,,1I0,1W0,\r\n");
@@ -654,8 +654,8 @@ static void test_look_ahead(void **state) {
     }
 }
 
-/* Never more stages at hand than asked for, one more with composites; weight gradients complete when reduced.
- */
+/* There are never more stages gathered than asked for, or one more with composites. Weight gradients are
+ * complete when they are reduced. */
 static void look_resident(ScheduleName name, Schedule *s, int chunks) {
     for (int active = 1; active <= chunks; active++) {
         Schedule copy;
@@ -679,7 +679,7 @@ static void test_stages_at_hand(void **state) {
     for_all(look_resident);
 }
 
-/* Sums over microbatches ascend in all but LoopedBFS, where they descend. */
+/* Sums over microbatches ascend in all schedules except LoopedBFS, where they descend. */
 static void look_weights(ScheduleName name, Schedule *s, int chunks) {
     (void)chunks;
     int *last = mem_alloc_array((size_t)s->stages, sizeof *last), step = name == PIPE_LOOPED_BFS ? -1 : 1;
