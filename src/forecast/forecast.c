@@ -302,7 +302,7 @@ static void put_ranks(const Forecast *f, const Row *row, Text *out) {
     text_printf(out, "  %-11s", name);
 }
 
-/* Nothing is a bare 0, which stands out among sizes. */
+/* Writes no bytes as a bare 0, which stands out among sizes. */
 static void put_bytes(double bytes, Text *out) {
     char text[32];
     text_printf(out, " %11s", bytes > 0 ? text_bytes(bytes, text) : "0");

@@ -204,7 +204,7 @@ static void run_passes(Counter *c, UnitTime *units) {
     c->times = 1;
 }
 
-/* ---- behind them ---- */
+/* ---- after the passes ---- */
 
 static void update_parameter(Counter *c, int i) {
     const ParamGroups *groups = &c->p->groups;

@@ -91,7 +91,7 @@ static size_t buffer_bytes(const Program *p, const Model *m, BufferKind kind, in
     return flat_bytes(p, kind, unit);
 }
 
-/* ---- Who touches what ---- */
+/* ---- buffers of an action ---- */
 
 typedef struct Naming {
     const Program *p;
@@ -322,7 +322,7 @@ static void place(MemoryPlan *plan) {
     }
 }
 
-/* ---- The whole ---- */
+/* ---- the plan ---- */
 
 size_t gradient_room(const Program *p, int unit, Flat flat) {
     const Partition *part = p->partition;

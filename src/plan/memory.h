@@ -60,7 +60,7 @@ typedef struct StepScalars {
 } StepScalars;
 size_t step_scalars_bytes(int groups);
 
-/* Values that ops compute in a step. The host fetches the whole region at once. */
+/* Values that ops compute in a step. The host fetches the entire region at once. */
 typedef struct StepStatistics {
     LossSum losses, z_losses, balance, mtp[MTP_DEPTH_MAX];
     /* [parameters]; followed by FixedRefusals [parameters]; with noise measurement by GradStats [parameters]

@@ -62,7 +62,7 @@ typedef struct Partition {
     size_t owned;                         /* elements of the owned arrays, without the tied head's gradient */
     size_t vectors;    /* for inference: leading elements of these that are vectors; else 0 */
     int64_t *load;     /* [shards] elements that each shard owns of the units held here */
-    int64_t *assigned; /* [shards] of these, what all ranks of tp have alike: assigns shards */
+    int64_t *assigned; /* [shards] the part that all ranks of tp have alike, by which shards are assigned */
     int *owners;       /* [parameters] program/owners.h; NULL where tp cuts no matrix that must stay whole */
 } Partition;
 

@@ -67,7 +67,7 @@ bool program_reads_adapters(const Program *p, Action a) {
  * before it. */
 bool program_sums_partials_once(const Program *p) { return p->sync == SYNC_STEP; }
 
-/* ---- what ranks exchange ---- */
+/* ---- collectives of a unit ---- */
 
 bool program_has_collective(const Partition *p, int unit, int op) {
     UnitCollective rows[UNIT_COLLECTIVES];

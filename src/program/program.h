@@ -253,8 +253,8 @@ int program_along(const Program *p, Action a, int row);
 size_t program_collective_workspace(const Program *p, const Model *m);
 /* The part of it for a sum of the stream; workspace for its adapters' sum follows. */
 size_t collective_workspace(const Program *p, const Model *m, const Collective *row);
-/* Iterates over runs of a unit's vectors whose gradients are sums over tp, in the order of its flat, from
- * parameter *next on, which it moves behind the run. False when none is left. `first` and `count` are
+/* Iterates over runs of a unit's vectors whose gradients are sums over tp, in the order of its flat. Starts
+ * at parameter *next and advances *next past the run. False when none is left. `first` and `count` are
  * elements. */
 typedef struct VectorRun {
     int64_t first, count;

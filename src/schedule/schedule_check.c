@@ -79,7 +79,7 @@ static ErrorCode check_forward(Check *c, Cell cell) {
     return mark(c, cell, DID_F);
 }
 
-/* B is I and W at once: `bits` tells B from I. */
+/* B is I and W at once: `bits` distinguishes B from I. */
 static ErrorCode check_input(Check *c, Cell cell, int bits) {
     TRY(need(c, cell, DID_F, CELL_F));
     TRY(need_before_composite(c, cell));

@@ -162,7 +162,7 @@ typedef struct Extent {
     int64_t forwards, cells;
 } Extent;
 
-/* A file has no header, so its cells tell whether backward passes are split. */
+/* A file has no header, so its cells show whether backward passes are split. */
 static Extent measure(Schedule *s) {
     Extent e = {-1, -1, 0, 0};
     for (int r = 0; r < s->ranks; r++)

@@ -37,7 +37,7 @@ ErrorCode schedule_fail(const Schedule *s, int rank, int index, Error *err, cons
     PRINTF_LIKE(5, 6);
 
 /* The part of schedule_check that needs no other rank: counts, placement, order within a rank, nothing
- * missing. After it passes may index by the schedule's numbers. Whether the schedule ends is only found by
+ * missing. Code may index by the numbers of a schedule that has passed. Whether it ends is only found by
  * running it. */
 ErrorCode schedule_check_ranks(const Schedule *s, Error *err);
 

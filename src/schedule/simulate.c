@@ -147,7 +147,7 @@ static bool step_compute(Run *run, int rank, int first) {
     }
     CellTime time = {start, start + cost};
     for (int i = first; i <= last; i++) finish(run, rank, i, time);
-    /* Kept so that idle time before the first and after the last cell can be told from that between cells. */
+    /* Distinguishes idle time before the first and after the last cell from that between cells. */
     if (t->start < 0) t->start = time.start;
     t->end = time.end;
     t->busy += cost;

@@ -66,8 +66,8 @@ static ModelConfig shape_of_mtp_module(bool queries) {
 
 /* Besides llama: phi3 stores several matrices as one; gpt2 does so transposed, and has learned positions, of
  * which the last of eight ranks has one and others two; olmo2 has norms that are split like their heads. Then
- * come families with split experts and a replicated router: gpt_oss and llama4_text have fused experts,
- * llama4_text with gates next to ups. deepseek_v3 makes heads from latents, whose projections are replicated. */
+ * come families with split experts and a replicated router: gpt_oss and llama4_text have fused experts, and
+ * llama4_text has gates next to ups. deepseek_v3 makes heads from latents with replicated projections. */
 static const Family *const families_of_boxes[] = {&family_llama,       &family_phi3,       &family_gpt2,
                                                   &family_olmo2,       &family_qwen3_moe,  &family_gpt_oss,
                                                   &family_llama4_text, &family_deepseek_v3};
