@@ -12,7 +12,8 @@
  * Nothing here depends on what other ranks do or on the machine: `weft plan` plans any rank anywhere, and a
  * run plans its own in the same way.
  *
- * Mixed precision is decided here: fp32 master weights, computation in bf16 or fp32. */
+ * Elsewhere called: mixed precision, which is decided here: fp32 master weights, computation in bf16 or
+ * fp32. */
 #include "plan/rank.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* The table, and the arithmetic of splitting a dimension. Nothing here needs to know the ranks: an index on
  * an axis is enough.
  *
- * In PyTorch's terms these are DTensor placements (Shard, Replicate, Partial); they describe tensor,
- * vocabulary and expert parallelism. */
+ * Elsewhere called: DTensor placements (Shard, Replicate, Partial); tensor, vocabulary and expert
+ * parallelism. */
 #include "program/axes.h"
 
 #include "base/text.h"

@@ -2,8 +2,8 @@
  * all-gather of B sends f B elements of the compute dtype, a reduce-scatter of partial sums f B elements of
  * fp32.
  *
- * The methods of context parallelism are all-to-all (Ulysses) and all-gather of KV; Megatron calls the choice
- * cp_comm_type. */
+ * Elsewhere called: context parallelism by all-to-all (Ulysses) or all-gather of KV; Megatron calls the
+ * choice cp_comm_type. */
 #include "program/comm_volume.h"
 
 #include "model/families/family.h"

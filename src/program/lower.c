@@ -15,8 +15,8 @@
  * inputs are waited for at the end. In backward passes that collectives cut, wgrads run during collectives.
  * The rest of the order is the schedule's.
  *
- * Other names: FSDP prefetch is prefetch_gathers, delayed wgrad is run_delayed, and zero bubble schedules use
- * DGRAD and WGRAD. */
+ * Elsewhere called: FSDP prefetch (prefetch_gathers), delayed wgrad (run_delayed), zero bubble (DGRAD,
+ * WGRAD). */
 #include <stdlib.h>
 
 #include "program/owners.h"

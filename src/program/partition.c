@@ -11,7 +11,7 @@
  * the sizes so far) are the same, so nothing is exchanged, and any rank of any mesh can be planned on any
  * machine. Each shard begins at a cache line of the owned arrays.
  *
- * Together this is FSDP sharding, or a distributed optimizer (ZeRO). */
+ * Elsewhere called: FSDP sharding, distributed optimizer (ZeRO). */
 #include "program/partition.h"
 
 #include <stdio.h>
