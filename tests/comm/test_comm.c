@@ -1,7 +1,7 @@
-/* Ranks and what they tell each other: every operation is held against what one process computes, over
- * each link (`links` below). Under mpirun with any number of ranks it tests them over MPI, in the mesh
- * that the environment says; otherwise one rank alone, and several over the loopback. With an argument it
- * plays a failure, for test_comm_failures.sh. */
+/* Communication between ranks: compares every operation with what one process computes, over each transport
+ * (`transports` below). Under mpirun, with any number of ranks, it tests them over MPI, in the mesh that the
+ * environment gives; otherwise one rank alone, and several over the loopback. With an argument it plays a
+ * failure, for test_comm_failures.sh. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@
 #include "comm/launch.h"
 #include "support/ranks.h"
 
-/* Of a rank, which may be a thread. */
+/* Per rank, which may be a thread. */
 static _Thread_local Comm *comm;
 static _Thread_local Error err;
 
@@ -52,7 +52,7 @@ static void upload(void *to, const void *from, size_t bytes) {
 }
 static void download(void *to, const void *from, size_t bytes) { device_fetch(&device, to, from, bytes); }
 
-/* Ranks at random times, so that nothing depends on who comes first. */
+/* Delays ranks by random times, so that nothing depends on which comes first. */
 static void dawdle(uint64_t key) {
     double share = rng_uniform(77 + key, (uint64_t)comm_rank(comm));
     nanosleep(&(struct timespec){0, (long)(share * 3e6)}, NULL);
@@ -67,7 +67,7 @@ static double random_share(uint64_t key, int64_t i) {
     return (double)((x ^ x >> 32) >> 11) / 9007199254740992.0;
 }
 
-/* Element i of what rank r brings: numbers whose sum depends on the order. */
+/* Element i of rank r's contribution: numbers whose sum depends on the order. */
 static float value_f32(int r, int64_t i) {
     return (float)(random_share(1000 + (uint64_t)r, i) * 2 - 1) * (float)(1 + i % 7 * 1000);
 }
@@ -96,7 +96,7 @@ static void expected_sum(CommType type, const int *ranks, int n, int64_t i, void
 
 static size_t bytes_of(CommType type) { return type == COMM_F32 ? 4 : 8; }
 
-/* Elements [0, n) of what rank r brings. */
+/* Elements [0, n) of rank r's contribution. */
 static void put_values(CommType type, int r, int64_t n, void *out) {
     float *f = out;
     int64_t *whole = out;
@@ -115,7 +115,7 @@ static int set_ranks(AxisSet set, int ranks[64]) {
 
 static const int64_t counts[] = {0, 1, 2, 3, 15, 64, 1001, 65537, 1500017};
 enum { COUNTS = sizeof counts / sizeof *counts };
-/* Many threads on few cores take their time: the largest part is for two of them, and for processes. */
+/* Many threads on few cores are slow: the largest range is only for two of them, and for processes. */
 static _Thread_local int64_t largest;
 static const AxisSet sets[] = {MESH_PIPELINE, MESH_REPLICAS, MESH_SHARDS, MESH_DATA,
                                MESH_PIPELINE | MESH_REPLICAS};
@@ -123,8 +123,8 @@ enum { SETS = sizeof sets / sizeof *sets };
 
 /* ---- collectives ---- */
 
-/* Parts of a whole: equal ones of `count`; or of all sizes, none too, the last rank's first. Returns the
- * elements of the whole. */
+/* Ranges of a buffer: equal ones of `count` elements; or of different sizes, including 0, with the last
+ * rank's first. Returns the elements of the buffer. */
 static int64_t make_parts(int ranks, int64_t count, bool uneven, CommRange parts[64]) {
     int64_t at = 0;
     for (int i = 0; i < ranks; i++) {
@@ -164,7 +164,7 @@ static void test_all_gather(void) {
                 for (int uneven = 0; uneven < 2; uneven++) check_all_gather(sets[a], counts[k], uneven);
 }
 
-/* Each of a group has another piece for each. */
+/* Each rank of a group has a different piece for each rank. */
 static char piece_byte(int from, int to, int64_t i) { return (char)(from * 31 + to * 7 + (int)(i % 101)); }
 
 static void check_all_to_all(AxisSet set, int64_t each) {
@@ -195,8 +195,8 @@ static void test_all_to_all(void) {
                 check_all_to_all(sets[a], counts[k]);
 }
 
-/* Pieces of any size, none too: as large as (from * 3 + to) % 5 says. What has gone lies in the order of
- * ranks, what comes in reverse. */
+/* Pieces of different sizes, including 0: (from * 3 + to) % 5 quarters. Sent pieces lie in the order of
+ * ranks, received ones in reverse. */
 static int64_t exchanged(int from, int to, int64_t each) { return (from * 3 + to) % 5 * each / 4; }
 
 static void check_exchange(AxisSet set, int64_t each) {
@@ -237,7 +237,7 @@ static void test_exchange(void) {
                 check_exchange(sets[a], counts[k]);
 }
 
-/* The expected sum is computed at every element of small parts, at some of large ones. */
+/* The expected sum is computed at every element of small ranges, and at some of large ones. */
 static int64_t stride_of(int64_t count) { return count < 4000 ? 1 : 997; }
 
 static void check_reduce_scatter(AxisSet set, CommType type, int64_t count, bool inside, bool uneven) {
@@ -303,10 +303,10 @@ static void test_sums(void) {
             }
 }
 
-/* ---- a sum of sums has the bits of the whole sum ---- */
+/* ---- a sum in two steps has the bits of a single sum ---- */
 
-/* A sum over shards, then over replicas: element i of all data-parallel ranks, in the tree over them, and
- * not a byte more or less than was said. */
+/* A sum over shards, then over replicas: element i over all data-parallel ranks, in the tree over them, with
+ * exactly the predicted number of bytes. */
 static void check_sum_in_two_steps(CommType type, int64_t count, bool uneven) {
     int shards = comm_group_size(comm, MESH_SHARDS), replicas = comm_group_size(comm, MESH_REPLICAS),
         ranks[64], me = comm_group_rank(comm, MESH_SHARDS), replica = comm_group_rank(comm, MESH_REPLICAS),
@@ -349,10 +349,10 @@ static void test_sum_of_sums(void) {
                 if (counts[k] <= largest) check_sum_in_two_steps((CommType)type, counts[k], uneven);
 }
 
-/* ---- many at a time, and what they send ---- */
+/* ---- several operations under way, and their traffic ---- */
 
-/* Several operations on two axes under way together, each axis with one workspace for all of its own; the
- * last started is waited for first. */
+/* Several operations on two axes under way together, with one workspace per axis; the last started is waited
+ * for first. */
 static void test_many_under_way(void) {
     enum { MANY = 12 };
     int ranks[64], n = comm_group_size(comm, MESH_SHARDS), n2 = comm_group_size(comm, MESH_REPLICAS);
@@ -404,7 +404,7 @@ static void test_traffic_is_minimal(void) {
     EXPECT(comm_traffic(comm, MESH_SHARDS).bytes == 2 * (n - 1) * (int64_t)bytes);
     EXPECT(comm_traffic(comm, MESH_REPLICAS).bytes == 0);
     comm_reset_traffic(comm);
-    /* All n parts are one tensor: its all-reduce costs as much as both of the above. */
+    /* All n ranges are one tensor: its all-reduce costs as much as both of the above. */
     EXPECT_OK(comm_all_reduce(comm, MESH_SHARDS, COMM_F32, in, count, work, &request, &err));
     EXPECT_OK(comm_wait(comm, request, &err));
     int64_t sent = comm_traffic(comm, MESH_SHARDS).bytes, least = 2 * (n - 1) * (int64_t)bytes / n;
@@ -458,8 +458,8 @@ static void test_messages_in_any_order(void) {
     pool_free(&pool);
 }
 
-/* Numbers may go down, and receives be posted in an order that has nothing to do with that of the sends: what
- * a pipeline does that takes microbatches in an order of its own. */
+/* Numbers may decrease, and receives may be posted in an order unrelated to that of the sends, as in a
+ * pipeline with its own order of microbatches. */
 static void test_numbers_in_any_order(void) {
     enum { MESSAGES = 32, BYTES = 9000 };
     int size = comm_size(comm), rank = comm_rank(comm), next = (rank + 1) % size,
@@ -489,7 +489,7 @@ static void test_numbers_in_any_order(void) {
     pool_free(&pool);
 }
 
-/* ---- small ones ---- */
+/* ---- small operations ---- */
 
 typedef struct Record {
     int count, order[64];
@@ -522,7 +522,7 @@ static void test_gather_of_pieces(void) {
     char mine[64], *all = NULL;
     size_t lengths[64], at = 0;
     memset(mine, 'a' + comm_rank(comm), sizeof mine);
-    /* Rank 1 brings nothing. */
+    /* Rank 1 contributes nothing. */
     size_t bytes = comm_rank(comm) == 1 ? 0 : (size_t)comm_rank(comm) + 3;
     EXPECT_OK(comm_gather(comm, mine, bytes, &all, lengths, &err));
     EXPECT((all != NULL) == (comm_rank(comm) == 0));
@@ -537,7 +537,7 @@ static void test_agreement(void) {
     Error e = {0};
     int size = comm_size(comm), rank = comm_rank(comm);
     EXPECT(comm_agree(comm, OK, &e) == OK);
-    /* Everyone from rank `first` on fails. */
+    /* All ranks from `first` on fail. */
     for (int first = 0; first < size; first++) {
         ErrorCode code = OK;
         if (rank >= first) code = error_set(&e, rank == first ? ERR_DATA : ERR_IO, "of %d", rank);
@@ -600,12 +600,12 @@ static const char *const check_names[] = {"places",
                                           "agreement"};
 enum { CHECKS = sizeof checks / sizeof *checks };
 
-/* What a run of checks wants: ranks in a mesh, and what is to go on beside them. */
+/* Configuration of a run of checks: ranks in a mesh, and what runs alongside them. */
 typedef struct Shape {
     int ranks, pp, replicate;
     bool progress, own_device; /* a progress thread; sums by the program's device */
     uint64_t seed;             /* of the loopback's delays */
-    bool sums_only;            /* the checks of sums, which hang on the shape */
+    bool sums_only;            /* only the checks of sums, which depend on the shape */
 } Shape;
 
 /* On each rank, once in the life of a Comm. */
@@ -626,14 +626,14 @@ static void check_rank(const Shape *s, void (*check)(void)) {
     device_close(&device);
 }
 
-/* ---- the walk over links ---- */
+/* ---- all transports ---- */
 
 typedef struct Work {
     const Shape *shape;
     void (*check)(void);
 } Work;
 
-/* A new Comm for each check; over MPI, which can be joined once, one for all. */
+/* A new Comm for each check; over MPI, which can be joined only once, one for all. */
 static void on_new(Comm *c, void *work) {
     const Work *w = work;
     comm = c;
@@ -663,7 +663,7 @@ static const Shape threads[] = {{2, 1, 1, false, false, 0, false},
                                 {5, 1, 1, false, false, 3, false},
                                 {6, 1, 2, false, true, 4, false},
                                 {8, 2, 2, false, false, 5, false},
-                                /* Runs of three, five and six are no blocks of the tree. */
+                                /* Runs of three, five and six ranks are not blocks of the tree. */
                                 {6, 1, 3, false, false, 6, true},
                                 {9, 1, 3, false, false, 7, true},
                                 {10, 1, 2, false, false, 8, true},
@@ -673,7 +673,7 @@ static Shape of_environment[1];
 
 static const struct {
     const char *name;
-    bool launched; /* it is tested by ranks that a launcher started */
+    bool launched; /* tested by ranks that a launcher started */
     void (*run)(const Shape *s, void (*check)(void));
     const Shape *shapes;
     size_t count;
@@ -735,7 +735,7 @@ static void describe(void *context, char *out, size_t size) {
     snprintf(out, size, "%s", (const char *)context);
 }
 
-/* Waits for a message of rank 0 (rank 0: of rank 1) that never comes. */
+/* Waits for a message from rank 0 (on rank 0: from rank 1) that never comes. */
 static ErrorCode wait_in_vain(void) {
     static char buffer[64];
     CommRequest request;
@@ -756,7 +756,7 @@ static ErrorCode play_sizes(void) {
     return comm_wait(comm, request, &err);
 }
 
-/* Signals come to ranks at different times: what counts is what they agree on. */
+/* Signals arrive at ranks at different times: what counts is what they agree on. */
 static ErrorCode play_stop(void) {
     for (int stops = 0; !stops;) {
         stops = asked_to_stop;
@@ -775,7 +775,7 @@ static sigset_t late_signal(void) {
     return late;
 }
 
-/* The last word is said, and a signal comes too late: it is waited for, so that it surely does. */
+/* After its last message, waits for the signal that comes too late, so that it surely comes. */
 static ErrorCode play_through(void) {
     sigset_t late = late_signal();
     int number;
@@ -785,20 +785,21 @@ static ErrorCode play_through(void) {
     return code;
 }
 
-/* Until something ends it that does not ask. */
+/* Until it is killed. */
 static void stay(void) {
     for (;;) pause();
 }
 
-/* Stopped in the middle of a wait. */
+/* Stops itself in the middle of a wait. */
 static void freeze_soon(void) {
     struct itimerval soon = {.it_value = {.tv_usec = 200000}};
     signal(SIGALRM, on_alarm);
     setitimer(ITIMER_REAL, &soon, NULL);
 }
 
-/* Those named stop before they join the others. What is waited for later is blocked here, before MPI has
- * threads: a signal that comes before the wait would end the process in one that does not block it. */
+/* The named ranks stop before they join the others. Signals that are waited for later are blocked here,
+ * before MPI has threads: a signal that comes before the wait would end the process in a thread that does not
+ * block it. */
 static void before_start(const char *name, char **ranks) {
     sigset_t late = late_signal();
     if (strcmp(name, "through") == 0) sigprocmask(SIG_BLOCK, &late, NULL);
@@ -806,22 +807,22 @@ static void before_start(const char *name, char **ranks) {
         if (atoi(*ranks) == launched_env_find().rank) raise(SIGSTOP);
 }
 
-/* Behind MPI_Finalize. */
+/* After MPI_Finalize. */
 static void hang(int status, void *nothing) {
     (void)status, (void)nothing;
     stay();
 }
 
-/* Of the signals that launchers pass on. */
+/* Ignores the signals that launchers forward. */
 static void ignore_all(void) {
     static const int numbers[] = {SIGUSR1, SIGUSR2, SIGINT};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) signal(numbers[i], SIG_IGN);
 }
 
-/* For longer than anybody waits, without a beat; a signal ends it. */
+/* For longer than any limit, without a beat; a signal ends it. */
 static void sleep_long(void) { sleep(8 * (unsigned)number_of("TEST_WATCHDOG", 60)); }
 
-/* For longer than anybody waits, but with a beat now and then. */
+/* For longer than any limit, but with regular beats. */
 static void work(void) {
     for (int i = 0; i < 3 * 100 * number_of("TEST_WATCHDOG", 60); i++) {
         nanosleep(&(struct timespec){0, 10000000}, NULL);
@@ -829,8 +830,8 @@ static void work(void) {
     }
 }
 
-/* play NAME [RANK...]: what the ranks named do; the others wait for something. Everything ends through
- * comm_fail, but what was agreed. */
+/* play NAME [RANK...]: what the named ranks do while the others wait for something. Everything ends through
+ * comm_fail, except for agreed failures. */
 static ErrorCode play(const char *name, char **ranks) {
     bool named = is_named(ranks);
     ErrorCode code = OK;
@@ -870,7 +871,7 @@ static ErrorCode play(const char *name, char **ranks) {
     return code;
 }
 
-/* launch N ...: the rest of the command line by N ranks. */
+/* launch N ...: runs the rest of the command line with N ranks. */
 static int launch(int ranks, char **words) {
     words[0] = (char *)(uintptr_t) "test_comm";
     ErrorCode code = launch_ranks(ranks, words, number_of("TEST_WATCHDOG", 60), &err);

@@ -1,6 +1,6 @@
-/* Nothing is allocated by what ranks do in a step once they have done it before: this program's calls of the
- * allocator are counted (tests/support/allocations.h; what OpenMP takes for its threads is its own), while
- * ranks that are threads (tests/support/ranks.h) go through all operations. */
+/* Nothing is allocated by the operations of a step once they have been done before. Counts this program's
+ * calls of the allocator (tests/support/allocations.h; OpenMP's own for its threads do not count) while ranks
+ * that are threads (tests/support/ranks.h) go through all operations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,10 +12,9 @@
 #include "support/allocations.h"
 #include "support/ranks.h"
 
-static int at_first,
-    at_last; /* allocations of this program when the first round, and the last one, was done */
+static int at_first, at_last; /* allocations of this program after the first and the last round */
 
-/* ---- what ranks do ---- */
+/* ---- the ranks ---- */
 
 enum { RANKS = 6, COUNT = 70000, ROUNDS = 4 };
 
@@ -28,7 +27,7 @@ static void must(Comm *c, ErrorCode code, const Error *err) {
 
 static void add(void *into, const void *from) { *(int *)into += *(const int *)from; }
 
-/* Three shards, two replicas: sums in two steps leave several. */
+/* Three shards, two replicas: sums in two steps leave several partial sums. */
 static void every_operation(Comm *c, float *parts, float *work, float *more) {
     Error err = {.message = ""};
     CommRequest h[4];
@@ -81,7 +80,7 @@ static void body(Comm *c, void *context) {
 static void test_nothing_is_allocated(void **state) {
     (void)state;
     if (!COUNTS_ALLOCATIONS) skip();
-    /* The count counts. */
+    /* Checks that counting works. */
     int none = allocations_own();
     void *volatile memory = mem_alloc(100);
     free(memory);

@@ -1,6 +1,6 @@
-/* What is made of how MPICH's mpiexec says that ranks ended (its words are those of Hydra 4.0.2), and of what
- * ranks say themselves. The launcher of the second half is made up: it is told what to say, and what to end
- * with; its ranks are this program. */
+/* Parsing of how MPICH's mpiexec reports the end of ranks (with the messages of Hydra 4.0.2), and of the
+ * ranks' own reports. The launcher of the second half is a script that is told what to print and how to end;
+ * its ranks are this program. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <signal.h>
@@ -18,7 +18,7 @@
 #include "comm/launch.h"
 #include "comm/launcher.h"
 
-/* In place of src/comm/mpi/facts.c, so that it is MPICH's ways that are followed with any library. */
+/* In place of src/comm/mpi/facts.c, so that MPICH's launcher is simulated with any library. */
 static char launcher[] = "/tmp/weft-launcher-XXXXXX";
 const char *comm_launcher(void) { return launcher; }
 bool comm_is_open_mpi(void) { return false; }
@@ -37,7 +37,7 @@ static void test_codes(void **state) {
     (void)state;
     assert_int_equal(end_of("[mpiexec@vm] Exit codes: [vm] 0,0\n").code, 0);
     assert_int_equal(end_of("[mpiexec@vm] Exit codes: [vm] 0,0,16640,0\n").code, 65);
-    /* One ended with 65, and the others were killed for it. */
+    /* One ended with 65, and the others were killed because of it. */
     RanksEnd end = end_of("=   EXIT CODE: 9\n[mpiexec@vm] Exit codes: [vm] 9,16640,0\nYOUR APPLICATION");
     assert_int_equal(end.code, 65);
 }
@@ -63,7 +63,7 @@ static void test_silence(void **state) {
     assert_false(hydra_read_end("[mpiexec@vm] Exit codes: [vm] ", &end));
 }
 
-/* ---- ranks that say it themselves ---- */
+/* ---- ranks that report their own end ---- */
 
 static const char script[] = "#!/bin/sh\n"
                              "while [ \"$1\" != -n ]; do shift; done\n"
@@ -81,7 +81,7 @@ static void make_launcher(void) {
     close(file);
 }
 
-/* In a rank: "exit 75", "abort 65" (past exit(), as MPI_Abort may be), "twice 0" (and through it),
+/* Ends a rank: "exit 75", "abort 65" (bypassing exit(), as MPI_Abort may do), "twice 0" (and then exit),
  * "signal 11". */
 static int end_as(const char *p2p_channel) {
     int number = atoi(strchr(p2p_channel, ' ') + 1);
@@ -92,7 +92,7 @@ static int end_as(const char *p2p_channel) {
     _exit(0);
 }
 
-/* What two ranks come to that end so, under a launcher that says and ends as it is told. */
+/* Result of two ranks that end in this way, under a launcher that prints and ends as given. */
 static Error launched(const char *first, const char *second, const char *says, const char *ends) {
     Error err = {0};
     char program[] = "test_launcher",
@@ -112,12 +112,12 @@ static void test_told_codes(void **state) {
     assert_int_equal(launched("exit 0", "exit 75", "", "0").code, 75);
     assert_int_equal(launched("abort 65", "exit 0", "", "9").code, 65);
     assert_int_equal(launched("exit 75", "exit 75", "Exit codes: [vm] 0,0\n", "0").code, 75);
-    /* The others were killed for it, which is all that the launcher says. */
+    /* The others were killed because of it, which is all that the launcher reports. */
     assert_int_equal(launched("abort 65", "signal 9", "Exit codes: [vm] 9,9\n", "9").code, 65);
     assert_int_equal(launched("exit 0", "exit 0", "", "0").code, 0);
 }
 
-/* Two ranks that end at the same time: of a byte lost among the launches this one would know. */
+/* Two ranks that end at the same time: a byte lost in any of the launches would show. */
 static void test_told_at_once(void **state) {
     (void)state;
     for (int launch = 0; launch < 100; launch++) {
@@ -126,8 +126,8 @@ static void test_told_at_once(void **state) {
     }
 }
 
-/* Of ranks that say nothing the launcher's word counts, and a crash is a crash. Where it has none, that they
- * said nothing is enough. */
+/* For ranks without a report the launcher's counts, and a crash is a crash. If it has none either, the
+ * missing reports are enough. */
 static void test_untold_ends(void **state) {
     (void)state;
     assert_int_equal(launched("signal 9", "exit 0", "", "9").code, 9);

@@ -1,4 +1,4 @@
-/* The mesh: places of ranks on the axes, and every rule that a configuration can break. */
+/* The mesh: coordinates of ranks on the axes, and every rule that a configuration can break. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,7 +103,7 @@ static void test_refusals_say_what_would_fit(void **state) {
     EXPECT_REFUSAL(o, 4, "mesh.dp_shard", "to 4");
 }
 
-/* cp's ranks share parameters out as dp_shard's do, and read the same data. */
+/* cp's ranks shard parameters as dp_shard's do, and read the same data. */
 static void test_context_ranks_are_shards(void **state) {
     (void)state;
     MeshOptions o = one;
@@ -117,7 +117,7 @@ static void test_context_ranks_are_shards(void **state) {
     assert_int_equal(mesh_place(&m, MESH_CONTEXT, 3), 1);
 }
 
-/* ep is a part of dp_shard: its ranks are neighbours, and only experts tell it from the rest. */
+/* ep is part of dp_shard: its ranks are neighbours, and only experts distinguish it from the rest. */
 static void test_experts_lie_over_shards(void **state) {
     (void)state;
     MeshOptions o = one;
@@ -137,7 +137,7 @@ static void test_experts_lie_over_shards(void **state) {
     }
 }
 
-/* Over cp its groups are cp's neighbours first. */
+/* Over cp, its groups consist of cp's neighbours first. */
 static void test_experts_lie_over_contexts(void **state) {
     (void)state;
     static const struct {
@@ -170,7 +170,7 @@ static void test_experts_lie_over_contexts(void **state) {
     }
 }
 
-/* Wires of a rank: no mesh has more than a device, and some have as many. */
+/* Communicators of a rank: no mesh needs more than a device has, and some need as many. */
 static int count_communicators(const Mesh *m, int place) {
     AxisSet sets[COMMUNICATOR_SETS];
     int stages = mesh_size(m, MESH_PIPELINE), count = communicators_sets(m, sets);
@@ -198,7 +198,7 @@ static void test_communicators(void **state) {
             }
         }
     assert_int_equal(most, DEVICE_COMMUNICATORS);
-    /* One wire is joined once. */
+    /* A communicator with several names is joined once. */
     Mesh m = {{2, 1, 2, 1, 1, 1, 1, 1}, 4};
     assert_int_equal(count_communicators(&m, 0), 3);
 }

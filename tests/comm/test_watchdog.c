@@ -1,7 +1,7 @@
-/* The watchdog's thread beside ranks that are threads: what it finds of ranks that wait for each other, and
- * that nothing is shared with it without an order (the thread sanitizer looks). A verdict ends the process,
- * so each check plays in a child. How it judges processes, stopped ones too, tests/ranks/test_hangs.sh and
- * test_comm_failures.sh see. */
+/* The watchdog's thread, with ranks that are threads: what it finds about ranks that wait for each other, and
+ * that all data shared with it is ordered (for the thread sanitizer). A verdict ends the process, so each
+ * check runs in a child. tests/ranks/test_hangs.sh and test_comm_failures.sh test how it judges processes,
+ * including stopped ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,8 +25,8 @@ static CommWatch watch_of(double seconds) {
     return (CommWatch){seconds, describe, doing};
 }
 
-/* Exit status of a child in which the ranks play under a watchdog with this limit. said [MOST_SAID]: what it
- * said on standard error, which the child has no longer; NULL: it says it there. */
+/* Exit status of a child in which the ranks run under a watchdog with this limit. said [MOST_SAID]: receives
+ * the child's standard error; NULL: it is not captured. */
 static int outcome_said(int ranks, void (*body)(Comm *comm, void *context), double limit, char *said) {
     FILE *words = tmpfile();
     assert_non_null(words);
@@ -61,7 +61,7 @@ static void many_barriers(Comm *comm, void *context) {
     for (int i = 0; i < 100; i++) barrier(comm);
 }
 
-/* Rank 1 works three limits long, and says that it moves on. */
+/* Rank 1 works for three limits, with beats. */
 static void work_that_beats(Comm *comm, void *context) {
     double until = clock_seconds() + 3 * *(double *)context;
     barrier(comm);
@@ -72,7 +72,7 @@ static void work_that_beats(Comm *comm, void *context) {
     barrier(comm);
 }
 
-/* Rank 1 does something for ever, and says nothing. */
+/* Rank 1 does something forever, without a beat. */
 static void work_that_hangs(Comm *comm, void *context) {
     (void)context;
     barrier(comm);
@@ -80,7 +80,7 @@ static void work_that_hangs(Comm *comm, void *context) {
     barrier(comm);
 }
 
-/* Rank 2 works for six limits, then says nothing; rank 1 has a longer limit, and is asked again and again. */
+/* Rank 2 works for six limits, then hangs; rank 1 has a longer limit, and is asked again and again. */
 static void work_that_ends_in_a_hang(Comm *comm, void *context) {
     double limit = *(double *)context, until = clock_seconds() + 6 * limit;
     if (comm_rank(comm) == 1) atomic_store(&comm->limit, (long long)(8e9 * limit));
@@ -98,7 +98,7 @@ static void test_opens_and_closes(void **state) {
     assert_int_equal(outcome(many_barriers, 3600), OK);
 }
 
-/* On a machine that is asleep for longer than a limit that limit says nothing: some limit is long enough. */
+/* If the machine is asleep for longer than a limit, that limit proves nothing: some limit is long enough. */
 static void test_waits_for_work(void **state) {
     (void)state;
     double limit = 0.25;
@@ -113,7 +113,8 @@ static void test_ends_a_hang(void **state) {
     assert_int_equal(outcome(work_that_hangs, 0.2), ERR_PEER);
 }
 
-/* A question is not what a rank waits for: asked however often, it says for how long nothing has come. */
+/* A question is not what a rank waits for: however often it is asked, it reports for how long nothing has
+ * come. */
 static void test_questions_move_nothing(void **state) {
     (void)state;
     char said[MOST_SAID];

@@ -1,14 +1,15 @@
-/* Reproduces golden values: `golden DIR ...`, where each DIR holds a small model, a batch for each step, and
- * what float64 arithmetic makes of them (tests/golden/make/make_golden.py): losses, gradient norms, the
- * gradients of step 1 and the final weights. Prints the worst deviations beside their limits; exits 1 when
+/* Reproduces golden values: `golden DIR ...`. Each DIR holds a small model, a batch for each step, and the
+ * results of float64 arithmetic for them (tests/golden/make/make_golden.py): losses, gradient norms, the
+ * gradients of step 1 and the final weights. Prints the worst deviations with their limits; exits with 1 if
  * one is exceeded.
  *
  *     config.json  model.safetensors  expected.json  grads.safetensors  final.safetensors
- *     batch.safetensors: tokens [steps, rows, context + 1], and targets [steps, rows, context] or none
- *     routes.safetensors, of models with experts, or none: model.layers.N.mlp.gate.routes [steps, tokens, k],
- *     the experts that each token goes to, ascending
+ *     batch.safetensors: tokens [steps, rows, context + 1], and optionally targets [steps, rows, context]
+ *     routes.safetensors, optional, for models with experts: model.layers.N.mlp.gate.routes [steps, tokens, k],
+ *     the experts of each token, ascending
  *
- * expected.json with a mtp_loss_weight is of a model with a module: then steps have a further_loss. */
+ * An expected.json with a mtp_loss_weight belongs to a model with an MTP module: its steps have a
+ * further_loss. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,9 +36,9 @@ typedef struct Golden {
     Engine *engine;
 } Golden;
 
-/* Where tokens go in bf16. A router's logits are off by rounding there, so that tokens whose choice is close
- * go elsewhere than in float64, and gradients of single experts are then off by their own size: what is to be
- * compared is all but the choice. Layers are asked for in ascending order, once a step. */
+/* The experts of each token in bf16. Rounding changes a router's logits, so tokens with close scores go to
+ * other experts than in float64, and the gradients of single experts then differ by their own size. With
+ * given routes everything but that choice can be compared. Layers ask in ascending order, once a step. */
 static struct {
     int64_t *layers[64]; /* [steps, tokens, k] */
     int count, asked;
@@ -55,7 +56,7 @@ static void given_route(Device *d, RouteShape s, Routes r, int64_t *counts) {
     route_order(s, r, counts);
 }
 
-/* One comparison: worst deviation seen, and its limit. */
+/* A comparison: the worst deviation so far, and its limit. */
 typedef struct Verdict {
     const char *what;
     double worst, limit;
@@ -115,7 +116,7 @@ static void forget_routes(void) {
     given.count = given.asked = 0;
 }
 
-/* On other devices than the CPU, and without a file of routes, tokens go where the router says. */
+/* On devices other than the CPU, and without a routes file, tokens go where the router sends them. */
 static ErrorCode give_routes(Golden *g, const ModelConfig *c, Error *err) {
     char *path = path_join(g->dir, "routes.safetensors");
     bool there = file_exists(path), here = g->device.ops.route && g->device.memory == 0;
@@ -126,7 +127,8 @@ static ErrorCode give_routes(Golden *g, const ModelConfig *c, Error *err) {
     return OK;
 }
 
-/* As $WEFT_DEFER asks, but once the routes are given: a device defers the ops that it has by then. */
+/* Opens the device as $WEFT_DEFER asks, but after the routes are given: a device defers the ops that it has
+ * by then. */
 static ErrorCode open_device(Golden *g, const ModelConfig *c, Dtype compute, Error *err) {
     const char *kind = getenv("TEST_KIND"), *asked = getenv("WEFT_DEFER");
     char *seed = asked && *asked ? mem_strdup(asked) : NULL;
@@ -188,8 +190,8 @@ static ErrorCode open_engine(Golden *g, Dtype compute, Error *err) {
     return engine_open(&g->engine, &g->plan, &g->device, g->comm, err);
 }
 
-/* Calls visit with each parameter and its values in a file of the directory; what has no gradient is in
- * no file of them. */
+/* Calls visit with each parameter and its values in a file of the directory. Parameters without a gradient
+ * are in no gradient file. */
 typedef void TensorVisit(Golden *g, const Param *p, const float *values, void *ctx);
 
 static TensorVisit compare_gradient;
@@ -228,7 +230,7 @@ static void load_weight(Golden *g, const Param *p, const float *values, void *ct
     OP(&g->device, OP_UPLOAD, upload, master_of(g, p), values, (size_t)p->count * sizeof *values);
 }
 
-/* Relative Frobenius distance; the worst over the tensors stays. */
+/* Relative Frobenius distance; keeps the worst of all tensors. */
 static void compare(Golden *g, const float *tensor, const Param *p, const float *values, double *worst) {
     float *found = mem_alloc_array((size_t)p->count, sizeof *found);
     double difference = 0, size = 0;
@@ -283,7 +285,7 @@ static void worsen(double *worst, double found, double expected) {
 
 enum { LOSS, NORM, COEFFICIENT, GRADIENT, WEIGHT, VERDICTS };
 
-/* Without given routes the loss is what can be compared of experts in bf16. */
+/* In bf16 without given routes, only the loss of a model with experts can be compared. */
 static bool compares(const Golden *g, Dtype compute, int verdict) {
     bool routed = g->plan.spec.model.num_experts == 0 || given.count > 0;
     return verdict == LOSS || compute == DTYPE_F32 || routed;
@@ -372,7 +374,7 @@ int main(int argc, char **argv) {
     if (argc < 2) fprintf(stderr, "usage: golden DIR ...\n");
     for (int i = 1; i < argc; i++) {
         int fp32 = check(argv[i], DTYPE_F32),
-            bf16 = fp32 > 1 ? fp32 : check(argv[i], DTYPE_BF16); /* an error is said once */
+            bf16 = fp32 > 1 ? fp32 : check(argv[i], DTYPE_BF16); /* prints an error only once */
         status = status ? status : fp32 ? fp32 : bf16;
     }
     return status;

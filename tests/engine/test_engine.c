@@ -1,5 +1,4 @@
-/* The engine on a small model: gradients against finite differences, and equalities of bits that must hold.
- */
+/* The engine on a small model: gradients against finite differences, and bits that must be equal. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,11 +23,11 @@ typedef struct Setup {
     Dtype compute;
     Recompute recompute;
     bool split, tied, biases, exact, parts, adapted;
-    const OptimizerOptions *optimizer; /* NULL: the usual */
+    const OptimizerOptions *optimizer; /* NULL: the default */
     double z, ema;                     /* coefficient of the z-loss; decay of the average */
     bool noise;
     bool inference;
-    int microbatches, smaller; /* of a step, 0: MICROBATCHES; of a smaller one, 0: there is none */
+    int microbatches, smaller; /* per step, 0: MICROBATCHES; of a smaller step, 0: there is none */
 } Setup;
 
 typedef struct Run {
@@ -47,8 +46,8 @@ static ModelConfig shape(Setup s) {
     return c;
 }
 
-/* Random tokens; the second sequence is two documents; some targets are ignored, in the last microbatch most.
- */
+/* Random tokens; the second sequence has two documents; some targets are ignored, in the last microbatch
+ * most. */
 static void fill_batch(Batch *b, int index) {
     *b = (Batch){.tokens = TOKENS};
     int32_t **arrays[] = {&b->inputs, &b->targets, &b->positions, &b->first_key};
@@ -65,7 +64,7 @@ static void fill_batch(Batch *b, int index) {
     }
 }
 
-/* As if something crossed between ranks before every part: an action for each. */
+/* As if a collective ran before every op: an action for each op. */
 static bool everywhere(const Partition *p, int unit, int part) {
     (void)p, (void)unit, (void)part;
     return true;
@@ -138,7 +137,7 @@ static void *fetch(Run *r, const void *tensor, size_t bytes) {
     return host;
 }
 
-/* One rank owns everything: weights, and gradients, are one run each. */
+/* One rank owns everything, so weights and gradients are one run each. */
 static float *weights_of(const Run *r) { return engine_master(r->engine, (ParamSegment){0}); }
 static float *gradients_of(const Run *r) {
     return engine_gradient(r->engine, &r->plan.model.table.params[0], (ParamSegment){0});
@@ -146,8 +145,8 @@ static float *gradients_of(const Run *r) {
 
 static size_t flat_bytes(const Run *r) { return r->plan.partition.owned * sizeof(float); }
 
-/* What is trained on: an evaluation has the cross-entropy alone, so a step that moves nothing
- * tells the rest. */
+/* The loss that is trained on. An evaluation has only the cross-entropy, so it takes the loss of a step with
+ * learning rate 0. */
 static double trained_loss(Run *r) {
     StepOptions none = options(0);
     StepResult result;
@@ -167,7 +166,7 @@ static double total_loss(Run *r) {
     return exact_value(&losses.sum) / valid;
 }
 
-/* What is asked row by row is what an evaluation adds up. */
+/* Scores of single tokens add up to the loss of an evaluation. */
 static void test_scores(void **state) {
     (void)state;
     Run r;
@@ -184,7 +183,7 @@ static void test_scores(void **state) {
             rows++;
         }
     }
-    /* The losses are rounded to fp32 each, which is all that they differ by. */
+    /* Losses are rounded to fp32 one by one, which is the only difference. */
     assert_true(fabs(sum / (double)rows - total_loss(&r)) < 1e-6);
     close_run(&r);
 }
@@ -195,7 +194,7 @@ static void close_to(double a, double b) {
 
 enum { UNITS = 4 };
 
-/* One probed step of a fresh run; the weights before and after it are the caller's to free. */
+/* One probed step of a fresh run; the caller frees the weights before and after it. */
 static StepResult probe_once(Setup s, UnitProbe *probe, float **before, float **after) {
     Run r;
     StepResult result;
@@ -210,7 +209,7 @@ static StepResult probe_once(Setup s, UnitProbe *probe, float **before, float **
     return result;
 }
 
-/* Against what the host makes of the same numbers. */
+/* Compares with figures that the host computes from the same numbers. */
 static void test_probe(void **state) {
     (void)state;
     Setup s = {.kind = "auto", .threads = 2};
@@ -225,7 +224,7 @@ static void test_probe(void **state) {
                    (double)probe[u].weight_gradient.count;
     }
     close_to(sqrt(squares), result.grad_norm);
-    /* What the embedding puts out are rows of its table as it was; its weights are as they are now. */
+    /* The embedding's outputs are rows of its table before the step; its weights are those after it. */
     open_run(&r, s);
     const Param *table = &r.plan.model.table.params[0];
     const float *rows = before + partition_segment(&r.plan.partition, table).at,
@@ -246,7 +245,7 @@ static void test_probe(void **state) {
     close_to(probe[0].weight.rms, sqrt(weights / (double)table->count));
     assert_true(probe[2].output.rms > 0 && probe[2].gradient.rms > 0 && probe[0].gradient.max > 0);
     assert_true(isnan(probe[UNITS - 1].output.rms) && isnan(probe[UNITS - 1].gradient.rms));
-    /* It changes nothing. */
+    /* Probing changes nothing. */
     StepOptions o = options(1e-2);
     engine_step(r.engine, r.batches, &o, &result);
     float *plain = fetch(&r, weights_of(&r), flat_bytes(&r));
@@ -257,7 +256,7 @@ static void test_probe(void **state) {
     free(plain);
 }
 
-/* However the passes are cut and what they make again. */
+/* Probes are the same however passes are cut and whatever they recompute. */
 static void test_probes_are_alike(void **state) {
     (void)state;
     for (int type = 0; type < 2; type++) {
@@ -282,7 +281,7 @@ static void set_weight(Run *r, size_t at, float value) {
     OP(&r->device, OP_UPLOAD, upload, weights_of(r) + at, &value, sizeof value);
 }
 
-/* No figure of an evaluation leaves a loss out because it is not finite: their number goes with the sum. */
+/* Evaluations do not leave out losses that are not finite: their number accompanies the sum. */
 static void test_nonfinite_losses(void **state) {
     (void)state;
     Run r;
@@ -300,7 +299,7 @@ static void test_nonfinite_losses(void **state) {
     close_run(&r);
 }
 
-/* Loss along one element of one parameter, both sides. */
+/* Slope of the loss along one element of a parameter, by a central difference. */
 static double slope(Run *r, size_t at, float value, float step) {
     set_weight(r, at, value + step);
     double up = total_loss(r);
@@ -336,7 +335,7 @@ static void check_finite_differences(Setup s) {
     close_run(&r);
 }
 
-/* TEST_BRIEF leaves out what takes hundreds of passes: a simulated GPU takes its time. */
+/* TEST_BRIEF skips tests with hundreds of passes, since a simulated GPU is slow. */
 static void test_finite_differences(void **state) {
     (void)state;
     if (getenv("TEST_BRIEF")) skip();
@@ -467,7 +466,7 @@ static void test_a_nan_on_purpose_skips_one_step(void **state) {
     a_nan_on_purpose(true);
 }
 
-/* Of all weights, exactly the bit that is named. */
+/* Flips exactly the named bit of all weights. */
 static void test_a_bit_turned_on_purpose(void **state) {
     (void)state;
     Run r;
@@ -500,7 +499,7 @@ static void test_a_bit_turned_on_purpose(void **state) {
     close_run(&r);
 }
 
-/* By hand, in double, from the weights after each step; and nothing of it reaches the weights. */
+/* Computed by hand, in double, from the weights after each step; the average must not change the weights. */
 static void test_average(void **state) {
     enum { UPDATES = 12 };
     (void)state;
@@ -547,7 +546,7 @@ static void test_average(void **state) {
     }
 }
 
-/* A step of fewer microbatches has the bits that it has where no step is larger, in no more memory. */
+/* A step with fewer microbatches has the same bits as where no step is larger, and needs no more memory. */
 static void check_smaller(Setup s) {
     Run large, small;
     s.smaller = 1;
@@ -582,7 +581,8 @@ static void test_smaller_steps(void **state) {
     check_smaller((Setup){.kind = "auto", .threads = 2, .split = true, .compute = DTYPE_BF16});
 }
 
-/* By the formulas, from the norm of the whole step and that of a step of its first microbatch alone. */
+/* Computed by the formulas from the norm of the whole step and that of a step with its first microbatch
+ * alone. */
 static void check_noise(Setup s) {
     Run r;
     StepResult whole, first;
@@ -629,7 +629,7 @@ static void test_norms_agree(void **state) {
     }
     for (size_t i = 0; i < flat_bytes(&r) / sizeof(float); i++) max = fmax(max, fabs((double)g[i]));
     assert_true(engine_gradient_norm(r.engine, INFINITY, &bad, &name) == max);
-    /* Powers that vanish, or overflow, as doubles: any finite p must do. */
+    /* Powers that underflow or overflow as doubles: any finite p must work. */
     const double large[] = {400, 1000, 1e9};
     for (size_t k = 0; k < sizeof large / sizeof *large; k++) {
         double norm = engine_gradient_norm(r.engine, large[k], &bad, &name);
@@ -655,7 +655,7 @@ static void compare(Run *a, const void *x, Run *b, const void *y, size_t bytes, 
     free(right);
 }
 
-/* What is trained has the gradient that it has without freezing, and the norm is over it alone. */
+/* Trained parameters have the same gradient as without freezing, and the norm covers only them. */
 static void check_first_step(Run *plain, Run *frozen) {
     StepResult a, b;
     StepOptions o = options(1e-3);
@@ -679,7 +679,7 @@ static void check_first_step(Run *plain, Run *frozen) {
     assert_true(b.grad_norm < a.grad_norm);
 }
 
-/* Bits of what is frozen are those of the start after any number of steps; the rest has moved. */
+/* Frozen weights keep their initial bits after any number of steps; the others have moved. */
 static void check_weights(Run *untouched, Run *frozen) {
     StepResult r;
     StepOptions o = options(1e-3);
@@ -693,7 +693,7 @@ static void check_weights(Run *untouched, Run *frozen) {
     }
 }
 
-/* No state of anything frozen, no gradient of frozen matrices. */
+/* Frozen parameters have no optimizer states, and frozen matrices no gradient. */
 static void check_memory(const Run *plain, const Run *frozen) {
     const ParamTable *t = &frozen->plan.model.table;
     size_t states = 0, gradients = 0;
@@ -723,7 +723,8 @@ static void check_freezing(Setup s, const char *match) {
     close_run(&frozen);
 }
 
-/* Whole units, parts of them, one matrix of three that are multiplied as one, vectors, tied ends. */
+/* Freezes whole units, parts of units, one of three matrices that are multiplied as one, vectors, tied
+ * ends. */
 static void test_freezing(void **state) {
     (void)state;
     static const char *const matches[] = {"layers.0", "mlp|embed", "q_proj", "norm", "embed|lm_head", "proj"};
@@ -740,8 +741,8 @@ static void test_freezing(void **state) {
 
 static const Param *like(const Run *r, const Param *p) { return param_find(&r->plan.model.table, p->name); }
 
-/* With B zero the loss is that of the base, and only B has a gradient; after steps all of the base has its
- * bits, and all of the adapters has moved. */
+/* With B zero the loss is that of the base, and only B has a gradient. After some steps the base still has
+ * its bits, and all adapters have moved. */
 static void check_adapters(Setup s) {
     Run base, adapted;
     StepResult a, b;
@@ -775,7 +776,8 @@ static void check_adapters(Setup s) {
     close_run(&adapted);
 }
 
-/* No state of the base, and no gradient of its matrices: what is planned is what is taken (engine_open). */
+/* The base has no optimizer states, and its matrices no gradient; engine_open checks that memory is as
+ * planned. */
 static void check_adapter_memory(Setup s) {
     Run r;
     s.adapted = true;
@@ -808,7 +810,7 @@ static void test_adapters(void **state) {
     }
 }
 
-/* As weights are loaded: in the dtype that they are held in, which is that of passes. */
+/* As if weights were loaded: in the dtype that they are held in, which is that of passes. */
 static void take_over_weights(Run *to, Run *from) {
     const ParamTable *t = &to->plan.model.table;
     for (int i = 0; i < t->count; i++) {
@@ -823,7 +825,7 @@ static void take_over_weights(Run *to, Run *from) {
     }
 }
 
-/* For inference a weight is held once, in the dtype of passes, and evaluation has the bits that it has in
+/* For inference a weight is held once, in the dtype of passes, and evaluation has the same bits as in
  * training. */
 static void check_inference(Setup s) {
     Run trained, r;

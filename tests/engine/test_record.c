@@ -1,5 +1,5 @@
-/* The record of a step: whatever the order and the tree in which ranks' records are combined, the bytes are
- * the same. */
+/* The record of a step: the bytes are the same for any order and tree in which ranks' records are
+ * combined. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +37,7 @@ static StepRecord random_record(int rank, bool bad) {
     return r;
 }
 
-/* Combines two at random until one is left. */
+/* Combines two random records until one is left. */
 static StepRecord combined(const StepRecord *records) {
     StepRecord left[RANKS];
     memcpy(left, records, sizeof left);
@@ -103,7 +103,7 @@ static StepRecord with_culprit(int64_t parameter, int64_t rank) {
     return r;
 }
 
-/* By parameter, then by rank. */
+/* The lowest parameter, then the lowest rank. */
 static void the_first_culprit_is_named(void **state) {
     (void)state;
     StepRecord all = with_culprit(7, 0), b = with_culprit(3, 5), c = with_culprit(3, 4),

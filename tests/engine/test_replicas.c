@@ -1,4 +1,4 @@
-/* Copies that must be equal: who is found to differ from whom. */
+/* Comparing replicas: which ranks are found to differ. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@ static Mesh mesh_of(int pp, int replicas, int shards) {
     return (Mesh){.degree = {pp, replicas, shards, 1, 1, 1, 1, 1}, .world = pp * replicas * shards};
 }
 
-/* Every share on every rank of its place; the first stage has the embedding, the last the head. */
+/* Every rank holds its shard; the first stage has the embedding, the last the head. */
 static void fill(const Mesh *mesh, bool tied_copy) {
     memset(prints, 0, sizeof prints);
     for (int rank = 0; rank < mesh->world; rank++) {
@@ -88,7 +88,7 @@ static void a_majority_decides(void **state) {
     fill(&mesh, false);
     prints[5][0].hash[0] ^= 1;
     expect(&mesh, 30, "the weights of model.embed_tokens.weight (unit 0) on rank 5 not as on ranks 1, 3, 7");
-    prints[1][0].hash[0] ^= 2; /* 3 and 7 are no longer more than half */
+    prints[1][0].hash[0] ^= 2; /* 3 and 7 are no longer a majority */
     expect(&mesh, 30, "unlike on ranks 1, 3, 5 and 7");
     Mesh three = mesh_of(1, 3, 1);
     fill(&three, false);
@@ -109,7 +109,7 @@ static void a_tied_copy_is_one(void **state) {
     expect(&two, 30, "on rank 2 not as on ranks 0, 1, 3");
 }
 
-/* What one rank holds may be anything: nothing says what it should be. */
+/* Data without replicas may be anything: nothing says what it should be. */
 static void what_exists_once_is_not_judged(void **state) {
     (void)state;
     Mesh mesh = mesh_of(1, 1, 4);

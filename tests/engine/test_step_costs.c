@@ -1,6 +1,6 @@
-/* What a step costs the host, whatever the model and however many microbatches: at most two waits for
- * results of the device, and no memory. With TEST_KIND=cuda on the plugin for GPUs in place of a deferred
- * CPU: there a norm that needs powers has waits of its own, one for each block of a parameter. */
+/* What a step costs the host, whatever the model and the number of microbatches: at most two waits for
+ * results of the device, and no allocations. With TEST_KIND=cuda it tests the GPU plugin instead of a
+ * deferred CPU; there a norm that needs powers has waits of its own, one for each block of a parameter. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,8 +46,8 @@ static void fill_batch(Batch *b, int32_t memory[4][CONTEXT], uint64_t index) {
 }
 
 typedef struct Costs {
-    long long waits, blocks; /* blocks: of all parameters, as they are brought to the host for powers */
-    int allocations;         /* of the program's own */
+    long long waits, blocks; /* blocks: of all parameters, as fetched to the host for powers */
+    int allocations;         /* by the program itself */
     size_t grown;            /* bytes in use after the last step, less those before it */
 } Costs;
 
@@ -68,8 +68,8 @@ static long long blocks_of(const RankPlan *plan) {
     return blocks;
 }
 
-/* Actions follow each other, and a wait is inside its action; on a device with a clock of its own by that,
- * of the second step and, waited for, of the third. */
+/* Actions follow each other, and a wait lies within its action. On a device with a clock of its own, checks
+ * its times of the second step and, after waiting, of the third. */
 static void check_times(Engine *e) {
     for (int last = 0; last < 2; last++) {
         const StepTimes *t = engine_is_timed_late(e) ? engine_timed(e, last) : engine_times(e);
@@ -86,7 +86,7 @@ static void check_times(Engine *e) {
     }
 }
 
-/* Of the last of three steps, of which the second is probed where there are probes; all are timed. */
+/* Costs of the last of three steps. The second is probed if there are probes; all are timed. */
 static Costs costs_of(const Case *c, uint64_t defer, bool probes) {
     Device d;
     Comm *comm;
@@ -150,8 +150,8 @@ static const Case cases[] = {
 };
 #define EACH_CASE(c) for (const Case *c = cases; c < cases + sizeof cases / sizeof *cases; c++)
 
-/* One wait, or two where a norm needs the largest gradient first; steps that could be probed and are not,
- * too (of GPUs these alone, since simulated ones take their time). */
+/* One wait, or two if a norm needs the largest gradient first; the same for steps that could be probed but
+ * are not (on GPUs only these, since simulated ones are slow). */
 static void test_waits(void **state) {
     (void)state;
     const bool cuda = getenv("TEST_KIND");
@@ -164,7 +164,7 @@ static void test_waits(void **state) {
         }
 }
 
-/* What libraries take they give back: oneDNN packs operands of products into memory of its own. */
+/* Libraries free what they allocate: oneDNN packs operands of products into memory of its own. */
 static void test_allocations(void **state) {
     (void)state;
     if (!COUNTS_ALLOCATIONS || getenv("TEST_KIND")) skip();

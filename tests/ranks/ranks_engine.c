@@ -1,15 +1,16 @@
-/* One config, one curve: trains a tiny model on a mesh of real ranks, in every way that this mesh allows, and
- * prints a line for each: what must have equal bits, and a digest of losses, norms and final weights.
+/* One configuration, one curve: trains a tiny model on a mesh of real ranks, in every way that this mesh
+ * allows. For each way prints a line with what determines the bits, and a digest of losses, norms and final
+ * weights.
  *
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD [quick [STEPS]]
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD tp TP CANONICAL [STEPS [KEY_HEADS]]
  *     mpirun -n 8 ranks_engine PP DP_REPLICATE DP_SHARD heads|keys CP TP SPANS CANONICAL [STEPS]
  *
- * Lines of equal first words must have equal second words, whatever mesh printed them
- * (tests/ranks/test_curve.sh compares). With `quick` each schedule is run once, and numerics, sums, types and
- * tied weights take turns. With `tp` sums have CANONICAL leaves, which TP ranks share, and biases, norms of
- * heads, recomputation and schedules take turns; with `heads` and `keys` tokens have SPANS beside, which CP
- * ranks share, and attend in that way. */
+ * Lines with equal first words must have equal second words, whatever mesh printed them
+ * (tests/ranks/test_curve.sh compares). With `quick` each schedule runs once, and numerics, sums, dtypes and
+ * tied weights alternate. With `tp` sums have CANONICAL splits over TP ranks, and biases, head norms,
+ * recomputation and schedules alternate. With `heads` (all-to-all) and `keys` (all-gather) tokens also have
+ * SPANS exact chunks over CP ranks. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,13 +30,13 @@ enum { CONTEXT = 16, TOKENS = 2 * CONTEXT, STEP = 8, VOCAB = 61, LAYERS = 6 };
 
 typedef struct Case {
     const char *schedule;    /* NULL: one pipeline rank; SHUFFLED: a file of orders */
-    bool tied, exact, mixed; /* mixed: several optimizers, states in several types */
+    bool tied, exact, mixed; /* mixed: several optimizers, with states in several dtypes */
     Dtype compute;
     Recompute recompute;
     GradientSync sync;
     Reshard reshard;
     bool split_backward, uneven; /* uneven stages */
-    bool normed;                 /* queries and keys are */
+    bool normed;                 /* queries and keys have norms */
     bool experts;                /* in most blocks, with a balance loss */
     double clip_norm;
 } Case;
@@ -43,7 +44,7 @@ typedef struct Case {
 typedef struct World {
     Comm *comm;
     Mesh mesh;
-    int rank, steps, canonical, exact_chunks, key_heads; /* key_heads: 0: enough for all splits */
+    int rank, steps, canonical, exact_chunks, key_heads; /* key_heads 0: enough for all splits */
     CpComm method;
 } World;
 
@@ -56,7 +57,7 @@ static void must(World *w, ErrorCode code, const Error *err) {
     exit(1);
 }
 
-/* With enough heads for four splits, where there are leaves. */
+/* With enough heads for four splits, if sums have splits. */
 static ModelConfig shape(const World *w, const Case *c) {
     ModelConfig m = tiny_model(VOCAB, LAYERS, CONTEXT);
     m.tie_word_embeddings = c->tied;
@@ -73,8 +74,8 @@ static ModelConfig shape(const World *w, const Case *c) {
     return m;
 }
 
-/* Microbatch `index` of a step: documents, and targets that are ignored in unequal numbers; one in eight has
- * none at all. */
+/* Microbatch `index` of a step: several documents, and different numbers of ignored targets; one microbatch
+ * in eight has no target. */
 static void fill_batch(Batch *b, int64_t index) {
     b->tokens = TOKENS, b->valid = 0;
     for (int t = 0; t < TOKENS; t++) {
@@ -106,8 +107,8 @@ static void batches_free(Batch *b, int count) {
     free(b);
 }
 
-/* Orders as a user may write them: all forwards, then all backwards, each rank in an order of its own, so
- * that activations are not taken in the order in which they are sent. */
+/* Orders as a user may write them: all forwards, then all backwards, with a different order on each rank, so
+ * that activations are not received in the order in which they are sent. */
 static ErrorCode shuffled(Schedule *s, int ranks, int microbatches, Error *err) {
     Text csv = {0};
     for (int r = 0; r < ranks; r++) {
@@ -159,7 +160,7 @@ static void add_floats(void *into, const void *from) {
     for (uint32_t i = 0; i < t[0]; i++) t[1 + i] |= f[1 + i];
 }
 
-/* The whole model's weights as one digest: each element from the rank that counts it. */
+/* A digest of the unsharded model's weights, with each element from the rank that counts it. */
 static uint64_t digest_weights(World *w, Engine *e) {
     const ParamTable *own = &engine_model(e)->table, *t;
     ParamTable whole;
@@ -187,8 +188,8 @@ static uint64_t digest_weights(World *w, Engine *e) {
     return digest;
 }
 
-/* What a step costs the host does not depend on the mesh: two waits for results at most, and no memory once
- * all ways have been gone. */
+/* A step's cost on the host does not depend on the mesh: at most two waits for results, and no allocations
+ * after the first steps. */
 static void check_costs(World *w, int step, long long waits, int allocations) {
     Error err = {.message = ""};
     if (waits > 2)
@@ -211,7 +212,8 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     must(w, device_open_cpu(&d, NULL, 1, &err), &err);
     OptimizerGroup groups[3];
     OptimizerOptions mixed = mixed_optimizer(groups);
-    if (w->canonical > 1) groups[0].whole = groups[2].whole = 0; /* what ranks share is not whole anywhere */
+    /* matrices that tp shards stay whole nowhere */
+    if (w->canonical > 1) groups[0].whole = groups[2].whole = 0;
     RankSpec spec = {.model = shape(w, c),
                      .splits = w->canonical,
                      .exact_chunks = w->exact_chunks,
@@ -259,7 +261,7 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     return digest;
 }
 
-/* When gradients cross the network, as far as it changes the sums. */
+/* When gradients are reduced, as far as it changes the sums. */
 static GradientSync effective_sync(const World *w, const Case *c) {
     int shards = mesh_size(&w->mesh, MESH_SHARDS), replicas = mesh_size(&w->mesh, MESH_REPLICAS);
     if (shards * replicas == 1 || c->exact) return SYNC_STEP;
@@ -267,8 +269,8 @@ static GradientSync effective_sync(const World *w, const Case *c) {
     return shards == 1 ? SYNC_STEP : replicas == 1 ? SYNC_MICROBATCH : SYNC_REPLICA;
 }
 
-/* What decides the bits: with exact numerics nothing of the mesh; else the degrees of data and context
- * parallelism and when they sum. */
+/* What determines the bits: with exact numerics nothing of the mesh; otherwise the degrees of data and
+ * context parallelism and when they reduce. */
 static void report(World *w, const Case *c) {
     static const char *const syncs[] = {"step", "microbatch", "replica"};
     double change, norm;
@@ -328,7 +330,7 @@ static void one_pipeline_rank(World *w) {
     report(w, &(Case){.experts = true, .exact = true, .compute = DTYPE_BF16, .split_backward = true});
 }
 
-/* Whether a named schedule is possible on this mesh, with stages for the layers that there are. */
+/* Whether this mesh, with stages for the model's layers, allows a named schedule. */
 static bool fits(const World *w, ScheduleName name) {
     Schedule s = {0};
     Error err = {.message = ""};
@@ -342,7 +344,7 @@ static bool fits(const World *w, ScheduleName name) {
 static void one_schedule(World *w, ScheduleName name) {
     for (int tied = 0, turn = 2 * (int)name; tied <= 1; tied++, turn++) {
         Case c = {.schedule = schedule_name(name), .tied = tied, .uneven = turn % 2};
-        c.exact = name == PIPE_LOOPED_BFS || turn % 3 == 2; /* it adds up in another order */
+        c.exact = name == PIPE_LOOPED_BFS || turn % 3 == 2; /* its sums have another order */
         c.recompute = (Recompute)(turn % 3), c.reshard = (Reshard)(turn % 3);
         each_sync(w, c);
         c.compute = DTYPE_BF16, c.mixed = true;
@@ -366,8 +368,7 @@ static void pipelines(World *w) {
                         .recompute = RECOMPUTE_FULL});
 }
 
-/* What takes turns in a quick run: each of these is run without a pipeline too, on some mesh of the same
- * degree. */
+/* Cases that alternate in a quick run. Each also runs without a pipeline, on some mesh of the same degree. */
 static const Case turns[] = {
     {.tied = true, .compute = DTYPE_BF16, .sync = SYNC_MICROBATCH, .reshard = RESHARD_ALWAYS},
     {.tied = true, .exact = true, .mixed = true, .sync = SYNC_MICROBATCH, .recompute = RECOMPUTE_FULL},
@@ -379,7 +380,8 @@ static const Case turns[] = {
     {.experts = true, .exact = true, .tied = true, .mixed = true, .sync = SYNC_MICROBATCH}};
 enum { TURNS = sizeof turns / sizeof *turns };
 
-/* Many ranks on few cores are slow: of their turns and schedules every second, others on another mesh. */
+/* Many ranks on few cores are slow, so they run only every second case and schedule, different ones on
+ * another mesh. */
 static void quick(World *w) {
     int dp = mesh_dp_degree(&w->mesh), every = w->mesh.world > 2 ? 2 : 1,
         first = w->mesh.world > 2 && dp > 2 ? 1 : 0;
@@ -391,7 +393,7 @@ static void quick(World *w) {
     for (int name = first; name < PIPE_NAMES; name += every) {
         if (!fits(w, (ScheduleName)name)) continue;
         while (name == PIPE_LOOPED_BFS && !turns[turn % TURNS].exact)
-            turn++; /* it adds up in another order */
+            turn++; /* its sums have another order */
         Case c = turns[turn++ % TURNS];
         c.schedule = schedule_name((ScheduleName)name), c.uneven = turn % 2;
         report(w, &c);
@@ -399,8 +401,8 @@ static void quick(World *w) {
     report(w, &(Case){.schedule = SHUFFLED, .exact = true, .sync = SYNC_MICROBATCH});
 }
 
-/* What ranks of tp share in every way there is: dgrad and wgrad separate, everything made again, in fixed
- * point, reduced microbatch by microbatch, biased and normed, tied and not. */
+/* Cases for tp: dgrad and wgrad separate, full recomputation, fixed point, reduction per microbatch, biases
+ * and norms, tied weights. */
 static const Case shared[] = {
     {.recompute = RECOMPUTE_SELECTIVE},
     {.tied = true, .compute = DTYPE_BF16, .recompute = RECOMPUTE_FULL},
@@ -411,7 +413,7 @@ static const Case shared[] = {
 };
 enum { SHARED = sizeof shared / sizeof *shared };
 
-/* What ranks of cp share: mostly in fixed point, where their number is not to show. */
+/* Cases for cp: mostly in fixed point, where the number of ranks must not show. */
 static const Case dealt[] = {
     {.exact = true, .tied = true, .compute = DTYPE_BF16, .recompute = RECOMPUTE_FULL},
     {.exact = true, .mixed = true, .recompute = RECOMPUTE_SELECTIVE, .sync = SYNC_MICROBATCH},

@@ -1,9 +1,10 @@
-/* What does not hang on how ranks are laid out: a tiny model on meshes of threads (tests/support/ranks.h).
+/* Results that do not depend on the layout of ranks: a tiny model on meshes of threads
+ * (tests/support/ranks.h).
  *
- * DDP, FSDP and HSDP have the same bits at one data-parallel degree, whatever that is; each rank sends on
- * each axis what its plan says, to the byte; and the count of valid targets is the same whether it rides
- * on the record of the step before or not. Every family goes over every axis, with the figures of one rank,
- * or is refused by name. */
+ * DDP, FSDP and HSDP have the same bits at one data-parallel degree, whatever that is. Each rank sends
+ * exactly the planned bytes on each axis. The count of valid targets is the same whether the previous step's
+ * record carries it or not. Every family runs on every axis with the figures of one rank, or is refused by
+ * name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,28 +19,28 @@
 #include "support/ranks.h"
 #include "support/tiny_model.h"
 
-enum { CONTEXT = 16, VOCAB = 37, LAYERS = 2, OWN = 2 /* microbatches of a rank */, STEPS = 4, MOST = 12 };
+enum { CONTEXT = 16, VOCAB = 37, LAYERS = 2, OWN = 2 /* microbatches per rank */, STEPS = 4, MOST = 12 };
 
 typedef struct Shape {
     int pp, replicas, shards;
     GradientSync sync;
     bool exact, tied, apart; /* apart: the count of valid targets takes messages of its own */
-    bool whole;              /* an optimizer asks that matrices live on one rank */
-    bool muon;               /* it is Muon */
+    bool whole;              /* an optimizer group asks for whole matrices */
+    bool muon;               /* the optimizer is Muon */
 } Shape;
 
 typedef struct Run {
     const Shape *shape;
-    int tensors, splits;  /* ranks along tp; leaves of the sums that these share */
-    int cp, exact_chunks; /* the same of cp */
+    int tensors, splits;  /* ranks of tp; splits of the sums over these */
+    int cp, exact_chunks; /* the same for cp */
     CpComm method;
-    int experts;              /* ranks of ep, of a model with experts; 0: it has none */
+    int experts;              /* ranks of ep, for a model with experts; 0: none */
     bool adapted;             /* all matrices of blocks have adapters */
     bool half;                /* Muon's states are bf16 */
     bool narrow;              /* passes compute in bf16 */
-    bool split_backward;      /* those of backward passes run apart */
+    bool split_backward;      /* dgrad and wgrad run separately */
     const ModelConfig *model; /* NULL: tiny_model */
-    int own;                  /* microbatches of a rank; 0: OWN */
+    int own;                  /* microbatches per rank; 0: OWN */
     double figures[MOST][STEPS]
                   [6]; /* of each rank: loss, norm, valid targets, z-loss, variance of the noise, losses of
                           MTP heads */
@@ -47,7 +48,7 @@ typedef struct Run {
 
 static int own_microbatches(const Run *run) { return run->own > 0 ? run->own : OWN; }
 
-/* A rank must not leave the others waiting. */
+/* A rank that fails must not leave the others waiting. */
 static void must(Comm *c, bool holds, const char *what, Error *err) {
     if (holds) return;
     error_set(err, ERR_INTERNAL, "expected: %s: %s", what, err->message);
@@ -99,12 +100,12 @@ static void make_layout(Comm *c, const Run *run, const ModelConfig *m, Layout *l
     axes_lay_copies(m, &l->mesh);
 }
 
-/* Planned is sent, to the byte, and counted by what it was sent for, also where cp's ranks are those of
+/* Sent bytes equal planned bytes, and are counted for their purpose, also where cp's ranks are those of
  * MESH_SHARDS. */
 static void check_traffic(Comm *c, const RankPlan *p) {
     Error err = {.message = ""};
     ProgramTraffic t = rank_traffic(p);
-    /* How many rows visit is up to the tokens: no more than all there are, both ways. */
+    /* The number of dispatched rows depends on the tokens: at most all rows, both ways. */
     uint64_t dispatched = (uint64_t)comm_traffic(c, MESH_EXPERTS).bytes,
              shards =
                  (uint64_t)(comm_traffic(c, MESH_SHARDS).bytes + comm_traffic(c, MESH_EXPERT_SHARDS).bytes);
@@ -118,7 +119,7 @@ static void check_traffic(Comm *c, const RankPlan *p) {
     MUST((copies > 0) == (p->partition.copies > 1));
 }
 
-/* What must stay whole is all here, or not at all; and is not all on one rank. */
+/* A matrix that must stay whole is here in full or not at all; and not all of them are on one rank. */
 static void check_whole(Comm *c, const RankPlan *p) {
     Error err = {.message = ""};
     int64_t owners = 0, here = 0;
@@ -222,7 +223,7 @@ static void body(Comm *c, void *context) {
     device_close(&d);
 }
 
-/* ---- the walk ---- */
+/* ---- running all ranks ---- */
 
 static void run_all(Run *run) {
     const Shape *s = run->shape;
@@ -300,7 +301,7 @@ static void test_stages(void **state) {
     }
 }
 
-/* Updates that look at a matrix as a matrix: on whichever rank it lives, in whatever mesh. */
+/* Updates of matrices as matrices: the same on whichever rank a matrix is, on any mesh. */
 static void test_muon(void **state) {
     static Run first;
     (void)state;
@@ -325,7 +326,7 @@ static void test_count_rides(void **state) {
                  &(Shape){1, 3, 1, SYNC_STEP, false, false, true, false, false});
 }
 
-/* A sum of its own over the replicas: other bits by right, and other bytes. */
+/* A separate sum over the replicas: it rightly has other bits, and other traffic. */
 static void test_replica_sync(void **state) {
     static Run run;
     (void)state;
@@ -335,7 +336,7 @@ static void test_replica_sync(void **state) {
                  &(Shape){1, 2, 3, SYNC_REPLICA, false, true, false, true, false});
 }
 
-/* Ranks that share matrices: what crosses between parts, and what is summed of vectors, beside all else. */
+/* Ranks of tp: collectives between ops, and sums of vectors, combined with everything else. */
 static void test_tensors(void **state) {
     static Run run;
     (void)state;
@@ -346,7 +347,7 @@ static void test_tensors(void **state) {
     }
 }
 
-/* Adapters of all matrices, in figures of one rank. */
+/* Adapters of all matrices, with the figures of one rank. */
 static void test_adapters(void **state) {
     static Run one, other;
     static const Shape shapes[] = {{1, 1, 1, .exact = true},
@@ -366,8 +367,8 @@ static void test_adapters(void **state) {
         }
 }
 
-/* Heads of keys that are fewer than the ranks, and than the splits: one or two, in figures of one rank; with
- * norms of heads or of all of them at once, biases, spans of tokens, and all else beside. */
+/* Fewer KV heads than ranks and splits: one or two, with the figures of one rank; with norms per head or over
+ * all heads, biases, exact chunks, and everything else. */
 static void test_copies(void **state) {
     static Run one, other;
     static const struct {
@@ -398,8 +399,8 @@ static void test_copies(void **state) {
     }
 }
 
-/* Ranks that share the tokens of a microbatch: in fixed point their number does not show; else each mesh
- * sends what was planned. */
+/* Ranks of cp shard the tokens of a microbatch: in fixed point their number does not show; otherwise each
+ * mesh sends what was planned. */
 static void test_contexts(void **state) {
     static Run one, other;
     (void)state;
@@ -422,7 +423,7 @@ static void test_contexts(void **state) {
     run_by(CP_COMM_ALL_GATHER, &(Shape){1, 1, 2, SYNC_STEP, .tied = true}, 2, 0, 2, &one);
 }
 
-/* Ranks that share experts out: whichever they are, sums are those of ranks that have all of them. */
+/* Ranks of ep shard the experts: sums are those of ranks that have all experts. */
 static void test_experts(void **state) {
     static Run one, other;
     static const Shape shapes[] = {{1, 1, 4, .sync = SYNC_STEP},
@@ -445,7 +446,7 @@ static void test_experts(void **state) {
     }
 }
 
-/* The same over cp, within a group or beyond it. */
+/* The same over cp, within a group of cp or beyond it. */
 static void test_experts_over_contexts(void **state) {
     static Run one, other;
     static const Shape shapes[] = {{1, 1, 2, .sync = SYNC_STEP},
@@ -464,7 +465,7 @@ static void test_experts_over_contexts(void **state) {
         }
 }
 
-/* And beside tp, by whose leaves results come home: as one rank's of tp that has all splits, and all
+/* And with tp, where results are combined per split: as on one rank of tp that has all splits and all
  * experts. */
 static void test_experts_beside_tensors(void **state) {
     static Run one, other;
@@ -488,8 +489,8 @@ static void test_experts_beside_tensors(void **state) {
 
 /* ---- families ---- */
 
-/* A family at its smallest: heads for two ranks of either axis, a vocabulary that is dealt out unequally,
- * and, where its keys can say so, a window shorter than a microbatch and a layer without rotation. */
+/* A family at its smallest: heads for two ranks of either axis, a vocabulary that tp shards unequally and, if
+ * its keys can express them, a window shorter than a microbatch and a layer without RoPE. */
 static ModelConfig family_shape(const Family *f) {
     ModelConfig c = tiny_model(VOCAB, LAYERS, CONTEXT);
     Error err = {.message = ""};
@@ -498,7 +499,7 @@ static ModelConfig family_shape(const Family *f) {
     c = family_defaults(f, &c);
     c.bos_token_id = c.eos_token_id = -1;
     c.head_dim = no_heads ? 4 : 6, c.num_key_value_heads = no_heads ? 4 : 2;
-    if (no_heads) c.max_position_embeddings = CONTEXT + 1; /* unequally, too */
+    if (no_heads) c.max_position_embeddings = CONTEXT + 1; /* unequal shards, too */
     if (family_has_experts(f)) c.num_experts = 4, c.num_experts_per_tok = 2;
     if (c.router_aux_loss_coef > 0) c.output_router_logits = true, c.router_aux_loss_coef = 0.5;
     if (f == &family_qwen3_moe || f->arch.latent || f->arch.weighs_input) c.moe_intermediate_size = 10;
@@ -519,7 +520,7 @@ static ModelConfig family_shape(const Family *f) {
     return c;
 }
 
-/* Its queries have no latent, and its shared experts are several. */
+/* Without a latent of queries, and with several shared experts. */
 static ModelConfig moonlight_shape(void) {
     ModelConfig c = family_shape(&family_deepseek_v3);
     c.q_lora_rank = 0, c.n_shared_experts = 2;
@@ -548,7 +549,7 @@ static const Way ways[] = {
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
-/* Whether a family goes that way. Else it is refused by its name, before a rank starts. */
+/* Whether a family supports that way. Otherwise it is refused by its name, before a rank starts. */
 static bool goes(const ModelConfig *m, const Way *w) {
     Error err = {.message = ""};
     CpGroup cp = {w->cp, 0, 4, w->method == CP_COMM_ALL_GATHER};
@@ -561,8 +562,8 @@ static bool goes(const ModelConfig *m, const Way *w) {
     return false;
 }
 
-/* Splits and spans of all ways that a family goes are there on one rank too. Where cp refuses it, spans are
- * none. */
+/* One rank gets the splits and exact chunks of all ways that a family supports as well. If cp refuses the
+ * family, there are no exact chunks. */
 static Run run_of(const ModelConfig *m, const Way *w) {
     bool cp = goes(m, &ways[4]);
     return (Run){.shape = &w->shape,
@@ -599,8 +600,8 @@ static void walk_family(ModelConfig m, Text *refused) {
     text_puts(refused, "\n");
 }
 
-/* A module of multi-token prediction, whose block is in the last unit: on all ways, of splits that one rank
- * has, or several, and alone. */
+/* An MTP module, whose block is in the last unit: on all ways, with splits as on one rank or several, and
+ * alone. */
 static void walk_mtp_module(ModelConfig m, int splits, bool narrow) {
     static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL},
                      piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL};
@@ -631,8 +632,8 @@ static void test_mtp_module(void **state) {
     }
 }
 
-/* Adapters of what makes latents, of heads that are made of them, and of shared experts: on all ways over tp,
- * each rank with a split, or two. */
+/* Adapters of the projections to latents, of heads made from latents, and of shared experts: on all ways over
+ * tp, with one split per rank, or two. */
 static void walk_adapted_latents(ModelConfig m, int splits, bool narrow) {
     static const Way alone = {"alone", {1, 1, 1, .exact = true}, 1, 1, 0, CP_COMM_ALL_TO_ALL},
                      piped = {"tp, pp", {2, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL};
@@ -694,7 +695,7 @@ static void test_families(void **state) {
     text_free(&refused);
 }
 
-/* ---- matrices that an optimizer must see whole, of which ranks have boxes ---- */
+/* ---- matrices that an optimizer must see whole although tp shards them ---- */
 
 static const Way whole_ways[] = {
     {"tp", {1, 1, 1, .exact = true}, 1, 2, 0, CP_COMM_ALL_TO_ALL},
@@ -707,7 +708,7 @@ static const Way whole_ways[] = {
     {"tp, cp by keys, ep", {1, 1, 1, .exact = true}, 2, 2, 2, CP_COMM_ALL_GATHER},
 };
 
-/* Of a model, with an optimizer, over tp and beside all else: the figures of one rank. */
+/* A model with an optimizer, over tp and combined with everything else: the figures of one rank. */
 static void walk_whole(const ModelConfig *m, Shape like, int splits, int exact_chunks, bool adapted,
                        bool half) {
     static Run one, other;
@@ -733,9 +734,9 @@ static void walk_whole(const ModelConfig *m, Shape like, int splits, int exact_c
     }
 }
 
-/* Matrices that are cut by rows and by columns, several that are stored as one, and transposed; those of
- * experts, routers and what makes latents, which all ranks have, heads of keys that some have; adapters, cut
- * or not; in unequal parts of a vocabulary. */
+/* Matrices sharded by rows and by columns, several stored as one, and transposed; those of experts; routers
+ * and projections to latents, which all ranks have; KV heads that some ranks share; adapters, sharded or not;
+ * unequal shards of a vocabulary. */
 static void test_whole_over_tensors(void **state) {
     (void)state;
     for (int i = 0; families[i]; i++) {
@@ -756,8 +757,8 @@ static void test_whole_over_tensors(void **state) {
     walk_whole(&m, (Shape){.tied = true, .muon = true}, 4, 0, false, true);
 }
 
-/* Heads over the vocabulary, beside the first: over tp and beside all else the figures of one rank, losses of
- * their own among them. */
+/* MTP heads: over tp and combined with everything else the figures of one rank, including their own
+ * losses. */
 static void walk_mtp_heads(ModelConfig m, int splits, bool narrow) {
     static Run one, other;
     static const struct {

@@ -1,10 +1,10 @@
-/* For tests of what a run does with other values: walks the option table and prints, for each row, key,
- * effect and a value other than the one that a configuration gives it.
+/* For tests of what a run does with other values: goes through the option table and prints, for each row, its
+ * key, its effect and a value that differs from the configuration's.
  *
  *     other_values CONFIG.yaml [section.key=value ...]
  *
- * Numbers are doubled, choices move to the next one. A text gets a "2" behind it, and an empty one becomes
- * the key itself: a test makes files of those names. Lists are emptied, and empty ones filled. */
+ * Numbers are doubled, and choices move to the next one. A text gets a "2" appended, and an empty one becomes
+ * the key itself: a test creates files with those names. Lists are emptied, and empty ones filled. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static const char *effect_word(OptionEffect effect) {
     return "unknown";
 }
 
-/* The next one; "auto" leaves it open, and so is no other value. */
+/* The next choice. "auto" leaves the value open, so it does not count as another value. */
 static void other_choice(const Option *o, int index, Text *out) {
     char name[64];
     if (!*options_choice_name(o, ++index, name)) options_choice_name(o, index = 0, name);

@@ -1,6 +1,6 @@
-/* What ranks must have alike, on ranks that are threads (tests/support/ranks.h): processors that multiply
- * bf16 natively beside others that do not, whichever this machine has; files. Whole launches of unlike ranks:
- * tests/ranks/test_unlike.sh. */
+/* What ranks must agree on, with ranks that are threads (tests/support/ranks.h): processors that multiply
+ * bf16 natively together with others that do not, whatever this machine has; files.
+ * tests/ranks/test_unlike.sh launches ranks that differ. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 enum { MOST = 4 };
 
-/* What each rank brings, and what came of it. */
+/* Input of each rank, and the result. */
 typedef struct Launch {
     int ranks;
     const char *asked; /* train.compute */
@@ -27,7 +27,7 @@ typedef struct Launch {
     Error error[MOST];
 } Launch;
 
-/* What is said while `run` goes on. */
+/* Captures what is logged while `run` runs. */
 static void hear(void (*run)(Comm *comm, void *launch), Launch *l, char *said, size_t size) {
     int ends[2], before = dup(STDERR_FILENO);
     assert_int_equal(pipe(ends), 0);
@@ -95,7 +95,7 @@ static void compare_files(Comm *comm, void *launch) {
     agree_on_file(comm, "the file", l->file[rank], "give all ranks one", &l->error[rank]);
 }
 
-/* All return the same failure; one of them has still to say it. */
+/* All ranks return the same failure, which is unreported on one of them. */
 static void whose_file_differs_is_named(void **unused) {
     (void)unused;
     static Launch alike = {.ranks = 3, .file = {"a", "a", "a"}},

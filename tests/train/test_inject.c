@@ -1,4 +1,4 @@
-/* Faults on purpose: what may be written, who gets which fault when. */
+/* Injected faults: their syntax, and which rank gets which fault when. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,7 +73,7 @@ static void phases_have_faults(void **state) {
     assert_null(inject_in(&in, &place, NULL));
     assert_ptr_equal(inject_at(&in, 1, 20, 0, NULL), &in.faults[2]);
     assert_null(inject_at(&in, 2, 20, 1, NULL));
-    /* After a given step, the first time or not. */
+    /* After a given step, whether for the first time or not. */
     place = (FaultPlace){.rank = 2, .attempt = 1, .phase = PHASE_VALIDATION, .step = 20};
     assert_ptr_equal(inject_in(&in, &place, NULL), &in.faults[1]);
     place.step = 10, place.first = true;
@@ -103,7 +103,7 @@ static void random_faults_come_from_the_seed(void **state) {
         other += f->step != h->step || f->rank != h->rank;
         assert_true(f->step >= 1 && f->step <= 100 && f->rank < 4 && f->ms == 3);
         assert_true(i == 0 || f->step > a.faults[i - 1].step);
-        assert_int_equal(f->attempt, attempt); /* the attempt that is there after the kills before */
+        assert_int_equal(f->attempt, attempt); /* the attempt after the kills so far */
         attempt += f->kind == FAULT_KILL;
         kinds[f->kind]++;
         ranks[f->rank]++;

@@ -1,4 +1,4 @@
-/* state.json: what is written reads back; the first version is read by what it says. */
+/* state.json: what is written can be read back; the first version can be read as far as it goes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,7 +75,7 @@ static void a_newer_version_is_refused(void **unused) {
     saved_free(&saved);
 }
 
-/* Of an old checkpoint nobody knows the mixture: other sources are said, with their names. */
+/* An old checkpoint does not have the mixture, so other sources are reported by name. */
 static void what_an_old_checkpoint_does_not_say_is_said(void **unused) {
     (void)unused;
     static SavedRun then, now;
