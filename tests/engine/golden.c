@@ -5,8 +5,8 @@
  *
  *     config.json  model.safetensors  expected.json  grads.safetensors  final.safetensors
  *     batch.safetensors: tokens [steps, rows, context + 1], and optionally targets [steps, rows, context]
- *     routes.safetensors, optional, for models with experts: model.layers.N.mlp.gate.routes [steps, tokens, k],
- *     the experts of each token, ascending
+ *     routes.safetensors, optional, for models with experts: model.layers.N.mlp.gate.routes
+ *     [steps, tokens, k], the experts of each token, ascending
  *
  * An expected.json with a mtp_loss_weight belongs to a model with an MTP module: its steps have a
  * further_loss. */

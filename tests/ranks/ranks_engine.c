@@ -212,7 +212,7 @@ static uint64_t train(World *w, const Case *c, double *loss, double *norm) {
     must(w, device_open_cpu(&d, NULL, 1, &err), &err);
     OptimizerGroup groups[3];
     OptimizerOptions mixed = mixed_optimizer(groups);
-    /* matrices that tp shards stay whole nowhere */
+    /* Matrices that tp shards stay whole nowhere. */
     if (w->canonical > 1) groups[0].whole = groups[2].whole = 0;
     RankSpec spec = {.model = shape(w, c),
                      .splits = w->canonical,
